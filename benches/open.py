@@ -188,7 +188,7 @@ def checksums(folder: Path, mib: int) -> None:
     found: dict[bool, list[float]] = {True: [], False: []}
     for turn in range(2 * RUNS):
         for summed in (True, False) if turn % 2 else (False, True):
-            layout = described_layout(tree, 64, max_chunk_size=2**30, index=True, checksums=summed)
+            layout = described_layout(tree, 64, index=True, checksums=summed)
             path.unlink(missing_ok=True)
             start = time.perf_counter()
             layout.save(path, durable=False, threads=None, progress=None)

@@ -168,9 +168,7 @@ def many_hosts(server: s3.Server) -> None:
     whole = np.zeros((HOSTS * scale.DEVICES_PER_HOST, 1024), np.float32)
     names = [f"layer_{at}" for at in range(scale.LEAVES)]
     tree = {name: {"kernel": whole} for name in names}
-    draft = core.Manifest.planned(
-        described_layout(tree, 1, max_chunk_size=2**30, index=True, hollow=True), plan
-    )
+    draft = core.Manifest.planned(described_layout(tree, 1, index=True, hollow=True), plan)
     url, options = server.url("hosts"), server.options
     store = from_url(
         f"s3://{s3.BUCKET}",

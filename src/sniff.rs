@@ -54,6 +54,12 @@ pub enum Convertible {
     Stream,
 }
 
+/// What the data seem to be instead of msgpack, and the remedy.
+#[cfg(feature = "python")]
+pub fn described(source: &dyn Source) -> Result<Option<String>> {
+    Ok(Sample::of(source)?.describe().map(Cow::into_owned))
+}
+
 /// Which of these formats the data seem to have.
 #[cfg(feature = "python")]
 pub fn convertible(source: &dyn Source) -> Result<Option<Convertible>> {

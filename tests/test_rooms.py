@@ -12,7 +12,7 @@ ROOMS = [
     *("_src.printable", "errors", "_src.paths", "_src.dtypes", "_src.options"),
     *("_src.tasks", "_src.forks", "_src.interop", "_src.storage", "_src.pytree"),
     *("_src.registry", "_src.restore", "_src.hooks", "_src.checkpoint", "_src.saving"),
-    *("_src.series", "serialization", "_src.api", "__init__", "checkpoints"),
+    *("_src.series", "_src.api", "serialization", "__init__", "checkpoints"),
     *("orbax", "orbax_v1", "_cli", "__main__"),
 ]
 
@@ -88,13 +88,23 @@ def test_no_imports_run_in_a_circle() -> None:
         visit(module, [])
 
 
+def test_only_storage_tells_a_path_from_a_url() -> None:
+    telling = {
+        module
+        for module, tree in MODULES.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and "url_of" in {alias.name for alias in node.names}
+    }
+    assert {module.rpartition(".")[0] for module in telling} == {"_src.storage"}
+
+
 def test_imports_stand_at_the_top() -> None:
     """Whoever needs one elsewhere, or for type checkers alone, holds too much."""
     for module, tree in MODULES.items():
         if module != "__main__":  # which tells what the command line lacks
             assert {*(node for node, _ in imports_of(tree))} <= {*tree.body}, module
         names = {ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.expr)}
-        if module != "_src.interop.modules":  # which imports other libraries by their names
+        if module != "_src.options":  # whose `OnUse` imports other libraries by their names
             assert not names & {"importlib.import_module", "__import__"}, module
 
 

@@ -36,3 +36,30 @@ def _link(found: re.Match[str], obj: griffe.Object) -> str:
     if name == obj.name or name not in NAMES:
         return found[0]
     return f"[{found[0]}][treepack.{name}]"
+
+
+class Options(griffe.Extension):
+    """Shows each option of a function that takes `**options`, with its default."""
+
+    def on_function(self, *, func: griffe.Function, **_: Any) -> None:
+        """Changes one signature."""
+        for decorator in func.decorators:
+            if decorator.callable_path.endswith(".takes"):
+                call: Any = decorator.value
+                given = [it for it in call.arguments if isinstance(it, griffe.ExprKeyword)]
+                types, *kinds = (
+                    func.modules_collection[it.canonical_path]
+                    for it in call.arguments
+                    if it not in given
+                )
+                fields = [field for kind in kinds for field in kind.attributes.values()]
+                defaults = {field.name: field.value for field in fields}
+                defaults |= {it.name: it.value for it in given}
+                del func.parameters[func.parameters[-1].name]
+                for name, option in types.all_members.items():
+                    func.parameters[name] = griffe.Parameter(
+                        name,
+                        annotation=option.annotation,
+                        kind=griffe.ParameterKind.keyword_only,
+                        default=defaults.get(name, "None"),
+                    )

@@ -22,6 +22,7 @@ __all__ = [
     "Manifest",
     "Marks",
     "Pipe",
+    "Replacement",
     "Selector",
     "ShardBox",
     "ShardGrid",
@@ -36,14 +37,17 @@ __all__ = [
     "convertible",
     "decode_value",
     "decompress",
+    "described",
     "encode_value",
     "fresh_memory",
     "has_older_types",
+    "make_directories",
     "mark_older",
     "other_kinds",
     "problems",
     "ranges_of_box",
     "record_metadata",
+    "remove_if_dead",
     "restore",
     "restore_encoded",
     "restore_recorded",
@@ -843,6 +847,44 @@ def thread_count(threads: int | None) -> int:
       ValueError: If the option is not a number of threads.
     """
 
+@final
+class Replacement:
+    """A new file that replaces another one when it is complete, and else goes with this object.
+
+    It is beside the other one, whose directory is made if it is missing, and locked, so that the
+    next one for the same path removes it if this process is killed.
+    """
+
+    def __new__(cls, path: str | PathLike[str], *, private: bool) -> Replacement:
+        """With `private`, or if there is an old file, nobody else can open it.
+
+        Raises:
+          OSError: If it cannot be made.
+        """
+    @property
+    def name(self) -> str:
+        """The path of the new file."""
+    def descriptor(self) -> int:
+        """Returns another descriptor of the new file; on Windows, a handle."""
+    def complete(self) -> None:
+        """Replaces the old file, whose permissions the new one gets, and waits for the disk.
+
+        Raises:
+          OSError: If that fails. The old file is still there then.
+        """
+    def discard(self) -> None:
+        """Removes the new file, unless it is complete."""
+
+def make_directories(path: str | PathLike[str]) -> None:
+    """Makes a directory and those above it that are missing; their names are on the disk then."""
+
+def remove_if_dead(path: str | PathLike[str]) -> None:
+    """Removes a temporary file of the core, unless its writer, which locks it, is alive.
+
+    Raises:
+      OSError: If it is alive, or the file cannot be removed.
+    """
+
 def write_file(path: str | PathLike[str], data: bytes, *, durable: bool) -> None:
     """Writes a file, which is replaced whole or not at all."""
 
@@ -936,6 +978,9 @@ def restore_selected(
 
 def convertible(content: Content) -> Literal["safetensors", "npz", "stream"] | None:
     """Returns the format that data seem to have, if it is one that the command line converts."""
+
+def described(content: Content) -> str | None:
+    """Returns what data seem to be instead of msgpack, and the remedy, in words."""
 
 def stream_items(content: Content) -> list[tuple[list[str], int, int]]:
     """Returns the keys and ranges of the leaves of a stream."""

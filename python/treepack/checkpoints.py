@@ -24,20 +24,18 @@ from __future__ import annotations
 
 import functools
 import os
-import re
-from collections.abc import Callable
 from typing import Any
 
-from treepack import serialization
 from treepack._src.api.files import load
 from treepack._src.checkpoint.shards import MANIFEST
 from treepack._src.interop import jax as _jax
-from treepack._src.interop.flax import is_frozen_dict
 from treepack._src.options import (
     TIMEOUT_S,
     Compress,
+    Opening,
     Progress,
     Replicas,
+    Saved,
     StorageOptions,
     Strict,
     Writing,
@@ -47,14 +45,7 @@ from treepack._src.pytree.state_dict import to_state_dict
 from treepack._src.restore.template import from_state_dict, restore_encoded
 from treepack._src.saving.sharded import ShardedWrite, is_distributed
 from treepack._src.series import orbax as _orbax
-from treepack._src.series.arrays import (
-    COMMIT_SUCCESS_FILE,
-    MP_ARRAY_PH,
-    has_placeholders,
-    restore_arrays,
-    save_arrays,
-    split,
-)
+from treepack._src.series.linen import MODULE_NUM_RE, convert_pre_linen
 from treepack._src.series.manager import AsyncManager
 from treepack._src.series.names import (
     MP_ARRAY_POSTFIX,
@@ -73,12 +64,13 @@ from treepack._src.series.orbax import (
     ORBAX_METADATA_FILENAME,
 )
 from treepack._src.series.retention import check_newest, tidy
+from treepack._src.series.steps import MP_ARRAY_PH, FileWrite, Place, check_placeholders
 from treepack._src.storage.content import read_whole
 from treepack._src.storage.entries import exists, is_directory, listed
 from treepack._src.storage.naming import naming
 from treepack._src.storage.place import Location, absolute, joined, resolved, shown
 from treepack._src.storage.store import Entry
-from treepack._src.storage.write import save_layout
+from treepack.errors import TreepackError
 
 __all__ = [
     "COMMIT_SUCCESS_FILE",
@@ -104,8 +96,8 @@ __all__ = [
     "save_checkpoint_multiprocess",
 ]
 
-MODULE_NUM_RE = re.compile(r"(.*)_[0-9]+$")
-"""The name of a module of flax and its number."""
+COMMIT_SUCCESS_FILE = "commit_success.txt"
+"""The file that completes a directory of such arrays in a bucket."""
 
 PyTree = Any
 """Any tree."""
@@ -113,7 +105,7 @@ PyTree = Any
 MultiprocessArrayType = Any
 """An array of jax that lies on the devices of several processes."""
 
-for _public in (AsyncManager, natural_sort, safe_normpath):
+for _public in (AsyncManager, convert_pre_linen, natural_sort, safe_normpath):
     _public.__module__ = __name__  # where users and tracebacks find it
 del _public
 
@@ -177,10 +169,10 @@ def save_checkpoint(
         ...
       treepack.errors.InvalidCheckpointError: ...
     """
-    how = serialization.writing(locals())
+    how = Writing(compress=compress, level=level, durable=durable, threads=threads)
     if async_manager is not None:
         async_manager.wait_previous_save()
-    place = _Place(directory_of(ckpt_dir, storage_options), step, prefix)
+    place = Place(directory_of(ckpt_dir, storage_options), step, prefix)
     commit = functools.partial(tidy, place.series, place.name, keep, overwrite, keep_every_n_steps)
     if orbax_checkpointer is not None:
         _orbax.wait_for(orbax_checkpointer)
@@ -190,7 +182,7 @@ def save_checkpoint(
         return place.path
     if not overwrite:
         check_newest(place.series, place.name)
-    write = _FileWrite(target, place, how, progress, commit, snapshot=async_manager is not None)
+    write = FileWrite(target, place, how, progress, commit, snapshot=async_manager is not None)
     if async_manager is None:
         write()
     else:
@@ -222,8 +214,7 @@ def save_checkpoint_multiprocess(
     All processes call this with the same tree, and process 0 removes older checkpoints. If no array
     is split over processes, process 0 writes a file. Otherwise the checkpoint becomes a directory,
     in which each process writes its shards as `treepack.save(sharded=True)` does; flax cannot read
-    it. With `gda_manager` arrays go, as flax writes and reads them, to TensorStore in a directory
-    beside the file.
+    it.
 
     Args:
       ckpt_dir: The directory or its URL, the same for all.
@@ -234,8 +225,7 @@ def save_checkpoint_multiprocess(
       overwrite: See `save_checkpoint`.
       keep_every_n_steps: See `save_checkpoint`.
       async_manager: See `save_checkpoint`. Each process passes one.
-      gda_manager: A `GlobalAsyncCheckpointManager` of jax. It writes in the background:
-        `wait_until_finished()` waits for the end.
+      gda_manager: Not supported; it must be `None`.
       orbax_checkpointer: A checkpointer of Orbax that saves instead.
       compress: See `save_checkpoint`, as for all others.
       level: From 0 (stored) to 9 (smallest).
@@ -249,7 +239,8 @@ def save_checkpoint_multiprocess(
 
     Raises:
       InvalidCheckpointError: A ValueError. If there is a checkpoint of this step or a later one.
-      TreepackError: A ValueError. If another process fails, or saves another tree.
+      TreepackError: A ValueError. If another process fails, or saves another tree; or if
+        `gda_manager` is not `None`.
       OSError: See `save_checkpoint`, as for other errors.
 
     Examples:
@@ -260,13 +251,16 @@ def save_checkpoint_multiprocess(
       >>> checkpoints.restore_checkpoint(path, None)
       {'w': array([1., 1.], dtype=float32)}
     """
-    how = serialization.writing(locals())
+    how = Writing(compress=compress, level=level, durable=durable, threads=threads)
+    if gda_manager is not None:
+        raise TreepackError(
+            "gda_manager= is not supported: leave it out, and arrays of several processes are "
+            "saved in one directory for each step, by async_manager= in the background"
+        )
     if async_manager is not None:
         async_manager.wait_previous_save()
-    if gda_manager is not None:
-        gda_manager.wait_until_finished()
     _jax.wait_for_all("treepack: earlier saves")
-    place = _Place(directory_of(ckpt_dir, storage_options), step, prefix)
+    place = Place(directory_of(ckpt_dir, storage_options), step, prefix)
     is_first = _jax.processes()[0] == 0
     commit = functools.partial(tidy, place.series, place.name, keep, overwrite, keep_every_n_steps)
     if orbax_checkpointer is not None:
@@ -279,14 +273,10 @@ def save_checkpoint_multiprocess(
     if not overwrite:
         check_newest(place.series, place.name)
         _jax.wait_for_all("treepack: no later checkpoint")
-    alone = split(state) if gda_manager is not None else None
-    is_background = async_manager is not None or bool(alone and alone.arrays)
-    if alone is not None and alone.arrays:
-        write = _FileWrite(alone.state, place, how, progress, commit, snapshot=True)
-        save_arrays(place.series, place.name, alone.arrays, gda_manager, write)
-    elif is_distributed(state):
+    is_background = async_manager is not None
+    if is_distributed(state):
         write_together = ShardedWrite(
-            place.absolute, state, None, "error", how, snapshot=is_background
+            place.absolute, state, Saved(static="error"), how, snapshot=is_background
         )
 
         def work() -> None:
@@ -303,51 +293,12 @@ def save_checkpoint_multiprocess(
                 write_together.abandon(error)
                 raise
     elif is_first:
-        write = _FileWrite(state, place, how, progress, commit, snapshot=is_background)
+        write = FileWrite(state, place, how, progress, commit, snapshot=is_background)
         if async_manager is None:
             write()
         else:
             async_manager.save_async(write)
     return place.path
-
-
-class _Place:
-    """Where the checkpoint of a step goes.
-
-    Attributes:
-      path: Its path as the program has given it.
-      series: The series that it belongs to, wherever the program goes meanwhile.
-      name: Its name there.
-      absolute: Its absolute path.
-    """
-
-    def __init__(self, directory: str, step: object, prefix: str):
-        self.path = joined(directory, f"{prefix}{step}")
-        self.series = Series(absolute(directory), prefix)
-        self.name = self.series.name(step)
-        self.absolute = self.series.path(self.name)
-
-
-class _FileWrite:
-    """A save to a file; a call writes it, once, and commits it."""
-
-    def __init__(
-        self,
-        target: Any,
-        place: _Place,
-        how: Writing,
-        progress: Progress,
-        commit: Callable[[], None],
-        *,
-        snapshot: bool,
-    ):
-        self._layouts = [serialization.state_layout(target, how.align, snapshot=snapshot)]
-        self._rest = place.absolute, how, progress
-        self._commit = commit
-
-    def __call__(self) -> None:
-        save_layout(self._layouts.pop(), *self._rest)
-        self._commit()
 
 
 def restore_checkpoint(
@@ -380,10 +331,9 @@ def restore_checkpoint(
       step: The step. `None` takes the last checkpoint.
       prefix: What the names of checkpoints begin with.
       parallel: Whether to decompress and copy in several threads.
-      gda_manager: A `GlobalAsyncCheckpointManager` of jax, for checkpoints that were saved with
-        one.
-      allow_partial_mpa_restoration: Whether arrays of such checkpoints may be missing in the
-        target, and are left out.
+      gda_manager: Not used: arrays of several processes are read without one.
+      allow_partial_mpa_restoration: Whether arrays that flax has saved beside the file, in
+        TensorStore, stay placeholders (`MP_ARRAY_PH` and their path) instead of being an error.
       orbax_checkpointer: A checkpointer of Orbax, for checkpoints of Orbax.
       orbax_transforms: Its transformations.
       strict: How shapes and dtypes are compared with the template's; see `treepack.load`. As in
@@ -405,8 +355,8 @@ def restore_checkpoint(
       ValueError: If there is no checkpoint of this step.
       MismatchError: A ValueError. If the checkpoint does not fit the target.
       DecodeError: A ValueError, with the byte offset. If a file has another format.
-      MultiprocessArrayError: A ValueError. If arrays of several processes, as flax writes them,
-        cannot be restored.
+      MultiprocessArrayError: A ValueError. If flax has saved arrays of several processes in
+        TensorStore beside the file.
       ImportError: If it is a checkpoint of Orbax, which is not installed.
       OSError: If a file cannot be read.
 
@@ -420,46 +370,43 @@ def restore_checkpoint(
       >>> checkpoints.restore_checkpoint(directory, [np.zeros(2)])
       [array([1., 1.])]
     """
+    del gda_manager
     _orbax.wait_for(orbax_checkpointer)
     threads = threads if parallel else 1
     how = restoring(strict, copy, threads)
+    opening = Opening(mmap=mmap, max_size=max_size, threads=threads, progress=progress)
 
     def restored(path: str, inside: list[Entry] | None) -> Any:
         with naming(path):
-            return restored_there(path, _names(inside))
-
-    def restored_there(path: str, names: set[str]) -> Any:
-        if names:
-            if MANIFEST in names:
-                template = None if target is None else to_state_dict(target)
-                state = load(
-                    path,
-                    template,
-                    strict=strict,
-                    arrays="numpy" if target is None else "saved",
-                    copy=copy,
-                    mmap=mmap,
-                    max_size=max_size,
-                    replicas=replicas,
-                    timeout=timeout,
-                    threads=threads,
-                    progress=progress,
-                )
-                return state if target is None else from_state_dict(target, state, strict=strict)
-            if _orbax.is_of_orbax(names):
-                where = os.fspath(absolute(path))
-                return _orbax.restore(
-                    where, target, orbax_checkpointer, orbax_transforms, strict=strict
-                )
-        content = read_whole(path, mmap=mmap, max_size=max_size, threads=threads, progress=progress)
-        found = restore_encoded(target, content, how)
-        if not has_placeholders(found):
+            if names := _names(inside):
+                if MANIFEST in names:
+                    template = None if target is None else to_state_dict(target)
+                    state = load(
+                        path,
+                        template,
+                        strict=strict,
+                        arrays="numpy" if target is None else "saved",
+                        copy=copy,
+                        mmap=mmap,
+                        max_size=max_size,
+                        replicas=replicas,
+                        timeout=timeout,
+                        threads=threads,
+                        progress=progress,
+                    )
+                    return (
+                        state if target is None else from_state_dict(target, state, strict=strict)
+                    )
+                if _orbax.is_of_orbax(names):
+                    where = os.fspath(absolute(path))
+                    return _orbax.restore(
+                        where, target, orbax_checkpointer, orbax_transforms, strict=strict
+                    )
+            content = read_whole(path, opening)
+            found = restore_encoded(target, content, how)
+            if not allow_partial_mpa_restoration:
+                check_placeholders(found)
             return found
-        state = restore_encoded(None, content, how)
-        state = restore_arrays(
-            state, target, path, gda_manager, partial=allow_partial_mpa_restoration
-        )
-        return state if target is None else from_state_dict(target, state, strict=strict)
 
     directory = directory_of(ckpt_dir, storage_options)
     if step is not None:
@@ -469,7 +416,7 @@ def restore_checkpoint(
         except (FileNotFoundError, NotADirectoryError):
             if exists(path):
                 raise
-            steps = ", ".join(_steps(directory, prefix)) if is_directory(directory) else ""
+            steps = ", ".join(Series(directory, prefix).steps()) if is_directory(directory) else ""
             there = f"there are the steps {steps}" if steps else "there is no checkpoint"
             told = f"Matching checkpoint not found: {shown(path)}; {there}"
             raise ValueError(told) from None
@@ -492,11 +439,6 @@ def restore_checkpoint(
 
 def _names(inside: list[Entry] | None) -> set[str]:
     return {entry.name for entry in inside or ()}
-
-
-def _steps(directory: str, prefix: str) -> list[str]:
-    series = Series(directory, prefix)
-    return [name.removeprefix(series.begin) for name in series.names()]
 
 
 def latest_checkpoint(
@@ -553,33 +495,4 @@ def available_steps(
       [9, 10]
     """
     directory = os.fspath(resolved(ckpt_dir, storage_options))
-    return [step_type(step) for step in _steps(directory, prefix)]
-
-
-def convert_pre_linen(params: PyTree) -> PyTree:
-    """Renames the modules in parameters that were saved before flax had Linen.
-
-    There, all modules of a parent were counted together (`Conv_0`, `Dense_1`); Linen counts those
-    of each class (`Conv_0`, `Dense_0`). Parameters of Linen stay as they are.
-
-    Args:
-      params: The parameters: dicts or FrozenDicts of modules.
-
-    Examples:
-      >>> from treepack import checkpoints
-      >>> checkpoints.convert_pre_linen({"Conv_0": {"w": 1}, "Dense_1": {"w": 2}})
-      {'Conv_0': {'w': 1}, 'Dense_0': {'w': 2}}
-    """
-    if not isinstance(params, dict) and not is_frozen_dict(params):
-        return params
-    renamed: dict[str, Any] = {}
-    counts: dict[str, int] = {}
-    for name in natural_sort(params):
-        found = MODULE_NUM_RE.match(name)
-        new = name
-        if found is not None:
-            module = found[1]
-            new = f"{module}_{counts.get(module, 0)}"
-            counts[module] = counts.get(module, 0) + 1
-        renamed[new] = convert_pre_linen(params[name])
-    return type(params)(renamed) if is_frozen_dict(params) else renamed
+    return [step_type(step) for step in Series(directory, prefix).steps()]

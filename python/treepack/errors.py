@@ -204,9 +204,7 @@ class InvalidCheckpointError(TreepackError):
 
 
 class MultiprocessArrayError(TreepackError):
-    """Arrays of several processes cannot be restored in flax's form.
+    """Arrays of several processes are not in a file of flax, but in TensorStore beside it.
 
-    Once the program has imported flax, it is the error of flax as well:
-    `MPACheckpointingRequiredError`, `MPARestoreTargetRequiredError` or
-    `MPARestoreDataCorruptedError`.
+    Once the program has imported flax, it is a `flax.errors.MPACheckpointingRequiredError` as well.
     """

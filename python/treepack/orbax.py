@@ -38,11 +38,13 @@ from treepack._src.options import (
     Containers,
     Missing,
     Replicas,
+    Saved,
     Static,
     StorageOptions,
     Strict,
     Unexpected,
     Unknown,
+    Writing,
 )
 from treepack._src.pytree.state_dict import leaves_of
 from treepack._src.registry.code import check_is_tree
@@ -96,7 +98,9 @@ class TreepackHandler(_AsyncHandler):
         threads: int | None = None,
         restore: TreepackRestore | None = None,
     ):
-        self._how = serialization.writing(locals())
+        self._how = Writing(
+            compress=compress, level=level, align=align, durable=durable, threads=threads
+        )
         self._restore = restore or TreepackRestore()
 
     async def async_save(
@@ -121,11 +125,9 @@ class TreepackHandler(_AsyncHandler):
         return ShardedWrite(
             directory,
             args.item,
-            args.metadata,
-            args.static,
+            Saved(metadata=args.metadata, static=args.static, step=step_of(directory)),
             self._how,
             snapshot=snapshot,
-            step=step_of(directory),
         )
 
     def restore(self, directory: Any, args: TreepackRestore | None = None) -> Any:

@@ -31,8 +31,7 @@ from orbax.checkpoint.experimental.v1._src.context.context import (  # type: ign
     get_context,
 )
 
-from treepack import serialization
-from treepack._src.options import Compress, Writing
+from treepack._src.options import Compress, Saved, Writing
 from treepack._src.saving.sharded import ShardedWrite
 from treepack._src.storage.place import joined
 from treepack._src.storage.write import write_small
@@ -59,7 +58,7 @@ class TreepackHandler:
     use it.
     """
 
-    how: Writing = serialization.writing({})
+    how: Writing = Writing()
     """How files are written."""
 
     restore: TreepackRestore = TreepackRestore()
@@ -76,9 +75,8 @@ class TreepackHandler:
                 "array.saving.storage_options.dtype as it is"
             )
         path = directory.path
-        write = ShardedWrite(
-            path, args.item, args.metadata, args.static, self.how, snapshot=True, step=step_of(path)
-        )
+        saved = Saved(metadata=args.metadata, static=args.static, step=step_of(path))
+        write = ShardedWrite(path, args.item, saved, self.how, snapshot=True)
         return _Write(directory, write, self.how)
 
     async def load(self, directory: Any, abstract_checkpointable: Any = None) -> Awaitable[Any]:
@@ -200,7 +198,9 @@ def registry(
       ...     ocp.save(f"{tempfile.mkdtemp()}/5", {"w": jnp.ones((8, 2))})
     """
     own = {
-        "how": serialization.writing(locals()),
+        "how": Writing(
+            compress=compress, level=level, align=align, durable=durable, threads=threads
+        ),
         "restore": restore or TreepackRestore(),
         "__module__": __name__,
         "__qualname__": "TreepackHandler",

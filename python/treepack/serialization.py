@@ -12,33 +12,31 @@ which arrays are split into chunks.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
-from typing import Any, TypeVar, Unpack, overload
+from typing import Any
 
 import treepack._core as core
 from treepack._src.interop.flax import Patch
 from treepack._src.options import (
     Buffer,
     Compress,
-    FileOptions,
-    InflateOptions,
+    Opening,
     Progress,
-    RestoreOptions,
     StorageOptions,
     Strict,
+    Template,
     Writing,
     check,
     check_compress,
     progress_bar,
     restoring,
 )
-from treepack._src.pytree import handlers
 from treepack._src.pytree.handlers import register_serialization_state
 from treepack._src.pytree.inspect import get_serialization_info, validate_serializable
 from treepack._src.pytree.state_dict import is_serializable, to_state_dict
 from treepack._src.restore.record import take
 from treepack._src.restore.session import current_path
 from treepack._src.restore.template import from_state_dict, restore_encoded
+from treepack._src.saving.layout import Chunks, plain_layout, state_layout
 from treepack._src.storage.content import read_whole
 from treepack._src.storage.naming import naming
 from treepack._src.storage.place import Location, located
@@ -68,6 +66,8 @@ __all__ = [
 
 MAX_CHUNK_SIZE: float = 2**30
 """The size in bytes of chunks, into which larger arrays are split."""
+
+Chunks.max_nbytes = lambda: MAX_CHUNK_SIZE
 
 
 def to_bytes(target: Any, *, align: int = 16, threads: int | None = None) -> bytes:
@@ -99,25 +99,14 @@ def to_bytes(target: Any, *, align: int = 16, threads: int | None = None) -> byt
     return state_layout(target, align, joined=True).to_bytes(threads=threads)
 
 
-T = TypeVar("T")
-
-
-@overload
-def from_bytes(target: None, encoded_bytes: Buffer, **options: Unpack[RestoreOptions]) -> Any: ...
-
-
-@overload
-def from_bytes(target: T, encoded_bytes: Buffer, **options: Unpack[RestoreOptions]) -> T: ...
-
-
 def from_bytes(
-    target: Any,
+    target: Template | None,
     encoded_bytes: Buffer,
     *,
     copy: bool | None = None,
     strict: Strict = True,
     threads: int | None = None,
-) -> Any:
+) -> Template:
     """Restores a tree like the target, with leaves from encoded bytes.
 
     Args:
@@ -144,7 +133,8 @@ def from_bytes(
         w: expected float64[3,2], found float64[2,3]
       Pass strict=False to restore what is found regardless.
     """
-    return restore_encoded(target, encoded_bytes, restoring(strict, copy, threads))
+    found: Template = restore_encoded(target, encoded_bytes, restoring(strict, copy, threads))
+    return found
 
 
 def msgpack_serialize(
@@ -173,14 +163,7 @@ def msgpack_serialize(
       ...     serialization.msgpack_serialize({"b": [1, 2.5], "a": None}))
       {'a': None, 'b': [1, 2.5]}
     """
-    layout = core.walk(
-        pytree,
-        state_dict=False,
-        sort_keys=not in_place,
-        align=align,
-        max_chunk_size=MAX_CHUNK_SIZE,
-        joined=True,
-    )
+    layout = plain_layout(pytree, align, sort_keys=not in_place, joined=True)
     return layout.to_bytes(threads=threads)
 
 
@@ -259,20 +242,12 @@ def save_to_file(
       >>> treepack.serialization.load_from_file(None, path)
       {'w': array([0, 1, 2])}
     """
-    how = writing(locals())
+    how = Writing(compress=compress, level=level, align=align, durable=durable, threads=threads)
     save_layout(state_layout(target, align), located(filepath, storage_options), how, progress)
 
 
-@overload
-def load_from_file(target: None, filepath: Location, **options: Unpack[FileOptions]) -> Any: ...
-
-
-@overload
-def load_from_file(target: T, filepath: Location, **options: Unpack[FileOptions]) -> T: ...
-
-
 def load_from_file(
-    target: Any,
+    target: Template | None,
     filepath: Location,
     *,
     copy: bool | None = None,
@@ -282,7 +257,7 @@ def load_from_file(
     threads: int | None = None,
     progress: Progress = None,
     storage_options: StorageOptions = None,
-) -> Any:
+) -> Template:
     """Restores a tree like the target, with leaves from a file.
 
     Args:
@@ -317,18 +292,18 @@ def load_from_file(
       {'w': array([1., 1., 1.])}
     """
     how = restoring(strict, copy, threads)
+    opening = Opening(mmap=mmap, max_size=max_size, threads=threads, progress=progress)
     path = located(filepath, storage_options)
     with naming(path):
         try:
-            content = read_whole(
-                path, mmap=mmap, max_size=max_size, threads=threads, progress=progress
-            )
+            content = read_whole(path, opening)
         except IsADirectoryError as error:
             error.add_note(
                 "treepack.load reads directories; containers='plain' gives dicts and lists"
             )
             raise
-        return restore_encoded(target, content, how)
+        found: Template = restore_encoded(target, content, how)
+        return found
 
 
 def compress_bytes(
@@ -438,20 +413,8 @@ def to_compressed_bytes(
         return layout.to_gzip(level, numbers=numbers, threads=threads, progress=tell)
 
 
-@overload
 def from_compressed_bytes(
-    target: None, compressed_data: Buffer, **options: Unpack[InflateOptions]
-) -> Any: ...
-
-
-@overload
-def from_compressed_bytes(
-    target: T, compressed_data: Buffer, **options: Unpack[InflateOptions]
-) -> T: ...
-
-
-def from_compressed_bytes(
-    target: Any,
+    target: Template | None,
     compressed_data: Buffer,
     *,
     copy: bool | None = None,
@@ -459,7 +422,7 @@ def from_compressed_bytes(
     max_size: int | None = None,
     threads: int | None = None,
     progress: Progress = None,
-) -> Any:
+) -> Template:
     """Restores a tree like the target, with leaves from the result of `to_compressed_bytes`.
 
     Takes the options of `from_bytes` and `decompress_bytes`, with the same errors.
@@ -475,7 +438,8 @@ def from_compressed_bytes(
     content = decompress_bytes(
         compressed_data, max_size=max_size, threads=threads, progress=progress
     )
-    return restore_encoded(target, content, how)
+    found: Template = restore_encoded(target, content, how)
+    return found
 
 
 def patch(*, strict: Strict = True) -> Patch:
@@ -512,30 +476,4 @@ def patch(*, strict: Strict = True) -> Patch:
             "msgpack_serialize": msgpack_serialize,
             "msgpack_restore": msgpack_restore,
         }
-    )
-
-
-def writing(options: Mapping[str, Any]) -> Writing:
-    """Takes the options of a verb about writing, as its `locals()` has them."""
-    return Writing.of(options, max_chunk_size=MAX_CHUNK_SIZE)
-
-
-def state_layout(
-    target: Any,
-    align: int,
-    *,
-    align_all: bool = False,
-    snapshot: bool = False,
-    joined: bool = False,
-) -> core.Layout:
-    """Lays out the state of a tree; see `_core.walk`."""
-    return core.walk(
-        target,
-        state_dict=True,
-        align=align,
-        max_chunk_size=MAX_CHUNK_SIZE,
-        overridden=handlers.overridden(),
-        align_all=align_all,
-        snapshot=snapshot,
-        joined=joined,
     )

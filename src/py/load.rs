@@ -131,6 +131,13 @@ pub fn convertible(content: &Bound<'_, Content>) -> PyResult<Option<&'static str
     }))
 }
 
+/// What data are instead of msgpack; see `_core.pyi`.
+#[pyfunction]
+pub fn described(content: &Bound<'_, Content>) -> PyResult<Option<String>> {
+    let source = content.get().source();
+    Ok(content.py().detach(|| sniff::described(source))?)
+}
+
 /// Where the leaves of a stream are; see `_core.pyi`.
 #[pyfunction]
 pub fn stream_items<'py>(content: &Bound<'py, Content>) -> PyResult<Bound<'py, PyList>> {

@@ -52,6 +52,7 @@ mod objects;
 mod options;
 mod pipe;
 mod plan;
+mod replacement;
 mod restore;
 mod save;
 mod select;
@@ -88,7 +89,9 @@ mod _core {
     #[pymodule_export]
     use super::hooks::set_hooks;
     #[pymodule_export]
-    use super::load::{convertible, restore, restore_encoded, restore_recorded, stream_items};
+    use super::load::{
+        convertible, described, restore, restore_encoded, restore_recorded, stream_items,
+    };
     #[pymodule_export]
     use super::manifest::Manifest;
     #[pymodule_export]
@@ -99,6 +102,8 @@ mod _core {
     use super::pipe::Pipe;
     #[pymodule_export]
     use super::plan::{ShardHolders, ShardPlan};
+    #[pymodule_export]
+    use super::replacement::{Replacement, make_directories, remove_if_dead};
     #[pymodule_export]
     use super::restore::{
         assemble, has_older_types, mark_older, other_kinds, record_metadata, restore_state,

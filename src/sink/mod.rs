@@ -14,4 +14,7 @@ mod temporary;
 
 pub use buffer::{Target, pour};
 pub use output::Output;
-pub use replace::{Durability, replace_file, write_pipe};
+pub use replace::{
+    Durability, Replacement, make_directories, replace_file, sync_directory, write_pipe,
+};
+pub use temporary::remove_if_dead;

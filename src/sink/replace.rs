@@ -11,6 +11,8 @@ use std::thread;
 #[cfg(unix)]
 use std::time::Duration;
 
+use tempfile::NamedTempFile;
+
 use super::output::Output;
 use super::temporary;
 use crate::watch::Watch;
@@ -43,47 +45,97 @@ pub fn replace_file(
     if fs::metadata(path).is_ok_and(|found| !found.is_file()) {
         return write_pipe(&open_pipe(path, watch)?, watch, write);
     }
-    let synced = durability == Durability::Synced;
-    let made = make_directories(directory_of(path))?;
-    let (path, old) = destination(path)?;
-    let directory = directory_of(&path);
-    let name = path
-        .file_name()
-        .ok_or_else(|| io::Error::from(io::ErrorKind::IsADirectory))?;
-    let temporary = temporary::create(directory, name, old.is_some())?;
-    let file = temporary.as_file();
-    let complete = || {
-        preallocate(file, size, watch)?;
-        let mut output = Output::new(file, false, synced, watch);
+    let replacement = Replacement::begin(path, false)?;
+    let write = || {
+        preallocate(replacement.file(), size, watch)?;
+        let is_synced = durability == Durability::Synced;
+        let mut output = Output::new(replacement.file(), false, is_synced, watch);
         write(&mut output)?;
-        let written = output.finish()?;
-        if let Some(old) = old {
-            keep_permissions(file, &old)?;
+        output.finish()
+    };
+    match write() {
+        Ok(written) => replacement.complete(durability, watch).map(|()| written),
+        Err(error) => Err(replacement.discard(error, watch)),
+    }
+}
+
+/// A temporary file, which goes when it is dropped, or takes the name of another one when it is
+/// complete.
+pub struct Replacement {
+    temporary: NamedTempFile,
+    path: PathBuf,
+    old: Option<fs::Metadata>,
+    /// Directories in which there is a new name.
+    made: Vec<PathBuf>,
+}
+
+impl Replacement {
+    /// Makes a temporary file beside `path`, and missing directories. A symbolic link is followed.
+    ///
+    /// With `private`, or if there is an old file, nobody else can open it.
+    pub fn begin(path: &Path, private: bool) -> Result<Self> {
+        let made = make_directories(directory_of(path))?;
+        let (path, old) = destination(path)?;
+        let name = path
+            .file_name()
+            .ok_or_else(|| io::Error::from(io::ErrorKind::IsADirectory))?;
+        let temporary = temporary::create(directory_of(&path), name, private || old.is_some())?;
+        Ok(Self {
+            temporary,
+            path,
+            old,
+            made,
+        })
+    }
+
+    /// The temporary file.
+    #[must_use]
+    pub fn file(&self) -> &File {
+        self.temporary.as_file()
+    }
+
+    /// Where the temporary file is.
+    #[must_use]
+    pub fn place(&self) -> &Path {
+        self.temporary.path()
+    }
+
+    /// Replaces the old file.
+    pub fn complete(self, durability: Durability, watch: &dyn Watch) -> Result<()> {
+        let synced = durability == Durability::Synced;
+        if let Err(error) = self.seal(synced, watch) {
+            return Err(self.discard(error, watch));
+        }
+        temporary::persist(self.temporary, &self.path)?;
+        if synced {
+            sync_directory(directory_of(&self.path)).map_err(Error::NotDurable)?;
+            for made in self.made {
+                sync_directory(&made).map_err(Error::NotDurable)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn seal(&self, synced: bool, watch: &dyn Watch) -> Result<()> {
+        if let Some(old) = &self.old {
+            keep_permissions(self.file(), old)?;
         }
         if synced {
-            let file = file.try_clone()?;
+            let file = self.file().try_clone()?;
             parallel::elsewhere(move || system::sync(&file), watch)??;
         }
         // Some file systems tell only then that there was no room.
-        system::close(file.try_clone()?)?;
-        Ok(written)
-    };
-    let written = match complete() {
-        Ok(written) => written,
-        Err(error) => {
-            let is_stopped = matches!(error, Error::Stopped);
-            temporary::discard(temporary, (!is_stopped).then_some(watch))?;
-            return Err(error);
-        }
-    };
-    temporary::persist(temporary, &path)?;
-    if synced {
-        sync_directory(directory).map_err(Error::NotDurable)?;
-        for made in made {
-            sync_directory(&made).map_err(Error::NotDurable)?;
+        Ok(system::close(self.file().try_clone()?)?)
+    }
+
+    /// Removes the temporary file after an error, which this returns, or one in doing so.
+    fn discard(self, error: Error, watch: &dyn Watch) -> Error {
+        let is_stopped = matches!(error, Error::Stopped);
+        match temporary::discard(self.temporary, (!is_stopped).then_some(watch)) {
+            Ok(()) => error,
+            Err(other) => other,
         }
     }
-    Ok(written)
 }
 
 /// Calls `write` for a pipe or device, and returns the number of bytes.
@@ -106,7 +158,7 @@ fn directory_of(path: &Path) -> &Path {
 
 /// Makes a directory and those above it that are missing. Returns the directories in which
 /// there is a new name then, from the inside out.
-fn make_directories(directory: &Path) -> io::Result<Vec<PathBuf>> {
+pub fn make_directories(directory: &Path) -> io::Result<Vec<PathBuf>> {
     let mut changed = Vec::new();
     let mut missing = directory;
     while !missing.as_os_str().is_empty() && !missing.exists() {
@@ -243,7 +295,7 @@ fn preallocate(_: &File, _: usize, _: &dyn Watch) -> Result<()> {
 }
 
 #[cfg(unix)]
-fn sync_directory(directory: &Path) -> io::Result<()> {
+pub fn sync_directory(directory: &Path) -> io::Result<()> {
     // One may be allowed to write to a directory and not to open it, and some file systems cannot
     // sync one. Nothing more can be done.
     unless_refused(File::open(directory).and_then(|directory| system::sync(&directory)))
@@ -251,6 +303,6 @@ fn sync_directory(directory: &Path) -> io::Result<()> {
 
 #[cfg(not(unix))]
 #[allow(clippy::unnecessary_wraps)] // as where there is something to do
-fn sync_directory(_: &Path) -> io::Result<()> {
+pub fn sync_directory(_: &Path) -> io::Result<()> {
     Ok(())
 }

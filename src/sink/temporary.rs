@@ -58,7 +58,7 @@ pub fn create(directory: &Path, target: &OsStr, private: bool) -> io::Result<Nam
         .suffix(SUFFIX)
         .make_in(directory, |path| {
             let mut options = File::options();
-            options.write(true).create_new(true);
+            options.read(true).write(true).create_new(true);
             #[cfg(unix)]
             {
                 use std::os::unix::fs::OpenOptionsExt;
@@ -219,7 +219,8 @@ fn each_name(directory: &Path, mut found: impl FnMut(&OsStr)) {
     }
 }
 
-fn remove_if_dead(path: &Path) -> io::Result<()> {
+/// Removes a temporary file, unless its writer, which locks it, is alive.
+pub fn remove_if_dead(path: &Path) -> io::Result<()> {
     let mut options = File::options();
     options.write(true); // NFS locks only files that are open for writing
     #[cfg(unix)]

@@ -61,7 +61,8 @@ def test_annotations_resolve() -> None:
     assert typing.get_type_hints(treepack.Verification)["leaves"] == Mapping[str, Status]
     exported = typing.get_type_hints(treepack.LoadedExported)["exported"]
     assert exported is jax.export.Exported
-    assert typing.get_type_hints(treepack.load)["device"] == jax.Device | None
+    [options] = typing.get_args(typing.get_type_hints(treepack.load)["options"])
+    assert typing.get_type_hints(options)["device"] == jax.Device | None
 
 
 def test_names_of_the_drop_in_are_nowhere_else() -> None:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import treepack
-from treepack._src.checkpoint import placement
+from treepack._src.checkpoint import casting
 from treepack._src.dtypes import is_float
 from trees import ML_DTYPES, NUMPY_DTYPES, example_array
 
@@ -87,7 +87,7 @@ def test_sharded_arrays_are_cast_as_they_are_read(tmp_path: Path) -> None:
 
 
 def test_arrays_are_cast_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(placement, "_CAST_BYTES", 1)
+    monkeypatch.setattr(casting, "_CAST_BYTES", 1)
     state = {"a": [np.ones(1 << 18) for _ in range(16)]}
     tracemalloc.start()
     try:
@@ -97,7 +97,7 @@ def test_arrays_are_cast_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         gc.collect()
         tracemalloc.reset_peak()
         held = tracemalloc.get_traced_memory()[0] - before
-        placement.cast_floats(state, np.dtype(np.float32), 2, lambda _: None)
+        casting.cast_floats(state, np.dtype(np.float32), 2, lambda _: None)
         peak = tracemalloc.get_traced_memory()[1] - before
     finally:
         tracemalloc.stop()

@@ -19,8 +19,19 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 import treepack
 from treepack import serialization
-from treepack._src.options import Reading, Selection, Sharing, Writing
-from treepack.orbax import TreepackHandler
+from treepack._src.options import (
+    BytesOptions,
+    FileOptions,
+    LoadOptions,
+    Opening,
+    PartOptions,
+    Reading,
+    Saved,
+    SaveOptions,
+    Selection,
+    Sharing,
+    Writing,
+)
 
 MESH = jax.sharding.Mesh(np.asarray(jax.devices()[:2]), ("data",))
 ROWS = NamedSharding(MESH, PartitionSpec("data"))
@@ -473,17 +484,27 @@ def test_paths_that_were_urls() -> None:
         treepack.save(Path("gs://bucket/model"), {})
 
 
-def test_verbs_take_every_option_that_they_pass_on() -> None:
-    """They pass their `locals()`, of which a misspelt one would be lost."""
-    for verb, kinds in (
-        (treepack.save, (Writing,)),
-        (serialization.save_to_file, (Writing,)),
-        (TreepackHandler.__init__, (Writing,)),
-        (treepack.load, (Reading, Selection, Sharing)),
-        (treepack.loads, (Reading,)),
-    ):
-        fields = {field.name for kind in kinds for field in dataclasses.fields(kind)}
-        assert fields - {"max_chunk_size"} <= inspect.signature(verb).parameters.keys(), verb
+VERBS = [
+    (treepack.save, SaveOptions, (Saved, Writing)),
+    (treepack.save_exported, FileOptions, (Saved, Writing)),
+    (treepack.load, LoadOptions, (Selection, Reading, Sharing, Opening)),
+    (treepack.Tree.load, PartOptions, (Selection, Reading, Sharing)),
+    (treepack.loads, BytesOptions, (Reading, Opening)),
+]
+
+
+@pytest.mark.parametrize(("verb", "types", "kinds"), VERBS)
+def test_verbs_show_and_check_their_options(verb: Any, types: Any, kinds: tuple[Any, ...]) -> None:
+    shown = inspect.signature(verb).parameters
+    fields = {field.name: field for kind in kinds for field in dataclasses.fields(kind)}
+    for name, annotation in types.__annotations__.items():
+        text = getattr(annotation, "__forward_arg__", annotation)
+        assert shown[name].annotation == text
+        if name in fields and name != "compress":  # `None` goes by the name of the file
+            assert shown[name].default == fields[name].default
+            assert fields[name].type in (text, "Any")
+    with pytest.raises(TypeError, match=r"unexpected keyword argument 'typo'"):
+        verb(*[None] * 2, typo=1)
 
 
 def test_a_size_below_zero_is_refused_whatever_is_read(tmp_path: Path) -> None:

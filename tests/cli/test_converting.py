@@ -21,6 +21,7 @@ import treepack.__main__
 from commands import TREE, call, refused
 from treepack import CorruptionError, TreepackError, serialization
 from treepack._cli import convert as _convert
+from treepack._cli import formats as _formats
 from treepack._src.checkpoint.file import place_of, value_at
 from trees import ML_DTYPES
 
@@ -72,7 +73,7 @@ def test_other_formats(folder: Path) -> None:
 
 
 def test_safetensors_are_written_as_by_its_writer(folder: Path) -> None:
-    names = [*_convert._SAFETENSORS]
+    names = [*_convert.SAFETENSORS]
     flat = {f"ä{at % 2}.{name}": np.ones(3, name) for at, name in enumerate(reversed(names))}
     flat |= {"b": np.ones((), np.float32), "a": np.ones((2, 0), np.float32)}
     metadata = {"z": "ö\n"}  # of several keys its writer has no order
@@ -299,15 +300,15 @@ def test_files_may_be_larger_than_memory(folder: Path) -> None:
 
 def test_names_that_other_formats_cannot_have(folder: Path) -> None:
     for tree, write, message in (
-        ({"a": {"b": 1}, "ab": 2}, _convert.write_safetensors, "two arrays"),
-        ({"a": {"b": 1}, "ab": 2}, _convert.write_npz, "two arrays"),
-        ({"__metadata__": 1}, _convert.write_safetensors, "__metadata__"),
-        ({"a\0b": 1}, _convert.write_npz, "no NUL"),
-        ({"a" * 65_532: 1}, _convert.write_npz, "at most"),
+        ({"a": {"b": 1}, "ab": 2}, _formats.write_safetensors, "two arrays"),
+        ({"a": {"b": 1}, "ab": 2}, _formats.write_npz, "two arrays"),
+        ({"__metadata__": 1}, _formats.write_safetensors, "__metadata__"),
+        ({"a\0b": 1}, _formats.write_npz, "no NUL"),
+        ({"a" * 65_532: 1}, _formats.write_npz, "at most"),
     ):
         with pytest.raises(TreepackError, match=message):
             write(_convert.State(tree, None), "new", "")
-    _convert.write_npz(_convert.State({"a" * 65_531: 1}, None), "new", "")
+    _formats.write_npz(_convert.State({"a" * 65_531: 1}, None), "new", "")
     with np.load("new") as archive:
         assert archive["a" * 65_531] == 1
 

@@ -168,7 +168,7 @@ def test_any_header_is_read_as_safetensors_reads_it(folder: Path) -> None:
         taken += 1
         assert found.keys() == expected.keys()
         for name, array in found.items():
-            dtype = _convert._SAFETENSORS[array.dtype.name]
+            dtype = _convert.SAFETENSORS[array.dtype.name]
             info = {"shape": list(array.shape), "dtype": dtype}
             assert expected[name] == info | {"data": array.flat_range(0, array.size).tobytes()}
     assert min(taken, refused) > 300

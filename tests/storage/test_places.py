@@ -16,7 +16,16 @@ import pytest
 
 import treepack
 from treepack import checkpoints, serialization
-from treepack._src.storage.place import Url, absolute, beside, joined, options_of, resolved
+from treepack._src.series.names import directory_of
+from treepack._src.storage.place import (
+    Url,
+    absolute,
+    beside,
+    file_system_of,
+    joined,
+    options_of,
+    resolved,
+)
 
 TREE = {"w": np.arange(6.0), "step": 3}
 
@@ -152,6 +161,14 @@ def test_upath(tmp_path: Path, remote: bool, sharded: bool) -> None:
     reads_everywhere(path)
     treepack.save(path, TREE, metadata={"a": 1}, sharded=sharded, background=True).result()
     reads_everywhere(path)
+
+
+def test_a_series_keeps_the_file_system_of_its_directory() -> None:
+    upath = pytest.importorskip("upath")
+    path = upath.UPath("memory://a//series", skip_instance_cache=True)
+    found = directory_of(path)
+    assert found == "memory://a/series"
+    assert file_system_of(found) is path.fs
 
 
 def test_upath_brings_its_options() -> None:

@@ -11,7 +11,7 @@ import math
 import os
 import struct
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -19,18 +19,14 @@ import ml_dtypes
 import numpy as np
 
 import treepack._core as core
-from treepack import serialization
 from treepack._src import dtypes as _dtypes
 from treepack._src import paths as _paths
 from treepack._src.checkpoint.file import File, place_of
-from treepack._src.options import Progress, Writing
-from treepack._src.printable import printable, safe_repr
-from treepack._src.pytree.state_dict import leaves_of, map_leaves
+from treepack._src.printable import printable
+from treepack._src.pytree.state_dict import map_leaves
 from treepack._src.restore.report import ABSENT
-from treepack._src.saving.layout import file_layout
 from treepack._src.storage.deferred import Deferred, InContent, rows_cast
 from treepack._src.storage.foreign import reference_text
-from treepack._src.storage.write import replacing, save_layout
 from treepack.errors import CorruptionError, DecodeError, TreepackError
 
 Format = Literal["msgpack", "safetensors", "npz"]
@@ -39,7 +35,7 @@ _SUFFIXES: dict[str, Format] = {".safetensors": "safetensors", ".npz": "npz"}
 
 # The dtypes of safetensors by those of NumPy, in the order in which its writer puts arrays: the
 # largest elements first, so that all are aligned.
-_SAFETENSORS = {
+SAFETENSORS = {
     "uint64": "U64",
     "int64": "I64",
     "float64": "F64",
@@ -61,9 +57,9 @@ _SAFETENSORS = {
     "bool": "BOOL",
 }
 
-_ORDER = {dtype: place for place, dtype in enumerate(_SAFETENSORS)}
+ORDER = {dtype: place for place, dtype in enumerate(SAFETENSORS)}
 
-_NUMPY = {name: dtype for dtype, name in _SAFETENSORS.items()}
+_NUMPY = {name: dtype for dtype, name in SAFETENSORS.items()}
 
 
 class State(NamedTuple):
@@ -159,7 +155,10 @@ def check_whole(state: State) -> State:
 _MOST_PATHS = 5
 
 # The limits of a header, as https://huggingface.co/docs/safetensors says and its reader checks.
-_MAX_HEADER_BYTES = 100_000_000
+MAX_HEADER_BYTES = 100_000_000
+
+# Content is read and written in blocks of this many bytes.
+PART_BYTES = 8 << 20
 
 _MAX_NUMBER = (1 << 64) - 1
 
@@ -210,9 +209,9 @@ def _safetensors_header(content: core.Content) -> tuple[dict[str, Any], int]:
     length = int.from_bytes(content.read_range(0, 8), "little")
     if length > size - 8:
         raise DecodeError("the file is not of safetensors: its header does not fit in it", offset=0)
-    if length > _MAX_HEADER_BYTES:
+    if length > MAX_HEADER_BYTES:
         raise DecodeError(
-            f"the header has {length} bytes, and safetensors allows {_MAX_HEADER_BYTES}", offset=0
+            f"the header has {length} bytes, and safetensors allows {MAX_HEADER_BYTES}", offset=0
         )
     text = content.read_range(8, 8 + length)
     if not text.startswith(b"{"):
@@ -373,7 +372,7 @@ def _zipped(content: core.Content, archive: zipfile.ZipFile, member: zipfile.Zip
             raise ValueError(f"an array of shape {shape} has more than the bytes that are there")
         lies_there = is_stored and not fortran and dtype.isnative
         data = b"" if lies_there else file.read(nbytes)
-        while file.read(_PART_BYTES):  # the checksum is compared at the end
+        while file.read(PART_BYTES):  # the checksum is compared at the end
             pass
     if not lies_there:
         return np.ndarray(shape, dtype, data, order="F" if fortran else "C")
@@ -433,170 +432,3 @@ def with_dtype(tree: Any, dtype: np.dtype[Any]) -> Any:
         return leaf.astype(dtype) if isinstance(leaf, np.ndarray) else rows_cast(leaf, dtype)
 
     return map_leaves(cast, tree)
-
-
-# Writing
-
-
-def write_msgpack(
-    state: State, path: str | os.PathLike[str], how: Writing, progress: Progress = None
-) -> None:
-    """Writes a state as the suffix of the file says.
-
-    A file of treepack has a record, a new one if there was none; one of msgpack has none, as flax
-    writes it; others have one if there was one.
-    """
-    suffix = Path(Path(path).name.lower().removesuffix(".gz")).suffix
-    if suffix == ".msgpack":
-        state = state._replace(record=None)  # structs of flax take no other key
-    elif state.record is None and (suffix == ".treepack" or state.described):
-        save_layout(file_layout(state.tree, state.metadata, how), path, how, progress)
-        return
-    described = state.record is not None
-    layout = core.walk(
-        state.tree,
-        state_dict=False,
-        align=how.align,
-        max_chunk_size=serialization.MAX_CHUNK_SIZE,
-        structure=described,
-        index=described,
-        checksums=described and not how.compress,
-        record=state.record,
-    )
-    save_layout(layout, path, how, progress)
-
-
-def _at(name: str) -> str:
-    return f"at {printable(name)}"
-
-
-def write_safetensors(state: State, path: str | os.PathLike[str], separator: str) -> None:
-    """Writes the arrays of a state to a file of safetensors, as its own writer would."""
-    leaves = list(_named(state.tree, separator))
-    header: dict[str, Any] = {}
-    if state.metadata is not None:
-        header["__metadata__"] = dict(sorted(_text_map(state.metadata).items()))
-    for name, array in leaves:
-        if name == "__metadata__":
-            raise TreepackError(f"{_at(name)}: safetensors keeps this name for other things")
-        if array.dtype.name not in _SAFETENSORS:
-            raise TreepackError(
-                f"{_at(name)}: safetensors has no dtype {array.dtype.name}; convert it with --dtype"
-            )
-    leaves.sort(key=lambda leaf: (_ORDER[leaf[1].dtype.name], leaf[0]))
-    offset = 0
-    for name, array in leaves:
-        end = offset + array.nbytes
-        header[name] = {
-            "dtype": _SAFETENSORS[array.dtype.name],
-            "shape": list(array.shape),
-            "data_offsets": [offset, end],
-        }
-        offset = end
-    text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    if len(text) > _MAX_HEADER_BYTES:
-        raise TreepackError(
-            f"the names and shapes of {len(leaves)} arrays are {len(text)} bytes, and safetensors "
-            f"allows {_MAX_HEADER_BYTES}: convert parts of the file, taken with `treepack get`"
-        )
-    with replacing(path) as file:
-        file.write(struct.pack("<Q", len(text)) + text)
-        for _, array in leaves:
-            for part in _parts(array):
-                file.write(part)
-
-
-def _text_map(metadata: Any) -> dict[str, str]:
-    """Returns metadata as safetensors allows them: a map of strings to strings, others as JSON."""
-    if not isinstance(metadata, dict) or not all(isinstance(key, str) for key in metadata):
-        metadata = {"metadata": metadata}
-    return {
-        key: value if isinstance(value, str) else json.dumps(jsonable(value))
-        for key, value in metadata.items()
-    }
-
-
-def jsonable(value: Any) -> Any:
-    """Returns a value in the types of JSON; others become text."""
-    if isinstance(value, dict):
-        return {
-            key if isinstance(key, str) else safe_repr(key): jsonable(it)
-            for key, it in value.items()
-        }
-    if isinstance(value, (list, tuple)):
-        return [jsonable(it) for it in value]
-    is_plain = value is None or isinstance(value, (bool, int, float, str))
-    return value if is_plain else safe_repr(value)
-
-
-_MAX_ZIP_NAME = (1 << 16) - 1 - len(".npy")
-
-
-def write_npz(state: State, path: str | os.PathLike[str], separator: str) -> None:
-    """Writes the arrays of a state to a file that `numpy.load` reads."""
-    with replacing(path) as file, zipfile.ZipFile(file, "w", allowZip64=True) as archive:
-        for name, array in _named(state.tree, separator):
-            if "\0" in name or len(name.encode()) > _MAX_ZIP_NAME:
-                raise TreepackError(
-                    f"{_at(name[:100])}: names in npz have no NUL and at most {_MAX_ZIP_NAME} bytes"
-                )
-            if array.dtype.isbuiltin == 2:  # of ml_dtypes: NumPy would read another one, or none
-                raise TreepackError(
-                    f"{_at(name)}: npz has no dtype {array.dtype.name}; convert it with --dtype"
-                )
-            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
-                head = {
-                    "descr": np.lib.format.dtype_to_descr(array.dtype),
-                    "fortran_order": False,
-                    "shape": array.shape,
-                }
-                np.lib.format.write_array_header_1_0(member, head)
-                for part in _parts(array):
-                    member.write(part)
-
-
-def _named(tree: Any, separator: str) -> Iterator[tuple[str, Any]]:
-    """Yields the arrays of a state with unique names.
-
-    Raises:
-      TreepackError: If two have the same name, as without a separator between keys.
-    """
-    seen = set()
-    for parts, leaf in leaves_of(tree, ()):
-        for count, key in enumerate(parts, 1):
-            if separator and separator in key:
-                raise TreepackError(
-                    f"{_at(_paths.text(parts[:count]))}: the key has {separator!r} in it, which "
-                    "separates keys; choose another one with --sep"
-                )
-        name = separator.join(parts)
-        if leaf is None:
-            continue
-        if isinstance(leaf, (bool, int, float, complex, np.generic)):
-            leaf = np.asarray(leaf)  # without dimensions
-        if not isinstance(leaf, (Deferred, np.ndarray)):
-            raise TreepackError(
-                f"{_at(_paths.text(parts))}: a {type(leaf).__name__} is no array; take the others "
-                "with `treepack get`"
-            )
-        if name in seen:
-            raise TreepackError(
-                f"{_at(name)}: two arrays would have this name; choose another --sep"
-            )
-        seen.add(name)
-        yield name, leaf
-
-
-_PART_BYTES = 8 << 20
-
-
-def _parts(array: Any) -> Iterator[bytes]:
-    """Yields the bytes of an array in blocks."""
-    if isinstance(array, np.ndarray):
-        yield np.ascontiguousarray(array).tobytes()
-        return
-    content, pieces = array._deferred()
-    for start, end in pieces:
-        for first in range(start, end, _PART_BYTES):
-            yield content.read_range(first, min(end, first + _PART_BYTES))

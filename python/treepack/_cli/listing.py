@@ -10,7 +10,7 @@ import numpy as np
 import typer
 
 from treepack._cli import output, sources, values
-from treepack._cli.convert import jsonable
+from treepack._cli.formats import jsonable
 from treepack._src import paths as _paths
 from treepack._src.checkpoint.file import (
     Tree,

@@ -28,11 +28,13 @@ from treepack._src.checkpoint.file import File, open, place_of
 from treepack._src.checkpoint.load import listed
 from treepack._src.checkpoint.select import chosen, compiled, ends_of
 from treepack._src.checkpoint.shards import MANIFEST
+from treepack._src.options import Opening
 from treepack._src.printable import printable
 from treepack._src.storage.content import read_whole
 from treepack._src.storage.foreign import orbax_items
 from treepack._src.storage.naming import naming
-from treepack._src.storage.place import check_name, local, resolved, url_of
+from treepack._src.storage.place import check_name, local, resolved
+from treepack._src.storage.stores import store_of
 from treepack.errors import CorruptionError, DecodeError, NoIndexError, TreepackError
 
 
@@ -43,7 +45,7 @@ def opened(source: str, max_size: int | None) -> File:
     except NoIndexError:
         source = resolved(source)
         with output.bar("decompress") as progress, naming(source):
-            content = read_whole(source, max_size=max_size, progress=progress)
+            content = read_whole(source, Opening(max_size=max_size, progress=progress))
             file = open(content, max_size=max_size, unknown="dict")
         place_of(file).reader.given = source
         return file
@@ -97,7 +99,7 @@ def foreign(
 
 
 def _foreign(source: str, separator: str, max_size: int | None, lists: bool) -> State | None:
-    if url_of(source) is not None:
+    if not store_of(source)[0].is_local:
         if _convert.format_of(source) != "msgpack":
             raise TreepackError("only msgpack is read from URLs; download it")
         return None

@@ -7,12 +7,12 @@ from typing import Annotated
 
 import typer
 
-from treepack import serialization
 from treepack._cli import convert as _convert
+from treepack._cli import formats as _formats
 from treepack._cli import output, sources
 from treepack._cli.listing import ANY_FILE, FILE, MAX_SIZE, PATH, SEP
 from treepack._src.checkpoint.file import count_text, open, place_of, size_text, value_at
-from treepack._src.options import float_dtype
+from treepack._src.options import Compress, Writing, float_dtype
 from treepack._src.storage.content import size_of
 from treepack._src.storage.naming import naming
 from treepack._src.storage.place import check_suffix, has_gzip_suffix, resolved, shown
@@ -141,17 +141,16 @@ class _Target:
         if self.numbers and (self.gzip or self.level is not None):
             raise ValueError("--numbers is another compression than --gzip and --level")
         if format == "safetensors":
-            _convert.write_safetensors(state, path, self.sep)
+            _formats.write_safetensors(state, path, self.sep)
         elif format == "npz":
-            _convert.write_npz(state, path, self.sep)
+            _formats.write_npz(state, path, self.sep)
         else:
             check_suffix(path)
             compress = has_gzip_suffix(path) if self.gzip is None else self.gzip
             if self.level is not None and not compress:
                 raise ValueError("--level needs --gzip, or a target that ends with .gz")
-            how = serialization.writing(
-                vars(self) | {"compress": "numbers" if self.numbers else compress}
-            )
+            method: Compress = "numbers" if self.numbers else compress
+            how = Writing(compress=method, level=self.level, align=self.align)
             with output.bar("write") as progress:
-                _convert.write_msgpack(state, path, how, progress)
+                _formats.write_msgpack(state, path, how, progress)
         output.line(f"{shown(self.path)}: {size_text(size_of(path))}", "green")

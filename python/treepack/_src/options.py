@@ -6,9 +6,22 @@ import collections.abc
 import contextlib
 import dataclasses
 import functools
+import importlib
+import inspect
+import operator
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, ForwardRef, Literal, Self, TypeAlias, TypedDict, get_args
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ForwardRef,
+    Literal,
+    Self,
+    TypeAlias,
+    TypedDict,
+    TypeVar,
+    get_args,
+)
 
 import numpy as np
 
@@ -19,10 +32,24 @@ if TYPE_CHECKING:
 
     Buffer = typing_extensions.Buffer
     Device: TypeAlias = Any  # jaxlib has no types for it
+    Template = typing_extensions.TypeVar("Template", default=Any)
 else:
-    # Looked up where it is used, so that jax is not imported here.
     Device = ForwardRef("jax.Device")
     Buffer = getattr(collections.abc, "Buffer", Any)  # Python 3.11 has no name for it
+    Template = TypeVar("Template")
+
+
+class OnUse:
+    """A module that is imported once one of its names is looked up: by `typing.get_type_hints`."""
+
+    def __init__(self, name: str):
+        self._name = name
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(importlib.import_module(self._name), name)
+
+
+jax = OnUse("jax")  # of `Device`, which may be resolved where jax is not imported
 
 Strict = bool | Literal["exact"]
 """How leaves are compared with a template: shapes and dtypes as JAX sees them, exactly, or not."""
@@ -116,11 +143,11 @@ def check_described(described: bool, metadata: Any, static: Static) -> None:
         raise ValueError("metadata and static need described=True")
 
 
-def check_iterator(*, select: Any, background: bool, sharded: bool | None) -> None:
+def check_iterator(saved: Saved, *, background: bool) -> None:
     """Raises a ValueError if an iterator is to be saved as only a whole tree can be."""
-    if select is not None:
+    if saved.select is not None:
         raise ValueError("select= needs a tree: let the iterator yield only what is to be saved")
-    if background or sharded:
+    if background or saved.sharded:
         raise ValueError("an iterator is saved to one file, and not in the background")
 
 
@@ -134,31 +161,100 @@ def float_dtype(dtype: Any) -> np.dtype[Any]:
 
 
 class _Options:
+    """Options of verbs, passed on as one value."""
+
     __slots__: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, options: Mapping[str, Any], **others: Any) -> Self:
-        """Takes the fields among the options of a verb, as its `locals()` has them."""
-        return cls(**{name: options[name] for name in cls.__slots__ if name in options}, **others)
+    def of(cls, options: Mapping[str, Any]) -> Self:
+        """Takes the fields among the options of a verb."""
+        return cls(**{name: options[name] for name in cls.__slots__ if name in options})
+
+
+V = TypeVar("V", bound=Callable[..., Any])
+
+
+def takes(types: Any, *kinds: Any, **defaults: Any) -> Callable[[V], V]:
+    """Gives a verb, which takes `**options`, a signature with each of them, for `help`.
+
+    Args:
+      types: The `TypedDict` of the options.
+      kinds: The dataclasses that have their defaults; `None` is that of all others.
+      defaults: Other defaults.
+    """
+    fields = {field.name: field.default for kind in kinds for field in dataclasses.fields(kind)}
+    defaults = fields | defaults
+    options = [
+        inspect.Parameter(
+            name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=defaults.get(name),
+            annotation=getattr(annotation, "__forward_arg__", annotation),
+        )
+        for name, annotation in types.__annotations__.items()
+    ]
+
+    def shown(verb: V) -> V:
+        signature = inspect.signature(verb)
+        given = [*signature.parameters.values()][:-1]
+        known: Any = verb
+        known.__signature__ = signature.replace(parameters=[*given, *options])
+        return verb
+
+    return shown
+
+
+def check_known(verb: Callable[..., Any], options: Mapping[str, Any]) -> None:
+    """Raises a TypeError, as Python does, if an option is none of a verb."""
+    if options:
+        known: Any = verb
+        if unknown := options.keys() - known.__signature__.parameters.keys():
+            raise TypeError(
+                f"{verb.__name__}() got an unexpected keyword argument {min(unknown)!r}"
+            )
 
 
 @dataclasses.dataclass(kw_only=True, slots=True)
 class Writing(_Options):
-    """How files are written; see `save`.
-
-    Attributes:
-      max_chunk_size: Arrays of more bytes are split, as in flax: `serialization.MAX_CHUNK_SIZE`.
-    """
+    """How files are written; see `save`."""
 
     compress: Compress = False
     level: int | None = None
     align: int = 64
     durable: bool = True
     threads: int | None = None
-    max_chunk_size: float
 
     def __post_init__(self) -> None:
         check_compress(self.compress, self.level)
+
+
+@dataclasses.dataclass(kw_only=True, slots=True)
+class Saved(_Options):
+    """What is saved, and by which processes; see `save`."""
+
+    sharded: bool | None = None
+    step: int | None = None
+    timeout: float = TIMEOUT_S
+    metadata: Any = None
+    static: Static = "skip-code"
+    select: Any = None
+
+    def __post_init__(self) -> None:
+        if self.step is not None:
+            self.step = operator.index(self.step)
+
+
+@dataclasses.dataclass(kw_only=True, slots=True)
+class Opening(_Options):
+    """How the bytes of a file are read; see `load`."""
+
+    mmap: bool = True
+    max_size: int | None = None
+    threads: int | None = None
+    progress: Progress = None
+
+    def __post_init__(self) -> None:
+        check("max_size", self.max_size)
 
 
 @dataclasses.dataclass(kw_only=True, slots=True)
@@ -260,15 +356,11 @@ class Selection(_Options):
 _WHOLE = Selection()
 
 
-class SaveOptions(TypedDict, total=False):
-    """The options of `save` that do not change the type of its result."""
+class FileOptions(TypedDict, total=False):
+    """The options of `save_exported`; see `save`."""
 
-    sharded: bool | None
-    step: int | None
-    timeout: float
     metadata: Any
     static: Static
-    select: Any
     compress: Compress | None
     level: int | None
     align: int
@@ -276,6 +368,15 @@ class SaveOptions(TypedDict, total=False):
     threads: int | None
     progress: Progress
     storage_options: StorageOptions
+
+
+class SaveOptions(FileOptions, total=False):
+    """The options of `save` that do not change the type of its result."""
+
+    sharded: bool | None
+    step: int | None
+    timeout: float
+    select: Any
 
 
 class ReadOptions(TypedDict, total=False):
@@ -301,28 +402,6 @@ class BytesOptions(ReadOptions, total=False):
     max_size: int | None
 
 
-class RestoreOptions(TypedDict, total=False):
-    """The options of `serialization.from_bytes`; see there."""
-
-    copy: bool | None
-    strict: Strict
-    threads: int | None
-
-
-class InflateOptions(RestoreOptions, total=False):
-    """The options of `serialization.from_compressed_bytes`; see there."""
-
-    max_size: int | None
-    progress: Progress
-
-
-class FileOptions(InflateOptions, total=False):
-    """The options of `serialization.load_from_file`; see there."""
-
-    mmap: bool
-    storage_options: StorageOptions
-
-
 class PartOptions(ReadOptions, total=False):
     """The options of `Reading`, `Selection` and `Sharing` without `return_report`; see `load`."""
 
@@ -342,17 +421,6 @@ class LoadOptions(PartOptions, total=False):
     mmap: bool
     max_size: int | None
     storage_options: StorageOptions
-
-
-def part_options(options: Mapping[str, Any]) -> tuple[Selection, Reading]:
-    """Splits the options of a load: which leaves, and how they are read."""
-    return Selection.of(options), Reading.of(options)
-
-
-def check_known(options: PartOptions) -> None:
-    """Raises a TypeError, as Python does, if an option is none of a load."""
-    if unknown := options.keys() - PartOptions.__annotations__.keys():
-        raise TypeError(f"load() got an unexpected keyword argument {min(unknown)!r}")
 
 
 @contextlib.contextmanager

@@ -2,36 +2,28 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
+from typing import Any, Unpack
 
 import treepack._core as core
-from treepack import serialization
 from treepack._src.checkpoint.load import restore_described
 from treepack._src.checkpoint.select import chosen
-from treepack._src.interop.modules import OnUse
 from treepack._src.options import (
-    Arrays,
     Buffer,
     BytesOptions,
     Compress,
-    Containers,
-    Device,
+    Opening,
     Progress,
     Reading,
     Static,
-    Strict,
-    Unknown,
+    Template,
     check_compress,
     check_described,
+    check_known,
     progress_bar,
+    takes,
 )
-from treepack._src.saving.layout import described_layout
+from treepack._src.saving.layout import described_layout, state_layout
 from treepack._src.storage.content import inflated
-
-if TYPE_CHECKING:
-    import jax
-else:
-    jax = OnUse("jax")
 
 
 def dumps(
@@ -73,7 +65,6 @@ def dumps(
         tree,
         align,
         metadata,
-        max_chunk_size=serialization.MAX_CHUNK_SIZE,
         static=static,
         joined=not compress,
     )
@@ -83,35 +74,10 @@ def dumps(
         return layout.to_gzip(level, numbers=compress == "numbers", threads=threads, progress=tell)
 
 
-T = TypeVar("T")
-
-
-@overload
-def loads(data: Buffer, target: None = None, **options: Unpack[BytesOptions]) -> Any: ...
-
-
-@overload
-def loads(data: Buffer, target: T, **options: Unpack[BytesOptions]) -> T: ...
-
-
+@takes(BytesOptions, Reading)
 def loads(
-    data: Buffer,
-    target: Any = None,
-    *,
-    strict: Strict = True,
-    cast: bool = False,
-    dtype: Any = None,
-    arrays: Arrays = "saved",
-    device: Device | None = None,
-    sharding: Any = None,
-    copy: bool | None = None,
-    unknown: Unknown = "error",
-    containers: Containers = "saved",
-    static: Any = None,
-    max_size: int | None = None,
-    threads: int | None = None,
-    progress: Progress = None,
-) -> Any:
+    data: Buffer, target: Template | None = None, **options: Unpack[BytesOptions]
+) -> Template:
     """Decodes a tree from bytes: as it was, or in the structure of a target.
 
     Takes the options of `load`, with the same errors. Views are of the bytes.
@@ -144,9 +110,10 @@ def loads(
       >>> treepack.loads(saved, arrays="numpy")
       (array([0, 1, 2], dtype=int32), {'n': 1})
     """
-    how = Reading.of(locals())
-    data = inflated(data, max_size=max_size, threads=threads, progress=progress)
-    return restore_described(data, target, how)
+    check_known(loads, options)
+    how, opening = Reading.of(options), Opening.of(options)
+    found: Template = restore_described(inflated(data, opening), target, how)
+    return found
 
 
 def packed_size(
@@ -184,11 +151,8 @@ def packed_size(
 def _layout(tree: Any, align: int, described: bool, metadata: Any, static: Static) -> core.Layout:
     check_described(described, metadata, static)
     if not described:
-        return serialization.state_layout(tree, align, align_all=True)
-    chunks = serialization.MAX_CHUNK_SIZE
-    return described_layout(
-        tree, align, metadata, max_chunk_size=chunks, static=static, align_all=True
-    )
+        return state_layout(tree, align, align_all=True)
+    return described_layout(tree, align, metadata, static=static, align_all=True)
 
 
 def pack_into(

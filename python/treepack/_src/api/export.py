@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
 
 from treepack._src import paths as _paths
 from treepack._src.api.files import save
 from treepack._src.checkpoint.load import restore_described
-from treepack._src.interop.modules import OnUse
 from treepack._src.options import (
     Arrays,
-    Compress,
     Device,
+    FileOptions,
+    OnUse,
+    Opening,
     Progress,
     Reading,
-    Static,
+    Saved,
     StorageOptions,
+    Writing,
+    check_known,
+    takes,
 )
 from treepack._src.pytree.kinds import kind_of
 from treepack._src.storage.content import Openable, content_of
@@ -44,20 +48,12 @@ class LoadedExported(NamedTuple):
     params: Any
 
 
+@takes(FileOptions, Saved, Writing, compress=None)
 def save_exported(
     path: Location,
     exported: jax_export.Exported,
     params: Any = None,
-    *,
-    metadata: Any = None,
-    static: Static = "skip-code",
-    compress: Compress | None = None,
-    level: int | None = None,
-    align: int = 64,
-    durable: bool = True,
-    threads: int | None = None,
-    progress: Progress = None,
-    storage_options: StorageOptions = None,
+    **options: Unpack[FileOptions],
 ) -> None:
     """Saves an exported function and its parameters to one file, replaced whole or not at all.
 
@@ -95,9 +91,7 @@ def save_exported(
       >>> loaded.exported.call(loaded.params, jnp.ones(3))
       Array([2., 2., 2.], dtype=float32)
     """
-    options: Any = {**locals()}
-    for name in ("path", "exported", "params"):
-        del options[name]
+    check_known(save_exported, options)
     try:
         function = exported.serialize()
     except ValueError as error:
@@ -171,11 +165,18 @@ def load_exported(
 
     if sharding is not None and not isinstance(sharding, Sharding):
         sharding = _of_params(sharding)
-    static = _static_of_params(static)
-    how = Reading.of(locals())
+    how = Reading(
+        arrays=arrays,
+        device=device,
+        sharding=sharding,
+        static=_static_of_params(static),
+        copy=copy,
+        threads=threads,
+    )
+    opening = Opening(mmap=mmap, max_size=max_size, threads=threads, progress=progress)
     path = resolved(path, storage_options)
     with naming(path):
-        content = content_of(path, mmap=mmap, max_size=max_size, threads=threads, progress=progress)
+        content = content_of(path, opening)
         tree = restore_described(content, None, how)
         if type(tree) is not dict or tree.keys() != {"exported", "params"}:
             raise DecodeError("the file is not from save_exported")

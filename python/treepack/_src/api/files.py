@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import operator
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, overload
+from typing import Any, Literal, Unpack, overload
 
-from treepack import serialization
 from treepack._src.api.streams import spooled
 from treepack._src.checkpoint.file import File, open, place_of
 from treepack._src.checkpoint.load import load_part, restore_described
@@ -16,28 +14,23 @@ from treepack._src.checkpoint.placement import sharing
 from treepack._src.checkpoint.reader import Place
 from treepack._src.checkpoint.select import chosen
 from treepack._src.checkpoint.sharded import open_reader, unless_replaced
-from treepack._src.interop.modules import OnUse
 from treepack._src.options import (
-    TIMEOUT_S,
-    Arrays,
-    Compress,
     Containers,
-    Device,
     LoadOptions,
-    Missing,
-    OnCorrupt,
-    Progress,
-    Replicas,
+    Opening,
+    Reading,
+    Saved,
     SaveOptions,
+    Selection,
     Sharing,
-    Static,
     StorageOptions,
-    Strict,
-    Unexpected,
+    Template,
     Unknown,
+    Writing,
     check,
     check_iterator,
-    part_options,
+    check_known,
+    takes,
 )
 from treepack._src.restore.report import Report
 from treepack._src.saving.background import Saving, run, wait_for
@@ -64,11 +57,6 @@ from treepack.errors import (
     TreepackError,
 )
 
-if TYPE_CHECKING:
-    import jax
-else:
-    jax = OnUse("jax")
-
 
 @overload
 def save(
@@ -90,24 +78,9 @@ def save(
 ) -> Saving: ...
 
 
+@takes(SaveOptions, Saved, Writing, compress=None)
 def save(
-    path: Location,
-    tree: Any,
-    *,
-    background: bool = False,
-    sharded: bool | None = None,
-    step: int | None = None,
-    timeout: float = TIMEOUT_S,
-    metadata: Any = None,
-    static: Static = "skip-code",
-    select: Any = None,
-    compress: Compress | None = None,
-    level: int | None = None,
-    align: int = 64,
-    durable: bool = True,
-    threads: int | None = None,
-    progress: Progress = None,
-    storage_options: StorageOptions = None,
+    path: Location, tree: Any, *, background: bool = False, **options: Unpack[SaveOptions]
 ) -> Saving | None:
     """Saves a tree to a file, which is replaced whole or not at all.
 
@@ -184,26 +157,27 @@ def save(
       >>> treepack.load(path)
       {'layers': [(Array([0., 0.], dtype=float32), 'relu')]}
     """
-    place = located(path, storage_options)
+    check_known(save, options)
+    saved = Saved.of(options)
+    progress = options.get("progress")
+    place = located(path, options.get("storage_options"))
     check_suffix(place)
-    step = None if step is None else operator.index(step)
     if isinstance(tree, Iterator):
-        check_iterator(select=select, background=background, sharded=sharded)
+        check_iterator(saved, background=background)
     else:
-        tree = chosen(tree, select)
-        sharded = is_distributed(tree) if sharded is None else sharded
-    if compress is None:
-        compress = not sharded and has_gzip_suffix(place)
-    how = serialization.writing(locals())
+        tree = chosen(tree, saved.select)
+        if saved.sharded is None:
+            saved.sharded = is_distributed(tree)
+    if options.get("compress") is None:
+        options["compress"] = not saved.sharded and has_gzip_suffix(place)
+    how = Writing.of(options)
     wait_for(place)
     if isinstance(tree, Iterator):
         with spooled(tree, place) as tree:
-            save_layout(file_layout(tree, metadata, how, static=static), place, how, progress)
+            save_layout(file_layout(tree, saved, how), place, how, progress)
         return None
-    if sharded:
-        together = ShardedWrite(
-            place, tree, metadata, static, how, snapshot=background, step=step, timeout=timeout
-        )
+    if saved.sharded:
+        together = ShardedWrite(place, tree, saved, how, snapshot=background)
         return run(
             place,
             together,
@@ -212,7 +186,7 @@ def save(
             at_once=bool(interrupted(place)),  # which ends only after this
             abandon=together.abandon,
         )
-    layout = file_layout(tree, metadata, how, static=static, snapshot=background)
+    layout = file_layout(tree, saved, how, snapshot=background)
     # Meanwhile the program may change its directory.
     where = absolute(place) if background else place
     write = functools.partial(save_layout, layout, where, how)
@@ -220,67 +194,33 @@ def save(
     return run(place, write, progress, background=background)
 
 
-T = TypeVar("T")
-
-
 @overload
 def load(
     path: Openable,
-    target: None = None,
-    *,
-    return_report: bool = False,
-    **options: Unpack[LoadOptions],
-) -> Any: ...
-
-
-@overload
-def load(
-    path: Openable,
-    target: T,
+    target: Template | None = None,
     *,
     return_report: Literal[False] = False,
     **options: Unpack[LoadOptions],
-) -> T: ...
+) -> Template: ...
 
 
 @overload
 def load(
     path: Openable,
-    target: T,
+    target: Template | None = None,
     *,
     return_report: Literal[True],
     **options: Unpack[LoadOptions],
-) -> tuple[T, Report]: ...
+) -> tuple[Template, Report]: ...
 
 
+@takes(LoadOptions, Selection, Reading, Sharing, Opening)
 def load(
     path: Openable,
     target: Any = None,
     *,
-    strict: Strict = True,
-    cast: bool = False,
-    dtype: Any = None,
-    select: Any = None,
-    rename: Any = None,
-    missing: Missing = "error",
-    unexpected: Unexpected | None = None,
-    verify: bool = False,
-    on_corrupt: OnCorrupt = "error",
     return_report: bool = False,
-    arrays: Arrays = "saved",
-    device: Device | None = None,
-    sharding: Any = None,
-    replicas: Replicas = "read",
-    timeout: float = TIMEOUT_S,
-    copy: bool | None = None,
-    mmap: bool = True,
-    unknown: Unknown = "error",
-    containers: Containers = "saved",
-    static: Any = None,
-    max_size: int | None = None,
-    threads: int | None = None,
-    progress: Progress = None,
-    storage_options: StorageOptions = None,
+    **options: Unpack[LoadOptions],
 ) -> Any:
     """Loads the tree in a file: as it was saved, or in the structure of a target.
 
@@ -399,9 +339,11 @@ def load(
       >>> treepack.load(path, dtype=jnp.float16)["w"].dtype
       dtype('float16')
     """
-    selection, how = part_options(locals())
-    together = Sharing.of(locals())
-    path = resolved(path, storage_options)
+    check_known(load, options)
+    selection, how = Selection.of(options), Reading.of(options)
+    selection.return_report = return_report
+    together, opening = Sharing.of(options), Opening.of(options)
+    path = resolved(path, options.get("storage_options"))
     is_directory = False
 
     def attempt() -> Any:
@@ -409,9 +351,7 @@ def load(
         with sharing(target, how, together) as group:
             if selection.is_whole and not is_directory:
                 try:
-                    content = content_of(
-                        path, mmap=mmap, max_size=max_size, threads=threads, progress=progress
-                    )
+                    content = content_of(path, opening)
                 except IsADirectoryError:
                     is_directory = True  # a sharded checkpoint, or nothing
                 else:
@@ -419,15 +359,15 @@ def load(
             source = path
             if selection.verifies and selection.select is None and not is_directory:
                 try:  # once, so that what is verified is what is used
-                    source = downloaded(path, progress)
+                    source = downloaded(path, opening.progress)
                 except IsADirectoryError:
                     is_directory = True
             reader = open_reader(
                 source,
                 is_directory=is_directory,
-                salvage=on_corrupt == "skip",
-                mmap=mmap,
-                max_size=max_size,
+                salvage=selection.on_corrupt == "skip",
+                mmap=opening.mmap,
+                max_size=opening.max_size,
             )
             reader.given = path
             with contextlib.closing(reader):
@@ -562,4 +502,4 @@ def _opened(path_or_data: Openable, max_size: int | None, unknown: Unknown = "er
     try:
         return open(path_or_data, max_size=max_size, unknown=unknown)
     except (GzipError, GzipTruncatedError):
-        return open(content_of(path_or_data, max_size=max_size), unknown=unknown)
+        return open(content_of(path_or_data, Opening(max_size=max_size)), unknown=unknown)

@@ -9,23 +9,21 @@ from __future__ import annotations
 
 import contextlib
 import os
-import tempfile
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import treepack._core as core
-from treepack import serialization
 from treepack._src import paths as _paths
 from treepack._src.interop import jax as _jax
-from treepack._src.options import StorageOptions
+from treepack._src.options import Opening, StorageOptions
+from treepack._src.saving.layout import plain_layout, state_layout
 from treepack._src.storage.content import read_whole
 from treepack._src.storage.deferred import Deferred, InContent
 from treepack._src.storage.naming import naming
-from treepack._src.storage.place import Location, local, located, url_of
-from treepack._src.storage.write import make_directories, replacing, spool
+from treepack._src.storage.place import Location, located
+from treepack._src.storage.write import replacing, spool
 
 
 def read_stream(
@@ -54,7 +52,7 @@ def read_stream(
     """
     source = located(path, storage_options)
     with naming(source):
-        content = read_whole(source, max_size=max_size, may_be_empty=True)
+        content = read_whole(source, Opening(max_size=max_size), may_be_empty=True)
         items = core.stream_items(content)
     for key, start, end in items:
         with naming(source):
@@ -83,17 +81,14 @@ def write_stream(path: Location, leaves: Iterable[tuple[Any, Any]]) -> None:
     """
     with replacing(located(path)) as file:
         for key, leaf in leaves:
-            value = serialization.to_bytes(leaf)
-            file.write(serialization.msgpack_serialize([_paths.parts(key), value]))
+            value = state_layout(leaf, 16).to_bytes(threads=None)
+            file.write(plain_layout([_paths.parts(key), value], 16).to_bytes(threads=None))
 
 
 @contextlib.contextmanager
 def spooled(leaves: Iterable[tuple[Any, Any]], path: str | os.PathLike[str]) -> Iterator[Any]:
     """Collects leaves into a tree; its large arrays lie in a temporary file until the end."""
-    # For URLs, the file is where all temporary files are.
-    place = Path(local(path) if url_of(path) is None else f"{tempfile.gettempdir()}/treepack")
-    make_directories(place.parent)
-    with spool(place, name=path) as file:
+    with spool(path) as file:
         yield _collected(leaves, file, path)
 
 

@@ -7,7 +7,6 @@ import html
 import itertools
 import math
 from collections.abc import Iterator, Mapping
-from types import TracebackType
 from typing import Any, Unpack
 
 import treepack._core as core
@@ -20,12 +19,14 @@ from treepack._src.checkpoint.sharded import open_reader
 from treepack._src.options import (
     Containers,
     PartOptions,
+    Reading,
+    Selection,
     Sharing,
     StorageOptions,
     Unknown,
     check,
     check_known,
-    part_options,
+    takes,
 )
 from treepack._src.printable import cells, padded, printable
 from treepack._src.registry.holes import Fillings
@@ -176,6 +177,7 @@ class Tree(Mapping[str, Any]):
         """The number of bytes of its leaves, uncompressed; of arrays, those of their elements."""
         return totals(self._catalog, self._place.value)[1]
 
+    @takes(PartOptions, Selection, Reading, Sharing)
     def load(
         self,
         target: Any = None,
@@ -195,8 +197,9 @@ class Tree(Mapping[str, Any]):
           ...     print(file["params"].load(), file.load(select="step"))
           [array([1., 1.]), array([0., 0.])] {'step': 7}
         """
-        check_known(options)
-        selection, how = part_options({**options, "return_report": return_report})
+        check_known(Tree.load, options)
+        selection, how = Selection.of(options), Reading.of(options)
+        selection.return_report = return_report
         together = sharing(target, how, Sharing.of(options))
         with naming(self._place.reader.given), together as group:
             return load_part(self._place, target, selection, how, group)
@@ -337,12 +340,7 @@ class File(Tree):
     def __enter__(self) -> File:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __reduce__(self) -> Any:

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 
 import treepack._core as core
 from treepack._src import paths as _paths
-from treepack._src.checkpoint.placement import cast_floats, converter
+from treepack._src.checkpoint.casting import cast_floats
+from treepack._src.checkpoint.placement import converter
 from treepack._src.checkpoint.reader import Place
 from treepack._src.checkpoint.replicas import Together
 from treepack._src.checkpoint.select import Renaming, Selector, meant_of

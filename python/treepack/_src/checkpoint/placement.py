@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import itertools
 from collections import defaultdict
@@ -14,14 +13,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import treepack._core as core
-from treepack._src import dtypes as _dtypes
 from treepack._src import paths as _paths
-from treepack._src.checkpoint.boxes import Box, aligned, expect, find, ranges_of, reading
+from treepack._src.checkpoint.boxes import Box, expect, find, ranges_of, reading
+from treepack._src.checkpoint.casting import Item, cast_items, number_to_array
 from treepack._src.checkpoint.reader import LazyArray
 from treepack._src.checkpoint.replicas import (
     BATCH_BYTES,
     Rows,
-    Shared,
     Together,
     rows_of,
     share,
@@ -35,10 +33,9 @@ from treepack._src.options import Reading, Sharing
 from treepack._src.paths import Trail
 from treepack._src.pytree.kinds import kind_of
 from treepack._src.pytree.state_dict import leaves_of
-from treepack._src.restore.compare import like_scalar, signature
+from treepack._src.restore.compare import like_scalar
 from treepack._src.restore.report import Convert
 from treepack._src.storage.fetch import fetching
-from treepack._src.tasks import run
 from treepack.errors import DecodeError, TreepackError
 
 if TYPE_CHECKING:
@@ -46,36 +43,6 @@ if TYPE_CHECKING:
 
 # The most bytes in flight to devices at a time.
 _WINDOW = 1 << 30
-
-# Arrays are cast in blocks of this many elements.
-_CAST_ELEMENTS = 1 << 20
-
-# Arrays of this many bytes are cast at a time.
-_CAST_BYTES = 1 << 26
-
-
-@dataclasses.dataclass(slots=True)
-class _Item:
-    """A leaf that is cast, and put on devices.
-
-    Attributes:
-      path: Its path.
-      target: The leaf of the template; `None` if there is no template.
-      leaf: The leaf: first as it was found, at last as it is returned.
-      weak: Whether its dtype was weak, where there is no template to tell; `None` if it was no
-        array of jax.
-      place: The device or sharding for it; before that, the one that was recorded.
-      shared: How it is shared out to several processes, of which one reads each shard.
-      boxes: The boxes that devices of this process need, by `_key`, of an array in several files.
-    """
-
-    path: Trail
-    target: Any
-    leaf: Any
-    weak: bool | None = False
-    place: Any = None
-    shared: Shared | None = None
-    boxes: dict[Any, Box] = dataclasses.field(default_factory=dict)
 
 
 def sharing(target: Any, how: Reading, options: Sharing) -> AbstractContextManager[Together | None]:
@@ -127,12 +94,12 @@ def converter(
         return None
 
     def convert(leaves: list[Any]) -> list[Any]:
-        items = [_Item(*leaf) for leaf in leaves]
+        items = [Item(*leaf) for leaf in leaves]
         if cast:
-            _cast(items, threads)
+            cast_items(items, threads)
         if placed:
             for item in items:
-                item.leaf = _number_to_array(item.target, item.leaf)
+                item.leaf = number_to_array(item.target, item.leaf)
             _place(items, where, may_change, threads, group, everywhere=how.arrays == "jax")
             for item in items:
                 if isinstance(item.leaf, LazyArray):
@@ -140,132 +107,6 @@ def converter(
         return [like_scalar(item.target, item.leaf) for item in items]
 
     return convert
-
-
-def _number_to_array(target: Any, found: Any) -> Any:
-    """Returns a number as an array where the template has an array of jax of its kind.
-
-    A number that does not fit the dtype stays a number.
-    """
-    if type(found) not in (bool, int, float, complex) or not _jax.is_abstract(target):
-        return found
-    expected = signature(target)
-    if expected is None or expected.shape != () or expected.kind != type(found).__name__:
-        return found
-    try:
-        with np.errstate(over="ignore"):
-            made = np.asarray(found, expected.dtype)
-    except OverflowError:
-        return found
-    return made if np.isfinite(made) or not np.isfinite(found) else found
-
-
-# Casting
-
-
-def _cast(items: Iterable[_Item], threads: int | None) -> None:
-    """Casts floats and integers to the dtypes of the template."""
-    work: list[Callable[[], None]] = []
-    for item in items:
-        expected, actual = signature(item.target), signature(item.leaf)
-        if (
-            expected is None
-            or actual is None
-            or expected.dtype == actual.dtype
-            or expected.kind != actual.kind
-            or expected.kind not in ("float", "int")
-        ):
-            continue
-        if isinstance(item.leaf, ShardedArray):
-            item.leaf = item.leaf.cast(expected.dtype)  # as each device reads its part
-            continue
-        if isinstance(item.leaf, np.generic):
-            item.leaf = _cast_scalar(item.leaf, expected.dtype, item.path)
-            continue
-        item.leaf = _casting(np.asarray(item.leaf), expected.dtype, work, item.path)
-    run(work, core.thread_count(threads))
-
-
-def cast_floats(
-    state: Any, dtype: np.dtype[Any] | None, threads: int | None, note: Callable[[Trail], None]
-) -> Any:
-    """Casts all arrays of floats in a state, in their places; `None` casts nothing.
-
-    Each array goes as soon as it is cast, so that only a few are there twice.
-
-    Args:
-      state: Dicts, lists and leaves, which change.
-      dtype: The dtype.
-      threads: The maximum number of threads.
-      note: Is called with the path of each array that is cast.
-    """
-    if dtype is None:
-        return state
-    root = [state]
-    places: list[tuple[Any, Any]] = []
-    work: list[Callable[[], None]] = []
-    nbytes = 0
-
-    def finish() -> None:
-        nonlocal nbytes
-        run(work, core.thread_count(threads))
-        work.clear()
-        for container, key in places:
-            container[key] = container[key][1]
-        places.clear()
-        nbytes = 0
-
-    def leaf(container: Any, key: Any, path: Trail) -> None:
-        nonlocal nbytes
-        found = container[key]
-        actual = signature(found)
-        if actual is None or actual.kind != "float" or actual.dtype == dtype:
-            return
-        note(path)
-        if isinstance(found, ShardedArray):
-            container[key] = found.cast(dtype)  # as each device reads its part
-        elif isinstance(found, np.generic):
-            container[key] = _cast_scalar(found, dtype, path)
-        else:
-            # In a pair with what it was, so that a list of arrays holds none.
-            container[key] = found, _casting(found, dtype, work, path)
-            places.append((container, key))
-            nbytes += found.nbytes
-            if nbytes >= _CAST_BYTES:
-                finish()
-
-    def below(container: Any, key: Any, path: Trail) -> None:
-        value = container[key]
-        if type(value) is dict:
-            for name in value:
-                below(value, name, Trail(path, str(name)))
-        elif type(value) is list:
-            for index in range(len(value)):
-                below(value, index, Trail(path, str(index)))
-        else:
-            leaf(container, key, path)
-
-    below(root, 0, Trail())
-    finish()
-    return root[0]
-
-
-def _cast_scalar(source: np.generic, dtype: np.dtype[Any], path: Trail) -> Any:
-    made = np.empty((), dtype)
-    _dtypes.cast(source, made, path)
-    return made[()]
-
-
-def _casting(
-    source: np.ndarray, dtype: np.dtype[Any], work: list[Callable[[], None]], path: Trail
-) -> np.ndarray:
-    """Returns an array that the work, once it is done, fills with another one, cast."""
-    made = aligned(source.shape, dtype)
-    starts = range(0, source.size, _CAST_ELEMENTS)
-    parts = [slice(start, start + _CAST_ELEMENTS) for start in starts]
-    flat = source.reshape(-1), made.reshape(-1)
-    work += [functools.partial(_dtypes.cast, flat[0][part], flat[1][part], path) for part in parts]
-    return made
 
 
 # Placing
@@ -316,7 +157,7 @@ def _is_function(sharding: Any) -> bool:
 
 
 def _place(
-    items: Iterable[_Item],
+    items: Iterable[Item],
     where: Where | None,
     may_change: bool,
     threads: int | None,
@@ -325,7 +166,7 @@ def _place(
     everywhere: bool,
 ) -> None:
     """Puts the leaves that are to be arrays of jax on devices."""
-    placed: list[_Item] = []
+    placed: list[Item] = []
     for item in items:
         target, array = item.target, item.leaf
         is_jax = _is_jax(item)
@@ -337,7 +178,7 @@ def _place(
             placed.append(item)
     if together is not None:
         _share(placed, together)
-    groups: dict[Any, list[_Item]] = defaultdict(list)
+    groups: dict[Any, list[Item]] = defaultdict(list)
     for item in placed:
         groups[item.place if item.shared is None else item.shared.rows].append(item)
     for item in placed:
@@ -361,7 +202,7 @@ def _place(
             item.leaf, item.boxes = _jax.weak(made) if weak else made, {}
 
 
-def _is_jax(item: _Item) -> bool:
+def _is_jax(item: Item) -> bool:
     """Returns whether a leaf was an array of jax, or is one in the template.
 
     Raises:
@@ -374,7 +215,7 @@ def _is_jax(item: _Item) -> bool:
     return _jax.is_abstract(target) and _is_array(array) and _can_be(target, array)
 
 
-def _may_be_jax(item: _Item) -> bool:
+def _may_be_jax(item: Item) -> bool:
     """Returns whether an array of NumPy may be one of jax, where a place is given for it."""
     target, array = item.target, item.leaf
     if not isinstance(array, _HOST):
@@ -384,7 +225,7 @@ def _may_be_jax(item: _Item) -> bool:
     return isinstance(target, _HOST) and _can_be(target, array)
 
 
-def _share(items: Iterable[_Item], together: Together) -> None:
+def _share(items: Iterable[Item], together: Together) -> None:
     """Shares out the arrays that several processes need."""
     found = [(item, rows_of(item.leaf, item.place)) for item in items]
     shared = [(item, rows) for item, rows in found if rows is not None]
@@ -393,7 +234,7 @@ def _share(items: Iterable[_Item], together: Together) -> None:
         item.shared = share_of
 
 
-def _plan(item: _Item) -> None:
+def _plan(item: Item) -> None:
     """Plans the boxes of an array in several files that devices of this process need."""
     if isinstance(item.leaf, ShardedArray):
         in_place = _is_on_cpu(item.place)
@@ -403,7 +244,7 @@ def _plan(item: _Item) -> None:
                 item.boxes[key] = item.leaf.plan(index, in_place=in_place)
 
 
-def _parts_of(item: _Item) -> Iterable[tuple[slice, ...]]:
+def _parts_of(item: Item) -> Iterable[tuple[slice, ...]]:
     """Returns the parts of an array that this process reads."""
     if item.shared is not None:
         return item.shared.sources.values()
@@ -537,7 +378,7 @@ def _concrete(sharding: Any) -> Any:
 
 
 def _put(
-    items: list[_Item],
+    items: list[Item],
     place: Any,
     may_change: bool,
     threads: int | None,
@@ -567,7 +408,7 @@ def _put(
 
 
 def _put_shared(
-    batch: list[_Item], together: Together, read: Callable[[Box], np.ndarray]
+    batch: list[Item], together: Together, read: Callable[[Box], np.ndarray]
 ) -> list[Any]:
     """Puts arrays on the devices of several processes, of which one reads each shard."""
     boxes = {id(item.shared): item.boxes for item in batch}
@@ -575,11 +416,11 @@ def _put_shared(
     return spread(together, shared, lambda it, index: read(boxes[id(it)][_key(index)]))
 
 
-def _put_whole(batch: list[_Item], place: Any, read: Callable[[Box], np.ndarray]) -> list[Any]:
+def _put_whole(batch: list[Item], place: Any, read: Callable[[Box], np.ndarray]) -> list[Any]:
     """Puts whole arrays on one device."""
     import jax
 
-    def whole(item: _Item) -> Any:
+    def whole(item: Item) -> Any:
         for box in item.boxes.values():
             return read(box)
         return item.leaf
@@ -599,7 +440,7 @@ def _put_whole(batch: list[_Item], place: Any, read: Callable[[Box], np.ndarray]
     return made
 
 
-def _put_parts(item: _Item, place: Any, read: Callable[[Box], np.ndarray]) -> Any:
+def _put_parts(item: Item, place: Any, read: Callable[[Box], np.ndarray]) -> Any:
     """Puts the parts of an array on several devices; equal parts are read once."""
     import jax
 
@@ -633,7 +474,7 @@ def _key(index: tuple[slice, ...]) -> tuple[tuple[Any, Any], ...]:
     return tuple((at.start, at.stop) for at in index)
 
 
-def _batches(items: list[_Item]) -> Iterable[list[_Item]]:
+def _batches(items: list[Item]) -> Iterable[list[Item]]:
     if items[0].shared is not None:  # the same batches in all processes
         sizes, window = (item.shared.nbytes for item in items if item.shared), BATCH_BYTES
     else:

@@ -37,22 +37,21 @@ from treepack._src.storage.deferred import Computed
 from treepack._src.storage.fetch import fetching
 from treepack._src.storage.foreign import directory_text
 from treepack._src.storage.naming import name_file, naming
-from treepack._src.storage.place import absolute, joined, url_of
-from treepack._src.storage.remote import at_once
-from treepack._src.storage.store import ConditionError
+from treepack._src.storage.place import absolute, joined
+from treepack._src.storage.store import ConditionError, RemoteStore
+from treepack._src.storage.stores import store_of
 from treepack._src.tasks import Task, run
 from treepack.errors import (
     CorruptionError,
     DecodeError,
+    NewerVersionError,
     TreepackError,
 )
 
 T = TypeVar("T")
 
-# https://github.com/git-lfs/git-lfs/blob/main/docs/spec.md, "The Pointer"
-_POINTER = b"version https://git-lfs"
-_POINTER_BYTES = 1024
-_IS_POINTER = "is a git-LFS pointer: run `git lfs pull` to get the real file"
+# Files of other kinds in the place of shards, such as pointers of git-LFS, are smaller.
+_MOST_FOREIGN_BYTES = 1024
 
 # The maximum ratio of gzip.
 _MOST_INFLATED = 1032
@@ -111,9 +110,14 @@ class ShardedReader(Reader):
                 f"the directory has no {MANIFEST}: {directory_text(source, MANIFEST)}"
             ) from None
         self._data = data
-        if data.startswith(_POINTER):
-            raise DecodeError(f"{MANIFEST} {_IS_POINTER}")
-        self.manifest = core.Manifest.decode(data, max_size=max_size)
+        try:
+            self.manifest = core.Manifest.decode(data, max_size=max_size)
+        except NewerVersionError:
+            raise
+        except DecodeError as error:
+            if (text := core.described(core.Content.lent(data))) is None:
+                raise
+            raise DecodeError(f"{MANIFEST} is {text}; {error.reason}") from error
         self._expected = self.manifest.files
         for name, _, _ in self._expected:
             if name in ("", ".", "..") or "\0" in name or os.path.basename(name) != name:  # noqa: PTH119
@@ -125,7 +129,7 @@ class ShardedReader(Reader):
             )
         found = Opened(self.manifest.content, inflated=self.manifest.inflated)
         super().__init__(source, found, salvage=salvage, mmap=mmap, max_size=max_size)
-        self.is_local = url_of(self._path) is None
+        self.is_local = store_of(self._path)[0].is_local
         self._files: list[Task[Reader] | None] = [None] * len(self._expected)
         self.catalogs: list[core.Catalog | None] = [None] * len(self._expected)
 
@@ -176,9 +180,9 @@ class ShardedReader(Reader):
 
     def open_files(self, numbers: Iterable[int]) -> None:
         """Opens remote files that are needed, many at a time; local ones are opened when used."""
-        if not self.is_local:
-            requests = at_once(self._path)
-            run([functools.partial(self._open_early, it) for it in numbers], requests)
+        store, _ = store_of(self._path)
+        if isinstance(store, RemoteStore):
+            run([functools.partial(self._open_early, it) for it in numbers], store.at_once)
 
     def _open_early(self, number: int) -> None:
         with contextlib.suppress(TreepackError):  # told where it is used, if it is
@@ -190,8 +194,9 @@ class ShardedReader(Reader):
         def check_size(found: int) -> None:
             if found == nbytes:
                 return
-            if found < _POINTER_BYTES and read_all(place).startswith(_POINTER):
-                raise CorruptionError(f"{name} {_IS_POINTER}")
+            is_small = found < _MOST_FOREIGN_BYTES
+            if is_small and (text := core.described(core.Content.lent(read_all(place)))):
+                raise CorruptionError(f"{name} is {text}")
             raise CorruptionError(f"{name} has {found} bytes instead of {nbytes}")
 
         if self.is_local:  # before its end is read, which would not make sense

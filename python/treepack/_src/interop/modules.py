@@ -8,7 +8,6 @@ missing, the features that need it are off.
 from __future__ import annotations
 
 import functools
-import importlib
 import sys
 from collections.abc import Callable
 from types import ModuleType
@@ -63,13 +62,3 @@ def _both(ours: Any, theirs: Any) -> Any:
     # From Python 3.14 on, ValueError has no `__init__` of its own, so theirs would be next.
     own = {"__module__": ours.__module__, "__init__": ours.__init__, "__reduce__": reduce}
     return type(ours.__name__, (ours, theirs), own)
-
-
-class OnUse:
-    """A module that is imported once one of its names is looked up: by `typing.get_type_hints`."""
-
-    def __init__(self, name: str):
-        self._name = name
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(importlib.import_module(self._name), name)

@@ -6,9 +6,7 @@ may use them without registration.
 
 from __future__ import annotations
 
-import dataclasses
 import enum
-import inspect
 import math
 import re
 from collections.abc import Callable
@@ -17,7 +15,6 @@ from typing import Any
 import numpy as np
 
 import treepack._core as core
-from treepack._src import dtypes as _dtypes
 from treepack._src.interop import equinox, flax
 from treepack._src.interop.jax import (
     is_array,
@@ -29,22 +26,28 @@ from treepack._src.interop.jax import (
     treedef_with,
 )
 from treepack._src.interop.modules import imported, instance_of
-from treepack._src.printable import short_repr
 from treepack._src.pytree.containers import is_namedtuple
 from treepack._src.pytree.kinds import is_plain_namedtuple
-from treepack._src.pytree.leaves import as_plain
 from treepack._src.registry import types as _types
+from treepack._src.registry.array_codecs import (
+    MOST_DIMENSIONS,
+    array_of,
+    array_parts,
+    dtype_name,
+    dtype_of,
+    refusal,
+    scalar_of,
+    type_of,
+    type_parts,
+)
 from treepack._src.registry.codec import Codec, as_parts, counts, exactly, found_in, instance, one
 from treepack._src.registry.holes import Hole
 from treepack._src.registry.inert import checked_keys
-from treepack._src.registry.libraries import find, library_name, library_of
-from treepack._src.registry.names import default_name, function_name
+from treepack._src.registry.libraries import library_name, library_of
+from treepack._src.registry.names import default_name
 from treepack._src.registry.python_codecs import CODECS
 from treepack._src.registry.unregistered import of_library
 from treepack.errors import UnregisteredTypeError
-
-# JAX compares and hashes static data; larger arrays belong into leaves.
-MAX_ARRAY_BYTES = 64 << 10
 
 
 def encode(value: Any) -> tuple[str, Any] | None:
@@ -123,103 +126,6 @@ _TREEDEFS: dict[type, str] = {type(None): "none", dict: "dict", list: "list", tu
 _TREEDEF_TYPES = {name: ty for ty, name in _TREEDEFS.items()}
 
 
-# dtypes and arrays
-
-
-def _dtype(name: str) -> np.dtype:
-    dtype = _dtypes.resolve(one(str, name).encode())
-    if dtype is None:
-        raise ValueError(f"{name!r} is no dtype that an array can have")
-    return dtype
-
-
-def _dtype_name(dtype: np.dtype) -> str:
-    name, native = _dtypes.describe(dtype)
-    if name is None or not native:
-        raise TypeError(
-            f"the dtype {dtype!r} cannot be saved as static data; save the array's .tolist()"
-        )
-    return name
-
-
-def _array_parts(array: np.ndarray) -> tuple[str, tuple[int, ...], bytes]:
-    if array.nbytes > MAX_ARRAY_BYTES or type(array) is not np.ndarray:
-        raise TypeError(refusal(array))
-    return _dtype_name(array.dtype), array.shape, array.tobytes()
-
-
-def _array(parts: tuple[str, tuple[int, ...], bytes]) -> np.ndarray:
-    name, shape, content = as_parts((str, tuple, bytes), parts)
-    dtype = _dtype(name)
-    sizes = counts(shape)
-    if len(sizes) > _MOST_DIMENSIONS or math.prod(sizes) * dtype.itemsize != len(content):
-        raise ValueError(
-            f"{len(content)} bytes do not make an array of {name} with the shape {shape}"
-        )
-    return np.frombuffer(content, dtype).reshape(sizes).copy()
-
-
-def _scalar(parts: Any) -> Any:
-    array = _array(parts)
-    if array.ndim:
-        raise ValueError(f"a scalar cannot have the shape {array.shape}")
-    return array[()]
-
-
-# types
-
-_TYPES: dict[str, type] = {
-    ty.__name__: ty
-    for ty in (
-        *(bool, int, float, complex, str, bytes, tuple, list, dict, set, frozenset),
-        *(bytearray, range, slice, type(None), type(...)),
-    )
-}
-
-# Classes of these modules are found by their public names: kinds of variables, of results.
-_MODULES = ("flax.nnx", "diffrax", "lineax", "optimistix")
-
-
-def _type_parts(ty: type) -> tuple[str, str]:
-    if _TYPES.get(ty.__name__) is ty:
-        return "builtins", ty.__name__
-    jax = imported("jax")
-    # jnp.float32 and its like are types of their own.
-    if jax is not None and getattr(jax.numpy, ty.__name__, None) is ty:
-        return "jax.numpy", ty.__name__
-    if issubclass(ty, np.generic) and np.dtype(ty).type is ty:
-        return "numpy", _dtype_name(np.dtype(ty))
-    for module in _MODULES:
-        if getattr(imported(module), ty.__name__, None) is ty:
-            return module, ty.__name__
-    name = library_name(ty)
-    if name is None:
-        raise TypeError(refusal(ty))
-    return "library", name
-
-
-def _type(parts: tuple[str, str]) -> Any:
-    module, name = as_parts((str, str), parts)
-    if module == "builtins":
-        return _TYPES[name]
-    if module == "numpy":
-        return _dtype(name).type
-    if module == "jax.numpy" and not name.startswith("_"):
-        found = found_in("jax.numpy", name)
-        if isinstance(found, type):
-            return found
-    if module == "library":
-        node = find(name)
-        if node is None:
-            raise UnregisteredTypeError(f"there is no type {name!r} here; import its library", name)
-        return node
-    if module in _MODULES and not name.startswith("_"):
-        found = found_in(module, name)
-        if isinstance(found, type):
-            return found
-    raise ValueError(f"{module}.{name} is not a type that static data may have")
-
-
 # jax
 
 
@@ -256,7 +162,7 @@ def _named_sharding(parts: tuple[Any, ...]) -> Any:
     # JAX ends the program for a mesh without devices, or with more than it can count.
     if 0 in counts(sizes) or math.prod(sizes) > _MOST_DEVICES:
         raise ValueError(f"there is no mesh of the sizes {sizes}")
-    if not len({*names}) == len(names) == len(sizes) <= _MOST_DIMENSIONS:
+    if not len({*names}) == len(names) == len(sizes) <= MOST_DIMENSIONS:
         raise ValueError(f"a mesh needs one size for each name, not {sizes} for {names}")
     axis_types = tuple(jax.sharding.AxisType[one(str, ty)] for part in more for ty in part)
     if len(axis_types) not in (0, len(names)):
@@ -275,7 +181,7 @@ def _jax_partial(parts: tuple[Any, ...]) -> Any:
 
 
 def _jax_array(parts: tuple[str, tuple[int, ...], bytes]) -> Any:
-    saved = _array(parts)
+    saved = array_of(parts)
     made = found_in("jax.numpy", "asarray")(saved)
     if made.dtype != saved.dtype:
         raise ValueError(f"jax makes {made.dtype} of {saved.dtype} here; set jax_enable_x64")
@@ -285,7 +191,7 @@ def _jax_array(parts: tuple[str, tuple[int, ...], bytes]) -> Any:
 def _struct_parts(struct: Any) -> tuple[Any, ...]:
     if is_extended(struct.dtype):
         raise TypeError(refusal(struct))
-    parts = tuple(struct.shape), _dtype_name(struct.dtype), bool(struct.weak_type), struct.sharding
+    parts = tuple(struct.shape), dtype_name(struct.dtype), bool(struct.weak_type), struct.sharding
     # Those of symbolic shapes, with a layout and the like are other ones.
     if type(struct.sharding) not in _shardings() or _struct(parts) != struct:
         raise TypeError(refusal(struct))
@@ -294,10 +200,10 @@ def _struct_parts(struct: Any) -> tuple[Any, ...]:
 
 def _struct(parts: Any) -> Any:
     shape, name, weak, sharding = as_parts((tuple, str, bool, _shardings()), parts)
-    if len(counts(shape)) > _MOST_DIMENSIONS:
+    if len(counts(shape)) > MOST_DIMENSIONS:
         raise ValueError(f"an array cannot have {len(shape)} dimensions")
     more = {"sharding": sharding, "weak_type": True} if weak else {"sharding": sharding}
-    return found_in("jax", "ShapeDtypeStruct")(shape, _dtype(name), **more)
+    return found_in("jax", "ShapeDtypeStruct")(shape, dtype_of(name), **more)
 
 
 def _shardings() -> tuple[type, ...]:
@@ -420,9 +326,6 @@ def _hole(parts: Any) -> Hole:
     return Hole(*as_parts(types[: 4 if type(parts) is tuple and len(parts) > 2 else 2], parts))
 
 
-# The limit of NumPy.
-_MOST_DIMENSIONS = 64
-
 _MOST_DEVICES = 2**31 - 1
 
 
@@ -430,12 +333,12 @@ _MOST_DEVICES = 2**31 - 1
 _CODECS = [
     *CODECS,
     Codec("treepack.hole", Hole, lambda it: tuple(it[: 2 if it.name is None else 4]), _hole),
-    Codec("numpy.dtype", instance(np.dtype), _dtype_name, _dtype),
+    Codec("numpy.dtype", instance(np.dtype), dtype_name, dtype_of),
     Codec("numpy.str_", np.str_, str, lambda text: np.str_(one(str, text))),
     Codec("numpy.bytes_", np.bytes_, bytes, lambda data: np.bytes_(one(bytes, data))),
-    Codec("numpy.generic", instance(np.generic), lambda it: _array_parts(np.asarray(it)), _scalar),
-    Codec("numpy.ndarray", instance(np.ndarray), _array_parts, _array),
-    Codec("type", instance(type), _type_parts, _type),
+    Codec("numpy.generic", instance(np.generic), lambda it: array_parts(np.asarray(it)), scalar_of),
+    Codec("numpy.ndarray", instance(np.ndarray), array_parts, array_of),
+    Codec("type", instance(type), type_parts, type_of),
     Codec(
         "jax.sharding.PartitionSpec",
         instance_of("jax.sharding", "PartitionSpec"),
@@ -467,7 +370,7 @@ _CODECS = [
     Codec(
         "jax.Array",
         lambda value: is_array(value) and not is_extended(value.dtype),
-        lambda it: _array_parts(np.asarray(it)),
+        lambda it: array_parts(np.asarray(it)),
         _jax_array,
     ),
     Codec("jax.nn", is_of_nn, lambda it: it.__name__, _jax_nn),
@@ -518,24 +421,3 @@ _BY_TYPE = {codec.fits: codec for codec in _CODECS if isinstance(codec.fits, typ
 _BY_PREDICATE = [codec for codec in _CODECS if not isinstance(codec.fits, type)]
 
 NAMES = frozenset(_BY_NAME)
-
-
-def refusal(value: Any) -> str:
-    """Returns the reason why a value cannot be saved, and the remedy."""
-    text = f"static data of type {default_name(type(value))} cannot be saved: {short_repr(value)}"
-    if type(value) is np.ndarray:
-        return f"{text}; arrays in static data may have up to {MAX_ARRAY_BYTES} bytes"
-    has_name = callable(value) and function_name(value)
-    if has_name or inspect.isroutine(value):
-        named = "" if has_name else ", with serialized_name="
-        return f"{text}; call treepack.register_function on it{named}, if it is defined once"
-    if isinstance(value, (enum.Enum, tuple)) or dataclasses.is_dataclass(value):
-        return f"{text}; call treepack.register_auxdata on its type"
-    bases = (str, bytes, int, float, complex)
-    base = next((base.__name__ for base in bases if isinstance(value, base)), "")
-    functions = f"encode={base} and decode={type(value).__name__ if base else ''}"
-    how = as_plain(value)
-    return (
-        f"{text}; {'' if how is None else f'save {how}, or '}call treepack.register_auxdata on its "
-        f"type, with {functions}"
-    )

@@ -11,7 +11,7 @@ import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterable
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 T = TypeVar("T")
 
@@ -58,10 +58,21 @@ class _Registering:
 registering = _Registering()
 
 
-def decorator(register: Callable[..., Any], arguments: dict[str, Any]) -> Callable[..., Any]:
-    """Returns a decorator: `register` with all of `arguments` but the first, which it takes."""
-    _, *options = arguments.items()
-    return functools.partial(register, **dict(options))
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def or_decorator(register: F) -> F:
+    """Makes a function that registers its first argument a decorator if that is missing."""
+    first, *_ = inspect.signature(register).parameters
+
+    @functools.wraps(register)
+    def call(*given: Any, **options: Any) -> Any:
+        thing = given[0] if given else options.pop(first, None)
+        if thing is None:
+            return lambda it: register(it, *given[1:], **options)
+        return register(thing, *given[1:], **options)
+
+    return cast("F", call)
 
 
 class OlderDefinitionError(TypeError):

@@ -19,7 +19,7 @@ from treepack._src.registry.codec import one
 from treepack._src.registry.fields import Fields
 from treepack._src.registry.inert import decode_given
 from treepack._src.registry.jax_nodes import encode_auxdata, jax_node_type, namedtuple_type
-from treepack._src.registry.names import decorator, default_name, registering
+from treepack._src.registry.names import default_name, or_decorator, registering
 from treepack._src.registry.types import Upgrade, fields_text
 
 T = TypeVar("T", bound=type)
@@ -54,6 +54,7 @@ def register_dataclass(
 ) -> Callable[[T], T]: ...
 
 
+@or_decorator
 def register_dataclass(
     nodetype: Any = None,
     data_fields: Sequence[str] | None = None,
@@ -103,8 +104,6 @@ def register_dataclass(
       >>> treepack.loads(treepack.dumps([Layer(np.ones(2), "tanh")]))
       [Layer(w=array([1., 1.]), act='tanh')]
     """
-    if nodetype is None:
-        return decorator(register_dataclass, locals())
     _check_is_type(nodetype)
     if is_namedtuple(nodetype):
         raise ValueError(
@@ -249,6 +248,7 @@ def register_namedtuple(nodetype: T, **options: Unpack[_Options]) -> T: ...
 def register_namedtuple(nodetype: None = None, **options: Unpack[_Options]) -> Callable[[T], T]: ...
 
 
+@or_decorator
 def register_namedtuple(
     nodetype: Any = None,
     *,
@@ -285,8 +285,6 @@ def register_namedtuple(
       >>> treepack.loads(treepack.dumps(State(3)))
       State(step=3)
     """
-    if nodetype is None:
-        return decorator(register_namedtuple, locals())
     _check_is_type(nodetype)
     if not is_namedtuple(nodetype):
         raise ValueError(

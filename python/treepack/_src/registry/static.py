@@ -20,6 +20,7 @@ from treepack._src.interop.modules import imported
 from treepack._src.printable import short_repr
 from treepack._src.pytree.containers import fields_of, from_fields, is_namedtuple
 from treepack._src.registry import codecs as _codecs
+from treepack._src.registry.array_codecs import refusal
 from treepack._src.registry.definitions import (
     AUXDATA,
     FUNCTIONS,
@@ -34,9 +35,9 @@ from treepack._src.registry.inert import is_given
 from treepack._src.registry.libraries import find, library_name, library_of
 from treepack._src.registry.names import (
     OlderDefinitionError,
-    decorator,
     default_name,
     function_name,
+    or_decorator,
     registering,
 )
 from treepack.errors import DecodeError, TreepackError, UnregisteredTypeError
@@ -68,6 +69,7 @@ def register_auxdata(
 ) -> Callable[[T], T]: ...
 
 
+@or_decorator
 def register_auxdata(
     ty: Any = None,
     serialized_name: str | None = None,
@@ -107,8 +109,6 @@ def register_auxdata(
       >>> treepack.loads(treepack.dumps({Mode.TRAIN: 0}))
       {<Mode.TRAIN: 1>: 0}
     """
-    if ty is None:
-        return decorator(register_auxdata, locals())
     if not isinstance(ty, type):
         raise TypeError(f"expected a class, got {ty!r:.100}")
     if (encode is None) != (decode is None):
@@ -168,6 +168,7 @@ def register_function(
 ) -> Callable[[F], F]: ...
 
 
+@or_decorator
 def register_function(
     function: Any = None, *, serialized_name: str | None = None, aliases: Sequence[str] = ()
 ) -> Any:
@@ -197,8 +198,6 @@ def register_function(
       >>> treepack.loads(saved)(3.0)
       6.0
     """
-    if function is None:
-        return decorator(register_function, locals())
     if serialized_name is None and function_name(function) is None:
         raise TypeError(f"serialized_name is needed for {function!r}, which has no name of its own")
     name = FUNCTIONS.chosen(function, serialized_name)
@@ -231,7 +230,7 @@ def reduce_value(value: Any) -> tuple[str, Any]:
     parts = _codecs.encode(value) or _of_library(value)
     if parts is None:
         _check_definition(value)
-        raise TypeError(_codecs.refusal(value))
+        raise TypeError(refusal(value))
     return parts
 
 

@@ -32,10 +32,9 @@ from treepack._src.saving.lease import BusyError, Lease, utc
 from treepack._src.storage.content import open_parts, read_all
 from treepack._src.storage.entries import entries
 from treepack._src.storage.naming import name_file, naming
-from treepack._src.storage.place import joined, local, real, shown, url_of
-from treepack._src.storage.remote import store_of
+from treepack._src.storage.place import joined, local, real, shown
 from treepack._src.storage.store import ABSENT, ConditionError
-from treepack._src.storage.write import make_directories, remove_if_dead
+from treepack._src.storage.stores import remote_store, store_of
 from treepack.errors import DecodeError
 
 # The names of files with shards, of their temporary files, and of those of leases.
@@ -220,13 +219,13 @@ class LocalDirectory(Directory):
     """A directory of the system."""
 
     def __init__(self, path: str | os.PathLike[str]):
-        super().__init__(local(path))
+        super().__init__(path)
         self._lease = Lease(Path(self._path))
 
     def _claim(self, name: str) -> None:
         path = Path(self._path)
         if not path.is_dir():
-            make_directories(path)
+            core.make_directories(path)
         try:
             held = [it._lease for it in self._interrupted if isinstance(it, LocalDirectory)]
             self._lease.take(name, held)
@@ -285,7 +284,7 @@ class LocalDirectory(Directory):
     def _remove(self, name: str) -> None:
         path = Path(self.file(name))
         if name.startswith("."):
-            remove_if_dead(path)
+            core.remove_if_dead(path)
         else:
             path.unlink(missing_ok=True)
 
@@ -299,7 +298,7 @@ class RemoteDirectory(Directory):
 
     def __init__(self, url: str):
         super().__init__(url)
-        self._store, self._place = store_of(url)
+        self._store, self._place = remote_store(url)
         self._leftovers: set[str] = set()
 
     def _claim(self, name: str) -> None:
@@ -404,8 +403,8 @@ _MOST_NAMES = 10
 
 def directory_at(path: str | os.PathLike[str]) -> Directory:
     """Returns the directory at a path or URL."""
-    url = url_of(path)
-    return LocalDirectory(path) if url is None else RemoteDirectory(url)
+    store, place = store_of(path)
+    return LocalDirectory(place) if store.is_local else RemoteDirectory(os.fspath(path))
 
 
 def writer() -> str:
@@ -418,9 +417,9 @@ def remove_unfinished(path: str) -> None:
 
     It is best effort. In a store, where nobody can tell, it stays.
     """
-    if url_of(path) is not None:
+    directory = directory_at(path)
+    if not isinstance(directory, LocalDirectory):
         return
-    directory = LocalDirectory(path)
     with contextlib.suppress(BusyError, OSError):
         directory.claim(secrets.token_hex(4))  # which cleans it
         directory.release()

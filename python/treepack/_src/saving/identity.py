@@ -17,10 +17,10 @@ import numpy as np
 
 import treepack._core as core
 from treepack._src.interop import jax as _jax
-from treepack._src.options import Buffer, Static, Writing
+from treepack._src.options import Buffer, Saved, Writing
 from treepack._src.pytree import leaves as _leaves
 from treepack._src.storage.deferred import Deferred
-from treepack._src.storage.place import local, shown, url_of
+from treepack._src.storage.place import names_of, shown
 
 # The values of this many leaves, with paths of this many characters together, are compared one by
 # one, to name those that differ.
@@ -119,9 +119,7 @@ _ANOTHER_TREE = (
 
 def identity_of(
     path: str | os.PathLike[str],
-    step: int | None,
-    metadata: Any,
-    static: Static,
+    saved: Saved,
     how: Writing,
     tree: int,
     manifest: core.Manifest,
@@ -131,9 +129,7 @@ def identity_of(
 
     Args:
       path: The path that is saved to.
-      step: See `save`, as for `metadata` and `static`.
-      metadata: Any value.
-      static: Which static data are left out.
+      saved: What is saved.
       how: How it is written.
       tree: A checksum of the paths, shapes and dtypes of arrays, and of the plan of writers.
       manifest: The manifest of the tree, without files.
@@ -145,14 +141,14 @@ def identity_of(
         "level": None if how.level is None else operator.index(how.level),
         "align": operator.index(how.align),
         "durable": bool(how.durable),
-        "static": static,
+        "static": saved.static,
     }
     skeleton = manifest.with_files(manifest.files)
     return Identity(
-        _places(path),
-        step,
+        names_of(path),
+        saved.step,
         options,
-        "" if metadata is None else _sum_of(core.encode_value(metadata)),
+        "" if saved.metadata is None else _sum_of(core.encode_value(saved.metadata)),
         tree,
         _sum_of(skeleton, json.dumps(sums).encode()),
         _leaf_sums(manifest, sums),
@@ -204,14 +200,6 @@ def _sum_of(*parts: Buffer) -> str:
     for part in parts:
         found.update(part)
     return found.hexdigest()
-
-
-def _places(path: str | os.PathLike[str]) -> list[str]:
-    url = url_of(path)
-    if url is not None:
-        return [url, url.rstrip("/")]
-    given = os.fsdecode(local(path))
-    return [given, os.path.abspath(given)]  # noqa: PTH100
 
 
 def _is_one_place(mine: list[str], theirs: list[str]) -> bool:

@@ -1,15 +1,56 @@
-"""Layouts of trees with a record of their structure."""
+"""Layouts of trees: as states, which is flax's form, or with a record of their structure."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 import treepack._core as core
 from treepack._src import paths as _paths
-from treepack._src.options import Static, Writing, leaving_out
+from treepack._src.options import Saved, Static, Writing, leaving_out
 from treepack._src.printable import warn
+from treepack._src.pytree import handlers
 from treepack._src.pytree.state_dict import leaves_of
 from treepack._src.registry.code import is_code
+
+
+class Chunks:
+    """The chunks of arrays.
+
+    Attributes:
+      max_nbytes: Returns the bytes above which an array is split. `treepack.serialization`, where
+        programs change the size, sets it.
+    """
+
+    max_nbytes: ClassVar[Callable[[], float]]
+
+
+def plain_layout(tree: Any, align: int, **options: Any) -> core.Layout:
+    """Lays out a tree of dicts, lists and tuples; see `_core.walk` for the options."""
+    return core.walk(
+        tree, state_dict=False, align=align, max_chunk_size=Chunks.max_nbytes(), **options
+    )
+
+
+def state_layout(
+    target: Any,
+    align: int,
+    *,
+    align_all: bool = False,
+    snapshot: bool = False,
+    joined: bool = False,
+) -> core.Layout:
+    """Lays out the state of a tree; see `_core.walk`."""
+    return core.walk(
+        target,
+        state_dict=True,
+        align=align,
+        max_chunk_size=Chunks.max_nbytes(),
+        overridden=handlers.overridden(),
+        align_all=align_all,
+        snapshot=snapshot,
+        joined=joined,
+    )
 
 
 def described_layout(
@@ -17,7 +58,6 @@ def described_layout(
     align: int,
     metadata: Any = None,
     *,
-    max_chunk_size: float,
     static: Static = "skip-code",
     index: bool = False,
     checksums: bool = False,
@@ -39,7 +79,7 @@ def described_layout(
             state_dict=True,
             sort_keys=False,
             align=align,
-            max_chunk_size=max_chunk_size,
+            max_chunk_size=Chunks.max_nbytes(),
             overridden=[],
             structure=True,
             metadata=None if metadata is None else _encoded(metadata, "metadata"),
@@ -75,21 +115,13 @@ def _is_nothing(leaf: Any) -> bool:
     return leaf is None or is_code(leaf)
 
 
-def file_layout(
-    tree: Any,
-    metadata: Any,
-    how: Writing,
-    *,
-    static: Static = "skip-code",
-    snapshot: bool = False,
-) -> core.Layout:
+def file_layout(tree: Any, saved: Saved, how: Writing, *, snapshot: bool = False) -> core.Layout:
     """Lays out a tree for a file: with its structure, an index and checksums."""
     return described_layout(
         tree,
         how.align,
-        metadata,
-        max_chunk_size=how.max_chunk_size,
-        static=static,
+        saved.metadata,
+        static=saved.static,
         index=True,
         checksums=not how.compress,
         snapshot=snapshot,

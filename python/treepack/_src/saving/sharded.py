@@ -23,7 +23,7 @@ from treepack._src import paths as _paths
 from treepack._src.checkpoint.shards import plan_of, start_of
 from treepack._src.interop import jax as _jax
 from treepack._src.interop.group import Group, Message, text_of
-from treepack._src.options import TIMEOUT_S, Progress, Static, Writing
+from treepack._src.options import Progress, Saved, Writing
 from treepack._src.pytree.state_dict import leaves_of
 from treepack._src.saving.directory import Directory, Written, directory_at, file_name, writer
 from treepack._src.saving.identity import Identity, identity_of
@@ -50,21 +50,16 @@ class ShardedWrite:
         self,
         path: str | os.PathLike[str],
         tree: Any,
-        metadata: Any,
-        static: Static,
+        saved: Saved,
         how: Writing,
         *,
         snapshot: bool,
-        step: int | None = None,
-        timeout: float = TIMEOUT_S,
     ):
-        self._group = Group(timeout, step=step)
+        self._group = Group(saved.timeout, step=saved.step)
         self._path = absolute(path)  # the program may go to another directory
         try:
-            identify = functools.partial(identity_of, path, step, metadata, static, how)
-            self._share = ProcessShare(
-                tree, metadata, static, how, self._group, identify, snapshot=snapshot
-            )
+            identify = functools.partial(identity_of, path, saved, how)
+            self._share = ProcessShare(tree, saved, how, self._group, identify, snapshot=snapshot)
         except BaseException as error:
             self.abandon(error)
             raise
@@ -154,8 +149,7 @@ class ProcessShare:
     def __init__(
         self,
         tree: Any,
-        metadata: Any,
-        static: Static,
+        saved: Saved,
         how: Writing,
         group: Group,
         identify: Callable[[int, core.Manifest, list[Any]], Identity],
@@ -164,9 +158,8 @@ class ProcessShare:
     ):
         self.index = group.index
         self._how = how
-        chunks = how.max_chunk_size
         whole = described_layout(
-            tree, 1, metadata, max_chunk_size=chunks, static=static, index=True, hollow=True
+            tree, 1, saved.metadata, static=saved.static, index=True, hollow=True
         )
         arrays = whole.hollow
         plan = plan_of(arrays)
@@ -174,12 +167,12 @@ class ProcessShare:
         self._draft = core.Manifest.planned(whole, plan)
         del whole  # it holds arrays
         paths = _array_paths(self._draft, len(arrays))
-        about = [
+        kinds = [
             [path, list(array.shape), str(array.dtype)]
             for path, array in zip(paths, arrays, strict=True)
         ]
         # Differs where two processes save different trees.
-        self._plan = zlib.crc32(json.dumps([plan.checksum, about]).encode())
+        self._plan = zlib.crc32(json.dumps([plan.checksum, kinds]).encode())
         self.identity: Identity | None = None
         if group.count > 1:
             self.identity = identify(self._plan, self._draft, arrays)
@@ -193,8 +186,8 @@ class ProcessShare:
                     mine = shard  # the tree is an array of the host
         self._layout: core.Layout | None = None
         if self.index in plan.processes:
-            metadata = {"process": self.index, "plan": self._plan}
-            self._layout = file_layout(mine, metadata, how, snapshot=snapshot)
+            about = Saved(metadata={"process": self.index, "plan": self._plan})
+            self._layout = file_layout(mine, about, how, snapshot=snapshot)
 
     def write(self, directory: Directory, name: str, progress: Progress = None) -> Written | None:
         """Writes the file of this process, if it has one, and tells about it."""

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from treepack._src.options import StorageOptions
 from treepack._src.saving.directory import is_unfinished
 from treepack._src.storage.entries import entries
-from treepack._src.storage.place import Url, joined, options_of, resolved, url_of
+from treepack._src.storage.place import joined, like, resolved
 from treepack._src.storage.store import Entry
 
 _NUMBER = r"(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
@@ -81,7 +81,7 @@ def safe_normpath(path: str) -> str:
 def directory_of(given: Any, storage_options: StorageOptions = None) -> str:
     """Returns the path or URL of a directory, normalized; see `resolved`."""
     found = os.fspath(resolved(given, storage_options))
-    return Url(safe_normpath(found), options_of(found)) if url_of(found) else safe_normpath(found)
+    return like(found, safe_normpath(found))
 
 
 class Found(NamedTuple):
@@ -142,6 +142,10 @@ class Series:
         """Returns the names of all complete checkpoints, in order."""
         found = self.listing()
         return [entry.name for entry in self._entries(found) if self._is_complete(entry, found)]
+
+    def steps(self) -> list[str]:
+        """Returns the steps of all complete checkpoints, in order."""
+        return [name.removeprefix(self.begin) for name in self.names()]
 
     def last(self) -> str | None:
         """Returns the name of the last complete checkpoint."""

@@ -6,14 +6,15 @@ import contextlib
 import math
 from pathlib import Path
 
+import treepack._core as core
 from treepack._src.checkpoint.shards import MANIFEST
 from treepack._src.interop.modules import error_class
 from treepack._src.saving.directory import remove_unfinished, warn_of_kept
 from treepack._src.series.names import MP_ARRAY_POSTFIX, OWN_TEMPORARY, TEMPORARY, Listing, Series
 from treepack._src.storage.entries import remove, remove_file
-from treepack._src.storage.place import joined, local, shown, url_of
+from treepack._src.storage.place import joined, local, shown
 from treepack._src.storage.store import Entry
-from treepack._src.storage.write import remove_if_dead
+from treepack._src.storage.stores import store_of
 from treepack.errors import InvalidCheckpointError
 
 
@@ -90,7 +91,7 @@ def _remove_leftovers(series: Series, saved: str, listing: Listing) -> None:
     for name in series.unfinished(listing):
         if series.key(name) < series.key(saved):
             remove_unfinished(series.path(name))
-    if url_of(series.directory) is not None:
+    if not store_of(series.directory)[0].is_local:
         return
     for entry in listing.entries:
         file = Path(local(series.path(entry.name)))
@@ -98,4 +99,4 @@ def _remove_leftovers(series: Series, saved: str, listing: Listing) -> None:
             if entry == (series.name(TEMPORARY), False):
                 file.unlink()  # of flax
             elif entry.name.startswith(f".{series.begin}") and OWN_TEMPORARY.fullmatch(entry.name):
-                remove_if_dead(file)
+                core.remove_if_dead(file)

@@ -15,10 +15,11 @@ from typing import Any, NamedTuple
 
 import treepack._core as core
 from treepack._src.forks import Locked
-from treepack._src.options import Buffer, Progress, check, progress_bar
+from treepack._src.options import Buffer, Opening, Progress, progress_bar
 from treepack._src.storage import remote as _remote
 from treepack._src.storage.fetch import Blocks
 from treepack._src.storage.place import check_name, local, shown, url_of
+from treepack._src.storage.stores import store_of
 from treepack.errors import (
     DecodeError,
     GzipCorruptionError,
@@ -41,13 +42,7 @@ Openable = str | os.PathLike[str] | Any
 
 
 def read_whole(
-    path: str | os.PathLike[str],
-    *,
-    mmap: bool = True,
-    max_size: int | None = None,
-    threads: int | None = None,
-    progress: Progress = None,
-    may_be_empty: bool = False,
+    path: str | os.PathLike[str], opening: Opening, *, may_be_empty: bool = False
 ) -> core.Content:
     """Reads a file, decompressed if it is gzip.
 
@@ -56,17 +51,18 @@ def read_whole(
       DecodeError: If the file is empty, unless it may be.
       IsADirectoryError: If it is a directory, which may be a sharded checkpoint.
     """
-    check("max_size", max_size)
     url = url_of(path)
-    with progress_bar(progress, "load") as tell:
+    with progress_bar(opening.progress, "load") as tell:
         if url is None:
-            content = _local_content(path, mmap, tell, whole=True)
+            content = _local_content(path, opening.mmap, tell, whole=True)
         else:
             content = core.Content.lent(_remote.downloaded(url, tell))
         if content.nbytes == 0 and not may_be_empty:
             raise _empty()
         if content.is_compressed():
-            content = content.inflate(max_size=max_size, threads=threads, progress=tell)
+            content = content.inflate(
+                max_size=opening.max_size, threads=opening.threads, progress=tell
+            )
     return content
 
 
@@ -82,46 +78,34 @@ def downloaded(source: Openable, progress: Progress = None) -> Openable:
     return core.Content.lent(_remote.downloaded(url, progress))
 
 
-def content_of(
-    source: Openable,
-    *,
-    mmap: bool = True,
-    max_size: int | None = None,
-    threads: int | None = None,
-    progress: Progress = None,
-) -> core.Content | Buffer:
+def content_of(source: Openable, opening: Opening) -> core.Content | Buffer:
     """Reads a file or file object, or returns data, decompressed if they are gzip."""
     if isinstance(source, (str, os.PathLike)):
-        return read_whole(source, mmap=mmap, max_size=max_size, threads=threads, progress=progress)
+        return read_whole(source, opening)
     data = source
     if _is_file_object(source):
         content = _of_file_object(source)
         data = content.read_range(0, content.nbytes)
     else:
         check_data(source)
-    return inflated(data, max_size=max_size, threads=threads, progress=progress)
+    return inflated(data, opening)
 
 
 def _empty() -> DecodeError:
     return DecodeError("the file is empty (0 bytes): nothing was written or copied to it", 0)
 
 
-def inflated(
-    data: Buffer,
-    *,
-    max_size: int | None = None,
-    threads: int | None = None,
-    progress: Progress = None,
-) -> Buffer:
+def inflated(data: Buffer, opening: Opening) -> Buffer:
     """Returns data, decompressed if they are gzip."""
     if isinstance(data, (str, os.PathLike)):
         raise TypeError(f"expected data, got the path {shown(data)!r}: load reads files")
-    check("max_size", max_size)
     view = memoryview(data)
     if not view.contiguous or not core.Content.lent(data).is_compressed():
         return data
-    with progress_bar(progress, "load") as tell:
-        return core.decompress(data, max_size=max_size, threads=threads, progress=tell)
+    with progress_bar(opening.progress, "load") as tell:
+        return core.decompress(
+            data, max_size=opening.max_size, threads=opening.threads, progress=tell
+        )
 
 
 class Opened(NamedTuple):
@@ -333,8 +317,8 @@ def read_all(path: str | os.PathLike[str]) -> bytes:
     url = url_of(path)
     if url is not None:
         return _remote.read_small(url)
-    content = core.Content.read(local(path), progress=None, regular=True)
-    return content.read_range(0, content.nbytes)
+    store, place = store_of(path)
+    return bytes(store.get(place).data)
 
 
 def _local_content(

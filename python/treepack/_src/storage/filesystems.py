@@ -20,7 +20,7 @@ from treepack._src.forks import Locked
 from treepack._src.options import Buffer
 from treepack._src.storage.hiding import hiding
 from treepack._src.storage.place import file_system_of, options_of, shown
-from treepack._src.storage.store import Entry, Store, Stored
+from treepack._src.storage.store import Entry, RemoteStore, Stored
 
 # Files are written in blocks of so many bytes.
 _PART_BYTES = 8 << 20
@@ -118,7 +118,7 @@ def _hiding(
     return call
 
 
-class FileSystem(Locked, Store):
+class FileSystem(Locked, RemoteStore):
     """A file system of fsspec.
 
     Attributes:
@@ -171,7 +171,7 @@ class FileSystem(Locked, Store):
         self._forget(path)
 
     @_hiding
-    def put(self, path: str, data: bytes, before: Any = None) -> None:
+    def put(self, path: str, data: bytes, before: Any = None, *, durable: bool = True) -> None:
         self.upload(path, iter([data]), len(data))
 
     @_hiding

@@ -10,11 +10,10 @@ import functools
 import os
 import re
 from collections.abc import Callable
-from pathlib import Path
 
 from treepack._src.printable import printable
 from treepack._src.storage.entries import entries
-from treepack._src.storage.place import joined, local, shown, url_of
+from treepack._src.storage.place import joined, shown
 
 # What every item of Orbax has: `PYTREE_METADATA_FILE` in `path/format_utils.py` of Orbax, and the
 # manifest of OCDBT, in which TensorStore keeps its arrays.
@@ -30,11 +29,6 @@ _MOST_NAMES = 5
 
 def names_in(path: str | os.PathLike[str]) -> list[str]:
     """Returns the names in a directory, sorted; none if it cannot be listed."""
-    url = url_of(path)
-    if url is None:
-        with contextlib.suppress(OSError, ValueError):
-            return sorted(os.fsdecode(it.name) for it in Path(os.fsdecode(local(path))).iterdir())
-        return []
     with contextlib.suppress(Exception):  # file systems raise any type; this is for an error only
         return sorted(entry.name for entry in entries(path))
     return []
@@ -78,9 +72,8 @@ def reference_text(leaf: object) -> str | None:
         )
     if isinstance(leaf, str) and leaf.startswith(FLAX_REFERENCE):
         return (
-            "references of flax to arrays in the directory *_gda beside it: restore it with "
-            "treepack.checkpoints.restore_checkpoint(..., gda_manager=...), and save what it "
-            "returns"
+            "references of flax to arrays of several processes in the directory *_gda beside it: "
+            "restore it with flax.training.checkpoints, and save the result"
         )
     if isinstance(leaf, dict) and "driver" in leaf and "kvstore" in leaf:
         return (

@@ -15,7 +15,14 @@ from treepack._src.forks import Locked
 from treepack._src.options import Buffer
 from treepack._src.storage.hiding import hiding
 from treepack._src.storage.place import shown
-from treepack._src.storage.store import ABSENT, BadNameError, ConditionError, Entry, Store, Stored
+from treepack._src.storage.store import (
+    ABSENT,
+    BadNameError,
+    ConditionError,
+    Entry,
+    RemoteStore,
+    Stored,
+)
 
 T = TypeVar("T")
 
@@ -87,7 +94,7 @@ def _split(url: str) -> tuple[str, str, str]:
     return found[1].lower(), found[2], found[3]
 
 
-class ObjectStore(Store):
+class ObjectStore(RemoteStore):
     """The objects of a bucket, or of a web server."""
 
     near = 2 << 20
@@ -219,7 +226,7 @@ class ObjectStore(Store):
                 max_concurrency=_PARTS_AT_ONCE,
             )
 
-    def put(self, path: str, data: bytes, before: Any = None) -> None:
+    def put(self, path: str, data: bytes, before: Any = None, *, durable: bool = True) -> None:
         how: dict[str, Any] = {}
         if before is not None and self.has_conditions:
             how["mode"] = "create" if before is ABSENT else before

@@ -172,6 +172,20 @@ def beside(path: str | os.PathLike[str], name: str) -> str:
     return _changed(url, lambda link: f"{link.rpartition('/')[0]}/{name}")
 
 
+def like(path: str, text: str) -> str:
+    """Returns text as a path, or as a URL with the options of another one."""
+    return text if url_of(path) is None else Url(text, options_of(path), file_system_of(path))
+
+
+def names_of(path: str | os.PathLike[str]) -> list[str]:
+    """Returns a path or URL as it is given, and as others may give it: absolute."""
+    url = url_of(path)
+    if url is not None:
+        return [url, url.rstrip("/")]
+    given = os.fsdecode(local(path))
+    return [given, os.path.abspath(given)]  # noqa: PTH100
+
+
 def _changed(url: str, change: Callable[[str], str]) -> Url:
     # In a chain, the path is in the first link that has one.
     links = url.split("::")

@@ -17,10 +17,9 @@ from collections.abc import Callable, Iterator
 import treepack._core as core
 from treepack._src.options import Buffer, Progress, progress_bar
 from treepack._src.storage.fetch import Blocks, fetching
-from treepack._src.storage.filesystems import FileSystem, file_system
-from treepack._src.storage.objects import handles, path_of, store_at
-from treepack._src.storage.place import file_system_of, options_of, shown
-from treepack._src.storage.store import BadNameError, Store
+from treepack._src.storage.place import shown
+from treepack._src.storage.store import BadNameError
+from treepack._src.storage.stores import file_at, remote_store
 from treepack._src.tasks import Task, Thread
 from treepack.errors import TreepackError
 
@@ -29,38 +28,6 @@ _STEP_BYTES = 8 << 20
 
 # What is written goes from the pipe to the store in parts of at most so many bytes.
 _PIECE_BYTES = 4 << 20
-
-
-def store_of(url: str) -> tuple[Store, str]:
-    """Returns the store of a URL, and the path there.
-
-    Raises:
-      ImportError: If a package that it needs is not installed.
-      ValueError: If the options of the URL are not those of its store.
-    """
-    if file_system_of(url) is None and handles(url):
-        return store_at(url, options_of(url)), path_of(url)
-    fs, path = file_system(url)
-    return FileSystem(fs, url), path
-
-
-def file_at(url: str) -> tuple[Store, str]:
-    """Returns the store of the URL of a file, and the path there.
-
-    Raises:
-      IsADirectoryError: If the URL is that of a directory or bucket.
-    """
-    store, path = store_of(url)
-    # The end of a chain, or of a query, does not tell.
-    ends = url.endswith("/") and "::" not in url and "?" not in url
-    if ends or not path.strip("/"):
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), shown(url))
-    return store, path
-
-
-def at_once(url: str) -> int:
-    """Returns how many requests may be made at a time."""
-    return store_of(url)[0].at_once
 
 
 def remote(url: str) -> tuple[core.Content, Blocks]:
@@ -158,7 +125,7 @@ def downloaded(url: str, progress: Progress = None) -> Buffer:
 
 def read_small(url: str) -> bytes:
     """Reads a whole remote file in one request."""
-    store, path = store_of(url)
+    store, path = remote_store(url)
     with _asked(url, "all bytes"):
         return bytes(store.get(path).data)
 

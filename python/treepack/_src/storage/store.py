@@ -1,6 +1,6 @@
-"""What every kind of remote storage can do, and nothing else.
+"""The interface of stores: the disk (`disk.py`), obstore (`objects.py`), fsspec (`filesystems.py`).
 
-`objects.py` implements it by obstore, `filesystems.py` by fsspec. All above knows neither.
+Modules above know none of them.
 """
 
 from __future__ import annotations
@@ -47,62 +47,34 @@ ABSENT = object()
 
 
 class Store(abc.ABC):
-    """Files by their paths, in a store or a file system.
+    """Files by their paths: of the system, of an object store, or of a file system of fsspec.
 
-    All methods may be called by several threads. They raise FileNotFoundError for what is missing,
-    OSError, with the URL, for what cannot be read or written, and BadNameError for what they cannot
-    name.
+    All methods may be called by several threads. They raise FileNotFoundError for missing files,
+    OSError, with the path, for files that cannot be read or written, and BadNameError for names
+    that the store cannot have.
 
     Attributes:
-      near: As many bytes take as long as another request.
-      at_once: The most requests at a time.
+      is_local: Whether it is the system's: files are mapped, and a directory is locked.
       has_conditions: Whether `put` keeps its condition.
     """
 
-    near: int
-    at_once: int
+    is_local: bool = False
     has_conditions: bool = False
-
-    @abc.abstractmethod
-    def head(self, path: str, count: int) -> Stored:
-        """Looks at a file.
-
-        Args:
-          path: The path.
-          count: The number of its last bytes to read in the same request, where a store can.
-
-        Raises:
-          IsADirectoryError: If it is a directory.
-        """
 
     @abc.abstractmethod
     def get(self, path: str) -> Stored:
         """Reads a whole file, which should be small."""
 
     @abc.abstractmethod
-    def range(self, path: str, start: int, stop: int, version: Any) -> Buffer:
-        """Reads a range of a file, which may be short.
-
-        Raises:
-          ConditionError: If the file has another version now.
-        """
-
-    @abc.abstractmethod
-    def upload(self, path: str, parts: Iterator[bytes], nbytes: int | None) -> None:
-        """Writes a file whole or not at all; `nbytes` is the most that it may have, if known.
-
-        An error that `parts` raises ends the upload.
-        """
-
-    @abc.abstractmethod
-    def put(self, path: str, data: bytes, before: Any = None) -> None:
-        """Writes a small file whole or not at all.
+    def put(self, path: str, data: bytes, before: Any = None, *, durable: bool = True) -> None:
+        """Writes a small file atomically.
 
         Args:
           path: The path.
           data: Its content.
           before: The version that it must replace; `ABSENT` if there must be none. `None` replaces
             any.
+          durable: Whether to wait for the disk of the system; stores always are durable.
 
         Raises:
           ConditionError: If another one is there.
@@ -121,9 +93,62 @@ class Store(abc.ABC):
         return self.entries(path) if self.is_directory(path) else None
 
     @abc.abstractmethod
+    def exists(self, path: str) -> bool:
+        """Returns whether there is a file or directory."""
+
+    @abc.abstractmethod
     def is_directory(self, path: str) -> bool:
         """Returns whether there is a directory."""
 
     @abc.abstractmethod
     def remove(self, path: str) -> None:
-        """Deletes a file, or a directory with all that is in it."""
+        """Deletes a file, or a directory with all that is in it, unless it is missing."""
+
+
+class RemoteStore(Store):
+    """Files that are read by requests for ranges.
+
+    Attributes:
+      near: The number of bytes that take as long as another request.
+      at_once: The most requests at a time.
+    """
+
+    near: int
+    at_once: int
+
+    @abc.abstractmethod
+    def head(self, path: str, count: int) -> Stored:
+        """Looks at a file.
+
+        Args:
+          path: The path.
+          count: The number of its last bytes to read in the same request, where a store can.
+
+        Raises:
+          IsADirectoryError: If it is a directory.
+        """
+
+    @abc.abstractmethod
+    def range(self, path: str, start: int, stop: int, version: Any) -> Buffer:
+        """Reads a range of a file, which may be short.
+
+        Raises:
+          ConditionError: If the file has another version now.
+        """
+
+    @abc.abstractmethod
+    def upload(self, path: str, parts: Iterator[bytes], nbytes: int | None) -> None:
+        """Writes a file atomically; `nbytes` is the most that it may have, if known.
+
+        An error that `parts` raises ends the upload.
+        """
+
+    def exists(self, path: str) -> bool:
+        """Returns whether there is a file or directory."""
+        try:
+            self.head(path, 1)
+        except FileNotFoundError:
+            return False
+        except IsADirectoryError:
+            pass
+        return True

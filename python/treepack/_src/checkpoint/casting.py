@@ -1,0 +1,173 @@
+"""Leaves cast to other dtypes."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+
+import treepack._core as core
+from treepack._src import dtypes as _dtypes
+from treepack._src.checkpoint.boxes import Box, aligned
+from treepack._src.checkpoint.replicas import Shared
+from treepack._src.checkpoint.sharded import ShardedArray
+from treepack._src.interop import jax as _jax
+from treepack._src.paths import Trail
+from treepack._src.restore.compare import signature
+from treepack._src.tasks import run
+
+# Arrays are cast in blocks of this many elements.
+_CAST_ELEMENTS = 1 << 20
+
+# Arrays of this many bytes are cast at a time.
+_CAST_BYTES = 1 << 26
+
+
+@dataclasses.dataclass(slots=True)
+class Item:
+    """A leaf that is cast, and put on devices.
+
+    Attributes:
+      path: Its path.
+      target: The leaf of the template; `None` if there is no template.
+      leaf: The leaf: first as it was found, at last as it is returned.
+      weak: Whether its dtype was weak, where there is no template to tell; `None` if it was no
+        array of jax.
+      place: The device or sharding for it; before that, the one that was recorded.
+      shared: How it is shared out to several processes, of which one reads each shard.
+      boxes: The boxes that devices of this process need, by `_key`, of an array in several files.
+    """
+
+    path: Trail
+    target: Any
+    leaf: Any
+    weak: bool | None = False
+    place: Any = None
+    shared: Shared | None = None
+    boxes: dict[Any, Box] = dataclasses.field(default_factory=dict)
+
+
+def cast_items(items: Iterable[Item], threads: int | None) -> None:
+    """Casts floats and integers to the dtypes of the template."""
+    work: list[Callable[[], None]] = []
+    for item in items:
+        expected, actual = signature(item.target), signature(item.leaf)
+        if (
+            expected is None
+            or actual is None
+            or expected.dtype == actual.dtype
+            or expected.kind != actual.kind
+            or expected.kind not in ("float", "int")
+        ):
+            continue
+        if isinstance(item.leaf, ShardedArray):
+            item.leaf = item.leaf.cast(expected.dtype)  # as each device reads its part
+            continue
+        if isinstance(item.leaf, np.generic):
+            item.leaf = _cast_scalar(item.leaf, expected.dtype, item.path)
+            continue
+        item.leaf = _casting(np.asarray(item.leaf), expected.dtype, work, item.path)
+    run(work, core.thread_count(threads))
+
+
+def cast_floats(
+    state: Any, dtype: np.dtype[Any] | None, threads: int | None, note: Callable[[Trail], None]
+) -> Any:
+    """Casts all arrays of floats in a state, in their places; `None` casts nothing.
+
+    Each array goes as soon as it is cast, so that only a few are there twice.
+
+    Args:
+      state: Dicts, lists and leaves, which change.
+      dtype: The dtype.
+      threads: The maximum number of threads.
+      note: Is called with the path of each array that is cast.
+    """
+    if dtype is None:
+        return state
+    root = [state]
+    places: list[tuple[Any, Any]] = []
+    work: list[Callable[[], None]] = []
+    nbytes = 0
+
+    def finish() -> None:
+        nonlocal nbytes
+        run(work, core.thread_count(threads))
+        work.clear()
+        for container, key in places:
+            container[key] = container[key][1]
+        places.clear()
+        nbytes = 0
+
+    def leaf(container: Any, key: Any, path: Trail) -> None:
+        nonlocal nbytes
+        found = container[key]
+        actual = signature(found)
+        if actual is None or actual.kind != "float" or actual.dtype == dtype:
+            return
+        note(path)
+        if isinstance(found, ShardedArray):
+            container[key] = found.cast(dtype)  # as each device reads its part
+        elif isinstance(found, np.generic):
+            container[key] = _cast_scalar(found, dtype, path)
+        else:
+            # In a pair with what it was, so that a list of arrays holds none.
+            container[key] = found, _casting(found, dtype, work, path)
+            places.append((container, key))
+            nbytes += found.nbytes
+            if nbytes >= _CAST_BYTES:
+                finish()
+
+    def below(container: Any, key: Any, path: Trail) -> None:
+        value = container[key]
+        if type(value) is dict:
+            for name in value:
+                below(value, name, Trail(path, str(name)))
+        elif type(value) is list:
+            for index in range(len(value)):
+                below(value, index, Trail(path, str(index)))
+        else:
+            leaf(container, key, path)
+
+    below(root, 0, Trail())
+    finish()
+    return root[0]
+
+
+def number_to_array(target: Any, found: Any) -> Any:
+    """Returns a number as an array where the template has an array of jax of its kind.
+
+    A number that does not fit the dtype stays a number.
+    """
+    if type(found) not in (bool, int, float, complex) or not _jax.is_abstract(target):
+        return found
+    expected = signature(target)
+    if expected is None or expected.shape != () or expected.kind != type(found).__name__:
+        return found
+    try:
+        with np.errstate(over="ignore"):
+            made = np.asarray(found, expected.dtype)
+    except OverflowError:
+        return found
+    return made if np.isfinite(made) or not np.isfinite(found) else found
+
+
+def _cast_scalar(source: np.generic, dtype: np.dtype[Any], path: Trail) -> Any:
+    made = np.empty((), dtype)
+    _dtypes.cast(source, made, path)
+    return made[()]
+
+
+def _casting(
+    source: np.ndarray, dtype: np.dtype[Any], work: list[Callable[[], None]], path: Trail
+) -> np.ndarray:
+    """Returns an array that the work, once it is done, fills with another one, cast."""
+    made = aligned(source.shape, dtype)
+    starts = range(0, source.size, _CAST_ELEMENTS)
+    parts = [slice(start, start + _CAST_ELEMENTS) for start in starts]
+    flat = source.reshape(-1), made.reshape(-1)
+    work += [functools.partial(_dtypes.cast, flat[0][part], flat[1][part], path) for part in parts]
+    return made

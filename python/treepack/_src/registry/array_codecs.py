@@ -1,0 +1,141 @@
+"""Codecs for dtypes, arrays and types among static data; `codecs.py` has their rows."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import inspect
+import math
+from typing import Any
+
+import numpy as np
+
+from treepack._src import dtypes as _dtypes
+from treepack._src.interop.modules import imported
+from treepack._src.printable import short_repr
+from treepack._src.pytree.leaves import as_plain
+from treepack._src.registry.codec import as_parts, counts, found_in, one
+from treepack._src.registry.libraries import find, library_name
+from treepack._src.registry.names import default_name, function_name
+from treepack.errors import UnregisteredTypeError
+
+# JAX compares and hashes static data; larger arrays belong into leaves.
+MAX_ARRAY_BYTES = 64 << 10
+
+# The limit of NumPy.
+MOST_DIMENSIONS = 64
+
+
+def dtype_of(name: str) -> np.dtype:
+    dtype = _dtypes.resolve(one(str, name).encode())
+    if dtype is None:
+        raise ValueError(f"{name!r} is no dtype that an array can have")
+    return dtype
+
+
+def dtype_name(dtype: np.dtype) -> str:
+    name, native = _dtypes.describe(dtype)
+    if name is None or not native:
+        raise TypeError(
+            f"the dtype {dtype!r} cannot be saved as static data; save the array's .tolist()"
+        )
+    return name
+
+
+def array_parts(array: np.ndarray) -> tuple[str, tuple[int, ...], bytes]:
+    if array.nbytes > MAX_ARRAY_BYTES or type(array) is not np.ndarray:
+        raise TypeError(refusal(array))
+    return dtype_name(array.dtype), array.shape, array.tobytes()
+
+
+def array_of(parts: tuple[str, tuple[int, ...], bytes]) -> np.ndarray:
+    name, shape, content = as_parts((str, tuple, bytes), parts)
+    dtype = dtype_of(name)
+    sizes = counts(shape)
+    if len(sizes) > MOST_DIMENSIONS or math.prod(sizes) * dtype.itemsize != len(content):
+        raise ValueError(
+            f"{len(content)} bytes do not make an array of {name} with the shape {shape}"
+        )
+    return np.frombuffer(content, dtype).reshape(sizes).copy()
+
+
+def scalar_of(parts: Any) -> Any:
+    array = array_of(parts)
+    if array.ndim:
+        raise ValueError(f"a scalar cannot have the shape {array.shape}")
+    return array[()]
+
+
+# types
+
+_TYPES: dict[str, type] = {
+    ty.__name__: ty
+    for ty in (
+        *(bool, int, float, complex, str, bytes, tuple, list, dict, set, frozenset),
+        *(bytearray, range, slice, type(None), type(...)),
+    )
+}
+
+# Classes of these modules are found by their public names: kinds of variables, of results.
+_MODULES = ("flax.nnx", "diffrax", "lineax", "optimistix")
+
+
+def type_parts(ty: type) -> tuple[str, str]:
+    if _TYPES.get(ty.__name__) is ty:
+        return "builtins", ty.__name__
+    jax = imported("jax")
+    # jnp.float32 and its like are types of their own.
+    if jax is not None and getattr(jax.numpy, ty.__name__, None) is ty:
+        return "jax.numpy", ty.__name__
+    if issubclass(ty, np.generic) and np.dtype(ty).type is ty:
+        return "numpy", dtype_name(np.dtype(ty))
+    for module in _MODULES:
+        if getattr(imported(module), ty.__name__, None) is ty:
+            return module, ty.__name__
+    name = library_name(ty)
+    if name is None:
+        raise TypeError(refusal(ty))
+    return "library", name
+
+
+def type_of(parts: tuple[str, str]) -> Any:
+    module, name = as_parts((str, str), parts)
+    if module == "builtins":
+        return _TYPES[name]
+    if module == "numpy":
+        return dtype_of(name).type
+    if module == "jax.numpy" and not name.startswith("_"):
+        found = found_in("jax.numpy", name)
+        if isinstance(found, type):
+            return found
+    if module == "library":
+        node = find(name)
+        if node is None:
+            raise UnregisteredTypeError(f"there is no type {name!r} here; import its library", name)
+        return node
+    if module in _MODULES and not name.startswith("_"):
+        found = found_in(module, name)
+        if isinstance(found, type):
+            return found
+    raise ValueError(f"{module}.{name} is not a type that static data may have")
+
+
+def refusal(value: Any) -> str:
+    """Returns the reason why a value cannot be saved, and the remedy."""
+    text = f"static data of type {default_name(type(value))} cannot be saved: {short_repr(value)}"
+    if type(value) is np.ndarray:
+        return f"{text}; arrays in static data may have up to {MAX_ARRAY_BYTES} bytes"
+    has_name = callable(value) and function_name(value)
+    if has_name or inspect.isroutine(value):
+        named = "" if has_name else ", with serialized_name="
+        return f"{text}; call treepack.register_function on it{named}, if it is defined once"
+    if isinstance(value, (enum.Enum, tuple)) or dataclasses.is_dataclass(value):
+        return f"{text}; call treepack.register_auxdata on its type"
+    bases = (str, bytes, int, float, complex)
+    base = next((base.__name__ for base in bases if isinstance(value, base)), "")
+    functions = f"encode={base} and decode={type(value).__name__ if base else ''}"
+    how = as_plain(value)
+    return (
+        f"{text}; {'' if how is None else f'save {how}, or '}call treepack.register_auxdata on its "
+        f"type, with {functions}"
+    )

@@ -1,0 +1,79 @@
+"""The file of a step: where it goes, how it is written, and placeholders that flax left in it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from treepack._src.interop.modules import error_class
+from treepack._src.options import Progress, Writing
+from treepack._src.pytree.state_dict import leaves_of
+from treepack._src.saving.layout import state_layout
+from treepack._src.series.names import Series
+from treepack._src.storage.foreign import FLAX_REFERENCE, reference_text
+from treepack._src.storage.place import absolute, joined
+from treepack._src.storage.write import save_layout
+from treepack.errors import MultiprocessArrayError
+
+MP_ARRAY_PH = FLAX_REFERENCE
+"""The prefix of placeholders for arrays that flax keeps in TensorStore beside the file."""
+
+
+class Place:
+    """Where the checkpoint of a step goes.
+
+    Attributes:
+      path: Its path as the program has given it.
+      series: The series that it belongs to, wherever the program goes meanwhile.
+      name: Its name there.
+      absolute: Its absolute path.
+    """
+
+    def __init__(self, directory: str, step: object, prefix: str):
+        self.path = joined(directory, f"{prefix}{step}")
+        self.series = Series(absolute(directory), prefix)
+        self.name = self.series.name(step)
+        self.absolute = self.series.path(self.name)
+
+
+class FileWrite:
+    """A save to a file; a call writes it, once, and commits it."""
+
+    def __init__(
+        self,
+        target: Any,
+        place: Place,
+        how: Writing,
+        progress: Progress,
+        commit: Callable[[], None],
+        *,
+        snapshot: bool,
+    ):
+        self._layouts = [state_layout(target, how.align, snapshot=snapshot)]
+        self._rest = place.absolute, how, progress
+        self._commit = commit
+
+    def __call__(self) -> None:
+        save_layout(self._layouts.pop(), *self._rest)
+        self._commit()
+
+
+def _has_placeholders(tree: Any) -> bool:
+    """Returns whether leaves are placeholders of flax for arrays in TensorStore."""
+    if type(tree) is dict:
+        return any(map(_has_placeholders, tree.values()))
+    if type(tree) is np.ndarray:
+        return False
+    return any(
+        isinstance(leaf, str) and leaf.startswith(MP_ARRAY_PH) for _, leaf in leaves_of(tree, ())
+    )
+
+
+def check_placeholders(tree: Any) -> None:
+    """Raises a MultiprocessArrayError if leaves are placeholders for arrays in TensorStore."""
+    if _has_placeholders(tree):
+        raise error_class(MultiprocessArrayError, "flax.errors", "MPACheckpointingRequiredError")(
+            f"arrays are missing: it has {reference_text(MP_ARRAY_PH)}"
+        )

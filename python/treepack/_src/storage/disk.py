@@ -1,0 +1,57 @@
+"""The files of the system, as a store."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import treepack._core as core
+from treepack._src.storage.store import Entry, Store, Stored
+
+
+class Disk(Store):
+    """The files of the system."""
+
+    is_local = True
+
+    def get(self, path: str) -> Stored:
+        content = core.Content.read(path, progress=None, regular=True)
+        return Stored(content.nbytes, None, content.read_range(0, content.nbytes))
+
+    def put(self, path: str, data: bytes, before: Any = None, *, durable: bool = True) -> None:
+        core.write_file(path, data, durable=durable)
+
+    def delete(self, paths: Sequence[str]) -> None:
+        for path in paths:
+            Path(path).unlink(missing_ok=True)
+
+    def entries(self, path: str) -> list[Entry]:
+        try:
+            with os.scandir(path) as found:
+                return [Entry(os.fsdecode(entry.name), _is_directory(entry)) for entry in found]
+        except FileNotFoundError:
+            return []
+
+    def exists(self, path: str) -> bool:
+        return Path(path).exists()
+
+    def is_directory(self, path: str) -> bool:
+        return Path(path).is_dir()
+
+    def remove(self, path: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            if self.is_directory(path) and not Path(path).is_symlink():
+                shutil.rmtree(path)
+            else:
+                Path(path).unlink()
+
+
+def _is_directory(entry: os.DirEntry[Any]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link to itself
+        return False

@@ -1,0 +1,47 @@
+"""The store of a path or URL."""
+
+from __future__ import annotations
+
+import errno
+import os
+
+from treepack._src.storage.disk import Disk
+from treepack._src.storage.filesystems import FileSystem, file_system
+from treepack._src.storage.objects import handles, path_of, store_at
+from treepack._src.storage.place import file_system_of, local, options_of, shown, url_of
+from treepack._src.storage.store import RemoteStore, Store
+
+_DISK = Disk()
+
+
+def store_of(path: str | os.PathLike[str]) -> tuple[Store, str]:
+    """Returns the store of a path or URL, and the path there.
+
+    Raises:
+      ImportError: If a package that it needs is not installed.
+      ValueError: If the options of the URL are not those of its store.
+    """
+    url = url_of(path)
+    return (_DISK, os.fspath(local(path))) if url is None else remote_store(url)
+
+
+def remote_store(url: str) -> tuple[RemoteStore, str]:
+    """Returns the store of a URL, and the path there; see `store_of`."""
+    if file_system_of(url) is None and handles(url):
+        return store_at(url, options_of(url)), path_of(url)
+    fs, path = file_system(url)
+    return FileSystem(fs, url), path
+
+
+def file_at(url: str) -> tuple[RemoteStore, str]:
+    """Returns the store of the URL of a file, and the path there.
+
+    Raises:
+      IsADirectoryError: If the URL is that of a directory or bucket.
+    """
+    store, path = remote_store(url)
+    # The end of a chain, or of a query, does not tell.
+    ends = url.endswith("/") and "::" not in url and "?" not in url
+    if ends or not path.strip("/"):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), shown(url))
+    return store, path

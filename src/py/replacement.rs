@@ -1,0 +1,100 @@
+//! Files that Python writes and the core replaces.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+
+use pyo3::prelude::*;
+
+use super::errors::file_error;
+use super::watch::Watcher;
+use crate::sink::{self, Durability};
+
+/// A new file that replaces another one; see `_core.pyi`.
+#[pyclass(frozen, module = "treepack._core")]
+pub struct Replacement {
+    path: PathBuf,
+    state: Mutex<Option<sink::Replacement>>,
+}
+
+impl Replacement {
+    fn with<T>(&self, get: impl FnOnce(&sink::Replacement) -> io::Result<T>) -> PyResult<T> {
+        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let closed = || io::ErrorKind::NotFound.into();
+        Ok(state.as_ref().ok_or_else(closed).and_then(get)?)
+    }
+
+    fn take(&self) -> Option<sink::Replacement> {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.take()
+    }
+}
+
+#[pymethods]
+impl Replacement {
+    #[new]
+    #[pyo3(signature = (path, *, private))]
+    fn new(py: Python<'_>, path: PathBuf, private: bool) -> PyResult<Self> {
+        let begun = py.detach(|| sink::Replacement::begin(&path, private));
+        match begun {
+            Ok(begun) => Ok(Self {
+                path,
+                state: Mutex::new(Some(begun)),
+            }),
+            Err(error) => Err(file_error(error, &path)),
+        }
+    }
+
+    #[getter]
+    fn name(&self) -> PyResult<PathBuf> {
+        self.with(|it| Ok(it.place().to_path_buf()))
+    }
+
+    /// Another descriptor of the temporary file; on Windows, another handle.
+    #[cfg(unix)]
+    fn descriptor(&self) -> PyResult<i32> {
+        use std::os::fd::IntoRawFd;
+        self.with(|it| Ok(it.file().try_clone()?.into_raw_fd()))
+    }
+
+    #[cfg(windows)]
+    fn descriptor(&self) -> PyResult<usize> {
+        use std::os::windows::io::IntoRawHandle;
+        self.with(|it| Ok(it.file().try_clone()?.into_raw_handle().addr()))
+    }
+
+    fn complete(&self, py: Python<'_>) -> PyResult<()> {
+        let Some(taken) = self.take() else {
+            return Ok(());
+        };
+        let watcher = Watcher::signals();
+        let completed = py.detach(|| taken.complete(Durability::Synced, &watcher));
+        completed.map_err(|error| watcher.explain(error, |error| file_error(error, &self.path)))
+    }
+
+    fn discard(&self, py: Python<'_>) {
+        let taken = self.take();
+        py.detach(|| drop(taken));
+    }
+}
+
+/// Makes a directory; see `_core.pyi`.
+#[pyfunction]
+#[allow(clippy::needless_pass_by_value)] // which is how Python passes a path
+pub fn make_directories(py: Python<'_>, path: PathBuf) -> PyResult<()> {
+    let make = || {
+        let made = sink::make_directories(&path)?;
+        made.iter()
+            .try_for_each(|it: &PathBuf| sink::sync_directory(it))
+    };
+    py.detach(make)
+        .map_err(|error| file_error(error.into(), &path))
+}
+
+/// Removes what a dead writer has left; see `_core.pyi`.
+#[pyfunction]
+#[allow(clippy::needless_pass_by_value)] // which is how Python passes a path
+pub fn remove_if_dead(py: Python<'_>, path: PathBuf) -> PyResult<()> {
+    let removed = py.detach(|| sink::remove_if_dead(Path::new(&path)));
+    removed.map_err(|error| file_error(error.into(), &path))
+}
