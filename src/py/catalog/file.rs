@@ -57,6 +57,11 @@ impl Catalog {
         }
     }
 
+    /// Errors if its file was written to since it was opened.
+    pub fn check_unchanged(&self) -> crate::Result<()> {
+        self.content.get().check_unchanged()
+    }
+
     /// The open file, if it is one.
     pub fn mapping(&self) -> Option<&Arc<Mapping>> {
         self.content.get().mapping()
