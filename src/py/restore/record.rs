@@ -22,7 +22,7 @@ use super::super::{errors, value};
 use super::keys::{Keys, dict_of, is_decimal};
 use super::known::{Known, UNFLATTEN, has_holes, is_constant};
 use super::nodes::{children, damaged, node_at};
-use crate::structure::{Axis, Kind, Node, NodeType, Record, Repeat, Sharding};
+use crate::structure::{Axis, Kind, Node, NodeType, Record, Repeat, Sharding, Value};
 use crate::{Error, grow};
 
 /// The tree that a state dict was made of; see `_core.pyi`.
@@ -121,6 +121,9 @@ pub fn record_metadata<'py>(
     let value = value::decode_at(py, &metadata, unknown_as_dict);
     value.map_err(|failure| failure.below("metadata").into_py_at(py, "loading"))
 }
+
+/// The type of places where code was.
+const CODE: &str = "treepack.code";
 
 /// So many bytes of static data are filled for any record.
 const FILLED_BYTES: usize = 8 << 20;
@@ -286,7 +289,9 @@ impl<'py> Assembly<'_, 'py> {
                 indexed(dict)?;
                 new_list_of(self.py, built)?.into_any()
             }
-            Kind::Typed(..) if self.plain => dict.clone().into_any(),
+            Kind::Typed(class, data) if self.plain => {
+                self.plain_node(node, *class as usize, data, dict, built)?
+            }
             _ if self.unknown.contains(&node) => dict.clone().into_any(),
             Kind::Typed(class, data) => match self.typed(node, *class as usize, data, dict, &built)
             {
@@ -299,6 +304,36 @@ impl<'py> Assembly<'_, 'py> {
             },
             _ => dict.clone().into_any(),
         })
+    }
+
+    /// A dict in the place of a node, with the keys of the mapping that it was, or `None` of code.
+    #[inline(never)] // see `node`
+    fn plain_node(
+        &mut self,
+        node: usize,
+        class: usize,
+        data: &[u8],
+        dict: &Bound<'py, PyDict>,
+        built: Vec<Bound<'py, PyAny>>,
+    ) -> Assembled<'py> {
+        if self.record.types[class].name == CODE {
+            return Ok(self.py.None().into_bound(self.py));
+        }
+        if let Value::Tuple(parts) = Value::decode(data)?
+            && let Some(Value::List(keys)) = parts.into_iter().next()
+            && keys.len() == built.len()
+            && keys.iter().all(Value::is_simple)
+        {
+            let keys = self.keys(node, &Value::List(keys).encode()?)?;
+            let list = keys.cast::<PyList>()?;
+            for (key, name) in list.iter().zip(dict.keys()) {
+                if !key.str()?.into_any().eq(name)? {
+                    return Ok(dict.clone().into_any());
+                }
+            }
+            return with_keys(&keys, built);
+        }
+        Ok(dict.clone().into_any())
     }
 
     /// Whether a dict is to take the place of what has failed.
