@@ -268,7 +268,7 @@ impl<'a> File<'a> {
         match dtypes.find(|it| Dtype::named(it).is_none()) {
             None => Ok(()),
             Some(name) => {
-                let reason = format!("{name:?} is no dtype that an array can have");
+                let reason = no_dtype(name.as_bytes(), 0).reason();
                 Err(Error::Structure(reason))
             }
         }

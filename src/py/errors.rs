@@ -98,6 +98,7 @@ pub fn placed(py: Python<'_>, error: &PyErr, path: &str) -> PyResult<Option<PyEr
     let value = error.value(py);
     let is_unregistered = is(py, error, "UnregisteredTypeError");
     let second = if is_unregistered { "name" } else { "offset" };
+    let path = new_string(py, path.as_bytes())?;
     let arguments = (value.getattr("message")?, value.getattr(second)?, path);
     let placed = PyErr::from_value(error.get_type(py).call1(arguments)?);
     placed.set_cause(py, error.cause(py));

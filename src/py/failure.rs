@@ -179,7 +179,7 @@ impl Failure {
                 } else if path != "." {
                     let start = format!("treepack: while {doing} ");
                     let note = shown(py, &start, &path, format_args!(""));
-                    note.and_then(|note| Ok(drop(value.call_method1("add_note", (note,))?)))
+                    note.and_then(|note| value.call_method1("add_note", (note,)).map(drop))
                 } else {
                     Ok(())
                 };

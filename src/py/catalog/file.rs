@@ -74,7 +74,7 @@ impl Catalog {
 
     /// What is wrong with a value, with its path.
     pub fn at(&self, py: Python<'_>, error: PyErr, value: usize) -> PyErr {
-        let path = self.catalog.path_of(value).to_string();
+        let path = errors::path_text(&self.catalog.path_of(value));
         let placed = errors::placed(py, &error, &path);
         placed.ok().flatten().unwrap_or(error)
     }
