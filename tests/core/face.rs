@@ -572,3 +572,31 @@ fn leaves_of_all_kinds_are_told() {
     );
     assert!(file.verify().unwrap_err().to_string().contains("float96"));
 }
+
+#[test]
+fn of_damage_below_a_long_key_the_first_paths_are_told() {
+    const LEAVES: usize = 20;
+    let key = "k".repeat(1 << 20);
+    let mut writer = Writer::new();
+    for leaf in 0..LEAVES {
+        let path = format!("{key}/x{leaf}");
+        writer.array(&path, Dtype::U8, &[16], [0xAB; 16]).unwrap();
+    }
+    let mut bytes = Vec::new();
+    writer.write_to(&mut bytes).unwrap();
+    let places: Vec<usize> = bytes
+        .windows(16)
+        .enumerate()
+        .filter(|(_, window)| *window == [0xAB; 16])
+        .map(|(place, _)| place)
+        .collect();
+    assert_eq!(places.len(), LEAVES);
+    for place in places {
+        bytes[place] ^= 1;
+    }
+    let Err(Error::Corrupt { paths, more }) = File::from_bytes(&bytes).unwrap().verify() else {
+        panic!("all leaves are damaged");
+    };
+    assert_eq!(paths.len() + more, LEAVES);
+    assert!((1..9).contains(&paths.len()));
+}
