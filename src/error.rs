@@ -132,10 +132,12 @@ pub enum Error {
         wanted: &'static str,
     },
     /// Leaves are not what was written, as their checksums or their headers tell.
-    #[error("{}", corrupt(paths))]
+    #[error("{}", corrupt(paths, *more))]
     Corrupt {
-        /// Where they are.
+        /// Where they are; of very many, or below very long keys, the first.
         paths: Vec<Path>,
+        /// How many more there are.
+        more: usize,
     },
     /// A file was written to while it was open.
     #[error(
@@ -165,13 +167,7 @@ impl Error {
     /// The message without the place in the input or in the tree.
     #[must_use]
     pub fn reason(&self) -> String {
-        match self {
-            Self::Truncated { missing, .. } => truncated(*missing),
-            Self::Malformed { reason, .. } | Self::Trailing { reason, .. } => reason.clone(),
-            Self::TooDeep { limit, .. } => too_deep(*limit),
-            Self::At { error, .. } => error.reason(),
-            other => other.to_string(),
-        }
+        Reason(self).to_string()
     }
 
     /// The byte offset in the input, if known.
@@ -217,19 +213,41 @@ impl Error {
     }
 }
 
+/// What is wrong, without the place, to be written anywhere.
+pub(crate) struct Reason<'a>(pub &'a Error);
+
+impl fmt::Display for Reason<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Error::Truncated { missing, .. } => f.write_str(&truncated(*missing)),
+            Error::Malformed { reason, .. } | Error::Trailing { reason, .. } => f.write_str(reason),
+            Error::TooDeep { limit, .. } => f.write_str(&too_deep(*limit)),
+            Error::At { error, .. } => fmt::Display::fmt(&Reason(error), f),
+            other => fmt::Display::fmt(other, f),
+        }
+    }
+}
+
 fn truncated(missing: u64) -> String {
     format!("the data ends inside a value: at least {missing} more bytes are needed")
 }
 
-fn corrupt(paths: &[Path]) -> String {
+fn corrupt(paths: &[Path], more: usize) -> impl fmt::Display {
     /// More are counted.
     const FEW: usize = 5;
-    let few: Vec<String> = paths.iter().take(FEW).map(Path::to_string).collect();
-    let more = match paths.len() - few.len() {
-        0 => String::new(),
-        more => format!(" and {more} more"),
-    };
-    format!("leaves are not what was written: {}{more}", few.join(", "))
+    let few = &paths[..paths.len().min(FEW)];
+    let more = more + paths.len() - few.len();
+    fmt::from_fn(move |f| {
+        f.write_str("leaves are not what was written: ")?;
+        for (number, path) in few.iter().enumerate() {
+            f.write_str(if number > 0 { ", " } else { "" })?;
+            write!(f, "{path}")?;
+        }
+        match more {
+            0 => Ok(()),
+            more => write!(f, " and {more} more"),
+        }
+    })
 }
 
 fn too_deep(limit: usize) -> String {
@@ -390,14 +408,13 @@ mod tests {
                 .map(|index| index.to_string().parse().unwrap())
                 .collect()
         };
-        let shown = |count| {
-            Error::Corrupt {
-                paths: paths(count),
-            }
-            .to_string()
+        let shown = |count, more| {
+            let paths = paths(count);
+            Error::Corrupt { paths, more }.to_string()
         };
-        assert_eq!(shown(2), "leaves are not what was written: 0, 1");
-        assert!(shown(7).ends_with(": 0, 1, 2, 3, 4 and 2 more"));
+        assert_eq!(shown(2, 0), "leaves are not what was written: 0, 1");
+        assert!(shown(2, 1).ends_with(": 0, 1 and 1 more"));
+        assert!(shown(7, 1).ends_with(": 0, 1, 2, 3, 4 and 3 more"));
     }
 
     #[test]

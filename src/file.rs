@@ -230,7 +230,7 @@ impl<'a> File<'a> {
     /// File::from_bytes(&bytes)?.verify()?;
     ///
     /// bytes[500] ^= 1;
-    /// let Err(Error::Corrupt { paths }) = File::from_bytes(&bytes)?.verify() else {
+    /// let Err(Error::Corrupt { paths, .. }) = File::from_bytes(&bytes)?.verify() else {
     ///     panic!("damage is found");
     /// };
     /// assert_eq!(paths[0].to_string(), "w");
@@ -247,10 +247,9 @@ impl<'a> File<'a> {
             .catalog
             .verify(source, checks, BLOCK_BYTES, threads, &())?;
         let is_corrupt = |leaf: &Leaf<'_>| found.get(leaf.number) == Some(&Status::Corrupt);
-        let paths = self.leaves().filter(is_corrupt).map(|leaf| leaf.path());
-        let paths = grow::collect(paths)?;
-        if !paths.is_empty() {
-            return Err(Error::Corrupt { paths });
+        let corrupt = self.leaves().filter(is_corrupt).map(|leaf| leaf.value);
+        if let Some(error) = self.corrupt(corrupt)? {
+            return Err(error);
         }
         if found.get(self.len()) == Some(&Status::Corrupt) {
             let what = "what lies between the leaves and the record of the structure is damaged";
@@ -268,10 +267,32 @@ impl<'a> File<'a> {
         match dtypes.find(|name| Dtype::named(name).is_none()) {
             None => Ok(()),
             Some(name) => {
-                let reason = format!("{name:?} is no dtype that an array can have");
+                let reason = no_dtype(name.as_bytes(), 0).reason();
                 Err(Error::Structure(reason))
             }
         }
+    }
+
+    /// The error about leaves that are damaged, if there are any.
+    fn corrupt(&self, mut values: impl Iterator<Item = usize>) -> Result<Option<Error>> {
+        /// Keys above many leaves are in the path of each.
+        const MOST_BYTES: usize = 8 << 20;
+        let mut left = MOST_BYTES;
+        let mut paths = Vec::new();
+        let mut more = 0;
+        for value in values.by_ref() {
+            let path = self.catalog.path_below(0, value)?;
+            let keys = path.keys().map(|key| size_of::<String>() + key.len());
+            let Some(rest) = left.checked_sub(keys.sum()) else {
+                more = 1;
+                break;
+            };
+            left = rest;
+            grow::push(&mut paths, path)?;
+        }
+        more += values.count();
+        let is_any = more > 0 || !paths.is_empty();
+        Ok(is_any.then_some(Error::Corrupt { paths, more }))
     }
 
     fn leaf_of(&self, value: usize) -> Option<Leaf<'_>> {

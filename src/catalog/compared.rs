@@ -87,7 +87,7 @@ impl Compared {
         match &summed[..] {
             [(range, sum)] if *range == self.region && sum.clone().finalize() != self.expected => {
                 let paths = grow::collect([self.path.clone()])?;
-                Err(Error::Corrupt { paths })
+                Err(Error::Corrupt { paths, more: 0 })
             }
             _ => Ok(()),
         }

@@ -206,8 +206,10 @@ impl Events {
     }
 }
 
+/// The error for a dtype that there is not. Of a long name it has the beginning.
 pub fn no_dtype(name: &[u8], offset: usize) -> Error {
-    let name = String::from_utf8_lossy(name);
+    const MOST_BYTES: usize = 100;
+    let name = String::from_utf8_lossy(&name[..name.len().min(MOST_BYTES)]);
     Error::malformed(
         offset,
         format!("{name:?} is no dtype that an array can have"),

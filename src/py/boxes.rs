@@ -13,7 +13,7 @@ use super::options::integer_or_none;
 use super::watch::Watcher;
 use crate::array::Bounds;
 use crate::boxes::{self, Failed, OpenFile};
-use crate::{Result, grow, parallel};
+use crate::{Error, Result, grow, parallel};
 
 /// An array whose shards are in several files; see `_core.pyi`.
 #[pyclass(frozen, module = "treepack._core")]
@@ -182,6 +182,7 @@ impl ShardBox {
             self.found
                 .read(&files.open()?, memory, &strides, threads, &watcher)
         });
+        let done = files.unless_changed(done);
         done.map_err(|failed| files.explain(py, failed, &watcher, explain))
     }
 }
@@ -209,6 +210,9 @@ impl ShardBox {
 /// Parts from which on other threads should run.
 const MANY: usize = 1 << 12;
 
+/// What becomes of reading files.
+type Read<T> = std::result::Result<T, Failed>;
+
 /// The files of a box, by number.
 struct Files(Vec<(u32, Py<Catalog>)>);
 
@@ -216,6 +220,21 @@ impl Files {
     fn open(&self) -> Result<Vec<OpenFile<'_>>> {
         let files = self.0.iter();
         grow::collect(files.map(|(number, catalog)| catalog.get().open_file(*number)))
+    }
+
+    /// What has been read of them, unless one was written to since it was opened.
+    fn unless_changed<T>(&self, read: Read<T>) -> Read<T> {
+        if matches!(&read, Err(failed) if !matches!(failed.error, Error::Gzip(_))) {
+            return read;
+        }
+        for (file, (_, catalog)) in self.0.iter().enumerate() {
+            catalog.get().check_unchanged().map_err(|error| Failed {
+                file: Some(file),
+                value: None,
+                error,
+            })?;
+        }
+        read
     }
 
     /// What `explain` makes of an error, from the number of the file that it is about.

@@ -69,9 +69,10 @@ enum Storage {
     Copied(Arc<Copied>),
 }
 
-/// The object of Python that has the bytes of a gzip stream.
+/// What has the bytes of a gzip stream: a file, or an object of Python.
 enum Origin {
     Nobody,
+    File(Arc<Mapping>),
     Lent(Weak<Borrowed>),
     Elsewhere(Weak<Elsewhere>),
 }
@@ -376,6 +377,7 @@ impl Content {
     /// The object of Python that has the bytes.
     fn origin(&self) -> Origin {
         match &self.0 {
+            Storage::File(mapping) => Origin::File(mapping.clone()),
             Storage::Lent(borrowed) => Origin::Lent(Arc::downgrade(borrowed)),
             Storage::Elsewhere(elsewhere) => Origin::Elsewhere(Arc::downgrade(elsewhere)),
             _ => Origin::Nobody,
@@ -444,7 +446,20 @@ impl Content {
 
     /// Errors if it is a file that was written to since it was opened.
     pub fn check_unchanged(&self) -> Result<()> {
-        self.mapping().map_or(Ok(()), |it| it.check_unchanged())
+        match &self.0 {
+            Storage::File(mapping) | Storage::Gzip(_, Origin::File(mapping)) => {
+                mapping.check_unchanged()
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// What has been read of it, unless the file was written to since it was opened.
+    pub fn unless_changed<T>(&self, read: Result<T>) -> Result<T> {
+        match read {
+            Ok(_) | Err(Error::Gzip(_)) => self.check_unchanged().and(read),
+            read => read,
+        }
     }
 
     /// The encoding of a manifest, which has gaps, if it is one.

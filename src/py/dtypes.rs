@@ -39,10 +39,15 @@ impl Dtype {
         if let Some(found) = Self::described(object)? {
             return Ok(found);
         }
+        let has_fields = !object.getattr("names")?.is_none();
+        let or_fields = if has_fields {
+            ", or its fields as a dict: {name: array[name] for name in array.dtype.names}"
+        } else {
+            ""
+        };
         Err(Failure::leaf(format!(
             "cannot serialize an array of dtype {}: only numeric, boolean and date dtypes \
-             can be stored; save its .tolist(), or its fields as a dict: \
-             {{name: array[name] for name in array.dtype.names}}",
+             can be stored; save its .tolist(){or_fields}",
             object.repr()?
         )))
     }

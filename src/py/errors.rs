@@ -5,35 +5,88 @@ use std::path::Path;
 
 use pyo3::exceptions::{PyMemoryError, PyOSError, PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::PyType;
+use pyo3::types::{PyString, PyType};
 
 use super::hooks::Hooks;
-use crate::Error;
+use super::memory::{new_string, new_tuple_of};
+use crate::error::Reason;
+use crate::{Error, grow};
 
 pub fn make<'py, A>(py: Python<'py>, name: &str, arguments: A) -> PyErr
 where
     A: pyo3::call::PyCallArgs<'py>,
 {
-    match Hooks::error(py, name).and_then(|class| class.call1(arguments)) {
-        Ok(exception) => PyErr::from_value(exception),
+    made(Hooks::error(py, name).and_then(|class| class.call1(arguments)))
+}
+
+/// The same of text, a `MemoryError` where there is no memory for it.
+pub fn make_of<const N: usize>(py: Python<'_>, name: &str, text: [&str; N]) -> PyErr {
+    let texts = text.map(|it| Ok(new_string(py, it.as_bytes())?.into_any()));
+    let texts = texts.into_iter().collect::<PyResult<Vec<_>>>();
+    match texts.and_then(|texts| new_tuple_of(py, texts)) {
+        Ok(arguments) => make(py, name, arguments),
+        Err(error) => error,
+    }
+}
+
+fn made(result: PyResult<Bound<'_, PyAny>>) -> PyErr {
+    result.map_or_else(|error| error, PyErr::from_value)
+}
+
+/// The arguments of a `DecodeError`.
+type Told<'py> = (
+    Bound<'py, PyString>,
+    Option<usize>,
+    Option<Bound<'py, PyString>>,
+);
+
+fn told<'py>(
+    py: Python<'py>,
+    message: &str,
+    offset: Option<usize>,
+    path: Option<&str>,
+) -> PyResult<Told<'py>> {
+    let path = path.map(|path| new_string(py, path.as_bytes()));
+    Ok((
+        new_string(py, message.as_bytes())?,
+        offset,
+        path.transpose()?,
+    ))
+}
+
+/// A `DecodeError`, or one of its subclasses.
+fn decode_error(
+    py: Python<'_>,
+    class: &str,
+    message: &str,
+    offset: Option<usize>,
+    path: Option<&str>,
+) -> PyErr {
+    match told(py, message, offset, path) {
+        Ok(arguments) => make(py, class, arguments),
         Err(error) => error,
     }
 }
 
 /// A `DecodeError`, which is an error of this class of msgpack, too.
-fn decode_error(
+fn msgpack_error(
     py: Python<'_>,
     class: &str,
-    message: String,
+    message: &str,
     offset: usize,
     path: Option<&str>,
 ) -> PyErr {
-    let made = Hooks::get(py)
-        .and_then(|hooks| hooks.decode_error.call1(py, (class, message, offset, path)));
-    match made {
-        Ok(exception) => PyErr::from_value(exception.into_bound(py)),
-        Err(error) => error,
-    }
+    made(
+        told(py, message, Some(offset), path).and_then(|(message, offset, path)| {
+            let decode_error = Hooks::get(py)?.decode_error.bind(py);
+            decode_error.call1((class, message, offset, path))
+        }),
+    )
+}
+
+/// The text of a path: `…` where there is no memory for it.
+pub fn path_text(path: &crate::Path) -> String {
+    grow::display(path).unwrap_or_else(|_| "…".into())
 }
 
 /// The same exception with a path, or `None` unless it is a `DecodeError`.
@@ -44,6 +97,7 @@ pub fn placed(py: Python<'_>, error: &PyErr, path: &str) -> PyResult<Option<PyEr
     let value = error.value(py);
     let is_unregistered = is(py, error, "UnregisteredTypeError");
     let second = if is_unregistered { "name" } else { "offset" };
+    let path = new_string(py, path.as_bytes())?;
     let arguments = (value.getattr("message")?, value.getattr(second)?, path);
     let placed = PyErr::from_value(error.get_type(py).call1(arguments)?);
     placed.set_cause(py, error.cause(py));
@@ -64,29 +118,34 @@ pub fn to_py(py: Python<'_>, error: Error, path: Option<&str>) -> PyErr {
         // A message might need memory.
         return PyMemoryError::new_err(());
     }
-    let known = known.map(|path| path.to_string());
+    let known = known.map(|path| path_text(&path));
     let path = known.as_deref().or(path);
-    let message = error.reason();
+    let Ok(message) = grow::display(&Reason(&error)) else {
+        return PyMemoryError::new_err(());
+    };
+    let message = &*message;
     match error {
-        Error::Truncated { offset, .. } => make(py, "DecodeError", (message, offset, path)),
-        Error::Malformed { offset, .. } => decode_error(py, "FormatError", message, offset, path),
-        Error::Trailing { offset, .. } => decode_error(py, "ExtraData", message, offset, path),
-        Error::TooDeep { offset, .. } => decode_error(py, "StackError", message, offset, path),
-        Error::Structure(_) => make(py, "DecodeError", (message, None::<usize>, path)),
-        Error::Newer { .. } => make(py, "NewerVersionError", (message, None::<usize>, path)),
-        Error::TooLarge { .. } | Error::OutputLimit { .. } | Error::ReservedKey { .. } => {
-            make(py, "TreepackError", (message,))
+        Error::Truncated { offset, .. } => {
+            decode_error(py, "DecodeError", message, Some(offset), path)
         }
-        Error::Corrupt { .. } | Error::Overwritten => make(py, "CorruptionError", (message,)),
-        Error::GzipTruncated => make(py, "GzipTruncatedError", (message,)),
-        Error::Gzip(_) => make(py, "GzipCorruptionError", (message,)),
+        Error::Malformed { offset, .. } => msgpack_error(py, "FormatError", message, offset, path),
+        Error::Trailing { offset, .. } => msgpack_error(py, "ExtraData", message, offset, path),
+        Error::TooDeep { offset, .. } => msgpack_error(py, "StackError", message, offset, path),
+        Error::Structure(_) => decode_error(py, "DecodeError", message, None, path),
+        Error::Newer { .. } => decode_error(py, "NewerVersionError", message, None, path),
+        Error::TooLarge { .. } | Error::OutputLimit { .. } | Error::ReservedKey { .. } => {
+            make_of(py, "TreepackError", [message])
+        }
+        Error::Corrupt { .. } | Error::Overwritten => make_of(py, "CorruptionError", [message]),
+        Error::GzipTruncated => make_of(py, "GzipTruncatedError", [message]),
+        Error::Gzip(_) => make_of(py, "GzipCorruptionError", [message]),
         Error::Payload(error) => match error.downcast::<PyErr>() {
             Ok(raised) => *raised,
             Err(other) => PyRuntimeError::new_err(other.to_string()),
         },
-        Error::NotDurable(error) => os_error(&error, Some(&message), None),
+        Error::NotDurable(error) => os_error(&error, Some(message), None),
         Error::Io(error) => os_error(&error, None, None),
-        _ => PyValueError::new_err(message),
+        _ => PyValueError::new_err(message.to_owned()),
     }
 }
 

@@ -1,12 +1,16 @@
 //! Failures of a walk over a tree, with their places.
 
+use std::fmt;
+
 use pyo3::exceptions::{PyException, PyOverflowError, PyUnicodeEncodeError};
 use pyo3::prelude::*;
+use pyo3::types::PyString;
 
 use super::errors;
 use super::hooks::Hooks;
-use crate::Error;
+use super::memory::new_string;
 use crate::error::Path;
+use crate::{Error, grow};
 
 pub struct Failure {
     cause: Cause,
@@ -73,7 +77,7 @@ impl Failure {
 
     /// The exception, whose message has the place if it is one of ours without a path.
     pub fn into_py_at(self, py: Python<'_>, doing: &str) -> PyErr {
-        let path = self.path.to_string();
+        let path = errors::path_text(&self.path);
         let Cause::Raised(error) = &self.cause else {
             return self.into_py(py, doing);
         };
@@ -108,7 +112,7 @@ impl Failure {
                 format!("{class}: {}", error.value(py))
             }
         };
-        (self.path.to_string(), why)
+        (errors::path_text(&self.path), why)
     }
 
     pub fn map_core(mut self: Box<Self>, other: impl FnOnce(Error) -> Error) -> Box<Self> {
@@ -128,11 +132,14 @@ impl Failure {
 
     /// The exception; `doing` is for a note on exceptions of others.
     pub fn into_py(self, py: Python<'_>, doing: &str) -> PyErr {
-        let path = self.path.to_string();
+        let path = errors::path_text(&self.path);
         match self.cause {
             Cause::Core(error) => errors::to_py(py, error, Some(&path)),
-            Cause::Leaf(why) => errors::make(py, "UnserializableLeafError", (why, path)),
-            Cause::Tree(why) => errors::make(py, "TreepackError", (format!("at {path}: {why}"),)),
+            Cause::Leaf(why) => errors::make_of(py, "UnserializableLeafError", [&*why, &*path]),
+            Cause::Tree(why) => match grow::display(&format_args!("at {path}: {why}")) {
+                Ok(told) => errors::make_of(py, "TreepackError", [&*told]),
+                Err(error) => error.into(),
+            },
             Cause::Structure(what) => {
                 let reason = format!("the recorded structure is not that of the tree: {what}");
                 errors::to_py(py, Error::Structure(reason), Some(&path))
@@ -143,36 +150,43 @@ impl Failure {
                 error.set_cause(py, Some(cause));
                 error
             }
-            Cause::Overflow(why) => {
-                PyOverflowError::new_err(format!("at {}: {why}", printable(py, &path)))
-            }
+            Cause::Overflow(why) => match shown(py, "at ", &path, format_args!(": {why}")) {
+                Ok(told) => PyOverflowError::new_err(told.unbind()),
+                Err(error) => error,
+            },
             Cause::Raised(error) => {
-                if error.is_instance_of::<PyUnicodeEncodeError>(py) {
-                    // Best effort, as below.
-                    let value = error.value(py);
-                    let path = printable(py, &path);
-                    let _ = value
-                        .getattr("reason")
-                        .and_then(|why| value.setattr("reason", format!("{why} (at {path})")));
+                let value = error.value(py);
+                // Best effort: the error itself says what is wrong.
+                let _ = if error.is_instance_of::<PyUnicodeEncodeError>(py) {
+                    value.getattr("reason").and_then(|why| {
+                        let start = format!("{why} (at ");
+                        value.setattr("reason", shown(py, &start, &path, format_args!(")"))?)
+                    })
                 } else if path != "." {
-                    // Best effort: the error itself says what is wrong.
-                    let note = format!("treepack: while {doing} {}", printable(py, &path));
-                    let _ = error.value(py).call_method1("add_note", (note,));
-                }
+                    let start = format!("treepack: while {doing} ");
+                    let note = shown(py, &start, &path, format_args!(""));
+                    note.and_then(|note| value.call_method1("add_note", (note,)).map(drop))
+                } else {
+                    Ok(())
+                };
                 error
             }
         }
     }
 }
 
-/// A path as it is shown to people. Our own exceptions see to that themselves.
-fn printable(py: Python<'_>, path: &str) -> String {
-    if path.bytes().all(|byte| matches!(byte, b' '..=b'~')) {
-        return path.into();
-    }
-    Hooks::get(py)
-        .and_then(|hooks| hooks.printable.call1(py, (path,))?.extract(py))
-        .unwrap_or_else(|_| path.escape_debug().to_string())
+/// A path between other text, as it is shown to people. Our own exceptions see to that themselves.
+fn shown<'py>(
+    py: Python<'py>,
+    start: &str,
+    path: &str,
+    end: fmt::Arguments<'_>,
+) -> PyResult<Bound<'py, PyString>> {
+    let path = new_string(py, path.as_bytes())?;
+    let path = Hooks::get(py)?.printable.bind(py).call1((path,))?;
+    let path = path.cast::<PyString>()?.to_str()?;
+    let told = grow::display(&format_args!("{start}{path}{end}"))?;
+    new_string(py, told.as_bytes())
 }
 
 impl From<Error> for Box<Failure> {

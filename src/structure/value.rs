@@ -70,6 +70,16 @@ impl Value {
         Ok(Self::Frozenset(grow::collect(elements)?))
     }
 
+    /// Whether it is text, a number, `None`, or a tuple of these.
+    #[cfg(feature = "python")]
+    pub(crate) fn is_simple(&self) -> bool {
+        match self {
+            Self::None | Self::Bool(_) | Self::Int(_) | Self::Float(_) | Self::Str(_) => true,
+            Self::Tuple(parts) => parts.iter().all(Self::is_simple),
+            _ => false,
+        }
+    }
+
     pub fn encode(&self) -> Result<Vec<u8>> {
         let mut bytes = Growing::default();
         let done = rmp_serde::encode::write(&mut bytes, self);

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
+import datetime
+import decimal
+import enum
 import functools
+import gzip
+import io
 import pickle
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import msgpack
 import numpy as np
 import pytest
+from flax import linen
 from typer.testing import CliRunner
 
 import node_types
@@ -160,14 +169,183 @@ def advice(folder: Path) -> list[tuple[Any, str, list[Any]]]:
     ]  # fmt: skip
 
 
-def convert(source: Path, target: Path) -> Any:
-    assert CliRunner().invoke(app, ["convert", str(source), str(target)]).exit_code == 0
-    return treepack.load(target)
+def of_arrays(folder: Path) -> list[tuple[Any, str, list[Any]]]:
+    """Returns rows about dtypes, devices, shardings and placeholders."""
+    path = folder / "of 64 bits"
+    treepack.save(path, {"w": np.ones(3), "n": np.arange(3)})
+    load = functools.partial(treepack.load, path)
+    spec = jax.ShapeDtypeStruct((3,), np.float32)
+    device = jax.devices()[0]
+    sharding = jax.sharding.SingleDeviceSharding(device)
+    big = folder / "large integer"
+    treepack.save(big, {"n": np.array([2**40]), "i": 2**40})
+    abstract = {"w": jax.ShapeDtypeStruct((3,), np.float64)}
+    masked = np.ma.masked_array([1, 2], [True, False])
+    fields = np.zeros(2, [("a", "i4"), ("b", "f8")])
+    color = enum.Enum("Color", "RED").RED  # type: ignore[attr-defined]
+    arguments = argparse.Namespace(a=1)
+    variables = linen.Dense(3).init(jax.random.key(0), np.ones((1, 2)))
+    return [
+        (lambda: load(arrays="jax"), "arrays='numpy'", [lambda: load(arrays="numpy")]),
+        (lambda: load(device="cpu"), r"jax\.devices\(\)\[0\]", [
+            lambda: load({"w": spec, "n": 1}, device=device, strict=False)]),
+        (lambda: load(sharding=3), r"jax\.devices\(\)\[0\]", [
+            lambda: load(select="w", sharding=sharding, dtype="float32")]),
+        (lambda: load(device=device, arrays="numpy"), "leave out arrays='numpy'", [
+            lambda: load(device=device, dtype="float32", select="w")]),
+        (lambda: treepack.load(big, {"n": np.zeros(1, np.int8), "i": 0}, cast=True),
+            "give a|dtype", [lambda: treepack.load(big, {"n": np.zeros(1, np.int64), "i": 0})]),
+        (lambda: treepack.dumps({"w": spec}), "metadata=", [
+            lambda: treepack.dumps({}, metadata={"w": spec})]),
+        (lambda: treepack.dumps({"m": masked}), "save data and mask", [
+            lambda: treepack.dumps({"m": masked.data, "mask": masked.mask})]),
+        (lambda: treepack.dumps({"s": range(3)}), r"save list\(\.\.\.\).*metadata=", [
+            lambda: treepack.dumps({"s": list(range(3))}),
+            lambda: treepack.dumps({}, metadata={"s": range(3)})]),
+        (lambda: treepack.dumps({"a": fields}), r"\.tolist\(\).*for name in", [
+            lambda: treepack.dumps({"a": fields.tolist()}),
+            lambda: treepack.dumps({"a": {name: fields[name] for name in fields.dtype.names}})]),
+        (lambda: treepack.dumps({"a": np.array(["a"])}), r"save its \.tolist\(\)$", [
+            lambda: treepack.dumps({"a": np.array(["a"]).tolist()})]),
+        (lambda: treepack.dumps({"k": color}), r"save its \.value", [
+            lambda: treepack.dumps({"k": color.value})]),
+        (lambda: treepack.dumps({"a": arguments}), r"save vars\(\.\.\.\)", [
+            lambda: treepack.dumps({"a": vars(arguments)})]),
+        (lambda: treepack.dumps({}, metadata=arguments), r"save vars\(\.\.\.\)", [
+            lambda: treepack.dumps({}, metadata=vars(arguments))]),
+        (lambda: treepack.dumps({"f": functools.partial(len, [1])}), 'static="skip"', [
+            lambda: treepack.dumps({"f": functools.partial(len, [1])}, static="skip")]),
+        (lambda: jax.jit(lambda it: treepack.dumps({"a": it}))(1.0), "outside of jit", [
+            lambda: treepack.dumps({"a": 1.0})]),
+        (lambda: treepack.dumps({"t": datetime.date(2020, 1, 1)}), "isoformat", [
+            lambda: treepack.dumps({"t": datetime.date(2020, 1, 1).isoformat()})]),
+        (lambda: treepack.dumps({"t": datetime.timedelta(1)}), "total_seconds", [
+            lambda: treepack.dumps({"t": datetime.timedelta(1).total_seconds()})]),
+        (lambda: treepack.dumps({"d": np.dtype("int8")}), "save its name", [
+            lambda: treepack.dumps({"d": np.dtype("int8").name})]),
+        (lambda: treepack.dumps({"d": decimal.Decimal(1)}), "save str|metadata=", [
+            lambda: treepack.dumps({"d": str(decimal.Decimal(1))}),
+            lambda: treepack.dumps({}, metadata=decimal.Decimal(1))]),
+        (lambda: treepack.dumps({"m": linen.Dense(3)}, static="error"), "save its variables", [
+            lambda: treepack.dumps({"m": variables})]),
+        (lambda: load(linen.Dense), "pass", [
+            lambda: treepack.load(path, jax.eval_shape(lambda: {"w": np.ones(3, np.float32),
+                                                                "n": np.arange(3)}))]),
+        (lambda: treepack.save(folder / "m.safetensors", {}), "treepack convert", [
+            lambda: convert(path, folder / "m.safetensors", load=False)]),
+        (lambda: treepack.load(path, abstract | {"n": 0}), "strict=False|arrays=", [
+            lambda: treepack.load(path, abstract | {"n": 0}, strict=False, arrays="numpy")]),
+    ]  # fmt: skip
 
 
-def test_what_errors_say_to_do_succeeds(tmp_path: Path) -> None:
-    for call, told, follow in advice(tmp_path):
-        with pytest.raises((ValueError, TypeError, OSError)) as caught:
+def of_files(folder: Path) -> list[tuple[Any, str, list[Any]]]:
+    """Returns rows about files of others, streams, archives, exports and the command line."""
+    tree = {"w": np.ones((2, 3), np.float32), "a.b": np.ones(1), "a": {"b": np.zeros(1)}}
+    path = folder / "tree"
+    treepack.save(path, tree)
+    zipped = folder / "foreign.gz"
+    noise = np.random.default_rng(0).bytes(2 << 20)
+    zipped.write_bytes(gzip.compress(serialization.to_bytes({"a": noise}), 1))
+    series = folder / "in it"
+    checkpoints.save_checkpoint(series, tree, 5)
+    flat = {"w": np.ones(2)}
+    np.savez(folder / "a.npz", **flat)
+    half = folder / "half"
+    treepack.save(half, {"w": jnp.ones(2, jnp.bfloat16)})
+    odd = folder / "complex"
+    treepack.save(odd, {"w": np.ones(2, complex)})
+    small = folder / "small"
+    treepack.save(small, {"w": np.ones(2, jnp.int4)})
+    text = io.StringIO("text")
+    lost = MadeHere(jnp.ones(2))
+    return [
+        (lambda: treepack.open(zipped), "load it as a whole|treepack convert", [
+            lambda: treepack.load(zipped), lambda: convert(zipped, folder / "foreign.treepack"),
+            lambda: treepack.open(gzip.decompress(zipped.read_bytes()))]),
+        (lambda: treepack.load(series), "load one of them", [
+            lambda: treepack.load(series / "checkpoint_5")]),
+        (lambda: treepack.open(text), "mode 'rb'", [
+            lambda: treepack.open(io.BytesIO(path.read_bytes()))]),
+        (lambda: treepack.loads(str(path)), "load reads files", [lambda: treepack.load(path)]),
+        (lambda: treepack.open(path)["a.b/b"], "nothing at", [lambda: treepack.open(path)["a/b"]]),
+        (lambda: run("convert", path, folder / "sep.npz", "--sep", "."), "choose another", [
+            lambda: run("convert", path, folder / "sep.npz", "--sep", "|")]),
+        (lambda: run("convert", path, folder / "sep.safetensors"), "--sep", [
+            lambda: run("convert", path, folder / "sep.safetensors", "--sep", "|")]),
+        (lambda: run("convert", half, folder / "half.npz"), "--dtype", [
+            lambda: run("convert", half, folder / "half.npz", "--dtype", "float32")]),
+        (lambda: run("convert", odd, folder / "odd.safetensors"), r"\.real and \.imag", [
+            lambda: treepack.save(odd, {"re": np.ones(2, complex).real, "im": np.zeros(2)}),
+            lambda: run("convert", odd, folder / "odd.safetensors")]),
+        (lambda: run("convert", small, folder / "small.npz"), r"astype", [
+            lambda: treepack.save(small, {"w": np.ones(2, jnp.int4).astype(np.int8)}),
+            lambda: run("convert", small, folder / "small.npz")]),
+        (lambda: run("get", path, "v", folder / "v"), "nothing at v|is nothing", [
+            lambda: run("get", path, "w", folder / "v")]),
+        (lambda: run("show", path, "v"), "nothing at v", [lambda: run("show", path, "w")]),
+        (lambda: treepack.save(folder / "m.npz", flat), "treepack convert", [
+            lambda: run("convert", path, folder / "m.npz", "--sep", "|")]),
+        (lambda: treepack.register_node(Pair2, serialized_name="errors.Pair2"),
+            "register_namedtuple", [
+                lambda: treepack.register_namedtuple(Pair2, serialized_name="errors.Pair2")]),
+        (lambda: treepack.register_namedtuple(Node, serialized_name="errors.Node"),
+            "register_node", [
+                lambda: treepack.register_node(Node, serialized_name="errors.Node")]),
+        (lambda: treepack.loads(treepack.dumps({"a": lost}), {"b": lost}), "rename=|missing=", [
+            lambda: treepack.loads(treepack.dumps({"a": lost}), {"a": lost})]),
+        (lambda: treepack.load(path, tree, rename={"w": "a/b"}), "choose other names", [
+            lambda: treepack.load(path, {"v": tree["w"]}, rename={"w": "v"}, unexpected="ignore")]),
+        (lambda: treepack.load(path, select=("w", "a")), "pass a list", [
+            lambda: treepack.load(path, select=["w", "a"])]),
+        (lambda: treepack.open(path)["w"].sort(), r"array\[\.\.\.\]\.sort", [
+            lambda: treepack.open(path)["w"][...].sort()]),
+    ]  # fmt: skip
+
+
+class Pair2(NamedTuple):
+    """A namedtuple that is not registered."""
+
+    a: int
+
+
+@jax.tree_util.register_pytree_node_class
+class Node:
+    """A node of JAX that is not registered."""
+
+    def tree_flatten(self) -> Any:
+        """Returns no children."""
+        return (), None
+
+    @classmethod
+    def tree_unflatten(cls, *_: Any) -> Any:
+        """Makes another one."""
+        return cls()
+
+
+@dataclasses.dataclass
+class MadeHere:
+    """A dataclass that is not registered."""
+
+    w: Any
+
+
+def run(*args: Any) -> str:
+    """Runs the command line; its errors are exceptions here."""
+    done = CliRunner().invoke(app, [*map(str, args)])
+    if done.exit_code:
+        raise done.exception if isinstance(done.exception, Exception) else ValueError(done.output)
+    return done.output
+
+
+def convert(source: Path, target: Path, *, load: bool = True) -> Any:
+    run("convert", source, target)
+    return treepack.load(target) if load else None
+
+
+@pytest.mark.parametrize("rows", [advice, of_arrays, of_files])
+def test_what_errors_say_to_do_succeeds(tmp_path: Path, rows: Any) -> None:
+    for call, told, follow in rows(tmp_path):
+        with pytest.raises((ValueError, TypeError, OSError, KeyError, AttributeError)) as caught:
             call()
         assert re.search(told, str(caught.value), re.S), caught.value
         for other in follow:

@@ -7,10 +7,12 @@ import gzip
 import io
 import os
 import pickle
+import shutil
 from pathlib import Path
 from typing import Any
 
 import flax.serialization
+import jax
 import jax.numpy as jnp
 import msgpack
 import numpy as np
@@ -19,6 +21,7 @@ import pytest
 import treepack
 import treepack._core as core
 from treepack import serialization
+from treepack._src.checkpoint.shards import MANIFEST
 from trees import record_of, sealed
 
 
@@ -322,6 +325,34 @@ def test_a_file_that_is_overwritten_while_it_is_open(tmp_path: Path) -> None:
                 read()
         with pytest.raises(treepack.CorruptionError, match="overwritten in place"):
             np.asarray(array)
+
+
+@pytest.mark.parametrize("how", ["plain", "gzip", "numbers"])
+@pytest.mark.parametrize("kind", ["file", "sharded", "host"])
+def test_all_forms_notice_that_a_file_was_overwritten(tmp_path: Path, kind: str, how: str) -> None:
+    values = [np.random.default_rng(it).integers(0, 99, 300_001) for it in (1, 2)]
+    if kind == "sharded":
+        sharding = jax.sharding.NamedSharding(
+            jax.sharding.Mesh(np.array(jax.devices()[:2]), "x"), jax.sharding.PartitionSpec("x")
+        )
+        values = [jax.device_put(it[1:].astype(np.int32), sharding) for it in values]
+    form = {"plain": False, "gzip": True}.get(how, how)
+    for name, value in zip(("one", "two"), values, strict=True):
+        treepack.save(tmp_path / name, {"w": value}, compress=form, sharded=kind != "file")
+    one, two = (
+        [it for it in sorted((tmp_path / name).iterdir()) if it.name != MANIFEST]
+        if kind != "file"
+        else [tmp_path / name]
+        for name in ("one", "two")
+    )
+    with treepack.open(tmp_path / "one") as file:
+        array = file["w"]
+        assert array[5] == values[0][5]
+        for old, new in zip(one, two, strict=True):
+            shutil.copyfile(new, old)
+        for read in (lambda: array[5], lambda: array[::2], lambda: np.asarray(array), file.load):
+            with pytest.raises(treepack.CorruptionError, match="overwritten in place"):
+                read()
 
 
 def test_an_index_has_nothing_between_leaves_and_record_but_containers(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ expected: those whose checksums cover no byte that has changed.
 from __future__ import annotations
 
 import gzip
+import io
 import warnings
 import zlib
 from collections.abc import Callable, Iterable, Iterator
@@ -239,6 +240,12 @@ def test_an_open_file_loads_what_is_whole_into_a_template(in_memory: Path, name:
             assert _is_same(leaf, 0 * leaves[path] if path in report.corrupt else leaves[path])
         with pytest.raises(treepack.TreepackError):
             opened["layers"].load()
+
+
+def test_an_open_file_object_loads_what_is_whole(tmp_path: Path) -> None:
+    [(_, _, data, _, _, _)] = _cases(tmp_path, "plain")
+    with treepack.open(io.BytesIO(data)) as opened:
+        assert opened.load(on_corrupt="skip")["step"] == 7
 
 
 @pytest.mark.campaign

@@ -316,7 +316,7 @@ fn damage_is_found() {
             let mut damaged = content.clone();
             damaged[at] ^= 1;
             let verified = File::from_bytes(&damaged).and_then(|file| file.verify());
-            if let Err(Error::Corrupt { paths }) = &verified {
+            if let Err(Error::Corrupt { paths, .. }) = &verified {
                 assert!(!paths.is_empty());
                 found += 1;
             }
@@ -499,7 +499,7 @@ fn gzip_is_read_in_parts() {
     let mut damaged = stream.clone();
     damaged[stream.len() / 4] ^= 1;
     let damaged = File::from_bytes(damaged).unwrap();
-    let Err(Error::Corrupt { paths }) = damaged.verify() else {
+    let Err(Error::Corrupt { paths, .. }) = damaged.verify() else {
         panic!("a block is damaged");
     };
     assert_eq!(paths, ["a".parse().unwrap()]);
@@ -571,4 +571,32 @@ fn leaves_of_all_kinds_are_told() {
         "{error}"
     );
     assert!(file.verify().unwrap_err().to_string().contains("float96"));
+}
+
+#[test]
+fn of_damage_below_a_long_key_the_first_paths_are_told() {
+    const LEAVES: usize = 20;
+    let key = "k".repeat(1 << 20);
+    let mut writer = Writer::new();
+    for leaf in 0..LEAVES {
+        let path = format!("{key}/x{leaf}");
+        writer.array(&path, Dtype::U8, &[16], [0xAB; 16]).unwrap();
+    }
+    let mut bytes = Vec::new();
+    writer.write_to(&mut bytes).unwrap();
+    let places: Vec<usize> = bytes
+        .windows(16)
+        .enumerate()
+        .filter(|(_, window)| *window == [0xAB; 16])
+        .map(|(place, _)| place)
+        .collect();
+    assert_eq!(places.len(), LEAVES);
+    for place in places {
+        bytes[place] ^= 1;
+    }
+    let Err(Error::Corrupt { paths, more }) = File::from_bytes(&bytes).unwrap().verify() else {
+        panic!("all leaves are damaged");
+    };
+    assert_eq!(paths.len() + more, LEAVES);
+    assert!((1..9).contains(&paths.len()));
 }

@@ -595,6 +595,27 @@ def test_encodings_of_flax_are_dicts_and_lists_for_all_verbs(tree: Any, tmp_path
     assert treepack.read_metadata(path) is None
 
 
+def test_plain_containers_keep_the_keys_of_mappings(tmp_path: Path) -> None:
+    keys = {1: np.ones(1), 3: {4: 5}}
+    mappings = [
+        dict(keys),
+        collections.OrderedDict({**keys, (2, "x"): 3, "s": None}),
+        collections.defaultdict(list, keys),
+        collections.defaultdict(lambda: 0, keys),
+        flax.core.FrozenDict({1: np.ones(1), 2: {4: 5}}),
+    ]
+    tree = {"maps": mappings, "code": [len, {"f": jnp.sin}], "empty": collections.OrderedDict()}
+    expected = {"maps": [*map(dict, mappings)], "code": [None, {"f": None}], "empty": {}}
+    expected["maps"][-1][2] = {4: 5}
+    treepack.save(tmp_path / "file", tree)
+    treepack.save(tmp_path / "directory", tree, sharded=True)
+    for path in (tmp_path / "file", tmp_path / "directory"):
+        assert_same_containers(treepack.load(path, containers="plain"), expected)
+    # Fields and numbers are no keys, whatever static data there are.
+    named = treepack.dumps(Pair(1, {2: 3}))
+    assert treepack.loads(named, containers="plain") == {"0": 1, "1": {2: 3}}
+
+
 def test_plain_containers_of_files_and_directories(tmp_path: Path) -> None:
     """What no type here knows is no error, and arrays stay those of jax."""
     tree = {"t": (jnp.ones(2), [1]), "p": Pair(np.ones(3), {2: "x"}), "s": Struct(1, len), "e": ()}

@@ -167,6 +167,22 @@ def test_memory_does_not_repeat_long_keys(
     check_work(measured, lambda: READS[read](long_keys[name]), 2 * NBYTES, MANY)
 
 
+def test_no_paths_are_written_for_shards_that_are_copied(
+    long_keys: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether an array can be viewed where it lies is no matter of errors, which have its path."""
+    made: list[object] = []
+    create = treepack.DecodeError.__init__
+
+    def init(self: treepack.DecodeError, *args: Any) -> None:
+        made.append(args)
+        create(self, *args)
+
+    monkeypatch.setattr(treepack.DecodeError, "__init__", init)
+    treepack.load(long_keys["sharded"], arrays="numpy")
+    assert not made
+
+
 TOO_LONG: dict[str, Callable[[treepack.File | treepack.Tree], object]] = {
     "leaves": lambda file: list(file.leaves()),
     "report": lambda file: file.load(return_report=True),

@@ -350,3 +350,62 @@ def test_there_is_a_memory_error_in_every_verb(tmp_path: Path):
         env=environment,
     )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+LONG_KEYS = """
+import msgpack, numpy as np, sys
+import treepack
+from treepack import serialization
+
+LONG = "k" * (800 << 10)
+array = lambda dtype: msgpack.ExtType(1, msgpack.packb(([1], dtype, bytes(4))))
+below = lambda leaf: {LONG: {f"x{number}": leaf for number in range(50)}}
+FILES = {
+    "whole": msgpack.packb(below(array("float32"))),
+    "bad": msgpack.packb(below(array("no dtype"))),
+    "not ASCII": msgpack.packb({"\\x1b" * (200 << 10): array("no dtype")}),
+    "cut short": msgpack.packb(below(array("float32")))[:-2],
+    "dtype": msgpack.packb({"a": array(LONG)}),
+}
+
+def read(data, **options):
+    with treepack.open(data, **options) as file:
+        return repr(file), [np.asarray(leaf) for _, leaf in file.leaves()]
+
+VERBS = {
+    "load": treepack.loads,
+    "template": lambda data: treepack.loads(data, {"k": {"x1": np.ones(1)}}, strict="exact"),
+    "select": lambda data: treepack.load(data, select="*/x1"),
+    "open": read,
+    "salvage": lambda data: read(data, salvage=True),
+    "verify": lambda data: treepack.verify(data).corrupt,
+    "from_bytes": lambda data: serialization.from_bytes({"k": 1}, data),
+}
+
+def tried(work, data):
+    try:
+        work(data)
+    except ValueError:
+        pass
+
+# CPython loses its MemoryError where there is none for a frame.
+LOST = repr(SystemError("error return without exception set"))
+failed = 0
+for verb, work in VERBS.items():
+    for name, data in FILES.items():
+        tried(work, data)  # imports all that is needed
+        for more in range(1, 12):
+            found = told("", lambda: tried(work, data), more / 2)
+            if found not in ("enough", "MemoryError", LOST):
+                print(f"{verb} of {name} with {more / 2} MB: {found}", flush=True)
+                failed += 1
+sys.exit(failed > 0)
+"""
+
+
+def test_there_is_a_memory_error_where_keys_are_long() -> None:
+    """Errors have paths, for which there may be no memory."""
+    done = subprocess.run(
+        [sys.executable, "-c", HELPERS + LONG_KEYS], capture_output=True, text=True, timeout=1800
+    )
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -8,7 +8,7 @@ import io
 import os
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 import fsspec
 import fsspec.spec
 import jax
+import jax.numpy as jnp
 import numpy as np
 import obstore
 import pytest
@@ -24,6 +25,7 @@ import tiers
 import treepack
 from support import servers
 from treepack import serialization
+from treepack._src.checkpoint import reader
 from treepack._src.storage import filesystems, remote
 
 TREE: dict[str, Any] = {
@@ -547,24 +549,93 @@ def test_errors_of_other_libraries_are_told_with_the_url(
         treepack.load("short://bucket/model")
 
 
+class Twice:
+    """What a file gives out: every byte is another one when it is asked for again."""
+
+    def __init__(self) -> None:
+        self.asked: list[range] = []
+
+    def __call__(self, found: Any, start: int) -> bytes:
+        data = bytearray(found)
+        stop = start + len(data)
+        for before in self.asked:
+            for at in range(max(start, before.start), min(stop, before.stop)):
+                data[at - start] ^= 1
+        self.asked.append(range(start, stop))
+        return bytes(data)
+
+
 def test_what_is_verified_is_what_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     """A store may give other bytes when it is asked again."""
     url = "memory://verified/model.treepack"
     value = np.arange(1 << 18, dtype=np.uint8)
     treepack.save(url, {"w": value})
     read = filesystems.FileSystem.range
-    asked: list[range] = []
+    twice = Twice()
 
     def once(store: Any, path: str, start: int, stop: int, version: Any) -> Any:
-        data = bytearray(read(store, path, start, stop, version))
-        for before in asked:
-            for at in range(max(start, before.start), min(stop, before.stop)):
-                data[at - start] ^= 1
-        asked.append(range(start, stop))
-        return data
+        return twice(read(store, path, start, stop, version), start)
 
     monkeypatch.setattr(filesystems.FileSystem, "range", once)
     for options in ({"verify": True}, {"on_corrupt": "skip"}):
-        asked.clear()
+        twice.asked.clear()
         found = treepack.load(url, {"w": value}, **options)  # type: ignore[call-overload]
         np.testing.assert_array_equal(found["w"], value)
+
+
+class Changing(io.BytesIO):
+    """A file object of such a file."""
+
+    def __init__(self, data: bytes, twice: Callable[[Any, int], bytes]):
+        super().__init__(data)
+        self._twice = twice
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        start = self.tell()
+        return self._twice(super().read(size), start)
+
+
+@pytest.mark.parametrize("options", [{"verify": True}, {"on_corrupt": "skip"}])
+@pytest.mark.parametrize("source", ["select", "gzip", "sharded", "jax", "file object", "open"])
+def test_what_is_read_again_is_compared_with_what_was_verified(
+    source: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"memory://again/{source.replace(' ', '_')}"
+    value = np.random.default_rng(0).integers(0, 255, 1 << 19, np.uint8)
+    is_sharded = source in ("sharded", "jax")
+    tree = {"w": jnp.asarray(value) if source == "jax" else value, "b": 1}
+    treepack.save(url, tree, sharded=is_sharded, compress=source == "gzip")
+    verify, read = reader.Reader.verify, filesystems.FileSystem.range
+    does_change, is_verified, twice = False, False, Twice()
+
+    def verifies(self: reader.Reader, **options: Any) -> Any:
+        nonlocal is_verified
+        is_verified = True
+        return verify(self, **options)
+
+    def gives(found: Any, start: int) -> bytes:
+        return twice(found, start) if does_change and is_verified else bytes(found)
+
+    def ranged(store: Any, path: str, start: int, stop: int, version: Any) -> Any:
+        return gives(read(store, path, start, stop, version), start)
+
+    monkeypatch.setattr(reader.Reader, "verify", verifies)
+    monkeypatch.setattr(filesystems.FileSystem, "range", ranged)
+
+    def load() -> Any:
+        nonlocal is_verified
+        is_verified = False
+        if source == "open":
+            with treepack.open(url) as file:
+                return file.load(select="w", **options)
+        where: Any = url
+        if source == "file object":
+            where = Changing(fsspec.filesystem("memory").cat_file(url), gives)
+        return treepack.load(where, select=None if is_sharded else "w", **options)
+
+    np.testing.assert_array_equal(load()["w"], value)
+    does_change = True
+    try:
+        np.testing.assert_array_equal(load()["w"], value)  # of bytes that are still there
+    except treepack.CorruptionError as error:
+        assert "when they were verified" in str(error)  # noqa: PT017

@@ -17,6 +17,7 @@ from treepack._src import paths as _paths
 from treepack._src.options import Progress, Saved, Writing
 from treepack._src.printable import printable, safe_repr
 from treepack._src.pytree.state_dict import leaves_of
+from treepack._src.restore.compare import signature
 from treepack._src.saving.layout import file_layout, plain_layout
 from treepack._src.storage.deferred import Deferred
 from treepack._src.storage.write import replacing, save_layout
@@ -55,6 +56,19 @@ def _at(name: str) -> str:
     return f"at {printable(name)}"
 
 
+def _without(form: str, name: str, array: np.ndarray) -> TreepackError:
+    """Returns the error for an array whose dtype a form lacks."""
+    kind = signature(array)
+    remedy = (
+        "convert it with --dtype"
+        if kind is not None and kind.kind == "float"
+        else "save its parts .real and .imag"
+        if array.dtype.kind == "c"
+        else "save it with another dtype, as by array.astype"
+    )
+    return TreepackError(f"{_at(name)}: {form} has no dtype {array.dtype.name}; {remedy}")
+
+
 def write_safetensors(state: State, path: str | os.PathLike[str], separator: str) -> None:
     """Writes the arrays of a state to a file of safetensors, as its own writer would."""
     leaves = list(_named(state.tree, separator))
@@ -65,9 +79,7 @@ def write_safetensors(state: State, path: str | os.PathLike[str], separator: str
         if name == "__metadata__":
             raise TreepackError(f"{_at(name)}: safetensors keeps this name for other things")
         if array.dtype.name not in SAFETENSORS:
-            raise TreepackError(
-                f"{_at(name)}: safetensors has no dtype {array.dtype.name}; convert it with --dtype"
-            )
+            raise _without("safetensors", name, array)
     leaves.sort(key=lambda leaf: (ORDER[leaf[1].dtype.name], leaf[0]))
     offset = 0
     for name, array in leaves:
@@ -127,9 +139,7 @@ def write_npz(state: State, path: str | os.PathLike[str], separator: str) -> Non
                     f"{_at(name[:100])}: names in npz have no NUL and at most {_MAX_ZIP_NAME} bytes"
                 )
             if array.dtype.isbuiltin == 2:  # of ml_dtypes: NumPy would read another one, or none
-                raise TreepackError(
-                    f"{_at(name)}: npz has no dtype {array.dtype.name}; convert it with --dtype"
-                )
+                raise _without("npz", name, array)
             with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
                 head = {
                     "descr": np.lib.format.dtype_to_descr(array.dtype),

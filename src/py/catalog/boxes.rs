@@ -98,7 +98,7 @@ impl Catalog {
         let read = |memory: &mut [MaybeUninit<u8>]| {
             array.read_runs(source, runs, memory, threads, || watcher.check())
         };
-        let done = fill(&read).and_then(|()| self.content.get().check_unchanged());
+        let done = self.content.get().unless_changed(fill(&read));
         done.map_err(|error| self.at(py, watcher.explain(error, PyErr::from), value))
     }
 }

@@ -55,6 +55,11 @@ impl Catalog {
         }
     }
 
+    /// Errors if its file was written to since it was opened.
+    pub fn check_unchanged(&self) -> crate::Result<()> {
+        self.content.get().check_unchanged()
+    }
+
     /// The open file, if it is one.
     pub fn mapping(&self) -> Option<&Arc<Mapping>> {
         self.content.get().mapping()
@@ -66,7 +71,7 @@ impl Catalog {
     }
 
     pub fn at(&self, py: Python<'_>, error: PyErr, value: usize) -> PyErr {
-        let path = self.catalog.path_of(value).to_string();
+        let path = errors::path_text(&self.catalog.path_of(value));
         let placed = errors::placed(py, &error, &path);
         placed.ok().flatten().unwrap_or(error)
     }

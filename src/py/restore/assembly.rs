@@ -24,8 +24,11 @@ use super::known::{Known, UNFLATTEN, has_holes, is_constant};
 use super::nodes::damaged;
 use super::parts::Parts;
 use super::plan::{How, Names, Plan, PlannedNode, below};
-use crate::structure::{Kind, Node, NodeType, Record, Repeat};
+use crate::structure::{Kind, Node, NodeType, Record, Repeat, Value};
 use crate::{Error, grow};
+
+/// The type of places where code was.
+const CODE: &str = "treepack.code";
 
 /// So many bytes of static data are filled for any record.
 const FILLED_BYTES: usize = 8 << 20;
@@ -188,7 +191,9 @@ impl<'a, 'py> Assembly<'a, 'py> {
         match &record.nodes[node].0 {
             Kind::Tuple if !self.how.plain => return Ok(new_tuple_of(py, built)?.into_any()),
             Kind::List | Kind::Tuple => return Ok(new_list_of(py, built)?.into_any()),
-            Kind::Typed(..) if self.how.plain => {}
+            Kind::Typed(class, data) if self.how.plain => {
+                return self.plain_node(node, *class as usize, data, names, built);
+            }
             _ if self.unknown.contains(&node) => {}
             Kind::Typed(class, data) => {
                 let made = self.typed(node, *class as usize, data, &names, &built, here);
@@ -203,6 +208,36 @@ impl<'a, 'py> Assembly<'a, 'py> {
                 }
             }
             _ => {}
+        }
+        Ok(names.dict(py, built)?.into_any())
+    }
+
+    /// A dict in the place of a node, with the keys of the mapping that it was, or `None` of code.
+    #[inline(never)] // see `tree`
+    fn plain_node(
+        &mut self,
+        node: usize,
+        class: usize,
+        data: &[u8],
+        names: Names<'py>,
+        built: Vec<Bound<'py, PyAny>>,
+    ) -> Assembled<'py> {
+        let py = self.py;
+        if self.record.types[class].name == CODE {
+            return Ok(py.None().into_bound(py));
+        }
+        if let Value::Tuple(parts) = Value::decode(data)?
+            && let Some(Value::List(keys)) = parts.into_iter().next()
+            && keys.len() == built.len()
+            && keys.iter().all(Value::is_simple)
+        {
+            let keys = self.keys(node, &Value::List(keys).encode()?)?;
+            for (key, name) in keys.cast::<PyList>()?.iter().zip(names.names()) {
+                if !key.str()?.as_any().eq(name?.object(py)?)? {
+                    return Ok(names.dict(py, built)?.into_any());
+                }
+            }
+            return with_keys(&keys, built);
         }
         Ok(names.dict(py, built)?.into_any())
     }

@@ -291,7 +291,7 @@ def load(
         dicts of their children (`"dict"`). It does not matter with a target.
       containers: Without a target, whether containers are those that were saved, or plain dicts and
         lists (`"plain"`): tuples become lists, and nodes of all other types dicts of their
-        children, without static data.
+        children, without static data; mappings keep their keys, and code is `None`.
       static: The static data that were not saved (see `static` of `save`): a dict by path,
         such as `{"tx": optimizer}`, or a tree like the one that was saved. Not with a target,
         which has them.

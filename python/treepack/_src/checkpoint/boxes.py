@@ -140,10 +140,14 @@ class Box:
     def _view(self) -> np.ndarray | None:
         [(number, value, local)] = self.places()
         try:
-            whole: Any = self.array.leaf_of(number, value).__array__(copy=False)
-        except (ValueError, FileNotFoundError):  # remote, compressed, or damaged
+            whole: Any = self.array.leaf_of(number, value).view()
+        except (ValueError, FileNotFoundError):  # damaged, or gone
             return None
-        return _at(whole, [slice(at, at + count * step, step) for at, count, step in local])
+        return (
+            None
+            if whole is None
+            else _at(whole, [slice(at, at + count * step, step) for at, count, step in local])
+        )
 
     @property
     def nbytes(self) -> int:

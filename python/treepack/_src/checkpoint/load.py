@@ -207,6 +207,7 @@ def _corrupt(
             "there are no checksums to verify: the file is not from treepack.save, or was made by "
             "dumps"
         )
+    place.reader.remember()  # what is verified is what is used
     with progress_bar(how.progress, "verify") as tell:
         statuses, damage = place.reader.verify(threads=how.threads, progress=tell)
     if damage is not None:

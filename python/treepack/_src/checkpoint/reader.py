@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -68,8 +67,8 @@ class Reader:
         self.inflated: int = found.inflated
         self.nbytes: int = found.nbytes
         self._blocks = found.blocks
-        self._content = None if found.blocks is None else found.content
-        self.is_local: bool = found.blocks is None
+        self.is_local: bool = found.blocks is None or hasattr(source, "read")
+        self._content = None if self.is_local else found.content
         self._damage = found.damage
         self._catalog: core.Catalog | None = core.Catalog.open(found.content, salvage=salvage)
 
@@ -119,7 +118,8 @@ class Reader:
         """Returns the same file with all leaves that damage has left, as with `salvage=True`."""
         if self._options["salvage"]:
             return self
-        made = copy.copy(self)
+        made = object.__new__(type(self))  # `copy.copy` would open the file again
+        made.__dict__.update(self.__dict__)
         made._options = {**self._options, "salvage": True}
         made._catalog = self.catalog.salvaging()
         return made
@@ -214,7 +214,7 @@ class Reader:
     def stored(self, ranges: Iterable[Range]) -> Iterator[tuple[Blocks, Range]]:
         """Yields where leaves and parts of them are in a remote file; nothing for a local one."""
         content = self._content  # as above
-        if self._blocks is not None and content is not None:
+        if content is not None and self._blocks is not None:
             for start, stop in ranges:
                 first = max(0, start - _KEY_BYTES)
                 last = min(content.nbytes, stop + _AHEAD_BYTES)
@@ -224,6 +224,11 @@ class Reader:
     def near(self) -> int:
         """As many bytes of a remote file take as long as a request."""
         return 0 if self._blocks is None else self._blocks.near
+
+    def remember(self) -> None:
+        """From now on, checks that bytes which are read again are those that were read before."""
+        if self._blocks is not None:
+            self._blocks.remember()
 
     def verify(
         self, *, threads: int | None, progress: Callable[[int, int], object] | None
@@ -430,6 +435,13 @@ class LazyArray(ArrayLike, Deferred):
             raise ValueError("another dtype needs a copy")
         other: np.ndarray = array.astype(dtype)
         return other
+
+    def view(self) -> np.ndarray | None:
+        """Returns a view of its file; `None` where it has to be copied."""
+        content, pieces = self.reader.catalog.pieces(self.value)
+        if not content.has_memory or len(pieces) != 1 or pieces[0][0] % self.dtype.alignment:
+            return None
+        return self.__array__(copy=False)
 
     def __getitem__(self, index: Any) -> Any:
         """Indexes as NumPy does, and returns a new array.

@@ -130,6 +130,7 @@ class ShardedReader(Reader):
         found = Opened(self.manifest.content, inflated=self.manifest.inflated)
         super().__init__(source, found, salvage=salvage, mmap=mmap, max_size=max_size)
         self.is_local = store_of(self._path)[0].is_local
+        self._remembers = False
         self._files: list[Task[Reader] | None] = [None] * len(self._expected)
         self.catalogs: list[core.Catalog | None] = [None] * len(self._expected)
 
@@ -219,6 +220,8 @@ class ShardedReader(Reader):
             ) from error
         with self._locked.lock:
             self.inflated += file.inflated
+            if self._remembers:
+                file.remember()
         check_size(file.nbytes)
         found = file.catalog.record
         is_cut = self._options["salvage"] and found is None and file.damage is not None
@@ -327,6 +330,14 @@ class ShardedReader(Reader):
         find(boxes)
         with fetching(ranges_of(boxes)):
             return place.state(leaf, marks)
+
+    def remember(self) -> None:
+        """From now on, checks that bytes which are read again are those that were read before."""
+        with self._locked.lock:
+            self._remembers = True
+            opened = [task for task in self._files if task is not None and not task.is_orphan]
+        for task in opened:
+            task.result().remember()
 
     def verify(
         self, *, threads: int | None, progress: Callable[[int, int], object] | None

@@ -84,7 +84,7 @@ def content_of(source: Openable, opening: Opening) -> core.Content | Buffer:
         return read_whole(source, opening)
     data = source
     if _is_file_object(source):
-        content = _of_file_object(source)
+        content, _ = _of_file_object(source)
         data = content.read_range(0, content.nbytes)
     else:
         check_data(source)
@@ -115,7 +115,7 @@ class Opened(NamedTuple):
       content: The data, decompressed if they are gzip.
       damage: The damage of the gzip stream around them, in words.
       inflated: The number of bytes out of gzip.
-      blocks: What reads the file, if it is remote and read in parts.
+      blocks: What reads the file, if it is remote or a file object, and read in parts.
       nbytes: The number of bytes in the file.
     """
 
@@ -186,7 +186,7 @@ def open_parts(
 def _raw(
     source: Openable, mmap: bool = True, regular: bool = False
 ) -> tuple[core.Content, Blocks | None]:
-    """Returns the bytes of a file or buffer, gzip or not; and what reads a remote file."""
+    """Returns the bytes of a file or buffer, gzip or not; and what reads those elsewhere."""
     if isinstance(source, (str, os.PathLike)):
         url = url_of(source)
         if url is not None:
@@ -195,7 +195,7 @@ def _raw(
     if isinstance(source, core.Content):
         return source, None
     if _is_file_object(source):
-        return _of_file_object(source), None
+        return _of_file_object(source)
     check_data(source)
     return core.Content.lent(source), None
 
@@ -275,8 +275,8 @@ def _is_file_object(source: Any) -> bool:
     return hasattr(source, "read") and not isinstance(source, mmap_module.mmap)
 
 
-def _of_file_object(file: Any) -> core.Content:
-    """Returns the content of a file object, read in blocks of which the last are kept."""
+def _of_file_object(file: Any) -> tuple[core.Content, Blocks]:
+    """Returns the content of a file object, and the blocks that read it."""
     if isinstance(file.read(0), str):
         raise TypeError("the file object is in text mode: open the file with the mode 'rb'")
     turns = Locked()
@@ -299,7 +299,7 @@ def _of_file_object(file: Any) -> core.Content:
         return b"".join(parts)
 
     blocks = Blocks(read, length, near=_NEAR_BYTES)
-    return core.Content.elsewhere(blocks.read, length, _NEAR_BYTES)
+    return core.Content.elsewhere(blocks.read, length, _NEAR_BYTES), blocks
 
 
 def size_of(path: str | os.PathLike[str]) -> int:

@@ -9,16 +9,20 @@ import contextlib
 import functools
 import itertools
 import os
+import zlib
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from threading import Condition
+
+import numpy as np
 
 import treepack._core as core
 from treepack._src.forks import Locked
 from treepack._src.options import Buffer
 from treepack._src.storage.foresight import Foresight
 from treepack._src.tasks import Task, Thread, started
+from treepack.errors import CorruptionError
 
 # From the first byte of a range to the one after its last.
 Range = tuple[int, int]
@@ -30,6 +34,9 @@ _PART_BYTES = 16 << 20
 # between them (`src/wire/cursor.rs`).
 _WINDOW_BYTES = 1 << 20
 _SKIPPED_BYTES = 16 << 10
+
+# What is read twice is compared in pieces of so many bytes.
+_COMPARED_BYTES = 64 << 10
 
 # After so many jumps that were not foreseen, blocks grow.
 _MOST_SURPRISES = 8
@@ -96,6 +103,13 @@ class Blocks(Locked):
         view = memoryview(end)
         self._end = view.cast("B") if view.nbytes else None
         self._fetches: list[Fetch] = []  # in order
+
+    def remember(self) -> None:
+        """From now on, checks that bytes which are read again are those that were read before."""
+        with self.lock:
+            if not isinstance(self._fetch, _Remembering):
+                self._fetch = _Remembering(self._fetch, self.length)
+                self._blocks = []  # they were read before
 
     def read(self, start: int, length: int) -> Buffer:
         """Returns at least one byte from an offset on, and at most so many."""
@@ -196,6 +210,36 @@ class Blocks(Locked):
         gone = {*fetches}
         with self.lock:
             self._fetches = [it for it in self._fetches if it not in gone]
+
+
+class _Remembering(Locked):
+    """Fetches ranges of a file, and compares bytes that were fetched before with their checksums.
+
+    So what was verified is what is used, without all of it in memory.
+    """
+
+    def __init__(self, fetch: Callable[[int, int], Buffer], length: int):
+        super().__init__()
+        self._fetch = fetch
+        self._length = length
+        self._sums = np.full(-(-length // _COMPARED_BYTES), -1, np.int64)
+
+    def __call__(self, start: int, stop: int) -> Buffer:
+        first = start - start % _COMPARED_BYTES
+        last = min(self._length, stop + -stop % _COMPARED_BYTES)
+        data = memoryview(self._fetch(first, last)).cast("B")
+        for at in range(first, last, _COMPARED_BYTES):
+            found = zlib.crc32(data[at - first :][:_COMPARED_BYTES])
+            number = at // _COMPARED_BYTES
+            with self.lock:
+                known = self._sums[number]
+                self._sums[number] = found
+            if known not in (-1, found):
+                raise CorruptionError(
+                    f"the bytes from {at} on are others than a moment ago, when they were "
+                    "verified: the store has them twice, or they were changed on the way; try again"
+                )
+        return data[start - first : stop - first]
 
 
 def joined(ranges: Iterable[Range], near: int) -> list[Range]:

@@ -154,7 +154,7 @@ _KNOWN: list[tuple[_T, str]] = [
         "it looks like a directory of Zarr: read it with zarr, and save its arrays",
     ),
     (
-        re.compile(r".*\.(treepack|msgpack)").fullmatch,
+        re.compile(r".*\.(treepack|msgpack)|checkpoint_\d+").fullmatch,
         "it is no checkpoint itself, but there are files in it that may be: load one of them",
     ),
 ]
