@@ -232,12 +232,13 @@ impl<'a, 'py> Assembly<'a, 'py> {
             && keys.iter().all(Value::is_simple)
         {
             let keys = self.keys(node, &Value::List(keys).encode()?)?;
+            let mut are_names = true;
             for (key, name) in keys.cast::<PyList>()?.iter().zip(names.names()) {
-                if !key.str()?.as_any().eq(name?.object(py)?)? {
-                    return Ok(names.dict(py, built)?.into_any());
-                }
+                are_names &= key.str()?.as_any().eq(name?.object(py)?)?;
             }
-            return with_keys(&keys, built);
+            if are_names {
+                return with_keys(&keys, built);
+            }
         }
         Ok(names.dict(py, built)?.into_any())
     }
