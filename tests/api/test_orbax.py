@@ -15,6 +15,7 @@ import pytest
 
 import processes
 import treepack
+from treepack._src.options import Saved
 from treepack._src.saving.sharded import ShardedWrite
 from treepack.errors import CorruptionError, MismatchError, TreepackError
 from treepack.orbax import TreepackHandler, TreepackRestore, TreepackSave, load_aggregate
@@ -60,9 +61,9 @@ def test_processes_compare_the_step(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     steps = []
 
     class Write(ShardedWrite):
-        def __init__(self, *args: Any, **options: Any):
-            steps.append(options["step"])
-            super().__init__(*args, **options)
+        def __init__(self, path: Any, tree: Any, saved: Saved, *args: Any, **options: Any):
+            steps.append(saved.step)
+            super().__init__(path, tree, saved, *args, **options)
 
     monkeypatch.setattr("treepack.orbax.ShardedWrite", Write)
     for background in (False, True):

@@ -60,7 +60,7 @@ _MOST_PARTS = 9000
 # What fsspec calls some of the options.
 _ALIASES = {"key": "access_key_id", "secret": "secret_access_key", "anon": "skip_signature"}
 
-# An answer that breaks off is asked for again; obstore says so of it.
+# Requests are repeated after a response that breaks off; obstore calls that so.
 _ATTEMPTS = 3
 _BROKEN_OFF = "body error"
 
@@ -165,22 +165,23 @@ class ObjectStore(RemoteStore):
     def get(self, path: str) -> Stored:
         with self._told(path):
             _, found = self._read(path, {})
-            came = memoryview(found.data).nbytes
-            if came != found.nbytes:
+            count = memoryview(found.data).nbytes
+            if count != found.nbytes:
                 raise OSError(
-                    f"{self._shown(path)}: all {found.nbytes} bytes were asked for, and {came} came"
+                    f"{self._shown(path)}: wrong response: expected {found.nbytes} bytes, got "
+                    f"{count}"
                 )
             return found
 
     def _end(self, path: str, part: Any, count: int) -> Stored:
         """Reads the end of a file."""
         start, found = self._read(path, {"range": part})
-        came = memoryview(found.data).nbytes
+        found_count = memoryview(found.data).nbytes
         expected = min(count, found.nbytes or 0)
-        if start + came != found.nbytes or came != expected:
+        if start + found_count != found.nbytes or found_count != expected:
             raise OSError(
-                f"{self._shown(path)}: the last {expected} of {found.nbytes} bytes were asked for, "
-                f"and {came} bytes from {start} on came"
+                f"{self._shown(path)}: wrong response: expected the last {expected} of "
+                f"{found.nbytes} bytes, got {found_count} from {start} on"
             )
         return found
 
@@ -205,7 +206,7 @@ class ObjectStore(RemoteStore):
         return self._again(read)
 
     def _again(self, ask: Callable[[], T]) -> T:
-        """Asks, again if the answer breaks off: obstore repeats requests, but not all of these."""
+        """Makes a request, and repeats it if the response breaks off: obstore does not always."""
         for _ in range(_ATTEMPTS):
             try:
                 return ask()

@@ -47,20 +47,19 @@ def remote(url: str) -> tuple[core.Content, Blocks]:
 def _blocks(url: str) -> Blocks | None:
     """Looks at a remote file; returns `None` if the server does not report its size."""
     store, path = file_at(url)
-    with _asked(url, "the last bytes"):
+    with _reading(url, "the last bytes"):
         found = store.head(path, Blocks.END)
     version, near, at_once, length = found.version, store.near, store.at_once, found.nbytes
 
     def fetch(start: int, stop: int) -> Buffer:
-        asked = f"bytes {start} to {stop}"
-        with _asked(url, asked):
+        part = f"bytes {start} to {stop}"
+        with _reading(url, part):
             data = store.range(path, start, stop, version)
         count = memoryview(data).nbytes
         if count != stop - start:
             raise OSError(
-                f"{shown(url)}: {asked} were asked for, and {count} bytes came instead of "
-                f"{stop - start}"
-                + (": the server knows no ranges, load the file whole" * (count == length))
+                f"{shown(url)}: wrong response for {part}: expected {stop - start} bytes, got "
+                f"{count}" + "; the server ignores ranges: load the file whole" * (count == length)
             )
         return data
 
@@ -70,10 +69,10 @@ def _blocks(url: str) -> Blocks | None:
 
 
 @contextlib.contextmanager
-def _asked(url: str, what: str) -> Iterator[None]:
-    """Tells in errors of a store what was asked for; those of no such kind are OSErrors."""
+def _reading(url: str, part: str) -> Iterator[None]:
+    """Adds the part of a file to the errors of a store, and makes those of other kinds OSErrors."""
     name = shown(url)
-    asked = f"{name}: {what} were asked for"
+    text = f"{name}: cannot read {part}"
     try:
         yield
     except FileNotFoundError as error:
@@ -81,23 +80,23 @@ def _asked(url: str, what: str) -> Iterator[None]:
         is_other = isinstance(cause, (OSError, TypeError))
         if is_other and not isinstance(cause, FileNotFoundError):
             # fsspec tells so for HTTP, also of hosts that do not answer, and of wrong options.
-            raise OSError(f"{asked}: {type(cause).__name__}: {cause}") from error
+            raise OSError(f"{text}: {type(cause).__name__}: {cause}") from error
         told = FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name)
         for note in getattr(error, "__notes__", ()):
             told.add_note(note)
         raise told from error
     except OSError as error:
         if error.errno is None and str(error).startswith(name):
-            error.add_note(asked)
+            error.add_note(text)
         elif error.errno is None:
-            error.args = (f"{asked}: {error}",)
+            error.args = (f"{text}: {error}",)
         elif error.filename is None:
-            error.filename = asked
+            error.filename = text
         raise
     except (MemoryError, ImportError, TreepackError, BadNameError):
         raise
     except Exception as error:  # libraries below fsspec have classes of their own
-        raise OSError(f"{asked}: {type(error).__name__}: {error}") from error
+        raise OSError(f"{text}: {type(error).__name__}: {error}") from error
 
 
 def downloaded(url: str, progress: Progress = None) -> Buffer:
@@ -126,7 +125,7 @@ def downloaded(url: str, progress: Progress = None) -> Buffer:
 def read_small(url: str) -> bytes:
     """Reads a whole remote file in one request."""
     store, path = remote_store(url)
-    with _asked(url, "all bytes"):
+    with _reading(url, "all bytes"):
         return bytes(store.get(path).data)
 
 
@@ -163,7 +162,9 @@ def write(url: str, save: Callable[[core.Pipe], int], nbytes: int | None = None)
             yield part
         written = saving.result()  # its error ends the upload
         if count != written:
-            raise OSError(f"{shown(url)}: {count} of {written} bytes came through the pipe")
+            raise OSError(
+                f"{shown(url)}: short read from the pipe: expected {written} bytes, got {count}"
+            )
 
     try:
         uploading = Task(lambda: store.upload(path, parts(), nbytes))
