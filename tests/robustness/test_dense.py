@@ -15,6 +15,7 @@ import pytest
 
 import tiers
 import treepack
+import treepack._core as core
 from hostile import limits
 from treepack import serialization
 from trees import sealed
@@ -240,3 +241,13 @@ def test_paths_of_many_long_keys_have_room() -> None:
     for tree in (keys, deep, texts):
         with treepack.open(treepack.dumps(tree)) as file:
             assert sum(1 for _ in file.leaves()) >= 10_000
+
+
+def test_a_long_path_is_renamed_without_matching_patterns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A match takes as long as the pattern times the path."""
+    monkeypatch.delattr(core, "captures")
+    data = treepack.dumps({"k" * 3000: {"x": np.ones(3), "y": 1}})
+    found = treepack.load(
+        data, {"v": np.zeros(3)}, rename={"k" * 3000 + "/x": "v"}, unexpected="ignore"
+    )
+    assert found["v"].tolist() == [1, 1, 1]

@@ -337,7 +337,7 @@ class Renaming:
         self._function: Callable[[str], str] | None = None
         if isinstance(rename, Mapping):
             self._rules = [
-                (_text(old), isinstance(old, tuple), _replacement(old, new))
+                (_text(old), _is_literal(old), _replacement(old, new))
                 for old, new in rename.items()
             ]
         elif callable(rename):
@@ -389,6 +389,11 @@ def _joined(new: str, rest: str) -> str:
 
 
 _WILDCARDS = re.compile(r"(\*\*/|\*\*|\*|\?)")
+
+
+def _is_literal(old: Any) -> bool:
+    """Returns whether a pattern is a path: to match one takes longer for each of its characters."""
+    return isinstance(old, tuple) or not _WILDCARDS.search(old)
 
 
 def _replacement(old: Any, new: Any) -> list[str | None]:
