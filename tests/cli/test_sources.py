@@ -284,11 +284,18 @@ def test_floats_of_8_bits(name: str, theirs: str) -> None:
     assert Path("three").read_bytes() == Path("one").read_bytes()
 
 
-@pytest.mark.parametrize("name", ["float8_e4m3b11fnuz", "float8_e3m4", "int4"])
-def test_dtypes_that_safetensors_lacks(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [
+        ("float8_e4m3b11fnuz", "convert it with --dtype"),
+        ("float8_e3m4", "convert it with --dtype"),
+        ("int4", "save it with another dtype"),  # --dtype casts floats
+    ],
+)
+def test_dtypes_that_safetensors_lacks(name: str, remedy: str) -> None:
     Path("one").write_bytes(serialization.to_bytes({"w": np.zeros(2, getattr(ml_dtypes, name))}))
     message = refused("convert", "one", "two.safetensors")
-    assert f"at w: safetensors has no dtype {name}; convert it with --dtype" in message
+    assert f"at w: safetensors has no dtype {name}; {remedy}" in message
 
 
 # Limits and statuses

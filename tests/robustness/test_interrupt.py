@@ -49,9 +49,9 @@ def pack_into(size: int) -> Callable[[], Any]:
     return lambda: treepack.pack_into(tree, buffer, threads=1)
 
 
-def loads(size: int, copy: bool | None = None) -> Callable[[], Any]:
+def loads(size: int, dtype: str | None = None) -> Callable[[], Any]:
     pairs = treepack.dumps([(1, 2)] * (size * 50_000))
-    return lambda: treepack.loads(pairs, copy=copy)
+    return lambda: treepack.loads(pairs, dtype=dtype)  # a dtype needs a state
 
 
 def from_state_dict(size: int) -> Callable[[], Any]:
@@ -117,8 +117,8 @@ def cases(path: Path) -> dict[str, tuple[str, Callable[[int], Callable[[], Any]]
             ),
         ),
         "loads": ("restore_recorded", loads),
-        "the state of loads": ("restore", functools.partial(loads, copy=True)),
-        "the tree of that": ("assemble", functools.partial(loads, copy=True)),
+        "the state of loads": ("restore", functools.partial(loads, dtype="float32")),
+        "the tree of that": ("assemble", functools.partial(loads, dtype="float32")),
         "from_state_dict": ("restore_state", from_state_dict),
         "metadata": (
             "encode_value",

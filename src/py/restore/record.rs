@@ -212,7 +212,7 @@ impl<'a, 'py, C: Ordered<'py>> Walk<'a, 'py, C> {
             .flat_map(|Repeat(times, child)| repeat_n(*child as usize, *times as usize));
         let children = children.chain(repeat_n(number, if is_plain { count } else { 0 }));
         let is_list = matches!(kind, Kind::List | Kind::Tuple);
-        let shared = self.shared_names(kind)?;
+        let shared = self.shared_names(kind)?.filter(|names| names.len() == count);
         let mut names = Vec::new();
         // A damaged file may tell of any number.
         let mut parts = Parts::with_room(count.min(1 << 10))?;

@@ -164,7 +164,7 @@ def make(path: Path, *, compress: Compress) -> None:
         "layers": [array * k for k in range(3)],
         "rest": {"step": 3, "none": None, "text": "x" * 50, "empty": {}, "bytes": b"abc", "z": 2j},
     }
-    whole = described_layout(tree, 1, {"step": 3}, max_chunk_size=2**30, index=True, hollow=True)
+    whole = described_layout(tree, 1, {"step": 3}, index=True, hollow=True)
     parts: list[Any] = [{}, {}]
     grids = []
     for leaf in whole.hollow:
