@@ -13,8 +13,8 @@ use pyo3::types::{PyBytes, PyDict};
 use super::super::failure::{Failure, Walked};
 use super::super::memory::{Owned, new_list_of};
 use super::super::restore::{
-    Assembly, Child, Children, Cursor, Found, Here, How, Matching, Name, Named, Ordered,
-    RecordWalk, Walk, has_older_types, is_decimal,
+    Child, Children, Cursor, Found, Here, How, Matching, Name, Named, Ordered, RecordWalk, Walk,
+    has_older_types, is_decimal,
 };
 use super::values::{Built, CopyMode, Objects};
 use crate::Error;
@@ -94,7 +94,7 @@ pub fn build_recorded<'py>(
         at_root: true,
         is_wrapped: false,
     };
-    let mut walk = RecordWalk::new(py, cursor, &record, &how)?;
+    let mut walk = RecordWalk::new(py, cursor, &record, nbytes, how)?;
     let plan = walk.value((), record.nodes.len() - 1, &Here::root(None)); // there is one: `Record::read` has looked
     let plan = plan.and_then(|plan| Ok(walk.cursor.is_whole()?.then_some(plan)));
     let interrupted = walk.interrupted || walk.cursor.objects.interrupted;
@@ -106,10 +106,7 @@ pub fn build_recorded<'py>(
         _ => return Ok(None),
     };
     walk.cursor.copy()?;
-    let leaves = walk.converted()?;
-    Assembly::new(py, &record, nbytes, how, leaves)?
-        .root(plan)
-        .map(Some)
+    walk.tree(Ok(plan)).map(Some)
 }
 
 /// The record at the end of a source, and its place; `None` if there is none, or it is damaged.
@@ -288,6 +285,10 @@ impl<'py> Named<'py> for Encoded<'_, 'py> {
 
 impl<'py> Ordered<'py> for Encoded<'_, 'py> {
     const IS_STATE: bool = false;
+
+    fn is_copied(&self) -> bool {
+        self.objects.copies.is_empty()
+    }
 
     fn count(&self, (count, _): &Node) -> usize {
         *count

@@ -39,9 +39,9 @@ pub struct Assembly<'a, 'py> {
     py: Python<'py>,
     signals: Signals,
     record: &'a Record,
-    how: How<'py>,
+    pub(super) how: How<'py>,
     /// The converted leaves.
-    leaves: Vec<Bound<'py, PyAny>>,
+    pub(super) leaves: Vec<Bound<'py, PyAny>>,
     /// What is known of each type, once it has been looked up.
     types: Vec<Asked<'py>>,
     /// What has been decoded for each node: many children may be the same node.
@@ -78,14 +78,13 @@ impl<'a, 'py> Assembly<'a, 'py> {
         record: &'a Record,
         nbytes: usize,
         how: How<'py>,
-        leaves: Vec<Bound<'py, PyAny>>,
     ) -> PyResult<Self> {
         let fillings = how.fillings.clone();
         Ok(Self {
             py,
             signals: Signals::new(),
             record,
-            leaves,
+            leaves: Vec::new(),
             types: grow::filled(Asked::NotYet, record.types.len())?,
             decoded: grow::filled(None, record.nodes.len())?,
             code: Vec::new(),
@@ -104,10 +103,10 @@ impl<'a, 'py> Assembly<'a, 'py> {
         })
     }
 
-    /// Makes the tree.
-    pub fn root(mut self, plan: Plan<'py>) -> PyResult<Bound<'py, PyAny>> {
+    /// Makes the tree, or reports why there is no plan for it.
+    pub fn root(mut self, planned: Walked<Plan<'py>>) -> PyResult<Bound<'py, PyAny>> {
         let absent = self.how.absent.clone();
-        let tree = self.tree(plan, &Here::root(None));
+        let tree = planned.and_then(|plan| self.tree(plan, &Here::root(None)));
         let tree = tree.map(|tree| tree.or(absent).expect("only a part may be absent"));
         let tree = self.told(tree);
         tree.map_err(|failure| failure.into_py(self.py, "loading"))
@@ -179,7 +178,7 @@ impl<'a, 'py> Assembly<'a, 'py> {
 
     /// A container of these children.
     #[inline(never)] // see `tree`
-    fn container(
+    pub(super) fn container(
         &mut self,
         node: usize,
         names: Names<'py>,

@@ -57,6 +57,9 @@ pub trait Ordered<'py>: Cursor<'py> {
     /// Whether containers are dicts of a state, which has their keys.
     const IS_STATE: bool;
 
+    /// Returns whether the arrays that were read have their bytes.
+    fn is_copied(&self) -> bool;
+
     /// Returns the number of children of a container.
     fn count(&self, node: &Self::Node) -> usize;
 

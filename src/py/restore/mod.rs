@@ -34,7 +34,6 @@ mod record;
 mod state;
 mod template;
 
-pub use self::assembly::Assembly;
 pub use self::cursor::{Child, Children, Cursor, Found, Named, Ordered};
 pub use self::keys::{Here, Name, is_decimal};
 pub use self::kinds::other_kinds;

@@ -66,7 +66,9 @@ pub struct PlannedNode<'py> {
 pub enum Names<'py> {
     /// Those of a dict of the state, which takes the children in their places.
     State(Bound<'py, PyDict>),
-    Keys(Rc<Vec<Name<'py>>>),
+    Keys(Vec<Name<'py>>),
+    /// Those of all nodes of a type.
+    Shared(Rc<Vec<Name<'py>>>),
     /// Those of so many elements.
     Indices,
 }
@@ -83,6 +85,7 @@ impl<'py> Names<'py> {
                     Some(key.cast_into().map(Name::Text).map_err(Into::into))
                 }
                 Self::Keys(names) => names.get(index - 1).cloned().map(Ok),
+                Self::Shared(names) => names.get(index - 1).cloned().map(Ok),
                 Self::Indices => Some(Ok(Name::Index(index - 1))),
             }
         })

@@ -8,6 +8,7 @@
 //! made before all leaves are there, because code of its type may look at them.
 
 use std::iter::repeat_n;
+use std::mem;
 use std::rc::Rc;
 
 use numpy::PyUntypedArray;
@@ -69,11 +70,9 @@ pub fn assemble<'py>(
         exact: false,
         absent: how.absent.clone(),
     };
-    let mut walk = Walk::new(py, cursor, &record, &how)?;
+    let mut walk = Walk::new(py, cursor, &record, nbytes, how)?;
     let planned = walk.value(state, root, &Here::root(None));
-    let planned = planned.map_err(|failure| failure.into_py(py, "loading"))?;
-    let leaves = walk.converted()?;
-    Assembly::new(py, &record, nbytes, how, leaves)?.root(planned)
+    walk.tree(planned)
 }
 
 /// The value in the record that a user has added, or `None`; see `_core.pyi`.
@@ -97,7 +96,7 @@ pub struct Walk<'a, 'py, C> {
     py: Python<'py>,
     pub cursor: C,
     record: &'a Record,
-    how: &'a How<'py>,
+    assembly: Assembly<'a, 'py>,
     signals: Signals,
     /// Whether a signal has raised something.
     pub interrupted: bool,
@@ -113,11 +112,13 @@ pub struct Walk<'a, 'py, C> {
 }
 
 impl<'a, 'py, C: Ordered<'py>> Walk<'a, 'py, C> {
+    /// `nbytes` is the size of the record.
     pub fn new(
         py: Python<'py>,
         cursor: C,
         record: &'a Record,
-        how: &'a How<'py>,
+        nbytes: usize,
+        how: How<'py>,
     ) -> PyResult<Self> {
         let is_placed = how.placeholders || how.convert.is_some();
         let shardings = if is_placed {
@@ -129,7 +130,7 @@ impl<'a, 'py, C: Ordered<'py>> Walk<'a, 'py, C> {
             py,
             cursor,
             record,
-            how,
+            assembly: Assembly::new(py, record, nbytes, how)?,
             signals: Signals::new(),
             interrupted: false,
             shardings: resolved(py, shardings)?,
@@ -139,23 +140,34 @@ impl<'a, 'py, C: Ordered<'py>> Walk<'a, 'py, C> {
         })
     }
 
+    /// Makes the planned tree.
+    pub fn tree(mut self, planned: Walked<Plan<'py>>) -> PyResult<Bound<'py, PyAny>> {
+        if planned.is_ok() {
+            self.convert()?;
+        }
+        self.assembly.root(planned)
+    }
+
     /// Converts the open leaves.
-    pub fn converted(self) -> PyResult<Vec<Bound<'py, PyAny>>> {
-        let Some(convert) = self.how.convert.as_ref().filter(|_| !self.open.is_empty()) else {
-            return Ok(Vec::new());
+    fn convert(&mut self) -> PyResult<()> {
+        let convert = self.assembly.how.convert.as_ref();
+        let Some(convert) = convert.filter(|_| !self.open.is_empty()) else {
+            return Ok(());
         };
-        let count = self.open.len();
-        let converted = convert.call1((new_list_of(self.py, self.open)?,))?;
+        let open = mem::take(&mut self.open);
+        let count = open.len();
+        let converted = convert.call1((new_list_of(self.py, open)?,))?;
         let converted = converted.cast_into::<PyList>()?;
         if converted.len() != count {
             return Err(PyTypeError::new_err(
                 "convert returned another number of leaves",
             ));
         }
-        for (container, key, number) in self.places {
-            container.set_item(key, converted.get_item(number)?)?;
+        for (container, key, number) in &self.places {
+            container.set_item(key, converted.get_item(*number)?)?;
         }
-        Ok(grow::collect(converted.iter())?)
+        self.assembly.leaves = grow::collect(converted.iter())?;
+        Ok(())
     }
 
     #[inline]
@@ -176,14 +188,14 @@ impl<'a, 'py, C: Ordered<'py>> Walk<'a, 'py, C> {
     ) -> Walked<Plan<'py>> {
         let kind = &self.record.nodes[number].0;
         let is_container = match kind {
-            Kind::Plain => self.how.absent.is_some(),
+            Kind::Plain => self.assembly.how.absent.is_some(),
             Kind::Jax | Kind::WeakJax | Kind::Bytearray | Kind::Memoryview => false,
             _ => true,
         };
         if is_container {
             self.check_signals()?;
         }
-        let is_ready = matches!(kind, Kind::Plain) && !self.how.converts_everywhere();
+        let is_ready = matches!(kind, Kind::Plain) && !self.assembly.how.converts_everywhere();
         match self.cursor.enter(place, || Ok(!is_container))? {
             Found::Leaf(leaf) if is_ready => Ok(Plan::Ready(leaf)),
             Found::Node(node) => self.container(node, number, here),
@@ -212,7 +224,9 @@ impl<'a, 'py, C: Ordered<'py>> Walk<'a, 'py, C> {
             .flat_map(|Repeat(times, child)| repeat_n(*child as usize, *times as usize));
         let children = children.chain(repeat_n(number, if is_plain { count } else { 0 }));
         let is_list = matches!(kind, Kind::List | Kind::Tuple);
-        let shared = self.shared_names(kind)?.filter(|names| names.len() == count);
+        let shared = self
+            .shared_names(kind)?
+            .filter(|names| names.len() == count);
         let mut names = Vec::new();
         // A damaged file may tell of any number.
         let mut parts = Parts::with_room(count.min(1 << 10))?;
@@ -245,9 +259,13 @@ impl<'a, 'py, C: Ordered<'py>> Walk<'a, 'py, C> {
         if !self.cursor.leave(&node)? {
             return damaged("a container has more children than it was saved with");
         }
-        let state = self.cursor.state(node)?;
-        let names = shared.unwrap_or_else(|| Rc::new(names));
-        self.planned(number, state, names, parts)
+        let names = match (self.cursor.state(node)?, shared) {
+            (Some(state), _) => Names::State(state.cast_into()?),
+            (None, Some(shared)) => Names::Shared(shared),
+            (None, None) if is_list => Names::Indices,
+            (None, None) => Names::Keys(names),
+        };
+        self.planned(number, names, parts, here)
     }
 
     /// The names of the children of a type's nodes, if all of them have the same.
@@ -274,38 +292,30 @@ impl<'a, 'py, C: Ordered<'py>> Walk<'a, 'py, C> {
         Ok(Some(self.names[class].insert(Rc::new(made)).clone()))
     }
 
-    /// The plan for a container, which is made at once if it is plain, and all of it is there.
+    /// The plan for a container, which is made at once if all of it is there.
     #[inline(never)] // see `value`
     fn planned(
-        &self,
+        &mut self,
         number: usize,
-        state: Option<Bound<'py, PyAny>>,
-        names: Rc<Vec<Name<'py>>>,
+        names: Names<'py>,
         parts: Parts<'py, Plan<'py>>,
+        here: &Here<'_, 'py>,
     ) -> Walked<Plan<'py>> {
         let kind = &self.record.nodes[number].0;
-        let names = match state {
-            Some(state) => Names::State(state.cast_into()?),
-            None if matches!(kind, Kind::List | Kind::Tuple) => Names::Indices,
-            None => Names::Keys(names),
-        };
-        let parts = match (kind, parts) {
-            (Kind::Tuple, Parts::Ready(parts)) if !self.how.plain => {
-                return Ok(Plan::Ready(new_tuple_of(self.py, parts)?.into_any()));
+        // Code of types may look at arrays in parts.
+        let has_all =
+            !matches!(kind, Kind::Typed(..)) || (self.places.is_empty() && self.cursor.is_copied());
+        match parts {
+            Parts::Ready(parts) if has_all => {
+                let made = self.assembly.container(number, names, parts, here);
+                made.map(Plan::Ready)
             }
-            (Kind::List | Kind::Tuple, Parts::Ready(parts)) => {
-                return Ok(Plan::Ready(new_list_of(self.py, parts)?.into_any()));
-            }
-            (Kind::Dict | Kind::Plain, Parts::Ready(parts)) => {
-                return Ok(Plan::Ready(names.dict(self.py, parts)?.into_any()));
-            }
-            (_, parts) => parts,
-        };
-        Ok(Plan::Node(Box::new(PlannedNode {
-            number,
-            names,
-            parts,
-        })))
+            parts => Ok(Plan::Node(Box::new(PlannedNode {
+                number,
+                names,
+                parts,
+            }))),
+        }
     }
 
     /// Plans a leaf.
@@ -383,7 +393,7 @@ impl<'a, 'py, C: Ordered<'py>> Walk<'a, 'py, C> {
             Some(number) if number < self.shardings.len() => self.shardings.get_item(number)?,
             _ => self.none(),
         };
-        if self.how.convert.is_some() {
+        if self.assembly.how.convert.is_some() {
             let weak = PyBool::new(py, is_weak).to_owned().into_any();
             return self.open(leaf, weak, split, here);
         }
@@ -393,7 +403,7 @@ impl<'a, 'py, C: Ordered<'py>> Walk<'a, 'py, C> {
                  implementation that is not known here, or any where jax is not installed",
             );
         }
-        if self.how.placeholders
+        if self.assembly.how.placeholders
             && (is_weak || !split.is_none())
             && leaf.hasattr(intern!(py, "shape"))?
         {

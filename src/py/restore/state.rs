@@ -114,6 +114,10 @@ impl<'py> Named<'py> for State<'py> {
 impl<'py> Ordered<'py> for State<'py> {
     const IS_STATE: bool = true;
 
+    fn is_copied(&self) -> bool {
+        true
+    }
+
     fn count(&self, node: &Node<'py>) -> usize {
         node.0.len()
     }

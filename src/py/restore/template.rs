@@ -502,8 +502,12 @@ fn made<'py>(
         Container::Tuple => Ok(new_tuple_of(py, parts)?.into_any()),
         Container::Dict | Container::Node(_) => {
             let dict = new_dict(py)?;
-            for (name, part) in children.names().zip(parts) {
-                dict.set_item(name.object(py)?, part)?;
+            let mut index_name = Name::Index(0);
+            for (index, part) in parts.into_iter().enumerate() {
+                match children.get(index, &mut index_name).0 {
+                    Name::Text(text) => dict.set_item(text, part)?,
+                    name @ Name::Index(_) => dict.set_item(name.object(py)?, part)?,
+                }
             }
             Ok(dict.into_any())
         }
