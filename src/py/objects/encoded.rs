@@ -290,6 +290,10 @@ impl<'py> Ordered<'py> for Encoded<'_, 'py> {
         self.objects.copies.is_empty()
     }
 
+    fn replace(&mut self, _: &Node, _: &Name<'py>, _: &Bound<'py, PyAny>) -> PyResult<()> {
+        Ok(())
+    }
+
     fn count(&self, (count, _): &Node) -> usize {
         *count
     }

@@ -60,6 +60,15 @@ pub trait Ordered<'py>: Cursor<'py> {
     /// Returns whether the arrays that were read have their bytes.
     fn is_copied(&self) -> bool;
 
+    /// Puts a child that was made in the place of its state, which frees that: what Python's garbage
+    /// collector goes through does not grow.
+    fn replace(
+        &mut self,
+        node: &Self::Node,
+        name: &Name<'py>,
+        child: &Bound<'py, PyAny>,
+    ) -> PyResult<()>;
+
     /// Returns the number of children of a container.
     fn count(&self, node: &Self::Node) -> usize;
 

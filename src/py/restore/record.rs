@@ -187,11 +187,7 @@ impl<'a, 'py, C: Ordered<'py>> Walk<'a, 'py, C> {
         here: &Here<'_, 'py>,
     ) -> Walked<Plan<'py>> {
         let kind = &self.record.nodes[number].0;
-        let is_container = match kind {
-            Kind::Plain => self.assembly.how.absent.is_some(),
-            Kind::Jax | Kind::WeakJax | Kind::Bytearray | Kind::Memoryview => false,
-            _ => true,
-        };
+        let is_container = self.is_container(number);
         if is_container {
             self.check_signals()?;
         }
@@ -201,6 +197,16 @@ impl<'a, 'py, C: Ordered<'py>> Walk<'a, 'py, C> {
             Found::Node(node) => self.container(node, number, here),
             Found::Leaf(leaf) | Found::State(leaf) => self.leaf(leaf, number, here),
             Found::Kept | Found::Absent => Ok(Plan::Absent),
+        }
+    }
+
+    /// Whether a node of the record is a container that the walk enters.
+    #[inline]
+    fn is_container(&self, number: usize) -> bool {
+        match self.record.nodes[number].0 {
+            Kind::Plain => self.assembly.how.absent.is_some(),
+            Kind::Jax | Kind::WeakJax | Kind::Bytearray | Kind::Memoryview => false,
+            _ => true,
         }
     }
 
@@ -251,7 +257,12 @@ impl<'a, 'py, C: Ordered<'py>> Walk<'a, 'py, C> {
                 return damaged("a container has another key than it was saved with");
             };
             match self.value(place, child, &here.below(&name)) {
-                Ok(Plan::Ready(part)) => parts.push_ready(part)?,
+                Ok(Plan::Ready(part)) => {
+                    if self.is_container(child) {
+                        self.cursor.replace(&node, &name, &part)?;
+                    }
+                    parts.push_ready(part)?;
+                }
                 Ok(plan) => parts.push_plan(plan)?,
                 Err(failure) => return Err(below(failure, &name)),
             }

@@ -118,6 +118,18 @@ impl<'py> Ordered<'py> for State<'py> {
         true
     }
 
+    fn replace(
+        &mut self,
+        node: &Node<'py>,
+        name: &Name<'py>,
+        child: &Bound<'py, PyAny>,
+    ) -> PyResult<()> {
+        match name {
+            Name::Text(key) => node.0.set_item(key, child),
+            name @ Name::Index(_) => node.0.set_item(name.object(child.py())?, child),
+        }
+    }
+
     fn count(&self, node: &Node<'py>) -> usize {
         node.0.len()
     }
