@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 import treepack
 import treepack._core as core
 from tiers import examples
+from treepack._src.options import restoring
 from treepack._src.restore import template as _template
 from treepack._src.restore.session import Restore
 from treepack.errors import MismatchError
@@ -68,7 +69,7 @@ def states(template: Any) -> st.SearchStrategy[Any]:
 
 
 def outcome(child: Any, template: Any, state: Any, strict: Any) -> tuple[Any, Any]:
-    restore = Restore(strict, child)
+    restore = Restore(restoring(strict), child)
     result = error = None
     with contextlib.suppress(ValueError):
         try:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import (
     TYPE_CHECKING,
     Any,
+    ClassVar,
     ForwardRef,
     Literal,
     Self,
@@ -259,7 +260,14 @@ class Opening(_Options):
 
 @dataclasses.dataclass(kw_only=True, slots=True)
 class Reading(_Options):
-    """How trees are read; see `load`."""
+    """How trees are read; see `load`.
+
+    Attributes:
+      is_drop_in: Whether a function of the drop-in reads: mismatches begin with flax's message, and
+        arrays stay arrays where a template has a scalar of NumPy.
+    """
+
+    is_drop_in: ClassVar[bool] = False
 
     strict: Strict = True
     cast: bool = False
@@ -313,10 +321,16 @@ class Sharing(_Options):
         check("timeout", self.timeout)
 
 
+class DropInReading(Reading):
+    """How functions of the drop-in read."""
+
+    is_drop_in = True
+
+
 @functools.lru_cache(maxsize=64)
 def restoring(strict: Strict, copy: bool | None = None, threads: int | None = None) -> Reading:
-    """Returns the options of functions that restore states, which are small and called often."""
-    return Reading(strict=strict, copy=copy, threads=threads)
+    """Returns the options of functions of the drop-in, which are small and called often."""
+    return DropInReading(strict=strict, copy=copy, threads=threads)
 
 
 @dataclasses.dataclass(kw_only=True, slots=True)

@@ -98,7 +98,6 @@ def _restored(
         _paths.ROOT,
         how,
         convert=convert,
-        in_words=False,
         partial=partial,
         record=record,
     )
@@ -305,7 +304,7 @@ def restore_described(data: Buffer | core.Content, target: Any, how: Reading) ->
     check_is_tree(target)
     convert = converter(how, may_change=not isinstance(data, (bytes, core.Content)))
     if target is not None:
-        return restore_encoded(target, data, how, convert=convert, in_words=False)
+        return restore_encoded(target, data, how, convert=convert)
     if how.dtype is None:  # casting needs a state
         found = core.restore_recorded(
             data,

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from treepack._src import paths as _paths
-from treepack._src.options import Strict
+from treepack._src.options import Reading, Strict
 from treepack._src.paths import Room, Trail
 from treepack._src.printable import printable
 from treepack._src.restore.compare import difference, like_scalar, signature
@@ -43,14 +43,13 @@ class Restore:
     `convert_found`.
 
     Attributes:
+      how: The options.
       strict: How strict it is; inner calls inherit it.
+      everywhere: Whether it converts arrays of NumPy in the template's as well.
       child: The function that restores a child of the template.
-      cast: Whether floats may have another dtype than the template's.
-      in_words: Whether its error begins with flax's message.
       partial: The leaves that it covers, if not all.
       kinds: The kinds of the saved containers by path, to compare: see `_core.other_kinds`.
-      convert: Converts leaves. With it, the restore walks the tree twice.
-      everywhere: Whether it converts arrays of NumPy in the template's as well.
+      convert: Converts leaves. With it, walks over states go over the tree twice.
       path: The names from the root to the current place.
       mismatches: The differences so far, one for each path.
       sentence: The message of flax for the first difference in structure.
@@ -65,24 +64,20 @@ class Restore:
 
     def __init__(
         self,
-        strict: Strict,
+        how: Reading,
         child: RestoreChild,
         *,
-        cast: bool = False,
-        in_words: bool = True,
         partial: Coverage | None = None,
         kinds: dict[Trail, str] | None = None,
         convert: Convert | None = None,
-        everywhere: bool = False,
     ):
-        self.strict = strict
+        self.how = how
+        self.strict = how.strict
+        self.everywhere = how.everywhere
         self.child = child
-        self.cast = cast
-        self.in_words = in_words
         self.partial = partial
         self.kinds = kinds
         self.convert = convert
-        self.everywhere = everywhere
         self.path: list[str] = []
         self.mismatches: dict[str, Mismatch] = {}
         self.sentence: str | None = None
@@ -120,7 +115,7 @@ class Restore:
             of_names = any(NOTHING in (it.expected, it.found) for it in found)
             hint = "" if of_names else "\nPass strict=False to restore the state regardless."
             return MismatchError(f"{text}{self._about_cast(found)}{hint}", found)
-        if not self.in_words:
+        if not self.how.is_drop_in:
             return MismatchError(text, found)
         error = MismatchError(self.sentence, found)
         error.add_note(text)
@@ -140,7 +135,7 @@ class Restore:
     def _about_names(self, found: list[Mismatch]) -> str:
         """Returns hints about names that differ."""
         hints = ""
-        if not self.in_words:  # its functions have no such options
+        if not self.how.is_drop_in:  # its functions have no such options
             if self.deeper is not None:
                 old, new = map(str, self.deeper)
                 function = "a function of paths"
@@ -162,7 +157,7 @@ class Restore:
 
     def _about_cast(self, found: list[Mismatch]) -> str:
         """Returns a hint if floats or integers of another dtype are among the mismatches."""
-        if self.in_words:
+        if self.how.is_drop_in:
             return ""  # its functions do not cast
         pairs = [(_CASTABLE.fullmatch(it.expected), _CASTABLE.fullmatch(it.found)) for it in found]
         same = [one for one, two in pairs if one and two and one.groups() == two.groups()]
@@ -220,7 +215,7 @@ class Restore:
         self._compare(leaves)
         cells = []
         for path, target, state in leaves:
-            cell = [state if self.in_words else like_scalar(target, state)]
+            cell = [state if self.how.is_drop_in else like_scalar(target, state)]
             cells.append(cell)
             if signature(target) is not None:
                 self.found.append((path, target, state))
@@ -244,7 +239,7 @@ class Restore:
 
     def _compare(self, leaves: list[Leaf]) -> None:
         for path, target, state in leaves:
-            found = difference(target, state, self.strict, cast=self.cast)
+            found = difference(target, state, self.strict, cast=self.how.cast)
             if found is not None:
                 self._note(path, *found)
 
@@ -335,7 +330,7 @@ class Restore:
                 for found, made in self.converted.get(path, ()):
                     if found is state:
                         return made
-        return state if self.in_words else like_scalar(target, state)
+        return state if self.how.is_drop_in else like_scalar(target, state)
 
     @contextlib.contextmanager
     def without_kinds(self) -> Iterator[None]:

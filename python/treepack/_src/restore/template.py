@@ -103,13 +103,12 @@ def restore_encoded(
     how: Reading,
     *,
     convert: Convert | None = None,
-    in_words: bool = True,
 ) -> Any:
     """Restores encoded bytes as `restore_tree` does."""
     if target is not None and how.strict != "exact" and not handlers.overridden():
 
         def settle(leaves: list[Leaf]) -> list[Any]:
-            with _restore(how, convert=convert, in_words=in_words) as restore:
+            with Restore(how, core.restore_state, convert=convert) as restore:
                 return restore.settle_all(leaves)
 
         # Most data match the target exactly.
@@ -125,12 +124,12 @@ def restore_encoded(
         )
         if restored is not None:
             return restored[0]
-    if not in_words and target is not None:
+    if not how.is_drop_in and target is not None:
         catalog = _catalog(data)
         if catalog is not None and not needs_state(target, catalog.record, how):
             return restore_selected(target, catalog, 0, how, convert=convert)
     state = core.restore(data, how.copy, how.threads)
-    return restore_tree(target, state, _paths.ROOT, how, convert=convert, in_words=in_words)
+    return restore_tree(target, state, _paths.ROOT, how, convert=convert)
 
 
 def _catalog(data: Buffer | core.Content) -> core.Catalog | None:
@@ -164,7 +163,7 @@ def restore_selected(
 
     See `_core.restore_selected` for `catalog`, `value`, `marks` and `selector`.
     """
-    restore = _restore(how, convert=convert, in_words=False, partial=partial)
+    restore = Restore(how, core.restore_state, convert=convert, partial=partial)
     with restore, restore.conversion():
         return core.restore_selected(
             catalog,
@@ -179,12 +178,6 @@ def restore_selected(
         )
 
 
-def _restore(how: Reading, **options: Any) -> Restore:
-    return Restore(
-        how.strict, core.restore_state, cast=how.cast, everywhere=how.everywhere, **options
-    )
-
-
 def restore_tree(
     target: Any,
     state: Any,
@@ -192,7 +185,6 @@ def restore_tree(
     how: Reading,
     *,
     convert: Convert | None = None,
-    in_words: bool = True,
     partial: Coverage | None = None,
     record: RecordAt | None = None,
 ) -> Any:
@@ -205,7 +197,6 @@ def restore_tree(
       how: `strict`, and whether to `cast`.
       convert: Takes all leaves in the places of the template's arrays, returns their
         replacements. It is called once everything fits.
-      in_words: Whether an error begins with flax's message.
       partial: The leaves to restore, if not all.
       record: The record of the structure if the state lacks it, and the tree's position in it:
         see `_core.assemble`.
@@ -223,16 +214,8 @@ def restore_tree(
         state = mark_older(state, record)
     # The core compares no kinds of containers, and does not know the handlers of built-in types.
     in_python = kinds is not None or handlers.overridden()
-    with Restore(
-        how.strict,
-        restore_child if in_python else core.restore_state,
-        cast=how.cast,
-        in_words=in_words,
-        partial=partial,
-        kinds=kinds,
-        convert=convert,
-        everywhere=how.everywhere,
-    ) as restore:
+    child = restore_child if in_python else core.restore_state
+    with Restore(how, child, partial=partial, kinds=kinds, convert=convert) as restore:
         return restore.whole(target, state, name)
 
 
@@ -450,7 +433,7 @@ def _restore_leaf(target: Any, state: Any, name: str, restore: Restore) -> Any:
     if isinstance(state, Mapping) and _prng.MARKER in state and _prng.is_key_like(target):
         key = _prng.wrap(state[_prng.MARKER], state.get("data"))
         state = state if key is None else key
-    found = difference(target, state, restore.strict, cast=restore.cast)
+    found = difference(target, state, restore.strict, cast=restore.how.cast)
     if found is not None:
         restore.note(name, *found)
         if isinstance(state, Mapping) and len(state) == 1:
@@ -538,7 +521,7 @@ def _converted(template: Any, state: Any, name: str, restore: Restore) -> Any:
             }
     finally:
         restore.path.pop()
-    fits = difference(template, state, restore.strict, cast=restore.cast) is None
+    fits = difference(template, state, restore.strict, cast=restore.how.cast) is None
     if not fits or signature(template) is None or signature(state) is None:
         return state
     return restore.leaf(template, state, name)
