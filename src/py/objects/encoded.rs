@@ -1,8 +1,8 @@
-//! Encoded bytes as a form of what was saved, read while a template is restored.
+//! Encoded bytes as a form of what was saved, which walks read once, from the first byte to the last.
 //!
-//! Most data are just like their template: the same keys in the same order, arrays of the same shapes and
-//! dtypes. Then no state dict is made. At the first difference in structure the walk ends, as at errors:
-//! all is read once more, as a state dict, whose walk reports what is wrong.
+//! Most data are just like their template, with the same keys in the same order, or as their record says.
+//! Then no state dict is made. At the first difference in structure a walk ends, as at errors: all is read
+//! once more in another form, whose walk reports what is wrong.
 
 use std::ops::Range;
 
@@ -95,7 +95,8 @@ pub fn build_recorded<'py>(
         is_wrapped: false,
     };
     let mut walk = RecordWalk::new(py, cursor, &record, nbytes, how)?;
-    let plan = walk.value((), record.nodes.len() - 1, &Here::root(None)); // there is one: `Record::read` has looked
+    let root = record.nodes.len() - 1; // there is one: `Record::read` has looked
+    let plan = walk.value((), root, &Here::root(None));
     let plan = plan.and_then(|plan| Ok(walk.cursor.is_whole()?.then_some(plan)));
     let interrupted = walk.interrupted || walk.cursor.objects.interrupted;
     let plan = match plan {

@@ -1,11 +1,11 @@
 //! Restores a tree by the record of its structure: one walk over the record and what was saved, in order.
 //!
 //! ```text
-//! record + cursor ──walk──▶ plan, open leaves ──convert──▶ leaves ──nodes.rs──▶ tree
+//! record + cursor ──walk──▶ plan, open leaves ──convert──▶ leaves ──assembly.rs──▶ tree
 //! ```
 //!
 //! The walk compares containers with the record and collects the leaves that go to devices. No node is
-//! made before all leaves are there, because code of its type may look at them.
+//! made before all leaves in it are there, because code of its type may look at them.
 
 use std::iter::repeat_n;
 use std::mem;
