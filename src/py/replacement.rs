@@ -21,7 +21,8 @@ impl Replacement {
     fn with<T>(&self, get: impl FnOnce(&sink::Replacement) -> io::Result<T>) -> PyResult<T> {
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let closed = || io::ErrorKind::NotFound.into();
-        Ok(state.as_ref().ok_or_else(closed).and_then(get)?)
+        let got = state.as_ref().ok_or_else(closed).and_then(get);
+        got.map_err(|error| file_error(error.into(), &self.path))
     }
 
     fn take(&self) -> Option<sink::Replacement> {
@@ -35,8 +36,12 @@ impl Replacement {
     #[new]
     #[pyo3(signature = (path, *, private))]
     fn new(py: Python<'_>, path: PathBuf, private: bool) -> PyResult<Self> {
-        let begun = py.detach(|| sink::Replacement::begin(&path, private));
-        match begun {
+        let make = || {
+            // The file may be discarded, and another one written there.
+            make_durable(path.parent().unwrap_or(Path::new("")))?;
+            sink::Replacement::begin(&path, private)
+        };
+        match py.detach(make) {
             Ok(begun) => Ok(Self {
                 path,
                 state: Mutex::new(Some(begun)),
@@ -82,13 +87,15 @@ impl Replacement {
 #[pyfunction]
 #[allow(clippy::needless_pass_by_value)] // which is how Python passes a path
 pub fn make_directories(py: Python<'_>, path: PathBuf) -> PyResult<()> {
-    let make = || {
-        let made = sink::make_directories(&path)?;
-        made.iter()
-            .try_for_each(|it: &PathBuf| sink::sync_directory(it))
-    };
-    py.detach(make)
-        .map_err(|error| file_error(error.into(), &path))
+    let made = py.detach(|| make_durable(&path));
+    made.map_err(|error| file_error(error.into(), &path))
+}
+
+/// Makes a directory and those above it that are missing, which stay when power is lost.
+fn make_durable(directory: &Path) -> io::Result<()> {
+    let made = sink::make_directories(directory)?;
+    made.iter()
+        .try_for_each(|changed: &PathBuf| sink::sync_directory(changed))
 }
 
 /// Removes what a dead writer has left; see `_core.pyi`.

@@ -149,3 +149,9 @@ def test_damage_is_told_as_that_of_the_state(tree: Any) -> None:
             damaged = data[:at] + bytes([data[at] ^ bit]) + data[at + 1 :]
             assert outcome(damaged) == without(damaged), (at, bit)
         assert outcome(data[:at]) == without(data[:at]), at
+
+
+def test_keys_that_are_no_strings_stay() -> None:
+    data = treepack.dumps({"k": (1,)})
+    record = core.Catalog.open(core.Content.lent(data), salvage=False).record
+    assert core.assemble({7: {"0": 1}}, record) == {7: (1,)}

@@ -273,8 +273,8 @@ impl<'py> Named<'py> for Encoded<'_, 'py> {
     #[inline]
     fn child(&mut self, node: &mut Node, _: usize, name: &Name<'py>) -> Walked<Child<()>> {
         let is_next = match name {
-            Name::Text(_) => self.named(node, name)?.is_some(),
             Name::Index(index) => self.element(node, *index)?.is_some(),
+            name => self.named(node, name)?.is_some(),
         };
         Ok(if is_next {
             Child::At(())

@@ -142,7 +142,7 @@ impl<'a, 'py> Assembly<'a, 'py> {
         let mut built = grow::with_room(plans.len())?;
         let mut children = names.names();
         for plan in plans {
-            let Some(name) = children.next().transpose()? else {
+            let Some(name) = children.next() else {
                 return damaged("a dict has lost a key");
             };
             let part = self.tree(plan, &here.below(&name));
@@ -170,7 +170,7 @@ impl<'a, 'py> Assembly<'a, 'py> {
         let found = new_dict(self.py)?;
         for (name, part) in names.names().zip(parts) {
             if let Some(part) = part {
-                found.set_item(name?.object(self.py)?, part)?;
+                found.set_item(name.object(self.py)?, part)?;
             }
         }
         Ok((!found.is_empty()).then(|| found.into_any()))
@@ -233,7 +233,7 @@ impl<'a, 'py> Assembly<'a, 'py> {
             let keys = self.keys(node, &Value::List(keys).encode()?)?;
             let mut are_names = true;
             for (key, name) in keys.cast::<PyList>()?.iter().zip(names.names()) {
-                are_names &= key.str()?.as_any().eq(name?.object(py)?)?;
+                are_names &= key.str()?.as_any().eq(name.object(py)?)?;
             }
             if are_names {
                 return with_keys(&keys, built);
@@ -347,7 +347,7 @@ impl<'a, 'py> Assembly<'a, 'py> {
         }
         let mut keys = grow::with_room(built.len())?;
         for name in names.names().take(built.len()) {
-            keys.push(name?.object(py)?.into_any());
+            keys.push(name.object(py)?);
         }
         let names = new_list_of(py, keys)?;
         let children = new_list_of(py, built.iter().cloned())?;

@@ -31,22 +31,34 @@ pub enum Name<'py> {
     Text(Bound<'py, PyString>),
     /// The index of an element, which is in decimal digits elsewhere.
     Index(usize),
+    /// A key of a state that is not a string.
+    Other(Bound<'py, PyAny>),
 }
 
 impl<'py> Name<'py> {
-    /// The name, unless it has no UTF-8.
+    /// The name that is a key of a state.
+    pub fn of(key: Bound<'py, PyAny>) -> Self {
+        match key.cast_into() {
+            Ok(text) => Self::Text(text),
+            Err(error) => Self::Other(error.into_inner()),
+        }
+    }
+
+    /// The name, if it is a text in UTF-8.
     pub fn text(&self) -> Option<Cow<'_, str>> {
         match self {
             Self::Text(text) => text.to_str().ok().map(Cow::Borrowed),
             Self::Index(index) => Some(Cow::Owned(index.to_string())),
+            Self::Other(_) => None,
         }
     }
 
-    /// The name as a string of Python.
-    pub fn object(&self, py: Python<'py>) -> PyResult<Bound<'py, PyString>> {
+    /// The name as an object of Python.
+    pub fn object(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         match self {
-            Self::Text(text) => Ok(text.clone()),
-            Self::Index(index) => new_string(py, index.to_string().as_bytes()),
+            Self::Text(text) => Ok(text.as_any().clone()),
+            Self::Index(index) => Ok(new_string(py, index.to_string().as_bytes())?.into_any()),
+            Self::Other(key) => Ok(key.clone()),
         }
     }
 }
@@ -86,7 +98,7 @@ impl<'a, 'py> Here<'a, 'py> {
         let mut names = grow::with_room(self.depth)?;
         let mut here = self;
         while let Some((above, name)) = here.above {
-            names.push(name.object(py)?.into_any());
+            names.push(name.object(py)?);
             here = above;
         }
         names.reverse();

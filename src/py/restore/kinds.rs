@@ -203,7 +203,7 @@ impl<'py> Kinds<'_, 'py> {
         for Repeat(times, child) in &node.1 {
             for _ in 0..*times {
                 if let Some((key, state)) = dict_next(dict, &mut position) {
-                    let name = Name::Text(key.str()?);
+                    let name = Name::of(key);
                     self.tell(&state, *child as usize, &here.below(&name), told)?;
                 }
             }

@@ -84,7 +84,7 @@ impl<'py> Known<'py> {
     /// A node of these children, which have these keys, and static data, if the class itself makes it.
     pub(super) fn made(
         &self,
-        names: impl Iterator<Item = PyResult<Name<'py>>>,
+        names: impl Iterator<Item = Name<'py>>,
         built: &[Bound<'py, PyAny>],
         data: &Bound<'py, PyAny>,
     ) -> PyResult<Option<Bound<'py, PyAny>>> {
@@ -128,11 +128,11 @@ pub(super) fn has_holes(data: &[u8]) -> bool {
 /// Whether keys are these, in order; they take the places of equal ones.
 fn are_keys<'py>(
     py: Python<'py>,
-    names: impl Iterator<Item = PyResult<Name<'py>>>,
+    names: impl Iterator<Item = Name<'py>>,
     keys: &mut [Bound<'py, PyAny>],
 ) -> PyResult<bool> {
     for (name, key) in names.zip(keys) {
-        let found = name?.object(py)?.into_any();
+        let found = name.object(py)?;
         if found.is(&*key) {
             continue;
         }

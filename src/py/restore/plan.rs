@@ -75,18 +75,18 @@ pub enum Names<'py> {
 
 impl<'py> Names<'py> {
     /// The name of each child, in order.
-    pub fn names(&self) -> impl Iterator<Item = PyResult<Name<'py>>> {
+    pub fn names(&self) -> impl Iterator<Item = Name<'py>> {
         let (mut position, mut index) = (0, 0);
         iter::from_fn(move || {
             index += 1;
             match self {
                 Self::State(dict) => {
                     let (key, _) = dict_next(dict, &mut position)?;
-                    Some(key.cast_into().map(Name::Text).map_err(Into::into))
+                    Some(Name::of(key))
                 }
-                Self::Keys(names) => names.get(index - 1).cloned().map(Ok),
-                Self::Shared(names) => names.get(index - 1).cloned().map(Ok),
-                Self::Indices => Some(Ok(Name::Index(index - 1))),
+                Self::Keys(names) => names.get(index - 1).cloned(),
+                Self::Shared(names) => names.get(index - 1).cloned(),
+                Self::Indices => Some(Name::Index(index - 1)),
             }
         })
     }
@@ -95,7 +95,7 @@ impl<'py> Names<'py> {
     /// through does not grow.
     pub fn replace(&self, name: &Name<'py>, child: Option<&Bound<'py, PyAny>>) -> PyResult<()> {
         match (self, name, child) {
-            (Self::State(dict), Name::Text(key), Some(child)) => dict.set_item(key, child),
+            (Self::State(dict), name, Some(child)) => dict.set_item(name.object(dict.py())?, child),
             _ => Ok(()),
         }
     }
@@ -123,7 +123,7 @@ impl<'py> Names<'py> {
             names => {
                 let dict = new_dict(py)?;
                 for (name, child) in names.names().zip(children) {
-                    dict.set_item(name?.object(py)?, child)?;
+                    dict.set_item(name.object(py)?, child)?;
                 }
                 dict
             }

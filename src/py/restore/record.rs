@@ -244,7 +244,7 @@ impl<'a, 'py, C: Ordered<'py>> Walk<'a, 'py, C> {
             } else {
                 match self.cursor.next(&mut node)? {
                     Some((key, place)) => {
-                        let name = Name::Text(key.cast_into()?);
+                        let name = Name::of(key);
                         if !C::IS_STATE {
                             grow::push(&mut names, name.clone())?;
                         }
@@ -361,7 +361,7 @@ impl<'a, 'py, C: Ordered<'py>> Walk<'a, 'py, C> {
         if let Ok(dict) = container.cast_exact::<PyDict>() {
             let mut position = 0;
             while let Some((key, child)) = dict_next(dict, &mut position) {
-                let name = Name::Text(key.str()?);
+                let name = Name::of(key.clone());
                 self.inside_at(container, key, child, &here.below(&name))?;
             }
         } else if let Ok(list) = container.cast_exact::<PyList>() {

@@ -124,10 +124,7 @@ impl<'py> Ordered<'py> for State<'py> {
         name: &Name<'py>,
         child: &Bound<'py, PyAny>,
     ) -> PyResult<()> {
-        match name {
-            Name::Text(key) => node.0.set_item(key, child),
-            name @ Name::Index(_) => node.0.set_item(name.object(child.py())?, child),
-        }
+        node.0.set_item(name.object(child.py())?, child)
     }
 
     fn count(&self, node: &Node<'py>) -> usize {

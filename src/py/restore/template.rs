@@ -506,7 +506,7 @@ fn made<'py>(
             for (index, part) in parts.into_iter().enumerate() {
                 match children.get(index, &mut index_name).0 {
                     Name::Text(text) => dict.set_item(text, part)?,
-                    name @ Name::Index(_) => dict.set_item(name.object(py)?, part)?,
+                    name => dict.set_item(name.object(py)?, part)?,
                 }
             }
             Ok(dict.into_any())
