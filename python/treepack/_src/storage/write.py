@@ -114,3 +114,7 @@ class _Named(io.FileIO):
     def write(self, data: Any, /) -> int:
         with naming(self._given):
             return super().write(data)
+
+    def close(self) -> None:
+        with naming(self._given):
+            super().close()
