@@ -47,7 +47,7 @@ pub fn restore<'py>(
 #[allow(clippy::too_many_arguments)] // as in Python
 pub fn restore_encoded<'py>(
     data: &Bound<'py, PyAny>,
-    template: &Bound<'py, PyAny>,
+    target: &Bound<'py, PyAny>,
     settle: &Bound<'py, PyAny>,
     strict: &Bound<'py, PyAny>,
     converts: bool,
@@ -58,7 +58,7 @@ pub fn restore_encoded<'py>(
     let matching = Matching::new(data.py(), strict.is_truthy()?, converts, everywhere);
     let tree = with_source(data, |source, memory| {
         build_like(
-            template,
+            target,
             settle,
             matching,
             source,
