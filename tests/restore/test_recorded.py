@@ -155,3 +155,15 @@ def test_keys_that_are_no_strings_stay() -> None:
     data = treepack.dumps({"k": (1,)})
     record = core.Catalog.open(core.Content.lent(data), salvage=False).record
     assert core.assemble({7: {"0": 1}}, record) == {7: (1,)}
+    # Paths have them as text.
+    data = treepack.dumps({"k": [jnp.zeros(2)]})
+    record = core.Catalog.open(core.Content.lent(data), salvage=False).record
+    seen: list[str] = []
+
+    def convert(leaves: list[Any]) -> list[Any]:
+        seen.extend(str(leaf[0]) for leaf in leaves)
+        return [leaf[2] for leaf in leaves]
+
+    state = {7: {"0": np.zeros(2)}}
+    assert type(core.assemble(state, record, convert=convert)[7]) is list
+    assert seen == ["7/0"]

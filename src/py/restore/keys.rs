@@ -53,6 +53,14 @@ impl<'py> Name<'py> {
         }
     }
 
+    /// The name as a part of a path.
+    fn part(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        match self {
+            Self::Other(key) => Ok(key.str()?.into_any()),
+            name => name.object(py),
+        }
+    }
+
     /// The name as an object of Python.
     pub fn object(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         match self {
@@ -98,7 +106,7 @@ impl<'a, 'py> Here<'a, 'py> {
         let mut names = grow::with_room(self.depth)?;
         let mut here = self;
         while let Some((above, name)) = here.above {
-            names.push(name.object(py)?);
+            names.push(name.part(py)?);
             here = above;
         }
         names.reverse();
@@ -130,7 +138,7 @@ impl<'a, 'py> Here<'a, 'py> {
         let class = Hooks::get(py)?.trail.bind(py);
         for here in unknown.into_iter().rev() {
             if let Some((_, name)) = here.above {
-                trail = class.call1((trail, name.object(py)?))?;
+                trail = class.call1((trail, name.part(py)?))?;
                 let _ = here.trail.set(trail.clone());
             }
         }
