@@ -213,7 +213,7 @@ impl Error {
     }
 }
 
-/// What is wrong, without the place, to be written anywhere.
+/// Displays an error without its place.
 pub(crate) struct Reason<'a>(pub &'a Error);
 
 impl fmt::Display for Reason<'_> {

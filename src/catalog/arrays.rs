@@ -193,7 +193,7 @@ struct Chunked {
 }
 
 impl FoundArrays {
-    /// The most chunks in the cache, or those of one array.
+    /// The most chunks in the cache; a single array may have more.
     const MOST: usize = 1 << 20;
 
     /// The array at a value, if it is in the cache.

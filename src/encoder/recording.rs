@@ -141,7 +141,7 @@ impl Recording {
         Ok(())
     }
 
-    /// Records an array, whose shape may be that of a PRNG key's data.
+    /// Records an array, or the data of a PRNG key.
     #[inline]
     pub(super) fn array(&mut self, kind: Kind, array: &Array<'_>, start: usize) -> Result<()> {
         let shape = || grow::collect(array.shape.iter().map(|&dim| dim as u64));

@@ -1,4 +1,4 @@
-//! Extensions: arrays, NumPy scalars, complex numbers, and those of others.
+//! Extensions: arrays, NumPy scalars, complex numbers, and extensions of other writers.
 
 use super::open::unhashable;
 use super::read::Reader;

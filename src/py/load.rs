@@ -25,21 +25,14 @@ pub fn restore<'py>(
     #[pyo3(from_py_with = integer_or_none)] threads: Option<i64>,
     part: Option<(usize, usize)>,
 ) -> PyResult<Bound<'py, PyAny>> {
-    if let Ok(content) = data.cast_exact::<Content>() {
-        let source = content.get().source();
-        let memory = Content::owned(content);
+    let tree = with_source(data, |source, memory| {
         let (start, end) = part.unwrap_or((0, source.len()));
         if start > end || end > source.len() {
             return Err(PyIndexError::new_err("there are fewer bytes"));
         }
-        let tree = build(data.py(), source, start..end, memory, copy.into(), threads);
-        content.get().release();
-        return tree;
-    }
-    let borrowed = Borrowed::buffer(data)?;
-    let memory = Some(borrowed.owned(data.py()));
-    let whole = 0..borrowed.len();
-    build(data.py(), &borrowed, whole, memory, copy.into(), threads)
+        build(data.py(), source, start..end, memory, copy.into(), threads).map(Some)
+    })?;
+    Ok(tree.expect("`build` returns a tree"))
 }
 
 /// Restores a template from data that are just like it; see `_core.pyi`.

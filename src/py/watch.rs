@@ -130,6 +130,7 @@ fn look_at_signals(py: Python<'_>) -> PyResult<()> {
 /// Notices Ctrl-C in a walk that stays attached to Python.
 pub struct Signals {
     left: Cell<usize>,
+    has_raised: Cell<bool>,
 }
 
 impl Signals {
@@ -139,6 +140,7 @@ impl Signals {
     pub fn new() -> Self {
         Self {
             left: Cell::new(Self::VALUES),
+            has_raised: Cell::new(false),
         }
     }
 
@@ -151,6 +153,20 @@ impl Signals {
     /// The same for `values` values, which needed no memory.
     #[inline]
     pub fn check_many(&self, py: Python<'_>, values: usize) -> PyResult<()> {
+        let checked = self.checked(py, values);
+        if checked.is_err() {
+            self.has_raised.set(true);
+        }
+        checked
+    }
+
+    /// Whether a check has raised, so that the error is not one of the data.
+    pub fn has_raised(&self) -> bool {
+        self.has_raised.get()
+    }
+
+    #[inline]
+    fn checked(&self, py: Python<'_>, values: usize) -> PyResult<()> {
         keep_reserve()?;
         let left = self.left.get().saturating_sub(values);
         self.left.set(left);

@@ -231,7 +231,7 @@ class Writing(_Options):
 
 @dataclasses.dataclass(kw_only=True, slots=True)
 class Saved(_Options):
-    """What is saved, and by which processes; see `save`."""
+    """The content of a save, and the processes that take part; see `save`."""
 
     sharded: bool | None = None
     step: int | None = None

@@ -40,13 +40,12 @@ pub fn restore_selected<'py>(
     file.check(value)?;
     let session = Session::new(restore, name, true)?;
     let matching = session.matching()?;
-    let partial = restore.getattr(intern!(py, "partial"))?;
-    let (keeps_missing, takes_more) = if partial.is_none() {
-        (false, None)
-    } else {
-        let keeps_missing = partial.getattr(intern!(py, "keeps_missing"))?.is_truthy()?;
-        let takes_more = partial.getattr(intern!(py, "takes_more"))?.extract()?;
-        (keeps_missing, takes_more)
+    let (keeps_missing, takes_more) = match session.partial() {
+        Some(partial) => (
+            partial.getattr(intern!(py, "keeps_missing"))?.is_truthy()?,
+            partial.getattr(intern!(py, "takes_more"))?.extract()?,
+        ),
+        None => (false, None),
     };
     let catalog = file.core();
     let selector = selector.map(Selector::get);

@@ -14,7 +14,7 @@ use super::super::failure::{Failure, Walked};
 use super::super::memory::{Owned, new_list_of};
 use super::super::restore::{
     Child, Children, Cursor, Found, Here, How, Matching, Name, Named, Ordered, RecordWalk, Walk,
-    has_older_types, is_decimal,
+    has_older_types,
 };
 use super::values::{Built, CopyMode, Objects};
 use crate::Error;
@@ -54,13 +54,9 @@ pub fn build_like<'py>(
             let is_whole = plan.is_some() && walk.cursor.is_whole()?;
             Ok(plan.filter(|_| is_whole))
         });
-    let interrupted = walk.interrupted || walk.cursor.objects.interrupted;
-    let plan = match plan {
-        Ok(Some(plan)) => plan,
-        Err(failure) if interrupted || failure.must_be_raised(py) => {
-            return Err(failure.into_py(py, "restoring"));
-        }
-        _ => return Ok(None),
+    let has_raised = walk.signals.has_raised() || walk.cursor.objects.signals.has_raised();
+    let Some(plan) = unless_wrong(py, plan, has_raised, "restoring")? else {
+        return Ok(None);
     };
     let open = walk.take_open();
     walk.cursor.copy()?;
@@ -98,16 +94,26 @@ pub fn build_recorded<'py>(
     let root = record.nodes.len() - 1; // there is one: `Record::read` has looked
     let plan = walk.value((), root, &Here::root(None));
     let plan = plan.and_then(|plan| Ok(walk.cursor.is_whole()?.then_some(plan)));
-    let interrupted = walk.interrupted || walk.cursor.objects.interrupted;
-    let plan = match plan {
-        Ok(Some(plan)) => plan,
-        Err(failure) if interrupted || failure.must_be_raised(py) => {
-            return Err(failure.into_py(py, "loading"));
-        }
-        _ => return Ok(None),
+    let has_raised = walk.has_raised() || walk.cursor.objects.signals.has_raised();
+    let Some(plan) = unless_wrong(py, plan, has_raised, "loading")? else {
+        return Ok(None);
     };
     walk.cursor.copy()?;
     walk.tree(Ok(plan)).map(Some)
+}
+
+/// A plan, if there is one: after an error of the data, all is read once more. One that a signal has raised,
+/// or that is no `Exception`, is raised.
+fn unless_wrong<P>(
+    py: Python<'_>,
+    plan: Walked<Option<P>>,
+    has_raised: bool,
+    doing: &str,
+) -> PyResult<Option<P>> {
+    match plan {
+        Err(failure) if has_raised || failure.must_be_raised(py) => Err(failure.into_py(py, doing)),
+        plan => Ok(plan.unwrap_or(None)),
+    }
 }
 
 /// The record at the end of a source, and its place; `None` if there is none, or it is damaged.
@@ -157,13 +163,27 @@ impl<'py> Encoded<'_, 'py> {
         let Event::Map(map) = event else {
             return Ok((event, false));
         };
-        self.is_wrapped = map.len == 2 && self.objects.is_rooted()?;
+        self.is_wrapped = map.len == 2 && self.is_rooted()?;
         if self.is_wrapped {
             self.objects.reader.next()?; // the key
             return Ok((self.objects.reader.next()?, false));
         }
         let has_record = |len| map.len as usize == len + 1;
         Ok((event, self.root_len.is_none_or(has_record)))
+    }
+
+    /// Whether the source begins with a map of two pairs, of which the first is the tree.
+    fn is_rooted(&self) -> Walked<bool> {
+        let source = self.objects.source;
+        let mut expected = Vec::new();
+        Head::Map(2).write(&mut expected);
+        #[allow(clippy::cast_possible_truncation)] // a short constant
+        Head::Str(ROOT_KEY.len() as u32).write(&mut expected);
+        expected.extend_from_slice(ROOT_KEY.as_bytes());
+        let mut start = Vec::new();
+        let len = expected.len().min(source.len());
+        read_to(source, 0..len, &mut start)?;
+        Ok(start == expected)
     }
 
     /// A plain tree without its record, if it has that.
@@ -272,11 +292,7 @@ impl<'py> Named<'py> for Encoded<'_, 'py> {
 
     #[inline]
     fn child(&mut self, node: &mut Node, _: usize, name: &Name<'py>) -> Walked<Child<()>> {
-        let is_next = match name {
-            Name::Index(index) => self.element(node, *index)?.is_some(),
-            name => self.named(node, name)?.is_some(),
-        };
-        Ok(if is_next {
+        Ok(if self.next_is(node, name)?.is_some() {
             Child::At(())
         } else {
             Child::Elsewhere
@@ -285,14 +301,12 @@ impl<'py> Named<'py> for Encoded<'_, 'py> {
 }
 
 impl<'py> Ordered<'py> for Encoded<'_, 'py> {
-    const IS_STATE: bool = false;
-
     fn is_copied(&self) -> bool {
         self.objects.copies.is_empty()
     }
 
-    fn replace(&mut self, _: &Node, _: &Name<'py>, _: &Bound<'py, PyAny>) -> PyResult<()> {
-        Ok(())
+    fn dict(&self, _: &Node) -> Option<Bound<'py, PyDict>> {
+        None
     }
 
     fn count(&self, (count, _): &Node) -> usize {
@@ -300,19 +314,7 @@ impl<'py> Ordered<'py> for Encoded<'_, 'py> {
     }
 
     #[inline]
-    fn named(&mut self, _: &mut Node, name: &Name<'py>) -> Walked<Option<()>> {
-        let is_next = match name.text() {
-            Some(text) => self.objects.reader.next_is(&text)?,
-            None => false,
-        };
-        Ok(is_next.then_some(()))
-    }
-
-    #[inline]
-    fn next(
-        &mut self,
-        (count, is_described): &mut Node,
-    ) -> Walked<Option<(Bound<'py, PyAny>, ())>> {
+    fn next(&mut self, (count, is_described): &mut Node) -> Walked<Option<(Name<'py>, ())>> {
         let Event::Str(text) = self.objects.reader.next()? else {
             return Ok(None);
         };
@@ -323,34 +325,22 @@ impl<'py> Ordered<'py> for Encoded<'_, 'py> {
             reader, keys, py, ..
         } = &mut self.objects;
         let key = keys.get_of(*py, reader.events().text_bytes(text), *count as u64)?;
-        Ok(Some((key.into_any(), ())))
+        Ok(Some((Name::Text(key), ())))
     }
 
-    fn element(&mut self, _: &mut Node, index: usize) -> Walked<Option<()>> {
-        Ok(self.objects.key_is_index(index)?.then_some(()))
-    }
-}
-
-impl Objects<'_, '_> {
-    /// Whether the source begins with a map of two pairs, of which the first is the tree.
-    pub(super) fn is_rooted(&self) -> Walked<bool> {
-        let mut expected = Vec::new();
-        Head::Map(2).write(&mut expected);
-        #[allow(clippy::cast_possible_truncation)] // a short constant
-        Head::Str(ROOT_KEY.len() as u32).write(&mut expected);
-        expected.extend_from_slice(ROOT_KEY.as_bytes());
-        let mut start = Vec::new();
-        let len = expected.len().min(self.source.len());
-        read_to(self.source, 0..len, &mut start)?;
-        Ok(start == expected)
-    }
-
-    /// Whether the next key is this number.
     #[inline]
-    pub(super) fn key_is_index(&mut self, expected: usize) -> Walked<bool> {
-        let Event::Str(text) = self.reader.next()? else {
-            return Ok(false);
+    fn next_is(&mut self, _: &mut Node, name: &Name<'py>) -> Walked<Option<()>> {
+        let reader = &mut self.objects.reader;
+        let is_next = match name {
+            Name::Text(text) => match text.to_str() {
+                Ok(text) => reader.next_is(text)?,
+                Err(_) => false,
+            },
+            name => match reader.next()? {
+                Event::Str(text) => name.is(reader.events().text(text)),
+                _ => false,
+            },
         };
-        Ok(is_decimal(self.reader.events().text_bytes(text), expected))
+        Ok(is_next.then_some(()))
     }
 }

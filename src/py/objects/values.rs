@@ -70,8 +70,6 @@ pub(super) struct Objects<'a, 'py> {
     /// The arrays here are read by Python before the end, so copy them at once.
     pub(super) at_once: bool,
     pub(super) signals: Signals,
-    /// Whether a signal has raised something.
-    pub(super) interrupted: bool,
 }
 
 impl<'a, 'py> Objects<'a, 'py> {
@@ -102,7 +100,6 @@ impl<'a, 'py> Objects<'a, 'py> {
             small_copies: SmallCopies::default(),
             at_once: false,
             signals: Signals::new(),
-            interrupted: false,
         })
     }
 
@@ -124,18 +121,10 @@ impl<'a, 'py> Objects<'a, 'py> {
 }
 
 impl<'py> Objects<'_, 'py> {
-    #[inline]
-    pub(super) fn check_signals(&mut self) -> Walked {
-        self.signals.check(self.py).map_err(|error| {
-            self.interrupted = true;
-            error.into()
-        })
-    }
-
     /// The next value. This and what it calls for containers is the recursion, which
     /// must not need much of the stack: what is inlined here counts at every level.
     pub(super) fn value(&mut self) -> Built<'py> {
-        self.check_signals()?;
+        self.signals.check(self.py)?;
         let event = self.reader.next()?;
         self.object(event)
     }

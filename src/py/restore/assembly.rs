@@ -37,7 +37,7 @@ pub(super) type Assembled<'py> = Walked<Bound<'py, PyAny>>;
 
 pub struct Assembly<'a, 'py> {
     py: Python<'py>,
-    signals: Signals,
+    pub(super) signals: Signals,
     record: &'a Record,
     pub(super) how: How<'py>,
     /// The converted leaves.
@@ -147,7 +147,9 @@ impl<'a, 'py> Assembly<'a, 'py> {
             };
             let part = self.tree(plan, &here.below(&name));
             let part = part.map_err(|failure| below(failure, &name))?;
-            names.replace(&name, part.as_ref())?;
+            if let Some(part) = &part {
+                names.replace(&name, part)?;
+            }
             built.push(part);
         }
         drop(children);

@@ -1,6 +1,7 @@
 //! What was saved, in one of its forms: what the walks that restore trees read.
 
 use pyo3::prelude::*;
+use pyo3::types::PyDict;
 
 use super::super::failure::Walked;
 use super::keys::Name;
@@ -54,32 +55,20 @@ pub trait Named<'py>: Cursor<'py> {
 
 /// Takes the children of containers in the order in which they were saved.
 pub trait Ordered<'py>: Cursor<'py> {
-    /// Whether containers are dicts of a state, which has their keys.
-    const IS_STATE: bool;
-
     /// Returns whether the arrays that were read have their bytes.
     fn is_copied(&self) -> bool;
 
-    /// Puts a child that was made in the place of its state, which frees that: what Python's garbage
-    /// collector goes through does not grow.
-    fn replace(
-        &mut self,
-        node: &Self::Node,
-        name: &Name<'py>,
-        child: &Bound<'py, PyAny>,
-    ) -> PyResult<()>;
+    /// Returns the dict that a container is, if it is one of a state.
+    fn dict(&self, node: &Self::Node) -> Option<Bound<'py, PyDict>>;
 
     /// Returns the number of children of a container.
     fn count(&self, node: &Self::Node) -> usize;
 
-    /// Returns key and place of the next child; `None` if there is none, or its key is not a string.
-    fn next(&mut self, node: &mut Self::Node) -> Walked<Option<(Bound<'py, PyAny>, Self::Place)>>;
+    /// Returns name and place of the next child; `None` if there is none, or its key cannot be a name.
+    fn next(&mut self, node: &mut Self::Node) -> Walked<Option<(Name<'py>, Self::Place)>>;
 
     /// Returns the place of the next child, if it has this name.
-    fn named(&mut self, node: &mut Self::Node, name: &Name<'py>) -> Walked<Option<Self::Place>>;
-
-    /// Returns the place of the next child of a list, if its key is this index.
-    fn element(&mut self, node: &mut Self::Node, index: usize) -> Walked<Option<Self::Place>>;
+    fn next_is(&mut self, node: &mut Self::Node, name: &Name<'py>) -> Walked<Option<Self::Place>>;
 }
 
 /// What is at a place.

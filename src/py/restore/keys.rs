@@ -53,6 +53,15 @@ impl<'py> Name<'py> {
         }
     }
 
+    /// Whether a key of what was saved is this name.
+    #[inline]
+    pub fn is(&self, key: &str) -> bool {
+        match self {
+            Self::Index(index) => is_decimal(key.as_bytes(), *index),
+            name => name.text().is_some_and(|text| text == key),
+        }
+    }
+
     /// The name as a part of a path.
     fn part(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         match self {
@@ -152,7 +161,7 @@ impl<'a, 'py> Here<'a, 'py> {
 }
 
 /// Whether a text is a number as `to_string` writes it.
-pub fn is_decimal(text: &[u8], number: usize) -> bool {
+fn is_decimal(text: &[u8], number: usize) -> bool {
     let mut left = number;
     for (position, digit) in text.iter().enumerate().rev() {
         #[allow(clippy::cast_possible_truncation)] // a digit

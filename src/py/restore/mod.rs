@@ -35,7 +35,7 @@ mod state;
 mod template;
 
 pub use self::cursor::{Child, Children, Cursor, Found, Named, Ordered};
-pub use self::keys::{Here, Name, is_decimal};
+pub use self::keys::{Here, Name};
 pub use self::kinds::other_kinds;
 pub use self::matching::Matching;
 pub use self::older::{has_older_types, mark_older};

@@ -93,9 +93,9 @@ impl<'py> Names<'py> {
 
     /// Puts a child in the place of its state, which frees that: what Python's garbage collector goes
     /// through does not grow.
-    pub fn replace(&self, name: &Name<'py>, child: Option<&Bound<'py, PyAny>>) -> PyResult<()> {
-        match (self, name, child) {
-            (Self::State(dict), name, Some(child)) => dict.set_item(name.object(dict.py())?, child),
+    pub fn replace(&self, name: &Name<'py>, child: &Bound<'py, PyAny>) -> PyResult<()> {
+        match self {
+            Self::State(dict) => dict.set_item(name.object(dict.py())?, child),
             _ => Ok(()),
         }
     }

@@ -23,7 +23,6 @@ use super::super::memory::{
     dict_next, list_of_results, new_list_of, new_string, new_tuple_of, new_uint,
 };
 use super::super::value;
-use super::super::watch::Signals;
 use super::assembly::Assembly;
 use super::cursor::{Found, Ordered};
 use super::keys::{Here, Name};
@@ -97,9 +96,6 @@ pub struct Walk<'a, 'py, C> {
     pub cursor: C,
     record: &'a Record,
     assembly: Assembly<'a, 'py>,
-    signals: Signals,
-    /// Whether a signal has raised something.
-    pub interrupted: bool,
     /// How arrays are split over devices, by number; empty if they do not go to devices.
     shardings: Bound<'py, PyList>,
     /// The names of the children of each type's nodes, once they are needed.
@@ -131,8 +127,6 @@ impl<'a, 'py, C: Ordered<'py>> Walk<'a, 'py, C> {
             cursor,
             record,
             assembly: Assembly::new(py, record, nbytes, how)?,
-            signals: Signals::new(),
-            interrupted: false,
             shardings: resolved(py, shardings)?,
             names: grow::filled(None, record.types.len())?,
             open: Vec::new(),
@@ -170,12 +164,9 @@ impl<'a, 'py, C: Ordered<'py>> Walk<'a, 'py, C> {
         Ok(())
     }
 
-    #[inline]
-    fn check_signals(&mut self) -> Walked {
-        self.signals.check(self.py).map_err(|error| {
-            self.interrupted = true;
-            error.into()
-        })
+    /// Whether a check of signals has raised.
+    pub fn has_raised(&self) -> bool {
+        self.assembly.signals.has_raised()
     }
 
     /// Plans a part of the tree. This and `container` are the recursion, as deep as the tree, which must
@@ -189,7 +180,7 @@ impl<'a, 'py, C: Ordered<'py>> Walk<'a, 'py, C> {
         let kind = &self.record.nodes[number].0;
         let is_container = self.is_container(number);
         if is_container {
-            self.check_signals()?;
+            self.assembly.signals.check(self.py)?;
         }
         let is_ready = matches!(kind, Kind::Plain) && !self.assembly.how.converts_everywhere();
         match self.cursor.enter(place, || Ok(!is_container))? {
@@ -230,36 +221,36 @@ impl<'a, 'py, C: Ordered<'py>> Walk<'a, 'py, C> {
             .flat_map(|Repeat(times, child)| repeat_n(*child as usize, *times as usize));
         let children = children.chain(repeat_n(number, if is_plain { count } else { 0 }));
         let is_list = matches!(kind, Kind::List | Kind::Tuple);
-        let shared = self
-            .shared_names(kind)?
-            .filter(|names| names.len() == count);
-        let mut names = Vec::new();
+        let mut names = match self.cursor.dict(&node) {
+            Some(dict) => Names::State(dict),
+            None if is_list => Names::Indices,
+            None => match self.shared_names(kind)? {
+                Some(shared) if shared.len() == count => Names::Shared(shared),
+                _ => Names::Keys(Vec::new()),
+            },
+        };
         // A damaged file may tell of any number.
         let mut parts = Parts::with_room(count.min(1 << 10))?;
         for (index, child) in children.enumerate() {
-            let (name, place) = if is_list {
-                (Name::Index(index), self.cursor.element(&mut node, index)?)
-            } else if let Some(name) = shared.as_ref().and_then(|shared| shared.get(index)) {
-                (name.clone(), self.cursor.named(&mut node, name)?)
-            } else {
-                match self.cursor.next(&mut node)? {
-                    Some((key, place)) => {
-                        let name = Name::of(key);
-                        if !C::IS_STATE {
-                            grow::push(&mut names, name.clone())?;
-                        }
-                        (name, Some(place))
-                    }
-                    None => (Name::Index(index), None),
-                }
+            let known = match &names {
+                _ if is_list => Some(Name::Index(index)),
+                Names::Shared(shared) => shared.get(index).cloned(),
+                _ => None,
             };
-            let Some(place) = place else {
+            let next = match known {
+                Some(name) => (self.cursor.next_is(&mut node, &name)?).map(|place| (name, place)),
+                None => self.cursor.next(&mut node)?,
+            };
+            let Some((name, place)) = next else {
                 return damaged("a container has another key than it was saved with");
             };
+            if let Names::Keys(names) = &mut names {
+                grow::push(names, name.clone())?;
+            }
             match self.value(place, child, &here.below(&name)) {
                 Ok(Plan::Ready(part)) => {
                     if self.is_container(child) {
-                        self.cursor.replace(&node, &name, &part)?;
+                        names.replace(&name, &part)?;
                     }
                     parts.push_ready(part)?;
                 }
@@ -270,12 +261,6 @@ impl<'a, 'py, C: Ordered<'py>> Walk<'a, 'py, C> {
         if !self.cursor.leave(&node)? {
             return damaged("a container has more children than it was saved with");
         }
-        let names = match (self.cursor.state(node)?, shared) {
-            (Some(state), _) => Names::State(state.cast_into()?),
-            (None, Some(shared)) => Names::Shared(shared),
-            (None, None) if is_list => Names::Indices,
-            (None, None) => Names::Keys(names),
-        };
         self.planned(number, names, parts, here)
     }
 
@@ -286,11 +271,7 @@ impl<'a, 'py, C: Ordered<'py>> Walk<'a, 'py, C> {
             return Ok(None);
         };
         let class = *class as usize;
-        let Some((names, _)) = self.record.types[class]
-            .fields
-            .as_ref()
-            .filter(|_| !C::IS_STATE)
-        else {
+        let Some((names, _)) = &self.record.types[class].fields else {
             return Ok(None);
         };
         if let Some(known) = &self.names[class] {

@@ -7,7 +7,7 @@ use pyo3::{ffi, intern};
 use super::super::failure::Walked;
 use super::super::memory::dict_next;
 use super::cursor::{Child, Children, Cursor, Found, Named, Ordered};
-use super::keys::{Name, is_decimal};
+use super::keys::Name;
 use super::nodes::damaged;
 use super::template::{Session, Walk};
 use crate::grow;
@@ -112,48 +112,33 @@ impl<'py> Named<'py> for State<'py> {
 }
 
 impl<'py> Ordered<'py> for State<'py> {
-    const IS_STATE: bool = true;
-
     fn is_copied(&self) -> bool {
         true
     }
 
-    fn replace(
-        &mut self,
-        node: &Node<'py>,
-        name: &Name<'py>,
-        child: &Bound<'py, PyAny>,
-    ) -> PyResult<()> {
-        node.0.set_item(name.object(child.py())?, child)
+    fn dict(&self, node: &Node<'py>) -> Option<Bound<'py, PyDict>> {
+        Some(node.0.clone())
     }
 
     fn count(&self, node: &Node<'py>) -> usize {
         node.0.len()
     }
 
-    fn named(&mut self, node: &mut Node<'py>, name: &Name<'py>) -> Walked<Option<Self::Place>> {
-        let Some((key, value)) = self.next(node)? else {
-            return Ok(None);
-        };
-        Ok(key.eq(name.object(key.py())?)?.then_some(value))
-    }
-
     fn next(
         &mut self,
         Node(dict, _, position): &mut Node<'py>,
-    ) -> Walked<Option<(Bound<'py, PyAny>, Self::Place)>> {
-        Ok(dict_next(dict, position))
+    ) -> Walked<Option<(Name<'py>, Self::Place)>> {
+        Ok(dict_next(dict, position).map(|(key, value)| (Name::of(key), value)))
     }
 
-    fn element(&mut self, node: &mut Node<'py>, index: usize) -> Walked<Option<Self::Place>> {
-        let Some((key, value)) = self.next(node)? else {
+    fn next_is(&mut self, node: &mut Node<'py>, name: &Name<'py>) -> Walked<Option<Self::Place>> {
+        let Some((found, value)) = self.next(node)? else {
             return Ok(None);
         };
-        let text = key.cast::<PyString>().ok();
-        let text = text.and_then(|key| key.to_str().ok());
-        if text.is_some_and(|text| is_decimal(text.as_bytes(), index)) {
+        if found.text().is_some_and(|key| name.is(&key)) {
             return Ok(Some(value));
         }
+        let key = found.object(value.py())?;
         damaged(format!("an element of a list has the key {key}"))
     }
 }

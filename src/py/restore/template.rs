@@ -134,6 +134,11 @@ impl<'py> Session<'py> {
         self.notes
     }
 
+    /// The leaves that a selection covers, if there is one.
+    pub fn partial(&self) -> Option<&Bound<'py, PyAny>> {
+        self.partial.as_ref()
+    }
+
     /// What stands in states for parts that are not to be loaded, if there may be some.
     pub fn absent(&self) -> PyResult<Option<Bound<'py, PyAny>>> {
         let absent = |partial: &Bound<'py, PyAny>| partial.getattr(intern!(partial.py(), "absent"));
@@ -177,9 +182,7 @@ pub struct Walk<'py, C> {
     pub matching: Matching<'py>,
     /// The restore in Python; without one, the walk ends where only Python knows how to go on.
     session: Option<Session<'py>>,
-    signals: Signals,
-    /// Whether a signal has raised something.
-    pub interrupted: bool,
+    pub signals: Signals,
     /// Open leaves that Python has not settled: the trail of each, the template's, the one found.
     open: Vec<Bound<'py, PyAny>>,
     /// What Python has made of others.
@@ -203,7 +206,6 @@ impl<'py, C: Named<'py>> Walk<'py, C> {
             matching,
             session,
             signals: Signals::new(),
-            interrupted: false,
             open: Vec::new(),
             settled: Vec::new(),
             loaded: Vec::new(),
@@ -277,14 +279,6 @@ impl<'py, C: Named<'py>> Walk<'py, C> {
         Ok(())
     }
 
-    #[inline]
-    fn check_signals(&mut self) -> Walked {
-        self.signals.check(self.py).map_err(|error| {
-            self.interrupted = true;
-            error.into()
-        })
-    }
-
     /// Plans a part of the template. This and `node` are the recursion, which must not need much of the
     /// stack: what they call is not inlined.
     pub fn value(
@@ -293,7 +287,7 @@ impl<'py, C: Named<'py>> Walk<'py, C> {
         template: &Bound<'py, PyAny>,
         here: &Here<'_, 'py>,
     ) -> Fit<'py> {
-        self.check_signals()?;
+        self.signals.check(self.py)?;
         // A map in the place of an array is one in chunks.
         let matching = &self.matching;
         match self.cursor.enter(place, || matching.is_array(template))? {

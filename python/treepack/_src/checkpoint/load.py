@@ -20,7 +20,7 @@ from treepack._src.printable import warn
 from treepack._src.pytree.state_dict import leaf_paths, leaves_of, state_leaves
 from treepack._src.registry.code import check_is_tree
 from treepack._src.registry.holes import Fillings
-from treepack._src.restore.record import assembled, flags, take
+from treepack._src.restore.record import assembled, catalog_of, flags, take
 from treepack._src.restore.report import ABSENT, Coverage
 from treepack._src.restore.template import (
     needs_state,
@@ -318,8 +318,7 @@ def restore_described(data: Buffer | core.Content, target: Any, how: Reading) ->
             return found[0]
     state, record = take(core.restore(data, how.copy, how.threads))
     if record is None:  # or its key is damaged, which this finds
-        content = data if isinstance(data, core.Content) else core.Content.lent(data)
-        core.Catalog.open(content, salvage=False)
+        catalog_of(data)
     elif type(record) is not bytes:
         raise DecodeError(f"{core.RECORD_KEY!r} is a {type(record).__name__}, not bytes")
     state = cast_floats(state, how.dtype, how.threads, lambda _: None)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import treepack._core as core
-from treepack._src.options import Reading
+from treepack._src.options import Buffer, Reading
 from treepack._src.registry.holes import Fillings
 from treepack._src.restore.report import Convert
 
@@ -28,6 +28,12 @@ def take(state: Any) -> tuple[Any, Any]:
         if state.keys() == {core.ROOT_KEY}:
             state = state[core.ROOT_KEY]
     return state, record
+
+
+def catalog_of(data: Buffer | core.Content) -> core.Catalog:
+    """Returns the catalog of encoded bytes."""
+    content = data if isinstance(data, core.Content) else core.Content.lent(data)
+    return core.Catalog.open(content, salvage=False)
 
 
 def assembled(

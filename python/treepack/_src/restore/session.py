@@ -228,7 +228,7 @@ class Restore:
         return [self._settled(*leaf) for leaf in leaves]
 
     def settle_all(self, leaves: list[Leaf]) -> list[Any]:
-        """Compares all leaves of a tree, and converts them if that is asked for."""
+        """Compares all leaves of a tree, and converts them if there is a `convert`."""
         if self.convert is None:
             return self.settle(leaves)
         with self.conversion():

@@ -33,7 +33,7 @@ from treepack._src.registry.names import default_name
 from treepack._src.registry.nodes import is_named
 from treepack._src.registry.types import name_of
 from treepack._src.restore.compare import described, difference, is_opaque, signature
-from treepack._src.restore.record import split
+from treepack._src.restore.record import catalog_of, split
 from treepack._src.restore.report import ABSENT, Convert, Coverage
 from treepack._src.restore.session import NOTHING, Leaf, Restore, as_part, current, root_at
 from treepack._src.restore.versions import Older, RecordAt, mark_older
@@ -134,9 +134,8 @@ def restore_encoded(
 
 def _catalog(data: Buffer | core.Content) -> core.Catalog | None:
     """Returns the catalog of encoded bytes; `None` if they are damaged: reading all explains it."""
-    content = data if isinstance(data, core.Content) else core.Content.lent(data)
     try:
-        return core.Catalog.open(content, salvage=False)
+        return catalog_of(data)
     except TreepackError:
         return None
 
@@ -159,7 +158,7 @@ def restore_selected(
     partial: Coverage | None = None,
     convert: Convert | None,
 ) -> Any:
-    """Returns a target with leaves of a file, as `restore_tree` does with those of a state.
+    """Restores leaves of a file in a target, as `restore_tree` restores those of a state.
 
     See `_core.restore_selected` for `catalog`, `value`, `marks` and `selector`.
     """

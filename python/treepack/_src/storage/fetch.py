@@ -35,7 +35,7 @@ _PART_BYTES = 16 << 20
 _WINDOW_BYTES = 1 << 20
 _SKIPPED_BYTES = 16 << 10
 
-# What is read twice is compared in pieces of so many bytes.
+# Bytes that are read again are compared in pieces of this size.
 _COMPARED_BYTES = 64 << 10
 
 # After so many jumps that were not foreseen, blocks grow.

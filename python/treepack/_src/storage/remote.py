@@ -70,7 +70,7 @@ def _blocks(url: str) -> Blocks | None:
 
 @contextlib.contextmanager
 def _reading(url: str, part: str) -> Iterator[None]:
-    """Adds the part of a file to the errors of a store, and makes those of other kinds OSErrors."""
+    """Adds the part of a file to errors of a store; converts errors of other types to OSErrors."""
     name = shown(url)
     text = f"{name}: cannot read {part}"
     try:

@@ -76,7 +76,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
 
 @contextlib.contextmanager
 def spool(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
-    """Yields a temporary file that nobody else can open, and removes it at the end.
+    """Yields a private temporary file, and removes it at the end.
 
     It is in the directory of a local path, or, for URLs, where all temporary files are. Errors in
     writing name the path.
