@@ -6,7 +6,7 @@ BIN := $(VENV)/$(SCRIPTS)
 SOURCES := $(shell find src -name '*.rs') Cargo.toml Cargo.lock pyproject.toml
 
 .PHONY: help demo example test test-all lint format bench docs clean \
-  test-python test-rust lint-rust lint-python lint-packages types types-all lint-rust-core \
+  test-python test-rust lint-rust lint-python lint-packages types types-all lint-rust-core test-programs \
   fuzz fuzz-core fuzz-python fuzz-coverage fuzz-minimize audit audit-offline soak breaches licenses \
   sanitize sanitize-miri sanitize-address sanitize-thread sanitize-extension sanitize-written \
   wheels wheels-linux wheel sdist check-packages try-wheels try-sdist crate \
@@ -57,10 +57,10 @@ at_once = +@$(MAKE) --no-print-directory --jobs 4 $(1)
 
 ## make demo          train a small model, move it between flax and treepack, compare on 0.5 GB
 demo:
-	$(call at_once,$(VENV)/.built $(VENV)/.packages)
+	$(call at_once,$(VENV)/.built $(VENV)/.packages test-programs)
 	$(BIN)/python examples/demo.py
 
-## make test          every behaviour once: Rust, Python, lint, types; three minutes on two cores, longer the first time
+## make test          every behaviour once: Rust, Python, lint, types; three minutes on two cores
 test:
 	$(call at_once,$(VENV)/.testable $(VENV)/.packages)
 	$(call at_once,test-python test-rust lint)
@@ -126,17 +126,23 @@ licenses:
 # The parts of `make test`. A process for each core, each with jax and a gigabyte of memory.
 TIER := quick
 TIER_all := -m '' --hypothesis-profile=all --durations=40 --junitxml=target/tests.xml
-CASES_quick := PROPTEST_CASES=32
+CASES_quick := PROPTEST_CASES=16
 PROGRAMS_quick := --lib --test core
+CARGO_TEST = MAKEFLAGS= $(CASES_$(TIER)) cargo test --quiet $(PROGRAMS_$(TIER))
+CLIPPY = PYO3_PYTHON=$(CURDIR)/$(BIN)/python cargo clippy --quiet --lib --features python -- -D warnings
 test-python: $(VENV)/.testable $(VENV)/.packages
 	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal $(TIER_$(TIER))
 
 test-rust:
-	$(call aloud,Builds and runs the tests of Rust.,MAKEFLAGS= $(CASES_$(TIER)) cargo test --quiet $(PROGRAMS_$(TIER)))
+	$(call aloud,Builds and runs the tests of Rust.,$(CARGO_TEST))
+
+# `make demo` compiles for `make test`, too: with optimisation at link time its own build uses one core.
+test-programs: $(VENV)/.made
+	$(call aloud,Compiles the tests of Rust.,nice env $(CARGO_TEST) --no-run && nice env $(CLIPPY))
 
 lint-rust: $(VENV)/.made
 	@cargo fmt --check
-	$(call aloud,Lints Rust.,PYO3_PYTHON=$(CURDIR)/$(BIN)/python cargo clippy --quiet --lib --features python -- -D warnings)
+	$(call aloud,Lints Rust.,$(CLIPPY))
 
 # Tests, benchmarks and examples; without Python some parts of the core are not used.
 lint-rust-core:
