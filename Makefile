@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 SCRIPTS := $(if $(filter Windows_NT,$(OS)),Scripts,bin)
 BIN := $(VENV)/$(SCRIPTS)
+# Tests start hundreds of programs, each of which would compile the package.
+export PYTHONDONTWRITEBYTECODE :=
 SOURCES := $(shell find src -name '*.rs') Cargo.toml Cargo.lock pyproject.toml
 
 .PHONY: help demo example test test-all lint format bench docs clean \
@@ -138,7 +140,7 @@ test-rust:
 
 # `make demo` compiles for `make test`, too: with optimisation at link time its own build uses one core.
 test-programs: $(VENV)/.made
-	$(call aloud,Compiles the tests of Rust.,nice env $(CARGO_TEST) --no-run && nice env $(CLIPPY))
+	$(call aloud,Compiles the tests of Rust.,$(CARGO_TEST) --no-run && $(CLIPPY))
 
 lint-rust: $(VENV)/.made
 	@cargo fmt --check

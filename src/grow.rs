@@ -34,6 +34,13 @@ pub fn extend<T: Copy>(list: &mut Vec<T>, items: &[T]) -> Result<()> {
     Ok(())
 }
 
+#[cfg(feature = "python")]
+pub fn add_all<T>(list: &mut Vec<T>, items: impl IntoIterator<Item = T>) -> Result<()> {
+    let mut items = items.into_iter();
+    list.try_reserve(items.size_hint().0)?;
+    items.try_for_each(|item| push(list, item))
+}
+
 #[inline]
 pub fn push_str(text: &mut String, more: &str) -> Result<()> {
     text.try_reserve(more.len())?;

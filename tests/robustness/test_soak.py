@@ -50,7 +50,7 @@ def test_nothing_is_left_behind() -> None:
 def test_what_is_left_behind_is_found() -> None:
     """100 bytes in each cycle, and one of each other thing in each tenth."""
     kinds = ["bytes in use", "mappings", "handles", "threads", "files", "objects", "types"]
-    ended = run(tiers.either(3, 44), *(f"--leak={kind}" for kind in kinds))
+    ended = run(tiers.either(6, 44), *(f"--leak={kind}" for kind in kinds))
     assert ended.returncode == 1, ended.stderr
     for kind in kinds:
         assert f"\n{kind} grow by " in ended.stdout, ended.stdout

@@ -9,7 +9,7 @@ use pyo3::types::PyString;
 use super::super::failure::Walked;
 use super::super::objects::Parts;
 use super::super::options::integer_or_none;
-use super::super::restore::{Child, Children, Cursor, Found, Name, Named, Session, Walk};
+use super::super::restore::{Child, Cursor, Found, Name, Named, Session, TemplateChild, Walk};
 use super::super::select::{Marks, Selector};
 use super::super::watch::Signals;
 use super::file::Catalog;
@@ -121,12 +121,12 @@ impl Entries<'_, '_> {
     fn takes_others(
         &self,
         value: usize,
-        children: &Children<'_>,
+        children: &[TemplateChild<'_>],
         is_dict: bool,
     ) -> Result<bool, Error> {
         let mut names = HashSet::new();
         names.try_reserve(children.len())?;
-        for name in children.names() {
+        for (name, _) in children {
             names.insert(name.text().unwrap_or_default().into_owned());
         }
         let mut known = HashSet::new();
@@ -200,11 +200,16 @@ impl<'py> Cursor<'py> for Entries<'_, 'py> {
 
 impl<'py> Named<'py> for Entries<'_, 'py> {
     #[inline(never)] // the walk is recursive
-    fn pair(&mut self, node: &mut Node, children: &Children<'py>, is_dict: bool) -> Walked<bool> {
+    fn pair(
+        &mut self,
+        node: &mut Node,
+        children: &[TemplateChild<'py>],
+        is_dict: bool,
+    ) -> Walked<bool> {
         let mut found = grow::with_room(children.len())?;
         // Most files have the children of the template, in its order.
         let mut next = self.catalog.children(node.value).peekable();
-        for name in children.names() {
+        for (name, _) in children {
             let Some(key) = name.text() else {
                 return Ok(false);
             };

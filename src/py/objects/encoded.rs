@@ -13,8 +13,8 @@ use pyo3::types::{PyBytes, PyDict};
 use super::super::failure::{Failure, Walked};
 use super::super::memory::{Owned, new_list_of};
 use super::super::restore::{
-    Child, Children, Cursor, Found, Here, How, Matching, Name, Named, Ordered, RecordWalk, Walk,
-    has_older_types,
+    Child, Cursor, Found, Here, How, Matching, Name, Named, Ordered, RecordWalk, TemplateChild,
+    Walk, has_older_types,
 };
 use super::values::{Built, CopyMode, Objects};
 use crate::Error;
@@ -286,7 +286,12 @@ impl<'py> Cursor<'py> for Encoded<'_, 'py> {
 }
 
 impl<'py> Named<'py> for Encoded<'_, 'py> {
-    fn pair(&mut self, (count, _): &mut Node, children: &Children<'py>, _: bool) -> Walked<bool> {
+    fn pair(
+        &mut self,
+        (count, _): &mut Node,
+        children: &[TemplateChild<'py>],
+        _: bool,
+    ) -> Walked<bool> {
         Ok(*count == children.len())
     }
 

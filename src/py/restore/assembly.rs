@@ -22,8 +22,7 @@ use super::super::{errors, value};
 use super::keys::{Here, dict_of};
 use super::known::{Known, UNFLATTEN, has_holes, is_constant};
 use super::nodes::damaged;
-use super::parts::Parts;
-use super::plan::{How, Names, Plan, PlannedNode, below};
+use super::plan::{How, Names, Parts, Plan, PlannedNode, below};
 use crate::structure::{Kind, Node, NodeType, Record, Repeat, Value};
 use crate::{Error, grow};
 

@@ -40,7 +40,7 @@ pub trait Named<'py>: Cursor<'py> {
     fn pair(
         &mut self,
         node: &mut Self::Node,
-        children: &Children<'py>,
+        children: &[TemplateChild<'py>],
         is_dict: bool,
     ) -> Walked<bool>;
 
@@ -83,6 +83,9 @@ pub enum Found<'py, N> {
     Absent,
 }
 
+/// A child of a container of the template, and its name.
+pub type TemplateChild<'py> = (Name<'py>, Bound<'py, PyAny>);
+
 /// Where a child of the template is.
 pub enum Child<P> {
     At(P),
@@ -90,44 +93,4 @@ pub enum Child<P> {
     Kept,
     /// Not where this form needs it.
     Elsewhere,
-}
-
-/// The children of a container of the template.
-pub enum Children<'py> {
-    Named(Vec<(Name<'py>, Bound<'py, PyAny>)>),
-    Elements(Vec<Bound<'py, PyAny>>),
-}
-
-impl<'py> Children<'py> {
-    /// The number of children.
-    pub fn len(&self) -> usize {
-        match self {
-            Self::Named(children) => children.len(),
-            Self::Elements(children) => children.len(),
-        }
-    }
-
-    /// The name of a child, which `index_name` keeps if it is an index, and the child.
-    #[inline]
-    pub fn get<'a>(
-        &'a self,
-        index: usize,
-        index_name: &'a mut Name<'py>,
-    ) -> (&'a Name<'py>, &'a Bound<'py, PyAny>) {
-        match self {
-            Self::Named(children) => (&children[index].0, &children[index].1),
-            Self::Elements(children) => {
-                *index_name = Name::Index(index);
-                (index_name, &children[index])
-            }
-        }
-    }
-
-    /// The names in order.
-    pub fn names(&self) -> impl Iterator<Item = Name<'py>> {
-        (0..self.len()).map(|index| match self {
-            Self::Named(children) => children[index].0.clone(),
-            Self::Elements(_) => Name::Index(index),
-        })
-    }
 }

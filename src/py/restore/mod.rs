@@ -11,7 +11,6 @@
 //! | `template.rs` | the walk over a template |
 //! | `matching.rs` | what of a template plainly matches |
 //! | `record.rs` | the walk over a record, and what else a record tells |
-//! | `parts.rs` | plans for the children of a container |
 //! | `plan.rs` | the plan that the walk over a record makes |
 //! | `assembly.rs` | the nodes of a record, made of their children |
 //! | `known.rs` | what is known of a type, and nodes that its class makes |
@@ -28,13 +27,12 @@ mod known;
 mod matching;
 mod nodes;
 mod older;
-mod parts;
 mod plan;
 mod record;
 mod state;
 mod template;
 
-pub use self::cursor::{Child, Children, Cursor, Found, Named, Ordered};
+pub use self::cursor::{Child, Cursor, Found, Named, Ordered, TemplateChild};
 pub use self::keys::{Here, Name};
 pub use self::kinds::other_kinds;
 pub use self::matching::Matching;

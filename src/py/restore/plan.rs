@@ -11,7 +11,7 @@ use super::super::failure::{Failure, Walked};
 use super::super::memory::{dict_next, new_dict};
 use super::keys::Name;
 use super::nodes::damaged;
-use super::parts::Parts;
+use crate::{Result, grow};
 
 /// Options of restoring by a record; see `assemble` in `_core.pyi`.
 #[allow(clippy::struct_excessive_bools)] // as in Python
@@ -48,18 +48,46 @@ pub enum Plan<'py> {
     Node(Box<PlannedNode<'py>>),
 }
 
-impl<'py> From<Bound<'py, PyAny>> for Plan<'py> {
-    fn from(part: Bound<'py, PyAny>) -> Self {
-        Self::Ready(part)
-    }
-}
-
 /// A container, and the plans for its children.
 pub struct PlannedNode<'py> {
     /// The number of its node in the record.
     pub number: usize,
     pub names: Names<'py>,
-    pub parts: Parts<'py, Plan<'py>>,
+    pub parts: Parts<'py>,
+}
+
+/// Plans for children; those of most large containers are ready.
+pub enum Parts<'py> {
+    Ready(Vec<Bound<'py, PyAny>>),
+    Plans(Vec<Plan<'py>>),
+}
+
+impl<'py> Parts<'py> {
+    pub fn with_room(count: usize) -> Result<Self> {
+        Ok(Self::Ready(grow::with_room(count)?))
+    }
+
+    /// Adds a child that is ready.
+    #[inline]
+    pub fn push_ready(&mut self, part: Bound<'py, PyAny>) -> Result<()> {
+        match self {
+            Self::Ready(parts) => grow::push(parts, part),
+            Self::Plans(plans) => grow::push(plans, Plan::Ready(part)),
+        }
+    }
+
+    /// Adds a plan for a child.
+    pub fn push_plan(&mut self, plan: Plan<'py>) -> Result<()> {
+        if let Self::Ready(ready) = self {
+            let mut plans = grow::with_room(ready.len() + 1)?;
+            plans.extend(ready.drain(..).map(Plan::Ready));
+            *self = Self::Plans(plans);
+        }
+        match self {
+            Self::Plans(plans) => grow::push(plans, plan),
+            Self::Ready(_) => unreachable!("these are plans now"),
+        }
+    }
 }
 
 /// The keys of a container.

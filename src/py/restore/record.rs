@@ -27,8 +27,7 @@ use super::assembly::Assembly;
 use super::cursor::{Found, Ordered};
 use super::keys::{Here, Name};
 use super::nodes::{check_count, damaged, node_at};
-use super::parts::Parts;
-use super::plan::{How, Names, Plan, PlannedNode, below};
+use super::plan::{How, Names, Parts, Plan, PlannedNode, below};
 use super::state::State;
 use crate::grow;
 use crate::structure::{Axis, Kind, Node, Record, Repeat, Sharding};
@@ -290,7 +289,7 @@ impl<'a, 'py, C: Ordered<'py>> Walk<'a, 'py, C> {
         &mut self,
         number: usize,
         names: Names<'py>,
-        parts: Parts<'py, Plan<'py>>,
+        parts: Parts<'py>,
         here: &Here<'_, 'py>,
     ) -> Walked<Plan<'py>> {
         let kind = &self.record.nodes[number].0;

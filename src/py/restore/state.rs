@@ -6,7 +6,7 @@ use pyo3::{ffi, intern};
 
 use super::super::failure::Walked;
 use super::super::memory::dict_next;
-use super::cursor::{Child, Children, Cursor, Found, Named, Ordered};
+use super::cursor::{Child, Cursor, Found, Named, Ordered, TemplateChild};
 use super::keys::Name;
 use super::nodes::damaged;
 use super::template::{Session, Walk};
@@ -83,7 +83,7 @@ impl<'py> Named<'py> for State<'py> {
     fn pair(
         &mut self,
         Node(dict, values, _): &mut Node<'py>,
-        children: &Children<'py>,
+        children: &[TemplateChild<'py>],
         is_dict: bool,
     ) -> Walked<bool> {
         if dict.len() != children.len() && (self.exact || !is_dict) {
@@ -92,7 +92,7 @@ impl<'py> Named<'py> for State<'py> {
         values
             .try_reserve(children.len())
             .map_err(crate::Error::from)?;
-        for name in children.names() {
+        for (name, _) in children {
             match dict.get_item(name.object(dict.py())?)? {
                 Some(value) => grow::push(values, value)?,
                 None => return Ok(false),

@@ -23,10 +23,9 @@ use super::super::fields::Fields;
 use super::super::hooks::Hooks;
 use super::super::memory::{dict_next, new_dict, new_list_of, new_tuple_of};
 use super::super::watch::Signals;
-use super::cursor::{Child, Children, Found, Named};
+use super::cursor::{Child, Found, Named, TemplateChild};
 use super::keys::{Here, Name};
 use super::matching::Matching;
-use super::parts::Parts;
 use crate::grow;
 use crate::wire::MAX_DEPTH;
 
@@ -41,22 +40,16 @@ pub enum Plan<'py> {
     Ready(Bound<'py, PyAny>),
     /// The open leaf with this number.
     Open(usize),
-    /// A dict, list or tuple like that of these children.
-    Plain(Box<(Container<'py>, Children<'py>, Vec<Self>)>),
+    /// A dict, list or tuple of children with these names.
+    Plain(Box<(Container<'py>, Vec<Name<'py>>, Vec<Self>)>),
     /// A container like one of the template.
     Node(Box<PlannedNode<'py>>),
     /// A part that Python restores once all leaves are converted.
     Later(Box<Later<'py>>),
 }
 
-impl<'py> From<Bound<'py, PyAny>> for Plan<'py> {
-    fn from(part: Bound<'py, PyAny>) -> Self {
-        Self::Ready(part)
-    }
-}
-
-/// A container of the template, what makes another one, and its parts.
-type PlannedNode<'py> = (Bound<'py, PyAny>, Rc<Fields<'py>>, Parts<'py, Plan<'py>>);
+/// A container of the template, what makes another one, and the plans for its children.
+type PlannedNode<'py> = (Bound<'py, PyAny>, Rc<Fields<'py>>, Vec<Plan<'py>>);
 
 /// A part of the template that Python restores, and its state.
 pub struct Later<'py> {
@@ -183,6 +176,10 @@ pub struct Walk<'py, C> {
     /// The restore in Python; without one, the walk ends where only Python knows how to go on.
     session: Option<Session<'py>>,
     pub signals: Signals,
+    /// The children of the containers that are being restored, and the plans for those done so far: stacks,
+    /// which small containers need no memory of their own for.
+    children: Vec<TemplateChild<'py>>,
+    plans: Vec<Plan<'py>>,
     /// Open leaves that Python has not settled: the trail of each, the template's, the one found.
     open: Vec<Bound<'py, PyAny>>,
     /// What Python has made of others.
@@ -206,6 +203,8 @@ impl<'py, C: Named<'py>> Walk<'py, C> {
             matching,
             session,
             signals: Signals::new(),
+            children: Vec::new(),
+            plans: Vec::new(),
             open: Vec::new(),
             settled: Vec::new(),
             loaded: Vec::new(),
@@ -406,39 +405,42 @@ impl<'py, C: Named<'py>> Walk<'py, C> {
                 Ok(None)
             };
         }
-        let Some((children, container)) = self.opened(&mut node, template, here)? else {
+        let (first_child, first_plan) = (self.children.len(), self.plans.len());
+        let Some(container) = self.opened(&mut node, template, here)? else {
+            self.children.truncate(first_child);
             return self.ask_node(node, template, here);
         };
-        let mut parts = Parts::with_room(children.len())?;
-        let mut index_name = Name::Index(0);
-        for index in 0..children.len() {
-            let (name, child) = children.get(index, &mut index_name);
+        for index in 0..self.children.len() - first_child {
+            let (name, child) = &self.children[first_child + index].clone();
             let plan = match self.cursor.child(&mut node, index, name)? {
                 Child::At(place) => self.value(place, child, &here.below(name))?,
                 Child::Kept => self.keep(child, &here.below(name))?,
                 Child::Elsewhere => None,
             };
-            match plan {
-                Some(Plan::Ready(part)) => parts.push_ready(part)?,
-                Some(plan) => parts.push_plan(plan)?,
-                None => return Ok(None),
-            }
+            let Some(plan) = plan else {
+                return Ok(None);
+            };
+            grow::push(&mut self.plans, plan)?;
         }
         if !self.cursor.leave(&node)? {
             return Ok(None);
         }
-        Ok(Some(self.planned(template, children, container, parts)?))
+        let plan = self.planned(template, container, first_child, first_plan)?;
+        self.children.truncate(first_child);
+        Ok(Some(plan))
     }
 
-    /// The children of a container of the template that is of a plain kind, and is like the one saved.
+    /// Adds the children of a container of the template to the stack; `None` unless it is of a plain kind,
+    /// and like the one saved.
     #[inline(never)] // see `value`
     fn opened(
         &mut self,
         node: &mut C::Node,
         template: &Bound<'py, PyAny>,
         here: &Here<'_, 'py>,
-    ) -> Walked<Option<(Children<'py>, Container<'py>)>> {
-        let Some((children, container)) = children_of(template, &self.matching)? else {
+    ) -> Walked<Option<Container<'py>>> {
+        let first_child = self.children.len();
+        let Some(container) = add_children(template, &self.matching, &mut self.children)? else {
             return Ok(None);
         };
         let depth = self.session.as_ref().map_or(0, |session| session.depth);
@@ -449,56 +451,66 @@ impl<'py, C: Named<'py>> Walk<'py, C> {
             .into());
         }
         let is_dict = matches!(container, Container::Dict);
-        let is_like = self.cursor.pair(node, &children, is_dict)?;
-        Ok(is_like.then_some((children, container)))
+        let children = &self.children[first_child..];
+        let is_like = self.cursor.pair(node, children, is_dict)?;
+        Ok(is_like.then_some(container))
     }
 
     /// The plan for a container, which is made at once if it is plain and all of it is there.
     #[inline(never)] // see `value`
     fn planned(
-        &self,
+        &mut self,
         template: &Bound<'py, PyAny>,
-        children: Children<'py>,
         container: Container<'py>,
-        parts: Parts<'py, Plan<'py>>,
+        first_child: usize,
+        first_plan: usize,
     ) -> PyResult<Plan<'py>> {
+        let plans = &self.plans[first_plan..];
         let is_partial = self
             .session
             .as_ref()
             .is_some_and(|session| session.partial.is_some());
-        if is_partial
-            && let Parts::Plans(plans) = &parts
-            && plans.iter().all(|plan| matches!(plan, Plan::Keep(_)))
-        {
+        let is_kept = |plan: &Plan<'_>| matches!(plan, Plan::Keep(_));
+        if is_partial && !plans.is_empty() && plans.iter().all(is_kept) {
+            self.plans.truncate(first_plan);
             return Ok(Plan::Keep(template.clone()));
         }
-        Ok(match (container, parts) {
-            (Container::Node(fields), parts) => {
-                Plan::Node(Box::new((template.clone(), fields, parts)))
+        let is_ready = plans.iter().all(|plan| matches!(plan, Plan::Ready(_)));
+        let plans = self.plans.drain(first_plan..);
+        let names = self.children[first_child..].iter().map(|(name, _)| name);
+        Ok(match container {
+            Container::Node(fields) => {
+                Plan::Node(Box::new((template.clone(), fields, grow::collect(plans)?)))
             }
-            (container, Parts::Ready(parts)) => {
-                Plan::Ready(made(self.py, &container, &children, parts)?)
+            container if is_ready => {
+                let parts = plans.map(|plan| match plan {
+                    Plan::Ready(part) => part,
+                    _ => unreachable!("all are ready"),
+                });
+                Plan::Ready(made(self.py, &container, names, parts)?)
             }
-            (container, Parts::Plans(plans)) => Plan::Plain(Box::new((container, children, plans))),
+            container => {
+                let names = grow::collect(names.cloned())?;
+                Plan::Plain(Box::new((container, names, grow::collect(plans)?)))
+            }
         })
     }
 }
 
 /// A container of a plain kind.
-fn made<'py>(
+fn made<'a, 'py: 'a>(
     py: Python<'py>,
     container: &Container<'py>,
-    children: &Children<'py>,
-    parts: Vec<Bound<'py, PyAny>>,
+    names: impl Iterator<Item = &'a Name<'py>>,
+    parts: impl ExactSizeIterator<Item = Bound<'py, PyAny>>,
 ) -> PyResult<Bound<'py, PyAny>> {
     match container {
         Container::List => Ok(new_list_of(py, parts)?.into_any()),
         Container::Tuple => Ok(new_tuple_of(py, parts)?.into_any()),
         Container::Dict | Container::Node(_) => {
             let dict = new_dict(py)?;
-            let mut index_name = Name::Index(0);
-            for (index, part) in parts.into_iter().enumerate() {
-                match children.get(index, &mut index_name).0 {
+            for (name, part) in names.zip(parts) {
+                match name {
                     Name::Text(text) => dict.set_item(text, part)?,
                     name => dict.set_item(name.object(py)?, part)?,
                 }
@@ -508,39 +520,38 @@ fn made<'py>(
     }
 }
 
-/// The children of a container of a plain kind; `None` for other parts of a template.
+/// Adds the children of a container of a plain kind; `None` for other parts of a template.
 #[inline(never)] // see `Walk::value`
-fn children_of<'py>(
+fn add_children<'py>(
     template: &Bound<'py, PyAny>,
     matching: &Matching<'py>,
-) -> PyResult<Option<(Children<'py>, Container<'py>)>> {
+    children: &mut Vec<TemplateChild<'py>>,
+) -> PyResult<Option<Container<'py>>> {
+    let at = |(index, child)| (Name::Index(index), child);
     if let Ok(dict) = template.cast_exact::<PyDict>() {
-        let mut children = grow::with_room(dict.len())?;
         let mut position = 0;
         while let Some((key, child)) = dict_next(dict, &mut position) {
             let Ok(key) = key.cast_into_exact::<PyString>() else {
                 return Ok(None);
             };
-            grow::push(&mut children, (Name::Text(key), child))?;
+            grow::push(children, (Name::Text(key), child))?;
         }
-        return Ok(Some((Children::Named(children), Container::Dict)));
+        return Ok(Some(Container::Dict));
     }
     if let Ok(list) = template.cast_exact::<PyList>() {
-        let elements = grow::collect(list.iter())?;
-        return Ok(Some((Children::Elements(elements), Container::List)));
+        grow::add_all(children, list.iter().enumerate().map(at))?;
+        return Ok(Some(Container::List));
     }
     if let Ok(tuple) = template.cast_exact::<PyTuple>() {
-        let elements = grow::collect(tuple.iter())?;
-        return Ok(Some((Children::Elements(elements), Container::Tuple)));
+        grow::add_all(children, tuple.iter().enumerate().map(at))?;
+        return Ok(Some(Container::Tuple));
     }
-    let Some((fields, children)) = matching.fields(template)? else {
+    let Some((fields, values)) = matching.fields(template)? else {
         return Ok(None);
     };
-    let mut named = grow::with_room(fields.names.len())?;
-    for (name, child) in fields.names.iter().zip(children) {
-        grow::push(&mut named, (Name::Text(name.clone()), child))?;
-    }
-    Ok(Some((Children::Named(named), Container::Node(fields))))
+    let names = fields.names.iter().cloned().map(Name::Text);
+    grow::add_all(children, names.zip(values))?;
+    Ok(Some(Container::Node(fields)))
 }
 
 impl<'py> Plan<'py> {
@@ -562,16 +573,12 @@ impl<'py> Plan<'py> {
             Self::Keep(part) | Self::Ready(part) => Ok(part),
             Self::Open(number) => Ok(settled[number].clone()),
             Self::Plain(plain) => {
-                let (container, children, plans) = *plain;
-                made(py, &container, &children, all(plans)?)
+                let (container, names, plans) = *plain;
+                made(py, &container, names.iter(), all(plans)?.into_iter())
             }
             Self::Node(node) => {
-                let (template, fields, parts) = *node;
-                let parts = match parts {
-                    Parts::Ready(parts) => parts,
-                    Parts::Plans(plans) => all(plans)?,
-                };
-                fields.make.call1((template, new_list_of(py, parts)?))
+                let (template, fields, plans) = *node;
+                fields.make.call1((template, new_list_of(py, all(plans)?)?))
             }
             Self::Later(later) => {
                 let session = session.expect("only a walk with a session has such plans");
