@@ -1,4 +1,4 @@
-//! The nodes of a record, and what of a state is theirs.
+//! Looks up nodes of a record, and compares states with them.
 
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -10,9 +10,9 @@ pub(super) fn damaged<T>(what: impl Into<String>) -> Walked<T> {
     Err(Failure::structure(what))
 }
 
-/// The node of a record that positions lead to from the root: which child, and of how many.
+/// Returns the node below the root at these positions, each an index and the number of siblings.
 pub(super) fn node_at(record: &Record, positions: &[(u64, u64)]) -> Walked<usize> {
-    let root = record.nodes.len() - 1; // there is one: `decode` has looked
+    let root = record.nodes.len() - 1; // `Record::read` rejects empty records
     positions
         .iter()
         .try_fold(root, |node, &(mut index, count)| {
@@ -31,7 +31,6 @@ pub(super) fn node_at(record: &Record, positions: &[(u64, u64)]) -> Walked<usize
         })
 }
 
-/// The state of a container, if it has the children of the node.
 pub(super) fn children<'a, 'py>(
     state: &'a Bound<'py, PyAny>,
     node: &Node,
@@ -42,7 +41,6 @@ pub(super) fn children<'a, 'py>(
     }
 }
 
-/// Checks that a container has as many children as the node.
 pub(super) fn check_count(node: &Node, count: u64) -> Walked {
     if count == node.count() {
         return Ok(());
