@@ -1,4 +1,4 @@
-//! Payloads that a layout borrows from Python.
+//! Payloads of leaves in a layout.
 
 use std::mem::MaybeUninit;
 use std::ops::Range;
@@ -12,17 +12,15 @@ use crate::mapping::Pages;
 use crate::raw::{AsRaw, RawBytes, zeroed};
 use crate::source::{Pieces, Source, SourcePieces};
 
-/// The bytes of one leaf, or a range of them.
 pub enum LeafPayload {
     /// Contiguous memory.
     Memory(Borrowed),
     /// Memory of jax, which never changes while it is held.
     Held(Borrowed),
-    /// A copy, in pages with others.
+    /// A copy, in pages with other leaves.
     Copied(Arc<Pages>, Range<usize>),
-    /// Not written: a gap.
     Gap {
-        /// The number of its array among those that are not written.
+        /// The index of its array among the gaps.
         number: usize,
         len: usize,
     },
@@ -31,7 +29,7 @@ pub enum LeafPayload {
     Source(Box<InSource>),
 }
 
-/// A range of an array's bytes in other encoded data, in one piece or several.
+/// A range of an array in other encoded data.
 pub struct InSource {
     pub source: Arc<dyn Source + Send + Sync>,
     pub pieces: Arc<Pieces>,
@@ -45,7 +43,7 @@ impl InSource {
     }
 }
 
-/// A range of the bytes of an array of `devices`.
+/// A range of an array in `devices`.
 pub struct OnDevice {
     pub devices: Arc<Devices>,
     pub number: usize,
@@ -53,12 +51,12 @@ pub struct OnDevice {
 }
 
 impl LeafPayload {
-    /// Whether copying this calls Python.
+    /// Returns whether copying calls Python.
     pub fn needs_python(&self) -> bool {
         matches!(self, Self::Device(_) | Self::Source(_))
     }
 
-    /// Its memory, if that may change while it is borrowed.
+    /// Returns the memory, if it may change while borrowed.
     pub fn changing(&self) -> Option<RawBytes<'_>> {
         match self {
             Self::Memory(memory) if memory.as_stable().is_none() => Some(memory.as_raw()),
