@@ -8,7 +8,6 @@ use super::catalog::{BoxBounds, bounds_of};
 use super::memory::{list_of_results, sizes};
 use crate::array::{self, Runs};
 
-/// See `_core.pyi`.
 #[pyclass(frozen, module = "treepack._core")]
 pub struct ShardGrid(array::ShardGrid);
 
@@ -44,7 +43,6 @@ impl ShardGrid {
     }
 }
 
-/// See `_core.pyi`.
 #[pyfunction]
 pub fn boxes_of_range(
     py: Python<'_>,
@@ -66,7 +64,6 @@ pub fn boxes_of_range(
     list_of_results(py, boxes)
 }
 
-/// See `_core.pyi`.
 #[pyfunction]
 pub fn ranges_of_box(
     py: Python<'_>,

@@ -1,4 +1,4 @@
-//! The plan of a sharded checkpoint: the writer of each shard.
+//! The plan of a sharded checkpoint: which process writes each shard.
 
 use std::sync::Arc;
 
@@ -10,7 +10,6 @@ use super::memory::{keep_reserve, list_of_results, new_uint};
 use crate::plan::{self, Split};
 use crate::{Result, grow};
 
-/// See `_core.pyi`.
 #[pyclass(frozen, module = "treepack._core")]
 pub struct ShardHolders(Arc<plan::Holders>);
 
@@ -29,12 +28,10 @@ impl ShardHolders {
     }
 }
 
-/// See `_core.pyi`.
 #[pyclass(frozen, module = "treepack._core")]
 pub struct ShardPlan(pub(super) Arc<plan::Plan>);
 
-/// The number of an array's shards in each dimension, their holders, the bytes of one, and whether
-/// it is of the host.
+/// The number of shards per dimension, their holders, bytes per shard, whether it is a host array.
 type Array<'py> = (Vec<u32>, Bound<'py, ShardHolders>, u64, bool);
 
 #[pymethods]

@@ -19,13 +19,11 @@ use super::watch::Signals;
 use crate::structure::Value;
 use crate::{Error, grow};
 
-/// See `_core.pyi`.
 #[pyfunction]
 pub fn encode_value<'py>(value: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyBytes>> {
     copied(value.py(), &encode(value)?)
 }
 
-/// See `_core.pyi`.
 #[pyfunction]
 pub fn decode_value<'py>(py: Python<'py>, data: &[u8]) -> PyResult<Bound<'py, PyAny>> {
     decode(py, data)
@@ -40,8 +38,8 @@ pub fn decode<'py>(py: Python<'py>, data: &[u8]) -> PyResult<Bound<'py, PyAny>> 
     value.map_err(|failure| failure.without_path().into_py(py, "loading"))
 }
 
-/// The same with the place of a failure. With `unknown_as_dict`, a dict replaces a value that
-/// cannot be rebuilt.
+/// Decodes with the path of a failure. With `unknown_as_dict`, a dict replaces a value that cannot
+/// be rebuilt.
 pub fn decode_at<'py>(
     py: Python<'py>,
     data: &[u8],
@@ -65,7 +63,7 @@ fn to_value(value: &Bound<'_, PyAny>, depth: usize, signals: &Signals) -> PyResu
         )));
     }
     let below = |value: &Bound<'_, PyAny>| to_value(value, depth + 1, signals);
-    // The items at the start: the calls for one may add others.
+    // Takes a copy first: Python code called for an item may add others.
     let each = |values: &Bound<'_, PyAny>| -> PyResult<Vec<_>> {
         let len = values.len()?;
         let mut found = grow::with_room(len)?;
@@ -74,7 +72,7 @@ fn to_value(value: &Bound<'_, PyAny>, depth: usize, signals: &Signals) -> PyResu
         }
         Ok(found)
     };
-    // Subclasses are other types, which the program must know by name.
+    // Exact types only: subclasses are types of their own, found by name.
     Ok(if value.is_none() {
         Value::None
     } else if let Ok(value) = value.cast_exact::<PyBool>() {
@@ -96,7 +94,7 @@ fn to_value(value: &Bound<'_, PyAny>, depth: usize, signals: &Signals) -> PyResu
     } else if let Ok(value) = value.cast_exact::<PyList>() {
         Value::List(each(value.as_any())?)
     } else if let Ok(value) = value.cast_exact::<PyDict>() {
-        // A copy of the items, because the calls for one may change the dict.
+        // A copy, because Python code called for an item may change the dict.
         let items = value.call_method0(intern!(value.py(), "items"))?;
         let items = list_of_results(value.py(), items.try_iter()?)?;
         let mut pairs = grow::with_room(items.len())?;
@@ -163,7 +161,7 @@ impl<'py> Values<'py> {
         Ok(found)
     }
 
-    #[inline(never)] // it would need much of the stack at every level
+    #[inline(never)] // keeps the recursion's frames small
     fn dict(&self, pairs: &[(Value, Value)]) -> Walked<Bound<'py, PyAny>> {
         let py = self.py;
         let dict = new_dict(py)?;
@@ -180,7 +178,7 @@ impl<'py> Values<'py> {
         Ok(dict.into_any())
     }
 
-    #[inline(never)] // likewise
+    #[inline(never)] // see `value`
     fn named(&self, name: &str, made_of: &Value) -> Walked<Bound<'py, PyAny>> {
         let py = self.py;
         let parts = self.of(made_of)?;
@@ -198,7 +196,7 @@ impl<'py> Values<'py> {
         }
     }
 
-    /// A key or an element of a set; text instead of a dict.
+    /// Returns a key or an element of a set; text instead of a dict.
     fn key(&self, key: Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
         check_key(&key)?;
         if self.unknown_as_dict
@@ -212,7 +210,7 @@ impl<'py> Values<'py> {
     }
 }
 
-/// The exception for a key that Python refuses.
+/// Converts the exception of a key that Python rejects.
 fn hashing(py: Python<'_>, error: PyErr) -> PyErr {
     if errors::is(py, &error, "TreepackError") || error.is_instance_of::<PyMemoryError>(py) {
         return error;

@@ -1,13 +1,12 @@
 //! The class `Catalog`: encoded data, whose leaves are read one by one.
 //!
-//! | file | content |
+//! | file | contents |
 //! |---|---|
-//! | `file.rs` | the class, and its access to the data |
-//! | `paths.rs` | an iterator of paths |
-//! | `kinds.rs` | descriptions of leaves |
-//! | `state.rs` | reading leaves, and the state of containers |
-//! | `selected.rs` | catalogs, for the walk over a template |
-//! | `boxes.rs` | reading boxes of arrays |
+//! | `file.rs` | the class, and access to the data |
+//! | `paths.rs`, `kinds.rs` | iterator of paths; descriptions of leaves |
+//! | `state.rs` | reads leaves, and states of containers |
+//! | `selected.rs` | catalogs as a cursor for the walk over a template |
+//! | `boxes.rs` | reads boxes of arrays |
 
 mod boxes;
 mod file;
@@ -63,18 +62,18 @@ impl Catalog {
         Ok(Self::new(content.unbind(), Arc::new(catalog)))
     }
 
-    /// The same data, opened with `salvage`.
+    /// Opens the same data with `salvage`.
     fn salvaging(&self, py: Python<'_>) -> PyResult<Self> {
         Self::open(self.content.bind(py).clone(), true)
     }
 
-    /// The same without the data.
+    /// Returns the catalog without its data.
     fn without_content(&self, py: Python<'_>) -> PyResult<Self> {
         let nothing = Content::lent(PyBytes::new(py, b"").as_any())?;
         Ok(Self::new(Py::new(py, nothing)?, self.catalog.clone()))
     }
 
-    #[allow(clippy::needless_pass_by_value)] // as it is called
+    #[allow(clippy::needless_pass_by_value)] // pyo3's signature
     fn __traverse__(&self, visit: PyVisit<'_>) -> std::result::Result<(), PyTraverseError> {
         visit.call(&self.content)
     }
@@ -181,7 +180,7 @@ impl Catalog {
         found.map_err(|error| watcher.explain(error, PyErr::from))
     }
 
-    /// Dtypes of leaves, and of these names, whose element size the core does not know.
+    /// Returns those dtypes of leaves, and of `inner`, whose itemsize the core does not know.
     fn other_dtypes(&self, inner: BTreeSet<String>) -> BTreeSet<String> {
         let names = self.catalog.dtypes().map(str::to_owned).chain(inner);
         names.filter(|name| itemsize(name).is_none()).collect()
@@ -199,8 +198,7 @@ impl Catalog {
         self.catalog.values()
     }
 
-    /// The leaf number of a value, its kind, and its place: the value, and the start of its
-    /// checksum.
+    /// Returns index, kind, start and end of a leaf, and the start of its checksum's range.
     fn leaf<'py>(
         &self,
         py: Python<'py>,
@@ -241,7 +239,7 @@ impl Catalog {
         let read = self.value(value, selection, &mut parts);
         let read = read.and_then(|read| parts.finish().map(|()| read));
         if self.catalog.leaf(value).is_none() {
-            self.content.get().release(); // of the whole file, which is not worth it for a leaf
+            self.content.get().release(); // only for the whole file: too slow for each leaf
         }
         read
     }
@@ -323,7 +321,7 @@ impl Catalog {
         Ok(())
     }
 
-    /// Starts reading boxes of arrays in another thread, and nothing around them.
+    /// Starts reading boxes in another thread, without read-ahead around them.
     fn prefetch_only(&self, py: Python<'_>, boxes: Vec<(usize, BoxBounds)>) -> PyResult<()> {
         let Some(mapping) = self.content.get().mapping() else {
             return Ok(());
@@ -338,7 +336,7 @@ impl Catalog {
         Ok(())
     }
 
-    /// The number of the array in other files whose bytes a leaf has; `None` if they are here.
+    /// Returns the index of the array in other files, if the bytes of a leaf are there.
     fn array_elsewhere(&self, py: Python<'_>, value: usize) -> PyResult<Option<usize>> {
         let leaf = self.leaf_of(value)?;
         let place = self.catalog.place(leaf);
@@ -347,7 +345,7 @@ impl Catalog {
             return Ok(None);
         };
         let array = self.array(py, value)?;
-        // The leaf has a gap for its bytes alone.
+        // A leaf elsewhere has one gap, as large as its array.
         let missing = place.end - place.start - sparse.present(place.start..place.end);
         let found = sparse.array_of(array.parts().iter().cloned());
         match found.filter(|_| missing == array.nbytes()) {
@@ -356,7 +354,7 @@ impl Catalog {
         }
     }
 
-    /// The data, and the ranges of an array's bytes there.
+    /// Returns the data, and the ranges of an array in them.
     fn pieces<'py>(
         &self,
         py: Python<'py>,
@@ -368,7 +366,7 @@ impl Catalog {
         Ok((self.content.clone_ref(py), list_of_results(py, pieces)?))
     }
 
-    /// The same for an array that is copied; see `_core.pyi`.
+    /// Returns the same for an array that is copied.
     fn pieces_to_copy<'py>(
         &self,
         py: Python<'py>,
@@ -400,7 +398,7 @@ impl Catalog {
         let threads = parallel::threads(threads, source.len(), parallel::MIN_COPY_BYTES)?;
         let watcher = Watcher::new(progress, source.len());
         let checks = content.checks_itself();
-        // In a distant store, a read of many bytes hardly takes longer than one of few.
+        // In a remote store, large reads take hardly longer than small ones.
         let block = if content.is_elsewhere() {
             8 << 20
         } else {
