@@ -70,7 +70,7 @@ enum Storage {
 
 /// The owner of a gzip stream, if it is a file or a Python object.
 enum Origin {
-    Nobody,
+    Other,
     File(Arc<Mapping>),
     Lent(Weak<Borrowed>),
     Elsewhere(Weak<Elsewhere>),
@@ -375,7 +375,7 @@ impl Content {
             Storage::File(mapping) => Origin::File(mapping.clone()),
             Storage::Lent(borrowed) => Origin::Lent(Arc::downgrade(borrowed)),
             Storage::Elsewhere(elsewhere) => Origin::Elsewhere(Arc::downgrade(elsewhere)),
-            _ => Origin::Nobody,
+            _ => Origin::Other,
         }
     }
 

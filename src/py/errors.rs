@@ -33,18 +33,18 @@ fn made(result: PyResult<Bound<'_, PyAny>>) -> PyErr {
     result.map_or_else(|error| error, PyErr::from_value)
 }
 
-type Told<'py> = (
+type DecodeArguments<'py> = (
     Bound<'py, PyString>,
     Option<usize>,
     Option<Bound<'py, PyString>>,
 );
 
-fn told<'py>(
+fn decode_arguments<'py>(
     py: Python<'py>,
     message: &str,
     offset: Option<usize>,
     path: Option<&str>,
-) -> PyResult<Told<'py>> {
+) -> PyResult<DecodeArguments<'py>> {
     let path = path.map(|path| new_string(py, path.as_bytes()));
     Ok((
         new_string(py, message.as_bytes())?,
@@ -61,7 +61,7 @@ fn decode_error(
     offset: Option<usize>,
     path: Option<&str>,
 ) -> PyErr {
-    match told(py, message, offset, path) {
+    match decode_arguments(py, message, offset, path) {
         Ok(arguments) => make(py, class, arguments),
         Err(error) => error,
     }
@@ -76,7 +76,7 @@ fn msgpack_error(
     path: Option<&str>,
 ) -> PyErr {
     made(
-        told(py, message, Some(offset), path).and_then(|(message, offset, path)| {
+        decode_arguments(py, message, Some(offset), path).and_then(|(message, offset, path)| {
             let decode_error = Hooks::get(py)?.decode_error.bind(py);
             decode_error.call1((class, message, offset, path))
         }),

@@ -135,7 +135,7 @@ impl Failure {
             Cause::Core(error) => errors::to_py(py, error, Some(&path)),
             Cause::Leaf(why) => errors::make_of(py, "UnserializableLeafError", [&*why, &*path]),
             Cause::Tree(why) => match grow::display(&format_args!("at {path}: {why}")) {
-                Ok(told) => errors::make_of(py, "TreepackError", [&*told]),
+                Ok(text) => errors::make_of(py, "TreepackError", [&*text]),
                 Err(error) => error.into(),
             },
             Cause::Structure(what) => {
@@ -149,7 +149,7 @@ impl Failure {
                 error
             }
             Cause::Overflow(why) => match shown(py, "at ", &path, format_args!(": {why}")) {
-                Ok(told) => PyOverflowError::new_err(told.unbind()),
+                Ok(text) => PyOverflowError::new_err(text.unbind()),
                 Err(error) => error,
             },
             Cause::Raised(error) => {
@@ -183,8 +183,8 @@ fn shown<'py>(
     let path = new_string(py, path.as_bytes())?;
     let path = Hooks::get(py)?.printable.bind(py).call1((path,))?;
     let path = path.cast::<PyString>()?.to_str()?;
-    let told = grow::display(&format_args!("{start}{path}{end}"))?;
-    new_string(py, told.as_bytes())
+    let text = grow::display(&format_args!("{start}{path}{end}"))?;
+    new_string(py, text.as_bytes())
 }
 
 impl From<Error> for Box<Failure> {

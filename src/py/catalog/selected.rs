@@ -99,13 +99,13 @@ struct Node {
 
 impl Entries<'_, '_> {
     /// Returns whether a value holds selected leaves.
-    fn is_meant(&self, value: usize) -> bool {
+    fn is_selected(&self, value: usize) -> bool {
         let inside = value..self.catalog.after(value);
         self.marks.is_none_or(|marks| marks.count(inside) > 0)
     }
 
     /// Returns whether a leaf that the file lacks may be selected.
-    fn may_mean(&self, state: Option<&State>) -> bool {
+    fn may_be_selected(&self, state: Option<&State>) -> bool {
         let (Some(selector), Some(state)) = (self.selector, state) else {
             return true;
         };
@@ -137,7 +137,7 @@ impl Entries<'_, '_> {
             if names.contains(key) {
                 return known.insert(key); // false for a key that occurs twice: Python decides
             }
-            !self.is_meant(child) || (self.takes_more.unwrap_or(is_dict) && !self.notes)
+            !self.is_selected(child) || (self.takes_more.unwrap_or(is_dict) && !self.notes)
         }))
     }
 }
@@ -153,8 +153,8 @@ impl<'py> Cursor<'py> for Entries<'_, 'py> {
         (value, selected): Self::Place,
         _: impl FnOnce() -> PyResult<bool>,
     ) -> Walked<Found<'py, Node>> {
-        let is_meant = self.is_meant(value);
-        if !is_meant && !self.may_mean(selected.as_ref()) {
+        let is_selected = self.is_selected(value);
+        if !is_selected && !self.may_be_selected(selected.as_ref()) {
             return Ok(Found::Kept);
         }
         let Some(leaf) = self.catalog.leaf(value) else {
@@ -170,7 +170,7 @@ impl<'py> Cursor<'py> for Entries<'_, 'py> {
                 Found::Node(node)
             });
         };
-        if !is_meant {
+        if !is_selected {
             return Ok(Found::Absent);
         }
         let py = self.parts.py();
@@ -220,7 +220,7 @@ impl<'py> Named<'py> for Entries<'_, 'py> {
             };
             if child.is_none()
                 && !self.keeps_missing
-                && self.may_mean(self.below(node, &key).as_ref())
+                && self.may_be_selected(self.below(node, &key).as_ref())
             {
                 return Ok(false);
             }
