@@ -161,7 +161,7 @@ impl<'py> Values<'py> {
         Ok(found)
     }
 
-    #[inline(never)] // keeps the recursion's frames small
+    #[inline(never)] // callers are recursive
     fn dict(&self, pairs: &[(Value, Value)]) -> Walked<Bound<'py, PyAny>> {
         let py = self.py;
         let dict = new_dict(py)?;

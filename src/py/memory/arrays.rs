@@ -93,8 +93,7 @@ impl<'py> FreshArray<'py> {
     }
 }
 
-/// Makes arrays of bytes for parts of a tree that are read in any order; `None` where the allocator
-/// has better memory.
+/// Makes arrays of bytes; `None` where the allocator has better memory.
 #[pyfunction]
 pub fn fresh_memory(py: Python<'_>, sizes: Vec<usize>) -> PyResult<Vec<Option<Bound<'_, PyAny>>>> {
     let mut later = sizes
@@ -113,8 +112,8 @@ pub fn fresh_memory(py: Python<'_>, sizes: Vec<usize>) -> PyResult<Vec<Option<Bo
     sizes.into_iter().map(&mut array).collect()
 }
 
-/// Read-only copies of small payloads, many in one block: a view costs half of an array with its
-/// own memory.
+/// Read-only copies of small payloads, in shared blocks: a view costs half of an array that owns
+/// its memory.
 #[derive(Default)]
 pub struct SmallCopies<'py> {
     block: Option<FreshArray<'py>>,
@@ -226,7 +225,6 @@ fn nbytes(dtype: &Bound<'_, PyArrayDescr>, shape: &[usize]) -> PyResult<usize> {
     nbytes.ok_or_else(|| PyMemoryError::new_err("an array larger than any memory"))
 }
 
-/// Arrays with the same headers.
 pub struct Alike {
     pub dtype: Py<PyArrayDescr>,
     pub shape: SmallVec<[usize; 4]>,
@@ -343,7 +341,6 @@ impl<'a> ArrayParts<'a> {
         self.dtype
     }
 
-    /// Returns whether the elements are C-contiguous.
     #[inline]
     pub fn is_contiguous(&self) -> bool {
         self.is_contiguous
@@ -363,7 +360,7 @@ impl<'a> ArrayParts<'a> {
     }
 }
 
-/// Lets a fresh array keep the object whose memory it views.
+/// Lets a fresh array keep the owner of its memory.
 fn set_base(array: &Bound<'_, PyAny>, base: Bound<'_, PyAny>) -> PyResult<()> {
     let py = array.py();
     let array = array.as_ptr().cast();

@@ -1,4 +1,4 @@
-//! Borrows memory of Python objects, and keeps them alive.
+//! Borrows memory of Python objects, which stay alive.
 
 use std::mem::ManuallyDrop;
 use std::ops::Range;
@@ -13,12 +13,12 @@ use pyo3::types::{PyBytes, PyString};
 use super::arrays::{ArrayParts, Owned};
 use crate::raw::{AsRaw, RawBytes};
 
-/// Borrowed bytes, and the Python object that keeps them in place.
+/// Borrowed bytes, and the object that keeps them in place.
 pub struct Borrowed {
     owner: Py<PyAny>,
     start: *const u8,
     len: usize,
-    /// Whether the bytes never change.
+    /// Whether they never change.
     stable: bool,
 }
 

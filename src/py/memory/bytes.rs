@@ -53,7 +53,7 @@ fn filled<T: Send>(
     Ok((bytes, result))
 }
 
-/// Makes a `bytes` object with uninitialized content, and returns the content's address.
+/// Makes an uninitialized `bytes` object, and returns the address of its content.
 fn fresh(py: Python<'_>, len: usize) -> PyResult<(Bound<'_, PyBytes>, NonNull<MaybeUninit<u8>>)> {
     let size = ffi::Py_ssize_t::try_from(len)?;
     // SAFETY: with null as content, the call returns an object with uninitialised content, which
@@ -72,10 +72,8 @@ fn fresh(py: Python<'_>, len: usize) -> PyResult<(Bound<'_, PyBytes>, NonNull<Ma
 /// write trees of one size repeatedly. Output written there needs no copy.
 pub struct BytesLender;
 
-/// The expected size of the next output.
 static LAST_BYTES: AtomicUsize = AtomicUsize::new(0);
 
-/// The largest loan.
 const MAX_LENT_BYTES: usize = 1 << 30;
 
 impl Lender for BytesLender {

@@ -81,7 +81,6 @@ macro_rules! create_of {
     )*};
 }
 
-/// Makes a list, or returns the first error.
 pub fn list_of_results<'py>(
     py: Python<'py>,
     items: impl IntoIterator<Item = PyResult<Bound<'py, PyAny>>>,

@@ -5,8 +5,8 @@ use pyo3::prelude::*;
 use pyo3::sync::critical_section::with_critical_section;
 use pyo3::types::{PyDict, PyString};
 
-/// Returns the entry of `dict` at `position`, and advances that. Unlike an iterator, allows changes
-/// of the dict between calls.
+/// Returns the entry at `position`, and advances that. Unlike an iterator, allows changes between
+/// calls.
 #[inline]
 pub fn dict_next<'py>(
     dict: &Bound<'py, PyDict>,

@@ -58,7 +58,7 @@ unsafe impl GlobalAlloc for Reserved {
     }
 }
 
-/// Frees the reserve, if it still exists.
+/// Frees the reserve, if it exists.
 #[cold]
 fn give_up() -> bool {
     let kept = KEPT.swap(ptr::null_mut(), Ordering::AcqRel);

@@ -106,7 +106,6 @@ impl<'py> Objects<'_, 'py> {
         Ok(object)
     }
 
-    /// Looks up a dtype, once per name.
     #[inline(never)]
     fn find_dtype(&mut self, number: u32) -> Walked {
         let found = self.reader.events().array(number);

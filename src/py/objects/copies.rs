@@ -13,10 +13,9 @@ use crate::parallel;
 use crate::source::Source;
 use crate::watch::Watch;
 
-/// Arrays without their bytes, and the bytes' positions in the source.
+/// Arrays to fill, and the positions of their bytes in the source.
 pub(super) type Copies<'py> = Vec<(FreshArray<'py>, SmallVec<[Span; 1]>)>;
 
-/// Copies the bytes of all these arrays.
 pub(super) fn copy_all(
     py: Python<'_>,
     source: &dyn Source,

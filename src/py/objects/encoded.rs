@@ -140,14 +140,12 @@ fn has_record(template: &Bound<'_, PyAny>) -> PyResult<bool> {
     })
 }
 
-/// Cursor over encoded bytes.
 struct Encoded<'a, 'py> {
     objects: Objects<'a, 'py>,
     /// The position of the record, if there must be one.
     record: Option<Range<usize>>,
     /// The number of children of the root, without the record, if known.
     root_len: Option<usize>,
-    /// Whether the root is next.
     at_root: bool,
     /// Whether the tree is a value in a map, beside its record.
     is_wrapped: bool,
@@ -185,8 +183,8 @@ impl<'py> Encoded<'_, 'py> {
         Ok(start == expected)
     }
 
-    /// Reads a plain tree, without its record.
-    #[inline(never)] // the walk is recursive
+    /// Reads a plain tree without its record.
+    #[inline(never)] // callers are recursive
     fn undescribed(&mut self, event: Event) -> Built<'py> {
         let found = self.objects.object(event)?;
         let Ok(dict) = found.cast::<PyDict>() else {
@@ -212,7 +210,7 @@ impl<'py> Encoded<'_, 'py> {
     }
 
     /// Returns whether a map ends here, or after the record if `has_record`.
-    #[inline(never)] // the walk is recursive
+    #[inline(never)] // callers are recursive
     fn ends(&mut self, has_record: bool) -> Walked<bool> {
         let objects = &mut self.objects;
         if has_record {

@@ -1,8 +1,7 @@
 //! Makes Python objects from events.
 //!
 //! An array is a view of the input if its payload is aligned for its dtype. Otherwise a small array
-//! is copied at once. Large arrays are copied together at the end, in parallel and detached from
-//! Python.
+//! is copied at once, and large ones together at the end, in parallel and detached.
 //!
 //! | file | contents |
 //! |---|---|
@@ -80,7 +79,6 @@ impl<'a, 'py> Parts<'a, 'py> {
         })
     }
 
-    /// Copies the bytes of the large arrays that were read.
     pub fn copy(&mut self) -> PyResult<()> {
         self.0.copy_all()
     }

@@ -49,7 +49,6 @@ impl From<Option<bool>> for CopyMode {
 
 pub(super) type Built<'py> = Walked<Bound<'py, PyAny>>;
 
-/// Makes objects, event by event.
 pub(super) struct Objects<'a, 'py> {
     pub(super) py: Python<'py>,
     pub(super) hooks: &'static Hooks,
@@ -103,7 +102,6 @@ impl<'a, 'py> Objects<'a, 'py> {
         })
     }
 
-    /// Copies the bytes of all pending arrays.
     pub(super) fn copy_all(&mut self) -> PyResult<()> {
         if self.copies.is_empty() {
             return Ok(());
@@ -129,7 +127,7 @@ impl<'py> Objects<'_, 'py> {
         self.object(event)
     }
 
-    /// Makes the object of an event, including its children.
+    /// Makes the object of an event, with its children.
     #[inline]
     pub(super) fn object(&mut self, event: Event) -> Built<'py> {
         let py = self.py;
@@ -179,7 +177,6 @@ impl<'py> Objects<'_, 'py> {
         })
     }
 
-    /// Copies bytes of the source.
     fn bytes(&self, span: Span) -> Built<'py> {
         if let Some(memory) = self.source.stable() {
             return Ok(copied(self.py, &memory[span.range()])?.into_any());

@@ -11,7 +11,7 @@ use super::super::hooks::Hooks;
 use super::super::memory::{new_dict, new_string};
 use crate::grow;
 
-#[inline(never)] // keeps the recursion's frames small
+#[inline(never)] // callers are recursive
 pub(super) fn dict_of<'py>(
     py: Python<'py>,
     keys: impl Iterator<Item = Bound<'py, PyAny>>,

@@ -14,8 +14,7 @@ use super::keys::{Here, Name};
 use super::nodes::{children, node_at};
 use crate::structure::{Kind, Node, Record, Repeat};
 
-/// Returns the kinds of saved containers by trail; `None` if the template has the same. See
-/// `_core.pyi`.
+/// Returns the kinds of saved containers by trail; `None` if the template has the same.
 #[pyfunction]
 #[pyo3(signature = (target, state, record, root, *, at=vec![]))]
 pub fn other_kinds<'py>(
@@ -86,7 +85,7 @@ impl<'py> Kinds<'_, 'py> {
         }
     }
 
-    #[inline(never)] // keeps the recursion's frames small
+    #[inline(never)] // callers are recursive
     fn is_same_type(
         &self,
         target: &Bound<'py, PyAny>,

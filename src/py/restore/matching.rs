@@ -38,7 +38,7 @@ impl<'py> Matching<'py> {
     }
 
     /// Returns whether the leaf `target` accepts `state` as it is.
-    #[inline(never)] // keeps the recursion's frames small
+    #[inline(never)] // callers are recursive
     pub fn leaf(&self, target: &Bound<'py, PyAny>, state: &Bound<'py, PyAny>) -> PyResult<bool> {
         let is_array = target.get_type_ptr() == self.array;
         if !is_array && !self.is_abstract_array(target)? {

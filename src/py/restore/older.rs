@@ -14,7 +14,7 @@ use super::nodes::{children, damaged, node_at};
 use crate::grow;
 use crate::structure::{Kind, Node, NodeType, Record, Repeat};
 
-/// Returns the state with marks for nodes of older versions; see `_core.pyi`.
+/// Returns the state with marks for nodes of older versions.
 #[pyfunction]
 #[pyo3(signature = (state, record, mark, *, at=vec![]))]
 pub fn mark_older<'py>(
@@ -47,7 +47,7 @@ pub fn mark_older<'py>(
     done.map_err(|failure| failure.into_py(py, "loading"))
 }
 
-/// Returns whether a record has older types; false if it is damaged. See `_core.pyi`.
+/// Returns whether a record has older types; false if it is damaged.
 #[pyfunction]
 pub fn has_older_types(py: Python<'_>, record: &[u8]) -> PyResult<bool> {
     for class in Record::types(record).unwrap_or_default() {
@@ -100,7 +100,7 @@ impl<'py> Marking<'_, 'py> {
         Ok(dict_of(py, keys.into_iter(), made)?.into_any())
     }
 
-    #[inline(never)] // keeps the recursion's frames small
+    #[inline(never)] // callers are recursive
     fn below(
         &self,
         dict: &Bound<'py, PyDict>,

@@ -32,7 +32,7 @@ use super::state::State;
 use crate::grow;
 use crate::structure::{Axis, Kind, Node, Record, Repeat, Sharding};
 
-/// Makes the tree of a state dict; see `_core.pyi`.
+/// Makes the tree of a state dict.
 #[pyfunction]
 #[pyo3(signature = (
     state, record, *, convert=None, everywhere=false, unknown_as_dict=false, plain=false,
@@ -73,7 +73,7 @@ pub fn assemble<'py>(
     walk.tree(planned)
 }
 
-/// Returns the user's metadata, or `None`; see `_core.pyi`.
+/// Returns the user's metadata, or `None`.
 #[pyfunction]
 #[pyo3(signature = (record, *, unknown_as_dict))]
 pub fn record_metadata<'py>(

@@ -23,7 +23,7 @@ use crate::source::{Pieces, Source};
 use crate::structure::{Axes, Axis, Kind, Sharding};
 use crate::wire;
 
-/// A tree has a handful, but objects of one dtype may differ.
+/// A tree has few dtypes, but may have many objects of one.
 const MAX_DTYPES: usize = 64;
 
 const MAX_SHARDINGS: usize = 64;
@@ -41,7 +41,7 @@ const HOLLOW_MIN_BYTES: usize = 64;
 const MAX_FAILURES: u8 = 8;
 
 impl<'py> Walk<'py> {
-    /// Writes a NumPy array, or a scalar converted to one.
+    /// Writes an array, or a scalar converted to one.
     pub fn array(&mut self, array: &Bound<'py, PyUntypedArray>, code: i8) -> Walked {
         if let Some(last) = &mut self.last_small
             && last.code == code
@@ -254,7 +254,6 @@ impl<'py> Walk<'py> {
         Ok(())
     }
 
-    /// Leaves a gap for a jax array.
     fn hollow_jax_array(&mut self, array: &Bound<'py, PyAny>, kind: Kind) -> Walked {
         let py = self.py;
         self.check_alive(array)?;
@@ -387,7 +386,6 @@ impl<'py> Walk<'py> {
         })?)
     }
 
-    /// Returns the index in `self.dtypes`.
     #[inline(never)]
     fn dtype(&mut self, dtype: &Bound<'py, PyArrayDescr>) -> Walked<usize> {
         if let Some(known) = self

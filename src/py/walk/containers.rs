@@ -1,6 +1,4 @@
-//! Writes containers, and chooses by the type of each value.
-//!
-//! One recursion with a branch per kind of container.
+//! Writes values by type, and containers: one recursion with a branch per kind.
 
 use pyo3::exceptions::{PyException, PyRuntimeError, PyTypeError};
 use pyo3::intern;
@@ -147,14 +145,13 @@ impl<'py> Walk<'py> {
             ..place
         };
         match state.cast_exact::<PyDict>() {
-            // Python has applied the handler of dict, if there is one.
+            // The state itself, even if dict has a handler.
             Ok(state) => self.dict(state, place),
             // A level of the recursion, not of the output.
             Err(_) => self.value(&state, place.below()?),
         }
     }
 
-    /// Returns the children of a container whose fields are fixed.
     #[inline(never)]
     fn attributes(&mut self, value: &Bound<'py, PyAny>) -> Walked<Option<Attributes<'py>>> {
         let classes = &mut self.classes;
@@ -177,7 +174,7 @@ impl<'py> Walk<'py> {
         Ok(())
     }
 
-    /// Returns type and static data of a container whose fields are fixed, if Python is not needed.
+    /// Returns type and static data, if Python is not needed for them.
     #[inline(never)]
     fn record(&mut self, fields: &Fields<'py>, value: &Bound<'py, PyAny>) -> Walked<Option<Kind>> {
         let Some(record) = &fields.record else {
@@ -199,7 +196,7 @@ impl<'py> Walk<'py> {
         Ok(Some(Kind::Typed(number, data)))
     }
 
-    /// Returns the state of a container, and whether it is final.
+    /// Returns the state, and whether it is final.
     #[inline(never)]
     fn expand(&self, value: &Bound<'py, PyAny>) -> Walked<(Bound<'py, PyAny>, bool)> {
         let answer = self.hooks.expand.bind(self.py).call1((value,))?;
@@ -213,7 +210,6 @@ impl<'py> Walk<'py> {
         Ok((state, fixed))
     }
 
-    /// Writes a container with its type.
     #[inline(never)]
     fn typed_node(&mut self, value: &Bound<'py, PyAny>, place: Position) -> Walked {
         if let Some((fields, children)) = self.attributes(value)?
@@ -286,7 +282,6 @@ impl<'py> Walk<'py> {
         self.end_with_keys(dict)
     }
 
-    /// Ends a dict that has keys other than strings.
     #[inline(never)]
     fn end_with_keys(&mut self, dict: &Bound<'py, PyDict>) -> Walked {
         let kind = if self.out.is_described() {
@@ -330,7 +325,7 @@ impl<'py> Walk<'py> {
         Ok(all_strings)
     }
 
-    /// Writes the next items that are arrays like the last one; returns their number.
+    /// Writes the next items that are arrays like the last one; returns the count.
     #[inline(never)]
     fn alike(
         &mut self,

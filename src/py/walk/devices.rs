@@ -17,7 +17,6 @@ use crate::{Error, Result, grow};
 /// The size of arrays in host memory or in transfer at a time.
 pub const WINDOW_BYTES: usize = 256 << 20;
 
-/// The arrays of a tree that are fetched, in order.
 pub type Devices = Window<DeviceArray>;
 
 pub struct DeviceArray {
@@ -26,7 +25,6 @@ pub struct DeviceArray {
     pub itemsize: usize,
 }
 
-/// An array's bytes in host memory.
 pub enum OnHost {
     Whole(Borrowed),
     Sharded(Sharded<Borrowed>),
@@ -36,7 +34,6 @@ pub enum OnHost {
 type HostShard<'py> = (Vec<usize>, Bound<'py, PyUntypedArray>);
 
 impl Fetch for DeviceArray {
-    /// Returned by `start_transfer`.
     type Transfer = Py<PyAny>;
     type Here = OnHost;
 

@@ -13,14 +13,12 @@ use crate::raw::{AsRaw, RawBytes, zeroed};
 use crate::source::{Pieces, Source, SourcePieces};
 
 pub enum LeafPayload {
-    /// Contiguous memory.
     Memory(Borrowed),
     /// Memory of jax, which never changes while it is held.
     Held(Borrowed),
     /// A copy, in pages with other leaves.
     Copied(Arc<Pages>, Range<usize>),
     Gap {
-        /// The index of its array among the gaps.
         number: usize,
         len: usize,
     },
@@ -29,7 +27,6 @@ pub enum LeafPayload {
     Source(Box<InSource>),
 }
 
-/// A range of an array in other encoded data.
 pub struct InSource {
     pub source: Arc<dyn Source + Send + Sync>,
     pub pieces: Arc<Pieces>,
@@ -43,7 +40,6 @@ impl InSource {
     }
 }
 
-/// A range of an array in `devices`.
 pub struct OnDevice {
     pub devices: Arc<Devices>,
     pub number: usize,

@@ -71,7 +71,6 @@ impl Position {
     }
 }
 
-/// Types that one comparison recognises.
 pub struct Types {
     pub dict: *mut ffi::PyTypeObject,
     pub list: *mut ffi::PyTypeObject,
@@ -123,7 +122,7 @@ impl KnownDtype {
 pub(super) struct LastSmall {
     pub code: i8,
     pub alike: Alike,
-    /// Whether the array before was like it.
+    /// Whether it was like the array before.
     pub is_repeated: bool,
     /// See [`crate::encoder::Encoder::last_headers`].
     pub headers: Like,
@@ -142,15 +141,14 @@ pub struct Walk<'py> {
     pub all_lent: bool,
     /// Indices of dtypes by the buffer formats of jax arrays.
     pub formats: Vec<(Vec<u8>, usize)>,
-    /// The `aval` of the last jax array, and its kind.
     pub aval: Option<(Bound<'py, PyAny>, Kind)>,
-    /// Shardings of jax arrays, and their numbers in the record, if any.
+    /// Shardings and their numbers in the record.
     pub shardings: Vec<(Bound<'py, PyAny>, Option<u32>)>,
     pub classes: Classes<'py>,
     pub fields: FieldsByType<'py>,
     pub devices: Arc<Devices>,
     pub hollow: Vec<Py<PyAny>>,
-    /// All failures so far, if the walk only collects failures. Then its output is useless.
+    /// Failures so far, if the walk only collects them. Then its output is useless.
     pub problems: Option<Vec<Failure>>,
 }
 
