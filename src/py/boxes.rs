@@ -15,7 +15,6 @@ use crate::array::Bounds;
 use crate::boxes::{self, Failed, OpenFile};
 use crate::{Error, Result, grow, parallel};
 
-/// An array whose shards are in several files.
 #[pyclass(frozen, module = "treepack._core")]
 pub struct Shards(pub(super) Arc<boxes::ShardedArray>);
 
@@ -186,7 +185,7 @@ impl ShardBox {
 }
 
 impl ShardBox {
-    /// Takes the files of this box from all open catalogs.
+    /// Takes the files of this box from `catalogs`.
     fn open(&self, catalogs: &Bound<'_, PyList>) -> PyResult<Files> {
         keep_reserve()?;
         let py = catalogs.py();
@@ -210,7 +209,6 @@ const MANY: usize = 1 << 12;
 
 type Read<T> = std::result::Result<T, Failed>;
 
-/// The files of a box, by number.
 struct Files(Vec<(u32, Py<Catalog>)>);
 
 impl Files {

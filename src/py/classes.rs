@@ -31,7 +31,7 @@ pub enum Class {
     Masked,
 }
 
-/// The class of each type that was met. Holding the types keeps their addresses from being reused.
+/// Classes by type. Holding the types keeps their addresses from being reused.
 #[derive(Default)]
 pub struct Classes<'py>(Vec<(Bound<'py, PyType>, Class)>);
 
@@ -47,8 +47,7 @@ impl<'py> Classes<'py> {
         Ok(answer)
     }
 
-    /// Returns whether a child of a module certainly is state: not a function, nor a list, tuple or
-    /// dict with one.
+    /// Returns whether a child of a module certainly is state, without functions in it.
     pub fn is_state(&mut self, value: &Bound<'py, PyAny>) -> PyResult<bool> {
         /// Python decides about deeper values.
         const MAX_DEPTH: usize = 16;
@@ -80,7 +79,6 @@ impl<'py> Classes<'py> {
     }
 }
 
-/// Returns whether a value is a leaf of a plain Python type.
 pub fn is_plain(value: &Bound<'_, PyAny>) -> bool {
     value.is_none()
         || value.is_exact_instance_of::<PyInt>()

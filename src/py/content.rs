@@ -166,7 +166,7 @@ impl Source for Copied {
 
 #[pymethods]
 impl Content {
-    /// Opens a file, and maps it if possible.
+    /// Maps the file if possible.
     #[staticmethod]
     fn map(py: Python<'_>, path: PathBuf) -> PyResult<Self> {
         let mapping = py
@@ -198,7 +198,6 @@ impl Content {
         Ok(Self(Storage::Read(Arc::new(content.map_err(explain)?))))
     }
 
-    /// Borrows a bytes-like object.
     #[staticmethod]
     pub fn lent(data: &Bound<'_, PyAny>) -> PyResult<Self> {
         Ok(Self(Storage::Lent(Arc::new(Borrowed::buffer(data)?))))
@@ -265,8 +264,7 @@ impl Content {
         Ok(py.detach(|| has_traces(source))?)
     }
 
-    /// Visits the objects that only this keeps alive: an object with several owners must not be
-    /// counted for each.
+    /// Visits only objects with one owner, because others would be counted for each owner.
     #[allow(clippy::needless_pass_by_value)] // pyo3's signature
     fn __traverse__(&self, visit: PyVisit<'_>) -> std::result::Result<(), PyTraverseError> {
         match &self.0 {
@@ -291,7 +289,7 @@ impl Content {
         }
     }
 
-    /// Returns whether arrays can view the bytes in memory.
+    /// Whether arrays can view the bytes.
     #[getter]
     fn has_memory(&self) -> bool {
         self.memory().is_some()
@@ -302,7 +300,6 @@ impl Content {
         self.source().len()
     }
 
-    /// Copies a range of the bytes.
     fn read_range<'py>(
         &self,
         py: Python<'py>,
@@ -340,7 +337,6 @@ impl Content {
         Ok(is_compressed(&start))
     }
 
-    /// Decompresses the whole content.
     #[pyo3(signature = (*, max_size=None, threads, progress))]
     fn inflate(
         &self,
@@ -379,7 +375,6 @@ impl Content {
         }
     }
 
-    /// Compares a leaf with its checksum while it is copied from a file.
     pub fn copied(compared: Compared, file: Option<String>) -> Self {
         Self(Storage::Copied(Arc::new(Copied(compared, file))))
     }
@@ -388,7 +383,6 @@ impl Content {
         Self(Storage::Sparse(sparse))
     }
 
-    /// Returns the memory with this as its owner.
     pub fn owned<'a, 'py>(slf: &'a Bound<'py, Self>) -> Option<Owned<'a, 'py>> {
         Owned::of(slf, Self::memory)
     }
@@ -428,7 +422,6 @@ impl Content {
         }
     }
 
-    /// Returns the open file, if it is one.
     pub fn mapping(&self) -> Option<&Arc<Mapping>> {
         match &self.0 {
             Storage::File(mapping) => Some(mapping),
@@ -475,12 +468,11 @@ impl Content {
         }
     }
 
-    /// Returns whether a Python function reads the bytes.
     pub fn is_elsewhere(&self) -> bool {
         matches!(self.0, Storage::Elsewhere(_))
     }
 
-    /// Drops pages that were read from the memory of the process.
+    /// Drops read pages from the process's memory.
     pub fn release(&self) {
         if let Some(mapping) = self.mapping() {
             mapping.release();

@@ -9,13 +9,12 @@ use super::failure::{Failure, Walked};
 use super::hooks::Hooks;
 use super::memory::copied;
 
-/// A dtype that files can hold.
 pub struct Dtype {
     pub object: Py<PyArrayDescr>,
     pub name: String,
     pub itemsize: usize,
     pub alignment: usize,
-    /// Whether the byte order is that of files.
+    /// Whether files have the same byte order.
     pub native: bool,
 }
 
@@ -70,7 +69,7 @@ impl Dtype {
         Ok(found)
     }
 
-    /// Describes a dtype; `None` if files cannot hold it.
+    /// `None` if files cannot hold the dtype.
     fn described(object: &Bound<'_, PyArrayDescr>) -> PyResult<Option<Arc<Self>>> {
         let known = lock();
         if let Some(found) = known.dtypes.iter().find(|known| known.object.is(object)) {

@@ -53,7 +53,6 @@ fn decode_arguments<'py>(
     ))
 }
 
-/// Makes a `DecodeError`, or a subclass.
 fn decode_error(
     py: Python<'_>,
     class: &str,
@@ -103,7 +102,7 @@ pub fn placed(py: Python<'_>, error: &PyErr, path: &str) -> PyResult<Option<PyEr
     Ok(Some(placed))
 }
 
-/// Returns whether an exception is of this class of `treepack.errors`.
+/// `name` is a class of `treepack.errors`.
 pub fn is(py: Python<'_>, error: &PyErr, name: &str) -> bool {
     // Out of memory, looking up the class may fail.
     !error.is_instance_of::<PyMemoryError>(py)
@@ -154,7 +153,6 @@ impl From<Error> for PyErr {
     }
 }
 
-/// Converts an error about the file at `path`.
 pub fn file_error(error: Error, path: &Path) -> PyErr {
     let message = error.to_string();
     match error {

@@ -40,7 +40,6 @@ impl<'py> Fields<'py> {
         }
     }
 
-    /// Returns attributes; `None` if the container is unusual.
     fn values(
         &self,
         node: &Bound<'py, PyAny>,
@@ -86,12 +85,11 @@ impl<'py> Fields<'py> {
     }
 }
 
-/// The fields of a type, and the children of one container.
 pub type Attributes<'py> = (Rc<Fields<'py>>, Vec<Bound<'py, PyAny>>);
 
 pub struct TypeRecord<'py> {
     fields: TypeRecordFields<'py>,
-    /// The number of the type in the record, once assigned.
+    /// The index in the record, once assigned.
     pub number: OnceCell<u32>,
     /// The last encoded static data: many containers have the same.
     last: RefCell<Option<(Vec<Bound<'py, PyAny>>, ByteBuf)>>,
@@ -148,12 +146,11 @@ fn are_same(a: &Bound<'_, PyAny>, b: &Bound<'_, PyAny>) -> bool {
     })
 }
 
-/// The fields of each type that was met. Holding the types keeps their addresses from being reused.
+/// Fields by type. Holding the types keeps their addresses from being reused.
 #[derive(Default)]
 pub struct FieldsByType<'py>(Vec<(Bound<'py, PyType>, Option<Rc<Fields<'py>>>)>);
 
 impl<'py> FieldsByType<'py> {
-    /// Returns the fields of a container, if its type has fixed ones.
     pub fn of(&mut self, node: &Bound<'py, PyAny>) -> PyResult<Option<Rc<Fields<'py>>>> {
         let class = node.get_type();
         if let Some((_, known)) = self.0.iter().find(|(known, _)| known.is(&class)) {
@@ -166,7 +163,7 @@ impl<'py> FieldsByType<'py> {
         Ok(fields)
     }
 
-    /// Returns fields and children, unless `is_state` rejects a child.
+    /// `None` if `is_state` rejects a child.
     pub fn attributes(
         &mut self,
         node: &Bound<'py, PyAny>,

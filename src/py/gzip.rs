@@ -17,7 +17,6 @@ use crate::source::{Source, read_to};
 use crate::watch::Watch;
 use crate::{Error, Result, parallel};
 
-/// Returns the number of threads to compress or decompress `bytes`.
 pub fn threads(requested: Option<i64>, bytes: usize) -> Result<NonZero<usize>> {
     super::memory::keep_reserve()?;
     parallel::threads(requested, bytes, gzip::MIN_PARALLEL_BYTES)
@@ -30,7 +29,6 @@ pub fn method(level: Option<i64>, numbers: bool) -> Result<Method> {
     gzip::method(level)
 }
 
-/// Compresses a layout to a `bytes` object.
 pub fn to_bytes<'py>(
     py: Python<'py>,
     layout: &Layout<impl Payload + Sync>,

@@ -11,7 +11,6 @@ macro_rules! hooks {
     ($($(#[$doc:meta])* $name:ident,)*) => {
         pub struct Hooks {
             $($(#[$doc])* pub $name: Py<PyAny>,)*
-            /// The module with the exception classes.
             errors: Py<PyAny>,
         }
 
@@ -114,7 +113,6 @@ impl Hooks {
         Self::given(py)
     }
 
-    /// Returns one of treepack's exception classes.
     pub fn error<'py>(py: Python<'py>, name: &str) -> PyResult<Bound<'py, PyAny>> {
         Self::given(py)?.errors.bind(py).getattr(name)
     }

@@ -35,7 +35,7 @@ pub fn restore<'py>(
     Ok(tree.expect("`build` returns a tree"))
 }
 
-/// Restores a template from data with the same structure.
+/// `None` unless data and template have the same structure.
 #[pyfunction]
 #[allow(clippy::too_many_arguments)] // as in Python
 pub fn restore_encoded<'py>(
@@ -63,7 +63,7 @@ pub fn restore_encoded<'py>(
     Ok(tree.map(|tree| (tree,)))
 }
 
-/// Restores the tree of data with a record.
+/// `None` unless the data have a record.
 #[pyfunction]
 #[pyo3(signature = (
     data, copy, threads, *, convert=None, everywhere=false, unknown_as_dict=false, plain=false,
@@ -112,7 +112,6 @@ fn with_source<'py, T>(
     Ok(tree)
 }
 
-/// Recognises formats that can be converted.
 #[pyfunction]
 pub fn convertible(content: &Bound<'_, Content>) -> PyResult<Option<&'static str>> {
     let source = content.get().source();
@@ -124,14 +123,12 @@ pub fn convertible(content: &Bound<'_, Content>) -> PyResult<Option<&'static str
     }))
 }
 
-/// Describes data that are not msgpack.
 #[pyfunction]
 pub fn described(content: &Bound<'_, Content>) -> PyResult<Option<String>> {
     let source = content.get().source();
     Ok(content.py().detach(|| sniff::described(source))?)
 }
 
-/// Returns the positions of the leaves of a stream.
 #[pyfunction]
 pub fn stream_items<'py>(content: &Bound<'py, Content>) -> PyResult<Bound<'py, PyList>> {
     let py = content.py();

@@ -67,7 +67,6 @@ impl Manifest {
         Ok(Self { manifest, encoding })
     }
 
-    /// Encodes the manifest with other files and their writer.
     #[pyo3(signature = (files, writer=None))]
     fn with_files<'py>(
         &self,
@@ -101,7 +100,7 @@ impl Manifest {
         list_of_results(py, files)
     }
 
-    /// Returns the decompressed size of the skeleton.
+    /// The decompressed size of the skeleton.
     #[getter]
     fn inflated(&self) -> usize {
         self.encoding.present(0..self.encoding.len())

@@ -25,6 +25,9 @@
 //! [`crate::window::Window`]. A reference borrowed from a list or dict becomes owned while the
 //! container is locked (`memory/dict.rs`; pyo3's iterators of dicts panic if another thread changes
 //! them). The state of a walk belongs to its thread.
+//!
+//! **Recursion.** Walks recurse as deep as the tree. The functions that they call are
+//! `#[inline(never)]`, which keeps stack frames small.
 
 mod boxes;
 mod catalog;

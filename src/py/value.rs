@@ -161,7 +161,7 @@ impl<'py> Values<'py> {
         Ok(found)
     }
 
-    #[inline(never)] // callers are recursive
+    #[inline(never)]
     fn dict(&self, pairs: &[(Value, Value)]) -> Walked<Bound<'py, PyAny>> {
         let py = self.py;
         let dict = new_dict(py)?;
@@ -178,7 +178,7 @@ impl<'py> Values<'py> {
         Ok(dict.into_any())
     }
 
-    #[inline(never)] // see `value`
+    #[inline(never)]
     fn named(&self, name: &str, made_of: &Value) -> Walked<Bound<'py, PyAny>> {
         let py = self.py;
         let parts = self.of(made_of)?;

@@ -17,7 +17,7 @@ use crate::catalog::ArrayPlace;
 use crate::watch::Watch as _;
 use crate::{Result, grow, parallel};
 
-/// Start, count and step of a box in each dimension.
+/// Start, count and step for each dimension.
 pub type BoxBounds = Vec<(usize, usize, usize)>;
 
 type Read<'a> = &'a (dyn Fn(&mut [MaybeUninit<u8>]) -> Result<()> + Sync);
@@ -64,7 +64,6 @@ impl Catalog {
         Ok(array.ranges(&runs(&array, bounds, None)?)?)
     }
 
-    /// Reads runs into a fresh array of bytes.
     pub(super) fn read_fresh<'py>(
         &self,
         py: Python<'py>,
@@ -103,8 +102,7 @@ impl Catalog {
     }
 }
 
-/// Returns the number of threads to read runs. For large runs it reads the environment, so Python
-/// must be attached.
+/// For large runs this reads the environment, so Python must be attached.
 pub(super) fn read_threads(wanted: Option<i64>, runs: &Runs) -> Result<NonZero<usize>> {
     parallel::threads(wanted, runs.span(), parallel::MIN_COPY_BYTES)
 }

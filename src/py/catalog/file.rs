@@ -38,7 +38,6 @@ impl Catalog {
         &self.catalog
     }
 
-    /// Returns the position of a value in a manifest.
     pub fn place_of(&self, value: usize) -> PyResult<ManifestPlace> {
         self.check(value)?;
         Ok((self.catalog.clone(), value))
@@ -59,7 +58,6 @@ impl Catalog {
         self.content.get().check_unchanged()
     }
 
-    /// Returns the open file, if it is one.
     pub fn mapping(&self) -> Option<&Arc<Mapping>> {
         self.content.get().mapping()
     }
@@ -75,8 +73,7 @@ impl Catalog {
         placed.ok().flatten().unwrap_or(error)
     }
 
-    /// Returns the data for reading these ranges of a leaf, compared with its checksum if it has
-    /// one.
+    /// Returns a source that compares these ranges of a leaf with its checksum, if any.
     pub(super) fn compared(
         &self,
         py: Python<'_>,

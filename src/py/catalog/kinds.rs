@@ -11,7 +11,6 @@ use crate::grow;
 use crate::structure::LeafKind;
 
 impl Catalog {
-    /// Describes the kind of a leaf for Python.
     pub(super) fn description<'py>(
         &self,
         py: Python<'py>,

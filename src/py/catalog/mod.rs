@@ -67,7 +67,6 @@ impl Catalog {
         Self::open(self.content.bind(py).clone(), true)
     }
 
-    /// Returns the catalog without its data.
     fn without_content(&self, py: Python<'_>) -> PyResult<Self> {
         let nothing = Content::lent(PyBytes::new(py, b"").as_any())?;
         Ok(Self::new(Py::new(py, nothing)?, self.catalog.clone()))
@@ -180,7 +179,7 @@ impl Catalog {
         found.map_err(|error| watcher.explain(error, PyErr::from))
     }
 
-    /// Returns those dtypes of leaves, and of `inner`, whose itemsize the core does not know.
+    /// Returns dtypes whose itemsize the core does not know.
     fn other_dtypes(&self, inner: BTreeSet<String>) -> BTreeSet<String> {
         let names = self.catalog.dtypes().map(str::to_owned).chain(inner);
         names.filter(|name| itemsize(name).is_none()).collect()
@@ -354,7 +353,7 @@ impl Catalog {
         }
     }
 
-    /// Returns the data, and the ranges of an array in them.
+    /// Returns the data, and the ranges of the array.
     fn pieces<'py>(
         &self,
         py: Python<'py>,

@@ -14,10 +14,8 @@ use crate::grow;
 #[pyclass(module = "treepack._core")]
 pub struct Paths {
     catalog: Arc<catalog::Catalog>,
-    /// The value where paths start.
     from: usize,
     left: Range<usize>,
-    /// Whether empty containers have paths.
     with_empty: bool,
 }
 

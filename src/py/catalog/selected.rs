@@ -18,7 +18,6 @@ use crate::catalog;
 use crate::select::{self, State};
 use crate::{Error, grow};
 
-/// Restores leaves of a file in a template.
 #[pyfunction]
 #[pyo3(signature = (
     file, value, target, name, restore, *, marks, selector, copy, threads,
@@ -70,7 +69,6 @@ pub fn restore_selected<'py>(
     tree
 }
 
-/// Cursor over the entries of a catalog.
 struct Entries<'a, 'py> {
     file: &'a Catalog,
     catalog: &'a catalog::Catalog,
@@ -98,13 +96,12 @@ struct Node {
 }
 
 impl Entries<'_, '_> {
-    /// Returns whether a value holds selected leaves.
     fn is_selected(&self, value: usize) -> bool {
         let inside = value..self.catalog.after(value);
         self.marks.is_none_or(|marks| marks.count(inside) > 0)
     }
 
-    /// Returns whether a leaf that the file lacks may be selected.
+    /// For leaves that the file lacks.
     fn may_be_selected(&self, state: Option<&State>) -> bool {
         let (Some(selector), Some(state)) = (self.selector, state) else {
             return true;
@@ -118,7 +115,7 @@ impl Entries<'_, '_> {
         below.map(|(selector, state)| selector.below(state, key))
     }
 
-    /// Returns whether to accept children that only the file has.
+    /// Accepts children that only the file has.
     fn takes_others(
         &self,
         value: usize,
@@ -247,7 +244,6 @@ impl<'py> Named<'py> for Entries<'_, 'py> {
 }
 
 impl<'py> Entries<'_, 'py> {
-    /// Reads the state of a container.
     fn read(&mut self, node: &Node) -> PyResult<Bound<'py, PyAny>> {
         let selection = Selection {
             marks: self.marks,

@@ -16,20 +16,18 @@ use crate::structure::LeafKind;
 use crate::wire::PRNG_MARKER;
 use crate::{Error, catalog, source};
 
-/// Options of reading a state.
 #[derive(Clone, Copy)]
 pub(super) struct Selection<'a, 'py> {
     /// The selected leaves; `None` for all.
     pub(super) marks: Option<&'a catalog::Marks>,
     /// Takes the place of other leaves.
     pub(super) absent: Option<&'a Bound<'py, PyAny>>,
-    /// Whether to read only shapes and dtypes of arrays.
+    /// Read only shapes and dtypes.
     pub(super) is_abstract: bool,
     pub(super) signals: &'a Signals,
 }
 
 impl Catalog {
-    /// Returns a reader for the parts of a value.
     pub fn parts<'a, 'py>(
         &'a self,
         py: Python<'py>,

@@ -82,7 +82,7 @@ impl Lender for BytesLender {
         if !(least..=MAX_LENT_BYTES).contains(&size) {
             return None;
         }
-        // Out of memory there is no loan: the output is written elsewhere, and copied.
+        // Out of memory nothing is lent: the output is written elsewhere, and copied.
         Python::attach(|py| {
             let (bytes, start) = fresh(py, size).ok()?;
             // SAFETY: the object is fresh. It lives as long as this reference, and no other code

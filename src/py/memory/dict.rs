@@ -31,7 +31,7 @@ pub fn dict_next<'py>(
     })
 }
 
-#[inline(never)] // callers are recursive
+#[inline(never)]
 pub fn has_string_keys(dict: &Bound<'_, PyDict>) -> bool {
     let mut position = 0;
     while let Some((key, _)) = dict_next(dict, &mut position) {

@@ -184,7 +184,7 @@ impl<'py> Encoded<'_, 'py> {
     }
 
     /// Reads a plain tree without its record.
-    #[inline(never)] // callers are recursive
+    #[inline(never)]
     fn undescribed(&mut self, event: Event) -> Built<'py> {
         let found = self.objects.object(event)?;
         let Ok(dict) = found.cast::<PyDict>() else {
@@ -210,7 +210,7 @@ impl<'py> Encoded<'_, 'py> {
     }
 
     /// Returns whether a map ends here, or after the record if `has_record`.
-    #[inline(never)] // callers are recursive
+    #[inline(never)]
     fn ends(&mut self, has_record: bool) -> Walked<bool> {
         let objects = &mut self.objects;
         if has_record {

@@ -119,8 +119,7 @@ impl<'a, 'py> Objects<'a, 'py> {
 }
 
 impl<'py> Objects<'_, 'py> {
-    /// Makes the next value. This, `list` and `map` are the recursion: functions that they call are
-    /// not inlined, which keeps stack frames small.
+    /// Makes the next value. Recurses through `list` and `map`.
     pub(super) fn value(&mut self) -> Built<'py> {
         self.signals.check(self.py)?;
         let event = self.reader.next()?;

@@ -39,15 +39,15 @@ pub struct Assembly<'a, 'py> {
     pub(super) how: How<'py>,
     pub(super) leaves: Vec<Bound<'py, PyAny>>,
     types: Vec<Lookup<'py>>,
-    /// Decoded static data or keys by node, since many children may be the same node.
+    /// Static data or keys by node: many children may be the same node.
     decoded: Vec<Option<Bound<'py, PyAny>>>,
-    /// Whether code is in or below each node; empty until needed.
+    /// Whether code is in or below each node; filled when needed.
     code: Vec<bool>,
     /// Nodes that become dicts wherever they are.
     unknown: HashSet<usize>,
     /// Nodes whose static data have placeholders.
     with_holes: HashSet<usize>,
-    /// Descriptions of placeholders without a value, and the number of their lines.
+    /// Descriptions of placeholders without a value, and how many lines they have.
     unfilled: Vec<Bound<'py, PyAny>>,
     unfilled_lines: usize,
     /// Bytes of static data that may still be filled.
@@ -104,8 +104,7 @@ impl<'a, 'py> Assembly<'a, 'py> {
         tree.map_err(|failure| failure.into_py(self.py, "loading"))
     }
 
-    /// Makes a part of the tree; `None` if nothing in it was selected. This and `node` are the
-    /// recursion: the functions that they call are not inlined, which keeps stack frames small.
+    /// Makes a part of the tree; `None` if nothing in it was selected. Recurses through `node`.
     fn tree(&mut self, plan: Plan<'py>, here: &Here<'_, 'py>) -> Walked<Option<Bound<'py, PyAny>>> {
         match plan {
             Plan::Ready(part) => Ok(Some(part)),
@@ -347,7 +346,6 @@ impl<'a, 'py> Assembly<'a, 'py> {
         class.make.call1(parts).map(Some).map_err(of_type)
     }
 
-    /// Returns whether static data or keys below a node hold code.
     #[inline(never)]
     fn code_below(&mut self, node: usize) -> Walked<bool> {
         let below = |node: &Node, code: &[bool]| {
@@ -398,7 +396,6 @@ impl<'a, 'py> Assembly<'a, 'py> {
         Ok(known)
     }
 
-    /// Makes an error that lists all unregistered types.
     fn unknown_types(&self, error: PyErr) -> PyErr {
         let py = self.py;
         if self.how.absent.is_some() || !errors::is(py, &error, "UnregisteredTypeError") {
@@ -430,8 +427,7 @@ impl<'a, 'py> Assembly<'a, 'py> {
         failure
     }
 
-    /// Fills the placeholders in a node's static data; also describes those without a value.
-    /// `nbytes` is the encoded size.
+    /// Fills placeholders in static data, and describes those without a value.
     #[inline(never)]
     fn filled(
         &mut self,

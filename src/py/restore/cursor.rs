@@ -27,14 +27,13 @@ pub trait Cursor<'py> {
     /// Returns the state dict of an entered container, if possible.
     fn state(&mut self, node: Self::Node) -> Walked<Option<Bound<'py, PyAny>>>;
 
-    /// Copies the bytes of the arrays that were read.
+    /// Copies the bytes of arrays read so far.
     fn copy(&mut self) -> PyResult<()>;
 }
 
-/// Looks up children by the names that a template has.
+/// Finds children by name.
 pub trait Named<'py>: Cursor<'py> {
-    /// Looks up the children that the template has; returns false if the saved container has
-    /// others.
+    /// Finds the template's children; returns false if the saved container has others.
     fn pair(
         &mut self,
         node: &mut Self::Node,
@@ -50,7 +49,7 @@ pub trait Named<'py>: Cursor<'py> {
     ) -> Walked<Child<Self::Place>>;
 }
 
-/// Reads children in the order in which they were saved.
+/// Reads children in saved order.
 pub trait Ordered<'py>: Cursor<'py> {
     /// Returns whether the arrays have their bytes, see `copy`.
     fn is_copied(&self) -> bool;
@@ -64,7 +63,7 @@ pub trait Ordered<'py>: Cursor<'py> {
     /// name.
     fn next(&mut self, node: &mut Self::Node) -> Walked<Option<(Name<'py>, Self::Place)>>;
 
-    /// Returns the position of the next child, if it has this name.
+    /// Returns the position of the next child, if its name is `name`.
     fn next_is(&mut self, node: &mut Self::Node, name: &Name<'py>) -> Walked<Option<Self::Place>>;
 }
 

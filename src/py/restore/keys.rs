@@ -11,7 +11,7 @@ use super::super::hooks::Hooks;
 use super::super::memory::{new_dict, new_string};
 use crate::grow;
 
-#[inline(never)] // callers are recursive
+#[inline(never)]
 pub(super) fn dict_of<'py>(
     py: Python<'py>,
     keys: impl Iterator<Item = Bound<'py, PyAny>>,
@@ -27,9 +27,8 @@ pub(super) fn dict_of<'py>(
 #[derive(Clone)]
 pub enum Name<'py> {
     Text(Bound<'py, PyString>),
-    /// An element; its index in decimal digits is the key in a state.
+    /// An element, whose key in a state is the index in decimal digits.
     Index(usize),
-    /// A key that is not a string.
     Other(Bound<'py, PyAny>),
 }
 
@@ -74,13 +73,11 @@ impl<'py> Name<'py> {
     }
 }
 
-/// A position in a tree during a walk, linked to its parent. Its `Trail` (see `paths.py`) is made
-/// when needed, and kept. Trails share their beginnings; texts would repeat a long key for each
-/// leaf below it.
+/// A position in a tree, linked to its parent. The `Trail` (see `paths.py`) is made when needed.
+/// Trails share their beginnings: texts would repeat a long key for each leaf below it.
 pub struct Here<'a, 'py> {
     above: Option<(&'a Here<'a, 'py>, &'a Name<'py>)>,
     trail: OnceCell<Bound<'py, PyAny>>,
-    /// The number of names from the root.
     pub(super) depth: usize,
 }
 
@@ -151,7 +148,7 @@ impl<'a, 'py> Here<'a, 'py> {
     }
 }
 
-/// Returns whether `text` equals `number.to_string()`.
+/// Compares with `number.to_string()`.
 fn is_decimal(text: &[u8], number: usize) -> bool {
     let mut left = number;
     for (position, digit) in text.iter().enumerate().rev() {

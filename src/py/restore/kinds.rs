@@ -49,7 +49,7 @@ struct Kinds<'a, 'py> {
     signals: Signals,
     record: &'a Record,
     fields: RefCell<FieldsByType<'py>>,
-    /// Types of the template, type numbers of the record, and whether they are the same.
+    /// A type of the template, a type number of the record, and whether they are the same.
     known: RefCell<Vec<(Bound<'py, PyType>, u32, bool)>>,
 }
 
@@ -85,7 +85,7 @@ impl<'py> Kinds<'_, 'py> {
         }
     }
 
-    #[inline(never)] // callers are recursive
+    #[inline(never)]
     fn is_same_type(
         &self,
         target: &Bound<'py, PyAny>,
@@ -136,7 +136,7 @@ impl<'py> Kinds<'_, 'py> {
         Ok(true)
     }
 
-    /// Returns whether a template has dicts wherever a plain state has some.
+    /// Returns whether a template has a dict for each dict of a plain state.
     #[inline(never)]
     fn is_plain(&self, target: &Bound<'py, PyAny>, state: &Bound<'py, PyAny>) -> Walked<bool> {
         self.signals.check(target.py())?;

@@ -28,14 +28,13 @@ pub struct Known<'py> {
 struct Arguments<'py> {
     /// The names of the children, as the objects met last: most nodes of a type share key objects.
     children: RefCell<Vec<Bound<'py, PyAny>>>,
-    /// The number of static values.
     fields: usize,
     /// The index of each argument in children and static values, joined.
     order: Vec<usize>,
 }
 
 impl<'py> Known<'py> {
-    /// `make` is the name of the method that makes nodes.
+    /// `make` names the method that makes nodes.
     pub(super) fn of(found: &Bound<'py, PyAny>, make: &str) -> PyResult<Self> {
         let py = found.py();
         let order = found.getattr(intern!(py, "order"))?;
@@ -77,7 +76,7 @@ impl<'py> Known<'py> {
         self.class.call1(new_tuple_of(data.py(), given)?)
     }
 
-    /// Makes a node by calling the class, if that is possible.
+    /// Makes a node by calling the class, if possible.
     pub(super) fn made(
         &self,
         names: impl Iterator<Item = Name<'py>>,
@@ -120,7 +119,7 @@ pub(super) fn has_holes(data: &[u8]) -> bool {
     data.windows(HOLE.len()).any(|window| window == HOLE)
 }
 
-/// Returns whether names equal keys, in order, and keeps the names' objects as keys.
+/// Compares names with keys, in order; equal names become the keys.
 fn are_keys<'py>(
     py: Python<'py>,
     names: impl Iterator<Item = Name<'py>>,

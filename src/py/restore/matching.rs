@@ -38,7 +38,7 @@ impl<'py> Matching<'py> {
     }
 
     /// Returns whether the leaf `target` accepts `state` as it is.
-    #[inline(never)] // callers are recursive
+    #[inline(never)]
     pub fn leaf(&self, target: &Bound<'py, PyAny>, state: &Bound<'py, PyAny>) -> PyResult<bool> {
         let is_array = target.get_type_ptr() == self.array;
         if !is_array && !self.is_abstract_array(target)? {
@@ -78,7 +78,6 @@ impl<'py> Matching<'py> {
         })
     }
 
-    /// Returns the number of children; leaves have none.
     pub fn len(&self, target: &Bound<'py, PyAny>) -> PyResult<usize> {
         if let Ok(dict) = target.cast_exact::<PyDict>() {
             Ok(dict.len())
@@ -96,7 +95,7 @@ impl<'py> Matching<'py> {
         Ok(target.get_type_ptr() == self.array || self.is_abstract_array(target)?)
     }
 
-    /// Returns whether `target` certainly is a leaf.
+    /// False if only Python can decide.
     #[inline(never)]
     pub fn is_leaf(&self, target: &Bound<'py, PyAny>) -> PyResult<bool> {
         let is_plain = is_plain(target)
@@ -116,7 +115,7 @@ impl<'py> Matching<'py> {
         Ok(self.classes.borrow_mut().of(target)? == Class::Code)
     }
 
-    /// Returns whether a value is a numeric NumPy scalar.
+    /// NumPy scalars only.
     fn is_number(&self, value: &Bound<'py, PyAny>) -> PyResult<bool> {
         if self.classes.borrow_mut().of(value)? != Class::Scalar {
             return Ok(false);
@@ -128,7 +127,7 @@ impl<'py> Matching<'py> {
         Ok("biufc".contains(kind))
     }
 
-    /// Returns whether `value` is a jax array or an abstract array.
+    /// A jax array or an abstract array.
     fn is_abstract_array(&self, value: &Bound<'py, PyAny>) -> PyResult<bool> {
         // Most containers. A call into Python costs as much as two arrays.
         if value.is_exact_instance_of::<PyDict>()

@@ -10,7 +10,7 @@ pub(super) fn damaged<T>(what: impl Into<String>) -> Walked<T> {
     Err(Failure::structure(what))
 }
 
-/// Returns the node below the root at these positions, each an index and the number of siblings.
+/// Returns the node at `positions`: for each level an index and the number of siblings.
 pub(super) fn node_at(record: &Record, positions: &[(u64, u64)]) -> Walked<usize> {
     let root = record.nodes.len() - 1; // `Record::read` rejects empty records
     positions
@@ -18,7 +18,7 @@ pub(super) fn node_at(record: &Record, positions: &[(u64, u64)]) -> Walked<usize
         .try_fold(root, |node, &(mut index, count)| {
             let found = &record.nodes[node];
             if found.0 == Kind::Plain {
-                return Ok(node); // as all below it
+                return Ok(node); // everything below is plain
             }
             check_count(found, count)?;
             for repeat in &found.1 {

@@ -14,7 +14,6 @@ use super::nodes::{children, damaged, node_at};
 use crate::grow;
 use crate::structure::{Kind, Node, NodeType, Record, Repeat};
 
-/// Returns the state with marks for nodes of older versions.
 #[pyfunction]
 #[pyo3(signature = (state, record, mark, *, at=vec![]))]
 pub fn mark_older<'py>(
@@ -47,7 +46,7 @@ pub fn mark_older<'py>(
     done.map_err(|failure| failure.into_py(py, "loading"))
 }
 
-/// Returns whether a record has older types; false if it is damaged.
+/// False if the record is damaged.
 #[pyfunction]
 pub fn has_older_types(py: Python<'_>, record: &[u8]) -> PyResult<bool> {
     for class in Record::types(record).unwrap_or_default() {
@@ -70,12 +69,12 @@ struct Marking<'a, 'py> {
     older: &'a [bool],
     /// By node.
     marked: &'a [bool],
-    /// Takes a state and the position of its node.
+    /// Called with a state and the position of its node.
     mark: Bound<'py, PyAny>,
 }
 
 impl<'py> Marking<'_, 'py> {
-    /// `at` is the position of the node, see `node_at`.
+    /// See `node_at` for `at`.
     fn node(
         &self,
         state: Bound<'py, PyAny>,
@@ -100,7 +99,7 @@ impl<'py> Marking<'_, 'py> {
         Ok(dict_of(py, keys.into_iter(), made)?.into_any())
     }
 
-    #[inline(never)] // callers are recursive
+    #[inline(never)]
     fn below(
         &self,
         dict: &Bound<'py, PyDict>,

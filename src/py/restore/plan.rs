@@ -16,12 +16,12 @@ use crate::{Result, grow};
 #[allow(clippy::struct_excessive_bools)] // as in Python
 pub struct How<'py> {
     pub convert: Option<Bound<'py, PyAny>>,
-    /// Whether to convert all arrays, not only jax arrays.
+    /// Convert all arrays, not only jax arrays.
     pub everywhere: bool,
     pub unknown_as_dict: bool,
-    /// Whether containers become dicts and lists.
+    /// Make only dicts and lists.
     pub plain: bool,
-    /// Whether the arrays are placeholders.
+    /// The arrays are abstract.
     pub placeholders: bool,
     /// Values for the placeholders in static data.
     pub fillings: Option<Bound<'py, PyAny>>,
@@ -110,8 +110,8 @@ impl<'py> Names<'py> {
         })
     }
 
-    /// Replaces a child's state by the child. This frees the state, so Python's garbage collector
-    /// has no more objects to visit.
+    /// Replaces a child's state by the child, so that the garbage collector has no more objects to
+    /// visit.
     pub fn replace(&self, name: &Name<'py>, child: &Bound<'py, PyAny>) -> PyResult<()> {
         match self {
             Self::State(dict) => dict.set_item(name.object(dict.py())?, child),

@@ -32,7 +32,6 @@ use super::state::State;
 use crate::grow;
 use crate::structure::{Axis, Kind, Node, Record, Repeat, Sharding};
 
-/// Makes the tree of a state dict.
 #[pyfunction]
 #[pyo3(signature = (
     state, record, *, convert=None, everywhere=false, unknown_as_dict=false, plain=false,
@@ -73,7 +72,6 @@ pub fn assemble<'py>(
     walk.tree(planned)
 }
 
-/// Returns the user's metadata, or `None`.
 #[pyfunction]
 #[pyo3(signature = (record, *, unknown_as_dict))]
 pub fn record_metadata<'py>(
@@ -96,7 +94,7 @@ pub struct Walk<'a, 'py, C> {
     assembly: Assembly<'a, 'py>,
     /// By index; empty if arrays do not go to devices.
     shardings: Bound<'py, PyList>,
-    /// The names of the children by type, once needed.
+    /// Names of children by type, once needed.
     names: Vec<Option<Rc<Vec<Name<'py>>>>>,
     /// Leaves for Python to convert: trail, `None` as template, leaf, weak dtype, sharding.
     open: Vec<Bound<'py, PyAny>>,
@@ -163,8 +161,7 @@ impl<'a, 'py, C: Ordered<'py>> Walk<'a, 'py, C> {
         self.assembly.signals.has_raised()
     }
 
-    /// Plans a part of the tree. This and `container` are the recursion: the functions that they
-    /// call are not inlined, which keeps stack frames small.
+    /// Plans a part of the tree. Recurses through `container`.
     pub fn value(
         &mut self,
         place: C::Place,
@@ -185,7 +182,6 @@ impl<'a, 'py, C: Ordered<'py>> Walk<'a, 'py, C> {
         }
     }
 
-    /// Returns whether the walk enters a node.
     #[inline]
     fn is_container(&self, number: usize) -> bool {
         match self.record.nodes[number].0 {
@@ -257,7 +253,7 @@ impl<'a, 'py, C: Ordered<'py>> Walk<'a, 'py, C> {
         self.planned(number, names, parts, here)
     }
 
-    /// Returns the names of the children, if all nodes of this type have the same.
+    /// Returns names that all nodes of this type have.
     #[inline(never)]
     fn shared_names(&mut self, kind: &Kind) -> PyResult<Option<Rc<Vec<Name<'py>>>>> {
         let Kind::Typed(class, _) = kind else {

@@ -33,7 +33,6 @@ use crate::wire::MAX_DEPTH;
 type Fit<'py> = Walked<Option<Plan<'py>>>;
 
 pub enum Plan<'py> {
-    /// A part of the template.
     Keep(Bound<'py, PyAny>),
     /// A finished part.
     Ready(Bound<'py, PyAny>),
@@ -47,7 +46,7 @@ pub enum Plan<'py> {
     Later(Box<Later<'py>>),
 }
 
-/// A container of the template, its fields, and the plans for its children.
+/// Template, fields, and plans for the children.
 type PlannedNode<'py> = (Bound<'py, PyAny>, Rc<Fields<'py>>, Vec<Plan<'py>>);
 
 pub struct Later<'py> {
@@ -125,7 +124,6 @@ impl<'py> Session<'py> {
         self.partial.as_ref()
     }
 
-    /// Returns the marker for parts that were not selected.
     pub fn absent(&self) -> PyResult<Option<Bound<'py, PyAny>>> {
         let absent = |partial: &Bound<'py, PyAny>| partial.getattr(intern!(partial.py(), "absent"));
         self.partial.as_ref().map(absent).transpose()
@@ -166,8 +164,7 @@ pub struct Walk<'py, C> {
     /// Without one, the walk ends where it needs Python.
     session: Option<Session<'py>>,
     pub signals: Signals,
-    /// Stacks of children under way and of finished plans, which save small containers an
-    /// allocation.
+    /// Stacks of children and plans under way, which save small containers an allocation.
     children: Vec<TemplateChild<'py>>,
     plans: Vec<Plan<'py>>,
     /// Leaves that Python has not settled: trail, template, saved leaf.
@@ -264,8 +261,7 @@ impl<'py, C: Named<'py>> Walk<'py, C> {
         Ok(())
     }
 
-    /// Plans a part of the template. This and `node` are the recursion: the functions that they
-    /// call are not inlined, which keeps stack frames small.
+    /// Plans a part of the template. Recurses through `node`.
     pub fn value(
         &mut self,
         place: C::Place,
@@ -503,7 +499,6 @@ fn made<'a, 'py: 'a>(
     }
 }
 
-/// Pushes the children of a container; `None` if its kind is not known.
 #[inline(never)]
 fn add_children<'py>(
     template: &Bound<'py, PyAny>,

@@ -28,8 +28,7 @@ struct Reduced<'py> {
 }
 
 impl<'py> Walk<'py> {
-    /// Writes `value`. This and its functions for containers are the recursion: other functions are
-    /// not inlined, which keeps stack frames small.
+    /// Writes `value`. Recurses through containers.
     pub fn value(&mut self, value: &Bound<'py, PyAny>, place: Position) -> Walked {
         self.signals.check(self.py)?;
         let class = value.get_type_ptr();
