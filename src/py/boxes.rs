@@ -60,7 +60,7 @@ impl Shards {
 }
 
 fn fewer() -> PyErr {
-    PyIndexError::new_err("there are fewer shards")
+    PyIndexError::new_err("shard index out of range")
 }
 
 #[pyclass(frozen, module = "treepack._core")]

@@ -103,7 +103,8 @@ impl Source for Elsewhere {
                 let found = Borrowed::buffer(&found)?;
                 let count = found.as_raw().len();
                 if count == 0 || count > len - done {
-                    let reason = format!("{count} bytes were read of {}", len - done);
+                    let reason =
+                        format!("read returned {count} bytes, expected 1 to {}", len - done);
                     return Err(PyValueError::new_err(reason));
                 }
                 Ok(found)
@@ -212,7 +213,7 @@ impl Content {
     /// Returns the range of the file that holds a range of the content: whole blocks of gzip.
     fn stored(&self, start: usize, stop: usize) -> PyResult<(usize, usize)> {
         if start > stop || stop > self.source().len() {
-            return Err(PyIndexError::new_err("there are fewer bytes"));
+            return Err(PyIndexError::new_err("the range exceeds the content"));
         }
         let range = match &self.0 {
             Storage::Gzip(indexed, _) => indexed.stored(start..stop),
@@ -308,7 +309,7 @@ impl Content {
     ) -> PyResult<Bound<'py, PyBytes>> {
         let source = self.source();
         if start > stop || stop > source.len() {
-            return Err(PyIndexError::new_err("there are fewer bytes"));
+            return Err(PyIndexError::new_err("the range exceeds the content"));
         }
         let made = new_bytes(py, stop - start, true, |target| {
             source.read_at(start, target)

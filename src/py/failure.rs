@@ -139,7 +139,7 @@ impl Failure {
                 Err(error) => error.into(),
             },
             Cause::Structure(what) => {
-                let reason = format!("the recorded structure is not that of the tree: {what}");
+                let reason = format!("the record does not match the tree: {what}");
                 errors::to_py(py, Error::Structure(reason), Some(&path))
             }
             Cause::Node(name, cause) => {

@@ -54,7 +54,7 @@ pub fn boxes_of_range(
         .iter()
         .try_fold(1_usize, |all, len| all.checked_mul(*len));
     if count.is_none_or(|count| stop > count) {
-        return Err(PyIndexError::new_err("the array has fewer elements"));
+        return Err(PyIndexError::new_err("the range exceeds the array"));
     }
     let boxes = array::boxes_of_range(&shape, start..stop);
     let boxes = boxes.iter().map(|found| {
@@ -86,5 +86,5 @@ pub(super) fn tuples<const N: usize>(
 }
 
 fn missing() -> PyErr {
-    PyIndexError::new_err("there are fewer shards")
+    PyIndexError::new_err("shard index out of range")
 }

@@ -28,7 +28,7 @@ pub fn restore<'py>(
     let tree = with_source(data, |source, memory| {
         let (start, end) = part.unwrap_or((0, source.len()));
         if start > end || end > source.len() {
-            return Err(PyIndexError::new_err("there are fewer bytes"));
+            return Err(PyIndexError::new_err("the range exceeds the data"));
         }
         build(data.py(), source, start..end, memory, copy.into(), threads).map(Some)
     })?;

@@ -75,7 +75,11 @@ impl Manifest {
         writer: Option<String>,
     ) -> PyResult<Bound<'py, PyBytes>> {
         if files.len() != self.manifest.files.len() {
-            return Err(PyIndexError::new_err("there are other files"));
+            return Err(PyIndexError::new_err(format!(
+                "expected {} files, got {}",
+                self.manifest.files.len(),
+                files.len()
+            )));
         }
         keep_reserve()?;
         let mut manifest = self.manifest.try_clone()?;
@@ -155,7 +159,7 @@ impl Manifest {
 impl Manifest {
     fn array(&self, number: usize) -> PyResult<&Grid> {
         let array = self.manifest.arrays.get(number);
-        array.ok_or_else(|| PyIndexError::new_err("there are fewer arrays"))
+        array.ok_or_else(|| PyIndexError::new_err("array index out of range"))
     }
 }
 

@@ -19,7 +19,7 @@ impl ShardHolders {
     fn new(py: Python<'_>, shards: Vec<Vec<u32>>) -> PyResult<Self> {
         keep_reserve()?;
         let holders = py.detach(|| plan::Holders::new(shards))?;
-        let holders = holders.ok_or_else(|| PyValueError::new_err("a shard is on no process"))?;
+        let holders = holders.ok_or_else(|| PyValueError::new_err("a shard has no holder"))?;
         Ok(Self(Arc::new(holders)))
     }
 
@@ -54,7 +54,7 @@ impl ShardPlan {
         });
         if !are_whole {
             return Err(PyValueError::new_err(
-                "an array has another number of shards",
+                "an array does not have one holder per shard",
             ));
         }
         Ok(Self(Arc::new(py.detach(|| plan::Plan::new(splits))?)))
@@ -80,7 +80,7 @@ impl ShardPlan {
         process: u32,
     ) -> PyResult<Bound<'py, PyList>> {
         if array >= self.0.splits.len() {
-            return Err(PyIndexError::new_err("there are fewer arrays"));
+            return Err(PyIndexError::new_err("array index out of range"));
         }
         let plan = &self.0;
         let found: Result<Vec<_>> =

@@ -95,7 +95,9 @@ impl Marks {
         if self.0.values() == catalog.values() {
             return Ok(&self.0);
         }
-        Err(PyIndexError::new_err("these are the marks of another file"))
+        Err(PyIndexError::new_err(
+            "the marks belong to a different file",
+        ))
     }
 }
 

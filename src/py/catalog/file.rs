@@ -95,6 +95,6 @@ impl Catalog {
     pub(super) fn leaf_of(&self, value: usize) -> PyResult<usize> {
         self.check(value)?;
         let leaf = self.catalog.leaf(value);
-        leaf.ok_or_else(|| PyTypeError::new_err("the value is no leaf"))
+        leaf.ok_or_else(|| PyTypeError::new_err("the value is not a leaf"))
     }
 }

@@ -271,7 +271,7 @@ impl Catalog {
     ) -> PyResult<Bound<'py, PyAny>> {
         let array = self.array(py, value)?;
         let runs = array.byte_runs(start..stop);
-        let runs = runs.ok_or_else(|| PyIndexError::new_err("the array has fewer bytes"))?;
+        let runs = runs.ok_or_else(|| PyIndexError::new_err("the range exceeds the array"))?;
         self.read_fresh(py, value, &array, &runs)
     }
 

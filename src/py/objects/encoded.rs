@@ -196,7 +196,7 @@ impl<'py> Encoded<'_, 'py> {
             .and_then(|record| record.cast::<PyBytes>().ok());
         let expected = self.record.as_ref().map(ExactSizeIterator::len);
         if record.map(|record| record.as_bytes().len()) != expected {
-            return Err(Failure::structure("the record is elsewhere"));
+            return Err(Failure::structure("the record is not in its place"));
         }
         dict.del_item(RECORD_KEY)?;
         let root = dict.get_item(ROOT_KEY)?;

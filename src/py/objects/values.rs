@@ -172,7 +172,7 @@ impl<'py> Objects<'_, 'py> {
                     }
                 })?
             }
-            _ => return Err(Failure::structure("an event that begins nothing")),
+            _ => return Err(Failure::structure("an event does not begin a value")),
         })
     }
 

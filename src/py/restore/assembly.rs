@@ -481,8 +481,14 @@ fn with_keys<'py>(keys: &Bound<'py, PyAny>, built: Vec<Bound<'py, PyAny>>) -> As
     let py = keys.py();
     let keys = match keys.cast::<PyList>() {
         Ok(keys) if keys.len() == built.len() => keys,
-        Ok(_) => return damaged("there is another number of keys"),
-        Err(_) => return damaged("the keys of a dict are no list"),
+        Ok(keys) => {
+            return damaged(format!(
+                "a dict has {} keys and {} children",
+                keys.len(),
+                built.len()
+            ));
+        }
+        Err(_) => return damaged("the keys of a dict are not a list"),
     };
     let count = built.len();
     let dict = dict_of(py, keys.iter(), built).map_err(|error| unhashable(py, error))?;

@@ -37,7 +37,7 @@ pub(super) fn children<'a, 'py>(
 ) -> Walked<&'a Bound<'py, PyDict>> {
     match state.cast_exact::<PyDict>() {
         Ok(dict) => check_count(node, dict.len() as u64).map(|()| dict),
-        Err(_) => damaged("there is a leaf where a container was saved"),
+        Err(_) => damaged("expected a container, found a leaf"),
     }
 }
 

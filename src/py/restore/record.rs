@@ -146,9 +146,10 @@ impl<'a, 'py, C: Ordered<'py>> Walk<'a, 'py, C> {
         let converted = convert.call1((new_list_of(self.py, open)?,))?;
         let converted = converted.cast_into::<PyList>()?;
         if converted.len() != count {
-            return Err(PyTypeError::new_err(
-                "convert returned another number of leaves",
-            ));
+            return Err(PyTypeError::new_err(format!(
+                "convert returned {} leaves, expected {count}",
+                converted.len()
+            )));
         }
         for (container, key, number) in &self.places {
             container.set_item(key, converted.get_item(*number)?)?;
@@ -231,7 +232,7 @@ impl<'a, 'py, C: Ordered<'py>> Walk<'a, 'py, C> {
                 None => self.cursor.next(&mut node)?,
             };
             let Some((name, place)) = next else {
-                return damaged("a container has another key than it was saved with");
+                return damaged("a container has a key that its record does not have");
             };
             if let Names::Keys(names) = &mut names {
                 grow::push(names, name.clone())?;
@@ -311,7 +312,7 @@ impl<'a, 'py, C: Ordered<'py>> Walk<'a, 'py, C> {
             Kind::Jax | Kind::WeakJax => return self.jax(leaf, number, here),
             Kind::Bytearray => PyByteArray::from(bytes(&leaf)?)?.into_any(),
             Kind::Memoryview => PyMemoryView::from(bytes(&leaf)?)?.into_any(),
-            _ => return damaged("there is a leaf where a container was saved"),
+            _ => return damaged("expected a container, found a leaf"),
         }))
     }
 
@@ -433,6 +434,6 @@ fn resolved<'py>(py: Python<'py>, shardings: &[Sharding]) -> PyResult<Bound<'py,
 fn bytes<'a, 'py>(state: &'a Bound<'py, PyAny>) -> Walked<&'a Bound<'py, PyBytes>> {
     match state.cast_exact::<PyBytes>() {
         Ok(bytes) => Ok(bytes),
-        Err(_) => damaged("there is something else where bytes were saved"),
+        Err(_) => damaged("expected bytes, found another value"),
     }
 }

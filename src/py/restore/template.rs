@@ -205,11 +205,13 @@ impl<'py, C: Named<'py>> Walk<'py, C> {
         let plan = self.value(place, template, &Here::root(None));
         let plan = plan.map_err(|failure| failure.into_py(self.py, "restoring"))?;
         let (Some(plan), Some(_)) = (plan, &self.session) else {
-            return Err(PyRuntimeError::new_err("a state has no end"));
+            return Err(PyRuntimeError::new_err(
+                "the walk over a state stopped early",
+            ));
         };
         self.flush()?;
         self.cursor.copy()?;
-        let session = self.session.as_ref().expect("there is one, as was seen");
+        let session = self.session.as_ref().expect("checked above");
         if session.has_mismatches()? || (session.collects && !session.keeps_plan) {
             return Ok(template.clone()); // an error follows, or another walk
         }
@@ -338,7 +340,7 @@ impl<'py, C: Named<'py>> Walk<'py, C> {
         };
         self.flush()?;
         self.cursor.copy()?; // Python may look at arrays
-        let session = self.session.as_ref().expect("there is one, as was seen");
+        let session = self.session.as_ref().expect("checked above");
         let keys = here.names(self.py)?;
         let restored = session.restore_child(&keys, template, &state)?;
         Ok(Some(if session.collects && session.keeps_plan {

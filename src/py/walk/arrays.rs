@@ -374,7 +374,7 @@ impl<'py> Walk<'py> {
         let outside = |piece: &Range<usize>| piece.end > source.len();
         if pieces.len() != header.nbytes() || pieces.as_slice().iter().any(outside) {
             return Err(Failure::leaf(
-                "the bytes of the array are not where they should be",
+                "the pieces of the array do not match its size or its file",
             ));
         }
         Ok(self.out.array(&header, Kind::Plain, |out, range| {
