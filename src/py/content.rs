@@ -122,7 +122,7 @@ impl Source for Elsewhere {
     }
 }
 
-/// A leaf that is compared with its checksum while it is copied, and the name of its file.
+/// A leaf that is compared with its checksum during its copy, and the name of its file.
 struct Copied(Compared, Option<String>);
 
 impl Copied {
@@ -258,8 +258,8 @@ impl Content {
         Ok(content)
     }
 
-    /// Returns whether the content ends like gzip with an index. If `indexed` returns `None`, that
-    /// index is damaged.
+    /// Returns whether the content ends like gzip with an index, which is damaged if `indexed`
+    /// returns `None`.
     fn has_traces_of_index(&self, py: Python<'_>) -> PyResult<bool> {
         let source = self.source();
         Ok(py.detach(|| has_traces(source))?)
@@ -448,7 +448,7 @@ impl Content {
         }
     }
 
-    /// Returns the encoding of a manifest, which has gaps.
+    /// Returns the encoding of a manifest.
     pub fn with_gaps(&self) -> Option<&Sparse> {
         match &self.0 {
             Storage::Sparse(sparse) => Some(sparse),

@@ -19,7 +19,7 @@ where
     made(Hooks::error(py, name).and_then(|class| class.call1(arguments)))
 }
 
-/// Makes an exception from text; a `MemoryError` if allocation fails.
+/// Makes an exception; a `MemoryError` if allocation fails.
 pub fn make_of<const N: usize>(py: Python<'_>, name: &str, text: [&str; N]) -> PyErr {
     let texts = text.map(|it| Ok(new_string(py, it.as_bytes())?.into_any()));
     let texts = texts.into_iter().collect::<PyResult<Vec<_>>>();

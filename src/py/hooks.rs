@@ -26,7 +26,7 @@ macro_rules! hooks {
 }
 
 hooks! {
-    /// `classify(value) -> Class`: the kind of a value.
+    /// `classify(value) -> Class`.
     classify,
     /// `explain(value) -> str`: why a value cannot be a leaf.
     explain,
@@ -72,9 +72,8 @@ hooks! {
     upgrades,
     /// `is_named(type, name) -> bool`: whether `name` in a file means this type.
     is_named,
-    /// `fill_holes(data, path, static, type, lines) -> (data, unfilled)`: fills placeholders in
-    /// static data, and describes those without a value. `lines` counts earlier descriptions;
-    /// `None`: no description.
+    /// `fill_holes(data, path, static, type, lines) -> (data, unfilled)`: fills placeholders, and
+    /// describes the others. `lines` counts earlier descriptions; `None`: describe nothing.
     fill_holes,
     /// `hole_error(unfilled) -> error`: an error that lists all these placeholders.
     hole_error,
@@ -82,7 +81,7 @@ hooks! {
     reduce_value,
     /// `rebuild_value(name, value) -> value`: the inverse.
     rebuild_value,
-    /// `is_key(value) -> bool`: whether a value of a file may be hashed and compared.
+    /// `is_key(value) -> bool`: whether to hash and compare a value of a file.
     is_key,
     /// `holds_code(data) -> bool`: whether encoded static data hold callables.
     holds_code,

@@ -26,13 +26,13 @@ use crate::{Result, parallel};
 /// `buffers` joins smaller pieces: a copy costs less than sending one more piece.
 const JOIN_MAX_BYTES: usize = 4 << 10;
 
-/// A tree that is ready to be written: headers, and borrowed memory of arrays.
+/// A tree ready to be written: headers, and borrowed memory of arrays.
 #[pyclass(frozen, module = "treepack._core")]
 pub struct Layout {
     output: layout::Layout<LeafPayload>,
     /// Whether copying calls Python, and so must run detached.
     needs_python: bool,
-    /// The arrays that gaps replace.
+    /// Arrays that gaps replace.
     hollow: Vec<Py<PyAny>>,
 }
 

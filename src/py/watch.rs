@@ -10,14 +10,12 @@ use super::memory::keep_reserve;
 use crate::watch::Watch;
 use crate::{Error, Result};
 
-/// Calls a callable with the bytes done and the total, and checks Python's signals often enough for
-/// Ctrl-C.
+/// Reports the bytes done and the total to a callable, and checks signals often enough for Ctrl-C.
 pub struct Watcher {
     callback: Option<Py<PyAny>>,
     /// Called at each check of signals; may raise.
     check: Option<Py<PyAny>>,
     total: usize,
-    /// The interval of checks.
     often: Duration,
     state: Mutex<State>,
 }
@@ -34,7 +32,6 @@ const OFTEN: Duration = Duration::from_millis(30);
 impl Watcher {
     const STEP: usize = 4 << 20;
 
-    /// Reports work on `total` bytes to `callback`.
     pub fn new(callback: Option<Py<PyAny>>, total: usize) -> Self {
         Self {
             callback,
@@ -53,7 +50,6 @@ impl Watcher {
         Self::new(None, 0)
     }
 
-    /// Also calls `check` at each check of signals.
     pub fn checking(mut self, check: Option<Py<PyAny>>) -> Self {
         self.check = check;
         self

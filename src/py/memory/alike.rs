@@ -13,11 +13,11 @@ use crate::array::Like;
 use crate::encoder::Encoder;
 use crate::layout::Payload;
 
-/// Writes pairs of a `str` and an array like the last one, whose headers are `headers`. Moves
-/// `position` to the first other pair, and returns the number of pairs, at most `most`.
+/// Writes pairs of a `str` and an array like the last one. Moves `position` to the first other
+/// pair, and returns the number of pairs, at most `most`.
 ///
-/// Uses borrowed references: owned ones would cost a tenth, because each writes to two cache lines
-/// that are otherwise only read.
+/// Owned references would cost a tenth, because each writes to two cache lines that are otherwise
+/// only read.
 pub fn write_alike<P: Payload>(
     out: &mut Encoder<P>,
     headers: &Like,
@@ -34,7 +34,7 @@ pub fn write_alike<P: Payload>(
         PyString::type_object_raw(py),
         PyUntypedArray::type_object_raw(py),
     );
-    // The positions after and before the last pair taken.
+    // Positions after and before the last pair taken.
     let (mut reached, mut before) = (*position, *position);
     let mut given = 0;
     let count = out.pairs_like(headers, || {

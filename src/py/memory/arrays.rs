@@ -130,8 +130,7 @@ impl<'py> SmallCopies<'py> {
     /// The alignment of NumPy's largest element, a complex of long doubles.
     const ALIGN: usize = 16;
 
-    /// Makes an array on a copy of the bytes that `fill` writes and returns. It keeps its block
-    /// alive.
+    /// Makes an array on the bytes that `fill` writes and returns. It keeps its block alive.
     ///
     /// # Panics
     /// If it exceeds `MAX_BYTES`, or `fill` returns other bytes.
@@ -278,12 +277,11 @@ impl Alike {
     }
 }
 
-/// A snapshot of an array's fields, taken without a call of Python. Later code may change the
-/// array's shape or dtype, not the snapshot.
+/// A snapshot of an array's fields, taken without a call of Python. Later changes of the array do
+/// not reach it.
 ///
-/// Without the GIL, other code may run at the same time. The lock excludes only code that locks the
-/// array, too. NumPy does not lock yet, but forbids changing an array in place that another thread
-/// uses.
+/// Without the GIL, the lock excludes only code that locks the array, too. NumPy does not lock yet,
+/// but forbids changing an array in place that another thread uses.
 pub struct ArrayParts<'a> {
     shape: SmallVec<[usize; 4]>,
     array: PhantomData<&'a PyUntypedArray>,

@@ -68,8 +68,8 @@ fn fresh(py: Python<'_>, len: usize) -> PyResult<(Bound<'_, PyBytes>, NonNull<Ma
     Ok((bytes, start))
 }
 
-/// Lends the memory of a `bytes` object with the size of the last output, because programs often
-/// write trees of one size repeatedly. Output written there needs no copy.
+/// Lends a `bytes` object of the size of the last output, which programs often repeat. Output
+/// written there needs no copy.
 pub struct BytesLender;
 
 static LAST_BYTES: AtomicUsize = AtomicUsize::new(0);
@@ -94,14 +94,13 @@ impl Lender for BytesLender {
 
 pub fn remember_size(len: usize) {
     if len > Buffer::SMALL {
-        // Room for a few bytes more, such as another digit of a step count, and for the largest
-        // headers, whose size is only known later.
+        // Room for a few bytes more, such as a digit of a step count, and for the largest headers.
         LAST_BYTES.store(len + len / 64 + HEADERS_MAX_BYTES, Relaxed);
     }
 }
 
-/// Returns the object of `BytesLender` with `output` at its start, shortened to that; `None` if a
-/// copy would save much memory.
+/// Shortens the object of `BytesLender` to `output` at its start; `None` if a copy would save much
+/// memory.
 ///
 /// # Panics
 /// If the object is smaller.

@@ -16,8 +16,8 @@ use crate::mapping::fresh_pages;
 #[cfg(target_os = "linux")]
 const HUGE_MIN_BYTES: usize = 4 << 20;
 
-/// Requests huge pages for fresh memory: one page fault per 2 MiB instead of 512, which are most of
-/// the cost of filling it.
+/// Requests huge pages for fresh memory: one page fault per 2 MiB instead of 512, most of the cost
+/// of filling it.
 #[cfg(target_os = "linux")]
 pub fn advise_huge(memory: &mut [MaybeUninit<u8>]) {
     const HUGE: usize = 2 << 20;
@@ -43,9 +43,8 @@ pub fn advise_huge(memory: &mut [MaybeUninit<u8>]) {
 #[cfg(not(target_os = "linux"))]
 pub fn advise_huge(_memory: &mut [MaybeUninit<u8>]) {}
 
-/// Fresh memory for the large arrays of a large tree. They share a mapping, nearly all in huge
-/// pages. An array that NumPy allocates begins and ends in small pages, whose faults cost more than
-/// the copy.
+/// Fresh memory for large arrays of a large tree, in a shared mapping of huge pages. An array that
+/// NumPy allocates begins and ends in small pages, whose faults cost more than the copy.
 pub struct FreshPages {
     tree_bytes: usize,
     mapping: Option<Arc<MmapRaw>>,
@@ -53,7 +52,7 @@ pub struct FreshPages {
 }
 
 impl FreshPages {
-    /// For smaller trees, the allocator's used memory is faster than fresh pages.
+    /// For smaller trees, memory that the allocator reuses is faster.
     const TREE_MIN_BYTES: usize = 32 << 20;
 
     /// Smaller arrays would waste much of their last page.
@@ -99,8 +98,8 @@ fn page_size() -> usize {
     64 << 10
 }
 
-/// The pages of one array, returned to the system when dropped, whether or not other arrays in the
-/// mapping live on. As a buffer it shows NumPy whether they are writable.
+/// The pages of one array, returned to the system when dropped, even if others in the mapping live
+/// on. NumPy learns from the buffer whether they are writable.
 #[pyclass(frozen, module = "treepack._core")]
 pub struct OwnPages {
     mapping: Arc<MmapRaw>,

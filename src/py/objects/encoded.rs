@@ -1,8 +1,8 @@
 //! Encoded bytes as a cursor, which reads them once, in order.
 //!
-//! Most data have the same keys as their template or record, in the same order: then no state dict is
-//! made. At the first mismatch or error the walk ends. The caller reads the data again in another form,
-//! whose walk reports the mismatch.
+//! Most data have the keys of their template or record in the same order: then no state dict is
+//! made. The walk ends at the first mismatch or error. The caller reads the data again in another
+//! form, whose walk reports the mismatch.
 
 use std::ops::Range;
 
@@ -23,8 +23,8 @@ use crate::source::{Source, read_to};
 use crate::structure::{Footer, RECORD_KEY, ROOT_KEY, Record};
 use crate::wire::Head;
 
-/// Restores a template from encoded bytes; `None` unless they have its structure. `settle` compares
-/// and converts leaves that do not match exactly.
+/// Restores a template; `None` unless the bytes have its structure. `settle` compares and converts
+/// leaves that do not match exactly.
 #[allow(clippy::too_many_arguments)] // as in Python
 pub fn build_like<'py>(
     template: &Bound<'py, PyAny>,
@@ -101,8 +101,8 @@ pub fn build_recorded<'py>(
     walk.tree(Ok(plan)).map(Some)
 }
 
-/// Returns `None` after an error of the data, so that the caller reads them again. Raises errors of
-/// signals, and those that are not an `Exception`.
+/// Returns `None` after an error of the data. Raises errors of signals, and those that are not an
+/// `Exception`.
 fn unless_wrong<P>(
     py: Python<'_>,
     plan: Walked<Option<P>>,
@@ -115,7 +115,7 @@ fn unless_wrong<P>(
     }
 }
 
-/// Returns the record at the end of a source, and its position; `None` if it is absent or damaged.
+/// Returns the record at the end and its position; `None` if it is absent or damaged.
 fn recorded(source: &dyn Source) -> PyResult<Option<(Record, Range<usize>)>> {
     let len = source.len();
     let mut bytes = Vec::new();
@@ -133,7 +133,6 @@ fn recorded(source: &dyn Source) -> PyResult<Option<(Record, Range<usize>)>> {
     }
 }
 
-/// Returns whether a template has the record's key itself.
 fn has_record(template: &Bound<'_, PyAny>) -> PyResult<bool> {
     template.cast_exact::<PyDict>().map_or(Ok(false), |dict| {
         dict.contains(intern!(dict.py(), RECORD_KEY))

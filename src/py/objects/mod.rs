@@ -28,8 +28,7 @@ use crate::source::Source;
 pub use self::encoded::{build_like, build_recorded};
 pub use self::values::CopyMode;
 
-/// Decodes the tree in a part of a source. Arrays can be views of `memory`, which holds the whole
-/// source.
+/// Decodes the tree in a part of a source. Arrays can be views of `memory`, the whole source.
 pub fn build<'py>(
     py: Python<'py>,
     source: &dyn Source,
@@ -65,8 +64,8 @@ impl<'a, 'py> Parts<'a, 'py> {
         self.0.py
     }
 
-    /// Decodes a part. The bytes of large arrays are missing until [`Self::finish`]. After an error
-    /// no other part can be read.
+    /// Decodes a part. Large arrays are filled by [`Self::finish`]. After an error no other part
+    /// can be read.
     pub fn read(&mut self, part: Range<usize>) -> PyResult<Bound<'py, PyAny>> {
         let Self(objects) = self;
         objects.reader.seek(part);

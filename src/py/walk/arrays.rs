@@ -37,7 +37,7 @@ const JOINED_INLINE_MAX_BYTES: usize = 4 << 10;
 /// Smaller NumPy arrays are written even where gaps are left.
 const HOLLOW_MIN_BYTES: usize = 64;
 
-/// After this many refusals of jax to lend arrays of a dtype, the walk no longer tries.
+/// Refusals of jax to lend arrays of a dtype until the walk stops trying.
 const MAX_FAILURES: u8 = 8;
 
 impl<'py> Walk<'py> {
@@ -161,7 +161,7 @@ impl<'py> Walk<'py> {
         })?)
     }
 
-    /// Writes a jax array; in host memory it is copied or borrowed at once.
+    /// Copies or borrows an array in host memory at once.
     pub fn jax_array(&mut self, array: &Bound<'py, PyAny>) -> Walked {
         let kind = self.jax_kind(array)?;
         if self.options.hollow && !self.out.is_inside_leaf() {
@@ -198,7 +198,7 @@ impl<'py> Walk<'py> {
         self.device_array(array, dtype, kind)
     }
 
-    /// Returns whether the dtype of a jax array is weak, as a kind. Most arrays share their `aval`.
+    /// Whether the dtype is weak. Most arrays share their `aval`.
     fn jax_kind(&mut self, array: &Bound<'py, PyAny>) -> Walked<Kind> {
         let py = self.py;
         if !self.out.is_described() {
@@ -278,8 +278,8 @@ impl<'py> Walk<'py> {
     /// Writes a jax array in host memory; returns false for others.
     ///
     /// jax lends memory by the buffer protocol, at a fraction of the cost of a NumPy array. It
-    /// waits for the content and keeps it alive. It does not lend arrays on accelerators, sharded
-    /// arrays, or some dtypes. Arrays without dimensions come in an unusable form.
+    /// waits for the content and keeps it alive, but lends no arrays on accelerators, no sharded
+    /// arrays, and not all dtypes. Arrays without dimensions come in an unusable form.
     fn lent_array(&mut self, array: &Bound<'py, PyAny>, kind: &Kind) -> Walked<bool> {
         let buffer = match PyUntypedBuffer::get(array) {
             Ok(buffer) => buffer,

@@ -21,7 +21,7 @@ use crate::{grow, wire};
 
 struct Reduced<'py> {
     children: Bound<'py, PyDict>,
-    /// Whether a handler made them, so that lists stay lists.
+    /// A handler made them: lists stay lists.
     fixed: bool,
     class: u32,
     data: ByteBuf,
@@ -75,7 +75,6 @@ impl<'py> Walk<'py> {
         Ok(())
     }
 
-    /// Writes a leaf of a type that Python classifies.
     #[inline(never)]
     fn other(&mut self, class: Class, value: &Bound<'py, PyAny>) -> Walked {
         let py = self.py;
@@ -224,7 +223,6 @@ impl<'py> Walk<'py> {
         self.reduced(value, place)
     }
 
-    /// Writes a container, or code, as Python takes it apart.
     #[inline(never)]
     fn reduced(&mut self, value: &Bound<'py, PyAny>, place: Position) -> Walked {
         let Some(reduced) = self.reduce(value)? else {
@@ -353,7 +351,7 @@ impl<'py> Walk<'py> {
         Ok(written)
     }
 
-    /// Writes the items of a dict in the order of their keys; never with a record.
+    /// Never with a record.
     #[inline(never)]
     fn sorted_pairs(&mut self, dict: &Bound<'py, PyDict>, below: Position) -> Walked {
         let items = sorted_items(dict)?;

@@ -53,7 +53,7 @@ pub fn layout_of(
     }
 }
 
-/// Returns all failures of writing `tree`, each with path and reason.
+/// Returns path and reason of each failure of writing `tree`.
 pub fn problems_of(
     tree: &Bound<'_, PyAny>,
     options: Options<'_>,

@@ -103,7 +103,7 @@ impl Types {
 
 pub struct KnownDtype {
     pub dtype: Arc<Dtype>,
-    /// The number of jax arrays of this dtype that may still refuse to lend memory.
+    /// How often jax arrays of this dtype may still refuse to lend memory.
     pub lent: u8,
 }
 
@@ -137,7 +137,7 @@ pub struct Walk<'py> {
     pub out: Encoder<LeafPayload>,
     pub dtypes: Vec<KnownDtype>,
     pub(super) last_small: Option<LastSmall>,
-    /// Whether every jax array so far has lent its memory, so that the next one is tried first.
+    /// Every jax array so far has lent its memory: the next one is tried first.
     pub all_lent: bool,
     /// Indices of dtypes by the buffer formats of jax arrays.
     pub formats: Vec<(Vec<u8>, usize)>,
