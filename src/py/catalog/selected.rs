@@ -101,7 +101,7 @@ impl Entries<'_, '_> {
         self.marks.is_none_or(|marks| marks.count(inside) > 0)
     }
 
-    /// For leaves that the file lacks.
+    /// Returns whether a leaf that the file lacks may be selected.
     fn may_be_selected(&self, state: Option<&State>) -> bool {
         let (Some(selector), Some(state)) = (self.selector, state) else {
             return true;
@@ -115,7 +115,7 @@ impl Entries<'_, '_> {
         below.map(|(selector, state)| selector.below(state, key))
     }
 
-    /// Accepts children that only the file has.
+    /// Returns whether to accept children that only the file has.
     fn takes_others(
         &self,
         value: usize,

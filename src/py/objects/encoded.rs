@@ -68,7 +68,7 @@ pub fn build_like<'py>(
     plan.tree(py, &settled, None).map(Some)
 }
 
-/// Restores encoded bytes by the record at their end; `None` unless they have and match one.
+/// Restores encoded bytes by the record at their end; `None` unless there is one that they match.
 pub fn build_recorded<'py>(
     py: Python<'py>,
     how: How<'py>,
@@ -273,7 +273,7 @@ impl<'py> Cursor<'py> for Encoded<'_, 'py> {
     }
 
     fn state(&mut self, _: Node) -> Walked<Option<Bound<'py, PyAny>>> {
-        Ok(None) // read in part
+        Ok(None) // already read in part
     }
 
     fn copy(&mut self) -> PyResult<()> {
@@ -320,7 +320,7 @@ impl<'py> Ordered<'py> for Encoded<'_, 'py> {
             return Ok(None);
         };
         if *is_described && self.objects.reader.events().text(text) == ROOT_KEY {
-            return Ok(None); // the tree is the value
+            return Ok(None); // the tree is the value of this key
         }
         let Objects {
             reader, keys, py, ..

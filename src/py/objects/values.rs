@@ -66,7 +66,7 @@ pub(super) struct Objects<'a, 'py> {
     pub(super) copies: Copies<'py>,
     pub(super) small_copies: SmallCopies<'py>,
     pub(super) fresh_pages: FreshPages,
-    /// Copies arrays at once, because Python reads them before the end.
+    /// Whether to copy arrays at once, because Python reads them before the end.
     pub(super) at_once: bool,
     pub(super) signals: Signals,
 }

@@ -51,7 +51,7 @@ pub trait Named<'py>: Cursor<'py> {
 
 /// Reads children in saved order.
 pub trait Ordered<'py>: Cursor<'py> {
-    /// Returns whether the arrays have their bytes, see `copy`.
+    /// Returns whether all arrays have their bytes, see `copy`.
     fn is_copied(&self) -> bool;
 
     /// Returns the dict, if this form is a state.

@@ -95,7 +95,7 @@ impl<'py> Matching<'py> {
         Ok(target.get_type_ptr() == self.array || self.is_abstract_array(target)?)
     }
 
-    /// False if only Python can decide.
+    /// Returns whether `target` is a leaf; false if only Python can decide.
     #[inline(never)]
     pub fn is_leaf(&self, target: &Bound<'py, PyAny>) -> PyResult<bool> {
         let is_plain = is_plain(target)
@@ -115,7 +115,7 @@ impl<'py> Matching<'py> {
         Ok(self.classes.borrow_mut().of(target)? == Class::Code)
     }
 
-    /// NumPy scalars only.
+    /// Returns whether a value is a numeric NumPy scalar.
     fn is_number(&self, value: &Bound<'py, PyAny>) -> PyResult<bool> {
         if self.classes.borrow_mut().of(value)? != Class::Scalar {
             return Ok(false);
@@ -127,7 +127,7 @@ impl<'py> Matching<'py> {
         Ok("biufc".contains(kind))
     }
 
-    /// A jax array or an abstract array.
+    /// Returns whether `value` is a jax or an abstract array.
     fn is_abstract_array(&self, value: &Bound<'py, PyAny>) -> PyResult<bool> {
         // Most containers. A call into Python costs as much as two arrays.
         if value.is_exact_instance_of::<PyDict>()

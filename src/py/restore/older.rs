@@ -65,9 +65,9 @@ fn is_older(py: Python<'_>, class: &NodeType) -> PyResult<bool> {
 struct Marking<'a, 'py> {
     signals: Signals,
     record: &'a Record,
-    /// By type.
+    /// By index of the type.
     older: &'a [bool],
-    /// By node.
+    /// By index of the node.
     marked: &'a [bool],
     /// Called with a state and the position of its node.
     mark: Bound<'py, PyAny>,

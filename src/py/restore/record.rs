@@ -254,7 +254,7 @@ impl<'a, 'py, C: Ordered<'py>> Walk<'a, 'py, C> {
         self.planned(number, names, parts, here)
     }
 
-    /// Returns names that all nodes of this type have.
+    /// Returns the children's names, if all nodes of this type have the same.
     #[inline(never)]
     fn shared_names(&mut self, kind: &Kind) -> PyResult<Option<Rc<Vec<Name<'py>>>>> {
         let Kind::Typed(class, _) = kind else {
