@@ -147,6 +147,7 @@ lint-rust-core:
 lint-python: $(VENV)/.packages
 	@$(BIN)/ruff format --quiet --check .
 	@$(BIN)/ruff check --quiet .
+	@$(BIN)/python tools/prose.py
 
 lint-packages: $(VENV)/.packages
 	@sh tools/lint_packages.sh

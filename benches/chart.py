@@ -1,7 +1,7 @@
 """Draws `results/*.json` as the chart and the tables of the documentation.
 
 The chart, `docs/results.svg`, has seconds to save a gibibyte and read it, one bar for each of four
-libraries, and follows the light or dark theme of the page. The tables stand in `docs/benchmarks.md`.
+libraries, and follows the light or dark theme of the page. The tables are in `docs/benchmarks.md`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Takes arguments for unsafe code away, one at a time, and sees a test fail: `make breaches`.
 
-`breaches.toml` has the edits that take them away, `unsafe.toml` the tests. All is done in a copy of the
-files that git knows, built without optimisations and with the checks of the standard library.
+`breaches.toml` has the edits that take them away, `unsafe.toml` the tests. It works in a copy of
+the files that git tracks, built without optimisations and with the checks of the standard library.
 """
 
 from __future__ import annotations
