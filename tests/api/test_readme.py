@@ -7,7 +7,9 @@ import json
 import re
 import shutil
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import orbax.checkpoint as orbax_checkpoint
@@ -44,7 +46,15 @@ def printed(code: str) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("page", [page for page in TEXTS if blocks("python", TEXTS[page])])
+def examples() -> Iterator[Any]:
+    """Yields the pages with examples; one starts processes."""
+    for page in TEXTS:
+        if blocks("python", TEXTS[page]):
+            slow = [pytest.mark.campaign] if page == "docs/recipes.md" else []
+            yield pytest.param(page, marks=slow)
+
+
+@pytest.mark.parametrize("page", examples())
 def test_each_example_needs_only_the_first_of_its_page(
     page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
 ):
