@@ -73,7 +73,7 @@ test-all:
 	$(call at_once,TIER=all test-python test-rust lint types-all lint-rust-core)
 	$(call at_once,docs check-systems)
 
-## make lint          formatting and lints of both languages, types, workflows, licences
+## make lint          formatting and lints of both languages, types, prose, workflows, licences
 lint: lint-rust lint-python lint-packages types
 
 ## make format        formats both languages
@@ -147,6 +147,7 @@ lint-rust-core:
 lint-python: $(VENV)/.packages
 	@$(BIN)/ruff format --quiet --check .
 	@$(BIN)/ruff check --quiet .
+	@$(BIN)/python tools/prose.py
 
 lint-packages: $(VENV)/.packages
 	@sh tools/lint_packages.sh
