@@ -30,12 +30,12 @@ from treepack._src.checkpoint.reader import (
 )
 from treepack._src.checkpoint.shards import MANIFEST
 from treepack._src.forks import Locked
-from treepack._src.options import Reading, Status, check
+from treepack._src.options import Reading, Status
 from treepack._src.pytree import prng as _prng
 from treepack._src.storage.content import Openable, Opened, read_all, size_of
 from treepack._src.storage.deferred import Computed
 from treepack._src.storage.fetch import fetching
-from treepack._src.storage.foreign import directory_text
+from treepack._src.storage.foreign import directory_text, names_in
 from treepack._src.storage.naming import name_file, naming
 from treepack._src.storage.place import absolute, joined
 from treepack._src.storage.store import ConditionError, RemoteStore
@@ -59,6 +59,18 @@ _MOST_INFLATED = 1032
 
 class ReplacedError(CorruptionError):
     """The files of a checkpoint are gone because it was saved again."""
+
+
+class NoManifestError(DecodeError):
+    """A directory has no manifest.
+
+    Attributes:
+      names: The names in it.
+    """
+
+    def __init__(self, reason: str, names: list[str]):
+        super().__init__(reason)
+        self.names = names
 
 
 def unless_replaced(work: Callable[[], T]) -> T:
@@ -103,26 +115,9 @@ class ShardedReader(Reader):
         # The program may go to another directory before all files are open.
         self._path = absolute(source)
         self._max_size = max_size
-        try:
-            data = read_all(joined(self._path, MANIFEST))
-        except FileNotFoundError:
-            raise DecodeError(
-                f"the directory has no {MANIFEST}: {directory_text(source, MANIFEST)}"
-            ) from None
-        self._data = data
-        try:
-            self.manifest = core.Manifest.decode(data, max_size=max_size)
-        except NewerVersionError:
-            raise
-        except DecodeError as error:
-            if (text := core.described(core.Content.lent(data))) is None:
-                raise
-            raise DecodeError(f"{MANIFEST} is {text}; {error.reason}") from error
+        self._data, self.manifest = self._read_manifest(source)
         self._expected = self.manifest.files
-        for name, _, _ in self._expected:
-            if name in ("", ".", "..") or "\0" in name or os.path.basename(name) != name:  # noqa: PTH119
-                raise DecodeError(f"the manifest is damaged: {name!r} is no file beside it")
-        nbytes = len(data) + sum(nbytes for _, nbytes, _ in self._expected)
+        nbytes = len(self._data) + sum(nbytes for _, nbytes, _ in self._expected)
         if self.manifest.content.nbytes > _MOST_INFLATED * nbytes:
             raise DecodeError(
                 f"the manifest is damaged: its arrays cannot be in files of {nbytes} bytes"
@@ -133,6 +128,31 @@ class ShardedReader(Reader):
         self._remembers = False
         self._files: list[Task[Reader] | None] = [None] * len(self._expected)
         self.catalogs: list[core.Catalog | None] = [None] * len(self._expected)
+
+    def _place(self, name: str) -> str:
+        """Returns the path or URL of a file of the checkpoint."""
+        return joined(self._path, name)
+
+    def _read_manifest(self, source: Openable) -> tuple[bytes, core.Manifest]:
+        """Returns the manifest, encoded and decoded."""
+        try:
+            data = read_all(self._place(MANIFEST))
+        except FileNotFoundError:
+            look: Any = functools.cache(names_in)  # each directory is listed once
+            reason = f"the directory has no {MANIFEST}: {directory_text(source, MANIFEST, look)}"
+            raise NoManifestError(reason, look(source)) from None
+        try:
+            manifest = core.Manifest.decode(data, max_size=self._max_size)
+        except NewerVersionError:
+            raise
+        except DecodeError as error:
+            if (text := core.described(core.Content.lent(data))) is None:
+                raise
+            raise DecodeError(f"{MANIFEST} is {text}; {error.reason}") from error
+        for name, _, _ in manifest.files:
+            if name in ("", ".", "..") or "\0" in name or os.path.basename(name) != name:  # noqa: PTH119
+                raise DecodeError(f"the manifest is damaged: {name!r} is no file beside it")
+        return data, manifest
 
     def salvaging(self) -> Reader:
         """Returns the same checkpoint with all leaves that damage has left."""
@@ -190,7 +210,7 @@ class ShardedReader(Reader):
             self.file(number)
 
     def _checked(self, name: str, nbytes: int, record: int) -> Reader:
-        place = joined(self._path, name)
+        place = self._place(name)
 
         def check_size(found: int) -> None:
             if found == nbytes:
@@ -232,7 +252,7 @@ class ShardedReader(Reader):
     def gone(self, name: str) -> CorruptionError:
         """Returns the error for a missing file, by its name in the directory."""
         with contextlib.suppress(FileNotFoundError, DecodeError):
-            if read_all(joined(self._path, MANIFEST)) != self._data:
+            if read_all(self._place(MANIFEST)) != self._data:
                 return ReplacedError("it has been saved again meanwhile: open it again")
         return CorruptionError(f"{name} is missing: the checkpoint is incomplete")
 
@@ -244,7 +264,7 @@ class ShardedReader(Reader):
         elif isinstance(error, DAMAGE):
             made = CorruptionError(f"{name} is damaged: {error.reason}")
         else:
-            name_file(error, joined(self._path, name))
+            name_file(error, self._place(name))
             return error
         made.__cause__ = error
         return made
@@ -298,7 +318,7 @@ class ShardedReader(Reader):
         place: Place,
         how: Reading,
         marks: core.Marks | None = None,
-        on_devices: Callable[[Sequence[str]], bool] = lambda _: True,
+        on_devices: Callable[[Sequence[str]], bool] | None = None,
     ) -> Any:
         """Reads the state at a place, with `ABSENT` for unmarked leaves.
 
@@ -307,9 +327,11 @@ class ShardedReader(Reader):
         read_now: list[ShardedArray] = []
 
         def waits(array: LazyArray) -> bool:
-            is_sharded = isinstance(array, ShardedArray) and not array.is_host
-            below = array.parts[len(place.parts) :]
-            return is_sharded and how.arrays != "numpy" and on_devices(below)
+            if how.arrays == "numpy" or not isinstance(array, ShardedArray):
+                return False
+            if on_devices is None:
+                return how.everywhere or not array.is_host
+            return on_devices(array.parts[len(place.parts) :])
 
         def expected(value: int, parts: list[str]) -> None:
             kind = self.kind(value, parts)
@@ -421,21 +443,6 @@ class ShardedReader(Reader):
     def open(cls, source: Openable, **options: Any) -> Reader:
         """Opens a directory; see `treepack.open`."""
         return cls(source, **options)
-
-
-def open_reader(
-    source: Openable, *, is_directory: bool = False, max_size: int | None = None, **options: Any
-) -> Reader:
-    """Opens a file or the directory of a sharded checkpoint; see `treepack.open`.
-
-    With `is_directory` it is known to be one.
-    """
-    check("max_size", max_size)
-    options["max_size"] = max_size
-    if not is_directory:
-        with contextlib.suppress(IsADirectoryError):
-            return Reader.open(source, **options)
-    return ShardedReader.open(source, **options)
 
 
 _BADNESS: list[Status] = ["ok", "unchecked", "corrupt"]
