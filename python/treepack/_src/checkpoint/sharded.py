@@ -22,6 +22,7 @@ from treepack._src import paths as _paths
 from treepack._src.checkpoint.boxes import DAMAGE, Box, find, ranges_of
 from treepack._src.checkpoint.reader import (
     DAMAGED_REST,
+    Bounds,
     LazyArray,
     Place,
     Reader,
@@ -68,9 +69,7 @@ class NoManifestError(DecodeError):
       names: The names in it.
     """
 
-    def __init__(self, reason: str, names: list[str]):
-        super().__init__(reason)
-        self.names = names
+    names: Sequence[str] = ()
 
 
 def unless_replaced(work: Callable[[], T]) -> T:
@@ -140,7 +139,9 @@ class ShardedReader(Reader):
         except FileNotFoundError:
             look: Any = functools.cache(names_in)  # each directory is listed once
             reason = f"the directory has no {MANIFEST}: {directory_text(source, MANIFEST, look)}"
-            raise NoManifestError(reason, look(source)) from None
+            error = NoManifestError(reason)
+            error.names = look(source)
+            raise error from None
         try:
             manifest = core.Manifest.decode(data, max_size=self._max_size)
         except NewerVersionError:
@@ -522,6 +523,15 @@ class ShardedArray(LazyArray):
             plan = self._plan(indices, in_place=in_place).find()
             with fetching(ranges_of([plan])):
                 return use(plan)
+
+    def read_to(self, bounds: Bounds, target: np.ndarray, *, threads: int | None = None) -> None:
+        """Reads the elements of a box to a part of an array."""
+        if target.size == 0:
+            return
+        with naming(self.reader.given):
+            plan = Box(self, bounds, self._shards.box(bounds), in_place=False).find()
+            with fetching(ranges_of([plan])):
+                plan.read_to(target, threads)
 
     def files(self) -> list[int]:
         """Returns the number of the file of each shard."""
