@@ -152,7 +152,7 @@ impl Sample {
     }
 }
 
-const SAFETENSORS: &str = "a safetensors file: convert it with `treepack convert`";
+const SAFETENSORS: &str = "a safetensors file: read it with treepack.load";
 
 const NPZ: &str = "an npz archive of NumPy: convert it with `treepack convert`";
 

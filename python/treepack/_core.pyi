@@ -232,8 +232,20 @@ class Content:
           near: Of ranges that lie less than this apart, the bytes between are read as well.
         """
 
+    @staticmethod
+    def laid(layout: Layout, file: Content) -> Content:
+        """Presents a layout without checksums as content; its arrays are read from a file.
+
+        Args:
+          layout: The layout.
+          file: The content in which all its arrays lie.
+        """
+
     def stored(self, start: int, stop: int) -> tuple[int, int]:
-        """Returns the range of the file that a range of the content is decompressed from."""
+        """Returns the range of the file that a range of the content is decompressed from.
+
+        In a layout, it is the range of the bytes of arrays.
+        """
 
     def mended(self, *, max_size: int | None = None) -> Content | None:
         """Returns the content of a stream of treepack whose header is damaged; `None` otherwise.

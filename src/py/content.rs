@@ -14,11 +14,13 @@ use pyo3::types::PyBytes;
 
 use super::memory::{Borrowed, Owned, new_bytes};
 use super::options::integer_or_none;
+use super::save::Layout;
 use super::watch::Watcher;
 use super::{errors, gzip};
 use crate::catalog::Compared;
 use crate::gzip::{Contained, Indexed, MAGIC_BYTES, has_traces, is_compressed, mended};
 use crate::handle;
+use crate::layout::Caching;
 use crate::manifest::Sparse;
 use crate::mapping::{self, Mapping, Pages};
 use crate::raw::{AsRaw, Filling, RawBytes};
@@ -66,6 +68,8 @@ enum Storage {
     Sparse(Arc<Sparse>),
     /// A leaf during its copy.
     Copied(Arc<Copied>),
+    /// An encoding that is never written, whose arrays lie in a file.
+    Laid(Arc<Laid>, Origin),
 }
 
 /// The owner of a gzip stream, if it is a file or a Python object.
@@ -115,6 +119,33 @@ impl Source for Elsewhere {
             filling.fill(bytes.len(), |now| bytes.read_at(0, now))?;
         }
         Ok(filling.finish())
+    }
+
+    fn near(&self) -> usize {
+        self.near
+    }
+}
+
+/// A layout as a source: reads its arrays where they lie.
+struct Laid {
+    layout: Py<Layout>,
+    near: usize,
+}
+
+impl Source for Laid {
+    fn len(&self) -> usize {
+        self.layout.get().output().len()
+    }
+
+    fn read_at<'t>(
+        &self,
+        offset: usize,
+        target: &'t mut [MaybeUninit<u8>],
+    ) -> Result<&'t mut [u8]> {
+        self.layout
+            .get()
+            .output()
+            .copy_to(offset, target, Caching::Usual)
     }
 
     fn near(&self) -> usize {
@@ -210,13 +241,25 @@ impl Content {
         Self(Storage::Elsewhere(Arc::new(Elsewhere { read, len, near })))
     }
 
-    /// Returns the range of the file that holds a range of the content: whole blocks of gzip.
+    /// Presents a layout without a checksum as content; its arrays lie in `file`.
+    #[staticmethod]
+    fn laid(layout: Py<Layout>, file: &Self) -> Self {
+        let near = file.source().near();
+        Self(Storage::Laid(
+            Arc::new(Laid { layout, near }),
+            file.origin(),
+        ))
+    }
+
+    /// Returns the range of the file that holds a range of the content: whole blocks of gzip, or
+    /// arrays of a layout.
     fn stored(&self, start: usize, stop: usize) -> PyResult<(usize, usize)> {
         if start > stop || stop > self.source().len() {
             return Err(PyIndexError::new_err("the range exceeds the content"));
         }
         let range = match &self.0 {
             Storage::Gzip(indexed, _) => indexed.stored(start..stop),
+            Storage::Laid(laid, _) => laid.layout.get().stored(start..stop),
             _ => start..stop,
         };
         Ok((range.start, range.end))
@@ -275,6 +318,7 @@ impl Content {
             Storage::Elsewhere(elsewhere) if Arc::strong_count(elsewhere) == 1 => {
                 visit.call(&elsewhere.read)
             }
+            Storage::Laid(laid, _) if Arc::strong_count(laid) == 1 => visit.call(&laid.layout),
             Storage::Gzip(indexed, origin) if Arc::strong_count(indexed) == 1 => match origin {
                 Origin::Lent(borrowed) if borrowed.strong_count() == 1 => {
                     let borrowed = borrowed.upgrade();
@@ -393,9 +437,11 @@ impl Content {
             Storage::File(mapping) => mapping.pages(),
             Storage::Read(pages) | Storage::Inflated(pages) => Some(pages.as_raw()),
             Storage::Lent(borrowed) => Some(borrowed.as_raw()),
-            Storage::Gzip(..) | Storage::Elsewhere(_) | Storage::Sparse(_) | Storage::Copied(_) => {
-                None
-            }
+            Storage::Gzip(..)
+            | Storage::Elsewhere(_)
+            | Storage::Sparse(_)
+            | Storage::Copied(_)
+            | Storage::Laid(..) => None,
         }
     }
 
@@ -408,6 +454,7 @@ impl Content {
             Storage::Elsewhere(elsewhere) => elsewhere,
             Storage::Sparse(sparse) => sparse,
             Storage::Copied(copied) => copied,
+            Storage::Laid(laid, _) => laid,
         }
     }
 
@@ -420,6 +467,7 @@ impl Content {
             Storage::Gzip(indexed, _) => indexed.clone(),
             Storage::Sparse(sparse) => sparse.clone(),
             Storage::Copied(copied) => copied.clone(),
+            Storage::Laid(laid, _) => laid.clone(),
         }
     }
 
@@ -433,9 +481,9 @@ impl Content {
     /// Errors if the file has changed since it was opened.
     pub fn check_unchanged(&self) -> Result<()> {
         match &self.0 {
-            Storage::File(mapping) | Storage::Gzip(_, Origin::File(mapping)) => {
-                mapping.check_unchanged()
-            }
+            Storage::File(mapping)
+            | Storage::Gzip(_, Origin::File(mapping))
+            | Storage::Laid(_, Origin::File(mapping)) => mapping.check_unchanged(),
             _ => Ok(()),
         }
     }

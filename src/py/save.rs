@@ -1,6 +1,7 @@
 //! Functions that save: a tree in, bytes or a file out.
 
 use std::num::NonZero;
+use std::ops::Range;
 use std::path::PathBuf;
 
 use pyo3::exceptions::PyValueError;
@@ -17,7 +18,7 @@ use super::walk::{LeafPayload, Options, Recorded, layout_of, problems_of};
 use super::watch::Watcher;
 use super::{errors, gzip};
 use crate::array::{Alignment, ChunkLimit, Framing};
-use crate::layout::{self, Caching, LayoutBuilder, OutputPiece, Payload};
+use crate::layout::{self, Caching, LayoutBuilder, OutputPiece, Payload, Slice};
 use crate::manifest::{Grid, Manifest, ShardFile};
 use crate::sink::{Durability, Output, Target, pour, replace_file, write_pipe};
 use crate::structure::Record;
@@ -117,6 +118,25 @@ pub fn problems(
         overridden,
     };
     problems_of(tree, options)
+}
+
+impl Layout {
+    /// The bytes of the encoding.
+    pub fn output(&self) -> &layout::Layout<LeafPayload> {
+        &self.output
+    }
+
+    /// The smallest range of a source that has all bytes of arrays in a range of the encoding, if these
+    /// arrays lie in one source.
+    pub fn stored(&self, range: Range<usize>) -> Range<usize> {
+        let slices = self.output.slices(range);
+        let ranges = slices.flat_map(|slice| match slice {
+            Slice::Payload(LeafPayload::Source(leaf), _, range) => leaf.stored(range),
+            _ => Vec::new(),
+        });
+        let joined = ranges.reduce(|a, b| a.start.min(b.start)..a.end.max(b.end));
+        joined.unwrap_or(0..0)
+    }
 }
 
 #[pymethods]

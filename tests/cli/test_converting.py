@@ -23,6 +23,7 @@ from treepack import CorruptionError, TreepackError, serialization
 from treepack._cli import convert as _convert
 from treepack._cli import formats as _formats
 from treepack._src.checkpoint.file import place_of, value_at
+from treepack._src.storage.safetensors import SAFETENSORS
 from trees import ML_DTYPES
 
 
@@ -73,7 +74,7 @@ def test_other_formats(folder: Path) -> None:
 
 
 def test_safetensors_are_written_as_by_its_writer(folder: Path) -> None:
-    names = [*_convert.SAFETENSORS]
+    names = [*SAFETENSORS]
     flat = {f"ä{at % 2}.{name}": np.ones(3, name) for at, name in enumerate(reversed(names))}
     flat |= {"b": np.ones((), np.float32), "a": np.ones((2, 0), np.float32)}
     metadata = {"z": "ö\n"}  # of several keys its writer has no order

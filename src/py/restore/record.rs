@@ -17,6 +17,7 @@ use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyByteArray, PyBytes, PyDict, PyList, PyMemoryView};
 
+use super::super::classes::is_plain;
 use super::super::failure::Walked;
 use super::super::hooks::Hooks;
 use super::super::memory::{
@@ -318,12 +319,20 @@ impl<'a, 'py, C: Ordered<'py>> Walk<'a, 'py, C> {
 
     /// Plans a plain part: all arrays in it are converted.
     fn plain(&mut self, part: Bound<'py, PyAny>, here: &Here<'_, 'py>) -> Walked<Plan<'py>> {
-        if part.is_instance_of::<PyUntypedArray>() {
+        if part.is_instance_of::<PyUntypedArray>() || self.is_deferred(&part)? {
             let (weak, split) = (self.none(), self.none());
             return self.open(part, weak, split, here);
         }
         self.inside(&part, here)?;
         Ok(Plan::Ready(part))
+    }
+
+    /// Whether a part is an array whose bytes are read later.
+    fn is_deferred(&self, part: &Bound<'py, PyAny>) -> PyResult<bool> {
+        let is_other = is_plain(part)
+            || part.is_exact_instance_of::<PyDict>()
+            || part.is_exact_instance_of::<PyList>();
+        Ok(!is_other && part.hasattr(intern!(self.py, "_deferred"))?)
     }
 
     /// Opens the arrays in a plain container, to which `convert` returns them.

@@ -34,6 +34,14 @@ pub struct InSource {
 }
 
 impl InSource {
+    /// The ranges of the source for a range of this.
+    pub fn stored(&self, range: Range<usize>) -> Vec<Range<usize>> {
+        let start = self.range.start;
+        self.pieces
+            .of(start + range.start..start + range.end)
+            .collect()
+    }
+
     fn copy_to<'t>(&self, start: usize, target: &'t mut [MaybeUninit<u8>]) -> Result<&'t mut [u8]> {
         let (source, parts) = (&*self.source, &*self.pieces);
         SourcePieces { source, parts }.read_at(self.range.start + start, target)

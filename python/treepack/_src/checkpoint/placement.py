@@ -423,7 +423,7 @@ def _put_whole(batch: list[Item], place: Any, read: Callable[[Box], np.ndarray])
     def whole(item: Item) -> Any:
         for box in item.boxes.values():
             return read(box)
-        return item.leaf
+        return np.asarray(item.leaf) if isinstance(item.leaf, LazyArray) else item.leaf
 
     arrays = [whole(item) for item in batch]
     # PRNG keys are on the default device already, and slow to put.
