@@ -60,12 +60,7 @@ impl Catalog {
         }
         if found.damage.is_some() && found.entries.first().is_none_or(|root| root.is_leaf) {
             // Not even the root could be read: any byte below 128 is a number.
-            found = Self {
-                damage: found.damage,
-                ..Self::default()
-            };
-            found.begin(&mut Vec::new(), (0, 0), 0, true, 0)?;
-            found.entries[0].end = 1;
+            found = found.emptied()?;
         }
         if found.damage.is_some() {
             match found.keep_checksums(source, record.as_deref()) {
@@ -74,6 +69,17 @@ impl Catalog {
             }
         }
         found.unwrap_root();
+        Ok(found)
+    }
+
+    /// The same damage without leaves.
+    pub fn emptied(self) -> Result<Self> {
+        let mut found = Self {
+            damage: self.damage,
+            ..Self::default()
+        };
+        found.begin(&mut Vec::new(), (0, 0), 0, true, 0)?;
+        found.entries[0].end = 1;
         Ok(found)
     }
 
