@@ -50,6 +50,7 @@ impl Catalog {
             Record::read(record).map(drop)
         });
         let mut record = None;
+        let is_misread = done.is_err();
         match done {
             Err(error) if !salvage || error.is_no_damage() => return Err(error),
             Err(error) => {
@@ -63,7 +64,7 @@ impl Catalog {
             found = found.emptied()?;
         }
         if found.damage.is_some() {
-            match found.keep_checksums(source, record.as_deref()) {
+            match found.keep_checksums(source, record.as_deref(), is_misread) {
                 Err(error) if error.is_no_damage() => return Err(error),
                 _ => {}
             }
@@ -83,8 +84,14 @@ impl Catalog {
         Ok(found)
     }
 
-    /// Keeps the checksums after a damaged record for the leaves that were found.
-    fn keep_checksums(&mut self, source: &dyn Source, record: Option<&[u8]>) -> Result<()> {
+    /// Keeps the checksums after a damaged record for the leaves that were found, of which the last
+    /// may be misread.
+    fn keep_checksums(
+        &mut self,
+        source: &dyn Source,
+        record: Option<&[u8]>,
+        is_misread: bool,
+    ) -> Result<()> {
         let end = source.len() - source.len().min(Footer::BYTES);
         let mut tail = Vec::new();
         read_to(source, end..source.len(), &mut tail)?;
@@ -96,7 +103,9 @@ impl Catalog {
         }
         // Only strings are keys beside a record; anything else was misread.
         let is_damage = |entry: &Entry| entry.parent == 0 && !entry.is_text;
-        if let Some(first) = self.entries.iter().position(is_damage) {
+        if let Some(first) = self.entries.iter().position(is_damage)
+            && is_misread
+        {
             self.leaves.truncate(self.entries[first].head);
             self.entries.truncate(first);
             self.entries[0].end = first;
