@@ -66,7 +66,7 @@ from treepack._src.series.orbax import (
 from treepack._src.series.retention import check_newest, tidy
 from treepack._src.series.steps import MP_ARRAY_PH, FileWrite, Place, check_placeholders
 from treepack._src.storage.content import read_whole
-from treepack._src.storage.entries import exists, is_directory, listed
+from treepack._src.storage.entries import exists, is_directory, is_missing, listed
 from treepack._src.storage.naming import naming
 from treepack._src.storage.place import Location, absolute, joined, resolved, shown
 from treepack._src.storage.store import Entry
@@ -422,7 +422,7 @@ def restore_checkpoint(
             raise ValueError(told) from None
     inside = listed(directory)
     if inside is None:
-        return restored(directory, None) if exists(directory) else target
+        return target if is_missing(directory) else restored(directory, None)
     if MANIFEST in _names(inside) or _orbax.is_of_orbax(_names(inside)):
         return restored(directory, inside)  # it is one itself
     series = Series(directory, prefix)

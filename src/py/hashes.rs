@@ -3,6 +3,7 @@
 
 use std::collections::HashMap;
 
+use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyBytes, PyFloat, PyInt, PyList, PyString, PyTuple};
 
@@ -60,6 +61,18 @@ pub fn check_key(key: &Bound<'_, PyAny>) -> PyResult<()> {
     let kind = key.get_type().qualname()?;
     let reason = format!("a damaged value: code of {kind} would hash a key of the file");
     Err(errors::to_py(key.py(), Error::Structure(reason), None))
+}
+
+/// Fails unless a file may have a value as a key.
+pub fn check_saved_key(key: &Bound<'_, PyAny>) -> PyResult<()> {
+    if may_be_key(key)? {
+        return Ok(());
+    }
+    Err(PyTypeError::new_err(format!(
+        "a key {} cannot be read back, since code of what it consists of would compare it: save \
+         str(...) of it",
+        key.repr()?
+    )))
 }
 
 /// Returns whether hashing and comparing a value runs only known code.

@@ -9,7 +9,7 @@ use pyo3::types::{
 
 use super::errors;
 use super::failure::Walked;
-use super::hashes::{Hashes, check_hashes, check_key};
+use super::hashes::{Hashes, check_hashes, check_key, check_saved_key};
 use super::hooks::Hooks;
 use super::memory::{
     copied, list_of_results, new_complex, new_dict, new_float, new_int, new_list_of, new_string,
@@ -31,6 +31,12 @@ pub fn decode_value<'py>(py: Python<'py>, data: &[u8]) -> PyResult<Bound<'py, Py
 
 pub fn encode(value: &Bound<'_, PyAny>) -> PyResult<Vec<u8>> {
     Ok(to_value(value, 0, &Signals::new())?.encode()?)
+}
+
+/// Encodes the keys of a dict.
+pub fn encode_keys(keys: &Bound<'_, PyList>) -> PyResult<Vec<u8>> {
+    keys.iter().try_for_each(|key| check_saved_key(&key))?;
+    encode(keys.as_any())
 }
 
 pub fn decode<'py>(py: Python<'py>, data: &[u8]) -> PyResult<Bound<'py, PyAny>> {
@@ -100,10 +106,12 @@ fn to_value(value: &Bound<'_, PyAny>, depth: usize, signals: &Signals) -> PyResu
         let mut pairs = grow::with_room(items.len())?;
         for item in items {
             let (key, value): (Bound<'_, PyAny>, Bound<'_, PyAny>) = item.extract()?;
+            check_saved_key(&key)?;
             pairs.push((below(&key)?, below(&value)?));
         }
         Value::Dict(pairs)
     } else if let Ok(value) = value.cast_exact::<PyFrozenSet>() {
+        value.iter().try_for_each(|item| check_saved_key(&item))?;
         Value::frozenset(each(value.as_any())?)?
     } else {
         let reduced = Hooks::get(value.py())?

@@ -132,7 +132,7 @@ def test_requests_of_a_series(server: s3.Server) -> None:
     count(server)
     nowhere = server.url("requests/nowhere")
     assert checkpoints.restore_checkpoint(nowhere, 5, storage_options=options) == 5
-    assert count(server) == 3
+    assert count(server) == 4, "a listing, a file, a directory, and whether it may be listed"
 
 
 def test_requests_of_a_series_of_directories(server: s3.Server) -> None:
@@ -173,6 +173,9 @@ def test_series_that_may_not_be_listed(server: s3.Server) -> None:
     assert checkpoints.restore_checkpoint(url, None, 1, storage_options=options) == {"a": 1}
     path = f"{url}/checkpoint_1"
     assert checkpoints.restore_checkpoint(path, None, storage_options=options) == {"a": 1}
+    with pytest.raises(PermissionError, match=url) as caught:  # there may be checkpoints
+        checkpoints.restore_checkpoint(url, {"a": 0}, storage_options=options)
+    assert "pass storage_options= with" in "".join(caught.value.__notes__)
 
 
 def test_ranges_are_fetched_at_once(server: s3.Server, monkeypatch: pytest.MonkeyPatch) -> None:

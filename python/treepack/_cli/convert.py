@@ -100,6 +100,20 @@ def check_whole(state: State) -> State:
       TreepackError: If leaves are references to other files.
       CorruptionError: If a leaf is damaged.
     """
+    for text, paths in references(state).items():
+        raise TreepackError(
+            f"not all values are in the file: {listed(paths)} are {text}. convert --skip leaves "
+            "them out"
+        )
+    return state
+
+
+def references(state: State) -> dict[str, list[str]]:
+    """Returns the paths of references to other files, by what they are in words.
+
+    Raises:
+      CorruptionError: If a leaf is damaged.
+    """
     found: dict[str, list[str]] = {}
 
     def look(node: Any, parts: tuple[str, ...]) -> None:
@@ -113,17 +127,16 @@ def check_whole(state: State) -> State:
                 look(child, (*parts, str(key)))
 
     look(state.tree, ())
-    for text, paths in found.items():
-        more = ", ..." if len(paths) > _MOST_PATHS else ""
-        listed = ", ".join(map(printable, paths[:_MOST_PATHS]))
-        raise TreepackError(
-            f"not all values are in the file: {listed}{more} are {text}. convert --skip leaves "
-            "them out"
-        )
-    return state
+    return found
 
 
-# The most paths in an error.
+def listed(paths: list[str]) -> str:
+    """Returns the first of these paths as text."""
+    more = ", ..." if len(paths) > _MOST_PATHS else ""
+    return f"{', '.join(map(printable, paths[:_MOST_PATHS]))}{more}"
+
+
+# The most paths in a message.
 _MOST_PATHS = 5
 
 # Content is read and written in blocks of this many bytes.

@@ -37,7 +37,7 @@ use super::select::{Marks, Selector};
 use super::watch::{Signals, Watcher};
 use crate::catalog::{self, BLOCK_BYTES, Status};
 use crate::events::itemsize;
-use crate::sniff::explain;
+use crate::sniff::{self, explain};
 use crate::source::{self, Source as _};
 use crate::{Error, Result, grow, parallel};
 
@@ -53,9 +53,14 @@ impl Catalog {
         keep_reserve()?;
         let watcher = Watcher::signals();
         let source = content.get().source();
-        let opened = content
-            .py()
-            .detach(|| catalog::Catalog::open(source, salvage, &watcher));
+        let opened = content.py().detach(|| {
+            let found = catalog::Catalog::open(source, salvage, &watcher)?;
+            // Some bytes with which other formats begin are maps and lists.
+            if salvage && found.damage().is_some() && sniff::is_foreign(source)? {
+                return found.emptied();
+            }
+            Ok(found)
+        });
         let catalog = opened
             .map(|catalog| catalog.map_damage(|error| explain(error, source)))
             .map_err(|error| watcher.explain(error, |error| PyErr::from(explain(error, source))))?;

@@ -282,7 +282,7 @@ impl<'py> Walk<'py> {
     #[inline(never)]
     fn end_with_keys(&mut self, dict: &Bound<'py, PyDict>) -> Walked {
         let kind = if self.out.is_described() {
-            let keys = value::encode(dict.keys().as_any());
+            let keys = value::encode_keys(&dict.keys());
             Kind::dict_with_keys(keys.map_err(|error| self.unsupported(error))?)
         } else {
             Kind::Dict

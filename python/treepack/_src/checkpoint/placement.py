@@ -139,6 +139,8 @@ def _where(device: Any, sharding: Any) -> Where | None:
             raise ValueError(
                 f"{option}{at} has to be a device or sharding of jax, such as jax.devices()[0], "
                 f"not {leaf!r:.100}"
+                + "; make a NamedSharding of a mesh"
+                * hasattr(leaf, "axis_names")
             )
     if () in shardings:
         return lambda *_: given
@@ -151,9 +153,11 @@ def _where(device: Any, sharding: Any) -> Where | None:
 
 
 def _is_function(sharding: Any) -> bool:
-    # Modules and structs may be callable, and are trees. Shardings and devices are neither.
+    # Modules and structs may be callable, and are trees. Shardings and devices are neither, and
+    # meshes are decorators.
     is_plain = callable(sharding) and kind_of(sharding) is None
-    return is_plain or _jax.is_partial(sharding)
+    is_mesh = hasattr(sharding, "axis_names")
+    return (is_plain and not is_mesh) or _jax.is_partial(sharding)
 
 
 def _place(

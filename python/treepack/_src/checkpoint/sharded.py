@@ -174,7 +174,7 @@ class ShardedReader(Reader):
             if self.is_closed:
                 raise ValueError(f"the file {self.name} is closed")
             task = self._files[number]
-            if task is None or task.is_orphan:
+            if task is None or task.is_suspended:
                 opening = functools.partial(self._checked, *self._expected[number])
                 task = self._files[number] = Task(opening)
         try:
@@ -276,7 +276,7 @@ class ShardedReader(Reader):
             super().close()
             for number, task in enumerate(self._files):
                 self._files[number] = self.catalogs[number] = None
-                if task is not None and not task.is_orphan and task.end():
+                if task is not None and not task.is_suspended and task.end():
                     with contextlib.suppress(TreepackError):
                         task.result().close()
 
@@ -358,7 +358,7 @@ class ShardedReader(Reader):
         """From now on, checks that bytes which are read again are those that were read before."""
         with self._locked.lock:
             self._remembers = True
-            opened = [task for task in self._files if task is not None and not task.is_orphan]
+            opened = [task for task in self._files if task is not None and not task.is_suspended]
         for task in opened:
             task.result().remember()
 

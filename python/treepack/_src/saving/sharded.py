@@ -167,12 +167,11 @@ class ProcessShare:
         self._draft = core.Manifest.planned(whole, plan)
         del whole  # it holds arrays
         paths = _array_paths(self._draft, len(arrays))
-        kinds = [
-            [path, list(array.shape), str(array.dtype)]
-            for path, array in zip(paths, arrays, strict=True)
-        ]
-        # Differs where two processes save different trees.
-        self._plan = zlib.crc32(json.dumps([plan.checksum, kinds]).encode())
+        # Differs where two processes save different trees. Path by path: a long key is in many.
+        self._plan = plan.checksum
+        for path, array in zip(paths, arrays, strict=True):
+            kind = json.dumps([path, list(array.shape), str(array.dtype)])
+            self._plan = zlib.crc32(kind.encode(), self._plan)
         self.identity: Identity | None = None
         if group.count > 1:
             self.identity = identify(self._plan, self._draft, arrays)
@@ -243,13 +242,14 @@ class ProcessShare:
 
 
 def _array_paths(manifest: core.Manifest, count: int) -> list[list[str]]:
-    """Returns the parts of the paths of all arrays."""
+    """Returns the parts of the paths of all arrays; equal parts are one object."""
     catalog = core.Catalog.open(manifest.content, salvage=False)
     found: list[list[str]] = [[] for _ in range(count)]
+    known: dict[str, str] = {}
     for path, value in catalog.leaves(0):
         array = catalog.array_elsewhere(value)
         if array is not None:
-            found[array] = _paths.parts(path)
+            found[array] = [known.setdefault(part, part) for part in _paths.parts(path)]
     return found
 
 
