@@ -40,12 +40,20 @@ from treepack.errors import DecodeError
 # The names of files with shards, of their temporary files, and of those of leases.
 _NAME = r"[0-9a-f]{8}-\d{5,}\.treepack"
 
+_FILE_OF = re.compile(r"[0-9a-f]{8}-(\d{5,9})\.treepack")
+
 _SHARD_FILE = re.compile(rf"{_NAME}|\.({_NAME}|lease\.treepack)\.treepack-.*\.tmp")
 
 
 def file_name(name: str, process: int) -> str:
     """Returns the name of the file that a process writes in a save."""
     return f"{name}-{process:05}.treepack"
+
+
+def process_of(name: str) -> int:
+    """Returns the number of the process that has written a file; -1 if its name has none."""
+    found = _FILE_OF.fullmatch(name)
+    return -1 if found is None else int(found[1])
 
 
 def is_unfinished(names: Iterable[str]) -> bool:
