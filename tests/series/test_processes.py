@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -163,3 +165,93 @@ assert plain.steps() == [3] and os.listdir(args[0]) == ["step_3"], os.listdir(ar
 
 def test_files_and_directories_may_follow_each_other(tmp_path: Path) -> None:
     processes.run(FORMS, 1, tmp_path / "run", devices=8)
+
+
+CLOCKS = (
+    STATE
+    + """
+import time
+run = treepack.Series(args[0], seconds=0.2, every=1000, timeout=60)
+saved, asked = [], 0
+for step in range(100_000):
+    time.sleep(0.001 * index)  # processes run apart
+    asked += 1
+    if run.should_save(step):
+        run.save(step, state(step), background=True)
+        saved.append(step)
+    if len(saved) == 6:
+        break
+run.wait()
+assert saved == run.steps(), (saved, run.steps())
+assert saved[0] == 0 and saved[1:] != [*range(1, 6)], saved
+print(saved)
+"""
+)
+
+
+@pytest.mark.campaign
+def test_the_clock_of_process_0_is_that_of_all(tmp_path: Path) -> None:
+    assert processes.run(CLOCKS, 2, tmp_path / "run", devices=2)
+
+
+LATE = (
+    STATE
+    + """
+import time
+run = treepack.Series(args[0], seconds=0.05, timeout=60)
+for step in range(40):
+    if index == 1 and step % 3 == 1:
+        continue  # it does not ask
+    if run.should_save(step):
+        try:
+            run.save(step, state(step))
+        except treepack.TreepackError as error:
+            assert "missed" in str(error), error
+    time.sleep(0.01)
+run.save(40, state(40))
+check(run.resume(template), 40)
+"""
+)
+
+
+@pytest.mark.campaign
+def test_a_process_that_does_not_ask_stops_nobody(tmp_path: Path) -> None:
+    processes.run(LATE, 2, tmp_path / "run", devices=2)
+
+
+PREEMPTED = (
+    STATE
+    + """
+import time
+run = treepack.Series(args[0], every=10**6, timeout=60)
+if args[1] == "again":
+    found = run.resume(template)
+    check(found, run.steps()[-1])
+    print("resumed", found[0])
+    sys.exit()
+with run.preemption():
+    for step in range(1, 100_000):
+        if run.should_save(step):
+            run.save(step, state(step), background=True)
+        if step == 3:
+            print("ready", flush=True)
+        time.sleep(0.01)
+"""
+)
+
+
+@pytest.mark.parametrize("count", [1, pytest.param(2, marks=pytest.mark.campaign)])
+def test_a_run_that_is_asked_to_end_saves_once_more(tmp_path: Path, count: int) -> None:
+    """Of several processes one is asked."""
+    running = processes.start(PREEMPTED, count, tmp_path / "run", "first", devices=2)
+    for process in running:
+        assert process.stdout is not None
+        while "ready" not in (line := process.stdout.readline()):
+            assert line, "it has ended"
+    os.kill(running[-1].pid, signal.SIGTERM)
+    for process in running:
+        output = process.communicate(timeout=300)[0]
+        assert process.returncode == 143, output
+    (saved,) = treepack.Series(tmp_path / "run").steps()
+    told = processes.run(PREEMPTED, count, tmp_path / "run", "again", devices=2)
+    assert f"resumed {saved}" in told

@@ -453,12 +453,6 @@ class LoadOptions(PartOptions, total=False):
     storage_options: StorageOptions
 
 
-class ResumeOptions(ChoiceOptions, total=False):
-    """The options of `Series.resume` that have the values of those of `load`."""
-
-    max_size: int | None
-
-
 @contextlib.contextmanager
 def progress_bar(progress: Progress, title: str) -> Iterator[Callable[[int, int], object] | None]:
     """Yields the callable to report to; closes the bar, if any, at the end.

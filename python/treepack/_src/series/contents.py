@@ -13,17 +13,25 @@ from __future__ import annotations
 import contextlib
 import errno
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Unpack
 
 import treepack._core as core
 from treepack._src.api.bytes import dumps, loads
 from treepack._src.checkpoint.boxes import DAMAGE
+from treepack._src.checkpoint.file import File
 from treepack._src.checkpoint.reader import Reader
 from treepack._src.checkpoint.sharded import ShardedReader, open_reader
+from treepack._src.options import PartOptions
 from treepack._src.saving.directory import process_of
 from treepack._src.series.keep import Summary
+from treepack._src.storage.content import downloaded
 from treepack._src.storage.naming import naming
-from treepack.errors import CorruptionError, NewerVersionError, UnregisteredTypeError
+from treepack.errors import (
+    CorruptionError,
+    NewerVersionError,
+    NoIndexError,
+    UnregisteredTypeError,
+)
 
 _KEY = "series"
 
@@ -34,9 +42,10 @@ _DAMAGE = (*DAMAGE, CorruptionError, FileNotFoundError, EOFError)
 def is_damage(error: BaseException) -> bool:
     """Returns whether an error in reading tells that the checkpoint is not whole.
 
-    It does not if the program lacks a type or a newer treepack, or if a store does not answer.
+    It does not if the program lacks a type or a newer treepack, if a store does not answer, or if
+    gzip of another program cannot be read in parts.
     """
-    if isinstance(error, (NewerVersionError, UnregisteredTypeError)):
+    if isinstance(error, (NewerVersionError, NoIndexError, UnregisteredTypeError)):
         return False
     is_unreadable = isinstance(error, OSError) and error.errno == errno.EIO
     return isinstance(error, _DAMAGE) or is_unreadable
@@ -82,10 +91,9 @@ class Contents:
                 f"step {step}"
             )
 
-    @property
-    def is_directory(self) -> bool:
-        """Whether it is the directory of a sharded checkpoint."""
-        return isinstance(self._reader, ShardedReader)
+    def load(self, template: Any, **options: Unpack[PartOptions]) -> Any:
+        """Loads the state; see `treepack.load`."""
+        return File(self._reader).load(template, **options)
 
     @property
     def nbytes(self) -> int:
@@ -192,3 +200,30 @@ def opened(path: str, step: int) -> Iterator[Contents]:
     """
     with naming(path), contextlib.closing(open_reader(path)) as reader:
         yield Contents(reader, step)
+
+
+@contextlib.contextmanager
+def opened_to_load(
+    path: str, step: int, *, mmap: bool | None, max_size: int | None, whole: bool
+) -> Iterator[Contents]:
+    """Yields the checkpoint of a step, whose bytes stay the same if it is saved again meanwhile.
+
+    Args:
+      path: Its path or URL.
+      step: The step.
+      mmap: Whether files are mapped; `None` maps those of a directory.
+      max_size: The maximum decompressed size.
+      whole: Whether all of a remote file is read, in one request.
+
+    Raises:
+      ReplacedError: If it is a directory that is saved again meanwhile.
+    """
+    with naming(path):
+        try:
+            source = downloaded(path) if whole else path
+            reader = Reader.open(source, mmap=bool(mmap), max_size=max_size)
+        except IsADirectoryError:
+            reader = ShardedReader.open(path, mmap=mmap is not False, max_size=max_size)
+        reader.given = path
+        with contextlib.closing(reader):
+            yield Contents(reader, step)

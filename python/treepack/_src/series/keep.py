@@ -64,9 +64,8 @@ class Keep:
     def __post_init__(self) -> None:
         if operator.index(self.last) < 1:
             raise ValueError(f"last must be at least 1, not {self.last}")
-        for name, value in (("every", self.every), ("seconds", self.seconds)):
-            if value is not None and not value > 0:
-                raise ValueError(f"{name} must be more than 0, not {value!r:.100}")
+        check_positive("every", self.every)
+        check_positive("seconds", self.seconds)
         if self.best is not None:
             _check_best(self.best)
 
@@ -81,6 +80,12 @@ class Keep:
         if self.best is not None:
             steps.update(_best_steps(checkpoints, *self.best))
         return steps
+
+
+def check_positive(name: str, value: float | None) -> None:
+    """Raises a ValueError if an interval is not more than 0."""
+    if value is not None and not value > 0:
+        raise ValueError(f"{name} must be more than 0, not {value!r:.100}")
 
 
 def spaced(items: Iterable[tuple[T, float]], distance: float) -> Iterator[T]:

@@ -12,12 +12,12 @@ import json
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from treepack._src.api.files import load
+from treepack._src.checkpoint.sharded import unless_replaced
 from treepack._src.interop import jax as _jax
 from treepack._src.interop.group import Group, Message, OthersError, text_of
-from treepack._src.options import ResumeOptions
+from treepack._src.options import ChoiceOptions
 from treepack._src.printable import warn
-from treepack._src.series.contents import is_damage, opened
+from treepack._src.series.contents import is_damage, opened_to_load
 from treepack._src.series.writing import Checkpoints
 from treepack._src.storage.place import shown
 from treepack.errors import CorruptionError
@@ -66,11 +66,13 @@ class Resuming:
         *,
         is_verified: bool,
         mmap: bool | None,
-        options: ResumeOptions,
+        max_size: int | None,
+        options: ChoiceOptions,
     ):
         self.skipped: Skipped = []
         self._checkpoints, self._template, self._timeout = checkpoints, template, timeout
-        self._is_verified, self._mmap, self._options = is_verified, mmap, options
+        self._is_verified, self._options = is_verified, options
+        self._mmap, self._max_size = mmap, max_size
         self._index, self._count, _ = _jax.processes()
 
     def __call__(self) -> Loaded | None:
@@ -131,21 +133,23 @@ class Resuming:
         Raises:
           Exception: If it is not whole; see `is_damage`.
         """
-        path = self._checkpoints.path(step)
-        is_alone = self._count == 1
-        with opened(path, step) as contents:
+        return unless_replaced(functools.partial(self._load_once, step))
+
+    def _load_once(self, step: int) -> Loaded:
+        options = self._options
+        with opened_to_load(
+            self._checkpoints.path(step),
+            step,
+            mmap=self._mmap,
+            max_size=self._max_size,
+            whole=self._is_verified or options.get("select") is None,
+        ) as contents:
             local, saved = contents.locals(self._index, self._count)
+            is_alone = self._count == 1
             if self._is_verified and not is_alone:  # each process verifies a part
                 contents.verify(self._index, self._count)
-            is_mapped = contents.is_directory
-        state = load(
-            path,
-            self._template,
-            verify=self._is_verified and is_alone,
-            timeout=self._timeout,
-            mmap=is_mapped if self._mmap is None else self._mmap,
-            **self._options,
-        )
+            verify = self._is_verified and is_alone
+            state = contents.load(self._template, verify=verify, timeout=self._timeout, **options)
         return Loaded(step, state, local, saved)
 
     def _lead(self, meeting: _Meeting) -> Loaded | None:

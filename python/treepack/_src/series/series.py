@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import operator
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal, Unpack, overload
 
 from treepack._src.interop import jax as _jax
 from treepack._src.options import (
     TIMEOUT_S,
-    Opening,
+    ChoiceOptions,
     Reading,
-    ResumeOptions,
     Saved,
     Selection,
     Sharing,
@@ -28,8 +28,10 @@ from treepack._src.printable import warn
 from treepack._src.saving.background import Saving, begin, wait_at
 from treepack._src.saving.directory import interrupted
 from treepack._src.series.contents import opened
-from treepack._src.series.keep import Keep
+from treepack._src.series.intervals import Intervals
+from treepack._src.series.keep import Keep, check_positive
 from treepack._src.series.names import Folder, directory_of
+from treepack._src.series.preemption import Preemption
 from treepack._src.series.resuming import Resuming
 from treepack._src.series.writing import PIN, Checkpoints, Commit
 from treepack._src.storage.place import Location, absolute, located, real, shown
@@ -53,6 +55,9 @@ class Series:
     Args:
       path: The directory of the run, or its URL. The first save makes it.
       keep: Which checkpoints stay; see `Keep`. `None` removes nothing.
+      every: The steps that `should_save` saves: the multiples of this number.
+      seconds: The least number of seconds between saves by `should_save`. Without this and `every`,
+        it saves each step.
       prefix: What the names of checkpoints begin with, so that several series may share a
         directory.
       sharded: Whether a checkpoint is a directory. `None` makes one if there are several processes
@@ -83,6 +88,8 @@ class Series:
         path: Location,
         *,
         keep: Keep | None = None,
+        every: int | None = None,
+        seconds: float | None = None,
         prefix: str = "step_",
         sharded: bool | None = None,
         timeout: float = TIMEOUT_S,
@@ -92,6 +99,8 @@ class Series:
         directory = directory_of(located(path, storage_options))
         if os.path.basename(prefix) != prefix:  # noqa: PTH119  # a URL is no path
             raise ValueError(f"prefix is the beginning of a name, not of a path: {prefix!r:.100}")
+        check_positive("every", every)
+        check_positive("seconds", seconds)
         self.skipped: list[tuple[int, BaseException]] = []
         self.local: Any = None
         # The program may go to another directory.
@@ -99,6 +108,8 @@ class Series:
         self._place = "series", real(absolute(directory))
         self._keep, self._sharded, self._timeout = keep, sharded, timeout
         self._last: Saving | None = None
+        self._intervals = Intervals(every, seconds, timeout)
+        self._preemption: Preemption | None = None
 
     @overload
     def save(
@@ -185,25 +196,29 @@ class Series:
         commit = Commit(self._checkpoints, self._keep, step, numbers, local)
         commit.prepare(state, saved, how, snapshot=background)
         progress = options.get("progress")
+        commit.then = self._intervals.restart()
         if not background:
             wait_at(self._place)  # for what a signal handler has begun meanwhile
             commit(progress)
+            self._exit_if_asked()
             return None
         saving = Saving(self._checkpoints.path(step), commit, progress)
         # What this thread has interrupted ends only after this.
         at_once = bool(interrupted(self._checkpoints.folder.directory))
         begin(self._place, saving, at_once=at_once, abandon=commit.abandon)
         self._last = saving
+        self._exit_if_asked()
         return saving
 
-    @takes(ResumeOptions, Selection, Reading, Sharing, Opening)
+    @takes(ChoiceOptions, Selection, Reading, Sharing)
     def resume(
         self,
         template: Template | None = None,
         *,
         verify: Verify = "all",
         mmap: bool | None = None,
-        **options: Unpack[ResumeOptions],
+        max_size: int | None = None,
+        **options: Unpack[ChoiceOptions],
     ) -> tuple[int, Template] | None:
         """Returns the last whole checkpoint: its step and its state.
 
@@ -217,6 +232,7 @@ class Series:
           mmap: Whether to map files rather than read them. `None` maps those of a directory, of
             which each device needs its part. On network file systems, a mapped file must not be
             removed by another host, as later saves do.
+          max_size: The maximum decompressed size in bytes.
           select: See `treepack.load`, as for all others.
 
         Returns:
@@ -235,6 +251,7 @@ class Series:
         """
         if verify not in ("manifest", "all"):
             raise ValueError(f"verify must be 'manifest' or 'all', got {verify!r:.100}")
+        check("max_size", max_size)
         check_known(Series.resume, options)
         wait_at(self._place)
         resuming = Resuming(
@@ -243,6 +260,7 @@ class Series:
             self._timeout,
             is_verified=verify == "all",
             mmap=mmap,
+            max_size=max_size,
             options=options,
         )
         try:
@@ -294,6 +312,66 @@ class Series:
         if _jax.processes()[0] == 0:
             write_small(path + PIN, b"", durable=True)
 
+    def should_save(self, step: int) -> bool:
+        """Returns whether a step is saved: by `every` and `seconds`, and when the program ends.
+
+        Of several processes, all call it for each step, and get the same answer: the clock is that
+        of process 0.
+
+        Examples:
+          >>> import tempfile, treepack
+          >>> run = treepack.Series(tempfile.mkdtemp(), every=10)
+          >>> [step for step in range(35) if run.should_save(step)]
+          [0, 10, 20, 30]
+        """
+        step = _checked(step)
+        is_due = self._intervals.is_due(step)
+        if self._preemption is not None:
+            self._preemption.reach(step)
+            is_due |= self._preemption.number is not None
+        return is_due
+
+    @contextlib.contextmanager
+    def preemption(self) -> Iterator[None]:
+        """Saves once more before the program ends when it is asked to, by SIGTERM.
+
+        Within the block, SIGTERM makes `should_save` true. The next `save` waits until all is
+        written, and exits with the status 143 (`SystemExit`), as does the end of the block, if no
+        save comes. In one process this replaces the handler of SIGTERM for the time of the block,
+        and is for the main thread. Several processes use the preemption service of
+        `jax.distributed`, and call `should_save` for each step.
+
+        Raises:
+          SystemExit: If the program was asked to end.
+          ValueError: In another thread than the main one.
+          TreepackError: A ValueError. If there are several processes, and jax has no preemption
+            service.
+
+        Examples:
+          >>> import signal, tempfile, treepack
+          >>> run = treepack.Series(tempfile.mkdtemp(), every=1000)
+          >>> try:
+          ...     with run.preemption():
+          ...         for step in range(5000):
+          ...             if run.should_save(step):
+          ...                 run.save(step, {"step": step})
+          ...             if step == 1200:  # a machine is taken away
+          ...                 signal.raise_signal(signal.SIGTERM)
+          ... except SystemExit as error:
+          ...     print(error.code, run.steps())
+          143 [0, 1000, 1201]
+        """
+        preemption = self._preemption = Preemption()
+        preemption.begin()
+        try:
+            yield
+        finally:
+            self._preemption = None
+            preemption.end()
+        if preemption.number is not None:
+            self.wait()
+            raise preemption.exit()
+
     def wait(self) -> None:
         """Waits until all saves in the background have ended.
 
@@ -307,6 +385,12 @@ class Series:
     def __repr__(self) -> str:
         folder = self._checkpoints.folder
         return f"<treepack.Series {shown(folder.path(folder.begin))!r}>"
+
+    def _exit_if_asked(self) -> None:
+        """Ends the program after a save if it was asked to end."""
+        if self._preemption is not None and self._preemption.number is not None:
+            self.wait()
+            raise self._preemption.exit()
 
     def _wait(self) -> None:
         """Waits for the save before, and warns of its error unless it has been told."""

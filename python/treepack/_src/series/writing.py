@@ -62,22 +62,23 @@ class Checkpoints:
         """
         if step in self.damaged:
             return None
-        if step not in self._summaries:
+        found = self._summaries.get(step)
+        if found is None:
             try:
                 with opened(self.path(step), step) as contents:
-                    self._summaries[step] = contents.summary()
+                    found = self._summaries[step] = contents.summary()
             except Exception as error:
                 if not is_damage(error):
                     raise
-                self.damaged[step] = error
-                return None
-        return self._summaries[step]
+                self.damaged[step] = error.with_traceback(None)
+        return found
 
     def forget(self, steps: Collection[int]) -> None:
         """Forgets checkpoints of other steps than these, which are gone."""
         for known in (self._summaries, self.damaged):
-            for step in [step for step in known if step not in steps]:
-                known.pop(step, None)
+            for step in [*known]:  # in one step: a signal handler may save meanwhile
+                if step not in steps:
+                    known.pop(step, None)
 
 
 class Commit:
@@ -98,6 +99,7 @@ class Commit:
         self._leads = True
         self._is_sharded = False
         self.abandon: Callable[[BaseException], object] | None = None
+        self.then: Callable[[], None] = lambda: None
 
     def prepare(self, state: Any, saved: Saved, how: Writing, *, snapshot: bool) -> None:
         """Encodes a state; with `snapshot`, it may change after this.
@@ -135,6 +137,7 @@ class Commit:
                 raise
             write(progress)
             del write  # and the arrays with it
+            self.then()
             self._checkpoints.add(self._summary)
             if self._keep is not None:
                 _tidy(self._checkpoints, self._keep, self._step)
