@@ -150,9 +150,9 @@ def test_a_save_that_never_ended_is_passed_over(tmp_path: Path) -> None:
     run = Series(tmp_path)
     (tmp_path / "step_7").mkdir()
     (tmp_path / "step_7" / ".0123abcd-00000.treepack.treepack-1-2.tmp").write_bytes(b"some")
-    with pytest.warns(UserWarning, match="has not ended"):
-        assert run.resume(TEMPLATE) is None
+    assert run.resume(TEMPLATE) is None
     assert [step for step, _ in run.skipped] == [7]
+    assert "has not ended" in str(run.skipped[0][1])
     assert run.steps() == []
     saved(tmp_path, 3, 8, keep=Keep())
     assert [it.name for it in tmp_path.iterdir()] == ["step_8"]

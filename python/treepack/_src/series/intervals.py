@@ -4,7 +4,7 @@
 
 Between these steps no process asks, so that there is about one message a second however short steps
 are. The messages belong to a generation, which ends with each save that the clock asks for. Once
-all have taken part in a save, those of generations before it are deleted.
+all have taken part in a save, those of generations long before it are deleted.
 """
 
 from __future__ import annotations
@@ -19,6 +19,9 @@ from treepack._src.interop.group import Group
 
 # Process 0 looks at its clock about so often, in seconds.
 _LOOK_S = 1.0
+
+# A process that has missed saves may have so many generations to hear.
+_KEPT = 16
 
 # The clocks of all processes, which make them in the same order.
 _clocks = itertools.count()
@@ -92,8 +95,8 @@ class _Clock:
         return self._step, self._next, self._is_due
 
     def forgetting(self) -> Callable[[], None]:
-        """Returns a function that deletes what all have heard, once they have saved together."""
-        group, now = self._group(), self._generation
+        """Returns a function that deletes old messages, once all have saved together."""
+        group, now = self._group(), self._generation - _KEPT
 
         def forget() -> None:
             for generation in range(self._forgotten, now):

@@ -22,8 +22,7 @@ from treepack._src.series.writing import Checkpoints
 from treepack._src.storage.place import shown
 from treepack.errors import CorruptionError
 
-# The number of times that all checkpoints may be removed, since later ones are saved, while they
-# are looked for.
+# The number of times that a checkpoint may be removed while it is read, since later ones are saved.
 _ATTEMPTS = 5
 
 
@@ -91,7 +90,8 @@ class Resuming:
             found = self._lead(meeting) if self._index == 0 else self._follow(meeting)
         directory = shown(self._checkpoints.folder.directory)
         for step, error in self.skipped:
-            warn(f"step {step} of {directory} is passed over: {error}")
+            if not isinstance(error, UnfinishedError):
+                warn(f"step {step} of {directory} is passed over: {error}")
         if found is not None and found.local is not None and found.saved != self._count:
             warn(
                 f"{found.saved} processes have saved step {found.step}, and {self._count} resume "
@@ -101,9 +101,10 @@ class Resuming:
 
     def _search(self, attempt: Callable[[int], Loaded]) -> Loaded | None:
         """Makes attempts with one step after another, the latest first."""
-        for _ in range(_ATTEMPTS):
+        for left in reversed(range(_ATTEMPTS)):
             self.skipped = []
-            for step, entry in reversed(self._checkpoints.folder.numbered().items()):
+            numbered = self._checkpoints.folder.numbered()
+            for step, entry in reversed(numbered.items()):
                 try:
                     if not entry.is_complete:
                         raise UnfinishedError("its save has not ended: there is no manifest")
@@ -111,13 +112,15 @@ class Resuming:
                 except Exception as error:
                     if not is_damage(error):
                         raise
+                    if left and entry.is_complete and self._is_gone(step, error):
+                        break  # since a later one is saved: look again
                     error = error.with_traceback(None)  # which holds what was loaded
                     self.skipped.append((step, error))
                     self._checkpoints.damaged[step] = error
                 else:
                     self._checkpoints.damaged.pop(step, None)
                     return found
-            if not any(isinstance(error, FileNotFoundError) for _, error in self.skipped):
+            else:
                 break
         if all(isinstance(error, UnfinishedError) for _, error in self.skipped):
             return None
@@ -126,6 +129,11 @@ class Resuming:
             f"no checkpoint in {shown(self._checkpoints.folder.directory)} is whole: {told}. See "
             "what treepack salvage can read of them, or begin anew in another directory"
         )
+
+    def _is_gone(self, step: int, error: Exception) -> bool:
+        found = self._checkpoints.folder.numbered().get(step)
+        is_there = found is not None and found.is_complete
+        return not is_there or isinstance(error, FileNotFoundError)
 
     def _load(self, step: int) -> Loaded:
         """Loads the checkpoint of a step.
@@ -171,7 +179,9 @@ class Resuming:
         except BaseException as error:
             meeting.next().announce(json.dumps({"error": text_of(error)}))
             raise
-        skipped = [[step, str(error)] for step, error in self.skipped]
+        skipped = [
+            [step, str(error), isinstance(error, UnfinishedError)] for step, error in self.skipped
+        ]
         end = {"found": None if found is None else found.step, "skipped": skipped}
         meeting.next().announce(json.dumps(end))
         return found
@@ -189,7 +199,10 @@ class Resuming:
                 mine.result()
             if "error" in told:
                 raise OthersError(f"process 0 cannot resume: {told['error']}")
-            self.skipped = [(step, CorruptionError(text)) for step, text in told["skipped"]]
+            self.skipped = [
+                (step, UnfinishedError(text) if is_unfinished else CorruptionError(text))
+                for step, text, is_unfinished in told["skipped"]
+            ]
             return None if told["found"] is None or mine is None else mine.result()
 
 

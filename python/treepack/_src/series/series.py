@@ -222,8 +222,8 @@ class Series:
     ) -> tuple[int, Template] | None:
         """Returns the last whole checkpoint: its step and its state.
 
-        Checkpoints that are damaged, or whose save has not ended, are passed over with a warning
-        each, and are in `skipped`. Their files stay.
+        Checkpoints that are damaged are passed over with a warning each. They are in `skipped`, and
+        so are later ones whose save has not ended. Their files stay.
 
         Args:
           template: A template of the state; see `treepack.load`.
