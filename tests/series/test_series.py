@@ -113,6 +113,7 @@ def damage(path: Path, kind: str, rng: random.Random) -> None:
     else:
         path.unlink()
         path.mkdir()
+        (path / "notes").write_text("mine")
 
 
 KINDS = ["torn", "flipped", "zeroed", "emptied", "another step", "a text", "a folder"]
@@ -149,7 +150,8 @@ def test_a_run_in_which_nothing_is_whole_is_an_error_that_names_all(tmp_path: Pa
 def test_a_save_that_never_ended_is_passed_over(tmp_path: Path) -> None:
     run = Series(tmp_path)
     (tmp_path / "step_7").mkdir()
-    (tmp_path / "step_7" / ".0123abcd-00000.treepack.treepack-1-2.tmp").write_bytes(b"some")
+    for name in ("0123abcd-00000", "manifest"):  # killed before and in the commit
+        (tmp_path / "step_7" / f".{name}.treepack.treepack-1-2.tmp").write_bytes(b"some")
     assert run.resume(TEMPLATE) is None
     assert [step for step, _ in run.skipped] == [7]
     assert "has not ended" in str(run.skipped[0][1])

@@ -37,12 +37,12 @@ from treepack._src.storage.store import ABSENT, ConditionError
 from treepack._src.storage.stores import remote_store, store_of
 from treepack.errors import DecodeError
 
-# The names of files with shards, of their temporary files, and of those of leases.
+# The names of files with shards, of their temporary files, and of those of leases and manifests.
 _NAME = r"[0-9a-f]{8}-\d{5,}\.treepack"
 
 _FILE_OF = re.compile(r"[0-9a-f]{8}-(\d{5,9})\.treepack")
 
-_SHARD_FILE = re.compile(rf"{_NAME}|\.({_NAME}|lease\.treepack)\.treepack-.*\.tmp")
+_SHARD_FILE = re.compile(rf"{_NAME}|\.({_NAME}|(lease|manifest)\.treepack)\.treepack-.*\.tmp")
 
 
 def file_name(name: str, process: int) -> str:

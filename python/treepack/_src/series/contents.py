@@ -35,6 +35,9 @@ from treepack.errors import (
 
 _KEY = "series"
 
+# The year 9999, in seconds since 1970.
+_END_OF_TIME = 253_402_300_800
+
 # Errors in reading that come from the bytes of a checkpoint, or from what is missing there.
 _DAMAGE = (*DAMAGE, CorruptionError, FileNotFoundError, EOFError)
 
@@ -118,7 +121,7 @@ class Contents:
         numbers = metrics.items() if isinstance(metrics, dict) else ()
         return Summary(
             self.step,
-            time if isinstance(time, float) else None,
+            time if isinstance(time, float) and 0 <= time < _END_OF_TIME else None,
             {name: value for name, value in numbers if isinstance(value, float)},
         )
 
