@@ -22,7 +22,15 @@ MODULES = {
 }
 
 # Methods and attributes of NamedTuples, of Python itself and of other libraries.
-OTHERS = {"_replace", "_fields", "_make", "_field_defaults", "_getframe", "_initializing"}
+OTHERS = {
+    "_replace",
+    "_fields",
+    "_make",
+    "_asdict",
+    "_field_defaults",
+    "_getframe",
+    "_initializing",
+}
 OTHERS |= {"_condition", "_waiters", "_done_callbacks", "_register_atexit", "_error_context"}
 OTHERS |= {"_parent", "_join", "_mapper", "_STATE_DICT_REGISTRY"}
 # Our own, which public classes keep out of sight: the core calls it, too.

@@ -83,7 +83,7 @@ class Model:
         return not math.isnan(value) and better < count
 
 
-@settings(max_examples=tiers.either(200, 10_000))
+@settings(max_examples=tiers.either(50, 10_000))
 @given(keep=KEEPS, events=st.lists(EVENTS, max_size=tiers.either(8, 12)))
 def test_what_stays_is_what_a_model_keeps(
     tmp_path_factory: pytest.TempPathFactory, keep: treepack.Keep, events: list[Any]

@@ -135,7 +135,7 @@ print("healed")
 )
 
 
-@pytest.mark.parametrize("behind", [1, 0])
+@pytest.mark.parametrize("behind", [1, pytest.param(0, marks=pytest.mark.campaign)])
 def test_a_missed_save_heals_at_the_next_one(tmp_path: Path, behind: int) -> None:
     assert "healed" in processes.run(MISSES, 2, tmp_path / "run", behind, devices=2)
 

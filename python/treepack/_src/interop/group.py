@@ -394,7 +394,7 @@ _LEAST_S = 0.01
 _MOST_ERRORS = 10
 
 # What has not happened if a call fails.
-_DONE = {"save": "saved", "load": "loaded", "should_save": "agreed on"}
+_DONE = {"save": "saved", "load": "loaded", "resume": "resumed"}
 
 # Process 0 hears so many others itself.
 _LEAST_GROUP = 16

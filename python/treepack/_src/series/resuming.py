@@ -131,6 +131,7 @@ class Resuming:
         )
 
     def _is_gone(self, step: int, error: Exception) -> bool:
+        """Returns whether a checkpoint that cannot be read was removed meanwhile."""
         found = self._checkpoints.folder.numbered().get(step)
         is_there = found is not None and found.is_complete
         return not is_there or isinstance(error, FileNotFoundError)
@@ -262,4 +263,6 @@ class _Meeting:
         folder = f"series/{self._round}/{next(self._numbers)}"
         old = _left.pop() if _left else None
         _left.append(folder)
-        return Group(self._timeout, members=range(self._count), folder=folder, old=old, call="load")
+        return Group(
+            self._timeout, members=range(self._count), folder=folder, old=old, call="resume"
+        )

@@ -93,8 +93,9 @@ class Commit:
         local: Any,
     ):
         self._checkpoints, self._keep, self._step = checkpoints, keep, step
-        self._summary = Summary(step, time.time(), metrics)
-        self._own = own(time.time(), metrics, local)
+        now = time.time()
+        self._summary = Summary(step, now, metrics)
+        self._own = own(now, metrics, local)
         self._write: Write | None = None
         self._leads = True
         self._is_sharded = False
