@@ -68,7 +68,8 @@ impl Manifest {
         Ok(Self { manifest, encoding })
     }
 
-    /// The same manifest as bytes, with other files and their writer.
+    /// The same manifest as bytes, with other files, of which some may have no shards, and their
+    /// writer.
     #[pyo3(signature = (files, writer=None))]
     fn with_files<'py>(
         &self,
@@ -76,8 +77,8 @@ impl Manifest {
         files: Vec<FileRow>,
         writer: Option<String>,
     ) -> PyResult<Bound<'py, PyBytes>> {
-        if files.len() != self.manifest.files.len() {
-            return Err(PyIndexError::new_err("there are other files"));
+        if files.len() < self.manifest.files.len() {
+            return Err(PyIndexError::new_err("there are fewer files"));
         }
         keep_reserve()?;
         let mut manifest = self.manifest.try_clone()?;
