@@ -26,6 +26,8 @@ from treepack._src.registry.static import register_auxdata, register_function
 from treepack._src.registry.types import registered_types
 from treepack._src.restore.report import Report
 from treepack._src.saving.background import Saving
+from treepack._src.series.keep import Keep
+from treepack._src.series.series import Series
 from treepack.errors import (
     CorruptionError,
     DecodeError,
@@ -49,7 +51,10 @@ from treepack.errors import (
 core.set_hooks(hooks, errors)
 del core, hooks
 
-for _public in (File, Tree, LazyArray, LoadedExported, Report, Saving, Verification):
+for _public in (
+    *(File, Tree, LazyArray, LoadedExported, Report, Saving, Verification),
+    *(Keep, Series),
+):
     for _name, _hint in _public.__annotations__.items():
         # `typing.get_type_hints` finds its names where it was written.
         _text = str(getattr(_hint, "__forward_arg__", _hint))
@@ -70,6 +75,7 @@ __all__ = [
     "GzipTruncatedError",
     "HoleError",
     "InvalidCheckpointError",
+    "Keep",
     "LazyArray",
     "LoadedExported",
     "Mismatch",
@@ -81,6 +87,7 @@ __all__ = [
     "Progress",
     "Report",
     "Saving",
+    "Series",
     "StateDictKeyError",
     "Strict",
     "Tree",

@@ -315,7 +315,12 @@ class Manifest:
         """
 
     def with_files(self, files: list[tuple[str, int, int]], writer: str | None = None) -> bytes:
-        """Encodes the same manifest with other files, equally many, and their writer in words."""
+        """Encodes the same manifest with other files, and their writer in words.
+
+        Args:
+          files: As many as it has, and perhaps more, which have no shards.
+          writer: The process that writes it.
+        """
 
     @staticmethod
     def decode(data: bytes, *, max_size: int | None = None) -> Manifest:

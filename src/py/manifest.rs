@@ -74,9 +74,9 @@ impl Manifest {
         files: Vec<FileRow>,
         writer: Option<String>,
     ) -> PyResult<Bound<'py, PyBytes>> {
-        if files.len() != self.manifest.files.len() {
+        if files.len() < self.manifest.files.len() {
             return Err(PyIndexError::new_err(format!(
-                "expected {} files, got {}",
+                "expected at least {} files, got {}",
                 self.manifest.files.len(),
                 files.len()
             )));

@@ -7,6 +7,7 @@ import json
 import re
 import shutil
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -92,6 +93,13 @@ def test_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 def test_output_of_commands(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     treepack.save("model.treepack", {"params": {"w": np.ones((64, 64)), "b": [1, 2]}, "step": 3})
+    run = treepack.Series("run")
+    for step in (100, 200, 300):
+        monkeypatch.setattr(time, "time", lambda step=step: 1767261000.0 + 6 * step)
+        run.save(step, {"w": np.zeros(1000)}, metrics={"loss": 50 / step})
+    monkeypatch.undo()
+    monkeypatch.chdir(tmp_path)
+    run.keep(100)
     for _, code in blocks("console", TEXTS[page]):
         command, _, output = code.partition("\n")
         assert call(*command.removeprefix("$ treepack ").split()) == output

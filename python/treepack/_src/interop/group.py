@@ -293,8 +293,12 @@ class Group:
         if self.count > 1:  # the store keeps all in memory, and nobody will read this any more
             self._client.key_value_delete(f"treepack/{self._folder}/done/")
             if self._old is not None and not any(it.error for it in found.values()):
-                self._client.key_value_delete(f"treepack/{self._old}/")
+                self.forget(self._old)
         return found
+
+    def forget(self, folder: str) -> None:
+        """Deletes the messages in a folder, which no process waits for any more; for process 0."""
+        self._client.key_value_delete(f"treepack/{folder}/")
 
     def _hear_group(self, first: int, until: float) -> Messages:
         """Waits for all of a group but its first process."""
@@ -390,7 +394,7 @@ _LEAST_S = 0.01
 _MOST_ERRORS = 10
 
 # What has not happened if a call fails.
-_DONE = {"save": "saved", "load": "loaded"}
+_DONE = {"save": "saved", "load": "loaded", "resume": "resumed"}
 
 # Process 0 hears so many others itself.
 _LEAST_GROUP = 16

@@ -64,6 +64,11 @@ class ShardedWrite:
             self.abandon(error)
             raise
 
+    @property
+    def leads(self) -> bool:
+        """Whether this is process 0, which commits."""
+        return self._group.index == 0
+
     def abandon(self, error: BaseException) -> None:
         """Tells all others that this process will not write, so that none waits for it."""
         self._group.abandon(error)
@@ -163,7 +168,9 @@ class ProcessShare:
         )
         arrays = whole.hollow
         plan = plan_of(arrays)
-        self._processes = plan.processes
+        self._processes = [*plan.processes]
+        if saved.own is not None:
+            self._processes += sorted({*range(group.count)} - {*self._processes})
         self._draft = core.Manifest.planned(whole, plan)
         del whole  # it holds arrays
         paths = _array_paths(self._draft, len(arrays))
@@ -184,9 +191,11 @@ class ProcessShare:
                 else:
                     mine = shard  # the tree is an array of the host
         self._layout: core.Layout | None = None
-        if self.index in plan.processes:
-            about = Saved(metadata={"process": self.index, "plan": self._plan})
-            self._layout = file_layout(mine, about, how, snapshot=snapshot)
+        if self.index in self._processes:
+            about = {"process": self.index, "plan": self._plan}
+            if saved.own is not None:
+                about["own"] = saved.own
+            self._layout = file_layout(mine, Saved(metadata=about), how, snapshot=snapshot)
 
     def write(self, directory: Directory, name: str, progress: Progress = None) -> Written | None:
         """Writes the file of this process, if it has one, and tells about it."""
