@@ -140,6 +140,28 @@ def test_a_missed_save_heals_at_the_next_one(tmp_path: Path, behind: int) -> Non
     assert "healed" in processes.run(MISSES, 2, tmp_path / "run", behind, devices=2)
 
 
+UNSAVED = (
+    STATE
+    + """
+run = treepack.Series(args[0], timeout=60)
+for step, options in enumerate([{"local": object()}, {"metrics": {"loss": "low"}}]):
+    try:
+        run.save(step, state(step), **(options if index == 1 else {}))
+    except (TypeError, ValueError) as error:
+        assert index == 1 or "process 1: " in str(error), error
+    else:
+        raise AssertionError("no error")
+run.save(2, state(2))
+check(run.resume(template), 2)
+assert run.steps() == [2]
+"""
+)
+
+
+def test_what_one_process_cannot_save_is_told_by_all(tmp_path: Path) -> None:
+    processes.run(UNSAVED, 2, tmp_path / "run", devices=2)
+
+
 FORMS = """
 run = treepack.Series(args[0], sharded=True)
 run.save(1, {"w": jnp.ones(8)}, local="mine")

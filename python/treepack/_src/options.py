@@ -234,8 +234,8 @@ class Saved(_Options):
     """The content of a save, and the processes that take part; see `save`.
 
     Attributes:
-      own: Metadata that a process keeps in its file of a sharded checkpoint, which then has a file
-        of each process. They are not compared with those of others.
+      own: Returns metadata that a process keeps in its file of a sharded checkpoint, which then has
+        a file of each process. They are not compared with those of others.
     """
 
     sharded: bool | None = None
@@ -244,7 +244,7 @@ class Saved(_Options):
     metadata: Any = None
     static: Static = "skip-code"
     select: Any = None
-    own: Any = None
+    own: Callable[[], Any] | None = None
 
     def __post_init__(self) -> None:
         if self.step is not None:

@@ -194,7 +194,7 @@ class ProcessShare:
         if self.index in self._processes:
             about = {"process": self.index, "plan": self._plan}
             if saved.own is not None:
-                about["own"] = saved.own
+                about["own"] = saved.own()
             self._layout = file_layout(mine, Saved(metadata=about), how, snapshot=snapshot)
 
     def write(self, directory: Directory, name: str, progress: Progress = None) -> Written | None:

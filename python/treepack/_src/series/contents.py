@@ -54,10 +54,10 @@ def is_damage(error: BaseException) -> bool:
     return isinstance(error, _DAMAGE) or is_unreadable
 
 
-def own(time: float, metrics: Mapping[str, float], local: Any) -> dict[str, Any]:
+def own(summary: Summary, local: Any) -> dict[str, Any]:
     """Returns what one process saves beside the state, as metadata."""
     item = {} if local is None else {"local": dumps(local, static="error")}
-    return {"time": time, "metrics": dict(metrics), **item}
+    return {"time": summary.time, "metrics": {**summary.metrics}, **item}
 
 
 def metadata_of(step: int, metadata: Any, own: Mapping[str, Any] | None = None) -> dict[str, Any]:

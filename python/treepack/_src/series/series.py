@@ -187,13 +187,12 @@ class Series:
         """
         check_known(Series.save, options)
         step = _checked(step)
-        numbers = {str(name): float(value) for name, value in (metrics or {}).items()}
         options["compress"] = options.get("compress") or False
         saved, how = Saved.of(options), Writing.of(options)
         saved.timeout = self._timeout
         saved.sharded = _jax.processes()[1] > 1 if self._sharded is None else self._sharded
         self._wait()
-        commit = Commit(self._checkpoints, self._keep, step, numbers, local)
+        commit = Commit(self._checkpoints, self._keep, step, metrics or {}, local)
         commit.prepare(state, saved, how, snapshot=background)
         progress = options.get("progress")
         commit.then = self._intervals.restart()

@@ -89,13 +89,12 @@ class Commit:
         checkpoints: Checkpoints,
         keep: Keep | None,
         step: int,
-        metrics: Mapping[str, float],
+        metrics: Mapping[str, Any],
         local: Any,
     ):
         self._checkpoints, self._keep, self._step = checkpoints, keep, step
-        now = time.time()
-        self._summary = Summary(step, now, metrics)
-        self._own = own(now, metrics, local)
+        self._metrics, self._local = metrics, local
+        self._summary = Summary(step, time.time(), {})
         self._write: Write | None = None
         self._leads = True
         self._is_sharded = False
@@ -118,9 +117,15 @@ class Commit:
             together = ShardedWrite(path, state, saved, how, snapshot=snapshot)
             self._write, self.abandon, self._leads = together, together.abandon, together.leads
         else:
-            saved.metadata = metadata_of(self._step, saved.metadata, self._own)
+            saved.metadata = metadata_of(self._step, saved.metadata, self._own())
             layout = file_layout(state, saved, how, snapshot=snapshot)
             self._write = functools.partial(save_layout, layout, path, how)
+
+    def _own(self) -> dict[str, Any]:
+        """Returns what this process saves beside the state; an error in it is one of the save."""
+        metrics = {str(name): float(value) for name, value in self._metrics.items()}
+        self._summary = self._summary._replace(metrics=metrics)
+        return own(self._summary, self._local)
 
     def __call__(self, progress: Progress) -> None:
         write, self._write = self._write, None
