@@ -19,8 +19,9 @@ import treepack._core as core
 from treepack._src.api.bytes import dumps, loads
 from treepack._src.checkpoint.boxes import DAMAGE
 from treepack._src.checkpoint.file import File
+from treepack._src.checkpoint.opening import open_reader
 from treepack._src.checkpoint.reader import Reader
-from treepack._src.checkpoint.sharded import ShardedReader, open_reader
+from treepack._src.checkpoint.sharded import ShardedReader
 from treepack._src.options import PartOptions
 from treepack._src.saving.directory import process_of
 from treepack._src.series.keep import Summary
