@@ -354,7 +354,7 @@ impl Content {
         progress: Option<Py<PyAny>>,
     ) -> PyResult<Self> {
         let pages = gzip::inflate_to_pages(py, self.source(), max_size, threads, progress)?;
-        Ok(Self(Storage::Inflated(Arc::new(pages))))
+        Ok(Self::made(pages))
     }
 
     /// The same up to the first damage, and what is damaged there.
@@ -382,6 +382,11 @@ impl Content {
             Storage::Elsewhere(elsewhere) => Origin::Elsewhere(Arc::downgrade(elsewhere)),
             _ => Origin::Nobody,
         }
+    }
+
+    /// Bytes that were made of others, and compared with their checksums.
+    pub fn made(pages: Pages) -> Self {
+        Self(Storage::Inflated(Arc::new(pages)))
     }
 
     /// A leaf that is compared with its checksum while it is copied from a file.

@@ -2,6 +2,7 @@
 //!
 //! | file | content |
 //! |---|---|
+//! | `layout.rs` | the layout of a tree |
 //! | `save.rs` | saving: a tree in, bytes or a file out |
 //! | `load.rs` | loading: bytes in, a tree out |
 //! | `content.rs` | the content of a file or a buffer |
@@ -9,6 +10,7 @@
 //! | `catalog/` | leaves by their paths, read one by one |
 //! | `select.rs` | selection of leaves |
 //! | `manifest.rs`, `plan.rs` | manifests of sharded checkpoints, and their writers |
+//! | `delta.rs` | patches of encodings |
 //! | `grid.rs` | arrays that are cut into shards |
 //! | `boxes.rs` | boxes of such arrays |
 //! | `gzip.rs` | compressing and decompressing plain bytes |
@@ -37,6 +39,7 @@ mod boxes;
 mod catalog;
 mod classes;
 mod content;
+mod delta;
 mod dtypes;
 mod errors;
 mod failure;
@@ -45,6 +48,7 @@ mod grid;
 mod gzip;
 mod hashes;
 mod hooks;
+mod layout;
 mod load;
 mod manifest;
 mod memory;
@@ -81,6 +85,8 @@ mod _core {
     #[pymodule_export]
     use super::content::Content;
     #[pymodule_export]
+    use super::delta::{apply_delta, is_patch, join, patch_base};
+    #[pymodule_export]
     use super::grid::{ShardGrid, boxes_of_range, ranges_of_box};
     #[pymodule_export]
     use super::gzip::{compress, decompress};
@@ -88,6 +94,8 @@ mod _core {
     use super::hashes::check_hashes;
     #[pymodule_export]
     use super::hooks::set_hooks;
+    #[pymodule_export]
+    use super::layout::Layout;
     #[pymodule_export]
     use super::load::{
         convertible, described, restore, restore_encoded, restore_recorded, stream_items,
@@ -109,7 +117,7 @@ mod _core {
         assemble, has_older_types, mark_older, other_kinds, record_metadata, restore_state,
     };
     #[pymodule_export]
-    use super::save::{Layout, problems, walk, write_file};
+    use super::save::{problems, walk, write_file};
     #[pymodule_export]
     use super::select::{Marks, Selector, captures};
     #[pymodule_export]

@@ -7,6 +7,7 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList, PyMemoryView, PyType};
 
+use super::layout::Layout;
 use super::memory::{
     Owned, Writable, keep_reserve, lent_bytes, list_of_results, new_bytes, new_list_of,
     remember_size, view,
@@ -15,9 +16,9 @@ use super::options::{integer, integer_or_none};
 use super::pipe::Destination;
 use super::walk::{LeafPayload, Options, Recorded, layout_of, problems_of};
 use super::watch::Watcher;
-use super::{errors, gzip};
+use super::{delta, errors, gzip};
 use crate::array::{Alignment, ChunkLimit, Framing};
-use crate::layout::{self, Caching, LayoutBuilder, OutputPiece, Payload};
+use crate::layout::{Caching, LayoutBuilder, OutputPiece, Payload};
 use crate::manifest::{Grid, Manifest, ShardFile};
 use crate::sink::{Durability, Output, Target, pour, replace_file, write_pipe};
 use crate::structure::Record;
@@ -26,22 +27,12 @@ use crate::{Result, parallel};
 /// Smaller pieces are joined in `buffers`: a copy is cheaper than sending a piece.
 const JOIN_MAX_BYTES: usize = 4 << 10;
 
-/// A tree that is ready to be written: small headers, and borrowed array memory.
-#[pyclass(frozen, module = "treepack._core")]
-pub struct Layout {
-    output: layout::Layout<LeafPayload>,
-    /// Whether copying calls Python, and so must be detached.
-    needs_python: bool,
-    /// The arrays that are not written.
-    hollow: Vec<Py<PyAny>>,
-}
-
 /// See `_core.pyi`.
 #[pyfunction]
 #[pyo3(signature = (
     tree, *, state_dict, sort_keys=false, align, max_chunk_size, overridden=vec![],
     structure=false, metadata=None, index=false, checksums=false, record=None, snapshot=false, hollow=false,
-    align_all=false, joined=false
+    align_all=false, joined=false, base=None, base_name="", threads=None
 ))]
 #[allow(clippy::too_many_arguments, clippy::fn_params_excessive_bools)] // they have names in Python
 pub fn walk(
@@ -60,6 +51,9 @@ pub fn walk(
     hollow: bool,
     align_all: bool,
     joined: bool,
+    base: Option<Bound<'_, PyAny>>,
+    base_name: &str,
+    #[pyo3(from_py_with = integer_or_none)] threads: Option<i64>,
 ) -> PyResult<Layout> {
     let align = Alignment::new(align)?;
     let framing = Framing {
@@ -86,6 +80,9 @@ pub fn walk(
     let (mut layout, hollow) = layout_of(tree, options)?;
     if snapshot {
         super::walk::snapshot(tree.py(), &mut layout)?;
+    }
+    if let Some(base) = base {
+        layout = delta::patch_of(layout, &base, base_name, threads)?;
     }
     let needs_python = layout.payloads().any(LeafPayload::needs_python);
     Ok(Layout {

@@ -239,6 +239,7 @@ class Saved(_Options):
     metadata: Any = None
     static: Static = "skip-code"
     select: Any = None
+    base: Any = None
 
     def __post_init__(self) -> None:
         if self.step is not None:
@@ -250,6 +251,7 @@ class Opening(_Options):
     """How the bytes of a file are read; see `load`."""
 
     mmap: bool = True
+    base: Any = None
     max_size: int | None = None
     threads: int | None = None
     progress: Progress = None
@@ -391,6 +393,7 @@ class SaveOptions(FileOptions, total=False):
     step: int | None
     timeout: float
     select: Any
+    base: Any
 
 
 class ReadOptions(TypedDict, total=False):
@@ -413,6 +416,7 @@ class ReadOptions(TypedDict, total=False):
 class BytesOptions(ReadOptions, total=False):
     """The options of `loads`."""
 
+    base: Any
     max_size: int | None
 
 
@@ -433,6 +437,7 @@ class LoadOptions(PartOptions, total=False):
     """The options of `load` that do not change the type of its result."""
 
     mmap: bool
+    base: Any
     max_size: int | None
     storage_options: StorageOptions
 

@@ -424,17 +424,22 @@ class ShardedReader(Reader):
 
 
 def open_reader(
-    source: Openable, *, is_directory: bool = False, max_size: int | None = None, **options: Any
+    source: Openable,
+    *,
+    is_directory: bool = False,
+    max_size: int | None = None,
+    base: Any = None,
+    **options: Any,
 ) -> Reader:
     """Opens a file or the directory of a sharded checkpoint; see `treepack.open`.
 
-    With `is_directory` it is known to be one.
+    With `is_directory` it is known to be one. A `base` is that of a patch; see `open_parts`.
     """
     check("max_size", max_size)
     options["max_size"] = max_size
     if not is_directory:
         with contextlib.suppress(IsADirectoryError):
-            return Reader.open(source, **options)
+            return Reader.open(source, base=base, **options)
     return ShardedReader.open(source, **options)
 
 
