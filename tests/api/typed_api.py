@@ -218,6 +218,7 @@ def failures() -> None:
         treepack.TreepackError,
         treepack.DecodeError,
         treepack.MismatchError,
+        treepack.BaseMismatchError,
         treepack.CorruptionError,
         treepack.UnregisteredTypeError,
         treepack.UnserializableLeafError,
