@@ -219,11 +219,8 @@ def patch_base(patch: Content) -> str:
 
 def join(
     patch: Content, base: Layout | Content | Catalog, *, max_size: int | None, threads: int | None
-) -> tuple[Content, list[list[str]]]:
+) -> Content:
     """Makes the encoding of a patch and its base.
-
-    Returns:
-      The encoding, and the parts of the paths of arrays that are those of the base.
 
     Raises:
       BaseMismatchError: A ValueError. If the patch was made against another base.

@@ -31,8 +31,6 @@ pub struct Join<'a> {
     pub(super) catalog: Catalog,
     /// For each difference its leaf's value in the catalog, and the elements that it is from.
     pub(super) partners: Vec<(usize, Pieces)>,
-    /// Values of leaves that are the base's.
-    unchanged: Vec<usize>,
 }
 
 /// A part of the encoding.
@@ -49,10 +47,10 @@ impl<'a> Join<'a> {
     pub fn new(patch: &'a Patch<'a>, base: &Base<'_>, watch: &dyn Watch) -> Result<Self> {
         let catalog = Catalog::open(&patch.skeleton, false, watch)?;
         let mut partners = grow::filled(None, patch.differences.len())?;
-        let (mut missing, mut unchanged) = (Mismatches::default(), Vec::new());
+        let mut missing = Mismatches::default();
         for array in arrays(&catalog, &patch.skeleton) {
             let array = array?;
-            let mut found = grow::collect(array.parts().iter().map(|part| patch.at(part)))?;
+            let found = grow::collect(array.parts().iter().map(|part| patch.at(part)))?;
             if found.iter().all(Option::is_none) {
                 continue;
             }
@@ -69,12 +67,6 @@ impl<'a> Join<'a> {
                     let pieces = pieces.transpose()?.unwrap_or_default();
                     partners[number] = Some((array.value, pieces));
                 }
-            }
-            found.retain(|number| {
-                number.is_none_or(|number| !patch.differences[number].is_unchanged())
-            });
-            if found.is_empty() {
-                grow::push(&mut unchanged, array.value)?;
             }
         }
         missing.check(&catalog)?;
@@ -94,20 +86,12 @@ impl<'a> Join<'a> {
             patch,
             partners: grow::try_collect(partners)?,
             catalog,
-            unchanged,
         })
     }
 
     /// The length of the encoding.
     pub fn len(&self) -> usize {
         self.patch.skeleton.len()
-    }
-
-    /// The keys of the leaves that are those of the base.
-    pub fn unchanged(&self) -> impl Iterator<Item = Result<Vec<&str>>> {
-        self.unchanged
-            .iter()
-            .map(|value| self.catalog.keys_to(*value))
     }
 
     /// All parts of the encoding, with their places, in order.

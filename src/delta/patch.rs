@@ -191,12 +191,6 @@ pub struct Difference<'a> {
     pub blocks: Vec<Block<'a>>,
 }
 
-impl Difference<'_> {
-    pub fn is_unchanged(&self) -> bool {
-        self.blocks.iter().all(|block| block.kind == Kind::Equal)
-    }
-}
-
 /// A patch whose checksum was compared.
 #[derive(Debug)]
 pub struct Patch<'a> {

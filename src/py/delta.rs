@@ -4,13 +4,12 @@ use std::num::NonZero;
 
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
-use pyo3::types::PyList;
 
 use super::catalog::Catalog;
 use super::content::Content;
 use super::gzip::{check_size, limit};
 use super::layout::Layout;
-use super::memory::{Borrowed, Writable, keep_reserve, list_of_results, new_string};
+use super::memory::{Borrowed, Writable, keep_reserve};
 use super::options::{integer, integer_or_none};
 use super::walk::LeafPayload;
 use super::watch::Watcher;
@@ -97,17 +96,16 @@ pub fn patch_base(patch: &Bound<'_, Content>) -> PyResult<String> {
 /// The encoding that a patch and its base are; see `_core.pyi`.
 #[pyfunction]
 #[pyo3(signature = (patch, base, *, max_size, threads))]
-pub fn join<'py>(
-    patch: &Bound<'py, Content>,
-    base: &Bound<'py, PyAny>,
+pub fn join(
+    patch: &Bound<'_, Content>,
+    base: &Bound<'_, PyAny>,
     #[pyo3(from_py_with = integer_or_none)] max_size: Option<i64>,
     #[pyo3(from_py_with = integer_or_none)] threads: Option<i64>,
-) -> PyResult<(Content, Bound<'py, PyList>)> {
-    let py = patch.py();
+) -> PyResult<Content> {
     let source = patch.get().source();
     let watcher = Watcher::signals();
     let threads = threads_for(threads, usize::MAX)?;
-    let (pages, unchanged) = with_base(base, &watcher, |base| {
+    let pages = with_base(base, &watcher, |base| {
         with_bytes(source, |bytes| {
             let patch = Patch::read(bytes, &watcher)?;
             let join = Join::new(&patch, base, &watcher)?;
@@ -117,20 +115,10 @@ pub fn join<'py>(
             pages.fill(join.len(), |memory| {
                 join.fill(base.bytes, memory, threads, &watcher)
             })?;
-            let mut unchanged = Vec::new();
-            for keys in join.unchanged() {
-                let keys = keys?.into_iter().map(crate::grow::to_string);
-                crate::grow::push(&mut unchanged, crate::grow::try_collect(keys)?)?;
-            }
-            Ok((pages, unchanged))
+            Ok(pages)
         })
     })?;
-    let paths = unchanged.iter().map(|keys| {
-        let keys = keys.iter();
-        let keys = keys.map(|key| Ok(new_string(py, key.as_bytes())?.into_any()));
-        Ok(list_of_results(py, keys)?.into_any())
-    });
-    Ok((Content::made(pages), list_of_results(py, paths)?))
+    Ok(Content::made(pages))
 }
 
 /// Replaces the encoding in a buffer; see `_core.pyi`.

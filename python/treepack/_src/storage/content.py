@@ -160,7 +160,7 @@ def joined(
         except FileNotFoundError as error:
             error.add_note(f"treepack: {shown(path)!r} is a patch of this file; pass base=")
             raise
-    return core.join(patch, base, max_size=max_size, threads=threads)[0]
+    return core.join(patch, base, max_size=max_size, threads=threads)
 
 
 class Opened(NamedTuple):
