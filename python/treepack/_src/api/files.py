@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 from collections.abc import Iterator
 from typing import Any, Literal, Unpack, overload
 
@@ -37,16 +38,18 @@ from treepack._src.options import (
 from treepack._src.restore.report import Report
 from treepack._src.saving.background import Saving, run, wait_for
 from treepack._src.saving.directory import interrupted
-from treepack._src.saving.layout import file_layout
+from treepack._src.saving.layout import base_of, file_layout
 from treepack._src.saving.sharded import ShardedWrite, is_distributed
 from treepack._src.storage.content import Openable, content_of, downloaded, inflated_head
-from treepack._src.storage.naming import naming
+from treepack._src.storage.naming import filename_of, naming
 from treepack._src.storage.place import (
     Location,
     absolute,
+    beside,
     check_suffix,
     has_gzip_suffix,
     located,
+    real,
     resolved,
 )
 from treepack._src.storage.safetensors import is_safetensors
@@ -124,6 +127,10 @@ def save(
       select: The leaves to save, such as `"**/lora_*"`; see `load`, which would return the same
         tree for this selection of a whole file: containers that lose children become dicts.
         `load(path, target, missing="target")` takes the others from a target.
+      base: A file of `save` (its path or an open `File`), or a tree or encoded bytes: arrays that
+        it has at the same path, of the same dtype and shape, are written as differences; see
+        docs/pipelines.md. `load` and `open` find a file in the same directory by its name; it must
+        stay as it is, and may have no base itself. Not for sharded saves.
       compress: Whether to compress with gzip. `None` does so if the name of the file ends with
         `.gz`, but not in sharded saves. `"numbers"` is smaller and faster for weights, by the
         exponents of floats, but only treepack reads the file; see docs/compression.md.
@@ -174,6 +181,8 @@ def save(
     if options.get("compress") is None:
         options["compress"] = not saved.sharded and has_gzip_suffix(place)
     how = Writing.of(options)
+    if saved.base is not None and saved.sharded:
+        raise ValueError("base= is for trees that are saved to one file: leave it out")
     wait_for(place)
     if isinstance(tree, Iterator):
         with spooled(tree, place) as tree:
@@ -189,12 +198,23 @@ def save(
             at_once=bool(interrupted(place)),  # which ends only after this
             abandon=together.abandon,
         )
-    layout = file_layout(tree, saved, how, snapshot=background)
+    name = _name_beside(saved.base, place)
+    layout = file_layout(tree, saved, how, snapshot=background, base_name=name)
     # Meanwhile the program may change its directory.
     where = absolute(place) if background else place
     write = functools.partial(save_layout, layout, where, how)
     del layout  # so that the traceback of an error does not hold it
     return run(place, write, progress, background=background)
+
+
+def _name_beside(base: Any, place: Any) -> str:
+    """Returns the name of a base that is a file in the directory of a place, or an empty string."""
+    file = filename_of(place_of(base).reader.given) if isinstance(base, File) else base
+    if not isinstance(file, (str, os.PathLike)):
+        return ""
+    name = os.path.basename(os.fspath(file))  # noqa: PTH119
+    there: str = beside(os.fspath(place), name)
+    return name if real(there) == real(file) else ""
 
 
 @overload
@@ -298,6 +318,8 @@ def load(
       static: The static data that were not saved (see `static` of `save`): a dict by path,
         such as `{"tx": optimizer}`, or a tree like the one that was saved. Not with a target,
         which has them.
+      base: The base of a file that was saved with `base=`, if it is no file in the same directory:
+        a path, an open `File`, a tree or encoded bytes. Other files ignore it.
       max_size: The maximum decompressed size of gzip in bytes; of a directory, that of its
         manifest and all its files together.
       threads: See `save`; for decompressing, casting and copying.
@@ -315,6 +337,7 @@ def load(
       NewerVersionError: A DecodeError. If a newer version of treepack has written it.
       ValueError: If `select` or `rename` match nothing.
       MismatchError: A ValueError. If the file does not fit the target; it lists all differences.
+      BaseMismatchError: A ValueError. If the file was saved with another `base=`.
       UnregisteredTypeError: A DecodeError, with the name. If a type is not registered.
       CorruptionError: A ValueError. If it is a damaged gzip file (GzipCorruptionError), or one that
         ends early (GzipTruncatedError), or if `verify` finds damage.
@@ -346,6 +369,7 @@ def load(
     selection, how = Selection.of(options), Reading.of(options)
     selection.return_report = return_report
     together, opening = Sharing.of(options), Opening.of(options)
+    opening.base = base_of(opening.base)
     path = resolved(path, options.get("storage_options"))
     is_directory = False
 
@@ -372,6 +396,7 @@ def load(
                 salvage=selection.on_corrupt == "skip",
                 mmap=opening.mmap,
                 max_size=opening.max_size,
+                base=opening.base,
             )
             reader.given = path
             with contextlib.closing(reader):
