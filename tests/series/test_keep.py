@@ -84,6 +84,23 @@ class Model:
 
 
 @settings(max_examples=tiers.either(50, 10_000))
+@given(keep=KEEPS, events=st.lists(EVENTS, max_size=12))
+def test_the_rules_keep_what_a_model_keeps(keep: treepack.Keep, events: list[Any]) -> None:
+    """Of whole checkpoints that are not pinned, without files."""
+    step, now = -1, 1e9
+    model = Model(keep)
+    there: list[Summary] = []
+    for distance, seconds, value, _ in events:
+        step, now = step + distance, now + seconds
+        saved = Summary(step, now, {} if value is None else {"loss": value})
+        model.save(saved)
+        there.append(saved)
+        kept = keep.kept(there)
+        there = [it for it in there if it.step in kept]
+        assert there == model.there
+
+
+@settings(max_examples=tiers.either(50, 300))
 @given(keep=KEEPS, events=st.lists(EVENTS, max_size=tiers.either(8, 12)))
 def test_what_stays_is_what_a_model_keeps(
     tmp_path_factory: pytest.TempPathFactory, keep: treepack.Keep, events: list[Any]

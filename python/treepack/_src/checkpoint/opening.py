@@ -37,8 +37,9 @@ def open_reader(
         with contextlib.suppress(IsADirectoryError):
             if has_suffix(source):  # a file of treepack is first read at its end
                 return RepositoryReader.open(source, **options)
+            options.setdefault("salvage", False)
             found = open_parts(source, base=base, **options)
-            if options.get("salvage") and _is_safetensors(found):
+            if options["salvage"] and _is_safetensors(found):
                 return SafetensorsReader(source, found, **options)
             try:
                 return Reader(source, found, **options)
