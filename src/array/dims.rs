@@ -1,4 +1,4 @@
-//! The shape of an array in a file, and its check against the payload.
+//! Reads an array's shape and checks it against the payload.
 
 use smallvec::SmallVec;
 
@@ -6,7 +6,7 @@ use super::MAX_NDIM;
 use crate::wire::{Cursor, Head};
 use crate::{Error, Result};
 
-/// The dimensions of an array; one may be −1, which stands for "whatever fits".
+/// A shape; one dimension may be −1, inferred from the payload.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Dims(SmallVec<[isize; 6]>);
 
@@ -16,7 +16,6 @@ impl Dims {
         &self.0
     }
 
-    /// Appends a dimension; `offset` is for the error.
     pub fn push(&mut self, head: Head, offset: usize) -> Result<()> {
         let value = match head {
             Head::Int(value) => isize::try_from(value).ok(),
@@ -37,7 +36,7 @@ impl Dims {
         Ok(())
     }
 
-    /// Reads one integer, or an array of integers.
+    /// Reads an integer, or an array of integers.
     pub fn read(cursor: &mut Cursor<'_>) -> Result<Self> {
         let mut dims = Self::default();
         let offset = cursor.offset();
@@ -54,8 +53,7 @@ impl Dims {
     }
 }
 
-/// Replaces −1, and checks that the dimensions account for exactly `nbytes` bytes in elements of
-/// `itemsize`. `offset` is for the error.
+/// Infers −1 and checks that the shape accounts for exactly `nbytes` bytes.
 pub fn resolve(
     dims: &[isize],
     nbytes: usize,

@@ -1,14 +1,14 @@
-//! An array cut into shards of one shape: which shards overlap a box, and where.
+//! Divides an array into equal shards and finds those that overlap a box.
 
 use std::ops::Range;
 
 use super::runs::{Bounds, Runs};
 use crate::Result;
 
-/// A grid of shards of one shape, numbered with the last dimension varying fastest.
+/// A grid of equal shards, numbered in C order.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ShardGrid {
-    /// For each dimension, the number of shards, and the indices of each.
+    /// The number of shards and their size, for each dimension.
     dims: Vec<(usize, usize)>,
 }
 
@@ -21,7 +21,7 @@ pub struct ShardPart {
 }
 
 impl ShardGrid {
-    /// A grid of `counts` shards in each dimension; `None` if they would differ in shape.
+    /// Divides `shape` into `counts` shards per dimension; `None` if their shapes would differ.
     pub fn new(shape: &[usize], counts: &[usize]) -> Option<Self> {
         let is_even = |(len, count): (&usize, &usize)| *count > 0 && len.is_multiple_of(*count);
         if shape.len() != counts.len() || !shape.iter().zip(counts).all(is_even) {
@@ -40,7 +40,7 @@ impl ShardGrid {
         self.dims.iter().map(|(count, _)| count).product()
     }
 
-    /// The number of the shard that begins at an index of the array, if any.
+    /// The shard that begins at an index of the array, if any.
     pub fn shard_at(&self, start: &[usize]) -> Option<usize> {
         if start.len() != self.dims.len() {
             return None;
@@ -52,7 +52,7 @@ impl ShardGrid {
         })
     }
 
-    /// The indices of a shard in the array, if it exists.
+    /// The indices of a shard, if it exists.
     pub fn bounds(&self, mut shard: usize) -> Option<Vec<Range<usize>>> {
         if shard >= self.len() {
             return None;
@@ -66,7 +66,7 @@ impl ShardGrid {
         Some(bounds)
     }
 
-    /// The key of a shard in its file, `[0:4,8:16]`, if it exists.
+    /// The key of a shard in its file, such as `[0:4,8:16]`, if it exists.
     pub fn name(&self, shard: usize) -> Option<String> {
         let mut name = String::new();
         (shard < self.len()).then(|| self.write_name(shard, &mut name).ok())??;
@@ -102,7 +102,7 @@ impl ShardGrid {
         self.dims.iter().map(|(_, size)| *size)
     }
 
-    /// The parts of a box in shards. `None` if the box exceeds the array.
+    /// The parts of a box in each shard; `None` if the box exceeds the array.
     ///
     /// ```
     /// use treepack::array::{Bounds, ShardGrid};
@@ -137,11 +137,11 @@ impl ShardGrid {
         })
     }
 
-    /// The runs of a part, for memory with these strides, and their offset there. `None` if the
-    /// memory lacks a place for an element.
+    /// The runs of a part in memory with these strides, and their offset. `None` if elements would
+    /// overlap in memory.
     ///
     /// # Panics
-    /// If the part is not one of this grid.
+    /// If the part is from another grid.
     pub fn runs(
         &self,
         part: &ShardPart,
@@ -174,13 +174,13 @@ fn push_number(text: &mut String, mut number: usize) {
     text.extend(digits[first..].iter().map(|digit| char::from(*digit)));
 }
 
-/// The parts of a box in shards, computed one by one without memory.
+/// The parts of a box in each shard, computed lazily.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ShardParts {
     dims: Vec<Cut>,
 }
 
-/// The indices of a box in one dimension, which is cut into shards.
+/// The indices of a box in one dimension of the grid.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Cut {
     count: usize,
@@ -188,12 +188,11 @@ struct Cut {
     bounds: Bounds,
 }
 
-/// Two boxes that together are one.
+/// A box cut in two.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Halves {
-    /// The dimension of the cut.
     pub dim: usize,
-    /// The indices of the first box in it.
+    /// The number of indices in the first half.
     pub count: usize,
     pub boxes: [Vec<Bounds>; 2],
 }
@@ -207,7 +206,7 @@ impl ShardParts {
         self.len() == 0
     }
 
-    /// Calls `found` with each part, in the order of the shards, up to the first error.
+    /// Calls `found` with each part in shard order, up to the first error.
     pub fn each<E>(
         &self,
         mut found: impl FnMut(&ShardPart) -> std::result::Result<(), E>,
@@ -243,7 +242,7 @@ impl ShardParts {
         }
     }
 
-    /// The box in two, cut where a shard begins. `None` if one shard has all of it.
+    /// Cuts the box in two between shards; `None` if one shard contains it.
     pub fn halves(&self) -> Option<Halves> {
         if self.is_empty() {
             return None;
@@ -275,7 +274,7 @@ impl ShardParts {
     }
 }
 
-/// The indices of one dimension that are in one shard.
+/// The indices of one dimension in one shard.
 struct Piece {
     shard: usize,
     local: Bounds,
@@ -314,7 +313,7 @@ impl Cut {
     }
 }
 
-/// Boxes that in sequence are a range of an array's elements in C order.
+/// The boxes that make up a range of elements in C order.
 ///
 /// # Panics
 /// If the range exceeds the array.
@@ -327,7 +326,7 @@ pub fn boxes_of_range(shape: &[usize], range: Range<usize>) -> Vec<Vec<Range<usi
     boxes
 }
 
-/// Adds the boxes of a range, which is not empty, below the leading `indices`.
+/// Adds the boxes of a non-empty range below the leading `indices`.
 fn add_boxes(
     around: &[Range<usize>],
     shape: &[usize],
@@ -364,13 +363,13 @@ fn add_boxes(
 }
 
 #[cfg(test)]
-#[allow(clippy::cast_possible_truncation)] // bytes that repeat are as good
+#[allow(clippy::cast_possible_truncation)] // bytes may repeat
 pub(crate) mod tests {
     use super::super::runs::tests::read;
     use super::*;
     use proptest::prelude::*;
 
-    /// Shapes, numbers of shards, and boxes.
+    /// Shapes, shard counts and boxes.
     pub(crate) fn boxes() -> impl Strategy<Value = (Vec<usize>, Vec<usize>, Vec<Bounds>)> {
         let dim = (1usize..4, 0usize..5).prop_flat_map(|(count, size)| {
             let len = count * size;
@@ -391,7 +390,7 @@ pub(crate) mod tests {
         })
     }
 
-    /// The numbers, in C order, of the elements at these indices of an array.
+    /// The C-order numbers of these indices.
     pub(crate) fn elements(shape: &[usize], indices: &[Vec<usize>]) -> Vec<usize> {
         let mut found = vec![0];
         for (len, indices) in shape.iter().zip(indices) {
@@ -420,7 +419,7 @@ pub(crate) mod tests {
         found
     }
 
-    /// The overlap of each shard with a box, by going through all indices.
+    /// Finds the overlaps by iterating over all indices.
     fn naive(
         shape: &[usize],
         counts: &[usize],
@@ -454,7 +453,7 @@ pub(crate) mod tests {
             let parts = grid.parts(&bounds).unwrap();
             let found: Vec<_> = all(&parts).into_iter().map(|part| (part.shard, indices(&part.local))).collect();
             prop_assert_eq!(&found, &naive(&shape, &counts, &bounds));
-            // And so are those of its halves, one after the other.
+            // So are the parts of its halves in turn.
             let Some(halves) = parts.halves() else {
                 prop_assert!(found.len() <= 1);
                 return Ok(());
@@ -498,7 +497,7 @@ pub(crate) mod tests {
             prop_assert!(all.iter().map(|part| part.shard).is_sorted());
             for part in all {
                 let (start, runs) = grid.runs(&part, itemsize, &strides).unwrap();
-                // What is read twice would be wrong.
+                // An element read twice would differ.
                 let bytes = read(&runs, &shards[part.shard]);
                 let target = found[start..].iter_mut();
                 target.zip(bytes).for_each(|(found, byte)| *found = found.wrapping_add(byte));

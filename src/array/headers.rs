@@ -1,4 +1,4 @@
-//! The content of an array's headers, and their smallest form.
+//! An array's header fields, and their smallest encoding.
 
 use crate::Result;
 use crate::raw::Buffer;
@@ -14,10 +14,10 @@ pub struct Array<'a> {
 }
 
 impl Array<'_> {
-    /// Bytes of all elements.
+    /// The size of all elements in bytes.
     ///
     /// # Panics
-    /// If they exceed a `usize`.
+    /// If it exceeds a `usize`.
     pub fn nbytes(&self) -> usize {
         let mut shape = self.shape.iter();
         let nbytes = shape.try_fold(self.itemsize, |sum, &dim| sum.checked_mul(dim));

@@ -1,6 +1,6 @@
-//! A box of an array: runs of its bytes at equal distances, read to their places.
+//! Reads a box of an array as runs: contiguous bytes at equal distances.
 //!
-//! One idea, but long, because few large runs and many small ones are read in different ways.
+//! The file is long because few large runs and many small ones are read in different ways.
 
 use std::mem::{self, MaybeUninit};
 use std::num::NonZero;
@@ -10,7 +10,7 @@ use crate::raw::RawBytes;
 use crate::source::{Pieces, Source, read_to};
 use crate::{Result, grow, parallel};
 
-/// Bytes read at a time where runs are picked out of them.
+/// Size of a read from which several runs are copied.
 const SPAN_BYTES: usize = 256 << 10;
 
 /// Distant runs in one piece of work.
@@ -19,9 +19,9 @@ const FAR_READS: usize = 64;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Repeat {
     pub count: usize,
-    /// Distance from one start to the next in the array.
+    /// Distance between starts in the array.
     pub source: usize,
-    /// The same in memory.
+    /// Distance between starts in memory.
     pub target: usize,
 }
 
@@ -62,8 +62,8 @@ impl Bounds {
 }
 
 impl Runs {
-    /// The runs of a box of an array in C order, for memory with these strides. `None` if the box
-    /// exceeds the array, or if places in memory coincide or do not ascend.
+    /// The runs of a box of a C-order array in memory with these strides. `None` if the box exceeds
+    /// the array, or if addresses overlap or descend.
     pub fn new(
         shape: &[usize],
         itemsize: usize,
@@ -109,7 +109,7 @@ impl Runs {
         Some(runs)
     }
 
-    /// The same for contiguous memory.
+    /// The runs of a box in contiguous memory.
     pub fn compact(shape: &[usize], itemsize: usize, bounds: &[Bounds]) -> Option<Self> {
         let mut strides = vec![itemsize; bounds.len()];
         for dim in (1..bounds.len()).rev() {
@@ -118,7 +118,7 @@ impl Runs {
         Self::new(shape, itemsize, bounds, &strides)
     }
 
-    /// Repeats everything; the last of `repeats` is the outermost here.
+    /// Repeats everything; the last of `repeats` is outermost here.
     fn repeat(&mut self, repeat: Repeat) {
         let Repeat {
             count,
@@ -151,7 +151,7 @@ impl Runs {
         self.nbytes + more.sum::<usize>()
     }
 
-    /// The ranges of the array with runs; ranges less than `near` apart are joined.
+    /// The ranges of the array to read; runs closer than `near` are joined.
     pub fn ranges(&self, near: usize) -> Result<Vec<Range<usize>>> {
         let mut found: Vec<Range<usize>> = Vec::new();
         if self.nbytes == 0 {
@@ -169,7 +169,7 @@ impl Runs {
         Ok(found)
     }
 
-    /// Bytes from the first to the last in the array, which bounds the reads.
+    /// The span of the runs in the array, which bounds the reads.
     pub fn span(&self) -> usize {
         let more = self
             .repeats
@@ -178,8 +178,7 @@ impl Runs {
         self.nbytes + more.sum::<usize>()
     }
 
-    /// The inner repetitions whose runs are near each other, limited to `most` bytes of the array
-    /// together.
+    /// The inner repetitions with runs closer than `near`, at most `most` bytes of the array.
     fn nest(&self, near: usize, most: usize) -> Nest<'_> {
         let mut nest = Nest {
             outer: &self.repeats,
@@ -198,10 +197,10 @@ impl Runs {
         nest
     }
 
-    /// Reads all runs to their places in memory.
+    /// Reads all runs into memory.
     ///
     /// # Panics
-    /// If the memory is less than `extent`, or the array ends before the runs do.
+    /// If the memory is smaller than `extent`, or the array ends before the runs do.
     pub fn read(
         &self,
         array: &dyn Source,
@@ -212,7 +211,7 @@ impl Runs {
         if self.nbytes == 0 {
             return Ok(());
         }
-        // Fewer, larger reads where each is slow.
+        // Slow sources get fewer, larger reads.
         let span = SPAN_BYTES.max(array.near().saturating_mul(4).min(parallel::BLOCK));
         let nest = self.nest(array.near(), span);
         let blocks = self.blocks(&nest, array.near(), span, target)?;
@@ -222,7 +221,7 @@ impl Runs {
         parallel::for_each(blocks, threads, read, check)
     }
 
-    /// Collects the runs of an array whose bytes are these parts of a source.
+    /// Collects the runs of an array stored in `parts` of a source.
     pub fn gather(&self, source: &dyn Source, parts: &Pieces) -> Result<Vec<u8>> {
         let mut bytes = Vec::new();
         bytes.try_reserve_exact(self.nbytes())?;
@@ -252,7 +251,7 @@ impl Runs {
         };
         let Some((row, outer)) = nest.outer.split_last() else {
             let memory = take(0, nest.memory());
-            // One run may be several pieces of work.
+            // One long run may be split.
             let most = if nest.inner.is_empty() {
                 parallel::BLOCK
             } else {
@@ -295,19 +294,18 @@ impl Runs {
     }
 }
 
-/// Runs that are near each other, with the outer repetitions.
+/// Neighbouring runs, and the outer repetitions.
 #[derive(Clone, Copy)]
 struct Nest<'a> {
     outer: &'a [Repeat],
     inner: &'a [Repeat],
     nbytes: usize,
-    /// Bytes from its first one in the array to its last.
+    /// Its span in the array.
     extent: usize,
 }
 
 impl Nest<'_> {
-    /// Whether the next repetition is less than `near` away, and not so long that a read of its own
-    /// is better.
+    /// Whether the next repetition is closer than `near`, and short enough to share a read.
     fn is_near(&self, near: usize) -> bool {
         let next = self.outer.last();
         self.extent / 4 < near && next.is_some_and(|next| next.source - self.extent <= near)
@@ -321,7 +319,7 @@ impl Nest<'_> {
         self.nbytes + more.sum::<usize>()
     }
 
-    /// Copies its runs out of the bytes from its first to its last.
+    /// Copies its runs out of the bytes it spans.
     fn copy(&self, bytes: RawBytes<'_>, target: &mut [MaybeUninit<u8>]) -> Result<()> {
         each(self.inner, 0, 0, &mut |from, to| {
             let run = bytes.slice(from..from + self.nbytes);
@@ -335,13 +333,13 @@ impl Nest<'_> {
 struct NestPart<'a> {
     start: usize,
     rows: Repeat,
-    /// Whether they are read together.
+    /// Whether one read covers them.
     is_near: bool,
     memory: &'a mut [MaybeUninit<u8>],
 }
 
 impl NestPart<'_> {
-    /// The nest of this part: a run that is split is shorter in each.
+    /// The nest of this part; a split run is shorter.
     fn nest<'a>(&self, nest: Nest<'a>) -> Nest<'a> {
         if !nest.inner.is_empty() {
             return nest;
@@ -354,7 +352,6 @@ impl NestPart<'_> {
         }
     }
 
-    /// Bytes of the array that it spans.
     fn extent(&self, nest: Nest<'_>) -> usize {
         let nest = self.nest(nest);
         if self.is_near {
@@ -398,7 +395,7 @@ impl NestPart<'_> {
     }
 }
 
-/// Calls `found` with the offsets of repetitions in the array and in memory, up to the first error.
+/// Calls `found` with each repetition's offsets in the array and in memory, up to the first error.
 fn each(
     repeats: &[Repeat],
     source: usize,
@@ -418,7 +415,7 @@ fn each(
 }
 
 #[cfg(test)]
-#[allow(clippy::cast_possible_truncation)] // bytes that repeat are as good
+#[allow(clippy::cast_possible_truncation)] // bytes may repeat
 pub(super) mod tests {
     use super::*;
     use proptest::prelude::*;
@@ -452,7 +449,7 @@ pub(super) mod tests {
         let mut found = vec![MaybeUninit::new(0); runs.extent()];
         let threads = NonZero::new(2).unwrap();
         runs.read(array, &mut found, threads, || Ok(())).unwrap();
-        // SAFETY: all of it was zero before.
+        // SAFETY: all of it was zeroed before.
         unsafe { found.assume_init_ref() }.to_vec()
     }
 
@@ -477,7 +474,7 @@ pub(super) mod tests {
         })
     }
 
-    /// The places of a box's elements in the array and in memory, one by one.
+    /// The offsets of a box's elements in the array and in memory, one by one.
     fn places(
         shape: &[usize],
         bounds: &[Bounds],
@@ -624,7 +621,7 @@ pub(super) mod tests {
         let len = 3 * parallel::BLOCK / 2;
         let bytes: Vec<u8> = (0..2 * len).map(|at| (at / 7) as u8).collect();
         let array = Elsewhere(bytes.clone(), 4 << 10);
-        // One run, long runs with something between, and short ones that are near each other.
+        // One run; long runs with gaps; short runs near each other.
         for (width, count) in [
             (2 * len, 2 * len - 1),
             (len, len - 1),
