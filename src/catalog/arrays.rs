@@ -1,4 +1,4 @@
-//! Arrays of a catalog: positions of their bytes, and boxes of them.
+//! Locates arrays in a source and reads boxes of them.
 
 use std::collections::HashMap;
 use std::mem::MaybeUninit;
@@ -15,13 +15,13 @@ use crate::source::{Pieces, Source, SourcePieces};
 use crate::structure::LeafKind;
 use crate::{Error, Result, grow};
 
-/// A larger gap is worth another request to the disk.
+/// Across a larger gap, a second disk request is faster.
 const NEAR_BYTES: usize = 32 << 10;
 
-/// Of the data of typed PRNG keys.
+/// The dtype of a typed PRNG key's data.
 const KEY_DTYPE: &str = "uint32";
 
-/// The shape of an array, and the positions of its bytes in the source.
+/// The shape of an array, and the position of its bytes in the source.
 #[derive(Debug)]
 pub struct ArrayPlace {
     shape: SmallVec<[usize; 6]>,
@@ -33,7 +33,7 @@ impl ArrayPlace {
         &self.shape
     }
 
-    /// Ranges of its bytes, in order: one, or one for each chunk.
+    /// The ranges of its bytes in order: one, or one per chunk.
     pub fn parts(&self) -> &[Range<usize>] {
         self.parts.as_slice()
     }
@@ -58,7 +58,7 @@ impl ArrayPlace {
         }
     }
 
-    /// A range of its bytes. `None` if it exceeds the array.
+    /// The runs of a byte range. `None` if it exceeds the array.
     pub fn byte_runs(&self, range: Range<usize>) -> Option<Runs> {
         let bounds = Bounds {
             start: range.start,
@@ -68,16 +68,16 @@ impl ArrayPlace {
         Runs::compact(&[self.nbytes()], 1, &[bounds])
     }
 
-    /// Ranges of runs in the source; near ones are joined.
+    /// The ranges of the source to read; close ranges are joined.
     pub fn ranges(&self, runs: &Runs) -> Result<Vec<Range<usize>>> {
         let ranges = runs.ranges(NEAR_BYTES)?.into_iter();
         grow::collect(ranges.flat_map(|range| self.parts.of(range)))
     }
 
-    /// Reads runs to their places in memory.
+    /// Reads runs into memory.
     ///
     /// # Panics
-    /// If the memory is less than their extent.
+    /// If the memory is smaller than their extent.
     pub fn read_runs(
         &self,
         source: &dyn Source,
@@ -90,8 +90,7 @@ impl ArrayPlace {
         runs.read(&SourcePieces { source, parts }, target, threads, check)
     }
 
-    /// Reads a box, in C order and little-endian, one run at a time. `None` if it exceeds the
-    /// array.
+    /// Reads a box in C order, little-endian. `None` if it exceeds the array.
     pub fn read_box(&self, source: &dyn Source, bounds: &[Bounds]) -> Result<Option<Vec<u8>>> {
         let runs = self.runs(bounds, None);
         runs.map(|runs| runs.gather(source, &self.parts))
@@ -100,8 +99,7 @@ impl ArrayPlace {
 }
 
 impl Catalog {
-    /// The array that a leaf is, or the data of a typed PRNG key, if the data match the
-    /// catalog.
+    /// Finds an array leaf, or a typed PRNG key's data, and checks it against the catalog.
     ///
     /// ```
     /// use treepack::array::Bounds;
@@ -127,7 +125,7 @@ impl Catalog {
         self.array_of(source, value, |found| found.itemsize())
     }
 
-    /// The same with the number of bytes of an element.
+    /// Also returns the element size.
     fn array_of(
         &self,
         source: &dyn Source,
@@ -163,7 +161,7 @@ impl Catalog {
         Ok(ArrayPlace { shape, parts })
     }
 
-    /// The dtype and the shape of a leaf that is an array, or of the data of a PRNG key.
+    /// The dtype and shape of an array leaf, or of a PRNG key's data.
     ///
     /// # Panics
     /// If there is no such leaf.
@@ -184,13 +182,12 @@ impl Catalog {
     }
 }
 
-/// Found arrays of many chunks, because finding them is slow.
+/// Caches the positions of arrays with many chunks, which are slow to find.
 ///
-/// A lock is only tried: threads that find it held do without, as does a forked process.
+/// The lock is only tried: threads that find it held, and forked processes, skip the cache.
 #[derive(Debug, Default)]
 pub struct FoundArrays(Mutex<Chunked>);
 
-/// A cache, by value.
 #[derive(Debug, Default)]
 struct Chunked {
     known: HashMap<usize, Arc<ArrayPlace>>,
@@ -198,16 +195,15 @@ struct Chunked {
 }
 
 impl FoundArrays {
-    /// The most chunks in the cache; a single array may have more.
+    /// The most cached chunks; a single array may have more.
     const MOST: usize = 1 << 20;
 
-    /// The array at a value, if it is in the cache.
+    /// The cached array at a value.
     pub fn known(&self, value: usize) -> Option<Arc<ArrayPlace>> {
         self.0.try_lock().ok()?.known.get(&value).cloned()
     }
 
-    /// [`Catalog::array`] through the cache; `None` as the size of an element means that the dtype
-    /// is unknown.
+    /// [`Catalog::array`] through the cache. An unknown dtype has no element size.
     pub fn find(
         &self,
         catalog: &Catalog,
@@ -233,7 +229,7 @@ impl FoundArrays {
 }
 
 #[cfg(test)]
-#[allow(clippy::cast_possible_truncation)] // bytes that repeat are as good
+#[allow(clippy::cast_possible_truncation)] // bytes may repeat
 mod tests {
     use super::*;
     use crate::array::{Alignment, Array, ChunkLimit, Framing};

@@ -1,5 +1,5 @@
-//! Finds values by their keys: in a small container by comparison, in a large one by a hash table,
-//! made on first use and kept.
+//! Finds values by key: by comparison in a small container, by a hash table built on first use in a
+//! large one.
 
 use std::sync::Arc;
 
@@ -31,7 +31,7 @@ impl Catalog {
     }
 
     fn table(&self, value: usize, watch: &dyn Watch) -> Result<Arc<Table>> {
-        // No lock is held while the table is made: the watch may look up something.
+        // Builds the table without a lock: the watch may look up a value.
         if let Some(table) = self.tables.get(value) {
             return Ok(table);
         }
@@ -66,7 +66,7 @@ mod tests {
     use crate::Error;
 
     thread_local! {
-        /// Comparisons of keys by this thread.
+        /// Key comparisons by this thread.
         pub static COMPARED: Cell<usize> = const { Cell::new(0) };
     }
 

@@ -1,7 +1,7 @@
-//! Compares the record of the structure with the tree in the data.
+//! Compares the structure record with the tree in the data.
 //!
-//! Reading a record checks its references. That it belongs to this tree would show only when the
-//! tree is rebuilt, with the types of the program; here it shows without them.
+//! Detects a record of another tree without the program's types, which rebuilding the tree would
+//! need.
 
 use std::collections::{HashMap, HashSet};
 
@@ -15,8 +15,8 @@ use crate::{Error, Result, grow};
 const CHECK_VALUES: usize = 1 << 14;
 
 impl Catalog {
-    /// Fails if the record cannot be of this tree, or its values cannot be read. Only types can
-    /// check their static data.
+    /// Fails if the record does not match the tree or its values are unreadable. Checking static
+    /// data would need the types.
     pub fn check_record(&self, source: &dyn Source, watch: &dyn Watch) -> Result<()> {
         let Some(bytes) = &self.record else {
             return Ok(());
@@ -29,7 +29,7 @@ impl Catalog {
             keys: HashMap::new(),
             record: &record,
         };
-        // Nodes of values, as far as known.
+        // The node of each value, as far as known.
         let mut nodes = grow::filled(0, self.entries.len())?;
         if let Some(root) = nodes.first_mut() {
             *root = record.nodes.len() - 1;
@@ -60,7 +60,7 @@ impl Catalog {
         Ok(())
     }
 
-    /// Compares a value with its node, and notes the nodes of its children.
+    /// Compares a value with its node, and sets the nodes of its children.
     fn check_node(
         &self,
         source: &dyn Source,
@@ -125,7 +125,7 @@ impl Catalog {
         }
     }
 
-    /// Whether a leaf is of a kind that arrays of jax are saved as.
+    /// Returns whether a leaf is of a kind in which JAX arrays are saved.
     fn is_array(&self, source: &dyn Source, leaf: usize) -> Result<bool> {
         match self.kind(leaf) {
             LeafKind::Array(..) | LeafKind::PrngKey(..) => Ok(true),
@@ -144,7 +144,7 @@ impl Catalog {
         }
     }
 
-    /// Whether a leaf can be read, and begins as it should.
+    /// Returns whether a leaf is readable and its first event matches.
     fn begins(
         &self,
         source: &dyn Source,
@@ -161,7 +161,7 @@ impl Catalog {
 
 struct Values<'a> {
     record: &'a Record,
-    /// Number of keys by node that was read; `None` for no dict.
+    /// Number of keys by node that was read; `None` if not a dict.
     keys: HashMap<usize, Option<usize>>,
 }
 

@@ -1,4 +1,4 @@
-//! The heads that were compared with an index, and the window of the source for comparing them.
+//! Tracks which heads match the index, and reads heads in order.
 
 use std::ops::Range;
 use std::sync::Mutex;
@@ -8,7 +8,7 @@ use crate::Result;
 use crate::raw::RawBytes;
 use crate::source::{Source, read_to};
 
-/// Heads known to match the index. A head is the bytes before a leaf, or before the record.
+/// Heads known to match the index. A head is the bytes before a leaf or the record.
 #[derive(Debug, Default)]
 pub(super) struct Checked(Vec<AtomicU64>);
 
@@ -37,13 +37,13 @@ impl Checked {
     }
 }
 
-/// A source read in order: near ranges are one request.
+/// A source read in order: near ranges share a request.
 pub(super) struct InOrder<'a> {
     pub(super) source: &'a dyn Source,
     pub(super) window: &'a Mutex<Window>,
 }
 
-/// The part of a source that was read last: its offset and bytes.
+/// Offset and bytes of the last read.
 pub(super) type Window = (usize, Vec<u8>);
 
 const WINDOW_BYTES: usize = 64 << 10;
@@ -59,14 +59,13 @@ impl Source for InOrder<'_> {
         target: &'t mut [std::mem::MaybeUninit<u8>],
     ) -> Result<&'t mut [u8]> {
         let Ok(mut window) = self.window.try_lock() else {
-            // Readers at the same time do without, as does a forked process that inherits a held
-            // lock.
+            // Concurrent readers, and forked processes that inherit a held lock, read directly.
             return self.source.read_at(offset, target);
         };
         let (start, bytes) = &mut *window;
         let end = offset + target.len();
         if offset < *start || end > *start + bytes.len() {
-            // Read ahead twice as far after sequential reads, and little after a jump.
+            // Double the read-ahead after sequential reads, reset it after a jump.
             let goes_on = (*start..=*start + bytes.len()).contains(&offset);
             let ahead = if goes_on { 2 * bytes.len() } else { 0 };
             let len = ahead.min(WINDOW_BYTES).max(target.len());

@@ -1,4 +1,4 @@
-//! Finds the leaves, by the index or the headers.
+//! Finds the leaves by the index or the headers.
 
 use std::ops::{Range, RangeInclusive};
 
@@ -19,7 +19,7 @@ const CHECK_VALUES: usize = 1 << 14;
 struct Open {
     entry: usize,
     start: usize,
-    /// Number of leaves, and length of the text, before it.
+    /// Leaves and text length before it.
     leaves: usize,
     text: usize,
     is_map: bool,
@@ -33,7 +33,7 @@ struct Open {
 }
 
 impl Catalog {
-    /// Finds all leaves. With `salvage`, damaged ones are left out, for the reason of
+    /// Finds all leaves. With `salvage`, skips damaged leaves and notes the reason in
     /// [`Catalog::damage`].
     pub fn open(source: &dyn Source, salvage: bool, watch: &dyn Watch) -> Result<Self> {
         let mut found = Self::default();
@@ -125,7 +125,7 @@ impl Catalog {
         Ok(())
     }
 
-    /// The leaves by the index at the end of a source, if it is of this source.
+    /// Finds the leaves by the index at the end of a source; `None` if it has none of its own.
     fn recorded(source: &dyn Source, salvage: bool, watch: &dyn Watch) -> Result<Option<Self>> {
         let len = source.len();
         let end = len - len.min(Footer::BYTES)..len;
@@ -138,7 +138,7 @@ impl Catalog {
         let Some(start) = whole.and_then(|whole| len.checked_sub(whole)) else {
             return Ok(None);
         };
-        // Include the key and the header of the record, of any width.
+        // Include the key and bin header of the record, of any width.
         let furthest = start.saturating_sub(*KEY_BYTES.end());
         let mut offsets = furthest..start;
         let before = offsets.find(|offset| source.run(*offset) == len - offset);
@@ -160,10 +160,10 @@ impl Catalog {
         let ends = leaves.and_then(|leaves| leaves.checked_add(index.rest));
         let ends = ends.and_then(|ends| ends.checked_sub(before as u64));
         let ends = ends.and_then(|ends| usize::try_from(ends).ok());
-        // A damaged key only has the right length.
+        // Even a damaged key has the right length.
         let Some(ends) = ends.filter(|ends| KEY_BYTES.contains(&record.saturating_sub(*ends)))
         else {
-            return Ok(None); // the data are part of others, as their last leaf
+            return Ok(None); // the index belongs to the last leaf, which is itself encoded data
         };
         let is_record = is_record(&tail, ends, record);
         if !salvage && !is_record {
@@ -193,13 +193,11 @@ impl Catalog {
         Ok(Some(catalog))
     }
 
-    /// Reads an index whose leaves lie in the source.
     fn read_index(&mut self, index: Index, watch: &dyn Watch) -> Result<()> {
         let outline = index.outline.into_vec();
         let mut reader = Reader::new(&outline);
         let mut places = index.heads.iter().zip(&index.sizes);
-        // The least bytes of the headers since the last leaf: an index with more entries than that
-        // would take any memory.
+        // The minimum header size since the last leaf; bounds the entries of a hostile index.
         let mut least = 0;
         self.kinds = index.kinds;
         let mut open: Vec<Open> = Vec::new();
@@ -504,7 +502,7 @@ impl Catalog {
                 let array = reader.events().array(number);
                 let dtype = grow::to_string(&String::from_utf8_lossy(array.dtype))?;
                 match (event, array.shape()) {
-                    // Reading it will fail for lack of a shape.
+                    // Reading it fails for lack of a shape.
                     (_, None) => LeafKind::Other,
                     (Event::Scalar(_), _) => LeafKind::Scalar(dtype),
                     (_, Some(shape)) => {
@@ -518,7 +516,7 @@ impl Catalog {
         self.number_of(kind)
     }
 
-    /// The same for a container that is a leaf.
+    /// The kind of a container that is a leaf.
     fn kind_of_closed(
         &mut self,
         closed: Closed,
@@ -532,7 +530,7 @@ impl Catalog {
                 let data = self.leaves.last().map(|leaf| &self.kinds[leaf.kind]);
                 let shape = match data {
                     Some(LeafKind::Array(_, shape)) => grow::to_vec(shape)?,
-                    // Reading it will fail for lack of a shape of its data.
+                    // Reading it fails for lack of a shape.
                     Some(LeafKind::Other) => return self.number_of(LeafKind::Other).map(Some),
                     _ => Vec::new(),
                 };
@@ -546,7 +544,7 @@ impl Catalog {
         if let Some(last) = self.leaves.last()
             && self.kinds[last.kind] == kind
         {
-            return Ok(last.kind); // most leaves are like the one before
+            return Ok(last.kind); // most leaves are like the previous one
         }
         if let Some(number) = self.numbers.get(&kind) {
             return Ok(*number);
@@ -573,11 +571,11 @@ impl Catalog {
     }
 }
 
-/// The bytes before a record: its key, and the header of a byte string, of any width.
+/// The size of the record's key and bin header, of any width.
 const KEY_BYTES: RangeInclusive<usize> = 1 + RECORD_KEY.len() + 2..=5 + RECORD_KEY.len() + 5;
 
-/// Whether the bytes at an offset are the key of a record, the header of a byte string, both of any
-/// width, and the record.
+/// Returns whether the record's key, its bin header (of any width) and the record begin at
+/// `offset`.
 fn is_record(bytes: &Vec<u8>, offset: usize, record: usize) -> bool {
     let mut cursor = Cursor::within(bytes, offset..bytes.len());
     compare_record_key(&mut cursor).is_ok_and(|len| {
@@ -586,7 +584,7 @@ fn is_record(bytes: &Vec<u8>, offset: usize, record: usize) -> bool {
     })
 }
 
-/// Whether the last bytes of a source are a record with everything after it.
+/// Returns whether a source ends with a record and its footer.
 fn is_bare_record(source: &dyn Source, bytes: Range<usize>) -> Result<bool> {
     if bytes.end != source.len() || bytes.len() < Footer::BYTES {
         return Ok(false);

@@ -1,4 +1,4 @@
-//! Marks of selected leaves.
+//! Marks selected leaves.
 
 use super::Catalog;
 use crate::Result;
@@ -16,7 +16,6 @@ pub struct Marks {
 }
 
 impl Marks {
-    /// Marks the values for which `is_meant` is true.
     pub fn new(catalog: &Catalog, mut is_meant: impl FnMut(usize) -> Result<bool>) -> Result<Self> {
         let mut before = Vec::new();
         before.try_reserve_exact(catalog.values() + 1)?;
@@ -35,12 +34,12 @@ impl Marks {
     /// The number of selected values in a range.
     ///
     /// # Panics
-    /// If the catalog is a different one.
+    /// If the marks are of another catalog.
     pub fn count(&self, values: std::ops::Range<usize>) -> usize {
         self.before[values.end] - self.before[values.start]
     }
 
-    /// Whether a leaf or empty container is selected.
+    /// Returns whether a leaf or empty container is selected.
     ///
     /// # Panics
     /// If there is no such value.
@@ -52,7 +51,7 @@ impl Marks {
         self.before.len().saturating_sub(1)
     }
 
-    /// Numbers of patterns without a match.
+    /// The patterns without a match, by number.
     pub fn unmatched(&self) -> &[usize] {
         &self.unmatched
     }
@@ -63,10 +62,9 @@ impl Marks {
     }
 }
 
-/// A container around the current value.
 struct Around {
     end: usize,
-    /// The state of the selector at its path.
+    /// The selector's state at its path.
     state: State,
     /// Leaves, selected leaves and open ends before it.
     before: (usize, usize, usize),
@@ -87,10 +85,10 @@ struct Marking<'a> {
 }
 
 impl Catalog {
-    /// Marks the selected values below a value, where paths begin.
+    /// Marks the selected values below `value`, where paths begin.
     ///
-    /// An empty container that no bool covers follows the nearest container around it with leaves:
-    /// it is selected if all of those are.
+    /// An empty container that no bool covers follows the nearest outer container with leaves: it
+    /// is selected if all of those are.
     pub fn select(&self, value: usize, selector: &Selector, watch: &dyn Watch) -> Result<Marks> {
         let mut meant = Vec::new();
         meant.try_reserve_exact(self.values())?;
@@ -164,7 +162,8 @@ impl Marking<'_> {
         Ok(at + 1)
     }
 
-    /// Whether no pattern can change the selection below, and none there still needs a match.
+    /// Returns whether no pattern can change the selection below, and none still needs a match
+    /// there.
     fn is_decided(&self, state: &State) -> bool {
         let of_patterns = self.selector.pattern_count().is_some();
         of_patterns && self.unmatched == 0 && state.meant() == Some(true)

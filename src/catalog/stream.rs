@@ -1,4 +1,4 @@
-//! Streams of leaves: a sequence of lists of a key and the bytes of a leaf.
+//! Reads streams of leaves: a sequence of `[keys, bytes]` lists.
 
 use std::ops::Range;
 
@@ -7,7 +7,7 @@ use crate::source::Source;
 use crate::watch::Watch;
 use crate::{Error, Result, grow};
 
-/// The keys of all leaves of a stream, and the ranges of their bytes.
+/// The keys of each leaf of a stream, and the range of its bytes.
 pub fn stream_items(
     source: &dyn Source,
     watch: &dyn Watch,

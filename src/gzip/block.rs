@@ -8,9 +8,9 @@ use crate::{Error, Result, grow, zlib};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Method {
-    /// By content: stored, literals, runs or matches.
+    /// Stored, literals, runs or matches, whichever suits.
     Adaptive,
-    /// With matches where they make a block smaller, at gzip's level 1 to 9; 0 is stored.
+    /// Matches where they reduce the size, at gzip's level 1 to 9; 0 is stored.
     Level(u32),
     /// As numbers; such a stream is not gzip (see `numbers`).
     Numbers,
@@ -18,18 +18,18 @@ pub enum Method {
 
 const MATCHING_LEVEL: u32 = 2;
 
-/// Parts by which one coding must be smaller than another to be taken.
+/// By which part of `than` a coding must be smaller to be preferred.
 mod gains {
-    /// Matches against runs in samples, because searching is slow.
+    /// Matches to runs, in samples: searching is slow.
     pub const MATCHES: usize = 16;
-    /// Parts with codes of their own against one block of literals, which decodes faster.
+    /// Several codes to a single one, which decodes faster.
     pub const PARTS: usize = 128;
 }
 
-/// Below this part of their size, samples coded as runs leave nothing for matches to find.
+/// Samples smaller than this part, coded as runs, leave no matches to find.
 const HARDLY_ANYTHING: usize = 32;
 
-/// Above this part of its size, a block coded as runs contradicts such samples.
+/// A block larger than this part, coded as runs, contradicts such samples.
 const NOT_AS_SAMPLED: usize = 16;
 
 fn gains(size: usize, than: usize, part: usize) -> bool {
@@ -59,7 +59,7 @@ pub struct Coder {
 
 impl Coder {
     /// Writes `data` over the start of `out` as DEFLATE blocks that end at a byte boundary, none of
-    /// them the last.
+    /// them final.
     pub fn encode(&mut self, data: &[u8], method: Method, out: &mut Vec<u8>) -> Result<Encoded> {
         match method {
             _ if data.is_empty() => store(data, out),
@@ -172,7 +172,7 @@ impl Coder {
             }
         };
         out.clear();
-        // Enough for the worst case, so that the output does not depend on the capacity before.
+        // Enough for the worst case, so that the output does not depend on the old capacity.
         out.try_reserve(data.len() + data.len() / 8 + 1024)?;
         loop {
             let consumed = usize::try_from(zlib.total_in()).expect("a block fits in memory");
@@ -197,8 +197,7 @@ pub fn bound(bytes: usize) -> usize {
     bytes + bytes.div_ceil(STORED_BYTES) * STORED_HEADER_BYTES
 }
 
-/// Parts of this size have codes of their own where there are runs: neighbouring small arrays
-/// differ.
+/// Size of parts with their own codes, if there are runs: neighbouring small arrays differ.
 const PART_BYTES: usize = 32 << 10;
 
 struct Outlook {
@@ -248,7 +247,7 @@ fn store(data: &[u8], out: &mut Vec<u8>) -> Result<Encoded> {
     out.try_reserve(bound(data.len()))?;
     for chunk in data.chunks(STORED_BYTES) {
         let len = u16::try_from(chunk.len()).expect("a chunk is that short");
-        out.push(0); // not the last block; stored
+        out.push(0); // stored, not final
         out.extend_from_slice(&len.to_le_bytes());
         out.extend_from_slice(&(!len).to_le_bytes());
         out.extend_from_slice(chunk);
@@ -256,7 +255,7 @@ fn store(data: &[u8], out: &mut Vec<u8>) -> Result<Encoded> {
     Ok(Encoded::other(out.len()))
 }
 
-/// Four samples of `count` items, at unequal distances because data may be in rows.
+/// Four samples of `count` items, unequally spaced because data may be in rows.
 pub fn samples<T>(data: &[T], count: usize) -> impl Iterator<Item = &[T]> {
     const SAMPLES: usize = 4;
     let quarters = data.chunks(data.len().div_ceil(SAMPLES).max(1));
@@ -266,14 +265,13 @@ pub fn samples<T>(data: &[T], count: usize) -> impl Iterator<Item = &[T]> {
     })
 }
 
-/// Whether samples repeat, or one byte fills rows somewhere.
+/// Returns whether samples repeat, or any row holds a single byte.
 ///
-/// Floats of trained models hardly ever repeat; masks, indices, quantised weights and frequent
-/// bytes do.
+/// Floats of trained models hardly ever repeat; masks, indices and quantised weights do.
 pub fn has_repeats(data: &[u8]) -> bool {
     const TABLE_BITS: u32 = 12;
     const SAMPLE_BYTES: usize = 1 << 10;
-    // The samples may miss rows of one byte (of an optimizer's state, say).
+    // Samples may miss rows of one byte, as in optimizer states.
     const ROW_BYTES: usize = 256;
     let is_constant = |row: &&[u8]| row.len() > 16 && row[..16] == [row[0]; 16];
     let constant = data.chunks(ROW_BYTES).filter(is_constant).count();
@@ -311,7 +309,7 @@ pub fn has_repeats(data: &[u8]) -> bool {
 }
 
 #[cfg(test)]
-#[allow(clippy::cast_possible_truncation)] // a byte of noise is noise
+#[allow(clippy::cast_possible_truncation)] // a byte of noise
 mod tests {
     use super::*;
     use crate::gzip::oracle;
@@ -403,7 +401,7 @@ mod tests {
         let (matched, _) = encode(&rows, Method::Level(MATCHING_LEVEL));
         assert!(padded.len() <= matched.len() * 17 / 16, "{}", padded.len());
 
-        // Arrays that are not alike have codes of their own, if that is worth it.
+        // Unlike arrays have their own codes if that pays.
         let mut arrays = skewed;
         arrays[..32 << 10].fill(200);
         for (byte, word) in arrays[32 << 10..64 << 10].iter_mut().zip(noise(32 << 10)) {

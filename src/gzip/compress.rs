@@ -1,7 +1,7 @@
-//! Compresses a layout: independent blocks, joined to one member, and their index.
+//! Compresses a layout: independent blocks in one member, then their index.
 //!
-//! Blocks end at byte boundaries and refer to nothing before them, so that threads can compress
-//! them in any order. The output does not depend on the number of threads.
+//! Blocks end at byte boundaries and never refer back, so threads compress them in any order. The
+//! output does not depend on the number of threads.
 
 use std::num::NonZero;
 use std::ops::Range;
@@ -19,7 +19,7 @@ use crate::sink::Output;
 use crate::watch::Watch;
 use crate::{Error, Result, parallel};
 
-/// The method for a `level` from 0 (stored) to 9 (smallest), or for `None`.
+/// The method for a `level` from 0 (stored) to 9 (smallest), or `None`.
 pub fn method(level: Option<i64>) -> Result<Method> {
     match level.map(u32::try_from) {
         None => Ok(Method::Adaptive),
@@ -67,9 +67,9 @@ impl Append for Filling<'_> {
     }
 }
 
-/// The most blocks in work or waiting to be written.
+/// The most blocks in progress or waiting to be written.
 fn window(threads: NonZero<usize>) -> usize {
-    /// Bound of waiting blocks for few threads.
+    /// Memory limit of waiting blocks.
     const WAITING_BYTES: usize = 32 << 20;
     threads
         .get()
@@ -90,14 +90,14 @@ struct Piece {
 struct Worker {
     coder: Coder,
     numbers: numbers::Coder,
-    /// A copy, because the block is read several times and other code may change the original.
+    /// A copy: the block is read several times, and the original may change.
     block: Vec<u8>,
 }
 
-/// Writes all of `layout` to `out` as gzip, or as numbers. `watch` counts bytes of the layout.
+/// Writes `layout` to `out` as gzip or numbers. `watch` counts bytes of the layout.
 ///
 /// # Panics
-/// If a thread has panicked.
+/// If a thread panicked.
 pub fn compress<P: Payload + Sync>(
     layout: &Layout<P>,
     method: Method,
@@ -155,16 +155,17 @@ pub fn compress<P: Payload + Sync>(
         },
     )?;
     let mut end = Vec::with_capacity(END_BYTES);
-    end.extend_from_slice(&[3, 0]); // an empty last block
+    end.extend_from_slice(&[3, 0]); // an empty final block
     end.extend_from_slice(&checksum.finalize().to_le_bytes());
-    #[allow(clippy::cast_possible_truncation)] // modulo 2^32, as the format has it
+    #[allow(clippy::cast_possible_truncation)] // modulo 2^32, as in the format
     end.extend_from_slice(&(bytes as u32).to_le_bytes());
     out.append(&end)?;
     out.append(&entries.members(bytes, BLOCK_BYTES)?)?;
     watch.done(bytes)
 }
 
-/// The phase of elements of up to eight bytes in a range, by the payload that has most of it.
+/// The phase of elements of up to eight bytes in a range, by the payload with the largest share of
+/// it.
 fn phase<P: Payload>(layout: &Layout<P>, range: Range<usize>) -> usize {
     let (mut at, mut most, mut phase) = (0_usize, 0, 0);
     for slice in layout.slices(range) {
@@ -207,7 +208,7 @@ mod tests {
         }
     }
 
-    /// Delays the first two blocks until all threads have work beyond them, or never will.
+    /// Delays the first two blocks until all threads have other work or are done.
     struct Slow<'a> {
         begun: &'a AtomicUsize,
         threads: usize,

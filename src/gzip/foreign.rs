@@ -1,7 +1,7 @@
 //! Inflates gzip streams of other writers.
 //!
-//! One member of known size in stable memory is inflated in one call, which is fastest. Any stream
-//! is inflated in steps, with the behaviour and the errors of Python's `gzip.decompress`.
+//! One member of known size in stable memory is inflated in one call, the fastest way. All other
+//! streams are inflated in steps, with the behaviour and errors of Python's `gzip.decompress`.
 
 use std::io::{self, BufRead, Read};
 use std::mem::MaybeUninit;
@@ -33,18 +33,17 @@ pub fn claimed_size(stream: &dyn Source) -> Result<usize> {
     }
 }
 
-/// Inflates the stream into `out`, and compares the checksum. Returns `None`, with anything in
-/// `out`, unless the stream is one member of exactly this size.
+/// Inflates one member into `out` and compares the checksum. Returns `None`, with `out` undefined,
+/// unless the stream is one member of exactly this size.
 ///
-/// A code of a single symbol accepts both bits; zlib rejects a 1.
+/// In a code of a single symbol, libdeflate accepts both bits; zlib rejects a 1.
 #[must_use]
 #[allow(unsafe_code)] // the safe binding hides the number of consumed bytes
 pub fn inflate_at_once<'t>(stream: &[u8], out: &'t mut [MaybeUninit<u8>]) -> Option<&'t mut [u8]> {
     let (mut taken, mut made) = (0, 0);
-    // SAFETY: the decompressor is used by this call alone and freed once. The function reads at
-    // most the length of the stream, and writes at most the length of `out`, without reading it
-    // before. If bytes of the stream change, it decodes other symbols; each byte is loaded once and
-    // checked then.
+    // SAFETY: only this call uses the decompressor, and frees it once. The function reads at most
+    // the length of the stream, and writes at most the length of `out` without reading it first. If
+    // the stream changes, other symbols are decoded; each byte is loaded once and checked then.
     let status = unsafe {
         let decompressor = libdeflate::libdeflate_alloc_decompressor();
         if decompressor.is_null() {
@@ -69,8 +68,7 @@ pub fn inflate_at_once<'t>(stream: &[u8], out: &'t mut [MaybeUninit<u8>]) -> Opt
     whole.then(|| unsafe { out.assume_init_mut() })
 }
 
-/// Inflates all members of `stream`, and ignores zero bytes after a member. `expected` bytes are
-/// reserved at once.
+/// Inflates all members of `stream`; zero bytes may follow a member. Reserves `expected` bytes.
 ///
 /// `watch` counts bytes of the stream.
 pub fn inflate_in_steps(
@@ -98,7 +96,7 @@ pub fn salvage(
     }
 }
 
-/// If the index is not `needed`, numbers whose index is cut off are whole.
+/// Unless the index is `needed`, numbers with a truncated index are complete.
 fn inflate_to(
     out: &mut Pages,
     stream: &dyn Source,
@@ -140,7 +138,7 @@ fn inflate_members(
             {
                 return Err(Error::OutputLimit { max_size });
             }
-            // One byte beyond the limit, to notice an excess.
+            // One byte beyond the limit, to detect an excess.
             let most = max_size.map_or(usize::MAX, |most| (most - out.len()).saturating_add(1));
             let room = out.room(STEP_BYTES.min(most))?;
             let room_bytes = room.len().min(most).min(STEP_BYTES);
@@ -177,7 +175,7 @@ fn inflate_members(
     watch.done(stream.len())
 }
 
-/// Skips the header of a member. Like Python, it ignores the checksum of the header.
+/// Skips a member's header. Like Python, ignores its checksum.
 fn skip_header(input: &mut Input<'_>) -> Result<()> {
     let start = input.offset();
     let first = [input.byte()?, input.byte()?];
@@ -195,7 +193,7 @@ fn skip_header(input: &mut Input<'_>) -> Result<()> {
         )));
     }
     for _ in 0..6 {
-        input.next()?; // the time, and the system
+        input.next()?; // time and system
     }
     if flags & 4 != 0 {
         let len = u16::from_le_bytes([input.next()?, input.next()?]);
@@ -228,7 +226,7 @@ struct Input<'a> {
     source: &'a dyn Source,
     copy: Vec<u8>,
     used: usize,
-    /// The offset of the buffer's end in the source.
+    /// The source offset of the buffer's end.
     end: usize,
 }
 
@@ -252,7 +250,7 @@ impl<'a> Input<'a> {
         self.end - (self.copy.len() - self.used)
     }
 
-    /// Unread bytes; none only at the end.
+    /// Unread bytes, empty only at the end.
     fn fill(&mut self) -> Result<&[u8]> {
         if self.used == self.copy.len() {
             let end = self.source.len().min(self.end + Self::BYTES);
@@ -363,7 +361,7 @@ mod tests {
             for flipped in 1..=255 {
                 let mut stream = stream.clone();
                 stream[at] ^= flipped;
-                // Bit 0 of the flags says that this is text, which makes no difference.
+                // Bit 0 of the flags marks text and has no effect.
                 for out in [at_once(&stream), in_steps(&stream, None).ok()] {
                     assert!(out.is_none_or(|out| out == data), "{at} {flipped}");
                 }

@@ -16,11 +16,11 @@ use crate::source::{Source, read_to};
 use crate::watch::Watch;
 use crate::{Error, Result, grow, parallel};
 
-/// A stream with an index, as `compress` writes it; as a [`Source`], its content.
+/// A stream with an index; as a [`Source`], its content.
 pub struct Indexed<S> {
     stream: S,
     index: BlockIndex,
-    /// The block read last, and its number, because readers often continue there.
+    /// Number and content of the last block, where readers often continue.
     last: Mutex<Option<(usize, Vec<u8>)>>,
 }
 
@@ -46,14 +46,14 @@ impl<S: Source> Indexed<S> {
         self.index.bytes
     }
 
-    /// Damage of the whole stream, though its blocks may be intact.
+    /// Describes damage outside the blocks, if any.
     pub fn damage(&self) -> Option<&'static str> {
         let damage = "the checksum of the whole is not that of its compressed blocks";
         (!self.adds_up()).then_some(damage)
     }
 
-    /// Whether the checksum of the whole stream matches those of its blocks, which alone are
-    /// compared where parts are read.
+    /// Returns whether the stream's checksum matches those of its blocks; partial reads compare
+    /// only the latter.
     pub fn adds_up(&self) -> bool {
         let mut whole = Hasher::new();
         for (number, block) in self.index.blocks.iter().enumerate() {
@@ -89,7 +89,7 @@ impl<S: Source> Indexed<S> {
     ) -> Result<bool> {
         assert_eq!(out.len(), self.len());
         let count = self.index.blocks.len();
-        // So that all threads have work.
+        // Small groups, so that all threads have work.
         let group_blocks = count.div_ceil(threads.get()).clamp(1, LANES);
         let group_bytes = group_blocks * self.index.block_bytes;
         let places = out.chunks(group_bytes);
@@ -134,8 +134,7 @@ impl<S: Source> Indexed<S> {
         }
     }
 
-    /// Reads a `range` of the content: inflates the blocks that cover it, and compares their
-    /// checksums.
+    /// Inflates the blocks that cover `range` of the content and compares their checksums.
     pub fn read(&self, range: Range<usize>) -> Result<Vec<u8>> {
         if range.start > range.end || range.end > self.len() {
             return Err(Error::Option(format!(
@@ -148,7 +147,7 @@ impl<S: Source> Indexed<S> {
         let block_bytes = self.index.block_bytes;
         let mut out = Vec::new();
         out.try_reserve_exact(range.len())?;
-        // Readers at the same time do without, as does a forked process that inherits a held lock.
+        // Concurrent readers, and forked processes that inherit a held lock, skip the cache.
         let mut last = self.last.try_lock().ok();
         let mut first = range.start / block_bytes;
         let end = range.end.div_ceil(block_bytes);
@@ -208,9 +207,8 @@ impl<S: Source> Indexed<S> {
         Ok(false)
     }
 
-    /// Decodes up to `LANES` blocks, and passes the content to `take` piece by piece, with the
-    /// position of the block in the range. Returns the checksums, or `None` if a block does not
-    /// match the index.
+    /// Decodes up to `LANES` blocks and passes each piece of content to `take`, with its block's
+    /// position in the range. Returns the checksums, or `None` if a block does not match the index.
     fn decode(
         &self,
         range: Range<usize>,
@@ -257,7 +255,7 @@ impl<S: Source> Indexed<S> {
         Ok(whole.then_some(checksums))
     }
 
-    /// Whether these inputs are blocks of the expected lengths.
+    /// Returns whether the inputs are blocks of the expected lengths.
     fn decode_inputs<'b>(
         &self,
         range: Range<usize>,
@@ -316,7 +314,7 @@ impl<S: Source> Source for Indexed<S> {
     }
 
     fn near(&self) -> usize {
-        256 << 10 // a block, which is inflated as a whole
+        256 << 10 // a block, inflated as a whole
     }
 }
 
@@ -355,7 +353,7 @@ mod tests {
         let whole = whole.unwrap().is_some_and(|out| out == DATA);
         assert_eq!(indexed.read(0..24).is_ok_and(|found| found == DATA), whole);
         if whole {
-            // Parts, in an order in which some are in the block read last.
+            // Parts, in an order in which some are in the last block.
             let held = indexed.last.lock().unwrap();
             assert_eq!(indexed.read(0..5).unwrap(), DATA[..5]);
             drop(held);

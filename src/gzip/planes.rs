@@ -1,7 +1,7 @@
-//! Splits the bytes of elements into planes, and joins them.
+//! Splits elements into planes of bytes, and joins them.
 //!
-//! An element of several bytes is rotated left by one bit, so that a float has its sign lowest and
-//! its exponent highest. Its lowest byte belongs to the first plane, its highest to the last.
+//! Elements of several bytes are rotated left by one bit, which moves a float's sign lowest and its
+//! exponent highest. The lowest bytes form the first plane, the highest the last.
 
 // Bytes are cut off elements.
 #![allow(clippy::cast_possible_truncation)]
@@ -10,7 +10,7 @@ use multiversion::multiversion;
 
 pub const TILE: usize = 64;
 
-/// Elements read once for each plane while they stay in the first cache.
+/// Elements that stay in the L1 cache while each plane reads them.
 const PART: usize = 1024;
 
 pub const MAX_WIDTH: usize = 8;

@@ -1,6 +1,6 @@
 //! Encodes blocks of literals and runs: masks, sparse arrays, constant rows, indices.
 //!
-//! A run repeats the byte or the element before it, so that no match must be searched for.
+//! A run repeats the previous byte or element, so no match search is needed.
 
 // Symbols and bits are small, and a block has less than 2^32 bytes.
 #![allow(clippy::cast_possible_truncation)]
@@ -56,20 +56,20 @@ const fn lengths() -> [Length; MAX_RUN + 1] {
     all
 }
 
-/// The distance from a run to the bytes that it repeats: one for a whole block, so that its code
-/// has one bit.
+/// The distance from a run to the bytes that it repeats: one per block, so that its code has one
+/// bit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Distance {
     /// Rows of one byte.
     Byte = 1,
-    /// Four bytes, whose highest ones seldom change.
+    /// Four-byte elements, whose highest bytes seldom change.
     Four = 4,
     Eight = 8,
 }
 
 impl Distance {
-    /// Lengths of the code of distances. The unused code after the distance is needed because
-    /// readers disagree on codes of one symbol.
+    /// Lengths of the distance code. An unused code follows because readers disagree on codes of
+    /// one symbol.
     fn code(self) -> &'static [u8] {
         match self {
             Self::Byte => &[1, 1],
@@ -102,7 +102,7 @@ fn pieces(mut run: usize) -> impl Iterator<Item = usize> {
     })
 }
 
-/// Literals, and a run after them.
+/// Literals, then a run.
 struct Stretch {
     literals: u32,
     run: u32,
@@ -120,7 +120,7 @@ pub struct RunBlock {
 }
 
 impl RunBlock {
-    /// Finds the runs in `data`, which must not be empty. Reuses the memory of another block.
+    /// Finds the runs in non-empty `data`. Reuses the memory of `before`.
     pub fn find(data: &[u8], distance: Distance, before: Option<Self>) -> Result<Self> {
         let mut stretches = before.map(|before| before.stretches).unwrap_or_default();
         stretches.clear();
@@ -218,8 +218,7 @@ fn encode_stretches(
     }
 }
 
-/// The first run of at least `MIN_RUN` bytes from `from` on, where none has begun; the end of the
-/// data if there is none.
+/// The first run of at least `MIN_RUN` bytes from `from` on, or an empty range at the end.
 #[inline]
 fn next_run(data: &[u8], from: usize, distance: usize) -> Range<usize> {
     let word = |at: usize| {
