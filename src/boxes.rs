@@ -1,10 +1,10 @@
-//! Boxes of sharded arrays: their files, their places there, and reading them.
+//! Boxes of sharded arrays: finds their files and parts, and reads them.
 //!
 //! ```text
 //! array, box ──▶ its files ──opened──▶ each part: its shard, its leaf, its runs
 //! ```
 //!
-//! The parts of a box are computed again each time, and take no memory.
+//! The parts of a box are recomputed each time, and take no memory.
 
 use std::mem::MaybeUninit;
 use std::num::NonZero;
@@ -31,8 +31,8 @@ pub struct ShardedArray {
     shard_bytes: usize,
 }
 
-/// An array in the tree: the catalog of the manifest, and the number of its leaf. Keys are not
-/// copied: a long one may be above many arrays.
+/// An array of the tree: the manifest's catalog, and a leaf number. Keys are not copied, since a
+/// long one may be above many arrays.
 pub type ManifestPlace = (Arc<Catalog>, usize);
 
 #[derive(Clone, Copy)]
@@ -46,7 +46,7 @@ pub struct OpenFile<'a> {
 
 #[derive(Debug)]
 pub struct Failed {
-    /// The index of the file among the given ones, if it is about one.
+    /// The index of the file among the given ones, if known.
     pub file: Option<usize>,
     pub value: Option<usize>,
     pub error: Error,
@@ -63,8 +63,8 @@ impl From<Error> for Failed {
 }
 
 impl ShardedArray {
-    /// The array at a place, with the file of each shard. An array of the host has no key of its
-    /// own above its one shard. `None` if there are fewer numbers of files than shards.
+    /// The array at a place, with the file of each shard. A host array has no key of its own above
+    /// its one shard. `None` if file numbers are missing.
     pub fn new(
         grid: ShardGrid,
         files: FileNumbers,
@@ -92,7 +92,6 @@ impl ShardedArray {
         &self.grid
     }
 
-    /// The file of each shard.
     pub fn files(&self) -> &[u32] {
         &self.files
     }
@@ -113,7 +112,7 @@ impl ShardedArray {
         }
     }
 
-    /// The value of a file at the path of the array.
+    /// The value at the path of the array in a file.
     fn around(&self, catalog: &Catalog, watch: &dyn Watch) -> Result<Option<usize>> {
         let (tree, value) = &self.place;
         catalog.find(0, tree.keys_to(*value)?, watch)
@@ -159,7 +158,7 @@ impl ShardBox {
         self.parts.len()
     }
 
-    /// The files with its bytes, ascending, and the number of bytes of each.
+    /// The files with its bytes, ascending, and the number of bytes in each.
     pub fn files(&self) -> Result<Vec<(u32, usize)>> {
         let of_part = |part: &ShardPart| self.array.files[part.shard];
         let mut most = None;
@@ -181,12 +180,12 @@ impl ShardBox {
         grow::collect(needed.filter_map(|(file, bytes)| Some((file, bytes?))))
     }
 
-    /// The box in two, cut where a shard begins, if there are several.
+    /// Cuts the box in two between shards, if there are several.
     pub fn halves(&self) -> Option<Halves> {
         self.parts.halves()
     }
 
-    /// The first shard for which its file does not match the manifest.
+    /// The first shard whose file does not match the manifest.
     pub fn missing(
         &self,
         files: &[OpenFile<'_>],
@@ -206,8 +205,8 @@ impl ShardBox {
         }
     }
 
-    /// Calls `found` with each part in the order of the shards: the index of its file among the
-    /// given ones, whose numbers ascend, the leaf of its shard, and the part.
+    /// Calls `found` with each part in shard order: the index of its file among the given ones,
+    /// whose numbers ascend, the leaf of its shard, and the part.
     pub fn each(
         &self,
         files: &[OpenFile<'_>],
@@ -260,13 +259,13 @@ impl ShardBox {
         file.arrays.find(file.catalog, file.source, value, itemsize)
     }
 
-    /// The runs of a part, for memory with these strides, and their offset there.
+    /// The runs of a part in memory with these strides, and their offset.
     pub fn runs(&self, part: &ShardPart, strides: &[usize]) -> Result<(usize, Runs)> {
         let runs = self.array.grid.runs(part, self.array.itemsize, strides);
         runs.ok_or_else(|| Error::Structure("the memory has no place for each element".into()))
     }
 
-    /// Reads it to memory with these strides.
+    /// Reads the box into memory with these strides.
     pub fn read(
         &self,
         files: &[OpenFile<'_>],
@@ -288,7 +287,7 @@ impl ShardBox {
 }
 
 #[cfg(test)]
-#[allow(clippy::cast_possible_truncation)] // numbers that repeat are as good
+#[allow(clippy::cast_possible_truncation)] // numbers may repeat
 mod tests {
     use super::*;
     use crate::array::grid::tests::{boxes, elements, indices};
@@ -297,7 +296,7 @@ mod tests {
 
     const KEYS: [&str; 2] = ["params", "w"];
 
-    /// The bytes of elements of `u16` that have their numbers as values.
+    /// Elements of `u16` whose values are their numbers.
     fn bytes(elements: &[usize]) -> Vec<u8> {
         let bytes = elements.iter().map(|at| (*at as u16).to_le_bytes());
         bytes.flatten().collect()
@@ -380,7 +379,7 @@ mod tests {
         let mut memory = vec![MaybeUninit::new(0); 2 * total];
         let threads = NonZero::new(2).unwrap();
         found.read(&files, &mut memory, &strides, threads, &())?;
-        // SAFETY: all of it was zero before.
+        // SAFETY: all of it was zeroed before.
         Ok((missing, unsafe { memory.assume_init_ref() }.to_vec()))
     }
 

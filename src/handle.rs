@@ -1,4 +1,4 @@
-//! Opens files, within the limit of open files of a process.
+//! Opens files, within the process's limit of open files.
 
 use std::fs::File;
 use std::io;
@@ -11,12 +11,12 @@ use crate::{Error, Result};
 /// The number of handles that keep their file open.
 static KEPT: AtomicUsize = AtomicUsize::new(0);
 
-/// A mapped file: kept open, or beyond a limit opened again for each read. No locks, which a forked
+/// A mapped file: kept open, or beyond a limit reopened for each read. Has no lock, which a forked
 /// process might find held forever.
 #[derive(Debug)]
 pub struct Handle {
     file: Option<File>,
-    /// Whether the system is advised against reading ahead.
+    /// Whether the system should not read ahead.
     is_random: AtomicBool,
     path: PathBuf,
     id: Id,
@@ -66,7 +66,7 @@ impl Handle {
     pub fn opened(&self, bytes: usize) -> Option<Opened<'_>> {
         /// Longer reads are not headers.
         const MOST: usize = 64 << 10;
-        // Headers are scattered: their surroundings need not be read from the disk.
+        // Headers are scattered, so reading ahead would be wasted.
         let is_random = bytes <= MOST;
         if let Some(file) = &self.file {
             if self.is_random.swap(is_random, Ordering::Relaxed) != is_random {
@@ -76,7 +76,7 @@ impl Handle {
         }
         let file = open(&self.path).ok()?;
         if Id::of(&file).ok()? != self.id {
-            return None; // it has been replaced
+            return None; // it was replaced
         }
         if is_random {
             advise(&file, true);
@@ -134,7 +134,7 @@ fn advise(file: &File, is_random: bool) {
     let _ = (file, is_random);
 }
 
-/// The most files to keep open: half of the process's limit.
+/// Half of the process's limit of open files.
 #[cfg(unix)]
 fn most_kept() -> usize {
     use rustix::process::{Resource, getrlimit};
@@ -154,7 +154,6 @@ pub struct Id(u64, u64);
 
 #[cfg(unix)]
 impl Id {
-    /// Of an open file.
     pub fn of(file: &File) -> io::Result<Self> {
         Ok(Self::in_metadata(&file.metadata()?))
     }
@@ -172,7 +171,6 @@ impl Id {
 
 #[cfg(windows)]
 impl Id {
-    /// Of an open file.
     pub fn of(file: &File) -> io::Result<Self> {
         let found = winapi_util::file::information(file)?;
         Ok(Self(found.volume_serial_number(), found.file_index()))

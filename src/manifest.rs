@@ -1,8 +1,8 @@
 //! The manifest of a sharded checkpoint.
 //!
-//! Each process writes a file of its shards. The manifest, written last, has everything else: the
-//! encoding of the whole tree as one file would have it, with *gaps* for the arrays, and for each
-//! array its division into shards and their files.
+//! Each process writes a file of its shards. The manifest, written last, holds everything else: the
+//! encoding that one file would have, with *gaps* for the arrays, and each array's division into
+//! shards and files.
 //!
 //! ```text
 //! record (MessagePack) | CRC-32 of it (u32) | mark (8 bytes)
@@ -34,16 +34,16 @@ pub struct ShardFile {
     #[serde(deserialize_with = "decode::text")]
     pub name: String,
     pub nbytes: u64,
-    /// The CRC-32 of its record with everything after it, the checksums of its leaves included.
+    /// The CRC-32 of its record and all bytes after it, including the checksums of its leaves.
     pub record: u32,
 }
 
-/// How an array is split into shards of the same shape.
+/// An array's division into equal shards.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Grid {
     #[serde(deserialize_with = "decode::list")]
     pub counts: Vec<u32>,
-    /// The file of each shard, the last dimension varying fastest.
+    /// The file of each shard, in C order.
     pub files: FileNumbers,
     /// Whether it is an array of the host, which is one shard.
     pub host: bool,
@@ -79,13 +79,12 @@ impl<'de> Deserialize<'de> for FileNumbers {
     }
 }
 
-/// Missing bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Gap {
     /// Present bytes between the previous gap and this one.
     pub before: u64,
     pub nbytes: u64,
-    /// The number of the array that it holds.
+    /// The array that fills the gap.
     pub array: u32,
 }
 
@@ -94,13 +93,12 @@ pub struct Manifest {
     pub version: u32,
     #[serde(deserialize_with = "decode::list")]
     pub files: Vec<ShardFile>,
-    /// How each array is split.
     #[serde(deserialize_with = "decode::list")]
     pub arrays: Vec<Grid>,
     /// The gaps in the encoding, in order; in files the key is `holes`.
     #[serde(rename = "holes", deserialize_with = "decode::list")]
     pub gaps: Vec<Gap>,
-    /// The encoding without the bytes of gaps, compressed (zlib, RFC 1950).
+    /// The encoding without the gaps' bytes, compressed (zlib, RFC 1950).
     #[serde(deserialize_with = "decode::bytes")]
     pub skeleton: ByteBuf,
     /// The writer's name and version; empty if unknown.
@@ -127,7 +125,7 @@ struct Version {
 }
 
 impl Manifest {
-    /// The manifest of a layout with gaps: `gap` returns the array of a missing payload.
+    /// Builds the manifest of a layout; `gap` returns the array of a missing payload.
     pub fn new<P: Payload>(
         layout: &Layout<P>,
         gap: impl Fn(&P) -> Option<usize>,
@@ -181,7 +179,8 @@ impl Manifest {
             encoder.write_all(&bytes)?;
             before += slice.len() as u64;
         }
-        // `finish` would drop the encoder by value, which zlib-rs 0.6 must not be: its issue 491.
+        // Not `finish`, which drops the encoder by value: zlib-rs 0.6 does not support that (its
+        // issue 491).
         encoder.try_finish()?;
         Ok((gaps, std::mem::take(encoder.get_mut()).into_bytes()))
     }
@@ -261,10 +260,10 @@ impl Manifest {
         Ok(manifest)
     }
 
-    /// The encoding, with gaps.
+    /// Returns the encoding, with gaps.
     ///
-    /// `max_size` bounds the decompressed skeleton; by default, a hundred times its compressed
-    /// bytes and 1 MiB.
+    /// `max_size` bounds the decompressed skeleton; by default, 1 MiB plus a hundred times the
+    /// compressed size.
     pub fn encoding(&self, max_size: Option<usize>) -> Result<Sparse> {
         let bytes = self.inflated(max_size)?;
         let (mut len, mut there) = (0_usize, 0_usize);
@@ -291,7 +290,7 @@ impl Manifest {
             }
             len = end;
         }
-        // Sums of offsets must not overflow, as in memory.
+        // Sums of offsets must not overflow.
         let is_length = |len: &usize| isize::try_from(*len).is_ok();
         match len.checked_add(bytes.len() - there).filter(is_length) {
             Some(len) => Ok(Sparse { bytes, gaps, len }),
@@ -333,8 +332,7 @@ fn damaged<T>(what: &str) -> Result<T> {
 
 /// Encoded bytes with gaps.
 ///
-/// Reading a gap is an error, so that only the bytes of arrays, which are in other files, can be
-/// there.
+/// Reading a gap is an error, so only arrays, whose bytes are in other files, can have gaps.
 #[derive(Debug)]
 pub struct Sparse {
     bytes: Vec<u8>,
@@ -355,8 +353,8 @@ impl Sparse {
         self.present(range.clone()) == range.len()
     }
 
-    /// The array whose bytes are these parts of the encoding; `None` if they are not gaps, or of
-    /// several arrays.
+    /// The array that fills these parts of the encoding; `None` if they are not gaps, or of several
+    /// arrays.
     pub fn array_of(&self, parts: impl IntoIterator<Item = Range<usize>>) -> Option<usize> {
         let mut found = None;
         for part in parts.into_iter().filter(|part| !part.is_empty()) {
@@ -370,15 +368,15 @@ impl Sparse {
         found
     }
 
-    /// The number of gaps that end at an offset or before.
+    /// The number of gaps that end at `offset` or before.
     fn gaps_before(&self, offset: usize) -> usize {
         self.gaps.partition_point(|gap| gap.place.end <= offset)
     }
 
-    /// Present bytes before an offset.
+    /// The number of present bytes before `offset`.
     fn present_before(&self, offset: usize) -> usize {
         match self.gaps.get(self.gaps_before(offset)) {
-            // Between the previous gap and this one, or in this one.
+            // `offset` lies before this gap or in it.
             Some(gap) => gap.before - gap.place.start.saturating_sub(offset),
             None => self.bytes.len() - (self.len - offset),
         }
@@ -451,7 +449,7 @@ mod tests {
         }
     }
 
-    /// Headers, and the payload after them or its length.
+    /// Headers, then a payload, missing or present, of this length.
     type Part = (Vec<u8>, Option<Vec<u8>>, usize);
 
     /// A byte that stands for a gap and occurs nowhere else.
@@ -570,7 +568,7 @@ mod tests {
         assert_eq!(encoding.array_of([1..11, 12..22]), Some(0));
     }
 
-    /// Reads a list of two: the header, and then a gap.
+    /// Reads a list of two values: `header`, then a gap.
     fn read_before_a_gap(header: &[u8], gap: usize) -> Result<Events> {
         let header = [&[0x92], header].concat();
         let (mut made, _) = manifest(&[(header, None, 1), (vec![0x01], Some(vec![]), 0)]);
@@ -584,15 +582,15 @@ mod tests {
         assert!(read_before_a_gap(&[0xc4, 10], 10).is_ok());
         let huge = usize::MAX / 4;
         let refused: [&[u8]; 9] = [
-            &[],                             // integers, if gaps were zeros
-            &[0xc4],                         // a length
-            &[0xcf, 0, 0, 0],                // an integer
-            &[0xcb, 0x40],                   // a float
-            &[0xaa],                         // text
+            &[], // integers, if gaps were zeros
+            &[0xc4], // a length
+            &[0xcf, 0, 0, 0], // an integer
+            &[0xcb, 0x40], // a float
+            &[0xaa], // text
             &[0xdb, 0xff, 0xff, 0xff, 0xff], // much text
             &[0xdd, 0xff, 0xff, 0xff, 0xff], // a list
             &[0xdf, 0x7f, 0xff, 0xff, 0xff], // a map
-            &[0xc7, 10, 1],                  // the header of an array
+            &[0xc7, 10, 1], // the header of an array
         ];
         for header in refused {
             for gap in [1, 10, huge] {
@@ -609,7 +607,7 @@ mod tests {
         assert!(matches!(refused, Err(Error::OutputLimit { max_size: 999 })));
         let zeros = vec![0; 2 << 20];
         let (mut made, _) = manifest(&[(zeros.clone(), None, 10)]);
-        assert!(made.skeleton.len() > zeros.len()); // what is not read would not be written
+        assert!(made.skeleton.len() > zeros.len()); // the writer avoids unreadable skeletons
         assert!(made.encoding(None).is_ok());
         let mut encoder = ZlibEncoder::new(Vec::new(), Compression::default());
         encoder.write_all(&zeros).unwrap();

@@ -9,7 +9,7 @@ use crate::{Error, Result, grow};
 
 /// Encoded bytes that can be read in any order.
 ///
-/// A reader copies what it parses. Large payloads are read only on demand.
+/// Readers copy what they parse, and read large payloads only on demand.
 ///
 /// ```
 /// use std::mem::MaybeUninit;
@@ -58,16 +58,16 @@ pub trait Source: Sync {
     /// The number of bytes.
     fn len(&self) -> usize;
 
-    /// Whether there are none.
+    /// Returns whether there are no bytes.
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Fills `target` with the bytes from `offset` on, all of which must be there, and returns it.
+    /// Fills `target` from `offset` on, and returns it. All of these bytes must exist.
     fn read_at<'t>(&self, offset: usize, target: &'t mut [MaybeUninit<u8>])
     -> Result<&'t mut [u8]>;
 
-    /// The number of bytes that can be read from `offset` on: all, unless some are missing.
+    /// The number of bytes readable from `offset` on: all, unless some are missing.
     #[doc(hidden)]
     fn run(&self, offset: usize) -> usize {
         self.len() - offset
@@ -79,18 +79,18 @@ pub trait Source: Sync {
         range.len()
     }
 
-    /// Gaps below this size are read, too, because that costs less than another read.
+    /// Gaps below this size are read, too, when that costs less than another read.
     fn near(&self) -> usize {
         usize::MAX
     }
 
-    /// All bytes, if they are in memory where a look at a few costs nothing.
+    /// All bytes, if they are in memory with cheap random access.
     #[doc(hidden)]
     fn memory(&self) -> Option<RawBytes<'_>> {
         self.stable().map(RawBytes::from)
     }
 
-    /// All bytes, if they are in memory that never changes.
+    /// All bytes, if they are in immutable memory.
     fn stable(&self) -> Option<&[u8]> {
         None
     }
@@ -168,7 +168,7 @@ impl Source for Vec<u8> {
     }
 }
 
-/// Scattered parts of a source that form one sequence.
+/// Parts of a source that form one sequence.
 #[derive(Debug, Clone, Default)]
 pub struct Pieces {
     parts: Vec<Range<usize>>,
@@ -201,8 +201,8 @@ impl Pieces {
         self.len() == 0
     }
 
-    /// The ranges of the source for a range of the sequence, none empty. The time hardly depends on
-    /// the number of parts.
+    /// The source ranges of a range of the sequence, none empty. Takes time logarithmic in the
+    /// number of parts.
     pub fn of(&self, range: Range<usize>) -> impl Iterator<Item = Range<usize>> + '_ {
         let first = self.ends.partition_point(|end| *end <= range.start);
         let parts = self.parts[first..].iter().zip(&self.ends[first..]);
@@ -254,7 +254,7 @@ impl Source for SourcePieces<'_> {
     }
 }
 
-/// The error for a gap where other bytes than an array's are expected.
+/// The error for a gap outside an array.
 #[must_use]
 pub fn missing(offset: usize) -> Error {
     Error::malformed(

@@ -1,8 +1,8 @@
 //! Arrays that are fetched when their bytes are copied, a few ahead.
 //!
-//! Arrays on an accelerator are transferred to the host when the output reaches them. The transfers
-//! of the next ones have started by then and overlap with writing, but only within a window, so
-//! that the host never holds the whole model.
+//! Arrays on an accelerator are transferred to the host when the output reaches them. Transfers of
+//! the next arrays overlap with writing, but only within a window, so that the host never holds the
+//! whole model.
 
 use std::mem::MaybeUninit;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -11,13 +11,11 @@ use crate::layout::Payload;
 use crate::{Error, Result};
 
 pub trait Fetch {
-    /// A started transfer.
     type Transfer;
     type Here: Payload;
 
     fn start(&self) -> Result<Self::Transfer>;
 
-    /// Waits for the end of a transfer.
     fn finish(&self, transfer: Self::Transfer) -> Result<Self::Here>;
 }
 
@@ -53,7 +51,7 @@ impl<A: Fetch> Window<A> {
         }
     }
 
-    /// Adds an array of `len` bytes, and returns its number. All are added before the first copy.
+    /// Adds an array of `len` bytes before the first copy, and returns its number.
     pub fn add(&self, array: A, len: usize) -> Result<usize> {
         let mut slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
         slots.try_reserve(1)?;
@@ -66,8 +64,8 @@ impl<A: Fetch> Window<A> {
         Ok(slots.len() - 1)
     }
 
-    /// Copies the bytes of an array from `start` on to `target`. After all of them, the array is
-    /// dropped.
+    /// Copies an array's bytes from `start` on to `target`, and drops the array after its last
+    /// byte.
     ///
     /// The caller must hold nothing that [`Fetch`] needs.
     pub fn copy_to<'t>(

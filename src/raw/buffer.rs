@@ -1,7 +1,7 @@
-//! Growing bytes in memory that was used before, or lent.
+//! A growable buffer in reused or borrowed memory.
 //!
-//! Fresh memory costs a page fault for every 4 KiB, several times as much as the copying where a
-//! tree has many small arrays. Bytes in the memory of the returned object need no copy.
+//! Fresh memory costs a page fault per 4 KiB, several times the copying where a tree has many small
+//! arrays. Bytes written into the returned object's memory need no copy.
 
 use std::any::Any;
 use std::fmt;
@@ -43,11 +43,11 @@ pub struct Loan {
 }
 
 impl Loan {
-    /// The `len` bytes from `start` on, which may be uninitialised.
+    /// Lends `len` bytes at `start`, which may be uninitialised.
     ///
     /// # Safety
-    /// Until the owner is dropped they stay there; only the holder of the loan writes them, and
-    /// others that can reach them only read them, and not before they have been written.
+    /// The bytes must stay in place until `owner` is dropped. Only the holder of the loan may write
+    /// them; other code may only read them, and only after they are written.
     #[cfg_attr(not(feature = "python"), allow(dead_code))]
     pub(crate) unsafe fn new(
         start: NonNull<u8>,
@@ -58,10 +58,9 @@ impl Loan {
     }
 }
 
-// SAFETY: no other code writes to its memory, whether that is its own or lent; `Loan::new` requires
-// it.
+// SAFETY: only this buffer writes to its memory, owned or lent; `Loan::new` requires it.
 unsafe impl Send for Buffer {}
-// SAFETY: as above; through a shared reference it is only read.
+// SAFETY: as above; a shared reference only reads.
 unsafe impl Sync for Buffer {}
 
 impl Default for Buffer {
@@ -102,7 +101,7 @@ impl fmt::Debug for Buffer {
 }
 
 impl Buffer {
-    /// Less is found quickly by the allocator, and neither borrowed nor reused.
+    /// The allocator finds less memory quickly, so it is neither borrowed nor reused.
     pub(crate) const SMALL: usize = 64 << 10;
 
     const FIRST: usize = 512;
@@ -152,12 +151,11 @@ impl Buffer {
         Ok(())
     }
 
-    /// Removes all bytes but the first `len`.
     pub fn truncate(&mut self, len: usize) {
         self.len = self.len.min(len);
     }
 
-    /// As `try_reserve`, but aborts without memory, as a `Vec` does.
+    /// Like a `Vec`, aborts if out of memory.
     #[inline]
     fn reserve(&mut self, more: usize) {
         if more > self.room - self.len {
@@ -194,7 +192,7 @@ impl Buffer {
             && self.room < least
         {
             // SAFETY: `len` bytes have been written there. They move with the vector, which then
-            // gives out its memory anew.
+            // lends its memory anew.
             unsafe { memory.set_len(self.len) };
             let grown = memory.try_reserve(more.max(Self::FIRST));
             self.start = NonNull::new(memory.as_mut_ptr()).unwrap_or(NonNull::dangling());
@@ -215,7 +213,7 @@ impl Buffer {
             Memory::Lent(loan) => (loan.start, loan.len),
         };
         assert!(self.len <= room);
-        // SAFETY: `len` bytes have been written here, and there is room for as many there.
+        // SAFETY: `len` bytes have been written here, and `start` has room for them.
         unsafe { ptr::copy_nonoverlapping(self.start.as_ptr(), start.as_ptr(), self.len) };
         (self.start, self.room, self.memory) = (start, room, memory);
         Ok(())
@@ -248,7 +246,6 @@ impl Tail<'_> {
         self.len
     }
 
-    /// Bytes that still fit.
     #[inline]
     pub fn room(&self) -> usize {
         self.room - self.len
@@ -261,8 +258,8 @@ impl Tail<'_> {
     #[inline]
     pub fn append(&mut self, bytes: RawBytes<'_>) {
         assert!(bytes.len() <= self.room());
-        // SAFETY: there is so much room after all that is written, and it belongs to the buffer,
-        // which is borrowed, alone.
+        // SAFETY: the assertion proves the room after all written bytes; it belongs only to the
+        // buffer, which is borrowed mutably.
         let target = unsafe {
             let start = self.start.add(self.len).cast();
             slice::from_raw_parts_mut(start.as_ptr(), bytes.len())
