@@ -582,15 +582,15 @@ mod tests {
         assert!(read_before_a_gap(&[0xc4, 10], 10).is_ok());
         let huge = usize::MAX / 4;
         let refused: [&[u8]; 9] = [
-            &[], // integers, if gaps were zeros
-            &[0xc4], // a length
-            &[0xcf, 0, 0, 0], // an integer
-            &[0xcb, 0x40], // a float
-            &[0xaa], // text
+            &[],                             // integers, if gaps were zeros
+            &[0xc4],                         // a length
+            &[0xcf, 0, 0, 0],                // an integer
+            &[0xcb, 0x40],                   // a float
+            &[0xaa],                         // text
             &[0xdb, 0xff, 0xff, 0xff, 0xff], // much text
             &[0xdd, 0xff, 0xff, 0xff, 0xff], // a list
             &[0xdf, 0x7f, 0xff, 0xff, 0xff], // a map
-            &[0xc7, 10, 1], // the header of an array
+            &[0xc7, 10, 1],                  // the header of an array
         ];
         for header in refused {
             for gap in [1, 10, huge] {
