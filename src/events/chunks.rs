@@ -1,6 +1,6 @@
 //! Joins the chunks of an array.
 //!
-//! `{marker: …, "shape": {"0": …}, "chunks": {"0": array, …}}`. The marker counts by its presence;
+//! `{marker: …, "shape": {"0": …}, "chunks": {"0": array, …}}`. The marker's value does not matter;
 //! other keys are ignored; of equal keys the last counts.
 
 use std::collections::HashMap;
@@ -10,12 +10,12 @@ use crate::array::Dims;
 use crate::wire::{CHUNKED_MARKER, Head};
 use crate::{Error, Result, grow};
 
-/// An array's shape, the number of its dtype, the ranges of its bytes, and its offset.
+/// An array's shape, dtype number, byte ranges and offset.
 pub(super) type Joined = (Dims, u32, Vec<Span>, usize);
 
 impl Events {
-    /// The array for a map at `offset`. `shape` and `chunks` are the events of these values, if
-    /// they are maps.
+    /// The array of a map at `offset`. `shape` and `chunks` are the events of its values, if those
+    /// are maps.
     pub(super) fn join_chunks(
         &self,
         shape: Option<usize>,
@@ -37,7 +37,7 @@ impl Events {
             let head = match event {
                 Event::Int(value) => Head::Int(value),
                 Event::Uint(value) => Head::Uint(value),
-                _ => Head::Nil, // which `push` refuses
+                _ => Head::Nil, // which `push` rejects
             };
             dims.push(head, offset)?;
         }

@@ -1,6 +1,6 @@
 //! Element sizes by names of dtypes.
 
-/// The bytes of an element by the name of its dtype: `float32`, `bfloat16`, `int4`; at least one.
+/// The element size in bytes, at least one, by the name of a dtype: `float32`, `bfloat16`, `int4`.
 /// `None` for names of another form.
 pub fn itemsize(name: &str) -> Option<usize> {
     if name == "bool" {

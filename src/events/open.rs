@@ -10,7 +10,7 @@ pub(super) struct Open {
     /// The number of its event, if events are kept.
     pub(super) event: usize,
     pub(super) offset: usize,
-    /// Values to come; keys of a map count.
+    /// Remaining values; map keys count.
     pub(super) left: u64,
     pub(super) is_map: bool,
     /// The event of the current key, or of the last element.
@@ -43,7 +43,7 @@ impl Open {
             self.prng = 3;
         } else if text.starts_with(b"__") {
             self.is_chunked |= text == CHUNKED_MARKER.as_bytes();
-            // The first of two pairs, so that three values are to come.
+            // The first of two pairs, so three values remain.
             if text == PRNG_MARKER.as_bytes() && self.left == 3 {
                 self.prng = 1;
             }
@@ -71,10 +71,10 @@ pub(super) fn path(found: &Events, open: &[Open]) -> Path {
     let mut path = Path::default();
     for open in open.iter().rev() {
         if open.last == open.event {
-            continue; // it is empty so far
+            continue; // no key yet
         }
         if !open.is_map {
-            // Elements are counted from the end, because their number is known there.
+            // Lists count down the remaining elements.
             if let Event::List(list) = found.list[open.event] {
                 path.push_outer((u64::from(list.len) - open.left - 1).to_string());
             }

@@ -1,8 +1,8 @@
 //! Reads headers to events, one by one.
 //!
-//! Nothing is read twice, and the work is linear in the bytes of any input. Only the last key of a
-//! map may show that it is an array in chunks. So from the first key that such a map has, events
-//! are kept until the map ends.
+//! The work is linear in the input, and no byte is read twice. A map shows only by its last key
+//! whether it is an array in chunks. So from its first key with a meaning on, events are kept until
+//! the map ends.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -17,8 +17,7 @@ use crate::{Error, Result};
 const CHECK_VALUES: usize = 1 << 14;
 
 impl Events {
-    /// Reads all of a source, which must be one value. Calls `check` now and then. Errors have the
-    /// path of their place.
+    /// Reads a source, which must be one value, and calls `check` regularly. Errors have a path.
     pub fn read(source: &dyn Source, check: impl FnMut() -> Result<()>) -> Result<Self> {
         Self::read_all(Reader::new(source), check)
     }
@@ -53,7 +52,7 @@ pub enum Closed {
     PrngKey,
 }
 
-/// Reads events one by one. The caller reads the values of a container, and closes it then.
+/// Reads events one by one. The caller reads a container's values, then closes it.
 pub struct Reader<'a> {
     pub(super) cursor: Cursor<'a>,
     pub(super) found: Events,
@@ -62,7 +61,7 @@ pub struct Reader<'a> {
     pub(super) last_dtype: usize,
     pub(super) recent: RecentHeaders,
     pub(super) open: Vec<Open>,
-    /// Whether all events are kept, not only those that an open container needs.
+    /// Whether all events are kept, or only those that an open container needs.
     pub(super) keep_all: bool,
     /// Open containers that need events.
     pub(super) needing: usize,
@@ -73,7 +72,7 @@ impl<'a> Reader<'a> {
         Self::within(source, 0..source.len())
     }
 
-    /// Begins at a part of a source, which must be one value.
+    /// Reads a part of a source, which must be one value.
     ///
     /// # Panics
     /// If the part exceeds the source.
@@ -100,7 +99,7 @@ impl<'a> Reader<'a> {
     /// If the part exceeds the source, or a value is unfinished.
     pub fn seek(&mut self, part: Range<usize>) {
         assert!(self.open.is_empty() && self.needing == 0);
-        self.found.text.clear(); // of strings that are not needed any more
+        self.found.text.clear(); // its strings are no longer needed
         self.cursor.seek(part);
     }
 
@@ -109,7 +108,6 @@ impl<'a> Reader<'a> {
         self.cursor.offset()
     }
 
-    /// The content of the last event, among others.
     #[inline]
     pub fn events(&self) -> &Events {
         &self.found
@@ -322,7 +320,7 @@ impl<'a> Reader<'a> {
     /// Ends the innermost container, whose values have all been read.
     #[inline]
     pub fn close(&mut self) -> Result<Closed> {
-        // After an error it stays open, for the path of the error.
+        // After an error it stays open, for the error's path.
         let closed = match self.open.last() {
             None => return Ok(Closed::Same),
             Some(open) if open.is_chunked || open.kept.is_some() || open.prng == 4 => {
@@ -352,7 +350,7 @@ impl<'a> Reader<'a> {
         Ok(closed)
     }
 
-    /// The same for a map with keys with a meaning.
+    /// Ends a map that has keys with a meaning.
     #[inline(never)]
     fn close_special(&mut self) -> Result<Closed> {
         let Some(open) = self.open.last() else {
@@ -410,7 +408,7 @@ mod tests {
         // {"a": [0, {"b": <reserved byte>}]}
         let text = error(b"\x81\xa1a\x92\x00\x81\xa1b\xc1");
         assert!(text.ends_with("(at a/1/b)"), "{text}");
-        // A key itself has no path below its map.
+        // The path of a key is its map's.
         let text = error(b"\x81\xa1a\x81\xc1\x00");
         assert!(text.ends_with("(at a)"), "{text}");
         assert!(error(b"\x91\x90\x00").ends_with("(at .)"));

@@ -3,8 +3,8 @@
 use super::ArrayEntry;
 use crate::wire::AHEAD;
 
-/// The bytes before the payload in the bodies of recent arrays. Trees have many arrays of few
-/// shapes, and comparing headers is cheaper than reading them.
+/// The bodies of recent arrays up to the payload. Trees repeat few shapes, and comparing headers is
+/// cheaper than parsing them.
 pub(super) struct RecentHeaders {
     known: Vec<KnownHeaders>,
     oldest: usize,

@@ -7,11 +7,11 @@
 //! CRC-32 of record and checksums (u32) | mark (8 bytes)
 //! ```
 //!
-//! All numbers are little-endian. A checksum is the CRC-32 of a leaf, from the end of the previous
-//! leaf to its own, so that keys and headers are covered. The last one covers the bytes between the
-//! last leaf and the record. So every byte before the record is in one checksum, and the footer's
-//! covers the record and the checksums. Processors compute CRC-32 faster than they read memory, and
-//! checksums of parts can be combined, so that threads can sum them.
+//! All numbers are little-endian. A checksum is the CRC-32 from the end of the previous leaf to the
+//! end of its own, so it covers keys and headers. The last one covers the bytes between the last
+//! leaf and the record; the footer's covers the record and the checksums. So each byte before the
+//! footer is covered once. CRC-32 is faster than memory, and checksums of parts can be combined, so
+//! threads can sum them.
 
 use std::ops::Range;
 
@@ -25,7 +25,6 @@ pub const MARK: [u8; 8] = *b"\x93treepk\n";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Footer {
-    /// Length of the record.
     pub record: usize,
     pub checksums: usize,
     crc: u32,
@@ -74,7 +73,7 @@ impl Footer {
     /// The record in the bytes of this footer.
     ///
     /// # Panics
-    /// If the bytes are different ones.
+    /// If the bytes are of another footer.
     pub fn record<'a>(&self, bytes: &'a [u8]) -> &'a [u8] {
         &bytes[..self.record]
     }
@@ -82,7 +81,7 @@ impl Footer {
     /// The checksums in the bytes of this footer.
     ///
     /// # Panics
-    /// If the bytes are different ones.
+    /// If the bytes are of another footer.
     pub fn checksums(&self, bytes: &[u8]) -> Result<Vec<u32>> {
         checksums_of(&bytes[self.record..][..4 * self.checksums])
     }
@@ -97,7 +96,7 @@ pub fn checksums_of(bytes: &[u8]) -> Result<Vec<u32>> {
 #[derive(Debug, Clone, Default)]
 pub struct Regions(Vec<usize>);
 
-/// Sums of parts of regions, with the numbers of the regions.
+/// Sums of parts of regions, with the regions' numbers.
 pub type PartialSums = Vec<(usize, Hasher)>;
 
 impl Regions {
@@ -176,7 +175,6 @@ impl Seal {
         }
     }
 
-    /// The bytes after a record with this number of checksums.
     pub fn bytes(checksums: usize) -> usize {
         4 * checksums + Footer::BYTES
     }
@@ -188,7 +186,7 @@ impl Seal {
     /// The bytes after the record, with these checksums.
     ///
     /// # Panics
-    /// If their number is not that of the regions.
+    /// If there is not one per region.
     pub fn close(&self, checksums: &[u32]) -> Result<Vec<u8>> {
         assert_eq!(checksums.len(), self.regions.len());
         let mut bytes = Vec::new();

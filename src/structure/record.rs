@@ -1,8 +1,8 @@
-//! The record of a structure.
+//! The record of a tree's structure.
 //!
-//! Nodes are few, however large the tree: equal subtrees are the same node, equal siblings are one
+//! Nodes are few, however large the tree: equal subtrees share a node, equal siblings are one
 //! repeat, and values that read back unchanged (dicts with string keys, numbers, NumPy arrays) are
-//! [`Kind::Plain`] as a whole.
+//! one [`Kind::Plain`].
 
 use rmp_serde::Deserializer;
 use serde::{Deserialize, Serialize};
@@ -27,7 +27,7 @@ pub struct Record {
     /// The types of nodes other than dicts, lists and tuples.
     #[serde(deserialize_with = "decode::list")]
     pub types: Vec<NodeType>,
-    /// Each node after its children; the last is the whole tree.
+    /// Each node follows its children; the last is the whole tree.
     #[serde(deserialize_with = "decode::list")]
     pub nodes: Vec<Node>,
     /// A [`super::Value`] of the user, if any.
@@ -44,7 +44,7 @@ pub struct Record {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[serde(deserialize_with = "decode::list")]
     pub shardings: Vec<Sharding>,
-    /// The arrays that were split, in the order of their numbers.
+    /// The arrays that were split, by node number.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[serde(deserialize_with = "decode::list")]
     pub split: Vec<Split>,
@@ -56,11 +56,11 @@ pub struct NodeType {
     /// The name that it is registered by.
     #[serde(deserialize_with = "decode::text")]
     pub name: String,
-    /// The names of its children and of its static data, if all nodes of the type have the same, to
-    /// notice changes.
+    /// The names of its children and static data if all nodes of the type share them, to detect
+    /// changes.
     #[serde(default, deserialize_with = "decode::pair_of_texts")]
     pub fields: Option<(Vec<String>, Vec<String>)>,
-    /// The version of its definition, which the program counts.
+    /// The version of its definition in the program.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub version: u32,
 }
@@ -86,9 +86,9 @@ pub struct Repeat(pub u32, pub u32);
 pub enum Kind {
     /// The state itself, with everything below it.
     Plain,
-    /// An array of jax.
+    /// A JAX array.
     Jax,
-    /// An array of jax whose dtype is weak: in arithmetic, another array's wins.
+    /// A JAX array of a weak dtype.
     WeakJax,
     /// A byte string that was a `bytearray`.
     Bytearray,
@@ -99,9 +99,9 @@ pub enum Kind {
     /// A dict with these keys: a [`super::Value`], which is a list.
     DictWithKeys(#[serde(deserialize_with = "decode::bytes")] ByteBuf),
     List,
-    /// A tuple, likewise.
+    /// A tuple, with indices as keys.
     Tuple,
-    /// A node of a type of [`Record::types`], and the [`super::Value`] that is its static data.
+    /// A node of a type of [`Record::types`], and its static data: a [`super::Value`].
     Typed(u32, #[serde(deserialize_with = "decode::bytes")] ByteBuf),
 }
 
@@ -143,7 +143,7 @@ impl Record {
         Self::new(Vec::new(), vec![Node(Kind::Plain, Vec::new())], None)
     }
 
-    /// The number of the sharding of a node, if it was split.
+    /// The sharding of a node, if it was split.
     pub fn sharding_of(&self, node: usize) -> Option<usize> {
         let found = self
             .split
@@ -151,7 +151,7 @@ impl Record {
         found.ok().map(|at| self.split[at].1 as usize)
     }
 
-    /// Reads the bytes in a file: a record, checksums and a footer.
+    /// Reads a record, checksums and a footer.
     pub fn read(bytes: &[u8]) -> Result<Self> {
         Self::decode(super::Footer::read(bytes)?.record(bytes))
     }
@@ -167,8 +167,7 @@ impl Record {
         Ok(found.types)
     }
 
-    /// Encodes the record as a map, so that readers may skip unknown fields. Checks `watch` now and
-    /// then.
+    /// Encodes the record as a map, so that readers may skip unknown fields, and checks `watch`.
     pub fn encode(&self, watch: &dyn Watch) -> Result<Vec<u8>> {
         grow::encode_named(self, watch)
     }
@@ -206,7 +205,7 @@ impl Record {
             if kind.is_leaf() && !repeats.is_empty() {
                 return Err(format!("node {index} is a leaf with children"));
             }
-            // Children come before their parents, so that no node contains itself.
+            // Children precede their parents, so no node contains itself.
             if let Some(Repeat(count, child)) = repeats
                 .iter()
                 .find(|repeat| repeat.0 == 0 || repeat.1 as usize >= index)

@@ -11,7 +11,7 @@ use crate::{Result, grow};
 /// Builds the record from the leaves up.
 #[derive(Debug)]
 pub struct Recorder {
-    /// Nodes with the numbers of their shardings.
+    /// Nodes and their shardings.
     nodes: Numbered<(Node, Option<u32>)>,
     types: Numbered<NodeType>,
     shardings: Numbered<Sharding>,
@@ -100,7 +100,7 @@ impl Recorder {
         self.types.number(class)
     }
 
-    /// The record, at the end of the tree.
+    /// The record of the whole tree.
     ///
     /// # Panics
     /// If a container is still open.
@@ -136,7 +136,7 @@ impl Recorder {
     }
 }
 
-/// Distinct things with numbers.
+/// Numbers distinct values.
 #[derive(Debug)]
 struct Numbered<T>(HashMap<T, u32>);
 
@@ -147,7 +147,7 @@ impl<T> Default for Numbered<T> {
 }
 
 impl<T: Eq + Hash> Numbered<T> {
-    /// The number of `thing`, a new one if there is no equal thing.
+    /// The number of `thing`; a new one unless an equal thing has one.
     fn number(&mut self, thing: T) -> Result<u32> {
         let next = count_of(self.0.len())?;
         self.0.try_reserve(1)?;

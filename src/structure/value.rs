@@ -1,8 +1,7 @@
 //! Typed values: static data of nodes, keys other than strings, metadata.
 //!
-//! A value comes back with its type (a tuple is not a list) and its order, and the same value
-//! always has the same bytes. A value of another type is a name that the program knows, and a value
-//! to make it from.
+//! A value keeps its type (a tuple is not a list) and order, and equal values have equal bytes. A
+//! value of another type is a name that the program knows, and a value to construct it from.
 
 use rmp_serde::Deserializer;
 use serde::{Deserialize, Serialize};
@@ -42,11 +41,11 @@ pub enum Value {
     ),
     Tuple(#[serde(deserialize_with = "decode::list")] Vec<Value>),
     List(#[serde(deserialize_with = "decode::list")] Vec<Value>),
-    /// In its order.
+    /// In insertion order.
     Dict(#[serde(deserialize_with = "decode::list")] Vec<(Value, Value)>),
     /// Sorted by the bytes of its elements.
     Frozenset(#[serde(deserialize_with = "decode::list")] Vec<Value>),
-    /// Any other type: its name in the program, and the value to make it from.
+    /// Any other type: its name in the program, and the value to construct it from.
     Named(
         #[serde(deserialize_with = "decode::text")] String,
         #[serde(deserialize_with = "decode::boxed")] Box<Value>,
@@ -64,13 +63,13 @@ impl Value {
         for element in elements {
             keyed.push((element.encode()?, element));
         }
-        // A stable sort would take memory. Elements with equal bytes are equal.
+        // A stable sort would allocate. Elements with equal bytes are equal.
         keyed.sort_unstable_by(|(a, _), (b, _)| a.cmp(b));
         let elements = keyed.into_iter().map(|(_, element)| element);
         Ok(Self::Frozenset(grow::collect(elements)?))
     }
 
-    /// Whether it is text, a number, `None`, or a tuple of these.
+    /// Returns whether it is text, a number, `None`, or a tuple of these.
     #[cfg(feature = "python")]
     pub(crate) fn is_simple(&self) -> bool {
         match self {
@@ -86,7 +85,6 @@ impl Value {
         bytes.finish(done)
     }
 
-    /// Reads a value.
     pub fn decode(bytes: &[u8]) -> Result<Self> {
         let mut rest = bytes;
         let mut deserializer = Deserializer::new(&mut rest);

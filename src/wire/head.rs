@@ -1,9 +1,9 @@
-//! The header of a value, written and read by one table.
+//! Headers of values, written and read by one table.
 //!
 //! MessagePack allows wider forms of every length and integer than needed. flax writes the
 //! smallest; [`crate::array`] uses wider ones to align payloads. Readers accept all.
 
-// Most callers know the kind of header, so that little of these functions is left there.
+// Most callers know the kind of header, which leaves little of these functions.
 #![allow(clippy::inline_always)]
 
 use crate::raw::{Buffer, Tail};
@@ -54,7 +54,7 @@ pub enum Head {
     Ext(i8, u32),
 }
 
-/// A form of a header: a first byte, and a big-endian field after it.
+/// A form of a header: a first byte, then a big-endian field.
 #[derive(Clone, Copy)]
 struct Form {
     /// The first byte; without a field, the value is added to it.
@@ -80,7 +80,7 @@ const fn field(first: u8, field: u8) -> Form {
     }
 }
 
-// For each family its forms, from narrow to wide (the format's specification, "Formats"). `INT`
+// The forms of each family, from narrow to wide (the format's specification, "Formats"). `INT`
 // holds two's complement, so its limits are elsewhere.
 const STR: &[Form] = &[
     fix(0xa0, 31),
@@ -302,10 +302,9 @@ impl Head {
         }
     }
 
-    /// Reads a header from the first `available` of `bytes`, with its width.
+    /// Reads a header and its width from the first `available` of `bytes`. Does not check lengths.
     ///
-    /// `Err` is the width if more bytes are needed, or 0 for a byte that starts no value. Lengths
-    /// are not checked.
+    /// `Err` is the width if more bytes are needed, or 0 for a byte that starts no value.
     #[inline(always)]
     #[allow(clippy::cast_possible_truncation)] // a field of four bytes has four bytes
     pub fn read(bytes: &[u8; 16], available: usize) -> std::result::Result<(Self, usize), usize> {
@@ -351,7 +350,7 @@ impl Head {
     }
 }
 
-/// A length that fits the format; `what` is for the error.
+/// Checks that a length fits the format; `what` is for the error.
 #[inline]
 pub fn length(what: &'static str, len: usize) -> Result<u32> {
     u32::try_from(len).map_err(|_| Error::TooLarge { what, len })

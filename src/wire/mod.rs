@@ -1,7 +1,7 @@
 //! The wire format: MessagePack as flax uses it.
 //!
-//! [`Head`] is the header of a value; [`Cursor`] reads headers. flax's extension codes and reserved
-//! keys are here.
+//! [`Head`] is the header of a value; [`Cursor`] reads headers. This file has flax's extension
+//! codes and reserved keys.
 //!
 //! Format: <https://github.com/msgpack/msgpack/blob/master/spec.md> and the "on-the-wire" comment
 //! in `flax/serialization.py`.
@@ -17,7 +17,7 @@ pub use head::{Head, Out, length};
 pub const EXT_NDARRAY: i8 = 1;
 /// Extension type of a Python `complex`: `[real, imag]`.
 pub(crate) const EXT_COMPLEX: i8 = 2;
-/// Extension type of a NumPy scalar; the body is that of an array of shape `[]`.
+/// Extension type of a NumPy scalar; its body is an array of shape `[]`.
 pub const EXT_NPSCALAR: i8 = 3;
 /// Extension type of a Python `int` beyond 64 bits: its two's complement, big-endian.
 #[cfg(feature = "python")]
@@ -48,7 +48,7 @@ impl Complex {
         rmp_serde::to_vec(&self).expect("two floats always serialize")
     }
 
-    /// Reads a body of two numbers of any kind, and ignores further elements as flax does.
+    /// Reads a body of two numbers of any kind; ignores further elements, as flax does.
     pub fn read(cursor: &mut Cursor<'_>) -> crate::Result<Self> {
         let offset = cursor.offset();
         let count = match cursor.head()? {
@@ -61,7 +61,7 @@ impl Complex {
             }
         };
         let parts = (number(cursor)?, number(cursor)?);
-        // Values to come at each open level.
+        // Remaining values at each open level.
         let mut open = vec![u64::from(count - 2)];
         while let Some(last) = open.last_mut() {
             if *last == 0 {
