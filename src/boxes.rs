@@ -40,13 +40,11 @@ pub struct OpenFile<'a> {
     pub number: u32,
     pub catalog: &'a Catalog,
     pub source: &'a dyn Source,
-    /// A cache of its arrays in chunks.
     pub arrays: &'a FoundArrays,
 }
 
 #[derive(Debug)]
 pub struct Failed {
-    /// The index of the file among the given ones, if known.
     pub file: Option<usize>,
     pub value: Option<usize>,
     pub error: Error,
@@ -63,8 +61,8 @@ impl From<Error> for Failed {
 }
 
 impl ShardedArray {
-    /// The array at a place, with the file of each shard. A host array has no key of its own above
-    /// its one shard. `None` if file numbers are missing.
+    /// Finds an array and the file of each shard. A host array has no key above its one shard.
+    /// `None` if file numbers are missing.
     pub fn new(
         grid: ShardGrid,
         files: FileNumbers,
@@ -99,7 +97,7 @@ impl ShardedArray {
     /// The leaf of a shard in its file. `None` if the file does not match the manifest.
     ///
     /// # Panics
-    /// If there is no such shard.
+    /// If the shard does not exist.
     pub fn find(
         &self,
         shard: usize,
@@ -112,7 +110,6 @@ impl ShardedArray {
         }
     }
 
-    /// The value at the path of the array in a file.
     fn around(&self, catalog: &Catalog, watch: &dyn Watch) -> Result<Option<usize>> {
         let (tree, value) = &self.place;
         catalog.find(0, tree.keys_to(*value)?, watch)
@@ -148,7 +145,6 @@ pub struct ShardBox {
 }
 
 impl ShardBox {
-    /// A box of an array; `None` if it exceeds the array.
     pub fn new(array: Arc<ShardedArray>, bounds: &[Bounds]) -> Option<Self> {
         let parts = array.grid.parts(bounds)?;
         Some(Self { array, parts })
@@ -180,7 +176,6 @@ impl ShardBox {
         grow::collect(needed.filter_map(|(file, bytes)| Some((file, bytes?))))
     }
 
-    /// Cuts the box in two between shards, if there are several.
     pub fn halves(&self) -> Option<Halves> {
         self.parts.halves()
     }
@@ -205,8 +200,8 @@ impl ShardBox {
         }
     }
 
-    /// Calls `found` with each part in shard order: the index of its file among the given ones,
-    /// whose numbers ascend, the leaf of its shard, and the part.
+    /// Calls `found` with each part in shard order: the index of its file in `files` (ascending
+    /// numbers), the leaf of its shard, and the part.
     pub fn each(
         &self,
         files: &[OpenFile<'_>],
@@ -214,7 +209,6 @@ impl ShardBox {
         mut found: impl FnMut(usize, Option<usize>, &ShardPart) -> Result<()>,
     ) -> std::result::Result<(), Failed> {
         let array = &*self.array;
-        // The value at the path of the array in each file searched so far.
         let mut around = grow::filled(None::<Option<usize>>, files.len())?;
         let mut name = String::new();
         let (mut at, mut until_check) = (0, CHECK_SHARDS);
@@ -249,7 +243,6 @@ impl ShardBox {
         })
     }
 
-    /// The array of a shard in its file.
     pub fn place(&self, file: &OpenFile<'_>, value: Option<usize>) -> Result<Arc<ArrayPlace>> {
         let value = value.ok_or_else(|| Error::Structure("a shard is not there".into()))?;
         if let Some(known) = file.arrays.known(value) {
@@ -259,13 +252,11 @@ impl ShardBox {
         file.arrays.find(file.catalog, file.source, value, itemsize)
     }
 
-    /// The runs of a part in memory with these strides, and their offset.
     pub fn runs(&self, part: &ShardPart, strides: &[usize]) -> Result<(usize, Runs)> {
         let runs = self.array.grid.runs(part, self.array.itemsize, strides);
         runs.ok_or_else(|| Error::Structure("the memory has no place for each element".into()))
     }
 
-    /// Reads the box into memory with these strides.
     pub fn read(
         &self,
         files: &[OpenFile<'_>],
@@ -296,7 +287,6 @@ mod tests {
 
     const KEYS: [&str; 2] = ["params", "w"];
 
-    /// Elements of `u16` whose values are their numbers.
     fn bytes(elements: &[usize]) -> Vec<u8> {
         let bytes = elements.iter().map(|at| (*at as u16).to_le_bytes());
         bytes.flatten().collect()
@@ -318,7 +308,6 @@ mod tests {
         file
     }
 
-    /// A tree with one value, below these keys.
     fn place(keys: &[&str]) -> ManifestPlace {
         let mut source = Vec::new();
         for key in keys {

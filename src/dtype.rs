@@ -98,7 +98,6 @@ impl Dtype {
             .or_else(|| Self::coded(name))
     }
 
-    /// A dtype of times or differences, whose name ends with a unit.
     fn timed(name: &str, times: &str, differences: &str) -> Option<Self> {
         match name.strip_prefix(times) {
             Some(unit) => TimeUnit::in_brackets(unit).map(Self::Datetime64),
@@ -106,7 +105,7 @@ impl Dtype {
         }
     }
 
-    /// The dtype of a NumPy code, such as `<f4`.
+    /// A NumPy code, such as `<f4`.
     fn coded(code: &str) -> Option<Self> {
         let code = code.strip_prefix(['<', '|', '=']).unwrap_or(code);
         Some(match code {
@@ -174,7 +173,6 @@ pub struct TimeUnit {
     name: &'static str,
 }
 
-/// NumPy's units.
 const UNITS: [&str; 13] = [
     "Y", "M", "W", "D", "h", "m", "s", "ms", "us", "ns", "ps", "fs", "as",
 ];
@@ -183,7 +181,6 @@ impl TimeUnit {
     /// The unit is unknown.
     pub const NONE: Self = Self { count: 1, name: "" };
 
-    /// The unit at the end of a dtype's name: in brackets, or none.
     fn in_brackets(text: &str) -> Option<Self> {
         if text.is_empty() {
             return Some(Self::NONE);

@@ -167,6 +167,7 @@ pub enum Error {
 }
 
 impl Error {
+    /// Returns [`Error::Malformed`].
     pub fn malformed(offset: usize, reason: impl Into<String>) -> Self {
         Self::Malformed {
             offset,
@@ -223,7 +224,6 @@ impl Error {
     }
 }
 
-/// Displays an error without offset and path.
 pub(crate) struct Reason<'a>(pub &'a Error);
 
 impl fmt::Display for Reason<'_> {
@@ -349,7 +349,6 @@ impl FromStr for Path {
     }
 }
 
-/// The inverse of [`escaped`].
 fn unescaped(part: &str) -> Cow<'_, str> {
     if part.contains('~') {
         let part = part.replace("~2", ".").replace("~1", "/");

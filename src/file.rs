@@ -87,12 +87,11 @@ impl<'a> Encoded<'a> {
         }
     }
 
-    /// Returns whether reading detects all damage.
+    /// Whether reading detects all damage.
     fn checks_itself(&self) -> bool {
         !matches!(self, Self::Plain(_))
     }
 
-    /// Damage to the compressed stream outside its blocks.
     fn stream_damage(&self) -> Option<&'static str> {
         match self {
             Self::Gzip(indexed) => indexed.damage(),
@@ -309,7 +308,6 @@ impl fmt::Debug for File<'_> {
     }
 }
 
-/// Immutable bytes.
 struct Memory<'a>(Cow<'a, [u8]>);
 
 impl Source for Memory<'_> {

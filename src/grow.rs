@@ -1,7 +1,7 @@
 //! Fallible allocation: `OutOfMemory` instead of an abort.
 //!
-//! Memory whose size depends on the input, or on the tree to write, must grow by these functions or
-//! by `try_reserve`. Small fixed memory is allocated as usual.
+//! Memory whose size depends on the input, or on the tree to write, grows by these functions or by
+//! `try_reserve`. Small fixed memory is allocated as usual.
 
 #[cfg(feature = "python")]
 use std::fmt;
@@ -113,7 +113,7 @@ pub fn check_room(bytes: usize) -> Result<()> {
     Ok(Vec::<u8>::new().try_reserve_exact(bytes)?)
 }
 
-/// Encodes typed data as a map, as `rmp_serde::to_vec_named` does, and checks `watch`.
+/// Encodes data as `rmp_serde::to_vec_named` does, and checks `watch`.
 ///
 /// # Panics
 /// If the data cannot be encoded.
@@ -126,7 +126,6 @@ pub fn encode_named(data: &impl Serialize, watch: &dyn Watch) -> Result<Vec<u8>>
 pub struct Growing<'a> {
     bytes: Vec<u8>,
     watch: &'a dyn Watch,
-    /// The length at the next check.
     check_at: usize,
     failed: Option<Error>,
 }
@@ -157,8 +156,6 @@ impl<'a> Growing<'a> {
         extend(&mut self.bytes, more)
     }
 
-    /// Returns the bytes.
-    ///
     /// # Panics
     /// If writing failed, except for memory or the watch.
     pub fn finish(
@@ -204,7 +201,7 @@ pub mod decode {
     /// The text of serde's error when out of memory.
     const OUT_OF_MEMORY: &str = "out of memory";
 
-    /// Converts an error in decoding a record: to `other`, unless out of memory.
+    /// Returns `other` for an error in decoding a record, unless out of memory.
     pub fn explain(
         error: &rmp_serde::decode::Error,
         other: impl FnOnce(&rmp_serde::decode::Error) -> Error,

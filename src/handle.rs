@@ -8,7 +8,6 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use crate::{Error, Result};
 
-/// The number of handles that keep their file open.
 static KEPT: AtomicUsize = AtomicUsize::new(0);
 
 /// A mapped file: kept open, or beyond a limit reopened for each read. Has no lock, which a forked
@@ -16,7 +15,6 @@ static KEPT: AtomicUsize = AtomicUsize::new(0);
 #[derive(Debug)]
 pub struct Handle {
     file: Option<File>,
-    /// Whether the system should not read ahead.
     is_random: AtomicBool,
     path: PathBuf,
     id: Id,
@@ -56,7 +54,6 @@ impl Handle {
         Ok(made)
     }
 
-    /// The file, if it is kept open.
     #[cfg(target_os = "linux")]
     pub fn kept(&self) -> Option<&File> {
         self.file.as_ref()
@@ -117,7 +114,6 @@ pub fn open_regular(path: &Path) -> Result<File> {
     Err(Error::Structure(format!("{path} is no regular file")))
 }
 
-/// Advises the system of random or sequential reads.
 fn advise(file: &File, is_random: bool) {
     #[cfg(target_os = "linux")]
     {
@@ -158,7 +154,7 @@ impl Id {
         Ok(Self::in_metadata(&file.metadata()?))
     }
 
-    /// Of a path; of a symbolic link itself.
+    /// Does not follow a symbolic link.
     pub fn at(path: &Path) -> io::Result<Self> {
         Ok(Self::in_metadata(&std::fs::symlink_metadata(path)?))
     }
@@ -176,7 +172,7 @@ impl Id {
         Ok(Self(found.volume_serial_number(), found.file_index()))
     }
 
-    /// Of a path; of a symbolic link itself.
+    /// Does not follow a symbolic link.
     pub fn at(path: &Path) -> io::Result<Self> {
         use std::os::windows::fs::OpenOptionsExt;
         const NO_ACCESS: u32 = 0;

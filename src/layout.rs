@@ -49,7 +49,6 @@ impl<M: AsRaw> Payload for M {
     }
 }
 
-/// Collects headers and payloads in output order.
 #[derive(Debug)]
 pub struct LayoutBuilder<P> {
     headers: Buffer,
@@ -57,12 +56,11 @@ pub struct LayoutBuilder<P> {
     payload_bytes: usize,
 }
 
-/// Headers, then a payload.
 #[derive(Debug)]
 struct Piece<P> {
-    /// The end of its headers in the buffer.
+    /// In the buffer.
     headers_end: usize,
-    /// The end of its payload in the output.
+    /// In the output.
     end: usize,
     payload: P,
 }
@@ -143,7 +141,6 @@ impl<P: Payload> LayoutBuilder<P> {
         self.sealed(None)
     }
 
-    /// The finished layout; `seal` computes its last bytes.
     pub(crate) fn sealed(self, seal: Option<Seal>) -> Layout<P> {
         Layout {
             seal,
@@ -178,7 +175,6 @@ impl<P: Payload> Slice<'_, P> {
         }
     }
 
-    /// The bytes, if contiguous in memory.
     pub fn memory(&self) -> Option<RawBytes<'_>> {
         match self {
             Self::Headers(bytes) => Some((*bytes).into()),
@@ -186,8 +182,6 @@ impl<P: Payload> Slice<'_, P> {
         }
     }
 
-    /// Fills `target` from `start` on, and returns it.
-    ///
     /// # Panics
     /// If there are too few bytes.
     #[inline]
@@ -217,7 +211,7 @@ pub(crate) enum Taken<'a, P> {
 /// A piece of the output to send.
 #[derive(Debug)]
 pub enum OutputPiece {
-    /// The memory of a payload, by its number among all payloads.
+    /// A payload in memory, by its number among all payloads.
     Payload(usize),
     /// A range of the output to copy first.
     Joined(Range<usize>),
@@ -263,15 +257,13 @@ impl<P: Payload> Layout<P> {
         self.pieces.iter().map(|piece| &piece.payload)
     }
 
-    /// All payloads in order; a replacement must have the same length.
+    /// A replacement must have the same length.
     pub fn payloads_mut(&mut self) -> impl Iterator<Item = &mut P> {
         self.pieces.iter_mut().map(|piece| &mut piece.payload)
     }
 
-    /// A payload by its number.
-    ///
     /// # Panics
-    /// If there is no such payload.
+    /// If the payload does not exist.
     pub fn payload(&self, number: usize) -> &P {
         &self.pieces[number].payload
     }
@@ -298,7 +290,7 @@ impl<P: Payload> Layout<P> {
         Ok(filling.finish())
     }
 
-    /// Splits the output into pieces: memory of at least `join_max` bytes, and joined ranges
+    /// Splits the output into payloads in memory of at least `join_max` bytes, and joined ranges
     /// between.
     pub fn pieces(&self, join_max: usize) -> Result<Vec<OutputPiece>> {
         let mut pieces = Vec::new();
@@ -321,7 +313,7 @@ impl<P: Payload> Layout<P> {
         Ok(pieces)
     }
 
-    /// The bytes of `range`, as non-empty slices in order.
+    /// Splits a range into non-empty slices.
     ///
     /// # Panics
     /// If the output is shorter.

@@ -26,7 +26,6 @@ use crate::{Error, Result, zlib};
 
 pub const MARK: [u8; 8] = *b"\x93treepm\n";
 
-/// The only known version of the format.
 const VERSION: u32 = 1;
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -38,18 +37,17 @@ pub struct ShardFile {
     pub record: u32,
 }
 
-/// An array's division into equal shards.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Grid {
     #[serde(deserialize_with = "decode::list")]
     pub counts: Vec<u32>,
     /// The file of each shard, in C order.
     pub files: FileNumbers,
-    /// Whether it is an array of the host, which is one shard.
+    /// An array of the host has one shard.
     pub host: bool,
 }
 
-/// Numbers of files, shared by arrays.
+/// Shared by arrays.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FileNumbers(pub Arc<Vec<u32>>);
 
@@ -84,7 +82,6 @@ pub struct Gap {
     /// Present bytes between the previous gap and this one.
     pub before: u64,
     pub nbytes: u64,
-    /// The array that fills the gap.
     pub array: u32,
 }
 
@@ -95,13 +92,13 @@ pub struct Manifest {
     pub files: Vec<ShardFile>,
     #[serde(deserialize_with = "decode::list")]
     pub arrays: Vec<Grid>,
-    /// The gaps in the encoding, in order; in files the key is `holes`.
+    /// In order; in files the key is `holes`.
     #[serde(rename = "holes", deserialize_with = "decode::list")]
     pub gaps: Vec<Gap>,
     /// The encoding without the gaps' bytes, compressed (zlib, RFC 1950).
     #[serde(deserialize_with = "decode::bytes")]
     pub skeleton: ByteBuf,
-    /// The writer's name and version; empty if unknown.
+    /// Name and version; empty if unknown.
     #[serde(default, deserialize_with = "decode::text")]
     #[serde(skip_serializing_if = "String::is_empty")]
     pub writer: String,
@@ -125,7 +122,7 @@ struct Version {
 }
 
 impl Manifest {
-    /// Builds the manifest of a layout; `gap` returns the array of a missing payload.
+    /// `gap` returns the array of a missing payload.
     pub fn new<P: Payload>(
         layout: &Layout<P>,
         gap: impl Fn(&P) -> Option<usize>,
@@ -151,7 +148,6 @@ impl Manifest {
         })
     }
 
-    /// The gaps of a layout, and the compressed encoding without them.
     fn compressed<P: Payload>(
         layout: &Layout<P>,
         gap: impl Fn(&P) -> Option<usize>,
@@ -260,8 +256,6 @@ impl Manifest {
         Ok(manifest)
     }
 
-    /// Returns the encoding, with gaps.
-    ///
     /// `max_size` bounds the decompressed skeleton; by default, 1 MiB plus a hundred times the
     /// compressed size.
     pub fn encoding(&self, max_size: Option<usize>) -> Result<Sparse> {
@@ -290,7 +284,6 @@ impl Manifest {
             }
             len = end;
         }
-        // Sums of offsets must not overflow.
         let is_length = |len: &usize| isize::try_from(*len).is_ok();
         match len.checked_add(bytes.len() - there).filter(is_length) {
             Some(len) => Ok(Sparse { bytes, gaps, len }),
@@ -321,7 +314,6 @@ impl Manifest {
     }
 }
 
-/// The default limit of a skeleton of `nbytes` compressed bytes.
 fn most_inflated(nbytes: usize) -> usize {
     nbytes.saturating_mul(100).saturating_add(1 << 20)
 }
@@ -344,7 +336,6 @@ pub struct Sparse {
 struct PlacedGap {
     place: Range<usize>,
     array: usize,
-    /// Present bytes before it.
     before: usize,
 }
 
@@ -373,10 +364,8 @@ impl Sparse {
         self.gaps.partition_point(|gap| gap.place.end <= offset)
     }
 
-    /// The number of present bytes before `offset`.
     fn present_before(&self, offset: usize) -> usize {
         match self.gaps.get(self.gaps_before(offset)) {
-            // `offset` lies before this gap or in it.
             Some(gap) => gap.before - gap.place.start.saturating_sub(offset),
             None => self.bytes.len() - (self.len - offset),
         }
@@ -449,7 +438,6 @@ mod tests {
         }
     }
 
-    /// Headers, then a payload, missing or present, of this length.
     type Part = (Vec<u8>, Option<Vec<u8>>, usize);
 
     /// A byte that stands for a gap and occurs nowhere else.
@@ -568,7 +556,6 @@ mod tests {
         assert_eq!(encoding.array_of([1..11, 12..22]), Some(0));
     }
 
-    /// Reads a list of two values: `header`, then a gap.
     fn read_before_a_gap(header: &[u8], gap: usize) -> Result<Events> {
         let header = [&[0x92], header].concat();
         let (mut made, _) = manifest(&[(header, None, 1), (vec![0x01], Some(vec![]), 0)]);

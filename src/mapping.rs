@@ -91,7 +91,7 @@ impl Pages {
     pub fn room(&mut self, least: usize) -> Result<&mut [u8]> {
         let needed = self.len.checked_add(least).ok_or(Error::OutOfMemory)?;
         if needed > self.pages.len() {
-            // Grows by half: untouched pages cost only addresses.
+            // Untouched pages cost only addresses.
             self.grow(needed.max(self.pages.len() / 2 * 3))?;
         }
         Ok(&mut self.pages[self.len..])
@@ -246,7 +246,6 @@ impl Mapping {
         }
     }
 
-    /// No-op: other systems do not keep the file open.
     #[cfg(not(target_os = "linux"))]
     #[allow(clippy::unused_self, clippy::unnecessary_wraps)] // as on Linux
     pub fn check_unchanged(&self) -> Result<()> {
@@ -344,7 +343,6 @@ impl LastCold {
     /// Nearer reads are of small arrays, whose pages are used again.
     const FAR: usize = 1 << 20;
 
-    /// Notes a read, and drops the cached pages of the previous one if it was far away.
     fn note(&self, file: &File, offset: usize) {
         let last = self.0.swap(offset, Ordering::Relaxed);
         if last != usize::MAX && last.abs_diff(offset) >= Self::FAR {
@@ -395,7 +393,6 @@ pub fn wait_for_input(file: &File, watch: &dyn Watch) -> Result<()> {
     system::poll(file, rustix::event::PollFlags::IN, watch)
 }
 
-/// No-op without `poll`.
 #[cfg(not(unix))]
 pub fn wait_for_input(_: &File, watch: &dyn Watch) -> Result<()> {
     watch.check()

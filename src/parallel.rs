@@ -15,7 +15,6 @@ use crate::{Error, Result, grow};
 /// Smaller copies are faster with one thread.
 pub const MIN_COPY_BYTES: usize = 16 << 20;
 
-/// Bytes per step of a thread.
 pub const BLOCK: usize = 4 << 20;
 
 /// The environment variable for the default number of threads.
@@ -25,10 +24,10 @@ pub const NUM_THREADS: &str = "TREEPACK_NUM_THREADS";
 const MOST_THREADS: usize = 1 << 16;
 
 /// The number of threads for `bytes`: one below `min_bytes`; otherwise the requested number, or
-/// that of [`NUM_THREADS`], or the available cores.
+/// [`NUM_THREADS`], or the available cores.
 ///
-/// Must be called attached to Python: it reads the environment, which no other thread may change
-/// meanwhile.
+/// Must be called attached to Python: it reads the environment, which no other thread may then
+/// change.
 pub fn threads(requested: Option<i64>, bytes: usize, min_bytes: usize) -> Result<NonZero<usize>> {
     let positive = |count: Option<usize>| count.and_then(NonZero::new);
     let requested = match requested {
@@ -84,7 +83,6 @@ pub fn for_each<T: Send>(
     let threads = threads.get().min(items.len());
     let queue = Mutex::new(items.into_iter());
     let failed = Mutex::new(None);
-    // Returns whether there may be more to do.
     let step = || {
         let item = queue.lock().expect(NO_PANIC).next();
         let Some(item) = item else { return false };
@@ -109,7 +107,6 @@ pub fn for_each<T: Send>(
     failed.into_inner().expect(NO_PANIC).map_or(Ok(()), Err)
 }
 
-/// Keeps the first error, and drops the remaining work.
 fn stop<T>(
     queue: &Mutex<std::vec::IntoIter<T>>,
     failed: &Mutex<Option<Error>>,
@@ -153,7 +150,6 @@ pub fn in_order<S: Default, T: Send>(
         for _ in 1..threads {
             let sender = sender.clone();
             let run = &run;
-            // If a thread cannot be started, the others do its share.
             if !has_room_for_thread() {
                 break;
             }
@@ -170,7 +166,6 @@ pub fn in_order<S: Default, T: Send>(
                 }
                 let (index, result) = match gate.try_next() {
                     Some(index) => (index, work(&mut state, index)),
-                    // Others work on the rest, or on the next result.
                     None => match receiver.recv() {
                         Ok(result) => result,
                         // A thread panicked; the scope passes the panic on.
@@ -211,7 +206,7 @@ pub fn elsewhere<T: Send + 'static>(
     if !(has_room_for_thread() && thread::Builder::new().spawn(run).is_ok())
         && let Some(work) = work.lock().expect(NO_PANIC).take()
     {
-        return Ok(work()); // there is no other thread
+        return Ok(work()); // started no thread
     }
     loop {
         match receiver.recv_timeout(OFTEN) {
@@ -222,8 +217,8 @@ pub fn elsewhere<T: Send + 'static>(
     }
 }
 
-/// Returns whether there is memory for another thread. A thread that gets its last page cannot
-/// allocate its bookkeeping, and aborts the process.
+/// Whether there is memory for another thread. A thread that gets the last page cannot allocate its
+/// bookkeeping, and aborts the process.
 fn has_room_for_thread() -> bool {
     /// Mostly its stack.
     const THREAD_BYTES: usize = 3 << 20;
@@ -255,7 +250,6 @@ impl Gate {
         }
     }
 
-    /// Waits for the next number; `None` at the end.
     fn next(&self) -> Option<usize> {
         let state = self.state.lock().expect(NO_PANIC);
         let blocked = |state: &mut GateState| {
@@ -265,7 +259,6 @@ impl Gate {
         self.take(state)
     }
 
-    /// The next number, if available now.
     fn try_next(&self) -> Option<usize> {
         self.take(self.state.lock().expect(NO_PANIC))
     }
@@ -278,7 +271,7 @@ impl Gate {
         })
     }
 
-    /// Sets that all numbers below `done` are done, or with `None` that the work is over.
+    /// All numbers below `done` are done; with `None` the work is over.
     fn advance(&self, done: Option<usize>) {
         let mut state = self.state.lock().expect(NO_PANIC);
         match done {
@@ -319,7 +312,6 @@ mod tests {
             for_each((1..=1000).collect(), threads, add, || Ok(())).unwrap();
             assert_eq!(sum.swap(0, Ordering::Relaxed), 500_500);
 
-            // An error of the work or of the check ends it.
             let fail = |item| match item {
                 7 => Err(Error::Option("stop".into())),
                 _ => add(item),
@@ -378,7 +370,6 @@ mod tests {
     fn a_panic_of_another_thread_is_passed_on() {
         let (here, begun) = (thread::current().id(), AtomicBool::new(false));
         let work = |(): &mut (), _| {
-            // The others have an item until one of them has begun.
             begun.fetch_or(thread::current().id() != here, Ordering::Relaxed);
             assert_eq!(thread::current().id(), here);
             while !begun.load(Ordering::Relaxed) {
@@ -393,7 +384,6 @@ mod tests {
     fn a_panic_of_this_thread_is_passed_on() {
         let (here, begun) = (thread::current().id(), AtomicBool::new(false));
         let work = |(): &mut (), _| {
-            // This thread has an item until it has begun.
             begun.fetch_or(thread::current().id() == here, Ordering::Relaxed);
             assert_ne!(thread::current().id(), here, "of work here");
             while !begun.load(Ordering::Relaxed) {

@@ -51,19 +51,16 @@ impl Holders {
     }
 }
 
-/// An array's division into equal shards.
 #[derive(Debug, Clone)]
 pub struct Split {
-    /// The number of shards in each dimension.
     pub counts: Vec<u32>,
     /// Their holders, in C order.
     pub holders: Arc<Holders>,
     pub nbytes: u64,
-    /// Whether it is an array of the host.
     pub host: bool,
 }
 
-/// The writer of each shard, equal in all processes with equal splits.
+/// Equal in all processes with equal splits.
 #[derive(Debug)]
 pub struct Plan {
     pub splits: Vec<Split>,
@@ -118,7 +115,7 @@ impl Plan {
         Self::numbered(splits, files, count)
     }
 
-    /// Replaces the numbers of processes by those of files.
+    /// Replaces process numbers by file numbers.
     fn numbered(splits: Vec<Split>, mut files: Vec<Arc<Vec<u32>>>, count: usize) -> Result<Self> {
         let mut writes = grow::filled(false, count)?;
         for writer in files.iter().flat_map(|files| files.iter()) {
@@ -147,7 +144,6 @@ impl Plan {
         })
     }
 
-    /// The shards of an array that a process writes.
     pub fn shards_of(&self, array: usize, process: u32) -> impl Iterator<Item = usize> + '_ {
         let file = self.processes.binary_search(&process).ok();
         let files = file.map_or(&[][..], |_| self.files[array].as_slice());

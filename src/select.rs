@@ -15,7 +15,6 @@ use smallvec::{SmallVec, smallvec};
 use crate::Result;
 use crate::error::escaped;
 
-/// A position in a pattern, and its transitions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Token {
     Char(char),
@@ -88,7 +87,6 @@ fn each(positions: &Positions) -> impl Iterator<Item = usize> + '_ {
     })
 }
 
-/// Adds a position, and those reachable from it without reading.
 fn add(tokens: &[Token], positions: &mut Positions, position: usize) {
     let mut next = Some(position);
     while let Some(at) = next {
@@ -97,29 +95,23 @@ fn add(tokens: &[Token], positions: &mut Positions, position: usize) {
     }
 }
 
-/// A pattern, or a part of a tree of bools.
 #[derive(Debug, Clone, Default)]
 struct Rule {
-    /// The pattern that ends here.
     pattern: Option<usize>,
     bool: Option<bool>,
-    /// Rules below, by part.
     below: HashMap<Box<str>, usize>,
 }
 
-/// Selects leaves by patterns or a tree of bools.
 #[derive(Debug)]
 pub struct Selector {
-    /// Rules by part; the first is at the root.
+    /// The first rule is at the root.
     rules: Vec<Rule>,
     tokens: Vec<Token>,
-    /// The start of each pattern.
     begin: Positions,
-    /// The number of patterns; `None` for bools.
+    /// `None` for bools.
     patterns: Option<usize>,
 }
 
-/// The state after some parts of a path.
 #[derive(Debug, Clone)]
 pub struct State {
     rule: Option<usize>,
@@ -136,7 +128,7 @@ impl State {
 }
 
 impl Selector {
-    /// Selects leaves that match any pattern. A `literal` pattern has no wildcards.
+    /// A `literal` pattern has no wildcards.
     pub fn patterns<'a>(patterns: impl IntoIterator<Item = (&'a str, bool)>) -> Result<Self> {
         let mut made = Self::empty();
         let mut begin = Vec::new();
@@ -215,7 +207,6 @@ impl Selector {
         state
     }
 
-    /// The state of a tree that is a leaf.
     pub fn root(&self) -> State {
         let mut state = self.start();
         state.positions = self.moved(&state.positions, ".".chars());
@@ -224,7 +215,6 @@ impl Selector {
         state
     }
 
-    /// The state after one more key.
     pub fn below(&self, state: &State, key: &str) -> State {
         let part = escaped(key);
         let slash = (state.depth > 0).then_some('/');
@@ -259,7 +249,7 @@ impl Selector {
         of_rule.into_iter().chain(of_tokens)
     }
 
-    /// Returns whether a pattern or bool may decide something below.
+    /// Whether a pattern or bool may decide something below.
     pub fn goes_on(&self, state: &State) -> bool {
         state
             .rule
@@ -332,7 +322,6 @@ pub fn captures<'p>(pattern: &str, path: &'p str) -> Result<Option<(Vec<&'p str>
                 let most = (start..chars.len())
                     .find(|at| !inside(at))
                     .unwrap_or(chars.len());
-                // There is one: the pattern matches.
                 at = (start..=most).rev().find(is_end).unwrap_or(start);
             }
         }
@@ -348,7 +337,6 @@ pub fn captures<'p>(pattern: &str, path: &'p str) -> Result<Option<(Vec<&'p str>
 mod tests {
     use super::*;
 
-    /// Matches a pattern with the first parts of a path, by trying everything.
     fn naive(pattern: &str, path: &str) -> bool {
         let chars: Vec<char> = path.chars().collect();
         let pattern: Vec<char> = pattern.chars().collect();
@@ -404,7 +392,6 @@ mod tests {
                 let found = captures(pattern, &path).unwrap();
                 assert_eq!(found.is_some(), naive(pattern, &path), "{pattern} {path}");
                 let Some((wildcards, rest)) = found else { continue };
-                // Putting the texts back yields the path.
                 let mut wildcards = wildcards.into_iter();
                 let text = tokens(pattern).filter(|token| *token != Token::InPart).map(|token| match token {
                     Token::Char(char) => char.to_string(),

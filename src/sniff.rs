@@ -5,10 +5,10 @@ use std::borrow::Cow;
 use crate::source::{Source, read_to};
 use crate::{Error, Result, gzip, manifest};
 
-/// Bytes at the start of a file that identify it.
+/// Bytes that identify a file: at its start,
 const START_BYTES: usize = 4096;
 
-/// Bytes at its end.
+/// and at its end.
 const END_BYTES: usize = 8;
 
 /// Adds to an error the format that the data seem to have.
@@ -100,7 +100,6 @@ impl Sample {
         }
     }
 
-    /// Describes well-known content that is often mistaken for a checkpoint, with advice.
     fn describe(&self) -> Option<Cow<'static, str>> {
         let start = self.start.as_slice();
         let known = match self.convertible() {
@@ -148,7 +147,7 @@ impl Sample {
         header.starts_with(b"{") && u64::from_le_bytes(*len) <= (self.len - 8) as u64
     }
 
-    /// The name of the first file in a zip archive (APPNOTE.TXT of PKWARE, section 4.3.7).
+    /// APPNOTE.TXT of PKWARE, section 4.3.7
     fn zipped(&self) -> Option<&[u8]> {
         let start = self.start.as_slice();
         if !start.starts_with(b"PK\x03\x04") {
@@ -178,7 +177,6 @@ const ZEROS: &str =
 
 const MLIR: &[u8] = b"ML\xefR";
 
-/// Formats by bytes at an offset.
 const MAGICS: &[(usize, &[u8], &str)] = &[
     // RFC 1952, section 2.3.1
     (
@@ -272,7 +270,6 @@ const MAGICS: &[(usize, &[u8], &str)] = &[
     ),
 ];
 
-/// Formats by their last bytes.
 const ENDS: &[(&[u8], &str)] = &[
     // kTableMagicNumber of LevelDB, TensorFlow's format for the index of a checkpoint
     // (https://github.com/google/leveldb/blob/main/doc/table_format.md)
@@ -287,7 +284,6 @@ const ENDS: &[(&[u8], &str)] = &[
     ),
 ];
 
-/// The format of a zip archive, by the name of its first file.
 fn zip_of(name: &[u8]) -> &'static str {
     if name.ends_with(b".pkl") {
         // https://github.com/pytorch/pytorch/blob/main/caffe2/serialize/inline_container.h

@@ -73,7 +73,6 @@ pub trait Source: Sync {
         self.len() - offset
     }
 
-    /// The number of bytes of a range that are not missing.
     #[doc(hidden)]
     fn present(&self, range: Range<usize>) -> usize {
         range.len()
@@ -114,7 +113,6 @@ impl Source for RawBytes<'_> {
     }
 }
 
-/// Implements it for pointers to sources.
 macro_rules! behind {
     ($($pointer:ty: $($bound:ident)+,)*) => {$(
         impl<S: $($bound +)+ ?Sized> Source for $pointer {
@@ -168,7 +166,6 @@ impl Source for Vec<u8> {
     }
 }
 
-/// Parts of a source that form one sequence.
 #[derive(Debug, Clone, Default)]
 pub struct Pieces {
     parts: Vec<Range<usize>>,
@@ -201,8 +198,7 @@ impl Pieces {
         self.len() == 0
     }
 
-    /// The source ranges of a range of the sequence, none empty. Takes time logarithmic in the
-    /// number of parts.
+    /// The non-empty source ranges of a range of the sequence. Logarithmic in the number of parts.
     pub fn of(&self, range: Range<usize>) -> impl Iterator<Item = Range<usize>> + '_ {
         let first = self.ends.partition_point(|end| *end <= range.start);
         let parts = self.parts[first..].iter().zip(&self.ends[first..]);
@@ -217,7 +213,6 @@ impl Pieces {
     }
 }
 
-/// A sequence of parts of a source, as a source.
 pub struct SourcePieces<'a> {
     pub source: &'a dyn Source,
     pub parts: &'a Pieces,
@@ -254,7 +249,6 @@ impl Source for SourcePieces<'_> {
     }
 }
 
-/// The error for a gap outside an array.
 #[must_use]
 pub fn missing(offset: usize) -> Error {
     Error::malformed(
@@ -263,7 +257,6 @@ pub fn missing(offset: usize) -> Error {
     )
 }
 
-/// Appends a range of a source to `out`.
 pub fn read_to(source: &dyn Source, range: Range<usize>, out: &mut Vec<u8>) -> Result<()> {
     let run = source.run(range.start);
     if run < range.len() {

@@ -36,7 +36,6 @@ pub fn copy<'t>(source: RawBytes<'_>, target: &'t mut [MaybeUninit<u8>]) -> &'t 
     unsafe { target.assume_init_mut() }
 }
 
-/// The size of a cache line.
 const LINE: usize = 64;
 
 /// Copies whole cache lines to an aligned target.

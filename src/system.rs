@@ -11,7 +11,7 @@ use crate::raw::RawBytes;
 #[cfg(unix)]
 use crate::watch::Watch;
 
-/// Writes some of the bytes at the file's position, as `write(2)` does, and returns their number.
+/// Like `write(2)`, returns the number of bytes written.
 #[cfg(unix)]
 pub fn write(file: &File, bytes: RawBytes<'_>) -> io::Result<usize> {
     use std::os::fd::AsRawFd;
@@ -20,7 +20,7 @@ pub fn write(file: &File, bytes: RawBytes<'_>) -> io::Result<usize> {
     usize::try_from(written).map_err(|_| io::Error::last_os_error())
 }
 
-/// Writes some of the bytes at the file's position, and returns their number.
+/// Returns the number of bytes written.
 #[cfg(not(unix))]
 pub fn write(mut file: &File, bytes: RawBytes<'_>) -> io::Result<usize> {
     let mut copy = Vec::new();
@@ -60,7 +60,6 @@ pub fn sync(file: &File) -> io::Result<()> {
     }
 }
 
-/// Closes a file, and returns the system's error.
 #[cfg(unix)]
 pub fn close(file: File) -> io::Result<()> {
     use std::os::fd::IntoRawFd;
@@ -75,7 +74,7 @@ pub fn close(file: File) -> io::Result<()> {
     }
 }
 
-/// Closes a file. Windows reports failed writes only at fsync.
+/// Windows reports failed writes only at fsync.
 #[cfg(not(unix))]
 #[allow(clippy::unnecessary_wraps)] // as where there are errors
 pub fn close(_: File) -> io::Result<()> {

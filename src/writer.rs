@@ -330,7 +330,6 @@ struct Map<'a> {
 }
 
 impl<'a> Map<'a> {
-    /// The entry of a key, created as an empty map if new.
     fn child(&mut self, key: &str) -> Result<&mut Node<'a>> {
         let place = if let Some(place) = self.places.get(key) {
             *place
@@ -388,7 +387,6 @@ fn encode_value(value: &Value, encoder: &mut Encoder<PayloadRange<'_>>) -> Resul
     }
 }
 
-/// An integer beyond `i64`.
 fn large(value: &Value) -> Option<u64> {
     match value {
         Value::Named(name, made_of) if name == "int" => match &**made_of {

@@ -6,7 +6,7 @@
 
 use crate::wire::Head;
 
-/// Returns widths for `heads` that add exactly `extra` (below 64) bytes to their smallest forms.
+/// Widths for `heads` that add exactly `extra` (below 64) bytes to their smallest forms.
 pub fn widen(heads: &[Head], extra: usize) -> Option<Vec<usize>> {
     debug_assert!(extra < 64);
     let mut reach = Vec::with_capacity(heads.len() + 1);
@@ -40,7 +40,6 @@ fn extras(head: Head) -> impl Iterator<Item = usize> {
 mod tests {
     use super::*;
 
-    /// Tries every combination.
     fn naive(heads: &[Head], extra: usize) -> bool {
         match heads.split_first() {
             None => extra == 0,

@@ -36,7 +36,6 @@ impl Dims {
         Ok(())
     }
 
-    /// Reads an integer, or an array of integers.
     pub fn read(cursor: &mut Cursor<'_>) -> Result<Self> {
         let mut dims = Self::default();
         let offset = cursor.offset();
@@ -53,7 +52,7 @@ impl Dims {
     }
 }
 
-/// Infers −1 and checks that the shape accounts for exactly `nbytes` bytes.
+/// Infers −1 and checks that the elements take `nbytes` bytes.
 pub fn resolve(
     dims: &[isize],
     nbytes: usize,

@@ -6,9 +6,9 @@
 //! * chunked: `key? {marker: true, shape: {'0': …}, chunks: {'0': ext, …}}`, for arrays above
 //!   flax's `MAX_CHUNK_SIZE`.
 //!
-//! Headers are widened until the payload is aligned. Where the plain form cannot reach the
-//! alignment, a single chunk can: it has more headers to widen, and leading unit dimensions, which
-//! readers drop when they reshape it to the outer shape.
+//! Wider headers align the payload. Where the plain form cannot, a single chunk can: it has more
+//! headers, and leading unit dimensions, which readers drop when they reshape it to the outer
+//! shape.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -21,23 +21,20 @@ use crate::raw::Buffer;
 use crate::wire::{CHUNKED_MARKER, EXT_NDARRAY, Head, length};
 use crate::{Error, Result};
 
-/// Smaller arrays are aligned only by [`Alignment::of_all`]: their headers would outweigh the gain.
+/// Smaller arrays are aligned only by [`Alignment::of_all`]: headers would outweigh the gain.
 pub const ALIGN_MIN_BYTES: usize = 1024;
 
 /// The most header bytes of an array, without its key.
 pub const HEADERS_MAX_BYTES: usize = 4096;
 
-/// The most leading unit dimensions of a lone chunk. With wider headers, every residue modulo 64
+/// The most leading unit dimensions of a lone chunk; with wider headers, every residue modulo 64
 /// needs fewer.
 const MAX_UNIT_DIMS: usize = 12;
 
-/// Room in an extension for the headers around the payload.
 const EXT_HEADROOM: usize = 4096;
 
-/// The largest alignment of any element type.
 const ELEMENT_MAX_ALIGN: usize = 16;
 
-/// The alignment of payloads: a power of two up to 64.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Alignment {
     bytes: usize,
@@ -45,7 +42,6 @@ pub struct Alignment {
 }
 
 impl Alignment {
-    /// Checks that `align` is a power of two from 1 to 64.
     pub fn new(align: i64) -> Result<Self> {
         match usize::try_from(align) {
             Ok(bytes) if bytes.is_power_of_two() && bytes <= 64 => Ok(Self {
@@ -58,8 +54,7 @@ impl Alignment {
         }
     }
 
-    /// Aligns small arrays, too: fully where wider headers alone suffice, otherwise to their
-    /// elements.
+    /// Also aligns small arrays: fully where wider headers suffice, otherwise to their elements.
     #[must_use]
     pub fn of_all(self) -> Self {
         Self {
@@ -68,7 +63,6 @@ impl Alignment {
         }
     }
 
-    /// Returns whether an array needs no alignment.
     fn leaves(self, array: &Array<'_>, nbytes: usize) -> bool {
         let is_meant =
             nbytes >= ALIGN_MIN_BYTES || self.of_all && nbytes > 0 && array.code == EXT_NDARRAY;
@@ -84,7 +78,6 @@ impl Alignment {
     }
 }
 
-/// The size above which arrays are split into chunks.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ChunkLimit(f64);
 
@@ -92,7 +85,7 @@ impl ChunkLimit {
     /// flax's default, 1 GiB.
     pub const DEFAULT: Self = Self(1_073_741_824.0);
 
-    /// Sets a limit in bytes; a float, since flax's `MAX_CHUNK_SIZE` may be one.
+    /// A float, since flax's `MAX_CHUNK_SIZE` may be one.
     pub fn new(bytes: f64) -> Self {
         Self(bytes)
     }
@@ -104,7 +97,6 @@ impl ChunkLimit {
         clippy::cast_sign_loss
     )]
     fn elements(self, array: &Array<'_>, nbytes: usize) -> Option<usize> {
-        /// The largest payload of an extension.
         const MOST: usize = u32::MAX as usize - EXT_HEADROOM;
         let above = nbytes as f64 > self.0 || nbytes > MOST;
         // Zero chunks could not be joined again.
@@ -125,11 +117,10 @@ impl ChunkLimit {
 pub struct Framing {
     pub align: Alignment,
     pub chunks: ChunkLimit,
-    /// Whether a lone chunk may be used for alignment. flax joins chunks only below maps.
+    /// Whether a lone chunk may align. flax joins chunks only below maps.
     pub may_box: bool,
 }
 
-/// A map key at the end of the headers.
 #[derive(Debug, Clone, Copy)]
 pub struct KeyPlace {
     pub start: usize,
@@ -137,9 +128,10 @@ pub struct KeyPlace {
 }
 
 /// Appends the headers of `array` and calls `payload` for the range of its bytes (once per chunk).
+/// Returns the offset of the value, after its key.
 ///
 /// `key` is the map key right before the array; its header may be widened, too. `recent` must
-/// belong to this layout. Returns the offset of the value, after its key.
+/// belong to this layout.
 #[inline]
 pub fn frame<P: Payload>(
     layout: &mut LayoutBuilder<P>,
@@ -189,8 +181,7 @@ pub fn frame<P: Payload>(
     Ok(start)
 }
 
-/// Appends the headers of an array like an earlier one, if known for this offset; otherwise a
-/// no-op.
+/// Appends the headers of an array like an earlier one, if known for this offset.
 #[inline]
 pub fn frame_like<P: Payload>(
     layout: &mut LayoutBuilder<P>,
@@ -227,7 +218,6 @@ fn write_key(out: &mut Buffer, key: Option<&[u8]>, width: usize) -> Result<()> {
     Ok(())
 }
 
-/// The headers of a whole array, in the form and widths that align it.
 fn aligned_headers<'a>(
     offset: usize,
     key: Option<&'a str>,
@@ -292,12 +282,11 @@ fn write_chunks_prefix(out: &mut Buffer, shape: &[usize]) -> Result<()> {
     write_str(out, "chunks")
 }
 
-/// The headers before one payload, with adjustable widths.
 struct Headers<'a> {
     heads: Vec<Head>,
     /// Bytes after each head; most are empty.
     tails: Vec<Cow<'a, [u8]>>,
-    /// Index of the payload's extension head.
+    /// The payload's extension.
     ext: usize,
     /// Chosen widths; while empty, the smallest.
     widths: Vec<usize>,
@@ -305,7 +294,6 @@ struct Headers<'a> {
 
 impl<'a> Headers<'a> {
     fn new(key: Option<&'a str>) -> Result<Self> {
-        /// Heads of the plain form at common ranks.
         const USUAL: usize = 12;
         let mut headers = Self {
             heads: Vec::with_capacity(USUAL),
@@ -334,7 +322,7 @@ impl<'a> Headers<'a> {
         Ok(())
     }
 
-    /// The plain form of `array` as `shape`, after `unit_dims` unit dimensions.
+    /// The plain form as `shape`, after `unit_dims` unit dimensions.
     fn ext(&mut self, array: &Array<'a>, shape: &[usize], unit_dims: usize) -> Result<()> {
         self.ext = self.heads.len();
         self.head(Head::Ext(array.code, 0));
@@ -359,12 +347,10 @@ impl<'a> Headers<'a> {
             .unwrap_or_else(|| self.heads[index].width())
     }
 
-    /// The bytes of the heads in `range` and of their tails.
     fn size(&self, range: Range<usize>) -> usize {
         range.map(|i| self.width(i) + self.tails[i].len()).sum()
     }
 
-    /// Sets the extension's length from the widths inside it.
     fn set_ext_len(&mut self, nbytes: usize) -> Result<()> {
         let body = self.size(self.ext + 1..self.heads.len()) + nbytes;
         if let Head::Ext(code, _) = self.heads[self.ext] {
@@ -376,7 +362,7 @@ impl<'a> Headers<'a> {
     /// Widens the headers to align the payload, if possible.
     ///
     /// Wider headers lengthen the extension, which may widen its own header. The search then
-    /// repeats for the longer body, with only the wider forms.
+    /// repeats with only the wider forms.
     fn align(&mut self, offset: usize, nbytes: usize, align: usize) -> Result<bool> {
         loop {
             let extra = (offset + self.size(0..self.heads.len())).wrapping_neg() % align;
@@ -402,7 +388,6 @@ impl<'a> Headers<'a> {
     }
 }
 
-/// The chunked form with all of `array` in one chunk.
 fn single_chunk<'a>(
     key: Option<&'a str>,
     array: &Array<'a>,

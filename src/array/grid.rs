@@ -5,14 +5,13 @@ use std::ops::Range;
 use super::runs::{Bounds, Runs};
 use crate::Result;
 
-/// A grid of equal shards, numbered in C order.
+/// A grid of equal shards in C order.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ShardGrid {
-    /// The number of shards and their size, for each dimension.
+    /// The number of shards and their size in each dimension.
     dims: Vec<(usize, usize)>,
 }
 
-/// The overlap of a shard and a box.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ShardPart {
     pub shard: usize,
@@ -40,7 +39,7 @@ impl ShardGrid {
         self.dims.iter().map(|(count, _)| count).product()
     }
 
-    /// The shard that begins at an index of the array, if any.
+    /// The shard that begins at these indices, if any.
     pub fn shard_at(&self, start: &[usize]) -> Option<usize> {
         if start.len() != self.dims.len() {
             return None;
@@ -52,7 +51,6 @@ impl ShardGrid {
         })
     }
 
-    /// The indices of a shard, if it exists.
     pub fn bounds(&self, mut shard: usize) -> Option<Vec<Range<usize>>> {
         if shard >= self.len() {
             return None;
@@ -66,7 +64,7 @@ impl ShardGrid {
         Some(bounds)
     }
 
-    /// The key of a shard in its file, such as `[0:4,8:16]`, if it exists.
+    /// The key of a shard in its file, such as `[0:4,8:16]`.
     pub fn name(&self, shard: usize) -> Option<String> {
         let mut name = String::new();
         (shard < self.len()).then(|| self.write_name(shard, &mut name).ok())??;
@@ -138,7 +136,7 @@ impl ShardGrid {
     }
 
     /// The runs of a part in memory with these strides, and their offset. `None` if elements would
-    /// overlap in memory.
+    /// overlap.
     ///
     /// # Panics
     /// If the part is from another grid.
@@ -174,13 +172,11 @@ fn push_number(text: &mut String, mut number: usize) {
     text.extend(digits[first..].iter().map(|digit| char::from(*digit)));
 }
 
-/// The parts of a box in each shard, computed lazily.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ShardParts {
     dims: Vec<Cut>,
 }
 
-/// The indices of a box in one dimension of the grid.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Cut {
     count: usize,
@@ -188,11 +184,9 @@ struct Cut {
     bounds: Bounds,
 }
 
-/// A box cut in two.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Halves {
     pub dim: usize,
-    /// The number of indices in the first half.
     pub count: usize,
     pub boxes: [Vec<Bounds>; 2],
 }
@@ -206,7 +200,7 @@ impl ShardParts {
         self.len() == 0
     }
 
-    /// Calls `found` with each part in shard order, up to the first error.
+    /// Calls `found` with each part in shard order.
     pub fn each<E>(
         &self,
         mut found: impl FnMut(&ShardPart) -> std::result::Result<(), E>,
@@ -214,7 +208,6 @@ impl ShardParts {
         if self.is_empty() {
             return Ok(());
         }
-        // The current piece of each dimension; the last varies fastest.
         let mut at = vec![0; self.dims.len()];
         let mut pieces: Vec<Piece> = self.dims.iter().map(|dim| dim.piece(0)).collect();
         let mut part = ShardPart {
@@ -242,7 +235,7 @@ impl ShardParts {
         }
     }
 
-    /// Cuts the box in two between shards; `None` if one shard contains it.
+    /// Cuts the box between shards; `None` if one shard contains it.
     pub fn halves(&self) -> Option<Halves> {
         if self.is_empty() {
             return None;
@@ -274,7 +267,6 @@ impl ShardParts {
     }
 }
 
-/// The indices of one dimension in one shard.
 struct Piece {
     shard: usize,
     local: Bounds,
@@ -296,7 +288,6 @@ impl Cut {
             ((start + number * step) / self.size, number..number + 1)
         } else {
             let shard = start / self.size + number;
-            // The first index from that shard on.
             let from = |shard: usize| (shard * self.size).saturating_sub(start).div_ceil(step);
             (shard, from(shard)..from(shard + 1).min(count))
         };
@@ -326,7 +317,7 @@ pub fn boxes_of_range(shape: &[usize], range: Range<usize>) -> Vec<Vec<Range<usi
     boxes
 }
 
-/// Adds the boxes of a non-empty range below the leading `indices`.
+/// Adds the boxes of a non-empty range below `indices`.
 fn add_boxes(
     around: &[Range<usize>],
     shape: &[usize],
@@ -369,7 +360,6 @@ pub(crate) mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Shapes, shard counts and boxes.
     pub(crate) fn boxes() -> impl Strategy<Value = (Vec<usize>, Vec<usize>, Vec<Bounds>)> {
         let dim = (1usize..4, 0usize..5).prop_flat_map(|(count, size)| {
             let len = count * size;
@@ -390,7 +380,6 @@ pub(crate) mod tests {
         })
     }
 
-    /// The C-order numbers of these indices.
     pub(crate) fn elements(shape: &[usize], indices: &[Vec<usize>]) -> Vec<usize> {
         let mut found = vec![0];
         for (len, indices) in shape.iter().zip(indices) {
@@ -419,7 +408,6 @@ pub(crate) mod tests {
         found
     }
 
-    /// Finds the overlaps by iterating over all indices.
     fn naive(
         shape: &[usize],
         counts: &[usize],
@@ -453,7 +441,6 @@ pub(crate) mod tests {
             let parts = grid.parts(&bounds).unwrap();
             let found: Vec<_> = all(&parts).into_iter().map(|part| (part.shard, indices(&part.local))).collect();
             prop_assert_eq!(&found, &naive(&shape, &counts, &bounds));
-            // So are the parts of its halves in turn.
             let Some(halves) = parts.halves() else {
                 prop_assert!(found.len() <= 1);
                 return Ok(());

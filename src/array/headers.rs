@@ -6,7 +6,7 @@ use crate::wire::{Head, length};
 
 #[derive(Debug, Clone, Copy)]
 pub struct Array<'a> {
-    /// The extension type, [`crate::wire::EXT_NDARRAY`] or [`crate::wire::EXT_NPSCALAR`].
+    /// [`crate::wire::EXT_NDARRAY`] or [`crate::wire::EXT_NPSCALAR`].
     pub code: i8,
     pub shape: &'a [usize],
     pub dtype: &'a str,
@@ -14,7 +14,7 @@ pub struct Array<'a> {
 }
 
 impl Array<'_> {
-    /// The size of all elements in bytes.
+    /// The size of all elements.
     ///
     /// # Panics
     /// If it exceeds a `usize`.

@@ -1,8 +1,8 @@
 //! Encodes arrays, each as one extension or a map of chunks, and divides them.
 //!
-//! `frame` chooses an array's `headers`: smallest, widened to align the payload (`align`), or
-//! copied from `recent` ones. `dims` reads a shape. `shards` is an array in several blocks of
-//! memory, `grid` finds the shards that overlap a box, and `runs` reads the bytes of a box.
+//! `frame` chooses an array's `headers`: smallest, widened (`align`), or copied from `recent` ones.
+//! `dims` reads a shape. `shards` is an array in several blocks of memory, `grid` finds the shards
+//! that overlap a box, and `runs` reads a box.
 
 mod align;
 mod dims;

@@ -9,22 +9,20 @@ use crate::raw::Buffer;
 use crate::wire::Head;
 use crate::{Result, grow};
 
-/// Recent headers of small arrays. Trees repeat few shapes, and copying headers is cheaper than
+/// Headers of recent small arrays. Trees repeat few shapes, and copying headers is cheaper than
 /// writing them.
 #[derive(Debug, Default)]
 pub struct RecentHeaders {
     /// A ring: entry `n` is at `n % COUNT`.
     known: Vec<KnownHeaders>,
-    /// The number of entries ever added.
     added: usize,
-    /// The last array, if its headers are known.
     last: Option<Like>,
 }
 
 #[derive(Debug, Clone)]
 pub(crate) enum Like {
     Same(Range<usize>),
-    /// The entry of the array; its headers depend on their offset.
+    /// The array's entry; its headers depend on their offset.
     Aligned(usize),
 }
 
@@ -35,10 +33,9 @@ struct KnownHeaders {
     itemsize: usize,
     shape: SmallVec<[usize; 4]>,
     dtype: SmallVec<[u8; 16]>,
-    /// The range of its smallest headers in the layout.
     place: Option<Range<usize>>,
-    /// Aligned headers by the number of a [`RecentPlace`], with the width of the preceding key's
-    /// header; initially empty.
+    /// Aligned headers by [`RecentPlace`], with the width of the preceding key's header; initially
+    /// empty.
     aligned: Vec<Option<(usize, Range<usize>)>>,
 }
 
@@ -47,14 +44,12 @@ struct KnownHeaders {
 pub(super) struct RecentPlace(Option<usize>);
 
 impl RecentPlace {
-    /// All places: offsets up to the largest alignment, with or without a short key, with or
-    /// without the chunked form.
+    /// Offsets up to the largest alignment, with or without a short key, with or without chunks.
     const COUNT: usize = 64 * 2 * 2;
 
     /// Longer keys have wider headers, and are rare.
     pub const SHORT: usize = 31;
 
-    /// The place at an `offset` in the output, after a key of `key` bytes.
     pub fn of(offset: usize, key: Option<usize>, may_box: bool) -> Self {
         let len = key.unwrap_or(0);
         let number = ((offset + len) % 64) << 2 | usize::from(key.is_some()) << 1;
@@ -81,7 +76,6 @@ impl RecentHeaders {
         Ok(())
     }
 
-    /// The last array, if arrays like it can copy its headers.
     #[cfg_attr(not(feature = "python"), allow(dead_code))]
     pub(crate) fn last(&self) -> Option<Like> {
         self.last.clone()
@@ -114,7 +108,7 @@ impl RecentHeaders {
         self.last = None;
     }
 
-    /// Headers that align an array, and the width of the preceding key's header, if known.
+    /// Known headers that align an array, and the width of its key's header.
     pub(super) fn aligned(
         &mut self,
         array: &Array<'_>,
@@ -125,7 +119,6 @@ impl RecentHeaders {
         self.known[index].aligned.get(place.0?)?.clone()
     }
 
-    /// The same for an entry.
     #[inline]
     fn aligned_like(&self, number: usize, place: RecentPlace) -> Option<(usize, Range<usize>)> {
         let known = &self.known[number % Self::COUNT];
@@ -162,7 +155,6 @@ impl RecentHeaders {
         })
     }
 
-    /// Adds an array without known headers and returns its slot.
     fn add(&mut self, array: &Array<'_>) -> usize {
         let number = self.added;
         self.added += 1;

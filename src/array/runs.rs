@@ -1,6 +1,6 @@
 //! Reads a box of an array as runs: contiguous bytes at equal distances.
 //!
-//! The file is long because few large runs and many small ones are read in different ways.
+//! Few large runs and many small ones are read in different ways.
 
 use std::mem::{self, MaybeUninit};
 use std::num::NonZero;
@@ -43,7 +43,6 @@ pub struct Runs {
     repeats: Vec<Repeat>,
 }
 
-/// The indices of a box in one dimension.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Bounds {
     pub start: usize,
@@ -109,7 +108,6 @@ impl Runs {
         Some(runs)
     }
 
-    /// The runs of a box in contiguous memory.
     pub fn compact(shape: &[usize], itemsize: usize, bounds: &[Bounds]) -> Option<Self> {
         let mut strides = vec![itemsize; bounds.len()];
         for dim in (1..bounds.len()).rev() {
@@ -151,7 +149,7 @@ impl Runs {
         self.nbytes + more.sum::<usize>()
     }
 
-    /// The ranges of the array to read; runs closer than `near` are joined.
+    /// The ranges of the array to read, joined where closer than `near`.
     pub fn ranges(&self, near: usize) -> Result<Vec<Range<usize>>> {
         let mut found: Vec<Range<usize>> = Vec::new();
         if self.nbytes == 0 {
@@ -200,7 +198,7 @@ impl Runs {
     /// Reads all runs into memory.
     ///
     /// # Panics
-    /// If the memory is smaller than `extent`, or the array ends before the runs do.
+    /// If the memory is smaller than `extent`, or the array than the runs.
     pub fn read(
         &self,
         array: &dyn Source,
@@ -221,7 +219,6 @@ impl Runs {
         parallel::for_each(blocks, threads, read, check)
     }
 
-    /// Collects the runs of an array stored in `parts` of a source.
     pub fn gather(&self, source: &dyn Source, parts: &Pieces) -> Result<Vec<u8>> {
         let mut bytes = Vec::new();
         bytes.try_reserve_exact(self.nbytes())?;
@@ -233,7 +230,6 @@ impl Runs {
         Ok(bytes)
     }
 
-    /// Splits the work, each part with its memory.
     fn blocks<'a>(
         &self,
         nest: &Nest<'_>,
@@ -294,13 +290,11 @@ impl Runs {
     }
 }
 
-/// Neighbouring runs, and the outer repetitions.
 #[derive(Clone, Copy)]
 struct Nest<'a> {
     outer: &'a [Repeat],
     inner: &'a [Repeat],
     nbytes: usize,
-    /// Its span in the array.
     extent: usize,
 }
 
@@ -319,7 +313,6 @@ impl Nest<'_> {
         self.nbytes + more.sum::<usize>()
     }
 
-    /// Copies its runs out of the bytes it spans.
     fn copy(&self, bytes: RawBytes<'_>, target: &mut [MaybeUninit<u8>]) -> Result<()> {
         each(self.inner, 0, 0, &mut |from, to| {
             let run = bytes.slice(from..from + self.nbytes);
@@ -329,11 +322,9 @@ impl Nest<'_> {
     }
 }
 
-/// Repetitions of a nest that one thread reads.
 struct NestPart<'a> {
     start: usize,
     rows: Repeat,
-    /// Whether one read covers them.
     is_near: bool,
     memory: &'a mut [MaybeUninit<u8>],
 }
@@ -395,7 +386,7 @@ impl NestPart<'_> {
     }
 }
 
-/// Calls `found` with each repetition's offsets in the array and in memory, up to the first error.
+/// Calls `found` with each repetition's offsets in the array and in memory.
 fn each(
     repeats: &[Repeat],
     source: usize,
@@ -422,7 +413,6 @@ pub(super) mod tests {
     use std::iter;
     use std::sync::atomic::{AtomicUsize, Ordering};
 
-    /// A source that is not in memory, and its `near`.
     struct Elsewhere(Vec<u8>, usize);
 
     impl Source for Elsewhere {
@@ -443,7 +433,6 @@ pub(super) mod tests {
         }
     }
 
-    /// The memory after reading runs, with zeros between them.
     #[allow(unsafe_code)]
     pub fn read(runs: &Runs, array: &dyn Source) -> Vec<u8> {
         let mut found = vec![MaybeUninit::new(0); runs.extent()];
@@ -474,7 +463,6 @@ pub(super) mod tests {
         })
     }
 
-    /// The offsets of a box's elements in the array and in memory, one by one.
     fn places(
         shape: &[usize],
         bounds: &[Bounds],
@@ -557,7 +545,6 @@ pub(super) mod tests {
             column(100_000).ranges(NEAR).unwrap(),
             [0..4, 400_000..400_004, 800_000..800_004]
         );
-        // Whole rows are one run.
         let rows = |start, count| Bounds {
             start,
             count,
@@ -621,7 +608,6 @@ pub(super) mod tests {
         let len = 3 * parallel::BLOCK / 2;
         let bytes: Vec<u8> = (0..2 * len).map(|at| (at / 7) as u8).collect();
         let array = Elsewhere(bytes.clone(), 4 << 10);
-        // One run; long runs with gaps; short runs near each other.
         for (width, count) in [
             (2 * len, 2 * len - 1),
             (len, len - 1),

@@ -1,4 +1,4 @@
-//! An array held in several blocks of memory, such as the shards on devices.
+//! An array in several blocks of memory, such as shards on devices.
 //!
 //! Its bytes in C order are copied row by row from the shards into the output, without assembling
 //! the array first.
@@ -18,17 +18,16 @@ pub struct Shard<M> {
     pub memory: M,
 }
 
-/// The shards of one array, which form a grid.
 #[derive(Debug)]
 pub struct Sharded<M> {
     shape: Vec<usize>,
     /// Per dimension, the start of each grid cell, then the dimension itself.
     bounds: Vec<Vec<usize>>,
-    /// The memory of each cell, in C order.
+    /// In C order.
     cells: Vec<M>,
     /// The last dimension that is split.
     split: usize,
-    /// The bytes of one index of the dimension `split`.
+    /// The bytes of one index of `split`.
     inner: usize,
 }
 
@@ -96,10 +95,9 @@ impl<M: AsRaw> Sharded<M> {
 }
 
 impl<M: AsRaw> Sharded<M> {
-    /// Finds `row` (an index of all dimensions before `split`): its first cell, its row in that
-    /// cell, and the number of rows that follow in the same cells.
+    /// Finds `row` (an index of all dimensions before `split`): its first cell, its row there, and
+    /// the number of following rows in the same cells.
     fn locate(&self, mut row: usize) -> (usize, usize, usize) {
-        // From the last dimension to the first: the cell, and the row in it.
         let (mut index, mut stride) = (0, self.bounds[self.split].len() - 1);
         let (mut local_row, mut local_stride) = (0, 1);
         let mut rows = 1;
@@ -120,7 +118,6 @@ impl<M: AsRaw> Sharded<M> {
         (index, local_row, rows)
     }
 
-    /// Copies a range of bytes of one row.
     fn copy_in_row(
         &self,
         row: usize,
@@ -207,7 +204,6 @@ impl<M: AsRaw> Payload for Sharded<M> {
     }
 }
 
-/// The cell of index `at`.
 fn cell(bounds: &[usize], at: usize) -> usize {
     bounds.partition_point(|&bound| bound <= at) - 1
 }
@@ -219,7 +215,6 @@ mod tests {
     use crate::raw::append_with;
     use proptest::prelude::*;
 
-    /// Cuts consecutive bytes into shards at the bounds.
     fn cut(shape: &[usize], itemsize: usize, bounds: &[Vec<usize>]) -> Vec<Shard<Vec<u8>>> {
         let mut boxes = vec![(Vec::new(), Vec::new())];
         for bounds in bounds {

@@ -21,7 +21,6 @@ const NEAR_BYTES: usize = 32 << 10;
 /// The dtype of a typed PRNG key's data.
 const KEY_DTYPE: &str = "uint32";
 
-/// The shape of an array, and the position of its bytes in the source.
 #[derive(Debug)]
 pub struct ArrayPlace {
     shape: SmallVec<[usize; 6]>,
@@ -58,7 +57,6 @@ impl ArrayPlace {
         }
     }
 
-    /// The runs of a byte range. `None` if it exceeds the array.
     pub fn byte_runs(&self, range: Range<usize>) -> Option<Runs> {
         let bounds = Bounds {
             start: range.start,
@@ -68,7 +66,7 @@ impl ArrayPlace {
         Runs::compact(&[self.nbytes()], 1, &[bounds])
     }
 
-    /// The ranges of the source to read; close ranges are joined.
+    /// The ranges of the source to read, joined where close.
     pub fn ranges(&self, runs: &Runs) -> Result<Vec<Range<usize>>> {
         let ranges = runs.ranges(NEAR_BYTES)?.into_iter();
         grow::collect(ranges.flat_map(|range| self.parts.of(range)))
@@ -99,7 +97,7 @@ impl ArrayPlace {
 }
 
 impl Catalog {
-    /// Finds an array leaf, or a typed PRNG key's data, and checks it against the catalog.
+    /// Finds an array leaf, or a PRNG key's data, and checks it against the catalog.
     ///
     /// ```
     /// use treepack::array::Bounds;
@@ -125,7 +123,6 @@ impl Catalog {
         self.array_of(source, value, |found| found.itemsize())
     }
 
-    /// Also returns the element size.
     fn array_of(
         &self,
         source: &dyn Source,
@@ -134,7 +131,6 @@ impl Catalog {
     ) -> Result<ArrayPlace> {
         let events = self.events_of(source, value)?;
         let leaf = self.leaf(value).expect("the value is a leaf");
-        // The data of a PRNG key.
         let number = match (events.as_slice(), self.kind(leaf)) {
             (&[Event::Array(number)], LeafKind::Array(..))
             | (&[Event::PrngKey(_), .., Event::Array(number)], LeafKind::PrngKey(..)) => {
@@ -162,9 +158,6 @@ impl Catalog {
     }
 
     /// The dtype and shape of an array leaf, or of a PRNG key's data.
-    ///
-    /// # Panics
-    /// If there is no such leaf.
     pub fn dtype_and_shape(&self, leaf: usize) -> Option<(&str, &[u64])> {
         match self.kind(leaf) {
             LeafKind::Array(dtype, shape) => Some((dtype, shape)),
@@ -198,7 +191,6 @@ impl FoundArrays {
     /// The most cached chunks; a single array may have more.
     const MOST: usize = 1 << 20;
 
-    /// The cached array at a value.
     pub fn known(&self, value: usize) -> Option<Arc<ArrayPlace>> {
         self.0.try_lock().ok()?.known.get(&value).cloned()
     }
@@ -320,7 +312,6 @@ mod tests {
             assert_eq!(read(&SHAPE.map(|len| bounds(len, 0, 1))), Some(vec![]));
             assert_eq!(read(&SHAPE.map(|len| bounds(len, 1, 1))), None);
             assert_eq!(read(&[]), None);
-            // Near ranges are one request, chunk by chunk.
             let runs = w.runs(&box_of, None).unwrap();
             let ranges = w.ranges(&runs).unwrap();
             assert!(ranges.len() <= w.parts().len());

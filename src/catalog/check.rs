@@ -85,8 +85,8 @@ impl Catalog {
         Ok(())
     }
 
-    /// A fast check of a leaf and its head: numbers, strings and plain arrays. For other leaves an
-    /// error is inconclusive.
+    /// Quickly checks numbers, strings, plain arrays and their heads. For other leaves an error is
+    /// inconclusive.
     fn is_plain(&self, source: &dyn Source, value: usize, leaf: usize) -> Result<()> {
         let LeafSpan {
             region, start, end, ..
@@ -127,7 +127,7 @@ impl Catalog {
         let LeafSpan { start, end, .. } = self.leaves[leaf];
         let events = Events::read_part(source, start..end)?;
         let kind = self.kind(leaf);
-        // Leaves found by headers may change in place, except the shapes of arrays.
+        // Leaves found by headers may change in place, except array shapes.
         let is_free = !self.is_indexed() && !matches!(kind, LeafKind::Array(..));
         if is_free || is_kind(&events, kind) {
             return Ok(events);
@@ -136,8 +136,8 @@ impl Catalog {
         Err(Error::malformed(start, reason))
     }
 
-    /// Returns the leaves selected by `is_asked` that differ from the index. The number after the
-    /// last leaf stands for the bytes between it and the record.
+    /// Returns the leaves selected by `is_asked` that differ from the index. A number after the
+    /// last leaf stands for the bytes up to the record.
     pub fn unlike_index(
         &self,
         source: &dyn Source,
@@ -253,7 +253,7 @@ impl Catalog {
         value - before.take_while(|entry| !entry.is_leaf).count()
     }
 
-    /// Compares the keys and containers of a head, values `first` on.
+    /// Compares a head with the values from `first` on.
     fn compare_head(&self, cursor: &mut Cursor<'_>, head: usize, first: usize) -> Result<()> {
         for (value, entry) in self.entries.iter().enumerate().skip(first) {
             if entry.head != head {
@@ -286,7 +286,6 @@ impl Catalog {
         }
     }
 
-    /// The minimum size of a value's own key and header.
     pub(super) fn least_head(&self, value: usize) -> u64 {
         let entry = &self.entries[value];
         let key = match (value, entry.is_leaf) {
@@ -311,7 +310,7 @@ fn expect(is_same: bool) -> Result<()> {
     }
 }
 
-/// Skips the key and bin header of the record, of any width, and returns the bin's length.
+/// Skips the key and bin header of the record, of any width; returns the bin's length.
 pub(super) fn compare_record_key(cursor: &mut Cursor<'_>) -> Result<u32> {
     compare_text(cursor, RECORD_KEY)?;
     match cursor.head()? {
@@ -330,7 +329,7 @@ fn compare_text(cursor: &mut Cursor<'_>, key: &str) -> Result<()> {
     expect(text == key.as_bytes())
 }
 
-/// Skips an array's shape and dtype, and returns its number of elements.
+/// Skips shape and dtype; returns the number of elements.
 fn compare_array(cursor: &mut Cursor<'_>, dtype: &str, shape: &[u64]) -> Result<u64> {
     expect(cursor.head()? == Head::Array(3))?;
     expect(matches!(cursor.head()?, Head::Array(len) if len as usize == shape.len()))?;
@@ -380,7 +379,6 @@ fn differs(done: Result<()>) -> Result<bool> {
     }
 }
 
-/// Returns whether the bytes of all arrays match their shapes.
 fn has_shapes(events: &Events) -> bool {
     events.as_slice().iter().all(|event| match event {
         Event::Array(number) | Event::Scalar(number) => events.array(*number).shape().is_some(),
@@ -432,7 +430,6 @@ fn has_shape(found: &ArrayEvent<'_>, shape: &[u64]) -> bool {
             .map(|dim| *dim as u64)
             .eq(shape.iter().copied());
     }
-    // An unknown dtype has no known element size.
     let dims = found.dims.iter().map(|dim| u64::try_from(*dim).ok());
     let elements = shape
         .iter()

@@ -13,7 +13,7 @@ use crate::{Error, Result, grow};
 
 /// A source that sums the bytes of one leaf as they are read.
 ///
-/// On a mismatch, the read that completes the leaf fails, so that no copy completes.
+/// On a mismatch, the last read of the leaf fails, so no copy completes.
 pub struct Compared {
     source: Arc<dyn Source + Send + Sync>,
     region: Range<usize>,
@@ -25,7 +25,7 @@ pub struct Compared {
 
 impl Catalog {
     /// Wraps `source` for reads of these ranges of a leaf; reads the rest of the leaf now. `None`
-    /// if the leaf has no checksum.
+    /// without a checksum.
     ///
     /// # Panics
     /// If the value is not a leaf.
@@ -94,7 +94,6 @@ impl Compared {
     }
 }
 
-/// Joins a range with an adjacent one before it.
 fn join(summed: &mut Vec<(Range<usize>, Hasher)>, number: usize) {
     if let Some([(before, first), (range, second)]) =
         summed.get_mut(number.wrapping_sub(1)..=number)

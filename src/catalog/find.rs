@@ -66,7 +66,6 @@ mod tests {
     use crate::Error;
 
     thread_local! {
-        /// Key comparisons by this thread.
         pub static COMPARED: Cell<usize> = const { Cell::new(0) };
     }
 

@@ -1,7 +1,6 @@
 //! Compares the structure record with the tree in the data.
 //!
-//! Detects a record of another tree without the program's types, which rebuilding the tree would
-//! need.
+//! Detects a record of another tree without the program's types.
 
 use std::collections::{HashMap, HashSet};
 
@@ -29,7 +28,6 @@ impl Catalog {
             keys: HashMap::new(),
             record: &record,
         };
-        // The node of each value, as far as known.
         let mut nodes = grow::filled(0, self.entries.len())?;
         if let Some(root) = nodes.first_mut() {
             *root = record.nodes.len() - 1;
@@ -60,7 +58,6 @@ impl Catalog {
         Ok(())
     }
 
-    /// Compares a value with its node, and sets the nodes of its children.
     fn check_node(
         &self,
         source: &dyn Source,
@@ -125,7 +122,7 @@ impl Catalog {
         }
     }
 
-    /// Returns whether a leaf is of a kind in which JAX arrays are saved.
+    /// Whether a leaf is of a kind in which JAX arrays are saved.
     fn is_array(&self, source: &dyn Source, leaf: usize) -> Result<bool> {
         match self.kind(leaf) {
             LeafKind::Array(..) | LeafKind::PrngKey(..) => Ok(true),
@@ -144,7 +141,6 @@ impl Catalog {
         }
     }
 
-    /// Returns whether a leaf is readable and its first event matches.
     fn begins(
         &self,
         source: &dyn Source,
@@ -161,12 +157,11 @@ impl Catalog {
 
 struct Values<'a> {
     record: &'a Record,
-    /// Number of keys by node that was read; `None` if not a dict.
+    /// `None` if the node is not a dict.
     keys: HashMap<usize, Option<usize>>,
 }
 
 impl Values<'_> {
-    /// Reads the value of a node once, and returns its number of keys.
     fn keys(&mut self, node: usize) -> Result<Option<usize>> {
         if let Some(keys) = self.keys.get(&node) {
             return Ok(*keys);
@@ -203,7 +198,6 @@ mod tests {
     use super::*;
     use crate::structure::{Recorder, Regions, Seal};
 
-    /// Data of `{"0": 1, "1": {"2": b""}}` with the record of a container of two children.
     fn check(kind: Kind, leaf: Kind, container: Kind, metadata: &[u8]) -> Result<()> {
         let mut recorder = Recorder::default();
         recorder.open().unwrap();

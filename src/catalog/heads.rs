@@ -59,7 +59,7 @@ impl Source for InOrder<'_> {
         target: &'t mut [std::mem::MaybeUninit<u8>],
     ) -> Result<&'t mut [u8]> {
         let Ok(mut window) = self.window.try_lock() else {
-            // Concurrent readers, and forked processes that inherit a held lock, read directly.
+            // Concurrent readers, and forks that inherit a held lock, read directly.
             return self.source.read_at(offset, target);
         };
         let (start, bytes) = &mut *window;

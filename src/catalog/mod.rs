@@ -59,7 +59,6 @@ pub struct LeafSpan {
     kind: usize,
 }
 
-/// A container or leaf.
 #[derive(Debug, Clone, Copy)]
 struct Entry {
     key: Key,
@@ -67,11 +66,10 @@ struct Entry {
     is_text: bool,
     is_list: bool,
     is_leaf: bool,
-    /// Length of a container, by its header.
     len: u32,
     /// Number of leaves before it; for a leaf, its number.
     head: usize,
-    /// The container around it; for the root, itself.
+    /// The root's is itself.
     parent: usize,
     /// The next entry outside.
     end: usize,
@@ -88,7 +86,6 @@ pub struct Catalog {
     /// One per leaf, then one for the bytes after them.
     checksums: Vec<u32>,
     rest: Range<usize>,
-    /// Offset of the record's key, by the index.
     record_key: usize,
     record: Option<Vec<u8>>,
     checked: Checked,
@@ -110,8 +107,6 @@ impl Catalog {
         self.entries.len()
     }
 
-    /// The key of a value.
-    ///
     /// # Panics
     /// If there is no such value, here and below.
     pub fn key(&self, value: usize) -> &str {
@@ -124,16 +119,12 @@ impl Catalog {
         self.entries[value].end
     }
 
-    /// The leaf number of a value; `None` for a container.
+    /// The leaf number; `None` for a container.
     pub fn leaf(&self, value: usize) -> Option<usize> {
         let entry = &self.entries[value];
         entry.is_leaf.then_some(entry.head)
     }
 
-    /// Returns whether a value is a list.
-    ///
-    /// # Panics
-    /// If there is no such value.
     pub fn is_list(&self, value: usize) -> bool {
         self.entries[value].is_list
     }
@@ -192,7 +183,7 @@ impl Catalog {
         places.map(|at| self.key(at))
     }
 
-    /// Returns whether a value is a leaf or an empty container.
+    /// Whether a value is a leaf or an empty container.
     pub fn is_end(&self, value: usize) -> bool {
         let entry = &self.entries[value];
         entry.is_leaf || entry.end == value + 1
@@ -215,8 +206,8 @@ impl Catalog {
         })
     }
 
-    /// The kinds of leaves in a value, with the number of leaves and bytes of each. Takes time
-    /// linear in the leaves.
+    /// The kinds of leaves in a value, with the number of leaves and bytes of each. Linear in the
+    /// leaves.
     pub fn kinds_in(&self, value: usize) -> Result<Vec<(&LeafKind, usize, usize)>> {
         let inside = &self.entries[value..self.entries[value].end];
         let leaves = inside.iter().filter(|entry| entry.is_leaf);
@@ -235,10 +226,8 @@ impl Catalog {
         grow::collect(named.map(|(kind, count, bytes)| (&self.kinds[kind], count, bytes)))
     }
 
-    /// The position of a leaf.
-    ///
     /// # Panics
-    /// If there is no such leaf, here and below.
+    /// If the leaf does not exist, here and below.
     pub fn place(&self, leaf: usize) -> LeafSpan {
         self.leaves[leaf]
     }

@@ -15,7 +15,6 @@ use crate::{Error, Result, grow};
 
 const CHECK_VALUES: usize = 1 << 14;
 
-/// A container whose entries are being read.
 struct Open {
     entry: usize,
     start: usize,
@@ -25,10 +24,9 @@ struct Open {
     is_map: bool,
     left: u32,
     done: usize,
-    /// The key of the next value, and whether it is a string.
+    /// The next value's key, and whether it is a string.
     key: Option<Key>,
     is_text: bool,
-    /// The implementation, if it is a typed PRNG key.
     prng_name: String,
 }
 
@@ -243,7 +241,6 @@ impl Catalog {
                     else {
                         return Err(damaged("it has another number of leaves or kinds"));
                     };
-                    // Their sum fits, too.
                     #[allow(clippy::cast_possible_truncation)]
                     let (start, end) = (before + *head as usize, before + (head + size) as usize);
                     self.add_leaf(&open, key, before..start, end, kind)?;
@@ -446,7 +443,6 @@ impl Catalog {
         self.entries[open.entry].end = self.entries.len();
     }
 
-    /// Ends a container that was read only in part.
     fn end_early(&mut self, open: &Open) {
         let first = self.entries.get(open.entry + 1);
         let first = first.map(|first| &self.text[first.key.0..first.key.1]);
@@ -516,7 +512,6 @@ impl Catalog {
         self.number_of(kind)
     }
 
-    /// The kind of a container that is a leaf.
     fn kind_of_closed(
         &mut self,
         closed: Closed,
@@ -571,11 +566,10 @@ impl Catalog {
     }
 }
 
-/// The size of the record's key and bin header, of any width.
+/// The record's key and bin header, of any width.
 const KEY_BYTES: RangeInclusive<usize> = 1 + RECORD_KEY.len() + 2..=5 + RECORD_KEY.len() + 5;
 
-/// Returns whether the record's key, its bin header (of any width) and the record begin at
-/// `offset`.
+/// Whether the record's key, its bin header (of any width) and the record begin at `offset`.
 fn is_record(bytes: &Vec<u8>, offset: usize, record: usize) -> bool {
     let mut cursor = Cursor::within(bytes, offset..bytes.len());
     compare_record_key(&mut cursor).is_ok_and(|len| {
@@ -584,7 +578,6 @@ fn is_record(bytes: &Vec<u8>, offset: usize, record: usize) -> bool {
     })
 }
 
-/// Returns whether a source ends with a record and its footer.
 fn is_bare_record(source: &dyn Source, bytes: Range<usize>) -> Result<bool> {
     if bytes.end != source.len() || bytes.len() < Footer::BYTES {
         return Ok(false);

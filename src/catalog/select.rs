@@ -39,10 +39,7 @@ impl Marks {
         self.before[values.end] - self.before[values.start]
     }
 
-    /// Returns whether a leaf or empty container is selected.
-    ///
-    /// # Panics
-    /// If there is no such value.
+    /// Whether a leaf or empty container is selected.
     pub fn has(&self, value: usize) -> bool {
         self.count(value..value + 1) > 0
     }
@@ -51,7 +48,6 @@ impl Marks {
         self.before.len().saturating_sub(1)
     }
 
-    /// The patterns without a match, by number.
     pub fn unmatched(&self) -> &[usize] {
         &self.unmatched
     }
@@ -64,7 +60,6 @@ impl Marks {
 
 struct Around {
     end: usize,
-    /// The selector's state at its path.
     state: State,
     /// Leaves, selected leaves and open ends before it.
     before: (usize, usize, usize),
@@ -115,7 +110,7 @@ impl Catalog {
         }
         marking.close(usize::MAX);
         for open_end in std::mem::take(&mut marking.open_ends) {
-            marking.meant[open_end] = 1; // there are no leaves at all
+            marking.meant[open_end] = 1; // the tree has only empty containers
         }
         let mut marks = Marks::new(self, |value| Ok(marking.meant[value] == 1))?;
         let unmatched = marking.matched.iter().enumerate();
@@ -129,7 +124,7 @@ impl Catalog {
 }
 
 impl Marking<'_> {
-    /// Marks a value, or everything in it, and returns the next one.
+    /// Marks a value, or everything in it; returns the next one.
     fn value(&mut self, at: usize) -> Result<usize> {
         self.close(at);
         let after = self.catalog.after(at);
@@ -162,8 +157,7 @@ impl Marking<'_> {
         Ok(at + 1)
     }
 
-    /// Returns whether no pattern can change the selection below, and none still needs a match
-    /// there.
+    /// Whether no pattern can change the selection below, and none still needs a match there.
     fn is_decided(&self, state: &State) -> bool {
         let of_patterns = self.selector.pattern_count().is_some();
         of_patterns && self.unmatched == 0 && state.meant() == Some(true)

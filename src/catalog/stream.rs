@@ -7,7 +7,7 @@ use crate::source::Source;
 use crate::watch::Watch;
 use crate::{Error, Result, grow};
 
-/// The keys of each leaf of a stream, and the range of its bytes.
+/// The keys of each leaf, and the range of its bytes.
 pub fn stream_items(
     source: &dyn Source,
     watch: &dyn Watch,

@@ -36,7 +36,7 @@ impl Tables {
     }
 }
 
-/// The children of a container, by open addressing.
+/// Open addressing.
 #[derive(Debug)]
 pub(super) struct Table {
     /// Distances of children from the container; 0 marks a free slot.
@@ -49,7 +49,6 @@ impl Table {
         Ok(Self { slots })
     }
 
-    /// Adds a child, replacing one with the same key.
     pub(super) fn insert(
         &mut self,
         hash: u64,
@@ -69,7 +68,6 @@ impl Table {
         }
     }
 
-    /// The slot of a key, or the free slot for it.
     fn slot(&self, hash: u64, has_key: impl Fn(usize) -> bool) -> usize {
         let last = self.slots.len() - 1;
         #[allow(clippy::cast_possible_truncation)] // the lowest bits count

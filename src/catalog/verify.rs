@@ -22,9 +22,9 @@ pub enum Status {
 impl Catalog {
     /// Compares the source with the checksums, and its headers with the index.
     ///
-    /// Returns a status per leaf, and one for the bytes between the last leaf and the record. With
-    /// `checks_itself` the source itself detects damage, such as a gzip stream with an index.
-    /// `block_bytes` is [`BLOCK_BYTES`] unless each read is slow.
+    /// Returns a status per leaf, and one for the bytes between the last leaf and the record.
+    /// `checks_itself`: the source detects damage, as gzip with an index does. `block_bytes` is
+    /// [`BLOCK_BYTES`] unless each read is slow.
     pub fn verify(
         &self,
         source: &dyn Source,

@@ -54,14 +54,12 @@ pub struct Encoder<P> {
     framing: Framing,
     recent: RecentHeaders,
     open: Vec<Open>,
-    /// Open containers written as msgpack arrays.
     lists: usize,
     key: Option<KeyPlace>,
     begun: bool,
     recording: Recording,
 }
 
-/// A position to return to.
 #[derive(Debug, Clone, Copy)]
 pub struct Mark(usize, u64);
 
@@ -103,7 +101,6 @@ impl<P: Payload> Encoder<P> {
         }
     }
 
-    /// Sets the lender of memory for large copies.
     #[cfg_attr(not(feature = "python"), allow(dead_code))]
     pub(crate) fn borrow_from(&mut self, lender: Box<dyn Lender>) {
         self.layout.borrow_from(lender);
@@ -192,12 +189,12 @@ impl<P: Payload> Encoder<P> {
         self.recording.resume(self.open.len());
     }
 
-    /// Returns the number of a node type, for [`Kind::Typed`].
+    /// The number of a node type, for [`Kind::Typed`].
     pub fn node_type(&mut self, class: NodeType) -> Result<u32> {
         self.recording.node_type(class)
     }
 
-    /// Returns the number of a sharding, for [`Encoder::split`], if it is recorded.
+    /// The number of a sharding, for [`Encoder::split`], if it is recorded.
     pub fn sharding(&mut self, sharding: Sharding) -> Result<Option<u32>> {
         self.recording.sharding(sharding)
     }
@@ -283,7 +280,7 @@ impl<P: Payload> Encoder<P> {
         self.layout.extend(body)
     }
 
-    /// Writes a string of `len` bytes, which `content` appends.
+    /// `content` appends the `len` bytes.
     #[inline]
     pub fn str(
         &mut self,
@@ -294,7 +291,7 @@ impl<P: Payload> Encoder<P> {
         content(&mut self.layout)
     }
 
-    /// Writes a byte string of `len` bytes, which `content` appends, and records it as `kind`.
+    /// `content` appends the `len` bytes.
     pub fn bin(
         &mut self,
         len: usize,
@@ -308,7 +305,7 @@ impl<P: Payload> Encoder<P> {
         content(&mut self.layout)
     }
 
-    /// Writes an array and records it as `kind`. `content` appends consecutive ranges of its bytes.
+    /// Writes an array. `content` appends consecutive ranges of its bytes.
     #[inline]
     pub fn array(
         &mut self,
@@ -338,7 +335,7 @@ impl<P: Payload> Encoder<P> {
         Ok(())
     }
 
-    /// The headers of the last array, if [`array_like`](Self::array_like) may copy them.
+    /// The last array's headers, if [`array_like`](Self::array_like) may copy them.
     #[cfg_attr(not(feature = "python"), allow(dead_code))]
     pub(crate) fn last_headers(&self) -> Option<Like> {
         self.recent.last().filter(|_| self.recording.is_off())
@@ -395,13 +392,13 @@ impl<P: Payload> Encoder<P> {
         count
     }
 
-    /// Returns whether the next value is inside an indexed leaf (a list, or a map that is not
-    /// state) and not that leaf's data.
+    /// Whether the next value is inside an indexed leaf (a list, or a map that is not state) and
+    /// not that leaf's data.
     pub fn is_inside_leaf(&self) -> bool {
         self.recording.is_inside_leaf()
     }
 
-    /// Begins a typed PRNG key of this implementation; its data are the next array.
+    /// Begins a typed PRNG key; its data are the next array.
     pub fn prng_key(&mut self, name: &str) -> Result<()> {
         self.begin(false)?;
         let listed = LeafKind::PrngKey(grow::to_string(name)?, Vec::new());
@@ -418,12 +415,11 @@ impl<P: Payload> Encoder<P> {
         self.end(Kind::Dict)
     }
 
-    /// Returns the layout of the tree. `metadata` is a typed value, recorded with the structure.
+    /// `metadata` is a typed value, recorded with the structure.
     pub fn finish(self, metadata: Option<Vec<u8>>) -> Result<Layout<P>> {
         self.finish_watched(metadata, &())
     }
 
-    /// [`finish`](Self::finish) that checks `watch`.
     pub fn finish_watched(
         mut self,
         metadata: Option<Vec<u8>>,
@@ -438,8 +434,8 @@ impl<P: Payload> Encoder<P> {
         }
     }
 
-    /// Returns the layout of a state dict whose structure is already recorded; adds only the leaf
-    /// index to `record`.
+    /// Finishes a state dict whose structure is already recorded; adds only the leaf index to
+    /// `record`.
     pub fn finish_as(mut self, record: Record, watch: &dyn Watch) -> Result<Layout<P>> {
         if !self.begun || !self.open.is_empty() {
             return Err(misused("the tree is not whole"));
@@ -459,7 +455,6 @@ impl<P: Payload> Encoder<P> {
         with_record(self.layout, &encoded, ends)
     }
 
-    /// Writes a leaf's header; its bytes may follow.
     #[inline]
     fn leaf(&mut self, head: Head, kind: LeafKind) -> Result<()> {
         self.begin(false)?;

@@ -14,8 +14,8 @@ pub(super) struct Recording {
     recorder: Option<Recorder>,
     listing: Option<Listing>,
     summed: bool,
-    /// The recorder while it ignores a container that is recorded as a leaf, and the depth of that
-    /// container.
+    /// The recorder while it ignores a container that is recorded as a leaf, and that container's
+    /// depth.
     paused: Option<(Recorder, usize)>,
 }
 
@@ -51,13 +51,11 @@ impl Recording {
         self.paused.is_some() && !matches!(pending(), Some(LeafKind::PrngKey(..)))
     }
 
-    /// The index, except inside a leaf.
     #[inline]
     fn listed(&mut self) -> Option<&mut Listing> {
         self.listing.as_mut().filter(|_| self.paused.is_none())
     }
 
-    /// Begins a value whose header starts at `start`.
     #[inline]
     pub(super) fn begin(&mut self, start: usize) -> Result<()> {
         match self.listed() {
@@ -90,7 +88,6 @@ impl Recording {
         }
     }
 
-    /// Ends a container at `depth`.
     #[inline]
     pub(super) fn close(&mut self, kind: Kind, depth: usize) -> Result<()> {
         if self.resume(depth) {
@@ -118,7 +115,6 @@ impl Recording {
         }
     }
 
-    /// Records a leaf whose value begins at `start`.
     #[inline]
     pub(super) fn leaf(
         &mut self,
@@ -137,7 +133,6 @@ impl Recording {
         Ok(())
     }
 
-    /// Records an array, or a PRNG key's data.
     #[inline]
     pub(super) fn array(&mut self, kind: Kind, array: &Array<'_>, start: usize) -> Result<()> {
         let shape = || grow::collect(array.shape.iter().map(|&dim| dim as u64));
@@ -157,7 +152,6 @@ impl Recording {
         self.leaf(kind, listed, start)
     }
 
-    /// Corrects the start of the last array.
     #[inline]
     pub(super) fn moved(&mut self, start: usize) {
         if let Some((_, pending)) = self.listed().and_then(Listing::pending) {
@@ -180,7 +174,7 @@ impl Recording {
         Ok(())
     }
 
-    /// Returns whether the container that ended at `depth` was paused.
+    /// Whether the container that ended at `depth` was paused.
     #[inline]
     pub(super) fn resume(&mut self, depth: usize) -> bool {
         match self.paused.take_if(|(_, around)| *around >= depth) {
@@ -192,7 +186,6 @@ impl Recording {
         }
     }
 
-    /// Ends the recording.
     pub(super) fn take_structure(&mut self) -> Option<Recorder> {
         self.recorder.take()
     }
@@ -215,7 +208,6 @@ impl Recording {
     }
 }
 
-/// Appends a record and its checksums to the layout.
 pub(super) fn with_record<P: Payload>(
     mut layout: LayoutBuilder<P>,
     record: &[u8],

@@ -10,12 +10,10 @@ use crate::array::Dims;
 use crate::wire::{CHUNKED_MARKER, Head};
 use crate::{Error, Result, grow};
 
-/// An array's shape, dtype number, byte ranges and offset.
 pub(super) type Joined = (Dims, u32, Vec<Span>, usize);
 
 impl Events {
-    /// The array of a map at `offset`. `shape` and `chunks` are the events of its values, if those
-    /// are maps.
+    /// `shape` and `chunks` are the events of the map's values, if those are maps.
     pub(super) fn join_chunks(
         &self,
         shape: Option<usize>,
@@ -63,7 +61,6 @@ impl Events {
         Ok((dims, dtype, spans, offset))
     }
 
-    /// The values of `{'0': …, '1': …}` in order of the keys.
     fn indexed(&self, map: usize, offset: usize) -> Result<Vec<Event>> {
         let fail = || {
             Error::malformed(

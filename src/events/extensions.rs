@@ -10,7 +10,7 @@ use crate::{Error, Result, grow};
 /// The longest name of a dtype; known ones have at most 17 bytes.
 const MAX_DTYPE_NAME: usize = 64;
 
-/// The most keys of a map whose types allow hash collisions. Each is compared with all others of
+/// The most keys of a map whose types allow hash collisions: each is compared with all others of
 /// its hash.
 const MAX_EXT_KEYS: u32 = 1024;
 
@@ -79,7 +79,6 @@ impl Reader<'_> {
     /// Reads the body of an array, `[shape, dtype name, bytes]`, as leniently as flax.
     #[inline]
     fn array(&mut self, len: u32) -> Result<u32> {
-        // The end need not be fast.
         let Some(ahead) = self.cursor.ahead() else {
             return self.other_array(len, None);
         };
@@ -97,7 +96,6 @@ impl Reader<'_> {
         self.found.add_entry(entry, &[span])
     }
 
-    /// Reads the body header by header.
     #[inline(never)]
     fn other_array(&mut self, len: u32, ahead: Option<[u8; AHEAD]>) -> Result<u32> {
         let offset = self.cursor.offset();
@@ -190,7 +188,6 @@ impl Events {
         self.add_entry(entry, spans)
     }
 
-    /// Adds an array with its own spans and another array's dimensions.
     #[inline]
     fn add_entry(&mut self, entry: ArrayEntry, spans: &[Span]) -> Result<u32> {
         self.arrays.try_reserve(1)?;
@@ -206,7 +203,6 @@ impl Events {
     }
 }
 
-/// The error for an unknown dtype; a long name is truncated.
 pub fn no_dtype(name: &[u8], offset: usize) -> Error {
     const MOST_BYTES: usize = 100;
     let name = String::from_utf8_lossy(&name[..name.len().min(MOST_BYTES)]);

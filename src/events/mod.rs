@@ -38,31 +38,30 @@ pub use read::{Closed, Reader};
 pub enum Event {
     Nil,
     Bool(bool),
-    /// A negative integer, or one in a signed format.
+    /// Negative, or in a signed format.
     Int(i64),
     Uint(u64),
     Float(f64),
-    /// A complex number; see [`Events::complex`].
+    /// See [`Events::complex`].
     Complex(u32),
-    /// A string; see [`Events::text`].
+    /// See [`Events::text`].
     Str(Text),
-    /// A byte string in the source.
+    /// Its range in the source.
     Bin(Span),
     List(Container),
     Map(Container),
     /// A map that is a typed PRNG key, if its implementation is known.
     PrngKey(Container),
-    /// An array; see [`Events::array`].
+    /// See [`Events::array`].
     Array(u32),
     /// A NumPy scalar, as an array of one element.
     Scalar(u32),
-    /// An extension of another type: its body in the source.
+    /// An extension of another type: its body's range in the source.
     Ext(i8, Span),
 }
 
 const _: () = assert!(size_of::<Event>() == 16);
 
-/// Length and end of a container.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(Rust, packed(4))] // see `Event`
 pub struct Container {
@@ -85,7 +84,6 @@ impl Span {
     }
 }
 
-/// A string in [`Events::text`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(Rust, packed(4))] // see `Event`
 pub struct Text {
@@ -96,13 +94,13 @@ pub struct Text {
 /// An array with its dtype and shape as written, unchecked.
 #[derive(Debug, Clone, Copy)]
 pub struct ArrayEvent<'a> {
-    /// Its dimensions; one may be −1. See [`crate::array::resolve`].
+    /// One may be −1. See [`crate::array::resolve`].
     pub dims: &'a [isize],
     /// Their position among all dimensions, shared by arrays with the same headers.
     pub dims_start: usize,
-    /// The name of its dtype, or an alias that NumPy knows.
+    /// A dtype name, or an alias that NumPy knows.
     pub dtype: &'a [u8],
-    /// The number of that name: equal names have equal numbers.
+    /// Equal names have equal numbers.
     pub dtype_number: usize,
     /// The ranges of its bytes in order: one, or one per chunk.
     pub spans: &'a [Span],
@@ -110,7 +108,6 @@ pub struct ArrayEvent<'a> {
 }
 
 impl ArrayEvent<'_> {
-    /// The shape, if known without the dtype.
     pub fn shape(&self) -> Option<SmallVec<[usize; 6]>> {
         resolve(self.dims, self.nbytes(), self.itemsize()?, self.offset).ok()
     }
@@ -150,7 +147,7 @@ struct ArrayEntry {
     ndim: u8,
 }
 
-/// The events of a source, with their content.
+/// The events of a source, with their content. Methods panic for events of another source.
 #[derive(Debug, Default)]
 pub struct Events {
     list: Vec<Event>,
@@ -164,16 +161,12 @@ pub struct Events {
 }
 
 impl Events {
-    /// All events in order, at least one.
+    /// In order, at least one.
     #[inline]
     pub fn as_slice(&self) -> &[Event] {
         &self.list
     }
 
-    /// The text of a string.
-    ///
-    /// # Panics
-    /// If it is from other events.
     #[inline]
     pub fn text(&self, text: Text) -> &str {
         let bytes = &self.text[text.start..text.start + text.len as usize];
@@ -181,19 +174,11 @@ impl Events {
         std::str::from_utf8(bytes).unwrap_or_default()
     }
 
-    /// The bytes of a string.
-    ///
-    /// # Panics
-    /// If it is from other events.
     #[inline]
     pub fn text_bytes(&self, text: Text) -> &[u8] {
         &self.text[text.start..text.start + text.len as usize]
     }
 
-    /// The content of an array event.
-    ///
-    /// # Panics
-    /// If it is from other events.
     #[inline]
     pub fn array(&self, number: u32) -> ArrayEvent<'_> {
         let entry = &self.arrays[number as usize];
@@ -207,10 +192,7 @@ impl Events {
         }
     }
 
-    /// The real and the imaginary part of a complex number.
-    ///
-    /// # Panics
-    /// If it is from other events.
+    /// The real and the imaginary part.
     pub fn complex(&self, number: u32) -> (f64, f64) {
         self.complex[number as usize]
     }
@@ -225,7 +207,6 @@ impl Events {
         }
     }
 
-    /// The text of a key in a path.
     pub fn key_text(&self, event: Event) -> Cow<'_, str> {
         match event {
             Event::Nil => "None".into(),

@@ -7,19 +7,18 @@ use crate::wire::{CHUNKED_MARKER, PRNG_MARKER};
 
 #[derive(Debug)]
 pub(super) struct Open {
-    /// The number of its event, if events are kept.
+    /// Its event, if events are kept.
     pub(super) event: usize,
     pub(super) offset: usize,
     /// Remaining values; map keys count.
     pub(super) left: u64,
     pub(super) is_map: bool,
-    /// The event of the current key, or of the last element.
+    /// The current key, or the last element.
     pub(super) last: usize,
     pub(super) key: Key,
-    /// Whether it has the marker of an array in chunks.
     pub(super) is_chunked: bool,
     pub(super) has_other_keys: bool,
-    /// The events of the values of these keys, if those are maps.
+    /// The values of these keys, if those are maps.
     pub(super) shape: Option<usize>,
     pub(super) chunks: Option<usize>,
     /// The state of the lists before the first of them.
@@ -31,7 +30,6 @@ pub(super) struct Open {
 }
 
 impl Open {
-    /// Notes the meaning of a string key.
     #[inline]
     pub(super) fn note_key(&mut self, text: &[u8]) {
         self.key = match text {
@@ -51,7 +49,6 @@ impl Open {
     }
 }
 
-/// Keys with a meaning.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) enum Key {
     Other,
@@ -66,7 +63,6 @@ pub(super) struct Kept {
     pub(super) spans: usize,
 }
 
-/// The path to the current value.
 pub(super) fn path(found: &Events, open: &[Open]) -> Path {
     let mut path = Path::default();
     for open in open.iter().rev() {

@@ -43,12 +43,11 @@ impl Events {
     }
 }
 
-/// The meaning of a closed container.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Closed {
     Same,
     Array(u32),
-    /// A typed PRNG key, if its implementation is known.
+    /// If its implementation is known.
     PrngKey,
 }
 
@@ -57,7 +56,6 @@ pub struct Reader<'a> {
     pub(super) cursor: Cursor<'a>,
     pub(super) found: Events,
     pub(super) dtype_numbers: HashMap<Vec<u8>, u32>,
-    /// The dtype that was looked up last.
     pub(super) last_dtype: usize,
     pub(super) recent: RecentHeaders,
     pub(super) open: Vec<Open>,
@@ -80,7 +78,6 @@ impl<'a> Reader<'a> {
         Self {
             cursor: Cursor::within(source, part),
             found: Events {
-                // Enough for most small trees.
                 text: Vec::with_capacity(512),
                 ..Events::default()
             },
@@ -161,7 +158,7 @@ impl<'a> Reader<'a> {
         self.value(false)
     }
 
-    /// Skips the next value, and returns whether it is the expected string.
+    /// Skips the next value; returns whether it is the expected string.
     #[inline]
     pub fn next_is(&mut self, expected: &str) -> Result<bool> {
         if !self.keep_all
@@ -196,7 +193,6 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Reads the value after a key with a meaning.
     #[inline(never)]
     fn value_of_key(&mut self) -> Result<Event> {
         let at = self.open.len() - 1;
@@ -207,7 +203,6 @@ impl<'a> Reader<'a> {
         };
         let key = self.open[at].key;
         if key != Key::Other && self.open[at].kept.is_none() {
-            // Until this container ends.
             self.open[at].kept = Some(kept);
             self.needing += 1;
         }
@@ -350,7 +345,6 @@ impl<'a> Reader<'a> {
         Ok(closed)
     }
 
-    /// Ends a map that has keys with a meaning.
     #[inline(never)]
     fn close_special(&mut self) -> Result<Closed> {
         let Some(open) = self.open.last() else {

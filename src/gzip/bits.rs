@@ -43,15 +43,14 @@ impl<'a> BitWriter<'a> {
         (self.position, self.bits, self.count)
     }
 
-    /// Pads the last byte with zeros, and returns the number of bytes.
+    /// Pads the last byte with zeros; returns the number of bytes.
     pub fn end(mut self) -> usize {
         self.put(0, self.count.wrapping_neg() % 8);
         self.flush();
         self.position
     }
 
-    /// Appends an empty stored block, which ends at a byte boundary, and returns the number of
-    /// bytes.
+    /// Appends an empty stored block, which ends at a byte boundary; returns the number of bytes.
     pub fn finish(mut self) -> usize {
         self.put(0, 3);
         self.put(0, self.count.wrapping_neg() % 8);
@@ -108,7 +107,7 @@ impl<'a> BitReader<'a> {
         }
     }
 
-    /// The position of the next bit: its byte, and the bits of that byte already taken.
+    /// The byte of the next bit, and the number of its bits already taken.
     #[inline(always)]
     pub fn next(&self) -> (usize, u32) {
         let taken = self.bits.leading_zeros();
@@ -128,13 +127,12 @@ impl<'a> BitReader<'a> {
         self.bits
     }
 
-    /// Skips the number of bits in the lowest six bits of `count`, which must be ready.
+    /// Only the lowest six bits of `count` matter; the skipped bits must be ready.
     #[inline(always)]
     pub fn skip(&mut self, count: u16) {
         self.bits >>= count & 0x3f;
     }
 
-    /// Takes `count` bits, at most 32.
     pub fn take(&mut self, count: u16) -> usize {
         self.refill();
         let bits = self.bits & ((1 << count) - 1);
@@ -142,7 +140,7 @@ impl<'a> BitReader<'a> {
         usize::try_from(bits).expect("32 bits")
     }
 
-    /// Returns whether only zeros are left, less than a byte.
+    /// Whether only zeros are left, less than a byte.
     pub fn ends(&mut self) -> bool {
         let (_, taken) = self.next();
         let left = u16::try_from(taken.wrapping_neg() % 8).expect("less than 8");

@@ -58,8 +58,8 @@ pub struct Coder {
 }
 
 impl Coder {
-    /// Writes `data` over the start of `out` as DEFLATE blocks that end at a byte boundary, none of
-    /// them final.
+    /// Writes `data` over the start of `out` as non-final DEFLATE blocks that end at a byte
+    /// boundary.
     pub fn encode(&mut self, data: &[u8], method: Method, out: &mut Vec<u8>) -> Result<Encoded> {
         match method {
             _ if data.is_empty() => store(data, out),
@@ -192,12 +192,12 @@ impl Coder {
 const STORED_BYTES: usize = u16::MAX as usize;
 const STORED_HEADER_BYTES: usize = 5;
 
-/// The most bytes of a block of `bytes` bytes: stored.
+/// The most bytes of a block: stored.
 pub fn bound(bytes: usize) -> usize {
     bytes + bytes.div_ceil(STORED_BYTES) * STORED_HEADER_BYTES
 }
 
-/// Size of parts with their own codes, if there are runs: neighbouring small arrays differ.
+/// Parts have their own codes if there are runs: neighbouring small arrays differ.
 const PART_BYTES: usize = 32 << 10;
 
 struct Outlook {
@@ -265,7 +265,7 @@ pub fn samples<T>(data: &[T], count: usize) -> impl Iterator<Item = &[T]> {
     })
 }
 
-/// Returns whether samples repeat, or any row holds a single byte.
+/// Whether samples repeat, or any row holds a single byte.
 ///
 /// Floats of trained models hardly ever repeat; masks, indices and quantised weights do.
 pub fn has_repeats(data: &[u8]) -> bool {
@@ -280,10 +280,9 @@ pub fn has_repeats(data: &[u8]) -> bool {
     }
     let mut repeats = 0;
     let mut looked_at = 0;
-    // The last word of each hash.
     let mut seen = [0_u32; 1 << TABLE_BITS];
     for sample in samples(data, SAMPLE_BYTES) {
-        // The word at each byte: three bytes, with the next one above except at the end.
+        // Three bytes each, with the next one above except at the end.
         let mut words = [0; SAMPLE_BYTES];
         for (word, bytes) in words.iter_mut().zip(sample.windows(3)) {
             *word = u32::from_le_bytes([bytes[0], bytes[1], bytes[2], 0]);
@@ -304,7 +303,6 @@ pub fn has_repeats(data: &[u8]) -> bool {
             repeats += pairs.filter(|(a, b)| (**a ^ **b) << 8 == 0).count();
         }
     }
-    // Each position of a match counts.
     repeats * 32 > looked_at
 }
 
@@ -362,7 +360,6 @@ mod tests {
             matched.len()
         );
 
-        // Rows of zeros, away from the samples.
         let mut rows: Vec<u8> = noise(100_000).map(|word| word as u8).collect();
         for row in rows.chunks_mut(1000).skip(7).step_by(20) {
             row.fill(0);
@@ -389,7 +386,7 @@ mod tests {
             runs.len()
         );
 
-        // Rows that begin with zeros, where samples must not see only those.
+        // Samples must not only see the zeros at the start of rows.
         let words: Vec<u8> = noise(4000)
             .flat_map(|word| format!("{} ", word % 97).into_bytes())
             .collect();
@@ -401,7 +398,6 @@ mod tests {
         let (matched, _) = encode(&rows, Method::Level(MATCHING_LEVEL));
         assert!(padded.len() <= matched.len() * 17 / 16, "{}", padded.len());
 
-        // Unlike arrays have their own codes if that pays.
         let mut arrays = skewed;
         arrays[..32 << 10].fill(200);
         for (byte, word) in arrays[32 << 10..64 << 10].iter_mut().zip(noise(32 << 10)) {
@@ -415,7 +411,6 @@ mod tests {
     #[test]
     #[cfg_attr(miri, ignore = "takes minutes")]
     fn a_wrong_estimate_costs_nothing() {
-        // Mostly one byte where the estimate looks, and noise elsewhere.
         let noise: Vec<u8> = noise(256 << 10).map(|word| word as u8).collect();
         let mut data = noise;
         for group in 300..1024 {

@@ -19,7 +19,6 @@ use crate::sink::Output;
 use crate::watch::Watch;
 use crate::{Error, Result, parallel};
 
-/// The method for a `level` from 0 (stored) to 9 (smallest), or `None`.
 pub fn method(level: Option<i64>) -> Result<Method> {
     match level.map(u32::try_from) {
         None => Ok(Method::Adaptive),
@@ -31,10 +30,6 @@ pub fn method(level: Option<i64>) -> Result<Method> {
     }
 }
 
-/// The most bytes of a stream of `bytes` bytes.
-///
-/// # Panics
-/// If they exceed a `usize`.
 pub fn bound(bytes: usize) -> usize {
     let count = bytes.div_ceil(BLOCK_BYTES);
     let blocks = count * (block::bound(BLOCK_BYTES) - BLOCK_BYTES) + bytes;
@@ -59,7 +54,6 @@ impl Append for Output<'_> {
     }
 }
 
-/// The memory must have room for all pieces.
 impl Append for Filling<'_> {
     fn append(&mut self, piece: &[u8]) -> Result<()> {
         self.write(piece);
@@ -67,7 +61,6 @@ impl Append for Filling<'_> {
     }
 }
 
-/// The most blocks in progress or waiting to be written.
 fn window(threads: NonZero<usize>) -> usize {
     /// Memory limit of waiting blocks.
     const WAITING_BYTES: usize = 32 << 20;
@@ -94,7 +87,7 @@ struct Worker {
     block: Vec<u8>,
 }
 
-/// Writes `layout` to `out` as gzip or numbers. `watch` counts bytes of the layout.
+/// `watch` counts bytes of the layout.
 ///
 /// # Panics
 /// If a thread panicked.
@@ -111,7 +104,6 @@ pub fn compress<P: Payload + Sync>(
         Method::Numbers => &NUMBERS_HEADER,
         _ => &HEADER,
     })?;
-    // Written memory, for reuse.
     let spare = Mutex::new(Vec::new());
     let work = |worker: &mut Worker, index: usize| {
         let begin = index * BLOCK_BYTES;
@@ -191,7 +183,6 @@ mod tests {
     use crate::layout::LayoutBuilder;
     use crate::raw::zeroed;
 
-    /// Zeros that count the blocks copied from them.
     struct Zeros<'a> {
         len: usize,
         blocks: &'a AtomicUsize,

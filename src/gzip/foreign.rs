@@ -1,7 +1,7 @@
 //! Inflates gzip streams of other writers.
 //!
-//! One member of known size in stable memory is inflated in one call, the fastest way. All other
-//! streams are inflated in steps, with the behaviour and errors of Python's `gzip.decompress`.
+//! One member of known size in stable memory is inflated in one call, the fastest way. All others
+//! are inflated in steps, with the behaviour and errors of Python's `gzip.decompress`.
 
 use std::io::{self, BufRead, Read};
 use std::mem::MaybeUninit;
@@ -69,7 +69,6 @@ pub fn inflate_at_once<'t>(stream: &[u8], out: &'t mut [MaybeUninit<u8>]) -> Opt
 }
 
 /// Inflates all members of `stream`; zero bytes may follow a member. Reserves `expected` bytes.
-///
 /// `watch` counts bytes of the stream.
 pub fn inflate_in_steps(
     stream: &dyn Source,
@@ -138,7 +137,6 @@ fn inflate_members(
             {
                 return Err(Error::OutputLimit { max_size });
             }
-            // One byte beyond the limit, to detect an excess.
             let most = max_size.map_or(usize::MAX, |most| (most - out.len()).saturating_add(1));
             let room = out.room(STEP_BYTES.min(most))?;
             let room_bytes = room.len().min(most).min(STEP_BYTES);
@@ -146,7 +144,6 @@ fn inflate_members(
                 Ok(0) => break,
                 Ok(made) => made,
                 Err(error) => {
-                    // Keep the output before the damage.
                     let made = usize::try_from(member.total_out()).unwrap_or(usize::MAX);
                     out.add(made.saturating_sub(out.len() - begin).min(room_bytes));
                     return Err(explain(error));
@@ -226,7 +223,6 @@ struct Input<'a> {
     source: &'a dyn Source,
     copy: Vec<u8>,
     used: usize,
-    /// The source offset of the buffer's end.
     end: usize,
 }
 
@@ -325,7 +321,6 @@ mod tests {
         assert_eq!(at_once(&stream).unwrap(), data);
         let mut larger = vec![MaybeUninit::uninit(); data.len() + 1];
         assert!(inflate_at_once(&stream, &mut larger).is_none());
-        // Members of the same size, or even checksum, must not get lost.
         let same_size = gzip(&data.iter().rev().copied().collect::<Vec<_>>());
         for after in [&stream, &other, &same_size] {
             assert_eq!(at_once(&[&stream[..], after].concat()), None);
@@ -412,7 +407,6 @@ mod tests {
             damaged[at] ^= 0x55;
             let (found, damage) = salvaged(&damaged, None).unwrap();
             is_found |= matches!(damage, Some(Error::Gzip(_)));
-            // All except the match that the damage may be in.
             let (sound, _) = salvaged(&stream[..at], None).unwrap();
             let sound = &sound.as_slice()[..sound.len() - 300];
             assert!(

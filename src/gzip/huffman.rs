@@ -2,7 +2,7 @@
 
 use super::bits::BitWriter;
 
-/// Symbols of a literals-only block: all bytes, and the end.
+/// All bytes, and the end.
 pub const LITERALS: usize = 257;
 
 pub const END_OF_BLOCK: usize = 256;
@@ -12,10 +12,8 @@ pub const LENGTHS_ORDER: [usize; 19] = [
     16, 17, 18, 0, 8, 7, 9, 6, 10, 5, 11, 4, 12, 3, 13, 2, 14, 1, 15,
 ];
 
-/// Code lengths that minimise the bits of these counts, at most `limit`.
-///
-/// Absent symbols get length 0. At least two symbols must occur: some readers reject incomplete
-/// codes.
+/// Code lengths that minimise the bits of these counts, at most `limit`; 0 for absent symbols. At
+/// least two symbols must occur: some readers reject incomplete codes.
 pub fn code_lengths<const N: usize>(counts: &[u32; N], limit: usize) -> [u8; N] {
     let mut symbols = [0_u64; N];
     let mut used = 0;
@@ -43,9 +41,8 @@ pub fn code_lengths<const N: usize>(counts: &[u32; N], limit: usize) -> [u8; N] 
 /// Counts below 2^32 cannot make a deeper tree.
 const MAX_DEPTH: usize = 64;
 
-/// The number of leaves at each depth of the Huffman tree.
-///
-/// Moffat and Katajainen, "In-place calculation of minimum-redundancy codes" (1995).
+/// The number of leaves at each depth of the Huffman tree: Moffat and Katajainen, "In-place
+/// calculation of minimum-redundancy codes" (1995).
 fn leaf_depths(ascending: &[u64]) -> [usize; MAX_DEPTH] {
     let n = ascending.len();
     let mut a: Vec<usize> = ascending.iter().map(|&s| (s >> 16) as usize).collect();
@@ -110,7 +107,6 @@ fn shorten(per_length: &mut [usize; MAX_DEPTH], limit: usize) {
     }
 }
 
-/// Total bits of symbols with these counts and code lengths.
 pub fn bits<const N: usize>(counts: &[u32; N], lengths: &[u8; N]) -> u64 {
     let pairs = counts.iter().zip(lengths);
     pairs
@@ -251,7 +247,6 @@ mod tests {
                 }
             }
             prop_assert_eq!(taken, 1 << limit);
-            // A longer limit never costs bits, and more frequent symbols have no longer codes.
             prop_assert!(bits(&counts, &code_lengths(&counts, 15)) <= bits(&counts, &lengths));
             for a in 0..LITERALS {
                 for b in 0..LITERALS {

@@ -1,8 +1,8 @@
 //! The index of a gzip stream's blocks, at its end.
 //!
-//! Readers skip extra subfields in the header of a gzip member (RFC 1952, section 2.3.1.1), so the
-//! index is stored in empty members after the data. The last one has a fixed size, like BGZF's end
-//! marker, so that readers can begin there:
+//! Readers skip extra subfields in a member's header (RFC 1952, section 2.3.1.1), so the index is
+//! stored in empty members after the data. The last one has a fixed size, like BGZF's end marker,
+//! so that readers can begin there:
 //!
 //! ```text
 //! data:  header, blocks, 03 00, checksum, size
@@ -34,7 +34,6 @@ use crate::{Error, Result};
 
 const VERSION: u32 = 1;
 
-/// Flags a literals-only block.
 const LITERAL: u32 = 1 << 31;
 
 const ENTRY_BYTES: usize = 8;
@@ -65,7 +64,6 @@ pub struct BlockIndex {
     pub numbers: bool,
 }
 
-/// Encoded entries.
 #[derive(Debug, Default)]
 pub struct BlockEntries(Vec<u8>);
 
@@ -121,7 +119,6 @@ fn write_empty_member(name: [u8; 2], content: &[u8], out: &mut Vec<u8>) -> Resul
     Ok(())
 }
 
-/// Length of the index of `blocks` blocks.
 pub fn index_bytes(blocks: usize) -> usize {
     if blocks < 2 {
         return 0;
@@ -129,8 +126,8 @@ pub fn index_bytes(blocks: usize) -> usize {
     blocks * ENTRY_BYTES + blocks.div_ceil(MEMBER_ENTRIES) * EMPTY_BYTES + TAIL_BYTES
 }
 
-/// Returns whether a stream ends with an index, even a damaged or truncated one: with the start of
-/// an empty member with one of its subfields.
+/// Whether a stream ends with an index, even a damaged or truncated one: with the start of an empty
+/// member with one of its subfields.
 pub fn has_traces(stream: &dyn Source) -> Result<bool> {
     let window = MEMBER_ENTRIES * ENTRY_BYTES + EMPTY_BYTES + TAIL_BYTES;
     let mut header = HEADER;
@@ -203,7 +200,6 @@ impl BlockIndex {
         // No larger than a writer chooses: readers hold several blocks in memory.
         let sound = (1..=BLOCK_BYTES).contains(&block_bytes)
             && bytes.div_ceil(block_bytes) == blocks
-            // Compare every byte.
             && entries.members(bytes, block_bytes)? == members;
         if !sound {
             return Ok(None);
@@ -211,7 +207,6 @@ impl BlockIndex {
         Self::of(&entries, bytes, block_bytes, start, stream)
     }
 
-    /// Builds the index, if the blocks and their frame end at `end`.
     fn of(
         entries: &BlockEntries,
         bytes: usize,
@@ -266,7 +261,6 @@ impl BlockIndex {
 mod tests {
     use super::*;
 
-    /// A stream of zeroed blocks (never inflated) with their index.
     fn stream(blocks: &[(usize, bool)], bytes: usize, block_bytes: usize) -> Vec<u8> {
         let mut stream = HEADER.to_vec();
         let mut entries = BlockEntries::default();
@@ -337,11 +331,9 @@ mod tests {
 
     #[test]
     fn claims_that_cannot_be_true_are_not_believed() {
-        // 10 bytes cannot expand to 11,000.
         let impossible = stream(&[(10, false), (20, false)], 22_000, 11_000);
         assert_eq!(BlockIndex::read(&impossible).unwrap(), None);
-        // Any byte of the index and the frame, except the checksum and the block size, which may
-        // have other values.
+        // Any byte, except the checksum and the block size, which may have other values.
         let sound = stream(&[(100, true), (70, false)], 15, 10);
         let block_bytes = sound.len() - 10 - 36..sound.len() - 10 - 32;
         let around = (0..10).chain(180..182).chain(186..sound.len());

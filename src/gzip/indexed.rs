@@ -16,11 +16,11 @@ use crate::source::{Source, read_to};
 use crate::watch::Watch;
 use crate::{Error, Result, grow, parallel};
 
-/// A stream with an index; as a [`Source`], its content.
+/// As a [`Source`], the stream's content.
 pub struct Indexed<S> {
     stream: S,
     index: BlockIndex,
-    /// Number and content of the last block, where readers often continue.
+    /// The last block, where readers often continue, and its number.
     last: Mutex<Option<(usize, Vec<u8>)>>,
 }
 
@@ -46,14 +46,13 @@ impl<S: Source> Indexed<S> {
         self.index.bytes
     }
 
-    /// Describes damage outside the blocks, if any.
     pub fn damage(&self) -> Option<&'static str> {
         let damage = "the checksum of the whole is not that of its compressed blocks";
         (!self.adds_up()).then_some(damage)
     }
 
-    /// Returns whether the stream's checksum matches those of its blocks; partial reads compare
-    /// only the latter.
+    /// Whether the stream's checksum matches those of its blocks; partial reads compare only the
+    /// latter.
     pub fn adds_up(&self) -> bool {
         let mut whole = Hasher::new();
         for (number, block) in self.index.blocks.iter().enumerate() {
@@ -63,13 +62,11 @@ impl<S: Source> Indexed<S> {
         whole.finalize() == self.index.checksum
     }
 
-    /// Inflates everything into `out`, which must have `len` bytes, and compares the checksums;
-    /// `None` if the stream is damaged.
-    ///
-    /// `watch` counts bytes of the content.
+    /// Inflates everything and compares the checksums; `None` if the stream is damaged. `watch`
+    /// counts bytes of the content.
     ///
     /// # Panics
-    /// If `out` has another length.
+    /// If `out` does not have `len` bytes.
     pub fn inflate<'t>(
         &self,
         out: &'t mut [MaybeUninit<u8>],
@@ -80,7 +77,6 @@ impl<S: Source> Indexed<S> {
         Ok(out.filter(|_| whole))
     }
 
-    /// Fills `out`, and returns whether all checksums match.
     fn inflate_to(
         &self,
         out: Room<'_>,
@@ -122,7 +118,7 @@ impl<S: Source> Indexed<S> {
         Ok(checksum.finalize() == self.index.checksum)
     }
 
-    /// The range of the stream with the blocks that cover a range of the content.
+    /// The range of the stream with the blocks that cover `range` of the content.
     pub fn stored(&self, range: Range<usize>) -> Range<usize> {
         let blocks = &self.index.blocks;
         let first = range.start / self.index.block_bytes;
@@ -147,7 +143,7 @@ impl<S: Source> Indexed<S> {
         let block_bytes = self.index.block_bytes;
         let mut out = Vec::new();
         out.try_reserve_exact(range.len())?;
-        // Concurrent readers, and forked processes that inherit a held lock, skip the cache.
+        // Concurrent readers, and forks that inherit a held lock, skip the cache.
         let mut last = self.last.try_lock().ok();
         let mut first = range.start / block_bytes;
         let end = range.end.div_ceil(block_bytes);
@@ -255,7 +251,6 @@ impl<S: Source> Indexed<S> {
         Ok(whole.then_some(checksums))
     }
 
-    /// Returns whether the inputs are blocks of the expected lengths.
     fn decode_inputs<'b>(
         &self,
         range: Range<usize>,
@@ -329,7 +324,6 @@ mod tests {
 
     const DATA: &[u8; 24] = b"abcdefghijklmnopqrstuvwx";
 
-    /// A member in three blocks of eight bytes, which should inflate to `DATA`.
     fn member(blocks: [&[u8]; 3]) -> Vec<u8> {
         let mut stream = HEADER.to_vec();
         let mut entries = BlockEntries::default();
@@ -353,7 +347,6 @@ mod tests {
         let whole = whole.unwrap().is_some_and(|out| out == DATA);
         assert_eq!(indexed.read(0..24).is_ok_and(|found| found == DATA), whole);
         if whole {
-            // Parts, in an order in which some are in the last block.
             let held = indexed.last.lock().unwrap();
             assert_eq!(indexed.read(0..5).unwrap(), DATA[..5]);
             drop(held);

@@ -133,7 +133,7 @@ pub fn literal(entry: u16) -> u8 {
     entry.to_le_bytes()[1]
 }
 
-/// Decodes up to `steps` steps of `N` blocks, until one is near its end, and returns their number.
+/// Decodes up to `steps` steps of `N` blocks, until one is near its end; returns their number.
 #[inline(always)]
 // Compiled once per number of blocks and instruction set.
 #[allow(clippy::inline_always, clippy::needless_range_loop)]
@@ -179,8 +179,8 @@ macro_rules! stages {
 }
 stages!(one: 1, four: 4, eight: 8);
 
-/// Reads the header of a block and sets the table. Returns the bits of the end symbol, or `None`
-/// for any other form of block.
+/// Reads a block's header and sets the table. Returns the bits of the end symbol, or `None` for any
+/// other form of block.
 pub fn read_header(reader: &mut BitReader<'_>, table: &mut Table) -> Option<u16> {
     if reader.take(3) != 0b100 || reader.take(5) != LITERALS - 257 {
         return None;
@@ -218,7 +218,7 @@ pub fn read_header(reader: &mut BitReader<'_>, table: &mut Table) -> Option<u16>
     Some(lengths[END_OF_BLOCK].into())
 }
 
-/// Sets all entries. Returns `None` if the code is incomplete, or longer than the table.
+/// Returns `None` if the code is incomplete, or longer than the table.
 fn fill_table<const N: usize>(
     lengths: &[u8; N],
     table: &mut [u16],
@@ -240,7 +240,7 @@ fn fill_table<const N: usize>(
     Some(())
 }
 
-/// Returns whether the block ends here, before an empty stored block.
+/// Whether the block ends here, before an empty stored block.
 fn ends(reader: &mut BitReader<'_>, table: &Table, end_bits: u16) -> bool {
     reader.refill();
     if next_entry(reader, table) != END {
@@ -285,7 +285,6 @@ mod tests {
                         .wrapping_mul(6_364_136_223_846_793_005)
                         .wrapping_add(1);
                     let high = (state >> 33) as usize;
-                    // Small bytes more often, so that codes differ in length.
                     let byte = high % symbols * (high / 256 % symbols) / symbols;
                     u8::try_from(byte).expect("less than 256 symbols")
                 })

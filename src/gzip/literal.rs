@@ -22,7 +22,7 @@ pub const STEP: usize = 5;
 
 pub struct Code {
     lengths: [u8; LITERALS],
-    /// Bits of the block without its header, by the counts.
+    /// Without the block's header.
     bits: u64,
 }
 
@@ -80,7 +80,6 @@ impl Tables {
 }
 
 impl Code {
-    /// The best code for these counts, not all zero.
     pub fn new(counts: &[u32; 256]) -> Self {
         let mut all = [0; LITERALS];
         all[..256].copy_from_slice(counts);
@@ -92,18 +91,16 @@ impl Code {
         }
     }
 
-    /// Bits of each literal, and of the end of a block.
     pub fn lengths(&self) -> &[u8; LITERALS] {
         &self.lengths
     }
 
-    /// Estimated bytes of the block.
     pub fn size(&self) -> usize {
         size(self.bits)
     }
 
-    /// Writes a non-final block that ends at a byte boundary over the start of `out`, and returns
-    /// its length. Reusing `out` saves filling it.
+    /// Writes a non-final block that ends at a byte boundary over the start of `out`; returns its
+    /// length. Reusing `out` saves filling it.
     ///
     /// # Panics
     /// If the code lacks a byte.
@@ -120,8 +117,8 @@ pub fn size(bits: u64) -> usize {
     usize::try_from(bits / 8 + HEADER).unwrap_or(usize::MAX)
 }
 
-/// Writes a block with codes of these lengths over the start of `out`, and returns its length.
-/// `body` writes the symbols, at most `MAX_BITS` bits per byte of data.
+/// Writes a block with codes of these lengths over the start of `out`; returns its length. `body`
+/// writes the symbols, at most `MAX_BITS` bits per byte of data.
 pub fn write_block<const N: usize>(
     lengths: &[u8; N],
     distances: &[u8],
@@ -154,7 +151,7 @@ fn encode_literals(data: &[u8], entries: &CodeTable, writer: &mut BitWriter<'_>)
     put_literals(data, entries, writer);
 }
 
-/// Writes literals; at most 7 bits stay for the next flush.
+/// At most 7 bits stay for the next flush.
 #[inline(always)]
 #[allow(clippy::inline_always)] // once per instruction set
 pub fn put_literals(data: &[u8], entries: &CodeTable, writer: &mut BitWriter<'_>) {
@@ -187,7 +184,6 @@ mod tests {
 
     #[test]
     fn estimates_are_near_or_none() {
-        // Every byte, some more often than others.
         let data: Vec<u8> = (0..100_000_u32)
             .map(|i| (i.wrapping_mul(0x9e37_79b1) >> 24) as u8 & (i / 3) as u8 | (i % 97) as u8)
             .collect();

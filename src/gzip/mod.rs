@@ -62,7 +62,6 @@ mod oracle {
         encoder.finish().unwrap()
     }
 
-    /// The output before the end of the input.
     pub fn inflate_some(block: &[u8]) -> Vec<u8> {
         let mut out = Vec::with_capacity(1 << 16);
         let mut zlib = flate2::Decompress::new(false);

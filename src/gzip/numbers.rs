@@ -72,7 +72,6 @@ impl Coder {
         out[BLOCK_HEADER_BYTES + begin..around].copy_from_slice(after);
         planes::split(elements, width, &mut out[around..][..elements.len()]);
         let (mut coded, mut literal) = (0_u8, 0_u8);
-        // Planes move down to the end of those before them.
         let mut end = around;
         for number in 0..width {
             let from = around + number * count;
@@ -110,7 +109,7 @@ fn word(len: usize) -> [u8; 4] {
     u32::try_from(len).expect("a block is small").to_le_bytes()
 }
 
-/// Codes a plane over the start of `out`; `None` if that does not pay.
+/// Returns `None` if coding the plane does not pay.
 fn encode_plane(
     plane: &[u8],
     gzip: &mut block::Coder,
@@ -138,7 +137,6 @@ fn encode_plane(
 fn counts_of(plane: &[u8]) -> [u32; 256] {
     /// From this length on an eighth is representative.
     const MANY: usize = 1 << 14;
-    /// The most absent bytes that may get codes.
     const FEW: usize = 24;
     if plane.len() >= MANY {
         let mut counts = literal::count_some::<8>(plane);
@@ -162,7 +160,7 @@ fn pays(entropy: u64, bytes: u32) -> bool {
 /// Fixed point: the output must not depend on float rounding.
 const ONE: u64 = 1 << 16;
 
-/// Estimated bits of bytes of these counts.
+/// In fixed-point bits.
 fn entropy(counts: &[u32; 256]) -> u64 {
     // A logarithm that is linear between powers of two, times its argument.
     let log = |count: u32| {
@@ -232,7 +230,7 @@ enum Plane<'a> {
     Deflate(&'a [u8]),
 }
 
-/// The lengths in a block's header: of the content, and after the header.
+/// Of the content, and of the bytes after the header.
 fn lengths(header: &[u8]) -> Option<(usize, usize)> {
     let word = |at: usize| Some(u32::from_le_bytes(*header.get(at..)?.first_chunk()?) as usize);
     let (len, stored) = (word(4)?, word(8)?);
@@ -292,7 +290,7 @@ impl<'a> NumberBlock<'a> {
 
 const JOINED_BYTES: usize = 64 * TILE;
 
-/// Decodes a block and passes each piece of content to `take`. Returns false if it is damaged.
+/// Passes each piece of content to `take`. Returns false if the block is damaged.
 pub fn decode(
     block: &NumberBlock<'_>,
     decoders: &mut Decoders,

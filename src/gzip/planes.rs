@@ -70,8 +70,6 @@ width!(split_two, join_two, u16);
 width!(split_four, join_four, u32);
 width!(split_eight, join_eight, u64);
 
-/// Writes the planes of whole elements one after the other.
-///
 /// # Panics
 /// If the width is unsupported, or the lengths differ.
 pub fn split(data: &[u8], width: usize, planes: &mut [u8]) {
@@ -84,8 +82,6 @@ pub fn split(data: &[u8], width: usize, planes: &mut [u8]) {
     }
 }
 
-/// Fills `out` with elements from the starts of the planes.
-///
 /// # Panics
 /// If the width is unsupported, or a plane is too short.
 pub fn join(planes: &[&[u8]; MAX_WIDTH], width: usize, out: &mut [u8]) {

@@ -20,7 +20,6 @@ const SYMBOLS: usize = 286;
 const MIN_RUN: usize = 3;
 const MAX_RUN: usize = 258;
 
-/// The codes of match lengths, by length.
 const LENGTHS: [Length; MAX_RUN + 1] = lengths();
 
 #[derive(Clone, Copy)]
@@ -68,8 +67,7 @@ pub enum Distance {
 }
 
 impl Distance {
-    /// Lengths of the distance code. An unused code follows because readers disagree on codes of
-    /// one symbol.
+    /// An unused code follows because readers disagree on codes of one symbol.
     fn code(self) -> &'static [u8] {
         match self {
             Self::Byte => &[1, 1],
@@ -78,8 +76,7 @@ impl Distance {
         }
     }
 
-    /// The bits after a length, and their number: the code, and an extra bit that distinguishes 8
-    /// from 7.
+    /// The code, an extra bit that distinguishes 8 from 7, and their number of bits.
     fn bits(self) -> (u32, u32) {
         match self {
             Self::Byte | Self::Four => (0, 1),
@@ -88,7 +85,6 @@ impl Distance {
     }
 }
 
-/// Splits a run into matches.
 fn pieces(mut run: usize) -> impl Iterator<Item = usize> {
     std::iter::from_fn(move || {
         // No rest may be shorter than `MIN_RUN`.
@@ -102,20 +98,18 @@ fn pieces(mut run: usize) -> impl Iterator<Item = usize> {
     })
 }
 
-/// Literals, then a run.
 struct Stretch {
     literals: u32,
     run: u32,
 }
 
-/// A block as literals and runs, with its best code.
 pub struct RunBlock {
     distance: Distance,
     stretches: Vec<Stretch>,
-    /// Counts of bytes, those in runs included.
+    /// Includes bytes in runs.
     pub counts: [u32; 256],
     lengths: [u8; SYMBOLS],
-    /// Bits of the block without its header.
+    /// Without the block's header.
     bits: u64,
 }
 
@@ -162,12 +156,11 @@ impl RunBlock {
         })
     }
 
-    /// Estimated bytes of the block.
     pub fn size(&self) -> usize {
         literal::size(self.bits)
     }
 
-    /// Writes the block like [`literal::Code::encode`].
+    /// See [`literal::Code::encode`].
     pub fn encode(&self, data: &[u8], out: &mut Vec<u8>) -> Result<usize> {
         let distances = self.distance.code();
         literal::write_block(
@@ -218,7 +211,7 @@ fn encode_stretches(
     }
 }
 
-/// The first run of at least `MIN_RUN` bytes from `from` on, or an empty range at the end.
+/// The first run of at least `MIN_RUN` bytes, or an empty range at the end.
 #[inline]
 fn next_run(data: &[u8], from: usize, distance: usize) -> Range<usize> {
     let word = |at: usize| {
@@ -270,7 +263,6 @@ mod tests {
     use super::*;
     use crate::gzip::oracle;
 
-    /// Stretches of one byte, some short and some long, and others.
     fn data() -> impl Strategy<Value = Vec<u8>> {
         let stretch = (
             prop_oneof![1..12_usize, 250..270_usize, 500..1100_usize],
@@ -286,7 +278,6 @@ mod tests {
 
     const DISTANCES: [Distance; 3] = [Distance::Byte, Distance::Four, Distance::Eight];
 
-    /// Runs by comparing byte by byte.
     fn runs(data: &[u8], distance: usize) -> Vec<Range<usize>> {
         let mut found = Vec::new();
         let mut len = 0;
@@ -360,7 +351,6 @@ mod tests {
     #[cfg_attr(miri, ignore = "takes minutes")]
     fn all_lengths_are_written_as_the_format_has_them() {
         for (length, entry) in LENGTHS.iter().enumerate().skip(MIN_RUN) {
-            // The first length of some symbols, from the table of the format.
             let known = [
                 (3, 257),
                 (10, 264),

@@ -25,7 +25,6 @@ const STREAMS: usize = 4;
 
 const LENGTHS_BYTES: usize = 4 * STREAMS;
 
-/// Bytes of a plane in each stream but the last ones.
 fn quarter(bytes: usize) -> usize {
     bytes.div_ceil(STREAMS)
 }
@@ -44,8 +43,6 @@ pub struct Encoder {
 }
 
 impl Encoder {
-    /// Writes a plane over the start of `out`, and returns its length.
-    ///
     /// # Panics
     /// If the code lacks a byte.
     pub fn encode(&mut self, plane: &[u8], code: &Code, out: &mut Vec<u8>) -> Result<usize> {
@@ -89,8 +86,7 @@ impl Encoder {
     }
 }
 
-/// Sets the pairs of all coded bytes, and returns the lowest of these bytes, unless they span too
-/// much.
+/// Returns the lowest coded byte, unless the coded bytes span too much.
 fn pair(table: &CodeTable, pairs: &mut Pairs) -> Option<u8> {
     let first = table.iter().position(|&entry| entry > 0)?;
     let last = table.iter().rposition(|&entry| entry > 0)?;
@@ -117,7 +113,7 @@ fn encode_rest(part: &[u8], table: &CodeTable, writer: &mut BitWriter<'_>) {
 /// [`encode_rest`] for bytes that have pairs.
 #[multiversion(targets("x86_64+bmi1+bmi2"))]
 fn encode_eights(part: &[[u8; 8]], first: u8, pairs: &Pairs, writer: &mut BitWriter<'_>) {
-    /// Bits that fit beside at most seven unwritten ones.
+    /// Beside at most seven unwritten bits.
     const FIT: u64 = 56;
     let first = u64::from_le_bytes([first; 8]);
     for eight in part {
@@ -147,7 +143,6 @@ fn encode_eights(part: &[[u8; 8]], first: u8, pairs: &Pairs, writer: &mut BitWri
 /// number of bits, from bit 56 on the number of bytes.
 type Looks = [u64; 1 << MAX_BITS];
 
-/// The most bytes of an entry.
 const MOST: usize = 6;
 
 pub struct Decoder {
@@ -163,8 +158,7 @@ impl Decoder {
         })
     }
 
-    /// Fills `out` with the bytes of a plane. Returns false if it is not as [`Encoder::encode`]
-    /// writes it.
+    /// Returns false unless `plane` is as [`Encoder::encode`] writes it.
     pub fn decode(&mut self, plane: &[u8], out: &mut [u8]) -> bool {
         self.fill(plane, out).is_some()
     }
@@ -200,7 +194,6 @@ impl Decoder {
         four(looks, &mut readers, &mut parts, &mut done);
         for stream in 0..STREAMS {
             let (reader, part) = (&mut readers[stream], &mut parts[stream]);
-            // Where the previous streams ended.
             let mut at = [done[stream]];
             one(
                 looks,
@@ -229,7 +222,6 @@ impl Decoder {
     }
 }
 
-/// Sets the entries of several symbols.
 fn look(table: &Table, looks: &mut Looks) {
     for (bits, look) in looks.iter_mut().enumerate() {
         let (mut bytes, mut taken, mut found) = (0_u64, 0, 0);
@@ -324,7 +316,6 @@ mod tests {
             .then_some(out)
     }
 
-    /// Bytes with skewed frequencies, in parts of different regularity.
     fn planes() -> impl Strategy<Value = Vec<u8>> {
         let part = (0..5_u32, prop::collection::vec(any::<u32>(), 0..2000));
         prop::collection::vec(part, 1..4).prop_map(|parts| {

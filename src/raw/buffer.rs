@@ -14,7 +14,6 @@ use super::RawBytes;
 use super::spare::SPARE;
 use crate::Result;
 
-/// Bytes that grow at their end, with the needed methods of a `Vec`.
 pub struct Buffer {
     start: NonNull<u8>,
     len: usize,
@@ -106,7 +105,6 @@ impl Buffer {
 
     const FIRST: usize = 512;
 
-    /// Sets the lender to borrow from beyond `SMALL` bytes.
     #[cfg_attr(not(feature = "python"), allow(dead_code))]
     pub(crate) fn borrow_from(&mut self, lender: Box<dyn Lender>) {
         self.lender = Some(lender);
@@ -134,10 +132,8 @@ impl Buffer {
         self.tail().append(bytes.into());
     }
 
-    /// Appends a copy of its own bytes.
-    ///
     /// # Panics
-    /// If the range exceeds them.
+    /// If the range exceeds the buffer.
     #[inline]
     pub fn extend_from_within(&mut self, range: Range<usize>) {
         self.reserve(range.len());
@@ -163,7 +159,6 @@ impl Buffer {
         }
     }
 
-    /// The room after the bytes.
     #[inline]
     pub(crate) fn tail(&mut self) -> Tail<'_> {
         Tail {
@@ -224,7 +219,7 @@ impl Buffer {
 ///
 /// It keeps the buffer's fields in registers, which makes arrays of 1,020 bytes a third faster. The
 /// likely reason: a load waits for older stores whose addresses end in the same twelve bits, such
-/// as the copy of an array right before.
+/// as the previous array's copy.
 pub(crate) struct Tail<'b> {
     start: NonNull<u8>,
     len: usize,
@@ -251,10 +246,8 @@ impl Tail<'_> {
         self.room - self.len
     }
 
-    /// Appends a copy of memory.
-    ///
     /// # Panics
-    /// If it does not fit.
+    /// If `bytes` do not fit.
     #[inline]
     pub fn append(&mut self, bytes: RawBytes<'_>) {
         assert!(bytes.len() <= self.room());
@@ -268,10 +261,8 @@ impl Tail<'_> {
         self.len += bytes.len();
     }
 
-    /// Appends a copy of the buffer's own bytes.
-    ///
     /// # Panics
-    /// If the range exceeds them, or the copy does not fit.
+    /// If the range exceeds the buffer, or the copy does not fit.
     #[inline]
     pub fn extend_from_within(&mut self, range: Range<usize>) {
         assert!(range.start <= range.end && range.end <= self.len);
@@ -286,7 +277,6 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Lends `.0` bytes once.
     struct Once(usize);
 
     impl Lender for Once {

@@ -47,8 +47,6 @@ impl<'a> Filling<'a> {
         self.memory.len() - self.filled
     }
 
-    /// Appends a copy of `bytes`.
-    ///
     /// # Panics
     /// If the room is smaller.
     #[inline]
@@ -92,10 +90,6 @@ impl<'a> Filling<'a> {
     }
 }
 
-/// Lets `fill` write from the start of the memory; returns the number of bytes.
-///
-/// # Panics
-/// If `fill` returns other bytes.
 #[inline]
 fn filled_of(
     part: &mut [MaybeUninit<u8>],
@@ -141,10 +135,8 @@ impl Room<'_> {
         self.memory.is_empty()
     }
 
-    /// Splits off the first `len` bytes.
-    ///
     /// # Panics
-    /// If there are fewer.
+    /// If there are fewer than `len` bytes.
     pub fn split(self, len: usize) -> (Self, Self) {
         let filled = self.filled;
         let (now, later) = self.memory.split_at_mut(len);
@@ -152,7 +144,7 @@ impl Room<'_> {
         (room(now), room(later))
     }
 
-    /// Splits into rooms of `len` bytes; the last may be shorter.
+    /// The last room may be shorter.
     pub fn chunks(self, len: usize) -> impl Iterator<Item = Self> {
         let filled = self.filled;
         let chunks = self.memory.chunks_mut(len);

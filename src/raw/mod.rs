@@ -77,10 +77,8 @@ impl RawBytes<'_> {
         self.start
     }
 
-    /// A part of these bytes.
-    ///
     /// # Panics
-    /// If `range` exceeds them.
+    /// If `range` exceeds the memory.
     #[inline]
     #[must_use]
     pub fn slice(self, range: Range<usize>) -> Self {

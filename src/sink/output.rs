@@ -15,7 +15,6 @@ use crate::{Result, parallel, system};
 /// Smaller pieces are joined: copying is cheaper than a system call.
 const JOIN_BYTES: usize = 64 << 10;
 
-/// The block for payloads outside of memory.
 const COPY_BYTES: usize = 1 << 20;
 
 /// The most bytes of a call, so that the watch is checked often.
@@ -26,11 +25,10 @@ const SUM_BYTES: usize = 1 << 20;
 
 const NO_PANIC: &str = "nothing panics while it holds the lock";
 
-/// A file that is written from its start.
 pub struct Output<'a> {
     file: &'a File,
     joined: Vec<u8>,
-    /// Whether it is a pipe or the like, which may accept no bytes for a while.
+    /// Whether it may accept no bytes for a while, as a pipe does.
     may_block: bool,
     /// Whether the disk starts on written ranges at once.
     write_back: bool,
@@ -50,7 +48,7 @@ impl<'a> Output<'a> {
         }
     }
 
-    /// Writes a layout. If its leaves are summed, `threads` threads sum and this one writes.
+    /// `threads` threads sum the leaves, if needed, and this one writes.
     pub fn layout<P: Payload + Sync>(
         &mut self,
         layout: &Layout<P>,
@@ -129,7 +127,7 @@ impl<'a> Output<'a> {
         self.watch.done(position)
     }
 
-    /// Writes bytes, joined with their neighbours.
+    /// Joins small writes.
     pub fn bytes(&mut self, bytes: &[u8]) -> Result<()> {
         self.join(bytes.len(), |target| Ok(target.write_copy_of_slice(bytes)))
     }
@@ -154,7 +152,6 @@ impl<'a> Output<'a> {
         Ok(())
     }
 
-    /// Writes the rest, and returns the total number of bytes.
     pub fn finish(mut self) -> Result<u64> {
         self.flush()?;
         Ok(self.written)
@@ -184,7 +181,6 @@ impl<'a> Output<'a> {
     }
 }
 
-/// Waits until a pipe accepts more, or the watch stops.
 #[cfg(unix)]
 fn wait_until_ready(file: &File, watch: &dyn Watch) -> Result<()> {
     system::poll(file, rustix::event::PollFlags::OUT, watch)

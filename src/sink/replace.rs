@@ -92,13 +92,11 @@ impl Replacement {
         self.temporary.as_file()
     }
 
-    /// The path of the temporary file.
     #[must_use]
     pub fn place(&self) -> &Path {
         self.temporary.path()
     }
 
-    /// Replaces the old file.
     pub fn complete(self, durability: Durability, watch: &dyn Watch) -> Result<()> {
         let synced = durability == Durability::Synced;
         if let Err(error) = self.seal(synced, watch) {
@@ -136,7 +134,6 @@ impl Replacement {
     }
 }
 
-/// Calls `write` for a pipe or device, and returns the number of bytes.
 pub fn write_pipe(
     file: &File,
     watch: &dyn Watch,
@@ -173,7 +170,6 @@ pub fn make_directories(directory: &Path) -> io::Result<Vec<PathBuf>> {
     Ok(changed)
 }
 
-/// Copies the old file's permissions and group to the new one.
 #[cfg(unix)]
 fn keep_permissions(file: &File, old: &fs::Metadata) -> io::Result<()> {
     use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -211,7 +207,6 @@ fn keep_permissions(file: &File, old: &fs::Metadata) -> io::Result<()> {
     file.set_permissions(old.permissions())
 }
 
-/// Opens a pipe or device for writing, and waits for its reader.
 #[cfg(unix)]
 fn open_pipe(path: &Path, watch: &dyn Watch) -> Result<File> {
     use std::os::unix::fs::OpenOptionsExt;
@@ -221,7 +216,6 @@ fn open_pipe(path: &Path, watch: &dyn Watch) -> Result<File> {
     loop {
         let opened = options.write(true).custom_flags(nonblocking).open(path);
         match opened {
-            // The pipe has no reader yet.
             Err(error) if error.raw_os_error() == Some(rustix::io::Errno::NXIO.raw_os_error()) => {
                 let is_pipe = {
                     use std::os::unix::fs::FileTypeExt;
@@ -245,7 +239,6 @@ fn open_pipe(path: &Path, _: &dyn Watch) -> Result<File> {
 
 /// Follows links, and returns the final path with its metadata.
 fn destination(path: &Path) -> io::Result<(PathBuf, Option<fs::Metadata>)> {
-    /// Linux's limit of links.
     const MAX_LINKS: usize = 40;
     let mut path = path.to_path_buf();
     for _ in 0..MAX_LINKS {

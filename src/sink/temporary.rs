@@ -24,7 +24,6 @@ const MAX_NAME: usize = 200;
 
 const SUFFIX: &str = ".tmp";
 
-/// The common prefix of temporary files for `target`.
 fn prefix(target: &OsStr) -> OsString {
     let mut prefix = OsString::from(".");
     prefix.push(cut(target));
@@ -68,7 +67,6 @@ pub fn create(directory: &Path, target: &OsStr, private: bool) -> io::Result<Nam
             let file = options.open(path)?;
             let locked = lock(&file, path);
             if locked.is_err() {
-                // The name is unique.
                 let _ = fs::remove_file(path);
             }
             locked.map(|()| file)
@@ -83,7 +81,6 @@ pub fn discard(temporary: NamedTempFile, watch: Option<&dyn Watch>) -> Result<()
     let (file, path) = temporary.into_parts();
     drop(path); // this removes it
     let close = move || drop(file);
-    // Without another thread, the file is closed here.
     match watch {
         Some(watch) => parallel::elsewhere(close, watch)?,
         None => drop(thread::Builder::new().spawn(close)),
@@ -134,7 +131,7 @@ fn persist_beside(temporary: NamedTempFile, path: &Path) -> io::Result<File> {
     let old = path.with_file_name(name);
     fs::rename(path, &old)?;
     temporary.persist(path).map_err(|refused| {
-        // Unless another writer has taken the name: hard links replace no file.
+        // Unless another writer has taken the name: a hard link never replaces a file.
         if fs::hard_link(&old, path).is_err() {
             if !path.exists() {
                 let _ = fs::rename(&old, path);
@@ -146,7 +143,7 @@ fn persist_beside(temporary: NamedTempFile, path: &Path) -> io::Result<File> {
     })
 }
 
-/// Removes old files that are no longer mapped.
+/// Removes old files that are not mapped any more.
 fn remove_old(path: &Path) {
     let (Some(directory), Some(name)) = (path.parent(), path.file_name()) else {
         return;
@@ -176,7 +173,6 @@ fn lock(file: &File, path: &Path) -> io::Result<()> {
             Err(error) => return Err(error),
         },
         Err(TryLockError::WouldBlock) => true,
-        // Without locks no process removes it.
         Err(TryLockError::Error(_)) => false,
     };
     if taken {
@@ -185,7 +181,6 @@ fn lock(file: &File, path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Removes the temporary files of dead writers, if possible.
 fn remove_leftovers(directory: &Path, prefix: &OsStr) {
     each_name(directory, |name| {
         if is_of(name, prefix, SUFFIX) {

@@ -20,7 +20,6 @@ use crc32fast::Hasher;
 use crate::wire::length;
 use crate::{Error, Result, grow};
 
-/// The last bytes of the data of trees with a record.
 pub const MARK: [u8; 8] = *b"\x93treepk\n";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -33,7 +32,6 @@ pub struct Footer {
 impl Footer {
     pub const BYTES: usize = 24;
 
-    /// Reads the footer at the end of `tail`, if its mark is there.
     pub fn find(tail: &[u8]) -> Option<Self> {
         let (_, footer) = tail.split_last_chunk::<{ Self::BYTES }>()?;
         let (record, rest) = footer.split_first_chunk::<8>()?;
@@ -70,16 +68,12 @@ impl Footer {
         Ok(footer)
     }
 
-    /// The record in the bytes of this footer.
-    ///
     /// # Panics
     /// If the bytes are of another footer.
     pub fn record<'a>(&self, bytes: &'a [u8]) -> &'a [u8] {
         &bytes[..self.record]
     }
 
-    /// The checksums in the bytes of this footer.
-    ///
     /// # Panics
     /// If the bytes are of another footer.
     pub fn checksums(&self, bytes: &[u8]) -> Result<Vec<u32>> {
@@ -120,7 +114,6 @@ impl Regions {
         })
     }
 
-    /// The sums of a block of the data at `start`, by region.
     pub fn sum(&self, start: usize, block: &[u8]) -> Result<PartialSums> {
         let parts = self
             .parts(start..start + block.len())
@@ -133,7 +126,6 @@ impl Regions {
     }
 }
 
-/// The sums of regions, block by block.
 #[derive(Debug, Default)]
 pub struct Sums(Vec<Hasher>);
 
@@ -183,10 +175,10 @@ impl Seal {
         &self.regions
     }
 
-    /// The bytes after the record, with these checksums.
+    /// The bytes after the record.
     ///
     /// # Panics
-    /// If there is not one per region.
+    /// If there is not one checksum per region.
     pub fn close(&self, checksums: &[u32]) -> Result<Vec<u8>> {
         assert_eq!(checksums.len(), self.regions.len());
         let mut bytes = Vec::new();

@@ -82,7 +82,6 @@ impl LeafKind {
     }
 }
 
-/// The short form in listings of leaves.
 impl fmt::Display for LeafKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
@@ -192,7 +191,6 @@ pub struct Index {
     /// containers, and its key.
     #[serde(deserialize_with = "decode::list")]
     pub heads: Vec<u64>,
-    /// The length of each value.
     #[serde(deserialize_with = "decode::list")]
     pub sizes: Vec<u64>,
     /// The bytes between the last leaf and the key of the record: empty containers.
@@ -200,7 +198,6 @@ pub struct Index {
 }
 
 impl Index {
-    /// Encodes the index as a map, so that readers may skip unknown fields, and checks `watch`.
     pub fn encode(&self, watch: &dyn Watch) -> Result<Vec<u8>> {
         grow::encode_named(self, watch)
     }
@@ -220,17 +217,16 @@ impl Index {
     }
 }
 
-/// The numbers of all distinct keys.
 #[derive(Debug, Default)]
 struct Keys {
     count: usize,
     others: HashMap<Box<str>, u32>,
-    /// The numbers of the keys "0", "1" and so on, by index, because long lists have many.
+    /// By index, because long lists have many such keys.
     indices: Vec<u32>,
 }
 
 impl Keys {
-    /// The number of a known key; a new key gets the next number.
+    /// A new key gets the next number.
     fn number(&mut self, key: &str) -> Result<Option<u32>> {
         let index = index_of(key).filter(|&index| index <= self.indices.len());
         let known = match index {
@@ -256,13 +252,12 @@ fn index_of(key: &str) -> Option<usize> {
     (is_short && digits).then(|| key.parse().ok()).flatten()
 }
 
-/// Collects the leaves of a tree in output order.
 #[derive(Debug, Default)]
 pub struct Listing {
     index: Index,
     numbers: HashMap<LeafKind, u32>,
     keys: Keys,
-    /// The number of the last kind: most leaves are like the previous one.
+    /// Most leaves are like the previous one.
     last: Option<u32>,
     ends: Vec<usize>,
     /// The current leaf, and the start of its value.
@@ -333,7 +328,7 @@ impl Listing {
         grow::extend(&mut self.index.outline, text.as_bytes())
     }
 
-    /// The index, and the ends of the leaves, for a tree that ends at `end`.
+    /// Returns the index, and the ends of the leaves.
     pub fn finish(mut self, end: usize) -> Result<(Index, Vec<usize>)> {
         self.end_leaf(end)?;
         self.index.rest = (end - self.ends.last().copied().unwrap_or(0)) as u64;
@@ -350,7 +345,6 @@ mod tests {
     use super::Keys;
 
     proptest! {
-        /// Keys in the order of lists or not, and any that look like numbers.
         #[test]
         fn keys_are_numbered_as_they_come(
             keys in prop::collection::vec("[a0-9]?[0-9]?|[0-2]|99999999999999999999", 0..100),

@@ -9,7 +9,7 @@
 //! | `value.rs` | typed values: static data of nodes, keys, metadata |
 //! | `sharding.rs` | how arrays were split over devices |
 //! | `record.rs` | the record |
-//! | `recorder.rs` | building the record during the walk over a tree |
+//! | `recorder.rs` | building the record during the walk |
 //! | `index.rs` | the index of the leaves |
 //! | `footer.rs` | after the record: checksums, its length, a mark |
 
@@ -27,8 +27,8 @@ pub use recorder::Recorder;
 pub use sharding::{Axes, Axis, Sharding, Split};
 pub use value::Value;
 
-/// The key of the record, last in the top-level map.
+/// Last in the top-level map.
 pub const RECORD_KEY: &str = "__treepack__";
 
-/// The key of a tree that is not a map, in the top-level map.
+/// The only key of a tree that is not a map.
 pub const ROOT_KEY: &str = "__treepack_root__";

@@ -13,34 +13,31 @@ use crate::grow::{self, decode};
 use crate::watch::Watch;
 use crate::{Error, Result};
 
-/// The only known version.
 const VERSION: u32 = 1;
 
-/// The deepest nesting of MessagePack values in a record: maps of lists of nodes, which are pairs
-/// of a kind and a list of repeats, which are pairs.
+/// The deepest nesting of MessagePack in a record: maps of lists of nodes, which are pairs of a
+/// kind and a list of repeats, which are pairs.
 const MAX_NESTING: usize = 16;
 
 /// How to rebuild a tree from its state dict.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Record {
     version: u32,
-    /// The types of nodes other than dicts, lists and tuples.
     #[serde(deserialize_with = "decode::list")]
     pub types: Vec<NodeType>,
     /// Each node follows its children; the last is the whole tree.
     #[serde(deserialize_with = "decode::list")]
     pub nodes: Vec<Node>,
-    /// A [`super::Value`] of the user, if any.
+    /// A [`super::Value`].
     #[serde(default, deserialize_with = "decode::bytes_or_none")]
     pub metadata: Option<ByteBuf>,
-    /// An [`super::Index`] of the leaves, if any.
+    /// A [`super::Index`].
     #[serde(
         default,
         skip_serializing_if = "Option::is_none",
         deserialize_with = "decode::bytes_or_none"
     )]
     pub index: Option<ByteBuf>,
-    /// How arrays were split over devices.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[serde(deserialize_with = "decode::list")]
     pub shardings: Vec<Sharding>,
@@ -50,10 +47,8 @@ pub struct Record {
     pub split: Vec<Split>,
 }
 
-/// A type that nodes have.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct NodeType {
-    /// The name that it is registered by.
     #[serde(deserialize_with = "decode::text")]
     pub name: String,
     /// The names of its children and static data if all nodes of the type share them, to detect
@@ -70,7 +65,6 @@ fn is_zero(version: &u32) -> bool {
     *version == 0
 }
 
-/// A part of a tree.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Node(
     pub Kind,
@@ -86,27 +80,22 @@ pub struct Repeat(pub u32, pub u32);
 pub enum Kind {
     /// The state itself, with everything below it.
     Plain,
-    /// A JAX array.
     Jax,
-    /// A JAX array of a weak dtype.
+    /// A weakly typed JAX array.
     WeakJax,
-    /// A byte string that was a `bytearray`.
     Bytearray,
-    /// A byte string that was a `memoryview`.
     Memoryview,
-    /// A dict with string keys.
+    /// With string keys.
     Dict,
-    /// A dict with these keys: a [`super::Value`], which is a list.
+    /// With these keys: a [`super::Value`], which is a list.
     DictWithKeys(#[serde(deserialize_with = "decode::bytes")] ByteBuf),
     List,
-    /// A tuple, with indices as keys.
     Tuple,
     /// A node of a type of [`Record::types`], and its static data: a [`super::Value`].
     Typed(u32, #[serde(deserialize_with = "decode::bytes")] ByteBuf),
 }
 
 impl Kind {
-    /// A dict whose keys, encoded here, are not all strings.
     pub fn dict_with_keys(keys: Vec<u8>) -> Self {
         Self::DictWithKeys(ByteBuf::from(keys))
     }
@@ -143,7 +132,6 @@ impl Record {
         Self::new(Vec::new(), vec![Node(Kind::Plain, Vec::new())], None)
     }
 
-    /// The sharding of a node, if it was split.
     pub fn sharding_of(&self, node: usize) -> Option<usize> {
         let found = self
             .split
@@ -151,12 +139,10 @@ impl Record {
         found.ok().map(|at| self.split[at].1 as usize)
     }
 
-    /// Reads a record, checksums and a footer.
     pub fn read(bytes: &[u8]) -> Result<Self> {
         Self::decode(super::Footer::read(bytes)?.record(bytes))
     }
 
-    /// The types of nodes in the bytes of a file.
     pub fn types(bytes: &[u8]) -> Result<Vec<NodeType>> {
         #[derive(Deserialize)]
         struct Types {
@@ -167,7 +153,7 @@ impl Record {
         Ok(found.types)
     }
 
-    /// Encodes the record as a map, so that readers may skip unknown fields, and checks `watch`.
+    /// Encodes a map, so that readers may skip unknown fields.
     pub fn encode(&self, watch: &dyn Watch) -> Result<Vec<u8>> {
         grow::encode_named(self, watch)
     }

@@ -8,7 +8,6 @@ use super::sharding::MAX_SHARDINGS;
 use super::{Kind, Node, NodeType, Record, Repeat, Sharding, Split};
 use crate::{Result, grow};
 
-/// Builds the record from the leaves up.
 #[derive(Debug)]
 pub struct Recorder {
     /// Nodes and their shardings.
@@ -39,7 +38,6 @@ impl Default for Recorder {
 }
 
 impl Recorder {
-    /// The number of [`Kind::Plain`].
     const PLAIN: u32 = 0;
 
     /// Adds a child that reads back unchanged.
@@ -80,10 +78,8 @@ impl Recorder {
         grow::push(&mut self.open, Vec::new())
     }
 
-    /// Ends the innermost container.
-    ///
     /// # Panics
-    /// If none is open.
+    /// If no container is open.
     pub fn close(&mut self, kind: Kind) -> Result<()> {
         let repeats = self.open.pop().expect("a container that is open");
         let plain =
@@ -100,8 +96,6 @@ impl Recorder {
         self.types.number(class)
     }
 
-    /// The record of the whole tree.
-    ///
     /// # Panics
     /// If a container is still open.
     pub fn finish(mut self, metadata: Option<Vec<u8>>) -> Result<Record> {
@@ -136,7 +130,6 @@ impl Recorder {
     }
 }
 
-/// Numbers distinct values.
 #[derive(Debug)]
 struct Numbered<T>(HashMap<T, u32>);
 
@@ -147,7 +140,6 @@ impl<T> Default for Numbered<T> {
 }
 
 impl<T: Eq + Hash> Numbered<T> {
-    /// The number of `thing`; a new one unless an equal thing has one.
     fn number(&mut self, thing: T) -> Result<u32> {
         let next = count_of(self.0.len())?;
         self.0.try_reserve(1)?;

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::grow::{self, Growing, decode};
 use crate::{Error, Result};
 
-/// The deepest nesting of MessagePack in a value. Each level of a value takes up to three.
+/// Each level of a value takes up to three levels of MessagePack.
 const MAX_NESTING: usize = 3 * Value::MAX_DEPTH + 3;
 
 /// A value with its type: a leaf other than an array, or metadata.
@@ -56,7 +56,7 @@ impl Value {
     /// The deepest nesting of values.
     pub const MAX_DEPTH: usize = 32;
 
-    /// A frozenset with its elements sorted.
+    /// Returns a frozenset, sorting its elements.
     pub fn frozenset(elements: Vec<Self>) -> Result<Self> {
         let mut keyed = Vec::new();
         keyed.try_reserve_exact(elements.len())?;
@@ -69,7 +69,7 @@ impl Value {
         Ok(Self::Frozenset(grow::collect(elements)?))
     }
 
-    /// Returns whether it is text, a number, `None`, or a tuple of these.
+    /// Whether it is text, a number, `None`, or a tuple of these.
     #[cfg(feature = "python")]
     pub(crate) fn is_simple(&self) -> bool {
         match self {
@@ -85,6 +85,7 @@ impl Value {
         bytes.finish(done)
     }
 
+    /// Decodes a value.
     pub fn decode(bytes: &[u8]) -> Result<Self> {
         let mut rest = bytes;
         let mut deserializer = Deserializer::new(&mut rest);
@@ -184,7 +185,6 @@ mod tests {
         }
         let deepest = nested(Value::MAX_DEPTH);
         assert_eq!(Value::decode(&deepest.encode().unwrap()).unwrap(), deepest);
-        // {"list": [{"list": [… and so on, without an end.
         let endless = b"\x81\xa4list\x91".repeat(100_000);
         let error = Value::decode(&endless).unwrap_err().to_string();
         assert!(error.contains("depth limit"), "{error}");

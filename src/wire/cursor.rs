@@ -18,7 +18,6 @@ const MAX_WINDOW: usize = 1 << 20;
 /// A shorter jump is read through, which is cheaper than another disk request.
 const NEAR_BYTES: usize = 16 << 10;
 
-/// The bytes that [`Cursor::ahead`] returns.
 pub const AHEAD: usize = 32;
 
 /// A position in encoded bytes.
@@ -40,8 +39,6 @@ impl<'a> Cursor<'a> {
         Self::within(source, 0..source.len())
     }
 
-    /// A cursor over a part of a source.
-    ///
     /// # Panics
     /// If the part exceeds the source.
     pub fn within(source: &'a dyn Source, part: Range<usize>) -> Self {
@@ -75,7 +72,6 @@ impl<'a> Cursor<'a> {
         self.end - self.position
     }
 
-    /// Fails unless everything has been read.
     pub fn finish(&self) -> Result<()> {
         match self.left() {
             0 => Ok(()),
@@ -86,7 +82,7 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    /// Reads the header of the next value, and checks that its bytes or elements can follow.
+    /// Checks that the bytes or elements of the value can follow.
     pub fn head(&mut self) -> Result<Head> {
         self.head_inlined()
     }
@@ -121,7 +117,7 @@ impl<'a> Cursor<'a> {
         Ok(head)
     }
 
-    /// Fails if fewer bytes are left, unless the source is incomplete.
+    /// Does not fail where the source is incomplete.
     fn check_present(&self, least: u64) -> Result<()> {
         let present = self.source.present(self.position..self.end) as u64;
         match least.checked_sub(present) {
@@ -144,14 +140,14 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    /// Skips the next `len` bytes, which `head` has checked.
+    /// `head` must have checked `len`.
     #[inline]
     pub fn skip(&mut self, len: usize) {
         debug_assert!(len <= self.left());
         self.position += len;
     }
 
-    /// Appends the next `len` bytes, which `head` has checked, to `out`.
+    /// `head` must have checked `len`.
     #[inline]
     pub fn read(&mut self, len: usize, out: &mut Vec<u8>) -> Result<()> {
         let from = self.position;
@@ -169,7 +165,7 @@ impl<'a> Cursor<'a> {
         Ok(())
     }
 
-    /// A copy of the next bytes, except near the end of the source or the window.
+    /// `None` near the end of the source or the window.
     #[inline]
     pub fn ahead(&self) -> Option<[u8; AHEAD]> {
         if let Some(memory) = self.memory {
@@ -205,12 +201,11 @@ impl<'a> Cursor<'a> {
         std::mem::replace(&mut self.end, self.position + len)
     }
 
-    /// Restores the end of the input.
     pub fn unlimit(&mut self, end: usize) {
         self.end = end;
     }
 
-    /// The next 16 bytes, zeros past the end.
+    /// Zeros past the end.
     #[inline]
     fn peek(&mut self) -> Result<[u8; 16]> {
         match self.memory.and_then(|memory| memory.load(self.position)) {
@@ -238,7 +233,6 @@ impl<'a> Cursor<'a> {
         Ok(bytes)
     }
 
-    /// Moves the window, unless it holds the next `len` bytes.
     fn look(&mut self, len: usize) -> Result<()> {
         let window_end = self.window_start + self.window.len();
         let inside = self.window_start <= self.position && self.position <= window_end;
