@@ -244,7 +244,8 @@ impl ShardBox {
     }
 
     pub fn place(&self, file: &OpenFile<'_>, value: Option<usize>) -> Result<Arc<ArrayPlace>> {
-        let value = value.ok_or_else(|| Error::Structure("a shard is not there".into()))?;
+        let value =
+            value.ok_or_else(|| Error::Structure("a shard is missing from its file".into()))?;
         if let Some(known) = file.arrays.known(value) {
             return Ok(known);
         }
@@ -254,7 +255,7 @@ impl ShardBox {
 
     pub fn runs(&self, part: &ShardPart, strides: &[usize]) -> Result<(usize, Runs)> {
         let runs = self.array.grid.runs(part, self.array.itemsize, strides);
-        runs.ok_or_else(|| Error::Structure("the memory has no place for each element".into()))
+        runs.ok_or_else(|| Error::Structure("elements would overlap in memory".into()))
     }
 
     pub fn read(
@@ -407,7 +408,7 @@ mod tests {
                 }
                 Err(failed) => {
                     prop_assert!(is_needed);
-                    prop_assert!(failed.error.to_string().contains("is not there"), "{:?}", failed);
+                    prop_assert!(failed.error.to_string().contains("is missing from its file"), "{:?}", failed);
                     prop_assert!(failed.file.is_some());
                 }
             }

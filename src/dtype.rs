@@ -105,7 +105,6 @@ impl Dtype {
         }
     }
 
-    /// A NumPy code, such as `<f4`.
     fn coded(code: &str) -> Option<Self> {
         let code = code.strip_prefix(['<', '|', '=']).unwrap_or(code);
         Some(match code {
@@ -152,8 +151,7 @@ impl FromStr for Dtype {
     type Err = Error;
 
     fn from_str(name: &str) -> Result<Self> {
-        Self::named(name)
-            .ok_or_else(|| Error::Option(format!("{name:?} is no dtype that an array can have")))
+        Self::named(name).ok_or_else(|| Error::Option(format!("unsupported array dtype {name:?}")))
     }
 }
 
@@ -190,7 +188,6 @@ impl TimeUnit {
     }
 
     fn named(text: &str) -> Option<Self> {
-        /// NumPy's limit.
         const MAX_DIGITS: usize = 9;
         let digits = text.len()
             - text
@@ -220,7 +217,7 @@ impl FromStr for TimeUnit {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Self> {
-        Self::named(text).ok_or_else(|| Error::Option(format!("{text:?} is no unit of time")))
+        Self::named(text).ok_or_else(|| Error::Option(format!("unsupported time unit {text:?}")))
     }
 }
 

@@ -152,8 +152,8 @@ pub enum Error {
     Torn,
     /// A file was written to while it was open.
     #[error(
-        "the file was overwritten in place while it was open: open it again, and let a new file \
-         take its name"
+        "the file was overwritten in place while it was open: open it again, and replace files by \
+         renaming new ones"
     )]
     Overwritten,
     /// An error at a path in the tree.
@@ -420,13 +420,13 @@ mod tests {
             let paths = paths(count);
             Error::Corrupt { paths, more }.to_string()
         };
-        assert_eq!(shown(2, 0), "leaves are not what was written: 0, 1");
+        assert_eq!(shown(2, 0), "damaged leaves: 0, 1");
         assert!(shown(2, 1).ends_with(": 0, 1 and 1 more"));
         assert!(shown(7, 1).ends_with(": 0, 1, 2, 3, 4 and 3 more"));
     }
 
     #[test]
-    fn whatever_has_an_offset_shows_it() {
+    fn errors_show_their_offset() {
         let limit = 3;
         for error in [
             Error::Truncated {

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 
 use crate::array::{Bounds, Runs, resolve};
-use crate::catalog::{BLOCK_BYTES, Catalog, Status};
+use crate::catalog::{BLOCK_BYTES, Catalog, Status, damaged_rest};
 use crate::dtype::Dtype;
 use crate::error::Path;
 use crate::events::{Event, no_dtype};
@@ -54,7 +54,7 @@ enum Encoded<'a> {
     Plain(Shared<'a>),
     /// Inflated on demand.
     Gzip(Indexed<Shared<'a>>),
-    /// Inflated as a whole, its checksum compared.
+    /// Inflated as a whole, with a matching checksum.
     Inflated {
         pages: Pages,
         has_damaged_index: bool,
@@ -87,7 +87,7 @@ impl<'a> Encoded<'a> {
         }
     }
 
-    /// Whether reading detects all damage.
+    /// Returns whether reading detects all damage.
     fn checks_itself(&self) -> bool {
         !matches!(self, Self::Plain(_))
     }
@@ -249,8 +249,7 @@ impl<'a> File<'a> {
             return Err(error);
         }
         if found.get(self.len()) == Some(&Status::Corrupt) {
-            let what = "what lies between the leaves and the record of the structure is damaged";
-            return Err(Error::Structure(what.into()));
+            return Err(damaged_rest());
         }
         if let Some(damage) = self.content.stream_damage() {
             return Err(Error::Gzip(damage.into()));

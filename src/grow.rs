@@ -198,7 +198,6 @@ pub mod decode {
 
     use crate::{Error, Result};
 
-    /// The text of serde's error when out of memory.
     const OUT_OF_MEMORY: &str = "out of memory";
 
     /// Returns `other` for an error in decoding a record, unless out of memory.
@@ -227,7 +226,7 @@ pub mod decode {
     /// version.
     pub fn explain_sealed(
         error: &rmp_serde::decode::Error,
-        other: impl FnOnce(&rmp_serde::decode::Error) -> String,
+        other: impl FnOnce(&rmp_serde::decode::Error) -> Error,
     ) -> Error {
         explain(error, |error| match error {
             // As in `serde::de::Error::unknown_variant`.
@@ -236,7 +235,7 @@ pub mod decode {
                 let what = format!("this treepack does not know {name:?} in a record");
                 Error::Newer { what }
             }
-            error => Error::Structure(other(error)),
+            error => other(error),
         })
     }
 
@@ -395,7 +394,7 @@ mod tests {
 
     #[test]
     #[cfg_attr(miri, ignore = "asks for more memory than Miri has")]
-    fn what_no_memory_holds_is_an_error() {
+    fn more_than_all_memory_is_an_error() {
         assert!(matches!(
             check_room(isize::MAX as usize),
             Err(Error::OutOfMemory)
@@ -411,7 +410,7 @@ mod tests {
 
     #[test]
     #[cfg_attr(miri, ignore = "takes minutes")]
-    fn who_waits_for_an_encoding_is_asked() {
+    fn encoding_checks_the_watch() {
         struct Stop;
         impl Watch for Stop {
             fn check(&self) -> Result<()> {

@@ -111,7 +111,7 @@ pub fn open_regular(path: &Path) -> Result<File> {
         return Ok(file);
     }
     let path = path.display();
-    Err(Error::Structure(format!("{path} is no regular file")))
+    Err(Error::Structure(format!("{path} is not a regular file")))
 }
 
 fn advise(file: &File, is_random: bool) {
@@ -188,7 +188,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn files_of_the_same_length_are_told_apart() {
+    fn files_of_the_same_length_are_distinguished() {
         let directory = tempfile::tempdir().unwrap();
         let (one, other) = (directory.path().join("1"), directory.path().join("2"));
         std::fs::write(&one, "same").unwrap();
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    #[cfg_attr(miri, ignore = "makes calls of the system that Miri does not know")]
+    #[cfg_attr(miri, ignore = "Miri lacks the system calls")]
     fn a_file_that_was_closed_is_read_again_unless_it_was_replaced() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("model");

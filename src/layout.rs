@@ -58,9 +58,7 @@ pub struct LayoutBuilder<P> {
 
 #[derive(Debug)]
 struct Piece<P> {
-    /// In the buffer.
     headers_end: usize,
-    /// In the output.
     end: usize,
     payload: P,
 }
@@ -159,7 +157,6 @@ pub struct Layout<P> {
     seal: Option<Seal>,
 }
 
-/// Contiguous bytes of the output.
 #[derive(Debug)]
 pub enum Slice<'a, P> {
     Headers(&'a [u8]),
@@ -211,9 +208,7 @@ pub(crate) enum Taken<'a, P> {
 /// A piece of the output to send.
 #[derive(Debug)]
 pub enum OutputPiece {
-    /// A payload in memory, by its number among all payloads.
     Payload(usize),
-    /// A range of the output to copy first.
     Joined(Range<usize>),
 }
 

@@ -22,6 +22,7 @@ use serde_bytes::ByteBuf;
 use crate::grow::{self, Growing, decode};
 use crate::layout::{Layout, Payload, Slice};
 use crate::source::{Source, missing};
+use crate::structure::mismatch;
 use crate::{Error, Result, zlib};
 
 pub const MARK: [u8; 8] = *b"\x93treepm\n";
@@ -47,7 +48,6 @@ pub struct Grid {
     pub host: bool,
 }
 
-/// Shared by arrays.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FileNumbers(pub Arc<Vec<u32>>);
 
@@ -107,7 +107,7 @@ pub struct Manifest {
 fn check(version: u32) -> Result<()> {
     match version {
         VERSION => Ok(()),
-        0 => damaged("there is no such version"),
+        0 => damaged("it has the unknown version 0"),
         _ => Err(Error::Newer {
             what: format!(
                 "the manifest has version {version}, and this treepack reads version {VERSION}"
@@ -213,16 +213,17 @@ impl Manifest {
 
     pub fn decode(bytes: &[u8]) -> Result<Self> {
         let Some((rest, mark)) = bytes.split_last_chunk::<8>() else {
-            return damaged("it is too short");
+            return damaged("it is truncated");
         };
         let Some((record, crc)) = rest.split_last_chunk::<4>() else {
-            return damaged("it is too short");
+            return damaged("it is truncated");
         };
         if *mark != MARK {
-            return damaged("it does not end with its mark");
+            return damaged("its end mark is missing");
         }
-        if crc32fast::hash(record) != u32::from_le_bytes(*crc) {
-            return damaged("it has another checksum");
+        let (found, expected) = (crc32fast::hash(record), u32::from_le_bytes(*crc));
+        if found != expected {
+            return damaged(&mismatch(expected, found));
         }
         if let Ok(Version { version }) = rmp_serde::from_slice(record) {
             check(version)?;
@@ -247,11 +248,11 @@ impl Manifest {
                 && grid.files.iter().all(known)
         };
         if !manifest.arrays.iter().all(is_split) {
-            return damaged("an array has another number of shards, or one is in no file");
+            return damaged("an array does not have one file per shard");
         }
         let has_array = |gap: &Gap| (gap.array as usize) < manifest.arrays.len();
         if !manifest.gaps.iter().all(has_array) {
-            return damaged("a gap is of no array");
+            return damaged("a gap has an unknown array");
         }
         Ok(manifest)
     }
@@ -273,7 +274,7 @@ impl Manifest {
             let start = len.checked_add(before);
             let end = start.and_then(|start| start.checked_add(nbytes));
             let (Some(start), Some(end), true) = (start, end, there <= bytes.len()) else {
-                return damaged("a gap is not in the encoding");
+                return damaged("a gap is outside the encoding");
             };
             if nbytes > 0 {
                 gaps.push(PlacedGap {
@@ -306,8 +307,8 @@ impl Manifest {
         match max_size {
             Some(max_size) if bytes.len() > max_size => Err(Error::OutputLimit { max_size }),
             None if bytes.len() > most => damaged(&format!(
-                "what is compressed in it has more than {most} bytes, a hundred times as many as \
-                 there are; if it is known to be sound, pass max_size= to allow more"
+                "it decompresses to more than {most} bytes, over a hundred times its size; if you \
+                 trust it, pass max_size= to allow more"
             )),
             _ => Ok(bytes),
         }
@@ -433,14 +434,13 @@ mod tests {
         ) -> Result<&'t mut [u8]> {
             match self {
                 Self::There(bytes) => bytes.copy_to(start, target),
-                Self::Gap(_) => panic!("nobody asks for what is not there"),
+                Self::Gap(_) => panic!("a gap must not be read"),
             }
         }
     }
 
     type Part = (Vec<u8>, Option<Vec<u8>>, usize);
 
-    /// A byte that stands for a gap and occurs nowhere else.
     const GAP: u8 = 0xc1;
 
     fn manifest(parts: &[Part]) -> (Manifest, Vec<u8>) {
@@ -587,7 +587,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_compressed_is_limited() {
+    fn the_skeleton_is_limited() {
         let (made, _) = manifest(&[(vec![0x01; 1000], None, 10)]);
         assert!(made.encoding(Some(1000)).is_ok());
         let refused = made.encoding(Some(999));

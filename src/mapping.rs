@@ -387,7 +387,6 @@ impl Source for Mapping {
     }
 }
 
-/// Waits until a pipe has data or ends, or the watch stops.
 #[cfg(unix)]
 pub fn wait_for_input(file: &File, watch: &dyn Watch) -> Result<()> {
     system::poll(file, rustix::event::PollFlags::IN, watch)
@@ -464,7 +463,7 @@ mod tests {
 
     #[cfg(unix)] // elsewhere it cannot be replaced
     #[test]
-    #[cfg_attr(miri, ignore = "makes calls of the system that Miri does not know")]
+    #[cfg_attr(miri, ignore = "Miri lacks the system calls")]
     fn headers_are_of_the_file_that_is_mapped() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("model");
@@ -478,7 +477,7 @@ mod tests {
     }
 
     #[test]
-    #[cfg_attr(miri, ignore = "makes calls of the system that Miri does not know")]
+    #[cfg_attr(miri, ignore = "Miri lacks the system calls")]
     fn what_is_mapped_is_the_file_and_may_change() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("model");
@@ -489,14 +488,14 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "what was to be filled")]
+    #[should_panic(expected = "must return all of its memory")]
     fn pages_have_what_was_filled() {
         let mut pages = Pages::with_room(9).unwrap();
         let _ = pages.fill(3, |part| Ok(part[..2].write_copy_of_slice(b"ab")));
     }
 
     #[test]
-    #[cfg_attr(miri, ignore = "makes calls of the system that Miri does not know")]
+    #[cfg_attr(miri, ignore = "Miri lacks the system calls")]
     fn threads_read_one_file_at_once() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("model");
@@ -522,7 +521,7 @@ mod tests {
 
     #[cfg(unix)]
     #[test]
-    #[cfg_attr(miri, ignore = "makes calls of the system that Miri does not know")]
+    #[cfg_attr(miri, ignore = "Miri lacks the system calls")]
     fn pages_are_zero_where_others_take_their_place() {
         let page = rustix::param::page_size();
         let mut pages = fresh_pages(3 * page).unwrap();
@@ -536,7 +535,7 @@ mod tests {
     }
 
     #[test]
-    #[cfg_attr(miri, ignore = "makes calls of the system that Miri does not know")]
+    #[cfg_attr(miri, ignore = "Miri lacks the system calls")]
     fn pages_grow_with_their_content() {
         let mut pages = Pages::with_room(0).unwrap();
         let mut expected = Vec::new();

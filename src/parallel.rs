@@ -206,7 +206,7 @@ pub fn elsewhere<T: Send + 'static>(
     if !(has_room_for_thread() && thread::Builder::new().spawn(run).is_ok())
         && let Some(work) = work.lock().expect(NO_PANIC).take()
     {
-        return Ok(work()); // started no thread
+        return Ok(work());
     }
     loop {
         match receiver.recv_timeout(OFTEN) {
@@ -217,8 +217,8 @@ pub fn elsewhere<T: Send + 'static>(
     }
 }
 
-/// Whether there is memory for another thread. A thread that gets the last page cannot allocate its
-/// bookkeeping, and aborts the process.
+/// Returns whether there is memory for another thread. A thread that gets the last page cannot
+/// allocate its bookkeeping, and aborts the process.
 fn has_room_for_thread() -> bool {
     /// Mostly its stack.
     const THREAD_BYTES: usize = 3 << 20;
@@ -282,7 +282,6 @@ impl Gate {
     }
 }
 
-/// Stops the other threads when one panics.
 struct StopOnPanic<'a>(&'a Gate);
 
 impl Drop for StopOnPanic<'_> {
@@ -318,7 +317,6 @@ mod tests {
             };
             let found = for_each((1..=1000).collect(), threads, fail, || Ok(()));
             assert!(matches!(found, Err(Error::Option(_))));
-            // Only this thread checks, so the others leave it an item.
             let (caller, begun) = (thread::current().id(), AtomicBool::new(false));
             let wait = |item| {
                 while thread::current().id() != caller && !begun.load(Ordering::Relaxed) {
@@ -334,7 +332,7 @@ mod tests {
 
     #[test]
     fn results_come_in_order_and_an_error_ends_the_work() {
-        let count = if cfg!(miri) { 50 } else { 1000 }; // which takes a thousand times as long
+        let count = if cfg!(miri) { 50 } else { 1000 };
         for threads in 1..5 {
             let threads = NonZero::new(threads).unwrap();
             let worked_on = AtomicUsize::new(0);
@@ -405,7 +403,7 @@ mod tests {
     }
 
     #[test]
-    fn the_number_of_threads_is_what_is_asked_for_where_it_is_worth_it() {
+    fn large_work_gets_the_requested_threads() {
         assert_eq!(threads(Some(5), 10, 10).unwrap().get(), 5);
         assert_eq!(threads(Some(5), 9, 10).unwrap().get(), 1);
         assert!(threads(Some(0), 0, 10).is_err());

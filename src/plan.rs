@@ -54,7 +54,6 @@ impl Holders {
 #[derive(Debug, Clone)]
 pub struct Split {
     pub counts: Vec<u32>,
-    /// Their holders, in C order.
     pub holders: Arc<Holders>,
     pub nbytes: u64,
     pub host: bool,
@@ -188,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn what_several_have_is_shared_out() {
+    fn shards_of_several_processes_are_balanced() {
         let mut splits = vec![split(100, &[&[2], &[5]])];
         splits.extend((1..=20).map(|at| split(10 * at, &[&[9, 2, 5]])));
         let plan = Plan::new(splits).unwrap();
@@ -218,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn a_shard_that_nobody_has_is_refused() {
+    fn a_shard_without_holder_is_rejected() {
         assert!(Holders::new([vec![1], vec![]]).unwrap().is_none());
         assert!(Holders::new(Vec::<Vec<u32>>::new()).unwrap().is_none());
     }

@@ -52,7 +52,6 @@ fn tokens(pattern: &str) -> impl Iterator<Item = Token> + '_ {
     })
 }
 
-/// The distance to a position reachable without reading.
 fn skips(token: Token) -> Option<usize> {
     match token {
         Token::Within | Token::Any => Some(1),
@@ -61,7 +60,6 @@ fn skips(token: Token) -> Option<usize> {
     }
 }
 
-/// The position after a character, relative to this one.
 fn moves(token: Token, char: char) -> Option<isize> {
     match (token, char) {
         (Token::Char(expected), _) if expected == char => Some(1),
@@ -121,7 +119,7 @@ pub struct State {
 }
 
 impl State {
-    /// Whether a pattern or bool here or above selects this place; `None` if none decides.
+    /// Returns whether a pattern or bool here or above selects this place; `None` if none decides.
     pub fn meant(&self) -> Option<bool> {
         self.meant
     }
@@ -249,7 +247,7 @@ impl Selector {
         of_rule.into_iter().chain(of_tokens)
     }
 
-    /// Whether a pattern or bool may decide something below.
+    /// Returns whether a pattern or bool may decide something below.
     pub fn goes_on(&self, state: &State) -> bool {
         state
             .rule
@@ -381,7 +379,7 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn patterns_mean_what_they_are_defined_to(
+        fn patterns_match_their_definition(
             patterns in proptest::collection::vec("[ab*?/]{0,8}", 1..4),
             path in "[abü/]{0,10}",
         ) {
@@ -435,7 +433,6 @@ mod tests {
 
     #[test]
     fn long_patterns_take_linear_time() {
-        // Trying everything would take 2^30 steps.
         let pattern = "*a".repeat(30) + "b";
         let path = "a".repeat(60);
         let selector = Selector::patterns([(pattern.as_str(), false)]).unwrap();

@@ -5,10 +5,10 @@ use std::borrow::Cow;
 use crate::source::{Source, read_to};
 use crate::{Error, Result, gzip, manifest};
 
-/// Bytes that identify a file: at its start,
+/// Bytes at the start of a file that identify it.
 const START_BYTES: usize = 4096;
 
-/// and at its end.
+/// Bytes at its end.
 const END_BYTES: usize = 8;
 
 /// Adds to an error the format that the data seem to have.
@@ -437,7 +437,7 @@ mod tests {
     }
 
     #[test]
-    fn what_begins_like_a_format_but_is_cut_is_no_panic() {
+    fn truncated_formats_do_not_panic() {
         let stream = b"\x92\x92\xa1a\xd9\x03abc\xc4\x01\x01".as_slice();
         let header = b"\x09\0\0\0\0\0\0\0{\"a\":{}} ".as_slice();
         for (data, what) in [
@@ -456,7 +456,7 @@ mod tests {
     }
 
     #[test]
-    fn text_is_told_by_how_it_begins() {
+    fn text_is_described_by_its_start() {
         let long = "é".repeat(START_BYTES);
         for (text, what) in [
             ("Not Found", "text that begins with \"Not Found\""),

@@ -198,7 +198,7 @@ impl Pieces {
         self.len() == 0
     }
 
-    /// The non-empty source ranges of a range of the sequence. Logarithmic in the number of parts.
+    /// The source ranges of a range of the sequence, none empty. Finds the first by binary search.
     pub fn of(&self, range: Range<usize>) -> impl Iterator<Item = Range<usize>> + '_ {
         let first = self.ends.partition_point(|end| *end <= range.start);
         let parts = self.parts[first..].iter().zip(&self.ends[first..]);
@@ -253,7 +253,7 @@ impl Source for SourcePieces<'_> {
 pub fn missing(offset: usize) -> Error {
     Error::malformed(
         offset,
-        "bytes are missing that are not those of an array: the manifest is damaged",
+        "the manifest is damaged: bytes outside of arrays are missing",
     )
 }
 

@@ -13,7 +13,6 @@ use crate::raw::RawBytes;
 /// Smaller copies do not gain from streaming.
 pub const MIN_BYTES: usize = 32 << 20;
 
-/// Shorter slices are copied as usual.
 const MIN_SLICE: usize = 4 << 10;
 
 /// Copies `source` to `target`, and returns it.

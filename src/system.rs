@@ -67,7 +67,7 @@ pub fn close(file: File) -> io::Result<()> {
     match unsafe { libc::close(file.into_raw_fd()) } {
         0 => Ok(()),
         _ => match io::Error::last_os_error() {
-            // It is closed all the same.
+            // The descriptor is closed regardless.
             error if error.kind() == io::ErrorKind::Interrupted => Ok(()),
             error => Err(error),
         },

@@ -134,7 +134,7 @@ impl<A: Fetch> Window<A> {
 
 #[cold]
 fn poisoned() -> Error {
-    Error::Option("fetching an array has panicked before".into())
+    Error::Option("an earlier fetch of an array panicked".into())
 }
 
 #[cfg(test)]

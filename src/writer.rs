@@ -166,7 +166,7 @@ impl<'a> Writer<'a> {
         let bytes = bytes.into();
         if nbytes(shape, dtype.itemsize()) != Some(bytes.len()) {
             let len = bytes.len();
-            let reason = format!("{len} bytes are no array of {dtype}{shape:?}");
+            let reason = format!("{len} bytes do not fit an array of {dtype}{shape:?}");
             return Err(at(path.parse()?, Error::Option(reason)));
         }
         let shape = grow::to_vec(shape)?;
@@ -197,7 +197,7 @@ impl<'a> Writer<'a> {
             _ => return self.add(path, Node::Value(value)),
         }
         let reason =
-            "a leaf is a number, text, bytes or none: add what is in a container by its path";
+            "a leaf must be a number, text, bytes or none: add the values of a container by path";
         Err(at(path.parse()?, Error::Option(reason.into())))
     }
 
@@ -308,7 +308,7 @@ fn nbytes(shape: &[usize], itemsize: usize) -> Option<usize> {
 }
 
 fn taken(path: &Path) -> Error {
-    let reason = "there is a leaf already, or one above or below";
+    let reason = "cannot add a leaf here: another leaf is at this path, above it or below it";
     at(path.clone(), Error::Option(reason.into()))
 }
 

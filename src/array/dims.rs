@@ -23,7 +23,7 @@ impl Dims {
             _ => None,
         };
         let value = value
-            .ok_or_else(|| Error::malformed(offset, "an array's shape must be made of integers"))?;
+            .ok_or_else(|| Error::malformed(offset, "an array's shape must consist of integers"))?;
         if value < -1 {
             let reason = format!("negative dimension {value}");
             return Err(Error::malformed(offset, reason));
@@ -63,7 +63,7 @@ pub fn resolve(
         Error::malformed(
             offset,
             format!(
-                "an array of shape {dims:?} with {itemsize} bytes an element does not fit \
+                "an array of shape {dims:?} with {itemsize} bytes per element does not fit \
                  its {nbytes} bytes of data"
             ),
         )

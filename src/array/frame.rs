@@ -90,7 +90,7 @@ impl ChunkLimit {
         Self(bytes)
     }
 
-    /// The elements of a chunk, or `None` if the array stays whole.
+    /// `None` if the array stays whole.
     #[allow(
         clippy::cast_precision_loss,
         clippy::cast_possible_truncation,
@@ -284,9 +284,7 @@ fn write_chunks_prefix(out: &mut Buffer, shape: &[usize]) -> Result<()> {
 
 struct Headers<'a> {
     heads: Vec<Head>,
-    /// Bytes after each head; most are empty.
     tails: Vec<Cow<'a, [u8]>>,
-    /// The payload's extension.
     ext: usize,
     /// Chosen widths; while empty, the smallest.
     widths: Vec<usize>,
@@ -322,7 +320,6 @@ impl<'a> Headers<'a> {
         Ok(())
     }
 
-    /// The plain form as `shape`, after `unit_dims` unit dimensions.
     fn ext(&mut self, array: &Array<'a>, shape: &[usize], unit_dims: usize) -> Result<()> {
         self.ext = self.heads.len();
         self.head(Head::Ext(array.code, 0));

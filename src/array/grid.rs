@@ -200,7 +200,6 @@ impl ShardParts {
         self.len() == 0
     }
 
-    /// Calls `found` with each part in shard order.
     pub fn each<E>(
         &self,
         mut found: impl FnMut(&ShardPart) -> std::result::Result<(), E>,
@@ -317,7 +316,6 @@ pub fn boxes_of_range(shape: &[usize], range: Range<usize>) -> Vec<Vec<Range<usi
     boxes
 }
 
-/// Adds the boxes of a non-empty range below `indices`.
 fn add_boxes(
     around: &[Range<usize>],
     shape: &[usize],
@@ -484,7 +482,6 @@ pub(crate) mod tests {
             prop_assert!(all.iter().map(|part| part.shard).is_sorted());
             for part in all {
                 let (start, runs) = grid.runs(&part, itemsize, &strides).unwrap();
-                // An element read twice would differ.
                 let bytes = read(&runs, &shards[part.shard]);
                 let target = found[start..].iter_mut();
                 target.zip(bytes).for_each(|(found, byte)| *found = found.wrapping_add(byte));
@@ -510,7 +507,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn what_is_not_even_or_not_there_is_refused() {
+    fn uneven_grids_and_missing_shards_are_rejected() {
         assert!(ShardGrid::new(&[4, 6], &[2]).is_none());
         assert!(ShardGrid::new(&[4, 6], &[3, 2]).is_none());
         assert!(ShardGrid::new(&[4, 6], &[0, 2]).is_none());

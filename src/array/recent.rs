@@ -108,7 +108,6 @@ impl RecentHeaders {
         self.last = None;
     }
 
-    /// Known headers that align an array, and the width of its key's header.
     pub(super) fn aligned(
         &mut self,
         array: &Array<'_>,
@@ -123,7 +122,7 @@ impl RecentHeaders {
     fn aligned_like(&self, number: usize, place: RecentPlace) -> Option<(usize, Range<usize>)> {
         let known = &self.known[number % Self::COUNT];
         if known.number != number {
-            return None; // overwritten in the ring
+            return None;
         }
         known.aligned.get(place.0?)?.clone()
     }

@@ -19,9 +19,9 @@ const FAR_READS: usize = 64;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Repeat {
     pub count: usize,
-    /// Distance between starts in the array.
+    /// Between starts in the array.
     pub source: usize,
-    /// Distance between starts in memory.
+    /// Between starts in memory.
     pub target: usize,
 }
 
@@ -140,7 +140,7 @@ impl Runs {
             .fold(self.nbytes, |nbytes, repeat| nbytes * repeat.count)
     }
 
-    /// The memory they span, gaps included.
+    /// Includes gaps in memory.
     pub fn extent(&self) -> usize {
         let more = self
             .repeats
@@ -247,7 +247,6 @@ impl Runs {
         };
         let Some((row, outer)) = nest.outer.split_last() else {
             let memory = take(0, nest.memory());
-            // One long run may be split.
             let most = if nest.inner.is_empty() {
                 parallel::BLOCK
             } else {
@@ -299,7 +298,6 @@ struct Nest<'a> {
 }
 
 impl Nest<'_> {
-    /// Whether the next repetition is closer than `near`, and short enough to share a read.
     fn is_near(&self, near: usize) -> bool {
         let next = self.outer.last();
         self.extent / 4 < near && next.is_some_and(|next| next.source - self.extent <= near)
@@ -330,7 +328,6 @@ struct NestPart<'a> {
 }
 
 impl NestPart<'_> {
-    /// The nest of this part; a split run is shorter.
     fn nest<'a>(&self, nest: Nest<'a>) -> Nest<'a> {
         if !nest.inner.is_empty() {
             return nest;
@@ -386,7 +383,6 @@ impl NestPart<'_> {
     }
 }
 
-/// Calls `found` with each repetition's offsets in the array and in memory.
 fn each(
     repeats: &[Repeat],
     source: usize,
@@ -510,7 +506,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn what_is_not_in_the_array_is_refused() {
+    fn boxes_outside_of_the_array_are_rejected() {
         let runs = |start, count, step, stride| {
             let bounds = [Bounds { start, count, step }; 2];
             Runs::new(&[6, 6], 2, &bounds, &[stride, 2])
@@ -528,7 +524,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn what_is_near_is_read_together_and_nothing_else() {
+    fn only_near_runs_are_read_together() {
         const NEAR: usize = 32 << 10;
         let column = |width: usize| {
             let all = Bounds {

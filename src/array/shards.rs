@@ -23,7 +23,6 @@ pub struct Sharded<M> {
     shape: Vec<usize>,
     /// Per dimension, the start of each grid cell, then the dimension itself.
     bounds: Vec<Vec<usize>>,
-    /// In C order.
     cells: Vec<M>,
     /// The last dimension that is split.
     split: usize,
@@ -139,7 +138,6 @@ impl<M: AsRaw> Sharded<M> {
         Ok(())
     }
 
-    /// Copies whole rows, in bulk within the same cells.
     fn copy_rows(&self, rows: Range<usize>, filling: &mut Filling<'_>) -> Result<()> {
         let bounds = &self.bounds[self.split];
         let row_bytes = self.shape[self.split] * self.inner;

@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex};
 use smallvec::SmallVec;
 
 use super::Catalog;
+use super::check::OTHER_LEAF;
 use crate::array::{Bounds, Runs, resolve};
 use crate::events::{ArrayEvent, Event};
 use crate::source::{Pieces, Source, SourcePieces};
@@ -18,7 +19,6 @@ use crate::{Error, Result, grow};
 /// Across a larger gap, a second disk request is faster.
 const NEAR_BYTES: usize = 32 << 10;
 
-/// The dtype of a typed PRNG key's data.
 const KEY_DTYPE: &str = "uint32";
 
 #[derive(Debug)]
@@ -72,10 +72,8 @@ impl ArrayPlace {
         grow::collect(ranges.flat_map(|range| self.parts.of(range)))
     }
 
-    /// Reads runs into memory.
-    ///
     /// # Panics
-    /// If the memory is smaller than their extent.
+    /// If the memory is smaller than the runs' extent.
     pub fn read_runs(
         &self,
         source: &dyn Source,
@@ -167,10 +165,9 @@ impl Catalog {
     }
 
     fn is_another(&self, value: usize) -> Error {
-        let reason = "the leaf is not what the index of the file has there";
         Error::At {
             path: self.path_of(value),
-            error: Box::new(Error::Structure(reason.into())),
+            error: Box::new(Error::Structure(OTHER_LEAF.into())),
         }
     }
 }
@@ -239,7 +236,6 @@ mod tests {
             .collect()
     }
 
-    /// `{"w": an array, "key": a PRNG key, "step": 7}` in chunks.
     fn source(is_indexed: bool, chunk: f64) -> Vec<u8> {
         let framing = Framing {
             align: Alignment::new(64).unwrap(),

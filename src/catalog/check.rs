@@ -79,7 +79,7 @@ impl Catalog {
             self.checked.add(leaf);
             self.check_place(source, value)?;
         } else {
-            self.events_of(source, value)?; // for its error
+            self.events_of(source, value)?;
         }
         self.read.add(leaf);
         Ok(())
@@ -132,16 +132,15 @@ impl Catalog {
         if is_free || is_kind(&events, kind) {
             return Ok(events);
         }
-        let reason = "the leaf is not what the index of the file has there";
-        Err(Error::malformed(start, reason))
+        Err(Error::malformed(start, OTHER_LEAF))
     }
 
-    /// Returns the leaves selected by `is_asked` that differ from the index. A number after the
+    /// Returns the leaves selected by `is_selected` that differ from the index. A number after the
     /// last leaf stands for the bytes up to the record.
     pub fn unlike_index(
         &self,
         source: &dyn Source,
-        is_asked: impl Fn(usize) -> bool,
+        is_selected: impl Fn(usize) -> bool,
         watch: &dyn Watch,
     ) -> Result<Vec<usize>> {
         let mut found = Vec::new();
@@ -160,7 +159,7 @@ impl Catalog {
             let is_plain = entry.is_leaf && self.is_plain(&near, value, entry.head).is_ok();
             if is_plain {
                 self.checked.add(entry.head);
-            } else if entry.is_leaf && is_asked(entry.head) {
+            } else if entry.is_leaf && is_selected(entry.head) {
                 let done = self.check_head(&near, value);
                 let done = done.and_then(|()| self.read_leaf(&near, entry.head));
                 let done = done.and_then(|events| expect(has_shapes(&events)));
@@ -168,7 +167,7 @@ impl Catalog {
                     found.push(entry.head);
                 }
             }
-            if is_last && is_asked(self.len()) && is_damaged(self.check_rest(&near))? {
+            if is_last && is_selected(self.len()) && is_damaged(self.check_rest(&near))? {
                 found.push(self.len());
             }
         }
@@ -253,7 +252,6 @@ impl Catalog {
         value - before.take_while(|entry| !entry.is_leaf).count()
     }
 
-    /// Compares a head with the values from `first` on.
     fn compare_head(&self, cursor: &mut Cursor<'_>, head: usize, first: usize) -> Result<()> {
         for (value, entry) in self.entries.iter().enumerate().skip(first) {
             if entry.head != head {
@@ -267,7 +265,7 @@ impl Catalog {
                 compare_text(cursor, ROOT_KEY)?;
             }
             if !entry.is_leaf {
-                let more = u32::from(value == 0); // the record
+                let more = u32::from(value == 0);
                 let expected = entry.len.checked_add(more).map(Head::Map);
                 expect(Some(cursor.head()?) == expected)?;
             }
@@ -297,8 +295,10 @@ impl Catalog {
     }
 }
 
+pub(super) const OTHER_LEAF: &str = "the leaf does not match the index of the file";
+
 fn other_head(offset: usize) -> Error {
-    let reason = "the keys and containers are not what the index of the file has there";
+    let reason = "the keys and containers do not match the index of the file";
     Error::malformed(offset, reason)
 }
 
@@ -306,7 +306,7 @@ fn expect(is_same: bool) -> Result<()> {
     if is_same {
         Ok(())
     } else {
-        Err(Error::Structure("another header".into()))
+        Err(Error::Structure("unexpected header".into()))
     }
 }
 
@@ -315,7 +315,7 @@ pub(super) fn compare_record_key(cursor: &mut Cursor<'_>) -> Result<u32> {
     compare_text(cursor, RECORD_KEY)?;
     match cursor.head()? {
         Head::Bin(len) => Ok(len),
-        _ => Err(Error::Structure("another header".into())),
+        _ => Err(Error::Structure("unexpected header".into())),
     }
 }
 

@@ -111,7 +111,7 @@ mod tests {
 
     #[test]
     #[cfg_attr(miri, ignore = "takes minutes")]
-    fn who_is_asked_meanwhile_can_stop_it_and_look_up_something() {
+    fn the_watch_can_stop_a_lookup_and_do_another() {
         struct Stop<'a>(&'a Catalog);
         impl Watch for Stop<'_> {
             fn check(&self) -> Result<()> {

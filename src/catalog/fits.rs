@@ -42,7 +42,7 @@ impl Catalog {
             }
             let node = nodes[value];
             if record.nodes[node].0 == Kind::Plain {
-                value = self.entries[value].end; // skips everything below
+                value = self.entries[value].end;
                 continue;
             }
             let done = self.check_node(source, value, node, &mut values, &mut nodes);
@@ -99,11 +99,13 @@ impl Catalog {
         for child in self.children(value) {
             let is_index = || self.entries[child].is_text && self.key(child) == count.to_string();
             if is_sequence && !is_index() {
-                return other("an element of a list has another key than its number");
+                return other(format!(
+                    "an element of a list must have the key \"{count}\""
+                ));
             }
             names.try_reserve(1)?;
             if !is_sequence && !names.insert(self.key(child)) {
-                return other("a key is there twice");
+                return other("a container has a duplicate key");
             }
             let Some(node) = expected.next() else {
                 return other_count(node);
@@ -122,7 +124,6 @@ impl Catalog {
         }
     }
 
-    /// Whether a leaf is of a kind in which JAX arrays are saved.
     fn is_array(&self, source: &dyn Source, leaf: usize) -> Result<bool> {
         match self.kind(leaf) {
             LeafKind::Array(..) | LeafKind::PrngKey(..) => Ok(true),
@@ -182,7 +183,7 @@ impl Values<'_> {
 
 fn other_count<T>(node: &Node) -> Result<T> {
     other(format!(
-        "a container has other children than the {} it was saved with",
+        "expected a container of {} children, found another number",
         node.count()
     ))
 }

@@ -25,7 +25,6 @@ impl Checked {
     }
 
     pub(super) fn has(&self, head: usize) -> bool {
-        // Without an index there is nothing to compare.
         let word = self.0.get(head / 64);
         word.is_none_or(|word| word.load(Ordering::Relaxed) & (1 << (head % 64)) != 0)
     }
@@ -43,7 +42,6 @@ pub(super) struct InOrder<'a> {
     pub(super) window: &'a Mutex<Window>,
 }
 
-/// Offset and bytes of the last read.
 pub(super) type Window = (usize, Vec<u8>);
 
 const WINDOW_BYTES: usize = 64 << 10;
@@ -70,7 +68,7 @@ impl Source for InOrder<'_> {
             let ahead = if goes_on { 2 * bytes.len() } else { 0 };
             let len = ahead.min(WINDOW_BYTES).max(target.len());
             let there = self.source.run(offset).max(target.len());
-            let until = offset + len.min(there); // of what is there
+            let until = offset + len.min(there); // of the present bytes
             bytes.clear();
             *start = offset;
             read_to(self.source, offset..until, bytes)?;

@@ -35,6 +35,7 @@ use std::sync::Mutex;
 
 pub use arrays::{ArrayPlace, FoundArrays};
 pub use compared::Compared;
+pub use read::damaged_rest;
 pub use select::Marks;
 pub use stream::stream_items;
 pub use verify::{BLOCK_BYTES, Status};
@@ -47,7 +48,6 @@ use crate::structure::LeafKind;
 use crate::watch::Watch;
 use crate::{Error, Result};
 
-/// A key's range in the text.
 type Key = (usize, usize);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -69,7 +69,7 @@ struct Entry {
     len: u32,
     /// Number of leaves before it; for a leaf, its number.
     head: usize,
-    /// The root's is itself.
+    /// The container around it; for the root, itself.
     parent: usize,
     /// The next entry outside.
     end: usize,
@@ -77,7 +77,6 @@ struct Entry {
 
 #[derive(Debug, Default)]
 pub struct Catalog {
-    /// In data order, root first.
     entries: Vec<Entry>,
     text: String,
     leaves: Vec<LeafSpan>,
@@ -114,7 +113,6 @@ impl Catalog {
         &self.text[start..end]
     }
 
-    /// The next value outside a value.
     pub fn after(&self, value: usize) -> usize {
         self.entries[value].end
     }
@@ -183,7 +181,6 @@ impl Catalog {
         places.map(|at| self.key(at))
     }
 
-    /// Whether a value is a leaf or an empty container.
     pub fn is_end(&self, value: usize) -> bool {
         let entry = &self.entries[value];
         entry.is_leaf || entry.end == value + 1
@@ -196,7 +193,6 @@ impl Catalog {
             .map(move |at| Ok((self.path_below(value, at)?, at)))
     }
 
-    /// The number of leaves in a value, and of their bytes.
     pub fn totals(&self, value: usize) -> (usize, usize) {
         let inside = &self.entries[value..self.entries[value].end];
         let leaves = inside.iter().filter(|entry| entry.is_leaf);
@@ -247,7 +243,6 @@ impl Catalog {
         !self.checksums.is_empty()
     }
 
-    /// The structure record and all bytes after it.
     pub fn record(&self) -> Option<&[u8]> {
         self.record.as_deref()
     }

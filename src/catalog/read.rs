@@ -18,13 +18,11 @@ const CHECK_VALUES: usize = 1 << 14;
 struct Open {
     entry: usize,
     start: usize,
-    /// Leaves and text length before it.
     leaves: usize,
     text: usize,
     is_map: bool,
     left: u32,
     done: usize,
-    /// The next value's key, and whether it is a string.
     key: Option<Key>,
     is_text: bool,
     prng_name: String,
@@ -165,10 +163,9 @@ impl Catalog {
         };
         let is_record = is_record(&tail, ends, record);
         if !salvage && !is_record {
-            return Err(damaged("the record does not stand under its key"));
+            return Err(Index::damaged("the record is not under its key"));
         }
-        let what = "the bytes between the leaves and the record of the structure are damaged";
-        let damage = (!is_record).then(|| Error::Structure(what.into()));
+        let damage = (!is_record).then(damaged_rest);
         #[allow(clippy::cast_possible_truncation)] // they are before an offset
         let rest = leaves.unwrap_or(0) as usize..start;
         let mut catalog = Self {
@@ -184,7 +181,10 @@ impl Catalog {
         catalog.checked = Checked::none(expected)?;
         catalog.read = Checked::none(expected)?;
         if ![0, expected].contains(&catalog.checksums.len()) {
-            return Err(damaged("it has another number of checksums"));
+            let found = catalog.checksums.len();
+            return Err(Index::damaged(format_args!(
+                "expected {expected} checksums, found {found}"
+            )));
         }
         tail.drain(..record);
         catalog.record = Some(tail);
@@ -215,7 +215,8 @@ impl Catalog {
                 (Event::Uint(number), Some(open)) if is_key => {
                     let number = usize::try_from(number).ok();
                     let known = number.and_then(|number| keys.get(number));
-                    let known = known.ok_or_else(|| damaged("it has no such key"))?;
+                    let known =
+                        known.ok_or_else(|| Index::damaged("it refers to an unknown key"))?;
                     open.key = Some(*known);
                     open.is_text = true;
                     open.done += 1;
@@ -239,22 +240,22 @@ impl Catalog {
                     let (Some((head, size)), Some(kind)) =
                         (places.next(), kind.filter(|kind| *kind < self.kinds.len()))
                     else {
-                        return Err(damaged("it has another number of leaves or kinds"));
+                        return Err(Index::damaged(
+                            "its outline does not match its numbers of leaves and kinds",
+                        ));
                     };
                     #[allow(clippy::cast_possible_truncation)]
                     let (start, end) = (before + *head as usize, before + (head + size) as usize);
                     self.add_leaf(&open, key, before..start, end, kind)?;
                     least += self.least_head(self.entries.len() - 1);
                     if *head < least {
-                        return Err(damaged("it has longer keys than the data"));
+                        return Err(Index::damaged("its keys are longer than the data"));
                     }
                     before = end;
                     least = 0;
                 }
                 _ => {
-                    return Err(damaged(
-                        "its outline has something else than maps and kinds",
-                    ));
+                    return Err(Index::damaged("its outline must consist of maps and kinds"));
                 }
             }
             while let Some(last) = open.pop_if(|last: &mut Open| last.left == 0) {
@@ -267,12 +268,14 @@ impl Catalog {
         }
         reader.finish()?;
         match places.next() {
-            None if index.rest < least => Err(damaged("it has longer keys than the data")),
-            None if least == 0 && index.rest > 0 => Err(damaged(
-                "it has something between the leaves and the record",
+            None if index.rest < least => Err(Index::damaged("its keys are longer than the data")),
+            None if least == 0 && index.rest > 0 => Err(Index::damaged(
+                "it has unknown bytes between the leaves and the record",
             )),
             None => Ok(()),
-            Some(_) => Err(damaged("it has another number of leaves or kinds")),
+            Some(_) => Err(Index::damaged(
+                "its outline does not match its numbers of leaves and kinds",
+            )),
         }
     }
 
@@ -327,13 +330,13 @@ impl Catalog {
                     self.rest = region..span.range().start;
                 }
                 _ if is_record => {
-                    let reason = format!("what {RECORD_KEY:?} has is not bytes");
+                    let reason = format!("the value of {RECORD_KEY:?} is not bytes");
                     return Err(Error::malformed(start, reason));
                 }
                 Event::Map(map) => self.begin(open, key, start, true, map.len)?,
                 Event::List(list) => self.begin(open, key, start, false, list.len)?,
                 Event::Bin(span) if open.len() == 1 && is_bare_record(source, span.range())? => {
-                    return Err(damaged("the record does not stand under its key"));
+                    return Err(Index::damaged("the record is not under its key"));
                 }
                 event => {
                     if let (Event::Str(name), Some(map)) = (event, open.last_mut())
@@ -355,7 +358,6 @@ impl Catalog {
                     self.end(&last);
                     continue;
                 };
-                // Its entries are parts of a leaf.
                 let Entry { key, .. } = self.entries[last.entry];
                 let first = self.leaves.get(last.leaves);
                 let begin = first.map_or(last.start, |leaf| leaf.region);
@@ -446,7 +448,6 @@ impl Catalog {
     fn end_early(&mut self, open: &Open) {
         let first = self.entries.get(open.entry + 1);
         let first = first.map(|first| &self.text[first.key.0..first.key.1]);
-        // Its entries may be parts of a leaf, or be missing.
         if open.entry > 0 && matches!(first, None | Some(CHUNKED_MARKER | PRNG_MARKER)) {
             self.entries.truncate(open.entry);
             self.leaves.truncate(open.leaves);
@@ -569,7 +570,6 @@ impl Catalog {
 /// The record's key and bin header, of any width.
 const KEY_BYTES: RangeInclusive<usize> = 1 + RECORD_KEY.len() + 2..=5 + RECORD_KEY.len() + 5;
 
-/// Whether the record's key, its bin header (of any width) and the record begin at `offset`.
 fn is_record(bytes: &Vec<u8>, offset: usize, record: usize) -> bool {
     let mut cursor = Cursor::within(bytes, offset..bytes.len());
     compare_record_key(&mut cursor).is_ok_and(|len| {
@@ -588,6 +588,7 @@ fn is_bare_record(source: &dyn Source, bytes: Range<usize>) -> Result<bool> {
     Ok(whole == Some(bytes.len()))
 }
 
-fn damaged(what: &str) -> Error {
-    Error::Structure(format!("the index of the leaves is damaged: {what}"))
+pub fn damaged_rest() -> Error {
+    let what = "the bytes between the leaves and the record of the structure are damaged";
+    Error::Structure(what.into())
 }

@@ -9,7 +9,6 @@ const CHECK_VALUES: usize = 1 << 12;
 
 #[derive(Debug, Default)]
 pub struct Marks {
-    /// Running totals before each value.
     before: Vec<usize>,
     unmatched: Vec<usize>,
     undecided: Option<usize>,
@@ -39,7 +38,6 @@ impl Marks {
         self.before[values.end] - self.before[values.start]
     }
 
-    /// Whether a leaf or empty container is selected.
     pub fn has(&self, value: usize) -> bool {
         self.count(value..value + 1) > 0
     }
@@ -61,7 +59,6 @@ impl Marks {
 struct Around {
     end: usize,
     state: State,
-    /// Leaves, selected leaves and open ends before it.
     before: (usize, usize, usize),
 }
 
@@ -70,9 +67,7 @@ struct Marking<'a> {
     selector: &'a Selector,
     meant: Vec<u8>,
     around: Vec<Around>,
-    /// All leaves so far, and selected ones.
     leaves: (usize, usize),
-    /// Empty containers that no bool covers.
     open_ends: Vec<usize>,
     matched: Vec<bool>,
     unmatched: usize,
@@ -124,7 +119,6 @@ impl Catalog {
 }
 
 impl Marking<'_> {
-    /// Marks a value, or everything in it; returns the next one.
     fn value(&mut self, at: usize) -> Result<usize> {
         self.close(at);
         let after = self.catalog.after(at);
@@ -157,7 +151,8 @@ impl Marking<'_> {
         Ok(at + 1)
     }
 
-    /// Whether no pattern can change the selection below, and none still needs a match there.
+    /// Returns whether no pattern can change the selection below, and none still needs a match
+    /// there.
     fn is_decided(&self, state: &State) -> bool {
         let of_patterns = self.selector.pattern_count().is_some();
         of_patterns && self.unmatched == 0 && state.meant() == Some(true)

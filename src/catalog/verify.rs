@@ -39,8 +39,8 @@ impl Catalog {
         } else {
             grow::filled(Status::Unchecked, count)?
         };
-        let is_asked = |number: usize| found[number] != Status::Corrupt;
-        for number in self.unlike_index(source, is_asked, watch)? {
+        let is_selected = |number: usize| found[number] != Status::Corrupt;
+        for number in self.unlike_index(source, is_selected, watch)? {
             found[number] = Status::Corrupt;
         }
         if !self.is_indexed() {

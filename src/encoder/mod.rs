@@ -131,7 +131,6 @@ impl<P: Payload> Encoder<P> {
         self.enter(2 * pairs as u64, false)
     }
 
-    /// Begins a map with arbitrary values as keys.
     pub fn map_of_values(&mut self, pairs: usize) -> Result<()> {
         self.begin(!self.is_described())?;
         self.pause(Kind::Plain, LeafKind::Container)?;
@@ -156,7 +155,6 @@ impl<P: Payload> Encoder<P> {
         self.recording.open()
     }
 
-    /// Ends the innermost container and records it as `kind`.
     pub fn end(&mut self, kind: Kind) -> Result<()> {
         match self.open.pop() {
             Some(Open { left: 0, is_list }) => self.lists -= usize::from(is_list),
@@ -189,12 +187,12 @@ impl<P: Payload> Encoder<P> {
         self.recording.resume(self.open.len());
     }
 
-    /// The number of a node type, for [`Kind::Typed`].
+    /// For [`Kind::Typed`].
     pub fn node_type(&mut self, class: NodeType) -> Result<u32> {
         self.recording.node_type(class)
     }
 
-    /// The number of a sharding, for [`Encoder::split`], if it is recorded.
+    /// For [`Encoder::split`]; `None` unless recorded.
     pub fn sharding(&mut self, sharding: Sharding) -> Result<Option<u32>> {
         self.recording.sharding(sharding)
     }
@@ -222,7 +220,6 @@ impl<P: Payload> Encoder<P> {
             start: self.layout.len(),
             head: head.width(),
         });
-        // Includes the headers of its value.
         let room = 2 * Head::MAX_BYTES + text.len();
         let out = self.layout.headers();
         out.try_reserve(room)?;
@@ -231,13 +228,12 @@ impl<P: Payload> Encoder<P> {
         Ok(())
     }
 
-    /// Rejects reserved keys, which all begin with `__`.
     #[inline(never)]
     fn check_key(&self, text: &str) -> Result<()> {
         let meaning = match text {
             wire::CHUNKED_MARKER => "arrays that are stored in chunks",
             RECORD_KEY | ROOT_KEY | wire::PRNG_MARKER if self.is_described() => {
-                "what treepack adds to a tree"
+                "data that treepack adds to a tree"
             }
             _ => return Ok(()),
         };
@@ -392,8 +388,8 @@ impl<P: Payload> Encoder<P> {
         count
     }
 
-    /// Whether the next value is inside an indexed leaf (a list, or a map that is not state) and
-    /// not that leaf's data.
+    /// Returns whether the next value is inside an indexed leaf (a list, or a map that is not
+    /// state) and not that leaf's data.
     pub fn is_inside_leaf(&self) -> bool {
         self.recording.is_inside_leaf()
     }
@@ -426,7 +422,7 @@ impl<P: Payload> Encoder<P> {
         watch: &dyn Watch,
     ) -> Result<Layout<P>> {
         if !self.begun || !self.open.is_empty() {
-            return Err(misused("the tree is not whole"));
+            return Err(misused("the tree is incomplete"));
         }
         match self.recording.take_structure() {
             None => Ok(self.layout.finish()),
@@ -438,7 +434,7 @@ impl<P: Payload> Encoder<P> {
     /// `record`.
     pub fn finish_as(mut self, record: Record, watch: &dyn Watch) -> Result<Layout<P>> {
         if !self.begun || !self.open.is_empty() {
-            return Err(misused("the tree is not whole"));
+            return Err(misused("the tree is incomplete"));
         }
         if self.recording.take_structure().is_none() {
             return Err(misused("there is no room for a record"));
@@ -484,7 +480,7 @@ impl<P: Payload> Encoder<P> {
     #[inline(never)]
     fn begin_root(&mut self, no_leaf: bool) -> Result<()> {
         if mem::replace(&mut self.begun, true) {
-            return Err(misused("a second tree"));
+            return Err(misused("the tree has ended"));
         }
         if self.is_described() && !no_leaf {
             // A leaf cannot hold the record's key, so a map wraps it.
@@ -543,7 +539,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_in_lists_is_recorded_as_it_will_be_read() {
+    fn values_in_lists_are_recorded_as_they_will_be_read() {
         let mut encoder = Encoder::<Vec<u8>>::described(framing());
         encoder.map(2).unwrap();
         encoder.key("a").unwrap();

@@ -159,7 +159,6 @@ impl Recording {
         }
     }
 
-    /// Records the container at `depth` as a leaf and ignores its content.
     pub(super) fn pause(
         &mut self,
         kind: Kind,
@@ -174,7 +173,6 @@ impl Recording {
         Ok(())
     }
 
-    /// Whether the container that ended at `depth` was paused.
     #[inline]
     pub(super) fn resume(&mut self, depth: usize) -> bool {
         match self.paused.take_if(|(_, around)| *around >= depth) {

@@ -28,8 +28,8 @@ impl Events {
         if has_other_keys {
             return Err(fail("has a key that is not a string"));
         }
-        let shape = shape.ok_or_else(|| fail("has no map 'shape'"))?;
-        let chunks = chunks.ok_or_else(|| fail("has no map 'chunks'"))?;
+        let shape = shape.ok_or_else(|| fail("must have a map 'shape'"))?;
+        let chunks = chunks.ok_or_else(|| fail("must have a map 'chunks'"))?;
         let mut dims = Dims::default();
         for event in self.indexed(shape, offset)? {
             let head = match event {
@@ -48,7 +48,7 @@ impl Events {
             let has_shape = self.array(chunk).shape().is_some();
             let chunk = self.arrays[chunk as usize];
             if !has_shape {
-                let reason = "a chunk has other bytes than its shape and dtype tell";
+                let reason = "the bytes of a chunk do not match its shape and dtype";
                 return Err(Error::malformed(chunk.offset, reason));
             }
             if *dtype.get_or_insert(chunk.dtype) != chunk.dtype {

@@ -206,10 +206,7 @@ impl Events {
 pub fn no_dtype(name: &[u8], offset: usize) -> Error {
     const MOST_BYTES: usize = 100;
     let name = String::from_utf8_lossy(&name[..name.len().min(MOST_BYTES)]);
-    Error::malformed(
-        offset,
-        format!("{name:?} is no dtype that an array can have"),
-    )
+    Error::malformed(offset, format!("unsupported array dtype {name:?}"))
 }
 
 #[inline]

@@ -25,7 +25,7 @@ mod tests {
     use super::itemsize;
 
     #[test]
-    fn elements_have_the_size_that_their_name_tells() {
+    fn element_sizes_follow_from_names() {
         let known = [
             ("float32", 4),
             ("bfloat16", 2),

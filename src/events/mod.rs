@@ -42,9 +42,7 @@ pub enum Event {
     Int(i64),
     Uint(u64),
     Float(f64),
-    /// See [`Events::complex`].
     Complex(u32),
-    /// See [`Events::text`].
     Str(Text),
     /// Its range in the source.
     Bin(Span),
@@ -52,7 +50,6 @@ pub enum Event {
     Map(Container),
     /// A map that is a typed PRNG key, if its implementation is known.
     PrngKey(Container),
-    /// See [`Events::array`].
     Array(u32),
     /// A NumPy scalar, as an array of one element.
     Scalar(u32),
@@ -161,7 +158,6 @@ pub struct Events {
 }
 
 impl Events {
-    /// In order, at least one.
     #[inline]
     pub fn as_slice(&self) -> &[Event] {
         &self.list
@@ -192,7 +188,6 @@ impl Events {
         }
     }
 
-    /// The real and the imaginary part.
     pub fn complex(&self, number: u32) -> (f64, f64) {
         self.complex[number as usize]
     }

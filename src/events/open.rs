@@ -7,13 +7,11 @@ use crate::wire::{CHUNKED_MARKER, PRNG_MARKER};
 
 #[derive(Debug)]
 pub(super) struct Open {
-    /// Its event, if events are kept.
     pub(super) event: usize,
     pub(super) offset: usize,
     /// Remaining values; map keys count.
     pub(super) left: u64,
     pub(super) is_map: bool,
-    /// The current key, or the last element.
     pub(super) last: usize,
     pub(super) key: Key,
     pub(super) is_chunked: bool,

@@ -47,7 +47,6 @@ impl Events {
 pub enum Closed {
     Same,
     Array(u32),
-    /// If its implementation is known.
     PrngKey,
 }
 
@@ -61,7 +60,6 @@ pub struct Reader<'a> {
     pub(super) open: Vec<Open>,
     /// Whether all events are kept, or only those that an open container needs.
     pub(super) keep_all: bool,
-    /// Open containers that need events.
     pub(super) needing: usize,
 }
 
@@ -217,7 +215,7 @@ impl<'a> Reader<'a> {
         open.prng = match (open.prng, event) {
             (1, Event::Str(_)) => 2,
             (3, Event::Array(_)) => 4,
-            (3, Event::Map(_)) => 3, // a possible array in chunks
+            (3, Event::Map(_)) => 3,
             (0 | 4, _) => open.prng,
             _ => 0,
         };
@@ -410,7 +408,7 @@ mod tests {
 
     #[test]
     #[cfg_attr(miri, ignore = "takes minutes")]
-    fn whoever_is_asked_can_stop_the_work() {
+    fn the_check_can_stop_the_work() {
         let mut bytes = vec![0xdd];
         bytes.extend_from_slice(&100_000_u32.to_be_bytes());
         bytes.resize(bytes.len() + 100_000, 0xc0);
@@ -432,7 +430,7 @@ mod tests {
         let data =
             b"\x83\xa1a\x82\xac__prng_key__\xa1x\xa4data\xc7\x0c\x01\x93\x91\x01\xa5uint8\xc4\x01z\
             \xd9\x01b\xd9\x01c\xa5shape\x80";
-        let padded = [&data[..], &[0xc0; 40]].concat(); // so that the end is not near
+        let padded = [&data[..], &[0xc0; 40]].concat();
         for source in [data.to_vec(), padded] {
             let read = |by_key: bool| {
                 let mut reader = Reader::within(&source, 0..data.len());
@@ -452,7 +450,7 @@ mod tests {
                 next(&mut reader, "a");
                 reader.next().unwrap();
                 next(&mut reader, "__prng_key__");
-                next(&mut reader, "y"); // a value, and another one
+                next(&mut reader, "y");
                 next(&mut reader, "data");
                 reader.next().unwrap();
                 let key = reader.close().unwrap();

@@ -1,6 +1,6 @@
 //! Reads and writes bits in DEFLATE order: lowest bit of the first byte first.
 
-// Bytes are cut off words.
+// Casts keep the lowest byte of a word.
 #![allow(clippy::cast_possible_truncation)]
 // Inlined to compile with each caller's instruction set.
 #![allow(clippy::inline_always)]
@@ -140,7 +140,7 @@ impl<'a> BitReader<'a> {
         usize::try_from(bits).expect("32 bits")
     }
 
-    /// Whether only zeros are left, less than a byte.
+    /// Returns whether only zeros are left, less than a byte.
     pub fn ends(&mut self) -> bool {
         let (_, taken) = self.next();
         let left = u16::try_from(taken.wrapping_neg() % 8).expect("less than 8");

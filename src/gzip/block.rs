@@ -18,11 +18,11 @@ pub enum Method {
 
 const MATCHING_LEVEL: u32 = 2;
 
-/// By which part of `than` a coding must be smaller to be preferred.
+/// The part of another coding's size that a coding must save to be preferred.
 mod gains {
-    /// Matches to runs, in samples: searching is slow.
+    /// Matches instead of runs, in samples: searching is slow.
     pub const MATCHES: usize = 16;
-    /// Several codes to a single one, which decodes faster.
+    /// Several codes instead of one, which decodes faster.
     pub const PARTS: usize = 128;
 }
 
@@ -265,7 +265,7 @@ pub fn samples<T>(data: &[T], count: usize) -> impl Iterator<Item = &[T]> {
     })
 }
 
-/// Whether samples repeat, or any row holds a single byte.
+/// Returns whether samples repeat, or any row holds a single byte.
 ///
 /// Floats of trained models hardly ever repeat; masks, indices and quantised weights do.
 pub fn has_repeats(data: &[u8]) -> bool {
@@ -307,7 +307,7 @@ pub fn has_repeats(data: &[u8]) -> bool {
 }
 
 #[cfg(test)]
-#[allow(clippy::cast_possible_truncation)] // a byte of noise
+#[allow(clippy::cast_possible_truncation)]
 mod tests {
     use super::*;
     use crate::gzip::oracle;
@@ -355,7 +355,7 @@ mod tests {
         let numbers: Vec<u8> = (0..25_000_u32).flat_map(u32::to_le_bytes).collect();
         let (matched, literal) = encode(&numbers, Method::Adaptive);
         assert!(
-            !literal && matched.len() < numbers.len() * 2 / 5, // runs, four bytes before
+            !literal && matched.len() < numbers.len() * 2 / 5,
             "{}",
             matched.len()
         );

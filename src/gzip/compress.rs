@@ -73,7 +73,6 @@ fn window(threads: NonZero<usize>) -> usize {
 const NO_PANIC: &str = "nothing panics while it holds the lock";
 
 struct Piece {
-    /// The first `encoded.len` bytes are the block.
     memory: Vec<u8>,
     encoded: Encoded,
     checksum: Hasher,
@@ -147,7 +146,7 @@ pub fn compress<P: Payload + Sync>(
         },
     )?;
     let mut end = Vec::with_capacity(END_BYTES);
-    end.extend_from_slice(&[3, 0]); // an empty final block
+    end.extend_from_slice(&[3, 0]);
     end.extend_from_slice(&checksum.finalize().to_le_bytes());
     #[allow(clippy::cast_possible_truncation)] // modulo 2^32, as in the format
     end.extend_from_slice(&(bytes as u32).to_le_bytes());

@@ -109,11 +109,8 @@ fn inflate_to(
     }
     let end = numbers::inflate(stream, out, max_size, watch)?;
     let len = out.len();
-    // The index consists of empty members.
     match inflate_members(out, Input::within(stream, end), max_size, watch) {
-        Ok(()) if out.len() > len => {
-            Err(Error::Gzip("there are other data after the numbers".into()))
-        }
+        Ok(()) if out.len() > len => Err(Error::Gzip("unexpected data after the numbers".into())),
         Err(Error::GzipTruncated) if !needed => Ok(()),
         done => done,
     }
@@ -186,11 +183,11 @@ fn skip_header(input: &mut Input<'_>) -> Result<()> {
     let [method, flags] = [input.next()?, input.next()?];
     if method != 8 {
         return Err(Error::Gzip(format!(
-            "the compression method {method} at byte {start} is not known"
+            "unknown compression method {method} at byte {start}"
         )));
     }
     for _ in 0..6 {
-        input.next()?; // time and system
+        input.next()?;
     }
     if flags & 4 != 0 {
         let len = u16::from_le_bytes([input.next()?, input.next()?]);
@@ -246,7 +243,6 @@ impl<'a> Input<'a> {
         self.end - (self.copy.len() - self.used)
     }
 
-    /// Unread bytes, empty only at the end.
     fn fill(&mut self) -> Result<&[u8]> {
         if self.used == self.copy.len() {
             let end = self.source.len().min(self.end + Self::BYTES);

@@ -41,7 +41,6 @@ const ENTRY_BYTES: usize = 8;
 /// The most entries of a subfield, which is smaller than 64 KiB.
 const MEMBER_ENTRIES: usize = (u16::MAX as usize - 4) / ENTRY_BYTES;
 
-/// An empty member without subfield data: header, two lengths, name, end.
 const EMPTY_BYTES: usize = HEADER.len() + 2 + 4 + END_BYTES;
 
 const TAIL_FIELD_BYTES: usize = 40;
@@ -70,7 +69,7 @@ pub struct BlockEntries(Vec<u8>);
 impl BlockEntries {
     pub fn push(&mut self, len: usize, literal: bool, checksum: u32) -> Result<()> {
         let len = u32::try_from(len).ok().filter(|len| len & LITERAL == 0);
-        let len = len.ok_or_else(|| Error::Gzip("a block of 2 GiB".into()))?;
+        let len = len.ok_or_else(|| Error::Gzip("a block reaches 2 GiB".into()))?;
         let entry = if literal { len | LITERAL } else { len };
         self.0.try_reserve(ENTRY_BYTES)?;
         self.0.extend_from_slice(&entry.to_le_bytes());
@@ -88,7 +87,7 @@ impl BlockEntries {
             write_empty_member(*b"TP", entries, &mut out)?;
         }
         let block_bytes = u32::try_from(block_bytes);
-        let block_bytes = block_bytes.map_err(|_| Error::Gzip("a block of 4 GiB".into()))?;
+        let block_bytes = block_bytes.map_err(|_| Error::Gzip("a block reaches 4 GiB".into()))?;
         let mut tail = Vec::with_capacity(TAIL_FIELD_BYTES);
         tail.extend_from_slice(&VERSION.to_le_bytes());
         tail.extend_from_slice(&block_bytes.to_le_bytes());
@@ -103,18 +102,18 @@ impl BlockEntries {
 }
 
 fn write_empty_member(name: [u8; 2], content: &[u8], out: &mut Vec<u8>) -> Result<()> {
-    let long = |_| Error::Gzip("an index that is too long".into());
+    let long = |_| Error::Gzip("the index is too long".into());
     let subfield = u16::try_from(content.len()).map_err(long)?;
     let extra = u16::try_from(content.len() + 4).map_err(long)?;
     out.try_reserve(content.len() + EMPTY_BYTES)?;
     let mut header = HEADER;
-    header[3] = 4; // an extra field follows
+    header[3] = 4;
     out.extend_from_slice(&header);
     out.extend_from_slice(&extra.to_le_bytes());
     out.extend_from_slice(&name);
     out.extend_from_slice(&subfield.to_le_bytes());
     out.extend_from_slice(content);
-    out.extend_from_slice(&[3, 0]); // an empty final block
+    out.extend_from_slice(&[3, 0]);
     out.extend_from_slice(&[0; 8]);
     Ok(())
 }
@@ -126,8 +125,8 @@ pub fn index_bytes(blocks: usize) -> usize {
     blocks * ENTRY_BYTES + blocks.div_ceil(MEMBER_ENTRIES) * EMPTY_BYTES + TAIL_BYTES
 }
 
-/// Whether a stream ends with an index, even a damaged or truncated one: with the start of an empty
-/// member with one of its subfields.
+/// Returns whether a stream ends with an index, even a damaged or truncated one: with the start of
+/// an empty member with one of its subfields.
 pub fn has_traces(stream: &dyn Source) -> Result<bool> {
     let window = MEMBER_ENTRIES * ENTRY_BYTES + EMPTY_BYTES + TAIL_BYTES;
     let mut header = HEADER;

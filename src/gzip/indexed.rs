@@ -47,12 +47,12 @@ impl<S: Source> Indexed<S> {
     }
 
     pub fn damage(&self) -> Option<&'static str> {
-        let damage = "the checksum of the whole is not that of its compressed blocks";
+        let damage = "the checksum of the whole does not match its compressed blocks";
         (!self.adds_up()).then_some(damage)
     }
 
-    /// Whether the stream's checksum matches those of its blocks; partial reads compare only the
-    /// latter.
+    /// Returns whether the checksum of the stream matches those of its blocks. Partial reads
+    /// compare only the latter.
     pub fn adds_up(&self) -> bool {
         let mut whole = Hasher::new();
         for (number, block) in self.index.blocks.iter().enumerate() {
@@ -118,7 +118,6 @@ impl<S: Source> Indexed<S> {
         Ok(checksum.finalize() == self.index.checksum)
     }
 
-    /// The range of the stream with the blocks that cover `range` of the content.
     pub fn stored(&self, range: Range<usize>) -> Range<usize> {
         let blocks = &self.index.blocks;
         let first = range.start / self.index.block_bytes;
@@ -309,7 +308,7 @@ impl<S: Source> Source for Indexed<S> {
     }
 
     fn near(&self) -> usize {
-        256 << 10 // a block, inflated as a whole
+        256 << 10
     }
 }
 

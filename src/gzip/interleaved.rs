@@ -25,7 +25,6 @@ pub const END: u16 = 0x80;
 type Stage = [[u8; STEP]; STEPS];
 
 pub struct Interleaved {
-    /// `LANES` of both.
     tables: Vec<Table>,
     stages: Vec<Stage>,
 }
@@ -240,7 +239,7 @@ fn fill_table<const N: usize>(
     Some(())
 }
 
-/// Whether the block ends here, before an empty stored block.
+/// Returns whether the block ends here, before an empty stored block.
 fn ends(reader: &mut BitReader<'_>, table: &Table, end_bits: u16) -> bool {
     reader.refill();
     if next_entry(reader, table) != END {
@@ -334,7 +333,7 @@ mod tests {
             let at = at % block.len();
             block[at] ^= flip;
             if let Some(found) = decode(&block, data.len()) {
-                // Another literal is for the checksum to find.
+                // The checksum detects another literal.
                 prop_assert_eq!(found.len(), data.len());
             }
         }
@@ -342,7 +341,7 @@ mod tests {
 
     #[test]
     #[cfg_attr(miri, ignore = "takes minutes")]
-    fn what_zlib_refuses_is_refused() {
+    fn rejects_blocks_that_zlib_rejects() {
         let data = b"hello hello, hello hello!".repeat(40);
         let block = encode(&data);
         for bit in 0..8 * block.len() {

@@ -2,7 +2,7 @@
 //!
 //! Weights do not repeat; gzip can only exploit that some bytes are more frequent.
 
-// Symbols, bits and bytes are small, and bytes are cut off words.
+// Symbols and bit counts are small; casts to bytes keep the lowest byte.
 #![allow(clippy::cast_possible_truncation)]
 
 use multiversion::multiversion;
@@ -17,12 +17,10 @@ use crate::{Result, grow};
 /// cache several times.
 pub const MAX_BITS: usize = 11;
 
-/// Literals between two refills.
 pub const STEP: usize = 5;
 
 pub struct Code {
     lengths: [u8; LITERALS],
-    /// Without the block's header.
     bits: u64,
 }
 

@@ -20,7 +20,6 @@ struct Mended {
 }
 
 pub enum Contained {
-    /// With an index, inflated on demand.
     Indexed(Indexed<Shared>),
     Whole(Pages),
 }

@@ -95,7 +95,7 @@ impl Coder {
                 end += count;
             }
         }
-        #[allow(clippy::cast_possible_truncation)] // both are at most 8
+        #[allow(clippy::cast_possible_truncation)]
         let kinds = [width as u8, begin as u8, coded, literal];
         out[..4].copy_from_slice(&kinds);
         out[4..8].copy_from_slice(&word(data.len()));
@@ -160,7 +160,6 @@ fn pays(entropy: u64, bytes: u32) -> bool {
 /// Fixed point: the output must not depend on float rounding.
 const ONE: u64 = 1 << 16;
 
-/// In fixed-point bits.
 fn entropy(counts: &[u32; 256]) -> u64 {
     // A logarithm that is linear between powers of two, times its argument.
     let log = |count: u32| {

@@ -3,7 +3,7 @@
 //! Elements of several bytes are rotated left by one bit, which moves a float's sign lowest and its
 //! exponent highest. The lowest bytes form the first plane, the highest the last.
 
-// Bytes are cut off elements.
+// Casts keep the lowest byte of an element.
 #![allow(clippy::cast_possible_truncation)]
 
 use multiversion::multiversion;

@@ -51,7 +51,7 @@ const fn lengths() -> [Length; MAX_RUN + 1] {
         }
         symbol += 1;
     }
-    all[MAX_RUN].symbol = symbol; // by itself
+    all[MAX_RUN].symbol = symbol; // has a symbol of its own
     all
 }
 
@@ -59,7 +59,6 @@ const fn lengths() -> [Length; MAX_RUN + 1] {
 /// bit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Distance {
-    /// Rows of one byte.
     Byte = 1,
     /// Four-byte elements, whose highest bytes seldom change.
     Four = 4,
@@ -106,10 +105,8 @@ struct Stretch {
 pub struct RunBlock {
     distance: Distance,
     stretches: Vec<Stretch>,
-    /// Includes bytes in runs.
     pub counts: [u32; 256],
     lengths: [u8; SYMBOLS],
-    /// Without the block's header.
     bits: u64,
 }
 
@@ -160,7 +157,6 @@ impl RunBlock {
         literal::size(self.bits)
     }
 
-    /// See [`literal::Code::encode`].
     pub fn encode(&self, data: &[u8], out: &mut Vec<u8>) -> Result<usize> {
         let distances = self.distance.code();
         literal::write_block(

@@ -10,7 +10,7 @@
 //! plane: lengths of the head and of three streams (4 bytes each), the head, four streams
 //! ```
 
-// Entries are cut into their fields.
+// Casts extract the fields of entries.
 #![allow(clippy::cast_possible_truncation)]
 
 use multiversion::multiversion;
@@ -38,7 +38,6 @@ type Pairs = [u64; PAIRED * PAIRED];
 
 #[derive(Default)]
 pub struct Encoder {
-    /// Empty before the first use.
     pairs: Vec<u64>,
 }
 
@@ -113,7 +112,6 @@ fn encode_rest(part: &[u8], table: &CodeTable, writer: &mut BitWriter<'_>) {
 /// [`encode_rest`] for bytes that have pairs.
 #[multiversion(targets("x86_64+bmi1+bmi2"))]
 fn encode_eights(part: &[[u8; 8]], first: u8, pairs: &Pairs, writer: &mut BitWriter<'_>) {
-    /// Beside at most seven unwritten bits.
     const FIT: u64 = 56;
     let first = u64::from_le_bytes([first; 8]);
     for eight in part {
@@ -359,7 +357,7 @@ mod tests {
             prop_assert!(decoded(&stored[..at], plane.len()).is_none());
             stored[at] ^= flip;
             if let Some(found) = decoded(&stored, plane.len()) {
-                // Another byte is for the checksum to find.
+                // The checksum detects another byte.
                 prop_assert_eq!(found.len(), plane.len());
             }
         }

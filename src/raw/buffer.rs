@@ -30,11 +30,9 @@ enum Memory {
 }
 
 pub trait Lender: Send + Sync {
-    /// Lends at least `least` bytes, or `None`.
     fn lend(&mut self, least: usize) -> Option<Loan>;
 }
 
-/// Memory that is lent until the loan is dropped.
 pub struct Loan {
     start: NonNull<u8>,
     len: usize,

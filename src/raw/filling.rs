@@ -102,7 +102,7 @@ fn filled_of(
     Ok(filled.len())
 }
 
-const WHOLE: &str = "what was to be filled is what was filled";
+const WHOLE: &str = "`fill` must return all of its memory";
 
 /// A part of memory that several threads fill, with the shared total.
 pub struct Room<'a> {
@@ -201,14 +201,14 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "what was to be filled")]
+    #[should_panic(expected = "must return all of its memory")]
     fn who_fills_less_is_found_out() {
         let mut out = Vec::new();
         let _ = append_with(&mut out, 3, |part| Ok(zeroed(&mut part[..2])));
     }
 
     #[test]
-    #[should_panic(expected = "what was to be filled")]
+    #[should_panic(expected = "must return all of its memory")]
     fn who_fills_something_else_is_found_out() {
         let mut out = Vec::new();
         let _ = append_with(&mut out, 3, |_| Ok(&mut []));

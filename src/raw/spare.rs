@@ -64,7 +64,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_waits_for_it() {
+    fn a_held_lock_is_not_waited_for() {
         let spare = Spare(Mutex::new(Vec::with_capacity(1 << 20)));
         let held = spare.0.lock().unwrap();
         assert_eq!(spare.take().capacity(), 0);

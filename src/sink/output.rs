@@ -48,7 +48,7 @@ impl<'a> Output<'a> {
         }
     }
 
-    /// `threads` threads sum the leaves, if needed, and this one writes.
+    /// Writes a layout. If its leaves are summed, `threads` threads sum them.
     pub fn layout<P: Payload + Sync>(
         &mut self,
         layout: &Layout<P>,
@@ -95,7 +95,6 @@ impl<'a> Output<'a> {
         self.watch.done(layout.len())
     }
 
-    /// Writes large memory without a copy.
     fn unsealed<P: Payload>(&mut self, layout: &Layout<P>) -> Result<()> {
         let mut position = 0;
         for slice in layout.slices(0..layout.len()) {
@@ -127,7 +126,6 @@ impl<'a> Output<'a> {
         self.watch.done(position)
     }
 
-    /// Joins small writes.
     pub fn bytes(&mut self, bytes: &[u8]) -> Result<()> {
         self.join(bytes.len(), |target| Ok(target.write_copy_of_slice(bytes)))
     }

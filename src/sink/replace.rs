@@ -64,7 +64,6 @@ pub struct Replacement {
     temporary: NamedTempFile,
     path: PathBuf,
     old: Option<fs::Metadata>,
-    /// Directories with a new entry.
     made: Vec<PathBuf>,
 }
 
@@ -237,7 +236,6 @@ fn open_pipe(path: &Path, _: &dyn Watch) -> Result<File> {
     Ok(File::options().write(true).open(path)?)
 }
 
-/// Follows links, and returns the final path with its metadata.
 fn destination(path: &Path) -> io::Result<(PathBuf, Option<fs::Metadata>)> {
     const MAX_LINKS: usize = 40;
     let mut path = path.to_path_buf();

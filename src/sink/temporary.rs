@@ -79,7 +79,7 @@ pub fn create(directory: &Path, target: &OsStr, private: bool) -> io::Result<Nam
 /// call waits, too: then the disk space is free.
 pub fn discard(temporary: NamedTempFile, watch: Option<&dyn Watch>) -> Result<()> {
     let (file, path) = temporary.into_parts();
-    drop(path); // this removes it
+    drop(path);
     let close = move || drop(file);
     match watch {
         Some(watch) => parallel::elsewhere(close, watch)?,
@@ -143,7 +143,6 @@ fn persist_beside(temporary: NamedTempFile, path: &Path) -> io::Result<File> {
     })
 }
 
-/// Removes old files that are not mapped any more.
 fn remove_old(path: &Path) {
     let (Some(directory), Some(name)) = (path.parent(), path.file_name()) else {
         return;
@@ -252,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    #[cfg_attr(miri, ignore = "makes calls of the system that Miri does not know")]
+    #[cfg_attr(miri, ignore = "Miri lacks the system calls")]
     fn files_of_the_dead_are_removed_and_those_of_the_living_stay() {
         let directory = tempfile::tempdir().unwrap();
         let target = OsStr::new("model");
@@ -271,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    #[cfg_attr(miri, ignore = "makes calls of the system that Miri does not know")]
+    #[cfg_attr(miri, ignore = "Miri lacks the system calls")]
     fn a_name_that_another_file_has_by_now_stays() {
         let directory = tempfile::tempdir().unwrap();
         let target = OsStr::new("model");
@@ -288,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    #[cfg_attr(miri, ignore = "makes calls of the system that Miri does not know")]
+    #[cfg_attr(miri, ignore = "Miri lacks the system calls")]
     fn an_old_file_that_cannot_be_replaced_makes_room() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("model");
@@ -317,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    #[cfg_attr(miri, ignore = "makes calls of the system that Miri does not know")]
+    #[cfg_attr(miri, ignore = "Miri lacks the system calls")]
     fn a_mapped_file_is_replaced() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("model");
@@ -337,7 +336,7 @@ mod tests {
 
     #[cfg(unix)] // elsewhere an open file keeps its name
     #[test]
-    #[cfg_attr(miri, ignore = "makes calls of the system that Miri does not know")]
+    #[cfg_attr(miri, ignore = "Miri lacks the system calls")]
     fn an_old_file_gets_its_name_back_if_the_new_one_cannot_have_it() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("model");
@@ -362,7 +361,7 @@ mod tests {
     }
 
     #[test]
-    #[cfg_attr(miri, ignore = "makes calls of the system that Miri does not know")]
+    #[cfg_attr(miri, ignore = "Miri lacks the system calls")]
     fn long_names_are_cut() {
         let directory = tempfile::tempdir().unwrap();
         create(directory.path(), OsStr::new(&"x".repeat(255)), false).unwrap();

@@ -13,6 +13,7 @@
 //! footer is covered once. CRC-32 is faster than memory, and checksums of parts can be combined, so
 //! threads can sum them.
 
+use std::fmt::Display;
 use std::ops::Range;
 
 use crc32fast::Hasher;
@@ -52,18 +53,15 @@ impl Footer {
 
     /// Reads the footer of `bytes`, which begin with the record, and compares their checksum.
     pub fn read(bytes: &[u8]) -> Result<Self> {
-        let damaged = |what| {
-            let what = format!("the record of the structure is damaged: {what}");
-            Err(Error::Structure(what))
-        };
         let Some(footer) = Self::find(bytes) else {
-            return damaged("it does not end with its mark");
+            return Err(damaged("its end mark is missing"));
         };
         if footer.whole() != Some(bytes.len()) {
-            return damaged("it has another length");
+            return Err(damaged("its length does not match its footer"));
         }
-        if crc32fast::hash(&bytes[..bytes.len() - Self::BYTES]) != footer.crc {
-            return damaged("it has another checksum");
+        let found = crc32fast::hash(&bytes[..bytes.len() - Self::BYTES]);
+        if found != footer.crc {
+            return Err(damaged(mismatch(footer.crc, found)));
         }
         Ok(footer)
     }
@@ -86,11 +84,18 @@ pub fn checksums_of(bytes: &[u8]) -> Result<Vec<u32>> {
     grow::collect(checksums.iter().map(|bytes| u32::from_le_bytes(*bytes)))
 }
 
-/// Consecutive summed parts of the data, by their ends.
+pub(super) fn damaged(what: impl Display) -> Error {
+    Error::Structure(format!("the record of the structure is damaged: {what}"))
+}
+
+/// Describes a checksum mismatch.
+pub fn mismatch(expected: u32, found: u32) -> String {
+    format!("checksum mismatch: expected {expected:08x}, found {found:08x}")
+}
+
 #[derive(Debug, Clone, Default)]
 pub struct Regions(Vec<usize>);
 
-/// Sums of parts of regions, with the regions' numbers.
 pub type PartialSums = Vec<(usize, Hasher)>;
 
 impl Regions {
@@ -204,7 +209,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_closed_is_read() {
+    fn closed_records_are_read() {
         for checksums in [vec![], vec![1, u32::MAX]] {
             let seal = Seal::new(b"record", Regions::new(vec![3; checksums.len()]));
             let after = Seal::bytes(checksums.len());

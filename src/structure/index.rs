@@ -65,7 +65,6 @@ impl LeafKind {
         })
     }
 
-    /// The kind that consists of this name alone.
     fn named(name: &str) -> Self {
         match name {
             "none" => Self::None,
@@ -203,17 +202,16 @@ impl Index {
     }
 
     pub fn decode(bytes: &[u8]) -> Result<Self> {
-        let index: Self = read(bytes).map_err(|error| {
-            decode::explain(&error, |error| {
-                Error::Structure(format!("the index of the leaves is damaged: {error}"))
-            })
-        })?;
+        let index: Self =
+            read(bytes).map_err(|error| decode::explain(&error, |error| Self::damaged(error)))?;
         if index.heads.len() != index.sizes.len() {
-            return Err(Error::Structure(
-                "the index of the leaves is damaged: its columns differ in length".into(),
-            ));
+            return Err(Self::damaged("its columns differ in length"));
         }
         Ok(index)
+    }
+
+    pub fn damaged(what: impl fmt::Display) -> Error {
+        Error::Structure(format!("the index of the leaves is damaged: {what}"))
     }
 }
 
@@ -245,7 +243,6 @@ impl Keys {
     }
 }
 
-/// The index that a key spells in decimal, as for list elements.
 fn index_of(key: &str) -> Option<usize> {
     let is_short = matches!(key.as_bytes(), [b'0'] | [b'1'..=b'9', ..]) && key.len() < 10;
     let digits = key.bytes().all(|byte| byte.is_ascii_digit());
@@ -257,7 +254,6 @@ pub struct Listing {
     index: Index,
     numbers: HashMap<LeafKind, u32>,
     keys: Keys,
-    /// Most leaves are like the previous one.
     last: Option<u32>,
     ends: Vec<usize>,
     /// The current leaf, and the start of its value.

@@ -20,7 +20,7 @@ mod recorder;
 mod sharding;
 mod value;
 
-pub use footer::{Footer, MARK, PartialSums, Regions, Seal, Sums, checksums_of};
+pub use footer::{Footer, MARK, PartialSums, Regions, Seal, Sums, checksums_of, mismatch};
 pub use index::{Index, LeafKind, Listing};
 pub use record::{Kind, Node, NodeType, Record, Repeat};
 pub use recorder::Recorder;
@@ -30,5 +30,5 @@ pub use value::Value;
 /// Last in the top-level map.
 pub const RECORD_KEY: &str = "__treepack__";
 
-/// The only key of a tree that is not a map.
+/// The key of a tree that is not a map.
 pub const ROOT_KEY: &str = "__treepack_root__";

@@ -8,6 +8,7 @@ use rmp_serde::Deserializer;
 use serde::{Deserialize, Serialize};
 use serde_bytes::ByteBuf;
 
+use super::footer::damaged;
 use super::sharding::{MAX_SHARDINGS, Sharding, Split};
 use crate::grow::{self, decode};
 use crate::watch::Watch;
@@ -160,7 +161,6 @@ impl Record {
 
     /// Reads a record, and checks its references.
     pub fn decode(bytes: &[u8]) -> Result<Self> {
-        /// Fields of every version.
         #[derive(Deserialize)]
         struct Versioned {
             version: u32,
@@ -175,14 +175,13 @@ impl Record {
             return Err(Error::Newer { what });
         }
         if versioned.version < VERSION {
-            return Err(Error::Structure(
-                "the record of the structure is damaged: there is no such version".into(),
-            ));
+            let version = versioned.version;
+            return Err(damaged(format_args!(
+                "it has the unknown version {version}"
+            )));
         }
         let record: Self = read(bytes).map_err(broken)?;
-        record.check().map_err(|what| {
-            Error::Structure(format!("the record of the structure is damaged: {what}"))
-        })?;
+        record.check().map_err(damaged)?;
         Ok(record)
     }
 
@@ -196,7 +195,9 @@ impl Record {
                 .iter()
                 .find(|repeat| repeat.0 == 0 || repeat.1 as usize >= index)
             {
-                return Err(format!("node {index} has {count} times the node {child}"));
+                return Err(format!(
+                    "node {index} cannot repeat node {child} {count} times"
+                ));
             }
             if let Kind::Typed(class, _) = kind
                 && *class as usize >= self.types.len()
@@ -205,10 +206,13 @@ impl Record {
             }
         }
         if self.nodes.is_empty() {
-            return Err("there is no node".into());
+            return Err("it has no nodes".into());
         }
         if self.shardings.len() > MAX_SHARDINGS {
-            return Err(format!("there are {} shardings", self.shardings.len()));
+            return Err(format!(
+                "it has {} shardings, more than {MAX_SHARDINGS}",
+                self.shardings.len()
+            ));
         }
         for (index, Split(node, sharding)) in self.split.iter().enumerate() {
             let is_array = |Node(kind, _): &Node| matches!(kind, Kind::Jax | Kind::WeakJax);
@@ -226,10 +230,7 @@ impl Record {
 
 #[allow(clippy::needless_pass_by_value)] // as `map_err` has it
 fn broken(error: rmp_serde::decode::Error) -> Error {
-    // Its checksum has been compared.
-    decode::explain_sealed(&error, |error| {
-        format!("the record of the structure is damaged: {error}")
-    })
+    decode::explain_sealed(&error, |error| damaged(error))
 }
 
 pub(super) fn read<'a, T: Deserialize<'a>>(

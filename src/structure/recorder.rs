@@ -10,7 +10,6 @@ use crate::{Result, grow};
 
 #[derive(Debug)]
 pub struct Recorder {
-    /// Nodes and their shardings.
     nodes: Numbered<(Node, Option<u32>)>,
     types: Numbered<NodeType>,
     shardings: Numbered<Sharding>,
@@ -46,7 +45,6 @@ impl Recorder {
         self.child(Self::PLAIN)
     }
 
-    /// Adds a child without children.
     pub fn leaf(&mut self, kind: Kind) -> Result<()> {
         let sharding = self.next_sharding.take();
         let node = match &self.last_leaf {
@@ -99,7 +97,7 @@ impl Recorder {
     /// # Panics
     /// If a container is still open.
     pub fn finish(mut self, metadata: Option<Vec<u8>>) -> Result<Record> {
-        let root = self.open.pop().expect("what is around the root");
+        let root = self.open.pop().expect("the list around the root");
         assert!(self.open.is_empty(), "every container is closed");
         // The root is part of no other node, so it was numbered last.
         debug_assert!(
@@ -121,7 +119,7 @@ impl Recorder {
 
     #[inline]
     fn child(&mut self, node: u32) -> Result<()> {
-        let repeats = self.open.last_mut().expect("what is around the root");
+        let repeats = self.open.last_mut().expect("the list around the root");
         match repeats.last_mut() {
             Some(repeat) if repeat.1 == node => repeat.0 += 1,
             _ => grow::push(repeats, Repeat(1, node))?,
@@ -158,7 +156,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_reads_back_as_it_was_is_one_node() {
+    fn a_tree_that_reads_back_unchanged_is_one_node() {
         let mut recorder = Recorder::default();
         recorder.open().unwrap();
         for _ in 0..3 {

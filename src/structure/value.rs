@@ -69,7 +69,7 @@ impl Value {
         Ok(Self::Frozenset(grow::collect(elements)?))
     }
 
-    /// Whether it is text, a number, `None`, or a tuple of these.
+    /// Returns whether it is text, a number, `None`, or a tuple of these.
     #[cfg(feature = "python")]
     pub(crate) fn is_simple(&self) -> bool {
         match self {
@@ -93,10 +93,8 @@ impl Value {
         let value = Self::deserialize(&mut deserializer);
         match value {
             Ok(value) if rest.is_empty() => Ok(value),
-            Ok(_) => Err(Error::Structure("a value with bytes after it".into())),
-            Err(error) => Err(decode::explain_sealed(&error, |error| {
-                format!("a damaged value: {error}")
-            })),
+            Ok(_) => Err(damaged("unexpected bytes after it")),
+            Err(error) => Err(decode::explain_sealed(&error, |error| damaged(error))),
         }
     }
 }
@@ -124,6 +122,10 @@ from! {
     &str: value => Self::Str(value.into()),
     String: value => Self::Str(value),
     Vec<u8>: value => Self::Bytes(value),
+}
+
+fn damaged(what: impl std::fmt::Display) -> Error {
+    Error::Structure(format!("a damaged value: {what}"))
 }
 
 #[cfg(test)]

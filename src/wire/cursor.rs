@@ -132,7 +132,7 @@ impl<'a> Cursor<'a> {
     #[cold]
     fn no_head(&self, width: usize) -> Error {
         match width {
-            0 => Error::malformed(self.position, "byte 0xc1 starts no msgpack value"),
+            0 => Error::malformed(self.position, "byte 0xc1 does not start a msgpack value"),
             _ => Error::Truncated {
                 offset: self.position,
                 missing: (width - self.left()) as u64,

@@ -402,7 +402,7 @@ mod tests {
     }
 
     #[test]
-    fn the_smallest_width_is_what_the_reference_writes() {
+    fn the_smallest_width_matches_the_reference() {
         let mut ours = Vec::new();
         let mut theirs = Vec::new();
         for value in edges() {
@@ -433,7 +433,7 @@ mod tests {
     }
 
     #[test]
-    fn every_first_byte_is_what_the_reference_says() {
+    fn every_first_byte_matches_the_reference() {
         for first in 0..=255 {
             let known = rmp::Marker::from_u8(first) != rmp::Marker::Reserved;
             let found = read(&[first, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
