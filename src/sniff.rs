@@ -60,7 +60,7 @@ pub fn described(source: &dyn Source) -> Result<Option<String>> {
     Ok(Sample::of(source)?.describe().map(Cow::into_owned))
 }
 
-/// Whether the data begin as those of another format, which are no damaged msgpack.
+/// Returns whether the data begin like another format, so they are not damaged msgpack.
 #[cfg(feature = "python")]
 pub fn is_foreign(source: &dyn Source) -> Result<bool> {
     let sample = Sample::of(source)?;
@@ -69,7 +69,6 @@ pub fn is_foreign(source: &dyn Source) -> Result<bool> {
     Ok(sample.is_safetensors() || MAGICS.iter().any(is_magic))
 }
 
-/// Which of these formats the data seem to have.
 #[cfg(feature = "python")]
 pub fn convertible(source: &dyn Source) -> Result<Option<Convertible>> {
     Ok(Sample::of(source)?.convertible())

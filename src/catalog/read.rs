@@ -56,7 +56,7 @@ impl Catalog {
             Ok(()) => {}
         }
         if found.damage.is_some() && found.entries.first().is_none_or(|root| root.is_leaf) {
-            // Not even the root could be read: any byte below 128 is a number.
+            // Not even the root was readable: any byte below 128 is a number.
             found = found.emptied()?;
         }
         if found.damage.is_some() {
@@ -80,8 +80,7 @@ impl Catalog {
         Ok(found)
     }
 
-    /// Keeps the checksums after a damaged record for the leaves that were found, of which the last
-    /// may be misread.
+    /// Keeps the checksums after a damaged record. `is_misread`: the last leaf may be misread.
     fn keep_checksums(
         &mut self,
         source: &dyn Source,
