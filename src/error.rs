@@ -130,8 +130,8 @@ pub enum Error {
         /// The requested kind.
         wanted: &'static str,
     },
-    /// Leaves are not what was written, as their checksums or their headers tell.
-    #[error("leaves are not what was written: {}", listed(paths, *more))]
+    /// Leaves do not match their checksums or headers.
+    #[error("damaged leaves: {}", listed(paths, *more))]
     Corrupt {
         /// The first damaged leaves.
         paths: Vec<Path>,
@@ -141,13 +141,12 @@ pub enum Error {
     /// A patch belongs to other data than the given base.
     #[error("the patch was made against another base; these leaves differ: {}", listed(paths, *more))]
     BaseMismatch {
-        /// The leaves that are missing there, or have another dtype, shape or content; of very many,
-        /// the first.
+        /// The first leaves that are missing in the base, or differ in dtype, shape or content.
         paths: Vec<Path>,
-        /// How many more there are.
+        /// The number of differing leaves not listed.
         more: usize,
     },
-    /// Memory ran out while a failed patch was taken back.
+    /// Undoing a failed patch ran out of memory.
     #[error("there was not enough memory to take a failed patch back: the buffer has neither tree")]
     Torn,
     /// A file was written to while it was open.

@@ -41,13 +41,13 @@ impl ArrayPlace {
         self.parts.len()
     }
 
-    /// Where a range of its bytes is in the source.
+    /// The source ranges of a range of its bytes.
     pub(crate) fn pieces(&self, range: Range<usize>) -> Result<Pieces> {
         Pieces::new(grow::collect(self.parts.of(range))?)
     }
 
-    /// A box, for memory with these strides or contiguous memory. `None` if it exceeds the array,
-    /// or the memory lacks a place for an element.
+    /// The runs of a box in memory with these strides, or contiguous memory. `None` if the box
+    /// exceeds the array or elements would overlap.
     pub fn runs(&self, bounds: &[Bounds], strides: Option<&[usize]>) -> Option<Runs> {
         let count = self.shape.iter().product::<usize>().max(1);
         let itemsize = self.nbytes() / count;
