@@ -1,10 +1,10 @@
-//! Boxes of sharded arrays: their files, their places there, and reading them.
+//! Boxes of sharded arrays: finds their files and parts, and reads them.
 //!
 //! ```text
 //! array, box ──▶ its files ──opened──▶ each part: its shard, its leaf, its runs
 //! ```
 //!
-//! The parts of a box are computed again each time, and take no memory.
+//! The parts of a box are recomputed each time, and take no memory.
 
 use std::mem::MaybeUninit;
 use std::num::NonZero;
@@ -31,8 +31,8 @@ pub struct ShardedArray {
     shard_bytes: usize,
 }
 
-/// An array in the tree: the catalog of the manifest, and the number of its leaf. Keys are not
-/// copied: a long one may be above many arrays.
+/// An array of the tree: the manifest's catalog, and a leaf number. Keys are not copied, since a
+/// long one may be above many arrays.
 pub type ManifestPlace = (Arc<Catalog>, usize);
 
 #[derive(Clone, Copy)]
@@ -40,13 +40,11 @@ pub struct OpenFile<'a> {
     pub number: u32,
     pub catalog: &'a Catalog,
     pub source: &'a dyn Source,
-    /// A cache of its arrays in chunks.
     pub arrays: &'a FoundArrays,
 }
 
 #[derive(Debug)]
 pub struct Failed {
-    /// The index of the file among the given ones, if it is about one.
     pub file: Option<usize>,
     pub value: Option<usize>,
     pub error: Error,
@@ -63,8 +61,8 @@ impl From<Error> for Failed {
 }
 
 impl ShardedArray {
-    /// The array at a place, with the file of each shard. An array of the host has no key of its
-    /// own above its one shard. `None` if there are fewer numbers of files than shards.
+    /// Finds an array and the file of each shard. A host array has no key above its one shard.
+    /// `None` if file numbers are missing.
     pub fn new(
         grid: ShardGrid,
         files: FileNumbers,
@@ -92,7 +90,6 @@ impl ShardedArray {
         &self.grid
     }
 
-    /// The file of each shard.
     pub fn files(&self) -> &[u32] {
         &self.files
     }
@@ -100,7 +97,7 @@ impl ShardedArray {
     /// The leaf of a shard in its file. `None` if the file does not match the manifest.
     ///
     /// # Panics
-    /// If there is no such shard.
+    /// If the shard does not exist.
     pub fn find(
         &self,
         shard: usize,
@@ -113,7 +110,6 @@ impl ShardedArray {
         }
     }
 
-    /// The value of a file at the path of the array.
     fn around(&self, catalog: &Catalog, watch: &dyn Watch) -> Result<Option<usize>> {
         let (tree, value) = &self.place;
         catalog.find(0, tree.keys_to(*value)?, watch)
@@ -149,7 +145,6 @@ pub struct ShardBox {
 }
 
 impl ShardBox {
-    /// A box of an array; `None` if it exceeds the array.
     pub fn new(array: Arc<ShardedArray>, bounds: &[Bounds]) -> Option<Self> {
         let parts = array.grid.parts(bounds)?;
         Some(Self { array, parts })
@@ -159,7 +154,7 @@ impl ShardBox {
         self.parts.len()
     }
 
-    /// The files with its bytes, ascending, and the number of bytes of each.
+    /// The files with its bytes, ascending, and the number of bytes in each.
     pub fn files(&self) -> Result<Vec<(u32, usize)>> {
         let of_part = |part: &ShardPart| self.array.files[part.shard];
         let mut most = None;
@@ -181,12 +176,11 @@ impl ShardBox {
         grow::collect(needed.filter_map(|(file, bytes)| Some((file, bytes?))))
     }
 
-    /// The box in two, cut where a shard begins, if there are several.
     pub fn halves(&self) -> Option<Halves> {
         self.parts.halves()
     }
 
-    /// The first shard for which its file does not match the manifest.
+    /// The first shard whose file does not match the manifest.
     pub fn missing(
         &self,
         files: &[OpenFile<'_>],
@@ -206,8 +200,8 @@ impl ShardBox {
         }
     }
 
-    /// Calls `found` with each part in the order of the shards: the index of its file among the
-    /// given ones, whose numbers ascend, the leaf of its shard, and the part.
+    /// Calls `found` with each part in shard order: the index of its file in `files` (ascending
+    /// numbers), the leaf of its shard, and the part.
     pub fn each(
         &self,
         files: &[OpenFile<'_>],
@@ -215,7 +209,6 @@ impl ShardBox {
         mut found: impl FnMut(usize, Option<usize>, &ShardPart) -> Result<()>,
     ) -> std::result::Result<(), Failed> {
         let array = &*self.array;
-        // The value at the path of the array in each file searched so far.
         let mut around = grow::filled(None::<Option<usize>>, files.len())?;
         let mut name = String::new();
         let (mut at, mut until_check) = (0, CHECK_SHARDS);
@@ -250,9 +243,9 @@ impl ShardBox {
         })
     }
 
-    /// The array of a shard in its file.
     pub fn place(&self, file: &OpenFile<'_>, value: Option<usize>) -> Result<Arc<ArrayPlace>> {
-        let value = value.ok_or_else(|| Error::Structure("a shard is not there".into()))?;
+        let value =
+            value.ok_or_else(|| Error::Structure("a shard is missing from its file".into()))?;
         if let Some(known) = file.arrays.known(value) {
             return Ok(known);
         }
@@ -260,13 +253,11 @@ impl ShardBox {
         file.arrays.find(file.catalog, file.source, value, itemsize)
     }
 
-    /// The runs of a part, for memory with these strides, and their offset there.
     pub fn runs(&self, part: &ShardPart, strides: &[usize]) -> Result<(usize, Runs)> {
         let runs = self.array.grid.runs(part, self.array.itemsize, strides);
-        runs.ok_or_else(|| Error::Structure("the memory has no place for each element".into()))
+        runs.ok_or_else(|| Error::Structure("elements would overlap in memory".into()))
     }
 
-    /// Reads it to memory with these strides.
     pub fn read(
         &self,
         files: &[OpenFile<'_>],
@@ -288,7 +279,7 @@ impl ShardBox {
 }
 
 #[cfg(test)]
-#[allow(clippy::cast_possible_truncation)] // numbers that repeat are as good
+#[allow(clippy::cast_possible_truncation)] // numbers may repeat
 mod tests {
     use super::*;
     use crate::array::grid::tests::{boxes, elements, indices};
@@ -297,7 +288,6 @@ mod tests {
 
     const KEYS: [&str; 2] = ["params", "w"];
 
-    /// The bytes of elements of `u16` that have their numbers as values.
     fn bytes(elements: &[usize]) -> Vec<u8> {
         let bytes = elements.iter().map(|at| (*at as u16).to_le_bytes());
         bytes.flatten().collect()
@@ -319,7 +309,6 @@ mod tests {
         file
     }
 
-    /// A tree with one value, below these keys.
     fn place(keys: &[&str]) -> ManifestPlace {
         let mut source = Vec::new();
         for key in keys {
@@ -380,7 +369,7 @@ mod tests {
         let mut memory = vec![MaybeUninit::new(0); 2 * total];
         let threads = NonZero::new(2).unwrap();
         found.read(&files, &mut memory, &strides, threads, &())?;
-        // SAFETY: all of it was zero before.
+        // SAFETY: all of it was zeroed before.
         Ok((missing, unsafe { memory.assume_init_ref() }.to_vec()))
     }
 
@@ -419,7 +408,7 @@ mod tests {
                 }
                 Err(failed) => {
                     prop_assert!(is_needed);
-                    prop_assert!(failed.error.to_string().contains("is not there"), "{:?}", failed);
+                    prop_assert!(failed.error.to_string().contains("is missing from its file"), "{:?}", failed);
                     prop_assert!(failed.file.is_some());
                 }
             }

@@ -7,10 +7,9 @@ use crate::{Error, Result};
 
 macro_rules! dtypes {
     ($($variant:ident $name:literal $itemsize:literal $what:literal,)*) => {
-        /// The type of the elements of an array.
+        /// The element type of an array.
         ///
-        /// Elements are little-endian. Those of less than a byte take one, in whose low bits the
-        /// value is.
+        /// Elements are little-endian. Those below a byte take one; the value is in its low bits.
         ///
         /// ```
         /// use treepack::Dtype;
@@ -33,7 +32,6 @@ macro_rules! dtypes {
             Timedelta64(TimeUnit),
         }
 
-        /// All dtypes without parameters, with their names and element sizes.
         const NAMED: &[(Dtype, &str, usize)] = &[$((Dtype::$variant, $name, $itemsize),)*];
     };
 }
@@ -78,7 +76,7 @@ dtypes! {
 }
 
 impl Dtype {
-    /// How many bytes an element has in files.
+    /// Returns the size of an encoded element in bytes.
     ///
     /// ```
     /// use treepack::Dtype;
@@ -92,7 +90,6 @@ impl Dtype {
         known.map_or(size_of::<i64>(), |(.., itemsize)| *itemsize)
     }
 
-    /// The dtype of this name, if there is one.
     pub(crate) fn named(name: &str) -> Option<Self> {
         let known = NAMED.iter().find(|(_, known, _)| *known == name);
         let known = known.map(|(dtype, ..)| *dtype);
@@ -101,7 +98,6 @@ impl Dtype {
             .or_else(|| Self::coded(name))
     }
 
-    /// A dtype of times or of differences, with a unit after its name.
     fn timed(name: &str, times: &str, differences: &str) -> Option<Self> {
         match name.strip_prefix(times) {
             Some(unit) => TimeUnit::in_brackets(unit).map(Self::Datetime64),
@@ -109,7 +105,6 @@ impl Dtype {
         }
     }
 
-    /// The dtype of a code of NumPy, such as `<f4`.
     fn coded(code: &str) -> Option<Self> {
         let code = code.strip_prefix(['<', '|', '=']).unwrap_or(code);
         Some(match code {
@@ -156,8 +151,7 @@ impl FromStr for Dtype {
     type Err = Error;
 
     fn from_str(name: &str) -> Result<Self> {
-        Self::named(name)
-            .ok_or_else(|| Error::Option(format!("{name:?} is no dtype that an array can have")))
+        Self::named(name).ok_or_else(|| Error::Option(format!("unsupported array dtype {name:?}")))
     }
 }
 
@@ -177,16 +171,14 @@ pub struct TimeUnit {
     name: &'static str,
 }
 
-/// The units that NumPy has.
 const UNITS: [&str; 13] = [
     "Y", "M", "W", "D", "h", "m", "s", "ms", "us", "ns", "ps", "fs", "as",
 ];
 
 impl TimeUnit {
-    /// No unit is known.
+    /// The unit is unknown.
     pub const NONE: Self = Self { count: 1, name: "" };
 
-    /// The unit at the end of a dtype's name: in brackets, or none.
     fn in_brackets(text: &str) -> Option<Self> {
         if text.is_empty() {
             return Some(Self::NONE);
@@ -196,7 +188,6 @@ impl TimeUnit {
     }
 
     fn named(text: &str) -> Option<Self> {
-        /// NumPy's limit.
         const MAX_DIGITS: usize = 9;
         let digits = text.len()
             - text
@@ -226,7 +217,7 @@ impl FromStr for TimeUnit {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Self> {
-        Self::named(text).ok_or_else(|| Error::Option(format!("{text:?} is no unit of time")))
+        Self::named(text).ok_or_else(|| Error::Option(format!("unsupported time unit {text:?}")))
     }
 }
 
@@ -241,7 +232,7 @@ mod tests {
             assert_eq!(name.parse::<Dtype>().unwrap(), *dtype);
             assert_eq!(dtype.to_string(), *name);
             assert_eq!(dtype.itemsize(), *size);
-            // The core knows the sizes of other names from the bytes.
+            // Other sizes are derived from the bytes.
             assert_eq!(itemsize(name).unwrap_or(*size), *size, "{name}");
         }
     }

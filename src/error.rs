@@ -1,4 +1,4 @@
-//! The error type of the core: the reason, and the place in the input or the tree.
+//! The error type of the core, and paths into a tree.
 
 use std::borrow::Cow;
 use std::collections::TryReserveError;
@@ -6,10 +6,9 @@ use std::fmt;
 use std::io;
 use std::str::FromStr;
 
-/// Everything that can go wrong.
+/// Any error of this crate. More variants may be added.
 ///
-/// `offset` is always a byte offset into the whole encoded input. Match on the variants that
-/// you can do something about; more may be added.
+/// `offset` is always a byte offset into the whole encoded input.
 ///
 /// ```
 /// use treepack::{Error, File};
@@ -27,39 +26,39 @@ pub enum Error {
     /// The input ends inside a value.
     #[error("{} (byte {offset})", truncated(*missing))]
     Truncated {
-        /// Where the value that does not fit begins.
+        /// Start of the incomplete value.
         offset: usize,
-        /// A lower bound of missing bytes.
+        /// The missing bytes, at least.
         missing: u64,
     },
-    /// The input violates the format at this place.
+    /// The input violates the format.
     #[error("{reason} (byte {offset})")]
     Malformed {
-        /// Where the offending value begins.
+        /// Start of the invalid value.
         offset: usize,
         /// The violation.
         reason: String,
     },
-    /// More bytes follow a value that should be all of the input.
+    /// More bytes follow the value that should fill the input.
     #[error("{reason} (byte {offset})")]
     Trailing {
-        /// Where they begin.
+        /// Start of the extra bytes.
         offset: usize,
         /// Their number, and the format that the input seems to have.
         reason: String,
     },
-    /// Containers of the input are nested too deep.
+    /// The input nests containers too deep.
     #[error("{} (byte {offset})", too_deep(*limit))]
     TooDeep {
-        /// Where the container that is one too deep begins.
+        /// Start of the first container that is too deep.
         offset: usize,
-        /// The most levels.
+        /// The maximum depth.
         limit: usize,
     },
-    /// A tree to be written is nested too deep.
+    /// The tree to write is nested too deep.
     #[error("the tree is nested more than {limit} levels deep, or contains itself")]
     TreeTooDeep {
-        /// The most levels.
+        /// The maximum depth.
         limit: usize,
     },
     /// A value is too large for the format.
@@ -70,7 +69,7 @@ pub enum Error {
         /// Its length.
         len: usize,
     },
-    /// A key of the tree is reserved in the format.
+    /// The format reserves a key of the tree.
     #[error("the key {key:?} is reserved: it marks {meaning}")]
     ReservedKey {
         /// The key.
@@ -78,13 +77,13 @@ pub enum Error {
         /// Its meaning in the format.
         meaning: &'static str,
     },
-    /// An option has a value that is not allowed, or calls came in a wrong order.
+    /// An option has an invalid value, or calls came in the wrong order.
     #[error("{0}")]
     Option(String),
-    /// The record of a structure is damaged, or does not fit its tree.
+    /// The structure record is damaged or does not fit its tree.
     #[error("{0}")]
     Structure(String),
-    /// A newer version of this library has written the data, in a form unknown here.
+    /// A newer version wrote the data in an unknown form.
     #[error("{what}: it was written by a newer treepack; upgrade treepack")]
     Newer {
         /// The unknown part.
@@ -93,82 +92,81 @@ pub enum Error {
     /// A gzip stream ends early.
     #[error("compressed file ended before the end-of-stream marker was reached")]
     GzipTruncated,
-    /// A gzip stream is damaged, or is not gzip.
+    /// A gzip stream is damaged, or the data are not gzip.
     #[error("{0}")]
     Gzip(String),
-    /// The output would exceed the bound of the caller.
+    /// The output would exceed the caller's limit.
     #[error("the decompressed data exceeds max_size={max_size} bytes")]
     OutputLimit {
-        /// The bound, in bytes.
+        /// The limit, in bytes.
         max_size: usize,
     },
-    /// There is not enough memory.
+    /// An allocation failed.
     #[error("out of memory")]
     OutOfMemory,
-    /// The caller has stopped the work.
+    /// The caller stopped the work.
     #[error("the work was stopped")]
     Stopped,
     /// The bytes of a leaf could not be read.
     #[error(transparent)]
     Payload(Box<dyn std::error::Error + Send + Sync>),
-    /// A file was replaced, but may not survive a loss of power.
+    /// A file was replaced, but may not survive a power loss.
     #[error("the new file is in place, but its directory could not be synced to the disk: {0}")]
     NotDurable(io::Error),
-    /// The operating system refused.
+    /// A system call failed.
     #[error(transparent)]
     Io(io::Error),
-    /// A file has no leaf of this path.
+    /// The file has no leaf at this path.
     #[error("there is no leaf {path:?}")]
     NoLeaf {
         /// The requested path.
         path: String,
     },
-    /// A leaf is of another kind than requested.
+    /// The leaf is of another kind than requested.
     #[error("the leaf is {found}, not {wanted}")]
     OtherKind {
-        /// Its kind.
+        /// The kind of the leaf.
         found: String,
         /// The requested kind.
         wanted: &'static str,
     },
-    /// Leaves are not what was written, as their checksums or their headers tell.
-    #[error("leaves are not what was written: {}", listed(paths, *more))]
+    /// Leaves do not match their checksums or headers.
+    #[error("damaged leaves: {}", listed(paths, *more))]
     Corrupt {
-        /// Where they are; of very many, or below very long keys, the first.
+        /// The first damaged leaves.
         paths: Vec<Path>,
-        /// How many more there are.
+        /// The number of damaged leaves not listed.
         more: usize,
     },
     /// A patch belongs to other data than the given base.
     #[error("the patch was made against another base; these leaves differ: {}", listed(paths, *more))]
     BaseMismatch {
-        /// The leaves that are missing there, or have another dtype, shape or content; of very many,
-        /// the first.
+        /// The first leaves that are missing in the base, or differ in dtype, shape or content.
         paths: Vec<Path>,
-        /// How many more there are.
+        /// The number of differing leaves not listed.
         more: usize,
     },
-    /// Memory ran out while a failed patch was taken back.
+    /// Undoing a failed patch ran out of memory.
     #[error("there was not enough memory to take a failed patch back: the buffer has neither tree")]
     Torn,
     /// A file was written to while it was open.
     #[error(
-        "the file was overwritten in place while it was open: open it again, and let a new file \
-         take its name"
+        "the file was overwritten in place while it was open: open it again, and replace files by \
+         renaming new ones"
     )]
     Overwritten,
-    /// An error at a place in the tree.
+    /// An error at a path in the tree.
     #[error("{error} (at {path})")]
     At {
-        /// The place.
+        /// The path.
         path: Path,
-        /// The error there.
+        /// The error.
         error: Box<Error>,
     },
 }
 
 impl Error {
-    /// A [`Error::Malformed`].
+    /// Returns [`Error::Malformed`].
     pub fn malformed(offset: usize, reason: impl Into<String>) -> Self {
         Self::Malformed {
             offset,
@@ -176,7 +174,7 @@ impl Error {
         }
     }
 
-    /// The message without the place in the input or in the tree.
+    /// The message without offset and path.
     #[must_use]
     pub fn reason(&self) -> String {
         Reason(self).to_string()
@@ -195,8 +193,8 @@ impl Error {
         }
     }
 
-    /// Whether the error is about the work, not the input: stopped by the caller, out of memory, or
-    /// failed to read.
+    /// Returns whether the error is not about the input: stopped by the caller, out of memory, or a
+    /// failed read.
     #[must_use]
     pub fn is_no_damage(&self) -> bool {
         match self {
@@ -206,7 +204,7 @@ impl Error {
         }
     }
 
-    /// Whether the data are of a newer version, and so may be intact.
+    /// Returns whether a newer version wrote the data, which may be intact.
     #[must_use]
     pub fn is_newer(&self) -> bool {
         match self {
@@ -215,7 +213,7 @@ impl Error {
         }
     }
 
-    /// The error and its place in the tree, if known.
+    /// Splits the error from its path, if it has one.
     #[must_use]
     pub fn split(self) -> (Self, Option<Path>) {
         match self {
@@ -225,7 +223,6 @@ impl Error {
     }
 }
 
-/// Displays an error without its place.
 pub(crate) struct Reason<'a>(pub &'a Error);
 
 impl fmt::Display for Reason<'_> {
@@ -280,13 +277,13 @@ impl From<TryReserveError> for Error {
     }
 }
 
-/// The result type of the core.
+/// The result type of this crate.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// A place in a tree: the keys that lead there.
+/// The keys from the root of a tree to a value.
 ///
-/// It is written `params/encoder/0/kernel`, and `.` for the root. In a key, `~` is written `~0` and
-/// `/` is written `~1`, as in JSON Pointer (RFC 6901); a key that is `.` is written `~2`.
+/// Displayed as `params/encoder/0/kernel`, and as `.` for the root. Keys are escaped as in JSON
+/// Pointer (RFC 6901): `~` as `~0`, `/` as `~1`; a key `.` is written `~2`.
 ///
 /// ```
 /// use treepack::Path;
@@ -296,19 +293,19 @@ pub type Result<T> = std::result::Result<T, Error>;
 /// assert_eq!(path.to_string(), "params/a~1b");
 /// # Ok::<(), treepack::Error>(())
 /// ```
-// Collected while a walk unwinds, so the innermost key comes first.
+// Innermost key first, in the order in which a walk unwinds.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Path(Vec<String>);
 
 impl Path {
-    /// Adds the key of the container around the path so far, or `…` without memory for it.
+    /// Adds an outer key, or `…` if out of memory.
     pub fn push_outer(&mut self, key: impl AsRef<str>) {
         if self.try_push_outer(key.as_ref()).is_err() {
             self.0.push("…".into());
         }
     }
 
-    /// The same, but fails without memory for the key.
+    /// Adds an outer key.
     pub fn try_push_outer(&mut self, key: &str) -> Result<()> {
         let mut copy = String::new();
         copy.try_reserve_exact(key.len())?;
@@ -318,13 +315,13 @@ impl Path {
         Ok(())
     }
 
-    /// The keys from the root on.
+    /// The keys, outermost first.
     pub fn keys(&self) -> impl Iterator<Item = &str> {
         self.0.iter().rev().map(String::as_str)
     }
 }
 
-/// A key as it is written in a path.
+/// Escapes a key for a path.
 #[must_use]
 pub fn escaped(key: &str) -> Cow<'_, str> {
     if key == "." {
@@ -351,7 +348,6 @@ impl FromStr for Path {
     }
 }
 
-/// The inverse of [`escaped`].
 fn unescaped(part: &str) -> Cow<'_, str> {
     if part.contains('~') {
         let part = part.replace("~2", ".").replace("~1", "/");
@@ -374,7 +370,7 @@ impl fmt::Display for Path {
                 f.write_str("~2")?;
                 continue;
             }
-            // Without a copy, which would need memory.
+            // Without allocating, since memory may be exhausted.
             for part in key.split_inclusive(['~', '/']) {
                 let plain = part.trim_end_matches(['~', '/']);
                 f.write_str(plain)?;
@@ -423,13 +419,13 @@ mod tests {
             let paths = paths(count);
             Error::Corrupt { paths, more }.to_string()
         };
-        assert_eq!(shown(2, 0), "leaves are not what was written: 0, 1");
+        assert_eq!(shown(2, 0), "damaged leaves: 0, 1");
         assert!(shown(2, 1).ends_with(": 0, 1 and 1 more"));
         assert!(shown(7, 1).ends_with(": 0, 1, 2, 3, 4 and 3 more"));
     }
 
     #[test]
-    fn whatever_has_an_offset_shows_it() {
+    fn errors_show_their_offset() {
         let limit = 3;
         for error in [
             Error::Truncated {

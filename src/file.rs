@@ -1,4 +1,4 @@
-//! Files, their leaves by path, and views of arrays.
+//! Opens files: `File`, its leaves by path, and array views.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -10,7 +10,7 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 
 use crate::array::{Bounds, Runs, resolve};
-use crate::catalog::{BLOCK_BYTES, Catalog, Status};
+use crate::catalog::{BLOCK_BYTES, Catalog, Status, damaged_rest};
 use crate::dtype::Dtype;
 use crate::error::Path;
 use crate::events::{Event, no_dtype};
@@ -21,7 +21,7 @@ use crate::source::{Pieces, Source, SourcePieces, read_to};
 use crate::structure::{LeafKind, Record, Value};
 use crate::{Error, Result, grow, parallel, sniff};
 
-/// A file of treepack, flax or eformer, whose leaves are read on demand.
+/// A treepack, flax or eformer file whose leaves are read on demand.
 ///
 /// ```
 /// use treepack::{Dtype, File, Writer};
@@ -54,7 +54,7 @@ enum Encoded<'a> {
     Plain(Shared<'a>),
     /// Inflated on demand.
     Gzip(Indexed<Shared<'a>>),
-    /// The content of a gzip stream whose checksum was compared.
+    /// Inflated as a whole, with a matching checksum.
     Inflated {
         pages: Pages,
         has_damaged_index: bool,
@@ -87,12 +87,11 @@ impl<'a> Encoded<'a> {
         }
     }
 
-    /// Whether reading finds all damage.
+    /// Returns whether reading detects all damage.
     fn checks_itself(&self) -> bool {
         !matches!(self, Self::Plain(_))
     }
 
-    /// Damage of a compressed stream around intact blocks.
     fn stream_damage(&self) -> Option<&'static str> {
         match self {
             Self::Gzip(indexed) => indexed.damage(),
@@ -108,20 +107,20 @@ impl<'a> Encoded<'a> {
 impl File<'static> {
     /// Opens a file, plain or gzip.
     ///
-    /// Nothing but its index is read, or its headers where it has none, as files of flax; gzip
-    /// without treepack's index is inflated as a whole, in memory. A file must not be truncated while
-    /// it is open, which would end the program; one that is replaced keeps its old content.
+    /// Reads only the index, or all headers in files without one (flax's). Gzip without treepack's
+    /// index is inflated into memory as a whole. Do not truncate the file while it is open: the
+    /// program would end with SIGBUS. A replaced file keeps its old content.
     ///
     /// # Errors
-    /// If there is no such file, or it is not a checkpoint. A sharded checkpoint is a directory, which
-    /// the Python package reads.
+    /// If the file is missing or not a checkpoint. Sharded checkpoints are directories; the Python
+    /// package reads them.
     pub fn open(path: impl AsRef<path::Path>) -> Result<Self> {
         Self::from_source(Mapping::open(path.as_ref())?)
     }
 }
 
 impl<'a> File<'a> {
-    /// Opens bytes in memory, plain or gzip. Arrays borrow plain ones.
+    /// Opens bytes in memory, plain or gzip. Arrays borrow from plain bytes.
     ///
     /// ```
     /// use std::borrow::Cow;
@@ -141,9 +140,7 @@ impl<'a> File<'a> {
         Self::from_source(Memory(bytes.into()))
     }
 
-    /// Opens bytes that the program reads, such as an object of a store.
-    ///
-    /// See [`Source`] for an example.
+    /// Opens any [`Source`], such as an object in a store.
     pub fn from_source(source: impl Source + Send + 'a) -> Result<Self> {
         let content = Encoded::new(Arc::new(source))?;
         let catalog = Catalog::open(content.source(), false, &());
@@ -157,18 +154,19 @@ impl<'a> File<'a> {
         self.catalog.len()
     }
 
-    /// Whether there are no leaves.
+    /// Returns whether there are no leaves.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Lists all leaves, in their order in the file. This reads nothing.
+    /// Lists all leaves in file order. Reads nothing.
     pub fn leaves(&self) -> impl Iterator<Item = Leaf<'_>> {
         (0..self.catalog.values()).filter_map(|value| self.leaf_of(value))
     }
 
-    /// Finds the leaf at a [path](Path), such as `params/dense/kernel`; `.` is a tree that is a leaf.
+    /// Finds the leaf at a [path](Path), such as `params/dense/kernel`, or `.` for a tree that is a
+    /// leaf.
     ///
     /// ```
     /// use treepack::{Error, File, Writer};
@@ -192,7 +190,7 @@ impl<'a> File<'a> {
         leaf.ok_or_else(|| Error::NoLeaf { path: path.into() })
     }
 
-    /// Finds the array at a path, and reads its headers.
+    /// Finds the array at a path and reads its headers.
     ///
     /// # Errors
     /// [`Error::NoLeaf`] if there is no leaf, [`Error::OtherKind`] if it is not an array.
@@ -200,7 +198,7 @@ impl<'a> File<'a> {
         self.leaf(path)?.array()
     }
 
-    /// Reads the metadata that was saved beside the tree.
+    /// Reads the metadata saved with the tree.
     pub fn metadata(&self) -> Result<Option<Value>> {
         let Some(record) = self.catalog.record() else {
             return Ok(None);
@@ -209,15 +207,14 @@ impl<'a> File<'a> {
         metadata.map(|value| Value::decode(&value)).transpose()
     }
 
-    /// Whether there are checksums, so that [`File::verify`] finds bytes that have changed. Files of
-    /// flax have none.
+    /// Returns whether the file has checksums, with which [`File::verify`] detects changed bytes.
+    /// flax's files have none.
     #[must_use]
     pub fn has_checksums(&self) -> bool {
         self.catalog.is_summed() || self.content.checks_itself()
     }
 
-    /// Reads all of the file, and compares it with its checksums, its index and the record of its
-    /// structure.
+    /// Compares the whole file with its checksums, index and structure record.
     ///
     /// ```
     /// use treepack::{Dtype, Error, File, Writer};
@@ -238,7 +235,7 @@ impl<'a> File<'a> {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Corrupt`] lists the damaged leaves. There are others for damage elsewhere.
+    /// [`Error::Corrupt`] lists the damaged leaves; other errors report damage elsewhere.
     pub fn verify(&self) -> Result<()> {
         let source = self.content.source();
         let threads = parallel::threads(None, source.len(), parallel::MIN_COPY_BYTES)?;
@@ -252,8 +249,7 @@ impl<'a> File<'a> {
             return Err(error);
         }
         if found.get(self.len()) == Some(&Status::Corrupt) {
-            let what = "what lies between the leaves and the record of the structure is damaged";
-            return Err(Error::Structure(what.into()));
+            return Err(damaged_rest());
         }
         if let Some(damage) = self.content.stream_damage() {
             return Err(Error::Gzip(damage.into()));
@@ -273,9 +269,8 @@ impl<'a> File<'a> {
         }
     }
 
-    /// The error about leaves that are damaged, if there are any.
     fn corrupt(&self, mut values: impl Iterator<Item = usize>) -> Result<Option<Error>> {
-        /// Keys above many leaves are in the path of each.
+        /// Bounds the memory of long keys that many paths share.
         const MOST_BYTES: usize = 8 << 20;
         let mut left = MOST_BYTES;
         let mut paths = Vec::new();
@@ -312,7 +307,6 @@ impl fmt::Debug for File<'_> {
     }
 }
 
-/// Bytes that never change.
 struct Memory<'a>(Cow<'a, [u8]>);
 
 impl Source for Memory<'_> {
@@ -355,30 +349,28 @@ impl Source for Memory<'_> {
 #[derive(Clone, Copy)]
 pub struct Leaf<'a> {
     file: &'a File<'a>,
-    /// Its number among all values.
     value: usize,
-    /// Its number among all leaves.
     number: usize,
 }
 
 impl<'a> Leaf<'a> {
-    /// Returns the keys that lead to it.
+    /// Returns the leaf's path.
     ///
     /// # Panics
-    /// If there is no memory for them.
+    /// If out of memory.
     #[must_use]
     pub fn path(&self) -> Path {
         let path = self.file.catalog.path_below(0, self.value);
         path.expect("there is memory for a path")
     }
 
-    /// Returns its kind: the dtype and shape of an array. This reads nothing.
+    /// Returns the kind of leaf; for an array, dtype and shape. Reads nothing.
     #[must_use]
     pub fn kind(&self) -> &'a LeafKind {
         self.file.catalog.kind(self.number)
     }
 
-    /// Returns the type of its elements, if it is an array. This reads nothing.
+    /// Returns the dtype of an array. Reads nothing.
     #[must_use]
     pub fn dtype(&self) -> Option<Dtype> {
         match self.kind() {
@@ -388,18 +380,17 @@ impl<'a> Leaf<'a> {
         }
     }
 
-    /// Returns how many bytes it has in the file, with its headers.
+    /// Returns the encoded size in bytes, with headers.
     #[must_use]
     pub fn nbytes(&self) -> usize {
         let place = self.file.catalog.place(self.number);
         place.end - place.start
     }
 
-    /// Reads the headers of the array that it is: one of any shape, a scalar of NumPy, or the data of a
-    /// PRNG key.
+    /// Reads the headers of an array, a NumPy scalar, or a PRNG key's data.
     ///
     /// # Errors
-    /// [`Error::OtherKind`] if it is not an array.
+    /// [`Error::OtherKind`] if the leaf is not an array.
     pub fn array(&self) -> Result<ArrayView<'a>> {
         let source = self.file.content.source();
         let events = self.file.catalog.events_of(source, self.value)?;
@@ -424,10 +415,10 @@ impl<'a> Leaf<'a> {
         })
     }
 
-    /// Reads the value that it is, if it is neither an array nor a container.
+    /// Reads a plain value.
     ///
     /// # Errors
-    /// [`Error::OtherKind`] if it is one.
+    /// [`Error::OtherKind`] if the leaf is an array or a container.
     pub fn value(&self) -> Result<Value> {
         let source = self.file.content.source();
         let events = self.file.catalog.events_of(source, self.value)?;
@@ -470,7 +461,7 @@ impl fmt::Debug for Leaf<'_> {
     }
 }
 
-/// An array of a [`File`], whose elements are read on demand.
+/// An array of a [`File`] whose elements are read on demand.
 ///
 /// ```
 /// use treepack::{Dtype, File, Writer};
@@ -500,27 +491,26 @@ pub struct ArrayView<'a> {
 }
 
 impl<'a> ArrayView<'a> {
-    /// The type of its elements.
+    /// Returns the dtype.
     #[must_use]
     pub fn dtype(&self) -> Dtype {
         self.dtype
     }
 
-    /// Its dimensions; none for a scalar.
+    /// Returns the shape; empty for a scalar.
     #[must_use]
     pub fn shape(&self) -> &[usize] {
         &self.shape
     }
 
-    /// How many bytes its elements have.
+    /// Returns the size of all elements in bytes.
     #[must_use]
     pub fn nbytes(&self) -> usize {
         self.parts.len()
     }
 
-    /// Returns its elements, in C order and little-endian: borrowed from memory that the [`File`] was
-    /// made of, and otherwise read. (Files are not borrowed from, since other processes may change
-    /// them.)
+    /// Returns the elements in C order, little-endian. Borrows from bytes in memory; otherwise
+    /// copies, since other processes may change a file.
     pub fn bytes(&self) -> Result<Cow<'a, [u8]>> {
         if let ([part], Some(memory)) = (self.parts.as_slice(), self.source.stable()) {
             return Ok(Cow::Borrowed(&memory[part.clone()]));
@@ -530,10 +520,10 @@ impl<'a> ArrayView<'a> {
         Ok(Cow::Owned(bytes))
     }
 
-    /// Selects rows, a range of the first dimension. This reads nothing.
+    /// Selects rows, a range of the first dimension. Reads nothing.
     ///
     /// # Errors
-    /// If it has fewer rows.
+    /// If the array has fewer rows.
     pub fn rows(&self, rows: Range<usize>) -> Result<Self> {
         let count = self.shape.first().copied().unwrap_or(0);
         if rows.start > rows.end || rows.end > count || self.shape.is_empty() {
@@ -555,7 +545,7 @@ impl<'a> ArrayView<'a> {
         })
     }
 
-    /// Reads a box, a range of each dimension, in C order and little-endian; nothing else is read.
+    /// Reads a box, a range of each dimension, in C order, little-endian. Reads only the box.
     ///
     /// ```
     /// use treepack::{Dtype, File, Writer};
@@ -571,7 +561,7 @@ impl<'a> ArrayView<'a> {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Option`] if it has no such box.
+    /// [`Error::Option`] if the array does not contain the box.
     pub fn read_box(&self, ranges: &[Range<usize>]) -> Result<Vec<u8>> {
         let bounds = ranges.iter().map(|range| Bounds {
             start: range.start,
@@ -592,7 +582,6 @@ impl<'a> ArrayView<'a> {
         }
     }
 
-    /// Fills `target` with all bytes, in parallel.
     fn read<'t>(&self, target: &'t mut [MaybeUninit<u8>]) -> Result<&'t mut [u8]> {
         let threads = parallel::threads(None, target.len(), parallel::MIN_COPY_BYTES)?;
         let ((), whole) = Room::share(target, |room| {
@@ -605,7 +594,6 @@ impl<'a> ArrayView<'a> {
         Ok(whole.expect("the blocks cover the memory"))
     }
 
-    /// Fills `target` with its bytes from `start` on.
     pub(crate) fn copy_to<'t>(
         &self,
         start: usize,

@@ -1,7 +1,7 @@
 //! Fallible allocation: `OutOfMemory` instead of an abort.
 //!
-//! Memory whose size depends on the input, or on the tree to be written, grows by these functions
-//! or by `try_reserve`. Only small fixed memory is allocated as usual.
+//! Memory whose size depends on the input, or on the tree to write, grows by these functions or by
+//! `try_reserve`. Small fixed memory is allocated as usual.
 
 #[cfg(feature = "python")]
 use std::fmt;
@@ -79,7 +79,6 @@ pub fn collect<T>(items: impl IntoIterator<Item = T>) -> Result<Vec<T>> {
     try_collect(items.into_iter().map(Ok))
 }
 
-/// Collects elements up to the first error.
 pub fn try_collect<T>(items: impl IntoIterator<Item = Result<T>>) -> Result<Vec<T>> {
     let items = items.into_iter();
     let mut list = Vec::new();
@@ -91,7 +90,7 @@ pub fn try_collect<T>(items: impl IntoIterator<Item = Result<T>>) -> Result<Vec<
 }
 
 pub fn boxed<T>(item: T) -> Result<Box<T>> {
-    // A box cannot fail, but memory that was free a moment ago is free now.
+    // Boxes cannot fail, but memory that was free a moment ago is free now.
     check_room(size_of::<T>())?;
     Ok(Box::new(item))
 }
@@ -114,7 +113,7 @@ pub fn check_room(bytes: usize) -> Result<()> {
     Ok(Vec::<u8>::new().try_reserve_exact(bytes)?)
 }
 
-/// Encodes typed data as a map, as `rmp_serde::to_vec_named` does. Checks `watch` now and then.
+/// Encodes data as `rmp_serde::to_vec_named` does, and checks `watch`.
 ///
 /// # Panics
 /// If the data cannot be encoded.
@@ -127,7 +126,6 @@ pub fn encode_named(data: &impl Serialize, watch: &dyn Watch) -> Result<Vec<u8>>
 pub struct Growing<'a> {
     bytes: Vec<u8>,
     watch: &'a dyn Watch,
-    /// The length at the next check.
     check_at: usize,
     failed: Option<Error>,
 }
@@ -158,10 +156,8 @@ impl<'a> Growing<'a> {
         extend(&mut self.bytes, more)
     }
 
-    /// Returns the bytes.
-    ///
     /// # Panics
-    /// If writing has failed for another reason than memory and the watch.
+    /// If writing failed, except for memory or the watch.
     pub fn finish(
         self,
         done: std::result::Result<(), rmp_serde::encode::Error>,
@@ -202,10 +198,9 @@ pub mod decode {
 
     use crate::{Error, Result};
 
-    /// The text of serde's errors without memory.
     const OUT_OF_MEMORY: &str = "out of memory";
 
-    /// Explains an error in decoding a record: `other`, unless memory was short.
+    /// Returns `other` for an error in decoding a record, unless out of memory.
     pub fn explain(
         error: &rmp_serde::decode::Error,
         other: impl FnOnce(&rmp_serde::decode::Error) -> Error,
@@ -227,20 +222,20 @@ pub mod decode {
         }
     }
 
-    /// The same for a record whose checksum matches: unknown variants are of a newer version.
-    /// `other` is for damage.
+    /// Like `explain`, for a record with a matching checksum: unknown variants are from a newer
+    /// version.
     pub fn explain_sealed(
         error: &rmp_serde::decode::Error,
-        other: impl FnOnce(&rmp_serde::decode::Error) -> String,
+        other: impl FnOnce(&rmp_serde::decode::Error) -> Error,
     ) -> Error {
         explain(error, |error| match error {
-            // As `serde::de::Error::unknown_variant` has it.
+            // As in `serde::de::Error::unknown_variant`.
             rmp_serde::decode::Error::Syntax(text) if text.starts_with("unknown variant") => {
                 let name = text.split('`').nth(1).unwrap_or_default();
                 let what = format!("this treepack does not know {name:?} in a record");
                 Error::Newer { what }
             }
-            error => Error::Structure(other(error)),
+            error => other(error),
         })
     }
 
@@ -399,7 +394,7 @@ mod tests {
 
     #[test]
     #[cfg_attr(miri, ignore = "asks for more memory than Miri has")]
-    fn what_no_memory_holds_is_an_error() {
+    fn more_than_all_memory_is_an_error() {
         assert!(matches!(
             check_room(isize::MAX as usize),
             Err(Error::OutOfMemory)
@@ -415,7 +410,7 @@ mod tests {
 
     #[test]
     #[cfg_attr(miri, ignore = "takes minutes")]
-    fn who_waits_for_an_encoding_is_asked() {
+    fn encoding_checks_the_watch() {
         struct Stop;
         impl Watch for Stop {
             fn check(&self) -> Result<()> {

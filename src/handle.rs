@@ -1,4 +1,4 @@
-//! Opens files, within the limit of open files of a process.
+//! Opens files, within the process's limit of open files.
 
 use std::fs::File;
 use std::io;
@@ -8,15 +8,13 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use crate::{Error, Result};
 
-/// The number of handles that keep their file open.
 static KEPT: AtomicUsize = AtomicUsize::new(0);
 
-/// A mapped file: kept open, or beyond a limit opened again for each read. No locks, which a forked
+/// A mapped file: kept open, or beyond a limit reopened for each read. Has no lock, which a forked
 /// process might find held forever.
 #[derive(Debug)]
 pub struct Handle {
     file: Option<File>,
-    /// Whether the system is advised against reading ahead.
     is_random: AtomicBool,
     path: PathBuf,
     id: Id,
@@ -56,7 +54,6 @@ impl Handle {
         Ok(made)
     }
 
-    /// The file, if it is kept open.
     #[cfg(target_os = "linux")]
     pub fn kept(&self) -> Option<&File> {
         self.file.as_ref()
@@ -66,7 +63,7 @@ impl Handle {
     pub fn opened(&self, bytes: usize) -> Option<Opened<'_>> {
         /// Longer reads are not headers.
         const MOST: usize = 64 << 10;
-        // Headers are scattered: their surroundings need not be read from the disk.
+        // Headers are scattered, so reading ahead would be wasted.
         let is_random = bytes <= MOST;
         if let Some(file) = &self.file {
             if self.is_random.swap(is_random, Ordering::Relaxed) != is_random {
@@ -76,7 +73,7 @@ impl Handle {
         }
         let file = open(&self.path).ok()?;
         if Id::of(&file).ok()? != self.id {
-            return None; // it has been replaced
+            return None; // it was replaced
         }
         if is_random {
             advise(&file, true);
@@ -114,10 +111,9 @@ pub fn open_regular(path: &Path) -> Result<File> {
         return Ok(file);
     }
     let path = path.display();
-    Err(Error::Structure(format!("{path} is no regular file")))
+    Err(Error::Structure(format!("{path} is not a regular file")))
 }
 
-/// Advises the system of random or sequential reads.
 fn advise(file: &File, is_random: bool) {
     #[cfg(target_os = "linux")]
     {
@@ -134,7 +130,7 @@ fn advise(file: &File, is_random: bool) {
     let _ = (file, is_random);
 }
 
-/// The most files to keep open: half of the process's limit.
+/// Half of the process's limit of open files.
 #[cfg(unix)]
 fn most_kept() -> usize {
     use rustix::process::{Resource, getrlimit};
@@ -154,12 +150,11 @@ pub struct Id(u64, u64);
 
 #[cfg(unix)]
 impl Id {
-    /// Of an open file.
     pub fn of(file: &File) -> io::Result<Self> {
         Ok(Self::in_metadata(&file.metadata()?))
     }
 
-    /// Of a path; of a symbolic link itself.
+    /// Does not follow a symbolic link.
     pub fn at(path: &Path) -> io::Result<Self> {
         Ok(Self::in_metadata(&std::fs::symlink_metadata(path)?))
     }
@@ -172,13 +167,12 @@ impl Id {
 
 #[cfg(windows)]
 impl Id {
-    /// Of an open file.
     pub fn of(file: &File) -> io::Result<Self> {
         let found = winapi_util::file::information(file)?;
         Ok(Self(found.volume_serial_number(), found.file_index()))
     }
 
-    /// Of a path; of a symbolic link itself.
+    /// Does not follow a symbolic link.
     pub fn at(path: &Path) -> io::Result<Self> {
         use std::os::windows::fs::OpenOptionsExt;
         const NO_ACCESS: u32 = 0;
@@ -194,7 +188,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn files_of_the_same_length_are_told_apart() {
+    fn files_of_the_same_length_are_distinguished() {
         let directory = tempfile::tempdir().unwrap();
         let (one, other) = (directory.path().join("1"), directory.path().join("2"));
         std::fs::write(&one, "same").unwrap();
@@ -208,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    #[cfg_attr(miri, ignore = "makes calls of the system that Miri does not know")]
+    #[cfg_attr(miri, ignore = "Miri lacks the system calls")]
     fn a_file_that_was_closed_is_read_again_unless_it_was_replaced() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("model");

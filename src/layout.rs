@@ -1,7 +1,7 @@
-//! The output before it exists: header bytes, with payloads between them.
+//! An output that is not written yet: header bytes, with payloads between them.
 //!
-//! A [`Layout`] knows all offsets, and answers one request: "give me bytes [a, b) of the output".
-//! Every sink (memory, file, gzip) is built on that alone.
+//! A [`Layout`] knows all offsets and copies any byte range [a, b) of the output. Every sink
+//! (memory, file, gzip) builds on that.
 
 use std::mem::MaybeUninit;
 use std::ops::Range;
@@ -13,19 +13,19 @@ use crate::source::Source;
 use crate::structure::Seal;
 use crate::{Error, Result, grow, stream};
 
-/// The bytes of a leaf, for copying.
+/// The bytes of a leaf.
 ///
-/// They are never lent as a slice, because other code may change them at any time.
+/// They are copied, never lent as a slice, since other code may change them at any time.
 pub trait Payload {
     fn len(&self) -> usize;
 
-    /// Fills `target` with the bytes from `start` on, and returns it.
+    /// Fills `target` from `start` on, and returns it.
     ///
     /// # Panics
-    /// If there are too few.
+    /// If there are too few bytes.
     fn copy_to<'t>(&self, start: usize, target: &'t mut [MaybeUninit<u8>]) -> Result<&'t mut [u8]>;
 
-    /// The memory of the bytes, if they are together in memory.
+    /// The bytes, if contiguous in memory.
     fn memory(&self) -> Option<RawBytes<'_>> {
         None
     }
@@ -49,7 +49,6 @@ impl<M: AsRaw> Payload for M {
     }
 }
 
-/// Collects headers and payloads in the order of the output.
 #[derive(Debug)]
 pub struct LayoutBuilder<P> {
     headers: Buffer,
@@ -57,12 +56,9 @@ pub struct LayoutBuilder<P> {
     payload_bytes: usize,
 }
 
-/// The headers up to a point, and the payload after them.
 #[derive(Debug)]
 struct Piece<P> {
-    /// The end of its headers in the buffer.
     headers_end: usize,
-    /// The end of its payload in the output.
     end: usize,
     payload: P,
 }
@@ -88,7 +84,6 @@ impl<P: Payload> LayoutBuilder<P> {
         &mut self.headers
     }
 
-    /// Sets the lender of memory for many header bytes.
     #[cfg_attr(not(feature = "python"), allow(dead_code))]
     pub(crate) fn borrow_from(&mut self, lender: Box<dyn Lender>) {
         self.headers.borrow_from(lender);
@@ -117,10 +112,10 @@ impl<P: Payload> LayoutBuilder<P> {
         Ok(())
     }
 
-    /// Removes header bytes from the output offset `start` on, and returns them.
+    /// Removes and returns the header bytes from output offset `start` on.
     ///
     /// # Panics
-    /// If a payload came after that.
+    /// If a payload follows `start`.
     pub fn take_headers(&mut self, start: usize) -> Result<SmallVec<[u8; 64]>> {
         let kept = start
             .checked_sub(self.payload_bytes)
@@ -144,7 +139,6 @@ impl<P: Payload> LayoutBuilder<P> {
         self.sealed(None)
     }
 
-    /// The finished layout, whose last bytes the seal will replace.
     pub(crate) fn sealed(self, seal: Option<Seal>) -> Layout<P> {
         Layout {
             seal,
@@ -155,7 +149,6 @@ impl<P: Payload> LayoutBuilder<P> {
     }
 }
 
-/// All bytes of the output, in their places.
 #[derive(Debug)]
 pub struct Layout<P> {
     headers: Buffer,
@@ -164,7 +157,6 @@ pub struct Layout<P> {
     seal: Option<Seal>,
 }
 
-/// Contiguous bytes of the output.
 #[derive(Debug)]
 pub enum Slice<'a, P> {
     Headers(&'a [u8]),
@@ -180,7 +172,6 @@ impl<P: Payload> Slice<'_, P> {
         }
     }
 
-    /// The memory of the bytes, if they are together in memory.
     pub fn memory(&self) -> Option<RawBytes<'_>> {
         match self {
             Self::Headers(bytes) => Some((*bytes).into()),
@@ -188,10 +179,8 @@ impl<P: Payload> Slice<'_, P> {
         }
     }
 
-    /// Fills `target` with the bytes from `start` on, and returns it.
-    ///
     /// # Panics
-    /// If there are too few.
+    /// If there are too few bytes.
     #[inline]
     pub fn copy_to<'t>(
         &self,
@@ -219,9 +208,7 @@ pub(crate) enum Taken<'a, P> {
 /// A piece of the output to send.
 #[derive(Debug)]
 pub enum OutputPiece {
-    /// The memory of a payload, by its number among all payloads.
     Payload(usize),
-    /// A range of the output to copy first.
     Joined(Range<usize>),
 }
 
@@ -238,12 +225,12 @@ impl<P: Payload> Layout<P> {
         self.len
     }
 
-    /// Computes the last bytes from all others; in copies without it they are zeros.
+    /// Computes the last bytes from all others; copies have zeros there.
     pub fn seal(&self) -> Option<&Seal> {
         self.seal.as_ref()
     }
 
-    /// The output, if it is one buffer already.
+    /// The output, if it is already one buffer.
     #[cfg_attr(not(feature = "python"), allow(dead_code))]
     pub(crate) fn joined(&self) -> Option<&Buffer> {
         let is_there = self.pieces.is_empty() && self.seal.is_none();
@@ -265,20 +252,18 @@ impl<P: Payload> Layout<P> {
         self.pieces.iter().map(|piece| &piece.payload)
     }
 
-    /// All payloads in order; a replacement must have the same length.
+    /// A replacement must have the same length.
     pub fn payloads_mut(&mut self) -> impl Iterator<Item = &mut P> {
         self.pieces.iter_mut().map(|piece| &mut piece.payload)
     }
 
-    /// A payload by its number.
-    ///
     /// # Panics
-    /// If there is no such payload.
+    /// If the payload does not exist.
     pub fn payload(&self, number: usize) -> &P {
         &self.pieces[number].payload
     }
 
-    /// Fills `target` with the bytes from `start` on, and returns it.
+    /// Fills `target` from `start` on, and returns it.
     ///
     /// # Panics
     /// If the output is shorter.
@@ -300,7 +285,7 @@ impl<P: Payload> Layout<P> {
         Ok(filling.finish())
     }
 
-    /// The whole output in pieces: memory of at least `join_max` bytes as it is, and joined ranges
+    /// Splits the output into payloads in memory of at least `join_max` bytes, and joined ranges
     /// between.
     pub fn pieces(&self, join_max: usize) -> Result<Vec<OutputPiece>> {
         let mut pieces = Vec::new();
@@ -323,7 +308,7 @@ impl<P: Payload> Layout<P> {
         Ok(pieces)
     }
 
-    /// The bytes of `range` of the output, as non-empty slices in order.
+    /// Splits a range into non-empty slices.
     ///
     /// # Panics
     /// If the output is shorter.

@@ -1,5 +1,5 @@
-//! **treepack** reads and writes trees of arrays as MessagePack, in the form of
-//! `flax.serialization`, at the speed of memory: the files of JAX programs, without Python.
+//! **treepack** reads and writes trees of arrays in the MessagePack form of `flax.serialization`,
+//! at the speed of memory: the files of JAX programs, without Python.
 //!
 //! ```
 //! use treepack::{Dtype, File, Writer};
@@ -23,20 +23,20 @@
 //! # Ok::<(), treepack::Error>(())
 //! ```
 //!
-//! A [`File`] is opened by its index and reads leaves when they are asked for: of files, of memory, of
-//! gzip, and of any [`Source`]. A [`Writer`] borrows arrays until they are written. Sharded checkpoints
-//! and containers with types are read by the Python package.
+//! A [`File`] opens files, memory, gzip, and any [`Source`] by the index, and reads leaves on
+//! demand. A [`Writer`] borrows arrays until they are written. The Python package reads sharded
+//! checkpoints and typed containers.
 //!
-//! The modules that are hidden here are the engine. They are public for the tests, benchmarks and
-//! fuzz targets of this package, and change without notice:
+//! The hidden modules are the engine, public only for this package's tests, benchmarks and fuzz
+//! targets. They change without notice:
 //!
 //! ```text
 //! a walk ──encoder──▶ layout ──sink | gzip──▶ memory | file | pipe
 //! source ──events──▶ leaves | objects | values
 //! ```
 //!
-//! Each module imports only from those above it. Without the feature `python` this is a crate
-//! that knows nothing of Python; with it, `py` is the border to the Python package.
+//! Each module imports only from those above it. Only `py`, behind the feature `python`, knows of
+//! Python.
 
 mod error;
 

@@ -1,8 +1,8 @@
 //! The manifest of a sharded checkpoint.
 //!
-//! Each process writes a file of its shards. The manifest, written last, has everything else: the
-//! encoding of the whole tree as one file would have it, with *gaps* for the arrays, and for each
-//! array its division into shards and their files.
+//! Each process writes a file of its shards. The manifest, written last, holds everything else: the
+//! encoding that one file would have, with *gaps* for the arrays, and each array's division into
+//! shards and files.
 //!
 //! ```text
 //! record (MessagePack) | CRC-32 of it (u32) | mark (8 bytes)
@@ -22,11 +22,11 @@ use serde_bytes::ByteBuf;
 use crate::grow::{self, Growing, decode};
 use crate::layout::{Layout, Payload, Slice};
 use crate::source::{Source, missing};
+use crate::structure::mismatch;
 use crate::{Error, Result, zlib};
 
 pub const MARK: [u8; 8] = *b"\x93treepm\n";
 
-/// The only known version of the format.
 const VERSION: u32 = 1;
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -34,22 +34,20 @@ pub struct ShardFile {
     #[serde(deserialize_with = "decode::text")]
     pub name: String,
     pub nbytes: u64,
-    /// The CRC-32 of its record with everything after it, the checksums of its leaves included.
+    /// The CRC-32 of its record and all bytes after it, including the checksums of its leaves.
     pub record: u32,
 }
 
-/// How an array is split into shards of the same shape.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Grid {
     #[serde(deserialize_with = "decode::list")]
     pub counts: Vec<u32>,
-    /// The file of each shard, the last dimension varying fastest.
+    /// The file of each shard, in C order.
     pub files: FileNumbers,
-    /// Whether it is an array of the host, which is one shard.
+    /// An array of the host has one shard.
     pub host: bool,
 }
 
-/// Numbers of files, shared by arrays.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FileNumbers(pub Arc<Vec<u32>>);
 
@@ -79,13 +77,11 @@ impl<'de> Deserialize<'de> for FileNumbers {
     }
 }
 
-/// Missing bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Gap {
     /// Present bytes between the previous gap and this one.
     pub before: u64,
     pub nbytes: u64,
-    /// The number of the array that it holds.
     pub array: u32,
 }
 
@@ -94,16 +90,15 @@ pub struct Manifest {
     pub version: u32,
     #[serde(deserialize_with = "decode::list")]
     pub files: Vec<ShardFile>,
-    /// How each array is split.
     #[serde(deserialize_with = "decode::list")]
     pub arrays: Vec<Grid>,
-    /// The gaps in the encoding, in order; in files the key is `holes`.
+    /// In order; in files the key is `holes`.
     #[serde(rename = "holes", deserialize_with = "decode::list")]
     pub gaps: Vec<Gap>,
-    /// The encoding without the bytes of gaps, compressed (zlib, RFC 1950).
+    /// The encoding without the gaps' bytes, compressed (zlib, RFC 1950).
     #[serde(deserialize_with = "decode::bytes")]
     pub skeleton: ByteBuf,
-    /// The writer's name and version; empty if unknown.
+    /// Name and version; empty if unknown.
     #[serde(default, deserialize_with = "decode::text")]
     #[serde(skip_serializing_if = "String::is_empty")]
     pub writer: String,
@@ -112,7 +107,7 @@ pub struct Manifest {
 fn check(version: u32) -> Result<()> {
     match version {
         VERSION => Ok(()),
-        0 => damaged("there is no such version"),
+        0 => damaged("it has the unknown version 0"),
         _ => Err(Error::Newer {
             what: format!(
                 "the manifest has version {version}, and this treepack reads version {VERSION}"
@@ -127,7 +122,7 @@ struct Version {
 }
 
 impl Manifest {
-    /// The manifest of a layout with gaps: `gap` returns the array of a missing payload.
+    /// `gap` returns the array of a missing payload.
     pub fn new<P: Payload>(
         layout: &Layout<P>,
         gap: impl Fn(&P) -> Option<usize>,
@@ -153,7 +148,6 @@ impl Manifest {
         })
     }
 
-    /// The gaps of a layout, and the compressed encoding without them.
     fn compressed<P: Payload>(
         layout: &Layout<P>,
         gap: impl Fn(&P) -> Option<usize>,
@@ -181,7 +175,8 @@ impl Manifest {
             encoder.write_all(&bytes)?;
             before += slice.len() as u64;
         }
-        // `finish` would drop the encoder by value, which zlib-rs 0.6 must not be: its issue 491.
+        // Not `finish`, which drops the encoder by value: zlib-rs 0.6 does not support that (its
+        // issue 491).
         encoder.try_finish()?;
         Ok((gaps, std::mem::take(encoder.get_mut()).into_bytes()))
     }
@@ -218,16 +213,17 @@ impl Manifest {
 
     pub fn decode(bytes: &[u8]) -> Result<Self> {
         let Some((rest, mark)) = bytes.split_last_chunk::<8>() else {
-            return damaged("it is too short");
+            return damaged("it is truncated");
         };
         let Some((record, crc)) = rest.split_last_chunk::<4>() else {
-            return damaged("it is too short");
+            return damaged("it is truncated");
         };
         if *mark != MARK {
-            return damaged("it does not end with its mark");
+            return damaged("its end mark is missing");
         }
-        if crc32fast::hash(record) != u32::from_le_bytes(*crc) {
-            return damaged("it has another checksum");
+        let (found, expected) = (crc32fast::hash(record), u32::from_le_bytes(*crc));
+        if found != expected {
+            return damaged(&mismatch(expected, found));
         }
         if let Ok(Version { version }) = rmp_serde::from_slice(record) {
             check(version)?;
@@ -252,19 +248,17 @@ impl Manifest {
                 && grid.files.iter().all(known)
         };
         if !manifest.arrays.iter().all(is_split) {
-            return damaged("an array has another number of shards, or one is in no file");
+            return damaged("an array does not have one file per shard");
         }
         let has_array = |gap: &Gap| (gap.array as usize) < manifest.arrays.len();
         if !manifest.gaps.iter().all(has_array) {
-            return damaged("a gap is of no array");
+            return damaged("a gap has an unknown array");
         }
         Ok(manifest)
     }
 
-    /// The encoding, with gaps.
-    ///
-    /// `max_size` bounds the decompressed skeleton; by default, a hundred times its compressed
-    /// bytes and 1 MiB.
+    /// `max_size` bounds the decompressed skeleton; by default, 1 MiB plus a hundred times the
+    /// compressed size.
     pub fn encoding(&self, max_size: Option<usize>) -> Result<Sparse> {
         let bytes = self.inflated(max_size)?;
         let (mut len, mut there) = (0_usize, 0_usize);
@@ -280,7 +274,7 @@ impl Manifest {
             let start = len.checked_add(before);
             let end = start.and_then(|start| start.checked_add(nbytes));
             let (Some(start), Some(end), true) = (start, end, there <= bytes.len()) else {
-                return damaged("a gap is not in the encoding");
+                return damaged("a gap is outside the encoding");
             };
             if nbytes > 0 {
                 gaps.push(PlacedGap {
@@ -291,7 +285,6 @@ impl Manifest {
             }
             len = end;
         }
-        // Sums of offsets must not overflow, as in memory.
         let is_length = |len: &usize| isize::try_from(*len).is_ok();
         match len.checked_add(bytes.len() - there).filter(is_length) {
             Some(len) => Ok(Sparse { bytes, gaps, len }),
@@ -314,15 +307,14 @@ impl Manifest {
         match max_size {
             Some(max_size) if bytes.len() > max_size => Err(Error::OutputLimit { max_size }),
             None if bytes.len() > most => damaged(&format!(
-                "what is compressed in it has more than {most} bytes, a hundred times as many as \
-                 there are; if it is known to be sound, pass max_size= to allow more"
+                "it decompresses to more than {most} bytes, over a hundred times its size; if you \
+                 trust it, pass max_size= to allow more"
             )),
             _ => Ok(bytes),
         }
     }
 }
 
-/// The default limit of a skeleton of `nbytes` compressed bytes.
 fn most_inflated(nbytes: usize) -> usize {
     nbytes.saturating_mul(100).saturating_add(1 << 20)
 }
@@ -333,8 +325,7 @@ fn damaged<T>(what: &str) -> Result<T> {
 
 /// Encoded bytes with gaps.
 ///
-/// Reading a gap is an error, so that only the bytes of arrays, which are in other files, can be
-/// there.
+/// Reading a gap is an error, so only arrays, whose bytes are in other files, can have gaps.
 #[derive(Debug)]
 pub struct Sparse {
     bytes: Vec<u8>,
@@ -346,7 +337,6 @@ pub struct Sparse {
 struct PlacedGap {
     place: Range<usize>,
     array: usize,
-    /// Present bytes before it.
     before: usize,
 }
 
@@ -355,8 +345,8 @@ impl Sparse {
         self.present(range.clone()) == range.len()
     }
 
-    /// The array whose bytes are these parts of the encoding; `None` if they are not gaps, or of
-    /// several arrays.
+    /// The array that fills these parts of the encoding; `None` if they are not gaps, or of several
+    /// arrays.
     pub fn array_of(&self, parts: impl IntoIterator<Item = Range<usize>>) -> Option<usize> {
         let mut found = None;
         for part in parts.into_iter().filter(|part| !part.is_empty()) {
@@ -370,15 +360,13 @@ impl Sparse {
         found
     }
 
-    /// The number of gaps that end at an offset or before.
+    /// The number of gaps that end at `offset` or before.
     fn gaps_before(&self, offset: usize) -> usize {
         self.gaps.partition_point(|gap| gap.place.end <= offset)
     }
 
-    /// Present bytes before an offset.
     fn present_before(&self, offset: usize) -> usize {
         match self.gaps.get(self.gaps_before(offset)) {
-            // Between the previous gap and this one, or in this one.
             Some(gap) => gap.before - gap.place.start.saturating_sub(offset),
             None => self.bytes.len() - (self.len - offset),
         }
@@ -446,15 +434,13 @@ mod tests {
         ) -> Result<&'t mut [u8]> {
             match self {
                 Self::There(bytes) => bytes.copy_to(start, target),
-                Self::Gap(_) => panic!("nobody asks for what is not there"),
+                Self::Gap(_) => panic!("a gap must not be read"),
             }
         }
     }
 
-    /// Headers, and the payload after them or its length.
     type Part = (Vec<u8>, Option<Vec<u8>>, usize);
 
-    /// A byte that stands for a gap and occurs nowhere else.
     const GAP: u8 = 0xc1;
 
     fn manifest(parts: &[Part]) -> (Manifest, Vec<u8>) {
@@ -570,7 +556,6 @@ mod tests {
         assert_eq!(encoding.array_of([1..11, 12..22]), Some(0));
     }
 
-    /// Reads a list of two: the header, and then a gap.
     fn read_before_a_gap(header: &[u8], gap: usize) -> Result<Events> {
         let header = [&[0x92], header].concat();
         let (mut made, _) = manifest(&[(header, None, 1), (vec![0x01], Some(vec![]), 0)]);
@@ -602,14 +587,14 @@ mod tests {
     }
 
     #[test]
-    fn what_is_compressed_is_limited() {
+    fn the_skeleton_is_limited() {
         let (made, _) = manifest(&[(vec![0x01; 1000], None, 10)]);
         assert!(made.encoding(Some(1000)).is_ok());
         let refused = made.encoding(Some(999));
         assert!(matches!(refused, Err(Error::OutputLimit { max_size: 999 })));
         let zeros = vec![0; 2 << 20];
         let (mut made, _) = manifest(&[(zeros.clone(), None, 10)]);
-        assert!(made.skeleton.len() > zeros.len()); // what is not read would not be written
+        assert!(made.skeleton.len() > zeros.len()); // the writer avoids unreadable skeletons
         assert!(made.encoding(None).is_ok());
         let mut encoder = ZlibEncoder::new(Vec::new(), Compression::default());
         encoder.write_all(&zeros).unwrap();

@@ -1,4 +1,4 @@
-//! Pages from the system: of a file, and fresh ones.
+//! Pages from the system: mapped files and fresh memory.
 #![allow(unsafe_code)]
 
 use std::fs::File;
@@ -26,33 +26,33 @@ use crate::system;
 use crate::watch::Watch;
 use crate::{Error, Result};
 
-/// Fresh pages for `len` bytes, huge ones where possible: one page fault for 2 MiB instead of 512.
-/// Untouched ones take no memory.
+/// Allocates `len` zero bytes, in huge pages where possible: one page fault per 2 MiB, not 512.
+/// Untouched pages take no memory.
 pub(crate) fn fresh_pages(len: usize) -> io::Result<MmapMut> {
     let pages = MmapMut::map_anon(len)?;
     #[cfg(all(target_os = "linux", not(miri)))]
-    let _ = pages.advise(memmap2::Advice::HugePage); // nothing is lost without
+    let _ = pages.advise(memmap2::Advice::HugePage); // optional
     Ok(pages)
 }
 
 /// Returns whole pages of `fresh_pages` to the system, which zeroes them.
 ///
 /// # Safety
-/// They must be inside such pages, and no pointer to them may be left.
+/// The pages must be inside such a mapping, with no pointers to them left.
 #[cfg(unix)]
 pub(crate) unsafe fn give_back(start: *mut u8, len: usize) {
-    // Only Linux promises zeros after this.
+    // Only Linux guarantees zeros after this.
     #[cfg(target_os = "linux")]
-    // SAFETY: see above. What is refused leaves the pages as they are.
+    // SAFETY: the caller's promise. A refused call leaves the pages as they are.
     let _ = unsafe { rustix::mm::madvise(start.cast(), len, rustix::mm::Advice::LinuxDontNeed) };
     #[cfg(not(target_os = "linux"))]
-    // SAFETY: see above.
+    // SAFETY: the caller's promise.
     unsafe {
         map_again(start, len);
     }
 }
 
-/// Maps other pages there, where advice is not enough.
+/// Replaces the pages by fresh ones, where advice is not enough.
 ///
 /// # Safety
 /// As for `give_back`.
@@ -64,11 +64,11 @@ unsafe fn map_again(start: *mut u8, len: usize) {
     }
     let access = ProtFlags::READ | ProtFlags::WRITE;
     let flags = MapFlags::PRIVATE | MapFlags::FIXED;
-    // SAFETY: see above. The new pages are unmapped with those around them.
+    // SAFETY: the caller's promise. The new pages are unmapped with their neighbours.
     let _ = unsafe { mmap_anonymous(start.cast(), len, access, flags) };
 }
 
-/// Fresh pages that grow without being copied.
+/// Fresh pages that grow without a copy.
 #[derive(Debug)]
 pub struct Pages {
     pages: MmapMut,
@@ -88,20 +88,19 @@ impl Pages {
         self.len
     }
 
-    /// Room of at least `least` zero bytes after the content.
     pub fn room(&mut self, least: usize) -> Result<&mut [u8]> {
         let needed = self.len.checked_add(least).ok_or(Error::OutOfMemory)?;
         if needed > self.pages.len() {
-            // Half as much again: untouched pages only cost addresses.
+            // Untouched pages cost only addresses.
             self.grow(needed.max(self.pages.len() / 2 * 3))?;
         }
         Ok(&mut self.pages[self.len..])
     }
 
-    /// Appends the next `bytes` bytes of the room to the content.
+    /// Appends the first `bytes` bytes of the room to the content.
     ///
     /// # Panics
-    /// If there is less room.
+    /// If the room is smaller.
     pub fn add(&mut self, bytes: usize) {
         assert!(bytes <= self.pages.len() - self.len);
         self.len += bytes;
@@ -110,10 +109,10 @@ impl Pages {
     #[cfg(target_os = "linux")]
     fn grow(&mut self, len: usize) -> Result<()> {
         let options = memmap2::RemapOptions::new().may_move(true);
-        // SAFETY: no pointer to the pages is left, which `self` owns and lends only while it is
-        // borrowed. No file is behind them that could end before.
+        // SAFETY: `self` owns the pages and is borrowed mutably, so no pointer to them is left.
+        // They are anonymous, so no file can end before them.
         let grown = unsafe { self.pages.remap(len, options) };
-        // Whatever the system calls it.
+        // The system may name another cause.
         grown.map_err(|_| Error::OutOfMemory)
     }
 
@@ -125,10 +124,10 @@ impl Pages {
         Ok(())
     }
 
-    /// Appends `len` bytes that `fill` writes and returns, all of them or none.
+    /// Appends the `len` bytes that `fill` writes and returns, all or none.
     ///
     /// # Panics
-    /// If it returns others.
+    /// If `fill` returns other bytes.
     #[cfg_attr(not(feature = "python"), allow(dead_code))]
     pub(crate) fn fill(
         &mut self,
@@ -136,7 +135,7 @@ impl Pages {
         fill: impl for<'t> FnOnce(&'t mut [MaybeUninit<u8>]) -> Result<&'t mut [u8]>,
     ) -> Result<()> {
         let room = &mut self.room(len)?[..len];
-        // SAFETY: a byte is laid out like one that may be uninitialised. No code in this crate
+        // SAFETY: `u8` and `MaybeUninit<u8>` have the same layout, and no code in this crate
         // uninitialises bytes.
         let room = unsafe { &mut *(std::ptr::from_mut(room) as *mut [MaybeUninit<u8>]) };
         Filling::new(room).fill(len, fill)?;
@@ -148,13 +147,13 @@ impl Pages {
         &self.pages[..self.len]
     }
 
-    /// Returns pages to the system, when the first `done` bytes are of no more use. They become
-    /// zero, except on Windows, where they stay.
+    /// Returns the pages of the first `done` bytes to the system. They become zero, except on
+    /// Windows, where they stay.
     pub fn forget(&mut self, done: usize) {
         #[cfg(unix)]
         {
             let end = done.min(self.len) / rustix::param::page_size() * rustix::param::page_size();
-            // SAFETY: nobody has a pointer to the pages, which `self` owns.
+            // SAFETY: `self` owns the pages, and no pointer to them is left.
             unsafe { give_back(self.pages.as_mut_ptr(), end) };
         }
         #[cfg(not(unix))]
@@ -186,21 +185,19 @@ impl Source for Pages {
     }
 }
 
-/// An open file, and its pages where the system maps files: not on every file system (FUSE with
-/// direct I/O), nor beyond a limit of addresses.
+/// An open file, mapped where the system allows it: not on every file system (FUSE with direct
+/// I/O), nor beyond a limit of addresses.
 ///
-/// As a [`Source`] it reads the file, so that reading headers makes no pages resident.
+/// As a [`Source`] it reads the file, so that headers make no pages resident.
 ///
-/// The mapping must not outlive the content: a file that is replaced by rename (as this crate
-/// saves) keeps its old content for existing mappings, but a process that *truncates* the file in
-/// place takes the pages away, and the next access to them ends the program with SIGBUS, as with
-/// every use of `mmap`.
+/// A file that is replaced by rename (as this crate saves) keeps its old content in existing
+/// mappings. A process that *truncates* it in place ends the program with SIGBUS at the next
+/// access, as with every `mmap`.
 #[derive(Debug)]
 pub struct Mapping {
     file: Handle,
     len: usize,
     pages: Option<Mmap>,
-    /// Its metadata when it was opened.
     #[cfg(target_os = "linux")]
     found: Metadata,
     #[cfg(target_os = "linux")]
@@ -208,15 +205,14 @@ pub struct Mapping {
 }
 
 impl Mapping {
-    /// Opens and, if possible, maps the file at `path`.
     pub fn open(path: &Path) -> Result<Self> {
         let file = open_regular(path)?;
         let found = file.metadata()?;
         let len = usize::try_from(found.len()).map_err(|_| Error::OutOfMemory)?;
         let mut options = MmapOptions::new();
         options.len(len);
-        // Some file systems map privately alone. On Windows, that would take memory for all pages.
-        // SAFETY: the pages are only lent as `RawBytes`, whose content may change.
+        // Some file systems allow only private mappings. On Windows those take memory for all
+        // pages. SAFETY: the pages are only lent as `RawBytes`, whose content may change.
         let pages = unsafe {
             if cfg!(unix) {
                 options.map_copy_read_only(&file)
@@ -235,7 +231,7 @@ impl Mapping {
         })
     }
 
-    /// Fails if the file was written to since it was opened, by its size and time.
+    /// Fails if the file's size or time has changed since it was opened.
     #[cfg(target_os = "linux")]
     pub fn check_unchanged(&self) -> Result<()> {
         let Some(file) = self.file.kept() else {
@@ -250,7 +246,6 @@ impl Mapping {
         }
     }
 
-    /// A no-op: on other systems the file is not kept open.
     #[cfg(not(target_os = "linux"))]
     #[allow(clippy::unused_self, clippy::unnecessary_wraps)] // as on Linux
     pub fn check_unchanged(&self) -> Result<()> {
@@ -263,7 +258,6 @@ impl Mapping {
             let Some(len) = std::num::NonZero::new(range.len() as u64) else {
                 continue;
             };
-            // Refused advice is harmless.
             if let Some(file) = self.file.kept() {
                 let advice = rustix::fs::Advice::WillNeed;
                 let _ = rustix::fs::fadvise(file, range.start as u64, Some(len), advice);
@@ -276,17 +270,16 @@ impl Mapping {
         drop(ranges);
     }
 
-    /// The same in another thread. From now on pages are read one by one when used, without those
-    /// around them.
+    /// `prefetch` in another thread. Afterwards, page faults no longer read neighbouring pages.
     pub fn prefetch_only(self: &Arc<Self>, ranges: Vec<Range<usize>>) {
         #[cfg(target_os = "linux")]
         let _ = (self.pages.as_ref()).map(|pages| pages.advise(memmap2::Advice::Random));
         let mapping = self.clone();
-        // Without a thread, pages are read when used.
+        // Without a thread, pages are read on use.
         let _ = thread::Builder::new().spawn(move || mapping.prefetch(ranges));
     }
 
-    /// [`read_at`], which notes reads that had to wait for the disk.
+    /// [`read_at`] that notes reads which had to wait for the disk.
     #[cfg(target_os = "linux")]
     fn read_headers<'t>(
         &self,
@@ -315,17 +308,17 @@ impl Mapping {
         Ok(read)
     }
 
-    /// Takes pages off this process's account until they are read again.
+    /// Drops the pages from resident memory until the next access.
     pub fn release(&self) {
         #[cfg(target_os = "linux")]
         if let Some(pages) = &self.pages {
-            // SAFETY: the mapping is read-only and backed by a file, so the pages come back with
-            // the same content at the next access. Advice that is refused has no effect.
+            // SAFETY: the mapping is read-only and backed by a file, so the next access finds the
+            // same content. Refused advice has no effect.
             let _ = unsafe { pages.unchecked_advise(memmap2::UncheckedAdvice::DontNeed) };
         }
     }
 
-    /// All bytes, if they are mapped.
+    /// All bytes, if mapped.
     pub fn pages(&self) -> Option<RawBytes<'_>> {
         // SAFETY: the pages stay mapped as long as `self`. Other processes may write to them.
         let raw = |pages: &Mmap| unsafe { RawBytes::new(pages.as_ptr(), pages.len()) };
@@ -337,29 +330,25 @@ impl Mapping {
 #[cfg(target_os = "linux")]
 const MOST_OF_HEADERS: usize = 4 << 10;
 
-/// The last short read of a mapped file that had to wait for the disk, where few pages are in the
-/// cache.
+/// The last short read of a mapped file that waited for the disk.
 ///
-/// When a mapping is used, the system reads ahead in large blocks, but falls back to single pages
-/// where some (of headers, say) are in the cache already: then 1 GiB from a disk takes fourteen
-/// times as many page faults.
+/// A mapping reads ahead in large blocks, but falls back to single pages near cached ones, such as
+/// those of headers: then 1 GiB from a disk takes fourteen times as many page faults.
 #[cfg(target_os = "linux")]
 #[derive(Debug)]
 struct LastCold(AtomicUsize);
 
 #[cfg(target_os = "linux")]
 impl LastCold {
-    /// Closer reads are of small arrays, whose pages are used again.
+    /// Nearer reads are of small arrays, whose pages are used again.
     const FAR: usize = 1 << 20;
 
-    /// Notes such a read, and drops the pages of the previous one, if that was far away.
     fn note(&self, file: &File, offset: usize) {
         let last = self.0.swap(offset, Ordering::Relaxed);
         if last != usize::MAX && last.abs_diff(offset) >= Self::FAR {
             let page = rustix::param::page_size();
             let start = last / page * page;
             let len = std::num::NonZero::new(2 * page.max(MOST_OF_HEADERS) as u64);
-            // Refused advice is harmless.
             let advice = rustix::fs::Advice::DontNeed;
             let _ = rustix::fs::fadvise(file, start as u64, len, advice);
         }
@@ -398,19 +387,16 @@ impl Source for Mapping {
     }
 }
 
-/// Waits until a pipe has data or has ended, or the watch stops.
 #[cfg(unix)]
 pub fn wait_for_input(file: &File, watch: &dyn Watch) -> Result<()> {
     system::poll(file, rustix::event::PollFlags::IN, watch)
 }
 
-/// A no-op without poll.
 #[cfg(not(unix))]
 pub fn wait_for_input(_: &File, watch: &dyn Watch) -> Result<()> {
     watch.check()
 }
 
-/// Fills `target` with the bytes of a file from `offset` on, and returns it.
 #[cfg(unix)]
 pub fn read_at<'t>(
     file: &File,
@@ -420,7 +406,6 @@ pub fn read_at<'t>(
     read_on(file, offset, Filling::new(target))
 }
 
-/// Completes a filling with the bytes of a file from `offset` on.
 #[cfg(unix)]
 fn read_on<'t>(file: &File, offset: usize, mut filling: Filling<'t>) -> Result<&'t mut [u8]> {
     let mut offset = offset as u64;
@@ -440,7 +425,6 @@ fn read_on<'t>(file: &File, offset: usize, mut filling: Filling<'t>) -> Result<&
     Ok(filling.finish())
 }
 
-/// Fills `target` with the bytes of a file from `offset` on, and returns it.
 #[cfg(not(unix))]
 pub fn read_at<'t>(
     file: &File,
@@ -479,7 +463,7 @@ mod tests {
 
     #[cfg(unix)] // elsewhere it cannot be replaced
     #[test]
-    #[cfg_attr(miri, ignore = "makes calls of the system that Miri does not know")]
+    #[cfg_attr(miri, ignore = "Miri lacks the system calls")]
     fn headers_are_of_the_file_that_is_mapped() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("model");
@@ -493,7 +477,7 @@ mod tests {
     }
 
     #[test]
-    #[cfg_attr(miri, ignore = "makes calls of the system that Miri does not know")]
+    #[cfg_attr(miri, ignore = "Miri lacks the system calls")]
     fn what_is_mapped_is_the_file_and_may_change() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("model");
@@ -504,14 +488,14 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "what was to be filled")]
+    #[should_panic(expected = "must return all of its memory")]
     fn pages_have_what_was_filled() {
         let mut pages = Pages::with_room(9).unwrap();
         let _ = pages.fill(3, |part| Ok(part[..2].write_copy_of_slice(b"ab")));
     }
 
     #[test]
-    #[cfg_attr(miri, ignore = "makes calls of the system that Miri does not know")]
+    #[cfg_attr(miri, ignore = "Miri lacks the system calls")]
     fn threads_read_one_file_at_once() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("model");
@@ -537,7 +521,7 @@ mod tests {
 
     #[cfg(unix)]
     #[test]
-    #[cfg_attr(miri, ignore = "makes calls of the system that Miri does not know")]
+    #[cfg_attr(miri, ignore = "Miri lacks the system calls")]
     fn pages_are_zero_where_others_take_their_place() {
         let page = rustix::param::page_size();
         let mut pages = fresh_pages(3 * page).unwrap();
@@ -551,7 +535,7 @@ mod tests {
     }
 
     #[test]
-    #[cfg_attr(miri, ignore = "makes calls of the system that Miri does not know")]
+    #[cfg_attr(miri, ignore = "Miri lacks the system calls")]
     fn pages_grow_with_their_content() {
         let mut pages = Pages::with_room(0).unwrap();
         let mut expected = Vec::new();

@@ -1,7 +1,7 @@
-//! Spreads work over threads that live only as long as the work.
+//! Spreads work over short-lived threads.
 //!
-//! There is no pool: starting a thread costs some 50 µs, little beside copies that need several
-//! threads, and a process may fork before or after.
+//! Without a pool, a process can fork before and after. Starting a thread takes some 50 µs, little
+//! beside copies that need several threads.
 
 use std::collections::BTreeMap;
 use std::num::NonZero;
@@ -15,20 +15,19 @@ use crate::{Error, Result, grow};
 /// Smaller copies are faster with one thread.
 pub const MIN_COPY_BYTES: usize = 16 << 20;
 
-/// Bytes that a thread copies at a time.
 pub const BLOCK: usize = 4 << 20;
 
-/// The environment variable of the default number of threads.
+/// The environment variable for the default number of threads.
 pub const NUM_THREADS: &str = "TREEPACK_NUM_THREADS";
 
-/// No machine has more cores, nor a system more threads.
+/// More than any machine or system supports.
 const MOST_THREADS: usize = 1 << 16;
 
 /// The number of threads for `bytes`: one below `min_bytes`; otherwise the requested number, or
-/// that of [`NUM_THREADS`], or the cores for this process.
+/// [`NUM_THREADS`], or the available cores.
 ///
-/// Reads the environment, which no other thread may change at that time. So it is called while
-/// attached to Python, which changes it for programs.
+/// Must be called attached to Python: it reads the environment, which no other thread may then
+/// change.
 pub fn threads(requested: Option<i64>, bytes: usize, min_bytes: usize) -> Result<NonZero<usize>> {
     let positive = |count: Option<usize>| count.and_then(NonZero::new);
     let requested = match requested {
@@ -71,7 +70,7 @@ pub fn worth(threads: NonZero<usize>, bytes: usize, min_bytes: usize) -> NonZero
 }
 
 /// Calls `work` on every item, on `threads` threads including this one, which calls `check` after
-/// each of its items. The first error of either ends the work.
+/// each of its items. The first error of either stops the work.
 ///
 /// # Panics
 /// If `work` panics.
@@ -84,7 +83,6 @@ pub fn for_each<T: Send>(
     let threads = threads.get().min(items.len());
     let queue = Mutex::new(items.into_iter());
     let failed = Mutex::new(None);
-    // Returns whether there may be more to do.
     let step = || {
         let item = queue.lock().expect(NO_PANIC).next();
         let Some(item) = item else { return false };
@@ -93,7 +91,7 @@ pub fn for_each<T: Send>(
     };
     thread::scope(|scope| {
         for _ in 1..threads {
-            // A thread that cannot be started leaves its share to the others.
+            // If a thread cannot be started, the others do its share.
             if !has_room_for_thread() {
                 break;
             }
@@ -109,7 +107,6 @@ pub fn for_each<T: Send>(
     failed.into_inner().expect(NO_PANIC).map_or(Ok(()), Err)
 }
 
-/// Notes the first error, and drops the rest of the work.
 fn stop<T>(
     queue: &Mutex<std::vec::IntoIter<T>>,
     failed: &Mutex<Option<Error>>,
@@ -122,10 +119,9 @@ fn stop<T>(
 }
 
 /// Calls `work` on all numbers below `count`, on `threads` threads including this one, which calls
-/// `each` on the results in order. `ahead` bounds the results in work or waiting for an earlier
-/// one, and so the useful threads.
+/// `each` on the results in order. At most `ahead` results are in progress or waiting.
 ///
-/// An error of `each` ends the work.
+/// An error of `each` stops the work.
 ///
 /// # Panics
 /// If `work` or `each` panics.
@@ -154,7 +150,6 @@ pub fn in_order<S: Default, T: Send>(
         for _ in 1..threads {
             let sender = sender.clone();
             let run = &run;
-            // A thread that cannot be started leaves its share to the others.
             if !has_room_for_thread() {
                 break;
             }
@@ -171,10 +166,9 @@ pub fn in_order<S: Default, T: Send>(
                 }
                 let (index, result) = match gate.try_next() {
                     Some(index) => (index, work(&mut state, index)),
-                    // Others work on the rest, or on the next result.
                     None => match receiver.recv() {
                         Ok(result) => result,
-                        // A thread has panicked, which the scope passes on.
+                        // A thread panicked; the scope passes the panic on.
                         Err(mpsc::RecvError) => return Ok(()),
                     },
                 };
@@ -192,8 +186,8 @@ pub fn in_order<S: Default, T: Send>(
     })
 }
 
-/// Runs work that cannot be stopped in another thread: if `watch` stops the wait, the work goes on
-/// there, and its result is dropped.
+/// Runs work that cannot be stopped in another thread. If `watch` stops the wait, the work
+/// continues there and its result is dropped.
 ///
 /// # Panics
 /// If `work` panics.
@@ -212,7 +206,7 @@ pub fn elsewhere<T: Send + 'static>(
     if !(has_room_for_thread() && thread::Builder::new().spawn(run).is_ok())
         && let Some(work) = work.lock().expect(NO_PANIC).take()
     {
-        return Ok(work()); // there is no other thread
+        return Ok(work());
     }
     loop {
         match receiver.recv_timeout(OFTEN) {
@@ -223,15 +217,15 @@ pub fn elsewhere<T: Send + 'static>(
     }
 }
 
-/// Whether there is memory for another thread. A thread that starts with the last page cannot have
-/// the memory that the system keeps for each, and aborts the process.
+/// Returns whether there is memory for another thread. A thread that gets the last page cannot
+/// allocate its bookkeeping, and aborts the process.
 fn has_room_for_thread() -> bool {
     /// Mostly its stack.
     const THREAD_BYTES: usize = 3 << 20;
     grow::check_room(THREAD_BYTES).is_ok()
 }
 
-/// Gives out numbers, but not too far ahead of the results.
+/// Hands out numbers, at most `ahead` of the results.
 struct Gate {
     count: usize,
     window: usize,
@@ -256,7 +250,6 @@ impl Gate {
         }
     }
 
-    /// Waits for the next number; `None` at the end.
     fn next(&self) -> Option<usize> {
         let state = self.state.lock().expect(NO_PANIC);
         let blocked = |state: &mut GateState| {
@@ -266,7 +259,6 @@ impl Gate {
         self.take(state)
     }
 
-    /// The next number, if there is one now.
     fn try_next(&self) -> Option<usize> {
         self.take(self.state.lock().expect(NO_PANIC))
     }
@@ -279,7 +271,7 @@ impl Gate {
         })
     }
 
-    /// Sets that all below `done` is done, or that the work is over.
+    /// All numbers below `done` are done; with `None` the work is over.
     fn advance(&self, done: Option<usize>) {
         let mut state = self.state.lock().expect(NO_PANIC);
         match done {
@@ -290,7 +282,6 @@ impl Gate {
     }
 }
 
-/// Stops the other threads when one has panicked.
 struct StopOnPanic<'a>(&'a Gate);
 
 impl Drop for StopOnPanic<'_> {
@@ -320,14 +311,12 @@ mod tests {
             for_each((1..=1000).collect(), threads, add, || Ok(())).unwrap();
             assert_eq!(sum.swap(0, Ordering::Relaxed), 500_500);
 
-            // An error of the work, and one of the check, end it.
             let fail = |item| match item {
                 7 => Err(Error::Option("stop".into())),
                 _ => add(item),
             };
             let found = for_each((1..=1000).collect(), threads, fail, || Ok(()));
             assert!(matches!(found, Err(Error::Option(_))));
-            // Only this thread checks, so the others leave it something to do.
             let (caller, begun) = (thread::current().id(), AtomicBool::new(false));
             let wait = |item| {
                 while thread::current().id() != caller && !begun.load(Ordering::Relaxed) {
@@ -343,7 +332,7 @@ mod tests {
 
     #[test]
     fn results_come_in_order_and_an_error_ends_the_work() {
-        let count = if cfg!(miri) { 50 } else { 1000 }; // which takes a thousand times as long
+        let count = if cfg!(miri) { 50 } else { 1000 };
         for threads in 1..5 {
             let threads = NonZero::new(threads).unwrap();
             let worked_on = AtomicUsize::new(0);
@@ -379,7 +368,6 @@ mod tests {
     fn a_panic_of_another_thread_is_passed_on() {
         let (here, begun) = (thread::current().id(), AtomicBool::new(false));
         let work = |(): &mut (), _| {
-            // The others have something to do until one of them has begun.
             begun.fetch_or(thread::current().id() != here, Ordering::Relaxed);
             assert_eq!(thread::current().id(), here);
             while !begun.load(Ordering::Relaxed) {
@@ -394,7 +382,6 @@ mod tests {
     fn a_panic_of_this_thread_is_passed_on() {
         let (here, begun) = (thread::current().id(), AtomicBool::new(false));
         let work = |(): &mut (), _| {
-            // This thread has something to do until it has begun.
             begun.fetch_or(thread::current().id() == here, Ordering::Relaxed);
             assert_ne!(thread::current().id(), here, "of work here");
             while !begun.load(Ordering::Relaxed) {
@@ -409,14 +396,14 @@ mod tests {
     fn a_panic_where_results_arrive_is_passed_on() {
         let work = |(): &mut (), _| ();
         let _ = in_order(1000, NonZero::new(3).unwrap(), 8, work, |index, ()| {
-            // The other threads wait for room, sooner or later, and would wait for ever.
+            // The other threads would wait for room forever.
             assert_ne!(index, 2, "of each");
             Ok(())
         });
     }
 
     #[test]
-    fn the_number_of_threads_is_what_is_asked_for_where_it_is_worth_it() {
+    fn large_work_gets_the_requested_threads() {
         assert_eq!(threads(Some(5), 10, 10).unwrap().get(), 5);
         assert_eq!(threads(Some(5), 9, 10).unwrap().get(), 1);
         assert!(threads(Some(0), 0, 10).is_err());

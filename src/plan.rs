@@ -1,4 +1,4 @@
-//! Which process writes which shard of the arrays of a tree.
+//! Plans which process writes which shard.
 //!
 //! ```text
 //! for each array: the processes that have each shard ──▶ one of them, so that all write as much
@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use crate::{Error, Result, grow};
 
-/// The processes that have each shard of an array, ascending, shared by arrays that are split
+/// The processes that hold each shard of an array, ascending; shared by arrays that are split
 /// alike.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Holders {
@@ -18,7 +18,7 @@ pub struct Holders {
 }
 
 impl Holders {
-    /// `None` if a shard has no holder, or there are no shards.
+    /// `None` without shards, or if a shard has no holder.
     pub fn new<I: IntoIterator<Item = u32>>(
         shards: impl IntoIterator<Item = I>,
     ) -> Result<Option<Self>> {
@@ -51,30 +51,26 @@ impl Holders {
     }
 }
 
-/// How an array is split into shards of one shape.
 #[derive(Debug, Clone)]
 pub struct Split {
-    /// The number of shards in each dimension.
     pub counts: Vec<u32>,
-    /// Their holders, the last dimension varying fastest.
     pub holders: Arc<Holders>,
     pub nbytes: u64,
-    /// Whether it is an array of the host.
     pub host: bool,
 }
 
-/// The writer of each shard; the same in all processes that know the same splits.
+/// Equal in all processes with equal splits.
 #[derive(Debug)]
 pub struct Plan {
     pub splits: Vec<Split>,
-    /// For each array the file of each shard: the index of its writer in `processes`.
+    /// Per array, the file of each shard: the index of its writer in `processes`.
     pub files: Vec<Arc<Vec<u32>>>,
     pub processes: Vec<u32>,
 }
 
 impl Plan {
-    /// Balances the bytes: a process writes shards that only it has; each other shard, the largest
-    /// first, goes to the holder with the fewest bytes so far.
+    /// Balances the bytes. A process writes shards that only it holds; each other shard, largest
+    /// first, goes to its holder with the fewest bytes so far.
     pub fn new(splits: Vec<Split>) -> Result<Self> {
         let most = splits.iter().flat_map(|split| &split.holders.processes);
         let count = most.max().map_or(0, |most| *most as usize + 1);
@@ -118,7 +114,7 @@ impl Plan {
         Self::numbered(splits, files, count)
     }
 
-    /// Replaces the numbers of processes by those of files.
+    /// Replaces process numbers by file numbers.
     fn numbered(splits: Vec<Split>, mut files: Vec<Arc<Vec<u32>>>, count: usize) -> Result<Self> {
         let mut writes = grow::filled(false, count)?;
         for writer in files.iter().flat_map(|files| files.iter()) {
@@ -147,7 +143,6 @@ impl Plan {
         })
     }
 
-    /// The shards of an array that a process writes.
     pub fn shards_of(&self, array: usize, process: u32) -> impl Iterator<Item = usize> + '_ {
         let file = self.processes.binary_search(&process).ok();
         let files = file.map_or(&[][..], |_| self.files[array].as_slice());
@@ -192,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn what_several_have_is_shared_out() {
+    fn shards_of_several_processes_are_balanced() {
         let mut splits = vec![split(100, &[&[2], &[5]])];
         splits.extend((1..=20).map(|at| split(10 * at, &[&[9, 2, 5]])));
         let plan = Plan::new(splits).unwrap();
@@ -222,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn a_shard_that_nobody_has_is_refused() {
+    fn a_shard_without_holder_is_rejected() {
         assert!(Holders::new([vec![1], vec![]]).unwrap().is_none());
         assert!(Holders::new(Vec::<Vec<u32>>::new()).unwrap().is_none());
     }

@@ -1,12 +1,12 @@
 //! Selects leaves by patterns of paths.
 //!
-//! A pattern is a path, in which `*` stands for any text inside one part, `**` for any number of
-//! parts, and `?` for one character. A match selects everything below it.
+//! A pattern is a path in which `*` matches any text within one part, `**` any number of parts, and
+//! `?` one character. A match selects everything below it.
 //!
-//! All patterns are matched at once, key by key: a set of positions in the patterns moves over the
-//! text (Thompson's simulation of an automaton, see Russ Cox, "Regular Expression Matching Can Be
-//! Simple And Fast"). So the time is linear in the text for any patterns, and no path is built.
-//! Patterns without wildcards are looked up part by part in a table.
+//! All patterns are matched at once, key by key, as a set of positions in the patterns (Thompson's
+//! simulation of an automaton; see Russ Cox, "Regular Expression Matching Can Be Simple And Fast").
+//! So the time is linear in the text for any patterns, and no path is built. Patterns without
+//! wildcards are looked up in a table.
 
 use std::collections::HashMap;
 
@@ -15,21 +15,20 @@ use smallvec::{SmallVec, smallvec};
 use crate::Result;
 use crate::error::escaped;
 
-/// A position in a pattern, and the transitions from there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Token {
     Char(char),
     /// `?`: one character of a part.
     One,
-    /// `*`: any text inside one part.
+    /// `*`: any text within one part.
     Within,
     /// `**` beside other characters of a part: any text.
     Any,
     /// `**/`: any number of whole parts. This position is before a part.
     Parts,
-    /// The same inside a part: always after `Parts`.
+    /// `**/`, inside a part; always follows `Parts`.
     InPart,
-    /// The end of the pattern with this number.
+    /// The end of a pattern, by number.
     End(usize),
 }
 
@@ -53,7 +52,6 @@ fn tokens(pattern: &str) -> impl Iterator<Item = Token> + '_ {
     })
 }
 
-/// The distance to a position that is reached without reading.
 fn skips(token: Token) -> Option<usize> {
     match token {
         Token::Within | Token::Any => Some(1),
@@ -62,7 +60,6 @@ fn skips(token: Token) -> Option<usize> {
     }
 }
 
-/// The position that a character leads to, relative to this one.
 fn moves(token: Token, char: char) -> Option<isize> {
     match (token, char) {
         (Token::Char(expected), _) if expected == char => Some(1),
@@ -88,7 +85,6 @@ fn each(positions: &Positions) -> impl Iterator<Item = usize> + '_ {
     })
 }
 
-/// Adds a position, and those that are reached from it without reading.
 fn add(tokens: &[Token], positions: &mut Positions, position: usize) {
     let mut next = Some(position);
     while let Some(at) = next {
@@ -97,30 +93,23 @@ fn add(tokens: &[Token], positions: &mut Positions, position: usize) {
     }
 }
 
-/// A pattern, or a part of a tree of bools.
 #[derive(Debug, Clone, Default)]
 struct Rule {
-    /// The pattern that ends here.
     pattern: Option<usize>,
-    /// The bool here.
     bool: Option<bool>,
-    /// Rules below, by part.
     below: HashMap<Box<str>, usize>,
 }
 
-/// Selected leaves: by patterns, or by a tree of bools.
 #[derive(Debug)]
 pub struct Selector {
-    /// Rules by part; the first is at the root.
+    /// The first rule is at the root.
     rules: Vec<Rule>,
     tokens: Vec<Token>,
-    /// The start of each.
     begin: Positions,
-    /// The number of patterns; `None` for bools.
+    /// `None` for bools.
     patterns: Option<usize>,
 }
 
-/// The state after some parts of a path.
 #[derive(Debug, Clone)]
 pub struct State {
     rule: Option<usize>,
@@ -130,14 +119,14 @@ pub struct State {
 }
 
 impl State {
-    /// Whether this place is selected by a pattern or bool here or above; `None` if none decides.
+    /// Returns whether a pattern or bool here or above selects this place; `None` if none decides.
     pub fn meant(&self) -> Option<bool> {
         self.meant
     }
 }
 
 impl Selector {
-    /// Selects leaves that any pattern matches. A `literal` pattern has no wildcards.
+    /// A `literal` pattern has no wildcards.
     pub fn patterns<'a>(patterns: impl IntoIterator<Item = (&'a str, bool)>) -> Result<Self> {
         let mut made = Self::empty();
         let mut begin = Vec::new();
@@ -164,8 +153,7 @@ impl Selector {
         Ok(made)
     }
 
-    /// Selects leaves by a tree of bools, given by its keys: the bool at a leaf or, nearest, above
-    /// it.
+    /// Selects leaves by the nearest bool at or above them, given by its keys.
     pub fn bools<'a, K: IntoIterator<Item = &'a str>>(
         bools: impl IntoIterator<Item = (K, bool)>,
     ) -> Result<Self> {
@@ -202,7 +190,6 @@ impl Selector {
         Ok(at)
     }
 
-    /// The number of patterns; `None` for a tree of bools.
     pub fn pattern_count(&self) -> Option<usize> {
         self.patterns
     }
@@ -218,7 +205,6 @@ impl Selector {
         state
     }
 
-    /// The state for a tree that is a leaf, whose path has no parts.
     pub fn root(&self) -> State {
         let mut state = self.start();
         state.positions = self.moved(&state.positions, ".".chars());
@@ -227,7 +213,6 @@ impl Selector {
         state
     }
 
-    /// The state after one more key.
     pub fn below(&self, state: &State, key: &str) -> State {
         let part = escaped(key);
         let slash = (state.depth > 0).then_some('/');
@@ -254,7 +239,7 @@ impl Selector {
     /// The patterns that match the whole path so far.
     pub fn ended<'a>(&'a self, state: &'a State) -> impl Iterator<Item = usize> + 'a {
         let of_rule = state.rule.and_then(|rule| self.rules[rule].pattern);
-        // Before the first part nothing ends, even if all wildcards are empty.
+        // Before the first part no pattern ends, even if all wildcards are empty.
         let of_tokens = each(&state.positions).filter_map(|at| match self.tokens[at] {
             Token::End(pattern) if state.depth > 0 => Some(pattern),
             _ => None,
@@ -262,7 +247,7 @@ impl Selector {
         of_rule.into_iter().chain(of_tokens)
     }
 
-    /// Whether a pattern or bool may decide something below.
+    /// Returns whether a pattern or bool may decide something below.
     pub fn goes_on(&self, state: &State) -> bool {
         state
             .rule
@@ -289,12 +274,11 @@ impl Selector {
     }
 }
 
-/// The texts of a pattern's wildcards in a path, and the rest of the path.
-///
-/// The first wildcard takes as much as it can, then the second, and so on.
+/// The texts that a pattern's wildcards match, and the rest of the path. Wildcards are greedy, the
+/// first one first.
 ///
 /// # Errors
-/// If memory is short of a bit for each pair of characters.
+/// If out of memory: needs a bit for each pair of characters.
 #[cfg(any(test, feature = "python"))]
 pub fn captures<'p>(pattern: &str, path: &'p str) -> Result<Option<(Vec<&'p str>, &'p str)>> {
     let tokens: Vec<_> = tokens(pattern).collect();
@@ -336,7 +320,6 @@ pub fn captures<'p>(pattern: &str, path: &'p str) -> Result<Option<(Vec<&'p str>
                 let most = (start..chars.len())
                     .find(|at| !inside(at))
                     .unwrap_or(chars.len());
-                // There is one: it matches.
                 at = (start..=most).rev().find(is_end).unwrap_or(start);
             }
         }
@@ -352,7 +335,6 @@ pub fn captures<'p>(pattern: &str, path: &'p str) -> Result<Option<(Vec<&'p str>
 mod tests {
     use super::*;
 
-    /// Whether a pattern matches the first parts of a path: by trying everything.
     fn naive(pattern: &str, path: &str) -> bool {
         let chars: Vec<char> = path.chars().collect();
         let pattern: Vec<char> = pattern.chars().collect();
@@ -397,7 +379,7 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn patterns_mean_what_they_are_defined_to(
+        fn patterns_match_their_definition(
             patterns in proptest::collection::vec("[ab*?/]{0,8}", 1..4),
             path in "[abü/]{0,10}",
         ) {
@@ -408,7 +390,6 @@ mod tests {
                 let found = captures(pattern, &path).unwrap();
                 assert_eq!(found.is_some(), naive(pattern, &path), "{pattern} {path}");
                 let Some((wildcards, rest)) = found else { continue };
-                // Putting the texts back gives the path.
                 let mut wildcards = wildcards.into_iter();
                 let text = tokens(pattern).filter(|token| *token != Token::InPart).map(|token| match token {
                     Token::Char(char) => char.to_string(),
@@ -452,7 +433,6 @@ mod tests {
 
     #[test]
     fn long_patterns_take_linear_time() {
-        // Trying everything would take 2^30 steps.
         let pattern = "*a".repeat(30) + "b";
         let path = "a".repeat(60);
         let selector = Selector::patterns([(pattern.as_str(), false)]).unwrap();

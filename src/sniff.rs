@@ -1,4 +1,4 @@
-//! Recognises data that is not msgpack, and advises what to do with it.
+//! Recognises other formats and suggests how to read them.
 
 use std::borrow::Cow;
 
@@ -8,10 +8,10 @@ use crate::{Error, Result, gzip, manifest};
 /// Bytes at the start of a file that identify it.
 const START_BYTES: usize = 4096;
 
-/// And at its end.
+/// Bytes at its end.
 const END_BYTES: usize = 8;
 
-/// Adds what the data seems to be instead of msgpack.
+/// Adds to an error the format that the data seem to have.
 pub fn explain(error: Error, source: &dyn Source) -> Error {
     let (error, path) = error.split();
     let error = explain_here(error, source);
@@ -48,19 +48,19 @@ fn explain_here(error: Error, source: &dyn Source) -> Error {
 pub enum Convertible {
     /// <https://huggingface.co/docs/safetensors>
     Safetensors,
-    /// A zip archive of arrays of NumPy.
+    /// A zip archive of NumPy arrays.
     Npz,
-    /// Leaves one after the other, as `EasyLM` and `EasyDeL` write them.
+    /// Leaves in sequence, as written by `EasyLM` and `EasyDeL`.
     Stream,
 }
 
-/// What the data seem to be instead of msgpack, and the remedy.
+/// The format that the data seem to have, and the remedy.
 #[cfg(feature = "python")]
 pub fn described(source: &dyn Source) -> Result<Option<String>> {
     Ok(Sample::of(source)?.describe().map(Cow::into_owned))
 }
 
-/// Whether the data begin as those of another format, which are no damaged msgpack.
+/// Returns whether the data begin like another format, so they are not damaged msgpack.
 #[cfg(feature = "python")]
 pub fn is_foreign(source: &dyn Source) -> Result<bool> {
     let sample = Sample::of(source)?;
@@ -69,7 +69,6 @@ pub fn is_foreign(source: &dyn Source) -> Result<bool> {
     Ok(sample.is_safetensors() || MAGICS.iter().any(is_magic))
 }
 
-/// Which of these formats the data seem to have.
 #[cfg(feature = "python")]
 pub fn convertible(source: &dyn Source) -> Result<Option<Convertible>> {
     Ok(Sample::of(source)?.convertible())
@@ -100,8 +99,6 @@ impl Sample {
         }
     }
 
-    /// A short description of well-known content that is often mistaken for a checkpoint, with
-    /// advice.
     fn describe(&self) -> Option<Cow<'static, str>> {
         let start = self.start.as_slice();
         let known = match self.convertible() {
@@ -130,8 +127,8 @@ impl Sample {
             .or_else(|| protobuf_of(start))
             .or_else(|| (start.len() >= 16 && start.iter().all(|byte| *byte == 0)).then_some(ZEROS))
             .or_else(|| {
-                // Flatbuffers of jax.export have no mark of their own, but the StableHLO in them is
-                // bytecode of MLIR (https://mlir.llvm.org/docs/BytecodeFormat, "Magic Number").
+                // jax.export's flatbuffers have no mark, but contain StableHLO as MLIR bytecode
+                // (https://mlir.llvm.org/docs/BytecodeFormat, "Magic Number").
                 start
                     .windows(MLIR.len())
                     .any(|window| window == MLIR)
@@ -140,7 +137,7 @@ impl Sample {
         found.map(Cow::Borrowed).or_else(|| text_of(start))
     }
 
-    /// Whether it begins with the length of a JSON header that fits
+    /// Returns whether the data begin with the length of a JSON header that fits
     /// (<https://huggingface.co/docs/safetensors>, "Format").
     fn is_safetensors(&self) -> bool {
         let Some((len, header)) = self.start.split_first_chunk::<8>() else {
@@ -149,7 +146,7 @@ impl Sample {
         header.starts_with(b"{") && u64::from_le_bytes(*len) <= (self.len - 8) as u64
     }
 
-    /// The name of the first file in a zip archive (APPNOTE.TXT of PKWARE, section 4.3.7).
+    /// APPNOTE.TXT of PKWARE, section 4.3.7
     fn zipped(&self) -> Option<&[u8]> {
         let start = self.start.as_slice();
         if !start.starts_with(b"PK\x03\x04") {
@@ -179,7 +176,6 @@ const ZEROS: &str =
 
 const MLIR: &[u8] = b"ML\xefR";
 
-/// Formats by bytes at an offset.
 const MAGICS: &[(usize, &[u8], &str)] = &[
     // RFC 1952, section 2.3.1
     (
@@ -230,7 +226,7 @@ const MAGICS: &[(usize, &[u8], &str)] = &[
         b"\x93NUMPY",
         "a .npy file: load it with numpy.load, and save the array",
     ),
-    // The pickle of the number 0x1950a86a20f9469cfc6c, with which torch.save began before 1.6
+    // The pickled magic number of torch.save before 1.6
     // (https://github.com/pytorch/pytorch/blob/main/torch/serialization.py, MAGIC_NUMBER)
     (0, b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19.", TORCH),
     // https://www.gnu.org/software/tar/manual/html_node/Standard.html
@@ -241,7 +237,7 @@ const MAGICS: &[(usize, &[u8], &str)] = &[
         b"PAR1",
         "a Parquet file, which holds tables: read it with pyarrow or pandas",
     ),
-    // https://arrow.apache.org/docs/format/Columnar.html#ipc-file-format, and Feather of version 1
+    // https://arrow.apache.org/docs/format/Columnar.html#ipc-file-format; Feather version 1
     (
         0,
         b"ARROW1",
@@ -258,8 +254,8 @@ const MAGICS: &[(usize, &[u8], &str)] = &[
         b"GGUF",
         "a GGUF file of llama.cpp: read it with the package gguf, and save its arrays",
     ),
-    // Flatbuffers have the identifier of their schema at byte 4 (https://flatbuffers.dev/internals/);
-    // TFL3 is that of tensorflow/lite/schema/schema.fbs
+    // A flatbuffer's identifier is at byte 4 (https://flatbuffers.dev/internals/); TFL3 is from
+    // tensorflow/lite/schema/schema.fbs
     (
         4,
         b"TFL3",
@@ -273,9 +269,8 @@ const MAGICS: &[(usize, &[u8], &str)] = &[
     ),
 ];
 
-/// Formats by their last bytes.
 const ENDS: &[(&[u8], &str)] = &[
-    // kTableMagicNumber of LevelDB, in which TensorFlow keeps the index of a checkpoint
+    // kTableMagicNumber of LevelDB, TensorFlow's format for the index of a checkpoint
     // (https://github.com/google/leveldb/blob/main/doc/table_format.md)
     (
         b"\x57\xfb\x80\x8b\x24\x75\x47\xdb",
@@ -288,7 +283,6 @@ const ENDS: &[(&[u8], &str)] = &[
     ),
 ];
 
-/// The format of a zip archive, by the name of the first file in it.
 fn zip_of(name: &[u8]) -> &'static str {
     if name.ends_with(b".pkl") {
         // https://github.com/pytorch/pytorch/blob/main/caffe2/serialize/inline_container.h
@@ -302,7 +296,7 @@ fn zip_of(name: &[u8]) -> &'static str {
 }
 
 /// The format of a pickle (<https://docs.python.org/3/library/pickletools.html>): PROTO and its
-/// number, then FRAME where there is one; protocol 0 is text. All end with STOP.
+/// number, then optionally FRAME; protocol 0 is text. All end with STOP.
 fn pickle_of(start: &[u8], end: &[u8]) -> Option<&'static str> {
     let is_binary = matches!(start, [0x80, 2..=5, ..]);
     let textual: [&[u8]; 5] = [b"(dp", b"(lp", b"ccopy_reg\n", b"cnumpy", b"c__builtin__\n"];
@@ -312,8 +306,7 @@ fn pickle_of(start: &[u8], end: &[u8]) -> Option<&'static str> {
         .then_some(PICKLE)
 }
 
-/// The format of protobuf, which has no magic number: the first fields of both are an integer and a
-/// message.
+/// Recognises protobuf, which has no magic number, by its first fields: an integer and a message.
 fn protobuf_of(start: &[u8]) -> Option<&'static str> {
     let [0x08, version, 0x12, len, rest @ ..] = start else {
         return None;
@@ -331,8 +324,9 @@ fn protobuf_of(start: &[u8]) -> Option<&'static str> {
     }
 }
 
-/// Whether data begin as a stream: a list of two, the first a string or a list of strings, the
-/// second a byte string (<https://github.com/young-geng/EasyLM/blob/main/EasyLM/checkpoint.py>).
+/// Returns whether data begin as a stream: a list of two, the first a string or a list of strings,
+/// the second a byte string
+/// (<https://github.com/young-geng/EasyLM/blob/main/EasyLM/checkpoint.py>).
 fn is_stream(start: &[u8]) -> bool {
     let Some((&0x92, mut rest)) = start.split_first() else {
         return false;
@@ -442,7 +436,7 @@ mod tests {
     }
 
     #[test]
-    fn what_begins_like_a_format_but_is_cut_is_no_panic() {
+    fn truncated_formats_do_not_panic() {
         let stream = b"\x92\x92\xa1a\xd9\x03abc\xc4\x01\x01".as_slice();
         let header = b"\x09\0\0\0\0\0\0\0{\"a\":{}} ".as_slice();
         for (data, what) in [
@@ -461,7 +455,7 @@ mod tests {
     }
 
     #[test]
-    fn text_is_told_by_how_it_begins() {
+    fn text_is_described_by_its_start() {
         let long = "é".repeat(START_BYTES);
         for (text, what) in [
             ("Not Found", "text that begins with \"Not Found\""),

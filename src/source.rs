@@ -9,7 +9,7 @@ use crate::{Error, Result, grow};
 
 /// Encoded bytes that can be read in any order.
 ///
-/// A reader copies what it parses. Large payloads are read only on demand.
+/// Readers copy what they parse, and read large payloads only on demand.
 ///
 /// ```
 /// use std::mem::MaybeUninit;
@@ -58,39 +58,38 @@ pub trait Source: Sync {
     /// The number of bytes.
     fn len(&self) -> usize;
 
-    /// Whether there are none.
+    /// Returns whether there are no bytes.
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Fills `target` with the bytes from `offset` on, all of which must be there, and returns it.
+    /// Fills `target` from `offset` on, and returns it. All of these bytes must exist.
     fn read_at<'t>(&self, offset: usize, target: &'t mut [MaybeUninit<u8>])
     -> Result<&'t mut [u8]>;
 
-    /// The number of bytes that can be read from `offset` on: all, unless some are missing.
+    /// The number of bytes readable from `offset` on: all, unless some are missing.
     #[doc(hidden)]
     fn run(&self, offset: usize) -> usize {
         self.len() - offset
     }
 
-    /// The number of bytes of a range that are not missing.
     #[doc(hidden)]
     fn present(&self, range: Range<usize>) -> usize {
         range.len()
     }
 
-    /// Gaps below this size are read, too, because that costs less than another read.
+    /// Gaps below this size are read, too, when that costs less than another read.
     fn near(&self) -> usize {
         usize::MAX
     }
 
-    /// All bytes, if they are in memory where a look at a few costs nothing.
+    /// All bytes, if they are in memory with cheap random access.
     #[doc(hidden)]
     fn memory(&self) -> Option<RawBytes<'_>> {
         self.stable().map(RawBytes::from)
     }
 
-    /// All bytes, if they are in memory that never changes.
+    /// All bytes, if they are in immutable memory.
     fn stable(&self) -> Option<&[u8]> {
         None
     }
@@ -114,7 +113,6 @@ impl Source for RawBytes<'_> {
     }
 }
 
-/// Implements it for pointers to sources.
 macro_rules! behind {
     ($($pointer:ty: $($bound:ident)+,)*) => {$(
         impl<S: $($bound +)+ ?Sized> Source for $pointer {
@@ -168,7 +166,6 @@ impl Source for Vec<u8> {
     }
 }
 
-/// Scattered parts of a source that form one sequence.
 #[derive(Debug, Clone, Default)]
 pub struct Pieces {
     parts: Vec<Range<usize>>,
@@ -201,8 +198,7 @@ impl Pieces {
         self.len() == 0
     }
 
-    /// The ranges of the source for a range of the sequence, none empty. The time hardly depends on
-    /// the number of parts.
+    /// The source ranges of a range of the sequence, none empty. Finds the first by binary search.
     pub fn of(&self, range: Range<usize>) -> impl Iterator<Item = Range<usize>> + '_ {
         let first = self.ends.partition_point(|end| *end <= range.start);
         let parts = self.parts[first..].iter().zip(&self.ends[first..]);
@@ -217,7 +213,6 @@ impl Pieces {
     }
 }
 
-/// A sequence of parts of a source, as a source.
 pub struct SourcePieces<'a> {
     pub source: &'a dyn Source,
     pub parts: &'a Pieces,
@@ -254,16 +249,14 @@ impl Source for SourcePieces<'_> {
     }
 }
 
-/// The error for a gap where other bytes than an array's are expected.
 #[must_use]
 pub fn missing(offset: usize) -> Error {
     Error::malformed(
         offset,
-        "bytes are missing that are not those of an array: the manifest is damaged",
+        "the manifest is damaged: bytes outside of arrays are missing",
     )
 }
 
-/// Appends a range of a source to `out`.
 pub fn read_to(source: &dyn Source, range: Range<usize>, out: &mut Vec<u8>) -> Result<()> {
     let run = source.run(range.start);
     if run < range.len() {

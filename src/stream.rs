@@ -1,19 +1,18 @@
 //! Copies past the caches.
 //!
-//! A plain store reads the line of memory that it will overwrite. A streaming store does not, which
-//! saves a third of the traffic, but leaves the copy out of the caches. It pays for more bytes than
-//! caches hold, into memory that the process has used before; fresh pages are in the cache, because
-//! the system has just cleared them.
+//! A plain store first reads the cache line that it overwrites. A streaming store does not, which
+//! saves a third of the traffic but leaves the copy out of the caches. It pays for copies larger
+//! than the caches into used memory; fresh pages are cached because the system has just cleared
+//! them.
 #![allow(unsafe_code)]
 
 use std::mem::MaybeUninit;
 
 use crate::raw::RawBytes;
 
-/// The size of a copy from which on streaming pays.
+/// Smaller copies do not gain from streaming.
 pub const MIN_BYTES: usize = 32 << 20;
 
-/// Shorter slices are copied as usual.
 const MIN_SLICE: usize = 4 << 10;
 
 /// Copies `source` to `target`, and returns it.
@@ -36,10 +35,9 @@ pub fn copy<'t>(source: RawBytes<'_>, target: &'t mut [MaybeUninit<u8>]) -> &'t 
     unsafe { target.assume_init_mut() }
 }
 
-/// A line of the cache.
 const LINE: usize = 64;
 
-/// Copies whole lines to the start of a line.
+/// Copies whole cache lines to an aligned target.
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 #[allow(clippy::cast_ptr_alignment)] // loads need none, and stores have it
 fn copy_lines(source: RawBytes<'_>, target: &mut [MaybeUninit<u8>]) {
@@ -49,8 +47,8 @@ fn copy_lines(source: RawBytes<'_>, target: &mut [MaybeUninit<u8>]) {
     assert!(target.as_ptr().addr().is_multiple_of(LINE));
     for (index, target) in target.chunks_exact_mut(LINE).enumerate() {
         let to = target.as_mut_ptr().cast::<__m128i>();
-        // SAFETY: SSE2 is part of x86-64. Both have LINE bytes here, which are LINE / LANE
-        // lanes; loads need no alignment, and stores have it, as `target` begins with a line.
+        // SAFETY: SSE2 is part of x86-64. Both have LINE bytes here, which are LINE / LANE lanes.
+        // Loads need no alignment; stores have it, as `target` begins with a line.
         unsafe {
             let from = source.as_ptr().add(index * LINE).cast::<__m128i>();
             for lane in 0..LINE / LANE {
@@ -58,8 +56,8 @@ fn copy_lines(source: RawBytes<'_>, target: &mut [MaybeUninit<u8>]) {
             }
         }
     }
-    // Streaming stores are not ordered with others. A thread that learns from another that the copy
-    // is done must see it. SAFETY: SSE is part of x86-64.
+    // Orders the streaming stores before the signal that the copy is done. SAFETY: SSE is part of
+    // x86-64.
     unsafe {
         _mm_sfence();
     }

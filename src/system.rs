@@ -1,4 +1,4 @@
-//! System calls that std and rustix lack, or lack for memory that may change, and waits that a
+//! System calls that std and rustix lack (for memory that may change, or at all), and waits that a
 //! watch can stop.
 #![allow(unsafe_code)]
 
@@ -11,17 +11,16 @@ use crate::raw::RawBytes;
 #[cfg(unix)]
 use crate::watch::Watch;
 
-/// Writes some of the bytes at the position of a file, as `write(2)` does, and returns their
-/// number.
+/// Like `write(2)`, returns the number of bytes written.
 #[cfg(unix)]
 pub fn write(file: &File, bytes: RawBytes<'_>) -> io::Result<usize> {
     use std::os::fd::AsRawFd;
-    // SAFETY: the system reads `len` bytes of memory that is there.
+    // SAFETY: `bytes` refers to `len` readable bytes.
     let written = unsafe { libc::write(file.as_raw_fd(), bytes.as_ptr().cast(), bytes.len()) };
     usize::try_from(written).map_err(|_| io::Error::last_os_error())
 }
 
-/// Writes some of the bytes at the position of a file, and returns their number.
+/// Returns the number of bytes written.
 #[cfg(not(unix))]
 pub fn write(mut file: &File, bytes: RawBytes<'_>) -> io::Result<usize> {
     let mut copy = Vec::new();
@@ -31,8 +30,7 @@ pub fn write(mut file: &File, bytes: RawBytes<'_>) -> io::Result<usize> {
     io::Write::write(&mut file, &copy)
 }
 
-/// Lets the disk start on a written range of a file, without waiting. Only a hint: fsync reports
-/// errors.
+/// Lets the disk start on a written range, without waiting. Only a hint: fsync reports errors.
 pub fn write_back(file: &File, start: u64, len: u64) {
     #[cfg(target_os = "linux")]
     {
@@ -46,10 +44,10 @@ pub fn write_back(file: &File, start: u64, len: u64) {
     let _ = (file, start, len);
 }
 
-/// Waits until a file is on the disk: on macOS, in spite of the disk's own cache.
+/// Waits until a file is on the disk; on macOS, past the disk's own cache.
 pub fn sync(file: &File) -> io::Result<()> {
     match file.sync_all() {
-        // Shares of other systems do not support it.
+        // Network file systems may not support it.
         #[cfg(target_vendor = "apple")]
         Err(error)
             if [libc::ENOTSUP, libc::EINVAL, libc::ENOTTY]
@@ -62,22 +60,21 @@ pub fn sync(file: &File) -> io::Result<()> {
     }
 }
 
-/// Closes a file, and returns the system's error.
 #[cfg(unix)]
 pub fn close(file: File) -> io::Result<()> {
     use std::os::fd::IntoRawFd;
-    // SAFETY: the descriptor is ours, and is not used after this.
+    // SAFETY: this call owns the descriptor and does not use it afterwards.
     match unsafe { libc::close(file.into_raw_fd()) } {
         0 => Ok(()),
         _ => match io::Error::last_os_error() {
-            // It is closed all the same.
+            // The descriptor is closed regardless.
             error if error.kind() == io::ErrorKind::Interrupted => Ok(()),
             error => Err(error),
         },
     }
 }
 
-/// Closes a file. Windows reports failed writes only at fsync.
+/// Windows reports failed writes only at fsync.
 #[cfg(not(unix))]
 #[allow(clippy::unnecessary_wraps)] // as where there are errors
 pub fn close(_: File) -> io::Result<()> {

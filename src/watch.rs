@@ -6,7 +6,7 @@ use crate::Result;
 pub trait Watch: Sync {
     fn check(&self) -> Result<()>;
 
-    /// The same after `bytes` bytes of the work.
+    /// Checks, after `bytes` more bytes of the work.
     fn done(&self, bytes: usize) -> Result<()>;
 }
 

@@ -1,8 +1,8 @@
 //! Arrays that are fetched when their bytes are copied, a few ahead.
 //!
-//! Arrays on an accelerator are transferred to the host when the output reaches them. The transfers
-//! of the next ones have started by then and overlap with writing, but only within a window, so
-//! that the host never holds the whole model.
+//! Arrays on an accelerator are transferred to the host when the output reaches them. The next
+//! transfers overlap with writing, but only within a window, so that the host never holds the whole
+//! model.
 
 use std::mem::MaybeUninit;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -11,13 +11,11 @@ use crate::layout::Payload;
 use crate::{Error, Result};
 
 pub trait Fetch {
-    /// A started transfer.
     type Transfer;
     type Here: Payload;
 
     fn start(&self) -> Result<Self::Transfer>;
 
-    /// Waits for the end of a transfer.
     fn finish(&self, transfer: Self::Transfer) -> Result<Self::Here>;
 }
 
@@ -26,7 +24,7 @@ pub trait Fetch {
 /// Its lock is held while arrays are fetched, so that only one window is in memory. Callers must
 /// hold nothing that [`Fetch`] needs.
 pub struct Window<A: Fetch> {
-    /// The most bytes in memory or in transfer.
+    /// Bytes in memory or in transfer.
     most: usize,
     slots: Mutex<Vec<Slot<A>>>,
 }
@@ -45,7 +43,6 @@ enum Stage<A: Fetch> {
 }
 
 impl<A: Fetch> Window<A> {
-    /// A window of `most` bytes, or of one array.
     pub fn new(most: usize) -> Self {
         Self {
             most,
@@ -53,7 +50,7 @@ impl<A: Fetch> Window<A> {
         }
     }
 
-    /// Adds an array of `len` bytes, and returns its number. All are added before the first copy.
+    /// Must come before the first copy. Returns the array's number.
     pub fn add(&self, array: A, len: usize) -> Result<usize> {
         let mut slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
         slots.try_reserve(1)?;
@@ -66,10 +63,7 @@ impl<A: Fetch> Window<A> {
         Ok(slots.len() - 1)
     }
 
-    /// Copies the bytes of an array from `start` on to `target`. After all of them, the array is
-    /// dropped.
-    ///
-    /// The caller must hold nothing that [`Fetch`] needs.
+    /// Drops the array after its last byte. The caller must hold nothing that [`Fetch`] needs.
     pub fn copy_to<'t>(
         &self,
         number: usize,
@@ -87,9 +81,8 @@ impl<A: Fetch> Window<A> {
         Ok(copied)
     }
 
-    /// Fetches all arrays now. Each stays until it is copied.
-    ///
-    /// The caller must hold nothing that [`Fetch`] needs.
+    /// Fetches all arrays now. Each stays until it is copied. The caller must hold nothing that
+    /// [`Fetch`] needs.
     pub fn fetch_all(&self) -> Result<()> {
         let mut slots = self.slots.lock().map_err(|_| poisoned())?;
         for slot in slots.iter_mut() {
@@ -141,7 +134,7 @@ impl<A: Fetch> Window<A> {
 
 #[cold]
 fn poisoned() -> Error {
-    Error::Option("fetching an array has panicked before".into())
+    Error::Option("an earlier fetch of an array panicked".into())
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Writing a file leaf by leaf.
+//! Writes a file leaf by leaf.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -23,18 +23,17 @@ use crate::structure::{Kind, Seal, Sums, Value};
 use crate::wire::{Complex, EXT_NDARRAY, MAX_DEPTH};
 use crate::{Error, Result, grow, parallel};
 
-/// Alignment of arrays in files of `save`.
 const ALIGN: i64 = 64;
 
-/// Payloads up to this size are copied among the headers.
+/// Smaller payloads are copied between the headers.
 const JOIN_BYTES: usize = 64;
 
 const BLOCK_BYTES: usize = 1 << 20;
 
-/// A tree that is written to a file, with an index of its leaves and their checksums.
+/// A tree to write, with an index of its leaves and their checksums.
 ///
-/// Leaves are named by their [paths](Path), whose keys become maps. The bytes of arrays are borrowed
-/// until they are written. treepack, flax and eformer read the file; in Python the arrays are NumPy's.
+/// Leaves are added by [path](Path); keys become maps. Array bytes are borrowed until they are
+/// written. treepack, flax and eformer read the file; in Python the arrays are NumPy's.
 ///
 /// ```
 /// use treepack::{Dtype, File, Writer};
@@ -63,12 +62,12 @@ pub struct Writer<'a> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum Compress {
-    /// None.
+    /// Uncompressed.
     #[default]
     No,
-    /// gzip, which flax reads once it is inflated.
+    /// gzip; flax reads the inflated file.
     Gzip,
-    /// Coded exponents of floats: smaller and faster for weights. Only treepack reads it.
+    /// Coded float exponents: smaller and faster for weights. Only treepack reads it.
     Numbers,
 }
 
@@ -106,20 +105,20 @@ impl<'a> Writer<'a> {
         Self::default()
     }
 
-    /// Sets the metadata, which [`File::metadata`](crate::File::metadata) reads.
+    /// Sets the metadata that [`File::metadata`](crate::File::metadata) reads.
     pub fn metadata(&mut self, value: impl Into<Value>) -> &mut Self {
         self.metadata = Some(value.into());
         self
     }
 
-    /// Sets the compression; none by default, and `true` is gzip. Blocks can be read one by one.
+    /// Sets the compression: none by default; `true` is gzip. Blocks can be read one by one.
     pub fn compress(&mut self, compress: impl Into<Compress>) -> &mut Self {
         self.compress = compress.into();
         self
     }
 
-    /// Sets whether [`save`](Self::save) waits until the file is on the disk, and so survives a
-    /// loss of power. `true` by default; otherwise it survives a crash of the program.
+    /// Sets whether [`save`](Self::save) waits for the disk, so that the file survives a power
+    /// loss. `true` by default; otherwise the file survives only a crash of the program.
     pub fn durable(&mut self, durable: bool) -> &mut Self {
         self.durability = if durable {
             Durability::Synced
@@ -129,7 +128,7 @@ impl<'a> Writer<'a> {
         self
     }
 
-    /// Adds an array, whose elements are given in C order and little-endian.
+    /// Adds an array of elements in C order, little-endian.
     ///
     /// ```
     /// use std::sync::Arc;
@@ -155,8 +154,8 @@ impl<'a> Writer<'a> {
     /// ```
     ///
     /// # Errors
-    /// If there is a leaf at the path already, or above or below it, or if an array of this shape has
-    /// another number of bytes.
+    /// If a leaf is already at, above or below the path, or the number of bytes does not fit the
+    /// shape.
     pub fn array(
         &mut self,
         path: &str,
@@ -167,14 +166,14 @@ impl<'a> Writer<'a> {
         let bytes = bytes.into();
         if nbytes(shape, dtype.itemsize()) != Some(bytes.len()) {
             let len = bytes.len();
-            let reason = format!("{len} bytes are no array of {dtype}{shape:?}");
+            let reason = format!("{len} bytes do not fit an array of {dtype}{shape:?}");
             return Err(at(path.parse()?, Error::Option(reason)));
         }
         let shape = grow::to_vec(shape)?;
         self.add(path, Node::Array(dtype, shape, bytes))
     }
 
-    /// Adds a leaf other than an array: a number, text, bytes or none.
+    /// Adds a plain value: a number, text, bytes or none.
     ///
     /// ```
     /// use treepack::{Value, Writer};
@@ -189,7 +188,7 @@ impl<'a> Writer<'a> {
     /// ```
     ///
     /// # Errors
-    /// As for [`array`](Self::array), and if the value is another one.
+    /// As for [`array`](Self::array), and if the value is a container.
     pub fn value(&mut self, path: &str, value: impl Into<Value>) -> Result<()> {
         let value = value.into();
         match &value {
@@ -198,7 +197,7 @@ impl<'a> Writer<'a> {
             _ => return self.add(path, Node::Value(value)),
         }
         let reason =
-            "a leaf is a number, text, bytes or none: add what is in a container by its path";
+            "a leaf must be a number, text, bytes or none: add the values of a container by path";
         Err(at(path.parse()?, Error::Option(reason.into())))
     }
 
@@ -223,12 +222,11 @@ impl<'a> Writer<'a> {
 
     /// Writes a file atomically.
     ///
-    /// One that is there is replaced when all of the new one is written. Missing directories are
-    /// made, and a link is followed.
+    /// Creates missing directories and follows a link. The file replaces an existing one once it is
+    /// complete.
     ///
     /// # Errors
-    /// If a key is one that the format reserves, or the file cannot be written. The old file is still
-    /// there then.
+    /// If a key is reserved or the file cannot be written. The old file then stays.
     pub fn save(&self, path: impl AsRef<path::Path>) -> Result<()> {
         let (path, layout) = (path.as_ref(), self.layout()?);
         let threads = self.threads(layout.len())?;
@@ -245,7 +243,7 @@ impl<'a> Writer<'a> {
         written.map(drop)
     }
 
-    /// Writes the bytes of a file to a stream, such as a socket or a `Vec`.
+    /// Writes the file to a stream, such as a socket or a `Vec`.
     ///
     /// ```
     /// use treepack::{File, Writer};
@@ -260,8 +258,7 @@ impl<'a> Writer<'a> {
     /// ```
     ///
     /// # Errors
-    /// If a key is one that the format reserves, in which case nothing is written, or the stream has
-    /// an error.
+    /// If a key is reserved (then nothing is written), or the stream fails.
     pub fn write_to(&self, mut stream: impl io::Write) -> Result<()> {
         let layout = self.layout()?;
         let mut out = Stream(&mut stream);
@@ -280,7 +277,7 @@ impl<'a> Writer<'a> {
             chunks: ChunkLimit::DEFAULT,
             may_box: true,
         };
-        // Compressed blocks have checksums of their own.
+        // Compressed blocks have their own checksums.
         let mut encoder = Encoder::indexed(framing, self.compress == Compress::No);
         encode(&self.root, &mut encoder)?;
         let metadata = self.metadata.as_ref().map(Value::encode);
@@ -302,7 +299,6 @@ impl fmt::Debug for Writer<'_> {
     }
 }
 
-/// The bytes of an array; `None` if it is impossible.
 fn nbytes(shape: &[usize], itemsize: usize) -> Option<usize> {
     // NumPy requires the product to fit even where another dimension is zero.
     let times = |size: usize, dim: &usize| size.checked_mul((*dim).max(1));
@@ -312,7 +308,7 @@ fn nbytes(shape: &[usize], itemsize: usize) -> Option<usize> {
 }
 
 fn taken(path: &Path) -> Error {
-    let reason = "there is a leaf already, or one above or below";
+    let reason = "cannot add a leaf here: another leaf is at this path, above it or below it";
     at(path.clone(), Error::Option(reason.into()))
 }
 
@@ -327,16 +323,13 @@ enum Node<'a> {
     Value(Value),
 }
 
-/// The entries of a map, in the order of insertion.
 #[derive(Default)]
 struct Map<'a> {
     children: Vec<(String, Node<'a>)>,
-    /// Positions of keys.
     places: HashMap<String, usize>,
 }
 
 impl<'a> Map<'a> {
-    /// The entry of a key, an empty map if it is new.
     fn child(&mut self, key: &str) -> Result<&mut Node<'a>> {
         let place = if let Some(place) = self.places.get(key) {
             *place
@@ -394,7 +387,6 @@ fn encode_value(value: &Value, encoder: &mut Encoder<PayloadRange<'_>>) -> Resul
     }
 }
 
-/// An integer beyond `i64`.
 fn large(value: &Value) -> Option<u64> {
     match value {
         Value::Named(name, made_of) if name == "int" => match &**made_of {
@@ -405,7 +397,6 @@ fn large(value: &Value) -> Option<u64> {
     }
 }
 
-/// Adds a key to the path of an error.
 fn below(key: &str, error: Error) -> Error {
     let (error, path) = error.split();
     let mut path = path.unwrap_or_default();
@@ -413,9 +404,9 @@ fn below(key: &str, error: Error) -> Error {
     at(path, error)
 }
 
-/// The bytes of an array that is written: borrowed, owned, shared, or an array of a [`File`].
+/// Bytes of an array to write: borrowed, owned, shared, or of an array in a [`File`].
 ///
-/// [`Writer::array`] makes them of whatever it is given.
+/// [`Writer::array`] converts its argument into `Bytes`.
 ///
 /// [`File`]: crate::File
 ///
@@ -438,7 +429,7 @@ enum Inner<'a> {
 }
 
 impl Bytes<'_> {
-    /// The number of bytes.
+    /// Returns the number of bytes.
     #[must_use]
     pub fn len(&self) -> usize {
         match &self.0 {
@@ -448,13 +439,12 @@ impl Bytes<'_> {
         }
     }
 
-    /// Whether there are none.
+    /// Returns whether there are no bytes.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// All of them, if they are in memory.
     fn memory(&self) -> Option<&[u8]> {
         match &self.0 {
             Inner::Memory(bytes) => Some(bytes),
@@ -512,7 +502,6 @@ impl<'a> From<ArrayView<'a>> for Bytes<'a> {
     }
 }
 
-/// A range of an array's bytes: all, or a chunk.
 struct PayloadRange<'t> {
     bytes: &'t Bytes<'t>,
     range: Range<usize>,
@@ -547,7 +536,6 @@ impl Append for Stream<'_> {
 }
 
 impl Stream<'_> {
-    /// Writes a layout whose leaves are summed.
     fn layout(&mut self, layout: &Layout<PayloadRange<'_>>) -> Result<()> {
         let after = layout
             .seal()

@@ -1,4 +1,4 @@
-//! States of DEFLATE libraries, which panic without memory.
+//! Allocates the states of DEFLATE libraries, which panic when out of memory.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process;
@@ -10,11 +10,11 @@ use crate::{Error, Result, grow};
 /// More than any state takes.
 const STATE_BYTES: usize = 512 << 10;
 
-/// Makes a state, or a value with one state in it.
+/// Makes a state, or a value that contains one.
 ///
-/// A panic without memory must not begin: the hook that prints it takes memory, too, and with
-/// `RUST_BACKTRACE=1` may deadlock. So one thread at a time checks for memory, and uses it. Other
-/// code may still take it in between, so a panic is caught.
+/// A panic for lack of memory must not begin: its hook allocates, too, and with `RUST_BACKTRACE=1`
+/// may deadlock. So one thread at a time checks for memory and uses it. Other code may still take
+/// it in between, so panics are caught.
 pub fn state<T>(make: impl FnOnce() -> T) -> Result<T> {
     static ONE_BY_ONE: Turns = Turns(AtomicU32::new(0));
     let _turn = ONE_BY_ONE.take();
@@ -24,8 +24,8 @@ pub fn state<T>(make: impl FnOnce() -> T) -> Result<T> {
 
 /// A lock for short work: the process that holds it, or 0.
 ///
-/// A forked process may find it held by a thread of its parent, which will never release it here; a
-/// mutex would not show that.
+/// A fork may inherit it held by a thread that does not exist in the child. Unlike a mutex, it
+/// shows that.
 struct Turns(AtomicU32);
 
 struct Turn<'t>(&'t Turns);

@@ -1,13 +1,12 @@
 //! Chooses header widths that align the payload after them.
 //!
-//! Headers have a few widths each. The reachable totals are a small subset-sum problem: `reach[i]`
-//! has bit `n` set when the first `i` headers can take `n` bytes more than their smallest form.
-//! Shifts of a 64-bit mask by the extra widths solve it, and walking the masks backwards gives the
-//! widths.
+//! This is a small subset-sum problem: `reach[i]` has bit `n` set when the first `i` headers can
+//! take `n` bytes more than their smallest forms. Shifting a 64-bit mask by each header's extra
+//! widths solves it; walking the masks backwards yields the widths.
 
 use crate::wire::Head;
 
-/// The widths for `heads` that add exactly `extra` (below 64) bytes to their smallest form.
+/// Widths for `heads` that add exactly `extra` (below 64) bytes to their smallest forms.
 pub fn widen(heads: &[Head], extra: usize) -> Option<Vec<usize>> {
     debug_assert!(extra < 64);
     let mut reach = Vec::with_capacity(heads.len() + 1);
@@ -32,7 +31,6 @@ pub fn widen(heads: &[Head], extra: usize) -> Option<Vec<usize>> {
     Some(widths)
 }
 
-/// The extra bytes of each width of `head`.
 fn extras(head: Head) -> impl Iterator<Item = usize> {
     let least = head.width();
     head.widths().map(move |width| width - least)
@@ -42,7 +40,6 @@ fn extras(head: Head) -> impl Iterator<Item = usize> {
 mod tests {
     use super::*;
 
-    /// Tries every combination.
     fn naive(heads: &[Head], extra: usize) -> bool {
         match heads.split_first() {
             None => extra == 0,

@@ -1,4 +1,4 @@
-//! The shape of an array in a file, and its check against the payload.
+//! Reads an array's shape and checks it against the payload.
 
 use smallvec::SmallVec;
 
@@ -6,7 +6,7 @@ use super::MAX_NDIM;
 use crate::wire::{Cursor, Head};
 use crate::{Error, Result};
 
-/// The dimensions of an array; one may be −1, which stands for "whatever fits".
+/// A shape; one dimension may be −1, inferred from the payload.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Dims(SmallVec<[isize; 6]>);
 
@@ -16,7 +16,6 @@ impl Dims {
         &self.0
     }
 
-    /// Appends a dimension; `offset` is for the error.
     pub fn push(&mut self, head: Head, offset: usize) -> Result<()> {
         let value = match head {
             Head::Int(value) => isize::try_from(value).ok(),
@@ -24,7 +23,7 @@ impl Dims {
             _ => None,
         };
         let value = value
-            .ok_or_else(|| Error::malformed(offset, "an array's shape must be made of integers"))?;
+            .ok_or_else(|| Error::malformed(offset, "an array's shape must consist of integers"))?;
         if value < -1 {
             let reason = format!("negative dimension {value}");
             return Err(Error::malformed(offset, reason));
@@ -37,7 +36,6 @@ impl Dims {
         Ok(())
     }
 
-    /// Reads one integer, or an array of integers.
     pub fn read(cursor: &mut Cursor<'_>) -> Result<Self> {
         let mut dims = Self::default();
         let offset = cursor.offset();
@@ -54,8 +52,7 @@ impl Dims {
     }
 }
 
-/// Replaces −1, and checks that the dimensions account for exactly `nbytes` bytes in elements of
-/// `itemsize`. `offset` is for the error.
+/// Infers −1 and checks that the elements take `nbytes` bytes.
 pub fn resolve(
     dims: &[isize],
     nbytes: usize,
@@ -66,7 +63,7 @@ pub fn resolve(
         Error::malformed(
             offset,
             format!(
-                "an array of shape {dims:?} with {itemsize} bytes an element does not fit \
+                "an array of shape {dims:?} with {itemsize} bytes per element does not fit \
                  its {nbytes} bytes of data"
             ),
         )

@@ -1,15 +1,14 @@
-//! The headers of an array, and where its payload goes.
+//! Writes an array's headers and places its payload.
 //!
-//! An array is written in one of two forms:
+//! An array has one of two forms:
 //!
 //! * plain: `key? ext(1, [shape, dtype, bin])`
-//! * chunked: `key? {marker: true, shape: {'0': …}, chunks: {'0': ext, …}}`,
-//!   for arrays above flax's `MAX_CHUNK_SIZE`.
+//! * chunked: `key? {marker: true, shape: {'0': …}, chunks: {'0': ext, …}}`, for arrays above
+//!   flax's `MAX_CHUNK_SIZE`.
 //!
-//! With an alignment, headers are widened until the payload begins at a
-//! multiple of it. Where that cannot be reached in the plain form, the chunked
-//! form with a single chunk has more headers to widen, and its chunk may have
-//! leading unit dimensions, because readers reshape it to the outer shape.
+//! Wider headers align the payload. Where the plain form cannot, a single chunk can: it has more
+//! headers, and leading unit dimensions, which readers drop when they reshape it to the outer
+//! shape.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -22,24 +21,20 @@ use crate::raw::Buffer;
 use crate::wire::{CHUNKED_MARKER, EXT_NDARRAY, Head, length};
 use crate::{Error, Result};
 
-/// Smaller arrays are not aligned unless [`Alignment::of_all`]: their headers would outweigh the
-/// gain.
+/// Smaller arrays are aligned only by [`Alignment::of_all`]: headers would outweigh the gain.
 pub const ALIGN_MIN_BYTES: usize = 1024;
 
-/// The most bytes of an array's headers without its key.
+/// The most header bytes of an array, without its key.
 pub const HEADERS_MAX_BYTES: usize = 4096;
 
-/// The most leading unit dimensions of a lone chunk. With the other headers widened, every residue
-/// modulo 64 needs fewer.
+/// The most leading unit dimensions of a lone chunk; with wider headers, every residue modulo 64
+/// needs fewer.
 const MAX_UNIT_DIMS: usize = 12;
 
-/// Room in an extension for the headers around the payload of an array.
 const EXT_HEADROOM: usize = 4096;
 
-/// The largest alignment of any element type.
 const ELEMENT_MAX_ALIGN: usize = 16;
 
-/// A power of two up to 64; payloads begin at multiples of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Alignment {
     bytes: usize,
@@ -47,7 +42,6 @@ pub struct Alignment {
 }
 
 impl Alignment {
-    /// Checks that `align` is a power of two from 1 to 64.
     pub fn new(align: i64) -> Result<Self> {
         match usize::try_from(align) {
             Ok(bytes) if bytes.is_power_of_two() && bytes <= 64 => Ok(Self {
@@ -60,8 +54,7 @@ impl Alignment {
         }
     }
 
-    /// Aligns small arrays, too: to multiples of it where wider headers alone reach one, and
-    /// otherwise to what their elements need.
+    /// Also aligns small arrays: fully where wider headers suffice, otherwise to their elements.
     #[must_use]
     pub fn of_all(self) -> Self {
         Self {
@@ -70,14 +63,12 @@ impl Alignment {
         }
     }
 
-    /// Whether an array needs no alignment.
     fn leaves(self, array: &Array<'_>, nbytes: usize) -> bool {
         let is_meant =
             nbytes >= ALIGN_MIN_BYTES || self.of_all && nbytes > 0 && array.code == EXT_NDARRAY;
         self.bytes == 1 || !is_meant
     }
 
-    /// The alignment of an array's elements.
     fn least(self, array: &Array<'_>, nbytes: usize) -> usize {
         if nbytes >= ALIGN_MIN_BYTES {
             return self.bytes;
@@ -87,7 +78,6 @@ impl Alignment {
     }
 }
 
-/// The size above which an array is split into chunks.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ChunkLimit(f64);
 
@@ -95,22 +85,21 @@ impl ChunkLimit {
     /// flax's default, 1 GiB.
     pub const DEFAULT: Self = Self(1_073_741_824.0);
 
-    /// A limit in bytes, as a float because flax's `MAX_CHUNK_SIZE` may be one.
+    /// A float, since flax's `MAX_CHUNK_SIZE` may be one.
     pub fn new(bytes: f64) -> Self {
         Self(bytes)
     }
 
-    /// The number of elements in a chunk of an array, or `None` if it stays whole.
+    /// `None` if the array stays whole.
     #[allow(
         clippy::cast_precision_loss,
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss
     )]
     fn elements(self, array: &Array<'_>, nbytes: usize) -> Option<usize> {
-        /// The largest payload of an extension.
         const MOST: usize = u32::MAX as usize - EXT_HEADROOM;
         let above = nbytes as f64 > self.0 || nbytes > MOST;
-        // No chunks at all could not be joined again.
+        // Zero chunks could not be joined again.
         if array.code != EXT_NDARRAY || !above || nbytes == 0 {
             return None;
         }
@@ -128,24 +117,21 @@ impl ChunkLimit {
 pub struct Framing {
     pub align: Alignment,
     pub chunks: ChunkLimit,
-    /// Whether the chunked form may be used for alignment. flax joins chunks only where all
-    /// containers above are maps.
+    /// Whether a lone chunk may align. flax joins chunks only below maps.
     pub may_box: bool,
 }
 
-/// A map key at the end of the headers.
 #[derive(Debug, Clone, Copy)]
 pub struct KeyPlace {
-    /// Its offset in the output.
     pub start: usize,
     pub head: usize,
 }
 
-/// Appends the headers of `array`, and calls `payload` to append the range of its bytes after them
-/// (several times, for chunks).
+/// Appends the headers of `array` and calls `payload` for the range of its bytes (once per chunk).
+/// Returns the offset of the value, after its key.
 ///
-/// `key` is the map key right before the array, whose header may be widened, too. `recent` belongs
-/// to this layout. Returns the offset of the value in the output, after its key.
+/// `key` is the map key right before the array; its header may be widened, too. `recent` must
+/// belong to this layout.
 #[inline]
 pub fn frame<P: Payload>(
     layout: &mut LayoutBuilder<P>,
@@ -195,8 +181,7 @@ pub fn frame<P: Payload>(
     Ok(start)
 }
 
-/// Appends the headers of an array like an earlier one, if they are known for this place; otherwise
-/// does nothing.
+/// Appends the headers of an array like an earlier one, if known for this offset.
 #[inline]
 pub fn frame_like<P: Payload>(
     layout: &mut LayoutBuilder<P>,
@@ -233,7 +218,6 @@ fn write_key(out: &mut Buffer, key: Option<&[u8]>, width: usize) -> Result<()> {
     Ok(())
 }
 
-/// The headers of a whole array, in the form and the widths that align it.
 fn aligned_headers<'a>(
     offset: usize,
     key: Option<&'a str>,
@@ -255,7 +239,7 @@ fn aligned_headers<'a>(
             }
         }
     }
-    // Inside a list it may be impossible; such an array is copied when it is read.
+    // Lists rule out the chunked form; readers then copy the array.
     Ok(plain)
 }
 
@@ -285,7 +269,6 @@ fn frame_chunks<P: Payload>(
     Ok(())
 }
 
-/// `{marker: true, shape: {…}, chunks:`, at the smallest widths.
 fn write_chunks_prefix(out: &mut Buffer, shape: &[usize]) -> Result<()> {
     Head::Map(3).write(out);
     write_str(out, CHUNKED_MARKER)?;
@@ -299,20 +282,16 @@ fn write_chunks_prefix(out: &mut Buffer, shape: &[usize]) -> Result<()> {
     write_str(out, "chunks")
 }
 
-/// The headers before one payload, with open widths.
 struct Headers<'a> {
     heads: Vec<Head>,
-    /// Bytes after each head; empty for most.
     tails: Vec<Cow<'a, [u8]>>,
-    /// Index of the head of the extension around the payload.
     ext: usize,
-    /// Chosen widths; the smallest ones while this is empty.
+    /// Chosen widths; while empty, the smallest.
     widths: Vec<usize>,
 }
 
 impl<'a> Headers<'a> {
     fn new(key: Option<&'a str>) -> Result<Self> {
-        /// The heads of the plain form of an array of a few dimensions.
         const USUAL: usize = 12;
         let mut headers = Self {
             heads: Vec::with_capacity(USUAL),
@@ -341,7 +320,6 @@ impl<'a> Headers<'a> {
         Ok(())
     }
 
-    /// The plain form of `array` with another shape, after `unit_dims` unit dimensions.
     fn ext(&mut self, array: &Array<'a>, shape: &[usize], unit_dims: usize) -> Result<()> {
         self.ext = self.heads.len();
         self.head(Head::Ext(array.code, 0));
@@ -366,12 +344,10 @@ impl<'a> Headers<'a> {
             .unwrap_or_else(|| self.heads[index].width())
     }
 
-    /// The bytes of the heads in `range` and of their tails.
     fn size(&self, range: Range<usize>) -> usize {
         range.map(|i| self.width(i) + self.tails[i].len()).sum()
     }
 
-    /// Sets the length of the extension from the widths inside it.
     fn set_ext_len(&mut self, nbytes: usize) -> Result<()> {
         let body = self.size(self.ext + 1..self.heads.len()) + nbytes;
         if let Head::Ext(code, _) = self.heads[self.ext] {
@@ -380,10 +356,10 @@ impl<'a> Headers<'a> {
         Ok(())
     }
 
-    /// Widens these headers so that a payload after them is aligned, if possible.
+    /// Widens the headers to align the payload, if possible.
     ///
-    /// Widening inside the extension lengthens its body, which may widen its own header. Then the
-    /// choice is repeated for the longer body, whose header has only the wider widths.
+    /// Wider headers lengthen the extension, which may widen its own header. The search then
+    /// repeats with only the wider forms.
     fn align(&mut self, offset: usize, nbytes: usize, align: usize) -> Result<bool> {
         loop {
             let extra = (offset + self.size(0..self.heads.len())).wrapping_neg() % align;
@@ -409,7 +385,6 @@ impl<'a> Headers<'a> {
     }
 }
 
-/// The chunked form with one chunk that holds all of `array`.
 fn single_chunk<'a>(
     key: Option<&'a str>,
     array: &Array<'a>,

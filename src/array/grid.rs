@@ -1,18 +1,17 @@
-//! An array cut into shards of one shape: which shards overlap a box, and where.
+//! Divides an array into equal shards and finds those that overlap a box.
 
 use std::ops::Range;
 
 use super::runs::{Bounds, Runs};
 use crate::Result;
 
-/// A grid of shards of one shape, numbered with the last dimension varying fastest.
+/// A grid of equal shards in C order.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ShardGrid {
-    /// For each dimension, the number of shards, and the indices of each.
+    /// The number of shards and their size in each dimension.
     dims: Vec<(usize, usize)>,
 }
 
-/// The overlap of a shard and a box.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ShardPart {
     pub shard: usize,
@@ -21,7 +20,7 @@ pub struct ShardPart {
 }
 
 impl ShardGrid {
-    /// A grid of `counts` shards in each dimension; `None` if they would differ in shape.
+    /// Divides `shape` into `counts` shards per dimension; `None` if their shapes would differ.
     pub fn new(shape: &[usize], counts: &[usize]) -> Option<Self> {
         let is_even = |(len, count): (&usize, &usize)| *count > 0 && len.is_multiple_of(*count);
         if shape.len() != counts.len() || !shape.iter().zip(counts).all(is_even) {
@@ -40,7 +39,7 @@ impl ShardGrid {
         self.dims.iter().map(|(count, _)| count).product()
     }
 
-    /// The number of the shard that begins at an index of the array, if any.
+    /// The shard that begins at these indices, if any.
     pub fn shard_at(&self, start: &[usize]) -> Option<usize> {
         if start.len() != self.dims.len() {
             return None;
@@ -52,7 +51,6 @@ impl ShardGrid {
         })
     }
 
-    /// The indices of a shard in the array, if it exists.
     pub fn bounds(&self, mut shard: usize) -> Option<Vec<Range<usize>>> {
         if shard >= self.len() {
             return None;
@@ -66,7 +64,7 @@ impl ShardGrid {
         Some(bounds)
     }
 
-    /// The key of a shard in its file, `[0:4,8:16]`, if it exists.
+    /// The key of a shard in its file, such as `[0:4,8:16]`.
     pub fn name(&self, shard: usize) -> Option<String> {
         let mut name = String::new();
         (shard < self.len()).then(|| self.write_name(shard, &mut name).ok())??;
@@ -102,7 +100,7 @@ impl ShardGrid {
         self.dims.iter().map(|(_, size)| *size)
     }
 
-    /// The parts of a box in shards. `None` if the box exceeds the array.
+    /// The parts of a box in each shard; `None` if the box exceeds the array.
     ///
     /// ```
     /// use treepack::array::{Bounds, ShardGrid};
@@ -137,11 +135,11 @@ impl ShardGrid {
         })
     }
 
-    /// The runs of a part, for memory with these strides, and their offset there. `None` if the
-    /// memory lacks a place for an element.
+    /// The runs of a part in memory with these strides, and their offset. `None` if elements would
+    /// overlap.
     ///
     /// # Panics
-    /// If the part is not one of this grid.
+    /// If the part is from another grid.
     pub fn runs(
         &self,
         part: &ShardPart,
@@ -174,13 +172,11 @@ fn push_number(text: &mut String, mut number: usize) {
     text.extend(digits[first..].iter().map(|digit| char::from(*digit)));
 }
 
-/// The parts of a box in shards, computed one by one without memory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ShardParts {
     dims: Vec<Cut>,
 }
 
-/// The indices of a box in one dimension, which is cut into shards.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Cut {
     count: usize,
@@ -188,12 +184,9 @@ struct Cut {
     bounds: Bounds,
 }
 
-/// Two boxes that together are one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Halves {
-    /// The dimension of the cut.
     pub dim: usize,
-    /// The indices of the first box in it.
     pub count: usize,
     pub boxes: [Vec<Bounds>; 2],
 }
@@ -207,7 +200,6 @@ impl ShardParts {
         self.len() == 0
     }
 
-    /// Calls `found` with each part, in the order of the shards, up to the first error.
     pub fn each<E>(
         &self,
         mut found: impl FnMut(&ShardPart) -> std::result::Result<(), E>,
@@ -215,7 +207,6 @@ impl ShardParts {
         if self.is_empty() {
             return Ok(());
         }
-        // The current piece of each dimension; the last varies fastest.
         let mut at = vec![0; self.dims.len()];
         let mut pieces: Vec<Piece> = self.dims.iter().map(|dim| dim.piece(0)).collect();
         let mut part = ShardPart {
@@ -243,7 +234,7 @@ impl ShardParts {
         }
     }
 
-    /// The box in two, cut where a shard begins. `None` if one shard has all of it.
+    /// Cuts the box between shards; `None` if one shard contains it.
     pub fn halves(&self) -> Option<Halves> {
         if self.is_empty() {
             return None;
@@ -275,7 +266,6 @@ impl ShardParts {
     }
 }
 
-/// The indices of one dimension that are in one shard.
 struct Piece {
     shard: usize,
     local: Bounds,
@@ -297,7 +287,6 @@ impl Cut {
             ((start + number * step) / self.size, number..number + 1)
         } else {
             let shard = start / self.size + number;
-            // The first index from that shard on.
             let from = |shard: usize| (shard * self.size).saturating_sub(start).div_ceil(step);
             (shard, from(shard)..from(shard + 1).min(count))
         };
@@ -314,7 +303,7 @@ impl Cut {
     }
 }
 
-/// Boxes that in sequence are a range of an array's elements in C order.
+/// The boxes that make up a range of elements in C order.
 ///
 /// # Panics
 /// If the range exceeds the array.
@@ -327,7 +316,6 @@ pub fn boxes_of_range(shape: &[usize], range: Range<usize>) -> Vec<Vec<Range<usi
     boxes
 }
 
-/// Adds the boxes of a range, which is not empty, below the leading `indices`.
 fn add_boxes(
     around: &[Range<usize>],
     shape: &[usize],
@@ -364,13 +352,12 @@ fn add_boxes(
 }
 
 #[cfg(test)]
-#[allow(clippy::cast_possible_truncation)] // bytes that repeat are as good
+#[allow(clippy::cast_possible_truncation)] // bytes may repeat
 pub(crate) mod tests {
     use super::super::runs::tests::read;
     use super::*;
     use proptest::prelude::*;
 
-    /// Shapes, numbers of shards, and boxes.
     pub(crate) fn boxes() -> impl Strategy<Value = (Vec<usize>, Vec<usize>, Vec<Bounds>)> {
         let dim = (1usize..4, 0usize..5).prop_flat_map(|(count, size)| {
             let len = count * size;
@@ -391,7 +378,6 @@ pub(crate) mod tests {
         })
     }
 
-    /// The numbers, in C order, of the elements at these indices of an array.
     pub(crate) fn elements(shape: &[usize], indices: &[Vec<usize>]) -> Vec<usize> {
         let mut found = vec![0];
         for (len, indices) in shape.iter().zip(indices) {
@@ -420,7 +406,6 @@ pub(crate) mod tests {
         found
     }
 
-    /// The overlap of each shard with a box, by going through all indices.
     fn naive(
         shape: &[usize],
         counts: &[usize],
@@ -454,7 +439,6 @@ pub(crate) mod tests {
             let parts = grid.parts(&bounds).unwrap();
             let found: Vec<_> = all(&parts).into_iter().map(|part| (part.shard, indices(&part.local))).collect();
             prop_assert_eq!(&found, &naive(&shape, &counts, &bounds));
-            // And so are those of its halves, one after the other.
             let Some(halves) = parts.halves() else {
                 prop_assert!(found.len() <= 1);
                 return Ok(());
@@ -498,7 +482,6 @@ pub(crate) mod tests {
             prop_assert!(all.iter().map(|part| part.shard).is_sorted());
             for part in all {
                 let (start, runs) = grid.runs(&part, itemsize, &strides).unwrap();
-                // What is read twice would be wrong.
                 let bytes = read(&runs, &shards[part.shard]);
                 let target = found[start..].iter_mut();
                 target.zip(bytes).for_each(|(found, byte)| *found = found.wrapping_add(byte));
@@ -524,7 +507,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn what_is_not_even_or_not_there_is_refused() {
+    fn uneven_grids_and_missing_shards_are_rejected() {
         assert!(ShardGrid::new(&[4, 6], &[2]).is_none());
         assert!(ShardGrid::new(&[4, 6], &[3, 2]).is_none());
         assert!(ShardGrid::new(&[4, 6], &[0, 2]).is_none());

@@ -1,4 +1,4 @@
-//! The content of an array's headers, and their smallest form.
+//! An array's header fields, and their smallest encoding.
 
 use crate::Result;
 use crate::raw::Buffer;
@@ -6,7 +6,7 @@ use crate::wire::{Head, length};
 
 #[derive(Debug, Clone, Copy)]
 pub struct Array<'a> {
-    /// The extension type, [`crate::wire::EXT_NDARRAY`] or [`crate::wire::EXT_NPSCALAR`].
+    /// [`crate::wire::EXT_NDARRAY`] or [`crate::wire::EXT_NPSCALAR`].
     pub code: i8,
     pub shape: &'a [usize],
     pub dtype: &'a str,
@@ -14,10 +14,10 @@ pub struct Array<'a> {
 }
 
 impl Array<'_> {
-    /// Bytes of all elements.
+    /// The size of all elements.
     ///
     /// # Panics
-    /// If they exceed a `usize`.
+    /// If it exceeds a `usize`.
     pub fn nbytes(&self) -> usize {
         let mut shape = self.shape.iter();
         let nbytes = shape.try_fold(self.itemsize, |sum, &dim| sum.checked_mul(dim));

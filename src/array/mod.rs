@@ -1,9 +1,8 @@
-//! How an array is written: as one extension, or as a map of chunks.
+//! Encodes arrays, each as one extension or a map of chunks, and divides them.
 //!
-//! `frame` chooses the `headers` of an array: at their smallest, widened so that the payload is
-//! aligned (`align`), or copied from recent ones (`recent`). `dims` is a shape as it is read.
-//! `shards` is an array in several places, `grid` finds the shards that overlap a box, and `runs`
-//! are the bytes of a box.
+//! `frame` chooses an array's `headers`: smallest, widened (`align`), or copied from `recent` ones.
+//! `dims` reads a shape. `shards` is an array in several blocks of memory, `grid` finds the shards
+//! that overlap a box, and `runs` reads a box.
 
 mod align;
 mod dims;

@@ -1,4 +1,4 @@
-//! Headers of recent arrays, to be copied.
+//! Caches headers of recent arrays for copying.
 
 use std::ops::Range;
 
@@ -9,22 +9,20 @@ use crate::raw::Buffer;
 use crate::wire::Head;
 use crate::{Result, grow};
 
-/// Recent headers of small arrays in a layout: trees have many arrays of few shapes, and copying
-/// headers is cheaper than writing them.
+/// Headers of recent small arrays. Trees repeat few shapes, and copying headers is cheaper than
+/// writing them.
 #[derive(Debug, Default)]
 pub struct RecentHeaders {
-    /// A ring; number `n` is at `n % COUNT`.
+    /// A ring: entry `n` is at `n % COUNT`.
     known: Vec<KnownHeaders>,
-    /// The number of all so far.
     added: usize,
-    /// The last array, if its headers are known.
     last: Option<Like>,
 }
 
 #[derive(Debug, Clone)]
 pub(crate) enum Like {
     Same(Range<usize>),
-    /// The number of the array, whose headers depend on their place.
+    /// The array's entry; its headers depend on their offset.
     Aligned(usize),
 }
 
@@ -35,27 +33,23 @@ struct KnownHeaders {
     itemsize: usize,
     shape: SmallVec<[usize; 4]>,
     dtype: SmallVec<[u8; 16]>,
-    /// Their range in the layout, at the smallest widths.
     place: Option<Range<usize>>,
-    /// Aligned headers, by the number of a [`RecentPlace`], with the width of the key's header
-    /// before them; empty until there are some.
+    /// Aligned headers by [`RecentPlace`], with the width of the preceding key's header; initially
+    /// empty.
     aligned: Vec<Option<(usize, Range<usize>)>>,
 }
 
-/// The place that aligned headers depend on: their offset, and the possible widths of the key
-/// before them.
+/// Determines aligned headers: their offset, and the possible widths of the preceding key.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct RecentPlace(Option<usize>);
 
 impl RecentPlace {
-    /// All places: offsets up to the largest alignment, without a key or with a short one, with or
-    /// without the chunked form.
+    /// Offsets up to the largest alignment, with or without a short key, with or without chunks.
     const COUNT: usize = 64 * 2 * 2;
 
-    /// Longer keys have headers of other widths, and are rare.
+    /// Longer keys have wider headers, and are rare.
     pub const SHORT: usize = 31;
 
-    /// The place of headers at an offset in the output, after a key of `key` bytes, if any.
     pub fn of(offset: usize, key: Option<usize>, may_box: bool) -> Self {
         let len = key.unwrap_or(0);
         let number = ((offset + len) % 64) << 2 | usize::from(key.is_some()) << 1;
@@ -82,14 +76,13 @@ impl RecentHeaders {
         Ok(())
     }
 
-    /// Of the last array, if arrays like it can have them.
     #[cfg_attr(not(feature = "python"), allow(dead_code))]
     pub(crate) fn last(&self) -> Option<Like> {
         self.last.clone()
     }
 
-    /// The headers of an array like a recent one, with the width of the header of its key, if they
-    /// are known for this offset and this length of a key.
+    /// The headers of an array like a recent one, and the width of its key's header, if known for
+    /// this offset and key length.
     #[cfg_attr(not(feature = "python"), allow(dead_code))]
     #[inline]
     pub(crate) fn like(
@@ -115,7 +108,6 @@ impl RecentHeaders {
         self.last = None;
     }
 
-    /// Known headers that align an array, with the width of the header of the key before them.
     pub(super) fn aligned(
         &mut self,
         array: &Array<'_>,
@@ -126,17 +118,15 @@ impl RecentHeaders {
         self.known[index].aligned.get(place.0?)?.clone()
     }
 
-    /// The same for the array with this number.
     #[inline]
     fn aligned_like(&self, number: usize, place: RecentPlace) -> Option<(usize, Range<usize>)> {
         let known = &self.known[number % Self::COUNT];
         if known.number != number {
-            return None; // it was overwritten in the ring
+            return None;
         }
         known.aligned.get(place.0?)?.clone()
     }
 
-    /// Adds aligned headers in a range of the layout.
     pub(super) fn add_aligned(
         &mut self,
         array: &Array<'_>,
@@ -164,7 +154,6 @@ impl RecentHeaders {
         })
     }
 
-    /// Adds an array without known headers, and returns its slot.
     fn add(&mut self, array: &Array<'_>) -> usize {
         let number = self.added;
         self.added += 1;

@@ -1,6 +1,6 @@
-//! A box of an array: runs of its bytes at equal distances, read to their places.
+//! Reads a box of an array as runs: contiguous bytes at equal distances.
 //!
-//! One idea, but long, because few large runs and many small ones are read in different ways.
+//! Few large runs and many small ones are read in different ways.
 
 use std::mem::{self, MaybeUninit};
 use std::num::NonZero;
@@ -10,7 +10,7 @@ use crate::raw::RawBytes;
 use crate::source::{Pieces, Source, read_to};
 use crate::{Result, grow, parallel};
 
-/// Bytes read at a time where runs are picked out of them.
+/// Size of a read from which several runs are copied.
 const SPAN_BYTES: usize = 256 << 10;
 
 /// Distant runs in one piece of work.
@@ -19,9 +19,9 @@ const FAR_READS: usize = 64;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Repeat {
     pub count: usize,
-    /// Distance from one start to the next in the array.
+    /// Between starts in the array.
     pub source: usize,
-    /// The same in memory.
+    /// Between starts in memory.
     pub target: usize,
 }
 
@@ -43,7 +43,6 @@ pub struct Runs {
     repeats: Vec<Repeat>,
 }
 
-/// The indices of a box in one dimension.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Bounds {
     pub start: usize,
@@ -62,8 +61,8 @@ impl Bounds {
 }
 
 impl Runs {
-    /// The runs of a box of an array in C order, for memory with these strides. `None` if the box
-    /// exceeds the array, or if places in memory coincide or do not ascend.
+    /// The runs of a box of a C-order array in memory with these strides. `None` if the box exceeds
+    /// the array, or if addresses overlap or descend.
     pub fn new(
         shape: &[usize],
         itemsize: usize,
@@ -109,7 +108,6 @@ impl Runs {
         Some(runs)
     }
 
-    /// The same for contiguous memory.
     pub fn compact(shape: &[usize], itemsize: usize, bounds: &[Bounds]) -> Option<Self> {
         let mut strides = vec![itemsize; bounds.len()];
         for dim in (1..bounds.len()).rev() {
@@ -118,7 +116,7 @@ impl Runs {
         Self::new(shape, itemsize, bounds, &strides)
     }
 
-    /// Repeats everything; the last of `repeats` is the outermost here.
+    /// Repeats everything; the last of `repeats` is outermost here.
     fn repeat(&mut self, repeat: Repeat) {
         let Repeat {
             count,
@@ -142,7 +140,7 @@ impl Runs {
             .fold(self.nbytes, |nbytes, repeat| nbytes * repeat.count)
     }
 
-    /// The memory they span, gaps included.
+    /// Includes gaps in memory.
     pub fn extent(&self) -> usize {
         let more = self
             .repeats
@@ -151,7 +149,7 @@ impl Runs {
         self.nbytes + more.sum::<usize>()
     }
 
-    /// The ranges of the array with runs; ranges less than `near` apart are joined.
+    /// The ranges of the array to read, joined where closer than `near`.
     pub fn ranges(&self, near: usize) -> Result<Vec<Range<usize>>> {
         let mut found: Vec<Range<usize>> = Vec::new();
         if self.nbytes == 0 {
@@ -169,7 +167,7 @@ impl Runs {
         Ok(found)
     }
 
-    /// Bytes from the first to the last in the array, which bounds the reads.
+    /// The span of the runs in the array, which bounds the reads.
     pub fn span(&self) -> usize {
         let more = self
             .repeats
@@ -178,8 +176,7 @@ impl Runs {
         self.nbytes + more.sum::<usize>()
     }
 
-    /// The inner repetitions whose runs are near each other, limited to `most` bytes of the array
-    /// together.
+    /// The inner repetitions with runs closer than `near`, at most `most` bytes of the array.
     fn nest(&self, near: usize, most: usize) -> Nest<'_> {
         let mut nest = Nest {
             outer: &self.repeats,
@@ -198,10 +195,10 @@ impl Runs {
         nest
     }
 
-    /// Reads all runs to their places in memory.
+    /// Reads all runs into memory.
     ///
     /// # Panics
-    /// If the memory is less than `extent`, or the array ends before the runs do.
+    /// If the memory is smaller than `extent`, or the array than the runs.
     pub fn read(
         &self,
         array: &dyn Source,
@@ -212,7 +209,7 @@ impl Runs {
         if self.nbytes == 0 {
             return Ok(());
         }
-        // Fewer, larger reads where each is slow.
+        // Slow sources get fewer, larger reads.
         let span = SPAN_BYTES.max(array.near().saturating_mul(4).min(parallel::BLOCK));
         let nest = self.nest(array.near(), span);
         let blocks = self.blocks(&nest, array.near(), span, target)?;
@@ -222,7 +219,6 @@ impl Runs {
         parallel::for_each(blocks, threads, read, check)
     }
 
-    /// Collects the runs of an array whose bytes are these parts of a source.
     pub fn gather(&self, source: &dyn Source, parts: &Pieces) -> Result<Vec<u8>> {
         let mut bytes = Vec::new();
         bytes.try_reserve_exact(self.nbytes())?;
@@ -234,7 +230,6 @@ impl Runs {
         Ok(bytes)
     }
 
-    /// Splits the work, each part with its memory.
     fn blocks<'a>(
         &self,
         nest: &Nest<'_>,
@@ -252,7 +247,6 @@ impl Runs {
         };
         let Some((row, outer)) = nest.outer.split_last() else {
             let memory = take(0, nest.memory());
-            // One run may be several pieces of work.
             let most = if nest.inner.is_empty() {
                 parallel::BLOCK
             } else {
@@ -295,19 +289,15 @@ impl Runs {
     }
 }
 
-/// Runs that are near each other, with the outer repetitions.
 #[derive(Clone, Copy)]
 struct Nest<'a> {
     outer: &'a [Repeat],
     inner: &'a [Repeat],
     nbytes: usize,
-    /// Bytes from its first one in the array to its last.
     extent: usize,
 }
 
 impl Nest<'_> {
-    /// Whether the next repetition is less than `near` away, and not so long that a read of its own
-    /// is better.
     fn is_near(&self, near: usize) -> bool {
         let next = self.outer.last();
         self.extent / 4 < near && next.is_some_and(|next| next.source - self.extent <= near)
@@ -321,7 +311,6 @@ impl Nest<'_> {
         self.nbytes + more.sum::<usize>()
     }
 
-    /// Copies its runs out of the bytes from its first to its last.
     fn copy(&self, bytes: RawBytes<'_>, target: &mut [MaybeUninit<u8>]) -> Result<()> {
         each(self.inner, 0, 0, &mut |from, to| {
             let run = bytes.slice(from..from + self.nbytes);
@@ -331,17 +320,14 @@ impl Nest<'_> {
     }
 }
 
-/// Repetitions of a nest that one thread reads.
 struct NestPart<'a> {
     start: usize,
     rows: Repeat,
-    /// Whether they are read together.
     is_near: bool,
     memory: &'a mut [MaybeUninit<u8>],
 }
 
 impl NestPart<'_> {
-    /// The nest of this part: a run that is split is shorter in each.
     fn nest<'a>(&self, nest: Nest<'a>) -> Nest<'a> {
         if !nest.inner.is_empty() {
             return nest;
@@ -354,7 +340,6 @@ impl NestPart<'_> {
         }
     }
 
-    /// Bytes of the array that it spans.
     fn extent(&self, nest: Nest<'_>) -> usize {
         let nest = self.nest(nest);
         if self.is_near {
@@ -398,7 +383,6 @@ impl NestPart<'_> {
     }
 }
 
-/// Calls `found` with the offsets of repetitions in the array and in memory, up to the first error.
 fn each(
     repeats: &[Repeat],
     source: usize,
@@ -418,14 +402,13 @@ fn each(
 }
 
 #[cfg(test)]
-#[allow(clippy::cast_possible_truncation)] // bytes that repeat are as good
+#[allow(clippy::cast_possible_truncation)] // bytes may repeat
 pub(super) mod tests {
     use super::*;
     use proptest::prelude::*;
     use std::iter;
     use std::sync::atomic::{AtomicUsize, Ordering};
 
-    /// A source that is not in memory, and its `near`.
     struct Elsewhere(Vec<u8>, usize);
 
     impl Source for Elsewhere {
@@ -446,13 +429,12 @@ pub(super) mod tests {
         }
     }
 
-    /// The memory after reading runs, with zeros between them.
     #[allow(unsafe_code)]
     pub fn read(runs: &Runs, array: &dyn Source) -> Vec<u8> {
         let mut found = vec![MaybeUninit::new(0); runs.extent()];
         let threads = NonZero::new(2).unwrap();
         runs.read(array, &mut found, threads, || Ok(())).unwrap();
-        // SAFETY: all of it was zero before.
+        // SAFETY: all of it was zeroed before.
         unsafe { found.assume_init_ref() }.to_vec()
     }
 
@@ -477,7 +459,6 @@ pub(super) mod tests {
         })
     }
 
-    /// The places of a box's elements in the array and in memory, one by one.
     fn places(
         shape: &[usize],
         bounds: &[Bounds],
@@ -525,7 +506,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn what_is_not_in_the_array_is_refused() {
+    fn boxes_outside_of_the_array_are_rejected() {
         let runs = |start, count, step, stride| {
             let bounds = [Bounds { start, count, step }; 2];
             Runs::new(&[6, 6], 2, &bounds, &[stride, 2])
@@ -543,7 +524,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn what_is_near_is_read_together_and_nothing_else() {
+    fn only_near_runs_are_read_together() {
         const NEAR: usize = 32 << 10;
         let column = |width: usize| {
             let all = Bounds {
@@ -560,7 +541,6 @@ pub(super) mod tests {
             column(100_000).ranges(NEAR).unwrap(),
             [0..4, 400_000..400_004, 800_000..800_004]
         );
-        // Whole rows are one run.
         let rows = |start, count| Bounds {
             start,
             count,
@@ -624,7 +604,6 @@ pub(super) mod tests {
         let len = 3 * parallel::BLOCK / 2;
         let bytes: Vec<u8> = (0..2 * len).map(|at| (at / 7) as u8).collect();
         let array = Elsewhere(bytes.clone(), 4 << 10);
-        // One run, long runs with something between, and short ones that are near each other.
         for (width, count) in [
             (2 * len, 2 * len - 1),
             (len, len - 1),

@@ -1,7 +1,7 @@
-//! An array whose elements lie in several blocks of memory, each a box of its indices.
+//! An array in several blocks of memory, such as shards on devices.
 //!
-//! Devices hold shards of an array. Its bytes in C order are copied from the shards row by row, so
-//! that it is assembled only in the output.
+//! Its bytes in C order are copied row by row from the shards into the output, without assembling
+//! the array first.
 
 use std::mem::MaybeUninit;
 use std::ops::Range;
@@ -10,7 +10,7 @@ use crate::Result;
 use crate::layout::Payload;
 use crate::raw::{AsRaw, Filling, zeroed};
 
-/// A block of `shape` elements from `start` on, in C order.
+/// A block of `shape` elements at `start`, in C order.
 #[derive(Debug)]
 pub struct Shard<M> {
     pub start: Vec<usize>,
@@ -18,22 +18,20 @@ pub struct Shard<M> {
     pub memory: M,
 }
 
-/// The shards of one array, which form a grid.
 #[derive(Debug)]
 pub struct Sharded<M> {
     shape: Vec<usize>,
-    /// For each dimension, the starts of the grid's cells, and last the dimension itself.
+    /// Per dimension, the start of each grid cell, then the dimension itself.
     bounds: Vec<Vec<usize>>,
-    /// The memory of each cell, the last dimension varying fastest.
     cells: Vec<M>,
     /// The last dimension that is split.
     split: usize,
-    /// The bytes of one index of the dimension `split`.
+    /// The bytes of one index of `split`.
     inner: usize,
 }
 
 impl<M: AsRaw> Sharded<M> {
-    /// Sorts the shards; `None` unless they form a grid that covers the array, each cell once.
+    /// Sorts the shards; `None` unless they form a grid that covers the array exactly once.
     pub fn new(shape: Vec<usize>, itemsize: usize, shards: Vec<Shard<M>>) -> Option<Self> {
         let ndim = shape.len();
         let fits = |shard: &Shard<M>| shard.start.len() == ndim && shard.shape.len() == ndim;
@@ -96,10 +94,9 @@ impl<M: AsRaw> Sharded<M> {
 }
 
 impl<M: AsRaw> Sharded<M> {
-    /// Finds row `row` (an index of all dimensions before `split`): its first cell, its number
-    /// there, and the number of rows from there on in the same cells.
+    /// Finds `row` (an index of all dimensions before `split`): its first cell, its row there, and
+    /// the number of following rows in the same cells.
     fn locate(&self, mut row: usize) -> (usize, usize, usize) {
-        // From the last dimension to the first: the cell, and the row in it.
         let (mut index, mut stride) = (0, self.bounds[self.split].len() - 1);
         let (mut local_row, mut local_stride) = (0, 1);
         let mut rows = 1;
@@ -120,7 +117,6 @@ impl<M: AsRaw> Sharded<M> {
         (index, local_row, rows)
     }
 
-    /// Copies a range of the bytes of one row.
     fn copy_in_row(
         &self,
         row: usize,
@@ -142,7 +138,6 @@ impl<M: AsRaw> Sharded<M> {
         Ok(())
     }
 
-    /// Copies whole rows, in bulk as far as they are in the same cells.
     fn copy_rows(&self, rows: Range<usize>, filling: &mut Filling<'_>) -> Result<()> {
         let bounds = &self.bounds[self.split];
         let row_bytes = self.shape[self.split] * self.inner;
@@ -156,7 +151,7 @@ impl<M: AsRaw> Sharded<M> {
                     let from = local_row * row_bytes;
                     return Ok(memory.slice(from..from + count * row_bytes).copy_to(now));
                 }
-                // Its parts interleave.
+                // The parts interleave.
                 let now = zeroed(now);
                 for (column, pair) in bounds.windows(2).enumerate() {
                     let (begin, len) = (pair[0] * self.inner, (pair[1] - pair[0]) * self.inner);
@@ -207,19 +202,17 @@ impl<M: AsRaw> Payload for Sharded<M> {
     }
 }
 
-/// The cell of index `at`.
 fn cell(bounds: &[usize], at: usize) -> usize {
     bounds.partition_point(|&bound| bound <= at) - 1
 }
 
 #[cfg(test)]
-#[allow(clippy::cast_possible_truncation)] // bytes that repeat are as good
+#[allow(clippy::cast_possible_truncation)] // bytes may repeat
 mod tests {
     use super::*;
     use crate::raw::append_with;
     use proptest::prelude::*;
 
-    /// Cuts an array of consecutive bytes (in elements of `itemsize`) at the bounds.
     fn cut(shape: &[usize], itemsize: usize, bounds: &[Vec<usize>]) -> Vec<Shard<Vec<u8>>> {
         let mut boxes = vec![(Vec::new(), Vec::new())];
         for bounds in bounds {

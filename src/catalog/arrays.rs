@@ -1,4 +1,4 @@
-//! Arrays of a catalog: positions of their bytes, and boxes of them.
+//! Locates arrays in a source and reads boxes of them.
 
 use std::collections::HashMap;
 use std::mem::MaybeUninit;
@@ -9,19 +9,18 @@ use std::sync::{Arc, Mutex};
 use smallvec::SmallVec;
 
 use super::Catalog;
+use super::check::OTHER_LEAF;
 use crate::array::{Bounds, Runs, resolve};
 use crate::events::{ArrayEvent, Event};
 use crate::source::{Pieces, Source, SourcePieces};
 use crate::structure::LeafKind;
 use crate::{Error, Result, grow};
 
-/// A larger gap is worth another request to the disk.
+/// Across a larger gap, a second disk request is faster.
 const NEAR_BYTES: usize = 32 << 10;
 
-/// Of the data of typed PRNG keys.
 const KEY_DTYPE: &str = "uint32";
 
-/// The shape of an array, and the positions of its bytes in the source.
 #[derive(Debug)]
 pub struct ArrayPlace {
     shape: SmallVec<[usize; 6]>,
@@ -33,7 +32,7 @@ impl ArrayPlace {
         &self.shape
     }
 
-    /// Ranges of its bytes, in order: one, or one for each chunk.
+    /// The ranges of its bytes in order: one, or one per chunk.
     pub fn parts(&self) -> &[Range<usize>] {
         self.parts.as_slice()
     }
@@ -42,13 +41,13 @@ impl ArrayPlace {
         self.parts.len()
     }
 
-    /// Where a range of its bytes is in the source.
+    /// The source ranges of a range of its bytes.
     pub(crate) fn pieces(&self, range: Range<usize>) -> Result<Pieces> {
         Pieces::new(grow::collect(self.parts.of(range))?)
     }
 
-    /// A box, for memory with these strides or contiguous memory. `None` if it exceeds the array,
-    /// or the memory lacks a place for an element.
+    /// The runs of a box in memory with these strides, or contiguous memory. `None` if the box
+    /// exceeds the array or elements would overlap.
     pub fn runs(&self, bounds: &[Bounds], strides: Option<&[usize]>) -> Option<Runs> {
         let count = self.shape.iter().product::<usize>().max(1);
         let itemsize = self.nbytes() / count;
@@ -58,7 +57,6 @@ impl ArrayPlace {
         }
     }
 
-    /// A range of its bytes. `None` if it exceeds the array.
     pub fn byte_runs(&self, range: Range<usize>) -> Option<Runs> {
         let bounds = Bounds {
             start: range.start,
@@ -68,16 +66,14 @@ impl ArrayPlace {
         Runs::compact(&[self.nbytes()], 1, &[bounds])
     }
 
-    /// Ranges of runs in the source; near ones are joined.
+    /// The ranges of the source to read, joined where close.
     pub fn ranges(&self, runs: &Runs) -> Result<Vec<Range<usize>>> {
         let ranges = runs.ranges(NEAR_BYTES)?.into_iter();
         grow::collect(ranges.flat_map(|range| self.parts.of(range)))
     }
 
-    /// Reads runs to their places in memory.
-    ///
     /// # Panics
-    /// If the memory is less than their extent.
+    /// If the memory is smaller than the runs' extent.
     pub fn read_runs(
         &self,
         source: &dyn Source,
@@ -90,8 +86,7 @@ impl ArrayPlace {
         runs.read(&SourcePieces { source, parts }, target, threads, check)
     }
 
-    /// Reads a box, in C order and little-endian, one run at a time. `None` if it exceeds the
-    /// array.
+    /// Reads a box in C order, little-endian. `None` if it exceeds the array.
     pub fn read_box(&self, source: &dyn Source, bounds: &[Bounds]) -> Result<Option<Vec<u8>>> {
         let runs = self.runs(bounds, None);
         runs.map(|runs| runs.gather(source, &self.parts))
@@ -100,8 +95,7 @@ impl ArrayPlace {
 }
 
 impl Catalog {
-    /// The array that a leaf is, or the data of a typed PRNG key, if the data match the
-    /// catalog.
+    /// Finds an array leaf, or a PRNG key's data, and checks it against the catalog.
     ///
     /// ```
     /// use treepack::array::Bounds;
@@ -127,7 +121,6 @@ impl Catalog {
         self.array_of(source, value, |found| found.itemsize())
     }
 
-    /// The same with the number of bytes of an element.
     fn array_of(
         &self,
         source: &dyn Source,
@@ -136,7 +129,6 @@ impl Catalog {
     ) -> Result<ArrayPlace> {
         let events = self.events_of(source, value)?;
         let leaf = self.leaf(value).expect("the value is a leaf");
-        // The data of a PRNG key.
         let number = match (events.as_slice(), self.kind(leaf)) {
             (&[Event::Array(number)], LeafKind::Array(..))
             | (&[Event::PrngKey(_), .., Event::Array(number)], LeafKind::PrngKey(..)) => {
@@ -163,10 +155,7 @@ impl Catalog {
         Ok(ArrayPlace { shape, parts })
     }
 
-    /// The dtype and the shape of a leaf that is an array, or of the data of a PRNG key.
-    ///
-    /// # Panics
-    /// If there is no such leaf.
+    /// The dtype and shape of an array leaf, or of a PRNG key's data.
     pub fn dtype_and_shape(&self, leaf: usize) -> Option<(&str, &[u64])> {
         match self.kind(leaf) {
             LeafKind::Array(dtype, shape) => Some((dtype, shape)),
@@ -176,21 +165,19 @@ impl Catalog {
     }
 
     fn is_another(&self, value: usize) -> Error {
-        let reason = "the leaf is not what the index of the file has there";
         Error::At {
             path: self.path_of(value),
-            error: Box::new(Error::Structure(reason.into())),
+            error: Box::new(Error::Structure(OTHER_LEAF.into())),
         }
     }
 }
 
-/// Found arrays of many chunks, because finding them is slow.
+/// Caches the positions of arrays with many chunks, which are slow to find.
 ///
-/// A lock is only tried: threads that find it held do without, as does a forked process.
+/// The lock is only tried: threads that find it held, and forked processes, skip the cache.
 #[derive(Debug, Default)]
 pub struct FoundArrays(Mutex<Chunked>);
 
-/// A cache, by value.
 #[derive(Debug, Default)]
 struct Chunked {
     known: HashMap<usize, Arc<ArrayPlace>>,
@@ -198,16 +185,14 @@ struct Chunked {
 }
 
 impl FoundArrays {
-    /// The most chunks in the cache; a single array may have more.
+    /// The most cached chunks; a single array may have more.
     const MOST: usize = 1 << 20;
 
-    /// The array at a value, if it is in the cache.
     pub fn known(&self, value: usize) -> Option<Arc<ArrayPlace>> {
         self.0.try_lock().ok()?.known.get(&value).cloned()
     }
 
-    /// [`Catalog::array`] through the cache; `None` as the size of an element means that the dtype
-    /// is unknown.
+    /// [`Catalog::array`] through the cache. An unknown dtype has no element size.
     pub fn find(
         &self,
         catalog: &Catalog,
@@ -233,7 +218,7 @@ impl FoundArrays {
 }
 
 #[cfg(test)]
-#[allow(clippy::cast_possible_truncation)] // bytes that repeat are as good
+#[allow(clippy::cast_possible_truncation)] // bytes may repeat
 mod tests {
     use super::*;
     use crate::array::{Alignment, Array, ChunkLimit, Framing};
@@ -251,7 +236,6 @@ mod tests {
             .collect()
     }
 
-    /// `{"w": an array, "key": a PRNG key, "step": 7}` in chunks.
     fn source(is_indexed: bool, chunk: f64) -> Vec<u8> {
         let framing = Framing {
             align: Alignment::new(64).unwrap(),
@@ -324,7 +308,6 @@ mod tests {
             assert_eq!(read(&SHAPE.map(|len| bounds(len, 0, 1))), Some(vec![]));
             assert_eq!(read(&SHAPE.map(|len| bounds(len, 1, 1))), None);
             assert_eq!(read(&[]), None);
-            // Near ranges are one request, chunk by chunk.
             let runs = w.runs(&box_of, None).unwrap();
             let ranges = w.ranges(&runs).unwrap();
             assert!(ranges.len() <= w.parts().len());

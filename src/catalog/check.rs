@@ -1,7 +1,7 @@
-//! Compares the headers in the data with the index.
+//! Compares headers in the data with the index.
 //!
-//! Reading a leaf compares its kind, the keys of its path and their containers with the index, so
-//! that data mean the same by both.
+//! Before a leaf is read, its kind, the keys of its path and their containers are compared, so that
+//! a reader by index and a reader by headers see the same tree.
 
 use std::collections::BTreeSet;
 
@@ -16,19 +16,17 @@ use crate::{Error, Result, grow};
 
 const CHECK_LEAVES: usize = 1 << 10;
 
-/// A source that reads more than this rather than make another request is slow to answer.
+/// A source that reads more than this in one request is slow to answer.
 const NEAR_BYTES: usize = 64 << 10;
 
 impl Catalog {
-    /// Whether the leaves come from an index, not from headers.
     pub(super) fn is_indexed(&self) -> bool {
         !self.checked.is_empty()
     }
 
-    /// Compares the keys of a value's path, and their containers, with the data.
+    /// Compares a value's path, keys and containers, with the data.
     ///
-    /// Where requests are slow, only those right before the value, because the others are anywhere.
-    /// The same in salvage: the checksum of another leaf covers the others.
+    /// In salvage, and where requests are slow, only compares the headers right before the value.
     pub fn check_place(&self, source: &dyn Source, value: usize) -> Result<()> {
         let done = self.check_around(&self.in_order(source), value);
         done.map_err(|error| self.at(value, error))
@@ -56,7 +54,7 @@ impl Catalog {
         }
     }
 
-    /// Reads a leaf, and compares it and its path with the index.
+    /// Reads a leaf and compares it and its path with the index.
     ///
     /// # Panics
     /// If the value is not a leaf.
@@ -81,14 +79,14 @@ impl Catalog {
             self.checked.add(leaf);
             self.check_place(source, value)?;
         } else {
-            self.events_of(source, value)?; // for its error
+            self.events_of(source, value)?;
         }
         self.read.add(leaf);
         Ok(())
     }
 
-    /// Compares a leaf and its head, without events. It knows numbers, strings and plain arrays;
-    /// for other leaves an error means nothing.
+    /// Quickly checks numbers, strings, plain arrays and their heads. For other leaves an error is
+    /// inconclusive.
     fn is_plain(&self, source: &dyn Source, value: usize, leaf: usize) -> Result<()> {
         let LeafSpan {
             region, start, end, ..
@@ -129,21 +127,20 @@ impl Catalog {
         let LeafSpan { start, end, .. } = self.leaves[leaf];
         let events = Events::read_part(source, start..end)?;
         let kind = self.kind(leaf);
-        // Leaves found by headers may change in place, except the shapes of arrays.
+        // Leaves found by headers may change in place, except array shapes.
         let is_free = !self.is_indexed() && !matches!(kind, LeafKind::Array(..));
         if is_free || is_kind(&events, kind) {
             return Ok(events);
         }
-        let reason = "the leaf is not what the index of the file has there";
-        Err(Error::malformed(start, reason))
+        Err(Error::malformed(start, OTHER_LEAF))
     }
 
-    /// The leaves that differ from the index, of those that `is_asked` selects. The number after
-    /// them stands for the bytes between the last one and the record.
+    /// Returns the leaves selected by `is_selected` that differ from the index. A number after the
+    /// last leaf stands for the bytes up to the record.
     pub fn unlike_index(
         &self,
         source: &dyn Source,
-        is_asked: impl Fn(usize) -> bool,
+        is_selected: impl Fn(usize) -> bool,
         watch: &dyn Watch,
     ) -> Result<Vec<usize>> {
         let mut found = Vec::new();
@@ -162,7 +159,7 @@ impl Catalog {
             let is_plain = entry.is_leaf && self.is_plain(&near, value, entry.head).is_ok();
             if is_plain {
                 self.checked.add(entry.head);
-            } else if entry.is_leaf && is_asked(entry.head) {
+            } else if entry.is_leaf && is_selected(entry.head) {
                 let done = self.check_head(&near, value);
                 let done = done.and_then(|()| self.read_leaf(&near, entry.head));
                 let done = done.and_then(|events| expect(has_shapes(&events)));
@@ -170,15 +167,15 @@ impl Catalog {
                     found.push(entry.head);
                 }
             }
-            if is_last && is_asked(self.len()) && is_damaged(self.check_rest(&near))? {
+            if is_last && is_selected(self.len()) && is_damaged(self.check_rest(&near))? {
                 found.push(self.len());
             }
         }
         Ok(found)
     }
 
-    /// The dtypes of arrays inside of leaves: of typed keys, lists, maps with any keys, and unknown
-    /// kinds. Unreadable leaves are left out.
+    /// The dtypes of arrays inside leaves: typed keys, lists, maps with arbitrary keys, unknown
+    /// kinds. Skips unreadable leaves.
     pub fn inner_dtypes(&self, source: &dyn Source, watch: &dyn Watch) -> Result<BTreeSet<String>> {
         let mut found = BTreeSet::new();
         for (number, leaf) in self.leaves.iter().enumerate() {
@@ -255,7 +252,6 @@ impl Catalog {
         value - before.take_while(|entry| !entry.is_leaf).count()
     }
 
-    /// Compares keys and headers of containers with the values from `first` on.
     fn compare_head(&self, cursor: &mut Cursor<'_>, head: usize, first: usize) -> Result<()> {
         for (value, entry) in self.entries.iter().enumerate().skip(first) {
             if entry.head != head {
@@ -264,12 +260,12 @@ impl Catalog {
             if value > 0 {
                 compare_text(cursor, self.key(value))?;
             } else if entry.is_leaf {
-                // A tree that is a leaf is wrapped in a map.
+                // A map wraps a tree that is a leaf.
                 expect(cursor.head()? == Head::Map(2))?;
                 compare_text(cursor, ROOT_KEY)?;
             }
             if !entry.is_leaf {
-                let more = u32::from(value == 0); // the record
+                let more = u32::from(value == 0);
                 let expected = entry.len.checked_add(more).map(Head::Map);
                 expect(Some(cursor.head()?) == expected)?;
             }
@@ -277,7 +273,6 @@ impl Catalog {
         Ok(())
     }
 
-    /// Adds the path of a value to an error.
     fn at(&self, value: usize, error: Error) -> Error {
         if !is_of_format(&error) {
             return error;
@@ -289,7 +284,6 @@ impl Catalog {
         }
     }
 
-    /// The least bytes of a value's own key and header.
     pub(super) fn least_head(&self, value: usize) -> u64 {
         let entry = &self.entries[value];
         let key = match (value, entry.is_leaf) {
@@ -301,8 +295,10 @@ impl Catalog {
     }
 }
 
+pub(super) const OTHER_LEAF: &str = "the leaf does not match the index of the file";
+
 fn other_head(offset: usize) -> Error {
-    let reason = "the keys and containers are not what the index of the file has there";
+    let reason = "the keys and containers do not match the index of the file";
     Error::malformed(offset, reason)
 }
 
@@ -310,17 +306,16 @@ fn expect(is_same: bool) -> Result<()> {
     if is_same {
         Ok(())
     } else {
-        Err(Error::Structure("another header".into()))
+        Err(Error::Structure("unexpected header".into()))
     }
 }
 
-/// Skips the key of a record and the header of its byte string, of any width, and returns the
-/// length of the string.
+/// Skips the key and bin header of the record, of any width; returns the bin's length.
 pub(super) fn compare_record_key(cursor: &mut Cursor<'_>) -> Result<u32> {
     compare_text(cursor, RECORD_KEY)?;
     match cursor.head()? {
         Head::Bin(len) => Ok(len),
-        _ => Err(Error::Structure("another header".into())),
+        _ => Err(Error::Structure("unexpected header".into())),
     }
 }
 
@@ -334,7 +329,7 @@ fn compare_text(cursor: &mut Cursor<'_>, key: &str) -> Result<()> {
     expect(text == key.as_bytes())
 }
 
-/// Skips the shape and the dtype of an array, and returns the number of elements.
+/// Skips shape and dtype; returns the number of elements.
 fn compare_array(cursor: &mut Cursor<'_>, dtype: &str, shape: &[u64]) -> Result<u64> {
     expect(cursor.head()? == Head::Array(3))?;
     expect(matches!(cursor.head()?, Head::Array(len) if len as usize == shape.len()))?;
@@ -347,7 +342,7 @@ fn compare_array(cursor: &mut Cursor<'_>, dtype: &str, shape: &[u64]) -> Result<
     Ok(elements)
 }
 
-/// Whether the data differ; other errors stay errors.
+/// Maps a mismatch to true; other errors remain.
 fn is_other(done: Result<()>) -> Result<bool> {
     match done {
         Ok(()) => Ok(false),
@@ -356,7 +351,7 @@ fn is_other(done: Result<()>) -> Result<bool> {
     }
 }
 
-/// Whether the data differ, or cannot be inflated.
+/// Maps a mismatch or failed inflation to true; other errors remain.
 fn is_damaged(done: Result<()>) -> Result<bool> {
     match done {
         Err(Error::Gzip(_) | Error::GzipTruncated) => Ok(true),
@@ -364,7 +359,6 @@ fn is_damaged(done: Result<()>) -> Result<bool> {
     }
 }
 
-/// Whether an error is about headers, not about reading.
 fn is_of_format(error: &Error) -> bool {
     match error {
         Error::At { error, .. } => is_of_format(error),
@@ -377,7 +371,7 @@ fn is_of_format(error: &Error) -> bool {
     }
 }
 
-/// The same, but damage of a gzip stream stays an error.
+/// Maps a mismatch to true; damage to a gzip stream remains an error.
 fn differs(done: Result<()>) -> Result<bool> {
     match done {
         Err(error @ Error::Gzip(_)) => Err(error),
@@ -385,7 +379,6 @@ fn differs(done: Result<()>) -> Result<bool> {
     }
 }
 
-/// Whether the bytes of all arrays match their shapes.
 fn has_shapes(events: &Events) -> bool {
     events.as_slice().iter().all(|event| match event {
         Event::Array(number) | Event::Scalar(number) => events.array(*number).shape().is_some(),
@@ -437,7 +430,6 @@ fn has_shape(found: &ArrayEvent<'_>, shape: &[u64]) -> bool {
             .map(|dim| *dim as u64)
             .eq(shape.iter().copied());
     }
-    // The element size of an unknown dtype is unknown.
     let dims = found.dims.iter().map(|dim| u64::try_from(*dim).ok());
     let elements = shape
         .iter()

@@ -13,19 +13,19 @@ use crate::{Error, Result, grow};
 
 /// A source that sums the bytes of one leaf as they are read.
 ///
-/// The read that completes the leaf fails on a mismatch, so that no copy of it is finished.
+/// On a mismatch, the last read of the leaf fails, so no copy completes.
 pub struct Compared {
     source: Arc<dyn Source + Send + Sync>,
     region: Range<usize>,
     expected: u32,
     path: Path,
-    /// Ranges read so far, in order, with their sums.
+    /// The ranges read so far, sorted, with their checksums.
     summed: Mutex<Vec<(Range<usize>, Hasher)>>,
 }
 
 impl Catalog {
-    /// Wraps a source of which these ranges of a leaf will be read, and reads the rest of the leaf
-    /// now. `None` if the leaf has no checksum.
+    /// Wraps `source` for reads of these ranges of a leaf; reads the rest of the leaf now. `None`
+    /// without a checksum.
     ///
     /// # Panics
     /// If the value is not a leaf.
@@ -94,7 +94,6 @@ impl Compared {
     }
 }
 
-/// Joins a range with an adjacent one before it.
 fn join(summed: &mut Vec<(Range<usize>, Hasher)>, number: usize) {
     if let Some([(before, first), (range, second)]) =
         summed.get_mut(number.wrapping_sub(1)..=number)

@@ -1,5 +1,5 @@
-//! Finds values by their keys: in a small container by comparison, in a large one by a hash table,
-//! made on first use and kept.
+//! Finds values by key: by comparison in a small container, by a hash table built on first use in a
+//! large one.
 
 use std::sync::Arc;
 
@@ -31,7 +31,7 @@ impl Catalog {
     }
 
     fn table(&self, value: usize, watch: &dyn Watch) -> Result<Arc<Table>> {
-        // No lock is held while the table is made: the watch may look up something.
+        // Builds the table without a lock: the watch may look up a value.
         if let Some(table) = self.tables.get(value) {
             return Ok(table);
         }
@@ -66,7 +66,6 @@ mod tests {
     use crate::Error;
 
     thread_local! {
-        /// Comparisons of keys by this thread.
         pub static COMPARED: Cell<usize> = const { Cell::new(0) };
     }
 
@@ -112,7 +111,7 @@ mod tests {
 
     #[test]
     #[cfg_attr(miri, ignore = "takes minutes")]
-    fn who_is_asked_meanwhile_can_stop_it_and_look_up_something() {
+    fn the_watch_can_stop_a_lookup_and_do_another() {
         struct Stop<'a>(&'a Catalog);
         impl Watch for Stop<'_> {
             fn check(&self) -> Result<()> {

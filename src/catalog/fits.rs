@@ -1,7 +1,6 @@
-//! Compares the record of the structure with the tree in the data.
+//! Compares the structure record with the tree in the data.
 //!
-//! Reading a record checks its references. That it belongs to this tree would show only when the
-//! tree is rebuilt, with the types of the program; here it shows without them.
+//! Detects a record of another tree without the program's types.
 
 use std::collections::{HashMap, HashSet};
 
@@ -15,8 +14,8 @@ use crate::{Error, Result, grow};
 const CHECK_VALUES: usize = 1 << 14;
 
 impl Catalog {
-    /// Fails if the record cannot be of this tree, or its values cannot be read. Only types can
-    /// check their static data.
+    /// Fails if the record does not match the tree or its values are unreadable. Checking static
+    /// data would need the types.
     pub fn check_record(&self, source: &dyn Source, watch: &dyn Watch) -> Result<()> {
         let Some(bytes) = &self.record else {
             return Ok(());
@@ -29,7 +28,6 @@ impl Catalog {
             keys: HashMap::new(),
             record: &record,
         };
-        // Nodes of values, as far as known.
         let mut nodes = grow::filled(0, self.entries.len())?;
         if let Some(root) = nodes.first_mut() {
             *root = record.nodes.len() - 1;
@@ -44,7 +42,7 @@ impl Catalog {
             }
             let node = nodes[value];
             if record.nodes[node].0 == Kind::Plain {
-                value = self.entries[value].end; // skips everything below
+                value = self.entries[value].end;
                 continue;
             }
             let done = self.check_node(source, value, node, &mut values, &mut nodes);
@@ -60,7 +58,6 @@ impl Catalog {
         Ok(())
     }
 
-    /// Compares a value with its node, and notes the nodes of its children.
     fn check_node(
         &self,
         source: &dyn Source,
@@ -102,11 +99,13 @@ impl Catalog {
         for child in self.children(value) {
             let is_index = || self.entries[child].is_text && self.key(child) == count.to_string();
             if is_sequence && !is_index() {
-                return other("an element of a list has another key than its number");
+                return other(format!(
+                    "an element of a list must have the key \"{count}\""
+                ));
             }
             names.try_reserve(1)?;
             if !is_sequence && !names.insert(self.key(child)) {
-                return other("a key is there twice");
+                return other("a container has a duplicate key");
             }
             let Some(node) = expected.next() else {
                 return other_count(node);
@@ -125,7 +124,6 @@ impl Catalog {
         }
     }
 
-    /// Whether a leaf is of a kind that arrays of jax are saved as.
     fn is_array(&self, source: &dyn Source, leaf: usize) -> Result<bool> {
         match self.kind(leaf) {
             LeafKind::Array(..) | LeafKind::PrngKey(..) => Ok(true),
@@ -144,7 +142,6 @@ impl Catalog {
         }
     }
 
-    /// Whether a leaf can be read, and begins as it should.
     fn begins(
         &self,
         source: &dyn Source,
@@ -161,12 +158,11 @@ impl Catalog {
 
 struct Values<'a> {
     record: &'a Record,
-    /// Number of keys by node that was read; `None` for no dict.
+    /// `None` if the node is not a dict.
     keys: HashMap<usize, Option<usize>>,
 }
 
 impl Values<'_> {
-    /// Reads the value of a node once, and returns its number of keys.
     fn keys(&mut self, node: usize) -> Result<Option<usize>> {
         if let Some(keys) = self.keys.get(&node) {
             return Ok(*keys);
@@ -187,7 +183,7 @@ impl Values<'_> {
 
 fn other_count<T>(node: &Node) -> Result<T> {
     other(format!(
-        "a container has other children than the {} it was saved with",
+        "expected a container of {} children, found another number",
         node.count()
     ))
 }
@@ -203,7 +199,6 @@ mod tests {
     use super::*;
     use crate::structure::{Recorder, Regions, Seal};
 
-    /// Data of `{"0": 1, "1": {"2": b""}}` with the record of a container of two children.
     fn check(kind: Kind, leaf: Kind, container: Kind, metadata: &[u8]) -> Result<()> {
         let mut recorder = Recorder::default();
         recorder.open().unwrap();

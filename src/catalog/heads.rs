@@ -1,4 +1,4 @@
-//! The heads that were compared with an index, and the window of the source for comparing them.
+//! Tracks which heads match the index, and reads heads in order.
 
 use std::ops::Range;
 use std::sync::Mutex;
@@ -8,7 +8,7 @@ use crate::Result;
 use crate::raw::RawBytes;
 use crate::source::{Source, read_to};
 
-/// Heads known to match the index. A head is the bytes before a leaf, or before the record.
+/// Heads known to match the index. A head is the bytes before a leaf or the record.
 #[derive(Debug, Default)]
 pub(super) struct Checked(Vec<AtomicU64>);
 
@@ -25,7 +25,6 @@ impl Checked {
     }
 
     pub(super) fn has(&self, head: usize) -> bool {
-        // Without an index there is nothing to compare.
         let word = self.0.get(head / 64);
         word.is_none_or(|word| word.load(Ordering::Relaxed) & (1 << (head % 64)) != 0)
     }
@@ -37,13 +36,12 @@ impl Checked {
     }
 }
 
-/// A source read in order: near ranges are one request.
+/// A source read in order: near ranges share a request.
 pub(super) struct InOrder<'a> {
     pub(super) source: &'a dyn Source,
     pub(super) window: &'a Mutex<Window>,
 }
 
-/// The part of a source that was read last: its offset and bytes.
 pub(super) type Window = (usize, Vec<u8>);
 
 const WINDOW_BYTES: usize = 64 << 10;
@@ -59,19 +57,18 @@ impl Source for InOrder<'_> {
         target: &'t mut [std::mem::MaybeUninit<u8>],
     ) -> Result<&'t mut [u8]> {
         let Ok(mut window) = self.window.try_lock() else {
-            // Readers at the same time do without, as does a forked process that inherits a held
-            // lock.
+            // Concurrent readers, and forks that inherit a held lock, read directly.
             return self.source.read_at(offset, target);
         };
         let (start, bytes) = &mut *window;
         let end = offset + target.len();
         if offset < *start || end > *start + bytes.len() {
-            // Read ahead twice as far after sequential reads, and little after a jump.
+            // Double the read-ahead after sequential reads, reset it after a jump.
             let goes_on = (*start..=*start + bytes.len()).contains(&offset);
             let ahead = if goes_on { 2 * bytes.len() } else { 0 };
             let len = ahead.min(WINDOW_BYTES).max(target.len());
             let there = self.source.run(offset).max(target.len());
-            let until = offset + len.min(there); // of what is there
+            let until = offset + len.min(there); // of the present bytes
             bytes.clear();
             *start = offset;
             read_to(self.source, offset..until, bytes)?;

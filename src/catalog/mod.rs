@@ -1,21 +1,21 @@
-//! The leaves of encoded data by their paths, without reading them.
+//! Lists the leaves of encoded data by path, without reading them.
 //!
-//! They come from the index at the end of a file, or else from one pass over all headers. Each leaf
-//! is a range of the source.
+//! The leaves come from the index at the end of the file, or from one pass over all headers. Each
+//! leaf is a range of the source.
 //!
 //! | file | content |
 //! |---|---|
-//! | `heads.rs` | which headers were compared, and reading them in order |
+//! | `heads.rs` | heads known to match the index; reading in order |
 //! | `tables.rs` | hash tables of keys |
-//! | `check.rs` | comparing an index with the headers |
-//! | `read.rs` | finding the leaves, by the index or the headers |
-//! | `find.rs` | values by their keys |
+//! | `check.rs` | comparing headers with the index |
+//! | `read.rs` | finding leaves by index or headers |
+//! | `find.rs` | values by key |
 //! | `arrays.rs` | positions of arrays, and boxes of them |
 //! | `select.rs` | marking selected leaves |
-//! | `fits.rs` | comparing the record of the structure with the tree |
+//! | `fits.rs` | comparing the structure record with the tree |
 //! | `stream.rs` | leaves of streams |
-//! | `verify.rs` | comparing leaves with their checksums |
-//! | `compared.rs` | the same for one leaf, while it is copied |
+//! | `verify.rs` | comparing all leaves with their checksums |
+//! | `compared.rs` | comparing one leaf while it is copied |
 
 mod arrays;
 mod check;
@@ -35,6 +35,7 @@ use std::sync::Mutex;
 
 pub use arrays::{ArrayPlace, FoundArrays};
 pub use compared::Compared;
+pub use read::damaged_rest;
 pub use select::Marks;
 pub use stream::stream_items;
 pub use verify::{BLOCK_BYTES, Status};
@@ -47,56 +48,50 @@ use crate::structure::LeafKind;
 use crate::watch::Watch;
 use crate::{Error, Result};
 
-/// The range of a value's key in the text.
 type Key = (usize, usize);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LeafSpan {
-    /// Start of its head: its key, and the headers of containers before it.
+    /// Start of the leaf's head: its key, and the headers of containers before it.
     pub region: usize,
     pub start: usize,
     pub end: usize,
     kind: usize,
 }
 
-/// A value of the tree: a container, or a leaf.
 #[derive(Debug, Clone, Copy)]
 struct Entry {
     key: Key,
-    /// Whether the key is a string; elements of lists only have indices.
+    /// Whether the key is a string; list elements only have indices.
     is_text: bool,
     is_list: bool,
     is_leaf: bool,
-    /// Length of a container, by its header.
     len: u32,
-    /// Number of leaves before it, which is the number of a leaf.
+    /// Number of leaves before it; for a leaf, its number.
     head: usize,
-    /// Number of the container around it; the root's own.
+    /// The container around it; for the root, itself.
     parent: usize,
-    /// Number of the next entry outside.
+    /// The next entry outside.
     end: usize,
 }
 
 #[derive(Debug, Default)]
 pub struct Catalog {
-    /// In the order of the data, from the root on.
     entries: Vec<Entry>,
     text: String,
     leaves: Vec<LeafSpan>,
     kinds: Vec<LeafKind>,
     numbers: HashMap<LeafKind, usize>,
-    /// Of the leaves, and of the bytes after them.
+    /// One per leaf, then one for the bytes after them.
     checksums: Vec<u32>,
     rest: Range<usize>,
-    /// Offset of the record's key, by the index.
     record_key: usize,
     record: Option<Vec<u8>>,
-    /// Heads that match the index, and leaves.
     checked: Checked,
     read: Checked,
     window: Mutex<Window>,
     damage: Option<Error>,
-    /// Whether leaves are read in spite of damaged headers of containers around them.
+    /// Whether leaves are read despite damaged containers around them.
     is_salvage: bool,
     tables: Tables,
 }
@@ -106,13 +101,11 @@ impl Catalog {
         self.leaves.len()
     }
 
-    /// The number of values; the first is the root, unless nothing could be read.
+    /// The number of values; the first is the root, unless nothing was readable.
     pub fn values(&self) -> usize {
         self.entries.len()
     }
 
-    /// The key of a value.
-    ///
     /// # Panics
     /// If there is no such value, here and below.
     pub fn key(&self, value: usize) -> &str {
@@ -120,21 +113,16 @@ impl Catalog {
         &self.text[start..end]
     }
 
-    /// The number of the next value outside of a value.
     pub fn after(&self, value: usize) -> usize {
         self.entries[value].end
     }
 
-    /// The leaf number of a value; `None` for a container.
+    /// The leaf number; `None` for a container.
     pub fn leaf(&self, value: usize) -> Option<usize> {
         let entry = &self.entries[value];
         entry.is_leaf.then_some(entry.head)
     }
 
-    /// Whether a value is a list.
-    ///
-    /// # Panics
-    /// If there is no such value.
     pub fn is_list(&self, value: usize) -> bool {
         self.entries[value].is_list
     }
@@ -147,9 +135,9 @@ impl Catalog {
         })
     }
 
-    /// The value below another one by its keys, the last of equal ones.
+    /// Finds a value below another by its keys; of equal keys the last.
     ///
-    /// The first lookup in a large container goes through all of it, and checks `watch`.
+    /// The first lookup in a large container visits all of it and checks `watch`.
     pub fn find<'a>(
         &self,
         value: usize,
@@ -166,7 +154,7 @@ impl Catalog {
         Ok(Some(found))
     }
 
-    /// The path of a value, for errors: empty without memory for it.
+    /// The path of a value, for errors; empty if out of memory.
     pub fn path_of(&self, value: usize) -> Path {
         self.path_below(0, value).unwrap_or_default()
     }
@@ -185,7 +173,7 @@ impl Catalog {
         Ok(keys)
     }
 
-    /// The keys from a value to one inside, the last first.
+    /// The keys from a value down to one inside, innermost first.
     fn keys_up(&self, from: usize, value: usize) -> impl Iterator<Item = &str> {
         let within = move |at: usize| (at > from).then_some(at);
         let places =
@@ -193,20 +181,18 @@ impl Catalog {
         places.map(|at| self.key(at))
     }
 
-    /// Whether a value is a leaf or an empty container.
     pub fn is_end(&self, value: usize) -> bool {
         let entry = &self.entries[value];
         entry.is_leaf || entry.end == value + 1
     }
 
-    /// The leaves and empty containers in a value, with their paths from there.
+    /// The leaves and empty containers in a value, with their relative paths.
     pub fn ends_below(&self, value: usize) -> impl Iterator<Item = Result<(Path, usize)>> + '_ {
         (value..self.entries[value].end)
             .filter(|at| self.is_end(*at))
             .map(move |at| Ok((self.path_below(value, at)?, at)))
     }
 
-    /// The number of leaves in a value, and of their bytes.
     pub fn totals(&self, value: usize) -> (usize, usize) {
         let inside = &self.entries[value..self.entries[value].end];
         let leaves = inside.iter().filter(|entry| entry.is_leaf);
@@ -216,8 +202,8 @@ impl Catalog {
         })
     }
 
-    /// The kinds of the leaves in a value, each with its number of leaves and of their bytes. The
-    /// time depends on the leaves alone, not on the kinds.
+    /// The kinds of leaves in a value, with the number of leaves and bytes of each. Linear in the
+    /// leaves.
     pub fn kinds_in(&self, value: usize) -> Result<Vec<(&LeafKind, usize, usize)>> {
         let inside = &self.entries[value..self.entries[value].end];
         let leaves = inside.iter().filter(|entry| entry.is_leaf);
@@ -236,10 +222,8 @@ impl Catalog {
         grow::collect(named.map(|(kind, count, bytes)| (&self.kinds[kind], count, bytes)))
     }
 
-    /// The position of a leaf.
-    ///
     /// # Panics
-    /// If there is no such leaf, here and below.
+    /// If the leaf does not exist, here and below.
     pub fn place(&self, leaf: usize) -> LeafSpan {
         self.leaves[leaf]
     }
@@ -259,7 +243,6 @@ impl Catalog {
         !self.checksums.is_empty()
     }
 
-    /// The record of the structure with everything after it.
     pub fn record(&self) -> Option<&[u8]> {
         self.record.as_deref()
     }

@@ -1,4 +1,4 @@
-//! Finds the leaves, by the index or the headers.
+//! Finds the leaves by the index or the headers.
 
 use std::ops::{Range, RangeInclusive};
 
@@ -15,25 +15,21 @@ use crate::{Error, Result, grow};
 
 const CHECK_VALUES: usize = 1 << 14;
 
-/// A container whose entries are being read.
 struct Open {
     entry: usize,
     start: usize,
-    /// Number of leaves, and length of the text, before it.
     leaves: usize,
     text: usize,
     is_map: bool,
     left: u32,
     done: usize,
-    /// The key of the next value, and whether it is a string.
     key: Option<Key>,
     is_text: bool,
-    /// The implementation, if it is a typed PRNG key.
     prng_name: String,
 }
 
 impl Catalog {
-    /// Finds all leaves. With `salvage`, damaged ones are left out, for the reason of
+    /// Finds all leaves. With `salvage`, skips damaged leaves and notes the reason in
     /// [`Catalog::damage`].
     pub fn open(source: &dyn Source, salvage: bool, watch: &dyn Watch) -> Result<Self> {
         let mut found = Self::default();
@@ -60,7 +56,7 @@ impl Catalog {
             Ok(()) => {}
         }
         if found.damage.is_some() && found.entries.first().is_none_or(|root| root.is_leaf) {
-            // Not even the root could be read: any byte below 128 is a number.
+            // Not even the root was readable: any byte below 128 is a number.
             found = found.emptied()?;
         }
         if found.damage.is_some() {
@@ -84,8 +80,7 @@ impl Catalog {
         Ok(found)
     }
 
-    /// Keeps the checksums after a damaged record for the leaves that were found, of which the last
-    /// may be misread.
+    /// Keeps the checksums after a damaged record. `is_misread`: the last leaf may be misread.
     fn keep_checksums(
         &mut self,
         source: &dyn Source,
@@ -125,7 +120,7 @@ impl Catalog {
         Ok(())
     }
 
-    /// The leaves by the index at the end of a source, if it is of this source.
+    /// Finds the leaves by the index at the end of a source; `None` if it has none of its own.
     fn recorded(source: &dyn Source, salvage: bool, watch: &dyn Watch) -> Result<Option<Self>> {
         let len = source.len();
         let end = len - len.min(Footer::BYTES)..len;
@@ -138,7 +133,7 @@ impl Catalog {
         let Some(start) = whole.and_then(|whole| len.checked_sub(whole)) else {
             return Ok(None);
         };
-        // Include the key and the header of the record, of any width.
+        // Include the key and bin header of the record, of any width.
         let furthest = start.saturating_sub(*KEY_BYTES.end());
         let mut offsets = furthest..start;
         let before = offsets.find(|offset| source.run(*offset) == len - offset);
@@ -160,17 +155,16 @@ impl Catalog {
         let ends = leaves.and_then(|leaves| leaves.checked_add(index.rest));
         let ends = ends.and_then(|ends| ends.checked_sub(before as u64));
         let ends = ends.and_then(|ends| usize::try_from(ends).ok());
-        // A damaged key only has the right length.
+        // Even a damaged key has the right length.
         let Some(ends) = ends.filter(|ends| KEY_BYTES.contains(&record.saturating_sub(*ends)))
         else {
-            return Ok(None); // the data are part of others, as their last leaf
+            return Ok(None); // the index belongs to the last leaf, which is itself encoded data
         };
         let is_record = is_record(&tail, ends, record);
         if !salvage && !is_record {
-            return Err(damaged("the record does not stand under its key"));
+            return Err(Index::damaged("the record is not under its key"));
         }
-        let what = "the bytes between the leaves and the record of the structure are damaged";
-        let damage = (!is_record).then(|| Error::Structure(what.into()));
+        let damage = (!is_record).then(damaged_rest);
         #[allow(clippy::cast_possible_truncation)] // they are before an offset
         let rest = leaves.unwrap_or(0) as usize..start;
         let mut catalog = Self {
@@ -186,20 +180,21 @@ impl Catalog {
         catalog.checked = Checked::none(expected)?;
         catalog.read = Checked::none(expected)?;
         if ![0, expected].contains(&catalog.checksums.len()) {
-            return Err(damaged("it has another number of checksums"));
+            let found = catalog.checksums.len();
+            return Err(Index::damaged(format_args!(
+                "expected {expected} checksums, found {found}"
+            )));
         }
         tail.drain(..record);
         catalog.record = Some(tail);
         Ok(Some(catalog))
     }
 
-    /// Reads an index whose leaves lie in the source.
     fn read_index(&mut self, index: Index, watch: &dyn Watch) -> Result<()> {
         let outline = index.outline.into_vec();
         let mut reader = Reader::new(&outline);
         let mut places = index.heads.iter().zip(&index.sizes);
-        // The least bytes of the headers since the last leaf: an index with more entries than that
-        // would take any memory.
+        // The minimum header size since the last leaf; bounds the entries of a hostile index.
         let mut least = 0;
         self.kinds = index.kinds;
         let mut open: Vec<Open> = Vec::new();
@@ -219,7 +214,8 @@ impl Catalog {
                 (Event::Uint(number), Some(open)) if is_key => {
                     let number = usize::try_from(number).ok();
                     let known = number.and_then(|number| keys.get(number));
-                    let known = known.ok_or_else(|| damaged("it has no such key"))?;
+                    let known =
+                        known.ok_or_else(|| Index::damaged("it refers to an unknown key"))?;
                     open.key = Some(*known);
                     open.is_text = true;
                     open.done += 1;
@@ -243,23 +239,22 @@ impl Catalog {
                     let (Some((head, size)), Some(kind)) =
                         (places.next(), kind.filter(|kind| *kind < self.kinds.len()))
                     else {
-                        return Err(damaged("it has another number of leaves or kinds"));
+                        return Err(Index::damaged(
+                            "its outline does not match its numbers of leaves and kinds",
+                        ));
                     };
-                    // Their sum fits, too.
                     #[allow(clippy::cast_possible_truncation)]
                     let (start, end) = (before + *head as usize, before + (head + size) as usize);
                     self.add_leaf(&open, key, before..start, end, kind)?;
                     least += self.least_head(self.entries.len() - 1);
                     if *head < least {
-                        return Err(damaged("it has longer keys than the data"));
+                        return Err(Index::damaged("its keys are longer than the data"));
                     }
                     before = end;
                     least = 0;
                 }
                 _ => {
-                    return Err(damaged(
-                        "its outline has something else than maps and kinds",
-                    ));
+                    return Err(Index::damaged("its outline must consist of maps and kinds"));
                 }
             }
             while let Some(last) = open.pop_if(|last: &mut Open| last.left == 0) {
@@ -272,12 +267,14 @@ impl Catalog {
         }
         reader.finish()?;
         match places.next() {
-            None if index.rest < least => Err(damaged("it has longer keys than the data")),
-            None if least == 0 && index.rest > 0 => Err(damaged(
-                "it has something between the leaves and the record",
+            None if index.rest < least => Err(Index::damaged("its keys are longer than the data")),
+            None if least == 0 && index.rest > 0 => Err(Index::damaged(
+                "it has unknown bytes between the leaves and the record",
             )),
             None => Ok(()),
-            Some(_) => Err(damaged("it has another number of leaves or kinds")),
+            Some(_) => Err(Index::damaged(
+                "its outline does not match its numbers of leaves and kinds",
+            )),
         }
     }
 
@@ -332,13 +329,13 @@ impl Catalog {
                     self.rest = region..span.range().start;
                 }
                 _ if is_record => {
-                    let reason = format!("what {RECORD_KEY:?} has is not bytes");
+                    let reason = format!("the value of {RECORD_KEY:?} is not bytes");
                     return Err(Error::malformed(start, reason));
                 }
                 Event::Map(map) => self.begin(open, key, start, true, map.len)?,
                 Event::List(list) => self.begin(open, key, start, false, list.len)?,
                 Event::Bin(span) if open.len() == 1 && is_bare_record(source, span.range())? => {
-                    return Err(damaged("the record does not stand under its key"));
+                    return Err(Index::damaged("the record is not under its key"));
                 }
                 event => {
                     if let (Event::Str(name), Some(map)) = (event, open.last_mut())
@@ -360,7 +357,6 @@ impl Catalog {
                     self.end(&last);
                     continue;
                 };
-                // Its entries are parts of a leaf.
                 let Entry { key, .. } = self.entries[last.entry];
                 let first = self.leaves.get(last.leaves);
                 let begin = first.map_or(last.start, |leaf| leaf.region);
@@ -448,11 +444,9 @@ impl Catalog {
         self.entries[open.entry].end = self.entries.len();
     }
 
-    /// Ends a container that was read only in part.
     fn end_early(&mut self, open: &Open) {
         let first = self.entries.get(open.entry + 1);
         let first = first.map(|first| &self.text[first.key.0..first.key.1]);
-        // Its entries may be parts of a leaf, or be missing.
         if open.entry > 0 && matches!(first, None | Some(CHUNKED_MARKER | PRNG_MARKER)) {
             self.entries.truncate(open.entry);
             self.leaves.truncate(open.leaves);
@@ -504,7 +498,7 @@ impl Catalog {
                 let array = reader.events().array(number);
                 let dtype = grow::to_string(&String::from_utf8_lossy(array.dtype))?;
                 match (event, array.shape()) {
-                    // Reading it will fail for lack of a shape.
+                    // Reading it fails for lack of a shape.
                     (_, None) => LeafKind::Other,
                     (Event::Scalar(_), _) => LeafKind::Scalar(dtype),
                     (_, Some(shape)) => {
@@ -518,7 +512,6 @@ impl Catalog {
         self.number_of(kind)
     }
 
-    /// The same for a container that is a leaf.
     fn kind_of_closed(
         &mut self,
         closed: Closed,
@@ -532,7 +525,7 @@ impl Catalog {
                 let data = self.leaves.last().map(|leaf| &self.kinds[leaf.kind]);
                 let shape = match data {
                     Some(LeafKind::Array(_, shape)) => grow::to_vec(shape)?,
-                    // Reading it will fail for lack of a shape of its data.
+                    // Reading it fails for lack of a shape.
                     Some(LeafKind::Other) => return self.number_of(LeafKind::Other).map(Some),
                     _ => Vec::new(),
                 };
@@ -546,7 +539,7 @@ impl Catalog {
         if let Some(last) = self.leaves.last()
             && self.kinds[last.kind] == kind
         {
-            return Ok(last.kind); // most leaves are like the one before
+            return Ok(last.kind); // most leaves are like the previous one
         }
         if let Some(number) = self.numbers.get(&kind) {
             return Ok(*number);
@@ -573,11 +566,9 @@ impl Catalog {
     }
 }
 
-/// The bytes before a record: its key, and the header of a byte string, of any width.
+/// The record's key and bin header, of any width.
 const KEY_BYTES: RangeInclusive<usize> = 1 + RECORD_KEY.len() + 2..=5 + RECORD_KEY.len() + 5;
 
-/// Whether the bytes at an offset are the key of a record, the header of a byte string, both of any
-/// width, and the record.
 fn is_record(bytes: &Vec<u8>, offset: usize, record: usize) -> bool {
     let mut cursor = Cursor::within(bytes, offset..bytes.len());
     compare_record_key(&mut cursor).is_ok_and(|len| {
@@ -586,7 +577,6 @@ fn is_record(bytes: &Vec<u8>, offset: usize, record: usize) -> bool {
     })
 }
 
-/// Whether the last bytes of a source are a record with everything after it.
 fn is_bare_record(source: &dyn Source, bytes: Range<usize>) -> Result<bool> {
     if bytes.end != source.len() || bytes.len() < Footer::BYTES {
         return Ok(false);
@@ -597,6 +587,7 @@ fn is_bare_record(source: &dyn Source, bytes: Range<usize>) -> Result<bool> {
     Ok(whole == Some(bytes.len()))
 }
 
-fn damaged(what: &str) -> Error {
-    Error::Structure(format!("the index of the leaves is damaged: {what}"))
+pub fn damaged_rest() -> Error {
+    let what = "the bytes between the leaves and the record of the structure are damaged";
+    Error::Structure(what.into())
 }

@@ -1,4 +1,4 @@
-//! Marks of selected leaves.
+//! Marks selected leaves.
 
 use super::Catalog;
 use crate::Result;
@@ -9,14 +9,12 @@ const CHECK_VALUES: usize = 1 << 12;
 
 #[derive(Debug, Default)]
 pub struct Marks {
-    /// Running totals before each value.
     before: Vec<usize>,
     unmatched: Vec<usize>,
     undecided: Option<usize>,
 }
 
 impl Marks {
-    /// Marks the values for which `is_meant` is true.
     pub fn new(catalog: &Catalog, mut is_meant: impl FnMut(usize) -> Result<bool>) -> Result<Self> {
         let mut before = Vec::new();
         before.try_reserve_exact(catalog.values() + 1)?;
@@ -35,15 +33,11 @@ impl Marks {
     /// The number of selected values in a range.
     ///
     /// # Panics
-    /// If the catalog is a different one.
+    /// If the marks are of another catalog.
     pub fn count(&self, values: std::ops::Range<usize>) -> usize {
         self.before[values.end] - self.before[values.start]
     }
 
-    /// Whether a leaf or empty container is selected.
-    ///
-    /// # Panics
-    /// If there is no such value.
     pub fn has(&self, value: usize) -> bool {
         self.count(value..value + 1) > 0
     }
@@ -52,7 +46,6 @@ impl Marks {
         self.before.len().saturating_sub(1)
     }
 
-    /// Numbers of patterns without a match.
     pub fn unmatched(&self) -> &[usize] {
         &self.unmatched
     }
@@ -63,12 +56,9 @@ impl Marks {
     }
 }
 
-/// A container around the current value.
 struct Around {
     end: usize,
-    /// The state of the selector at its path.
     state: State,
-    /// Leaves, selected leaves and open ends before it.
     before: (usize, usize, usize),
 }
 
@@ -77,9 +67,7 @@ struct Marking<'a> {
     selector: &'a Selector,
     meant: Vec<u8>,
     around: Vec<Around>,
-    /// All leaves so far, and selected ones.
     leaves: (usize, usize),
-    /// Empty containers that no bool covers.
     open_ends: Vec<usize>,
     matched: Vec<bool>,
     unmatched: usize,
@@ -87,10 +75,10 @@ struct Marking<'a> {
 }
 
 impl Catalog {
-    /// Marks the selected values below a value, where paths begin.
+    /// Marks the selected values below `value`, where paths begin.
     ///
-    /// An empty container that no bool covers follows the nearest container around it with leaves:
-    /// it is selected if all of those are.
+    /// An empty container that no bool covers follows the nearest outer container with leaves: it
+    /// is selected if all of those are.
     pub fn select(&self, value: usize, selector: &Selector, watch: &dyn Watch) -> Result<Marks> {
         let mut meant = Vec::new();
         meant.try_reserve_exact(self.values())?;
@@ -117,7 +105,7 @@ impl Catalog {
         }
         marking.close(usize::MAX);
         for open_end in std::mem::take(&mut marking.open_ends) {
-            marking.meant[open_end] = 1; // there are no leaves at all
+            marking.meant[open_end] = 1; // the tree has only empty containers
         }
         let mut marks = Marks::new(self, |value| Ok(marking.meant[value] == 1))?;
         let unmatched = marking.matched.iter().enumerate();
@@ -131,7 +119,6 @@ impl Catalog {
 }
 
 impl Marking<'_> {
-    /// Marks a value, or everything in it, and returns the next one.
     fn value(&mut self, at: usize) -> Result<usize> {
         self.close(at);
         let after = self.catalog.after(at);
@@ -164,7 +151,8 @@ impl Marking<'_> {
         Ok(at + 1)
     }
 
-    /// Whether no pattern can change the selection below, and none there still needs a match.
+    /// Returns whether no pattern can change the selection below, and none still needs a match
+    /// there.
     fn is_decided(&self, state: &State) -> bool {
         let of_patterns = self.selector.pattern_count().is_some();
         of_patterns && self.unmatched == 0 && state.meant() == Some(true)

@@ -1,4 +1,4 @@
-//! Streams of leaves: a sequence of lists of a key and the bytes of a leaf.
+//! Reads streams of leaves: a sequence of `[keys, bytes]` lists.
 
 use std::ops::Range;
 
@@ -7,7 +7,6 @@ use crate::source::Source;
 use crate::watch::Watch;
 use crate::{Error, Result, grow};
 
-/// The keys of all leaves of a stream, and the ranges of their bytes.
 pub fn stream_items(
     source: &dyn Source,
     watch: &dyn Watch,
@@ -18,7 +17,7 @@ pub fn stream_items(
         watch.check()?;
         let mut reader = Reader::within(source, start..source.len());
         let no_item = || {
-            let reason = "a stream has values [[key, ...], bytes], and here is something else";
+            let reason = "a value of a stream must be [[key, ...], bytes]";
             Error::malformed(start, reason)
         };
         let Event::List(item) = reader.next()? else {

@@ -6,12 +6,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::{Error, Result, grow};
 
-/// The tables of large containers, by the number of the container. Together they have at most four
-/// slots for each value.
+/// One table per large container, with at most four slots per value in all.
 #[derive(Debug, Default)]
 pub(super) struct Tables {
     known: Mutex<HashMap<usize, Arc<Table>>>,
-    /// Random, so that no file can choose keys that collide.
+    /// Randomly seeded, so that no file can choose colliding keys.
     hasher: RandomState,
 }
 
@@ -37,10 +36,10 @@ impl Tables {
     }
 }
 
-/// The children of a container, by open addressing.
+/// Open addressing.
 #[derive(Debug)]
 pub(super) struct Table {
-    /// Distances of children from the container; 0 is a free slot.
+    /// Distances of children from the container; 0 marks a free slot.
     slots: Vec<u32>,
 }
 
@@ -50,7 +49,6 @@ impl Table {
         Ok(Self { slots })
     }
 
-    /// Adds a child, in place of one that has the same key.
     pub(super) fn insert(
         &mut self,
         hash: u64,
@@ -70,7 +68,6 @@ impl Table {
         }
     }
 
-    /// The slot of the child that has a key, or the free one for it.
     fn slot(&self, hash: u64, has_key: impl Fn(usize) -> bool) -> usize {
         let last = self.slots.len() - 1;
         #[allow(clippy::cast_possible_truncation)] // the lowest bits count

@@ -9,7 +9,7 @@ use crate::structure::{LeafKind, PartialSums, Regions, Sums};
 use crate::watch::Watch;
 use crate::{Error, Result, grow, parallel};
 
-/// Bytes summed at a time: the content of a block of gzip, and few enough for the caches.
+/// Bytes summed at a time: the content of a gzip block, small enough for the caches.
 pub const BLOCK_BYTES: usize = 256 << 10;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -20,11 +20,11 @@ pub enum Status {
 }
 
 impl Catalog {
-    /// Compares all of the source with the checksums, and the headers with the index.
+    /// Compares the source with the checksums, and its headers with the index.
     ///
-    /// Returns the results of the leaves, and of the bytes between the last one and the record.
-    /// With `checks_itself` the source fails at damage, as a gzip stream with an index does. Reads
-    /// blocks of `block_bytes`: [`BLOCK_BYTES`] unless each read is slow.
+    /// Returns a status per leaf, and one for the bytes between the last leaf and the record.
+    /// `checks_itself`: the source detects damage, as gzip with an index does. `block_bytes` is
+    /// [`BLOCK_BYTES`] unless each read is slow.
     pub fn verify(
         &self,
         source: &dyn Source,
@@ -39,8 +39,8 @@ impl Catalog {
         } else {
             grow::filled(Status::Unchecked, count)?
         };
-        let is_asked = |number: usize| found[number] != Status::Corrupt;
-        for number in self.unlike_index(source, is_asked, watch)? {
+        let is_selected = |number: usize| found[number] != Status::Corrupt;
+        for number in self.unlike_index(source, is_selected, watch)? {
             found[number] = Status::Corrupt;
         }
         if !self.is_indexed() {

@@ -1,4 +1,4 @@
-//! Replaces the encoding of a base by that of a patch, in the same memory.
+//! Replaces a base's encoding by a patch's, in the same memory.
 //!
 //! A block is decoded before it changes, and compared with its checksum while it does. Differences lead
 //! back, too: after an error, the blocks that were changed are changed back. What cannot fail is

@@ -1,4 +1,4 @@
-//! The arrays of encoded data by their paths: those of a base, and those that differ from them.
+//! The arrays of a base by path, and the arrays that differ from them.
 
 use std::ops::Range;
 

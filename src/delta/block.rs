@@ -53,7 +53,7 @@ impl Kind {
 /// An encoded block.
 pub struct Encoded {
     pub kind: Kind,
-    /// The bytes of a sparse or dense block; those of a stored one are the result's.
+    /// The bytes of a sparse or dense block; a stored block has the result's.
     pub bytes: Vec<u8>,
     pub base: Hasher,
     /// Of the result.
@@ -72,7 +72,7 @@ pub struct Encoder {
 }
 
 impl Encoder {
-    /// Encodes the first `len` bytes of `new` after `start` as a difference from those of `base`.
+    /// Encodes `len` bytes of `new` from `start` on as a difference from `base`.
     pub fn encode(
         &mut self,
         elements: Elements,
@@ -210,8 +210,8 @@ impl Decoder {
         self.next = (0, gap as usize);
     }
 
-    /// Replaces the part of the base that begins at `start` by that of the result, or back. Parts come
-    /// in order. Stored blocks stay what they are.
+    /// Replaces the part of the base at `start` by the result's, or back. Parts come in order.
+    /// Stored blocks are unchanged.
     pub fn change(
         &mut self,
         elements: Elements,

@@ -47,7 +47,7 @@ pub struct Record {
     version: u32,
     /// Length of the encoding.
     nbytes: u64,
-    /// The base's file, relative to that of the patch.
+    /// The base's file, relative to the patch's file.
     #[serde(default, deserialize_with = "decode::text")]
     #[serde(skip_serializing_if = "String::is_empty")]
     pub base: String,
@@ -275,7 +275,7 @@ fn decode_record(bytes: &[u8]) -> Result<Record> {
     let mut deserializer = Deserializer::from_read_ref(bytes);
     let record = Record::deserialize(&mut deserializer).map_err(|error| {
         decode::explain_sealed(&error, |error| {
-            format!("the record of the patch cannot be read: {error}")
+            Error::Structure(format!("the record of the patch cannot be read: {error}"))
         })
     })?;
     match record.version {

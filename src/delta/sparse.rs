@@ -248,7 +248,7 @@ pub struct Decoder {
     values: Vec<u32>,
 }
 
-/// Reads code lengths, and sets the entries of a table; `None` if they are not those of a code.
+/// Reads code lengths, and sets the entries of a table; `None` if they do not form a code.
 fn read_table<'a>(bytes: &'a [u8], table: &mut [u32]) -> Option<&'a [u8]> {
     let (&used, rest) = bytes.split_first()?;
     let used = usize::from(used);

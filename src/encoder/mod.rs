@@ -1,8 +1,7 @@
-//! The grammar of writing: a walk names the values of a tree, and gets a layout.
+//! Encodes a tree into a layout.
 //!
-//! Widths of headers, alignment, chunks, reserved keys and depth are decided here. A walk only
-//! calls `map(2)`, `key("w")`, `array(…)`, and so on. The record and the index follow along
-//! (`recording.rs`).
+//! A walk calls `map(2)`, `key("w")`, `array(…)` and so on. The encoder decides header widths,
+//! alignment, chunks, reserved keys and depth, and keeps the record and the index (`recording.rs`).
 
 mod recording;
 
@@ -18,10 +17,10 @@ use crate::watch::Watch;
 use crate::wire::{self, Complex, Head, length};
 use crate::{Error, Result, grow};
 
-/// Takes down a tree value by value, in the order of the output.
+/// Encodes a tree value by value, in output order.
 ///
-/// A container is begun with its number of values, which follow, and ended. In a map each
-/// value comes after its key.
+/// A container begins with its number of values and ends after them. In a map each value follows
+/// its key.
 ///
 /// ```
 /// use treepack::array::{Alignment, Array, ChunkLimit, Framing};
@@ -55,20 +54,18 @@ pub struct Encoder<P> {
     framing: Framing,
     recent: RecentHeaders,
     open: Vec<Open>,
-    /// Open containers written as msgpack arrays.
     lists: usize,
     key: Option<KeyPlace>,
     begun: bool,
     recording: Recording,
 }
 
-/// A position for a value.
 #[derive(Debug, Clone, Copy)]
 pub struct Mark(usize, u64);
 
 #[derive(Debug, Clone, Copy)]
 struct Open {
-    /// Values to come; keys of a map count.
+    /// Remaining values; map keys count.
     left: u64,
     is_list: bool,
 }
@@ -87,8 +84,8 @@ impl<P: Payload> Encoder<P> {
         }
     }
 
-    /// Records the structure, too, and writes it after the tree. The content of lists, and of maps
-    /// with any keys, is recorded as it will be read, without types.
+    /// Also records the structure and writes it after the tree. Values in lists and in maps with
+    /// arbitrary keys are recorded as they will be read, without types.
     pub fn described(framing: Framing) -> Self {
         Self {
             recording: Recording::structure(),
@@ -96,7 +93,7 @@ impl<P: Payload> Encoder<P> {
         }
     }
 
-    /// Records the index of the leaves, too, and their checksums if `summed`.
+    /// Also records the index of the leaves, with checksums if `summed`.
     pub fn indexed(framing: Framing, summed: bool) -> Self {
         Self {
             recording: Recording::index(summed),
@@ -104,7 +101,6 @@ impl<P: Payload> Encoder<P> {
         }
     }
 
-    /// Sets the lender of memory for large amounts of copied output.
     #[cfg_attr(not(feature = "python"), allow(dead_code))]
     pub(crate) fn borrow_from(&mut self, lender: Box<dyn Lender>) {
         self.layout.borrow_from(lender);
@@ -135,7 +131,6 @@ impl<P: Payload> Encoder<P> {
         self.enter(2 * pairs as u64, false)
     }
 
-    /// Begins a map with any values as keys.
     pub fn map_of_values(&mut self, pairs: usize) -> Result<()> {
         self.begin(!self.is_described())?;
         self.pause(Kind::Plain, LeafKind::Container)?;
@@ -160,7 +155,6 @@ impl<P: Payload> Encoder<P> {
         self.recording.open()
     }
 
-    /// Ends the innermost container; `kind` is recorded.
     pub fn end(&mut self, kind: Kind) -> Result<()> {
         match self.open.pop() {
             Some(Open { left: 0, is_list }) => self.lists -= usize::from(is_list),
@@ -181,8 +175,8 @@ impl<P: Payload> Encoder<P> {
         Mark(self.open.len(), left)
     }
 
-    /// Counts one value at `mark`, however much of it was written: the output becomes useless, but
-    /// other values can be tried.
+    /// Counts the value at `mark` as written, so that a walk can continue after a failure. The
+    /// output is then useless.
     pub fn skip(&mut self, mark: Mark) {
         self.open.truncate(mark.0);
         self.lists = self.open.iter().filter(|open| open.is_list).count();
@@ -193,12 +187,12 @@ impl<P: Payload> Encoder<P> {
         self.recording.resume(self.open.len());
     }
 
-    /// The number of a type of nodes for [`Kind::Typed`].
+    /// For [`Kind::Typed`].
     pub fn node_type(&mut self, class: NodeType) -> Result<u32> {
         self.recording.node_type(class)
     }
 
-    /// The number of a sharding, for [`Encoder::split`], if it is recorded.
+    /// For [`Encoder::split`]; `None` unless recorded.
     pub fn sharding(&mut self, sharding: Sharding) -> Result<Option<u32>> {
         self.recording.sharding(sharding)
     }
@@ -207,7 +201,6 @@ impl<P: Payload> Encoder<P> {
         self.recording.split(sharding);
     }
 
-    /// Writes a string as the key of the next value.
     #[inline]
     pub fn key(&mut self, text: &str) -> Result<()> {
         if text.starts_with("__") {
@@ -227,7 +220,6 @@ impl<P: Payload> Encoder<P> {
             start: self.layout.len(),
             head: head.width(),
         });
-        // For the headers of its value, too.
         let room = 2 * Head::MAX_BYTES + text.len();
         let out = self.layout.headers();
         out.try_reserve(room)?;
@@ -236,13 +228,12 @@ impl<P: Payload> Encoder<P> {
         Ok(())
     }
 
-    /// Refuses reserved keys, which all begin with `__`.
     #[inline(never)]
     fn check_key(&self, text: &str) -> Result<()> {
         let meaning = match text {
             wire::CHUNKED_MARKER => "arrays that are stored in chunks",
             RECORD_KEY | ROOT_KEY | wire::PRNG_MARKER if self.is_described() => {
-                "what treepack adds to a tree"
+                "data that treepack adds to a tree"
             }
             _ => return Ok(()),
         };
@@ -285,7 +276,7 @@ impl<P: Payload> Encoder<P> {
         self.layout.extend(body)
     }
 
-    /// Writes a string of `len` bytes, which `content` appends.
+    /// `content` appends the `len` bytes.
     #[inline]
     pub fn str(
         &mut self,
@@ -296,7 +287,7 @@ impl<P: Payload> Encoder<P> {
         content(&mut self.layout)
     }
 
-    /// Writes a byte string of `len` bytes, which `content` appends; `kind` is recorded.
+    /// `content` appends the `len` bytes.
     pub fn bin(
         &mut self,
         len: usize,
@@ -310,8 +301,7 @@ impl<P: Payload> Encoder<P> {
         content(&mut self.layout)
     }
 
-    /// Writes an array. `content` appends ranges of its bytes, one after the other; `kind` is
-    /// recorded.
+    /// Writes an array. `content` appends consecutive ranges of its bytes.
     #[inline]
     pub fn array(
         &mut self,
@@ -321,11 +311,11 @@ impl<P: Payload> Encoder<P> {
     ) -> Result<()> {
         let key = self.key;
         self.begin(false)?;
-        // The root may have got a key just now.
+        // `begin` may just have added a key for the root.
         let key = key.or(self.key.take());
         self.recording.array(kind, array, self.layout.len())?;
         let framing = Framing {
-            // flax joins chunks only where all containers above are maps.
+            // flax joins chunks only below maps.
             may_box: self.framing.may_box && self.lists == 0,
             ..self.framing
         };
@@ -337,18 +327,18 @@ impl<P: Payload> Encoder<P> {
             &framing,
             content,
         )?;
-        self.recording.moved(start); // the header of the key may have become wider
+        self.recording.moved(start); // the key's header may have become wider
         Ok(())
     }
 
-    /// The headers of the last array, if [`array_like`](Self::array_like) may copy them.
+    /// The last array's headers, if [`array_like`](Self::array_like) may copy them.
     #[cfg_attr(not(feature = "python"), allow(dead_code))]
     pub(crate) fn last_headers(&self) -> Option<Like> {
         self.recent.last().filter(|_| self.recording.is_off())
     }
 
-    /// Writes an array of the dtype and shape of the last one, which had these headers; returns
-    /// false if they are not known for this place.
+    /// Writes an array with the last one's dtype and shape by copying its headers. Returns false if
+    /// none are known for this offset.
     #[cfg_attr(not(feature = "python"), allow(dead_code))]
     #[inline]
     pub(crate) fn array_like(&mut self, headers: &Like, bytes: RawBytes<'_>) -> Result<bool> {
@@ -362,10 +352,9 @@ impl<P: Payload> Encoder<P> {
         Ok(true)
     }
 
-    /// Writes pairs of a key and an array of the dtype and shape of the last one, which had these
-    /// headers. Stops when `next` returns `None`, and before a pair without room or of another
-    /// form; returns the number of pairs. It allocates nothing, and drops what `next` returned
-    /// before it calls it again.
+    /// Writes pairs of a key and an array with the last one's dtype and shape. Stops when `next`
+    /// returns `None`, and before a pair that does not fit or differs; returns the number of pairs.
+    /// Allocates nothing, and drops each pair before the next call.
     #[cfg_attr(not(feature = "python"), allow(dead_code))]
     #[inline]
     pub(crate) fn pairs_like<'a>(
@@ -399,13 +388,13 @@ impl<P: Payload> Encoder<P> {
         count
     }
 
-    /// Whether the next value is inside of a leaf of the index, and not its data: a list, or a map
-    /// that is not state.
+    /// Returns whether the next value is inside an indexed leaf (a list, or a map that is not
+    /// state) and not that leaf's data.
     pub fn is_inside_leaf(&self) -> bool {
         self.recording.is_inside_leaf()
     }
 
-    /// Begins a typed PRNG key of this implementation, whose data are the array that follows.
+    /// Begins a typed PRNG key; its data are the next array.
     pub fn prng_key(&mut self, name: &str) -> Result<()> {
         self.begin(false)?;
         let listed = LeafKind::PrngKey(grow::to_string(name)?, Vec::new());
@@ -422,19 +411,18 @@ impl<P: Payload> Encoder<P> {
         self.end(Kind::Dict)
     }
 
-    /// The layout of the whole tree. `metadata` is a typed value, recorded with the structure.
+    /// `metadata` is a typed value, recorded with the structure.
     pub fn finish(self, metadata: Option<Vec<u8>>) -> Result<Layout<P>> {
         self.finish_watched(metadata, &())
     }
 
-    /// The same, checking `watch` now and then.
     pub fn finish_watched(
         mut self,
         metadata: Option<Vec<u8>>,
         watch: &dyn Watch,
     ) -> Result<Layout<P>> {
         if !self.begun || !self.open.is_empty() {
-            return Err(misused("the tree is not whole"));
+            return Err(misused("the tree is incomplete"));
         }
         match self.recording.take_structure() {
             None => Ok(self.layout.finish()),
@@ -442,11 +430,11 @@ impl<P: Payload> Encoder<P> {
         }
     }
 
-    /// The layout of a tree whose structure was recorded before: the tree is its state, and only
-    /// the index of the leaves is added to the record.
+    /// Finishes a state dict whose structure is already recorded; adds only the leaf index to
+    /// `record`.
     pub fn finish_as(mut self, record: Record, watch: &dyn Watch) -> Result<Layout<P>> {
         if !self.begun || !self.open.is_empty() {
-            return Err(misused("the tree is not whole"));
+            return Err(misused("the tree is incomplete"));
         }
         if self.recording.take_structure().is_none() {
             return Err(misused("there is no room for a record"));
@@ -463,7 +451,6 @@ impl<P: Payload> Encoder<P> {
         with_record(self.layout, &encoded, ends)
     }
 
-    /// Writes a leaf that consists of its header, or whose bytes follow.
     #[inline]
     fn leaf(&mut self, head: Head, kind: LeafKind) -> Result<()> {
         self.begin(false)?;
@@ -473,7 +460,6 @@ impl<P: Payload> Encoder<P> {
         Ok(())
     }
 
-    /// Counts a value of the innermost container.
     #[inline]
     fn begin(&mut self, no_leaf: bool) -> Result<()> {
         self.key = None;
@@ -494,10 +480,10 @@ impl<P: Payload> Encoder<P> {
     #[inline(never)]
     fn begin_root(&mut self, no_leaf: bool) -> Result<()> {
         if mem::replace(&mut self.begun, true) {
-            return Err(misused("a second tree"));
+            return Err(misused("the tree has ended"));
         }
         if self.is_described() && !no_leaf {
-            // A leaf has no place for the record's key, so it is wrapped in a map.
+            // A leaf cannot hold the record's key, so a map wraps it.
             Head::Map(2).write(self.layout.headers());
             self.write_key(ROOT_KEY)?;
         }
@@ -553,7 +539,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_in_lists_is_recorded_as_it_will_be_read() {
+    fn values_in_lists_are_recorded_as_they_will_be_read() {
         let mut encoder = Encoder::<Vec<u8>>::described(framing());
         encoder.map(2).unwrap();
         encoder.key("a").unwrap();

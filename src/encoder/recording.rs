@@ -14,8 +14,8 @@ pub(super) struct Recording {
     recorder: Option<Recorder>,
     listing: Option<Listing>,
     summed: bool,
-    /// The recorder while it ignores a container that it sees as a leaf, and the number of
-    /// containers around that.
+    /// The recorder while it ignores a container that is recorded as a leaf, and that container's
+    /// depth.
     paused: Option<(Recorder, usize)>,
 }
 
@@ -27,7 +27,6 @@ impl Recording {
         }
     }
 
-    /// Records the structure and the index of the leaves, which will be `summed` or not.
     pub(super) fn index(summed: bool) -> Self {
         Self {
             listing: Some(Listing::default()),
@@ -46,20 +45,17 @@ impl Recording {
         self.recorder.is_none() && self.listing.is_none() && self.paused.is_none()
     }
 
-    /// Whether the next value is inside of a leaf of the index, and not its data: a list, or a map
-    /// that is not state.
+    /// See [`Encoder::is_inside_leaf`](super::Encoder::is_inside_leaf).
     pub(super) fn is_inside_leaf(&self) -> bool {
         let pending = || self.listing.as_ref().and_then(Listing::last_begun);
         self.paused.is_some() && !matches!(pending(), Some(LeafKind::PrngKey(..)))
     }
 
-    /// The index, except inside of its leaves.
     #[inline]
     fn listed(&mut self) -> Option<&mut Listing> {
         self.listing.as_mut().filter(|_| self.paused.is_none())
     }
 
-    /// Begins a value, whose header starts at `start`.
     #[inline]
     pub(super) fn begin(&mut self, start: usize) -> Result<()> {
         match self.listed() {
@@ -92,7 +88,6 @@ impl Recording {
         }
     }
 
-    /// Ends a container, with `depth` open ones around it.
     #[inline]
     pub(super) fn close(&mut self, kind: Kind, depth: usize) -> Result<()> {
         if self.resume(depth) {
@@ -104,13 +99,11 @@ impl Recording {
         }
     }
 
-    /// The number of a type of nodes for [`Kind::Typed`].
     pub(super) fn node_type(&mut self, class: NodeType) -> Result<u32> {
         let recorder = self.recorder.as_mut();
         recorder.map_or(Ok(0), |recorder| recorder.node_type(class))
     }
 
-    /// The number of a sharding, for `split`.
     pub(super) fn sharding(&mut self, sharding: Sharding) -> Result<Option<u32>> {
         let recorder = self.recorder.as_mut();
         recorder.map_or(Ok(None), |recorder| recorder.sharding(sharding))
@@ -122,7 +115,6 @@ impl Recording {
         }
     }
 
-    /// Records a leaf as `kind`, whose value begins at `start`.
     #[inline]
     pub(super) fn leaf(
         &mut self,
@@ -141,7 +133,6 @@ impl Recording {
         Ok(())
     }
 
-    /// Records an array, or the data of a PRNG key.
     #[inline]
     pub(super) fn array(&mut self, kind: Kind, array: &Array<'_>, start: usize) -> Result<()> {
         let shape = || grow::collect(array.shape.iter().map(|&dim| dim as u64));
@@ -161,7 +152,6 @@ impl Recording {
         self.leaf(kind, listed, start)
     }
 
-    /// Corrects the start of the last array's value.
     #[inline]
     pub(super) fn moved(&mut self, start: usize) {
         if let Some((_, pending)) = self.listed().and_then(Listing::pending) {
@@ -169,7 +159,6 @@ impl Recording {
         }
     }
 
-    /// Records a container as a leaf, with `depth` open ones around it, and ignores its content.
     pub(super) fn pause(
         &mut self,
         kind: Kind,
@@ -184,7 +173,6 @@ impl Recording {
         Ok(())
     }
 
-    /// Whether the container that has ended, with `depth` open ones around it, was such a leaf.
     #[inline]
     pub(super) fn resume(&mut self, depth: usize) -> bool {
         match self.paused.take_if(|(_, around)| *around >= depth) {
@@ -196,12 +184,11 @@ impl Recording {
         }
     }
 
-    /// The structure of the whole tree, which ends the recording.
     pub(super) fn take_structure(&mut self) -> Option<Recorder> {
         self.recorder.take()
     }
 
-    /// Adds the index to the record of a tree that ends at `end`; returns the ends of the summed
+    /// Adds the index to the record of a tree that ends at `end`. Returns the ends of the summed
     /// regions, if any.
     pub(super) fn finish(
         self,
@@ -219,7 +206,6 @@ impl Recording {
     }
 }
 
-/// Adds a record and its checksums to the layout.
 pub(super) fn with_record<P: Payload>(
     mut layout: LayoutBuilder<P>,
     record: &[u8],

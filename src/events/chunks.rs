@@ -1,6 +1,6 @@
 //! Joins the chunks of an array.
 //!
-//! `{marker: …, "shape": {"0": …}, "chunks": {"0": array, …}}`. The marker counts by its presence;
+//! `{marker: …, "shape": {"0": …}, "chunks": {"0": array, …}}`. The marker's value does not matter;
 //! other keys are ignored; of equal keys the last counts.
 
 use std::collections::HashMap;
@@ -10,12 +10,10 @@ use crate::array::Dims;
 use crate::wire::{CHUNKED_MARKER, Head};
 use crate::{Error, Result, grow};
 
-/// An array's shape, the number of its dtype, the ranges of its bytes, and its offset.
 pub(super) type Joined = (Dims, u32, Vec<Span>, usize);
 
 impl Events {
-    /// The array for a map at `offset`. `shape` and `chunks` are the events of these values, if
-    /// they are maps.
+    /// `shape` and `chunks` are the events of the map's values, if those are maps.
     pub(super) fn join_chunks(
         &self,
         shape: Option<usize>,
@@ -30,14 +28,14 @@ impl Events {
         if has_other_keys {
             return Err(fail("has a key that is not a string"));
         }
-        let shape = shape.ok_or_else(|| fail("has no map 'shape'"))?;
-        let chunks = chunks.ok_or_else(|| fail("has no map 'chunks'"))?;
+        let shape = shape.ok_or_else(|| fail("must have a map 'shape'"))?;
+        let chunks = chunks.ok_or_else(|| fail("must have a map 'chunks'"))?;
         let mut dims = Dims::default();
         for event in self.indexed(shape, offset)? {
             let head = match event {
                 Event::Int(value) => Head::Int(value),
                 Event::Uint(value) => Head::Uint(value),
-                _ => Head::Nil, // which `push` refuses
+                _ => Head::Nil, // which `push` rejects
             };
             dims.push(head, offset)?;
         }
@@ -50,7 +48,7 @@ impl Events {
             let has_shape = self.array(chunk).shape().is_some();
             let chunk = self.arrays[chunk as usize];
             if !has_shape {
-                let reason = "a chunk has other bytes than its shape and dtype tell";
+                let reason = "the bytes of a chunk do not match its shape and dtype";
                 return Err(Error::malformed(chunk.offset, reason));
             }
             if *dtype.get_or_insert(chunk.dtype) != chunk.dtype {
@@ -63,7 +61,6 @@ impl Events {
         Ok((dims, dtype, spans, offset))
     }
 
-    /// The values of `{'0': …, '1': …}` in order of the keys.
     fn indexed(&self, map: usize, offset: usize) -> Result<Vec<Event>> {
         let fail = || {
             Error::malformed(

@@ -1,4 +1,4 @@
-//! Extensions: arrays, NumPy scalars, complex numbers, and extensions of other writers.
+//! Reads extensions: arrays, NumPy scalars, complex numbers, and other types.
 
 use super::open::unhashable;
 use super::read::Reader;
@@ -10,8 +10,8 @@ use crate::{Error, Result, grow};
 /// The longest name of a dtype; known ones have at most 17 bytes.
 const MAX_DTYPE_NAME: usize = 64;
 
-/// The most keys in a map of types whose hashes an attacker could make equal. Each is compared with
-/// all others of its hash.
+/// The most keys of a map whose types allow hash collisions: each is compared with all others of
+/// its hash.
 const MAX_EXT_KEYS: u32 = 1024;
 
 /// Dtypes whose scalars hash like numbers, so that distinct ones differ.
@@ -76,10 +76,9 @@ impl Reader<'_> {
         Ok(event)
     }
 
-    /// Reads the body of an array, `[shape, dtype name, bytes]`, leniently as flax does.
+    /// Reads the body of an array, `[shape, dtype name, bytes]`, as leniently as flax.
     #[inline]
     fn array(&mut self, len: u32) -> Result<u32> {
-        // The end need not be fast.
         let Some(ahead) = self.cursor.ahead() else {
             return self.other_array(len, None);
         };
@@ -97,7 +96,6 @@ impl Reader<'_> {
         self.found.add_entry(entry, &[span])
     }
 
-    /// The same, header by header.
     #[inline(never)]
     fn other_array(&mut self, len: u32, ahead: Option<[u8; AHEAD]>) -> Result<u32> {
         let offset = self.cursor.offset();
@@ -107,7 +105,7 @@ impl Reader<'_> {
             return Err(Error::malformed(offset, reason));
         };
         let dims = Dims::read(&mut self.cursor)?;
-        // Old writers knew only one type for strings and bytes.
+        // Old writers used one type for strings and bytes.
         let at = self.cursor.offset();
         let (Head::Str(name) | Head::Bin(name)) = self.cursor.head()? else {
             return Err(Error::malformed(at, "an array's dtype must be a string"));
@@ -141,7 +139,7 @@ impl Reader<'_> {
             self.cursor.read(MAX_DTYPE_NAME, &mut name)?;
             return Err(no_dtype(&name, offset));
         }
-        // Read into the text, and removed from there.
+        // The name is read into the text, and removed again.
         let start = self.found.text.len();
         self.cursor.read(len, &mut self.found.text)?;
         let name = &self.found.text[start..];
@@ -190,7 +188,6 @@ impl Events {
         self.add_entry(entry, spans)
     }
 
-    /// Adds an array with its own spans and another one's dimensions.
     #[inline]
     fn add_entry(&mut self, entry: ArrayEntry, spans: &[Span]) -> Result<u32> {
         self.arrays.try_reserve(1)?;
@@ -206,14 +203,10 @@ impl Events {
     }
 }
 
-/// The error for a dtype that there is not. Of a long name it has the beginning.
 pub fn no_dtype(name: &[u8], offset: usize) -> Error {
     const MOST_BYTES: usize = 100;
     let name = String::from_utf8_lossy(&name[..name.len().min(MOST_BYTES)]);
-    Error::malformed(
-        offset,
-        format!("{name:?} is no dtype that an array can have"),
-    )
+    Error::malformed(offset, format!("unsupported array dtype {name:?}"))
 }
 
 #[inline]

@@ -1,7 +1,7 @@
 //! Element sizes by names of dtypes.
 
-/// The bytes of an element by the name of its dtype: `float32`, `bfloat16`, `int4`; at least one.
-/// `None` for names of another form.
+/// The element size in bytes, at least one, by dtype: `float32`, `bfloat16`, `int4`. `None` for
+/// names of another form.
 pub fn itemsize(name: &str) -> Option<usize> {
     if name == "bool" {
         return Some(1);
@@ -9,7 +9,6 @@ pub fn itemsize(name: &str) -> Option<usize> {
     if name == "bfloat16" {
         return Some(2);
     }
-    // With or without a unit.
     if name.starts_with("datetime64") || name.starts_with("timedelta64") {
         return Some(8);
     }
@@ -26,7 +25,7 @@ mod tests {
     use super::itemsize;
 
     #[test]
-    fn elements_have_the_size_that_their_name_tells() {
+    fn element_sizes_follow_from_names() {
         let known = [
             ("float32", 4),
             ("bfloat16", 2),

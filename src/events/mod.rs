@@ -1,9 +1,8 @@
-//! The grammar of reading: encoded bytes as a list of events.
+//! Decodes encoded bytes into events.
 //!
-//! A [`Reader`] reads the headers of a source once, and no payloads. It checks and does everything
-//! that the format prescribes: lengths, depth, UTF-8, joining chunks, complex numbers, PRNG keys,
-//! the keys of maps. Short drivers turn the events into Python objects, leaves or values; they take
-//! them one by one, or all ([`Events::read`]).
+//! A [`Reader`] reads the headers of a source once, without payloads, and enforces the format:
+//! lengths, depth, UTF-8, chunks, complex numbers, PRNG keys, map keys. Short drivers turn the
+//! events into Python objects, leaves or values, one by one or all at once ([`Events::read`]).
 //!
 //! | file | content |
 //! |---|---|
@@ -32,43 +31,39 @@ pub(crate) use extensions::no_dtype;
 pub(crate) use itemsize::itemsize;
 pub use read::{Closed, Reader};
 
-/// One value. The values of a container follow it, in a map each after its key.
+/// One value. A container's values follow it, in a map each after its key.
 ///
-/// There is one for each value of the input, so 16 bytes are worth the packing.
+/// Packed into 16 bytes, since each value of the input has one.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Event {
     Nil,
     Bool(bool),
-    /// A negative integer, or one in a signed format.
+    /// Negative, or in a signed format.
     Int(i64),
     Uint(u64),
     Float(f64),
-    /// A complex number; see [`Events::complex`].
     Complex(u32),
-    /// A string; see [`Events::text`].
     Str(Text),
-    /// A byte string in the source.
+    /// Its range in the source.
     Bin(Span),
     List(Container),
     Map(Container),
     /// A map that is a typed PRNG key, if its implementation is known.
     PrngKey(Container),
-    /// An array; see [`Events::array`].
     Array(u32),
-    /// A NumPy scalar: the only element of an array.
+    /// A NumPy scalar, as an array of one element.
     Scalar(u32),
-    /// An extension of another type: its body in the source.
+    /// An extension of another type: its body's range in the source.
     Ext(i8, Span),
 }
 
 const _: () = assert!(size_of::<Event>() == 16);
 
-/// Length and end of a container.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(Rust, packed(4))] // see `Event`
 pub struct Container {
     pub len: u32,
-    /// The number of the first event after the container.
+    /// The first event after the container.
     pub end: usize,
 }
 
@@ -86,7 +81,6 @@ impl Span {
     }
 }
 
-/// A string in [`Events::text`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(Rust, packed(4))] // see `Event`
 pub struct Text {
@@ -97,26 +91,25 @@ pub struct Text {
 /// An array with its dtype and shape as written, unchecked.
 #[derive(Debug, Clone, Copy)]
 pub struct ArrayEvent<'a> {
-    /// Its dimensions; one may be −1. See [`crate::array::resolve`].
+    /// One may be −1. See [`crate::array::resolve`].
     pub dims: &'a [isize],
     /// Their position among all dimensions, shared by arrays with the same headers.
     pub dims_start: usize,
-    /// The name of its dtype, or an alias that NumPy knows.
+    /// A dtype name, or an alias that NumPy knows.
     pub dtype: &'a [u8],
-    /// The number of that name: equal names have equal numbers.
+    /// Equal names have equal numbers.
     pub dtype_number: usize,
-    /// The ranges of its bytes in the source, in order: one, or one for each chunk.
+    /// The ranges of its bytes in order: one, or one per chunk.
     pub spans: &'a [Span],
     pub offset: usize,
 }
 
 impl ArrayEvent<'_> {
-    /// Its shape, if known without the dtype.
     pub fn shape(&self) -> Option<SmallVec<[usize; 6]>> {
         resolve(self.dims, self.nbytes(), self.itemsize()?, self.offset).ok()
     }
 
-    /// The bytes of an element: by the name of the dtype, or for unknown names by the bytes and the
+    /// The element size: by the name of the dtype, or for unknown names by the bytes and the
     /// dimensions.
     pub fn itemsize(&self) -> Option<usize> {
         let name = std::str::from_utf8(self.dtype).ok()?;
@@ -130,7 +123,6 @@ impl ArrayEvent<'_> {
         })
     }
 
-    /// Whether the name of the dtype has a known element size.
     pub fn has_known_size(&self) -> bool {
         let dtype = std::str::from_utf8(self.dtype).ok();
         dtype.and_then(itemsize).is_some()
@@ -152,11 +144,11 @@ struct ArrayEntry {
     ndim: u8,
 }
 
-/// The events of a source, with their content.
+/// The events of a source, with their content. Methods panic for events of another source.
 #[derive(Debug, Default)]
 pub struct Events {
     list: Vec<Event>,
-    /// All strings concatenated. Each was found to be UTF-8.
+    /// All strings concatenated, each valid UTF-8.
     text: Vec<u8>,
     arrays: Vec<ArrayEntry>,
     dims: Vec<isize>,
@@ -166,16 +158,11 @@ pub struct Events {
 }
 
 impl Events {
-    /// All events in order: at least one.
     #[inline]
     pub fn as_slice(&self) -> &[Event] {
         &self.list
     }
 
-    /// The text of a string.
-    ///
-    /// # Panics
-    /// If it is of other events.
     #[inline]
     pub fn text(&self, text: Text) -> &str {
         let bytes = &self.text[text.start..text.start + text.len as usize];
@@ -183,19 +170,11 @@ impl Events {
         std::str::from_utf8(bytes).unwrap_or_default()
     }
 
-    /// The bytes of a string.
-    ///
-    /// # Panics
-    /// If it is of other events.
     #[inline]
     pub fn text_bytes(&self, text: Text) -> &[u8] {
         &self.text[text.start..text.start + text.len as usize]
     }
 
-    /// The content of an array event.
-    ///
-    /// # Panics
-    /// If it is of other events.
     #[inline]
     pub fn array(&self, number: u32) -> ArrayEvent<'_> {
         let entry = &self.arrays[number as usize];
@@ -209,10 +188,6 @@ impl Events {
         }
     }
 
-    /// The real and the imaginary part of a complex number.
-    ///
-    /// # Panics
-    /// If it is of other events.
     pub fn complex(&self, number: u32) -> (f64, f64) {
         self.complex[number as usize]
     }
@@ -227,7 +202,6 @@ impl Events {
         }
     }
 
-    /// The text of a key in a path.
     pub fn key_text(&self, event: Event) -> Cow<'_, str> {
         match event {
             Event::Nil => "None".into(),
@@ -242,7 +216,7 @@ impl Events {
     }
 }
 
-/// A number as Python writes it: `2.0`, `nan`, `1e-07`. Rust writes others as `NaN` and `1e-7`.
+/// A number as Python writes it: `2.0`, `nan`, `1e-07`. Rust writes `NaN` and `1e-7`.
 fn float_text(value: f64) -> String {
     let text = format!("{value:?}").to_lowercase();
     match text.split_once('e') {

@@ -7,19 +7,16 @@ use crate::wire::{CHUNKED_MARKER, PRNG_MARKER};
 
 #[derive(Debug)]
 pub(super) struct Open {
-    /// The number of its event, if events are kept.
     pub(super) event: usize,
     pub(super) offset: usize,
-    /// Values to come; keys of a map count.
+    /// Remaining values; map keys count.
     pub(super) left: u64,
     pub(super) is_map: bool,
-    /// The event of the current key, or of the last element.
     pub(super) last: usize,
     pub(super) key: Key,
-    /// Whether it has the marker of an array in chunks.
     pub(super) is_chunked: bool,
     pub(super) has_other_keys: bool,
-    /// The events of the values of these keys, if those are maps.
+    /// The values of these keys, if those are maps.
     pub(super) shape: Option<usize>,
     pub(super) chunks: Option<usize>,
     /// The state of the lists before the first of them.
@@ -31,7 +28,6 @@ pub(super) struct Open {
 }
 
 impl Open {
-    /// Notes the meaning of a string key.
     #[inline]
     pub(super) fn note_key(&mut self, text: &[u8]) {
         self.key = match text {
@@ -43,7 +39,7 @@ impl Open {
             self.prng = 3;
         } else if text.starts_with(b"__") {
             self.is_chunked |= text == CHUNKED_MARKER.as_bytes();
-            // The first of two pairs, so that three values are to come.
+            // The first of two pairs, so three values remain.
             if text == PRNG_MARKER.as_bytes() && self.left == 3 {
                 self.prng = 1;
             }
@@ -51,7 +47,6 @@ impl Open {
     }
 }
 
-/// Keys with a meaning.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) enum Key {
     Other,
@@ -66,15 +61,14 @@ pub(super) struct Kept {
     pub(super) spans: usize,
 }
 
-/// The path to the current value.
 pub(super) fn path(found: &Events, open: &[Open]) -> Path {
     let mut path = Path::default();
     for open in open.iter().rev() {
         if open.last == open.event {
-            continue; // it is empty so far
+            continue; // no key yet
         }
         if !open.is_map {
-            // Elements are counted from the end, because their number is known there.
+            // Lists count down the remaining elements.
             if let Event::List(list) = found.list[open.event] {
                 path.push_outer((u64::from(list.len) - open.left - 1).to_string());
             }

@@ -1,8 +1,8 @@
 //! Reads headers to events, one by one.
 //!
-//! Nothing is read twice, and the work is linear in the bytes of any input. Only the last key of a
-//! map may show that it is an array in chunks. So from the first key that such a map has, events
-//! are kept until the map ends.
+//! The work is linear in the input, and no byte is read twice. A map shows only by its last key
+//! whether it is an array in chunks. So from its first key with a meaning on, events are kept until
+//! the map ends.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -17,8 +17,7 @@ use crate::{Error, Result};
 const CHECK_VALUES: usize = 1 << 14;
 
 impl Events {
-    /// Reads all of a source, which must be one value. Calls `check` now and then. Errors have the
-    /// path of their place.
+    /// Reads a source, which must be one value, and calls `check` regularly. Errors have a path.
     pub fn read(source: &dyn Source, check: impl FnMut() -> Result<()>) -> Result<Self> {
         Self::read_all(Reader::new(source), check)
     }
@@ -44,27 +43,23 @@ impl Events {
     }
 }
 
-/// The meaning of a closed container.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Closed {
     Same,
     Array(u32),
-    /// A typed PRNG key, if its implementation is known.
     PrngKey,
 }
 
-/// Reads events one by one. The caller reads the values of a container, and closes it then.
+/// Reads events one by one. The caller reads a container's values, then closes it.
 pub struct Reader<'a> {
     pub(super) cursor: Cursor<'a>,
     pub(super) found: Events,
     pub(super) dtype_numbers: HashMap<Vec<u8>, u32>,
-    /// The dtype that was looked up last.
     pub(super) last_dtype: usize,
     pub(super) recent: RecentHeaders,
     pub(super) open: Vec<Open>,
-    /// Whether all events are kept, not only those that an open container needs.
+    /// Whether all events are kept, or only those that an open container needs.
     pub(super) keep_all: bool,
-    /// Open containers that need events.
     pub(super) needing: usize,
 }
 
@@ -73,7 +68,7 @@ impl<'a> Reader<'a> {
         Self::within(source, 0..source.len())
     }
 
-    /// Begins at a part of a source, which must be one value.
+    /// Reads a part of a source, which must be one value.
     ///
     /// # Panics
     /// If the part exceeds the source.
@@ -81,7 +76,6 @@ impl<'a> Reader<'a> {
         Self {
             cursor: Cursor::within(source, part),
             found: Events {
-                // Enough for most small trees.
                 text: Vec::with_capacity(512),
                 ..Events::default()
             },
@@ -100,7 +94,7 @@ impl<'a> Reader<'a> {
     /// If the part exceeds the source, or a value is unfinished.
     pub fn seek(&mut self, part: Range<usize>) {
         assert!(self.open.is_empty() && self.needing == 0);
-        self.found.text.clear(); // of strings that are not needed any more
+        self.found.text.clear(); // its strings are no longer needed
         self.cursor.seek(part);
     }
 
@@ -109,7 +103,6 @@ impl<'a> Reader<'a> {
         self.cursor.offset()
     }
 
-    /// The content of the last event, among others.
     #[inline]
     pub fn events(&self) -> &Events {
         &self.found
@@ -163,7 +156,7 @@ impl<'a> Reader<'a> {
         self.value(false)
     }
 
-    /// Skips the next value, and returns whether it is the expected string.
+    /// Skips the next value; returns whether it is the expected string.
     #[inline]
     pub fn next_is(&mut self, expected: &str) -> Result<bool> {
         if !self.keep_all
@@ -198,7 +191,6 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Reads the value after a key with a meaning.
     #[inline(never)]
     fn value_of_key(&mut self) -> Result<Event> {
         let at = self.open.len() - 1;
@@ -209,7 +201,6 @@ impl<'a> Reader<'a> {
         };
         let key = self.open[at].key;
         if key != Key::Other && self.open[at].kept.is_none() {
-            // Until this container ends.
             self.open[at].kept = Some(kept);
             self.needing += 1;
         }
@@ -224,7 +215,7 @@ impl<'a> Reader<'a> {
         open.prng = match (open.prng, event) {
             (1, Event::Str(_)) => 2,
             (3, Event::Array(_)) => 4,
-            (3, Event::Map(_)) => 3, // a possible array in chunks
+            (3, Event::Map(_)) => 3,
             (0 | 4, _) => open.prng,
             _ => 0,
         };
@@ -322,7 +313,7 @@ impl<'a> Reader<'a> {
     /// Ends the innermost container, whose values have all been read.
     #[inline]
     pub fn close(&mut self) -> Result<Closed> {
-        // After an error it stays open, for the path of the error.
+        // After an error it stays open, for the error's path.
         let closed = match self.open.last() {
             None => return Ok(Closed::Same),
             Some(open) if open.is_chunked || open.kept.is_some() || open.prng == 4 => {
@@ -352,7 +343,6 @@ impl<'a> Reader<'a> {
         Ok(closed)
     }
 
-    /// The same for a map with keys with a meaning.
     #[inline(never)]
     fn close_special(&mut self) -> Result<Closed> {
         let Some(open) = self.open.last() else {
@@ -410,7 +400,7 @@ mod tests {
         // {"a": [0, {"b": <reserved byte>}]}
         let text = error(b"\x81\xa1a\x92\x00\x81\xa1b\xc1");
         assert!(text.ends_with("(at a/1/b)"), "{text}");
-        // A key itself has no path below its map.
+        // The path of a key is its map's.
         let text = error(b"\x81\xa1a\x81\xc1\x00");
         assert!(text.ends_with("(at a)"), "{text}");
         assert!(error(b"\x91\x90\x00").ends_with("(at .)"));
@@ -418,7 +408,7 @@ mod tests {
 
     #[test]
     #[cfg_attr(miri, ignore = "takes minutes")]
-    fn whoever_is_asked_can_stop_the_work() {
+    fn the_check_can_stop_the_work() {
         let mut bytes = vec![0xdd];
         bytes.extend_from_slice(&100_000_u32.to_be_bytes());
         bytes.resize(bytes.len() + 100_000, 0xc0);
@@ -440,7 +430,7 @@ mod tests {
         let data =
             b"\x83\xa1a\x82\xac__prng_key__\xa1x\xa4data\xc7\x0c\x01\x93\x91\x01\xa5uint8\xc4\x01z\
             \xd9\x01b\xd9\x01c\xa5shape\x80";
-        let padded = [&data[..], &[0xc0; 40]].concat(); // so that the end is not near
+        let padded = [&data[..], &[0xc0; 40]].concat();
         for source in [data.to_vec(), padded] {
             let read = |by_key: bool| {
                 let mut reader = Reader::within(&source, 0..data.len());
@@ -460,7 +450,7 @@ mod tests {
                 next(&mut reader, "a");
                 reader.next().unwrap();
                 next(&mut reader, "__prng_key__");
-                next(&mut reader, "y"); // a value, and another one
+                next(&mut reader, "y");
                 next(&mut reader, "data");
                 reader.next().unwrap();
                 let key = reader.close().unwrap();

@@ -3,8 +3,8 @@
 use super::ArrayEntry;
 use crate::wire::AHEAD;
 
-/// The bytes before the payload in the bodies of recent arrays. Trees have many arrays of few
-/// shapes, and comparing headers is cheaper than reading them.
+/// The bodies of recent arrays up to the payload. Trees repeat few shapes, and comparing headers is
+/// cheaper than parsing them.
 pub(super) struct RecentHeaders {
     known: Vec<KnownHeaders>,
     oldest: usize,
@@ -13,7 +13,6 @@ pub(super) struct RecentHeaders {
 struct KnownHeaders {
     /// The headers, followed by zeros.
     bytes: [u128; 2],
-    /// All bits of the headers.
     mask: [u128; 2],
     headers: usize,
     len: u32,
@@ -30,7 +29,7 @@ impl RecentHeaders {
         }
     }
 
-    /// The length of known headers at the start of a body of `len` bytes, and their array.
+    /// The length and array of known headers at the start of a body of `len` bytes.
     #[inline]
     pub(super) fn find(&self, ahead: [u8; AHEAD], len: u32) -> Option<(usize, ArrayEntry)> {
         let words = words(ahead);
@@ -42,7 +41,6 @@ impl RecentHeaders {
         Some((known.headers, known.array))
     }
 
-    /// Remembers the first `headers` bytes, unless they are too many.
     pub(super) fn remember(
         &mut self,
         mut ahead: [u8; AHEAD],

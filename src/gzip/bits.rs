@@ -1,8 +1,8 @@
-//! Bits in the order of DEFLATE: the first is the lowest of the first byte.
+//! Reads and writes bits in DEFLATE order: lowest bit of the first byte first.
 
-// Bytes are cut off words.
+// Casts keep the lowest byte of a word.
 #![allow(clippy::cast_possible_truncation)]
-// So that each caller's set of instructions applies.
+// Inlined to compile with each caller's instruction set.
 #![allow(clippy::inline_always)]
 
 pub struct BitWriter<'a> {
@@ -22,7 +22,7 @@ impl<'a> BitWriter<'a> {
         }
     }
 
-    /// Appends `count` bits, at most 56 between flushes; the bits above them are zero.
+    /// Appends `count` bits, at most 56 between flushes; higher bits must be zero.
     #[inline(always)]
     pub fn put(&mut self, bits: u64, count: u32) {
         self.bits |= bits << self.count;
@@ -37,21 +37,20 @@ impl<'a> BitWriter<'a> {
         self.count %= 8;
     }
 
-    /// Returns the number of full bytes, and the unwritten bits with their number, at most 7.
+    /// Returns the number of full bytes, the unwritten bits, and their number, at most 7.
     pub fn pause(mut self) -> (usize, u64, u32) {
         self.flush();
         (self.position, self.bits, self.count)
     }
 
-    /// Pads the last byte with zeros, and returns the number of bytes.
+    /// Pads the last byte with zeros; returns the number of bytes.
     pub fn end(mut self) -> usize {
         self.put(0, self.count.wrapping_neg() % 8);
         self.flush();
         self.position
     }
 
-    /// Appends an empty stored block, which ends at a byte boundary, and returns the number of
-    /// bytes.
+    /// Appends an empty stored block, which ends at a byte boundary; returns the number of bytes.
     pub fn finish(mut self) -> usize {
         self.put(0, 3);
         self.put(0, self.count.wrapping_neg() % 8);
@@ -61,14 +60,13 @@ impl<'a> BitWriter<'a> {
     }
 }
 
-/// Takes bits from bytes. After the end it returns zeros, which `ends` and `rest` notice.
+/// Reads bits. Past the end it returns zeros, which `ends` and `rest` detect.
 #[derive(Clone, Copy)]
 pub struct BitReader<'a> {
     input: &'a [u8],
-    /// Of the next refill; beyond the end after zeros were taken.
+    /// Of the next refill; may be past the end.
     position: usize,
-    /// Unused bits, below the highest bit that is set: the zeros above that bit count the bits
-    /// taken.
+    /// Unused bits below a sentinel: the zeros above it count the bits taken.
     bits: u64,
 }
 
@@ -85,7 +83,7 @@ impl<'a> BitReader<'a> {
         reader
     }
 
-    /// Makes 56 bits ready. Near the end it does nothing and returns false.
+    /// Makes 56 bits ready. Near the end, does nothing and returns false.
     #[inline(always)]
     pub fn refill_inside(&mut self) -> bool {
         let (position, _) = self.next();
@@ -96,7 +94,7 @@ impl<'a> BitReader<'a> {
         })
     }
 
-    /// Makes 56 bits ready, zeros after the end.
+    /// Makes 56 bits ready, zeros past the end.
     #[inline]
     pub fn refill(&mut self) {
         if !self.refill_inside() {
@@ -109,7 +107,7 @@ impl<'a> BitReader<'a> {
         }
     }
 
-    /// The position of the next bit: its byte, and the bits of that byte already taken.
+    /// The byte of the next bit, and the number of its bits already taken.
     #[inline(always)]
     pub fn next(&self) -> (usize, u32) {
         let taken = self.bits.leading_zeros();
@@ -123,19 +121,18 @@ impl<'a> BitReader<'a> {
         self.bits = (u64::from_le_bytes(word) | MARK) >> taken;
     }
 
-    /// The next bits, lowest first; the bits above the ready ones are arbitrary.
+    /// The next bits, lowest first; those not ready are arbitrary.
     #[inline(always)]
     pub fn peek(&self) -> u64 {
         self.bits
     }
 
-    /// Takes the number of bits in the lowest six bits of `count`, which must be ready.
+    /// Only the lowest six bits of `count` matter; the skipped bits must be ready.
     #[inline(always)]
     pub fn skip(&mut self, count: u16) {
         self.bits >>= count & 0x3f;
     }
 
-    /// Takes `count` bits, at most 32.
     pub fn take(&mut self, count: u16) -> usize {
         self.refill();
         let bits = self.bits & ((1 << count) - 1);
@@ -143,14 +140,14 @@ impl<'a> BitReader<'a> {
         usize::try_from(bits).expect("32 bits")
     }
 
-    /// Whether only zeros are left, less than a byte.
+    /// Returns whether only zeros are left, less than a byte.
     pub fn ends(&mut self) -> bool {
         let (_, taken) = self.next();
         let left = u16::try_from(taken.wrapping_neg() % 8).expect("less than 8");
         self.take(left) == 0 && self.rest() == Some(&[])
     }
 
-    /// The input after the bytes already begun, or `None` beyond the end.
+    /// The input after the current byte, or `None` past the end.
     pub fn rest(&self) -> Option<&'a [u8]> {
         let (position, taken) = self.next();
         self.input.get(position + usize::from(taken > 0)..)

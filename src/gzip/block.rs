@@ -8,9 +8,9 @@ use crate::{Error, Result, grow, zlib};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Method {
-    /// By content: stored, literals, runs or matches.
+    /// Stored, literals, runs or matches, whichever suits.
     Adaptive,
-    /// With matches where they make a block smaller, at gzip's level 1 to 9; 0 is stored.
+    /// Matches where they reduce the size, at gzip's level 1 to 9; 0 is stored.
     Level(u32),
     /// As numbers; such a stream is not gzip (see `numbers`).
     Numbers,
@@ -18,18 +18,18 @@ pub enum Method {
 
 const MATCHING_LEVEL: u32 = 2;
 
-/// Parts by which one coding must be smaller than another to be taken.
+/// The part of another coding's size that a coding must save to be preferred.
 mod gains {
-    /// Matches against runs in samples, because searching is slow.
+    /// Matches instead of runs, in samples: searching is slow.
     pub const MATCHES: usize = 16;
-    /// Parts with codes of their own against one block of literals, which decodes faster.
+    /// Several codes instead of one, which decodes faster.
     pub const PARTS: usize = 128;
 }
 
-/// Below this part of their size, samples coded as runs leave nothing for matches to find.
+/// Samples smaller than this part, coded as runs, leave no matches to find.
 const HARDLY_ANYTHING: usize = 32;
 
-/// Above this part of its size, a block coded as runs contradicts such samples.
+/// A block larger than this part, coded as runs, contradicts such samples.
 const NOT_AS_SAMPLED: usize = 16;
 
 fn gains(size: usize, than: usize, part: usize) -> bool {
@@ -58,8 +58,8 @@ pub struct Coder {
 }
 
 impl Coder {
-    /// Writes `data` over the start of `out` as DEFLATE blocks that end at a byte boundary, none of
-    /// them the last.
+    /// Writes `data` over the start of `out` as non-final DEFLATE blocks that end at a byte
+    /// boundary.
     pub fn encode(&mut self, data: &[u8], method: Method, out: &mut Vec<u8>) -> Result<Encoded> {
         match method {
             _ if data.is_empty() => store(data, out),
@@ -172,7 +172,7 @@ impl Coder {
             }
         };
         out.clear();
-        // Enough for the worst case, so that the output does not depend on the capacity before.
+        // Enough for the worst case, so that the output does not depend on the old capacity.
         out.try_reserve(data.len() + data.len() / 8 + 1024)?;
         loop {
             let consumed = usize::try_from(zlib.total_in()).expect("a block fits in memory");
@@ -192,13 +192,12 @@ impl Coder {
 const STORED_BYTES: usize = u16::MAX as usize;
 const STORED_HEADER_BYTES: usize = 5;
 
-/// The most bytes of a block of `bytes` bytes: stored.
+/// The most bytes of a block: stored.
 pub fn bound(bytes: usize) -> usize {
     bytes + bytes.div_ceil(STORED_BYTES) * STORED_HEADER_BYTES
 }
 
-/// Parts of this size have codes of their own where there are runs: neighbouring small arrays
-/// differ.
+/// Parts have their own codes if there are runs: neighbouring small arrays differ.
 const PART_BYTES: usize = 32 << 10;
 
 struct Outlook {
@@ -248,7 +247,7 @@ fn store(data: &[u8], out: &mut Vec<u8>) -> Result<Encoded> {
     out.try_reserve(bound(data.len()))?;
     for chunk in data.chunks(STORED_BYTES) {
         let len = u16::try_from(chunk.len()).expect("a chunk is that short");
-        out.push(0); // not the last block; stored
+        out.push(0); // stored, not final
         out.extend_from_slice(&len.to_le_bytes());
         out.extend_from_slice(&(!len).to_le_bytes());
         out.extend_from_slice(chunk);
@@ -256,7 +255,7 @@ fn store(data: &[u8], out: &mut Vec<u8>) -> Result<Encoded> {
     Ok(Encoded::other(out.len()))
 }
 
-/// Four samples of `count` items, at unequal distances because data may be in rows.
+/// Four samples of `count` items, unequally spaced because data may be in rows.
 pub fn samples<T>(data: &[T], count: usize) -> impl Iterator<Item = &[T]> {
     const SAMPLES: usize = 4;
     let quarters = data.chunks(data.len().div_ceil(SAMPLES).max(1));
@@ -266,14 +265,13 @@ pub fn samples<T>(data: &[T], count: usize) -> impl Iterator<Item = &[T]> {
     })
 }
 
-/// Whether samples repeat, or one byte fills rows somewhere.
+/// Returns whether samples repeat, or any row holds a single byte.
 ///
-/// Floats of trained models hardly ever repeat; masks, indices, quantised weights and frequent
-/// bytes do.
+/// Floats of trained models hardly ever repeat; masks, indices and quantised weights do.
 pub fn has_repeats(data: &[u8]) -> bool {
     const TABLE_BITS: u32 = 12;
     const SAMPLE_BYTES: usize = 1 << 10;
-    // The samples may miss rows of one byte (of an optimizer's state, say).
+    // Samples may miss rows of one byte, as in optimizer states.
     const ROW_BYTES: usize = 256;
     let is_constant = |row: &&[u8]| row.len() > 16 && row[..16] == [row[0]; 16];
     let constant = data.chunks(ROW_BYTES).filter(is_constant).count();
@@ -282,10 +280,9 @@ pub fn has_repeats(data: &[u8]) -> bool {
     }
     let mut repeats = 0;
     let mut looked_at = 0;
-    // The last word of each hash.
     let mut seen = [0_u32; 1 << TABLE_BITS];
     for sample in samples(data, SAMPLE_BYTES) {
-        // The word at each byte: three bytes, with the next one above except at the end.
+        // Three bytes each, with the next one above except at the end.
         let mut words = [0; SAMPLE_BYTES];
         for (word, bytes) in words.iter_mut().zip(sample.windows(3)) {
             *word = u32::from_le_bytes([bytes[0], bytes[1], bytes[2], 0]);
@@ -306,12 +303,11 @@ pub fn has_repeats(data: &[u8]) -> bool {
             repeats += pairs.filter(|(a, b)| (**a ^ **b) << 8 == 0).count();
         }
     }
-    // Each position of a match counts.
     repeats * 32 > looked_at
 }
 
 #[cfg(test)]
-#[allow(clippy::cast_possible_truncation)] // a byte of noise is noise
+#[allow(clippy::cast_possible_truncation)]
 mod tests {
     use super::*;
     use crate::gzip::oracle;
@@ -359,12 +355,11 @@ mod tests {
         let numbers: Vec<u8> = (0..25_000_u32).flat_map(u32::to_le_bytes).collect();
         let (matched, literal) = encode(&numbers, Method::Adaptive);
         assert!(
-            !literal && matched.len() < numbers.len() * 2 / 5, // runs, four bytes before
+            !literal && matched.len() < numbers.len() * 2 / 5,
             "{}",
             matched.len()
         );
 
-        // Rows of zeros, away from the samples.
         let mut rows: Vec<u8> = noise(100_000).map(|word| word as u8).collect();
         for row in rows.chunks_mut(1000).skip(7).step_by(20) {
             row.fill(0);
@@ -391,7 +386,7 @@ mod tests {
             runs.len()
         );
 
-        // Rows that begin with zeros, where samples must not see only those.
+        // Samples must not only see the zeros at the start of rows.
         let words: Vec<u8> = noise(4000)
             .flat_map(|word| format!("{} ", word % 97).into_bytes())
             .collect();
@@ -403,7 +398,6 @@ mod tests {
         let (matched, _) = encode(&rows, Method::Level(MATCHING_LEVEL));
         assert!(padded.len() <= matched.len() * 17 / 16, "{}", padded.len());
 
-        // Arrays that are not alike have codes of their own, if that is worth it.
         let mut arrays = skewed;
         arrays[..32 << 10].fill(200);
         for (byte, word) in arrays[32 << 10..64 << 10].iter_mut().zip(noise(32 << 10)) {
@@ -417,7 +411,6 @@ mod tests {
     #[test]
     #[cfg_attr(miri, ignore = "takes minutes")]
     fn a_wrong_estimate_costs_nothing() {
-        // Mostly one byte where the estimate looks, and noise elsewhere.
         let noise: Vec<u8> = noise(256 << 10).map(|word| word as u8).collect();
         let mut data = noise;
         for group in 300..1024 {

@@ -1,7 +1,7 @@
-//! Compresses a layout: independent blocks, joined to one member, and their index.
+//! Compresses a layout: independent blocks in one member, then their index.
 //!
-//! Blocks end at byte boundaries and refer to nothing before them, so that threads can compress
-//! them in any order. The output does not depend on the number of threads.
+//! Blocks end at byte boundaries and never refer back, so threads compress them in any order. The
+//! output does not depend on the number of threads.
 
 use std::num::NonZero;
 use std::ops::Range;
@@ -19,7 +19,6 @@ use crate::sink::Output;
 use crate::watch::Watch;
 use crate::{Error, Result, parallel};
 
-/// The method for a `level` from 0 (stored) to 9 (smallest), or for `None`.
 pub fn method(level: Option<i64>) -> Result<Method> {
     match level.map(u32::try_from) {
         None => Ok(Method::Adaptive),
@@ -31,10 +30,6 @@ pub fn method(level: Option<i64>) -> Result<Method> {
     }
 }
 
-/// The most bytes of a stream of `bytes` bytes.
-///
-/// # Panics
-/// If they exceed a `usize`.
 pub fn bound(bytes: usize) -> usize {
     let count = bytes.div_ceil(BLOCK_BYTES);
     let blocks = count * (block::bound(BLOCK_BYTES) - BLOCK_BYTES) + bytes;
@@ -59,7 +54,6 @@ impl Append for Output<'_> {
     }
 }
 
-/// The memory must have room for all pieces.
 impl Append for Filling<'_> {
     fn append(&mut self, piece: &[u8]) -> Result<()> {
         self.write(piece);
@@ -67,9 +61,8 @@ impl Append for Filling<'_> {
     }
 }
 
-/// The most blocks in work or waiting to be written.
 fn window(threads: NonZero<usize>) -> usize {
-    /// Bound of waiting blocks for few threads.
+    /// Memory limit of waiting blocks.
     const WAITING_BYTES: usize = 32 << 20;
     threads
         .get()
@@ -80,7 +73,6 @@ fn window(threads: NonZero<usize>) -> usize {
 const NO_PANIC: &str = "nothing panics while it holds the lock";
 
 struct Piece {
-    /// The first `encoded.len` bytes are the block.
     memory: Vec<u8>,
     encoded: Encoded,
     checksum: Hasher,
@@ -90,14 +82,14 @@ struct Piece {
 struct Worker {
     coder: Coder,
     numbers: numbers::Coder,
-    /// A copy, because the block is read several times and other code may change the original.
+    /// A copy: the block is read several times, and the original may change.
     block: Vec<u8>,
 }
 
-/// Writes all of `layout` to `out` as gzip, or as numbers. `watch` counts bytes of the layout.
+/// `watch` counts bytes of the layout.
 ///
 /// # Panics
-/// If a thread has panicked.
+/// If a thread panicked.
 pub fn compress<P: Payload + Sync>(
     layout: &Layout<P>,
     method: Method,
@@ -111,7 +103,6 @@ pub fn compress<P: Payload + Sync>(
         Method::Numbers => &NUMBERS_HEADER,
         _ => &HEADER,
     })?;
-    // Written memory, for reuse.
     let spare = Mutex::new(Vec::new());
     let work = |worker: &mut Worker, index: usize| {
         let begin = index * BLOCK_BYTES;
@@ -155,16 +146,17 @@ pub fn compress<P: Payload + Sync>(
         },
     )?;
     let mut end = Vec::with_capacity(END_BYTES);
-    end.extend_from_slice(&[3, 0]); // an empty last block
+    end.extend_from_slice(&[3, 0]);
     end.extend_from_slice(&checksum.finalize().to_le_bytes());
-    #[allow(clippy::cast_possible_truncation)] // modulo 2^32, as the format has it
+    #[allow(clippy::cast_possible_truncation)] // modulo 2^32, as in the format
     end.extend_from_slice(&(bytes as u32).to_le_bytes());
     out.append(&end)?;
     out.append(&entries.members(bytes, BLOCK_BYTES)?)?;
     watch.done(bytes)
 }
 
-/// The phase of elements of up to eight bytes in a range, by the payload that has most of it.
+/// The phase of elements of up to eight bytes in a range, by the payload with the largest share of
+/// it.
 fn phase<P: Payload>(layout: &Layout<P>, range: Range<usize>) -> usize {
     let (mut at, mut most, mut phase) = (0_usize, 0, 0);
     for slice in layout.slices(range) {
@@ -190,7 +182,6 @@ mod tests {
     use crate::layout::LayoutBuilder;
     use crate::raw::zeroed;
 
-    /// Zeros that count the blocks copied from them.
     struct Zeros<'a> {
         len: usize,
         blocks: &'a AtomicUsize,
@@ -207,7 +198,7 @@ mod tests {
         }
     }
 
-    /// Delays the first two blocks until all threads have work beyond them, or never will.
+    /// Delays the first two blocks until all threads have other work or are done.
     struct Slow<'a> {
         begun: &'a AtomicUsize,
         threads: usize,

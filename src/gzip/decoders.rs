@@ -1,4 +1,4 @@
-//! Per-thread block decoders.
+//! Keeps a block decoder per thread.
 
 use std::hash::{BuildHasher, RandomState};
 use std::mem;
@@ -34,7 +34,7 @@ impl Decoders {
         })
     }
 
-    /// Scratch memory with arbitrary content, for `keep` to take back.
+    /// Scratch memory with arbitrary content; return it with `keep`.
     pub fn memory(&mut self) -> Vec<u8> {
         mem::take(&mut self.made)
     }
@@ -43,11 +43,10 @@ impl Decoders {
         self.made = memory;
     }
 
-    /// Inflates a piece of a stream that must become `len` bytes, and end where another block may
-    /// begin.
+    /// Inflates a piece of a stream that must yield `len` bytes and end at a block boundary.
     ///
-    /// This makes pieces mean the same alone as in sequence. It is tested: a stored block of random
-    /// bytes after the piece must come out unchanged.
+    /// So a piece means the same alone as in sequence. To test it, a stored block of random bytes
+    /// is appended and must come out unchanged.
     pub fn inflate(&mut self, piece: &[u8], len: usize) -> Result<Option<&[u8]>> {
         #[allow(clippy::cast_possible_truncation)]
         const LEN: [u8; 2] = (PROBE_BYTES as u16).to_le_bytes();
@@ -58,8 +57,8 @@ impl Decoders {
         self.input.clear();
         self.input.try_reserve(piece.len() + 5 + PROBE_BYTES)?;
         self.input.extend_from_slice(piece);
-        // The last block, stored. The five unused bits of its first byte are set, so that no
-        // unfinished code of the piece can absorb them and still find the block.
+        // A final stored block. Its five unused bits are set, so that an unfinished code of the
+        // piece cannot absorb them and still find the block.
         let header = [0b1111_1001, LEN[0], LEN[1], !LEN[0], !LEN[1]];
         self.input.extend_from_slice(&header);
         self.input.extend_from_slice(probe);

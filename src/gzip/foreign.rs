@@ -1,7 +1,7 @@
 //! Inflates gzip streams of other writers.
 //!
-//! One member of known size in stable memory is inflated in one call, which is fastest. Any stream
-//! is inflated in steps, with the behaviour and the errors of Python's `gzip.decompress`.
+//! One member of known size in stable memory is inflated in one call, the fastest way. All others
+//! are inflated in steps, with the behaviour and errors of Python's `gzip.decompress`.
 
 use std::io::{self, BufRead, Read};
 use std::mem::MaybeUninit;
@@ -33,18 +33,17 @@ pub fn claimed_size(stream: &dyn Source) -> Result<usize> {
     }
 }
 
-/// Inflates the stream into `out`, and compares the checksum. Returns `None`, with anything in
-/// `out`, unless the stream is one member of exactly this size.
+/// Inflates one member into `out` and compares the checksum. Returns `None`, with `out` undefined,
+/// unless the stream is one member of exactly this size.
 ///
-/// A code of a single symbol accepts both bits; zlib rejects a 1.
+/// In a code of a single symbol, libdeflate accepts both bits; zlib rejects a 1.
 #[must_use]
 #[allow(unsafe_code)] // the safe binding hides the number of consumed bytes
 pub fn inflate_at_once<'t>(stream: &[u8], out: &'t mut [MaybeUninit<u8>]) -> Option<&'t mut [u8]> {
     let (mut taken, mut made) = (0, 0);
-    // SAFETY: the decompressor is used by this call alone and freed once. The function reads at
-    // most the length of the stream, and writes at most the length of `out`, without reading it
-    // before. If bytes of the stream change, it decodes other symbols; each byte is loaded once and
-    // checked then.
+    // SAFETY: only this call uses the decompressor, and frees it once. The function reads at most
+    // the length of the stream, and writes at most the length of `out` without reading it first. If
+    // the stream changes, other symbols are decoded; each byte is loaded once and checked then.
     let status = unsafe {
         let decompressor = libdeflate::libdeflate_alloc_decompressor();
         if decompressor.is_null() {
@@ -69,9 +68,7 @@ pub fn inflate_at_once<'t>(stream: &[u8], out: &'t mut [MaybeUninit<u8>]) -> Opt
     whole.then(|| unsafe { out.assume_init_mut() })
 }
 
-/// Inflates all members of `stream`, and ignores zero bytes after a member. `expected` bytes are
-/// reserved at once.
-///
+/// Inflates all members of `stream`; zero bytes may follow a member. Reserves `expected` bytes.
 /// `watch` counts bytes of the stream.
 pub fn inflate_in_steps(
     stream: &dyn Source,
@@ -98,7 +95,7 @@ pub fn salvage(
     }
 }
 
-/// If the index is not `needed`, numbers whose index is cut off are whole.
+/// Unless the index is `needed`, numbers with a truncated index are complete.
 fn inflate_to(
     out: &mut Pages,
     stream: &dyn Source,
@@ -112,11 +109,8 @@ fn inflate_to(
     }
     let end = numbers::inflate(stream, out, max_size, watch)?;
     let len = out.len();
-    // The index consists of empty members.
     match inflate_members(out, Input::within(stream, end), max_size, watch) {
-        Ok(()) if out.len() > len => {
-            Err(Error::Gzip("there are other data after the numbers".into()))
-        }
+        Ok(()) if out.len() > len => Err(Error::Gzip("unexpected data after the numbers".into())),
         Err(Error::GzipTruncated) if !needed => Ok(()),
         done => done,
     }
@@ -140,7 +134,6 @@ fn inflate_members(
             {
                 return Err(Error::OutputLimit { max_size });
             }
-            // One byte beyond the limit, to notice an excess.
             let most = max_size.map_or(usize::MAX, |most| (most - out.len()).saturating_add(1));
             let room = out.room(STEP_BYTES.min(most))?;
             let room_bytes = room.len().min(most).min(STEP_BYTES);
@@ -148,7 +141,6 @@ fn inflate_members(
                 Ok(0) => break,
                 Ok(made) => made,
                 Err(error) => {
-                    // Keep the output before the damage.
                     let made = usize::try_from(member.total_out()).unwrap_or(usize::MAX);
                     out.add(made.saturating_sub(out.len() - begin).min(room_bytes));
                     return Err(explain(error));
@@ -177,7 +169,7 @@ fn inflate_members(
     watch.done(stream.len())
 }
 
-/// Skips the header of a member. Like Python, it ignores the checksum of the header.
+/// Skips a member's header. Like Python, ignores its checksum.
 fn skip_header(input: &mut Input<'_>) -> Result<()> {
     let start = input.offset();
     let first = [input.byte()?, input.byte()?];
@@ -191,11 +183,11 @@ fn skip_header(input: &mut Input<'_>) -> Result<()> {
     let [method, flags] = [input.next()?, input.next()?];
     if method != 8 {
         return Err(Error::Gzip(format!(
-            "the compression method {method} at byte {start} is not known"
+            "unknown compression method {method} at byte {start}"
         )));
     }
     for _ in 0..6 {
-        input.next()?; // the time, and the system
+        input.next()?;
     }
     if flags & 4 != 0 {
         let len = u16::from_le_bytes([input.next()?, input.next()?]);
@@ -228,7 +220,6 @@ struct Input<'a> {
     source: &'a dyn Source,
     copy: Vec<u8>,
     used: usize,
-    /// The offset of the buffer's end in the source.
     end: usize,
 }
 
@@ -252,7 +243,6 @@ impl<'a> Input<'a> {
         self.end - (self.copy.len() - self.used)
     }
 
-    /// Unread bytes; none only at the end.
     fn fill(&mut self) -> Result<&[u8]> {
         if self.used == self.copy.len() {
             let end = self.source.len().min(self.end + Self::BYTES);
@@ -327,7 +317,6 @@ mod tests {
         assert_eq!(at_once(&stream).unwrap(), data);
         let mut larger = vec![MaybeUninit::uninit(); data.len() + 1];
         assert!(inflate_at_once(&stream, &mut larger).is_none());
-        // Members of the same size, or even checksum, must not get lost.
         let same_size = gzip(&data.iter().rev().copied().collect::<Vec<_>>());
         for after in [&stream, &other, &same_size] {
             assert_eq!(at_once(&[&stream[..], after].concat()), None);
@@ -363,7 +352,7 @@ mod tests {
             for flipped in 1..=255 {
                 let mut stream = stream.clone();
                 stream[at] ^= flipped;
-                // Bit 0 of the flags says that this is text, which makes no difference.
+                // Bit 0 of the flags marks text and has no effect.
                 for out in [at_once(&stream), in_steps(&stream, None).ok()] {
                     assert!(out.is_none_or(|out| out == data), "{at} {flipped}");
                 }
@@ -414,7 +403,6 @@ mod tests {
             damaged[at] ^= 0x55;
             let (found, damage) = salvaged(&damaged, None).unwrap();
             is_found |= matches!(damage, Some(Error::Gzip(_)));
-            // All except the match that the damage may be in.
             let (sound, _) = salvaged(&stream[..at], None).unwrap();
             let sound = &sound.as_slice()[..sound.len() - 300];
             assert!(

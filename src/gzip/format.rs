@@ -2,28 +2,25 @@
 
 pub const MAGIC: [u8; 2] = [0x1f, 0x8b];
 
-/// The header of the data: no flags, no time, no extra flags, unknown system.
+/// The gzip header: no flags, no time, no extra flags, unknown system.
 pub const HEADER: [u8; 10] = [MAGIC[0], MAGIC[1], 8, 0, 0, 0, 0, 0, 0, 255];
 
 /// The header of a stream of numbers. No MessagePack begins with its first byte.
 pub const NUMBERS_HEADER: [u8; HEADER.len()] = *b"\xc1treepack\x01";
 
-/// Length of the start of a stream that [`is_compressed`] needs.
 pub const MAGIC_BYTES: usize = NUMBERS_HEADER.len();
 
 /// Input of each block but the last.
 pub const BLOCK_BYTES: usize = 256 << 10;
 
-/// The most bytes that DEFLATE makes of one.
 pub const MAX_EXPANSION: usize = 1032;
 
-/// After the blocks: an empty last block, the checksum and the size.
+/// After the blocks: an empty final block, the checksum and the size.
 pub const END_BYTES: usize = 2 + 4 + 4;
 
-/// Input from which on several threads pay.
+/// Smaller inputs use one thread.
 pub const MIN_PARALLEL_BYTES: usize = 1 << 20;
 
-/// Whether data that begin with `start` are gzip, or compressed as numbers.
 pub fn is_compressed(start: &[u8]) -> bool {
     start.starts_with(&MAGIC) || start == NUMBERS_HEADER
 }

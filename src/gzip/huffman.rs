@@ -2,20 +2,18 @@
 
 use super::bits::BitWriter;
 
-/// Symbols of a block of only literals: all bytes, and the end.
+/// All bytes, and the end.
 pub const LITERALS: usize = 257;
 
 pub const END_OF_BLOCK: usize = 256;
 
-/// The order in which the lengths of the code of code lengths are written.
+/// The order of lengths in the code of code lengths.
 pub const LENGTHS_ORDER: [usize; 19] = [
     16, 17, 18, 0, 8, 7, 9, 6, 10, 5, 11, 4, 12, 3, 13, 2, 14, 1, 15,
 ];
 
-/// Lengths of a code that encodes symbols of these counts in few bits, none longer than `limit`.
-///
-/// Absent symbols get length 0. At least two symbols must occur: some readers reject incomplete
-/// codes.
+/// Code lengths that minimise the bits of these counts, at most `limit`; 0 for absent symbols. At
+/// least two symbols must occur: some readers reject incomplete codes.
 pub fn code_lengths<const N: usize>(counts: &[u32; N], limit: usize) -> [u8; N] {
     let mut symbols = [0_u64; N];
     let mut used = 0;
@@ -43,9 +41,8 @@ pub fn code_lengths<const N: usize>(counts: &[u32; N], limit: usize) -> [u8; N] 
 /// Counts below 2^32 cannot make a deeper tree.
 const MAX_DEPTH: usize = 64;
 
-/// The number of leaves at each depth of the Huffman tree.
-///
-/// Moffat and Katajainen, "In-place calculation of minimum-redundancy codes" (1995).
+/// The number of leaves at each depth of the Huffman tree: Moffat and Katajainen, "In-place
+/// calculation of minimum-redundancy codes" (1995).
 fn leaf_depths(ascending: &[u64]) -> [usize; MAX_DEPTH] {
     let n = ascending.len();
     let mut a: Vec<usize> = ascending.iter().map(|&s| (s >> 16) as usize).collect();
@@ -110,7 +107,6 @@ fn shorten(per_length: &mut [usize; MAX_DEPTH], limit: usize) {
     }
 }
 
-/// Total bits of symbols of these counts, with codes of these lengths.
 pub fn bits<const N: usize>(counts: &[u32; N], lengths: &[u8; N]) -> u64 {
     let pairs = counts.iter().zip(lengths);
     pairs
@@ -140,8 +136,7 @@ pub fn codes<const N: usize>(lengths: &[u8; N]) -> [u16; N] {
     codes
 }
 
-/// Writes the header of a block, not the last, with codes for literals and lengths, and for
-/// distances.
+/// Writes the header of a non-final block with codes for literals and lengths, and for distances.
 pub fn write_header(literals: &[u8], distances: &[u8], out: &mut BitWriter<'_>) {
     let used = literals.iter().rposition(|&length| length > 0);
     let literals = &literals[..used.map_or(LITERALS, |last| LITERALS.max(last + 1))];
@@ -160,7 +155,7 @@ pub fn write_header(literals: &[u8], distances: &[u8], out: &mut BitWriter<'_>) 
         .iter()
         .rposition(|&symbol| run_code[symbol] > 0)
         .map_or(4, |last| (last + 1).max(4));
-    out.put(0b100, 3); // not the last block; with codes of its own
+    out.put(0b100, 3); // not final, dynamic codes
     out.put((literals.len() - 257) as u64, 5);
     out.put((distances.len() - 1) as u64, 5);
     out.put((written - 4) as u64, 4);
@@ -186,7 +181,7 @@ pub fn write_header(literals: &[u8], distances: &[u8], out: &mut BitWriter<'_>) 
 /// The longest header: 316 lengths of 14 bits, and 19 of 3.
 pub const MAX_HEADER_BYTES: usize = 600;
 
-/// A symbol of the code of code lengths: a length, or repetitions of the previous one or of 0.
+/// A symbol of the code of code lengths: a length, or repetitions of the previous length or of 0.
 struct Run {
     symbol: u8,
     extra: u8,
@@ -252,7 +247,6 @@ mod tests {
                 }
             }
             prop_assert_eq!(taken, 1 << limit);
-            // A longer limit never costs bits, and more frequent symbols have no longer codes.
             prop_assert!(bits(&counts, &code_lengths(&counts, 15)) <= bits(&counts, &lengths));
             for a in 0..LITERALS {
                 for b in 0..LITERALS {

@@ -1,8 +1,8 @@
 //! The index of a gzip stream's blocks, at its end.
 //!
-//! A gzip stream may have several members, and headers have room for extra subfields (RFC 1952,
-//! section 2.3.1.1), which readers skip. The index follows the data in empty members. The last one
-//! has a fixed size (like the end marker of BGZF), so that readers can begin there:
+//! Readers skip extra subfields in a member's header (RFC 1952, section 2.3.1.1), so the index is
+//! stored in empty members after the data. The last one has a fixed size, like BGZF's end marker,
+//! so that readers can begin there:
 //!
 //! ```text
 //! data:  header, blocks, 03 00, checksum, size
@@ -34,15 +34,13 @@ use crate::{Error, Result};
 
 const VERSION: u32 = 1;
 
-/// Flag in the entry of a block of only literals.
 const LITERAL: u32 = 1 << 31;
 
 const ENTRY_BYTES: usize = 8;
 
-/// The most entries of a subfield, which has less than 64 KiB.
+/// The most entries of a subfield, which is smaller than 64 KiB.
 const MEMBER_ENTRIES: usize = (u16::MAX as usize - 4) / ENTRY_BYTES;
 
-/// An empty member without its content: header, lengths of extra field and subfield, name, end.
 const EMPTY_BYTES: usize = HEADER.len() + 2 + 4 + END_BYTES;
 
 const TAIL_FIELD_BYTES: usize = 40;
@@ -65,14 +63,13 @@ pub struct BlockIndex {
     pub numbers: bool,
 }
 
-/// Entries as they are written.
 #[derive(Debug, Default)]
 pub struct BlockEntries(Vec<u8>);
 
 impl BlockEntries {
     pub fn push(&mut self, len: usize, literal: bool, checksum: u32) -> Result<()> {
         let len = u32::try_from(len).ok().filter(|len| len & LITERAL == 0);
-        let len = len.ok_or_else(|| Error::Gzip("a block of 2 GiB".into()))?;
+        let len = len.ok_or_else(|| Error::Gzip("a block reaches 2 GiB".into()))?;
         let entry = if literal { len | LITERAL } else { len };
         self.0.try_reserve(ENTRY_BYTES)?;
         self.0.extend_from_slice(&entry.to_le_bytes());
@@ -90,7 +87,7 @@ impl BlockEntries {
             write_empty_member(*b"TP", entries, &mut out)?;
         }
         let block_bytes = u32::try_from(block_bytes);
-        let block_bytes = block_bytes.map_err(|_| Error::Gzip("a block of 4 GiB".into()))?;
+        let block_bytes = block_bytes.map_err(|_| Error::Gzip("a block reaches 4 GiB".into()))?;
         let mut tail = Vec::with_capacity(TAIL_FIELD_BYTES);
         tail.extend_from_slice(&VERSION.to_le_bytes());
         tail.extend_from_slice(&block_bytes.to_le_bytes());
@@ -105,23 +102,22 @@ impl BlockEntries {
 }
 
 fn write_empty_member(name: [u8; 2], content: &[u8], out: &mut Vec<u8>) -> Result<()> {
-    let long = |_| Error::Gzip("an index that is too long".into());
+    let long = |_| Error::Gzip("the index is too long".into());
     let subfield = u16::try_from(content.len()).map_err(long)?;
     let extra = u16::try_from(content.len() + 4).map_err(long)?;
     out.try_reserve(content.len() + EMPTY_BYTES)?;
     let mut header = HEADER;
-    header[3] = 4; // there is an extra field
+    header[3] = 4;
     out.extend_from_slice(&header);
     out.extend_from_slice(&extra.to_le_bytes());
     out.extend_from_slice(&name);
     out.extend_from_slice(&subfield.to_le_bytes());
     out.extend_from_slice(content);
-    out.extend_from_slice(&[3, 0]); // an empty last block
+    out.extend_from_slice(&[3, 0]);
     out.extend_from_slice(&[0; 8]);
     Ok(())
 }
 
-/// Length of the index of a number of blocks.
 pub fn index_bytes(blocks: usize) -> usize {
     if blocks < 2 {
         return 0;
@@ -129,8 +125,8 @@ pub fn index_bytes(blocks: usize) -> usize {
     blocks * ENTRY_BYTES + blocks.div_ceil(MEMBER_ENTRIES) * EMPTY_BYTES + TAIL_BYTES
 }
 
-/// Whether a stream ends with an index, even a damaged or truncated one: with the start of an empty
-/// member with one of its subfields.
+/// Returns whether a stream ends with an index, even a damaged or truncated one: with the start of
+/// an empty member with one of its subfields.
 pub fn has_traces(stream: &dyn Source) -> Result<bool> {
     let window = MEMBER_ENTRIES * ENTRY_BYTES + EMPTY_BYTES + TAIL_BYTES;
     let mut header = HEADER;
@@ -160,8 +156,8 @@ fn size_at(bytes: &[u8], at: usize) -> Option<usize> {
 }
 
 impl BlockIndex {
-    /// Reads the index at the end of a stream; `None` if there is none as `members` writes it, or
-    /// an impossible one.
+    /// Reads the index at the end of a stream; `None` unless it is exactly as `members` writes it,
+    /// and possible.
     pub fn read(stream: &dyn Source) -> Result<Option<Self>> {
         let Some(tail_start) = stream.len().checked_sub(TAIL_BYTES) else {
             return Ok(None);
@@ -200,10 +196,9 @@ impl BlockIndex {
             return Ok(None);
         };
         let block_bytes = block_bytes as usize;
-        // No larger than a writer chooses, because readers hold several blocks in memory.
+        // No larger than a writer chooses: readers hold several blocks in memory.
         let sound = (1..=BLOCK_BYTES).contains(&block_bytes)
             && bytes.div_ceil(block_bytes) == blocks
-            // Compare every byte.
             && entries.members(bytes, block_bytes)? == members;
         if !sound {
             return Ok(None);
@@ -211,7 +206,6 @@ impl BlockIndex {
         Self::of(&entries, bytes, block_bytes, start, stream)
     }
 
-    /// Builds the index, if the blocks and the frame around them end at `end`.
     fn of(
         entries: &BlockEntries,
         bytes: usize,
@@ -247,7 +241,7 @@ impl BlockIndex {
         }
         around.clear();
         read_to(stream, start..end, &mut around)?;
-        #[allow(clippy::cast_possible_truncation)] // modulo 2^32, as the format has it
+        #[allow(clippy::cast_possible_truncation)] // modulo 2^32, as in the format
         let size = bytes as u32;
         if around[..2] != [3, 0] || u32_at(&around, 6) != Some(size) {
             return Ok(None);
@@ -266,7 +260,6 @@ impl BlockIndex {
 mod tests {
     use super::*;
 
-    /// A stream of blocks of zeros (which are never inflated) with their index.
     fn stream(blocks: &[(usize, bool)], bytes: usize, block_bytes: usize) -> Vec<u8> {
         let mut stream = HEADER.to_vec();
         let mut entries = BlockEntries::default();
@@ -337,11 +330,9 @@ mod tests {
 
     #[test]
     fn claims_that_cannot_be_true_are_not_believed() {
-        // 10 bytes cannot make 11,000.
         let impossible = stream(&[(10, false), (20, false)], 22_000, 11_000);
         assert_eq!(BlockIndex::read(&impossible).unwrap(), None);
-        // Any byte of the index and the frame, except of the checksum, and of the block size, where
-        // other values are possible.
+        // Any byte, except the checksum and the block size, which may have other values.
         let sound = stream(&[(100, true), (70, false)], 15, 10);
         let block_bytes = sound.len() - 10 - 36..sound.len() - 10 - 32;
         let around = (0..10).chain(180..182).chain(186..sound.len());

@@ -16,11 +16,11 @@ use crate::source::{Source, read_to};
 use crate::watch::Watch;
 use crate::{Error, Result, grow, parallel};
 
-/// A stream with an index, as `compress` writes it; as a [`Source`], its content.
+/// As a [`Source`], the stream's content.
 pub struct Indexed<S> {
     stream: S,
     index: BlockIndex,
-    /// The block read last, and its number, because readers often continue there.
+    /// The last block, where readers often continue, and its number.
     last: Mutex<Option<(usize, Vec<u8>)>>,
 }
 
@@ -46,14 +46,13 @@ impl<S: Source> Indexed<S> {
         self.index.bytes
     }
 
-    /// Damage of the whole stream, though its blocks may be intact.
     pub fn damage(&self) -> Option<&'static str> {
-        let damage = "the checksum of the whole is not that of its compressed blocks";
+        let damage = "the checksum of the whole does not match its compressed blocks";
         (!self.adds_up()).then_some(damage)
     }
 
-    /// Whether the checksum of the whole stream matches those of its blocks, which alone are
-    /// compared where parts are read.
+    /// Returns whether the checksum of the stream matches those of its blocks. Partial reads
+    /// compare only the latter.
     pub fn adds_up(&self) -> bool {
         let mut whole = Hasher::new();
         for (number, block) in self.index.blocks.iter().enumerate() {
@@ -63,13 +62,11 @@ impl<S: Source> Indexed<S> {
         whole.finalize() == self.index.checksum
     }
 
-    /// Inflates everything into `out`, which must have `len` bytes, and compares the checksums;
-    /// `None` if the stream is damaged.
-    ///
-    /// `watch` counts bytes of the content.
+    /// Inflates everything and compares the checksums; `None` if the stream is damaged. `watch`
+    /// counts bytes of the content.
     ///
     /// # Panics
-    /// If `out` has another length.
+    /// If `out` does not have `len` bytes.
     pub fn inflate<'t>(
         &self,
         out: &'t mut [MaybeUninit<u8>],
@@ -80,7 +77,6 @@ impl<S: Source> Indexed<S> {
         Ok(out.filter(|_| whole))
     }
 
-    /// Fills `out`, and returns whether all checksums match.
     fn inflate_to(
         &self,
         out: Room<'_>,
@@ -89,7 +85,7 @@ impl<S: Source> Indexed<S> {
     ) -> Result<bool> {
         assert_eq!(out.len(), self.len());
         let count = self.index.blocks.len();
-        // So that all threads have work.
+        // Small groups, so that all threads have work.
         let group_blocks = count.div_ceil(threads.get()).clamp(1, LANES);
         let group_bytes = group_blocks * self.index.block_bytes;
         let places = out.chunks(group_bytes);
@@ -122,7 +118,6 @@ impl<S: Source> Indexed<S> {
         Ok(checksum.finalize() == self.index.checksum)
     }
 
-    /// The range of the stream with the blocks that cover a range of the content.
     pub fn stored(&self, range: Range<usize>) -> Range<usize> {
         let blocks = &self.index.blocks;
         let first = range.start / self.index.block_bytes;
@@ -134,8 +129,7 @@ impl<S: Source> Indexed<S> {
         }
     }
 
-    /// Reads a `range` of the content: inflates the blocks that cover it, and compares their
-    /// checksums.
+    /// Inflates the blocks that cover `range` of the content and compares their checksums.
     pub fn read(&self, range: Range<usize>) -> Result<Vec<u8>> {
         if range.start > range.end || range.end > self.len() {
             return Err(Error::Option(format!(
@@ -148,7 +142,7 @@ impl<S: Source> Indexed<S> {
         let block_bytes = self.index.block_bytes;
         let mut out = Vec::new();
         out.try_reserve_exact(range.len())?;
-        // Readers at the same time do without, as does a forked process that inherits a held lock.
+        // Concurrent readers, and forks that inherit a held lock, skip the cache.
         let mut last = self.last.try_lock().ok();
         let mut first = range.start / block_bytes;
         let end = range.end.div_ceil(block_bytes);
@@ -208,9 +202,8 @@ impl<S: Source> Indexed<S> {
         Ok(false)
     }
 
-    /// Decodes up to `LANES` blocks, and passes the content to `take` piece by piece, with the
-    /// position of the block in the range. Returns the checksums, or `None` if a block does not
-    /// match the index.
+    /// Decodes up to `LANES` blocks and passes each piece of content to `take`, with its block's
+    /// position in the range. Returns the checksums, or `None` if a block does not match the index.
     fn decode(
         &self,
         range: Range<usize>,
@@ -257,7 +250,6 @@ impl<S: Source> Indexed<S> {
         Ok(whole.then_some(checksums))
     }
 
-    /// Whether these inputs are blocks of the expected lengths.
     fn decode_inputs<'b>(
         &self,
         range: Range<usize>,
@@ -316,7 +308,7 @@ impl<S: Source> Source for Indexed<S> {
     }
 
     fn near(&self) -> usize {
-        256 << 10 // a block, which is inflated as a whole
+        256 << 10
     }
 }
 
@@ -331,7 +323,6 @@ mod tests {
 
     const DATA: &[u8; 24] = b"abcdefghijklmnopqrstuvwx";
 
-    /// A member in three blocks of eight bytes, which should inflate to `DATA`.
     fn member(blocks: [&[u8]; 3]) -> Vec<u8> {
         let mut stream = HEADER.to_vec();
         let mut entries = BlockEntries::default();
@@ -355,7 +346,6 @@ mod tests {
         let whole = whole.unwrap().is_some_and(|out| out == DATA);
         assert_eq!(indexed.read(0..24).is_ok_and(|found| found == DATA), whole);
         if whole {
-            // Parts, in an order in which some are in the block read last.
             let held = indexed.last.lock().unwrap();
             assert_eq!(indexed.read(0..5).unwrap(), DATA[..5]);
             drop(held);

@@ -1,8 +1,7 @@
-//! Decodes several blocks of only literals, interleaved.
+//! Decodes several literals-only blocks at once, interleaved.
 //!
-//! Where a symbol begins is known only after the lookup of the previous one, which takes several
-//! cycles; interleaved lookups of other blocks fill them. The output goes through a stage that fits
-//! into the first cache.
+//! A lookup takes several cycles and yields the start of the next symbol; lookups in other blocks
+//! fill the wait. Output is staged in the L1 cache.
 
 use multiversion::multiversion;
 
@@ -16,8 +15,8 @@ pub const LANES: usize = 8;
 /// Staged steps of `STEP` literals.
 const STEPS: usize = 128;
 
-/// By the next `MAX_BITS` bits: the literal times 256, plus its number of bits; `END` for no
-/// literal.
+/// Indexed by the next `MAX_BITS` bits: the literal times 256, plus its number of bits; `END` for
+/// no literal.
 pub type Table = [u16; 1 << MAX_BITS];
 
 /// Takes no bits, so that decoding stays there.
@@ -26,7 +25,6 @@ pub const END: u16 = 0x80;
 type Stage = [[u8; STEP]; STEPS];
 
 pub struct Interleaved {
-    /// `LANES` of both.
     tables: Vec<Table>,
     stages: Vec<Stage>,
 }
@@ -39,10 +37,9 @@ impl Interleaved {
         })
     }
 
-    /// Decodes up to `LANES` blocks of `len` bytes each. Returns false if one is not as
+    /// Decodes up to `LANES` blocks of `len` bytes each, and passes each piece of output with its
+    /// block's number to `take`. Returns false if a block is not as
     /// [`Code::encode`](super::literal::Code::encode) writes it.
-    ///
-    /// `take` gets the output piece by piece, with the number of the block.
     ///
     /// # Panics
     /// If the number of blocks is 0, or above `LANES`.
@@ -52,7 +49,7 @@ impl Interleaved {
         len: usize,
         mut take: impl FnMut(usize, &[u8]),
     ) -> bool {
-        // Repeats the last block to fill the lanes: still faster than one after the other.
+        // Fills the lanes with the last block, still faster than decoding in sequence.
         let block = |lane: usize| blocks[lane.min(blocks.len() - 1)];
         let mut take = |lane: usize, piece: &[u8]| {
             if lane < blocks.len() {
@@ -84,7 +81,7 @@ impl Interleaved {
                 None => return false,
             }
         }
-        // The last literal is left for the end, where `END` is noticed.
+        // The last literal is left for the end, where `END` is detected.
         let mut left = len;
         while left > STEP {
             let steps = STEPS.min((left - 1) / STEP);
@@ -135,9 +132,9 @@ pub fn literal(entry: u16) -> u8 {
     entry.to_le_bytes()[1]
 }
 
-/// Decodes up to `steps` steps of `N` blocks, until one is near its end, and returns their number.
+/// Decodes up to `steps` steps of `N` blocks, until one is near its end; returns their number.
 #[inline(always)]
-// Compiled once for each number of blocks and set of instructions.
+// Compiled once per number of blocks and instruction set.
 #[allow(clippy::inline_always, clippy::needless_range_loop)]
 fn stage<const N: usize>(
     tables: &[Table; N],
@@ -167,7 +164,7 @@ fn stage<const N: usize>(
 
 macro_rules! stages {
     ($($name:ident: $count:literal),*) => {$(
-        // With BMI, shifts and masks by a variable are one instruction.
+        // With BMI, variable shifts and masks are one instruction.
         #[multiversion(targets("x86_64+bmi1+bmi2+lzcnt"))]
         fn $name(
             tables: &[Table; $count],
@@ -181,8 +178,8 @@ macro_rules! stages {
 }
 stages!(one: 1, four: 4, eight: 8);
 
-/// Reads the header of a block, and sets the table. Returns the number of bits of the end symbol,
-/// or `None` if the block has another form.
+/// Reads a block's header and sets the table. Returns the bits of the end symbol, or `None` for any
+/// other form of block.
 pub fn read_header(reader: &mut BitReader<'_>, table: &mut Table) -> Option<u16> {
     if reader.take(3) != 0b100 || reader.take(5) != LITERALS - 257 {
         return None;
@@ -220,8 +217,7 @@ pub fn read_header(reader: &mut BitReader<'_>, table: &mut Table) -> Option<u16>
     Some(lengths[END_OF_BLOCK].into())
 }
 
-/// Sets the entries for all next bits. Returns `None` if the code is incomplete, or longer than the
-/// table.
+/// Returns `None` if the code is incomplete, or longer than the table.
 fn fill_table<const N: usize>(
     lengths: &[u8; N],
     table: &mut [u16],
@@ -243,7 +239,7 @@ fn fill_table<const N: usize>(
     Some(())
 }
 
-/// Whether the block ends here, with only an empty stored block after it.
+/// Returns whether the block ends here, before an empty stored block.
 fn ends(reader: &mut BitReader<'_>, table: &Table, end_bits: u16) -> bool {
     reader.refill();
     if next_entry(reader, table) != END {
@@ -288,7 +284,6 @@ mod tests {
                         .wrapping_mul(6_364_136_223_846_793_005)
                         .wrapping_add(1);
                     let high = (state >> 33) as usize;
-                    // Small bytes more often, so that codes differ in length.
                     let byte = high % symbols * (high / 256 % symbols) / symbols;
                     u8::try_from(byte).expect("less than 256 symbols")
                 })
@@ -338,7 +333,7 @@ mod tests {
             let at = at % block.len();
             block[at] ^= flip;
             if let Some(found) = decode(&block, data.len()) {
-                // Some other literal: that is for the checksum to find.
+                // The checksum detects another literal.
                 prop_assert_eq!(found.len(), data.len());
             }
         }
@@ -346,7 +341,7 @@ mod tests {
 
     #[test]
     #[cfg_attr(miri, ignore = "takes minutes")]
-    fn what_zlib_refuses_is_refused() {
+    fn rejects_blocks_that_zlib_rejects() {
         let data = b"hello hello, hello hello!".repeat(40);
         let block = encode(&data);
         for bit in 0..8 * block.len() {

@@ -1,8 +1,8 @@
-//! Encodes blocks of only literals: by frequency, without a search for matches.
+//! Encodes literals-only blocks, without a search for matches.
 //!
-//! Weights do not repeat; all that gzip can gain is that some bytes are more frequent.
+//! Weights do not repeat; gzip can only exploit that some bytes are more frequent.
 
-// Symbols, bits and bytes are small, and bytes are cut off words.
+// Symbols and bit counts are small; casts to bytes keep the lowest byte.
 #![allow(clippy::cast_possible_truncation)]
 
 use multiversion::multiversion;
@@ -13,27 +13,25 @@ use super::huffman::{
 };
 use crate::{Result, grow};
 
-/// Five of the longest codes fit between two refills of 56 bits, and the table fits into the first
+/// Five of the longest codes fit between two refills of 56 bits, and the table fits into the L1
 /// cache several times.
 pub const MAX_BITS: usize = 11;
 
-/// Literals between two refills.
 pub const STEP: usize = 5;
 
 pub struct Code {
     lengths: [u8; LITERALS],
-    /// Bits of the block without its header, by the counts.
     bits: u64,
 }
 
-/// Estimates the counts of bytes from a quarter of the data; `None` if a byte is absent there and
-/// so would have no code, or one not worth its slot.
+/// Estimates byte counts from a quarter of the data; `None` if a byte is absent there, or too rare
+/// for a code.
 pub fn estimate(data: &[u8]) -> Option<[u32; 256]> {
     let counts = count_some::<4>(data);
     counts.iter().all(|&count| count > 0).then_some(counts)
 }
 
-/// Estimates the counts of bytes from one part in `N` of the data.
+/// Estimates byte counts from one part in `N` of the data.
 pub fn count_some<const N: usize>(data: &[u8]) -> [u32; 256] {
     const PART: usize = 64;
     let mut tables = Tables::default();
@@ -80,7 +78,6 @@ impl Tables {
 }
 
 impl Code {
-    /// The best code for these counts, one of which must be positive.
     pub fn new(counts: &[u32; 256]) -> Self {
         let mut all = [0; LITERALS];
         all[..256].copy_from_slice(counts);
@@ -92,37 +89,34 @@ impl Code {
         }
     }
 
-    /// Bits of each literal, and of the end of a block.
     pub fn lengths(&self) -> &[u8; LITERALS] {
         &self.lengths
     }
 
-    /// Estimated bytes of the block.
     pub fn size(&self) -> usize {
         size(self.bits)
     }
 
-    /// Writes the block, which ends at a byte boundary and is not the last, over the start of
-    /// `out`, and returns its length. Reusing `out` saves filling it.
+    /// Writes a non-final block that ends at a byte boundary over the start of `out`; returns its
+    /// length. Reusing `out` saves filling it.
     ///
     /// # Panics
     /// If the code lacks a byte.
     pub fn encode(&self, data: &[u8], out: &mut Vec<u8>) -> Result<usize> {
-        // The smallest code of distances that all readers accept, never used.
+        // The smallest code of distances that all readers accept, unused.
         write_block(&self.lengths, &[1, 1], data.len(), out, |codes, writer| {
             encode_literals(data, &entries(codes, &self.lengths), writer);
         })
     }
 }
 
-/// Estimated bytes of a block of `bits` bits without its header.
 pub fn size(bits: u64) -> usize {
     const HEADER: u64 = 90;
     usize::try_from(bits / 8 + HEADER).unwrap_or(usize::MAX)
 }
 
-/// Writes a block with codes of these lengths over the start of `out`, and returns its length.
-/// `body` writes the symbols, at most `MAX_BITS` bits for a byte of data.
+/// Writes a block with codes of these lengths over the start of `out`; returns its length. `body`
+/// writes the symbols, at most `MAX_BITS` bits per byte of data.
 pub fn write_block<const N: usize>(
     lengths: &[u8; N],
     distances: &[u8],
@@ -149,20 +143,20 @@ pub fn entries(codes: &[u16], lengths: &[u8]) -> CodeTable {
     std::array::from_fn(|byte| u32::from(codes[byte]) | u32::from(lengths[byte]) << 16)
 }
 
-/// Shifts by a variable take one instruction with BMI2, and three without.
+/// Variable shifts take one instruction with BMI2, three without.
 #[multiversion(targets("x86_64+bmi1+bmi2"))]
 fn encode_literals(data: &[u8], entries: &CodeTable, writer: &mut BitWriter<'_>) {
     put_literals(data, entries, writer);
 }
 
-/// Writes literals; at most 7 bits stay for the next flush.
+/// At most 7 bits stay for the next flush.
 #[inline(always)]
-#[allow(clippy::inline_always)] // once for each set of instructions
+#[allow(clippy::inline_always)] // once per instruction set
 pub fn put_literals(data: &[u8], entries: &CodeTable, writer: &mut BitWriter<'_>) {
     let (steps, rest) = data.as_chunks::<STEP>();
     let code = |entry: u32| (u64::from(entry & 0xffff), entry >> 16);
     for step in steps {
-        // Join pairs first, so that fewer shifts depend on each other.
+        // Joining pairs first shortens the chain of dependent shifts.
         let entry = |place: usize| entries[usize::from(step[place])];
         let pair = |first: u32, second: u32| {
             let ((first, first_bits), (second, second_bits)) = (code(first), code(second));
@@ -188,7 +182,6 @@ mod tests {
 
     #[test]
     fn estimates_are_near_or_none() {
-        // Every byte, and some more often than others.
         let data: Vec<u8> = (0..100_000_u32)
             .map(|i| (i.wrapping_mul(0x9e37_79b1) >> 24) as u8 & (i / 3) as u8 | (i % 97) as u8)
             .collect();

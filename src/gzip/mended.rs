@@ -1,4 +1,4 @@
-//! Recovers streams of ours whose header is damaged.
+//! Recovers treepack's gzip streams with a damaged header.
 
 use std::mem::MaybeUninit;
 use std::sync::Arc;
@@ -20,7 +20,6 @@ struct Mended {
 }
 
 pub enum Contained {
-    /// With an index, inflated on demand.
     Indexed(Indexed<Shared>),
     Whole(Pages),
 }
@@ -28,7 +27,7 @@ pub enum Contained {
 /// If only the header is damaged, the last blocks are whole.
 const TRIED_BLOCKS: usize = 8;
 
-/// The content of a stream that is one of ours except for its header; `None` for all others.
+/// The content of a treepack stream with a damaged header; `None` for all others.
 pub fn mended(stream: &Shared, watch: &dyn Watch) -> Result<Option<Contained>> {
     let len = stream.len();
     let (mut start, mut end) = (Vec::new(), Vec::new());
@@ -41,7 +40,7 @@ pub fn mended(stream: &Shared, watch: &dyn Watch) -> Result<Option<Contained>> {
         return Ok(None);
     }
     if only_block(stream, watch)?.is_some() {
-        return Ok(None); // another writer has another header, such as one with a time stamp
+        return Ok(None); // another writer's header, such as one with a time stamp
     }
     for header in [HEADER, NUMBERS_HEADER] {
         let stream = stream.clone();
@@ -58,8 +57,7 @@ pub fn mended(stream: &Shared, watch: &dyn Watch) -> Result<Option<Contained>> {
     Ok(None)
 }
 
-/// The content of a stream of a single undamaged block, which has no index and takes little more
-/// than its content.
+/// The content of an intact single block, which has no index.
 fn only_block(stream: &Shared, watch: &dyn Watch) -> Result<Option<Pages>> {
     if stream.len() >= 2 * BLOCK_BYTES {
         return Ok(None);

@@ -1,15 +1,15 @@
-//! Gzip: compresses a layout as one member, and inflates any gzip stream.
+//! Compresses a layout as one gzip member, and inflates any gzip stream.
 //!
 //! | file | content |
 //! |---|---|
 //! | `format.rs` | headers and sizes of both formats |
 //! | `bits.rs`, `huffman.rs` | bits and codes of DEFLATE |
-//! | `literal.rs` | encoding blocks of only literals |
+//! | `literal.rs` | encoding literals-only blocks |
 //! | `runs.rs` | encoding blocks of literals and runs |
 //! | `block.rs` | choosing the coding of a block |
 //! | `index.rs` | index of the blocks, at the end of the stream |
-//! | `planes.rs` | the bytes of elements in planes |
-//! | `interleaved.rs` | decoding several blocks of only literals at once |
+//! | `planes.rs` | splitting elements into planes of bytes |
+//! | `interleaved.rs` | decoding several literals-only blocks at once |
 //! | `streams.rs` | a plane of numbers in four streams of one code |
 //! | `decoders.rs` | per-thread block decoders |
 //! | `numbers.rs` | blocks of numbers |
@@ -62,7 +62,6 @@ mod oracle {
         encoder.finish().unwrap()
     }
 
-    /// The output before the end of the input.
     pub fn inflate_some(block: &[u8]) -> Vec<u8> {
         let mut out = Vec::with_capacity(1 << 16);
         let mut zlib = flate2::Decompress::new(false);

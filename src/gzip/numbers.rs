@@ -1,8 +1,8 @@
-//! Blocks of numbers: the bytes of their elements in planes, some of them coded by frequency.
+//! Blocks of numbers: the bytes of elements in planes, some of them entropy-coded.
 //!
-//! The exponents of trained weights are regular, and their mantissas random. So exponents are coded
-//! as literals of DEFLATE, and the rest is stored, which is faster both ways. The blocks stand in
-//! the frame of a gzip stream, after another header:
+//! In trained weights, exponents are regular and mantissas random. So exponents are coded as
+//! DEFLATE literals and the rest is stored, which is faster both ways. The blocks are framed like
+//! gzip, after another header:
 //!
 //! ```text
 //! data:  c1 "treepack" 01, blocks, 03 00, checksum, size; then the index of gzip
@@ -19,7 +19,7 @@
 //! | bytes after this header | 4 |
 //! | CRC-32 of the content | 4 |
 //! | the bytes before the first element, and those after the last | |
-//! | the planes: stored, or a length (4) and DEFLATE blocks, none of them the last | |
+//! | the planes: stored, or a length (4) and non-final DEFLATE blocks | |
 
 use super::block::{self, Encoded, Method, has_repeats, samples};
 use super::decoders::Decoders;
@@ -72,7 +72,6 @@ impl Coder {
         out[BLOCK_HEADER_BYTES + begin..around].copy_from_slice(after);
         planes::split(elements, width, &mut out[around..][..elements.len()]);
         let (mut coded, mut literal) = (0_u8, 0_u8);
-        // Planes move down to the end of those before them.
         let mut end = around;
         for number in 0..width {
             let from = around + number * count;
@@ -96,7 +95,7 @@ impl Coder {
                 end += count;
             }
         }
-        #[allow(clippy::cast_possible_truncation)] // both are at most 8
+        #[allow(clippy::cast_possible_truncation)]
         let kinds = [width as u8, begin as u8, coded, literal];
         out[..4].copy_from_slice(&kinds);
         out[4..8].copy_from_slice(&word(data.len()));
@@ -110,7 +109,7 @@ fn word(len: usize) -> [u8; 4] {
     u32::try_from(len).expect("a block is small").to_le_bytes()
 }
 
-/// Codes a plane over the start of `out`; `None` if that does not pay.
+/// Returns `None` if coding the plane does not pay.
 fn encode_plane(
     plane: &[u8],
     gzip: &mut block::Coder,
@@ -124,7 +123,7 @@ fn encode_plane(
         return Ok(None);
     }
     let code = Code::new(&counts_of(plane));
-    // A plane of nearly one byte only has runs.
+    // A plane of mostly one byte is shorter as runs.
     if code.size() < plane.len() / 6 {
         let encoded = gzip.encode(plane, Method::Adaptive, out)?;
         return Ok(Some(Encoded::other(encoded.len)));
@@ -133,11 +132,11 @@ fn encode_plane(
     Ok(Some(Encoded { len, literal: true }))
 }
 
-/// Counts of bytes, estimated if few absent bytes then get codes. No byte of the plane is left out.
+/// Byte counts: estimated if few bytes are absent from the sample, otherwise exact. Each byte of
+/// the plane has a count.
 fn counts_of(plane: &[u8]) -> [u32; 256] {
     /// From this length on an eighth is representative.
     const MANY: usize = 1 << 14;
-    /// The most absent bytes that may get codes.
     const FEW: usize = 24;
     if plane.len() >= MANY {
         let mut counts = literal::count_some::<8>(plane);
@@ -158,10 +157,9 @@ fn pays(entropy: u64, bytes: u32) -> bool {
     entropy < u64::from(bytes) * (8 * ONE - ONE / 2)
 }
 
-/// A bit in fixed point: the output must not depend on the rounding of floats.
+/// Fixed point: the output must not depend on float rounding.
 const ONE: u64 = 1 << 16;
 
-/// Estimated bits of bytes of these counts.
 fn entropy(counts: &[u32; 256]) -> u64 {
     // A logarithm that is linear between powers of two, times its argument.
     let log = |count: u32| {
@@ -175,7 +173,7 @@ fn entropy(counts: &[u32; 256]) -> u64 {
     all.saturating_sub(counts.iter().map(|&count| log(count)).sum()) + seen * ONE * 3 / 4
 }
 
-/// The element width by which samples are smallest, and the estimated bytes of all data.
+/// The element width of the smallest samples, and the estimated bytes of all data.
 fn outlook(data: &[u8]) -> Result<(usize, usize)> {
     const SAMPLE: usize = 128;
     let (elements, _) = data.as_chunks::<MAX_WIDTH>();
@@ -201,7 +199,7 @@ fn outlook(data: &[u8]) -> Result<(usize, usize)> {
         });
         (planes.sum::<u64>(), width)
     });
-    // Prefer the narrower unless the wider is noticeably smaller: fewer streams are faster.
+    // Prefer the narrower width unless the wider is clearly smaller: fewer streams are faster.
     let narrower = |best: (u64, usize), other: (u64, usize)| {
         if other.0 < best.0 - best.0 / 64 {
             other
@@ -231,7 +229,7 @@ enum Plane<'a> {
     Deflate(&'a [u8]),
 }
 
-/// The lengths in the header of a block: of the content, and of the bytes after the header.
+/// Of the content, and of the bytes after the header.
 fn lengths(header: &[u8]) -> Option<(usize, usize)> {
     let word = |at: usize| Some(u32::from_le_bytes(*header.get(at..)?.first_chunk()?) as usize);
     let (len, stored) = (word(4)?, word(8)?);
@@ -246,7 +244,7 @@ pub fn split(bytes: &[u8], len: usize) -> Option<(NumberBlock<'_>, &[u8])> {
 }
 
 impl<'a> NumberBlock<'a> {
-    /// Parses a block of `len` bytes of content; `None` if it is malformed.
+    /// Parses a block of `len` bytes of content; `None` if malformed.
     pub fn read(block: &'a [u8], len: usize) -> Option<Self> {
         let (header, mut rest) = block.split_first_chunk::<BLOCK_HEADER_BYTES>()?;
         let [width, phase, coded, literal] = *header.first_chunk()?;
@@ -291,8 +289,7 @@ impl<'a> NumberBlock<'a> {
 
 const JOINED_BYTES: usize = 64 * TILE;
 
-/// Decodes a block, and passes the content to `take` piece by piece. Returns false if it is
-/// damaged.
+/// Passes each piece of content to `take`. Returns false if the block is damaged.
 pub fn decode(
     block: &NumberBlock<'_>,
     decoders: &mut Decoders,
@@ -340,8 +337,8 @@ pub fn decode(
     Ok(true)
 }
 
-/// Decodes a stream in order up to its first damage, with or without an index. Returns the offset
-/// of its end.
+/// Decodes a stream, with or without an index, up to its first damage. Returns the offset of its
+/// end.
 pub fn inflate(
     stream: &dyn Source,
     out: &mut Pages,

@@ -1,16 +1,16 @@
-//! Splits the bytes of elements into planes, and joins them.
+//! Splits elements into planes of bytes, and joins them.
 //!
-//! An element of several bytes is rotated left by one bit, so that a float has its sign lowest and
-//! its exponent highest. Its lowest byte belongs to the first plane, its highest to the last.
+//! Elements of several bytes are rotated left by one bit, which moves a float's sign lowest and its
+//! exponent highest. The lowest bytes form the first plane, the highest the last.
 
-// Bytes are cut off elements.
+// Casts keep the lowest byte of an element.
 #![allow(clippy::cast_possible_truncation)]
 
 use multiversion::multiversion;
 
 pub const TILE: usize = 64;
 
-/// Elements read once for each plane while they stay in the first cache.
+/// Elements that stay in the L1 cache while each plane reads them.
 const PART: usize = 1024;
 
 pub const MAX_WIDTH: usize = 8;
@@ -70,8 +70,6 @@ width!(split_two, join_two, u16);
 width!(split_four, join_four, u32);
 width!(split_eight, join_eight, u64);
 
-/// Writes the planes of whole elements one after the other.
-///
 /// # Panics
 /// If the width is unsupported, or the lengths differ.
 pub fn split(data: &[u8], width: usize, planes: &mut [u8]) {
@@ -84,8 +82,6 @@ pub fn split(data: &[u8], width: usize, planes: &mut [u8]) {
     }
 }
 
-/// Fills `out` with elements from the starts of the planes.
-///
 /// # Panics
 /// If the width is unsupported, or a plane is too short.
 pub fn join(planes: &[&[u8]; MAX_WIDTH], width: usize, out: &mut [u8]) {

@@ -1,6 +1,6 @@
 //! Encodes blocks of literals and runs: masks, sparse arrays, constant rows, indices.
 //!
-//! A run repeats the byte or the element before it, so that no match must be searched for.
+//! A run repeats the previous byte or element, so no match search is needed.
 
 // Symbols and bits are small, and a block has less than 2^32 bytes.
 #![allow(clippy::cast_possible_truncation)]
@@ -20,7 +20,6 @@ const SYMBOLS: usize = 286;
 const MIN_RUN: usize = 3;
 const MAX_RUN: usize = 258;
 
-/// The codes of match lengths, by length.
 const LENGTHS: [Length; MAX_RUN + 1] = lengths();
 
 #[derive(Clone, Copy)]
@@ -52,24 +51,22 @@ const fn lengths() -> [Length; MAX_RUN + 1] {
         }
         symbol += 1;
     }
-    all[MAX_RUN].symbol = symbol; // by itself
+    all[MAX_RUN].symbol = symbol; // has a symbol of its own
     all
 }
 
-/// The distance from a run to the bytes that it repeats: one for a whole block, so that its code
-/// has one bit.
+/// The distance from a run to the bytes that it repeats: one per block, so that its code has one
+/// bit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Distance {
-    /// Rows of one byte.
     Byte = 1,
-    /// Four bytes, whose highest ones seldom change.
+    /// Four-byte elements, whose highest bytes seldom change.
     Four = 4,
     Eight = 8,
 }
 
 impl Distance {
-    /// Lengths of the code of distances. The unused code after the distance is needed because
-    /// readers disagree on codes of one symbol.
+    /// An unused code follows because readers disagree on codes of one symbol.
     fn code(self) -> &'static [u8] {
         match self {
             Self::Byte => &[1, 1],
@@ -78,8 +75,7 @@ impl Distance {
         }
     }
 
-    /// The bits after a length, and their number: the code, and an extra bit that distinguishes 8
-    /// from 7.
+    /// The code, an extra bit that distinguishes 8 from 7, and their number of bits.
     fn bits(self) -> (u32, u32) {
         match self {
             Self::Byte | Self::Four => (0, 1),
@@ -88,7 +84,6 @@ impl Distance {
     }
 }
 
-/// Splits a run into matches.
 fn pieces(mut run: usize) -> impl Iterator<Item = usize> {
     std::iter::from_fn(move || {
         // No rest may be shorter than `MIN_RUN`.
@@ -102,25 +97,21 @@ fn pieces(mut run: usize) -> impl Iterator<Item = usize> {
     })
 }
 
-/// Literals, and a run after them.
 struct Stretch {
     literals: u32,
     run: u32,
 }
 
-/// A block as literals and runs, with its best code.
 pub struct RunBlock {
     distance: Distance,
     stretches: Vec<Stretch>,
-    /// Counts of bytes, those in runs included.
     pub counts: [u32; 256],
     lengths: [u8; SYMBOLS],
-    /// Bits of the block without its header.
     bits: u64,
 }
 
 impl RunBlock {
-    /// Finds the runs in `data`, which must not be empty. Reuses the memory of another block.
+    /// Finds the runs in non-empty `data`. Reuses the memory of `before`.
     pub fn find(data: &[u8], distance: Distance, before: Option<Self>) -> Result<Self> {
         let mut stretches = before.map(|before| before.stretches).unwrap_or_default();
         stretches.clear();
@@ -162,12 +153,10 @@ impl RunBlock {
         })
     }
 
-    /// Estimated bytes of the block.
     pub fn size(&self) -> usize {
         literal::size(self.bits)
     }
 
-    /// Writes the block like [`literal::Code::encode`].
     pub fn encode(&self, data: &[u8], out: &mut Vec<u8>) -> Result<usize> {
         let distances = self.distance.code();
         literal::write_block(
@@ -218,8 +207,7 @@ fn encode_stretches(
     }
 }
 
-/// The first run of at least `MIN_RUN` bytes from `from` on, where none has begun; the end of the
-/// data if there is none.
+/// The first run of at least `MIN_RUN` bytes, or an empty range at the end.
 #[inline]
 fn next_run(data: &[u8], from: usize, distance: usize) -> Range<usize> {
     let word = |at: usize| {
@@ -271,7 +259,6 @@ mod tests {
     use super::*;
     use crate::gzip::oracle;
 
-    /// Stretches of one byte, some short and some long, and others.
     fn data() -> impl Strategy<Value = Vec<u8>> {
         let stretch = (
             prop_oneof![1..12_usize, 250..270_usize, 500..1100_usize],
@@ -287,7 +274,6 @@ mod tests {
 
     const DISTANCES: [Distance; 3] = [Distance::Byte, Distance::Four, Distance::Eight];
 
-    /// Runs by comparing byte by byte.
     fn runs(data: &[u8], distance: usize) -> Vec<Range<usize>> {
         let mut found = Vec::new();
         let mut len = 0;
@@ -361,7 +347,6 @@ mod tests {
     #[cfg_attr(miri, ignore = "takes minutes")]
     fn all_lengths_are_written_as_the_format_has_them() {
         for (length, entry) in LENGTHS.iter().enumerate().skip(MIN_RUN) {
-            // The first length of some symbols, from the table of the format.
             let known = [
                 (3, 257),
                 (10, 264),

@@ -1,17 +1,16 @@
-//! Codes a plane as four streams of one code: a quarter of its bytes each, decoded side by side.
+//! Codes a plane as four streams of one code, a quarter of its bytes each, decoded side by side.
 //!
-//! Exponents take three bits or less, so that one lookup finds several. The streams are looked up
-//! in turn because the position of the next lookup depends on the previous one.
+//! Exponents take three bits or less, so one lookup finds several. Lookups alternate between
+//! streams because each position depends on the previous lookup.
 //!
-//! Each stream is a DEFLATE block of literals. The bytes that all share, with the code, are stored
-//! once. The rest may begin within a byte, so the first byte of each stream repeats the last bits
-//! of the code:
+//! Each stream is a DEFLATE block of literals. The header, which all share, is stored once. It may
+//! end within a byte, so the first byte of each stream repeats the last bits of the header:
 //!
 //! ```text
 //! plane: lengths of the head and of three streams (4 bytes each), the head, four streams
 //! ```
 
-// Entries are cut into their fields.
+// Casts extract the fields of entries.
 #![allow(clippy::cast_possible_truncation)]
 
 use multiversion::multiversion;
@@ -26,12 +25,11 @@ const STREAMS: usize = 4;
 
 const LENGTHS_BYTES: usize = 4 * STREAMS;
 
-/// Bytes of a plane in each stream but the last ones.
 fn quarter(bytes: usize) -> usize {
     bytes.div_ceil(STREAMS)
 }
 
-/// Bytes from the first one on that have pairs.
+/// The range of bytes with entries in `Pairs`.
 const PAIRED: usize = 64;
 
 /// For two bytes, relative to the first one: their codes, from the highest bit down, and in the
@@ -40,13 +38,10 @@ type Pairs = [u64; PAIRED * PAIRED];
 
 #[derive(Default)]
 pub struct Encoder {
-    /// Empty before the first use.
     pairs: Vec<u64>,
 }
 
 impl Encoder {
-    /// Writes a plane over the start of `out`, and returns its length.
-    ///
     /// # Panics
     /// If the code lacks a byte.
     pub fn encode(&mut self, plane: &[u8], code: &Code, out: &mut Vec<u8>) -> Result<usize> {
@@ -63,7 +58,7 @@ impl Encoder {
         let first = pair(&table, pairs);
         let (lengths, out) = out.split_at_mut(LENGTHS_BYTES);
         let mut head = BitWriter::new(out);
-        // The smallest code of distances that all readers accept, never used.
+        // The smallest code of distances that all readers accept, unused.
         write_header(code.lengths(), &[1, 1], &mut head);
         let (mut end, bits, count) = head.pause();
         lengths[..4].copy_from_slice(&(end as u32).to_le_bytes());
@@ -90,8 +85,7 @@ impl Encoder {
     }
 }
 
-/// Sets the pairs of all coded bytes, and returns the lowest of these bytes, unless they span too
-/// much.
+/// Returns the lowest coded byte, unless the coded bytes span too much.
 fn pair(table: &CodeTable, pairs: &mut Pairs) -> Option<u8> {
     let first = table.iter().position(|&entry| entry > 0)?;
     let last = table.iter().rposition(|&entry| entry > 0)?;
@@ -109,16 +103,15 @@ fn pair(table: &CodeTable, pairs: &mut Pairs) -> Option<u8> {
     u8::try_from(first).ok()
 }
 
-/// Shifts by a variable take one instruction with BMI2, and three without.
+/// Variable shifts take one instruction with BMI2, three without.
 #[multiversion(targets("x86_64+bmi1+bmi2"))]
 fn encode_rest(part: &[u8], table: &CodeTable, writer: &mut BitWriter<'_>) {
     put_literals(part, table, writer);
 }
 
-/// The same for bytes that have pairs.
+/// [`encode_rest`] for bytes that have pairs.
 #[multiversion(targets("x86_64+bmi1+bmi2"))]
 fn encode_eights(part: &[[u8; 8]], first: u8, pairs: &Pairs, writer: &mut BitWriter<'_>) {
-    /// Bits that fit beside at most seven unwritten ones.
     const FIT: u64 = 56;
     let first = u64::from_le_bytes([first; 8]);
     for eight in part {
@@ -129,7 +122,7 @@ fn encode_eights(part: &[[u8; 8]], first: u8, pairs: &Pairs, writer: &mut BitWri
         let [a, b, c, d] = [pair(0), pair(1), pair(2), pair(3)];
         let bits = a.wrapping_add(b).wrapping_add(c).wrapping_add(d) & 0xff;
         if bits <= FIT {
-            // Each shift moves the codes before it down; what is not a code falls off the end.
+            // Each shift moves earlier codes down and drops the number of bits.
             let join = |before: u64, pair: u64| before >> (pair & 0x3f) | pair;
             let joined = join(join(join(a, b), c), d);
             writer.put(joined >> (64 - bits), bits as u32);
@@ -144,11 +137,10 @@ fn encode_eights(part: &[[u8; 8]], first: u8, pairs: &Pairs, writer: &mut BitWri
     }
 }
 
-/// By the next `MAX_BITS` bits: their bytes, at most six, lowest first; from bit 48 on the number
-/// of bits, and from bit 56 on the number of bytes.
+/// Indexed by the next `MAX_BITS` bits: their bytes, at most six, lowest first; from bit 48 on the
+/// number of bits, from bit 56 on the number of bytes.
 type Looks = [u64; 1 << MAX_BITS];
 
-/// The most bytes of an entry.
 const MOST: usize = 6;
 
 pub struct Decoder {
@@ -164,8 +156,7 @@ impl Decoder {
         })
     }
 
-    /// Fills `out` with the bytes of a plane. Returns false if it is not as [`Encoder::encode`]
-    /// writes it.
+    /// Returns false unless `plane` is as [`Encoder::encode`] writes it.
     pub fn decode(&mut self, plane: &[u8], out: &mut [u8]) -> bool {
         self.fill(plane, out).is_some()
     }
@@ -201,7 +192,6 @@ impl Decoder {
         four(looks, &mut readers, &mut parts, &mut done);
         for stream in 0..STREAMS {
             let (reader, part) = (&mut readers[stream], &mut parts[stream]);
-            // Where the other streams have ended before.
             let mut at = [done[stream]];
             one(
                 looks,
@@ -230,7 +220,6 @@ impl Decoder {
     }
 }
 
-/// Sets the entries of several symbols.
 fn look(table: &Table, looks: &mut Looks) {
     for (bits, look) in looks.iter_mut().enumerate() {
         let (mut bytes, mut taken, mut found) = (0_u64, 0, 0);
@@ -247,10 +236,9 @@ fn look(table: &Table, looks: &mut Looks) {
     }
 }
 
-/// Decodes parts from their current positions, until one of them or of their streams is near its
-/// end.
+/// Decodes parts from their current positions, until a part or stream is near its end.
 #[inline(always)]
-#[allow(clippy::inline_always, clippy::needless_range_loop)] // once for each number and set of instructions
+#[allow(clippy::inline_always, clippy::needless_range_loop)] // once per number and instruction set
 fn run<const N: usize>(
     looks: &Looks,
     readers: &mut [BitReader<'_>; N],
@@ -326,7 +314,6 @@ mod tests {
             .then_some(out)
     }
 
-    /// Bytes with skewed frequencies, in parts of different regularity.
     fn planes() -> impl Strategy<Value = Vec<u8>> {
         let part = (0..5_u32, prop::collection::vec(any::<u32>(), 0..2000));
         prop::collection::vec(part, 1..4).prop_map(|parts| {
@@ -352,7 +339,7 @@ mod tests {
             for stream in 1..=STREAMS {
                 let len = if stream < STREAMS { at(4 * stream) } else { rest.len() };
                 let block = [head, &rest[..len]].concat();
-                // The end of the block, and of the last one after it, within a byte.
+                // The end of the block, and of the final one after it, within a byte.
                 found.extend(oracle::inflate_some(&block));
                 rest = &rest[len..];
             }
@@ -370,7 +357,7 @@ mod tests {
             prop_assert!(decoded(&stored[..at], plane.len()).is_none());
             stored[at] ^= flip;
             if let Some(found) = decoded(&stored, plane.len()) {
-                // Some other byte: that is for the checksum to find.
+                // The checksum detects another byte.
                 prop_assert_eq!(found.len(), plane.len());
             }
         }

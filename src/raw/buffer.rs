@@ -1,7 +1,7 @@
-//! Growing bytes in memory that was used before, or lent.
+//! A growable buffer in reused or borrowed memory.
 //!
-//! Fresh memory costs a page fault for every 4 KiB, several times as much as the copying where a
-//! tree has many small arrays. Bytes in the memory of the returned object need no copy.
+//! Fresh memory costs a page fault per 4 KiB, several times the copying where a tree has many small
+//! arrays. Bytes written into the returned object's memory need no copy.
 
 use std::any::Any;
 use std::fmt;
@@ -14,7 +14,6 @@ use super::RawBytes;
 use super::spare::SPARE;
 use crate::Result;
 
-/// Bytes that grow at their end, with the needed methods of a `Vec`.
 pub struct Buffer {
     start: NonNull<u8>,
     len: usize,
@@ -31,11 +30,9 @@ enum Memory {
 }
 
 pub trait Lender: Send + Sync {
-    /// Lends at least `least` bytes, or `None`.
     fn lend(&mut self, least: usize) -> Option<Loan>;
 }
 
-/// Memory that is lent until the loan is dropped.
 pub struct Loan {
     start: NonNull<u8>,
     len: usize,
@@ -43,11 +40,11 @@ pub struct Loan {
 }
 
 impl Loan {
-    /// The `len` bytes from `start` on, which may be uninitialised.
+    /// Lends `len` bytes at `start`, which may be uninitialised.
     ///
     /// # Safety
-    /// Until the owner is dropped they stay there; only the holder of the loan writes them, and
-    /// others that can reach them only read them, and not before they have been written.
+    /// The bytes must stay in place until `owner` is dropped. Only the holder of the loan may write
+    /// them; other code may only read them, and only after they are written.
     #[cfg_attr(not(feature = "python"), allow(dead_code))]
     pub(crate) unsafe fn new(
         start: NonNull<u8>,
@@ -58,10 +55,9 @@ impl Loan {
     }
 }
 
-// SAFETY: no other code writes to its memory, whether that is its own or lent; `Loan::new` requires
-// it.
+// SAFETY: only this buffer writes to its memory, owned or lent; `Loan::new` requires it.
 unsafe impl Send for Buffer {}
-// SAFETY: as above; through a shared reference it is only read.
+// SAFETY: as above; a shared reference only reads.
 unsafe impl Sync for Buffer {}
 
 impl Default for Buffer {
@@ -102,12 +98,11 @@ impl fmt::Debug for Buffer {
 }
 
 impl Buffer {
-    /// Less is found quickly by the allocator, and neither borrowed nor reused.
+    /// The allocator finds less memory quickly, so it is neither borrowed nor reused.
     pub(crate) const SMALL: usize = 64 << 10;
 
     const FIRST: usize = 512;
 
-    /// Sets the lender to borrow from beyond `SMALL` bytes.
     #[cfg_attr(not(feature = "python"), allow(dead_code))]
     pub(crate) fn borrow_from(&mut self, lender: Box<dyn Lender>) {
         self.lender = Some(lender);
@@ -135,10 +130,8 @@ impl Buffer {
         self.tail().append(bytes.into());
     }
 
-    /// Appends a copy of its own bytes.
-    ///
     /// # Panics
-    /// If the range exceeds them.
+    /// If the range exceeds the buffer.
     #[inline]
     pub fn extend_from_within(&mut self, range: Range<usize>) {
         self.reserve(range.len());
@@ -152,12 +145,11 @@ impl Buffer {
         Ok(())
     }
 
-    /// Removes all bytes but the first `len`.
     pub fn truncate(&mut self, len: usize) {
         self.len = self.len.min(len);
     }
 
-    /// As `try_reserve`, but aborts without memory, as a `Vec` does.
+    /// Like a `Vec`, aborts if out of memory.
     #[inline]
     fn reserve(&mut self, more: usize) {
         if more > self.room - self.len {
@@ -165,7 +157,6 @@ impl Buffer {
         }
     }
 
-    /// The room after the bytes.
     #[inline]
     pub(crate) fn tail(&mut self) -> Tail<'_> {
         Tail {
@@ -194,7 +185,7 @@ impl Buffer {
             && self.room < least
         {
             // SAFETY: `len` bytes have been written there. They move with the vector, which then
-            // gives out its memory anew.
+            // lends its memory anew.
             unsafe { memory.set_len(self.len) };
             let grown = memory.try_reserve(more.max(Self::FIRST));
             self.start = NonNull::new(memory.as_mut_ptr()).unwrap_or(NonNull::dangling());
@@ -215,7 +206,7 @@ impl Buffer {
             Memory::Lent(loan) => (loan.start, loan.len),
         };
         assert!(self.len <= room);
-        // SAFETY: `len` bytes have been written here, and there is room for as many there.
+        // SAFETY: `len` bytes have been written here, and `start` has room for them.
         unsafe { ptr::copy_nonoverlapping(self.start.as_ptr(), start.as_ptr(), self.len) };
         (self.start, self.room, self.memory) = (start, room, memory);
         Ok(())
@@ -226,7 +217,7 @@ impl Buffer {
 ///
 /// It keeps the buffer's fields in registers, which makes arrays of 1,020 bytes a third faster. The
 /// likely reason: a load waits for older stores whose addresses end in the same twelve bits, such
-/// as the copy of an array right before.
+/// as the previous array's copy.
 pub(crate) struct Tail<'b> {
     start: NonNull<u8>,
     len: usize,
@@ -248,21 +239,18 @@ impl Tail<'_> {
         self.len
     }
 
-    /// Bytes that still fit.
     #[inline]
     pub fn room(&self) -> usize {
         self.room - self.len
     }
 
-    /// Appends a copy of memory.
-    ///
     /// # Panics
-    /// If it does not fit.
+    /// If `bytes` do not fit.
     #[inline]
     pub fn append(&mut self, bytes: RawBytes<'_>) {
         assert!(bytes.len() <= self.room());
-        // SAFETY: there is so much room after all that is written, and it belongs to the buffer,
-        // which is borrowed, alone.
+        // SAFETY: the assertion proves the room after all written bytes; it belongs only to the
+        // buffer, which is borrowed mutably.
         let target = unsafe {
             let start = self.start.add(self.len).cast();
             slice::from_raw_parts_mut(start.as_ptr(), bytes.len())
@@ -271,10 +259,8 @@ impl Tail<'_> {
         self.len += bytes.len();
     }
 
-    /// Appends a copy of the buffer's own bytes.
-    ///
     /// # Panics
-    /// If the range exceeds them, or the copy does not fit.
+    /// If the range exceeds the buffer, or the copy does not fit.
     #[inline]
     pub fn extend_from_within(&mut self, range: Range<usize>) {
         assert!(range.start <= range.end && range.end <= self.len);
@@ -289,7 +275,6 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Lends `.0` bytes once.
     struct Once(usize);
 
     impl Lender for Once {

@@ -1,4 +1,4 @@
-//! Memory that is being filled.
+//! Tracks memory that is being filled.
 //!
 //! Code that fills a part returns it as bytes, which proves that they were written.
 
@@ -8,10 +8,10 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use crate::Result;
 
-/// Appends `len` bytes that `fill` writes and returns, all of them or none.
+/// Appends the `len` bytes that `fill` writes and returns, all or none.
 ///
 /// # Panics
-/// If it returns others.
+/// If `fill` returns other bytes.
 pub(crate) fn append_with(
     target: &mut Vec<u8>,
     len: usize,
@@ -21,7 +21,7 @@ pub(crate) fn append_with(
     let before = target.len();
     let mut filling = Filling::new(&mut target.spare_capacity_mut()[..len]);
     filling.fill(len, fill)?;
-    // SAFETY: there is room for them, and they have been written.
+    // SAFETY: the vector has room for `len` more bytes, and they have been written.
     unsafe { target.set_len(before + len) };
     Ok(())
 }
@@ -32,8 +32,7 @@ pub fn zeroed(memory: &mut [MaybeUninit<u8>]) -> &mut [u8] {
     unsafe { memory.assume_init_mut() }
 }
 
-/// Memory that is filled from its start on. Writers return the bytes that they wrote, so that they
-/// need no trust.
+/// Memory filled from its start on. Safe for any writer: it must return the bytes that it wrote.
 pub struct Filling<'a> {
     memory: &'a mut [MaybeUninit<u8>],
     filled: usize,
@@ -44,15 +43,12 @@ impl<'a> Filling<'a> {
         Self { memory, filled: 0 }
     }
 
-    /// Bytes still to be filled.
     pub fn left(&self) -> usize {
         self.memory.len() - self.filled
     }
 
-    /// Copies these bytes to the next ones.
-    ///
     /// # Panics
-    /// If there is less room.
+    /// If the room is smaller.
     #[inline]
     pub fn write(&mut self, bytes: &[u8]) {
         self.memory[self.filled..][..bytes.len()].write_copy_of_slice(bytes);
@@ -62,7 +58,7 @@ impl<'a> Filling<'a> {
     /// Lets `fill` write the next `len` bytes.
     ///
     /// # Panics
-    /// If there is less room, or it returns other bytes.
+    /// If the room is smaller, or `fill` returns other bytes.
     #[inline]
     pub fn fill(
         &mut self,
@@ -75,10 +71,10 @@ impl<'a> Filling<'a> {
         Ok(())
     }
 
-    /// Lets `fill` write any number of the next bytes, and returns that.
+    /// Lets `fill` write any number of bytes; returns that number.
     ///
     /// # Panics
-    /// If it returns other bytes.
+    /// If `fill` returns other bytes.
     pub fn fill_some(
         &mut self,
         fill: impl for<'t> FnOnce(&'t mut [MaybeUninit<u8>]) -> Result<&'t mut [u8]>,
@@ -94,10 +90,6 @@ impl<'a> Filling<'a> {
     }
 }
 
-/// Lets `fill` write to memory from its start on, and returns the number of bytes.
-///
-/// # Panics
-/// If it returns other bytes.
 #[inline]
 fn filled_of(
     part: &mut [MaybeUninit<u8>],
@@ -110,16 +102,16 @@ fn filled_of(
     Ok(filled.len())
 }
 
-const WHOLE: &str = "what was to be filled is what was filled";
+const WHOLE: &str = "`fill` must return all of its memory";
 
-/// Memory of which several threads fill parts, with their total.
+/// A part of memory that several threads fill, with the shared total.
 pub struct Room<'a> {
     memory: &'a mut [MaybeUninit<u8>],
     filled: &'a AtomicUsize,
 }
 
 impl Room<'_> {
-    /// Lets `work` fill memory; returns its result, and the memory if all of it was filled.
+    /// Lets `work` fill memory. Returns its result, and the memory if it was completely filled.
     pub fn share<T>(
         memory: &mut [MaybeUninit<u8>],
         work: impl FnOnce(Room<'_>) -> Result<T>,
@@ -143,10 +135,8 @@ impl Room<'_> {
         self.memory.is_empty()
     }
 
-    /// Its first `len` bytes, and the others.
-    ///
     /// # Panics
-    /// If there are fewer.
+    /// If there are fewer than `len` bytes.
     pub fn split(self, len: usize) -> (Self, Self) {
         let filled = self.filled;
         let (now, later) = self.memory.split_at_mut(len);
@@ -154,17 +144,17 @@ impl Room<'_> {
         (room(now), room(later))
     }
 
-    /// Rooms of `len` bytes each; the last may be shorter.
+    /// The last room may be shorter.
     pub fn chunks(self, len: usize) -> impl Iterator<Item = Self> {
         let filled = self.filled;
         let chunks = self.memory.chunks_mut(len);
         chunks.map(move |memory| Self { memory, filled })
     }
 
-    /// Lets `fill` write all of it.
+    /// Lets `fill` write the whole room.
     ///
     /// # Panics
-    /// If it returns other bytes.
+    /// If `fill` returns other bytes.
     pub fn fill(
         self,
         fill: impl for<'t> FnOnce(&'t mut [MaybeUninit<u8>]) -> Result<&'t mut [u8]>,
@@ -175,10 +165,10 @@ impl Room<'_> {
         Ok(())
     }
 
-    /// Copies these bytes to its start, and shrinks by them.
+    /// Copies `bytes` to its start, and shrinks by them.
     ///
     /// # Panics
-    /// If there is less room.
+    /// If the room is smaller.
     pub fn write(&mut self, bytes: &[u8]) {
         let (now, later) = mem::take(&mut self.memory).split_at_mut(bytes.len());
         now.write_copy_of_slice(bytes);
@@ -211,14 +201,14 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "what was to be filled")]
+    #[should_panic(expected = "must return all of its memory")]
     fn who_fills_less_is_found_out() {
         let mut out = Vec::new();
         let _ = append_with(&mut out, 3, |part| Ok(zeroed(&mut part[..2])));
     }
 
     #[test]
-    #[should_panic(expected = "what was to be filled")]
+    #[should_panic(expected = "must return all of its memory")]
     fn who_fills_something_else_is_found_out() {
         let mut out = Vec::new();
         let _ = append_with(&mut out, 3, |_| Ok(&mut []));

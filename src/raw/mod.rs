@@ -1,9 +1,9 @@
 //! Memory that other code may change at any time.
 //!
 //! Python may run, and other processes may write to mapped files, while bytes are saved or parsed.
-//! Rust's `&[u8]` promises that nothing writes, so such memory is never lent as a slice: it is
-//! copied, and only the copy is used. A copy during a write is a mix of old and new bytes, as with
-//! `memcpy` in any other program.
+//! Rust's `&[u8]` promises that nothing writes. So such memory is never lent as a slice: it is
+//! copied, and only the copy is used. A copy during a write mixes old and new bytes, as `memcpy`
+//! does in any program.
 #![allow(unsafe_code)]
 
 mod buffer;
@@ -24,7 +24,7 @@ pub use self::filling::{Filling, Room, zeroed};
 
 use crate::Result;
 
-/// Memory that can be read for `'a`, and that others may change.
+/// Memory that is readable for `'a`, and that other code may change.
 #[derive(Debug, Clone, Copy)]
 pub struct RawBytes<'a> {
     start: *const u8,
@@ -32,7 +32,7 @@ pub struct RawBytes<'a> {
     lifetime: PhantomData<&'a [u8]>,
 }
 
-// SAFETY: the memory may be read by any thread; nothing is written through this.
+// SAFETY: any thread may read the memory, and this type does not write to it.
 unsafe impl Send for RawBytes<'_> {}
 // SAFETY: as above.
 unsafe impl Sync for RawBytes<'_> {}
@@ -49,7 +49,7 @@ impl<'a> From<&'a [u8]> for RawBytes<'a> {
 }
 
 impl RawBytes<'_> {
-    /// The `len` bytes from `start` on.
+    /// Refers to `len` bytes at `start`.
     ///
     /// # Safety
     /// They must stay readable for `'a`. Their content may change.
@@ -77,10 +77,8 @@ impl RawBytes<'_> {
         self.start
     }
 
-    /// A part of these bytes.
-    ///
     /// # Panics
-    /// If `range` exceeds them.
+    /// If `range` exceeds the memory.
     #[inline]
     #[must_use]
     pub fn slice(self, range: Range<usize>) -> Self {
@@ -98,29 +96,29 @@ impl RawBytes<'_> {
         ours < theirs + other.len && theirs < ours + self.len
     }
 
-    /// Copies all bytes to `target`, and returns them there.
+    /// Copies all bytes to `target`, and returns it.
     ///
     /// # Panics
     /// If the lengths differ.
     #[inline]
     pub fn copy_to(self, target: &mut [MaybeUninit<u8>]) -> &mut [u8] {
         assert_eq!(target.len(), self.len);
-        // SAFETY: both have `len` bytes, of which those of `target` are ours alone, and so
-        // apart from these. All of it is written.
+        // SAFETY: both have `len` bytes, all of which are written. `target` is borrowed mutably, so
+        // they do not overlap.
         unsafe {
             ptr::copy_nonoverlapping(self.start, target.as_mut_ptr().cast(), self.len);
             target.assume_init_mut()
         }
     }
 
-    /// A copy of the `N` bytes from `at` on, or `None` if there are fewer.
+    /// Copies `N` bytes at `at`; `None` if there are fewer.
     #[inline]
     pub fn load<const N: usize>(self, at: usize) -> Option<[u8; N]> {
         if self.len < N || at > self.len - N {
             return None;
         }
         let mut copy = [0; N];
-        // SAFETY: `N` bytes from `at` on are inside the memory, and `copy` has as many.
+        // SAFETY: `N` bytes from `at` on are inside the memory, and `copy` has the same length.
         unsafe { ptr::copy_nonoverlapping(self.start.add(at), copy.as_mut_ptr(), N) };
         Some(copy)
     }
@@ -129,8 +127,7 @@ impl RawBytes<'_> {
         append_with(target, self.len, |place| Ok(self.copy_to(place)))
     }
 
-    /// Copies `rows` consecutive rows of `row_bytes` bytes each to `target`, one every `stride`
-    /// bytes.
+    /// Copies `rows` consecutive rows of `row_bytes` bytes to `target`, one every `stride` bytes.
     ///
     /// # Panics
     /// If there are too few bytes, or too little room.
@@ -142,8 +139,8 @@ impl RawBytes<'_> {
             .and_then(|before| before.checked_mul(stride)?.checked_add(row_bytes));
         assert!(rows == 0 || end.is_some_and(|end| end <= target.len()));
         let to = target.as_mut_ptr();
-        // SAFETY: each step copies bytes that are there on both sides, which was checked for the
-        // last row. Elements of the usual sizes are a load and a store.
+        // SAFETY: each step copies bytes inside both, as checked for the last row. Elements of the
+        // usual sizes are a load and a store.
         unsafe {
             macro_rules! copy {
                 ($len:expr) => {

@@ -1,4 +1,4 @@
-//! Memory of one buffer, kept for the next one.
+//! Keeps the memory of one buffer for the next one.
 
 use std::mem;
 use std::sync::Mutex;
@@ -6,14 +6,13 @@ use std::sync::Mutex;
 /// A forked process never waits for its lock.
 pub(super) static SPARE: Spare = Spare(Mutex::new(Vec::new()));
 
-/// Memory of one buffer, so that it is bounded in the whole process.
+/// A single buffer bounds the memory of the whole process.
 pub(super) struct Spare(Mutex<Vec<u8>>);
 
 impl Spare {
-    /// Less is found quickly by the allocator.
+    /// The allocator finds less memory quickly.
     const MIN_BYTES: usize = 64 << 10;
 
-    /// The most to keep.
     const MAX_BYTES: usize = 64 << 20;
 
     pub fn take(&self) -> Vec<u8> {
@@ -65,7 +64,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_waits_for_it() {
+    fn a_held_lock_is_not_waited_for() {
         let spare = Spare(Mutex::new(Vec::with_capacity(1 << 20)));
         let held = spare.0.lock().unwrap();
         assert_eq!(spare.take().capacity(), 0);

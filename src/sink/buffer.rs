@@ -10,16 +10,15 @@ use crate::{Result, grow, parallel, stream};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Target {
-    /// Straight from the system.
+    /// Not touched yet; see `stream`.
     Fresh,
-    /// Used before.
     Used,
 }
 
-/// Fills `memory`, which must have the layout's length, and returns it.
+/// Fills `memory` and returns it.
 ///
 /// # Panics
-/// If the lengths differ, or a payload returns other bytes.
+/// If its length is not the layout's, or a payload returns other bytes.
 pub fn pour<'t, P: Payload + Sync>(
     layout: &Layout<P>,
     memory: &'t mut [MaybeUninit<u8>],

@@ -1,4 +1,4 @@
-//! Destinations of a [`crate::layout::Layout`]: memory, or a file. (For gzip see [`crate::gzip`].)
+//! Writes a [`crate::layout::Layout`] to memory or a file. ([`crate::gzip`] compresses it.)
 //!
 //! | file | content |
 //! |---|---|

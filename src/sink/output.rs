@@ -12,13 +12,12 @@ use crate::structure::{PartialSums, Seal, Sums};
 use crate::watch::Watch;
 use crate::{Result, parallel, system};
 
-/// Smaller pieces are joined: copying is cheaper than a call for each.
+/// Smaller pieces are joined: copying is cheaper than a system call.
 const JOIN_BYTES: usize = 64 << 10;
 
-/// The block for payloads outside of memory.
 const COPY_BYTES: usize = 1 << 20;
 
-/// The most bytes of a call, so that the watch is checked often enough.
+/// The most bytes of a call, so that the watch is checked often.
 const WRITE_BYTES: usize = 8 << 20;
 
 /// The block for sums, which stays in the caches until it is written.
@@ -26,11 +25,10 @@ const SUM_BYTES: usize = 1 << 20;
 
 const NO_PANIC: &str = "nothing panics while it holds the lock";
 
-/// A file that is written from its start.
 pub struct Output<'a> {
     file: &'a File,
     joined: Vec<u8>,
-    /// Whether it is a pipe or the like, which may accept nothing for a while.
+    /// Whether it may accept no bytes for a while, as a pipe does.
     may_block: bool,
     /// Whether the disk starts on written ranges at once.
     write_back: bool,
@@ -39,7 +37,6 @@ pub struct Output<'a> {
 }
 
 impl<'a> Output<'a> {
-    /// Writes to a file; with `write_back`, the disk starts on written ranges at once.
     pub fn new(file: &'a File, may_block: bool, write_back: bool, watch: &'a dyn Watch) -> Self {
         Self {
             file,
@@ -51,7 +48,7 @@ impl<'a> Output<'a> {
         }
     }
 
-    /// Writes a layout. If its leaves are summed, `threads` threads do that, and this one writes.
+    /// Writes a layout. If its leaves are summed, `threads` threads sum them.
     pub fn layout<P: Payload + Sync>(
         &mut self,
         layout: &Layout<P>,
@@ -98,7 +95,6 @@ impl<'a> Output<'a> {
         self.watch.done(layout.len())
     }
 
-    /// Writes large memory without a copy.
     fn unsealed<P: Payload>(&mut self, layout: &Layout<P>) -> Result<()> {
         let mut position = 0;
         for slice in layout.slices(0..layout.len()) {
@@ -130,7 +126,6 @@ impl<'a> Output<'a> {
         self.watch.done(position)
     }
 
-    /// Writes bytes, joined with those before and after them.
     pub fn bytes(&mut self, bytes: &[u8]) -> Result<()> {
         self.join(bytes.len(), |target| Ok(target.write_copy_of_slice(bytes)))
     }
@@ -155,7 +150,6 @@ impl<'a> Output<'a> {
         Ok(())
     }
 
-    /// Writes the rest, and returns the number of all bytes.
     pub fn finish(mut self) -> Result<u64> {
         self.flush()?;
         Ok(self.written)
@@ -185,7 +179,6 @@ impl<'a> Output<'a> {
     }
 }
 
-/// Waits until a pipe accepts more, or the watch stops.
 #[cfg(unix)]
 fn wait_until_ready(file: &File, watch: &dyn Watch) -> Result<()> {
     system::poll(file, rustix::event::PollFlags::OUT, watch)

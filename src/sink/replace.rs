@@ -1,7 +1,7 @@
-//! Replaces a file atomically: a crash at any point leaves the old one or the new one, whole.
+//! Replaces a file atomically: after a crash, the old or the new file is there, complete.
 //!
-//! The bytes go to a temporary file in the same directory, which is renamed over the destination
-//! once it is complete (and, for [`Durability::Synced`], on the disk).
+//! Writes to a temporary file in the same directory, and renames it over the destination once it is
+//! complete (with [`Durability::Synced`], on the disk).
 
 use std::fs::{self, File};
 use std::io;
@@ -21,20 +21,20 @@ use crate::{Error, Result, parallel, system};
 /// The guarantee when a save returns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Durability {
-    /// The save survives a loss of power.
+    /// The save survives a power loss.
     Synced,
     /// The save survives a crash of the process.
     Cached,
 }
 
-/// Replaces `path` atomically by everything that `write` writes, and returns the number of bytes.
+/// Replaces `path` atomically with the output of `write`; returns the number of bytes.
 ///
-/// `size` is the expected length, to reserve room for; 0 if unknown. Missing directories are made.
-/// A symbolic link is followed. A path that is not a regular file (a pipe, a device) is written to
-/// directly, because it cannot be replaced.
+/// Reserves room for the expected `size`; 0 if unknown. Creates missing directories and follows a
+/// symbolic link. Writes directly to a path that is not a regular file (a pipe, a device), which
+/// cannot be replaced.
 ///
-/// The new file has the permissions of the old one, at any time, and its group, where the file
-/// system allows that; its owner is the saving user. Other hard links keep the old content.
+/// The new file always has the permissions of the old one, and its group where the file system
+/// allows that; its owner is the saving user. Other hard links keep the old content.
 pub fn replace_file(
     path: &Path,
     durability: Durability,
@@ -59,20 +59,18 @@ pub fn replace_file(
     }
 }
 
-/// A temporary file, which goes when it is dropped, or takes the name of another one when it is
-/// complete.
+/// A temporary file that replaces its target once complete; removed on drop.
 pub struct Replacement {
     temporary: NamedTempFile,
     path: PathBuf,
     old: Option<fs::Metadata>,
-    /// Directories in which there is a new name.
     made: Vec<PathBuf>,
 }
 
 impl Replacement {
-    /// Makes a temporary file beside `path`, and missing directories. A symbolic link is followed.
+    /// Creates a temporary file beside `path`, and missing directories. Follows a symbolic link.
     ///
-    /// With `private`, or if there is an old file, nobody else can open it.
+    /// With `private`, or if there is an old file, only the owner can open it.
     pub fn begin(path: &Path, private: bool) -> Result<Self> {
         let made = make_directories(directory_of(path))?;
         let (path, old) = destination(path)?;
@@ -88,19 +86,16 @@ impl Replacement {
         })
     }
 
-    /// The temporary file.
     #[must_use]
     pub fn file(&self) -> &File {
         self.temporary.as_file()
     }
 
-    /// Where the temporary file is.
     #[must_use]
     pub fn place(&self) -> &Path {
         self.temporary.path()
     }
 
-    /// Replaces the old file.
     pub fn complete(self, durability: Durability, watch: &dyn Watch) -> Result<()> {
         let synced = durability == Durability::Synced;
         if let Err(error) = self.seal(synced, watch) {
@@ -124,11 +119,11 @@ impl Replacement {
             let file = self.file().try_clone()?;
             parallel::elsewhere(move || system::sync(&file), watch)??;
         }
-        // Some file systems tell only then that there was no room.
+        // Some file systems report a full disk only on close.
         Ok(system::close(self.file().try_clone()?)?)
     }
 
-    /// Removes the temporary file after an error, which this returns, or one in doing so.
+    /// Removes the temporary file after `error`. Returns that, or an error of the removal.
     fn discard(self, error: Error, watch: &dyn Watch) -> Error {
         let is_stopped = matches!(error, Error::Stopped);
         match temporary::discard(self.temporary, (!is_stopped).then_some(watch)) {
@@ -138,7 +133,6 @@ impl Replacement {
     }
 }
 
-/// Calls `write` for a pipe or device, and returns the number of bytes.
 pub fn write_pipe(
     file: &File,
     watch: &dyn Watch,
@@ -156,8 +150,8 @@ fn directory_of(path: &Path) -> &Path {
     }
 }
 
-/// Makes a directory and those above it that are missing. Returns the directories in which
-/// there is a new name then, from the inside out.
+/// Creates a directory and its missing parents. Returns the directories with a new entry, innermost
+/// first.
 pub fn make_directories(directory: &Path) -> io::Result<Vec<PathBuf>> {
     let mut changed = Vec::new();
     let mut missing = directory;
@@ -175,7 +169,6 @@ pub fn make_directories(directory: &Path) -> io::Result<Vec<PathBuf>> {
     Ok(changed)
 }
 
-/// Gives a file the permissions of the one that it will replace, and its group.
 #[cfg(unix)]
 fn keep_permissions(file: &File, old: &fs::Metadata) -> io::Result<()> {
     use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -190,7 +183,7 @@ fn keep_permissions(file: &File, old: &fs::Metadata) -> io::Result<()> {
     unless_refused(file.set_permissions(fs::Permissions::from_mode(mode)))
 }
 
-/// Ignores that a file system lacks or forbids a call.
+/// Ignores a call that the file system lacks or forbids.
 #[cfg(unix)]
 fn unless_refused(done: io::Result<()>) -> io::Result<()> {
     use rustix::io::Errno;
@@ -213,7 +206,6 @@ fn keep_permissions(file: &File, old: &fs::Metadata) -> io::Result<()> {
     file.set_permissions(old.permissions())
 }
 
-/// Opens a pipe or device for writing, and waits for its reader.
 #[cfg(unix)]
 fn open_pipe(path: &Path, watch: &dyn Watch) -> Result<File> {
     use std::os::unix::fs::OpenOptionsExt;
@@ -223,7 +215,6 @@ fn open_pipe(path: &Path, watch: &dyn Watch) -> Result<File> {
     loop {
         let opened = options.write(true).custom_flags(nonblocking).open(path);
         match opened {
-            // The pipe has no reader yet.
             Err(error) if error.raw_os_error() == Some(rustix::io::Errno::NXIO.raw_os_error()) => {
                 let is_pipe = {
                     use std::os::unix::fs::FileTypeExt;
@@ -245,9 +236,7 @@ fn open_pipe(path: &Path, _: &dyn Watch) -> Result<File> {
     Ok(File::options().write(true).open(path)?)
 }
 
-/// Follows links, and returns the final path with its metadata.
 fn destination(path: &Path) -> io::Result<(PathBuf, Option<fs::Metadata>)> {
-    /// Linux's limit of links.
     const MAX_LINKS: usize = 40;
     let mut path = path.to_path_buf();
     for _ in 0..MAX_LINKS {
@@ -265,8 +254,8 @@ fn destination(path: &Path) -> io::Result<(PathBuf, Option<fs::Metadata>)> {
     fs::metadata(&path).map(|found| (path, Some(found)))
 }
 
-/// Reserves room, so that a full disk is noticed before anything is written, and the blocks lie
-/// together. Systems that cannot let the file grow.
+/// Reserves room, so that a full disk fails early and blocks are contiguous. Systems without it let
+/// the file grow.
 #[cfg(target_os = "linux")]
 fn preallocate(file: &File, size: usize, watch: &dyn Watch) -> Result<()> {
     use rustix::fs::{FallocateFlags, fallocate};
@@ -296,8 +285,7 @@ fn preallocate(_: &File, _: usize, _: &dyn Watch) -> Result<()> {
 
 #[cfg(unix)]
 pub fn sync_directory(directory: &Path) -> io::Result<()> {
-    // One may be allowed to write to a directory and not to open it, and some file systems cannot
-    // sync one. Nothing more can be done.
+    // Ignored where a directory cannot be opened or the file system cannot sync it.
     unless_refused(File::open(directory).and_then(|directory| system::sync(&directory)))
 }
 

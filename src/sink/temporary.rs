@@ -1,7 +1,7 @@
-//! The temporary file that will replace another one.
+//! Creates the temporary file that will replace another one.
 //!
-//! Its writer holds a lock on it, which ends with the process. So the next save to the same path
-//! recognises the files of dead writers, and removes them.
+//! Its writer locks it; the lock ends with the process. So the next save to the same path
+//! recognises and removes the files of dead writers.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File, TryLockError};
@@ -19,12 +19,11 @@ use crate::handle::Id;
 use crate::watch::Watch;
 use crate::{Result, parallel};
 
-/// File names have 255 bytes on most systems; the target's part of it.
+/// The target's part of a file name, which has at most 255 bytes on most systems.
 const MAX_NAME: usize = 200;
 
 const SUFFIX: &str = ".tmp";
 
-/// The start of the names of temporary files for `target`.
 fn prefix(target: &OsStr) -> OsString {
     let mut prefix = OsString::from(".");
     prefix.push(cut(target));
@@ -46,10 +45,9 @@ fn cut(name: &OsStr) -> String {
     name
 }
 
-/// Makes a temporary file beside the file `target` of `directory`, which is removed when it is
-/// dropped.
+/// Creates a temporary file beside `target` in `directory`; removed on drop.
 ///
-/// With `private`, only its owner can open it; otherwise its permissions are those of any new file.
+/// With `private`, only its owner can open it; otherwise it has the permissions of any new file.
 pub fn create(directory: &Path, target: &OsStr, private: bool) -> io::Result<NamedTempFile> {
     let prefix = prefix(target);
     remove_leftovers(directory, &prefix);
@@ -69,7 +67,6 @@ pub fn create(directory: &Path, target: &OsStr, private: bool) -> io::Result<Nam
             let file = options.open(path)?;
             let locked = lock(&file, path);
             if locked.is_err() {
-                // The name is unique.
                 let _ = fs::remove_file(path);
             }
             locked.map(|()| file)
@@ -78,13 +75,12 @@ pub fn create(directory: &Path, target: &OsStr, private: bool) -> io::Result<Nam
 
 /// Removes an incomplete temporary file.
 ///
-/// Its last close waits until the system has written what it has begun to write, so another thread
-/// closes it. With `watch` this call waits for that: then the room on the disk is free.
+/// Closing it waits until the system has written it, so another thread closes it. With `watch` this
+/// call waits, too: then the disk space is free.
 pub fn discard(temporary: NamedTempFile, watch: Option<&dyn Watch>) -> Result<()> {
     let (file, path) = temporary.into_parts();
-    drop(path); // this removes it
+    drop(path);
     let close = move || drop(file);
-    // Without another thread, the file is closed here.
     match watch {
         Some(watch) => parallel::elsewhere(close, watch)?,
         None => drop(thread::Builder::new().spawn(close)),
@@ -109,15 +105,15 @@ fn is_of(name: &OsStr, prefix: &OsStr, suffix: &str) -> bool {
 
 /// Renames a complete temporary file over its target.
 ///
-/// Windows does not replace a mapped file, such as one that a program has resumed from. Then the
-/// old one is renamed first, and removed when it is no longer mapped.
+/// Windows does not replace a mapped file, such as one that a program has resumed from. It is then
+/// renamed first, and removed once unmapped.
 pub fn persist(temporary: NamedTempFile, path: &Path) -> io::Result<()> {
     let file = match temporary.persist(path) {
         Ok(file) => file,
         Err(refused) if cfg!(windows) && path.is_file() => persist_beside(refused.file, path)?,
         Err(refused) => return Err(refused.error),
     };
-    // Where locks keep others from reading, they should not wait until the system ends this one.
+    // Mandatory locks would otherwise block readers until the system ends this one.
     let _ = file.unlock();
     drop(file);
     if cfg!(windows) {
@@ -135,7 +131,7 @@ fn persist_beside(temporary: NamedTempFile, path: &Path) -> io::Result<File> {
     let old = path.with_file_name(name);
     fs::rename(path, &old)?;
     temporary.persist(path).map_err(|refused| {
-        // Unless another writer has taken the name in between: hard links replace nothing.
+        // Unless another writer has taken the name: a hard link never replaces a file.
         if fs::hard_link(&old, path).is_err() {
             if !path.exists() {
                 let _ = fs::rename(&old, path);
@@ -147,7 +143,6 @@ fn persist_beside(temporary: NamedTempFile, path: &Path) -> io::Result<File> {
     })
 }
 
-/// Removes old files that are no longer mapped, now that there is a new one.
 fn remove_old(path: &Path) {
     let (Some(directory), Some(name)) = (path.parent(), path.file_name()) else {
         return;
@@ -167,8 +162,8 @@ fn remove_old(path: &Path) {
 
 /// Locks a new file.
 ///
-/// Returns `AlreadyExists` if another process took it for a leftover before it was locked: then
-/// another file must be made.
+/// Returns `AlreadyExists` if another process removed it as a leftover first; the caller then
+/// creates another file.
 fn lock(file: &File, path: &Path) -> io::Result<()> {
     let taken = match file.try_lock() {
         Ok(()) => match Id::at(path) {
@@ -177,7 +172,6 @@ fn lock(file: &File, path: &Path) -> io::Result<()> {
             Err(error) => return Err(error),
         },
         Err(TryLockError::WouldBlock) => true,
-        // Without locks no process removes it.
         Err(TryLockError::Error(_)) => false,
     };
     if taken {
@@ -186,7 +180,6 @@ fn lock(file: &File, path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Removes the temporary files of dead writers, if possible.
 fn remove_leftovers(directory: &Path, prefix: &OsStr) {
     each_name(directory, |name| {
         if is_of(name, prefix, SUFFIX) {
@@ -195,8 +188,8 @@ fn remove_leftovers(directory: &Path, prefix: &OsStr) {
     });
 }
 
-/// Calls `found` with the names in a directory, as far as they can be read. (`read_dir` panics if
-/// closing the directory fails, and rustix's where memory is missing.)
+/// Calls `found` with the readable names in a directory. (`read_dir` panics if closing the
+/// directory fails, rustix's when out of memory.)
 #[cfg(target_os = "linux")]
 fn each_name(directory: &Path, mut found: impl FnMut(&OsStr)) {
     use rustix::fs::{Mode, OFlags, RawDir, open};
@@ -219,7 +212,7 @@ fn each_name(directory: &Path, mut found: impl FnMut(&OsStr)) {
     }
 }
 
-/// Removes a temporary file, unless its writer, which locks it, is alive.
+/// Removes a temporary file, unless its writer is alive and locks it.
 pub fn remove_if_dead(path: &Path) -> io::Result<()> {
     let mut options = File::options();
     options.write(true); // NFS locks only files that are open for writing
@@ -238,10 +231,10 @@ pub fn remove_if_dead(path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Removes a locked file by its name, if the name is still its own.
+/// Removes a locked file by its name, if it still has that name.
 ///
-/// Before it was locked, its writer may have renamed it, or another process may have removed it.
-/// With the lock neither can, and no other file gets the name.
+/// Before the lock, its writer may have renamed it, or another process removed it. With the lock
+/// neither can, and no other file gets the name.
 fn remove_locked(file: &File, path: &Path) -> io::Result<()> {
     if Id::of(file)? == Id::at(path)? {
         fs::remove_file(path)?;
@@ -258,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    #[cfg_attr(miri, ignore = "makes calls of the system that Miri does not know")]
+    #[cfg_attr(miri, ignore = "Miri lacks the system calls")]
     fn files_of_the_dead_are_removed_and_those_of_the_living_stay() {
         let directory = tempfile::tempdir().unwrap();
         let target = OsStr::new("model");
@@ -277,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    #[cfg_attr(miri, ignore = "makes calls of the system that Miri does not know")]
+    #[cfg_attr(miri, ignore = "Miri lacks the system calls")]
     fn a_name_that_another_file_has_by_now_stays() {
         let directory = tempfile::tempdir().unwrap();
         let target = OsStr::new("model");
@@ -294,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    #[cfg_attr(miri, ignore = "makes calls of the system that Miri does not know")]
+    #[cfg_attr(miri, ignore = "Miri lacks the system calls")]
     fn an_old_file_that_cannot_be_replaced_makes_room() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("model");
@@ -323,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    #[cfg_attr(miri, ignore = "makes calls of the system that Miri does not know")]
+    #[cfg_attr(miri, ignore = "Miri lacks the system calls")]
     fn a_mapped_file_is_replaced() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("model");
@@ -343,7 +336,7 @@ mod tests {
 
     #[cfg(unix)] // elsewhere an open file keeps its name
     #[test]
-    #[cfg_attr(miri, ignore = "makes calls of the system that Miri does not know")]
+    #[cfg_attr(miri, ignore = "Miri lacks the system calls")]
     fn an_old_file_gets_its_name_back_if_the_new_one_cannot_have_it() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("model");
@@ -368,7 +361,7 @@ mod tests {
     }
 
     #[test]
-    #[cfg_attr(miri, ignore = "makes calls of the system that Miri does not know")]
+    #[cfg_attr(miri, ignore = "Miri lacks the system calls")]
     fn long_names_are_cut() {
         let directory = tempfile::tempdir().unwrap();
         create(directory.path(), OsStr::new(&"x".repeat(255)), false).unwrap();

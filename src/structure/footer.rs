@@ -7,12 +7,13 @@
 //! CRC-32 of record and checksums (u32) | mark (8 bytes)
 //! ```
 //!
-//! All numbers are little-endian. A checksum is the CRC-32 of a leaf, from the end of the previous
-//! leaf to its own, so that keys and headers are covered. The last one covers the bytes between the
-//! last leaf and the record. So every byte before the record is in one checksum, and the footer's
-//! covers the record and the checksums. Processors compute CRC-32 faster than they read memory, and
-//! checksums of parts can be combined, so that threads can sum them.
+//! All numbers are little-endian. A checksum is the CRC-32 from the end of the previous leaf to the
+//! end of its own, so it covers keys and headers. The last one covers the bytes between the last
+//! leaf and the record; the footer's covers the record and the checksums. So each byte before the
+//! footer is covered once. CRC-32 is faster than memory, and checksums of parts can be combined, so
+//! threads can sum them.
 
+use std::fmt::Display;
 use std::ops::Range;
 
 use crc32fast::Hasher;
@@ -20,12 +21,10 @@ use crc32fast::Hasher;
 use crate::wire::length;
 use crate::{Error, Result, grow};
 
-/// The last bytes of the data of trees with a record.
 pub const MARK: [u8; 8] = *b"\x93treepk\n";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Footer {
-    /// Length of the record.
     pub record: usize,
     pub checksums: usize,
     crc: u32,
@@ -34,7 +33,6 @@ pub struct Footer {
 impl Footer {
     pub const BYTES: usize = 24;
 
-    /// Reads the footer at the end of `tail`, if its mark is there.
     pub fn find(tail: &[u8]) -> Option<Self> {
         let (_, footer) = tail.split_last_chunk::<{ Self::BYTES }>()?;
         let (record, rest) = footer.split_first_chunk::<8>()?;
@@ -55,34 +53,27 @@ impl Footer {
 
     /// Reads the footer of `bytes`, which begin with the record, and compares their checksum.
     pub fn read(bytes: &[u8]) -> Result<Self> {
-        let damaged = |what| {
-            let what = format!("the record of the structure is damaged: {what}");
-            Err(Error::Structure(what))
-        };
         let Some(footer) = Self::find(bytes) else {
-            return damaged("it does not end with its mark");
+            return Err(damaged("its end mark is missing"));
         };
         if footer.whole() != Some(bytes.len()) {
-            return damaged("it has another length");
+            return Err(damaged("its length does not match its footer"));
         }
-        if crc32fast::hash(&bytes[..bytes.len() - Self::BYTES]) != footer.crc {
-            return damaged("it has another checksum");
+        let found = crc32fast::hash(&bytes[..bytes.len() - Self::BYTES]);
+        if found != footer.crc {
+            return Err(damaged(mismatch(footer.crc, found)));
         }
         Ok(footer)
     }
 
-    /// The record in the bytes of this footer.
-    ///
     /// # Panics
-    /// If the bytes are different ones.
+    /// If the bytes are of another footer.
     pub fn record<'a>(&self, bytes: &'a [u8]) -> &'a [u8] {
         &bytes[..self.record]
     }
 
-    /// The checksums in the bytes of this footer.
-    ///
     /// # Panics
-    /// If the bytes are different ones.
+    /// If the bytes are of another footer.
     pub fn checksums(&self, bytes: &[u8]) -> Result<Vec<u32>> {
         checksums_of(&bytes[self.record..][..4 * self.checksums])
     }
@@ -93,11 +84,18 @@ pub fn checksums_of(bytes: &[u8]) -> Result<Vec<u32>> {
     grow::collect(checksums.iter().map(|bytes| u32::from_le_bytes(*bytes)))
 }
 
-/// Consecutive summed parts of the data, by their ends.
+pub(super) fn damaged(what: impl Display) -> Error {
+    Error::Structure(format!("the record of the structure is damaged: {what}"))
+}
+
+/// Describes a checksum mismatch.
+pub fn mismatch(expected: u32, found: u32) -> String {
+    format!("checksum mismatch: expected {expected:08x}, found {found:08x}")
+}
+
 #[derive(Debug, Clone, Default)]
 pub struct Regions(Vec<usize>);
 
-/// Sums of parts of regions, with the numbers of the regions.
 pub type PartialSums = Vec<(usize, Hasher)>;
 
 impl Regions {
@@ -121,7 +119,6 @@ impl Regions {
         })
     }
 
-    /// The sums of a block of the data at `start`, by region.
     pub fn sum(&self, start: usize, block: &[u8]) -> Result<PartialSums> {
         let parts = self
             .parts(start..start + block.len())
@@ -134,7 +131,6 @@ impl Regions {
     }
 }
 
-/// The sums of regions, block by block.
 #[derive(Debug, Default)]
 pub struct Sums(Vec<Hasher>);
 
@@ -176,7 +172,6 @@ impl Seal {
         }
     }
 
-    /// The bytes after a record with this number of checksums.
     pub fn bytes(checksums: usize) -> usize {
         4 * checksums + Footer::BYTES
     }
@@ -185,10 +180,10 @@ impl Seal {
         &self.regions
     }
 
-    /// The bytes after the record, with these checksums.
+    /// The bytes after the record.
     ///
     /// # Panics
-    /// If their number is not that of the regions.
+    /// If there is not one checksum per region.
     pub fn close(&self, checksums: &[u32]) -> Result<Vec<u8>> {
         assert_eq!(checksums.len(), self.regions.len());
         let mut bytes = Vec::new();
@@ -214,7 +209,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_closed_is_read() {
+    fn closed_records_are_read() {
         for checksums in [vec![], vec![1, u32::MAX]] {
             let seal = Seal::new(b"record", Regions::new(vec![3; checksums.len()]));
             let after = Seal::bytes(checksums.len());

@@ -41,13 +41,13 @@ pub enum LeafKind {
     Bytes,
     /// An extension of another type.
     Ext,
-    /// An array: the name of its dtype, and its shape.
+    /// An array: dtype and shape.
     Array(String, Vec<u64>),
-    /// A scalar of NumPy: the name of its dtype.
+    /// A NumPy scalar: dtype.
     Scalar(String),
     /// A typed PRNG key: its implementation, and the shape of its data.
     PrngKey(String, Vec<u64>),
-    /// A list, or a map with keys other than strings, with everything inside.
+    /// A list, or a map with keys other than strings, and its content.
     Container,
     /// A kind of a later version.
     Other,
@@ -65,7 +65,6 @@ impl LeafKind {
         })
     }
 
-    /// The kind that consists of this name alone.
     fn named(name: &str) -> Self {
         match name {
             "none" => Self::None,
@@ -82,7 +81,6 @@ impl LeafKind {
     }
 }
 
-/// In short, as in listings of leaves.
 impl fmt::Display for LeafKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
@@ -103,8 +101,8 @@ impl fmt::Display for LeafKind {
     }
 }
 
-/// Unknown kinds are of a later version. (serde's derived code keeps copies of everything it may
-/// have to look at twice, and aborts without memory.)
+/// Unknown kinds are of a later version. (serde's derived code copies input that it may need twice,
+/// and aborts if out of memory.)
 impl<'de> Deserialize<'de> for LeafKind {
     fn deserialize<D: Deserializer<'de>>(from: D) -> std::result::Result<Self, D::Error> {
         from.deserialize_any(KindVisitor)
@@ -182,8 +180,8 @@ impl<'de> Visitor<'de> for KindVisitor {
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Index {
-    /// MessagePack: the tree, with the number of its kind in place of each leaf. A repeated key is
-    /// a number, too, by its first occurrence.
+    /// MessagePack: the tree, with its kind's number for each leaf. A repeated key is the number of
+    /// its first occurrence.
     #[serde(deserialize_with = "decode::bytes")]
     pub outline: ByteBuf,
     #[serde(deserialize_with = "decode::list")]
@@ -192,46 +190,41 @@ pub struct Index {
     /// containers, and its key.
     #[serde(deserialize_with = "decode::list")]
     pub heads: Vec<u64>,
-    /// The length of each value.
     #[serde(deserialize_with = "decode::list")]
     pub sizes: Vec<u64>,
-    /// The bytes between the last leaf and the key of the record, which are empty containers.
+    /// The bytes between the last leaf and the key of the record: empty containers.
     pub rest: u64,
 }
 
 impl Index {
-    /// Encodes the index as a map, so that readers may skip unknown fields. Checks `watch` now and
-    /// then.
     pub fn encode(&self, watch: &dyn Watch) -> Result<Vec<u8>> {
         grow::encode_named(self, watch)
     }
 
     pub fn decode(bytes: &[u8]) -> Result<Self> {
-        let index: Self = read(bytes).map_err(|error| {
-            decode::explain(&error, |error| {
-                Error::Structure(format!("the index of the leaves is damaged: {error}"))
-            })
-        })?;
+        let index: Self =
+            read(bytes).map_err(|error| decode::explain(&error, |error| Self::damaged(error)))?;
         if index.heads.len() != index.sizes.len() {
-            return Err(Error::Structure(
-                "the index of the leaves is damaged: its columns differ in length".into(),
-            ));
+            return Err(Self::damaged("its columns differ in length"));
         }
         Ok(index)
     }
+
+    pub fn damaged(what: impl fmt::Display) -> Error {
+        Error::Structure(format!("the index of the leaves is damaged: {what}"))
+    }
 }
 
-/// The numbers of all distinct keys.
 #[derive(Debug, Default)]
 struct Keys {
     count: usize,
     others: HashMap<Box<str>, u32>,
-    /// The numbers of the keys "0", "1" and so on, by index, because long lists have many.
+    /// By index, because long lists have many such keys.
     indices: Vec<u32>,
 }
 
 impl Keys {
-    /// The number of a known key; a new key gets the next number.
+    /// A new key gets the next number.
     fn number(&mut self, key: &str) -> Result<Option<u32>> {
         let index = index_of(key).filter(|&index| index <= self.indices.len());
         let known = match index {
@@ -250,20 +243,17 @@ impl Keys {
     }
 }
 
-/// The index that a key is in decimal, as for elements of lists.
 fn index_of(key: &str) -> Option<usize> {
     let is_short = matches!(key.as_bytes(), [b'0'] | [b'1'..=b'9', ..]) && key.len() < 10;
     let digits = key.bytes().all(|byte| byte.is_ascii_digit());
     (is_short && digits).then(|| key.parse().ok()).flatten()
 }
 
-/// Collects the leaves of a tree in the order of the output.
 #[derive(Debug, Default)]
 pub struct Listing {
     index: Index,
     numbers: HashMap<LeafKind, u32>,
     keys: Keys,
-    /// The number of the last kind: most leaves are like the previous one.
     last: Option<u32>,
     ends: Vec<usize>,
     /// The current leaf, and the start of its value.
@@ -334,7 +324,7 @@ impl Listing {
         grow::extend(&mut self.index.outline, text.as_bytes())
     }
 
-    /// The index, and the ends of the leaves, for a tree that ends here.
+    /// Returns the index, and the ends of the leaves.
     pub fn finish(mut self, end: usize) -> Result<(Index, Vec<usize>)> {
         self.end_leaf(end)?;
         self.index.rest = (end - self.ends.last().copied().unwrap_or(0)) as u64;
@@ -351,7 +341,6 @@ mod tests {
     use super::Keys;
 
     proptest! {
-        /// Whether they come in the order of lists or not, and whatever looks like a number.
         #[test]
         fn keys_are_numbered_as_they_come(
             keys in prop::collection::vec("[a0-9]?[0-9]?|[0-2]|99999999999999999999", 0..100),

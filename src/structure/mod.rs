@@ -1,15 +1,15 @@
 //! The structure of a tree, which its state dict lacks: containers, types, keys.
 //!
-//! A self-describing tree is a state dict with one more key at its top, [`RECORD_KEY`], for a byte
-//! string: a [`Record`] of how to rebuild the tree. Other readers see one extra key. A tree that is
-//! a single leaf has no keys, and is under [`ROOT_KEY`].
+//! A self-describing tree is a state dict with one more top-level key, [`RECORD_KEY`], whose byte
+//! string is a [`Record`] of how to rebuild the tree. Other readers see an extra key. A tree that
+//! is a single leaf is stored under [`ROOT_KEY`].
 //!
 //! | file | content |
 //! |---|---|
 //! | `value.rs` | typed values: static data of nodes, keys, metadata |
 //! | `sharding.rs` | how arrays were split over devices |
 //! | `record.rs` | the record |
-//! | `recorder.rs` | building it during the walk over a tree |
+//! | `recorder.rs` | building the record during the walk |
 //! | `index.rs` | the index of the leaves |
 //! | `footer.rs` | after the record: checksums, its length, a mark |
 
@@ -20,15 +20,15 @@ mod recorder;
 mod sharding;
 mod value;
 
-pub use footer::{Footer, MARK, PartialSums, Regions, Seal, Sums, checksums_of};
+pub use footer::{Footer, MARK, PartialSums, Regions, Seal, Sums, checksums_of, mismatch};
 pub use index::{Index, LeafKind, Listing};
 pub use record::{Kind, Node, NodeType, Record, Repeat};
 pub use recorder::Recorder;
 pub use sharding::{Axes, Axis, Sharding, Split};
 pub use value::Value;
 
-/// The key of the record, last in the map at the top.
+/// Last in the top-level map.
 pub const RECORD_KEY: &str = "__treepack__";
 
-/// The key of a tree that is not a map, in the map at the top.
+/// The key of a tree that is not a map.
 pub const ROOT_KEY: &str = "__treepack_root__";

@@ -1,66 +1,62 @@
-//! The record of a structure.
+//! The record of a tree's structure.
 //!
-//! Nodes are few, however large the tree: equal subtrees are the same node, equal siblings are one
+//! Nodes are few, however large the tree: equal subtrees share a node, equal siblings are one
 //! repeat, and values that read back unchanged (dicts with string keys, numbers, NumPy arrays) are
-//! [`Kind::Plain`] as a whole.
+//! one [`Kind::Plain`].
 
 use rmp_serde::Deserializer;
 use serde::{Deserialize, Serialize};
 use serde_bytes::ByteBuf;
 
+use super::footer::damaged;
 use super::sharding::{MAX_SHARDINGS, Sharding, Split};
 use crate::grow::{self, decode};
 use crate::watch::Watch;
 use crate::{Error, Result};
 
-/// The only known version.
 const VERSION: u32 = 1;
 
-/// The deepest nesting of MessagePack values in a record: maps of lists of nodes, which are pairs
-/// of a kind and a list of repeats, which are pairs.
+/// The deepest nesting of MessagePack in a record: maps of lists of nodes, which are pairs of a
+/// kind and a list of repeats, which are pairs.
 const MAX_NESTING: usize = 16;
 
 /// How to rebuild a tree from its state dict.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Record {
     version: u32,
-    /// The types of nodes other than dicts, lists and tuples.
     #[serde(deserialize_with = "decode::list")]
     pub types: Vec<NodeType>,
-    /// Each node after its children; the last is the whole tree.
+    /// Each node follows its children; the last is the whole tree.
     #[serde(deserialize_with = "decode::list")]
     pub nodes: Vec<Node>,
-    /// A [`super::Value`] of the user, if any.
+    /// A [`super::Value`].
     #[serde(default, deserialize_with = "decode::bytes_or_none")]
     pub metadata: Option<ByteBuf>,
-    /// An [`super::Index`] of the leaves, if any.
+    /// A [`super::Index`].
     #[serde(
         default,
         skip_serializing_if = "Option::is_none",
         deserialize_with = "decode::bytes_or_none"
     )]
     pub index: Option<ByteBuf>,
-    /// How arrays were split over devices.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[serde(deserialize_with = "decode::list")]
     pub shardings: Vec<Sharding>,
-    /// The arrays that were split, in the order of their numbers.
+    /// The arrays that were split, by node number.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[serde(deserialize_with = "decode::list")]
     pub split: Vec<Split>,
 }
 
-/// A type that nodes have.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct NodeType {
-    /// The name that it is registered by.
     #[serde(deserialize_with = "decode::text")]
     pub name: String,
-    /// The names of its children and of its static data, if all nodes of the type have the same, to
-    /// notice changes.
+    /// The names of its children and static data if all nodes of the type share them, to detect
+    /// changes.
     #[serde(default, deserialize_with = "decode::pair_of_texts")]
     pub fields: Option<(Vec<String>, Vec<String>)>,
-    /// The version of its definition, which the program counts.
+    /// The version of its definition in the program.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub version: u32,
 }
@@ -70,7 +66,6 @@ fn is_zero(version: &u32) -> bool {
     *version == 0
 }
 
-/// A part of a tree.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Node(
     pub Kind,
@@ -86,27 +81,22 @@ pub struct Repeat(pub u32, pub u32);
 pub enum Kind {
     /// The state itself, with everything below it.
     Plain,
-    /// An array of jax.
     Jax,
-    /// An array of jax whose dtype is weak: in arithmetic, another array's wins.
+    /// A weakly typed JAX array.
     WeakJax,
-    /// A byte string that was a `bytearray`.
     Bytearray,
-    /// A byte string that was a `memoryview`.
     Memoryview,
-    /// A dict with string keys.
+    /// With string keys.
     Dict,
-    /// A dict with these keys: a [`super::Value`], which is a list.
+    /// With these keys: a [`super::Value`], which is a list.
     DictWithKeys(#[serde(deserialize_with = "decode::bytes")] ByteBuf),
     List,
-    /// A tuple, likewise.
     Tuple,
-    /// A node of a type of [`Record::types`], and the [`super::Value`] that is its static data.
+    /// A node of a type of [`Record::types`], and its static data: a [`super::Value`].
     Typed(u32, #[serde(deserialize_with = "decode::bytes")] ByteBuf),
 }
 
 impl Kind {
-    /// A dict whose keys, encoded here, are not all strings.
     pub fn dict_with_keys(keys: Vec<u8>) -> Self {
         Self::DictWithKeys(ByteBuf::from(keys))
     }
@@ -143,7 +133,6 @@ impl Record {
         Self::new(Vec::new(), vec![Node(Kind::Plain, Vec::new())], None)
     }
 
-    /// The number of the sharding of a node, if it was split.
     pub fn sharding_of(&self, node: usize) -> Option<usize> {
         let found = self
             .split
@@ -151,12 +140,10 @@ impl Record {
         found.ok().map(|at| self.split[at].1 as usize)
     }
 
-    /// Reads the bytes in a file: a record, checksums and a footer.
     pub fn read(bytes: &[u8]) -> Result<Self> {
         Self::decode(super::Footer::read(bytes)?.record(bytes))
     }
 
-    /// The types of nodes in the bytes of a file.
     pub fn types(bytes: &[u8]) -> Result<Vec<NodeType>> {
         #[derive(Deserialize)]
         struct Types {
@@ -167,15 +154,13 @@ impl Record {
         Ok(found.types)
     }
 
-    /// Encodes the record as a map, so that readers may skip unknown fields. Checks `watch` now and
-    /// then.
+    /// Encodes a map, so that readers may skip unknown fields.
     pub fn encode(&self, watch: &dyn Watch) -> Result<Vec<u8>> {
         grow::encode_named(self, watch)
     }
 
     /// Reads a record, and checks its references.
     pub fn decode(bytes: &[u8]) -> Result<Self> {
-        /// Fields of every version.
         #[derive(Deserialize)]
         struct Versioned {
             version: u32,
@@ -190,14 +175,13 @@ impl Record {
             return Err(Error::Newer { what });
         }
         if versioned.version < VERSION {
-            return Err(Error::Structure(
-                "the record of the structure is damaged: there is no such version".into(),
-            ));
+            let version = versioned.version;
+            return Err(damaged(format_args!(
+                "it has the unknown version {version}"
+            )));
         }
         let record: Self = read(bytes).map_err(broken)?;
-        record.check().map_err(|what| {
-            Error::Structure(format!("the record of the structure is damaged: {what}"))
-        })?;
+        record.check().map_err(damaged)?;
         Ok(record)
     }
 
@@ -206,12 +190,14 @@ impl Record {
             if kind.is_leaf() && !repeats.is_empty() {
                 return Err(format!("node {index} is a leaf with children"));
             }
-            // Children come before their parents, so that no node contains itself.
+            // Children precede their parents, so no node contains itself.
             if let Some(Repeat(count, child)) = repeats
                 .iter()
                 .find(|repeat| repeat.0 == 0 || repeat.1 as usize >= index)
             {
-                return Err(format!("node {index} has {count} times the node {child}"));
+                return Err(format!(
+                    "node {index} cannot repeat node {child} {count} times"
+                ));
             }
             if let Kind::Typed(class, _) = kind
                 && *class as usize >= self.types.len()
@@ -220,10 +206,13 @@ impl Record {
             }
         }
         if self.nodes.is_empty() {
-            return Err("there is no node".into());
+            return Err("it has no nodes".into());
         }
         if self.shardings.len() > MAX_SHARDINGS {
-            return Err(format!("there are {} shardings", self.shardings.len()));
+            return Err(format!(
+                "it has {} shardings, more than {MAX_SHARDINGS}",
+                self.shardings.len()
+            ));
         }
         for (index, Split(node, sharding)) in self.split.iter().enumerate() {
             let is_array = |Node(kind, _): &Node| matches!(kind, Kind::Jax | Kind::WeakJax);
@@ -241,10 +230,7 @@ impl Record {
 
 #[allow(clippy::needless_pass_by_value)] // as `map_err` has it
 fn broken(error: rmp_serde::decode::Error) -> Error {
-    // Its checksum has been compared.
-    decode::explain_sealed(&error, |error| {
-        format!("the record of the structure is damaged: {error}")
-    })
+    decode::explain_sealed(&error, |error| damaged(error))
 }
 
 pub(super) fn read<'a, T: Deserialize<'a>>(

@@ -8,10 +8,8 @@ use super::sharding::MAX_SHARDINGS;
 use super::{Kind, Node, NodeType, Record, Repeat, Sharding, Split};
 use crate::{Result, grow};
 
-/// Builds the record from the leaves up.
 #[derive(Debug)]
 pub struct Recorder {
-    /// Nodes with the numbers of their shardings.
     nodes: Numbered<(Node, Option<u32>)>,
     types: Numbered<NodeType>,
     shardings: Numbered<Sharding>,
@@ -39,7 +37,6 @@ impl Default for Recorder {
 }
 
 impl Recorder {
-    /// The number of [`Kind::Plain`].
     const PLAIN: u32 = 0;
 
     /// Adds a child that reads back unchanged.
@@ -48,7 +45,6 @@ impl Recorder {
         self.child(Self::PLAIN)
     }
 
-    /// Adds a child without children.
     pub fn leaf(&mut self, kind: Kind) -> Result<()> {
         let sharding = self.next_sharding.take();
         let node = match &self.last_leaf {
@@ -80,10 +76,8 @@ impl Recorder {
         grow::push(&mut self.open, Vec::new())
     }
 
-    /// Ends the innermost container.
-    ///
     /// # Panics
-    /// If none is open.
+    /// If no container is open.
     pub fn close(&mut self, kind: Kind) -> Result<()> {
         let repeats = self.open.pop().expect("a container that is open");
         let plain =
@@ -100,12 +94,10 @@ impl Recorder {
         self.types.number(class)
     }
 
-    /// The record, at the end of the tree.
-    ///
     /// # Panics
     /// If a container is still open.
     pub fn finish(mut self, metadata: Option<Vec<u8>>) -> Result<Record> {
-        let root = self.open.pop().expect("what is around the root");
+        let root = self.open.pop().expect("the list around the root");
         assert!(self.open.is_empty(), "every container is closed");
         // The root is part of no other node, so it was numbered last.
         debug_assert!(
@@ -127,7 +119,7 @@ impl Recorder {
 
     #[inline]
     fn child(&mut self, node: u32) -> Result<()> {
-        let repeats = self.open.last_mut().expect("what is around the root");
+        let repeats = self.open.last_mut().expect("the list around the root");
         match repeats.last_mut() {
             Some(repeat) if repeat.1 == node => repeat.0 += 1,
             _ => grow::push(repeats, Repeat(1, node))?,
@@ -136,7 +128,6 @@ impl Recorder {
     }
 }
 
-/// Distinct things with numbers.
 #[derive(Debug)]
 struct Numbered<T>(HashMap<T, u32>);
 
@@ -147,7 +138,6 @@ impl<T> Default for Numbered<T> {
 }
 
 impl<T: Eq + Hash> Numbered<T> {
-    /// The number of `thing`, a new one if there is no equal thing.
     fn number(&mut self, thing: T) -> Result<u32> {
         let next = count_of(self.0.len())?;
         self.0.try_reserve(1)?;
@@ -166,7 +156,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_reads_back_as_it_was_is_one_node() {
+    fn a_tree_that_reads_back_unchanged_is_one_node() {
         let mut recorder = Recorder::default();
         recorder.open().unwrap();
         for _ in 0..3 {

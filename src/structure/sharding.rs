@@ -4,18 +4,16 @@ use serde::{Deserialize, Serialize};
 
 use crate::grow::decode;
 
-/// The most recorded shardings: programs keep every mesh made of one for good.
+/// The most recorded shardings: JAX keeps every mesh that is built from one.
 pub const MAX_SHARDINGS: usize = 256;
 
-/// How an array was split over the devices of a mesh.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Sharding {
     #[serde(deserialize_with = "decode::list")]
     pub mesh: Vec<Axis>,
-    /// The axes that split each dimension.
     #[serde(deserialize_with = "decode::list")]
     pub spec: Vec<Axes>,
-    /// The kind of memory, unless it is the default of the devices.
+    /// The kind of memory, unless it is the devices' default.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[serde(deserialize_with = "decode::texts")]
     pub memory: Vec<String>,
@@ -33,6 +31,6 @@ pub struct Axis(
 #[serde(transparent)]
 pub struct Axes(#[serde(deserialize_with = "decode::texts")] pub Vec<String>);
 
-/// The number of a node, and of its sharding.
+/// A node and its sharding, by number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Split(pub u32, pub u32);

@@ -1,8 +1,7 @@
 //! Typed values: static data of nodes, keys other than strings, metadata.
 //!
-//! A value comes back with its type (a tuple is not a list) and its order, and the same value
-//! always has the same bytes. A value of another type is a name that the program knows, and a value
-//! to make it from.
+//! A value keeps its type (a tuple is not a list) and order, and equal values have equal bytes. A
+//! value of another type is a name that the program knows, and a value to construct it from.
 
 use rmp_serde::Deserializer;
 use serde::{Deserialize, Serialize};
@@ -10,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::grow::{self, Growing, decode};
 use crate::{Error, Result};
 
-/// The deepest nesting of MessagePack in a value. Each level of a value takes up to three.
+/// Each level of a value takes up to three levels of MessagePack.
 const MAX_NESTING: usize = 3 * Value::MAX_DEPTH + 3;
 
 /// A value with its type: a leaf other than an array, or metadata.
@@ -42,11 +41,11 @@ pub enum Value {
     ),
     Tuple(#[serde(deserialize_with = "decode::list")] Vec<Value>),
     List(#[serde(deserialize_with = "decode::list")] Vec<Value>),
-    /// In its order.
+    /// In insertion order.
     Dict(#[serde(deserialize_with = "decode::list")] Vec<(Value, Value)>),
     /// Sorted by the bytes of its elements.
     Frozenset(#[serde(deserialize_with = "decode::list")] Vec<Value>),
-    /// Any other type: its name in the program, and the value to make it from.
+    /// Any other type: its name in the program, and the value to construct it from.
     Named(
         #[serde(deserialize_with = "decode::text")] String,
         #[serde(deserialize_with = "decode::boxed")] Box<Value>,
@@ -57,20 +56,20 @@ impl Value {
     /// The deepest nesting of values.
     pub const MAX_DEPTH: usize = 32;
 
-    /// A frozenset with its elements sorted.
+    /// Returns a frozenset, sorting its elements.
     pub fn frozenset(elements: Vec<Self>) -> Result<Self> {
         let mut keyed = Vec::new();
         keyed.try_reserve_exact(elements.len())?;
         for element in elements {
             keyed.push((element.encode()?, element));
         }
-        // A stable sort would take memory. Elements with equal bytes are equal.
+        // A stable sort would allocate. Elements with equal bytes are equal.
         keyed.sort_unstable_by(|(a, _), (b, _)| a.cmp(b));
         let elements = keyed.into_iter().map(|(_, element)| element);
         Ok(Self::Frozenset(grow::collect(elements)?))
     }
 
-    /// Whether it is text, a number, `None`, or a tuple of these.
+    /// Returns whether it is text, a number, `None`, or a tuple of these.
     #[cfg(feature = "python")]
     pub(crate) fn is_simple(&self) -> bool {
         match self {
@@ -86,7 +85,7 @@ impl Value {
         bytes.finish(done)
     }
 
-    /// Reads a value.
+    /// Decodes a value.
     pub fn decode(bytes: &[u8]) -> Result<Self> {
         let mut rest = bytes;
         let mut deserializer = Deserializer::new(&mut rest);
@@ -94,10 +93,8 @@ impl Value {
         let value = Self::deserialize(&mut deserializer);
         match value {
             Ok(value) if rest.is_empty() => Ok(value),
-            Ok(_) => Err(Error::Structure("a value with bytes after it".into())),
-            Err(error) => Err(decode::explain_sealed(&error, |error| {
-                format!("a damaged value: {error}")
-            })),
+            Ok(_) => Err(damaged("unexpected bytes after it")),
+            Err(error) => Err(decode::explain_sealed(&error, |error| damaged(error))),
         }
     }
 }
@@ -125,6 +122,10 @@ from! {
     &str: value => Self::Str(value.into()),
     String: value => Self::Str(value),
     Vec<u8>: value => Self::Bytes(value),
+}
+
+fn damaged(what: impl std::fmt::Display) -> Error {
+    Error::Structure(format!("a damaged value: {what}"))
 }
 
 #[cfg(test)]
@@ -186,7 +187,6 @@ mod tests {
         }
         let deepest = nested(Value::MAX_DEPTH);
         assert_eq!(Value::decode(&deepest.encode().unwrap()).unwrap(), deepest);
-        // {"list": [{"list": [… and so on, without an end.
         let endless = b"\x81\xa4list\x91".repeat(100_000);
         let error = Value::decode(&endless).unwrap_err().to_string();
         assert!(error.contains("depth limit"), "{error}");

@@ -1,7 +1,7 @@
-//! Reads headers and short texts one by one from a source, never beyond its end.
+//! Reads headers and short texts from a source, never past its end.
 //!
-//! It parses copies: of 16 bytes of memory at a time, or of a window of another source. So nothing
-//! changes between its check and its use.
+//! It parses copies: of 16 bytes of memory at a time, or of a window of another source. So no byte
+//! changes between check and use.
 
 use std::ops::Range;
 
@@ -11,19 +11,18 @@ use crate::wire::Head;
 use crate::{Error, Result};
 
 /// The first window after a jump: enough for a key and the headers of an array, and cheap to read
-/// from a disk. Reading on doubles it.
+/// from a disk. Sequential reads double it.
 const MIN_WINDOW: usize = 512;
 const MAX_WINDOW: usize = 1 << 20;
 
-/// A shorter jump is read through, which is cheaper than another request to a disk.
+/// A shorter jump is read through, which is cheaper than another disk request.
 const NEAR_BYTES: usize = 16 << 10;
 
-/// The bytes that [`Cursor::ahead`] returns.
 pub const AHEAD: usize = 32;
 
 /// A position in encoded bytes.
 ///
-/// Every length is compared with the bytes left, so that a caller may allocate for it.
+/// Checks every length against the bytes left, so that callers may allocate for it.
 pub struct Cursor<'a> {
     source: &'a dyn Source,
     /// All of the source, if it is in memory.
@@ -40,8 +39,6 @@ impl<'a> Cursor<'a> {
         Self::within(source, 0..source.len())
     }
 
-    /// A cursor over a part of a source.
-    ///
     /// # Panics
     /// If the part exceeds the source.
     pub fn within(source: &'a dyn Source, part: Range<usize>) -> Self {
@@ -56,7 +53,7 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    /// Moves to another part, and keeps what is near.
+    /// Moves to another part; keeps the window if it is near.
     ///
     /// # Panics
     /// If the part exceeds the source.
@@ -75,7 +72,6 @@ impl<'a> Cursor<'a> {
         self.end - self.position
     }
 
-    /// Fails unless everything has been read.
     pub fn finish(&self) -> Result<()> {
         match self.left() {
             0 => Ok(()),
@@ -86,12 +82,12 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    /// Reads the header of the next value, and checks that there is room for its bytes or elements.
+    /// Checks that the bytes or elements of the value can follow.
     pub fn head(&mut self) -> Result<Head> {
         self.head_inlined()
     }
 
-    /// The same, where calls would be too slow.
+    /// [`head`](Self::head), inlined where a call would be too slow.
     #[inline(always)]
     #[allow(clippy::inline_always)]
     pub fn head_inlined(&mut self) -> Result<Head> {
@@ -101,7 +97,7 @@ impl<'a> Cursor<'a> {
             Ok(found) => found,
             Err(width) => return Err(self.no_head(width)),
         };
-        // An element takes at least one byte, so a count beyond the bytes left is a lie.
+        // Each element takes at least one byte, which bounds the count.
         let least = match head {
             Head::Str(len) | Head::Bin(len) | Head::Ext(_, len) | Head::Array(len) => len.into(),
             Head::Map(pairs) => 2 * u64::from(pairs),
@@ -121,7 +117,7 @@ impl<'a> Cursor<'a> {
         Ok(head)
     }
 
-    /// Fails if fewer bytes are left, unless the source is incomplete.
+    /// Does not fail where the source is incomplete.
     fn check_present(&self, least: u64) -> Result<()> {
         let present = self.source.present(self.position..self.end) as u64;
         match least.checked_sub(present) {
@@ -136,7 +132,7 @@ impl<'a> Cursor<'a> {
     #[cold]
     fn no_head(&self, width: usize) -> Error {
         match width {
-            0 => Error::malformed(self.position, "byte 0xc1 starts no msgpack value"),
+            0 => Error::malformed(self.position, "byte 0xc1 does not start a msgpack value"),
             _ => Error::Truncated {
                 offset: self.position,
                 missing: (width - self.left()) as u64,
@@ -144,14 +140,14 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    /// Skips the next `len` bytes, which `head` has found to be there.
+    /// `head` must have checked `len`.
     #[inline]
     pub fn skip(&mut self, len: usize) {
         debug_assert!(len <= self.left());
         self.position += len;
     }
 
-    /// Appends the next `len` bytes, which `head` has found to be there, to `out`.
+    /// `head` must have checked `len`.
     #[inline]
     pub fn read(&mut self, len: usize, out: &mut Vec<u8>) -> Result<()> {
         let from = self.position;
@@ -169,7 +165,7 @@ impl<'a> Cursor<'a> {
         Ok(())
     }
 
-    /// A copy of the next bytes, except near the end of the source or the window.
+    /// `None` near the end of the source or the window.
     #[inline]
     pub fn ahead(&self) -> Option<[u8; AHEAD]> {
         if let Some(memory) = self.memory {
@@ -180,7 +176,7 @@ impl<'a> Cursor<'a> {
         window.and_then(<[u8]>::first_chunk).copied()
     }
 
-    /// Skips a string if it is this one, short and not near the end: much cheaper than reading it.
+    /// Skips an expected string if it is short and not near the end: much cheaper than reading it.
     #[inline]
     pub fn skip_text(&mut self, text: &str) -> bool {
         let Some(ahead) = self.ahead() else {
@@ -199,18 +195,17 @@ impl<'a> Cursor<'a> {
         is_same
     }
 
-    /// Ends the input `len` bytes after this position, and returns its end before.
+    /// Ends the input `len` bytes after this position, and returns its previous end.
     pub fn limit(&mut self, len: usize) -> usize {
         debug_assert!(len <= self.left());
         std::mem::replace(&mut self.end, self.position + len)
     }
 
-    /// Restores the end of the input.
     pub fn unlimit(&mut self, end: usize) {
         self.end = end;
     }
 
-    /// The next 16 bytes, zeros after the end.
+    /// Zeros past the end.
     #[inline]
     fn peek(&mut self) -> Result<[u8; 16]> {
         match self.memory.and_then(|memory| memory.load(self.position)) {
@@ -238,7 +233,6 @@ impl<'a> Cursor<'a> {
         Ok(bytes)
     }
 
-    /// Moves the window, unless it holds the next `len` bytes.
     fn look(&mut self, len: usize) -> Result<()> {
         let window_end = self.window_start + self.window.len();
         let inside = self.window_start <= self.position && self.position <= window_end;

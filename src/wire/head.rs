@@ -1,9 +1,9 @@
-//! The header of a value, written and read by one table.
+//! Headers of values, written and read by one table.
 //!
 //! MessagePack allows wider forms of every length and integer than needed. flax writes the
 //! smallest; [`crate::array`] uses wider ones to align payloads. Readers accept all.
 
-// Most callers know the kind of header, so that little of these functions is left there.
+// Most callers know the kind of header, which leaves little of these functions.
 #![allow(clippy::inline_always)]
 
 use crate::raw::{Buffer, Tail};
@@ -39,28 +39,27 @@ impl Out for Tail<'_> {
 pub enum Head {
     Nil,
     Bool(bool),
-    /// A negative integer, or one in a signed format.
+    /// Negative, or in a signed format.
     Int(i64),
     Uint(u64),
     /// A float; 32 bits are only read.
     Float(f64),
     Str(u32),
     Bin(u32),
-    /// An array and its elements.
+    /// The number of elements.
     Array(u32),
-    /// A map and its pairs.
+    /// The number of pairs.
     Map(u32),
-    /// An extension: its type, and the bytes of its body.
+    /// The type, and the bytes of the body.
     Ext(i8, u32),
 }
 
-/// A form of a header: a first byte, and a big-endian field after it.
+/// A first byte, then a big-endian field.
 #[derive(Clone, Copy)]
 struct Form {
-    /// The first byte; without a field, the value is added to it.
+    /// Without a field, the value is added to it.
     first: u8,
     field: u8,
-    /// The largest value of this form.
     max: u64,
 }
 
@@ -80,7 +79,7 @@ const fn field(first: u8, field: u8) -> Form {
     }
 }
 
-// For each family its forms, from narrow to wide (the format's specification, "Formats"). `INT`
+// The forms of each family, from narrow to wide (the format's specification, "Formats"). `INT`
 // holds two's complement, so its limits are elsewhere.
 const STR: &[Form] = &[
     fix(0xa0, 31),
@@ -134,12 +133,10 @@ enum Family {
     FixedExt,
 }
 
-/// The meaning of a first byte.
 #[derive(Clone, Copy)]
 struct First {
     family: Family,
     field: u8,
-    /// The value without a field.
     value: u8,
 }
 
@@ -197,10 +194,8 @@ static FIRST: [First; 256] = {
 };
 
 impl Head {
-    /// The longest header.
     pub const MAX_BYTES: usize = 9;
 
-    /// The forms of this header, and the value of their field.
     #[inline(always)]
     fn forms(self) -> (&'static [Form], u64) {
         match self {
@@ -228,7 +223,6 @@ impl Head {
         }
     }
 
-    /// The bytes besides the field.
     #[inline(always)]
     fn fixed_bytes(self) -> usize {
         match self {
@@ -237,7 +231,7 @@ impl Head {
         }
     }
 
-    /// All widths of this header in bytes, ascending.
+    /// In bytes, ascending.
     #[inline(always)]
     pub fn widths(self) -> impl Iterator<Item = usize> {
         let (forms, value) = self.forms();
@@ -263,7 +257,7 @@ impl Head {
         }
     }
 
-    /// Appends this header at `width`, one of [`Head::widths`].
+    /// `width` must be one of [`Head::widths`].
     #[inline]
     pub fn write_wide(self, width: usize, out: &mut impl Out) {
         debug_assert!(self.widths().any(|w| w == width), "{self:?} at {width}");
@@ -302,12 +296,11 @@ impl Head {
         }
     }
 
-    /// Reads a header from the first `available` of `bytes`, with its width.
+    /// Reads a header and its width from the first `available` of `bytes`. Does not check lengths.
     ///
-    /// `Err` is the width if more bytes are needed, or 0 for a byte that starts no value. Lengths
-    /// are not checked.
+    /// `Err` is the width if more bytes are needed, or 0 for a byte that starts no value.
     #[inline(always)]
-    #[allow(clippy::cast_possible_truncation)] // a field of four bytes has four bytes
+    #[allow(clippy::cast_possible_truncation)] // the field has four bytes
     pub fn read(bytes: &[u8; 16], available: usize) -> std::result::Result<(Self, usize), usize> {
         let First {
             family,
@@ -324,7 +317,6 @@ impl Head {
         let wide = u64::from_be_bytes([
             bytes[1], bytes[2], bytes[3], bytes[4], bytes[5], bytes[6], bytes[7], bytes[8],
         ]);
-        // The field, unsigned and signed.
         let (value, signed) = match field {
             0 => (u64::from(value), i64::from(value) - 32),
             bytes => {
@@ -351,7 +343,7 @@ impl Head {
     }
 }
 
-/// A length that fits the format; `what` is for the error.
+/// `what` is for the error.
 #[inline]
 pub fn length(what: &'static str, len: usize) -> Result<u32> {
     u32::try_from(len).map_err(|_| Error::TooLarge { what, len })
@@ -367,7 +359,6 @@ mod tests {
         Head::read(&padded, bytes.len())
     }
 
-    /// The last number of each width, and the first of the next.
     fn edges() -> impl Iterator<Item = u64> {
         let last = [0, 7, 15, 31, 127, 255, 0xffff, 0xffff_ffff, u64::MAX - 1];
         last.into_iter().flat_map(|last| [last, last + 1])
@@ -411,7 +402,7 @@ mod tests {
     }
 
     #[test]
-    fn the_smallest_width_is_what_the_reference_writes() {
+    fn the_smallest_width_matches_the_reference() {
         let mut ours = Vec::new();
         let mut theirs = Vec::new();
         for value in edges() {
@@ -442,7 +433,7 @@ mod tests {
     }
 
     #[test]
-    fn every_first_byte_is_what_the_reference_says() {
+    fn every_first_byte_matches_the_reference() {
         for first in 0..=255 {
             let known = rmp::Marker::from_u8(first) != rmp::Marker::Reserved;
             let found = read(&[first, 0, 0, 0, 0, 0, 0, 0, 0, 0]);

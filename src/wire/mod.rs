@@ -1,7 +1,7 @@
 //! The wire format: MessagePack as flax uses it.
 //!
-//! [`Head`] is the header of a value; [`Cursor`] reads headers. flax's extension codes and reserved
-//! keys are here.
+//! [`Head`] is the header of a value; [`Cursor`] reads headers. This file has flax's extension
+//! codes and reserved keys.
 //!
 //! Format: <https://github.com/msgpack/msgpack/blob/master/spec.md> and the "on-the-wire" comment
 //! in `flax/serialization.py`.
@@ -13,13 +13,13 @@ pub(crate) use cursor::AHEAD;
 pub use cursor::Cursor;
 pub use head::{Head, Out, length};
 
-/// Extension type of an array: `[shape, dtype name, bytes]`.
+/// `[shape, dtype name, bytes]`.
 pub const EXT_NDARRAY: i8 = 1;
-/// Extension type of a Python `complex`: `[real, imag]`.
+/// A Python `complex`: `[real, imag]`.
 pub(crate) const EXT_COMPLEX: i8 = 2;
-/// Extension type of a NumPy scalar; the body is that of an array of shape `[]`.
+/// A NumPy scalar, as an array of shape `[]`.
 pub const EXT_NPSCALAR: i8 = 3;
-/// Extension type of a Python `int` beyond 64 bits: its two's complement, big-endian.
+/// A Python `int` beyond 64 bits: its two's complement, big-endian.
 #[cfg(feature = "python")]
 pub(crate) const EXT_INT: i8 = 73;
 /// Extension type of an array that is a difference from another one; only in patches.
@@ -32,8 +32,8 @@ pub const CHUNKED_MARKER: &str = "__msgpack_chunked_array__";
 /// Key of a map that is a typed PRNG key array.
 pub(crate) const PRNG_MARKER: &str = "__prng_key__";
 
-/// The deepest nesting: msgpack for Python, and so flax, writes at most 511 levels. The walks are
-/// recursive, and threads may have small stacks.
+/// msgpack for Python, and so flax, writes at most 511 levels. The walks are recursive, and threads
+/// may have small stacks.
 pub const MAX_DEPTH: usize = 512;
 
 #[derive(Debug, Clone, Copy, PartialEq, serde::Serialize)]
@@ -41,14 +41,11 @@ pub struct Complex(pub f64, pub f64);
 
 impl Complex {
     /// The extension body `[real, imag]`.
-    ///
-    /// # Panics
-    /// Never: writing two numbers to memory cannot fail.
     pub fn to_body(self) -> Vec<u8> {
         rmp_serde::to_vec(&self).expect("two floats always serialize")
     }
 
-    /// Reads a body of two numbers of any kind, and ignores further elements as flax does.
+    /// Reads a body of two numbers of any kind; ignores further elements, as flax does.
     pub fn read(cursor: &mut Cursor<'_>) -> crate::Result<Self> {
         let offset = cursor.offset();
         let count = match cursor.head()? {
@@ -61,7 +58,6 @@ impl Complex {
             }
         };
         let parts = (number(cursor)?, number(cursor)?);
-        // Values to come at each open level.
         let mut open = vec![u64::from(count - 2)];
         while let Some(last) = open.last_mut() {
             if *last == 0 {

@@ -221,9 +221,9 @@ def test_damaged_arrays_of_open_files_are_not_saved(folder: Path, sharded: bool)
     damage(path, "w")
     with treepack.open("some") as file:
         for options in ({}, {"compress": True}, {"compress": "numbers"}):
-            with pytest.raises(CorruptionError, match=r"some.*leaves are not what was written: w"):
+            with pytest.raises(CorruptionError, match=r"some.*damaged leaves: w"):
                 treepack.save("new", dict(file), **options)  # type: ignore[arg-type]
-        with pytest.raises(CorruptionError, match=r"some.*leaves are not what was written: w"):
+        with pytest.raises(CorruptionError, match=r"some.*damaged leaves: w"):
             treepack.save("directory", dict(file), sharded=True)
         with pytest.raises(CorruptionError):
             treepack.save("new", iter(file.leaves()))

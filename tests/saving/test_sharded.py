@@ -537,7 +537,7 @@ for path in args:
         try:
             use(path)
         except treepack.DecodeError as error:
-            assert "bytes are missing that are not those of an array" in str(error), error
+            assert "bytes outside of arrays are missing" in str(error), error
 """
 
 
@@ -643,7 +643,7 @@ def test_what_is_committed_are_regular_files(
         KINDS_OF_FILES[kind](path)
 
     monkeypatch.setattr(writing.ProcessShare, "write", replaced)
-    with pytest.raises(treepack.DecodeError, match="no regular file"):
+    with pytest.raises(treepack.DecodeError, match="regular file"):
         save_to(tmp_path, 2)
     assert value_in(tmp_path) == 1
 
@@ -657,17 +657,17 @@ def test_shards_and_manifests_are_regular_files(checkpoint: Path, kind: str, mma
     # Also if the manifest has its size.
     nbytes = shard.stat().st_size
     change_manifest(checkpoint, lambda record: record["files"][0].update(nbytes=nbytes))
-    with pytest.raises(treepack.CorruptionError, match="is no regular file"):
+    with pytest.raises(treepack.CorruptionError, match="is not a regular file"):
         treepack.load(checkpoint, mmap=mmap)
     array = treepack.open(checkpoint, mmap=mmap)["params/w"]
-    with pytest.raises(treepack.CorruptionError, match="is no regular file"):
+    with pytest.raises(treepack.CorruptionError, match="is not a regular file"):
         np.asarray(array)
-    assert "is no regular file" in (treepack.verify(checkpoint).damage or "")
+    assert "is not a regular file" in (treepack.verify(checkpoint).damage or "")
     manifest = checkpoint / shards.MANIFEST
     manifest.unlink()
     KINDS_OF_FILES[kind](manifest)
     for use in (treepack.load, treepack.open, treepack.verify, treepack.abstract):
-        with pytest.raises(treepack.DecodeError, match="is no regular file"):
+        with pytest.raises(treepack.DecodeError, match="is not a regular file"):
             use(checkpoint)
 
 
@@ -681,7 +681,7 @@ def test_a_checkpoint_as_a_shard_of_another_one(checkpoint: Path, saved: Path) -
         checkpoint,
         lambda it: it["files"][0].update(nbytes=nbytes, record=zlib.crc32(record or b"")),
     )
-    with pytest.raises(treepack.CorruptionError, match="is no regular file"):
+    with pytest.raises(treepack.CorruptionError, match="is not a regular file"):
         treepack.load(checkpoint)
 
 
@@ -769,7 +769,7 @@ def test_an_index_that_has_an_array_where_there_is_none(checkpoint: Path) -> Non
         if shape != [999]:  # of which headers are needed to tell
             reads += [opened.abstract, lambda opened=opened: dict(opened.leaves())]
         for read in reads:
-            with pytest.raises(treepack.DecodeError, match=r"index of the file has.*at host"):
+            with pytest.raises(treepack.DecodeError, match=r"index of the file.*at host"):
                 read()
 
 

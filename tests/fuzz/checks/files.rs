@@ -11,7 +11,7 @@ use super::compressing::small_blocks;
 use super::{Noise, Windowed, threads};
 
 /// Part of what is said of headers that are not those of the index.
-const UNLIKE: &str = "not what the index of the file has there";
+const UNLIKE: &str = "match the index of the file";
 
 /// Checks bytes as they are, and with the checksum that fits to their record.
 pub fn open(data: &[u8]) {
