@@ -22,6 +22,7 @@ def open_reader(
     source: Openable,
     *,
     is_directory: bool = False,
+    salvage: bool = False,
     max_size: int | None = None,
     base: Any = None,
     **options: Any,
@@ -32,14 +33,13 @@ def open_reader(
     is that of a patch; see `open_parts`.
     """
     check("max_size", max_size)
-    options["max_size"] = max_size
+    options |= {"salvage": salvage, "max_size": max_size}
     if not is_directory:
         with contextlib.suppress(IsADirectoryError):
             if has_suffix(source):  # a file of treepack is first read at its end
                 return RepositoryReader.open(source, **options)
-            options.setdefault("salvage", False)
             found = open_parts(source, base=base, **options)
-            if options["salvage"] and _is_safetensors(found):
+            if salvage and _is_safetensors(found):
                 return SafetensorsReader(source, found, **options)
             try:
                 return Reader(source, found, **options)
