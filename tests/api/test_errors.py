@@ -130,7 +130,7 @@ def advice(folder: Path) -> list[tuple[Any, str, list[Any]]]:
         (lambda: load(cast=True), "or pass dtype=", [
             lambda: load(tree, cast=True), lambda: load(dtype="float16")]),
         (lambda: load(tree, dtype="float16"), "cast=True", [lambda: load(tree, cast=True)]),
-        (lambda: load(rename={"a": "x"}), "needs a target", [
+        (lambda: load(rename={"a": "x"}), "requires a target", [
             lambda: load({"x": tree["a"], "b": tree["b"]}, rename={"a": "x"})]),
         (lambda: treepack.loads(lost), 'target.*unknown="dict"|unknown="dict"', [
             lambda: treepack.loads(lost, unknown="dict"),
@@ -158,7 +158,7 @@ def advice(folder: Path) -> list[tuple[Any, str, list[Any]]]:
         (lambda: checkpoints.save_checkpoint(series, tree, 4), "a later step.*overwrite=True", [
             lambda: checkpoints.save_checkpoint(series, tree, 6),
             lambda: checkpoints.save_checkpoint(series, tree, 4, overwrite=True)]),
-        (lambda: treepack.save(path, tree, level=3), "needs compress=True", [
+        (lambda: treepack.save(path, tree, level=3), "requires compress=True", [
             lambda: treepack.save(path, tree, level=3, compress=True)]),
         (lambda: treepack.packed_size(tree, metadata=1), "described=True", [
             lambda: treepack.packed_size(tree, metadata=1, described=True)]),

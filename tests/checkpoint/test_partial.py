@@ -167,7 +167,7 @@ def test_names_that_make_no_sense() -> None:
     ):
         with pytest.raises(ValueError, match=message):
             file.load(template, rename=rename)
-    with pytest.raises(ValueError, match="rename needs a target"):
+    with pytest.raises(ValueError, match="rename= requires a target"):
         file.load(rename={"a": "b"})
     with pytest.raises(TypeError, match="rename is a dict"):
         file.load(template, rename=3)
@@ -278,7 +278,7 @@ def test_casts_and_placement(tmp_path: Path) -> None:
     assert found["n"] is template["n"]
     with pytest.raises(treepack.MismatchError, match="m/w: expected"):
         treepack.load(tmp_path / "saved", template, select="m")
-    with pytest.raises(ValueError, match="cast=True needs a target"):
+    with pytest.raises(ValueError, match="cast=True requires a target"):
         treepack.load(tmp_path / "saved", cast=True, select="m")
 
 

@@ -480,5 +480,5 @@ def test_options_are_checked(tmp_path: Path) -> None:
     wrong: Any = "send"
     with pytest.raises(ValueError, match=r"replicas must be one of \('read', 'broadcast'\)"):
         treepack.load(tmp_path / "saved", replicas=wrong)
-    with pytest.raises(ValueError, match="timeout has to be more than 0"):
+    with pytest.raises(ValueError, match="timeout must be more than 0"):
         treepack.load(tmp_path / "saved", timeout=0)

@@ -109,7 +109,7 @@ def test_what_cannot_be_converted(folder: Path) -> None:
     for args, message in (
         (("convert", "model", "x.safetensors"), "at key: a PRNGKeyArray is no array"),
         (("convert", "flax", "x.npz"), "npz has no dtype bfloat16"),
-        (("convert", "flax", "x", "--dtype", "int8"), "no dtype of floats"),
+        (("convert", "flax", "x", "--dtype", "int8"), "must be a float dtype"),
         (("convert", "flax", "x.npz", "--gzip"), "are for msgpack"),
         (("get", "model", "nothing", "x"), "nothing at nothing"),
         (("ls", "nothing-like-this://host/x"), "Protocol not known"),

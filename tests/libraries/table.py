@@ -264,8 +264,8 @@ def short(reason: str) -> str:
 # Reasons that docs/types.md explains, by a part of the message.
 EXPECTED = {
     "static data here were not saved": "needs its code",
-    "knows no type named 'states.": "a type of the program: needs a registration",
-    "knows no type named": "needs a template",
+    "unregistered type 'states.": "a type of the program: needs a registration",
+    "unregistered type": "needs a template",
     "ArrayImpl instead of": "JAX has no abstract numbers of Python",
     "other structure: ": "makes its code anew",
 }

@@ -324,7 +324,7 @@ def test_they_are_looked_up_in_what_is_imported(
     assert library.made == []  # no code of the type has run
     assert type(treepack.loads(data)[1].data[1]) is library.Irreps
     monkeypatch.delitem(sys.modules, "haliax")
-    with pytest.raises(treepack.UnregisteredTypeError, match=r"'haliax:.*; import haliax"):
+    with pytest.raises(treepack.UnregisteredTypeError, match=r"'haliax:.*: import haliax"):
         treepack.loads(data)
     assert "haliax" not in sys.modules
 

@@ -72,6 +72,11 @@ def cast(source: np.ndarray | np.generic, target: np.ndarray, path: object) -> N
         )
 
 
+def unsupported(name: str) -> str:
+    """Returns the message for a dtype that arrays cannot have."""
+    return f"unsupported array dtype {name!r}"
+
+
 @functools.lru_cache(maxsize=256)
 def resolve(name: bytes) -> np.dtype | None:
     """Returns the dtype with a name or alias (`float32`, `<f4`), or `None`.

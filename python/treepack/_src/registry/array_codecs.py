@@ -16,8 +16,7 @@ from treepack._src.printable import short_repr
 from treepack._src.pytree.leaves import as_plain
 from treepack._src.registry.codec import as_parts, counts, found_in, one
 from treepack._src.registry.libraries import find, library_name
-from treepack._src.registry.names import default_name, function_name
-from treepack.errors import UnregisteredTypeError
+from treepack._src.registry.names import default_name, function_name, not_registered
 
 # JAX compares and hashes static data; larger arrays belong into leaves.
 MAX_ARRAY_BYTES = 64 << 10
@@ -29,7 +28,7 @@ MOST_DIMENSIONS = 64
 def dtype_of(name: str) -> np.dtype:
     dtype = _dtypes.resolve(one(str, name).encode())
     if dtype is None:
-        raise ValueError(f"{name!r} is no dtype that an array can have")
+        raise ValueError(_dtypes.unsupported(name))
     return dtype
 
 
@@ -111,7 +110,7 @@ def type_of(parts: tuple[str, str]) -> Any:
     if module == "library":
         node = find(name)
         if node is None:
-            raise UnregisteredTypeError(f"there is no type {name!r} here; import its library", name)
+            raise not_registered("type", name, "import its library")
         return node
     if module in _MODULES and not name.startswith("_"):
         found = found_in(module, name)

@@ -85,6 +85,6 @@ def found_in(module: str, name: str) -> Any:
     found = found_at(module, name)
     if found is None:
         raise UnregisteredTypeError(
-            f"{module}.{name} is not known here; import {module}, or another version of it", name
+            f"cannot find {module}.{name}: import {module}, in a version that has it", name
         )
     return found

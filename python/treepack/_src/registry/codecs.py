@@ -44,7 +44,7 @@ from treepack._src.registry.codec import Codec, as_parts, counts, exactly, found
 from treepack._src.registry.holes import Hole
 from treepack._src.registry.inert import checked_keys
 from treepack._src.registry.libraries import library_name, library_of
-from treepack._src.registry.names import default_name
+from treepack._src.registry.names import default_name, not_registered
 from treepack._src.registry.python_codecs import CODECS
 from treepack._src.registry.unregistered import of_library
 from treepack.errors import UnregisteredTypeError
@@ -77,8 +77,8 @@ def _treedef_parts(treedef: Any) -> Any:
     name = _TREEDEFS.get(ty) or _types.name_of(ty) or library_name(ty)
     if name is None:
         raise TypeError(
-            f"a PyTreeDef with nodes of the type {default_name(ty)}, which is not registered, "
-            "cannot be saved; call treepack.register_node on it"
+            f"cannot save a PyTreeDef with nodes of the unregistered type {default_name(ty)}: call "
+            "treepack.register_node on it"
         )
     return name, auxdata, [_treedef_parts(child) for child in treedef.children()]
 
@@ -93,8 +93,9 @@ def _treedef(parts: Any) -> Any:
     ty = _TREEDEF_TYPES.get(name) or getattr(found, "ty", None)
     if ty is None:
         library = library_of(name)
-        remedy = f"; import {library}" if library is not None and not imported(library) else ""
-        raise UnregisteredTypeError(f"no type is registered with the name {name!r}{remedy}", name)
+        is_missing = library is not None and not imported(library)
+        remedy = f"import {library}" if is_missing else "call treepack.register_node on it"
+        raise not_registered("type", name, remedy)
     if ty is type(None):
         fits = auxdata is None and not children
     elif ty is dict:
@@ -314,7 +315,7 @@ def _missing(parts: Any) -> Any:
     missing = equinox.missing()
     if missing is None:
         raise UnregisteredTypeError(
-            "a field of an equinox module is missing, which equinox marks; import equinox",
+            "unregistered marker of a missing field in an equinox module: import equinox",
             "equinox.Missing",
         )
     one(type(None), parts)

@@ -13,7 +13,14 @@ import weakref
 from collections.abc import Callable, Iterable
 from typing import Any, Generic, NamedTuple, TypeVar, cast
 
+from treepack.errors import UnregisteredTypeError
+
 T = TypeVar("T")
+
+
+def not_registered(sort: str, name: str, remedy: str) -> UnregisteredTypeError:
+    """Returns the error for a name in a file that is not registered; `remedy` says what to do."""
+    return UnregisteredTypeError(f"unregistered {sort} {name!r}: {remedy}", name)
 
 
 class _Registering:
@@ -174,11 +181,7 @@ class Names(Generic[T]):
         if known is None:
             known = default_name(thing)
             if is_unstable(thing):
-                warnings.warn(
-                    f"{known!r} is not a lasting name for files: another program may have "
-                    "something else there. Give it a serialized_name",
-                    stacklevel=3,
-                )
+                warnings.warn(unstable_text(known, "pass serialized_name="), stacklevel=3)
         return known
 
     def name_of(self, thing: Any) -> str | None:
@@ -248,6 +251,11 @@ def default_name(thing: Any) -> str:
 def is_unstable(thing: Any) -> bool:
     """Returns whether other programs may have another thing under the default name of this one."""
     return thing.__module__ == "__main__" or "<locals>" in thing.__qualname__
+
+
+def unstable_text(name: str, remedy: str) -> str:
+    """Returns the warning about a name that `is_unstable`."""
+    return f"{name!r} may name another type or function in other programs: {remedy}"
 
 
 def _label(thing: Any) -> str:

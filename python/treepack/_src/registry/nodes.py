@@ -173,7 +173,8 @@ def _type_in(fillings: _holes.Fillings, name: str) -> NodeType | None:
     found = fillings.types.get(name, [])
     if len(found) > 1:
         raise UnregisteredTypeError(
-            f"{len(found)} types in static= have the name {name!r}: pass the tree as target", name
+            f"{len(found)} types in static= have the name {name!r}: pass the tree as target",
+            name,
         )
     return found[0] if found else None
 
@@ -215,12 +216,12 @@ def _unknown(names: list[str]) -> UnregisteredTypeError:
     remedies = [f"import {library}" for library in sorted({*missing.values()})]
     if len(missing) < len(libraries):
         remedies.append(
-            "register them (see treepack.register_dataclass; aliases= takes the name that a class "
-            "had before it was moved)"
+            "register them (see treepack.register_dataclass; aliases= takes the name of a class "
+            "before a move)"
         )
     quoted = ", ".join(map(repr, names))
     return UnregisteredTypeError(
-        f"the program knows no type named {quoted}: {' and '.join(remedies)}"
+        f"unregistered type{'s' if len(names) > 1 else ''} {quoted}: {' and '.join(remedies)}"
         f"{''.join(dict.fromkeys(map(remark_on_main, names)))}; or pass a template as target, or "
         'unknown="dict" to get dicts in their place',
         names[0],
