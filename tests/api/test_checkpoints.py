@@ -179,7 +179,7 @@ def test_options(tmp_path: Path) -> None:
         checkpoints.restore_checkpoint(tmp_path, None, max_size=10)
     found = checkpoints.restore_checkpoint(path, None, copy=True)["w"]
     assert found.flags.writeable
-    with pytest.raises(ValueError, match="level needs compress"):
+    with pytest.raises(ValueError, match="level requires compress"):
         checkpoints.save_checkpoint(tmp_path, tree, 2, level=3)
 
 

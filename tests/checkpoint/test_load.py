@@ -245,9 +245,9 @@ def test_a_place_for_what_jax_has_not() -> None:
 def test_places_that_are_none(options: Any) -> None:
     for data in (treepack.dumps({}), treepack.dumps({"a": np.zeros(2)})):
         for target in (None, {}, {"a": np.zeros(2)}):
-            with pytest.raises(ValueError, match="has to be a device or sharding of jax"):
+            with pytest.raises(ValueError, match="must be a JAX device or sharding"):
                 treepack.loads(data, target, **options)
-        with pytest.raises(ValueError, match="has to be a device or sharding of jax"):
+        with pytest.raises(ValueError, match="must be a JAX device or sharding"):
             treepack.load(data, select="**", **options)
 
 
@@ -465,9 +465,9 @@ def test_shardings_that_do_not_fit() -> None:
     data = treepack.dumps({"a": {"w": jnp.zeros(3)}})
     columns = NamedSharding(MESH, PartitionSpec(None, "data"))
     for sharding in (ROWS, columns):
-        with pytest.raises(treepack.TreepackError, match=r"at a/w: .* cannot be put as"):
+        with pytest.raises(treepack.TreepackError, match=r"at a/w: cannot place an array of shape"):
             treepack.loads(data, sharding=sharding)
-    with pytest.raises(ValueError, match="at a/w: a sharding or device is needed"):
+    with pytest.raises(ValueError, match="at a/w: expected a sharding or device"):
         treepack.loads(data, sharding=lambda *_: [])
 
 

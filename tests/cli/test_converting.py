@@ -107,10 +107,10 @@ def test_what_cannot_be_converted(folder: Path) -> None:
     for command in (["convert", "flax"], ["get", "flax", "params"], ["salvage", "flax"]):
         assert ".pt is for PyTorch: choose .treepack" in refused(*command, "new.pt")
     for args, message in (
-        (("convert", "model", "x.safetensors"), "at key: a PRNGKeyArray is no array"),
-        (("convert", "flax", "x.npz"), "npz has no dtype bfloat16"),
+        (("convert", "model", "x.safetensors"), "at key: expected an array, found PRNGKeyArray"),
+        (("convert", "flax", "x.npz"), "npz does not support dtype bfloat16"),
         (("convert", "flax", "x", "--dtype", "int8"), "must be a float dtype"),
-        (("convert", "flax", "x.npz", "--gzip"), "are for msgpack"),
+        (("convert", "flax", "x.npz", "--gzip"), "apply only to msgpack"),
         (("get", "model", "nothing", "x"), "nothing at nothing"),
         (("ls", "nothing-like-this://host/x"), "Protocol not known"),
     ):
@@ -143,7 +143,7 @@ def test_references_to_other_files_are_no_values(folder: Path, leaf: Any, kind: 
     for args in (("convert", "checkpoint", "new"), ("get", "checkpoint", "a", "new")):
         text = refused(*args)
         assert f"{kind} " in text
-        assert "'checkpoint': not all values are in the file" in text
+        assert "'checkpoint': values of " in text
         assert "are references" in text or "are specifications" in text
         assert not Path("new").exists()
     call("convert", "checkpoint", "new", "--skip", "a", "--skip", "b/0*")
@@ -163,7 +163,7 @@ def test_complex_numbers_of_ml_dtypes(folder: Path, name: str) -> None:
 @pytest.mark.parametrize("dtype", ML_DTYPES, ids=str)
 def test_npz_has_no_dtypes_of_ml_dtypes(folder: Path, dtype: Any) -> None:
     Path("one").write_bytes(serialization.to_bytes({"w": np.zeros(3, dtype)}))
-    with pytest.raises(treepack.TreepackError, match=f"npz has no dtype {dtype.name}"):
+    with pytest.raises(treepack.TreepackError, match=f"npz does not support dtype {dtype.name}"):
         call("convert", "one", "one.npz")
 
 
@@ -183,7 +183,7 @@ def test_damaged_leaves_are_not_copied(folder: Path, leaf: str) -> None:
     damage(Path("model"), "params/scale")
     corrupt = treepack.verify("model").corrupt
     assert {*corrupt} == {leaf, "params/scale"}
-    told = f"'model': {', '.join(corrupt)} are damaged: treepack salvage copies"
+    told = f"'model': {', '.join(corrupt)} are damaged: `treepack salvage` copies"
     for target in (["new"], ["new.msgpack"], ["new", "--gzip"], ["new", "--dtype", "float16"]):
         with pytest.raises(CorruptionError, match=told):
             call("convert", "model", *target)

@@ -257,7 +257,7 @@ def test_what_jax_would_truncate_is_an_error() -> None:
     with jax.enable_x64(True):
         data = treepack.dumps({"w": jnp.arange(3.0, dtype="float64")})
     assert treepack.loads(data, arrays="numpy")["w"].dtype == np.float64
-    with pytest.raises(treepack.TreepackError, match="jax makes float32 of an array of float64"):
+    with pytest.raises(treepack.TreepackError, match="JAX would convert float64 to float32"):
         treepack.loads(data)
 
 
@@ -280,7 +280,7 @@ def test_keys_are_put_where_arrays_are() -> None:
 def test_what_jax_has_no_arrays_of() -> None:
     state = {"a": np.zeros(2, "M8[s]")}
     data = record([["jax", []], ["dict", [[1, 0]]]])
-    with pytest.raises(treepack.DecodeError, match="jax has no arrays of datetime64"):
+    with pytest.raises(treepack.DecodeError, match="JAX does not support dtype datetime64"):
         treepack.loads(with_record(state, data))
 
 
@@ -527,7 +527,7 @@ def test_nodes_with_other_children_or_static_data(name: str) -> None:
             treepack.loads(with_record(changed, msgpack.packb(data)))
     for static in ((), (1, 2, 3, 4, 5), "text", None, [1]):
         data["nodes"][-1] = [{"typed": [0, core.encode_value(static)]}, runs]
-        with pytest.raises(treepack.DecodeError, match="its static data should be"):
+        with pytest.raises(treepack.DecodeError, match="expected a tuple of the static data"):
             treepack.loads(with_record(state, msgpack.packb(data)))
 
 

@@ -163,7 +163,7 @@ def test_upgrades_into_a_template(strict: Any, tmp_path: Path) -> None:
     # What was encoded without types is not known to be old.
     assert treepack.serialization.from_state_dict(template, flat)["u"][0].mass.tolist() == [1, 2]
     with pytest.raises(
-        treepack.TreepackError, match="rename does not work for files with nodes of older versions"
+        treepack.TreepackError, match="rename= does not support files with nodes of older versions"
     ):
         treepack.load(path, template, rename={"w": "w"})
 
@@ -526,7 +526,7 @@ def test_default_names() -> None:
     assert known["optax.EmptyState"] is optax.EmptyState
     for name in ("", None):
         if name is not None:
-            with pytest.raises(ValueError, match="needs a name"):
+            with pytest.raises(ValueError, match="must be a non-empty string"):
                 treepack.register_namedtuple(NamedTuple("Empty", []), serialized_name=name)
     with pytest.warns(UserWarning, match="may name another type"):
 

@@ -449,7 +449,7 @@ if child == 0:
         treepack.save(f"{args[0]}-{index}", {"w": np.ones(3)})
         treepack.save(args[0], {"w": np.ones(3)}, sharded=True)
     except treepack.TreepackError as error:
-        os._exit(0 if "is a fork of one that saves together" in str(error) else 1)
+        os._exit(0 if "a forked process cannot save together" in str(error) else 1)
     os._exit(2)
 assert os.waitpid(child, 0)[1] == 0
 treepack.save(args[0], {"w": np.ones(3)}, sharded=True)

@@ -1,7 +1,7 @@
-"""Converting files between msgpack, safetensors and npz, one array at a time.
+"""Converts files between msgpack, safetensors and npz, one array at a time.
 
-A source becomes its *state*: nested dicts with string keys, whose arrays are read when they are
-written. So files may be larger than memory.
+A source is represented by its *state*: nested dicts with string keys, whose arrays are read when
+they are written. So files may be larger than memory.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Format = Literal["msgpack", "safetensors", "npz"]
 
 _SUFFIXES: dict[str, Format] = {".safetensors": "safetensors", ".npz": "npz"}
 
-# The dtypes of safetensors by those of NumPy, in the order in which its writer puts arrays: the
+# NumPy's dtypes to dtypes of safetensors, in the order in which its writer sorts arrays: the
 # largest elements first, so that all are aligned.
 SAFETENSORS = {
     "uint64": "U64",
@@ -67,9 +67,9 @@ class State(NamedTuple):
 
     Attributes:
       tree: Nested dicts with string keys; arrays are `Deferred`.
-      record: The record of a structure with the bytes after it, or `None`.
-      metadata: The metadata, or `None`. They are in the record as well.
-      described: Whether the file has a record, even if this part of its content has none.
+      record: The record of the structure with the bytes after it, or `None`.
+      metadata: The metadata, or `None`. The record has them as well.
+      described: Whether the file has a record, even if this part of it has none.
     """
 
     tree: Any
@@ -79,14 +79,14 @@ class State(NamedTuple):
 
 
 class Damaged:
-    """A leaf that is damaged; `check_whole` raises the error, unless it is left out before."""
+    """A damaged leaf. `check_whole` raises its error unless the leaf is left out before."""
 
     def __init__(self, error: Exception) -> None:
         self.error = error
 
 
 def format_of(path: str | os.PathLike[str]) -> Format:
-    """Returns the format by the suffix of a file: msgpack unless it is another one."""
+    """Returns the format that the suffix of a file stands for; by default msgpack."""
     return _SUFFIXES.get(Path(path).suffix.lower(), "msgpack")
 
 
@@ -97,7 +97,7 @@ def state_of(file: File, value: int = 0, marks: core.Marks | None = None) -> Sta
     """Returns the state of an open file, of a value in it, or of marked leaves.
 
     A part has no record. Leaves are compared with their checksums: arrays when they are copied,
-    others now, and those that are damaged are `Damaged`.
+    other leaves now, with `Damaged` in place of damaged leaves.
     """
     place = place_of(file)
     if value:
@@ -122,7 +122,7 @@ def state_of(file: File, value: int = 0, marks: core.Marks | None = None) -> Sta
 
 
 def check_whole(state: State) -> State:
-    """Returns a state that has all its leaves.
+    """Returns a state after checking that it has all its leaves.
 
     Raises:
       TreepackError: If leaves are references to other files.
@@ -145,19 +145,19 @@ def check_whole(state: State) -> State:
         more = ", ..." if len(paths) > _MOST_PATHS else ""
         listed = ", ".join(map(printable, paths[:_MOST_PATHS]))
         raise TreepackError(
-            f"not all values are in the file: {listed}{more} are {text}. convert --skip leaves "
-            "them out"
+            f"values of {listed}{more} are not in the file: they are {text}. convert --skip "
+            "leaves them out"
         )
     return state
 
 
-# The most paths in an error.
+# The maximum number of paths in an error.
 _MOST_PATHS = 5
 
-# The limits of a header, as https://huggingface.co/docs/safetensors says and its reader checks.
+# The limits of a header, from https://huggingface.co/docs/safetensors and its reader.
 MAX_HEADER_BYTES = 100_000_000
 
-# Content is read and written in blocks of this many bytes.
+# The size in bytes of the blocks in which content is read and written.
 PART_BYTES = 8 << 20
 
 _MAX_NUMBER = (1 << 64) - 1
@@ -168,10 +168,10 @@ _FIELDS = ("dtype", "shape", "data_offsets")
 
 
 def read_safetensors(path: str | os.PathLike[str], separator: str) -> State:
-    """Reads a file of safetensors (https://huggingface.co/docs/safetensors).
+    """Reads a safetensors file (https://huggingface.co/docs/safetensors).
 
     Raises:
-      DecodeError: If the reader of safetensors would refuse it.
+      DecodeError: If the reader of safetensors would reject the file.
     """
     content = core.Content.map(path)
     header, start = _safetensors_header(content)
@@ -179,20 +179,20 @@ def read_safetensors(path: str | os.PathLike[str], separator: str) -> State:
     if metadata is not None and not (
         isinstance(metadata, dict) and all(isinstance(text, str) for text in metadata.values())
     ):
-        raise DecodeError("__metadata__ is no map of strings to strings", offset=8)
+        raise DecodeError("invalid __metadata__: expected a map of strings to strings", offset=8)
     entries = {name: _safetensors_entry(name, entry) for name, entry in header.items()}
     end = 0
     for name, entry in sorted(entries.items(), key=lambda item: (item[1].begin, item[1].end)):
         if entry.begin != end:
             raise DecodeError(
-                f"the array begins at byte {entry.begin} of the data, where the one before it ends "
-                f"at byte {end}: arrays neither overlap nor leave holes",
+                f"the array begins at byte {entry.begin} of the data, expected {end}, where the "
+                "previous array ends: arrays must not overlap or leave gaps",
                 path=name,
             )
         end = entry.end
     if start + end != content.nbytes:
         raise DecodeError(
-            f"the arrays end at byte {start + end}, and the file at byte {content.nbytes}"
+            f"the arrays end at byte {start + end}, but the file at byte {content.nbytes}"
         )
     flat = {
         name: InContent(entry.shape, entry.dtype, content, start + entry.begin)
@@ -202,20 +202,27 @@ def read_safetensors(path: str | os.PathLike[str], separator: str) -> State:
 
 
 def _safetensors_header(content: core.Content) -> tuple[dict[str, Any], int]:
-    """Returns the header of a file of safetensors, and the offset of the data."""
+    """Returns the header of a safetensors file, and the offset of the data."""
     size = content.nbytes
     if size < 8:
-        raise DecodeError("the file is not of safetensors: it ends before the size of its header")
+        raise DecodeError("not a safetensors file: it ends before the size of its header")
     length = int.from_bytes(content.read_range(0, 8), "little")
     if length > size - 8:
-        raise DecodeError("the file is not of safetensors: its header does not fit in it", offset=0)
+        raise DecodeError(
+            f"not a safetensors file: its header of {length} bytes does not fit into "
+            f"{content.nbytes} bytes",
+            offset=0,
+        )
     if length > MAX_HEADER_BYTES:
         raise DecodeError(
-            f"the header has {length} bytes, and safetensors allows {MAX_HEADER_BYTES}", offset=0
+            f"the header has {length} bytes, but safetensors allows at most {MAX_HEADER_BYTES}",
+            offset=0,
         )
     text = content.read_range(8, 8 + length)
     if not text.startswith(b"{"):
-        raise DecodeError("the file is not of safetensors: its header begins with no {", offset=8)
+        raise DecodeError(
+            "not a safetensors file: its header does not begin with a brace", offset=8
+        )
     try:
         header: dict[str, Any] = json.loads(
             text.decode(),
@@ -227,7 +234,7 @@ def _safetensors_header(content: core.Content) -> tuple[dict[str, Any], int]:
         if b"\\ud" in text.lower():
             json.dumps(header, ensure_ascii=False).encode()  # raises for a lone surrogate
     except (ValueError, RecursionError) as error:
-        raise DecodeError(f"the file is not of safetensors: {error}", offset=8) from error
+        raise DecodeError(f"not a safetensors file: invalid header: {error}", offset=8) from error
     return header, 8 + length
 
 
@@ -241,7 +248,7 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _json_number(text: str) -> int | float:
-    """Returns an int only where safetensors sees a count: neither for `-0` nor for `1.0`."""
+    """Returns an int only where safetensors accepts a count: not for `-0` or `1.0`."""
     if text.removeprefix("-").isdecimal() and len(text) <= 20 and text != "-0":
         return int(text)
     number = float(text)
@@ -255,7 +262,7 @@ def _is_count(value: Any) -> bool:
 
 
 def _is_deep(value: Any, levels: int) -> bool:
-    """Returns whether JSON is nested in more than `levels`."""
+    """Returns whether JSON has more than `levels` nested levels."""
     if not isinstance(value, (dict, list)):
         return False
     children = value.values() if isinstance(value, dict) else value
@@ -272,52 +279,53 @@ class _Entry(NamedTuple):
 
 
 def _safetensors_entry(name: str, entry: Any) -> _Entry:
-    """Checks the entry of an array in the header, but not where others are."""
+    """Checks the entry of an array in the header, except its position among the others."""
 
     def wrong(reason: str) -> DecodeError:
         return DecodeError(reason, path=name)
 
     if not isinstance(entry, dict) or not all(field in entry for field in _FIELDS):
-        raise wrong(f"the header has no {', '.join(_FIELDS)} for the array")
+        raise wrong(f"invalid header entry: expected the keys {', '.join(_FIELDS)}")
     if any(_is_deep(entry[field], _MAX_JSON_DEPTH - 2) for field in entry if field not in _FIELDS):
         raise wrong(f"the header is nested more than {_MAX_JSON_DEPTH} levels deep")
     named, shape, offsets = (entry[field] for field in _FIELDS)
     if not isinstance(named, str):
-        raise wrong("the dtype is no string")
+        raise wrong("invalid dtype: expected a string")
     if not isinstance(shape, list) or not all(map(_is_count, shape)):
-        raise wrong(f"{shape!r:.100} is no shape")
+        raise wrong(f"invalid shape {shape!r:.100}: expected a list of counts")
     if not isinstance(offsets, list) or len(offsets) != 2 or not all(map(_is_count, offsets)):
-        raise wrong(f"{offsets!r:.100} are not two offsets of bytes")
+        raise wrong(f"invalid data_offsets {offsets!r:.100}: expected two byte offsets")
     begin, end = offsets
     dtype = _dtypes.resolve(_NUMPY.get(named, "").encode())
     if dtype is None:
-        raise wrong(f"the dtype {named:.100} does not exist in NumPy")
+        raise wrong(f"unsupported dtype {named:.100}: NumPy lacks it")
     nbytes = 1
     for size in (*shape, dtype.itemsize):
         nbytes *= size
         if nbytes > _MAX_NUMBER:
-            raise wrong(f"an array of shape {shape!r:.100} is larger than any memory")
+            raise wrong(f"invalid shape {shape!r:.100}: the array is larger than any memory")
     if nbytes != end - begin:
         raise wrong(
-            f"the array has {nbytes} bytes by its dtype and shape, and {end - begin} by its offsets"
+            f"size mismatch: the dtype and shape need {nbytes} bytes, the offsets span "
+            f"{end - begin}"
         )
     try:
         np.broadcast_to(np.empty((), dtype), shape)
     except ValueError as error:
-        raise wrong(f"NumPy has no array of this shape: {error}") from error
+        raise wrong(f"NumPy does not support this shape: {error}") from error
     return _Entry(dtype, tuple(shape), begin, end)
 
 
-# The maximum ratio of the compression in zip files of NumPy.
+# The maximum compression ratio in zip files of NumPy.
 _MAX_RATIO = 1032
 
 
 def read_npz(path: str | os.PathLike[str], separator: str, *, max_size: int | None = None) -> State:
-    """Reads a file of `numpy.savez`. Compressed arrays are read now, of `max_size` bytes at most.
+    """Reads a file of `numpy.savez`. Compressed arrays are read now, up to `max_size` bytes.
 
     Raises:
-      DecodeError: If the file has another format, has anything but arrays, or is damaged.
-      TreepackError: If the arrays are larger.
+      DecodeError: If the file has another format, has other content than arrays, or is damaged.
+      TreepackError: If the arrays are larger than `max_size`.
     """
     flat: dict[str, Any] = {}
     left = max_size
@@ -330,7 +338,7 @@ def read_npz(path: str | os.PathLike[str], separator: str, *, max_size: int | No
                 if member.is_dir():
                     continue
                 if name in flat:
-                    raise ValueError("two arrays have this name")
+                    raise ValueError("two arrays in the archive have this name")
                 if left is not None and member.compress_type != zipfile.ZIP_STORED:
                     left -= member.file_size
                     if left < 0:
@@ -340,10 +348,8 @@ def read_npz(path: str | os.PathLike[str], separator: str, *, max_size: int | No
                 flat[name] = _zipped(content, archive, member)
     except (OSError, MemoryError, _TooLargeError):
         raise
-    except Exception as error:  # zipfile and NumPy raise any type here
-        raise DecodeError(
-            f"the archive cannot be read as one of numpy.savez: {error}", path=name
-        ) from error
+    except Exception as error:  # zipfile and NumPy may raise any type
+        raise DecodeError(f"not a readable file of numpy.savez: {error}", path=name) from error
     return State(_nested(flat, separator), None)
 
 
@@ -352,24 +358,26 @@ class _TooLargeError(TreepackError):
 
 
 def _zipped(content: core.Content, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Any:
-    """Returns an array of an archive, in place if it is stored uncompressed."""
+    """Returns an array of an archive; a view if it is stored uncompressed."""
     is_stored = member.compress_type == zipfile.ZIP_STORED
     if not is_stored and member.compress_type != zipfile.ZIP_DEFLATED:
-        raise ValueError(f"NumPy does not compress by method {member.compress_type} of zip")
+        raise ValueError(f"unsupported zip compression method {member.compress_type}")
     if member.file_size > member.compress_size * (1 if is_stored else _MAX_RATIO):
-        raise ValueError(f"{member.compress_size} bytes cannot become {member.file_size}")
+        raise ValueError(
+            f"{member.compress_size} compressed bytes cannot expand to {member.file_size} bytes"
+        )
     with archive.open(member) as file:
         version = np.lib.format.read_magic(file)
         if version not in _HEADERS:
-            raise ValueError(f"version {version} of .npy is unknown")
+            raise ValueError(f"unsupported .npy version {version}")
         shape, fortran, dtype = _HEADERS[version](file)
         if dtype.hasobject:
-            raise ValueError("objects are pickled, and never read")
+            raise ValueError("the array has pickled objects, which are never read")
         before, nbytes = file.tell(), math.prod(shape) * dtype.itemsize
         if dtype.type is np.void and dtype.names is None and dtype.subdtype is None:
             dtype = _of_void(dtype)
         if min(shape, default=0) < 0 or before + nbytes > member.file_size:
-            raise ValueError(f"an array of shape {shape} has more than the bytes that are there")
+            raise ValueError(f"short read: the file ends before an array of shape {shape}")
         lies_there = is_stored and not fortran and dtype.isnative
         data = b"" if lies_there else file.read(nbytes)
         while file.read(PART_BYTES):  # the checksum is compared at the end
@@ -382,15 +390,15 @@ def _zipped(content: core.Content, archive: zipfile.ZipFile, member: zipfile.Zip
 
 
 def _of_void(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Returns the dtype of elements of which NumPy has kept only the size.
+    """Returns the dtype of elements whose dtype NumPy stored as a size.
 
-    NumPy writes bfloat16 as `|V2`; `recover_dtype` of big_vision reads that as bfloat16, too. Many
-    dtypes have one byte.
+    NumPy writes bfloat16 as `|V2`; `recover_dtype` of big_vision reads
+    it as bfloat16, too. One-byte dtypes are ambiguous.
     """
     if dtype.itemsize != 2:
         raise ValueError(
-            f"of elements of {dtype.itemsize} bytes NumPy has not kept the dtype ({dtype.str}): "
-            "load the array with numpy.load, and view it as what it was"
+            f"unknown dtype of {dtype.itemsize} bytes: NumPy stored {dtype.str}. Load the array "
+            "with numpy.load, and view it with its original dtype"
         )
     found: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
     return found
@@ -403,14 +411,14 @@ _HEADERS: dict[tuple[int, int], Callable[[Any], Any]] = {
 
 
 def _nested(flat: Mapping[str, Any], separator: str) -> Any:
-    """Nests values with names like `a.b.c` in dicts."""
+    """Nests values with names such as `a.b.c` in dicts."""
     tree: dict[str, Any] = {}
     for name, value in flat.items():
         parts = name.split(separator) if separator else [name]
         if len(parts) >= core.MAX_DEPTH:
             raise DecodeError(
-                f"a name has {len(parts)} parts, and trees have less than {core.MAX_DEPTH} levels:"
-                " choose another separator with --sep",
+                f"a name has {len(parts)} parts, but trees have less than {core.MAX_DEPTH} "
+                "levels: choose another separator with --sep",
                 path=name[:100],
             )
         try:
@@ -424,7 +432,7 @@ def _nested(flat: Mapping[str, Any], separator: str) -> Any:
 
 
 def with_dtype(tree: Any, dtype: np.dtype[Any]) -> Any:
-    """Returns a state with all arrays of floats in another dtype."""
+    """Returns a state with all float arrays cast to another dtype."""
 
     def cast(leaf: Any) -> Any:
         if not isinstance(leaf, (Deferred, np.ndarray)) or not _dtypes.is_float(leaf.dtype):
