@@ -130,7 +130,7 @@ def from_bytes(
         ...
       treepack.errors.MismatchError: 1 leaf does not match the template:
         w: expected float64[3,2], found float64[2,3]
-      Pass strict=False to restore what is found regardless.
+      Pass strict=False to restore the state regardless.
     """
     found: Template = restore_encoded(target, encoded_bytes, restoring(strict, copy, threads))
     return found

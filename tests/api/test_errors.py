@@ -259,14 +259,15 @@ def of_files(folder: Path) -> list[tuple[Any, str, list[Any]]]:
     text = io.StringIO("text")
     lost = MadeHere(jnp.ones(2))
     return [
-        (lambda: treepack.open(zipped), "load it as a whole|treepack convert", [
+        (lambda: treepack.open(zipped), "load it whole|treepack convert", [
             lambda: treepack.load(zipped), lambda: convert(zipped, folder / "foreign.treepack"),
             lambda: treepack.open(gzip.decompress(zipped.read_bytes()))]),
         (lambda: treepack.load(series), "load one of them", [
             lambda: treepack.load(series / "checkpoint_5")]),
         (lambda: treepack.open(text), "mode 'rb'", [
             lambda: treepack.open(io.BytesIO(path.read_bytes()))]),
-        (lambda: treepack.loads(str(path)), "load reads files", [lambda: treepack.load(path)]),
+        (lambda: treepack.loads(str(path)), "use treepack.load for files", [
+            lambda: treepack.load(path)]),
         (lambda: treepack.open(path)["a.b/b"], "nothing at", [lambda: treepack.open(path)["a/b"]]),
         (lambda: run("convert", path, folder / "sep.npz", "--sep", "."), "choose another", [
             lambda: run("convert", path, folder / "sep.npz", "--sep", "|")]),

@@ -480,7 +480,7 @@ def test_a_template_of_an_abstract_mesh() -> None:
 
 
 def test_paths_that_were_urls() -> None:
-    with pytest.raises(ValueError, match="is a URL that pathlib has changed"):
+    with pytest.raises(ValueError, match="is a URL that pathlib changed"):
         treepack.save(Path("gs://bucket/model"), {})
 
 

@@ -162,7 +162,7 @@ def test_names_that_make_no_sense() -> None:
     template = {"a": 0}
     for rename, message in (
         ({"a": "b"}, "the same path"),
-        ({"b": "c/d/e"}, "below a leaf|where others are"),
+        ({"b": "c/d/e"}, "its parent is a leaf|the path is taken"),
         ({"a*": "*/*"}, "must have the same wildcards"),
     ):
         with pytest.raises(ValueError, match=message):
@@ -455,7 +455,7 @@ def test_rename_and_the_root(tmp_path: Path) -> None:
     found = treepack.load(tmp_path / "q", {"a": np.zeros(3, int)}, rename={".": "a"})
     np.testing.assert_array_equal(found["a"], np.arange(3))
     treepack.save(tmp_path / "q", {"b": 3, "a": np.arange(3)})
-    with pytest.raises(ValueError, match=r"a leaf at \., where others are"):
+    with pytest.raises(ValueError, match=r"a leaf to the root \., which has other leaves"):
         treepack.load(tmp_path / "q", np.zeros(3, int), rename={"a": "."})
     assert treepack.load(tmp_path / "q", {"": 0}, rename={"b": ""})[""] == 3
 

@@ -263,7 +263,7 @@ def short(reason: str) -> str:
 
 # Reasons that docs/types.md explains, by a part of the message.
 EXPECTED = {
-    "static data here were not saved": "needs its code",
+    "static data were not saved": "needs its code",
     "unregistered type 'states.": "a type of the program: needs a registration",
     "unregistered type": "needs a template",
     "ArrayImpl instead of": "JAX has no abstract numbers of Python",

@@ -286,7 +286,7 @@ def test_a_part_of_an_older_node_is_refused(tmp_path: Path) -> None:
     treepack.save(path, {"x": define("a", "b")(1, 2)})
     new = define("a", "b", version=1, upgrade=lambda static, children, _: (static, children))
     with pytest.raises(
-        treepack.TreepackError, match="at x: a node of an older version has to be loaded whole"
+        treepack.TreepackError, match="at x: a node of an older version must be loaded completely"
     ):
         treepack.load(path, {"x": new(0, 0)}, select="x/a")
 

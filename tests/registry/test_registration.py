@@ -58,7 +58,7 @@ def test_to_register_twice_does_nothing() -> None:
 
     for _ in range(2):
         assert treepack.register_dataclass(Twice, serialized_name="Twice") is Twice
-    with pytest.raises(ValueError, match=r"Twice is already .* the name 'Twice', not 'Thrice'"):
+    with pytest.raises(ValueError, match=r"Twice is already .* the name 'Twice'.* 'Thrice'"):
         treepack.register_dataclass(Twice, serialized_name="Thrice")
 
 
@@ -489,14 +489,14 @@ def test_codecs_of_the_program() -> None:
         treepack.register_auxdata(object)
     with pytest.raises(ValueError, match=r"'tests.Shape' is already registered for .*Shape"):
         treepack.register_auxdata(Color.__class__, "tests.Shape", repr, repr)
-    with pytest.raises(ValueError, match="not 'other'"):
+    with pytest.raises(ValueError, match="cannot also have the name 'other'"):
         treepack.register_auxdata(Color, "other")
 
 
 def test_functions() -> None:
     with pytest.raises(TypeError, match="has no name of its own"):
         treepack.register_function(lambda: None)
-    with pytest.raises(ValueError, match="not 'other'"):
+    with pytest.raises(ValueError, match="cannot also have the name 'other'"):
         treepack.register_function(scale, serialized_name="other")
     with pytest.raises(ValueError, match=r"already registered for node_types\.scale"):
         treepack.register_function(np.sum, serialized_name="node_types.scale")

@@ -302,7 +302,7 @@ def save_again():
     try:
         saving.result(60)
     except treepack.TreepackError as error:
-        assert "the parent process goes on to save" in str(error), error
+        assert "the parent process continues to save" in str(error), error
     else:
         raise AssertionError("no error")
     assert saving.done() and not told

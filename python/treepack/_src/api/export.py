@@ -182,11 +182,11 @@ def load_exported(
         tree = restore_described(content, None, how)
         if type(tree) is not dict or tree.keys() != {"exported", "params"}:
             raise DecodeError(
-                "not a file of save_exported: its tree is not a dict of 'exported' and 'params'"
+                "not written by save_exported: its tree is not a dict of 'exported' and 'params'"
             )
         if type(tree["exported"]) is not bytes:
             raise DecodeError(
-                "not a file of save_exported: expected the exported function as bytes, found "
+                "not written by save_exported: expected the exported function as bytes, found "
                 f"{type(tree['exported']).__name__}"
             )
         try:

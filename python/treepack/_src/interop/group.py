@@ -1,8 +1,8 @@
 """Exchanges messages between processes that save or load together: three short ones each.
 
-    process 0        prepares the directory ──▶ name and identity of the save ──▶ all
-    every process    writes its file ──▶ what it has written, or an error or a difference
-                     ──▶ the first of its group of processes ──▶ process 0
+    process 0        prepares the directory ──▶ name and identity of the save ──▶ all every process
+    writes its file ──▶ its report: success, an error or a difference ──▶ the first of its group of
+    processes ──▶ process 0
     process 0        commits ──▶ end, or an error ──▶ all
 
 Processes that load agree in the same way before each batch of arrays is sent over the devices
@@ -65,7 +65,7 @@ class Message(NamedTuple):
     """The report of a process to process 0.
 
     Attributes:
-      written: What the process wrote, if anything, as a tuple for JSON.
+      written: The description of its file, if it wrote one, as a tuple for JSON.
       error: The text of its error, if it failed.
       differs: The identity of its save or load, if it differs from process 0's.
     """

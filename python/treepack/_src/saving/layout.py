@@ -1,4 +1,4 @@
-"""Layouts of trees: as states, which is flax's form, or with a record of their structure."""
+"""Lays out trees: as states in flax's form, or with a record of their structure."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from treepack._src.registry.code import is_code
 
 
 class Chunks:
-    """The chunks of arrays.
+    """The chunk size of arrays.
 
     Attributes:
-      max_nbytes: Returns the bytes above which an array is split. `treepack.serialization`, where
-        programs change the size, sets it.
+      max_nbytes: Returns the size in bytes above which arrays are split. Set by
+        `treepack.serialization`, where programs change the size.
     """
 
     max_nbytes: ClassVar[Callable[[], float]]
@@ -68,10 +68,10 @@ def described_layout(
 ) -> core.Layout:
     """Lays out a tree with a record of its structure.
 
-    An `index` finds leaves without reading all headers, `checksums` find damage; only files can
-    have those. With `snapshot` the layout does not depend on the tree any more, and with `hollow`
-    it has only the places of arrays. With `align_all` small arrays are aligned, too, and with
-    `joined` they are copied to the result at once; see `_core.walk`.
+    An `index` finds leaves without reading all headers, `checksums` detect damage; only files can
+    have these. With `snapshot` the layout does not depend on the tree afterwards. With `hollow` it
+    has gaps in place of arrays. With `align_all` small arrays are aligned, too, and with `joined`
+    they are copied to the result at once; see `_core.walk`.
     """
     with leaving_out(static) as left_out:
         layout = core.walk(
@@ -92,14 +92,14 @@ def described_layout(
         )
     if left_out.has_code and all(_is_nothing(leaf) for _, leaf in leaves_of(tree, ())):
         warn(
-            "the tree has no data: all its leaves are code, which is left out; to save a model, "
+            "the tree has no data: all its leaves are code, which is left out. To save a model, "
             "save its variables"
         )
     return layout
 
 
 def _encoded(value: Any, path: str) -> bytes:
-    """Encodes metadata; errors name the place in them."""
+    """Encodes metadata; errors name the path in the metadata."""
     try:
         return core.encode_value(value)
     except TypeError as error:
@@ -116,7 +116,7 @@ def _is_nothing(leaf: Any) -> bool:
 
 
 def file_layout(tree: Any, saved: Saved, how: Writing, *, snapshot: bool = False) -> core.Layout:
-    """Lays out a tree for a file: with its structure, an index and checksums."""
+    """Lays out a tree for a file, with its structure, an index and checksums."""
     return described_layout(
         tree,
         how.align,
