@@ -303,8 +303,7 @@ class Manifest:
         """
 
     def with_files(self, files: list[tuple[str, int, int]], writer: str | None = None) -> bytes:
-        """Encodes the same manifest with other files (equally many), and a description of the
-        writer."""
+        """Encodes the manifest with other files (equally many), and a description of the writer."""
 
     @staticmethod
     def decode(data: bytes, *, max_size: int | None = None) -> Manifest:
