@@ -194,7 +194,8 @@ def of_arrays(folder: Path) -> list[tuple[Any, str, list[Any]]]:
         (lambda: load(device=device, arrays="numpy"), "leave out arrays='numpy'", [
             lambda: load(device=device, dtype="float32", select="w")]),
         (lambda: treepack.load(big, {"n": np.zeros(1, np.int8), "i": 0}, cast=True),
-            "give a|dtype", [lambda: treepack.load(big, {"n": np.zeros(1, np.int64), "i": 0})]),
+            "use a template|dtype", [
+                lambda: treepack.load(big, {"n": np.zeros(1, np.int64), "i": 0})]),
         (lambda: treepack.dumps({"w": spec}), "metadata=", [
             lambda: treepack.dumps({}, metadata={"w": spec})]),
         (lambda: treepack.dumps({"m": masked}), "save data and mask", [

@@ -162,7 +162,7 @@ def test_names_that_make_no_sense() -> None:
     template = {"a": 0}
     for rename, message in (
         ({"a": "b"}, "the same path"),
-        ({"b": "c/d/e"}, "its parent is a leaf|the path is taken"),
+        ({"b": "c/d/e"}, "its parent is a leaf|other leaves have this path"),
         ({"a*": "*/*"}, "must have the same wildcards"),
     ):
         with pytest.raises(ValueError, match=message):

@@ -217,7 +217,7 @@ def test_checkpoints_of_orbax(tmp_path: Path, make: Callable[[Path], Path]) -> N
         (["ckpt-1.index", "ckpt-1.data-00000-of-00001"], "TensorFlow"),
         ([".zgroup"], "Zarr"),
         (["step-1.treepack"], "load one of them"),
-        (["a\x1b", "b", "c", "d", "e", "f"], r"in it are a\\x1b, b, c, d, e, …"),
+        (["a\x1b", "b", "c", "d", "e", "f"], r"It contains a\\x1b, b, c, d, e, …"),
     ],
 )
 def test_what_a_directory_is(tmp_path: Path, names: list[str], message: str) -> None:

@@ -768,7 +768,9 @@ def test_an_index_that_has_an_array_where_there_is_none(checkpoint: Path) -> Non
         if shape != [999]:  # of which headers are needed to tell
             reads += [opened.abstract, lambda opened=opened: dict(opened.leaves())]
         for read in reads:
-            with pytest.raises(treepack.DecodeError, match=r"index of the file has.*at host"):
+            with pytest.raises(
+                treepack.DecodeError, match=r"index of the file is damaged.*at host"
+            ):
                 read()
 
 
@@ -814,7 +816,9 @@ def test_damage_is_found(checkpoint: Path) -> None:
     assert kept["step"] == 3
     assert report.corrupt == ["host"]
     file.write_bytes(data[:-1])
-    with pytest.raises(treepack.CorruptionError, match=r"00000\.treepack has \d+ bytes"):
+    with pytest.raises(
+        treepack.CorruptionError, match=r"00000\.treepack has the wrong size: expected \d+ bytes"
+    ):
         treepack.load(checkpoint)
     assert set(treepack.verify(checkpoint).corrupt) > {"host", "params/w"}
     file.unlink()
@@ -1464,7 +1468,7 @@ def test_arrays_of_numpy_are_as_those_of_a_file(saved: Path, tmp_path: Path) -> 
     renamed = treepack.load(saved, {"v": np.zeros_like(W)}, rename={"params/w": "v"}, copy=True)
     assert renamed["v"].flags.writeable
     for how in ({"arrays": "numpy"}, {"target": target}):
-        with pytest.raises(ValueError, match="has to be copied: it lies in several shards"):
+        with pytest.raises(ValueError, match="must be copied: it lies in several shards"):
             treepack.load(saved, copy=False, **how)
     loose = treepack.load(saved, {"params": {"w": 0, "t": None}}, strict=False)
     assert type(loose["params"]["w"]) is type(loose["params"]["t"]) is np.ndarray
@@ -1569,7 +1573,9 @@ def test_an_array_that_lacks_shards_is_not_saved(tmp_path: Path) -> None:
     broken = jnp.zeros(8)
     broken.__dict__["addressable_shards"] = []
     assert not broken.addressable_shards
-    with pytest.raises(treepack.TreepackError, match="at w: the array has 0 of the 1 shards"):
+    with pytest.raises(
+        treepack.TreepackError, match=r"at w: .* expected 1 shards in process 0, found 0"
+    ):
         treepack.save(path, {"w": broken}, sharded=True)
     assert treepack.load(path)["w"].sum() == 8
 

@@ -196,7 +196,7 @@ def put(tree: dict[str, Any], parts: Sequence[str], leaf: Any) -> None:
         if type(place) is not dict:
             raise TreepackError(f"cannot place {printable(text(parts))}: its parent is a leaf")
     if not parts or parts[-1] in place:
-        raise TreepackError(f"cannot place {printable(text(parts))}: the path is taken")
+        raise TreepackError(f"cannot place {printable(text(parts))}: other leaves have this path")
     place[parts[-1]] = leaf
 
 
