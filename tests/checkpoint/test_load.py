@@ -261,7 +261,7 @@ def test_a_sharding_for_each_path() -> None:
     found = treepack.loads(treepack.dumps(PLACED), sharding=where)
     assert [path for path, *_ in seen] == ["p/a", "p/b", "l/0", "l/1"]
     assert found["p"].a.devices() == {jax.devices()[1]}
-    with pytest.raises(ValueError, match="at l/0: the tree of shardings has none"):
+    with pytest.raises(ValueError, match="at l/0: the tree of shardings has no entry"):
         treepack.loads(treepack.dumps(PLACED), sharding={"p": ROWS})
     with pytest.raises(ValueError, match="exclude each other"):
         treepack.loads(treepack.dumps(PLACED), sharding=ROWS, device=jax.devices()[0])
@@ -390,7 +390,9 @@ def test_keys_do_not_change_with_the_buffer() -> None:
 
 def test_integers_that_do_not_fit_32_bits() -> None:
     data = treepack.dumps({"n": np.array([2**40 + 5])})
-    with pytest.raises(treepack.TreepackError, match="at n: integers of int64 do not fit int32"):
+    with pytest.raises(
+        treepack.TreepackError, match="at n: integers of int64 do not fit into int32"
+    ):
         treepack.loads(data, {"n": jnp.zeros(1, jnp.int32)})
     assert treepack.loads(data, {"n": jnp.zeros(1, jnp.int32)}, arrays="numpy")["n"][0] > 2**40
     assert treepack.loads(treepack.dumps([np.array([7])]), [jnp.zeros(1, jnp.int32)])[0][0] == 7

@@ -105,7 +105,7 @@ def test_floats_in_lists_become_another_dtype(folder: Path) -> None:
 
 def test_what_cannot_be_converted(folder: Path) -> None:
     for command in (["convert", "flax"], ["get", "flax", "params"], ["salvage", "flax"]):
-        assert ".pt is for PyTorch: choose .treepack" in refused(*command, "new.pt")
+        assert ".pt file, which is for PyTorch: choose .treepack" in refused(*command, "new.pt")
     for args, message in (
         (("convert", "model", "x.safetensors"), "at key: expected an array, found PRNGKeyArray"),
         (("convert", "flax", "x.npz"), "npz does not support dtype bfloat16"),

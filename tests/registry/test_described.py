@@ -534,7 +534,7 @@ def test_nodes_with_other_children_or_static_data(name: str) -> None:
 def test_an_unknown_implementation_of_keys() -> None:
     data = altered(treepack.dumps([jax.random.key(1)]), b"threefry2x32", b"threefry2x33")
     with pytest.raises(
-        treepack.DecodeError, match=r"dict where an array was saved.*implementation.*at 0"
+        treepack.DecodeError, match=r"expected an array, found a dict .*implementation.*at 0"
     ):
         treepack.loads(data)
 
