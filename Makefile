@@ -8,7 +8,7 @@ export PYTHONDONTWRITEBYTECODE :=
 SOURCES := $(shell find src -name '*.rs') Cargo.toml Cargo.lock pyproject.toml
 
 .PHONY: help demo example test test-all lint format bench docs clean \
-  test-python test-rust lint-rust lint-python lint-packages types types-all lint-rust-core test-programs \
+  test-python test-rust lint-rust lint-python lint-packages types types-all lint-rust-core \
   fuzz fuzz-core fuzz-python fuzz-coverage fuzz-minimize audit audit-offline soak breaches licenses \
   sanitize sanitize-miri sanitize-address sanitize-thread sanitize-extension sanitize-written \
   wheels wheels-linux wheel sdist check-packages try-wheels try-sdist crate \
@@ -59,10 +59,10 @@ at_once = +@$(MAKE) --no-print-directory --jobs 4 $(1)
 
 ## make demo          train a small model, move it between flax and treepack, compare on 0.5 GB
 demo:
-	$(call at_once,$(VENV)/.built $(VENV)/.packages test-programs)
+	$(call at_once,$(VENV)/.built $(VENV)/.packages)
 	$(BIN)/python examples/demo.py
 
-## make test          every behaviour once: Rust, Python, lint, types; three minutes on two cores
+## make test          every behaviour once: Rust, Python, lint, types; three minutes on two cores, longer the first time
 test:
 	$(call at_once,$(VENV)/.testable $(VENV)/.packages)
 	$(call at_once,test-python test-rust lint)
@@ -73,7 +73,7 @@ test-all:
 	$(call at_once,TIER=all test-python test-rust lint types-all lint-rust-core)
 	$(call at_once,docs check-systems)
 
-## make lint          formatting and lints of both languages, types, workflows, licences
+## make lint          formatting and lints of both languages, types, prose, workflows, licences
 lint: lint-rust lint-python lint-packages types
 
 ## make format        formats both languages
@@ -130,21 +130,15 @@ TIER := quick
 TIER_all := -m '' --hypothesis-profile=all --durations=40 --junitxml=target/tests.xml
 CASES_quick := PROPTEST_CASES=16
 PROGRAMS_quick := --lib --test core
-CARGO_TEST = MAKEFLAGS= $(CASES_$(TIER)) cargo test --quiet $(PROGRAMS_$(TIER))
-CLIPPY = PYO3_PYTHON=$(CURDIR)/$(BIN)/python cargo clippy --quiet --lib --features python -- -D warnings
 test-python: $(VENV)/.testable $(VENV)/.packages
 	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal $(TIER_$(TIER))
 
 test-rust:
-	$(call aloud,Builds and runs the tests of Rust.,$(CARGO_TEST))
-
-# `make demo` compiles for `make test`, too: with optimisation at link time its own build uses one core.
-test-programs: $(VENV)/.made
-	$(call aloud,Compiles the tests of Rust.,$(CARGO_TEST) --no-run && $(CLIPPY))
+	$(call aloud,Builds and runs the tests of Rust.,MAKEFLAGS= $(CASES_$(TIER)) cargo test --quiet $(PROGRAMS_$(TIER)))
 
 lint-rust: $(VENV)/.made
 	@cargo fmt --check
-	$(call aloud,Lints Rust.,$(CLIPPY))
+	$(call aloud,Lints Rust.,PYO3_PYTHON=$(CURDIR)/$(BIN)/python cargo clippy --quiet --lib --features python -- -D warnings)
 
 # Tests, benchmarks and examples; without Python some parts of the core are not used.
 lint-rust-core:
@@ -153,6 +147,7 @@ lint-rust-core:
 lint-python: $(VENV)/.packages
 	@$(BIN)/ruff format --quiet --check .
 	@$(BIN)/ruff check --quiet .
+	@$(BIN)/python tools/prose.py
 
 lint-packages: $(VENV)/.packages
 	@sh tools/lint_packages.sh

@@ -1,6 +1,7 @@
-"""Draws `results/results.json` as `results/results.svg`: seconds to save a gibibyte and read it.
+"""Draws `results/*.json` as the chart and the tables of the documentation.
 
-The chart has one bar for each of four libraries, and follows the light or dark theme of the page.
+The chart, `docs/results.svg`, has seconds to save a gibibyte and read it, one bar for each of four
+libraries, and follows the light or dark theme of the page. The tables are in `docs/benchmarks.md`.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from typing import Any
 from xml.sax.saxutils import escape
 
 RESULTS = Path(__file__).parent / "results"
+DOCS = Path(__file__).parents[1] / "docs"
+PICTURE, PAGE = DOCS / "results.svg", DOCS / "benchmarks.md"
 
 LIBRARIES = ("flax", "orbax", "safetensors", "treepack")
 SAVE, LOAD = "save, not synced", "load, sum every array"
@@ -88,10 +91,68 @@ def svg(results: dict[str, Any]) -> str:
     )
 
 
+PEERS = ("flax", "arrow", "msgspec", "safetensors", "ormsgpack", "pickle", "equinox", "orbax")
+UNITS = {"s": 1, "ms": 1e-3, "us": 0}
+
+
+def duration(seconds: float) -> str:
+    """Returns a time with three digits."""
+    unit = next(unit for unit, least in UNITS.items() if seconds >= least)
+    return f"{seconds / (UNITS[unit] or 1e-6):.3g} {unit}"
+
+
+def ratio(value: float | None) -> str:
+    """Returns a ratio with two digits, or a dash."""
+    if value is None:
+        return "-"
+    return "<0.1" if value < 0.1 else f"{value:.0f}" if value >= 9.95 else f"{value:.1f}"
+
+
+def table(results: dict[str, Any]) -> str:
+    """Returns the times of treepack, and of other libraries as multiples of these."""
+    lines = [f"{'':27}{'treepack':>9}" + "".join(f"{name:>{len(name) + 2}}" for name in PEERS)]
+    for workload in results["workloads"]:
+        lines.append(workload["workload"])
+        for row in workload["rows"]:
+            own, times = row["seconds"]["treepack"], row["seconds"]
+            ratios = {name: ratio(times[name] / own if name in times else None) for name in PEERS}
+            cells = "".join(f"{cell:>{len(name) + 2}}" for name, cell in ratios.items())
+            lines.append(f"  {row['op']:25}{duration(own):>9}{cells}")
+    return "\n".join(lines)
+
+
+def compression(results: list[dict[str, Any]]) -> str:
+    """Returns MB/s and ratios of compression, and MB/s of decompression."""
+    names = [" ".join(it["data"].split(" (")[0].split()[-2:]) for it in results]
+    lines = [f"{'MB/s, ratio':31}" + "".join(f"{name:>17}" for name in names), "compress"]
+    for name in results[0]["compress"]:
+        found = [it["compress"][name] for it in results]
+        lines.append(f"  {name:29}" + "".join(f"{speed:10.0f}{size:7.2f}" for speed, size in found))
+    for stream, coders in results[0]["decompress"].items():
+        lines.append(f"decompress, {'Python gzip' if stream.startswith('P') else stream}")
+        for name in coders:
+            found = [it["decompress"][stream][name] for it in results]
+            lines.append(
+                f"  {name:29}" + "".join(f"{speed:10.0f}{'':7}" for speed in found).rstrip()
+            )
+    return "\n".join(lines)
+
+
+def page(text: str) -> str:
+    """Returns the page of benchmarks with the tables of the results."""
+    for name, draw in (("results", table), ("gzip", compression)):
+        begin, end = (f"<!-- {name}: {it} -->" for it in ("begin", "end"))
+        drawn = draw(json.loads((RESULTS / f"{name}.json").read_text()))
+        before, _, rest = text.partition(begin)
+        text = f"{before}{begin}\n```text\n{drawn}\n```\n{end}{rest.partition(end)[2]}"
+    return text
+
+
 def main() -> None:
-    """Draws the results that `compare.py --full` has written."""
+    """Draws the results of `compare.py --full` and `compare_gzip.py --write`."""
     results = json.loads((RESULTS / "results.json").read_text())
-    (RESULTS / "results.svg").write_text(svg(results))
+    PICTURE.write_text(svg(results))
+    PAGE.write_text(page(PAGE.read_text()))
 
 
 if __name__ == "__main__":

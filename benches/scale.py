@@ -4,7 +4,7 @@
 
 Everything that grows with hosts or shards is measured by itself, with as many devices as a sharding
 has to tell of, but without them: what each process computes, what process 0 does alone, the size of
-the manifest, and what a process does that loads. docs/scale.md says what follows.
+the manifest, and what a process does that loads. docs/sharded.md has the figures.
 """
 
 from __future__ import annotations

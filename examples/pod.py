@@ -3,23 +3,21 @@
     python examples/pod.py s3://bucket/run --mesh 4,2 --devices 8       # interrupt it: kill -TERM
     python examples/pod.py s3://bucket/run --mesh 2,4 --devices 8       # goes on, on another mesh
 
-The state is a matrix that is split over both axes of the mesh, and the momentum of an optimizer. It
-is saved every few steps in the background, and once more when the program is asked to end, as
-machines that are taken away ask it to. Options of the store come from the environment, or as JSON.
-With `--processes`, as many start it, each with its `--index`.
+The state is a matrix that is split over both axes of the mesh, and the momentum of an optimizer. A
+series saves it every few steps in the background, and once more when the program is asked to end,
+as machines that are taken away ask it to. Options of the store come from the environment, or as
+JSON. With `--processes`, as many start it, each with its `--index`.
 """
 
 from __future__ import annotations
 
 import argparse
-import functools
 import json
 import os
-import signal
 from typing import Any
 
 PARSER = argparse.ArgumentParser()
-PARSER.add_argument("url", help="the directory of the checkpoint")
+PARSER.add_argument("url", help="the directory of the run")
 PARSER.add_argument("--mesh", default="1,1", help="the devices in rows and columns")
 PARSER.add_argument("--steps", type=int, default=50)
 PARSER.add_argument("--every", type=int, default=10, help="save after so many steps")
@@ -38,7 +36,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -71,44 +68,44 @@ def placed(mesh: Mesh, leaf: Any) -> NamedSharding:
     return NamedSharding(mesh, P("x", "y") if leaf.ndim == 2 else P())
 
 
+def loss_of(state: State) -> float:
+    """Returns the distance from the target."""
+    return float(jnp.mean((state["params"] - TARGET) ** 2))
+
+
 def main() -> None:
     """Trains until the last step, or until it is asked to end."""
-    asked: list[int] = []
     if OPTIONS.processes > 1:
         jax.distributed.initialize(OPTIONS.coordinator, OPTIONS.processes, OPTIONS.index)
-    else:
-        signal.signal(signal.SIGTERM, lambda number, _: asked.append(number))
     shape = [int(count) for count in OPTIONS.mesh.split(",")]
     mesh = Mesh(np.array(jax.devices()).reshape(shape), ("x", "y"))
     template = jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=placed(mesh, leaf)),
         jax.eval_shape(initial),
     )
-    store = {"storage_options": OPTIONS.storage_options}
-    if treepack.is_checkpoint(OPTIONS.url, **store):
-        state = treepack.load(OPTIONS.url, template, **store)
-        print(f"goes on after step {int(state['step'])}", flush=True)
+    run = treepack.Series(
+        OPTIONS.url,
+        keep=treepack.Keep(last=2, best=("loss", 1)),
+        every=OPTIONS.every,
+        sharded=True,
+        timeout=600,
+        storage_options=OPTIONS.storage_options,
+    )
+    resumed = run.resume(template)
+    if resumed is not None:
+        done, state = resumed
+        print(f"goes on after step {done}", flush=True)
     else:
+        done = 0
         state = jax.jit(initial, out_shardings=jax.tree.map(lambda leaf: leaf.sharding, template))()
-    save = functools.partial(treepack.save, OPTIONS.url, sharded=True, timeout=600, **store)
-    saving = None
-    for step in range(int(state["step"]) + 1, OPTIONS.steps + 1):
-        state = train(state)
-        print(f"step {step}", flush=True)
-        # All processes have to stop after the same step.
-        ends = bool(asked) or (
-            OPTIONS.processes > 1 and multihost_utils.reached_preemption_sync_point(step)
-        )
-        if step % OPTIONS.every == 0 or step == OPTIONS.steps or ends:
-            if saving is not None:
-                saving.result()  # raises what went wrong
-            saving = save(tree=state, step=step, background=True)
-        if ends:
-            break
-    if saving is not None:
-        saving.result()
-    loss = float(jnp.mean((state["params"] - TARGET) ** 2))
-    print(f"ends after step {int(state['step'])}, loss {loss:.6f}", flush=True)
+    with run.preemption():
+        for step in range(done + 1, OPTIONS.steps + 1):
+            state = train(state)
+            print(f"step {step}", flush=True)
+            if run.should_save(step) or step == OPTIONS.steps:
+                run.save(step, state, metrics={"loss": loss_of(state)}, background=True)
+    run.wait()
+    print(f"ends after step {int(state['step'])}, loss {loss_of(state):.6f}", flush=True)
 
 
 if __name__ == "__main__":

@@ -60,6 +60,15 @@ pub fn described(source: &dyn Source) -> Result<Option<String>> {
     Ok(Sample::of(source)?.describe().map(Cow::into_owned))
 }
 
+/// Whether the data begin as those of another format, which are no damaged msgpack.
+#[cfg(feature = "python")]
+pub fn is_foreign(source: &dyn Source) -> Result<bool> {
+    let sample = Sample::of(source)?;
+    let is_magic =
+        |(offset, magic, _): &(usize, &[u8], &str)| *offset == 0 && sample.start.starts_with(magic);
+    Ok(sample.is_safetensors() || MAGICS.iter().any(is_magic))
+}
+
 /// Which of these formats the data seem to have.
 #[cfg(feature = "python")]
 pub fn convertible(source: &dyn Source) -> Result<Option<Convertible>> {
@@ -152,7 +161,7 @@ impl Sample {
     }
 }
 
-const SAFETENSORS: &str = "a safetensors file: convert it with `treepack convert`";
+const SAFETENSORS: &str = "a safetensors file: read it with treepack.load";
 
 const NPZ: &str = "an npz archive of NumPy: convert it with `treepack convert`";
 

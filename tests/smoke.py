@@ -126,6 +126,11 @@ def in_files(folder: Path) -> None:
     assert [key for key, _ in treepack.read_stream(folder / "stream")] == [("a", "b")]
     checkpoints.save_checkpoint(folder / "series", TREE, step=7)
     check(checkpoints.restore_checkpoint(folder / "series", TREE))
+    run = treepack.Series(folder / "run", keep=treepack.Keep(last=1))
+    run.save(7, TREE, metrics={"loss": 0.5}, background=True)
+    resumed = run.resume(TREE)
+    assert resumed is not None
+    check(resumed[1])
 
 
 def functions(folder: Path) -> None:

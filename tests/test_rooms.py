@@ -12,7 +12,7 @@ ROOMS = [
     *("_src.printable", "errors", "_src.paths", "_src.dtypes", "_src.options"),
     *("_src.tasks", "_src.forks", "_src.interop", "_src.storage", "_src.pytree"),
     *("_src.registry", "_src.restore", "_src.hooks", "_src.checkpoint", "_src.saving"),
-    *("_src.series", "_src.api", "serialization", "__init__", "checkpoints"),
+    *("_src.api", "_src.series", "serialization", "__init__", "checkpoints"),
     *("orbax", "orbax_v1", "_cli", "__main__"),
 ]
 
@@ -22,7 +22,15 @@ MODULES = {
 }
 
 # Methods and attributes of NamedTuples, of Python itself and of other libraries.
-OTHERS = {"_replace", "_fields", "_make", "_field_defaults", "_getframe", "_initializing"}
+OTHERS = {
+    "_replace",
+    "_fields",
+    "_make",
+    "_asdict",
+    "_field_defaults",
+    "_getframe",
+    "_initializing",
+}
 OTHERS |= {"_condition", "_waiters", "_done_callbacks", "_register_atexit", "_error_context"}
 OTHERS |= {"_parent", "_join", "_mapper", "_STATE_DICT_REGISTRY"}
 # Our own, which public classes keep out of sight: the core calls it, too.

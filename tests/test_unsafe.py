@@ -1,4 +1,4 @@
-"""Every `unsafe` of the core is in the table of docs/unsafe.md, with tests that are there."""
+"""tools/unsafe.toml lists every `unsafe` of the core, with existing tests."""
 
 from __future__ import annotations
 
@@ -6,18 +6,15 @@ import collections
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[1]
-TABLE = (ROOT / "docs" / "unsafe.md").read_text(encoding="utf-8")
+LIST = tomllib.loads((ROOT / "tools" / "unsafe.toml").read_text(encoding="utf-8"))
 
-# `src/x.rs` | `item` | 2 | why it is sound | `test`, `test`
-ROW = re.compile(
-    r"^\| `(src/\S+\.rs)` \| `([^`]+)` \| (\d+) \| ([^|]+) \| ([^|]+) \|$", re.MULTILINE
-)
 ITEM = re.compile(
     r"^\s*(?:pub(?:\([a-z]+\))? )?(?:const |unsafe |extern \"C\" )*(?:fn|impl|trait)(?:<[^>]*>)? "
     r"([\w$]+(?: for \w+)?)"
@@ -47,23 +44,24 @@ def in_the_code() -> dict[tuple[str, str], int]:
     )
 
 
-def test_the_table_has_each_block() -> None:
-    rows = ROW.findall(TABLE)
-    assert {(path, item): int(count) for path, item, count, _, _ in rows} == in_the_code()
+def test_the_list_has_each_block() -> None:
+    listed = {
+        (path, item): it["blocks"] for path, items in LIST.items() for item, it in items.items()
+    }
+    assert listed == in_the_code()
 
 
 @pytest.mark.campaign
-def test_the_table_names_tests_that_are_there() -> None:
+def test_the_list_names_existing_tests() -> None:
     files = [
         path
         for pattern in ("src/**/*.rs", "tests/**/*.rs", "tests/**/*.py")
         for path in ROOT.glob(pattern)
     ]
     text = "\n".join(path.read_text(encoding="utf-8") for path in files)
-    for *_, tests in ROW.findall(TABLE):
-        names = re.findall(r"`(\w+)`", tests)
-        assert names
-        for name in names:
+    for it in (it for items in LIST.values() for it in items.values()):
+        assert it["tests"]
+        for name in it["tests"]:
             assert re.search(rf"\b(?:fn|def) {name}\(", text), name
 
 

@@ -1,7 +1,7 @@
 """Takes arguments for unsafe code away, one at a time, and sees a test fail: `make breaches`.
 
-`breaches.toml` has what is taken away, docs/unsafe.md the tests. All is done in a copy of the
-files that git knows, built without optimisations and with the checks of the standard library.
+`breaches.toml` has the edits that take them away, `unsafe.toml` the tests. It works in a copy of
+the files that git tracks, built without optimisations and with the checks of the standard library.
 """
 
 from __future__ import annotations
@@ -42,12 +42,9 @@ def breaches() -> list[Breach]:
 
 
 def tests_of(breach: Breach) -> list[str]:
-    """Returns the names of the tests that docs/unsafe.md has for the item."""
-    table = (ROOT / "docs/unsafe.md").read_text(encoding="utf-8")
-    start = f"| `{breach.file}` | `{breach.item}` |"
-    found = [line.split(" | ")[-1] for line in table.splitlines() if line.startswith(start)]
-    assert len(found) == 1, f"docs/unsafe.md has no row of {breach.item} in {breach.file}"
-    return re.findall(r"`(\w+)`", found[0])
+    """Returns the names of the tests that `unsafe.toml` lists for the item."""
+    listed = tomllib.loads(Path(__file__).with_name("unsafe.toml").read_text(encoding="utf-8"))
+    return list(listed[breach.file][breach.item]["tests"])
 
 
 def edited(breach: Breach) -> dict[str, str]:

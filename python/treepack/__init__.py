@@ -18,6 +18,7 @@ from treepack._src.api.files import abstract, is_checkpoint, load, read_metadata
 from treepack._src.api.streams import read_stream, write_stream
 from treepack._src.checkpoint.file import File, Tree, open
 from treepack._src.checkpoint.reader import LazyArray
+from treepack._src.checkpoint.sources import stack, transpose
 from treepack._src.checkpoint.verify import Verification, verify
 from treepack._src.options import Arrays, Progress, Strict
 from treepack._src.registry.register import register_dataclass, register_namedtuple, register_node
@@ -26,6 +27,8 @@ from treepack._src.registry.static import register_auxdata, register_function
 from treepack._src.registry.types import registered_types
 from treepack._src.restore.report import Report
 from treepack._src.saving.background import Saving
+from treepack._src.series.keep import Keep
+from treepack._src.series.series import Series
 from treepack.errors import (
     CorruptionError,
     DecodeError,
@@ -49,7 +52,10 @@ from treepack.errors import (
 core.set_hooks(hooks, errors)
 del core, hooks
 
-for _public in (File, Tree, LazyArray, LoadedExported, Report, Saving, Verification):
+for _public in (
+    *(File, Tree, LazyArray, LoadedExported, Report, Saving, Verification),
+    *(Keep, Series),
+):
     for _name, _hint in _public.__annotations__.items():
         # `typing.get_type_hints` resolves the names in the module that defines the class.
         _text = str(getattr(_hint, "__forward_arg__", _hint))
@@ -70,6 +76,7 @@ __all__ = [
     "GzipTruncatedError",
     "HoleError",
     "InvalidCheckpointError",
+    "Keep",
     "LazyArray",
     "LoadedExported",
     "Mismatch",
@@ -81,6 +88,7 @@ __all__ = [
     "Progress",
     "Report",
     "Saving",
+    "Series",
     "StateDictKeyError",
     "Strict",
     "Tree",
@@ -113,6 +121,8 @@ __all__ = [
     "save",
     "save_exported",
     "serialization",
+    "stack",
+    "transpose",
     "verify",
     "write_stream",
 ]

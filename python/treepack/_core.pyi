@@ -232,8 +232,20 @@ class Content:
           near: Ranges that are less than `near` bytes apart are read together.
         """
 
+    @staticmethod
+    def laid(layout: Layout, file: Content) -> Content:
+        """Presents a layout without checksums as content; its arrays are read from a file.
+
+        Args:
+          layout: The layout.
+          file: The content in which all its arrays lie.
+        """
+
     def stored(self, start: int, stop: int) -> tuple[int, int]:
-        """Returns the range of the file that a range of the content is decompressed from."""
+        """Returns the range of the file that a range of the content is decompressed from.
+
+        In a layout, it is the range of the bytes of arrays.
+        """
 
     def mended(self, *, max_size: int | None = None) -> Content | None:
         """Returns the content of a stream of treepack whose header is damaged; `None` otherwise.
@@ -303,7 +315,12 @@ class Manifest:
         """
 
     def with_files(self, files: list[tuple[str, int, int]], writer: str | None = None) -> bytes:
-        """Encodes the manifest with other files (equally many), and a description of the writer."""
+        """Encodes the same manifest with other files, and their writer in words.
+
+        Args:
+          files: As many as it has, and perhaps more, which have no shards.
+          writer: The process that writes it.
+        """
 
     @staticmethod
     def decode(data: bytes, *, max_size: int | None = None) -> Manifest:

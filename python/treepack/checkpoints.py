@@ -52,8 +52,8 @@ from treepack._src.series.names import (
     SCHEME_RE,
     SIGNED_FLOAT_RE,
     UNSIGNED_FLOAT_RE,
+    Folder,
     Listing,
-    Series,
     directory_of,
     natural_sort,
     safe_normpath,
@@ -66,7 +66,7 @@ from treepack._src.series.orbax import (
 from treepack._src.series.retention import check_newest, tidy
 from treepack._src.series.steps import MP_ARRAY_PH, FileWrite, Place, check_placeholders
 from treepack._src.storage.content import read_whole
-from treepack._src.storage.entries import exists, is_directory, listed
+from treepack._src.storage.entries import exists, is_directory, is_missing, listed
 from treepack._src.storage.naming import naming
 from treepack._src.storage.place import Location, absolute, joined, resolved, shown
 from treepack._src.storage.store import Entry
@@ -173,7 +173,7 @@ def save_checkpoint(
     if async_manager is not None:
         async_manager.wait_previous_save()
     place = Place(directory_of(ckpt_dir, storage_options), step, prefix)
-    commit = functools.partial(tidy, place.series, place.name, keep, overwrite, keep_every_n_steps)
+    commit = functools.partial(tidy, place.folder, place.name, keep, overwrite, keep_every_n_steps)
     if orbax_checkpointer is not None:
         _orbax.wait_for(orbax_checkpointer)
         _orbax.save(place.absolute, target, orbax_checkpointer, overwrite=overwrite)
@@ -181,7 +181,7 @@ def save_checkpoint(
             commit()
         return place.path
     if not overwrite:
-        check_newest(place.series, place.name)
+        check_newest(place.folder, place.name)
     write = FileWrite(target, place, how, progress, commit, snapshot=async_manager is not None)
     if async_manager is None:
         write()
@@ -262,7 +262,7 @@ def save_checkpoint_multiprocess(
     _jax.wait_for_all("treepack: earlier saves")
     place = Place(directory_of(ckpt_dir, storage_options), step, prefix)
     is_first = _jax.processes()[0] == 0
-    commit = functools.partial(tidy, place.series, place.name, keep, overwrite, keep_every_n_steps)
+    commit = functools.partial(tidy, place.folder, place.name, keep, overwrite, keep_every_n_steps)
     if orbax_checkpointer is not None:
         _orbax.wait_for(orbax_checkpointer)
         if is_first:
@@ -271,7 +271,7 @@ def save_checkpoint_multiprocess(
         return place.path
     state = to_state_dict(target)
     if not overwrite:
-        check_newest(place.series, place.name)
+        check_newest(place.folder, place.name)
         _jax.wait_for_all("treepack: no later checkpoint")
     is_background = async_manager is not None
     if is_distributed(state):
@@ -418,22 +418,22 @@ def restore_checkpoint(
         except (FileNotFoundError, NotADirectoryError):
             if exists(path):
                 raise
-            steps = ", ".join(Series(directory, prefix).steps()) if is_directory(directory) else ""
+            steps = ", ".join(Folder(directory, prefix).steps()) if is_directory(directory) else ""
             there = f"there are the steps {steps}" if steps else "there is no checkpoint"
             told = f"Matching checkpoint not found: {shown(path)}; {there}"
             raise ValueError(told) from None
     inside = listed(directory)
     if inside is None:
-        return restored(directory, None) if exists(directory) else target
+        return target if is_missing(directory) else restored(directory, None)
     if MANIFEST in _names(inside) or _orbax.is_of_orbax(_names(inside)):
         return restored(directory, inside)  # the directory is itself a checkpoint
-    series = Series(directory, prefix)
-    listing = Listing(inside) if series.directory == directory else None
-    while (last := series.newest(listing)) is not None:
+    folder = Folder(directory, prefix)
+    listing = Listing(inside) if folder.directory == directory else None
+    while (last := folder.newest(listing)) is not None:
         try:
-            return restored(series.path(last.name), last.inside)
+            return restored(folder.path(last.name), last.inside)
         except Exception:
-            if last.name in series.names():
+            if last.name in folder.names():
                 raise
             listing = None  # another process saved a newer one and removed it
     return target
@@ -464,9 +464,9 @@ def latest_checkpoint(
       >>> checkpoints.latest_checkpoint(directory) == path
       True
     """
-    series = Series(os.fspath(resolved(ckpt_dir, storage_options)), prefix)
-    last = series.last()
-    return None if last is None else series.path(last)
+    folder = Folder(os.fspath(resolved(ckpt_dir, storage_options)), prefix)
+    last = folder.last()
+    return None if last is None else folder.path(last)
 
 
 def available_steps(
@@ -497,4 +497,4 @@ def available_steps(
       [9, 10]
     """
     directory = os.fspath(resolved(ckpt_dir, storage_options))
-    return [step_type(step) for step in Series(directory, prefix).steps()]
+    return [step_type(step) for step in Folder(directory, prefix).steps()]

@@ -77,18 +77,18 @@ impl Catalog {
                 return if entry.is_leaf && self.is_array(source, entry.head)? {
                     Ok(())
                 } else {
-                    other("there is something else where an array was saved")
+                    other("expected an array, found another value")
                 };
             }
             Kind::Bytearray | Kind::Memoryview => {
                 return if entry.is_leaf && self.is_bytes(source, entry.head)? {
                     Ok(())
                 } else {
-                    other("there is something else where bytes were saved")
+                    other("expected bytes, found another value")
                 };
             }
             _ if entry.is_leaf || entry.is_list => {
-                return other("there is a leaf where a container was saved");
+                return other("expected a container, found a leaf");
             }
             _ => {}
         }
@@ -118,7 +118,9 @@ impl Catalog {
             return other_count(node);
         }
         match values.keys(number)? {
-            Some(keys) if keys != count => other("there is another number of keys"),
+            Some(keys) if keys != count => {
+                other(format!("a dict has {keys} keys and {count} children"))
+            }
             _ => Ok(()),
         }
     }
@@ -172,7 +174,7 @@ impl Values<'_> {
         let keys = match &self.record.nodes[node].0 {
             Kind::DictWithKeys(keys) => match Value::decode(keys)? {
                 Value::List(keys) => Some(keys.len()),
-                _ => return other("the keys of a dict are no list"),
+                _ => return other("the keys of a dict are not a list"),
             },
             Kind::Typed(_, data) => Value::decode(data).map(|_| None)?,
             _ => None,
@@ -192,7 +194,7 @@ fn other_count<T>(node: &Node) -> Result<T> {
 
 fn other<T>(what: impl std::fmt::Display) -> Result<T> {
     Err(Error::Structure(format!(
-        "the recorded structure is not that of the tree: {what}"
+        "the record does not match the tree: {what}"
     )))
 }
 

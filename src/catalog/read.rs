@@ -50,6 +50,7 @@ impl Catalog {
             Record::read(record).map(drop)
         });
         let mut record = None;
+        let is_misread = done.is_err();
         match done {
             Err(error) if !salvage || error.is_no_damage() => return Err(error),
             Err(error) => {
@@ -60,15 +61,10 @@ impl Catalog {
         }
         if found.damage.is_some() && found.entries.first().is_none_or(|root| root.is_leaf) {
             // Not even the root could be read: any byte below 128 is a number.
-            found = Self {
-                damage: found.damage,
-                ..Self::default()
-            };
-            found.begin(&mut Vec::new(), (0, 0), 0, true, 0)?;
-            found.entries[0].end = 1;
+            found = found.emptied()?;
         }
         if found.damage.is_some() {
-            match found.keep_checksums(source, record.as_deref()) {
+            match found.keep_checksums(source, record.as_deref(), is_misread) {
                 Err(error) if error.is_no_damage() => return Err(error),
                 _ => {}
             }
@@ -77,8 +73,25 @@ impl Catalog {
         Ok(found)
     }
 
-    /// Keeps the checksums after a damaged record for the leaves that were found.
-    fn keep_checksums(&mut self, source: &dyn Source, record: Option<&[u8]>) -> Result<()> {
+    /// The same damage without leaves.
+    pub fn emptied(self) -> Result<Self> {
+        let mut found = Self {
+            damage: self.damage,
+            ..Self::default()
+        };
+        found.begin(&mut Vec::new(), (0, 0), 0, true, 0)?;
+        found.entries[0].end = 1;
+        Ok(found)
+    }
+
+    /// Keeps the checksums after a damaged record for the leaves that were found, of which the last
+    /// may be misread.
+    fn keep_checksums(
+        &mut self,
+        source: &dyn Source,
+        record: Option<&[u8]>,
+        is_misread: bool,
+    ) -> Result<()> {
         let end = source.len() - source.len().min(Footer::BYTES);
         let mut tail = Vec::new();
         read_to(source, end..source.len(), &mut tail)?;
@@ -90,7 +103,9 @@ impl Catalog {
         }
         // Only strings are keys beside a record; anything else was misread.
         let is_damage = |entry: &Entry| entry.parent == 0 && !entry.is_text;
-        if let Some(first) = self.entries.iter().position(is_damage) {
+        if let Some(first) = self.entries.iter().position(is_damage)
+            && is_misread
+        {
             self.leaves.truncate(self.entries[first].head);
             self.entries.truncate(first);
             self.entries[0].end = first;

@@ -1,4 +1,4 @@
-//! Boxes of sharded arrays, read to memory of Python.
+//! Reads boxes of sharded arrays into Python's memory.
 
 use std::sync::Arc;
 
@@ -15,7 +15,6 @@ use crate::array::Bounds;
 use crate::boxes::{self, Failed, OpenFile};
 use crate::{Error, Result, grow, parallel};
 
-/// An array whose shards are in several files; see `_core.pyi`.
 #[pyclass(frozen, module = "treepack._core")]
 pub struct Shards(pub(super) Arc<boxes::ShardedArray>);
 
@@ -61,10 +60,9 @@ impl Shards {
 }
 
 fn fewer() -> PyErr {
-    PyIndexError::new_err("there are fewer shards")
+    PyIndexError::new_err("shard index out of range")
 }
 
-/// A box of a sharded array; see `_core.pyi`.
 #[pyclass(frozen, module = "treepack._core")]
 pub struct ShardBox {
     array: Arc<boxes::ShardedArray>,
@@ -108,8 +106,7 @@ impl ShardBox {
         found.map_err(|failed| watcher.explain(failed.error, PyErr::from))
     }
 
-    /// The places of all parts: the number of the file, its leaf, and the part's indices in the
-    /// leaf.
+    /// Returns file number, leaf, and indices in the leaf for each part of the box.
     fn places<'py>(&self, catalogs: &Bound<'py, PyList>) -> PyResult<Bound<'py, PyList>> {
         let py = catalogs.py();
         let files = self.open(catalogs)?;
@@ -175,7 +172,7 @@ impl ShardBox {
         let files = self.open(catalogs)?;
         let mut target = Writable::get(target)?;
         let range = at.min(target.len())..target.len();
-        // Runs that are too short for several threads use one anyway.
+        // Runs too short for several threads get one anyway.
         let threads = parallel::threads(threads, range.len(), parallel::MIN_COPY_BYTES)?;
         let watcher = Watcher::signals().checking(check);
         let done = target.fill(py, range, true, |memory| {
@@ -188,7 +185,7 @@ impl ShardBox {
 }
 
 impl ShardBox {
-    /// Its files, of all open ones.
+    /// Takes the files of this box from `catalogs`.
     fn open(&self, catalogs: &Bound<'_, PyList>) -> PyResult<Files> {
         keep_reserve()?;
         let py = catalogs.py();
@@ -207,13 +204,11 @@ impl ShardBox {
     }
 }
 
-/// Parts from which on other threads should run.
+/// With more parts, other Python threads should run.
 const MANY: usize = 1 << 12;
 
-/// What becomes of reading files.
 type Read<T> = std::result::Result<T, Failed>;
 
-/// The files of a box, by number.
 struct Files(Vec<(u32, Py<Catalog>)>);
 
 impl Files {
@@ -222,7 +217,7 @@ impl Files {
         grow::collect(files.map(|(number, catalog)| catalog.get().open_file(*number)))
     }
 
-    /// What has been read of them, unless one was written to since it was opened.
+    /// Returns `read`, or an error if a file has changed since it was opened.
     fn unless_changed<T>(&self, read: Read<T>) -> Read<T> {
         if matches!(&read, Err(failed) if !matches!(failed.error, Error::Gzip(_))) {
             return read;
@@ -237,7 +232,7 @@ impl Files {
         read
     }
 
-    /// What `explain` makes of an error, from the number of the file that it is about.
+    /// Passes an error to Python's `explain`, with the number of its file.
     fn explain(
         &self,
         py: Python<'_>,

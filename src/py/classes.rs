@@ -1,11 +1,11 @@
-//! The kinds of values, by their types.
+//! Classifies values by their types.
 
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyDict, PyFloat, PyInt, PyList, PyString, PyTuple, PyType};
 
 use super::hooks::Hooks;
 
-/// The kinds that `classify` in `_src/pytree/leaves.py` tells apart.
+/// The kinds that `classify` in `_src/pytree/leaves.py` distinguishes.
 #[pyclass(
     eq,
     frozen,
@@ -31,8 +31,7 @@ pub enum Class {
     Masked,
 }
 
-/// The kinds of types, each classified once. The types are held, so that no other type gets their
-/// address.
+/// Classes by type. Holding the types keeps their addresses from being reused.
 #[derive(Default)]
 pub struct Classes<'py>(Vec<(Bound<'py, PyType>, Class)>);
 
@@ -48,10 +47,9 @@ impl<'py> Classes<'py> {
         Ok(answer)
     }
 
-    /// Whether a child of a module surely is state: not a function, nor a list, tuple or dict with
-    /// one.
+    /// Returns whether a child of a module certainly is state, without functions in it.
     pub fn is_state(&mut self, value: &Bound<'py, PyAny>) -> PyResult<bool> {
-        /// Deeper values are left to Python.
+        /// Python decides about deeper values.
         const MAX_DEPTH: usize = 16;
         self.is_state_below(value, MAX_DEPTH)
     }
@@ -81,7 +79,6 @@ impl<'py> Classes<'py> {
     }
 }
 
-/// Whether a value is a leaf of a plain type of Python.
 pub fn is_plain(value: &Bound<'_, PyAny>) -> bool {
     value.is_none()
         || value.is_exact_instance_of::<PyInt>()

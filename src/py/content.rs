@@ -1,4 +1,4 @@
-//! What is in a file or a buffer: mapped, read, or behind a function of Python.
+//! The bytes of a file or a buffer: mapped, read, or returned by a Python function.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -14,11 +14,13 @@ use pyo3::types::PyBytes;
 
 use super::memory::{Borrowed, Owned, new_bytes};
 use super::options::integer_or_none;
+use super::save::Layout;
 use super::watch::Watcher;
 use super::{errors, gzip};
 use crate::catalog::Compared;
 use crate::gzip::{Contained, Indexed, MAGIC_BYTES, has_traces, is_compressed, mended};
 use crate::handle;
+use crate::layout::Caching;
 use crate::manifest::Sparse;
 use crate::mapping::{self, Mapping, Pages};
 use crate::raw::{AsRaw, Filling, RawBytes};
@@ -49,36 +51,37 @@ impl Source for Borrowed {
     }
 }
 
-/// Encoded bytes, wherever they are. Restored arrays that view them keep them alive.
+/// Encoded bytes. Arrays that view them keep them alive.
 #[pyclass(frozen, module = "treepack._core")]
 pub struct Content(Storage);
 
-/// Where the bytes are.
 enum Storage {
     File(Arc<Mapping>),
     Read(Arc<Pages>),
-    /// What has come out of a gzip stream, whose checksum was compared.
+    /// Decompressed gzip, checksum compared.
     Inflated(Arc<Pages>),
     Lent(Arc<Borrowed>),
-    /// Inflated where they are read.
+    /// Decompressed on each read.
     Gzip(Arc<Indexed<Arc<dyn Source + Send + Sync>>>, Origin),
     Elsewhere(Arc<Elsewhere>),
-    /// That of a manifest, whose arrays are in other files.
+    /// A manifest, whose arrays are in other files.
     Sparse(Arc<Sparse>),
-    /// Those of a leaf that is copied.
+    /// A leaf during its copy.
     Copied(Arc<Copied>),
+    /// An encoding that is never written, whose arrays lie in a file.
+    Laid(Arc<Laid>, Origin),
 }
 
-/// What has the bytes of a gzip stream: a file, or an object of Python.
+/// The owner of a gzip stream, if it is a file or a Python object.
 enum Origin {
-    Nobody,
+    Other,
     File(Arc<Mapping>),
     Lent(Weak<Borrowed>),
     Elsewhere(Weak<Elsewhere>),
 }
 
-/// Bytes that a function of Python reads: it takes an offset and a length, and returns a buffer of
-/// at least one byte and at most as many.
+/// Bytes from a Python function, which takes an offset and a length, and returns a buffer of 1 to
+/// `length` bytes.
 struct Elsewhere {
     read: Py<PyAny>,
     len: usize,
@@ -104,12 +107,13 @@ impl Source for Elsewhere {
                 let found = Borrowed::buffer(&found)?;
                 let count = found.as_raw().len();
                 if count == 0 || count > len - done {
-                    let reason = format!("{count} bytes were read of {}", len - done);
+                    let reason =
+                        format!("read returned {count} bytes, expected 1 to {}", len - done);
                     return Err(PyValueError::new_err(reason));
                 }
                 Ok(found)
             });
-            // It is copied detached from Python, to where it belongs.
+            // The copy to `target` runs detached.
             let found = found.map_err(|error| Error::Payload(Box::new(error)))?;
             let bytes = found.as_raw();
             filling.fill(bytes.len(), |now| bytes.read_at(0, now))?;
@@ -122,14 +126,41 @@ impl Source for Elsewhere {
     }
 }
 
-/// A leaf that is compared with its checksum while it is copied, and the name of its file.
+/// A layout as a source: reads its arrays where they lie.
+struct Laid {
+    layout: Py<Layout>,
+    near: usize,
+}
+
+impl Source for Laid {
+    fn len(&self) -> usize {
+        self.layout.get().output().len()
+    }
+
+    fn read_at<'t>(
+        &self,
+        offset: usize,
+        target: &'t mut [MaybeUninit<u8>],
+    ) -> Result<&'t mut [u8]> {
+        self.layout
+            .get()
+            .output()
+            .copy_to(offset, target, Caching::Usual)
+    }
+
+    fn near(&self) -> usize {
+        self.near
+    }
+}
+
+/// A leaf that is compared with its checksum during its copy, and the name of its file.
 struct Copied(Compared, Option<String>);
 
 impl Copied {
-    /// An error with the name of the file, since the caller's errors name the file that is written.
+    /// Adds the name of the source file, because callers name the file that they write.
     fn named(&self, error: Error) -> PyErr {
         let error = PyErr::from(error);
-        // Without memory for the name, the error has none.
+        // Best effort: out of memory, the error has no name.
         let _ = Python::attach(|py| error.value(py).setattr("filename", &self.1));
         error
     }
@@ -167,7 +198,7 @@ impl Source for Copied {
 
 #[pymethods]
 impl Content {
-    /// Opens a file, which is mapped if that is possible.
+    /// Maps the file if possible.
     #[staticmethod]
     fn map(py: Python<'_>, path: PathBuf) -> PyResult<Self> {
         let mapping = py
@@ -176,7 +207,7 @@ impl Content {
         Ok(Self(Storage::File(Arc::new(mapping))))
     }
 
-    /// Reads a file, or what else can be read unless that is excluded.
+    /// Reads a file, or by default also a pipe or device.
     #[staticmethod]
     #[pyo3(signature = (path, *, progress, regular=false))]
     fn read(
@@ -199,32 +230,42 @@ impl Content {
         Ok(Self(Storage::Read(Arc::new(content.map_err(explain)?))))
     }
 
-    /// Borrows the memory of a bytes-like object.
     #[staticmethod]
     pub fn lent(data: &Bound<'_, PyAny>) -> PyResult<Self> {
         Ok(Self(Storage::Lent(Arc::new(Borrowed::buffer(data)?))))
     }
 
-    /// Reads by a function; of bytes that lie less than `near` apart, those between are read as well.
+    /// Reads by a function. Ranges less than `near` bytes apart are read as one.
     #[staticmethod]
     fn elsewhere(read: Py<PyAny>, len: usize, near: usize) -> Self {
         Self(Storage::Elsewhere(Arc::new(Elsewhere { read, len, near })))
     }
 
-    /// The range of the file that a range of the content comes from: that of whole blocks of gzip.
+    /// Presents a layout without a checksum as content; its arrays lie in `file`.
+    #[staticmethod]
+    fn laid(layout: Py<Layout>, file: &Self) -> Self {
+        let near = file.source().near();
+        Self(Storage::Laid(
+            Arc::new(Laid { layout, near }),
+            file.origin(),
+        ))
+    }
+
+    /// Returns the range of the file that holds a range of the content: whole blocks of gzip, or
+    /// arrays of a layout.
     fn stored(&self, start: usize, stop: usize) -> PyResult<(usize, usize)> {
         if start > stop || stop > self.source().len() {
-            return Err(PyIndexError::new_err("there are fewer bytes"));
+            return Err(PyIndexError::new_err("the range exceeds the content"));
         }
         let range = match &self.0 {
             Storage::Gzip(indexed, _) => indexed.stored(start..stop),
+            Storage::Laid(laid, _) => laid.layout.get().stored(start..stop),
             _ => start..stop,
         };
         Ok((range.start, range.end))
     }
 
-    /// What the content is when it is decompressed, piece by piece where it is read; nothing if it
-    /// has no index of its pieces.
+    /// Decompresses gzip block by block, when read; `None` without an index of blocks.
     #[pyo3(signature = (*, max_size=None))]
     fn indexed(
         &self,
@@ -239,8 +280,7 @@ impl Content {
         Ok(indexed.map(|indexed| Self(Storage::Gzip(Arc::new(indexed), self.origin()))))
     }
 
-    /// What the content is when it is decompressed, if it is compressed by treepack and its header is
-    /// damaged; nothing otherwise.
+    /// Decompresses a file of treepack whose gzip header is damaged; `None` for others.
     #[pyo3(signature = (*, max_size=None))]
     fn mended(
         &self,
@@ -261,16 +301,15 @@ impl Content {
         Ok(content)
     }
 
-    /// Whether the content ends as gzip with an index does, which is damaged if `indexed` finds
-    /// none.
+    /// Returns whether the content ends like gzip with an index, which is damaged if `indexed`
+    /// returns `None`.
     fn has_traces_of_index(&self, py: Python<'_>) -> PyResult<bool> {
         let source = self.source();
         Ok(py.detach(|| has_traces(source))?)
     }
 
-    /// The objects that this keeps alive, as far as nothing else does so through it: what has
-    /// several owners must not be counted for each.
-    #[allow(clippy::needless_pass_by_value)] // as it is called
+    /// Visits only objects with one owner, because others would be counted for each owner.
+    #[allow(clippy::needless_pass_by_value)] // pyo3's signature
     fn __traverse__(&self, visit: PyVisit<'_>) -> std::result::Result<(), PyTraverseError> {
         match &self.0 {
             Storage::Lent(borrowed) if Arc::strong_count(borrowed) == 1 => {
@@ -279,6 +318,7 @@ impl Content {
             Storage::Elsewhere(elsewhere) if Arc::strong_count(elsewhere) == 1 => {
                 visit.call(&elsewhere.read)
             }
+            Storage::Laid(laid, _) if Arc::strong_count(laid) == 1 => visit.call(&laid.layout),
             Storage::Gzip(indexed, origin) if Arc::strong_count(indexed) == 1 => match origin {
                 Origin::Lent(borrowed) if borrowed.strong_count() == 1 => {
                     let borrowed = borrowed.upgrade();
@@ -294,19 +334,17 @@ impl Content {
         }
     }
 
-    /// Whether the bytes lie in memory or are mapped, so that arrays can view them.
+    /// Whether arrays can view the bytes.
     #[getter]
     fn has_memory(&self) -> bool {
         self.memory().is_some()
     }
 
-    /// How many bytes there are.
     #[getter]
     fn nbytes(&self) -> usize {
         self.source().len()
     }
 
-    /// A copy of some of the bytes.
     fn read_range<'py>(
         &self,
         py: Python<'py>,
@@ -315,7 +353,7 @@ impl Content {
     ) -> PyResult<Bound<'py, PyBytes>> {
         let source = self.source();
         if start > stop || stop > source.len() {
-            return Err(PyIndexError::new_err("there are fewer bytes"));
+            return Err(PyIndexError::new_err("the range exceeds the content"));
         }
         let made = new_bytes(py, stop - start, true, |target| {
             source.read_at(start, target)
@@ -323,17 +361,17 @@ impl Content {
         Ok(made?)
     }
 
-    /// Whether the content starts as gzip does, or as numbers do.
+    /// Returns whether the content starts like compressed data.
     #[pyo3(signature = (*, by_start=false))]
     fn is_compressed(&self, by_start: bool) -> PyResult<bool> {
-        // Not by the mapping, whose first page would bring many others from the disk.
+        // A read, since a page fault in the mapping would read many pages ahead.
         let mut start = Vec::new();
         let source = self.source();
         if let (Storage::Elsewhere(_), Some(before)) =
             (&self.0, source.len().checked_sub(MARK.len()))
             && !by_start
         {
-            // The end will be needed anyway, and the start only if this is not there.
+            // The end is needed anyway, and the start only if the mark is not there.
             read_to(source, before..source.len(), &mut start)?;
             if start == MARK {
                 return Ok(false);
@@ -344,7 +382,6 @@ impl Content {
         Ok(is_compressed(&start))
     }
 
-    /// What the content is when it is decompressed.
     #[pyo3(signature = (*, max_size=None, threads, progress))]
     fn inflate(
         &self,
@@ -357,7 +394,7 @@ impl Content {
         Ok(Self(Storage::Inflated(Arc::new(pages))))
     }
 
-    /// The same up to the first damage, and what is damaged there.
+    /// Decompresses up to the first damage; returns this and the damage.
     #[pyo3(signature = (*, max_size))]
     fn salvage(
         &self,
@@ -374,27 +411,23 @@ impl Content {
 }
 
 impl Content {
-    /// The object of Python that has the bytes.
     fn origin(&self) -> Origin {
         match &self.0 {
             Storage::File(mapping) => Origin::File(mapping.clone()),
             Storage::Lent(borrowed) => Origin::Lent(Arc::downgrade(borrowed)),
             Storage::Elsewhere(elsewhere) => Origin::Elsewhere(Arc::downgrade(elsewhere)),
-            _ => Origin::Nobody,
+            _ => Origin::Other,
         }
     }
 
-    /// A leaf that is compared with its checksum while it is copied from a file.
     pub fn copied(compared: Compared, file: Option<String>) -> Self {
         Self(Storage::Copied(Arc::new(Copied(compared, file))))
     }
 
-    /// Bytes of which some are not there.
     pub fn sparse(sparse: Arc<Sparse>) -> Self {
         Self(Storage::Sparse(sparse))
     }
 
-    /// The memory that the bytes lie in, and this as its owner.
     pub fn owned<'a, 'py>(slf: &'a Bound<'py, Self>) -> Option<Owned<'a, 'py>> {
         Owned::of(slf, Self::memory)
     }
@@ -404,13 +437,14 @@ impl Content {
             Storage::File(mapping) => mapping.pages(),
             Storage::Read(pages) | Storage::Inflated(pages) => Some(pages.as_raw()),
             Storage::Lent(borrowed) => Some(borrowed.as_raw()),
-            Storage::Gzip(..) | Storage::Elsewhere(_) | Storage::Sparse(_) | Storage::Copied(_) => {
-                None
-            }
+            Storage::Gzip(..)
+            | Storage::Elsewhere(_)
+            | Storage::Sparse(_)
+            | Storage::Copied(_)
+            | Storage::Laid(..) => None,
         }
     }
 
-    /// The bytes.
     pub fn source(&self) -> &(dyn Source + Send + Sync) {
         match &self.0 {
             Storage::File(mapping) => mapping,
@@ -420,10 +454,10 @@ impl Content {
             Storage::Elsewhere(elsewhere) => elsewhere,
             Storage::Sparse(sparse) => sparse,
             Storage::Copied(copied) => copied,
+            Storage::Laid(laid, _) => laid,
         }
     }
 
-    /// The same, for as long as somebody needs them.
     pub fn shared(&self) -> Arc<dyn Source + Send + Sync> {
         match &self.0 {
             Storage::File(mapping) => mapping.clone(),
@@ -433,10 +467,10 @@ impl Content {
             Storage::Gzip(indexed, _) => indexed.clone(),
             Storage::Sparse(sparse) => sparse.clone(),
             Storage::Copied(copied) => copied.clone(),
+            Storage::Laid(laid, _) => laid.clone(),
         }
     }
 
-    /// The open file, if it is one.
     pub fn mapping(&self) -> Option<&Arc<Mapping>> {
         match &self.0 {
             Storage::File(mapping) => Some(mapping),
@@ -444,17 +478,17 @@ impl Content {
         }
     }
 
-    /// Errors if it is a file that was written to since it was opened.
+    /// Errors if the file has changed since it was opened.
     pub fn check_unchanged(&self) -> Result<()> {
         match &self.0 {
-            Storage::File(mapping) | Storage::Gzip(_, Origin::File(mapping)) => {
-                mapping.check_unchanged()
-            }
+            Storage::File(mapping)
+            | Storage::Gzip(_, Origin::File(mapping))
+            | Storage::Laid(_, Origin::File(mapping)) => mapping.check_unchanged(),
             _ => Ok(()),
         }
     }
 
-    /// What has been read of it, unless the file was written to since it was opened.
+    /// Returns `read`, or an error if the file has changed since it was opened.
     pub fn unless_changed<T>(&self, read: Result<T>) -> Result<T> {
         match read {
             Ok(_) | Err(Error::Gzip(_)) => self.check_unchanged().and(read),
@@ -462,7 +496,7 @@ impl Content {
         }
     }
 
-    /// The encoding of a manifest, which has gaps, if it is one.
+    /// Returns the encoding of a manifest.
     pub fn with_gaps(&self) -> Option<&Sparse> {
         match &self.0 {
             Storage::Sparse(sparse) => Some(sparse),
@@ -470,12 +504,12 @@ impl Content {
         }
     }
 
-    /// Whether damage is found whenever bytes are read.
+    /// Returns whether every read compares checksums.
     pub fn checks_itself(&self) -> bool {
         matches!(self.0, Storage::Gzip(..) | Storage::Inflated(_))
     }
 
-    /// What is wrong with a compressed stream around the bytes, though all its blocks may be whole.
+    /// Returns the damage of the compressed stream around its blocks, which may be intact.
     pub fn stream_damage(&self) -> Option<&'static str> {
         match &self.0 {
             Storage::Gzip(indexed, _) => indexed.damage(),
@@ -483,12 +517,11 @@ impl Content {
         }
     }
 
-    /// Whether bytes are read by a function of Python.
     pub fn is_elsewhere(&self) -> bool {
         matches!(self.0, Storage::Elsewhere(_))
     }
 
-    /// Takes pages that have been read off this process's account until they are read again.
+    /// Drops read pages from the process's memory.
     pub fn release(&self) {
         if let Some(mapping) = self.mapping() {
             mapping.release();
@@ -496,7 +529,7 @@ impl Content {
     }
 }
 
-/// All of a file, or what comes through a pipe until it ends.
+/// Reads a whole file, or a pipe until it ends.
 fn read(mut file: &File, expected: usize, watch: &dyn Watch) -> Result<Pages> {
     const PART: usize = 8 << 20;
     let may_wait = !file.metadata()?.is_file();
@@ -514,7 +547,7 @@ fn read(mut file: &File, expected: usize, watch: &dyn Watch) -> Result<Pages> {
                 watch.done(pages.len())?;
             }
             Err(error) if error.kind() == io::ErrorKind::Interrupted => watch.check()?,
-            // Somebody else took what there was.
+            // Another reader took the input.
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => watch.check()?,
             Err(error) => return Err(error.into()),
         }

@@ -1,4 +1,4 @@
-//! Dtypes, each described by Python once in a process.
+//! Dtypes, described by Python once per process.
 
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -9,17 +9,16 @@ use super::failure::{Failure, Walked};
 use super::hooks::Hooks;
 use super::memory::copied;
 
-/// A dtype whose arrays can be stored.
 pub struct Dtype {
     pub object: Py<PyArrayDescr>,
     pub name: String,
     pub itemsize: usize,
     pub alignment: usize,
-    /// Whether its elements have the byte order of files.
+    /// Whether files have the same byte order.
     pub native: bool,
 }
 
-/// A program has a handful, but may have many objects of one.
+/// A program has few dtypes, but may have many objects of one.
 const MAX_KNOWN: usize = 64;
 
 static KNOWN: Mutex<Known> = Mutex::new(Known {
@@ -27,10 +26,10 @@ static KNOWN: Mutex<Known> = Mutex::new(Known {
     names: Vec::new(),
 });
 
-/// A cache. No Python is called while it is locked.
+/// A cache. No Python runs while it is locked.
 struct Known {
     dtypes: Vec<Arc<Dtype>>,
-    /// Names in files; a dtype may have several.
+    /// Names in files, several per dtype.
     names: Vec<(Box<[u8]>, Arc<Dtype>)>,
 }
 
@@ -70,7 +69,7 @@ impl Dtype {
         Ok(found)
     }
 
-    /// Python's description of a dtype; `None` if its arrays cannot be stored.
+    /// `None` if files cannot hold the dtype.
     fn described(object: &Bound<'_, PyArrayDescr>) -> PyResult<Option<Arc<Self>>> {
         let known = lock();
         if let Some(found) = known.dtypes.iter().find(|known| known.object.is(object)) {

@@ -1,4 +1,4 @@
-//! Core errors as Python exceptions.
+//! Converts core errors to Python exceptions.
 
 use std::io;
 use std::path::Path;
@@ -19,7 +19,7 @@ where
     made(Hooks::error(py, name).and_then(|class| class.call1(arguments)))
 }
 
-/// The same of text, a `MemoryError` where there is no memory for it.
+/// Makes an exception; a `MemoryError` if allocation fails.
 pub fn make_of<const N: usize>(py: Python<'_>, name: &str, text: [&str; N]) -> PyErr {
     let texts = text.map(|it| Ok(new_string(py, it.as_bytes())?.into_any()));
     let texts = texts.into_iter().collect::<PyResult<Vec<_>>>();
@@ -33,19 +33,18 @@ fn made(result: PyResult<Bound<'_, PyAny>>) -> PyErr {
     result.map_or_else(|error| error, PyErr::from_value)
 }
 
-/// The arguments of a `DecodeError`.
-type Told<'py> = (
+type DecodeArguments<'py> = (
     Bound<'py, PyString>,
     Option<usize>,
     Option<Bound<'py, PyString>>,
 );
 
-fn told<'py>(
+fn decode_arguments<'py>(
     py: Python<'py>,
     message: &str,
     offset: Option<usize>,
     path: Option<&str>,
-) -> PyResult<Told<'py>> {
+) -> PyResult<DecodeArguments<'py>> {
     let path = path.map(|path| new_string(py, path.as_bytes()));
     Ok((
         new_string(py, message.as_bytes())?,
@@ -54,7 +53,6 @@ fn told<'py>(
     ))
 }
 
-/// A `DecodeError`, or one of its subclasses.
 fn decode_error(
     py: Python<'_>,
     class: &str,
@@ -62,13 +60,13 @@ fn decode_error(
     offset: Option<usize>,
     path: Option<&str>,
 ) -> PyErr {
-    match told(py, message, offset, path) {
+    match decode_arguments(py, message, offset, path) {
         Ok(arguments) => make(py, class, arguments),
         Err(error) => error,
     }
 }
 
-/// A `DecodeError`, which is an error of this class of msgpack, too.
+/// Makes a `DecodeError` that is a subclass of this class of msgpack, too.
 fn msgpack_error(
     py: Python<'_>,
     class: &str,
@@ -77,19 +75,19 @@ fn msgpack_error(
     path: Option<&str>,
 ) -> PyErr {
     made(
-        told(py, message, Some(offset), path).and_then(|(message, offset, path)| {
+        decode_arguments(py, message, Some(offset), path).and_then(|(message, offset, path)| {
             let decode_error = Hooks::get(py)?.decode_error.bind(py);
             decode_error.call1((class, message, offset, path))
         }),
     )
 }
 
-/// The text of a path: `…` where there is no memory for it.
+/// Formats a path; `…` if allocation fails.
 pub fn path_text(path: &crate::Path) -> String {
     grow::display(path).unwrap_or_else(|_| "…".into())
 }
 
-/// The same exception with a path, or `None` unless it is a `DecodeError`.
+/// Returns the exception with a path; `None` unless it is a `DecodeError`.
 pub fn placed(py: Python<'_>, error: &PyErr, path: &str) -> PyResult<Option<PyErr>> {
     if !is(py, error, "DecodeError") {
         return Ok(None);
@@ -104,18 +102,18 @@ pub fn placed(py: Python<'_>, error: &PyErr, path: &str) -> PyResult<Option<PyEr
     Ok(Some(placed))
 }
 
-/// Whether an exception is of a class of `treepack.errors`.
+/// `name` is a class of `treepack.errors`.
 pub fn is(py: Python<'_>, error: &PyErr, name: &str) -> bool {
-    // Without memory, the class might not be found.
+    // Out of memory, looking up the class may fail.
     !error.is_instance_of::<PyMemoryError>(py)
         && Hooks::error(py, name).is_ok_and(|class| error.is_instance(py, &class))
 }
 
-/// The exception for `error`; `path` is its place in the tree, unless the error has one.
+/// Converts an error; `path` is its place in the tree, unless it has one.
 pub fn to_py(py: Python<'_>, error: Error, path: Option<&str>) -> PyErr {
     let (error, known) = error.split();
     if matches!(error, Error::OutOfMemory) {
-        // A message might need memory.
+        // A message would need memory.
         return PyMemoryError::new_err(());
     }
     let known = known.map(|path| path_text(&path));
@@ -155,7 +153,6 @@ impl From<Error> for PyErr {
     }
 }
 
-/// The exception for an error about the file at `path`.
 pub fn file_error(error: Error, path: &Path) -> PyErr {
     let message = error.to_string();
     match error {
@@ -165,10 +162,10 @@ pub fn file_error(error: Error, path: &Path) -> PyErr {
     }
 }
 
-/// An `OSError` of the subclass for the error number, as `open` raises it.
+/// Makes an `OSError`, of the subclass that `open` raises for the number.
 fn os_error(error: &io::Error, text: Option<&str>, path: Option<&Path>) -> PyErr {
     let Some(number) = error.raw_os_error() else {
-        // Such as a path with a zero byte in it.
+        // For example a path with a zero byte.
         return match error.kind() {
             io::ErrorKind::InvalidInput => PyValueError::new_err(error.to_string()),
             _ => PyOSError::new_err(error.to_string()),

@@ -1,4 +1,4 @@
-//! Failures of a walk over a tree, with their places.
+//! Failures of a walk, with their paths.
 
 use std::fmt;
 
@@ -24,15 +24,14 @@ enum Cause {
     Tree(String),
     Structure(String),
     Overflow(&'static str),
-    /// A type has raised an exception for its node.
+    /// An exception from code of a node's type.
     Node(String, PyErr),
 }
 
-/// The result of a step of a walk. Boxed, because results are on the stack at every level of the
-/// tree.
+/// The result of a step of a walk. Boxed, because each level of the recursion holds one.
 pub type Walked<T = ()> = Result<T, Box<Failure>>;
 
-#[allow(clippy::unnecessary_box_returns)] // `Walked` says why
+#[allow(clippy::unnecessary_box_returns)] // see `Walked`
 impl Failure {
     fn new(cause: Cause) -> Box<Self> {
         let path = Path::default();
@@ -65,7 +64,6 @@ impl Failure {
         self
     }
 
-    /// The same in place.
     pub fn push_outer(&mut self, key: String) {
         self.path.push_outer(key);
     }
@@ -75,7 +73,7 @@ impl Failure {
         self
     }
 
-    /// The exception, whose message has the place if it is one of ours without a path.
+    /// Converts to an exception; adds the path to a message of ours.
     pub fn into_py_at(self, py: Python<'_>, doing: &str) -> PyErr {
         let path = errors::path_text(&self.path);
         let Cause::Raised(error) = &self.cause else {
@@ -95,7 +93,7 @@ impl Failure {
         }
     }
 
-    /// Whether it is not about the tree, such as Ctrl-C.
+    /// Returns whether the failure is not about the tree, such as Ctrl-C.
     pub fn must_be_raised(&self, py: Python<'_>) -> bool {
         self.raised()
             .is_some_and(|error| !error.is_instance_of::<PyException>(py))
@@ -130,18 +128,18 @@ impl Failure {
         }
     }
 
-    /// The exception; `doing` is for a note on exceptions of others.
+    /// Converts to an exception; `doing` is for a note on foreign exceptions.
     pub fn into_py(self, py: Python<'_>, doing: &str) -> PyErr {
         let path = errors::path_text(&self.path);
         match self.cause {
             Cause::Core(error) => errors::to_py(py, error, Some(&path)),
             Cause::Leaf(why) => errors::make_of(py, "UnserializableLeafError", [&*why, &*path]),
             Cause::Tree(why) => match grow::display(&format_args!("at {path}: {why}")) {
-                Ok(told) => errors::make_of(py, "TreepackError", [&*told]),
+                Ok(text) => errors::make_of(py, "TreepackError", [&*text]),
                 Err(error) => error.into(),
             },
             Cause::Structure(what) => {
-                let reason = format!("the recorded structure is not that of the tree: {what}");
+                let reason = format!("the record does not match the tree: {what}");
                 errors::to_py(py, Error::Structure(reason), Some(&path))
             }
             Cause::Node(name, cause) => {
@@ -151,12 +149,12 @@ impl Failure {
                 error
             }
             Cause::Overflow(why) => match shown(py, "at ", &path, format_args!(": {why}")) {
-                Ok(told) => PyOverflowError::new_err(told.unbind()),
+                Ok(text) => PyOverflowError::new_err(text.unbind()),
                 Err(error) => error,
             },
             Cause::Raised(error) => {
                 let value = error.value(py);
-                // Best effort: the error itself says what is wrong.
+                // Best effort: the exception is complete without it.
                 let _ = if error.is_instance_of::<PyUnicodeEncodeError>(py) {
                     value.getattr("reason").and_then(|why| {
                         let start = format!("{why} (at ");
@@ -175,7 +173,7 @@ impl Failure {
     }
 }
 
-/// A path between other text, as it is shown to people. Our own exceptions see to that themselves.
+/// Escapes a path in other text. Our exceptions escape their own.
 fn shown<'py>(
     py: Python<'py>,
     start: &str,
@@ -185,8 +183,8 @@ fn shown<'py>(
     let path = new_string(py, path.as_bytes())?;
     let path = Hooks::get(py)?.printable.bind(py).call1((path,))?;
     let path = path.cast::<PyString>()?.to_str()?;
-    let told = grow::display(&format_args!("{start}{path}{end}"))?;
-    new_string(py, told.as_bytes())
+    let text = grow::display(&format_args!("{start}{path}{end}"))?;
+    new_string(py, text.as_bytes())
 }
 
 impl From<Error> for Box<Failure> {

@@ -1,4 +1,4 @@
-//! Containers whose children and static data are attributes of fixed names.
+//! Containers whose children and static data are attributes with fixed names.
 
 use std::cell::{OnceCell, RefCell};
 use std::rc::Rc;
@@ -20,20 +20,19 @@ use crate::structure::NodeType;
 #[derive(FromPyObject)]
 pub struct Fields<'py> {
     pub names: Vec<Bound<'py, PyString>>,
-    /// Makes a container of a template and new children.
+    /// Makes a container from a template and new children.
     pub make: Bound<'py, PyAny>,
-    /// The number of attributes, if it matters.
+    /// The required number of attributes, if any.
     exactly: Option<usize>,
-    /// Whether its content becomes a state dict, even inside of a handler's state.
+    /// Whether its content becomes a state dict, even in a handler's state.
     pub pytree: bool,
-    /// Whether functions among the children are not state.
+    /// Whether children may be functions, which are not state.
     code: bool,
     pub record: Option<TypeRecord<'py>>,
 }
 
 impl<'py> Fields<'py> {
-    /// The children of a container of the type; `None` if it is unusual or fails, which Python will
-    /// explain.
+    /// Returns the children; `None` if the container is unusual or fails, which Python explains.
     fn children(&self, node: &Bound<'py, PyAny>) -> PyResult<Option<Vec<Bound<'py, PyAny>>>> {
         match self.values(node, &self.names) {
             Err(error) if error.is_instance_of::<PyException>(node.py()) => Ok(None),
@@ -41,7 +40,6 @@ impl<'py> Fields<'py> {
         }
     }
 
-    /// Attributes of a container; `None` if it is unusual.
     fn values(
         &self,
         node: &Bound<'py, PyAny>,
@@ -51,7 +49,7 @@ impl<'py> Fields<'py> {
             let values = names.iter().map(|name| node.getattr(name));
             return values.collect::<PyResult<_>>().map(Some);
         };
-        // The object's own attributes, without those of its class.
+        // The attributes of the object, without its class.
         let attributes = node.getattr(intern!(node.py(), "__dict__"))?;
         let attributes = attributes.cast_into::<PyDict>()?;
         if attributes.len() != exactly {
@@ -60,7 +58,7 @@ impl<'py> Fields<'py> {
         names.iter().map(|name| attributes.get_item(name)).collect()
     }
 
-    /// The encoded static data of a container, if its record is known.
+    /// Returns the encoded static data, if the type's record is known.
     pub fn data(&self, node: &Bound<'py, PyAny>) -> PyResult<Option<ByteBuf>> {
         let Some(record) = &self.record else {
             return Ok(None);
@@ -87,14 +85,13 @@ impl<'py> Fields<'py> {
     }
 }
 
-/// The fields of a type, and the children of one container of it.
 pub type Attributes<'py> = (Rc<Fields<'py>>, Vec<Bound<'py, PyAny>>);
 
 pub struct TypeRecord<'py> {
     fields: TypeRecordFields<'py>,
-    /// The number of the type, once it has one.
+    /// The index in the record, once assigned.
     pub number: OnceCell<u32>,
-    /// The static data that were encoded last: many containers have the same.
+    /// The last encoded static data: many containers have the same.
     last: RefCell<Option<(Vec<Bound<'py, PyAny>>, ByteBuf)>>,
 }
 
@@ -130,7 +127,7 @@ impl TypeRecord<'_> {
     }
 }
 
-/// Whether two values surely have the same encoding: they are equal, and immutable.
+/// Returns whether two values certainly have the same encoding: equal and immutable.
 fn are_same(a: &Bound<'_, PyAny>, b: &Bound<'_, PyAny>) -> bool {
     if let (Ok(a), Ok(b)) = (a.cast_exact::<PyInt>(), b.cast_exact::<PyInt>()) {
         return a.as_any().eq(b).unwrap_or(false);
@@ -149,13 +146,11 @@ fn are_same(a: &Bound<'_, PyAny>, b: &Bound<'_, PyAny>) -> bool {
     })
 }
 
-/// The fields of types, each looked up once. The types are held, so that no other type gets their
-/// address.
+/// Fields by type. Holding the types keeps their addresses from being reused.
 #[derive(Default)]
 pub struct FieldsByType<'py>(Vec<(Bound<'py, PyType>, Option<Rc<Fields<'py>>>)>);
 
 impl<'py> FieldsByType<'py> {
-    /// The fields of containers like this one, if they are fixed.
     pub fn of(&mut self, node: &Bound<'py, PyAny>) -> PyResult<Option<Rc<Fields<'py>>>> {
         let class = node.get_type();
         if let Some((_, known)) = self.0.iter().find(|(known, _)| known.is(&class)) {
@@ -168,7 +163,7 @@ impl<'py> FieldsByType<'py> {
         Ok(fields)
     }
 
-    /// The same with its children, unless one may be code by `is_state`.
+    /// `None` if `is_state` rejects a child.
     pub fn attributes(
         &mut self,
         node: &Bound<'py, PyAny>,

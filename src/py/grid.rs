@@ -8,7 +8,6 @@ use super::catalog::{BoxBounds, bounds_of};
 use super::memory::{list_of_results, sizes};
 use crate::array::{self, Runs};
 
-/// See `_core.pyi`.
 #[pyclass(frozen, module = "treepack._core")]
 pub struct ShardGrid(array::ShardGrid);
 
@@ -44,7 +43,6 @@ impl ShardGrid {
     }
 }
 
-/// See `_core.pyi`.
 #[pyfunction]
 pub fn boxes_of_range(
     py: Python<'_>,
@@ -56,7 +54,7 @@ pub fn boxes_of_range(
         .iter()
         .try_fold(1_usize, |all, len| all.checked_mul(*len));
     if count.is_none_or(|count| stop > count) {
-        return Err(PyIndexError::new_err("the array has fewer elements"));
+        return Err(PyIndexError::new_err("the range exceeds the array"));
     }
     let boxes = array::boxes_of_range(&shape, start..stop);
     let boxes = boxes.iter().map(|found| {
@@ -66,7 +64,6 @@ pub fn boxes_of_range(
     list_of_results(py, boxes)
 }
 
-/// See `_core.pyi`.
 #[pyfunction]
 pub fn ranges_of_box(
     py: Python<'_>,
@@ -89,5 +86,5 @@ pub(super) fn tuples<const N: usize>(
 }
 
 fn missing() -> PyErr {
-    PyIndexError::new_err("there are fewer shards")
+    PyIndexError::new_err("shard index out of range")
 }

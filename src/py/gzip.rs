@@ -1,4 +1,4 @@
-//! Compressing and decompressing.
+//! Gzip compression and decompression.
 
 use std::mem::MaybeUninit;
 use std::num::NonZero;
@@ -17,7 +17,6 @@ use crate::source::{Source, read_to};
 use crate::watch::Watch;
 use crate::{Error, Result, parallel};
 
-/// The number of threads to compress or inflate `bytes`.
 pub fn threads(requested: Option<i64>, bytes: usize) -> Result<NonZero<usize>> {
     super::memory::keep_reserve()?;
     parallel::threads(requested, bytes, gzip::MIN_PARALLEL_BYTES)
@@ -30,7 +29,6 @@ pub fn method(level: Option<i64>, numbers: bool) -> Result<Method> {
     gzip::method(level)
 }
 
-/// Compresses a layout to a new `bytes` object.
 pub fn to_bytes<'py>(
     py: Python<'py>,
     layout: &Layout<impl Payload + Sync>,
@@ -49,7 +47,6 @@ pub fn to_bytes<'py>(
     made.map_err(|error| watcher.explain(error, PyErr::from))
 }
 
-/// See `_core.pyi`.
 #[pyfunction]
 #[pyo3(signature = (data, level, *, numbers, threads, progress))]
 pub fn compress<'py>(
@@ -72,7 +69,6 @@ pub fn compress<'py>(
     )
 }
 
-/// See `_core.pyi`.
 #[pyfunction]
 #[pyo3(signature = (data, *, max_size, threads, progress))]
 pub fn decompress<'py>(
@@ -101,7 +97,7 @@ pub fn decompress<'py>(
         if !damaged {
             return made.map_err(|error| watcher.explain(error, PyErr::from));
         }
-        // The next attempt explains the damage, and does not report progress.
+        // The next decoder explains the damage, and reports no progress.
     }
     let size = gzip::claimed_size(&source)?;
     if !in_steps && size > 0 && max_size.is_none_or(|max_size| size <= max_size) {
@@ -113,7 +109,7 @@ pub fn decompress<'py>(
     inflate_in_steps(py, &source, max_size, progress)
 }
 
-/// A limit in bytes, which Python has checked to be non-negative.
+/// Converts a limit in bytes, which Python has checked to be non-negative.
 pub fn limit(max_size: Option<i64>) -> Option<usize> {
     max_size.map(|max_size| usize::try_from(max_size).unwrap_or(0))
 }
@@ -137,7 +133,7 @@ fn inflate_in_steps<'py>(
     let mut pages = inflated.map_err(|error| watcher.explain(error, PyErr::from))?;
     let len = pages.len();
     let made = new_bytes(py, len, false, |target| {
-        // Copied pages are returned at once, so that there are never twice as many.
+        // Frees pages while copying, so that the content is never in memory twice.
         const PART: usize = 16 << 20;
         let mut filling = Filling::new(target);
         for start in (0..len).step_by(PART) {
@@ -151,11 +147,11 @@ fn inflate_in_steps<'py>(
     made.map_err(|error| watcher.explain(error, PyErr::from))
 }
 
-/// Output up to this size is a short wait.
+/// Output up to this size needs no progress.
 const SHORT_BYTES: usize = 16 << 20;
 
-/// Inflates a stream of one member of `size` bytes; `None` for any other stream, a changing or
-/// damaged one, or without memory of the claimed size.
+/// Decompresses one gzip member of `size` bytes. Returns `None` for other streams, for damaged or
+/// changing ones, and if allocation fails.
 fn inflate_at_once(
     py: Python<'_>,
     source: Borrowed,
@@ -209,7 +205,7 @@ pub fn inflate_to_pages(
         if let Some(pages) = inflated.map_err(|error| watcher.explain(error, PyErr::from))? {
             return Ok(pages);
         }
-        // The next attempt explains the damage, and does not report progress.
+        // The next decoder explains the damage, and reports no progress.
     }
     let at_once = progress.is_none();
     let watcher = Watcher::new(progress, source.len());
@@ -228,7 +224,7 @@ pub fn inflate_to_pages(
     inflated.map_err(|error| watcher.explain(error, PyErr::from))
 }
 
-/// The content of a stream up to its first damage, and that error.
+/// Decompresses up to the first damage; returns this and the error.
 pub fn salvage(
     py: Python<'_>,
     source: &dyn Source,
@@ -239,10 +235,9 @@ pub fn salvage(
     salvaged.map_err(|error| watcher.explain(error, PyErr::from))
 }
 
-/// Inflates a stream of one member of `size` bytes, or returns `None` for any other stream, or
-/// without memory.
+/// Decompresses one gzip member of `size` bytes; `None` for other streams, or if allocation fails.
 fn pages_at_once(source: &dyn Source, size: usize, watch: &dyn Watch) -> Result<Option<Pages>> {
-    // A stable copy of the stream.
+    // A copy that does not change.
     let mut stream = Vec::new();
     let Ok(mut pages) = Pages::with_room(size) else {
         return Ok(None);

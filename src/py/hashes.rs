@@ -1,8 +1,9 @@
-//! Keys of files: Python hashes and compares them, which must neither take long nor run code that a
-//! file chooses.
+//! Safe hashing of keys in files: Python hashes and compares them, which must be quick and must not
+//! run code that a file chooses.
 
 use std::collections::HashMap;
 
+use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyBytes, PyFloat, PyInt, PyList, PyString, PyTuple};
 
@@ -14,11 +15,10 @@ use crate::{Error, Result};
 pub struct Hashes(HashMap<isize, usize>);
 
 impl Hashes {
-    /// The most keys with one hash. Integers of 64 bits and floats have at most some twenty, and
-    /// only tuples of -1 and -2 (which have the same) a few more.
+    /// The maximum number of keys with one hash. At most about 20 floats or 64-bit integers have
+    /// the same hash, and tuples of -1 and -2 (equal hashes) a few more.
     pub const MOST: usize = 128;
 
-    /// Counts a key of a dict or set.
     pub fn add(&mut self, key: &Bound<'_, PyAny>) -> PyResult<()> {
         if is_unpredictable(key) {
             return Ok(());
@@ -42,7 +42,6 @@ impl Hashes {
     }
 }
 
-/// See `_core.pyi`.
 #[pyfunction]
 pub fn check_hashes(keys: &Bound<'_, PyAny>) -> PyResult<()> {
     match keys.cast_exact::<PyList>() {
@@ -54,7 +53,7 @@ pub fn check_hashes(keys: &Bound<'_, PyAny>) -> PyResult<()> {
     }
 }
 
-/// Fails unless a value of a file may be a key.
+/// Errors if a value must not be a key.
 pub fn check_key(key: &Bound<'_, PyAny>) -> PyResult<()> {
     if may_be_key(key)? {
         return Ok(());
@@ -64,13 +63,25 @@ pub fn check_key(key: &Bound<'_, PyAny>) -> PyResult<()> {
     Err(errors::to_py(key.py(), Error::Structure(reason), None))
 }
 
-/// Whether hashing and comparing a value runs no code that a file can choose.
+/// Fails unless a file may have a value as a key.
+pub fn check_saved_key(key: &Bound<'_, PyAny>) -> PyResult<()> {
+    if may_be_key(key)? {
+        return Ok(());
+    }
+    Err(PyTypeError::new_err(format!(
+        "a key {} cannot be read back, since code of what it consists of would compare it: save \
+         str(...) of it",
+        key.repr()?
+    )))
+}
+
+/// Returns whether hashing and comparing a value runs only known code.
 pub fn may_be_key(key: &Bound<'_, PyAny>) -> PyResult<bool> {
     let is_number = key.is_exact_instance_of::<PyInt>()
         || key.is_exact_instance_of::<PyFloat>()
         || key.is_exact_instance_of::<PyBool>();
     if is_unpredictable(key) || is_number || key.is_none() {
-        return Ok(true); // the common case, without a call of Python
+        return Ok(true); // common, and needs no call
     }
     if let Ok(parts) = key.cast_exact::<PyTuple>() {
         for part in parts {
@@ -87,7 +98,7 @@ pub fn may_be_key(key: &Bound<'_, PyAny>) -> PyResult<bool> {
         .is_truthy()
 }
 
-/// Whether a file cannot predict the hash of a key.
+/// Returns whether the hash is secret, so that a file cannot choose equal ones.
 fn is_unpredictable(key: &Bound<'_, PyAny>) -> bool {
     key.is_exact_instance_of::<PyString>() || key.is_exact_instance_of::<PyBytes>()
 }

@@ -1,4 +1,4 @@
-//! The verbs that load: bytes in, a tree out.
+//! Functions that load: bytes in, a tree out.
 
 use pyo3::exceptions::PyIndexError;
 use pyo3::prelude::*;
@@ -16,7 +16,7 @@ use crate::catalog::stream_items as items;
 use crate::sniff::{self, Convertible, explain};
 use crate::source::Source;
 
-/// The tree that a bytes-like object or a [`Content`] encodes; see `_core.pyi`.
+/// Decodes the tree of a bytes-like object or a [`Content`].
 #[pyfunction]
 #[pyo3(signature = (data, copy, threads, *, part=None))]
 pub fn restore<'py>(
@@ -28,14 +28,14 @@ pub fn restore<'py>(
     let tree = with_source(data, |source, memory| {
         let (start, end) = part.unwrap_or((0, source.len()));
         if start > end || end > source.len() {
-            return Err(PyIndexError::new_err("there are fewer bytes"));
+            return Err(PyIndexError::new_err("the range exceeds the data"));
         }
         build(data.py(), source, start..end, memory, copy.into(), threads).map(Some)
     })?;
     Ok(tree.expect("`build` returns a tree"))
 }
 
-/// Restores a template from data that are just like it; see `_core.pyi`.
+/// `None` unless data and template have the same structure.
 #[pyfunction]
 #[allow(clippy::too_many_arguments)] // as in Python
 pub fn restore_encoded<'py>(
@@ -63,7 +63,7 @@ pub fn restore_encoded<'py>(
     Ok(tree.map(|tree| (tree,)))
 }
 
-/// Restores the tree of data with a record of their structure; see `_core.pyi`.
+/// `None` unless the data have a record.
 #[pyfunction]
 #[pyo3(signature = (
     data, copy, threads, *, convert=None, everywhere=false, unknown_as_dict=false, plain=false,
@@ -95,7 +95,7 @@ pub fn restore_recorded<'py>(
     Ok(tree.map(|tree| (tree,)))
 }
 
-/// Calls a function with a bytes-like object or a [`Content`], whose pages are released if it returns a
+/// Calls `build` with a bytes-like object or a [`Content`]. Releases its pages if `build` returns a
 /// tree.
 fn with_source<'py, T>(
     data: &Bound<'py, PyAny>,
@@ -112,7 +112,6 @@ fn with_source<'py, T>(
     Ok(tree)
 }
 
-/// Which format data have that is no msgpack of one tree; see `_core.pyi`.
 #[pyfunction]
 pub fn convertible(content: &Bound<'_, Content>) -> PyResult<Option<&'static str>> {
     let source = content.get().source();
@@ -124,14 +123,12 @@ pub fn convertible(content: &Bound<'_, Content>) -> PyResult<Option<&'static str
     }))
 }
 
-/// What data are instead of msgpack; see `_core.pyi`.
 #[pyfunction]
 pub fn described(content: &Bound<'_, Content>) -> PyResult<Option<String>> {
     let source = content.get().source();
     Ok(content.py().detach(|| sniff::described(source))?)
 }
 
-/// Where the leaves of a stream are; see `_core.pyi`.
 #[pyfunction]
 pub fn stream_items<'py>(content: &Bound<'py, Content>) -> PyResult<Bound<'py, PyList>> {
     let py = content.py();

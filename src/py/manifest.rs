@@ -1,4 +1,4 @@
-//! The manifest of a sharded checkpoint.
+//! Manifests of sharded checkpoints.
 
 use std::sync::Arc;
 
@@ -20,7 +20,6 @@ use crate::grow;
 use crate::manifest::{self, FileNumbers, Grid, ShardFile, Sparse};
 use crate::source::Source as _;
 
-/// See `_core.pyi`.
 #[pyclass(frozen, module = "treepack._core")]
 pub struct Manifest {
     manifest: manifest::Manifest,
@@ -32,7 +31,7 @@ type FileRow = (String, u64, u32);
 
 #[pymethods]
 impl Manifest {
-    /// The manifest of a layout with gaps, whose files are not written yet.
+    /// Makes the manifest of a layout with gaps, before its files are written.
     #[staticmethod]
     fn planned(layout: &Bound<'_, Layout>, plan: &Bound<'_, ShardPlan>) -> PyResult<Self> {
         let py = layout.py();
@@ -68,7 +67,6 @@ impl Manifest {
         Ok(Self { manifest, encoding })
     }
 
-    /// The same manifest as bytes, with other files and their writer.
     #[pyo3(signature = (files, writer=None))]
     fn with_files<'py>(
         &self,
@@ -76,8 +74,12 @@ impl Manifest {
         files: Vec<FileRow>,
         writer: Option<String>,
     ) -> PyResult<Bound<'py, PyBytes>> {
-        if files.len() != self.manifest.files.len() {
-            return Err(PyIndexError::new_err("there are other files"));
+        if files.len() < self.manifest.files.len() {
+            return Err(PyIndexError::new_err(format!(
+                "expected at least {} files, got {}",
+                self.manifest.files.len(),
+                files.len()
+            )));
         }
         keep_reserve()?;
         let mut manifest = self.manifest.try_clone()?;
@@ -102,13 +104,13 @@ impl Manifest {
         list_of_results(py, files)
     }
 
-    /// The decompressed size of its skeleton.
+    /// The decompressed size of the skeleton.
     #[getter]
     fn inflated(&self) -> usize {
         self.encoding.present(0..self.encoding.len())
     }
 
-    /// The number of an array's shards in each dimension, and whether it is of the host.
+    /// Returns the number of shards per dimension, and whether it is a host array.
     fn grid<'py>(&self, py: Python<'py>, array: usize) -> PyResult<(Bound<'py, PyList>, bool)> {
         let grid = self.array(array)?;
         let counts = grid.counts.iter();
@@ -116,7 +118,6 @@ impl Manifest {
         Ok((list_of_results(py, counts)?, grid.host))
     }
 
-    /// See `_core.pyi`.
     #[allow(clippy::too_many_arguments)] // as in Python
     fn shards(
         &self,
@@ -148,7 +149,7 @@ impl Manifest {
         Ok(Shards(Arc::new(made.ok_or_else(error)?)))
     }
 
-    /// The encoding, with gaps for the bytes of arrays.
+    /// Returns the encoding, with gaps for arrays.
     #[getter]
     fn content(&self) -> Content {
         Content::sparse(self.encoding.clone())
@@ -158,7 +159,7 @@ impl Manifest {
 impl Manifest {
     fn array(&self, number: usize) -> PyResult<&Grid> {
         let array = self.manifest.arrays.get(number);
-        array.ok_or_else(|| PyIndexError::new_err("there are fewer arrays"))
+        array.ok_or_else(|| PyIndexError::new_err("array index out of range"))
     }
 }
 

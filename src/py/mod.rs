@@ -1,37 +1,33 @@
-//! The border to Python: everything that names pyo3 or numpy.
+//! The border to Python: the only code that names pyo3 or numpy. The stub `_core.pyi` documents its
+//! functions and classes.
 //!
-//! | file | content |
+//! | file | contents |
 //! |---|---|
-//! | `save.rs` | saving: a tree in, bytes or a file out |
-//! | `load.rs` | loading: bytes in, a tree out |
-//! | `content.rs` | the content of a file or a buffer |
-//! | `pipe.rs` | a pipe from a save to Python |
-//! | `catalog/` | leaves by their paths, read one by one |
-//! | `select.rs` | selection of leaves |
-//! | `manifest.rs`, `plan.rs` | manifests of sharded checkpoints, and their writers |
-//! | `grid.rs` | arrays that are cut into shards |
-//! | `boxes.rs` | boxes of such arrays |
-//! | `gzip.rs` | compressing and decompressing plain bytes |
+//! | `save.rs`, `load.rs` | saving a tree; loading one |
 //! | `walk/` | the walk over a Python tree, which drives an encoder |
-//! | `objects/` | Python objects of events; events for the walks that restore trees (`encoded.rs`) |
-//! | `restore/` | restoring trees by a template or a record |
-//! | `value.rs` | typed values (static data, keys, metadata) as Python objects |
-//! | `classes.rs` | the kinds of values, by their types |
-//! | `options.rs` | options that are numbers |
-//! | `dtypes.rs` | dtypes, each described by Python once |
-//! | `fields.rs` | containers whose children and static data are attributes of fixed names |
-//! | `hashes.rs` | the bound of keys with equal hashes |
-//! | `hooks.rs` | the Python functions that the walks call |
-//! | `watch.rs` | progress, and Ctrl-C |
-//! | `failure.rs`, `errors.rs` | failures of walks, and errors as Python exceptions |
+//! | `objects/` | Python objects from events |
+//! | `restore/` | restoring by a template or a record |
+//! | `content.rs`, `pipe.rs`, `gzip.rs` | bytes of a file or buffer; pipes; compression |
+//! | `catalog/`, `select.rs` | leaves by path; selection of leaves |
+//! | `manifest.rs`, `plan.rs`, `grid.rs`, `boxes.rs` | sharded checkpoints: manifest, plan of writers, grids, boxes |
+//! | `replacement.rs` | files that Python writes, replaced atomically |
+//! | `value.rs` | typed values: static data, keys, metadata |
+//! | `classes.rs`, `fields.rs`, `dtypes.rs` | kinds of values; containers with fixed fields; dtypes |
+//! | `hashes.rs` | safe hashing of keys |
+//! | `hooks.rs` | Python functions that walks call |
+//! | `options.rs`, `watch.rs` | integer options; progress and Ctrl-C |
+//! | `failure.rs`, `errors.rs` | failures of walks; Python exceptions |
 //! | `memory/` | all `unsafe`: memory that belongs to Python or NumPy |
 //!
 //! **Locks**, with and without the GIL. No lock is held while Python may run, dropped references
-//! included, so every wait is short, attached or not. Locks that are held while bytes are read,
-//! perhaps by Python, are only tried (`try_lock`); only detached threads wait for that of
-//! [`crate::window::Window`]. A reference borrowed from a list or dict becomes our own while that
-//! is locked (`memory/dict.rs`; pyo3's iterators of dicts panic if another thread changes them).
-//! The state of a walk belongs to its thread.
+//! included, so every wait is short. Locks that are held while bytes are read, perhaps by Python,
+//! are only tried (`try_lock`); only detached threads wait for the lock of
+//! [`crate::window::Window`]. A reference borrowed from a list or dict becomes owned while the
+//! container is locked (`memory/dict.rs`; pyo3's iterators of dicts panic if another thread changes
+//! them). The state of a walk belongs to its thread.
+//!
+//! **Recursion.** Walks recurse as deep as the tree. The functions that they call are
+//! `#[inline(never)]`, which keeps stack frames small.
 
 mod boxes;
 mod catalog;

@@ -1,12 +1,11 @@
-//! Options that are numbers.
+//! Integer options.
 
 use pyo3::exceptions::PyOverflowError;
 use pyo3::prelude::*;
 
 use crate::parallel;
 
-/// Converts an integer; one beyond `i64` becomes the nearest bound, and is refused with other
-/// impossible values.
+/// Converts an integer; one outside `i64` becomes the nearest bound, which later checks reject.
 pub fn integer(value: &Bound<'_, PyAny>) -> PyResult<i64> {
     value.extract().or_else(|error: PyErr| {
         if !error.is_instance_of::<PyOverflowError>(value.py()) {
@@ -23,7 +22,7 @@ pub fn integer_or_none(value: &Bound<'_, PyAny>) -> PyResult<Option<i64>> {
     integer(value).map(Some)
 }
 
-/// The number of threads for a request of `threads`; `None` is one for each core.
+/// Returns the number of threads; for `None` one per core.
 #[pyfunction]
 pub fn thread_count(
     #[pyo3(from_py_with = integer_or_none)] threads: Option<i64>,

@@ -1,4 +1,4 @@
-//! A pipe from a save to Python, without a path: not every system has `/dev/fd`.
+//! Pipes from a save to Python, without a path: not every system has `/dev/fd`.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -14,14 +14,12 @@ use crate::mapping::wait_for_input;
 use crate::raw::{Filling, zeroed};
 use crate::{Error, Result};
 
-/// The destination of a save.
 #[derive(FromPyObject)]
 pub enum Destination {
     Pipe(Py<Pipe>),
     Path(PathBuf),
 }
 
-/// See `_core.pyi`.
 #[pyclass(frozen, module = "treepack._core")]
 pub struct Pipe(Mutex<Option<Arc<File>>>);
 
@@ -36,7 +34,7 @@ impl Pipe {
         Self(Mutex::new(Some(Arc::new(File::from(end.into())))))
     }
 
-    /// The file of this end, unless it is closed.
+    /// Returns the file, unless it is closed.
     pub fn file(&self) -> Result<Arc<File>> {
         let file = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let closed = || Error::Io(io::ErrorKind::BrokenPipe.into());
@@ -52,7 +50,7 @@ impl Pipe {
         Ok((Self::new(reader), Self::new(writer)))
     }
 
-    /// The next bytes, fewer than `most` only at the end.
+    /// Reads up to `most` bytes; fewer only at the end.
     fn read<'py>(&self, py: Python<'py>, most: usize) -> PyResult<Bound<'py, PyBytes>> {
         /// The capacity of a pipe.
         const PART: usize = 64 << 10;
@@ -79,7 +77,7 @@ impl Pipe {
         read.map_err(|error| watcher.explain(error, PyErr::from))
     }
 
-    /// Closes this end after its last use.
+    /// Closes the file after its last use.
     fn close(&self) {
         let file = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
         drop(file);

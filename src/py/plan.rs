@@ -1,4 +1,4 @@
-//! The plan of a sharded checkpoint: the writer of each shard.
+//! The plan of a sharded checkpoint: which process writes each shard.
 
 use std::sync::Arc;
 
@@ -10,7 +10,6 @@ use super::memory::{keep_reserve, list_of_results, new_uint};
 use crate::plan::{self, Split};
 use crate::{Result, grow};
 
-/// See `_core.pyi`.
 #[pyclass(frozen, module = "treepack._core")]
 pub struct ShardHolders(Arc<plan::Holders>);
 
@@ -20,7 +19,7 @@ impl ShardHolders {
     fn new(py: Python<'_>, shards: Vec<Vec<u32>>) -> PyResult<Self> {
         keep_reserve()?;
         let holders = py.detach(|| plan::Holders::new(shards))?;
-        let holders = holders.ok_or_else(|| PyValueError::new_err("a shard is on no process"))?;
+        let holders = holders.ok_or_else(|| PyValueError::new_err("a shard has no holder"))?;
         Ok(Self(Arc::new(holders)))
     }
 
@@ -29,12 +28,10 @@ impl ShardHolders {
     }
 }
 
-/// See `_core.pyi`.
 #[pyclass(frozen, module = "treepack._core")]
 pub struct ShardPlan(pub(super) Arc<plan::Plan>);
 
-/// The number of an array's shards in each dimension, their holders, the bytes of one, and whether
-/// it is of the host.
+/// The number of shards per dimension, their holders, bytes per shard, whether it is a host array.
 type Array<'py> = (Vec<u32>, Bound<'py, ShardHolders>, u64, bool);
 
 #[pymethods]
@@ -57,7 +54,7 @@ impl ShardPlan {
         });
         if !are_whole {
             return Err(PyValueError::new_err(
-                "an array has another number of shards",
+                "an array does not have one holder per shard",
             ));
         }
         Ok(Self(Arc::new(py.detach(|| plan::Plan::new(splits))?)))
@@ -83,7 +80,7 @@ impl ShardPlan {
         process: u32,
     ) -> PyResult<Bound<'py, PyList>> {
         if array >= self.0.splits.len() {
-            return Err(PyIndexError::new_err("there are fewer arrays"));
+            return Err(PyIndexError::new_err("array index out of range"));
         }
         let plan = &self.0;
         let found: Result<Vec<_>> =

@@ -1,4 +1,4 @@
-//! Files that Python writes and the core replaces.
+//! Files that Python writes and that atomically replace others.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use super::errors::file_error;
 use super::watch::Watcher;
 use crate::sink::{self, Durability};
 
-/// A new file that replaces another one; see `_core.pyi`.
+/// A new file that replaces another.
 #[pyclass(frozen, module = "treepack._core")]
 pub struct Replacement {
     path: PathBuf,
@@ -37,7 +37,7 @@ impl Replacement {
     #[pyo3(signature = (path, *, private))]
     fn new(py: Python<'_>, path: PathBuf, private: bool) -> PyResult<Self> {
         let make = || {
-            // The file may be discarded, and another one written there.
+            // Here and not at the commit: the directory may be used after this file is discarded.
             make_durable(path.parent().unwrap_or(Path::new("")))?;
             sink::Replacement::begin(&path, private)
         };
@@ -55,7 +55,7 @@ impl Replacement {
         self.with(|it| Ok(it.place().to_path_buf()))
     }
 
-    /// Another descriptor of the temporary file; on Windows, another handle.
+    /// Duplicates the descriptor of the temporary file; on Windows, the handle.
     #[cfg(unix)]
     fn descriptor(&self) -> PyResult<i32> {
         use std::os::fd::IntoRawFd;
@@ -83,24 +83,23 @@ impl Replacement {
     }
 }
 
-/// Makes a directory; see `_core.pyi`.
 #[pyfunction]
-#[allow(clippy::needless_pass_by_value)] // which is how Python passes a path
+#[allow(clippy::needless_pass_by_value)] // pyo3's signature
 pub fn make_directories(py: Python<'_>, path: PathBuf) -> PyResult<()> {
     let made = py.detach(|| make_durable(&path));
     made.map_err(|error| file_error(error.into(), &path))
 }
 
-/// Makes a directory and those above it that are missing, which stay when power is lost.
+/// Makes a directory and its missing parents durable.
 fn make_durable(directory: &Path) -> io::Result<()> {
     let made = sink::make_directories(directory)?;
     made.iter()
         .try_for_each(|changed: &PathBuf| sink::sync_directory(changed))
 }
 
-/// Removes what a dead writer has left; see `_core.pyi`.
+/// Removes temporary files of a dead writer.
 #[pyfunction]
-#[allow(clippy::needless_pass_by_value)] // which is how Python passes a path
+#[allow(clippy::needless_pass_by_value)] // pyo3's signature
 pub fn remove_if_dead(py: Python<'_>, path: PathBuf) -> PyResult<()> {
     let removed = py.detach(|| sink::remove_if_dead(Path::new(&path)));
     removed.map_err(|error| file_error(error.into(), &path))

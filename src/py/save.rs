@@ -1,6 +1,7 @@
-//! The functions that save: a tree in, bytes or a file out.
+//! Functions that save: a tree in, bytes or a file out.
 
 use std::num::NonZero;
+use std::ops::Range;
 use std::path::PathBuf;
 
 use pyo3::exceptions::PyValueError;
@@ -17,26 +18,25 @@ use super::walk::{LeafPayload, Options, Recorded, layout_of, problems_of};
 use super::watch::Watcher;
 use super::{errors, gzip};
 use crate::array::{Alignment, ChunkLimit, Framing};
-use crate::layout::{self, Caching, LayoutBuilder, OutputPiece, Payload};
+use crate::layout::{self, Caching, LayoutBuilder, OutputPiece, Payload, Slice};
 use crate::manifest::{Grid, Manifest, ShardFile};
 use crate::sink::{Durability, Output, Target, pour, replace_file, write_pipe};
 use crate::structure::Record;
 use crate::{Result, parallel};
 
-/// Smaller pieces are joined in `buffers`: a copy is cheaper than sending a piece.
+/// `buffers` joins smaller pieces: a copy costs less than sending one more piece.
 const JOIN_MAX_BYTES: usize = 4 << 10;
 
-/// A tree that is ready to be written: small headers, and borrowed array memory.
+/// A tree ready to be written: headers, and borrowed memory of arrays.
 #[pyclass(frozen, module = "treepack._core")]
 pub struct Layout {
     output: layout::Layout<LeafPayload>,
-    /// Whether copying calls Python, and so must be detached.
+    /// Whether copying calls Python, and so must run detached.
     needs_python: bool,
-    /// The arrays that are not written.
+    /// Arrays that gaps replace.
     hollow: Vec<Py<PyAny>>,
 }
 
-/// See `_core.pyi`.
 #[pyfunction]
 #[pyo3(signature = (
     tree, *, state_dict, sort_keys=false, align, max_chunk_size, overridden=vec![],
@@ -95,7 +95,6 @@ pub fn walk(
     })
 }
 
-/// See `_core.pyi`.
 #[pyfunction]
 #[pyo3(signature = (tree, *, overridden))]
 pub fn problems(
@@ -119,6 +118,25 @@ pub fn problems(
         overridden,
     };
     problems_of(tree, options)
+}
+
+impl Layout {
+    /// The bytes of the encoding.
+    pub fn output(&self) -> &layout::Layout<LeafPayload> {
+        &self.output
+    }
+
+    /// The smallest range of a source that has all bytes of arrays in a range of the encoding, if these
+    /// arrays lie in one source.
+    pub fn stored(&self, range: Range<usize>) -> Range<usize> {
+        let slices = self.output.slices(range);
+        let ranges = slices.flat_map(|slice| match slice {
+            Slice::Payload(LeafPayload::Source(leaf), _, range) => leaf.stored(range),
+            _ => Vec::new(),
+        });
+        let joined = ranges.reduce(|a, b| a.start.min(b.start)..a.end.max(b.end));
+        joined.unwrap_or(0..0)
+    }
 }
 
 #[pymethods]
@@ -183,11 +201,11 @@ impl Layout {
         let range = start..start + needed;
         let watcher = Watcher::signals();
         let target = buffer.memory();
-        // Arrays of devices may be in host memory, too, which is not known yet.
+        // Whether arrays of devices are in host memory is not known yet.
         let overlaps =
             |leaf: &LeafPayload| leaf.memory().is_none_or(|memory| memory.overlaps(target));
         let filled = if self.output.payloads().any(overlaps) {
-            // Some arrays would be overwritten before they are read.
+            // Writing would overwrite arrays before they are read.
             let copy = self.to_bytes(py, wanted)?;
             let copy = copy.as_bytes();
             buffer.fill(py, range, false, |memory| {
@@ -292,7 +310,7 @@ impl Layout {
 }
 
 impl Layout {
-    /// The manifest of a checkpoint whose arrays are in files.
+    /// Makes the manifest of a checkpoint whose arrays are in files.
     pub fn manifest(
         &self,
         py: Python<'_>,
@@ -311,10 +329,9 @@ impl Layout {
     }
 }
 
-/// See `_core.pyi`.
 #[pyfunction]
 #[pyo3(signature = (path, data, *, durable))]
-#[allow(clippy::needless_pass_by_value)] // as Python passes a path
+#[allow(clippy::needless_pass_by_value)] // pyo3's signature
 pub fn write_file(py: Python<'_>, path: PathBuf, data: &[u8], durable: bool) -> PyResult<()> {
     keep_reserve()?;
     let mut builder = LayoutBuilder::<LeafPayload>::default();
@@ -328,7 +345,7 @@ pub fn write_file(py: Python<'_>, path: PathBuf, data: &[u8], durable: bool) -> 
     written.map(drop)
 }
 
-/// Writes a file atomically, detached; or to a pipe. Returns the number of bytes.
+/// Writes a file atomically, or to a pipe, detached. Returns the number of bytes.
 fn save(
     py: Python<'_>,
     place: &Destination,

@@ -1,4 +1,4 @@
-//! Selection by patterns and trees of bools of Python.
+//! Selection by patterns and trees of bools.
 
 use pyo3::exceptions::PyIndexError;
 use pyo3::prelude::*;
@@ -6,7 +6,6 @@ use pyo3::prelude::*;
 use crate::catalog::{self, Catalog};
 use crate::select::{self, State};
 
-/// See `_core.pyi`.
 #[pyclass(frozen, module = "treepack._core")]
 pub struct Selector(select::Selector);
 
@@ -43,7 +42,7 @@ impl Selector {
         &self.0
     }
 
-    /// Follows the keys, calls `each` at every place, and returns the last state.
+    /// Follows `keys`, calls `each` with the state after each key, and returns the last state.
     fn through(&self, keys: &[String], mut each: impl FnMut(&State)) -> State {
         let mut state = if keys.is_empty() {
             self.0.root()
@@ -59,7 +58,6 @@ impl Selector {
     }
 }
 
-/// See `_core.pyi`.
 #[pyclass(frozen, module = "treepack._core")]
 pub struct Marks(catalog::Marks);
 
@@ -92,16 +90,17 @@ impl Marks {
         Self(marks)
     }
 
-    /// The marks, if they are of this catalog.
+    /// Returns the marks, if they belong to this catalog.
     pub fn of(&self, catalog: &Catalog) -> PyResult<&catalog::Marks> {
         if self.0.values() == catalog.values() {
             return Ok(&self.0);
         }
-        Err(PyIndexError::new_err("these are the marks of another file"))
+        Err(PyIndexError::new_err(
+            "the marks belong to a different file",
+        ))
     }
 }
 
-/// See `_core.pyi`.
 #[pyfunction]
 pub fn captures<'p>(pattern: &str, path: &'p str) -> PyResult<Option<(Vec<&'p str>, &'p str)>> {
     Ok(select::captures(pattern, path)?)

@@ -9,7 +9,7 @@ use pyo3::types::{
 
 use super::errors;
 use super::failure::Walked;
-use super::hashes::{Hashes, check_hashes, check_key};
+use super::hashes::{Hashes, check_hashes, check_key, check_saved_key};
 use super::hooks::Hooks;
 use super::memory::{
     copied, list_of_results, new_complex, new_dict, new_float, new_int, new_list_of, new_string,
@@ -19,13 +19,11 @@ use super::watch::Signals;
 use crate::structure::Value;
 use crate::{Error, grow};
 
-/// See `_core.pyi`.
 #[pyfunction]
 pub fn encode_value<'py>(value: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyBytes>> {
     copied(value.py(), &encode(value)?)
 }
 
-/// See `_core.pyi`.
 #[pyfunction]
 pub fn decode_value<'py>(py: Python<'py>, data: &[u8]) -> PyResult<Bound<'py, PyAny>> {
     decode(py, data)
@@ -35,13 +33,19 @@ pub fn encode(value: &Bound<'_, PyAny>) -> PyResult<Vec<u8>> {
     Ok(to_value(value, 0, &Signals::new())?.encode()?)
 }
 
+/// Encodes the keys of a dict.
+pub fn encode_keys(keys: &Bound<'_, PyList>) -> PyResult<Vec<u8>> {
+    keys.iter().try_for_each(|key| check_saved_key(&key))?;
+    encode(keys.as_any())
+}
+
 pub fn decode<'py>(py: Python<'py>, data: &[u8]) -> PyResult<Bound<'py, PyAny>> {
     let value = decode_at(py, data, false);
     value.map_err(|failure| failure.without_path().into_py(py, "loading"))
 }
 
-/// The same with the place of a failure. With `unknown_as_dict`, a dict replaces a value that
-/// cannot be rebuilt.
+/// Decodes with the path of a failure. With `unknown_as_dict`, a dict replaces a value that cannot
+/// be rebuilt.
 pub fn decode_at<'py>(
     py: Python<'py>,
     data: &[u8],
@@ -65,7 +69,7 @@ fn to_value(value: &Bound<'_, PyAny>, depth: usize, signals: &Signals) -> PyResu
         )));
     }
     let below = |value: &Bound<'_, PyAny>| to_value(value, depth + 1, signals);
-    // The items at the start: the calls for one may add others.
+    // Takes a copy first: Python code called for an item may add others.
     let each = |values: &Bound<'_, PyAny>| -> PyResult<Vec<_>> {
         let len = values.len()?;
         let mut found = grow::with_room(len)?;
@@ -74,7 +78,7 @@ fn to_value(value: &Bound<'_, PyAny>, depth: usize, signals: &Signals) -> PyResu
         }
         Ok(found)
     };
-    // Subclasses are other types, which the program must know by name.
+    // Exact types only: subclasses are types of their own, found by name.
     Ok(if value.is_none() {
         Value::None
     } else if let Ok(value) = value.cast_exact::<PyBool>() {
@@ -96,16 +100,18 @@ fn to_value(value: &Bound<'_, PyAny>, depth: usize, signals: &Signals) -> PyResu
     } else if let Ok(value) = value.cast_exact::<PyList>() {
         Value::List(each(value.as_any())?)
     } else if let Ok(value) = value.cast_exact::<PyDict>() {
-        // A copy of the items, because the calls for one may change the dict.
+        // A copy, because Python code called for an item may change the dict.
         let items = value.call_method0(intern!(value.py(), "items"))?;
         let items = list_of_results(value.py(), items.try_iter()?)?;
         let mut pairs = grow::with_room(items.len())?;
         for item in items {
             let (key, value): (Bound<'_, PyAny>, Bound<'_, PyAny>) = item.extract()?;
+            check_saved_key(&key)?;
             pairs.push((below(&key)?, below(&value)?));
         }
         Value::Dict(pairs)
     } else if let Ok(value) = value.cast_exact::<PyFrozenSet>() {
+        value.iter().try_for_each(|item| check_saved_key(&item))?;
         Value::frozenset(each(value.as_any())?)?
     } else {
         let reduced = Hooks::get(value.py())?
@@ -163,7 +169,7 @@ impl<'py> Values<'py> {
         Ok(found)
     }
 
-    #[inline(never)] // it would need much of the stack at every level
+    #[inline(never)]
     fn dict(&self, pairs: &[(Value, Value)]) -> Walked<Bound<'py, PyAny>> {
         let py = self.py;
         let dict = new_dict(py)?;
@@ -180,7 +186,7 @@ impl<'py> Values<'py> {
         Ok(dict.into_any())
     }
 
-    #[inline(never)] // likewise
+    #[inline(never)]
     fn named(&self, name: &str, made_of: &Value) -> Walked<Bound<'py, PyAny>> {
         let py = self.py;
         let parts = self.of(made_of)?;
@@ -198,7 +204,7 @@ impl<'py> Values<'py> {
         }
     }
 
-    /// A key or an element of a set; text instead of a dict.
+    /// Returns a key or an element of a set; text instead of a dict.
     fn key(&self, key: Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
         check_key(&key)?;
         if self.unknown_as_dict
@@ -212,7 +218,7 @@ impl<'py> Values<'py> {
     }
 }
 
-/// The exception for a key that Python refuses.
+/// Converts the exception of a key that Python rejects.
 fn hashing(py: Python<'_>, error: PyErr) -> PyErr {
     if errors::is(py, &error, "TreepackError") || error.is_instance_of::<PyMemoryError>(py) {
         return error;

@@ -10,14 +10,12 @@ use super::memory::keep_reserve;
 use crate::watch::Watch;
 use crate::{Error, Result};
 
-/// A callable for the bytes done and the total, and Python's signals, which are checked often
-/// enough for Ctrl-C.
+/// Reports the bytes done and the total to a callable, and checks signals often enough for Ctrl-C.
 pub struct Watcher {
     callback: Option<Py<PyAny>>,
-    /// Called with each check of signals; may raise.
+    /// Called at each check of signals; may raise.
     check: Option<Py<PyAny>>,
     total: usize,
-    /// The interval of checks.
     often: Duration,
     state: Mutex<State>,
 }
@@ -28,13 +26,12 @@ struct State {
     raised: Option<PyErr>,
 }
 
-/// An imperceptible interval.
+/// Shorter than a user notices.
 const OFTEN: Duration = Duration::from_millis(30);
 
 impl Watcher {
     const STEP: usize = 4 << 20;
 
-    /// Reports work on `total` bytes to the callable.
     pub fn new(callback: Option<Py<PyAny>>, total: usize) -> Self {
         Self {
             callback,
@@ -53,7 +50,6 @@ impl Watcher {
         Self::new(None, 0)
     }
 
-    /// Also calls a function with each check.
     pub fn checking(mut self, check: Option<Py<PyAny>>) -> Self {
         self.check = check;
         self
@@ -67,7 +63,7 @@ impl Watcher {
         }
     }
 
-    /// The exception for an error: the one that has stopped the work, if any.
+    /// Returns the exception that stopped the work, or converts `error`.
     pub fn explain(&self, error: Error, other: impl FnOnce(Error) -> PyErr) -> PyErr {
         let raised = self.state().raised.take();
         match (error, raised) {
@@ -77,7 +73,7 @@ impl Watcher {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        // Only this thread uses it, and never while it holds it.
+        // Only this thread locks it, and never twice.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -110,7 +106,7 @@ impl Watch for Watcher {
         };
         let step = Self::STEP.max(self.total / 100);
         let reported = self.state().reported;
-        // Never the same number twice, nor a lower one when another attempt starts over.
+        // Strictly increasing, even when another attempt starts over.
         let more = done.saturating_sub(reported);
         if more < step && !(done == self.total && (more > 0 || reported == 0)) {
             return self.check();
@@ -144,13 +140,13 @@ impl Signals {
         }
     }
 
-    /// Counts a value, checks signals now and then, and for each value that memory is left.
+    /// Counts a value. Checks signals now and then, and the memory reserve each time.
     #[inline]
     pub fn check(&self, py: Python<'_>) -> PyResult<()> {
         self.check_many(py, 1)
     }
 
-    /// The same for `values` values, which needed no memory.
+    /// Counts values that needed no memory.
     #[inline]
     pub fn check_many(&self, py: Python<'_>, values: usize) -> PyResult<()> {
         let checked = self.checked(py, values);
@@ -160,7 +156,7 @@ impl Signals {
         checked
     }
 
-    /// Whether a check has raised, so that the error is not one of the data.
+    /// Returns whether a check has raised, so that an error is not about the data.
     pub fn has_raised(&self) -> bool {
         self.has_raised.get()
     }

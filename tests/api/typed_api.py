@@ -140,6 +140,25 @@ def opened(folder: Path) -> None:
     assert found.ok
 
 
+def series(folder: Path) -> None:
+    keep = treepack.Keep(last=2, every=100, seconds=60.0, best=("loss", 1, "max"))
+    run = treepack.Series(folder / "run", keep=keep, prefix="a_", timeout=60)
+    tree: dict[str, jax.Array] = {"w": jnp.ones(3)}
+    run.save(1, tree, metrics={"loss": jnp.float32(1)}, local=[1], metadata="m", compress=True)
+    saving: treepack.Saving = run.save(2, tree, background=True)
+    saving.result()
+    resumed = run.resume(tree, verify="manifest", strict="exact", mmap=False)
+    assert resumed is not None
+    step: int = resumed[0]
+    found: dict[str, jax.Array] = resumed[1]
+    skipped: list[tuple[int, BaseException]] = run.skipped
+    metrics: dict[str, float] = run.metrics(step)
+    steps: list[int] = run.steps()
+    run.keep(step)
+    run.wait()
+    print(found, skipped, metrics, steps, run.local, run.metadata(step), run.path(step))
+
+
 def remote() -> None:
     place = UPath("memory://typed/file")
     tree = {"w": np.ones(3)}
@@ -248,6 +267,7 @@ def main() -> None:
         opened(Path(folder))
         exported(Path(folder))
         drop_in(Path(folder))
+        series(Path(folder))
     remote()
     data()
     failures()

@@ -241,7 +241,10 @@ def test_a_place_for_what_jax_has_not() -> None:
     assert type(treepack.loads(data, sharding={"b": ROWS})["w"]) is np.ndarray
 
 
-@pytest.mark.parametrize("options", [{"device": "nope"}, {"sharding": 3}, {"sharding": {"a": 3}}])
+@pytest.mark.parametrize(
+    "options",
+    [{"device": "nope"}, {"sharding": 3}, {"sharding": {"a": 3}}, {"sharding": ROWS.mesh}],
+)
 def test_places_that_are_none(options: Any) -> None:
     for data in (treepack.dumps({}), treepack.dumps({"a": np.zeros(2)})):
         for target in (None, {}, {"a": np.zeros(2)}):

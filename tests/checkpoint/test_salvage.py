@@ -276,3 +276,16 @@ def test_headers_of_other_writers_are_no_damage(tmp_path: Path, nbytes: int, nam
     assert found.ok, found.damage
     with treepack.open(path, salvage=True) as opened:
         np.testing.assert_array_equal(opened["w"][...], tree["w"])
+
+
+def test_leaves_after_a_damaged_record_are_not_misread(tmp_path: Path) -> None:
+    """The last four bytes of the record stand as two pairs of numbers after it."""
+    treepack.save(tmp_path / "model", {"a": 1})
+    data = (tmp_path / "model").read_bytes()
+    at = data.index(b"__treepack__") + len(b"__treepack__")
+    length = data[at + 1] - 4  # of a bin 8
+    damaged = bytearray(b"\x82\xa1b\x83" + data[1 : at + 1] + bytes([length]) + data[at + 2 :])
+    damaged[at + 30] ^= 1  # in the record, which is not believed then
+    for salvage in (False, True):
+        with treepack.open(bytes(damaged), salvage=salvage) as file:
+            assert [path for path, _ in file.leaves()] == ["b/a", "b/__treepack__", "b/101", "107"]

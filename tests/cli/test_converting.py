@@ -23,6 +23,7 @@ from treepack import CorruptionError, TreepackError, serialization
 from treepack._cli import convert as _convert
 from treepack._cli import formats as _formats
 from treepack._src.checkpoint.file import place_of, value_at
+from treepack._src.storage.safetensors import SAFETENSORS
 from trees import ML_DTYPES
 
 
@@ -73,7 +74,7 @@ def test_other_formats(folder: Path) -> None:
 
 
 def test_safetensors_are_written_as_by_its_writer(folder: Path) -> None:
-    names = [*_convert.SAFETENSORS]
+    names = [*SAFETENSORS]
     flat = {f"ä{at % 2}.{name}": np.ones(3, name) for at, name in enumerate(reversed(names))}
     flat |= {"b": np.ones((), np.float32), "a": np.ones((2, 0), np.float32)}
     metadata = {"z": "ö\n"}  # of several keys its writer has no order
@@ -251,13 +252,31 @@ def test_nothing_is_salvaged_of_other_files(folder: Path) -> None:
     Path("empty").write_bytes(b"")
     with zipfile.ZipFile("weights.pt", "w") as archive:
         archive.writestr("archive/data.pkl", b"\x80\x02}q\x00.")
-    for name, message in (("empty", "is empty (0 bytes)"), ("weights.pt", "looks like a")):
+    # The first bytes of these would be a map and a list.
+    Path("weights.h5").write_bytes(b"\x89HDF\r\n\x1a\n" + bytes(3000))
+    np.save("array.npy", np.ones(30))
+    tensors = {"w": np.ones(30)} | {"n" * 30: np.ones(1)}
+    Path("weights.safetensors").write_bytes(safetensors.numpy.save(tensors))
+    assert 0x80 <= Path("weights.safetensors").read_bytes()[0] < 0xA0
+    messages = {"empty": "is empty (0 bytes)"}
+    for name in ("empty", "weights.pt", "weights.h5", "array.npy", "weights.safetensors"):
+        message = messages.get(name, "looks like a")
         text = call("salvage", name, "new", status=1)
         assert message in text
         assert "nothing was written" in text
         with treepack.open(name, salvage=True) as file:
             assert len(file) == 0
         assert not Path("new").exists()
+
+
+def test_references_are_no_leaves_to_salvage(folder: Path) -> None:
+    tree = {"a": "PLACEHOLDER://a", "l": [{"driver": "zarr", "kvstore": "x"}], "w": np.ones(3)}
+    Path("old").write_bytes(serialization.msgpack_serialize(tree))
+    text = call("salvage", "old", "new", status=1)
+    assert "left out, as not in the file: a are references" in text
+    assert "left out, as not in the file: l/0 are specifications of T5X" in text
+    assert "saved 1 leaf" in text
+    assert list(treepack.load("new")) == ["w"]
 
 
 LARGE = """

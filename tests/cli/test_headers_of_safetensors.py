@@ -18,6 +18,7 @@ import treepack.__main__
 from commands import call, refused
 from treepack import DecodeError
 from treepack._cli import convert as _convert
+from treepack._src.storage.safetensors import SAFETENSORS
 
 ARRAY: dict[str, Any] = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
 
@@ -168,7 +169,7 @@ def test_any_header_is_read_as_safetensors_reads_it(folder: Path) -> None:
         taken += 1
         assert found.keys() == expected.keys()
         for name, array in found.items():
-            dtype = _convert.SAFETENSORS[array.dtype.name]
+            dtype = SAFETENSORS[array.dtype.name]
             info = {"shape": list(array.shape), "dtype": dtype}
             assert expected[name] == info | {"data": array.flat_range(0, array.size).tobytes()}
     assert min(taken, refused) > 300

@@ -368,7 +368,7 @@ def test_files_of_numpy_are_read_without_jax() -> None:
 
 
 def test_other_formats_at_urls() -> None:
-    message = "'memory://x.npz': only msgpack is read from URLs: download the file first"
+    message = "'memory://x.npz': npz is not read from URLs: download it"
     assert message in refused("ls", "memory://x.npz")
 
 

@@ -104,6 +104,15 @@ class Terminal(io.StringIO):
         return True
 
 
+def test_a_long_key_does_not_make_all_rows_as_wide(folder: Path) -> None:
+    leaves = {f"x{number}": np.ones(1) for number in range(300)}
+    treepack.save("long", {"k" * 30_000: leaves})
+    text = call("ls", "long")
+    assert "k" * 30_000 in text
+    assert "x299" in text
+    assert len(text) < 100_000
+
+
 def test_columns_count_cells(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tree = {"ab": 1, "\u5c42\u6a21": 2, "e\u0301": 3, "\u5c42" * 40: 4}
     treepack.save("wide", tree)

@@ -21,6 +21,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import textwrap
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -227,7 +228,7 @@ def attempts(library: str, folder: Path) -> dict[str, dict[str, str]]:
                 found.setdefault(state, {})[column] = reason
         if status:
             last = errors[-1] if errors else ""
-            found.setdefault("(the process)", {})[verb] = f"ended with {status}: {last}"
+            found.setdefault(PROCESS, {})[verb] = f"ended with {status}: {last}"
     return found
 
 
@@ -238,17 +239,6 @@ def version(library: str) -> str:
     module = STATES[library].modules[0].split(".")[0]
     names = importlib.metadata.packages_distributions().get(module, [])
     return importlib.metadata.version(names[0]) if names else ""
-
-
-def cell(found: dict[str, dict[str, str]], columns: list[str]) -> str:
-    """What a library's states do in some columns: ok, or the states that fail and why."""
-    reasons: dict[str, list[str]] = {}
-    for state, results in found.items():
-        for column in columns:
-            if results.get(column):
-                reasons.setdefault(short(results[column]), []).append(state)
-    lines = [f"{', '.join(dict.fromkeys(names))}: {why}" for why, names in reasons.items()]
-    return "; ".join(lines) or "ok"
 
 
 def short(reason: str) -> str:
@@ -262,33 +252,65 @@ def short(reason: str) -> str:
 
 
 # Reasons that docs/types.md explains, by a part of the message.
+UNTRACED = "`jax.eval_shape` cannot trace the function that makes the state"
 EXPECTED = {
     "static data were not saved": "needs its code",
-    "unregistered type 'states.": "a type of the program: needs a registration",
+    "unregistered type 'states.": "needs a registration",
     "unregistered type": "needs a template",
-    "ArrayImpl instead of": "JAX has no abstract numbers of Python",
-    "other structure: ": "makes its code anew",
+    "ArrayImpl instead of": "`jax.eval_shape` returns arrays in place of Python numbers",
+    "other structure: ": "the template has new functions, which are not equal",
+    "Abstract tracer value": UNTRACED,
+    "boolean conversion of traced": UNTRACED,
+    "JitTracer": UNTRACED,
 }
 
 GROUPS = {
-    "without a template": ["make", "save", "alone", "bytes"],
-    "with one": ["template", "abstract", "sharded"],
+    "save": ["make", "save"],
+    "load without a template": ["alone", "bytes"],
+    "load with a template": ["template", "abstract", "sharded"],
     "read by flax": ["flax"],
 }
+PROCESS = "(the process)"
+
+
+def failures(found: dict[str, dict[str, str]]) -> dict[tuple[str, str], list[str]]:
+    """Returns the states of a library that fail, by group and reason."""
+    failed: dict[tuple[str, str], list[str]] = {}
+    for state, results in found.items():
+        for column, reason in results.items():
+            group = next((name for name, columns in GROUPS.items() if column in columns), "")
+            if state == PROCESS:
+                group = "start" if len(found) == 1 else f"{column} the other states"
+            if reason:
+                states = failed.setdefault((group, short(reason)), [])
+                states += [] if state in states or state == PROCESS else [state]
+    return failed
 
 
 def table(results: dict[str, dict[str, dict[str, str]]]) -> str:
-    """The table for the documentation."""
+    """Returns the table for the documentation."""
+    failed: dict[tuple[str, str], list[str]] = {}
+    for library, found in results.items():
+        for key, states in failures(found).items():
+            failed.setdefault(key, []).append(" ".join([library, *(f"`{it}`" for it in states)]))
+    order = ["start", *GROUPS]
+    rows = sorted(
+        failed.items(), key=lambda row: order.index(row[0][0]) if row[0][0] in order else 9
+    )
+    tried = ", ".join(f"{library} {version(library)}" for library in results)
     lines = [
         f"Tried with jax {importlib.metadata.version('jax')} by `tests/libraries/table.py`:",
         "",
-        "| library | states | " + " | ".join(GROUPS) + " |",
-        "|---" * (len(GROUPS) + 2) + "|",
+        "```text",
+        *textwrap.wrap(tried, 100, break_on_hyphens=False),
+        "```",
+        "",
+        "Everything worked, except:",
+        "",
+        "| fails to | reason | states |",
+        "|---|---|---|",
     ]
-    for library, found in results.items():
-        cells = [cell(found, columns) for columns in GROUPS.values()]
-        states = ", ".join(state.replace("_", " ") for state in found)
-        lines.append(f"| {library} {version(library)} | {states} | {' | '.join(cells)} |")
+    lines += [f"| {group} | {why} | {', '.join(names)} |" for (group, why), names in rows]
     return "\n".join(lines)
 
 

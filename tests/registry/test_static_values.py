@@ -401,3 +401,32 @@ def test_the_advice_about_a_handler_without_a_dict_succeeds() -> None:
     ):
         treepack.dumps({"a": ty()})
     assert treepack.loads(treepack.dumps({"a": serialization.to_state_dict(ty())})) == {"a": [1, 2]}
+
+
+def test_keys_that_could_not_be_read_back_are_refused() -> None:
+    """The structure of a node of the program compares the node's static data."""
+    key = jax.tree.structure(Traced(1.0, jax.nn.relu))
+    text = r"a key .*PyTreeDef\(.*\) cannot be read back, .*: save str\(\.\.\.\) of it"
+    for metadata in ({key: 1}, {(1, key): 2}, {key}, frozenset([key])):
+        with pytest.raises(TypeError, match=text):
+            treepack.dumps({}, metadata=metadata)
+    with pytest.raises(treepack.UnserializableLeafError, match=text):
+        treepack.dumps({key: np.ones(2)})
+    plain = jax.tree.structure([1, 2])
+    assert treepack.loads(treepack.dumps({plain: 3})) == {plain: 3}
+
+
+@jax.tree_util.register_pytree_node_class
+class Traced:
+    def __init__(self, value: Any, function: Any) -> None:
+        self.value, self.function = value, function
+
+    def tree_flatten(self) -> Any:
+        return (self.value,), self.function
+
+    @classmethod
+    def tree_unflatten(cls, function: Any, children: Any) -> Any:
+        return cls(*children, function)
+
+
+treepack.register_node(Traced, serialized_name="tests.Traced")

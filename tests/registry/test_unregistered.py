@@ -489,6 +489,11 @@ def new_state() -> Any:
     return {"w": jnp.zeros(2)}
 
 
+class Attributes:
+    def __init__(self) -> None:
+        self.w = jnp.zeros(2)
+
+
 def test_code_is_no_template(tmp_path: Path) -> None:
     data = treepack.dumps({"w": jnp.ones(2)})
     treepack.save(tmp_path / "tree", {"w": jnp.ones(2)})
@@ -499,6 +504,9 @@ def test_code_is_no_template(tmp_path: Path) -> None:
         (dict, "an object of it"),
         (MODEL, r"its variables, such as jax\.eval_shape\(module\.init"),
         (np, "a tree of arrays"),
+        (Attributes(), "register its type"),
+        ((number for number in range(3)), "a tree of arrays"),
+        (slice(3), "a tree of arrays"),
     ):
         for load in (
             lambda target: treepack.loads(data, target),

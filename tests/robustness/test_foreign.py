@@ -23,7 +23,6 @@ import numpy as np
 import orbax.checkpoint as ocp
 import orbax.checkpoint.experimental.v1 as ocp_v1
 import pytest
-import safetensors.numpy
 
 import treepack
 from treepack import serialization
@@ -89,10 +88,6 @@ FILES: dict[str, tuple[Callable[[], bytes] | bytes, str]] = {
     "hdf5": (b"\x89HDF\r\n\x1a\n" + bytes(40), "HDF5 file, such as weights of Keras"),
     "npz": (npz, "npz archive of NumPy: convert it with `treepack convert`"),
     "npy": (npy, r"\.npy file: load it with numpy\.load"),
-    "safetensors": (
-        lambda: safetensors.numpy.save({"w": np.ones(3)}, {"format": "np"}),
-        "safetensors file: convert it with `treepack convert`",
-    ),
     "zip": (zipped("a.txt"), "zip archive: unpack it"),
     "lfs": (b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 5\n", "git lfs pull"),
     "html": (b"\n<html><body>404</body></html>", "HTML page: the download went wrong"),
@@ -210,7 +205,7 @@ def test_checkpoints_of_orbax(tmp_path: Path, make: Callable[[Path], Path]) -> N
     ("names", "message"),
     [
         ([], "is empty, or its save has not finished"),
-        (["model-00001-of-00002.safetensors", "model.safetensors.index.json"], "of safetensors"),
+        (["config.json", "model.safetensors.index.json"], "index of safetensors, but no file"),
         (["config.json", "flax_model.msgpack"], r"load its files flax_model\*\.msgpack"),
         (["pytorch_model.bin"], "PyTorch"),
         (["saved_model.pb"], "TensorFlow"),
@@ -245,10 +240,10 @@ def test_checkpoints_in_a_directory_are_told(tmp_path: Path) -> None:
 def test_directories_at_urls() -> None:
     fs = fsspec.filesystem("memory")
     fs.pipe({"/foreign/3/state/_METADATA": b"{}", "/foreign/3/_CHECKPOINT_METADATA": b"{}"})
-    fs.pipe("/weights/model.safetensors", b"?")
+    fs.pipe("/weights/model.safetensors.index.json", b"{}")
     for verb in (treepack.load, treepack.open, treepack.verify):
         for place in ("foreign", "foreign/3", "foreign/3/state"):
             with pytest.raises(treepack.DecodeError, match=rf"'memory://{place}': .* of Orbax"):
                 verb(f"memory://{place}")
-        with pytest.raises(treepack.DecodeError, match="directory of safetensors"):
+        with pytest.raises(treepack.DecodeError, match="index of safetensors"):
             verb("memory://weights")

@@ -74,6 +74,14 @@ def convert(path: Path, tree: Any) -> None:
 
 
 Write = Callable[[Path, Any], object]
+
+
+def save_step(path: Path, tree: Any, **options: Any) -> None:
+    """Saves the next step of a run."""
+    run = treepack.Series(path, keep=treepack.Keep(last=1), **options)
+    run.save((run.steps() or [0])[-1] + 1, tree, local=tree["n"])
+
+
 SAVES: dict[str, Write] = {
     "file": lambda path, tree: treepack.save(path, tree),
     "gzip": lambda path, tree: treepack.save(path, tree, compress=True),
@@ -93,6 +101,8 @@ SAVES: dict[str, Write] = {
     "series": lambda path, tree: checkpoints.save_checkpoint(
         path, tree, tree["n"], keep=1, overwrite=True
     ),
+    "run": save_step,
+    "run of directories": lambda path, tree: save_step(path, tree, sharded=True),
 }
 
 
@@ -122,6 +132,12 @@ def found_at(kind: str, path: Path) -> Any:
         return serialization.load_from_file(None, path)
     if kind == "series":
         return checkpoints.restore_checkpoint(path, None)
+    if kind.startswith("run"):
+        run = treepack.Series(path)
+        resumed = run.resume(copy=True)
+        assert resumed is not None, "there was one"
+        assert run.local == resumed[1]["n"]
+        return resumed[1]
     return treepack.load(path, copy=True, mmap=False)
 
 

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import threading
 import time
+import tracemalloc
 import zlib
 from collections import Counter
 from collections.abc import Callable
@@ -1793,3 +1794,14 @@ def test_code_of_types_runs_once() -> None:
     calls.clear()
     found = treepack.loads(data, tree)
     assert calls == [type(found["a"].w), np.ndarray]
+
+
+def test_a_long_key_above_many_arrays_takes_little_memory(tmp_path: Path) -> None:
+    tree = {"k" * 30_000: {f"x{number}": jnp.ones(1) for number in range(500)}}
+    tracemalloc.start()
+    try:
+        treepack.save(tmp_path, tree, sharded=True)
+        assert tracemalloc.get_traced_memory()[1] < 4 << 20, "the paths together have 15 MB"
+    finally:
+        tracemalloc.stop()
+    assert treepack.verify(tmp_path).ok

@@ -56,6 +56,10 @@ def _series(url: str, step: int, options: dict[str, Any]) -> None:
     checkpoints.save_checkpoint(url, tree(step), step, keep=1, storage_options=options)
 
 
+def _run(url: str, options: dict[str, Any], **more: Any) -> treepack.Series:
+    return treepack.Series(url, keep=treepack.Keep(last=1), storage_options=options, **more)
+
+
 WRITERS: dict[str, Write] = {
     "file": lambda url, step, options: treepack.save(url, tree(step), storage_options=options),
     "gzip": lambda url, step, options: treepack.save(
@@ -84,6 +88,10 @@ WRITERS: dict[str, Write] = {
         url, tree(step), sharded=True, background=True, storage_options=options
     ).result(),
     "series": _series,
+    "run": lambda url, step, options: _run(url, options).save(step, tree(step), local=step),
+    "run of directories": lambda url, step, options: _run(url, options, sharded=True).save(
+        step, tree(step), local=step
+    ),
 }
 
 
@@ -245,6 +253,12 @@ class Saved:
 def read(name: str, url: str, options: dict[str, Any]) -> Any:
     if name == "series":
         return checkpoints.restore_checkpoint(url, None, storage_options=options)
+    if name.startswith("run"):
+        run = _run(url, options)
+        resumed = run.resume()
+        assert resumed is not None
+        assert run.local == resumed[0] == step_of(resumed[1])
+        return resumed[1]
     if name == "state":
         return serialization.load_from_file(None, url, storage_options=options)
     if name == "exported":

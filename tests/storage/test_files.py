@@ -377,7 +377,7 @@ def test_a_pickled_file_is_found_from_elsewhere(
     assert "treepack.File 'model'" in repr(files[0])
 
 
-@pytest.mark.parametrize("name", ["m.safetensors", "m.NPZ", "m.pt.gz", "m.h5", "m.json"])
+@pytest.mark.parametrize("name", ["m.safetensors", "m.NPZ", "m.pt.gz", "m.h5", "m.json", "m.zst"])
 def test_suffixes_of_other_formats_are_refused(tmp_path: Path, name: str) -> None:
     suffix = Path(name.removesuffix(".gz").lower()).suffix
     for options in ({}, {"sharded": True}, {"background": True}):
@@ -385,4 +385,6 @@ def test_suffixes_of_other_formats_are_refused(tmp_path: Path, name: str) -> Non
             treepack.save(tmp_path / name, {"a": 1}, **options)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"choose .treepack or .msgpack"):
         treepack.save(f"memory://{name}", iter([("a", 1)]))
+    with pytest.raises(ValueError, match=f"{suffix} is for .*: choose .treepack"):
+        treepack.write_stream(tmp_path / name, [("a", 1)])
     assert list(tmp_path.iterdir()) == []

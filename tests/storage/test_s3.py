@@ -132,7 +132,7 @@ def test_requests_of_a_series(server: s3.Server) -> None:
     count(server)
     nowhere = server.url("requests/nowhere")
     assert checkpoints.restore_checkpoint(nowhere, 5, storage_options=options) == 5
-    assert count(server) == 3
+    assert count(server) == 4, "a listing, a file, a directory, and whether it may be listed"
 
 
 def test_requests_of_a_series_of_directories(server: s3.Server) -> None:
@@ -173,6 +173,9 @@ def test_series_that_may_not_be_listed(server: s3.Server) -> None:
     assert checkpoints.restore_checkpoint(url, None, 1, storage_options=options) == {"a": 1}
     path = f"{url}/checkpoint_1"
     assert checkpoints.restore_checkpoint(path, None, storage_options=options) == {"a": 1}
+    with pytest.raises(PermissionError, match=url) as caught:  # there may be checkpoints
+        checkpoints.restore_checkpoint(url, {"a": 0}, storage_options=options)
+    assert "pass storage_options= with" in "".join(caught.value.__notes__)
 
 
 def test_ranges_are_fetched_at_once(server: s3.Server, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -488,19 +491,19 @@ def test_a_program_that_is_preempted_goes_on_on_another_mesh(server: s3.Server) 
             job.terminate()
             break
     told = job.communicate()[0]
-    assert job.returncode == 0, told
-    assert "ends after step" in told
-    last = int(told.split("ends after step ")[1].split(",")[0])
+    assert job.returncode in (0, 143), told  # it may have come to its end
+    last = int(told.split("step ")[-1].split(",")[0])
     assert 3 <= last <= 12
     told = start("preempted", "1,4").communicate()[0]
     assert f"goes on after step {last}" in told
     assert "ends after step 12" in told
     whole = start("whole", "4,1").communicate()[0]
     assert whole.splitlines()[-1] == told.splitlines()[-1]
-    found = [
-        treepack.load(server.url(f"pod/{name}"), arrays="numpy", storage_options=server.options)
+    runs = [
+        treepack.Series(server.url(f"pod/{name}"), storage_options=server.options)
         for name in ("preempted", "whole")
     ]
+    found = [treepack.load(run.path(12), arrays="numpy") for run in runs]
     np.testing.assert_allclose(found[0]["params"], found[1]["params"], rtol=1e-6, atol=1e-7)
     assert found[0]["step"] == 12
 

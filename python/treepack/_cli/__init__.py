@@ -3,6 +3,7 @@
 | module | commands |
 |---|---|
 | `listing` | `ls`, `show` |
+| `runs` | `ls` of the directory of a run |
 | `checking` | `verify`, `diff` |
 | `writing` | `convert`, `get`, `salvage` |
 | `values` | statistics of arrays, a block at a time |

@@ -6,12 +6,11 @@ they are written. So files may be larger than memory.
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import struct
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -27,39 +26,12 @@ from treepack._src.pytree.state_dict import map_leaves
 from treepack._src.restore.report import ABSENT
 from treepack._src.storage.deferred import Deferred, InContent, rows_cast
 from treepack._src.storage.foreign import reference_text
+from treepack._src.storage.safetensors import nested, read_header
 from treepack.errors import CorruptionError, DecodeError, TreepackError
 
 Format = Literal["msgpack", "safetensors", "npz"]
 
 _SUFFIXES: dict[str, Format] = {".safetensors": "safetensors", ".npz": "npz"}
-
-# NumPy's dtypes to dtypes of safetensors, in the order in which its writer sorts arrays: the
-# largest elements first, so that all are aligned.
-SAFETENSORS = {
-    "uint64": "U64",
-    "int64": "I64",
-    "float64": "F64",
-    "complex64": "C64",
-    "float32": "F32",
-    "uint32": "U32",
-    "int32": "I32",
-    "bfloat16": "BF16",
-    "float16": "F16",
-    "uint16": "U16",
-    "int16": "I16",
-    "float8_e5m2fnuz": "F8_E5M2FNUZ",
-    "float8_e4m3fnuz": "F8_E4M3FNUZ",
-    "float8_e8m0fnu": "F8_E8M0",
-    "float8_e4m3fn": "F8_E4M3",
-    "float8_e5m2": "F8_E5M2",
-    "int8": "I8",
-    "uint8": "U8",
-    "bool": "BOOL",
-}
-
-ORDER = {dtype: place for place, dtype in enumerate(SAFETENSORS)}
-
-_NUMPY = {name: dtype for dtype, name in SAFETENSORS.items()}
 
 
 class State(NamedTuple):
@@ -128,6 +100,20 @@ def check_whole(state: State) -> State:
       TreepackError: If leaves are references to other files.
       CorruptionError: If a leaf is damaged.
     """
+    for text, paths in references(state).items():
+        raise TreepackError(
+            f"not all values are in the file: {listed(paths)} are {text}. convert --skip leaves "
+            "them out"
+        )
+    return state
+
+
+def references(state: State) -> dict[str, list[str]]:
+    """Returns the paths of references to other files, by what they are in words.
+
+    Raises:
+      CorruptionError: If a leaf is damaged.
+    """
     found: dict[str, list[str]] = {}
 
     def look(node: Any, parts: tuple[str, ...]) -> None:
@@ -141,179 +127,30 @@ def check_whole(state: State) -> State:
                 look(child, (*parts, str(key)))
 
     look(state.tree, ())
-    for text, paths in found.items():
-        more = ", ..." if len(paths) > _MOST_PATHS else ""
-        listed = ", ".join(map(printable, paths[:_MOST_PATHS]))
-        raise TreepackError(
-            f"values of {listed}{more} are not in the file: they are {text}. convert --skip "
-            "leaves them out"
-        )
-    return state
+    return found
 
 
-# The maximum number of paths in an error.
+def listed(paths: list[str]) -> str:
+    """Returns the first of these paths as text."""
+    more = ", ..." if len(paths) > _MOST_PATHS else ""
+    return f"{', '.join(map(printable, paths[:_MOST_PATHS]))}{more}"
+
+
+# The most paths in a message.
 _MOST_PATHS = 5
-
-# The limits of a header, from https://huggingface.co/docs/safetensors and its reader.
-MAX_HEADER_BYTES = 100_000_000
 
 # The size in bytes of the blocks in which content is read and written.
 PART_BYTES = 8 << 20
 
-_MAX_NUMBER = (1 << 64) - 1
-
-_MAX_JSON_DEPTH = 127
-
-_FIELDS = ("dtype", "shape", "data_offsets")
-
 
 def read_safetensors(path: str | os.PathLike[str], separator: str) -> State:
-    """Reads a safetensors file (https://huggingface.co/docs/safetensors).
+    """Reads a file of safetensors.
 
     Raises:
       DecodeError: If the reader of safetensors would reject the file.
     """
-    content = core.Content.map(path)
-    header, start = _safetensors_header(content)
-    metadata = header.pop("__metadata__", None)
-    if metadata is not None and not (
-        isinstance(metadata, dict) and all(isinstance(text, str) for text in metadata.values())
-    ):
-        raise DecodeError("invalid __metadata__: expected a map of strings to strings", offset=8)
-    entries = {name: _safetensors_entry(name, entry) for name, entry in header.items()}
-    end = 0
-    for name, entry in sorted(entries.items(), key=lambda item: (item[1].begin, item[1].end)):
-        if entry.begin != end:
-            raise DecodeError(
-                f"the array begins at byte {entry.begin} of the data, expected {end}, where the "
-                "previous array ends: arrays must not overlap or leave gaps",
-                path=name,
-            )
-        end = entry.end
-    if start + end != content.nbytes:
-        raise DecodeError(
-            f"the arrays end at byte {start + end}, but the file at byte {content.nbytes}"
-        )
-    flat = {
-        name: InContent(entry.shape, entry.dtype, content, start + entry.begin)
-        for name, entry in entries.items()
-    }
-    return State(_nested(flat, separator), None, metadata)
-
-
-def _safetensors_header(content: core.Content) -> tuple[dict[str, Any], int]:
-    """Returns the header of a safetensors file, and the offset of the data."""
-    size = content.nbytes
-    if size < 8:
-        raise DecodeError("not a safetensors file: it ends before the size of its header")
-    length = int.from_bytes(content.read_range(0, 8), "little")
-    if length > size - 8:
-        raise DecodeError(
-            f"not a safetensors file: its header of {length} bytes does not fit into "
-            f"{content.nbytes} bytes",
-            offset=0,
-        )
-    if length > MAX_HEADER_BYTES:
-        raise DecodeError(
-            f"the header has {length} bytes, but safetensors allows at most {MAX_HEADER_BYTES}",
-            offset=0,
-        )
-    text = content.read_range(8, 8 + length)
-    if not text.startswith(b"{"):
-        raise DecodeError(
-            "not a safetensors file: its header does not begin with a brace", offset=8
-        )
-    try:
-        header: dict[str, Any] = json.loads(
-            text.decode(),
-            object_pairs_hook=_without_duplicates,
-            parse_int=_json_number,
-            parse_float=_json_number,
-            parse_constant=_json_number,
-        )
-        if b"\\ud" in text.lower():
-            json.dumps(header, ensure_ascii=False).encode()  # raises for a lone surrogate
-    except (ValueError, RecursionError) as error:
-        raise DecodeError(f"not a safetensors file: invalid header: {error}", offset=8) from error
-    return header, 8 + length
-
-
-def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, value in pairs:
-        if key in found:
-            raise ValueError(f"the key {key!r:.100} appears twice")
-        found[key] = value
-    return found
-
-
-def _json_number(text: str) -> int | float:
-    """Returns an int only where safetensors accepts a count: not for `-0` or `1.0`."""
-    if text.removeprefix("-").isdecimal() and len(text) <= 20 and text != "-0":
-        return int(text)
-    number = float(text)
-    if not math.isfinite(number):
-        raise ValueError(f"the number {text:.100} is out of range")
-    return number
-
-
-def _is_count(value: Any) -> bool:
-    return type(value) is int and 0 <= value <= _MAX_NUMBER
-
-
-def _is_deep(value: Any, levels: int) -> bool:
-    """Returns whether JSON has more than `levels` nested levels."""
-    if not isinstance(value, (dict, list)):
-        return False
-    children = value.values() if isinstance(value, dict) else value
-    return levels == 0 or any(_is_deep(child, levels - 1) for child in children)
-
-
-class _Entry(NamedTuple):
-    """The entry of an array in the header; offsets count from the start of the data."""
-
-    dtype: np.dtype[Any]
-    shape: tuple[int, ...]
-    begin: int
-    end: int
-
-
-def _safetensors_entry(name: str, entry: Any) -> _Entry:
-    """Checks the entry of an array in the header, except its position among the others."""
-
-    def wrong(reason: str) -> DecodeError:
-        return DecodeError(reason, path=name)
-
-    if not isinstance(entry, dict) or not all(field in entry for field in _FIELDS):
-        raise wrong(f"invalid header entry: expected the keys {', '.join(_FIELDS)}")
-    if any(_is_deep(entry[field], _MAX_JSON_DEPTH - 2) for field in entry if field not in _FIELDS):
-        raise wrong(f"the header is nested more than {_MAX_JSON_DEPTH} levels deep")
-    named, shape, offsets = (entry[field] for field in _FIELDS)
-    if not isinstance(named, str):
-        raise wrong("invalid dtype: expected a string")
-    if not isinstance(shape, list) or not all(map(_is_count, shape)):
-        raise wrong(f"invalid shape {shape!r:.100}: expected a list of counts")
-    if not isinstance(offsets, list) or len(offsets) != 2 or not all(map(_is_count, offsets)):
-        raise wrong(f"invalid data_offsets {offsets!r:.100}: expected two byte offsets")
-    begin, end = offsets
-    dtype = _dtypes.resolve(_NUMPY.get(named, "").encode())
-    if dtype is None:
-        raise wrong(f"unsupported dtype {named:.100}: NumPy lacks it")
-    nbytes = 1
-    for size in (*shape, dtype.itemsize):
-        nbytes *= size
-        if nbytes > _MAX_NUMBER:
-            raise wrong(f"invalid shape {shape!r:.100}: the array is larger than any memory")
-    if nbytes != end - begin:
-        raise wrong(
-            f"size mismatch: the dtype and shape need {nbytes} bytes, the offsets span "
-            f"{end - begin}"
-        )
-    try:
-        np.broadcast_to(np.empty((), dtype), shape)
-    except ValueError as error:
-        raise wrong(f"NumPy does not support this shape: {error}") from error
-    return _Entry(dtype, tuple(shape), begin, end)
+    header = read_header(core.Content.map(path))
+    return State(nested(header.arrays, separator), None, header.metadata)
 
 
 # The maximum compression ratio in zip files of NumPy.
@@ -350,7 +187,7 @@ def read_npz(path: str | os.PathLike[str], separator: str, *, max_size: int | No
         raise
     except Exception as error:  # zipfile and NumPy may raise any type
         raise DecodeError(f"not a readable file of numpy.savez: {error}", path=name) from error
-    return State(_nested(flat, separator), None)
+    return State(nested(flat, separator), None)
 
 
 class _TooLargeError(TreepackError):
@@ -408,24 +245,6 @@ _HEADERS: dict[tuple[int, int], Callable[[Any], Any]] = {
     (1, 0): np.lib.format.read_array_header_1_0,
     (2, 0): np.lib.format.read_array_header_2_0,
 }
-
-
-def _nested(flat: Mapping[str, Any], separator: str) -> Any:
-    """Nests values with names such as `a.b.c` in dicts."""
-    tree: dict[str, Any] = {}
-    for name, value in flat.items():
-        parts = name.split(separator) if separator else [name]
-        if len(parts) >= core.MAX_DEPTH:
-            raise DecodeError(
-                f"a name has {len(parts)} parts, but trees have less than {core.MAX_DEPTH} "
-                "levels: choose another separator with --sep",
-                path=name[:100],
-            )
-        try:
-            _paths.put(tree, parts, value)
-        except TreepackError as error:
-            raise TreepackError(f"{error}: choose another separator with --sep") from None
-    return tree
 
 
 # Changing

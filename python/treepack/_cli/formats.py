@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from treepack._cli.convert import MAX_HEADER_BYTES, ORDER, PART_BYTES, SAFETENSORS, State
+from treepack._cli.convert import PART_BYTES, State
 from treepack._src import paths as _paths
 from treepack._src.options import Progress, Saved, Writing
 from treepack._src.printable import printable, safe_repr
@@ -20,6 +20,7 @@ from treepack._src.pytree.state_dict import leaves_of
 from treepack._src.restore.compare import signature
 from treepack._src.saving.layout import file_layout, plain_layout
 from treepack._src.storage.deferred import Deferred
+from treepack._src.storage.safetensors import MAX_HEADER_BYTES, ORDER, SAFETENSORS
 from treepack._src.storage.write import replacing, save_layout
 from treepack.errors import TreepackError
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any, NamedTuple, Protocol
 import numpy as np
 import typer
 
-from treepack._cli import output, sources, values
+from treepack._cli import output, runs, sources, values
 from treepack._cli.formats import jsonable
 from treepack._src import paths as _paths
 from treepack._src.checkpoint.file import (
@@ -61,8 +61,18 @@ def ls(
     ] = None,
     sep: SEP = ".",
     max_size: MAX_SIZE = None,
+    prefix: Annotated[
+        str, typer.Option("--prefix", help="What the names of a run's checkpoints begin with.")
+    ] = "step_",
 ) -> None:
-    """Lists the content of a file: shapes, dtypes, sizes, and metadata. Reads no array."""
+    """Lists the content of a file: shapes, dtypes, sizes, and metadata. Reads no array.
+
+    Of the directory of a run it lists the checkpoints: their sizes, metrics, and whether they can
+    be resumed.
+    """
+    if path == "." and (run := runs.found_at(file, prefix)) is not None:
+        runs.show(file, run, as_json=as_json)
+        return
     found = sources.foreign(file, sep, max_size, lists=True)
     if found is not None:
         _list(file, _Plain(found.tree), found.metadata, path, flat, as_json, depth)

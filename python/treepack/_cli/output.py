@@ -57,23 +57,28 @@ def rows(lines: Iterable[Row], right: frozenset[int] = frozenset()) -> None:
     if not found:
         return
     count = max(len(cells) for cells, _ in found)
-    widths = [
-        max((cell_len(cells[at]) for cells, _ in found if at < len(cells)), default=0)
-        for at in range(count)
-    ]
-    if sys.stdout.isatty():
+    sizes = [[cell_len(cells[at]) for cells, _ in found if at < len(cells)] for at in range(count)]
+    # One long cell does not make all others as wide: many rows would take the square of its size.
+    widths = [max((it for it in column if it <= _MOST_WIDTH), default=0) for column in sizes]
+    is_cut = sys.stdout.isatty()
+    if is_cut:
+        widths[0] = max(sizes[0])
         others = sum(widths[1:]) + 2 * (count - 1)
         widths[0] = min(widths[0], max(shutil.get_terminal_size().columns - others, 20))
     console = Console(soft_wrap=True, highlight=False)
     for cells, styles in found:
         line = Text()
         for at, (cell, style) in enumerate(zip(cells, styles, strict=True)):
-            cell = _end(cell, widths[at])
-            room = " " * (widths[at] - cell_len(cell))
+            cell = _end(cell, widths[0]) if is_cut and at == 0 else cell
+            room = " " * (widths[at] - cell_len(cell))  # none beside a longer cell
             line.append(room + cell if at in right else cell + room, style)
             line.append("  ")
         line.rstrip()
         console.print(line)
+
+
+# The most characters that a column is wide for the sake of its widest cell.
+_MOST_WIDTH = 200
 
 
 def _end(cell: str, width: int) -> str:

@@ -100,8 +100,8 @@ def foreign(
 
 def _foreign(source: str, separator: str, max_size: int | None, lists: bool) -> State | None:
     if not store_of(source)[0].is_local:
-        if _convert.format_of(source) != "msgpack":
-            raise TreepackError("only msgpack is read from URLs: download the file first")
+        if _convert.format_of(source) == "npz":
+            raise TreepackError("npz is not read from URLs: download it")
         return None
     place = Path(local(source))
     if place.is_dir():

@@ -12,6 +12,7 @@ from treepack._cli import formats as _formats
 from treepack._cli import output, sources
 from treepack._cli.listing import ANY_FILE, FILE, MAX_SIZE, PATH, SEP
 from treepack._src.checkpoint.file import count_text, open, place_of, size_text, value_at
+from treepack._src.checkpoint.select import ends_of
 from treepack._src.options import Compress, Writing, float_dtype
 from treepack._src.storage.content import size_of
 from treepack._src.storage.naming import naming
@@ -121,8 +122,16 @@ def salvage(source: FILE, target: TARGET, sep: SEP = ".", max_size: MAX_SIZE = N
         state = _convert.state_of(file, marks=marks)
         if reader.damaged_record() is not None:
             state = state._replace(record=None)
+        references = _convert.references(state)
+        for text, paths in references.items():
+            output.line(
+                f"left out, as not in the file: {_convert.listed(paths)} are {text}", "yellow"
+            )
+        state = sources.selected(state, [], [it for paths in references.values() for it in paths])
+        if references:
+            is_damaged, count = True, len(list(ends_of(state.tree)))
         _Target(target, sep=sep).write(state)
-        unchecked = sum(status == "unchecked" for status in statuses.values())
+        unchecked = min(count, sum(status == "unchecked" for status in statuses.values()))
         more = f", {unchecked} of them without checksums" if is_damaged and unchecked else ""
         output.line(f"saved {count_text(count)}{more}", "green")
     raise typer.Exit(int(is_damaged))

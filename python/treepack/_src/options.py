@@ -239,7 +239,12 @@ class Writing(_Options):
 
 @dataclasses.dataclass(kw_only=True, slots=True)
 class Saved(_Options):
-    """The content of a save, and the processes that take part; see `save`."""
+    """The content of a save, and the processes that take part; see `save`.
+
+    Attributes:
+      own: Returns metadata that a process keeps in its file of a sharded checkpoint, which then has
+        a file of each process. They are not compared with those of others.
+    """
 
     sharded: bool | None = None
     step: int | None = None
@@ -247,6 +252,7 @@ class Saved(_Options):
     metadata: Any = None
     static: Static = "skip-code"
     select: Any = None
+    own: Callable[[], Any] | None = None
 
     def __post_init__(self) -> None:
         if self.step is not None:
@@ -384,8 +390,8 @@ class Selection(_Options):
 _WHOLE = Selection()
 
 
-class FileOptions(TypedDict, total=False):
-    """The options of `save_exported`; see `save`."""
+class StepOptions(TypedDict, total=False):
+    """The options of `Series.save`; see `save`."""
 
     metadata: Any
     static: Static
@@ -395,6 +401,11 @@ class FileOptions(TypedDict, total=False):
     durable: bool
     threads: int | None
     progress: Progress
+
+
+class FileOptions(StepOptions, total=False):
+    """The options of `save_exported`; see `save`."""
+
     storage_options: StorageOptions
 
 
@@ -430,16 +441,21 @@ class BytesOptions(ReadOptions, total=False):
     max_size: int | None
 
 
-class PartOptions(ReadOptions, total=False):
-    """The options of `Reading`, `Selection` and `Sharing` without `return_report`; see `load`."""
+class ChoiceOptions(ReadOptions, total=False):
+    """Options of `Reading`, `Selection` and `Sharing` that `Series.resume` has as well."""
 
     select: Any
     rename: Any
     missing: Missing
     unexpected: Unexpected | None
+    replicas: Replicas
+
+
+class PartOptions(ChoiceOptions, total=False):
+    """The options of `Reading`, `Selection` and `Sharing` without `return_report`; see `load`."""
+
     verify: bool
     on_corrupt: OnCorrupt
-    replicas: Replicas
     timeout: float
 
 

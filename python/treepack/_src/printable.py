@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 import unicodedata
 import warnings
+from typing import Any
 
 
 def printable(text: str) -> str:
@@ -54,9 +55,13 @@ def padded(text: str, width: int) -> str:
     return text + " " * (width - cells(text))
 
 
+def _is_ours(names: dict[str, Any]) -> bool:
+    return str(names.get("__name__", "")).startswith("treepack.")  # code that is run may have none
+
+
 def warn(text: str) -> None:
     """Warns with the location of the caller of treepack."""
     level, frame = 1, sys._getframe()
-    while frame.f_back is not None and frame.f_globals["__name__"].startswith("treepack."):
+    while frame.f_back is not None and _is_ours(frame.f_globals):
         level, frame = level + 1, frame.f_back
     warnings.warn(text, UserWarning, stacklevel=level)

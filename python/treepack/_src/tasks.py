@@ -51,15 +51,23 @@ class Task(Generic[T]):
 
     def __init__(self, work: Callable[[], T]):
         self._work: Callable[[], T] | None = work
-        self._begun, self._done = _thread.allocate_lock(), _thread.allocate_lock()
+        self._claims: dict[str, tuple[int, int]] = {}  # the process and thread that does it
+        self._is_done, self._done = False, _thread.allocate_lock()
         self._done.acquire()
         self._error: BaseException | None = None
-        self._process = os.getpid()
 
     @property
-    def is_orphan(self) -> bool:
-        """Whether a thread of this process's parent has begun it, and cannot end it here."""
-        return self._done.locked() and self._begun.locked() and os.getpid() != self._process
+    def is_suspended(self) -> bool:
+        """Whether it cannot end before this call does.
+
+        A thread of this process's parent has begun it, or the call that a signal handler has
+        interrupted, in this thread.
+        """
+        claim = self._claims.get("first")
+        if claim is None or self._is_done:
+            return False
+        process, thread = claim
+        return process != os.getpid() or thread == _thread.get_ident()
 
     @property
     def is_forgotten(self) -> bool:
@@ -68,7 +76,7 @@ class Task(Generic[T]):
 
     def attempt(self) -> None:
         """Does the work, unless another thread has begun it."""
-        if not self._begun.acquire(blocking=False):
+        if not self._claim():
             return
         try:
             assert self._work is not None, "it has not been done"
@@ -76,19 +84,30 @@ class Task(Generic[T]):
         except BaseException as error:
             self._error = error
         finally:
+            self._is_done = True
             self._done.release()
+
+    def _claim(self) -> bool:
+        """Returns whether the caller is the first to call this, in one step for signal handlers."""
+        mine = os.getpid(), _thread.get_ident()
+        return self._claims.setdefault("first", mine) is mine
+
+    def _wait(self) -> None:
+        if not self._is_done:  # else a call that a signal handler has interrupted may hold the lock
+            with self._done:
+                pass
 
     def result(self) -> T:
         """Returns the result; runs the work if no thread has begun it."""
         self.attempt()
-        with self._done:
-            if self._error is not None:
-                raise self._error
-            return self._result
+        self._wait()
+        if self._error is not None:
+            raise self._error
+        return self._result
 
     def forget_result(self) -> None:
         """Drops the result of work that is done."""
-        if not self._done.locked():
+        if self._is_done:
             self._result = None  # type: ignore[assignment]
             self._work = None
 
@@ -98,10 +117,10 @@ class Task(Generic[T]):
         Returns:
           Whether it had begun.
         """
-        if self._begun.acquire(blocking=False):
+        if self._claim():
             return False
-        with self._done:
-            return True
+        self._wait()
+        return True
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-//! Boxes of arrays, read to memory of Python.
+//! Reads boxes of arrays into Python's memory.
 
 use std::mem::MaybeUninit;
 use std::num::NonZero;
@@ -17,7 +17,7 @@ use crate::catalog::ArrayPlace;
 use crate::watch::Watch as _;
 use crate::{Result, grow, parallel};
 
-/// For each dimension: start, count and step of a box.
+/// Start, count and step for each dimension.
 pub type BoxBounds = Vec<(usize, usize, usize)>;
 
 type Read<'a> = &'a (dyn Fn(&mut [MaybeUninit<u8>]) -> Result<()> + Sync);
@@ -27,7 +27,7 @@ pub fn bounds_of(bounds: BoxBounds) -> Result<Vec<Bounds>> {
     grow::collect(bounds.map(|(start, count, step)| Bounds { start, count, step }))
 }
 
-/// The runs of a box of an array, for memory with these strides, or contiguous memory.
+/// Returns the runs of a box, for memory with these strides, by default contiguous.
 pub(super) fn runs(
     array: &ArrayPlace,
     bounds: BoxBounds,
@@ -38,7 +38,7 @@ pub(super) fn runs(
 }
 
 impl Catalog {
-    /// The array of a leaf, if the data match the catalog.
+    /// Returns the position of an array, if the data match the catalog.
     pub(super) fn array(&self, py: Python<'_>, value: usize) -> PyResult<Arc<ArrayPlace>> {
         if let Some(known) = self.arrays.known(value) {
             return Ok(known);
@@ -64,7 +64,6 @@ impl Catalog {
         Ok(array.ranges(&runs(&array, bounds, None)?)?)
     }
 
-    /// Reads runs of an array into a fresh array of bytes.
     pub(super) fn read_fresh<'py>(
         &self,
         py: Python<'py>,
@@ -83,7 +82,7 @@ impl Catalog {
         Ok(object)
     }
 
-    /// Reads runs of an array to memory that `fill` provides, detached from Python.
+    /// Reads runs into memory that `fill` provides, detached from Python.
     pub(super) fn read_runs(
         &self,
         py: Python<'_>,
@@ -103,8 +102,7 @@ impl Catalog {
     }
 }
 
-/// The number of threads to read runs. Reads the environment while Python is attached, if the runs
-/// are large.
+/// For large runs this reads the environment, so Python must be attached.
 pub(super) fn read_threads(wanted: Option<i64>, runs: &Runs) -> Result<NonZero<usize>> {
     parallel::threads(wanted, runs.span(), parallel::MIN_COPY_BYTES)
 }

@@ -1,4 +1,4 @@
-//! Encoded data with its catalog.
+//! The class `Catalog`.
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
@@ -14,14 +14,13 @@ use crate::boxes::{ManifestPlace, OpenFile};
 use crate::catalog::{self, Compared, FoundArrays};
 use crate::mapping::Mapping;
 
-/// See `_core.pyi`.
 #[pyclass(frozen, module = "treepack._core")]
-#[allow(clippy::struct_field_names)] // the catalog of the core
+#[allow(clippy::struct_field_names)] // the core's catalog
 pub struct Catalog {
     pub(super) content: Py<Content>,
     pub(super) catalog: Arc<catalog::Catalog>,
     pub(super) arrays: FoundArrays,
-    /// The last description, by the address of its kind: most leaves are like the previous one.
+    /// The last description, by the address of its kind: most leaves repeat it.
     pub(super) last_description: Mutex<Option<(usize, Py<PyTuple>)>>,
 }
 
@@ -39,13 +38,12 @@ impl Catalog {
         &self.catalog
     }
 
-    /// The place of a value, if this is the catalog of a manifest.
     pub fn place_of(&self, value: usize) -> PyResult<ManifestPlace> {
         self.check(value)?;
         Ok((self.catalog.clone(), value))
     }
 
-    /// The same as file `number` of a sharded checkpoint.
+    /// Returns this as file `number` of a sharded checkpoint.
     pub fn open_file(&self, number: u32) -> OpenFile<'_> {
         OpenFile {
             number,
@@ -55,17 +53,16 @@ impl Catalog {
         }
     }
 
-    /// Errors if its file was written to since it was opened.
+    /// Errors if the file has changed since it was opened.
     pub fn check_unchanged(&self) -> crate::Result<()> {
         self.content.get().check_unchanged()
     }
 
-    /// The open file, if it is one.
     pub fn mapping(&self) -> Option<&Arc<Mapping>> {
         self.content.get().mapping()
     }
 
-    /// Takes pages off this process's account.
+    /// See [`Content::release`].
     pub fn release(&self) {
         self.content.get().release();
     }
@@ -76,8 +73,7 @@ impl Catalog {
         placed.ok().flatten().unwrap_or(error)
     }
 
-    /// The data, compared with the checksum of a leaf as these ranges of it are read, if it has
-    /// one.
+    /// Returns a source that compares these ranges of a leaf with its checksum, if any.
     pub(super) fn compared(
         &self,
         py: Python<'_>,
@@ -99,6 +95,6 @@ impl Catalog {
     pub(super) fn leaf_of(&self, value: usize) -> PyResult<usize> {
         self.check(value)?;
         let leaf = self.catalog.leaf(value);
-        leaf.ok_or_else(|| PyTypeError::new_err("the value is no leaf"))
+        leaf.ok_or_else(|| PyTypeError::new_err("the value is not a leaf"))
     }
 }

@@ -11,7 +11,6 @@ use crate::grow;
 use crate::structure::LeafKind;
 
 impl Catalog {
-    /// The kind of a leaf for Python, with its details.
     pub(super) fn description<'py>(
         &self,
         py: Python<'py>,
@@ -30,12 +29,11 @@ impl Catalog {
         }
         let tuple = described(py, kind)?;
         let older = last().replace((place, tuple.clone().unbind()));
-        drop(older); // once it is unlocked
+        drop(older); // after unlocking
         Ok(tuple)
     }
 }
 
-/// The same without the cache.
 fn described<'py>(py: Python<'py>, kind: &LeafKind) -> PyResult<Bound<'py, PyTuple>> {
     let text = |text: &str| Ok::<_, PyErr>(new_string(py, text.as_bytes())?.into_any());
     let shaped = |name: &str, dtype: &str, shape: &[u64]| {

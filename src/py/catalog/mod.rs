@@ -1,13 +1,12 @@
 //! The class `Catalog`: encoded data, whose leaves are read one by one.
 //!
-//! | file | content |
+//! | file | contents |
 //! |---|---|
-//! | `file.rs` | the class, and its access to the data |
-//! | `paths.rs` | an iterator of paths |
-//! | `kinds.rs` | descriptions of leaves |
-//! | `state.rs` | reading leaves, and the state of containers |
-//! | `selected.rs` | catalogs, for the walk over a template |
-//! | `boxes.rs` | reading boxes of arrays |
+//! | `file.rs` | the class, and access to the data |
+//! | `paths.rs`, `kinds.rs` | iterator of paths; descriptions of leaves |
+//! | `state.rs` | reads leaves, and states of containers |
+//! | `selected.rs` | catalogs as a cursor for the walk over a template |
+//! | `boxes.rs` | reads boxes of arrays |
 
 mod boxes;
 mod file;
@@ -38,7 +37,7 @@ use super::select::{Marks, Selector};
 use super::watch::{Signals, Watcher};
 use crate::catalog::{self, BLOCK_BYTES, Status};
 use crate::events::itemsize;
-use crate::sniff::explain;
+use crate::sniff::{self, explain};
 use crate::source::{self, Source as _};
 use crate::{Error, Result, grow, parallel};
 
@@ -54,27 +53,31 @@ impl Catalog {
         keep_reserve()?;
         let watcher = Watcher::signals();
         let source = content.get().source();
-        let opened = content
-            .py()
-            .detach(|| catalog::Catalog::open(source, salvage, &watcher));
+        let opened = content.py().detach(|| {
+            let found = catalog::Catalog::open(source, salvage, &watcher)?;
+            // Some bytes with which other formats begin are maps and lists.
+            if salvage && found.damage().is_some() && sniff::is_foreign(source)? {
+                return found.emptied();
+            }
+            Ok(found)
+        });
         let catalog = opened
             .map(|catalog| catalog.map_damage(|error| explain(error, source)))
             .map_err(|error| watcher.explain(error, |error| PyErr::from(explain(error, source))))?;
         Ok(Self::new(content.unbind(), Arc::new(catalog)))
     }
 
-    /// The same data, opened with `salvage`.
+    /// Opens the same data with `salvage`.
     fn salvaging(&self, py: Python<'_>) -> PyResult<Self> {
         Self::open(self.content.bind(py).clone(), true)
     }
 
-    /// The same without the data.
     fn without_content(&self, py: Python<'_>) -> PyResult<Self> {
         let nothing = Content::lent(PyBytes::new(py, b"").as_any())?;
         Ok(Self::new(Py::new(py, nothing)?, self.catalog.clone()))
     }
 
-    #[allow(clippy::needless_pass_by_value)] // as it is called
+    #[allow(clippy::needless_pass_by_value)] // pyo3's signature
     fn __traverse__(&self, visit: PyVisit<'_>) -> std::result::Result<(), PyTraverseError> {
         visit.call(&self.content)
     }
@@ -181,7 +184,7 @@ impl Catalog {
         found.map_err(|error| watcher.explain(error, PyErr::from))
     }
 
-    /// Dtypes of leaves, and of these names, whose element size the core does not know.
+    /// Returns dtypes whose itemsize the core does not know.
     fn other_dtypes(&self, inner: BTreeSet<String>) -> BTreeSet<String> {
         let names = self.catalog.dtypes().map(str::to_owned).chain(inner);
         names.filter(|name| itemsize(name).is_none()).collect()
@@ -199,8 +202,7 @@ impl Catalog {
         self.catalog.values()
     }
 
-    /// The leaf number of a value, its kind, and its place: the value, and the start of its
-    /// checksum.
+    /// Returns index, kind, start and end of a leaf, and the start of its checksum's range.
     fn leaf<'py>(
         &self,
         py: Python<'py>,
@@ -241,7 +243,7 @@ impl Catalog {
         let read = self.value(value, selection, &mut parts);
         let read = read.and_then(|read| parts.finish().map(|()| read));
         if self.catalog.leaf(value).is_none() {
-            self.content.get().release(); // of the whole file, which is not worth it for a leaf
+            self.content.get().release(); // only for the whole file: too slow for each leaf
         }
         read
     }
@@ -274,7 +276,7 @@ impl Catalog {
     ) -> PyResult<Bound<'py, PyAny>> {
         let array = self.array(py, value)?;
         let runs = array.byte_runs(start..stop);
-        let runs = runs.ok_or_else(|| PyIndexError::new_err("the array has fewer bytes"))?;
+        let runs = runs.ok_or_else(|| PyIndexError::new_err("the range exceeds the array"))?;
         self.read_fresh(py, value, &array, &runs)
     }
 
@@ -323,7 +325,7 @@ impl Catalog {
         Ok(())
     }
 
-    /// Starts reading boxes of arrays in another thread, and nothing around them.
+    /// Starts reading boxes in another thread, without read-ahead around them.
     fn prefetch_only(&self, py: Python<'_>, boxes: Vec<(usize, BoxBounds)>) -> PyResult<()> {
         let Some(mapping) = self.content.get().mapping() else {
             return Ok(());
@@ -338,7 +340,7 @@ impl Catalog {
         Ok(())
     }
 
-    /// The number of the array in other files whose bytes a leaf has; `None` if they are here.
+    /// Returns the index of the array in other files, if the bytes of a leaf are there.
     fn array_elsewhere(&self, py: Python<'_>, value: usize) -> PyResult<Option<usize>> {
         let leaf = self.leaf_of(value)?;
         let place = self.catalog.place(leaf);
@@ -347,7 +349,7 @@ impl Catalog {
             return Ok(None);
         };
         let array = self.array(py, value)?;
-        // The leaf has a gap for its bytes alone.
+        // A leaf elsewhere has one gap, as large as its array.
         let missing = place.end - place.start - sparse.present(place.start..place.end);
         let found = sparse.array_of(array.parts().iter().cloned());
         match found.filter(|_| missing == array.nbytes()) {
@@ -356,7 +358,7 @@ impl Catalog {
         }
     }
 
-    /// The data, and the ranges of an array's bytes there.
+    /// Returns the data, and the ranges of the array.
     fn pieces<'py>(
         &self,
         py: Python<'py>,
@@ -368,7 +370,7 @@ impl Catalog {
         Ok((self.content.clone_ref(py), list_of_results(py, pieces)?))
     }
 
-    /// The same for an array that is copied; see `_core.pyi`.
+    /// Returns the same for an array that is copied.
     fn pieces_to_copy<'py>(
         &self,
         py: Python<'py>,
@@ -400,7 +402,7 @@ impl Catalog {
         let threads = parallel::threads(threads, source.len(), parallel::MIN_COPY_BYTES)?;
         let watcher = Watcher::new(progress, source.len());
         let checks = content.checks_itself();
-        // In a distant store, a read of many bytes hardly takes longer than one of few.
+        // In a remote store, large reads take hardly longer than small ones.
         let block = if content.is_elsewhere() {
             8 << 20
         } else {

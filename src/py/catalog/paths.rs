@@ -10,14 +10,12 @@ use super::file::Catalog;
 use crate::catalog;
 use crate::grow;
 
-/// Paths of values, each made on demand: all of them may be much larger than the data.
+/// Yields paths of values, made on demand: together they may be much larger than the data.
 #[pyclass(module = "treepack._core")]
 pub struct Paths {
     catalog: Arc<catalog::Catalog>,
-    /// The value where the paths start.
     from: usize,
     left: Range<usize>,
-    /// Whether empty containers are included.
     with_empty: bool,
 }
 
@@ -28,7 +26,7 @@ impl Paths {
     }
 
     fn __next__<'py>(&mut self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
-        /// Paths between checks, because the loop may not be one of Python.
+        /// Paths between checks of signals, because the loop may not run Python code.
         const CHECK_PATHS: usize = 1 << 10;
         for at in self.left.by_ref() {
             if at.is_multiple_of(CHECK_PATHS) {

@@ -1,4 +1,4 @@
-//! The catalog of a file as a form of what was saved: all leaves of a template, or selected ones.
+//! Catalogs as a cursor: restores all leaves of a template, or selected ones.
 
 use std::collections::HashSet;
 
@@ -18,7 +18,6 @@ use crate::catalog;
 use crate::select::{self, State};
 use crate::{Error, grow};
 
-/// Restores leaves of a file in a template; see `_core.pyi`.
 #[pyfunction]
 #[pyo3(signature = (
     file, value, target, name, restore, *, marks, selector, copy, threads,
@@ -70,26 +69,26 @@ pub fn restore_selected<'py>(
     tree
 }
 
-/// The entries of a catalog, some of which are selected.
 struct Entries<'a, 'py> {
     file: &'a Catalog,
     catalog: &'a catalog::Catalog,
     /// The selected values; `None` for all.
     marks: Option<&'a catalog::Marks>,
-    /// Decides whether a path that the file lacks is selected, if that is known.
+    /// Decides whether paths that the file lacks are selected.
     selector: Option<&'a select::Selector>,
-    /// Stands in states for values that are not selected, if there may be some.
+    /// Stands in states for values that are not selected.
     absent: Option<Bound<'py, PyAny>>,
     parts: Parts<'a, 'py>,
     keeps_missing: bool,
-    /// Whether the file may have more than the template; `None` if only where that has a dict.
+    /// Whether the file may have more than the template; `None`: only where the template has a
+    /// dict.
     takes_more: Option<bool>,
-    /// Whether Python notes what the template lacks.
+    /// Whether Python notes leaves that the template lacks.
     notes: bool,
     signals: Signals,
 }
 
-/// A container, and the values of the template's children, if the file has them.
+/// A container, and the values of the template's children.
 struct Node {
     value: usize,
     selected: Option<State>,
@@ -97,14 +96,13 @@ struct Node {
 }
 
 impl Entries<'_, '_> {
-    /// Whether something in a value is selected.
-    fn is_meant(&self, value: usize) -> bool {
+    fn is_selected(&self, value: usize) -> bool {
         let inside = value..self.catalog.after(value);
         self.marks.is_none_or(|marks| marks.count(inside) > 0)
     }
 
-    /// Whether a leaf that the file lacks may be selected.
-    fn may_mean(&self, state: Option<&State>) -> bool {
+    /// Returns whether a leaf that the file lacks may be selected.
+    fn may_be_selected(&self, state: Option<&State>) -> bool {
         let (Some(selector), Some(state)) = (self.selector, state) else {
             return true;
         };
@@ -117,7 +115,7 @@ impl Entries<'_, '_> {
         below.map(|(selector, state)| selector.below(state, key))
     }
 
-    /// Whether the file may have what it has besides the children of the template.
+    /// Returns whether to accept children that only the file has.
     fn takes_others(
         &self,
         value: usize,
@@ -134,26 +132,26 @@ impl Entries<'_, '_> {
         Ok(self.catalog.children(value).all(|child| {
             let key = self.catalog.key(child);
             if names.contains(key) {
-                return known.insert(key); // of two, Python finds out which one counts
+                return known.insert(key); // false for a key that occurs twice: Python decides
             }
-            !self.is_meant(child) || (self.takes_more.unwrap_or(is_dict) && !self.notes)
+            !self.is_selected(child) || (self.takes_more.unwrap_or(is_dict) && !self.notes)
         }))
     }
 }
 
 impl<'py> Cursor<'py> for Entries<'_, 'py> {
-    /// A value, and what is known of its selection.
+    /// A value, and the state of the selector there.
     type Place = (usize, Option<State>);
     type Node = Node;
 
-    #[inline(never)] // the walk is recursive
+    #[inline(never)]
     fn enter(
         &mut self,
         (value, selected): Self::Place,
         _: impl FnOnce() -> PyResult<bool>,
     ) -> Walked<Found<'py, Node>> {
-        let is_meant = self.is_meant(value);
-        if !is_meant && !self.may_mean(selected.as_ref()) {
+        let is_selected = self.is_selected(value);
+        if !is_selected && !self.may_be_selected(selected.as_ref()) {
             return Ok(Found::Kept);
         }
         let Some(leaf) = self.catalog.leaf(value) else {
@@ -169,7 +167,7 @@ impl<'py> Cursor<'py> for Entries<'_, 'py> {
                 Found::Node(node)
             });
         };
-        if !is_meant {
+        if !is_selected {
             return Ok(Found::Absent);
         }
         let py = self.parts.py();
@@ -199,7 +197,7 @@ impl<'py> Cursor<'py> for Entries<'_, 'py> {
 }
 
 impl<'py> Named<'py> for Entries<'_, 'py> {
-    #[inline(never)] // the walk is recursive
+    #[inline(never)]
     fn pair(
         &mut self,
         node: &mut Node,
@@ -207,7 +205,7 @@ impl<'py> Named<'py> for Entries<'_, 'py> {
         is_dict: bool,
     ) -> Walked<bool> {
         let mut found = grow::with_room(children.len())?;
-        // Most files have the children of the template, in its order.
+        // Most files have the children of the template, in the same order.
         let mut next = self.catalog.children(node.value).peekable();
         for (name, _) in children {
             let Some(key) = name.text() else {
@@ -219,7 +217,7 @@ impl<'py> Named<'py> for Entries<'_, 'py> {
             };
             if child.is_none()
                 && !self.keeps_missing
-                && self.may_mean(self.below(node, &key).as_ref())
+                && self.may_be_selected(self.below(node, &key).as_ref())
             {
                 return Ok(false);
             }
@@ -246,7 +244,6 @@ impl<'py> Named<'py> for Entries<'_, 'py> {
 }
 
 impl<'py> Entries<'_, 'py> {
-    /// Reads the state of a container.
     fn read(&mut self, node: &Node) -> PyResult<Bound<'py, PyAny>> {
         let selection = Selection {
             marks: self.marks,

@@ -1,4 +1,4 @@
-//! Leaves, and the state of containers.
+//! Reads leaves, and states of containers.
 
 use pyo3::prelude::*;
 use smallvec::SmallVec;
@@ -16,20 +16,18 @@ use crate::structure::LeafKind;
 use crate::wire::PRNG_MARKER;
 use crate::{Error, catalog, source};
 
-/// How a tree is put together of some of its leaves.
 #[derive(Clone, Copy)]
 pub(super) struct Selection<'a, 'py> {
-    /// Which of them; nothing if all are wanted.
+    /// The selected leaves; `None` for all.
     pub(super) marks: Option<&'a catalog::Marks>,
-    /// What takes the place of the others.
+    /// Takes the place of other leaves.
     pub(super) absent: Option<&'a Bound<'py, PyAny>>,
-    /// Whether arrays are not read, and only their shapes and dtypes wanted.
+    /// Read only shapes and dtypes.
     pub(super) is_abstract: bool,
     pub(super) signals: &'a Signals,
 }
 
 impl Catalog {
-    /// What reads parts of the data, of all that a value has.
     pub fn parts<'a, 'py>(
         &'a self,
         py: Python<'py>,
@@ -48,7 +46,6 @@ impl Catalog {
         )
     }
 
-    /// Reads a leaf.
     pub fn read_leaf<'py>(
         &self,
         py: Python<'py>,
@@ -62,7 +59,7 @@ impl Catalog {
             .with_gaps()
             .is_some_and(|it| !it.is_whole(place.start..place.end))
         {
-            // Before there is memory for what is not there.
+            // Before memory is allocated for a missing payload.
             return Err(self.at(py, source::missing(place.start).into(), value));
         }
         self.catalog.check_leaf(content.source(), value)?;
@@ -70,7 +67,7 @@ impl Catalog {
         read.map_err(|error| self.at(py, error, value))
     }
 
-    /// What stands for an array or a PRNG key, of which nothing is read; nothing for other leaves.
+    /// Returns the abstract form of an array or PRNG key; `None` for other leaves.
     fn abstract_leaf<'py>(
         &self,
         py: Python<'py>,
@@ -114,14 +111,14 @@ impl Catalog {
         if !key.is_none() {
             return Ok(Some(key));
         }
-        // Of an implementation that is not known here.
+        // The PRNG implementation is unknown.
         let dict = new_dict(py)?;
         dict.set_item(PRNG_MARKER, name)?;
         dict.set_item("data", array)?;
         Ok(Some(dict.into_any()))
     }
 
-    /// A value with all that is wanted below it.
+    /// Reads a value with all selected leaves in it.
     pub(super) fn value<'py>(
         &self,
         value: usize,
@@ -148,7 +145,7 @@ impl Catalog {
             catalog.check_place(self.content.get().source(), value)?;
         }
         if catalog.is_list(value) {
-            // A list with gaps would be another one.
+            // A list without some elements would be another list.
             let whole = Selection {
                 marks: None,
                 ..selection

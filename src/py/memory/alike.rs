@@ -1,4 +1,4 @@
-//! Arrays of a dict that have the same dtype and shape.
+//! Writes arrays of a dict that have the same dtype and shape.
 
 use std::ptr;
 use std::slice;
@@ -13,11 +13,10 @@ use crate::array::Like;
 use crate::encoder::Encoder;
 use crate::layout::Payload;
 
-/// Writes pairs of a `str` and an array like the last one, which had these headers, from `position`
-/// on. Moves that to the first pair of another kind, and returns the number of pairs, at most
-/// `most`.
+/// Writes pairs of a `str` and an array like the last one. Moves `position` to the first other
+/// pair, and returns the number of pairs, at most `most`.
 ///
-/// References of our own would cost a tenth: each writes to two lines of memory that are otherwise
+/// Owned references would cost a tenth, because each writes to two cache lines that are otherwise
 /// only read.
 pub fn write_alike<P: Payload>(
     out: &mut Encoder<P>,
@@ -28,14 +27,14 @@ pub fn write_alike<P: Payload>(
     most: usize,
 ) -> usize {
     if cfg!(feature = "free-threaded") {
-        return 0; // code that changes the dict may run at the same time
+        return 0; // other threads may change the dict
     }
     let py = dict.py();
     let (string, array) = (
         PyString::type_object_raw(py),
         PyUntypedArray::type_object_raw(py),
     );
-    // After the last pair taken, and before it.
+    // Positions after and before the last pair taken.
     let (mut reached, mut before) = (*position, *position);
     let mut given = 0;
     let count = out.pairs_like(headers, || {
@@ -44,10 +43,10 @@ pub fn write_alike<P: Payload>(
         }
         let mut at = reached;
         let (mut key, mut value) = (ptr::null_mut(), ptr::null_mut());
-        // SAFETY: the call checks the position against the dict as it is, and lends references.
-        // Until the next one no code of Python runs that could take them from the dict:
-        // `pairs_like` only writes to memory that it has. Types are compared before they are relied
-        // on. The text belongs to the string, and is UTF-8.
+        // SAFETY: the call checks the position against the current dict, and lends references. No
+        // Python code that could remove them from the dict runs before the next call: `pairs_like`
+        // only writes to its own memory. Types are compared before use. The text belongs to the
+        // string, and is UTF-8.
         let (text, memory) = unsafe {
             if ffi::PyDict_Next(dict.as_ptr(), &raw mut at, &raw mut key, &raw mut value) == 0
                 || ffi::Py_TYPE(key) != string
@@ -66,15 +65,14 @@ pub fn write_alike<P: Payload>(
     count
 }
 
-/// The text of a `str`, unless it has none in UTF-8.
+/// Returns the UTF-8 text of a `str`, if it has one.
 ///
 /// # Safety
-/// It is one, and is alive as long as its text is used.
+/// `string` is a `str`, and lives as long as its text is used.
 #[inline]
 unsafe fn text_of<'a>(string: *mut ffi::PyObject) -> Option<&'a str> {
     let mut len = 0;
-    // SAFETY: the call returns that many bytes of UTF-8, which the string keeps, or null with an
-    // error.
+    // SAFETY: the call returns `len` bytes of UTF-8, which the string keeps, or null and an error.
     unsafe {
         let start = ffi::PyUnicode_AsUTF8AndSize(string, &raw mut len);
         if start.is_null() {

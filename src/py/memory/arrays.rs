@@ -19,7 +19,7 @@ use super::create::{created, raised};
 use super::pages::{FreshPages, OwnPages};
 use crate::raw::{Filling, RawBytes};
 
-/// A new array whose elements are uninitialized.
+/// A new array with uninitialized elements.
 pub struct FreshArray<'py> {
     array: Bound<'py, PyAny>,
     start: *mut MaybeUninit<u8>,
@@ -34,7 +34,7 @@ impl<'py> FreshArray<'py> {
     ) -> PyResult<Self> {
         let len = nbytes(dtype, shape)?;
         let array = new_array(dtype, shape, std::ptr::null_mut(), writable)?;
-        // SAFETY: a live array object has valid fields, and no other code has seen this one.
+        // SAFETY: a live array has valid fields, and no other code has seen this one.
         let data = unsafe {
             let fields = npyffi::_PyArray_GET_ITEM_DATA(array.as_ptr().cast());
             if !writable {
@@ -49,10 +49,10 @@ impl<'py> FreshArray<'py> {
         })
     }
 
-    /// An array on these pages.
+    /// Makes an array on these pages.
     ///
     /// # Panics
-    /// If they are too few.
+    /// If `pages` are too small.
     pub fn over(
         pages: OwnPages,
         dtype: &Bound<'py, PyArrayDescr>,
@@ -71,7 +71,7 @@ impl<'py> FreshArray<'py> {
         })
     }
 
-    /// The array, which must not be used before it has been filled.
+    /// Returns the array, which must not be used before it is filled.
     pub fn object(&self) -> &Bound<'py, PyAny> {
         &self.array
     }
@@ -80,22 +80,20 @@ impl<'py> FreshArray<'py> {
         self.part(0..self.len)
     }
 
-    /// A part that has not been written yet.
+    /// Returns an unwritten part.
     ///
     /// # Panics
-    /// If it exceeds the array.
+    /// If `range` exceeds the array.
     fn part(&mut self, range: Range<usize>) -> &mut [MaybeUninit<u8>] {
         assert!(range.start <= range.end && range.end <= self.len);
         // SAFETY: `len` bytes at `start` belong to `self.array`, which lives as long as `self`:
-        // NumPy allocated them, or they are pages that its base object holds. No other code uses
-        // this part: what Python has seen before the whole tree is returned are other parts
-        // (`SmallCopies`).
+        // NumPy allocated them, or its base object holds their pages. No other code uses this part:
+        // until the whole tree is returned, Python has only seen other parts (`SmallCopies`).
         unsafe { slice::from_raw_parts_mut(self.start.add(range.start), range.len()) }
     }
 }
 
-/// Arrays of bytes for parts of a tree that are read one by one, in any order; `None` where the
-/// allocator has better memory.
+/// Makes arrays of bytes; `None` where the allocator has better memory.
 #[pyfunction]
 pub fn fresh_memory(py: Python<'_>, sizes: Vec<usize>) -> PyResult<Vec<Option<Bound<'_, PyAny>>>> {
     let mut later = sizes
@@ -114,8 +112,8 @@ pub fn fresh_memory(py: Python<'_>, sizes: Vec<usize>) -> PyResult<Vec<Option<Bo
     sizes.into_iter().map(&mut array).collect()
 }
 
-/// Read-only copies of small payloads, many in one block: a view costs half of an array with memory
-/// of its own.
+/// Read-only copies of small payloads, in shared blocks: a view costs half of an array that owns
+/// its memory.
 #[derive(Default)]
 pub struct SmallCopies<'py> {
     block: Option<FreshArray<'py>>,
@@ -125,17 +123,17 @@ pub struct SmallCopies<'py> {
 impl<'py> SmallCopies<'py> {
     pub const MAX_BYTES: usize = 1 << 10;
 
-    /// Blocks double in size, so that a few arrays do not keep much.
+    /// Blocks double in size, so that a few arrays do not keep much memory.
     const FIRST_BLOCK: usize = 256;
     const LAST_BLOCK: usize = 64 << 10;
 
     /// The alignment of NumPy's largest element, a complex of long doubles.
     const ALIGN: usize = 16;
 
-    /// An array on a copy of the bytes that `fill` writes and returns; it keeps its block alive.
+    /// Makes an array on the bytes that `fill` writes and returns. It keeps its block alive.
     ///
     /// # Panics
-    /// If it is larger than `MAX_BYTES`, or `fill` returns other bytes.
+    /// If it exceeds `MAX_BYTES`, or `fill` returns other bytes.
     pub fn array(
         &mut self,
         dtype: &Bound<'py, PyArrayDescr>,
@@ -172,12 +170,12 @@ pub struct Owned<'a, 'py> {
 }
 
 impl<'a, 'py> Owned<'a, 'py> {
-    /// The memory must be valid as long as the owner lives.
+    /// `memory` must be valid as long as `owner` lives.
     pub(super) fn new(memory: RawBytes<'a>, owner: &'a Bound<'py, PyAny>) -> Self {
         Self { memory, owner }
     }
 
-    /// The memory of an object that keeps it as long as it lives.
+    /// Wraps memory that `owner` keeps as long as it lives.
     pub fn of<T: PyClass<Frozen = True> + Sync>(
         owner: &'a Bound<'py, T>,
         memory: impl for<'b> FnOnce(&'b T) -> Option<RawBytes<'b>>,
@@ -191,9 +189,9 @@ impl<'a, 'py> Owned<'a, 'py> {
     }
 }
 
-/// A read-only array over the bytes from `start` on.
+/// Makes a read-only array over the bytes from `start` on.
 ///
-/// NumPy notices an unaligned one, which is slow but sound.
+/// NumPy checks alignment itself: an unaligned array is slow but sound.
 ///
 /// # Panics
 /// If the memory is too short.
@@ -207,7 +205,7 @@ pub fn view<'py>(
     over(dtype, shape, memory.as_ptr().cast_mut(), of.owner)
 }
 
-/// A read-only array over memory of `base`, which must be long enough.
+/// Makes a read-only array over memory of `base`, which must be long enough.
 fn over<'py>(
     dtype: &Bound<'py, PyArrayDescr>,
     shape: &[usize],
@@ -226,7 +224,6 @@ fn nbytes(dtype: &Bound<'_, PyArrayDescr>, shape: &[usize]) -> PyResult<usize> {
     nbytes.ok_or_else(|| PyMemoryError::new_err("an array larger than any memory"))
 }
 
-/// Arrays whose headers are the same.
 pub struct Alike {
     pub dtype: Py<PyArrayDescr>,
     pub shape: SmallVec<[usize; 4]>,
@@ -234,21 +231,21 @@ pub struct Alike {
 }
 
 impl Alike {
-    /// The elements of an array, if it is alike and contiguous in C order.
+    /// Returns the elements of an array, if it is alike and C-contiguous.
     #[inline]
     pub fn memory<'a>(&self, array: &'a Bound<'_, PyUntypedArray>) -> Option<RawBytes<'a>> {
         // SAFETY: the array is alive as long as it is borrowed.
         with_critical_section(array, || unsafe { self.memory_of(array.as_array_ptr()) })
     }
 
-    /// Whether an array has this dtype and shape.
+    /// Returns whether an array has this dtype and shape.
     ///
     /// # Safety
     /// The array is alive.
     #[inline]
     pub(super) unsafe fn is_of(&self, array: *mut npyffi::PyArrayObject) -> bool {
-        // SAFETY: a live array object has valid fields, and as many dimensions as it says; nothing
-        // else runs in between.
+        // SAFETY: a live array has valid fields, and `nd` dimensions; no other code runs in
+        // between.
         unsafe {
             let fields = npyffi::_PyArray_GET_ITEM_DATA(array);
             let shape = &self.shape[..];
@@ -263,14 +260,14 @@ impl Alike {
     /// As `memory`, for a raw pointer.
     ///
     /// # Safety
-    /// The array is alive, and as long as its memory is used, no code of Python runs or something
-    /// holds a reference to it.
+    /// The array is alive. While its memory is used, no Python code runs, or a reference to the
+    /// array is held.
     #[inline]
     pub(super) unsafe fn memory_of<'a>(
         &self,
         array: *mut npyffi::PyArrayObject,
     ) -> Option<RawBytes<'a>> {
-        // SAFETY: a live array object has valid fields. For its memory see `ArrayParts::memory`.
+        // SAFETY: a live array has valid fields. For its memory see `ArrayParts::memory`.
         unsafe {
             let fields = npyffi::_PyArray_GET_ITEM_DATA(array);
             let is_like =
@@ -280,11 +277,11 @@ impl Alike {
     }
 }
 
-/// A snapshot of an array's fields, without a call of Python. Later code may change the array's
-/// shape or dtype, not the snapshot.
+/// A snapshot of an array's fields, taken without a call of Python. Later changes of the array do
+/// not reach it.
 ///
-/// Without the GIL, code may run at the same time. The lock excludes only code that locks the
-/// array, too; NumPy does not yet, but forbids changing an array in place that another thread uses.
+/// Without the GIL, the lock excludes only code that locks the array, too. NumPy does not lock yet,
+/// but forbids changing an array in place that another thread uses.
 pub struct ArrayParts<'a> {
     shape: SmallVec<[usize; 4]>,
     array: PhantomData<&'a PyUntypedArray>,
@@ -297,8 +294,8 @@ pub struct ArrayParts<'a> {
 impl<'a> ArrayParts<'a> {
     #[inline]
     pub fn of(array: &'a Bound<'_, PyUntypedArray>) -> Self {
-        // SAFETY: a live array object has valid fields; its dimensions are not negative, and are
-        // copied before anything else can run. The size of its elements comes from its own dtype.
+        // SAFETY: a live array has valid fields; its dimensions are not negative, and are copied
+        // before other code runs. The itemsize comes from its own dtype.
         with_critical_section(array, || unsafe {
             let fields = npyffi::_PyArray_GET_ITEM_DATA(array.as_array_ptr());
             let ndim = usize::try_from((*fields).nd).unwrap_or(0);
@@ -321,10 +318,10 @@ impl<'a> ArrayParts<'a> {
         })
     }
 
-    /// The dtype of an array, for comparison by identity.
+    /// Returns the dtype, for comparison by identity.
     #[inline]
     pub fn dtype_of(array: &Bound<'_, PyUntypedArray>) -> *mut ffi::PyObject {
-        // SAFETY: a live array object has valid fields.
+        // SAFETY: a live array has valid fields.
         unsafe {
             (*npyffi::_PyArray_GET_ITEM_DATA(array.as_array_ptr()))
                 .descr
@@ -342,32 +339,30 @@ impl<'a> ArrayParts<'a> {
         self.dtype
     }
 
-    /// Whether its elements are contiguous in C order.
     #[inline]
     pub fn is_contiguous(&self) -> bool {
         self.is_contiguous
     }
 
-    /// Its elements.
+    /// Returns the elements.
     ///
     /// # Panics
     /// If they are not contiguous.
     #[inline]
     pub fn memory(&self) -> RawBytes<'a> {
         assert!(self.is_contiguous);
-        // SAFETY: NumPy keeps the memory of a contiguous array of `nbytes` bytes there, and refuses
-        // to resize an array while others hold a reference to it (unless the program passes
+        // SAFETY: NumPy keeps the `nbytes` bytes of a contiguous array at `data`, and refuses to
+        // resize an array to which others hold a reference (unless the program passes
         // refcheck=False, which NumPy documents as unsafe for any holder).
         unsafe { RawBytes::new(self.data, self.nbytes) }
     }
 }
 
-/// Lets a fresh array keep the object whose memory it views.
+/// Lets a fresh array keep the owner of its memory.
 fn set_base(array: &Bound<'_, PyAny>, base: Bound<'_, PyAny>) -> PyResult<()> {
     let py = array.py();
     let array = array.as_ptr().cast();
-    // SAFETY: `array` is a fresh array object without a base; the call takes over the reference to
-    // `base`.
+    // SAFETY: `array` is fresh and has no base; the call takes over the reference to `base`.
     let status = unsafe { PY_ARRAY_API.PyArray_SetBaseObject(py, array, base.into_ptr()) };
     match status {
         0 => Ok(()),
@@ -375,7 +370,7 @@ fn set_base(array: &Bound<'_, PyAny>, base: Bound<'_, PyAny>) -> PyResult<()> {
     }
 }
 
-/// An array over `data`; if that is null, with memory of its own, which is writable.
+/// Makes an array over `data`; if null, with its own memory, which is writable.
 fn new_array<'py>(
     dtype: &Bound<'py, PyArrayDescr>,
     shape: &[usize],
@@ -390,9 +385,10 @@ fn new_array<'py>(
     } else {
         0
     };
-    // SAFETY: the call takes over one reference to the dtype, reads `ndim` dimensions (at most
-    // MAX_NDIM, checked by `Dims`, and none above what an `isize` holds, since their product is the
-    // number of bytes), and without strides assumes C order. Errors come back as a null pointer.
+    // SAFETY: the call takes over one reference to the dtype, and reads `ndim` dimensions. `Dims`
+    // has checked that there are at most MAX_NDIM, and that each fits an `isize`, since their
+    // product is the number of bytes. Without strides the call assumes C order. Errors come back as
+    // null.
     unsafe {
         let object = PY_ARRAY_API.PyArray_NewFromDescr(
             py,

@@ -1,4 +1,4 @@
-//! Borrowed memory of Python objects, which are kept alive.
+//! Borrows memory of Python objects, which stay alive.
 
 use std::mem::ManuallyDrop;
 use std::ops::Range;
@@ -13,7 +13,7 @@ use pyo3::types::{PyBytes, PyString};
 use super::arrays::{ArrayParts, Owned};
 use crate::raw::{AsRaw, RawBytes};
 
-/// Borrowed bytes, and the Python object that keeps them at their address.
+/// Borrowed bytes, and the object that keeps them in place.
 pub struct Borrowed {
     owner: Py<PyAny>,
     start: *const u8,
@@ -22,8 +22,7 @@ pub struct Borrowed {
     stable: bool,
 }
 
-// SAFETY: the pointer is only read from, and `owner` is a `Py`, which may be sent to and dropped in
-// any thread.
+// SAFETY: the pointer is only read from; `owner` is a `Py`, which any thread may take and drop.
 unsafe impl Send for Borrowed {}
 // SAFETY: as above; shared access only reads.
 unsafe impl Sync for Borrowed {}
@@ -31,17 +30,17 @@ unsafe impl Sync for Borrowed {}
 impl AsRaw for Borrowed {
     #[inline]
     fn as_raw(&self) -> RawBytes<'_> {
-        // SAFETY: `start` and `len` describe memory of `owner` that stays valid
-        // while `owner` lives (checked where a `Borrowed` is made).
+        // SAFETY: `start` and `len` describe memory that stays valid while `owner` lives, as all
+        // constructors check.
         unsafe { RawBytes::new(self.start, self.len) }
     }
 }
 
 impl Borrowed {
-    /// The elements of a NumPy array.
+    /// Borrows the elements of a NumPy array.
     ///
     /// # Panics
-    /// If the array is not contiguous in C order.
+    /// If the array is not C-contiguous.
     #[inline]
     pub fn array(array: &Bound<'_, PyUntypedArray>) -> Self {
         let parts = ArrayParts::of(array);
@@ -58,7 +57,7 @@ impl Borrowed {
         Self::stable(bytes.as_any(), bytes.as_bytes())
     }
 
-    /// The UTF-8 form of a string, which the string keeps and never changes.
+    /// Borrows the UTF-8 form of a string, which never changes.
     pub fn string(string: &Bound<'_, PyString>) -> PyResult<Self> {
         Ok(Self::stable(string.as_any(), string.to_str()?.as_bytes()))
     }
@@ -83,7 +82,7 @@ impl Borrowed {
         Self::export(object.py(), export)
     }
 
-    /// The bytes of a buffer, whose export lasts as long as this.
+    /// Borrows a buffer, and keeps its export.
     ///
     /// # Panics
     /// If it is not contiguous.
@@ -105,22 +104,22 @@ impl Borrowed {
         Owned::new(self.as_raw(), self.owner(py))
     }
 
-    /// The owner, for threads that are not attached to Python.
+    /// Returns the owner, for threads that are not attached to Python.
     pub fn unbound(&self) -> &Py<PyAny> {
         &self.owner
     }
 
-    /// The bytes, if they never change.
+    /// Returns the bytes, if they never change.
     pub fn as_stable(&self) -> Option<&[u8]> {
-        // SAFETY: as for `as_raw`; and the content of these objects never changes.
+        // SAFETY: as for `as_raw`; besides, the content of these objects never changes.
         let bytes = || unsafe { std::slice::from_raw_parts(self.start, self.len) };
         self.stable.then(bytes)
     }
 
-    /// A part of these bytes.
+    /// Borrows a part.
     ///
     /// # Panics
-    /// If `range` exceeds them.
+    /// If `range` exceeds these bytes.
     #[inline]
     pub fn part(&self, py: Python<'_>, range: Range<usize>) -> Self {
         let part = self.as_raw().slice(range);
@@ -133,29 +132,29 @@ impl Borrowed {
     }
 }
 
-/// The bytes of a buffer.
+/// Returns the bytes of a buffer.
 ///
 /// # Panics
 /// If it is not contiguous.
 pub fn exported(export: &PyUntypedBuffer) -> RawBytes<'_> {
     assert!(export.is_c_contiguous());
-    // SAFETY: a contiguous buffer has `len_bytes` bytes at `buf_ptr`, which the exporter keeps
-    // valid until the export is released.
+    // SAFETY: a contiguous buffer has `len_bytes` bytes at `buf_ptr`, valid until the export is
+    // released.
     unsafe { RawBytes::new(export.buf_ptr().cast_const().cast(), export.len_bytes()) }
 }
 
-/// The export of a buffer, which is released with this object: the base of arrays over its memory.
+/// The export of a buffer, released with this object: the base of arrays over its memory.
 #[pyclass(frozen, module = "treepack._core")]
 pub struct Export {
-    /// The exporter: a reference of the export, not one of its own.
+    /// The exporter, by the reference of the export.
     exporter: Option<ManuallyDrop<Py<PyAny>>>,
     _buffer: PyUntypedBuffer,
 }
 
 impl Export {
     fn new(py: Python<'_>, buffer: PyUntypedBuffer) -> Self {
-        // SAFETY: a reference is copied that the buffer has until it is released, which is when
-        // this object ends; `ManuallyDrop` keeps the copy from being given back.
+        // SAFETY: the buffer holds this reference until it is released, with this object.
+        // `ManuallyDrop` keeps the copy from releasing it, too.
         let exporter = buffer.obj(py).map(|exporter| unsafe {
             ManuallyDrop::new(Bound::from_owned_ptr(py, exporter.as_ptr()).unbind())
         });

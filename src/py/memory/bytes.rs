@@ -1,4 +1,4 @@
-//! `bytes` objects that are filled after their creation, without zeroing them first.
+//! Creates `bytes` objects and fills them later, without zeroing them first.
 
 use std::any::Any;
 use std::mem::MaybeUninit;
@@ -19,11 +19,11 @@ use crate::raw::{Buffer, Filling, Lender, Loan};
 use crate::watch::Watch;
 use crate::{Error, Result, parallel};
 
-/// Smaller allocations may be used memory instead of fresh one from the system.
+/// Smaller allocations may reuse memory, instead of fresh memory from the system.
 const MIN_FRESH_BYTES: usize = 1 << 20;
 
-/// A new `bytes` object of `len` bytes that `fill` writes and returns, or its error. It runs
-/// detached if `always_detached`, or if there is much to write.
+/// Makes a `bytes` object of `len` bytes that `fill` writes and returns, or returns its error. Runs
+/// `fill` detached if `always_detached`, or if `len` is large.
 ///
 /// # Panics
 /// If `fill` returns other bytes.
@@ -39,7 +39,7 @@ pub fn new_bytes(
     Ok(filled.map(|()| bytes))
 }
 
-/// A new `bytes` object, and the result of `fill`. The object is whole only if that succeeded.
+/// Makes a `bytes` object, which is complete only if `fill` succeeded; returns both.
 fn filled<T: Send>(
     py: Python<'_>,
     len: usize,
@@ -53,11 +53,11 @@ fn filled<T: Send>(
     Ok((bytes, result))
 }
 
-/// A new `bytes` object with uninitialized content, and the address of that.
+/// Makes an uninitialized `bytes` object, and returns the address of its content.
 fn fresh(py: Python<'_>, len: usize) -> PyResult<(Bound<'_, PyBytes>, NonNull<MaybeUninit<u8>>)> {
     let size = ffi::Py_ssize_t::try_from(len)?;
-    // SAFETY: a null pointer asks for an object with uninitialised content. It is owned by us
-    // alone, and an error comes back as a null pointer. Its content is nowhere else.
+    // SAFETY: with null as content, the call returns an object with uninitialised content, which
+    // only we own, or null and an error.
     let (bytes, start) = unsafe {
         let object = ffi::PyBytes_FromStringAndSize(std::ptr::null(), size);
         let bytes = created(py, object)?.cast_into_unchecked::<PyBytes>();
@@ -68,14 +68,12 @@ fn fresh(py: Python<'_>, len: usize) -> PyResult<(Bound<'_, PyBytes>, NonNull<Ma
     Ok((bytes, start))
 }
 
-/// Lends the memory of a `bytes` object of the size of the last output, because programs write
-/// trees of one size again and again. Output written there needs no copy.
+/// Lends a `bytes` object of the size of the last output, which programs often repeat. Output
+/// written there needs no copy.
 pub struct BytesLender;
 
-/// The expected size of the next output.
 static LAST_BYTES: AtomicUsize = AtomicUsize::new(0);
 
-/// The largest loan before the size is known.
 const MAX_LENT_BYTES: usize = 1 << 30;
 
 impl Lender for BytesLender {
@@ -84,30 +82,28 @@ impl Lender for BytesLender {
         if !(least..=MAX_LENT_BYTES).contains(&size) {
             return None;
         }
-        // If memory is short, the output is written as if nothing was expected.
+        // Out of memory nothing is lent: the output is written elsewhere, and copied.
         Python::attach(|py| {
             let (bytes, start) = fresh(py, size).ok()?;
-            // SAFETY: the object is fresh; it lives as long as this reference to it, and is given
-            // to no other code before all of its final content is written (`lent_bytes`).
+            // SAFETY: the object is fresh. It lives as long as this reference, and no other code
+            // gets it before its final content is written (`lent_bytes`).
             Some(unsafe { Loan::new(start.cast(), size, Box::new(bytes.unbind())) })
         })
     }
 }
 
-/// Remembers the size of an output for `BytesLender`.
 pub fn remember_size(len: usize) {
     if len > Buffer::SMALL {
-        // The next one may have a few bytes more, as for a count of steps; and the largest headers
-        // need room until they are known.
+        // Room for a few bytes more, such as a digit of a step count, and for the largest headers.
         LAST_BYTES.store(len + len / 64 + HEADERS_MAX_BYTES, Relaxed);
     }
 }
 
-/// The object of `BytesLender` whose first `len` bytes are the output, shortened to them. `None` if
-/// that would waste much room, so that a copy is better.
+/// Shortens the object of `BytesLender` to `output` at its start; `None` if a copy would save much
+/// memory.
 ///
 /// # Panics
-/// If it has less room.
+/// If the object is smaller.
 pub fn lent_bytes<'py>(
     py: Python<'py>,
     owner: &(dyn Any + Send + Sync),
@@ -119,14 +115,13 @@ pub fn lent_bytes<'py>(
     if room - len > len / 8 {
         return None;
     }
-    // SAFETY: no other code has seen the object yet, unless it has this size already; see
-    // `shorten`.
+    // SAFETY: no other code has seen the object, unless it already has this size; see `shorten`.
     unsafe { shorten(bytes, len) };
     Some(bytes.clone())
 }
 
-/// A new `bytes` object of `len` bytes that `fill` writes in another thread and returns, or `None`.
-/// If `watch` stops the wait, the object is dropped when `fill` is done.
+/// Makes a `bytes` object of `len` bytes that `fill` writes in another thread and returns; `None`
+/// if `fill` does. If `watch` stops the wait, the object is dropped after `fill` returns.
 ///
 /// # Panics
 /// If `fill` returns other bytes.
@@ -141,8 +136,8 @@ pub fn new_bytes_elsewhere<'py>(
     let work = move || {
         let (_owner, start) = content;
         let start: Start = start;
-        // SAFETY: the object, which `_owner` keeps, is fresh, and no other code reads or writes its
-        // `len` bytes before this is done.
+        // SAFETY: `_owner` keeps the object, which is fresh. No other code reads or writes its
+        // `len` bytes before `fill` returns.
         let memory = unsafe { slice::from_raw_parts_mut(start.0, len) };
         let filled = Filling::new(memory).fill(len, |target| fill(target).ok_or(Error::Stopped));
         filled.is_ok()
@@ -153,10 +148,10 @@ pub fn new_bytes_elsewhere<'py>(
 
 struct Start(*mut MaybeUninit<u8>);
 
-// SAFETY: it is only an address here.
+// SAFETY: it is only an address.
 unsafe impl Send for Start {}
 
-/// A copy as a `bytes` object, or a `MemoryError`.
+/// Copies to a `bytes` object, or returns a `MemoryError`.
 pub fn copied<'py>(py: Python<'py>, content: &[u8]) -> PyResult<Bound<'py, PyBytes>> {
     let (bytes, ()) = filled(py, content.len(), false, |target| {
         target.write_copy_of_slice(content);
@@ -164,8 +159,8 @@ pub fn copied<'py>(py: Python<'py>, content: &[u8]) -> PyResult<Bound<'py, PyByt
     Ok(bytes)
 }
 
-/// A new `bytes` object of the bytes that `fill` writes from the start and returns, at most `most`.
-/// It runs detached if there may be much to write.
+/// Makes a `bytes` object of at most `most` bytes that `fill` writes from the start and returns.
+/// Runs `fill` detached if `always_detached`, or if `most` is large.
 ///
 /// # Panics
 /// If `fill` returns other bytes.
@@ -183,14 +178,14 @@ pub fn new_bytes_at_most(
         Err(error) => return Ok(Err(error)),
     };
     if most < MIN_FRESH_BYTES || most - len > len / 2 {
-        // A copy costs less than keeping the memory. SAFETY: `fill` has written `len` bytes, of an
-        // object that is ours alone.
+        // A copy costs less than keeping the memory. SAFETY: `fill` has written `len` bytes of an
+        // object that only we own.
         let content = unsafe {
             slice::from_raw_parts(ffi::PyBytes_AsString(bytes.as_ptr()).cast::<u8>(), len)
         };
         return copied(py, content).map(Ok);
     }
-    // SAFETY: `fill` has written `len` bytes, of an object that is ours alone.
+    // SAFETY: `fill` has written `len` bytes of an object that only we own.
     unsafe { shorten(&bytes, len) };
     assert_eq!(bytes.as_bytes().len(), len);
     Ok(Ok(bytes))
@@ -199,14 +194,13 @@ pub fn new_bytes_at_most(
 /// Shortens an object to its first `len` bytes.
 ///
 /// # Safety
-/// They have been written, and no other code has seen the size or hash of the object, unless it has
-/// this size.
+/// They are written. No other code has seen the object's size or hash, unless its size is `len`.
 unsafe fn shorten(bytes: &Bound<'_, PyBytes>, len: usize) {
     let object = bytes.as_ptr();
-    // SAFETY: the memory belongs to the object whole, whatever its size says; it is freed by its
-    // address. A variable-size object has its size in the header that the stable ABI defines, and
-    // that `Py_SET_SIZE` sets. The content of `bytes` ends with a zero, for which there is room.
-    // (`_PyBytes_Resize` does the same and gives back the rest, but is not in the stable ABI.)
+    // SAFETY: the memory belongs to the object whatever its size says, and is freed by its address.
+    // The size is a field of the header that the stable ABI defines, and that `Py_SET_SIZE` sets.
+    // The content of `bytes` ends with a zero, for which there is room. (`_PyBytes_Resize` does the
+    // same and returns the rest, but is not in the stable ABI.)
     unsafe {
         if (*object.cast::<ffi::PyVarObject>()).ob_size != len.cast_signed() {
             ffi::PyBytes_AsString(object).add(len).write(0);

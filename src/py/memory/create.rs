@@ -1,4 +1,4 @@
-//! Creates Python objects, with a `MemoryError` where pyo3 would panic for lack of memory.
+//! Creates Python objects. Where pyo3 panics out of memory, these return a `MemoryError`.
 
 use pyo3::exceptions::PyMemoryError;
 use pyo3::ffi;
@@ -7,12 +7,12 @@ use smallvec::SmallVec;
 
 use pyo3::types::{PyComplex, PyDict, PyFloat, PyInt, PyList, PyString, PyTuple};
 
-/// The raised exception; a call that failed without one lacked memory.
+/// Takes the raised exception; a call that failed without one was out of memory.
 pub(super) fn raised(py: Python<'_>) -> PyErr {
     PyErr::take(py).unwrap_or_else(|| PyMemoryError::new_err(()))
 }
 
-/// The new object that a call has returned, or the exception that it has raised.
+/// Takes the new object that a call returned, or the exception that it raised.
 ///
 /// # Safety
 /// As for `Bound::from_owned_ptr_or_opt`.
@@ -20,7 +20,7 @@ pub(super) unsafe fn created(
     py: Python<'_>,
     object: *mut ffi::PyObject,
 ) -> PyResult<Bound<'_, PyAny>> {
-    // SAFETY: the caller keeps the rules, which are the same.
+    // SAFETY: as the caller guarantees.
     let object = unsafe { Bound::from_owned_ptr_or_opt(py, object) };
     object.ok_or_else(|| raised(py))
 }
@@ -44,7 +44,7 @@ macro_rules! create {
 create! {
     new_dict() -> PyDict = ffi::PyDict_New();
     new_list() -> PyList = ffi::PyList_New(0);
-    /// A string, or Python's error if it is not UTF-8.
+    /// Errors like Python if `text` is not UTF-8.
     new_string(text: &[u8]) -> PyString =
         ffi::PyUnicode_FromStringAndSize(text.as_ptr().cast(), text.len().cast_signed());
     new_int(value: i64) -> PyInt = ffi::PyLong_FromLongLong(value);
@@ -64,9 +64,9 @@ macro_rules! create_of {
         {
             let mut items = items.into_iter();
             let len = items.len();
-            // SAFETY: the call returns a new object of this class, or null and an error. It has
-            // `len` places, and no other code uses it before all are taken: each by one item, which
-            // it owns from then on.
+            // SAFETY: the call returns a new object of this class, or null and an error. No other
+            // code uses it before each of its `len` slots is set once, to an item that it owns from
+            // then on.
             unsafe {
                 let object = created(py, $new(len.cast_signed()))?;
                 for index in 0..len {
@@ -81,7 +81,6 @@ macro_rules! create_of {
     )*};
 }
 
-/// A list of the results, up to the first error.
 pub fn list_of_results<'py>(
     py: Python<'py>,
     items: impl IntoIterator<Item = PyResult<Bound<'py, PyAny>>>,

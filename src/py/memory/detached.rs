@@ -1,11 +1,11 @@
-//! Work while other threads run Python.
+//! Detaches work from Python, so that other threads can run.
 
 use pyo3::prelude::*;
 
-/// For less work, detaching costs more.
+/// For less work, detaching costs more than it saves.
 const DETACH_MIN_BYTES: usize = 64 << 10;
 
-/// Runs `work` detached from Python if `always`, or if it moves many bytes.
+/// Runs `work` detached if `always`, or if `bytes` is large.
 pub fn detached<T: Send>(
     py: Python<'_>,
     bytes: usize,

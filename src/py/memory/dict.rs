@@ -1,13 +1,12 @@
-//! Iterates over a dict while other code may change it.
+//! Iterates over a dict that other code may change.
 
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::sync::critical_section::with_critical_section;
 use pyo3::types::{PyDict, PyString};
 
-/// The entry of `dict` at `position`, which is moved on.
-///
-/// Unlike an iterator this allows for code in between that changes the dict.
+/// Returns the entry at `position`, and advances that. Unlike an iterator, allows changes between
+/// calls.
 #[inline]
 pub fn dict_next<'py>(
     dict: &Bound<'py, PyDict>,
@@ -17,8 +16,8 @@ pub fn dict_next<'py>(
     let mut value = std::ptr::null_mut();
     // A no-op with the GIL.
     with_critical_section(dict, || {
-        // SAFETY: the call checks the position against the dict as it is now, and lends references,
-        // which are made our own before anything else can run.
+        // SAFETY: the call checks the position against the current dict, and lends references,
+        // which become owned before other code can run.
         unsafe {
             if ffi::PyDict_Next(dict.as_ptr(), position, &raw mut key, &raw mut value) == 0 {
                 return None;
@@ -32,7 +31,7 @@ pub fn dict_next<'py>(
     })
 }
 
-#[inline(never)] // callers are recursive
+#[inline(never)]
 pub fn has_string_keys(dict: &Bound<'_, PyDict>) -> bool {
     let mut position = 0;
     while let Some((key, _)) = dict_next(dict, &mut position) {

@@ -1,33 +1,28 @@
-//! Memory that belongs to Python or NumPy: the only place with `unsafe` for it.
+//! Memory that belongs to Python or NumPy: the only `unsafe` code for it.
 //!
-//! **Policy.** Any thread that runs Python can change Python's memory, and others run while this
-//! crate is detached. The promises:
+//! **Policy.** Any thread that runs Python can change Python's memory, and other threads run while
+//! this crate is detached. The promises:
 //!
-//! 1. Borrowed memory is kept by a reference to its owner, and a buffer by an export that forbids
-//!    resizing it. Addresses stay valid.
-//! 2. Such memory is never lent as a slice (see [`crate::raw`]): it is copied, or written to a file
-//!    by the system. Only copies are parsed. The content of `bytes` and `str` objects never
-//!    changes, and is lent.
-//! 3. Lengths are computed here or compared with the memory's, never trusted.
+//! 1. A reference to the owner keeps borrowed memory, and an export keeps a buffer from being
+//!    resized. Addresses stay valid.
+//! 2. Such memory is never lent as a slice (see [`crate::raw`]): it is copied, or the system writes
+//!    it to a file. Only copies are parsed. The content of `bytes` and `str` never changes, and is
+//!    lent.
+//! 3. Lengths are computed here or compared with the memory, never trusted.
 //!
-//! A program that changes an array while it is being saved gets a mix of old and new bytes in that
-//! array, as with `arr.tobytes()` in a thread, never a damaged file or a crash.
+//! A program that changes an array during a save gets a mix of old and new bytes, as with
+//! `arr.tobytes()` in a thread, never a damaged file or a crash.
 //!
-//! Memory *written* here is fresh (no other code has seen the object yet), or a caller's of
-//! `pack_into`, who must keep others from using it.
+//! Memory *written* here is fresh (no other code has seen the object yet), or the buffer of a
+//! caller of `pack_into`, who must not let others use it.
 //!
-//! | file | content |
+//! | file | contents |
 //! |---|---|
-//! | `create.rs` | objects, without a panic where there is no memory |
-//! | `pages.rs` | pages that many arrays share |
-//! | `arrays.rs` | NumPy arrays: views, and fresh ones |
-//! | `borrowed.rs` | reading memory of Python objects |
-//! | `writable.rs` | writing to a buffer of the caller |
-//! | `bytes.rs` | `bytes` objects that are filled after their creation |
-//! | `reserve.rs` | a reserve of memory for errors |
-//! | `detached.rs` | work while other threads run Python |
-//! | `dict.rs` | iterating over a dict |
-//! | `alike.rs` | arrays of a dict with the same dtype and shape |
+//! | `create.rs`, `bytes.rs` | creating objects; filling `bytes` |
+//! | `arrays.rs`, `pages.rs` | NumPy arrays: views, and fresh ones; their pages |
+//! | `borrowed.rs`, `writable.rs` | reading memory of objects; writing to a caller's buffer |
+//! | `dict.rs`, `alike.rs` | iterating over dicts; similar arrays in them |
+//! | `detached.rs`, `reserve.rs` | running without Python; a reserve for errors |
 #![allow(unsafe_code)]
 
 mod alike;

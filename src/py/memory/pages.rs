@@ -1,4 +1,4 @@
-//! Pages that many arrays share, each returning its own.
+//! Pages that many arrays share; each array returns its own.
 
 use std::ffi::c_int;
 use std::mem::MaybeUninit;
@@ -12,12 +12,12 @@ use pyo3::prelude::*;
 use super::create::raised;
 use crate::mapping::fresh_pages;
 
-/// From this size on, huge pages pay.
+/// The size from which huge pages pay.
 #[cfg(target_os = "linux")]
 const HUGE_MIN_BYTES: usize = 4 << 20;
 
-/// Asks for huge pages on the interior of fresh memory: one page fault for 2 MiB instead of 512,
-/// which are most of the cost of filling it.
+/// Requests huge pages for fresh memory: one page fault per 2 MiB instead of 512, most of the cost
+/// of filling it.
 #[cfg(target_os = "linux")]
 pub fn advise_huge(memory: &mut [MaybeUninit<u8>]) {
     const HUGE: usize = 2 << 20;
@@ -29,8 +29,8 @@ pub fn advise_huge(memory: &mut [MaybeUninit<u8>]) {
         return;
     };
     let len = interior.len() / HUGE * HUGE;
-    // SAFETY: the range is inside our own allocation. The advice changes how it is backed by pages,
-    // never its content. A refusal is harmless.
+    // SAFETY: the range is inside our own allocation. The advice changes the pages, never their
+    // content. A refusal is harmless.
     let _ = unsafe {
         rustix::mm::madvise(
             interior.as_mut_ptr().cast(),
@@ -43,9 +43,8 @@ pub fn advise_huge(memory: &mut [MaybeUninit<u8>]) {
 #[cfg(not(target_os = "linux"))]
 pub fn advise_huge(_memory: &mut [MaybeUninit<u8>]) {}
 
-/// Fresh memory for the large arrays of a large tree: many share a mapping, so that nearly all of
-/// it is huge pages. An array that NumPy allocates by itself begins and ends in small pages, whose
-/// faults cost more than the copying.
+/// Fresh memory for large arrays of a large tree, in a shared mapping of huge pages. An array that
+/// NumPy allocates begins and ends in small pages, whose faults cost more than the copy.
 pub struct FreshPages {
     tree_bytes: usize,
     mapping: Option<Arc<MmapRaw>>,
@@ -53,10 +52,10 @@ pub struct FreshPages {
 }
 
 impl FreshPages {
-    /// In a smaller tree the allocator's used memory is faster than fresh pages.
+    /// For smaller trees, memory that the allocator reuses is faster.
     const TREE_MIN_BYTES: usize = 32 << 20;
 
-    /// A smaller array would waste a good part of its last page.
+    /// Smaller arrays would waste much of their last page.
     const ARRAY_MIN_BYTES: usize = 256 << 10;
 
     pub fn new(tree_bytes: usize) -> Self {
@@ -67,8 +66,8 @@ impl FreshPages {
         }
     }
 
-    /// Pages for an array of `nbytes` bytes, if they pay and can be had; `later` bounds the bytes
-    /// of all arrays after it. (Rounding to pages may need another mapping at the end.)
+    /// Returns pages for `nbytes`, if worthwhile and available; `later` bounds the bytes of all
+    /// arrays after it. (Rounding to pages may need another mapping at the end.)
     pub fn take(&mut self, nbytes: usize, later: usize) -> Option<OwnPages> {
         if nbytes < Self::ARRAY_MIN_BYTES || self.tree_bytes < Self::TREE_MIN_BYTES {
             return None;
@@ -99,8 +98,8 @@ fn page_size() -> usize {
     64 << 10
 }
 
-/// The pages of one array, returned when it is dropped, whatever becomes of the others in the
-/// mapping. NumPy gets the buffer to learn whether they are writable.
+/// The pages of one array, returned to the system when dropped, even if others in the mapping live
+/// on. NumPy learns from the buffer whether they are writable.
 #[pyclass(frozen, module = "treepack._core")]
 pub struct OwnPages {
     mapping: Arc<MmapRaw>,
@@ -127,8 +126,8 @@ impl OwnPages {
     ) -> PyResult<()> {
         let pages = this.get();
         let len = ffi::Py_ssize_t::try_from(pages.range.len())?;
-        // SAFETY: Python passes a buffer to be filled in, which takes a reference to `this`, and
-        // `this` keeps the pages.
+        // SAFETY: Python passes a buffer to fill in, which takes a reference to `this`, which keeps
+        // the pages.
         let status = unsafe {
             ffi::PyBuffer_FillInfo(view, this.as_ptr(), pages.start().cast(), len, 0, flags)
         };
@@ -142,8 +141,8 @@ impl OwnPages {
 impl Drop for OwnPages {
     fn drop(&mut self) {
         #[cfg(unix)]
-        // SAFETY: the pages belong to one array alone. It and every view of it hold this object, so
-        // no pointer to them is left.
+        // SAFETY: the pages belong to one array. It and all its views hold this object, so no
+        // pointer to them is left.
         unsafe {
             crate::mapping::give_back(self.start(), self.range.len());
         }

@@ -1,9 +1,8 @@
 //! A reserve of memory for errors.
 //!
-//! Large allocations of this crate can fail, with a `MemoryError`. Small ones abort the process, as
-//! everywhere in Rust, and an error needs small ones. So a little is kept, and returned when the
-//! system has nothing left. Walks over many values check for each that it is still there, and fail
-//! without it.
+//! Large allocations can fail, with a `MemoryError`. Small ones abort the process, as everywhere in
+//! Rust, but errors need them. So a reserve is kept, and freed when an allocation fails. Walks
+//! check for each value that it exists, and fail without it.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::ptr;
@@ -11,7 +10,7 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 
 use crate::{Error, Result};
 
-/// Enough for an error and everything on the way out.
+/// Enough for an error and its way out.
 const RESERVE: Layout = match Layout::from_size_align(256 << 10, 16) {
     Ok(layout) => layout,
     Err(_) => panic!("a power of two"),
@@ -32,7 +31,7 @@ static ALLOCATOR: Reserved = Reserved;
 unsafe impl GlobalAlloc for Reserved {
     #[inline]
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        // SAFETY: the caller keeps the rules, which are the same.
+        // SAFETY: as the caller guarantees.
         let memory = unsafe { System.alloc(layout) };
         if memory.is_null() && layout.size() <= SMALL_BYTES && give_up() {
             // SAFETY: as above.
@@ -43,35 +42,35 @@ unsafe impl GlobalAlloc for Reserved {
 
     #[inline]
     unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
-        // SAFETY: the caller keeps the rules, which are the same.
+        // SAFETY: as the caller guarantees.
         unsafe { System.dealloc(memory, layout) };
     }
 
     #[inline]
     unsafe fn realloc(&self, memory: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        // SAFETY: the caller keeps the rules, which are the same.
+        // SAFETY: as the caller guarantees.
         let new = unsafe { System.realloc(memory, layout, size) };
         if new.is_null() && size <= SMALL_BYTES && give_up() {
-            // SAFETY: as above; what could not be moved is still there.
+            // SAFETY: as above; a failed call leaves the memory as it was.
             return unsafe { System.realloc(memory, layout, size) };
         }
         new
     }
 }
 
-/// Returns the reserve to the system, if it is still there.
+/// Frees the reserve, if it exists.
 #[cold]
 fn give_up() -> bool {
     let kept = KEPT.swap(ptr::null_mut(), Ordering::AcqRel);
     if kept.is_null() {
         return false;
     }
-    // SAFETY: `keep` has allocated it with this layout, and no other code has it now.
+    // SAFETY: `fill` has allocated it with this layout, and no other code has it now.
     unsafe { System.dealloc(kept, RESERVE) };
     true
 }
 
-/// Ensures that there is a reserve.
+/// Ensures that the reserve exists.
 #[inline]
 pub fn keep() -> Result<()> {
     if KEPT.load(Ordering::Relaxed).is_null() {
@@ -89,7 +88,7 @@ fn fill() -> Result<()> {
     }
     let put = KEPT.compare_exchange(ptr::null_mut(), memory, Ordering::AcqRel, Ordering::Relaxed);
     if put.is_err() {
-        // SAFETY: it was allocated just now, and is not kept.
+        // SAFETY: allocated above with this layout, and not kept.
         unsafe { System.dealloc(memory, RESERVE) };
     }
     Ok(())

@@ -1,4 +1,4 @@
-//! A caller's buffer, for writing.
+//! Writes to a caller's buffer.
 
 use std::mem::MaybeUninit;
 use std::ops::Range;
@@ -13,14 +13,14 @@ use super::detached::detached;
 use crate::raw::RawBytes;
 
 pub struct Writable {
-    /// Keeps the memory at its address.
+    /// Keeps the memory in place.
     _export: PyUntypedBuffer,
     start: *mut MaybeUninit<u8>,
     len: usize,
 }
 
 impl Writable {
-    /// The memory of any object with a contiguous writable buffer.
+    /// Takes the memory of any object with a contiguous writable buffer.
     pub fn get(object: &Bound<'_, PyAny>) -> PyResult<Self> {
         let export = PyUntypedBuffer::get(object)?;
         if export.readonly() || !export.is_c_contiguous() {
@@ -29,7 +29,7 @@ impl Writable {
             ));
         }
         let len = export.len_bytes();
-        // An exporter of no bytes may have no address.
+        // The address of an empty buffer may be null.
         let start = match len {
             0 => NonNull::dangling().as_ptr(),
             _ => export.buf_ptr().cast(),
@@ -50,7 +50,8 @@ impl Writable {
         unsafe { RawBytes::new(self.start.cast_const().cast(), self.len) }
     }
 
-    /// Lets `fill` write to a range; it runs detached if `always_detached`, or if there is much to write.
+    /// Lets `fill` write to a range; runs it detached if `always_detached`, or if the range is
+    /// large.
     ///
     /// # Panics
     /// If the range exceeds the memory.
@@ -62,8 +63,8 @@ impl Writable {
         fill: impl FnOnce(&mut [MaybeUninit<u8>]) -> T + Send,
     ) -> T {
         // SAFETY: the export keeps `len` writable bytes at `start` valid. They are only written
-        // here; other code that uses them now gets a mix of old and new bytes: see the policy in
-        // `memory`.
+        // here; other code that uses them now gets a mix of old and new bytes (see the policy in
+        // `memory`).
         let memory = unsafe { slice::from_raw_parts_mut(self.start, self.len) };
         let memory = &mut memory[range];
         detached(py, memory.len(), always_detached, || fill(memory))

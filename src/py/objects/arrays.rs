@@ -1,4 +1,4 @@
-//! Arrays of events: views of the source, or copies, of which large ones wait for the end.
+//! Makes arrays from events: views of the source, or copies.
 
 use numpy::PyArrayDescr;
 use pyo3::prelude::*;
@@ -13,12 +13,12 @@ use crate::events::no_dtype;
 use crate::source::Source;
 use crate::{Error, grow};
 
-/// Arrays of at least so many bytes are copied together at the end.
+/// Size from which arrays are copied together at the end.
 const LATER_MIN_BYTES: usize = 64 << 10;
 
 impl<'py> Objects<'_, 'py> {
-    /// An array: a view if it may and can be one.
-    #[inline(never)] // see `value`
+    /// Makes an array, as a view if possible and permitted.
+    #[inline(never)]
     pub(super) fn array(&mut self, number: u32, copy: CopyMode) -> Built<'py> {
         let found = self.reader.events().array(number);
         let known = self.dtypes.get(found.dtype_number);
@@ -106,7 +106,6 @@ impl<'py> Objects<'_, 'py> {
         Ok(object)
     }
 
-    /// Looks up the dtype of an array, once for all of its name.
     #[inline(never)]
     fn find_dtype(&mut self, number: u32) -> Walked {
         let found = self.reader.events().array(number);

@@ -1,4 +1,4 @@
-//! Arrays that are filled at the end, together.
+//! Copies large arrays together at the end.
 
 use std::mem::MaybeUninit;
 use std::ops::Range;
@@ -13,10 +13,9 @@ use crate::parallel;
 use crate::source::Source;
 use crate::watch::Watch;
 
-/// Fresh arrays, and where in the source their bytes are.
+/// Arrays to fill, and the positions of their bytes in the source.
 pub(super) type Copies<'py> = Vec<(FreshArray<'py>, SmallVec<[Span; 1]>)>;
 
-/// Fills all planned arrays.
 pub(super) fn copy_all(
     py: Python<'_>,
     source: &dyn Source,
@@ -37,14 +36,13 @@ pub(super) fn copy_all(
     })
 }
 
-/// Memory to be filled, and where in a source its bytes begin.
+/// The start of a block in the source, and its target.
 type Block<'m> = (usize, &'m mut [MaybeUninit<u8>]);
 
-/// Adds memory that takes pieces of a source, one after the other, in blocks that threads may
-/// share.
+/// Splits `memory`, which takes `pieces` of a source in order, into blocks for threads.
 ///
 /// # Panics
-/// If it does not have as many bytes as the pieces.
+/// If the pieces do not have the size of the memory.
 fn add_blocks<'m>(
     blocks: &mut Vec<Block<'m>>,
     pieces: impl IntoIterator<Item = Range<usize>>,

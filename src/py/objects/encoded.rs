@@ -1,8 +1,8 @@
-//! Encoded bytes as a form of what was saved, which walks read once, from the first byte to the last.
+//! Encoded bytes as a cursor, which reads them once, in order.
 //!
-//! Most data are just like their template, with the same keys in the same order, or as their record says.
-//! Then no state dict is made. At the first difference in structure a walk ends, as at errors: all is read
-//! once more in another form, whose walk reports what is wrong.
+//! Most data have the keys of their template or record in the same order: then no state dict is
+//! made. The walk ends at the first mismatch or error. The caller reads the data again in another
+//! form, whose walk reports the mismatch.
 
 use std::ops::Range;
 
@@ -23,8 +23,8 @@ use crate::source::{Source, read_to};
 use crate::structure::{Footer, RECORD_KEY, ROOT_KEY, Record};
 use crate::wire::Head;
 
-/// Restores a template from encoded bytes; `None` unless they are just like it. `settle` compares and
-/// converts the leaves that do not plainly match.
+/// Restores a template; `None` unless the bytes have its structure. `settle` compares and converts
+/// leaves that do not match exactly.
 #[allow(clippy::too_many_arguments)] // as in Python
 pub fn build_like<'py>(
     template: &Bound<'py, PyAny>,
@@ -68,8 +68,7 @@ pub fn build_like<'py>(
     plan.tree(py, &settled, None).map(Some)
 }
 
-/// Restores the tree of encoded bytes by the record at their end; `None` unless they have one, and are as
-/// it says.
+/// Restores encoded bytes by the record at their end; `None` unless there is one that they match.
 pub fn build_recorded<'py>(
     py: Python<'py>,
     how: How<'py>,
@@ -91,7 +90,7 @@ pub fn build_recorded<'py>(
         is_wrapped: false,
     };
     let mut walk = RecordWalk::new(py, cursor, &record, nbytes, how)?;
-    let root = record.nodes.len() - 1; // there is one: `Record::read` has looked
+    let root = record.nodes.len() - 1; // `Record::read` rejects empty records
     let plan = walk.value((), root, &Here::root(None));
     let plan = plan.and_then(|plan| Ok(walk.cursor.is_whole()?.then_some(plan)));
     let has_raised = walk.has_raised() || walk.cursor.objects.signals.has_raised();
@@ -102,8 +101,8 @@ pub fn build_recorded<'py>(
     walk.tree(Ok(plan)).map(Some)
 }
 
-/// A plan, if there is one: after an error of the data, all is read once more. One that a signal has raised,
-/// or that is no `Exception`, is raised.
+/// Returns `None` after an error of the data. Raises errors of signals, and those that are not an
+/// `Exception`.
 fn unless_wrong<P>(
     py: Python<'_>,
     plan: Walked<Option<P>>,
@@ -116,7 +115,7 @@ fn unless_wrong<P>(
     }
 }
 
-/// The record at the end of a source, and its place; `None` if there is none, or it is damaged.
+/// Returns the record at the end and its position; `None` if it is absent or damaged.
 fn recorded(source: &dyn Source) -> PyResult<Option<(Record, Range<usize>)>> {
     let len = source.len();
     let mut bytes = Vec::new();
@@ -134,31 +133,28 @@ fn recorded(source: &dyn Source) -> PyResult<Option<(Record, Range<usize>)>> {
     }
 }
 
-/// Whether a template has the key of the record itself.
 fn has_record(template: &Bound<'_, PyAny>) -> PyResult<bool> {
     template.cast_exact::<PyDict>().map_or(Ok(false), |dict| {
         dict.contains(intern!(dict.py(), RECORD_KEY))
     })
 }
 
-/// The events of encoded bytes, each of which is read once.
 struct Encoded<'a, 'py> {
     objects: Objects<'a, 'py>,
-    /// The place of the record of the structure, if there has to be one.
+    /// The position of the record, if there must be one.
     record: Option<Range<usize>>,
-    /// The number of children that the root has besides a record, if that is known.
+    /// The number of children of the root, without the record, if known.
     root_len: Option<usize>,
-    /// Whether the root was not entered yet.
     at_root: bool,
-    /// Whether the tree is a value in a map of its own, beside its record.
+    /// Whether the tree is a value in a map, beside its record.
     is_wrapped: bool,
 }
 
-/// A map: its number of children, and whether the record of the structure follows them.
+/// The number of children of a map, and whether the record follows them.
 type Node = (usize, bool);
 
 impl<'py> Encoded<'_, 'py> {
-    /// The event of the tree, and whether its record follows the children.
+    /// Returns the tree's event, and whether its record follows the children.
     fn root(&mut self, event: Event) -> Walked<(Event, bool)> {
         let Event::Map(map) = event else {
             return Ok((event, false));
@@ -172,7 +168,7 @@ impl<'py> Encoded<'_, 'py> {
         Ok((event, self.root_len.is_none_or(has_record)))
     }
 
-    /// Whether the source begins with a map of two pairs, of which the first is the tree.
+    /// Returns whether the source begins with a map of tree and record.
     fn is_rooted(&self) -> Walked<bool> {
         let source = self.objects.source;
         let mut expected = Vec::new();
@@ -186,8 +182,8 @@ impl<'py> Encoded<'_, 'py> {
         Ok(start == expected)
     }
 
-    /// A plain tree without its record, if it has that.
-    #[inline(never)] // the walk is recursive
+    /// Reads a plain tree without its record.
+    #[inline(never)]
     fn undescribed(&mut self, event: Event) -> Built<'py> {
         let found = self.objects.object(event)?;
         let Ok(dict) = found.cast::<PyDict>() else {
@@ -199,21 +195,21 @@ impl<'py> Encoded<'_, 'py> {
             .and_then(|record| record.cast::<PyBytes>().ok());
         let expected = self.record.as_ref().map(ExactSizeIterator::len);
         if record.map(|record| record.as_bytes().len()) != expected {
-            return Err(Failure::structure("the record is elsewhere"));
+            return Err(Failure::structure("the record is not in its place"));
         }
         dict.del_item(RECORD_KEY)?;
         let root = dict.get_item(ROOT_KEY)?;
         Ok(root.filter(|_| dict.len() == 1).unwrap_or(found))
     }
 
-    /// Whether nothing is left after the tree but the record that belongs to it.
+    /// Returns whether only the tree's record follows it.
     fn is_whole(&mut self) -> Walked<bool> {
         let is_whole = !self.is_wrapped || self.ends(true)?;
         Ok(is_whole && self.objects.reader.finish().is_ok())
     }
 
-    /// Whether a map ends here, or after the record of the structure.
-    #[inline(never)] // the walk is recursive
+    /// Returns whether a map ends here, or after the record if `has_record`.
+    #[inline(never)]
     fn ends(&mut self, has_record: bool) -> Walked<bool> {
         let objects = &mut self.objects;
         if has_record {
@@ -277,7 +273,7 @@ impl<'py> Cursor<'py> for Encoded<'_, 'py> {
     }
 
     fn state(&mut self, _: Node) -> Walked<Option<Bound<'py, PyAny>>> {
-        Ok(None) // it was read in part
+        Ok(None) // already read in part
     }
 
     fn copy(&mut self) -> PyResult<()> {
@@ -324,7 +320,7 @@ impl<'py> Ordered<'py> for Encoded<'_, 'py> {
             return Ok(None);
         };
         if *is_described && self.objects.reader.events().text(text) == ROOT_KEY {
-            return Ok(None); // the tree is below
+            return Ok(None); // the tree is the value of this key
         }
         let Objects {
             reader, keys, py, ..

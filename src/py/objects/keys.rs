@@ -1,4 +1,4 @@
-//! Keys of maps as strings of Python.
+//! Map keys as Python strings.
 
 use pyo3::prelude::*;
 use pyo3::types::PyString;
@@ -6,10 +6,9 @@ use smallvec::SmallVec;
 
 use super::super::memory::new_string;
 
-/// The bytes of a key, and the string they are.
 type CachedKey<'py> = (SmallVec<[u8; 24]>, Bound<'py, PyString>);
 
-/// Recently seen map keys: the same few stand in every layer.
+/// Recent map keys: layers repeat the same few.
 #[derive(Default)]
 pub(super) struct KeyCache<'py> {
     slots: Vec<Option<CachedKey<'py>>>,
@@ -19,7 +18,7 @@ impl<'py> KeyCache<'py> {
     const SLOTS: u32 = 256;
     const MAX_LEN: usize = 64;
 
-    /// The string of a key of a map that has so many.
+    /// Returns the string of a key; `keys` is the number of keys in its map.
     #[inline]
     pub(super) fn get_of(
         &mut self,
@@ -27,7 +26,7 @@ impl<'py> KeyCache<'py> {
         text: &[u8],
         keys: u64,
     ) -> PyResult<Bound<'py, PyString>> {
-        // Keys of one map differ: a large one would only drive out all others.
+        // All keys of a map differ, so a large map would only evict others.
         if keys > u64::from(Self::SLOTS) {
             return new_string(py, text);
         }
@@ -43,8 +42,8 @@ impl<'py> KeyCache<'py> {
         if self.slots.is_empty() {
             self.slots.resize_with(Self::SLOTS as usize, || None);
         }
-        // FNV-1a, which is short and good enough for a cache. Its low bits depend on all
-        // bytes; the high ones hardly on the last, which is all that differs in `w0`, `w1`.
+        // FNV-1a, short and good enough for a cache. Its low bits depend on all bytes. The high
+        // bits hardly depend on the last byte, the only difference between `w0` and `w1`.
         let hash = text.iter().fold(0x811c_9dc5_u32, |hash, byte| {
             (hash ^ u32::from(*byte)).wrapping_mul(0x0100_0193)
         });

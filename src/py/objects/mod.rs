@@ -1,16 +1,14 @@
-//! Python objects of events.
+//! Makes Python objects from events.
 //!
-//! An array becomes a view of the input wherever its payload is aligned for its
-//! dtype. Where it must be copied, a small one is copied at once and a large one
-//! with all others at the end, in parallel and detached.
+//! An array is a view of the input if its payload is aligned for its dtype. Otherwise a small array
+//! is copied at once, and large ones together at the end, in parallel and detached.
 //!
-//! | file | what is there |
+//! | file | contents |
 //! |---|---|
-//! | `values.rs` | from one event after the other to objects |
-//! | `arrays.rs` | arrays |
-//! | `copies.rs` | arrays that are filled at the end |
-//! | `keys.rs` | keys of maps |
-//! | `encoded.rs` | encoded bytes, for the walks that restore trees |
+//! | `values.rs` | objects from single events |
+//! | `arrays.rs`, `copies.rs` | arrays; copying large arrays at the end |
+//! | `keys.rs` | map keys |
+//! | `encoded.rs` | encoded bytes as a cursor for the walks that restore |
 
 mod arrays;
 mod copies;
@@ -30,8 +28,7 @@ use crate::source::Source;
 pub use self::encoded::{build_like, build_recorded};
 pub use self::values::CopyMode;
 
-/// The tree that a part of a source encodes. Arrays can be views of `memory`, which is all of the
-/// source.
+/// Decodes the tree in a part of a source. Arrays can be views of `memory`, the whole source.
 pub fn build<'py>(
     py: Python<'py>,
     source: &dyn Source,
@@ -46,11 +43,11 @@ pub fn build<'py>(
     Ok(tree)
 }
 
-/// Parts of a source that are read one by one, as `build` does it, each of which is one value.
+/// Decodes parts of a source one by one, each of them one value.
 pub struct Parts<'a, 'py>(Objects<'a, 'py>);
 
 impl<'a, 'py> Parts<'a, 'py> {
-    /// For parts of so many bytes in all.
+    /// `nbytes` is the size of all parts together.
     pub fn new(
         py: Python<'py>,
         source: &'a dyn Source,
@@ -63,14 +60,12 @@ impl<'a, 'py> Parts<'a, 'py> {
         Ok(Self(objects?))
     }
 
-    /// Python, which made the values.
     pub fn py(&self) -> Python<'py> {
         self.0.py
     }
 
-    /// The value of a part. No other one can be read after an error.
-    ///
-    /// The bytes of large arrays are there after [`Self::finish`].
+    /// Decodes a part. Large arrays are filled by [`Self::finish`]. After an error no other part
+    /// can be read.
     pub fn read(&mut self, part: Range<usize>) -> PyResult<Bound<'py, PyAny>> {
         let Self(objects) = self;
         objects.reader.seek(part);
@@ -83,12 +78,10 @@ impl<'a, 'py> Parts<'a, 'py> {
         })
     }
 
-    /// Copies the bytes of large arrays that were read so far.
     pub fn copy(&mut self) -> PyResult<()> {
         self.0.copy_all()
     }
 
-    /// Copies what was left to be copied.
     pub fn finish(self) -> PyResult<()> {
         self.0.copied(())
     }

@@ -1,4 +1,4 @@
-//! From one event after the other to objects.
+//! Makes Python objects from single events.
 
 use std::mem;
 use std::ops::Range;
@@ -24,16 +24,16 @@ use crate::events::{Closed, Event, Reader, Span};
 use crate::source::Source;
 use crate::{Error, parallel, wire};
 
-/// What becomes of arrays; the first three are what NumPy 2 means by `copy=`.
+/// How arrays are made; the first three are NumPy 2's `copy=`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CopyMode {
     /// `None`: views where possible.
     IfNeeded,
-    /// `True`: writable arrays with memory of their own.
+    /// `True`: writable arrays with their own memory.
     Always,
     /// `False`: views, or an error.
     Never,
-    /// Their shapes and dtypes only.
+    /// Only shapes and dtypes.
     Abstract,
 }
 
@@ -49,7 +49,6 @@ impl From<Option<bool>> for CopyMode {
 
 pub(super) type Built<'py> = Walked<Bound<'py, PyAny>>;
 
-/// What makes objects of events one by one.
 pub(super) struct Objects<'a, 'py> {
     pub(super) py: Python<'py>,
     pub(super) hooks: &'static Hooks,
@@ -59,21 +58,21 @@ pub(super) struct Objects<'a, 'py> {
     pub(super) threads: Option<i64>,
     pub(super) reader: Reader<'a>,
     pub(super) keys: KeyCache<'py>,
-    /// By the numbers of their names.
+    /// By index of the name.
     pub(super) dtypes: Vec<Option<Arc<Dtype>>>,
-    /// The shape that was resolved last: of which dimensions (their start and number) and dtype,
-    /// and of how many bytes.
+    /// The last resolved shape, and its key: start and number of the dimensions, dtype, size in
+    /// bytes.
     pub(super) resolved: ([usize; 4], SmallVec<[usize; 6]>),
     pub(super) copies: Copies<'py>,
     pub(super) small_copies: SmallCopies<'py>,
     pub(super) fresh_pages: FreshPages,
-    /// The arrays here are read by Python before the end, so copy them at once.
+    /// Whether to copy arrays at once, because Python reads them before the end.
     pub(super) at_once: bool,
     pub(super) signals: Signals,
 }
 
 impl<'a, 'py> Objects<'a, 'py> {
-    /// Begins at the start of a part; all parts that will be read have `nbytes`.
+    /// Starts with `part`. `nbytes` is the size of all parts together.
     pub(super) fn new(
         py: Python<'py>,
         source: &'a dyn Source,
@@ -83,7 +82,7 @@ impl<'a, 'py> Objects<'a, 'py> {
         copy: CopyMode,
         threads: Option<i64>,
     ) -> PyResult<Self> {
-        parallel::threads(threads, 0, 1)?; // a number that makes no sense is always told
+        parallel::threads(threads, 0, 1)?; // rejects invalid numbers
         Ok(Self {
             py,
             threads,
@@ -103,7 +102,6 @@ impl<'a, 'py> Objects<'a, 'py> {
         })
     }
 
-    /// Copies the bytes of all arrays that wait for that.
     pub(super) fn copy_all(&mut self) -> PyResult<()> {
         if self.copies.is_empty() {
             return Ok(());
@@ -114,22 +112,21 @@ impl<'a, 'py> Objects<'a, 'py> {
             .map_err(|error| watcher.explain(error, PyErr::from))
     }
 
-    /// A tree, once all its arrays have been copied.
+    /// Returns `tree` after all pending copies.
     pub(super) fn copied<T>(mut self, tree: T) -> PyResult<T> {
         self.copy_all().map(|()| tree)
     }
 }
 
 impl<'py> Objects<'_, 'py> {
-    /// The next value. This and what it calls for containers is the recursion, which
-    /// must not need much of the stack: what is inlined here counts at every level.
+    /// Makes the next value. Recurses through `list` and `map`.
     pub(super) fn value(&mut self) -> Built<'py> {
         self.signals.check(self.py)?;
         let event = self.reader.next()?;
         self.object(event)
     }
 
-    /// The object for an event, with all that is in it.
+    /// Makes the object of an event, with its children.
     #[inline]
     pub(super) fn object(&mut self, event: Event) -> Built<'py> {
         let py = self.py;
@@ -147,7 +144,7 @@ impl<'py> Objects<'_, 'py> {
         })
     }
 
-    #[inline(never)] // see `value`
+    #[inline(never)]
     fn rare(&mut self, event: Event) -> Built<'py> {
         let py = self.py;
         Ok(match event {
@@ -157,7 +154,7 @@ impl<'py> Objects<'_, 'py> {
             }
             Event::Bin(span) => self.bytes(span)?,
             Event::Scalar(number) => {
-                // The scalar is taken out of its array, so the bytes must be there.
+                // The scalar is read from its array, which must have its bytes.
                 let at_once = mem::replace(&mut self.at_once, true);
                 let array = self.array(number, CopyMode::Always);
                 self.at_once = at_once;
@@ -175,11 +172,10 @@ impl<'py> Objects<'_, 'py> {
                     }
                 })?
             }
-            _ => return Err(Failure::structure("an event that begins nothing")),
+            _ => return Err(Failure::structure("an event does not begin a value")),
         })
     }
 
-    /// A copy of bytes of the source.
     fn bytes(&self, span: Span) -> Built<'py> {
         if let Some(memory) = self.source.stable() {
             return Ok(copied(self.py, &memory[span.range()])?.into_any());
@@ -190,7 +186,7 @@ impl<'py> Objects<'_, 'py> {
         Ok(made?.into_any())
     }
 
-    #[inline(never)] // see `value`
+    #[inline(never)]
     fn list(&mut self, len: u32) -> Built<'py> {
         let made = new_list(self.py)?;
         for index in 0..len {
@@ -203,7 +199,7 @@ impl<'py> Objects<'_, 'py> {
         Ok(made.into_any())
     }
 
-    #[inline(never)] // see `value`
+    #[inline(never)]
     fn map(&mut self, pairs: u32) -> Built<'py> {
         let planned = self.copies.len();
         let was_at_once = self.at_once;
@@ -237,14 +233,14 @@ impl<'py> Objects<'_, 'py> {
             Closed::Same => Ok(dict.into_any()),
             Closed::PrngKey => self.prng_key(dict),
             Closed::Array(number) => {
-                // What was made of its parts is not needed.
+                // The objects of its parts are not needed.
                 self.copies.truncate(planned);
                 self.array(number, self.copy)
             }
         }
     }
 
-    /// A typed PRNG key, or the dict if there is no such implementation.
+    /// Makes a typed PRNG key; a dict if its implementation is unknown.
     #[inline(never)]
     fn prng_key(&mut self, dict: Bound<'py, PyDict>) -> Built<'py> {
         let name = dict.get_item(wire::PRNG_MARKER)?;
@@ -258,8 +254,8 @@ impl<'py> Objects<'_, 'py> {
     }
 }
 
-/// Errors if a key cannot be hashed, as a tuple of Orbax with a list in it.
-#[inline(never)] // see `value`
+/// Errors if a key cannot be hashed, such as a tuple of Orbax with a list in it.
+#[inline(never)]
 fn check_hash(key: &Bound<'_, PyAny>, offset: usize) -> Walked {
     key.hash().map(drop).map_err(|error| {
         if error.is_instance_of::<PyTypeError>(key.py()) {
@@ -271,8 +267,8 @@ fn check_hash(key: &Bound<'_, PyAny>, offset: usize) -> Walked {
     })
 }
 
-/// Sets an item of a dict, unless too many keys in it have the same hash.
-#[inline(never)] // see `value`
+/// Sets an item of a dict; errors if too many of its keys have the same hash.
+#[inline(never)]
 fn set_hashed<'py>(
     dict: &Bound<'py, PyDict>,
     key: &Bound<'py, PyAny>,

@@ -1,6 +1,4 @@
-//! Makes the nodes of a record, of their children and static data.
-//!
-//! Each kind of node can be damaged in its own way, and types may be unknown here.
+//! Makes the planned nodes of a record from their children and static data.
 
 use std::collections::HashSet;
 use std::mem;
@@ -26,10 +24,10 @@ use super::plan::{How, Names, Parts, Plan, PlannedNode, below};
 use crate::structure::{Kind, Node, NodeType, Record, Repeat, Value};
 use crate::{Error, grow};
 
-/// The type of places where code was.
+/// The type of placeholders for code.
 const CODE: &str = "treepack.code";
 
-/// So many bytes of static data are filled for any record.
+/// Bytes of static data that may be filled for any record, see `room`.
 const FILLED_BYTES: usize = 8 << 20;
 
 pub(super) type Assembled<'py> = Walked<Bound<'py, PyAny>>;
@@ -39,34 +37,30 @@ pub struct Assembly<'a, 'py> {
     pub(super) signals: Signals,
     record: &'a Record,
     pub(super) how: How<'py>,
-    /// The converted leaves.
     pub(super) leaves: Vec<Bound<'py, PyAny>>,
-    /// What is known of each type, once it has been looked up.
-    types: Vec<Asked<'py>>,
-    /// What has been decoded for each node: many children may be the same node.
+    types: Vec<Lookup<'py>>,
+    /// Static data or keys by node: many children may be the same node.
     decoded: Vec<Option<Bound<'py, PyAny>>>,
-    /// Whether something in or below each node could be called; empty until it is needed.
+    /// Whether code is in or below each node; filled when needed.
     code: Vec<bool>,
-    /// The nodes that cannot be what they were, wherever they are: dicts take their places.
+    /// Nodes that become dicts wherever they are.
     unknown: HashSet<usize>,
-    /// The nodes of these whose static data have holes.
+    /// Nodes whose static data have placeholders.
     with_holes: HashSet<usize>,
-    /// Descriptions of holes that nothing fills, and the number of lines of these.
+    /// Descriptions of placeholders without a value, and how many lines they have.
     unfilled: Vec<Bound<'py, PyAny>>,
-    told: usize,
-    /// How many bytes of static data may still be filled.
+    unfilled_lines: usize,
+    /// Bytes of static data that may still be filled.
     room: usize,
-    /// The method of a type that makes nodes.
     make: &'static str,
     fillings: Bound<'py, PyAny>,
 }
 
-/// What has become of a question for a type.
 #[derive(Clone)]
-enum Asked<'py> {
-    NotYet,
+enum Lookup<'py> {
+    Pending,
     Known(Rc<Known<'py>>),
-    /// There is none, and dicts take the place of its nodes.
+    /// Its nodes become dicts.
     Unknown,
 }
 
@@ -84,13 +78,13 @@ impl<'a, 'py> Assembly<'a, 'py> {
             signals: Signals::new(),
             record,
             leaves: Vec::new(),
-            types: grow::filled(Asked::NotYet, record.types.len())?,
+            types: grow::filled(Lookup::Pending, record.types.len())?,
             decoded: grow::filled(None, record.nodes.len())?,
             code: Vec::new(),
             unknown: HashSet::new(),
             with_holes: HashSet::new(),
             unfilled: Vec::new(),
-            told: 0,
+            unfilled_lines: 0,
             room: FILLED_BYTES.saturating_add(8 * nbytes),
             make: if how.placeholders {
                 "unflatten_abstract"
@@ -102,17 +96,15 @@ impl<'a, 'py> Assembly<'a, 'py> {
         })
     }
 
-    /// Makes the tree, or reports why there is no plan for it.
     pub fn root(mut self, planned: Walked<Plan<'py>>) -> PyResult<Bound<'py, PyAny>> {
         let absent = self.how.absent.clone();
         let tree = planned.and_then(|plan| self.tree(plan, &Here::root(None)));
         let tree = tree.map(|tree| tree.or(absent).expect("only a part may be absent"));
-        let tree = self.told(tree);
+        let tree = self.first_error(tree);
         tree.map_err(|failure| failure.into_py(self.py, "loading"))
     }
 
-    /// Makes a part of the tree; `None` if nothing of it was to be loaded. This and `node` are the
-    /// recursion, which must not need much of the stack: what they call is not inlined.
+    /// Makes a part of the tree; `None` if nothing in it was selected. Recurses through `node`.
     fn tree(&mut self, plan: Plan<'py>, here: &Here<'_, 'py>) -> Walked<Option<Bound<'py, PyAny>>> {
         match plan {
             Plan::Ready(part) => Ok(Some(part)),
@@ -122,7 +114,7 @@ impl<'a, 'py> Assembly<'a, 'py> {
         }
     }
 
-    #[allow(clippy::boxed_local)] // which keeps the recursion small
+    #[allow(clippy::boxed_local)]
     fn node(
         &mut self,
         node: Box<PlannedNode<'py>>,
@@ -155,8 +147,8 @@ impl<'a, 'py> Assembly<'a, 'py> {
         self.of_parts(number, names, built, here)
     }
 
-    /// A container of the parts that are there.
-    #[inline(never)] // see `tree`
+    /// Makes a container, or a dict if only some children were selected.
+    #[inline(never)]
     fn of_parts(
         &mut self,
         number: usize,
@@ -177,8 +169,7 @@ impl<'a, 'py> Assembly<'a, 'py> {
         Ok((!found.is_empty()).then(|| found.into_any()))
     }
 
-    /// A container of these children.
-    #[inline(never)] // see `tree`
+    #[inline(never)]
     pub(super) fn container(
         &mut self,
         node: usize,
@@ -212,8 +203,8 @@ impl<'a, 'py> Assembly<'a, 'py> {
         Ok(names.dict(py, built)?.into_any())
     }
 
-    /// A dict in the place of a node, with the keys of the mapping that it was, or `None` of code.
-    #[inline(never)] // see `tree`
+    /// Makes a dict instead of a node, with the keys of the mapping that it was; `None` for code.
+    #[inline(never)]
     fn plain_node(
         &mut self,
         node: usize,
@@ -243,7 +234,7 @@ impl<'a, 'py> Assembly<'a, 'py> {
         Ok(names.dict(py, built)?.into_any())
     }
 
-    /// `None`, for which a dict stands, if a type is not known here.
+    /// Returns `None` if a dict replaces the failed part.
     fn unless_unknown<T>(&self, made: Walked<Option<T>>) -> Walked<Option<T>> {
         match made {
             Err(failure) if self.is_unknown(&failure) => Ok(None),
@@ -251,7 +242,6 @@ impl<'a, 'py> Assembly<'a, 'py> {
         }
     }
 
-    /// Whether a dict is to take the place of what has failed.
     fn is_unknown(&self, failure: &Failure) -> bool {
         let unknown = |error: &PyErr| {
             ["UnregisteredTypeError", "HoleError"]
@@ -261,7 +251,7 @@ impl<'a, 'py> Assembly<'a, 'py> {
         self.how.unknown_as_dict && failure.raised().is_some_and(unknown)
     }
 
-    /// The keys of a dict. They do not change, so equal dicts can have the same.
+    /// Decodes the keys of a dict. They are immutable, so equal dicts share them.
     fn keys(&mut self, node: usize, keys: &[u8]) -> Assembled<'py> {
         if let Some(known) = &self.decoded[node] {
             return Ok(known.clone());
@@ -276,7 +266,7 @@ impl<'a, 'py> Assembly<'a, 'py> {
         Ok(keys)
     }
 
-    /// An object of a registered type; `None` if its static data have holes, which are reported later.
+    /// Makes an object of a registered type; `None` if its placeholders have no values.
     fn typed(
         &mut self,
         node: usize,
@@ -289,9 +279,9 @@ impl<'a, 'py> Assembly<'a, 'py> {
         let py = self.py;
         let found = &self.record.types[class];
         let class = match &self.types[class] {
-            Asked::Known(known) => known.clone(),
-            Asked::NotYet => self.find(class)?,
-            Asked::Unknown => return Err(self.no_type()),
+            Lookup::Known(known) => known.clone(),
+            Lookup::Pending => self.find(class)?,
+            Lookup::Unknown => return Err(self.no_type()),
         };
         let of_type = |error: PyErr| {
             if error.is_instance_of::<PyMemoryError>(py)
@@ -325,7 +315,7 @@ impl<'a, 'py> Assembly<'a, 'py> {
             }
             let (data, unfilled) = self.filled(data, nbytes, &class.class, here)?;
             if let Some(unfilled) = unfilled {
-                // All of them are told at once; until then this is a dict.
+                // Reported for all nodes at once; until then this is a dict.
                 grow::push(&mut self.unfilled, unfilled)?;
                 return Ok(None);
             }
@@ -356,8 +346,7 @@ impl<'a, 'py> Assembly<'a, 'py> {
         class.make.call1(parts).map(Some).map_err(of_type)
     }
 
-    /// Whether static data or keys of the nodes below one could be called.
-    #[inline(never)] // see `node`
+    #[inline(never)]
     fn code_below(&mut self, node: usize) -> Walked<bool> {
         let below = |node: &Node, code: &[bool]| {
             let mut children = node.1.iter();
@@ -381,7 +370,6 @@ impl<'a, 'py> Assembly<'a, 'py> {
         Ok(below(&self.record.nodes[node], &self.code))
     }
 
-    /// Asks for a type.
     #[inline(never)]
     fn find(&mut self, class: usize) -> Walked<Rc<Known<'py>>> {
         let py = self.py;
@@ -400,21 +388,20 @@ impl<'a, 'py> Assembly<'a, 'py> {
         ));
         let found = found.map_err(|error| self.unknown_types(error))?;
         if found.is_none() {
-            self.types[class] = Asked::Unknown;
+            self.types[class] = Lookup::Unknown;
             return Err(self.no_type());
         }
         let known = Rc::new(Known::of(&found, self.make)?);
-        self.types[class] = Asked::Known(known.clone());
+        self.types[class] = Lookup::Known(known.clone());
         Ok(known)
     }
 
-    /// The error about a type that nothing knows, which tells all of them.
     fn unknown_types(&self, error: PyErr) -> PyErr {
         let py = self.py;
         if self.how.absent.is_some() || !errors::is(py, &error, "UnregisteredTypeError") {
-            return error; // other types may be those of leaves that are not meant
+            return error; // leaves of other types may not be selected
         }
-        let told = || {
+        let make = || {
             let names = self.record.types.iter();
             let names = names.map(|it| Ok(new_string(py, it.name.as_bytes())?.into_any()));
             let names = list_of_results(py, names)?;
@@ -423,16 +410,15 @@ impl<'a, 'py> Assembly<'a, 'py> {
                 .bind(py)
                 .call1((names, error.value(py)))
         };
-        told().map_or_else(|error| error, PyErr::from_value)
+        make().map_or_else(|error| error, PyErr::from_value)
     }
 
-    /// How it is told that there is no type, where `unknown_as_dict` is set.
     #[allow(clippy::unnecessary_box_returns)] // see `Walked`
     fn no_type(&self) -> Box<Failure> {
         errors::make(self.py, "UnregisteredTypeError", ("",)).into()
     }
 
-    /// A failure of what is the same for a node wherever it is, which need not be tried again.
+    /// Notes a failure that is the same wherever the node is, to save further attempts.
     #[allow(clippy::unnecessary_box_returns)] // see `Walked`
     fn remembered(&mut self, node: usize, failure: Box<Failure>) -> Box<Failure> {
         if self.is_unknown(&failure) {
@@ -441,7 +427,7 @@ impl<'a, 'py> Assembly<'a, 'py> {
         failure
     }
 
-    /// Static data of so many bytes, of the node here, with their holes filled, and what tells of others.
+    /// Fills placeholders in static data, and describes those without a value.
     #[inline(never)]
     fn filled(
         &mut self,
@@ -451,7 +437,7 @@ impl<'a, 'py> Assembly<'a, 'py> {
         here: &Here<'_, 'py>,
     ) -> Walked<(Bound<'py, PyAny>, Option<Bound<'py, PyAny>>)> {
         let py = self.py;
-        // Many nodes may share the data, and each is filled by itself.
+        // Nodes may share data, and each is filled separately.
         let Some(room) = self.room.checked_sub(nbytes) else {
             self.unfilled.clear(); // filling those would not help
             let reason = "filling in static data that were not saved takes too long: too many nodes \
@@ -462,18 +448,18 @@ impl<'a, 'py> Assembly<'a, 'py> {
         self.room = room;
         let path = new_list_of(py, here.names(py)?)?;
         let fill = Hooks::get(py)?.fill_holes.bind(py);
-        let told = (!self.how.unknown_as_dict).then_some(self.told);
-        let filled = fill.call1((data, path, &self.fillings, class, told))?;
+        let lines = (!self.how.unknown_as_dict).then_some(self.unfilled_lines);
+        let filled = fill.call1((data, path, &self.fillings, class, lines))?;
         let (data, unfilled): (_, Option<Bound<'py, PyAny>>) = filled.extract()?;
         if let Some(unfilled) = &unfilled {
-            self.told += unfilled.getattr(intern!(py, "lines"))?.len()?;
+            self.unfilled_lines += unfilled.getattr(intern!(py, "lines"))?.len()?;
         }
         Ok((data, unfilled))
     }
 
-    /// The tree, or what is wrong with it: unknown types before holes, and holes before what code
-    /// of types says of dicts in the places of nodes with holes.
-    fn told(&mut self, done: Assembled<'py>) -> Assembled<'py> {
+    /// Returns the first error in this order: unregistered types, placeholders, types that fail
+    /// because a child became a dict.
+    fn first_error(&mut self, done: Assembled<'py>) -> Assembled<'py> {
         let unfilled = mem::take(&mut self.unfilled);
         let is_first = |failure: &Failure| {
             let unknown = |error| errors::is(self.py, error, "UnregisteredTypeError");
@@ -491,13 +477,18 @@ impl<'a, 'py> Assembly<'a, 'py> {
     }
 }
 
-/// A dict of children with other keys.
 fn with_keys<'py>(keys: &Bound<'py, PyAny>, built: Vec<Bound<'py, PyAny>>) -> Assembled<'py> {
     let py = keys.py();
     let keys = match keys.cast::<PyList>() {
         Ok(keys) if keys.len() == built.len() => keys,
-        Ok(_) => return damaged("there is another number of keys"),
-        Err(_) => return damaged("the keys of a dict are no list"),
+        Ok(keys) => {
+            return damaged(format!(
+                "a dict has {} keys and {} children",
+                keys.len(),
+                built.len()
+            ));
+        }
+        Err(_) => return damaged("the keys of a dict are not a list"),
     };
     let count = built.len();
     let dict = dict_of(py, keys.iter(), built).map_err(|error| unhashable(py, error))?;
@@ -507,7 +498,6 @@ fn with_keys<'py>(keys: &Bound<'py, PyAny>, built: Vec<Bound<'py, PyAny>>) -> As
     Ok(dict.into_any())
 }
 
-/// The failure for a key that Python does not take.
 #[allow(clippy::unnecessary_box_returns)] // see `Walked`
 fn unhashable(py: Python<'_>, error: PyErr) -> Box<Failure> {
     if error.is_instance_of::<PyMemoryError>(py)

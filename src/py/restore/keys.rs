@@ -1,4 +1,4 @@
-//! Keys: dicts of them, the way that they lead through a tree, and those of elements.
+//! Keys of dicts, names of children, and paths.
 
 use std::borrow::Cow;
 use std::cell::OnceCell;
@@ -11,8 +11,7 @@ use super::super::hooks::Hooks;
 use super::super::memory::{new_dict, new_string};
 use crate::grow;
 
-/// A dict with these keys, as many as there are children.
-#[inline(never)] // what calls this is recursive
+#[inline(never)]
 pub(super) fn dict_of<'py>(
     py: Python<'py>,
     keys: impl Iterator<Item = Bound<'py, PyAny>>,
@@ -25,18 +24,15 @@ pub(super) fn dict_of<'py>(
     Ok(dict)
 }
 
-/// The name of a child of a container.
 #[derive(Clone)]
 pub enum Name<'py> {
     Text(Bound<'py, PyString>),
-    /// The index of an element, which is in decimal digits elsewhere.
+    /// An element, whose key in a state is the index in decimal digits.
     Index(usize),
-    /// A key of a state that is not a string.
     Other(Bound<'py, PyAny>),
 }
 
 impl<'py> Name<'py> {
-    /// The name that is a key of a state.
     pub fn of(key: Bound<'py, PyAny>) -> Self {
         match key.cast_into() {
             Ok(text) => Self::Text(text),
@@ -44,7 +40,6 @@ impl<'py> Name<'py> {
         }
     }
 
-    /// The name, if it is a text in UTF-8.
     pub fn text(&self) -> Option<Cow<'_, str>> {
         match self {
             Self::Text(text) => text.to_str().ok().map(Cow::Borrowed),
@@ -53,7 +48,7 @@ impl<'py> Name<'py> {
         }
     }
 
-    /// Whether a key of what was saved is this name.
+    /// Returns whether a saved key equals this name.
     #[inline]
     pub fn is(&self, key: &str) -> bool {
         match self {
@@ -62,7 +57,6 @@ impl<'py> Name<'py> {
         }
     }
 
-    /// The name as a part of a path.
     fn part(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         match self {
             Self::Other(key) => Ok(key.str()?.into_any()),
@@ -70,7 +64,6 @@ impl<'py> Name<'py> {
         }
     }
 
-    /// The name as an object of Python.
     pub fn object(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         match self {
             Self::Text(text) => Ok(text.as_any().clone()),
@@ -80,18 +73,16 @@ impl<'py> Name<'py> {
     }
 }
 
-/// A place of a tree during a walk, below the one that it was reached from. Its `Trail` (see `paths.py`) is
-/// made where it is needed, and kept: trails share their beginnings, where texts of paths would repeat
-/// a long key for each leaf below it.
+/// A position in a tree, linked to its parent. The `Trail` (see `paths.py`) is made when needed.
+/// Trails share their beginnings: texts would repeat a long key for each leaf below it.
 pub struct Here<'a, 'py> {
     above: Option<(&'a Here<'a, 'py>, &'a Name<'py>)>,
     trail: OnceCell<Bound<'py, PyAny>>,
-    /// The number of names that lead here.
     pub(super) depth: usize,
 }
 
 impl<'a, 'py> Here<'a, 'py> {
-    /// The root of a tree, perhaps with its trail, which is empty otherwise.
+    /// Starts at a root, by default with an empty trail.
     pub fn root(trail: Option<Bound<'py, PyAny>>) -> Self {
         Self {
             above: None,
@@ -100,7 +91,6 @@ impl<'a, 'py> Here<'a, 'py> {
         }
     }
 
-    /// The child of this name.
     #[inline]
     pub(super) fn below(&'a self, name: &'a Name<'py>) -> Self {
         Self {
@@ -110,7 +100,6 @@ impl<'a, 'py> Here<'a, 'py> {
         }
     }
 
-    /// The names that lead here.
     pub(super) fn names(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyAny>>> {
         let mut names = grow::with_room(self.depth)?;
         let mut here = self;
@@ -122,7 +111,7 @@ impl<'a, 'py> Here<'a, 'py> {
         Ok(names)
     }
 
-    /// The trail of this place. `root` returns that of the root, if it is not known.
+    /// Returns the trail. `root` makes the root's, unless known.
     pub(super) fn trail_from(
         &self,
         py: Python<'py>,
@@ -154,13 +143,12 @@ impl<'a, 'py> Here<'a, 'py> {
         Ok(trail)
     }
 
-    /// The trail of this place; that of the root is empty, if it is not known.
     pub(super) fn trail(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         self.trail_from(py, || Hooks::get(py)?.trail.bind(py).call0())
     }
 }
 
-/// Whether a text is a number as `to_string` writes it.
+/// Compares with `number.to_string()`.
 fn is_decimal(text: &[u8], number: usize) -> bool {
     let mut left = number;
     for (position, digit) in text.iter().enumerate().rev() {

@@ -1,4 +1,4 @@
-//! What containers were saved as, and whether a template has the same: what `strict="exact"` compares.
+//! Compares the kinds of saved containers with a template, for `strict="exact"`.
 
 use std::cell::RefCell;
 
@@ -14,7 +14,7 @@ use super::keys::{Here, Name};
 use super::nodes::{children, node_at};
 use crate::structure::{Kind, Node, Record, Repeat};
 
-/// The kinds of containers by their trails; nothing if a template plainly has the same. See `_core.pyi`.
+/// Returns the kinds of saved containers by trail; `None` if the template has the same.
 #[pyfunction]
 #[pyo3(signature = (target, state, record, root, *, at=vec![]))]
 pub fn other_kinds<'py>(
@@ -32,29 +32,29 @@ pub fn other_kinds<'py>(
         fields: RefCell::default(),
         known: RefCell::default(),
     };
-    let told = |root| {
+    let compare = |root| {
         let node = node_at(&record, &at)?;
         if kinds.is_same(target, state, node)? {
             return Ok(None);
         }
         let found = new_dict(py)?;
-        kinds.tell(state, node, &Here::root(Some(root)), &found)?;
+        kinds.collect(state, node, &Here::root(Some(root)), &found)?;
         Ok(Some(found))
     };
-    let told: Walked<_> = told(root);
-    told.map_err(|failure| failure.into_py(py, "loading"))
+    let compared: Walked<_> = compare(root);
+    compared.map_err(|failure| failure.into_py(py, "loading"))
 }
 
 struct Kinds<'a, 'py> {
     signals: Signals,
     record: &'a Record,
     fields: RefCell<FieldsByType<'py>>,
-    /// Types that have been met, and by the number of the record whether they are the same.
+    /// A type of the template, a type number of the record, and whether they are the same.
     known: RefCell<Vec<(Bound<'py, PyType>, u32, bool)>>,
 }
 
 impl<'py> Kinds<'_, 'py> {
-    /// Whether a template plainly has the same kinds. What is not the same in another way is told elsewhere.
+    /// Returns whether a template has the same kinds, whatever else differs.
     fn is_same(
         &self,
         target: &Bound<'py, PyAny>,
@@ -85,7 +85,7 @@ impl<'py> Kinds<'_, 'py> {
         }
     }
 
-    #[inline(never)] // what `is_same` calls must not need much of the stack
+    #[inline(never)]
     fn is_same_type(
         &self,
         target: &Bound<'py, PyAny>,
@@ -111,8 +111,7 @@ impl<'py> Kinds<'_, 'py> {
         self.all(state, node, |_, key| child(key))
     }
 
-    /// Whether all children have the same kinds, as far as the template has them.
-    #[inline(never)] // see `is_same_type`
+    #[inline(never)]
     fn all(
         &self,
         state: &Bound<'py, PyAny>,
@@ -120,7 +119,7 @@ impl<'py> Kinds<'_, 'py> {
         target: impl Fn(usize, &Bound<'py, PyAny>) -> PyResult<Option<Bound<'py, PyAny>>>,
     ) -> Walked<bool> {
         let Ok(dict) = children(state, node) else {
-            return Ok(true); // it is not there, or damaged
+            return Ok(true); // missing or damaged: reported elsewhere
         };
         let (mut position, mut index) = (0, 0);
         for Repeat(times, child) in &node.1 {
@@ -137,8 +136,8 @@ impl<'py> Kinds<'_, 'py> {
         Ok(true)
     }
 
-    /// Whether a template has dicts wherever a plain state has some.
-    #[inline(never)] // see `is_same_type`
+    /// Returns whether a template has a dict for each dict of a plain state.
+    #[inline(never)]
     fn is_plain(&self, target: &Bound<'py, PyAny>, state: &Bound<'py, PyAny>) -> Walked<bool> {
         self.signals.check(target.py())?;
         let Ok(state) = state.cast_exact::<PyDict>() else {
@@ -161,7 +160,6 @@ impl<'py> Kinds<'_, 'py> {
         Ok(true)
     }
 
-    /// Whether a type of the record is this one.
     fn is_named(&self, class: &Bound<'py, PyType>, number: u32) -> PyResult<bool> {
         let same =
             |(known, of, _): &&(Bound<'py, PyType>, u32, bool)| *of == number && known.is(class);
@@ -177,13 +175,13 @@ impl<'py> Kinds<'_, 'py> {
         Ok(answer)
     }
 
-    /// Tells the kinds of all containers that are no dicts with strings as keys.
-    fn tell(
+    /// Collects the kinds of all containers except dicts with string keys.
+    fn collect(
         &self,
         state: &Bound<'py, PyAny>,
         node: usize,
         here: &Here<'_, 'py>,
-        told: &Bound<'py, PyDict>,
+        found: &Bound<'py, PyDict>,
     ) -> Walked {
         let node = &self.record.nodes[node];
         let kind = match &node.0 {
@@ -194,7 +192,7 @@ impl<'py> Kinds<'_, 'py> {
             _ => None,
         };
         if let Some(kind) = kind {
-            told.set_item(here.trail(state.py())?, kind)?;
+            found.set_item(here.trail(state.py())?, kind)?;
         }
         let Ok(dict) = children(state, node) else {
             return Ok(());
@@ -204,7 +202,7 @@ impl<'py> Kinds<'_, 'py> {
             for _ in 0..*times {
                 if let Some((key, state)) = dict_next(dict, &mut position) {
                     let name = Name::of(key);
-                    self.tell(&state, *child as usize, &here.below(&name), told)?;
+                    self.collect(&state, *child as usize, &here.below(&name), found)?;
                 }
             }
         }

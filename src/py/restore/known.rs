@@ -1,4 +1,4 @@
-//! What is known of a type of nodes, and the making of nodes by its class itself.
+//! Registered types, and nodes that their classes make.
 
 use std::cell::RefCell;
 
@@ -11,34 +11,30 @@ use super::super::hashes::may_be_key;
 use super::super::memory::new_tuple_of;
 use super::keys::Name;
 
-/// What of a type makes nodes, unless they are abstract.
+/// The method that makes nodes, unless they are abstract.
 pub(super) const UNFLATTEN: &str = "unflatten";
 
-/// What is known of a type; see `NodeType` in `registry/types.py`.
+/// A registered type; see `NodeType` in `registry/types.py`.
 pub struct Known<'py> {
     pub(super) class: Bound<'py, PyAny>,
     pub(super) decode: Bound<'py, PyAny>,
-    /// What makes nodes of it.
     pub(super) make: Bound<'py, PyAny>,
-    /// Whether that is unknown code of a library.
+    /// Whether `make` is code of a library.
     pub(super) foreign: bool,
-    /// How the class itself makes nodes, if it does.
     arguments: Option<Arguments<'py>>,
 }
 
-/// The arguments of a class that makes nodes of them; see `NodeType` in `registry/types.py`.
+/// The arguments of a class whose call makes a node; see `NodeType.order`.
 struct Arguments<'py> {
-    /// The names of the children, as the objects that were met last: the keys of most nodes of a
-    /// type are the same objects.
+    /// The names of the children, as the objects met last: most nodes of a type share key objects.
     children: RefCell<Vec<Bound<'py, PyAny>>>,
-    /// How much static data there is.
     fields: usize,
-    /// The numbers of these, children first, in the order of the arguments.
+    /// The index of each argument in children and static values, joined.
     order: Vec<usize>,
 }
 
 impl<'py> Known<'py> {
-    /// A type, and the name of what makes nodes of it.
+    /// `make` names the method that makes nodes.
     pub(super) fn of(found: &Bound<'py, PyAny>, make: &str) -> PyResult<Self> {
         let py = found.py();
         let order = found.getattr(intern!(py, "order"))?;
@@ -65,7 +61,6 @@ impl<'py> Known<'py> {
         })
     }
 
-    /// A node of these children, as many as there are names, and static data.
     fn call(
         &self,
         children: &[Bound<'py, PyAny>],
@@ -81,7 +76,7 @@ impl<'py> Known<'py> {
         self.class.call1(new_tuple_of(data.py(), given)?)
     }
 
-    /// A node of these children, which have these keys, and static data, if the class itself makes it.
+    /// Makes a node by calling the class, if possible.
     pub(super) fn made(
         &self,
         names: impl Iterator<Item = Name<'py>>,
@@ -101,12 +96,12 @@ impl<'py> Known<'py> {
         {
             return Ok(None);
         }
-        // `Known::of` has looked at the numbers, and both lengths are as they were then.
+        // `Known::of` has checked the indices against these lengths.
         self.call(built, data).map(Some)
     }
 }
 
-/// Whether all nodes with the same static data can share them, since they cannot change.
+/// Returns whether nodes can share static data, since they cannot change.
 pub(super) fn is_constant(data: &Bound<'_, PyAny>) -> PyResult<bool> {
     if !may_be_key(data)? {
         return Ok(false);
@@ -117,15 +112,14 @@ pub(super) fn is_constant(data: &Bound<'_, PyAny>) -> PyResult<bool> {
     }
 }
 
-/// What encoded static data with a hole contain; see `registry/holes.py`.
+/// Part of all encoded placeholders; see `registry/holes.py`.
 const HOLE: &[u8] = b"treepack.hole";
 
-/// Whether encoded static data may have holes.
 pub(super) fn has_holes(data: &[u8]) -> bool {
     data.windows(HOLE.len()).any(|window| window == HOLE)
 }
 
-/// Whether keys are these, in order; they take the places of equal ones.
+/// Compares names with keys, in order; equal names become the keys.
 fn are_keys<'py>(
     py: Python<'py>,
     names: impl Iterator<Item = Name<'py>>,

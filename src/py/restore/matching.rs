@@ -1,4 +1,4 @@
-//! What of a template plainly matches, as far as no Python has to decide.
+//! Compares leaves with a template, as far as that needs no Python.
 
 use std::cell::RefCell;
 use std::ptr;
@@ -12,22 +12,19 @@ use super::super::classes::{Class, Classes, is_plain};
 use super::super::fields::{Attributes, FieldsByType};
 use super::super::hooks::Hooks;
 
-/// What is known of the types in a template, and how strict it is.
 pub struct Matching<'py> {
-    /// Whether leaves are compared.
     strict: bool,
-    /// Whether Python converts arrays that are not plainly what the template has.
+    /// Whether Python converts arrays unless they match exactly.
     converts: bool,
-    /// The type of NumPy's arrays, unless Python converts these, too.
+    /// NumPy's array type; null if Python converts NumPy arrays, too.
     array: *mut ffi::PyTypeObject,
-    /// Types that were met, and whether they are arrays with a shape and a dtype.
     abstract_arrays: RefCell<Vec<(Bound<'py, PyType>, bool)>>,
     fields: RefCell<FieldsByType<'py>>,
     classes: RefCell<Classes<'py>>,
 }
 
 impl<'py> Matching<'py> {
-    /// With `everywhere`, Python converts all arrays.
+    /// `everywhere` leaves all arrays to Python.
     pub fn new(py: Python<'py>, strict: bool, converts: bool, everywhere: bool) -> Self {
         let array = PyUntypedArray::type_object_raw(py);
         Self {
@@ -40,8 +37,8 @@ impl<'py> Matching<'py> {
         }
     }
 
-    /// Whether `target` is a leaf that takes `state` without further question.
-    #[inline(never)] // which keeps the recursion small
+    /// Returns whether the leaf `target` accepts `state` as it is.
+    #[inline(never)]
     pub fn leaf(&self, target: &Bound<'py, PyAny>, state: &Bound<'py, PyAny>) -> PyResult<bool> {
         let is_array = target.get_type_ptr() == self.array;
         if !is_array && !self.is_abstract_array(target)? {
@@ -49,7 +46,7 @@ impl<'py> Matching<'py> {
             if is_plain(target) {
                 return Ok(same || !self.strict);
             }
-            // Of one type, all numbers have one dtype.
+            // Numbers of one type have one dtype.
             return Ok(same && self.is_number(target)?);
         }
         if state.get_type_ptr() != self.array || (self.converts && !is_array) {
@@ -72,8 +69,8 @@ impl<'py> Matching<'py> {
         Ok(shape == state.shape())
     }
 
-    /// The fields of a container of the template, and its children, if all of its type have them.
-    #[inline(never)] // which keeps the recursion small
+    /// Returns fields and children, if all objects of the type have the same fields.
+    #[inline(never)]
     pub fn fields(&self, target: &Bound<'py, PyAny>) -> PyResult<Option<Attributes<'py>>> {
         let mut classes = self.classes.borrow_mut();
         self.fields.borrow_mut().attributes(target, |child| {
@@ -81,7 +78,6 @@ impl<'py> Matching<'py> {
         })
     }
 
-    /// How many children a container of the template has, and a leaf none.
     pub fn len(&self, target: &Bound<'py, PyAny>) -> PyResult<usize> {
         if let Ok(dict) = target.cast_exact::<PyDict>() {
             Ok(dict.len())
@@ -95,13 +91,12 @@ impl<'py> Matching<'py> {
         }
     }
 
-    /// Whether a part of the template is an array of some kind.
     pub fn is_array(&self, target: &Bound<'py, PyAny>) -> PyResult<bool> {
         Ok(target.get_type_ptr() == self.array || self.is_abstract_array(target)?)
     }
 
-    /// Whether a part of the template surely is no container.
-    #[inline(never)] // which keeps the recursion small
+    /// Returns whether `target` is a leaf; false if only Python can decide.
+    #[inline(never)]
     pub fn is_leaf(&self, target: &Bound<'py, PyAny>) -> PyResult<bool> {
         let is_plain = is_plain(target)
             || target.is_exact_instance_of::<PyBytes>()
@@ -115,13 +110,12 @@ impl<'py> Matching<'py> {
         ))
     }
 
-    /// Whether a part of the template is code, which no file has.
-    #[inline(never)] // which keeps the recursion small
+    #[inline(never)]
     pub fn is_code(&self, target: &Bound<'py, PyAny>) -> PyResult<bool> {
         Ok(self.classes.borrow_mut().of(target)? == Class::Code)
     }
 
-    /// Whether a value is a scalar of NumPy that is a number.
+    /// Returns whether a value is a numeric NumPy scalar.
     fn is_number(&self, value: &Bound<'py, PyAny>) -> PyResult<bool> {
         if self.classes.borrow_mut().of(value)? != Class::Scalar {
             return Ok(false);
@@ -133,9 +127,9 @@ impl<'py> Matching<'py> {
         Ok("biufc".contains(kind))
     }
 
-    /// Whether `value` is a jax array, or stands for one.
+    /// Returns whether `value` is a jax or an abstract array.
     fn is_abstract_array(&self, value: &Bound<'py, PyAny>) -> PyResult<bool> {
-        // Most containers; to ask Python costs as much as two arrays.
+        // Most containers. A call into Python costs as much as two arrays.
         if value.is_exact_instance_of::<PyDict>()
             || value.is_exact_instance_of::<PyList>()
             || value.is_exact_instance_of::<PyTuple>()

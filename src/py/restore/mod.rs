@@ -1,23 +1,20 @@
-//! Restoring trees: by a template, or by the record of a structure.
+//! Restores trees, by a template or by a record.
 //!
-//! A template knows objects, looks up their children by name, and leaves to Python whatever is not plain; a
-//! record knows how many children there are, in order, and which types they have. So there are two walks.
-//! Both read what was saved through a [`Cursor`], whatever form that has.
+//! A template holds objects: children are looked up by name, and Python restores containers that
+//! Rust does not know. A record lists the children of each node in order. So there are two walks.
+//! Both read saved data through a [`Cursor`], which hides its form.
 //!
-//! | file | what is there |
+//! | file | contents |
 //! |---|---|
-//! | `cursor.rs` | the forms of what was saved, as walks read them |
-//! | `state.rs` | state dicts as such a form: `restore_state` (others: `../objects/encoded.rs`, `../catalog/selected.rs`) |
-//! | `template.rs` | the walk over a template |
-//! | `matching.rs` | what of a template plainly matches |
-//! | `record.rs` | the walk over a record, and what else a record tells |
-//! | `plan.rs` | the plan that the walk over a record makes |
-//! | `assembly.rs` | the nodes of a record, made of their children |
-//! | `known.rs` | what is known of a type, and nodes that its class makes |
-//! | `nodes.rs` | the nodes of a record, and what of a state is theirs |
-//! | `keys.rs` | keys: dicts of them, paths of them, and those of elements |
-//! | `older.rs` | nodes whose types were defined otherwise when they were saved |
-//! | `kinds.rs` | what containers were saved as, and whether a template has the same |
+//! | `cursor.rs` | the traits that walks read saved data through |
+//! | `state.rs` | cursor over state dicts (others: `../objects/encoded.rs`, `../catalog/selected.rs`) |
+//! | `template.rs`, `matching.rs` | the walk over a template; comparing leaves without Python |
+//! | `record.rs` | the walk over a record |
+//! | `plan.rs`, `assembly.rs` | its plan; making nodes from that |
+//! | `known.rs` | registered types |
+//! | `nodes.rs`, `keys.rs` | nodes of a record; keys, names and paths |
+//! | `older.rs` | nodes of older versions of their types |
+//! | `kinds.rs` | kinds of containers, for `strict="exact"` |
 
 mod assembly;
 mod cursor;

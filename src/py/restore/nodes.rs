@@ -1,4 +1,4 @@
-//! The nodes of a record, and what of a state is theirs.
+//! Looks up nodes of a record, and compares states with them.
 
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -10,15 +10,15 @@ pub(super) fn damaged<T>(what: impl Into<String>) -> Walked<T> {
     Err(Failure::structure(what))
 }
 
-/// The node of a record that positions lead to from the root: which child, and of how many.
+/// Returns the node at `positions`: for each level an index and the number of siblings.
 pub(super) fn node_at(record: &Record, positions: &[(u64, u64)]) -> Walked<usize> {
-    let root = record.nodes.len() - 1; // there is one: `decode` has looked
+    let root = record.nodes.len() - 1; // `Record::read` rejects empty records
     positions
         .iter()
         .try_fold(root, |node, &(mut index, count)| {
             let found = &record.nodes[node];
             if found.0 == Kind::Plain {
-                return Ok(node); // as all below it
+                return Ok(node); // everything below is plain
             }
             check_count(found, count)?;
             for repeat in &found.1 {
@@ -31,18 +31,16 @@ pub(super) fn node_at(record: &Record, positions: &[(u64, u64)]) -> Walked<usize
         })
 }
 
-/// The state of a container, if it has the children of the node.
 pub(super) fn children<'a, 'py>(
     state: &'a Bound<'py, PyAny>,
     node: &Node,
 ) -> Walked<&'a Bound<'py, PyDict>> {
     match state.cast_exact::<PyDict>() {
         Ok(dict) => check_count(node, dict.len() as u64).map(|()| dict),
-        Err(_) => damaged("there is a leaf where a container was saved"),
+        Err(_) => damaged("expected a container, found a leaf"),
     }
 }
 
-/// Checks that a container has as many children as the node.
 pub(super) fn check_count(node: &Node, count: u64) -> Walked {
     if count == node.count() {
         return Ok(());

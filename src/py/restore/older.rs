@@ -1,7 +1,5 @@
-//! Nodes whose types were defined otherwise when they were saved, for a template of today.
-//!
-//! Each is marked in its state. It becomes what a program of today would have saved only once a template
-//! asks for it.
+//! Marks nodes of older versions of their types in a state. The upgrade runs only if a template
+//! needs the node.
 
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -16,7 +14,6 @@ use super::nodes::{children, damaged, node_at};
 use crate::grow;
 use crate::structure::{Kind, Node, NodeType, Record, Repeat};
 
-/// The state with marks for such nodes; see `_core.pyi`.
 #[pyfunction]
 #[pyo3(signature = (state, record, mark, *, at=vec![]))]
 pub fn mark_older<'py>(
@@ -31,7 +28,7 @@ pub fn mark_older<'py>(
     for class in &record.types {
         older.push(is_older(py, class)?);
     }
-    // Which nodes are such, or have some below them, which stand before them.
+    // Older nodes and their ancestors; children come first.
     let mut marked: Vec<bool> = grow::with_room(record.nodes.len())?;
     for Node(kind, repeats) in &record.nodes {
         let here = matches!(kind, Kind::Typed(class, _) if older[*class as usize]);
@@ -49,7 +46,7 @@ pub fn mark_older<'py>(
     done.map_err(|failure| failure.into_py(py, "loading"))
 }
 
-/// Whether a record has such types; one that is damaged has none. See `_core.pyi`.
+/// False if the record is damaged.
 #[pyfunction]
 pub fn has_older_types(py: Python<'_>, record: &[u8]) -> PyResult<bool> {
     for class in Record::types(record).unwrap_or_default() {
@@ -68,16 +65,16 @@ fn is_older(py: Python<'_>, class: &NodeType) -> PyResult<bool> {
 struct Marking<'a, 'py> {
     signals: Signals,
     record: &'a Record,
-    /// By the numbers of types.
+    /// By index of the type.
     older: &'a [bool],
-    /// By the numbers of nodes.
+    /// By index of the node.
     marked: &'a [bool],
-    /// Takes a state and where its node is.
+    /// Called with a state and the position of its node.
     mark: Bound<'py, PyAny>,
 }
 
 impl<'py> Marking<'_, 'py> {
-    /// The state of a node; `at` is which child of how many leads there.
+    /// See `node_at` for `at`.
     fn node(
         &self,
         state: Bound<'py, PyAny>,
@@ -91,18 +88,18 @@ impl<'py> Marking<'_, 'py> {
         self.signals.check(py)?;
         let found = &self.record.nodes[node];
         let Ok(dict) = children(&state, found) else {
-            return Ok(state); // what is not there, or damaged, is told elsewhere
+            return Ok(state); // missing or damaged: reported elsewhere
         };
         if matches!(&found.0, Kind::Typed(class, _) if self.older[*class as usize]) {
             return Ok(self.mark.call1((state, at.clone()))?);
         }
         let (mut keys, mut made) = (Vec::new(), Vec::new());
         self.below(dict, found, at, &mut keys, &mut made)?;
-        // The state may be the program's, so it stays as it is.
+        // The caller's state must not change.
         Ok(dict_of(py, keys.into_iter(), made)?.into_any())
     }
 
-    #[inline(never)] // what `node` calls must not need much of the stack
+    #[inline(never)]
     fn below(
         &self,
         dict: &Bound<'py, PyDict>,

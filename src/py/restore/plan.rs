@@ -1,5 +1,4 @@
-//! The plan of a tree by the record of its structure: what the walk over a record makes, and `Assembly`
-//! makes nodes of.
+//! The plan of a tree: the walk over a record makes it, `Assembly` makes nodes from it.
 
 use std::iter;
 use std::rc::Rc;
@@ -17,46 +16,42 @@ use crate::{Result, grow};
 #[allow(clippy::struct_excessive_bools)] // as in Python
 pub struct How<'py> {
     pub convert: Option<Bound<'py, PyAny>>,
-    /// Whether to convert all arrays.
+    /// Convert all arrays, not only jax arrays.
     pub everywhere: bool,
     pub unknown_as_dict: bool,
-    /// Whether containers become dicts and lists.
+    /// Make only dicts and lists.
     pub plain: bool,
-    /// Whether the arrays are placeholders.
+    /// The arrays are abstract.
     pub placeholders: bool,
-    /// Fills the holes of static data.
+    /// Values for the placeholders in static data.
     pub fillings: Option<Bound<'py, PyAny>>,
-    /// Stands in a state for parts that were not read, if there may be some.
+    /// Stands in a state for parts that were not read.
     pub absent: Option<Bound<'py, PyAny>>,
 }
 
 impl How<'_> {
-    /// Whether arrays are converted that were not of jax.
     pub fn converts_everywhere(&self) -> bool {
         self.everywhere && self.convert.is_some()
     }
 }
 
-/// How a part of the tree is put together.
 pub enum Plan<'py> {
-    /// A part that is there.
+    /// A finished part.
     Ready(Bound<'py, PyAny>),
     /// The open leaf with this number.
     Open(usize),
-    /// Nothing that was to be loaded.
     Absent,
     Node(Box<PlannedNode<'py>>),
 }
 
-/// A container, and the plans for its children.
 pub struct PlannedNode<'py> {
-    /// The number of its node in the record.
+    /// The index in the record.
     pub number: usize,
     pub names: Names<'py>,
     pub parts: Parts<'py>,
 }
 
-/// Plans for children; those of most large containers are ready.
+/// Plans for children, which are all `Ready` in most large containers.
 pub enum Parts<'py> {
     Ready(Vec<Bound<'py, PyAny>>),
     Plans(Vec<Plan<'py>>),
@@ -67,7 +62,6 @@ impl<'py> Parts<'py> {
         Ok(Self::Ready(grow::with_room(count)?))
     }
 
-    /// Adds a child that is ready.
     #[inline]
     pub fn push_ready(&mut self, part: Bound<'py, PyAny>) -> Result<()> {
         match self {
@@ -76,7 +70,6 @@ impl<'py> Parts<'py> {
         }
     }
 
-    /// Adds a plan for a child.
     pub fn push_plan(&mut self, plan: Plan<'py>) -> Result<()> {
         if let Self::Ready(ready) = self {
             let mut plans = grow::with_room(ready.len() + 1)?;
@@ -90,19 +83,17 @@ impl<'py> Parts<'py> {
     }
 }
 
-/// The keys of a container.
 pub enum Names<'py> {
-    /// Those of a dict of the state, which takes the children in their places.
+    /// A dict of the state, in which children replace their states.
     State(Bound<'py, PyDict>),
     Keys(Vec<Name<'py>>),
-    /// Those of all nodes of a type.
+    /// The same for all nodes of a type.
     Shared(Rc<Vec<Name<'py>>>),
-    /// Those of so many elements.
+    /// A list or tuple.
     Indices,
 }
 
 impl<'py> Names<'py> {
-    /// The name of each child, in order.
     pub fn names(&self) -> impl Iterator<Item = Name<'py>> {
         let (mut position, mut index) = (0, 0);
         iter::from_fn(move || {
@@ -119,8 +110,8 @@ impl<'py> Names<'py> {
         })
     }
 
-    /// Puts a child in the place of its state, which frees that: what Python's garbage collector goes
-    /// through does not grow.
+    /// Replaces a child's state by the child, so that the garbage collector has no more objects to
+    /// visit.
     pub fn replace(&self, name: &Name<'py>, child: &Bound<'py, PyAny>) -> PyResult<()> {
         match self {
             Self::State(dict) => dict.set_item(name.object(dict.py())?, child),
@@ -128,7 +119,6 @@ impl<'py> Names<'py> {
         }
     }
 
-    /// A dict of children with these keys.
     pub fn dict(
         self,
         py: Python<'py>,
@@ -139,7 +129,7 @@ impl<'py> Names<'py> {
             Self::State(dict) => {
                 let mut position = 0;
                 for child in children {
-                    // The dict is fresh, and stays as large.
+                    // Keys stay the same, so the dict does not resize.
                     if let Some((key, state)) = dict_next(&dict, &mut position)
                         && !child.is(&state)
                     {
@@ -164,7 +154,6 @@ impl<'py> Names<'py> {
     }
 }
 
-/// Adds the name of a child to the path of a failure.
 #[allow(clippy::unnecessary_box_returns)] // see `Walked`
 pub fn below(failure: Box<Failure>, name: &Name<'_>) -> Box<Failure> {
     failure.below(name.text().unwrap_or_default())

@@ -1,11 +1,11 @@
-//! Restores a tree by the record of its structure: one walk over the record and what was saved, in order.
+//! Restores a tree by its record: one walk over the record and the saved data, in order.
 //!
 //! ```text
 //! record + cursor ──walk──▶ plan, open leaves ──convert──▶ leaves ──assembly.rs──▶ tree
 //! ```
 //!
-//! The walk compares containers with the record and collects the leaves that go to devices. No node is
-//! made before all leaves in it are there, because code of its type may look at them.
+//! The walk compares containers with the record and collects the leaves that go to devices. A node
+//! is made only after all its leaves, because code of its type may look at them.
 
 use std::iter::repeat_n;
 use std::mem;
@@ -17,6 +17,7 @@ use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyByteArray, PyBytes, PyDict, PyList, PyMemoryView};
 
+use super::super::classes::is_plain;
 use super::super::failure::Walked;
 use super::super::hooks::Hooks;
 use super::super::memory::{
@@ -32,7 +33,6 @@ use super::state::State;
 use crate::grow;
 use crate::structure::{Axis, Kind, Node, Record, Repeat, Sharding};
 
-/// The tree that a state dict was made of; see `_core.pyi`.
 #[pyfunction]
 #[pyo3(signature = (
     state, record, *, convert=None, everywhere=false, unknown_as_dict=false, plain=false,
@@ -73,7 +73,6 @@ pub fn assemble<'py>(
     walk.tree(planned)
 }
 
-/// The value in the record that a user has added, or `None`; see `_core.pyi`.
 #[pyfunction]
 #[pyo3(signature = (record, *, unknown_as_dict))]
 pub fn record_metadata<'py>(
@@ -89,20 +88,18 @@ pub fn record_metadata<'py>(
     value.map_err(|failure| failure.below("metadata").into_py_at(py, "loading"))
 }
 
-/// A walk over a record.
 pub struct Walk<'a, 'py, C> {
     py: Python<'py>,
     pub cursor: C,
     record: &'a Record,
     assembly: Assembly<'a, 'py>,
-    /// How arrays are split over devices, by number; empty if they do not go to devices.
+    /// By index; empty if arrays do not go to devices.
     shardings: Bound<'py, PyList>,
-    /// The names of the children of each type's nodes, once they are needed.
+    /// Names of children by type, once needed.
     names: Vec<Option<Rc<Vec<Name<'py>>>>>,
-    /// Leaves for Python to convert: the trail of each, no template, the leaf, whether its dtype is
-    /// weak, and its sharding.
+    /// Leaves for Python to convert: trail, `None` as template, leaf, weak dtype, sharding.
     open: Vec<Bound<'py, PyAny>>,
-    /// Containers of plain parts with open leaves: the key of each, and its number.
+    /// Open leaves in plain parts: container, key, index in `open`.
     places: Vec<(Bound<'py, PyAny>, Bound<'py, PyAny>, usize)>,
 }
 
@@ -133,7 +130,6 @@ impl<'a, 'py, C: Ordered<'py>> Walk<'a, 'py, C> {
         })
     }
 
-    /// Makes the planned tree.
     pub fn tree(mut self, planned: Walked<Plan<'py>>) -> PyResult<Bound<'py, PyAny>> {
         if planned.is_ok() {
             self.convert()?;
@@ -141,7 +137,6 @@ impl<'a, 'py, C: Ordered<'py>> Walk<'a, 'py, C> {
         self.assembly.root(planned)
     }
 
-    /// Converts the open leaves.
     fn convert(&mut self) -> PyResult<()> {
         let convert = self.assembly.how.convert.as_ref();
         let Some(convert) = convert.filter(|_| !self.open.is_empty()) else {
@@ -152,9 +147,10 @@ impl<'a, 'py, C: Ordered<'py>> Walk<'a, 'py, C> {
         let converted = convert.call1((new_list_of(self.py, open)?,))?;
         let converted = converted.cast_into::<PyList>()?;
         if converted.len() != count {
-            return Err(PyTypeError::new_err(
-                "convert returned another number of leaves",
-            ));
+            return Err(PyTypeError::new_err(format!(
+                "convert returned {} leaves, expected {count}",
+                converted.len()
+            )));
         }
         for (container, key, number) in &self.places {
             container.set_item(key, converted.get_item(*number)?)?;
@@ -163,13 +159,11 @@ impl<'a, 'py, C: Ordered<'py>> Walk<'a, 'py, C> {
         Ok(())
     }
 
-    /// Whether a check of signals has raised.
     pub fn has_raised(&self) -> bool {
         self.assembly.signals.has_raised()
     }
 
-    /// Plans a part of the tree. This and `container` are the recursion, as deep as the tree, which must
-    /// not need much of the stack: what they call is not inlined.
+    /// Plans a part of the tree. Recurses through `container`.
     pub fn value(
         &mut self,
         place: C::Place,
@@ -190,7 +184,6 @@ impl<'a, 'py, C: Ordered<'py>> Walk<'a, 'py, C> {
         }
     }
 
-    /// Whether a node of the record is a container that the walk enters.
     #[inline]
     fn is_container(&self, number: usize) -> bool {
         match self.record.nodes[number].0 {
@@ -200,7 +193,6 @@ impl<'a, 'py, C: Ordered<'py>> Walk<'a, 'py, C> {
         }
     }
 
-    /// Plans a container.
     #[inline(never)] // most values are leaves
     fn container(
         &mut self,
@@ -210,7 +202,7 @@ impl<'a, 'py, C: Ordered<'py>> Walk<'a, 'py, C> {
     ) -> Walked<Plan<'py>> {
         let Node(kind, repeats) = &self.record.nodes[number];
         let count = self.cursor.count(&node);
-        // Below a plain part, all is plain.
+        // All below a plain part is plain.
         let is_plain = matches!(kind, Kind::Plain);
         if !is_plain {
             check_count(&self.record.nodes[number], count as u64)?;
@@ -228,7 +220,7 @@ impl<'a, 'py, C: Ordered<'py>> Walk<'a, 'py, C> {
                 _ => Names::Keys(Vec::new()),
             },
         };
-        // A damaged file may tell of any number.
+        // A damaged file may have any count.
         let mut parts = Parts::with_room(count.min(1 << 10))?;
         for (index, child) in children.enumerate() {
             let known = match &names {
@@ -241,7 +233,7 @@ impl<'a, 'py, C: Ordered<'py>> Walk<'a, 'py, C> {
                 None => self.cursor.next(&mut node)?,
             };
             let Some((name, place)) = next else {
-                return damaged("a container has another key than it was saved with");
+                return damaged("a container has a key that its record does not have");
             };
             if let Names::Keys(names) = &mut names {
                 grow::push(names, name.clone())?;
@@ -263,8 +255,8 @@ impl<'a, 'py, C: Ordered<'py>> Walk<'a, 'py, C> {
         self.planned(number, names, parts, here)
     }
 
-    /// The names of the children of a type's nodes, if all of them have the same.
-    #[inline(never)] // see `value`
+    /// Returns the children's names, if all nodes of this type have the same.
+    #[inline(never)]
     fn shared_names(&mut self, kind: &Kind) -> PyResult<Option<Rc<Vec<Name<'py>>>>> {
         let Kind::Typed(class, _) = kind else {
             return Ok(None);
@@ -283,8 +275,8 @@ impl<'a, 'py, C: Ordered<'py>> Walk<'a, 'py, C> {
         Ok(Some(self.names[class].insert(Rc::new(made)).clone()))
     }
 
-    /// The plan for a container, which is made at once if all of it is there.
-    #[inline(never)] // see `value`
+    /// Plans a container, or makes it at once if all parts are ready.
+    #[inline(never)]
     fn planned(
         &mut self,
         number: usize,
@@ -293,7 +285,7 @@ impl<'a, 'py, C: Ordered<'py>> Walk<'a, 'py, C> {
         here: &Here<'_, 'py>,
     ) -> Walked<Plan<'py>> {
         let kind = &self.record.nodes[number].0;
-        // Code of types may look at arrays in parts.
+        // Code of types may look at arrays.
         let has_all =
             !matches!(kind, Kind::Typed(..)) || (self.places.is_empty() && self.cursor.is_copied());
         match parts {
@@ -309,8 +301,7 @@ impl<'a, 'py, C: Ordered<'py>> Walk<'a, 'py, C> {
         }
     }
 
-    /// Plans a leaf.
-    #[inline(never)] // see `value`
+    #[inline(never)]
     fn leaf(
         &mut self,
         leaf: Bound<'py, PyAny>,
@@ -322,13 +313,13 @@ impl<'a, 'py, C: Ordered<'py>> Walk<'a, 'py, C> {
             Kind::Jax | Kind::WeakJax => return self.jax(leaf, number, here),
             Kind::Bytearray => PyByteArray::from(bytes(&leaf)?)?.into_any(),
             Kind::Memoryview => PyMemoryView::from(bytes(&leaf)?)?.into_any(),
-            _ => return damaged("there is a leaf where a container was saved"),
+            _ => return damaged("expected a container, found a leaf"),
         }))
     }
 
-    /// Plans a plain part, in which all arrays are converted.
+    /// Plans a plain part: all arrays in it are converted.
     fn plain(&mut self, part: Bound<'py, PyAny>, here: &Here<'_, 'py>) -> Walked<Plan<'py>> {
-        if part.is_instance_of::<PyUntypedArray>() {
+        if part.is_instance_of::<PyUntypedArray>() || self.is_deferred(&part)? {
             let (weak, split) = (self.none(), self.none());
             return self.open(part, weak, split, here);
         }
@@ -336,7 +327,15 @@ impl<'a, 'py, C: Ordered<'py>> Walk<'a, 'py, C> {
         Ok(Plan::Ready(part))
     }
 
-    /// Opens the arrays in a plain container, which take their places in it.
+    /// Whether a part is an array whose bytes are read later.
+    fn is_deferred(&self, part: &Bound<'py, PyAny>) -> PyResult<bool> {
+        let is_other = is_plain(part)
+            || part.is_exact_instance_of::<PyDict>()
+            || part.is_exact_instance_of::<PyList>();
+        Ok(!is_other && part.hasattr(intern!(self.py, "_deferred"))?)
+    }
+
+    /// Opens the arrays in a plain container, to which `convert` returns them.
     fn inside(&mut self, container: &Bound<'py, PyAny>, here: &Here<'_, 'py>) -> Walked {
         if let Ok(dict) = container.cast_exact::<PyDict>() {
             let mut position = 0;
@@ -353,7 +352,7 @@ impl<'a, 'py, C: Ordered<'py>> Walk<'a, 'py, C> {
         Ok(())
     }
 
-    #[inline(never)] // see `value`
+    #[inline(never)]
     fn inside_at(
         &mut self,
         container: &Bound<'py, PyAny>,
@@ -371,7 +370,6 @@ impl<'a, 'py, C: Ordered<'py>> Walk<'a, 'py, C> {
         self.py.None().into_bound(self.py)
     }
 
-    /// Plans an array of jax.
     fn jax(
         &mut self,
         leaf: Bound<'py, PyAny>,
@@ -408,7 +406,6 @@ impl<'a, 'py, C: Ordered<'py>> Walk<'a, 'py, C> {
         Ok(Plan::Ready(leaf))
     }
 
-    /// Adds an open leaf.
     fn open(
         &mut self,
         leaf: Bound<'py, PyAny>,
@@ -422,8 +419,7 @@ impl<'a, 'py, C: Ordered<'py>> Walk<'a, 'py, C> {
     }
 }
 
-/// The shardings of a record, each as an object of jax, or `None` where the devices for it are not
-/// there.
+/// Makes jax shardings; `None` where devices are missing.
 fn resolved<'py>(py: Python<'py>, shardings: &[Sharding]) -> PyResult<Bound<'py, PyList>> {
     let texts = |texts: &[String]| {
         let texts = texts
@@ -447,6 +443,6 @@ fn resolved<'py>(py: Python<'py>, shardings: &[Sharding]) -> PyResult<Bound<'py,
 fn bytes<'a, 'py>(state: &'a Bound<'py, PyAny>) -> Walked<&'a Bound<'py, PyBytes>> {
     match state.cast_exact::<PyBytes>() {
         Ok(bytes) => Ok(bytes),
-        Err(_) => damaged("there is something else where bytes were saved"),
+        Err(_) => damaged("expected bytes, found another value"),
     }
 }

@@ -1,4 +1,4 @@
-//! State dicts as a form of what was saved.
+//! State dicts as a cursor.
 
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString};
@@ -12,7 +12,7 @@ use super::nodes::damaged;
 use super::template::{Session, Walk};
 use crate::grow;
 
-/// Restores one child of a template from its state; see `_core.pyi`.
+/// Restores one child of a template from its state.
 #[pyfunction]
 pub fn restore_state<'py>(
     target: &Bound<'py, PyAny>,
@@ -31,15 +31,14 @@ pub fn restore_state<'py>(
     Walk::new(target.py(), cursor, matching, Some(session)).restore(state, target)
 }
 
-/// A state dict.
 pub(super) struct State<'py> {
-    /// Whether a dict may have no more keys than the template's.
+    /// Whether dicts with more keys than the template's are rejected.
     pub exact: bool,
-    /// Stands for parts that are not to be loaded, if there may be some.
+    /// Stands for parts that were not selected.
     pub absent: Option<Bound<'py, PyAny>>,
 }
 
-/// A dict of the state; the values of the template's keys; how far it was gone through.
+/// A dict, its values in the template's order, and the position of the iteration.
 pub(super) struct Node<'py>(Bound<'py, PyDict>, Vec<Bound<'py, PyAny>>, ffi::Py_ssize_t);
 
 impl<'py> Cursor<'py> for State<'py> {
@@ -79,7 +78,7 @@ impl<'py> Cursor<'py> for State<'py> {
 }
 
 impl<'py> Named<'py> for State<'py> {
-    #[inline(never)] // the walk is recursive
+    #[inline(never)]
     fn pair(
         &mut self,
         Node(dict, values, _): &mut Node<'py>,

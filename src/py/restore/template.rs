@@ -1,15 +1,15 @@
-//! Restores a template: one walk over the template and what was saved, in any of its forms.
+//! Restores a template: one walk over the template and the saved data, in any form.
 //!
 //! ```text
 //! template + cursor ──walk──▶ plan, open leaves ──settle──▶ leaves ──▶ tree
 //! ```
 //!
-//! A leaf that plainly matches is taken. Other leaves are open: Python compares and converts them, many
-//! at a time. Exact dicts, lists, tuples and types with fixed fields are handled here if what was saved
-//! has their children; Python restores any other part of the template (`template.restore_child`), and
-//! reports each difference.
+//! A leaf that matches is taken. Other leaves are open: Python compares and converts them in
+//! batches. Rust handles exact dicts, lists, tuples and types with fixed fields, if the saved
+//! container has their children. Python restores all other parts (`template.restore_child`), and
+//! reports each mismatch.
 //!
-//! No node is made before all leaves are there and match, because code of its type may look at them.
+//! Nodes are made only after all leaves match, because code of their types may look at leaves.
 
 use std::rc::Rc;
 
@@ -29,36 +29,32 @@ use super::matching::Matching;
 use crate::grow;
 use crate::wire::MAX_DEPTH;
 
-/// How a part of the tree is put together; `None` if what was saved cannot be read on.
+/// `None` if the walk cannot go on.
 type Fit<'py> = Walked<Option<Plan<'py>>>;
 
-/// How a tree is put together.
 pub enum Plan<'py> {
-    /// A part of the template, as it is.
     Keep(Bound<'py, PyAny>),
-    /// A part that is there.
+    /// A finished part.
     Ready(Bound<'py, PyAny>),
     /// The open leaf with this number.
     Open(usize),
-    /// A dict, list or tuple of children with these names.
+    /// A dict, list or tuple; the names of its children; their plans.
     Plain(Box<(Container<'py>, Vec<Name<'py>>, Vec<Self>)>),
     /// A container like one of the template.
     Node(Box<PlannedNode<'py>>),
-    /// A part that Python restores once all leaves are converted.
+    /// A part that Python restores after all leaves are converted.
     Later(Box<Later<'py>>),
 }
 
-/// A container of the template, what makes another one, and the plans for its children.
+/// Template, fields, and plans for the children.
 type PlannedNode<'py> = (Bound<'py, PyAny>, Rc<Fields<'py>>, Vec<Plan<'py>>);
 
-/// A part of the template that Python restores, and its state.
 pub struct Later<'py> {
     keys: Vec<Bound<'py, PyAny>>,
     template: Bound<'py, PyAny>,
     state: Bound<'py, PyAny>,
 }
 
-/// The container that a plan's children become.
 pub enum Container<'py> {
     Dict,
     List,
@@ -69,22 +65,21 @@ pub enum Container<'py> {
 /// The `Restore` of `restore/session.py` that a walk is part of.
 pub struct Session<'py> {
     restore: Bound<'py, PyAny>,
-    /// The list that `current_path` joins, and its length at the root of the walk.
+    /// The list that `current_path` joins; `depth` is its length at the root of the walk.
     path: Bound<'py, PyList>,
     depth: usize,
-    /// The name of the root.
     name: Bound<'py, PyString>,
-    /// Whether leaves are collected, to be converted before anything is made of them.
+    /// Whether Python collects leaves, to convert all before nodes are made.
     collects: bool,
-    /// Whether this walk makes its tree once they are converted; otherwise another walk does.
+    /// Whether this walk makes its tree after that.
     keeps_plan: bool,
-    /// The leaves that a selection covers, if there is one, and whether it notes them.
+    /// The selected leaves, and whether Python notes which are loaded and kept.
     partial: Option<Bound<'py, PyAny>>,
     notes: bool,
 }
 
 impl<'py> Session<'py> {
-    /// Reads the restore under way, whose child of this name is restored.
+    /// Reads the `Restore` under way. The walk restores its child of this name.
     pub fn new(
         restore: &Bound<'py, PyAny>,
         name: &Bound<'py, PyString>,
@@ -110,7 +105,6 @@ impl<'py> Session<'py> {
         })
     }
 
-    /// How leaves are compared.
     pub fn matching(&self) -> PyResult<Matching<'py>> {
         let py = self.restore.py();
         let flag = |name| self.restore.getattr(name)?.is_truthy();
@@ -122,29 +116,24 @@ impl<'py> Session<'py> {
         ))
     }
 
-    /// Whether Python notes the leaves that are loaded and kept.
     pub fn notes(&self) -> bool {
         self.notes
     }
 
-    /// The leaves that a selection covers, if there is one.
     pub fn partial(&self) -> Option<&Bound<'py, PyAny>> {
         self.partial.as_ref()
     }
 
-    /// What stands in states for parts that are not to be loaded, if there may be some.
     pub fn absent(&self) -> PyResult<Option<Bound<'py, PyAny>>> {
         let absent = |partial: &Bound<'py, PyAny>| partial.getattr(intern!(partial.py(), "absent"));
         self.partial.as_ref().map(absent).transpose()
     }
 
-    /// Whether something does not match.
     fn has_mismatches(&self) -> PyResult<bool> {
         let py = self.restore.py();
         self.restore.getattr(intern!(py, "mismatches"))?.is_truthy()
     }
 
-    /// Restores a part of the template in Python.
     fn restore_child(
         &self,
         keys: &[Bound<'py, PyAny>],
@@ -168,24 +157,20 @@ impl<'py> Session<'py> {
     }
 }
 
-/// A walk over a template.
 pub struct Walk<'py, C> {
     py: Python<'py>,
     pub cursor: C,
     pub matching: Matching<'py>,
-    /// The restore in Python; without one, the walk ends where only Python knows how to go on.
+    /// Without one, the walk ends where it needs Python.
     session: Option<Session<'py>>,
     pub signals: Signals,
-    /// The children of the containers that are being restored, and the plans for those done so far: stacks,
-    /// which small containers need no memory of their own for.
+    /// Stacks of children and plans under way, which save small containers an allocation.
     children: Vec<TemplateChild<'py>>,
     plans: Vec<Plan<'py>>,
-    /// Open leaves that Python has not settled: the trail of each, the template's, the one found.
+    /// Leaves that Python has not settled: trail, template, saved leaf.
     open: Vec<Bound<'py, PyAny>>,
-    /// What Python has made of others.
     settled: Vec<Bound<'py, PyAny>>,
-    /// The trails of leaves that come from the file, and trails with the parts of the template that
-    /// stay.
+    /// Trails of loaded leaves; trails and templates of kept parts.
     loaded: Vec<Bound<'py, PyAny>>,
     kept: Vec<Bound<'py, PyAny>>,
 }
@@ -212,7 +197,6 @@ impl<'py, C: Named<'py>> Walk<'py, C> {
         }
     }
 
-    /// Restores a template as a part of the restore under way.
     pub fn restore(
         mut self,
         place: C::Place,
@@ -221,11 +205,13 @@ impl<'py, C: Named<'py>> Walk<'py, C> {
         let plan = self.value(place, template, &Here::root(None));
         let plan = plan.map_err(|failure| failure.into_py(self.py, "restoring"))?;
         let (Some(plan), Some(_)) = (plan, &self.session) else {
-            return Err(PyRuntimeError::new_err("a state has no end"));
+            return Err(PyRuntimeError::new_err(
+                "the walk over a state stopped early",
+            ));
         };
         self.flush()?;
         self.cursor.copy()?;
-        let session = self.session.as_ref().expect("there is one, as was seen");
+        let session = self.session.as_ref().expect("checked above");
         if session.has_mismatches()? || (session.collects && !session.keeps_plan) {
             return Ok(template.clone()); // an error follows, or another walk
         }
@@ -240,13 +226,12 @@ impl<'py, C: Named<'py>> Walk<'py, C> {
         plan.tree(self.py, &self.settled, Some(session))
     }
 
-    /// The open leaves, for Python to settle.
     pub fn take_open(&mut self) -> Vec<Bound<'py, PyAny>> {
         std::mem::take(&mut self.open)
     }
 
-    /// Lets Python settle open leaves, and takes note of others, so that all is noted in order.
-    #[inline(never)] // see `value`
+    /// Lets Python settle open leaves, and reports notes, which keeps the order.
+    #[inline(never)]
     fn flush(&mut self) -> PyResult<()> {
         let py = self.py;
         let Some(session) = &self.session else {
@@ -278,8 +263,7 @@ impl<'py, C: Named<'py>> Walk<'py, C> {
         Ok(())
     }
 
-    /// Plans a part of the template. This and `node` are the recursion, which must not need much of the
-    /// stack: what they call is not inlined.
+    /// Plans a part of the template. Recurses through `node`.
     pub fn value(
         &mut self,
         place: C::Place,
@@ -287,18 +271,18 @@ impl<'py, C: Named<'py>> Walk<'py, C> {
         here: &Here<'_, 'py>,
     ) -> Fit<'py> {
         self.signals.check(self.py)?;
-        // A map in the place of an array is one in chunks.
+        // A map in the place of an array is an array in chunks.
         let matching = &self.matching;
         match self.cursor.enter(place, || matching.is_array(template))? {
             Found::Leaf(found) => self.leaf(found, template, here),
             Found::Node(node) => self.node(node, template, here),
-            Found::State(state) => self.ask(Some(state), template, here),
+            Found::State(state) => self.delegate(Some(state), template, here),
             Found::Kept => self.keep(template, here),
-            Found::Absent => self.ask_absent(template, here),
+            Found::Absent => self.delegate_absent(template, here),
         }
     }
 
-    #[inline(never)] // see `value`
+    #[inline(never)]
     fn leaf(
         &mut self,
         found: Bound<'py, PyAny>,
@@ -308,7 +292,7 @@ impl<'py, C: Named<'py>> Walk<'py, C> {
         let is_taken = self.matching.leaf(template, &found)?;
         let is_leaf = |it| self.matching.is_leaf(it);
         if !(is_taken || is_leaf(template)? && is_leaf(&found)?) {
-            return self.ask(Some(found), template, here);
+            return self.delegate(Some(found), template, here);
         }
         let notes = self.session.as_ref().is_some_and(|session| session.notes);
         if notes {
@@ -323,7 +307,7 @@ impl<'py, C: Named<'py>> Walk<'py, C> {
         Ok(Some(Plan::Open(self.settled.len() + self.open.len() - 1)))
     }
 
-    #[inline(never)] // see `value`
+    #[inline(never)]
     fn keep(&mut self, template: &Bound<'py, PyAny>, here: &Here<'_, 'py>) -> Fit<'py> {
         if self.session.as_ref().is_some_and(|session| session.notes) {
             let kept = new_tuple_of(self.py, [self.trail(here)?, template.clone()])?;
@@ -332,7 +316,6 @@ impl<'py, C: Named<'py>> Walk<'py, C> {
         Ok(Some(Plan::Keep(template.clone())))
     }
 
-    /// The trail of a place.
     fn trail(&self, here: &Here<'_, 'py>) -> PyResult<Bound<'py, PyAny>> {
         let (py, session) = (self.py, &self.session);
         here.trail_from(py, || match session {
@@ -344,9 +327,9 @@ impl<'py, C: Named<'py>> Walk<'py, C> {
         })
     }
 
-    /// Restores a part of the template in Python, if that is possible.
-    #[inline(never)] // see `value`
-    fn ask(
+    /// Restores a part in Python, if there is a session and a state.
+    #[inline(never)]
+    fn delegate(
         &mut self,
         state: Option<Bound<'py, PyAny>>,
         template: &Bound<'py, PyAny>,
@@ -357,7 +340,7 @@ impl<'py, C: Named<'py>> Walk<'py, C> {
         };
         self.flush()?;
         self.cursor.copy()?; // Python may look at arrays
-        let session = self.session.as_ref().expect("there is one, as was seen");
+        let session = self.session.as_ref().expect("checked above");
         let keys = here.names(self.py)?;
         let restored = session.restore_child(&keys, template, &state)?;
         Ok(Some(if session.collects && session.keeps_plan {
@@ -372,24 +355,23 @@ impl<'py, C: Named<'py>> Walk<'py, C> {
         }))
     }
 
-    #[inline(never)] // see `value`
-    fn ask_absent(&mut self, template: &Bound<'py, PyAny>, here: &Here<'_, 'py>) -> Fit<'py> {
+    #[inline(never)]
+    fn delegate_absent(&mut self, template: &Bound<'py, PyAny>, here: &Here<'_, 'py>) -> Fit<'py> {
         let absent = self.session.as_ref().map(Session::absent).transpose()?;
-        self.ask(absent.flatten(), template, here)
+        self.delegate(absent.flatten(), template, here)
     }
 
-    #[inline(never)] // see `value`
-    fn ask_node(
+    #[inline(never)]
+    fn delegate_node(
         &mut self,
         node: C::Node,
         template: &Bound<'py, PyAny>,
         here: &Here<'_, 'py>,
     ) -> Fit<'py> {
         let state = self.cursor.state(node)?;
-        self.ask(state, template, here)
+        self.delegate(state, template, here)
     }
 
-    /// A container that was saved.
     #[inline(never)] // most values are leaves
     fn node(
         &mut self,
@@ -408,7 +390,7 @@ impl<'py, C: Named<'py>> Walk<'py, C> {
         let (first_child, first_plan) = (self.children.len(), self.plans.len());
         let Some(container) = self.opened(&mut node, template, here)? else {
             self.children.truncate(first_child);
-            return self.ask_node(node, template, here);
+            return self.delegate_node(node, template, here);
         };
         for index in 0..self.children.len() - first_child {
             let (name, child) = &self.children[first_child + index].clone();
@@ -430,9 +412,9 @@ impl<'py, C: Named<'py>> Walk<'py, C> {
         Ok(Some(plan))
     }
 
-    /// Adds the children of a container of the template to the stack; `None` unless it is of a plain kind,
-    /// and like the one saved.
-    #[inline(never)] // see `value`
+    /// Pushes the children of a container; `None` unless it is of a known kind, and was saved with
+    /// these children.
+    #[inline(never)]
     fn opened(
         &mut self,
         node: &mut C::Node,
@@ -456,8 +438,8 @@ impl<'py, C: Named<'py>> Walk<'py, C> {
         Ok(is_like.then_some(container))
     }
 
-    /// The plan for a container, which is made at once if it is plain and all of it is there.
-    #[inline(never)] // see `value`
+    /// Plans a container, or makes it at once if it is plain and all children are ready.
+    #[inline(never)]
     fn planned(
         &mut self,
         template: &Bound<'py, PyAny>,
@@ -497,7 +479,6 @@ impl<'py, C: Named<'py>> Walk<'py, C> {
     }
 }
 
-/// A container of a plain kind.
 fn made<'a, 'py: 'a>(
     py: Python<'py>,
     container: &Container<'py>,
@@ -520,8 +501,7 @@ fn made<'a, 'py: 'a>(
     }
 }
 
-/// Adds the children of a container of a plain kind; `None` for other parts of a template.
-#[inline(never)] // see `Walk::value`
+#[inline(never)]
 fn add_children<'py>(
     template: &Bound<'py, PyAny>,
     matching: &Matching<'py>,
@@ -555,7 +535,6 @@ fn add_children<'py>(
 }
 
 impl<'py> Plan<'py> {
-    /// Makes the tree, of open leaves once they are settled.
     pub fn tree(
         self,
         py: Python<'py>,

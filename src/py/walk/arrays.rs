@@ -1,4 +1,4 @@
-//! Leaves with a dtype: arrays of NumPy and of jax.
+//! Writes NumPy and jax arrays.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ use crate::source::{Pieces, Source};
 use crate::structure::{Axes, Axis, Kind, Sharding};
 use crate::wire;
 
-/// A tree has a handful, but objects of one may differ.
+/// A tree has few dtypes, but may have many objects of one.
 const MAX_DTYPES: usize = 64;
 
 const MAX_SHARDINGS: usize = 64;
@@ -31,17 +31,17 @@ const MAX_SHARDINGS: usize = 64;
 /// Smaller arrays are copied among the headers, because borrowing costs more.
 const INLINE_MAX_BYTES: usize = ALIGN_MIN_BYTES - 1;
 
-/// The same where that is the only copy, as long as nothing has been borrowed.
+/// The limit if `joined`, until the first payload is borrowed: this copy is the only one.
 const JOINED_INLINE_MAX_BYTES: usize = 4 << 10;
 
-/// Smaller arrays of NumPy are written even where arrays are left out.
+/// Smaller NumPy arrays are written even where gaps are left.
 const HOLLOW_MIN_BYTES: usize = 64;
 
-/// The refusals of jax to lend arrays of a dtype until it is no longer asked.
+/// Refusals of jax to lend arrays of a dtype until the walk stops trying.
 const MAX_FAILURES: u8 = 8;
 
 impl<'py> Walk<'py> {
-    /// An array of NumPy, or a scalar in one.
+    /// Writes an array, or a scalar converted to one.
     pub fn array(&mut self, array: &Bound<'py, PyUntypedArray>, code: i8) -> Walked {
         if let Some(last) = &mut self.last_small
             && last.code == code
@@ -75,7 +75,7 @@ impl<'py> Walk<'py> {
         ))
     }
 
-    /// The index of the dtype of an array in `self.dtypes`; Python may run.
+    /// Returns the index in `self.dtypes`. May run Python.
     #[inline]
     fn dtype_of(&mut self, array: &Bound<'py, PyUntypedArray>) -> Walked<usize> {
         let dtype = ArrayParts::dtype_of(array);
@@ -135,17 +135,16 @@ impl<'py> Walk<'py> {
         })?)
     }
 
-    /// Whether the copy of an array would already be in the output.
+    /// Returns whether copying an array now puts it in its final place.
     fn is_copied_once(&self, nbytes: usize) -> bool {
         self.options.joined && nbytes <= JOINED_INLINE_MAX_BYTES && !self.out.has_payloads()
     }
 
-    /// Whether an array is left out here: not inside of a leaf, where readers would not find it.
+    /// Returns whether to leave a gap: never inside a leaf, where readers would not find it.
     fn is_hollow(&self, nbytes: usize) -> bool {
         self.options.hollow && nbytes > HOLLOW_MIN_BYTES && !self.out.is_inside_leaf()
     }
 
-    /// Leaves a gap for an array.
     fn gap(
         &mut self,
         array: &Bound<'py, PyAny>,
@@ -162,12 +161,12 @@ impl<'py> Walk<'py> {
         })?)
     }
 
-    /// An array of jax: copied or borrowed at once if it is in host memory.
+    /// Copies or borrows an array in host memory at once.
     pub fn jax_array(&mut self, array: &Bound<'py, PyAny>) -> Walked {
         let kind = self.jax_kind(array)?;
         if self.options.hollow && !self.out.is_inside_leaf() {
             self.split(array)?;
-            // Of any size: all processes must come to the same answer.
+            // Of any size: all processes must decide alike.
             return self.hollow_jax_array(array, kind);
         }
         if self.all_lent {
@@ -184,7 +183,7 @@ impl<'py> Walk<'py> {
             }
             self.dtypes[dtype].lent -= 1;
         }
-        self.split(array)?; // no array that was split has lent its memory
+        self.split(array)?; // sharded arrays have not lent memory above
         match self.hooks.host_view.bind(self.py).call1((array,)) {
             Ok(host) => {
                 if let Ok(host) = host.cast::<PyUntypedArray>() {
@@ -192,15 +191,14 @@ impl<'py> Walk<'py> {
                 }
             }
             Err(error) => {
-                self.check_alive(array)?; // which may be the reason
+                self.check_alive(array)?; // the likely cause
                 return Err(error.into());
             }
         }
         self.device_array(array, dtype, kind)
     }
 
-    /// The recorded kind of an array of jax, by its `aval`, which most arrays share: is the dtype
-    /// weak?
+    /// Whether the dtype is weak. Most arrays share their `aval`.
     fn jax_kind(&mut self, array: &Bound<'py, PyAny>) -> Walked<Kind> {
         let py = self.py;
         if !self.out.is_described() {
@@ -222,8 +220,8 @@ impl<'py> Walk<'py> {
         Ok(kind)
     }
 
-    /// Records the sharding of the array of jax that comes next.
-    #[inline(never)] // see `value` in `containers.rs`
+    /// Records the sharding of the next jax array.
+    #[inline(never)]
     pub fn split(&mut self, array: &Bound<'py, PyAny>) -> Walked {
         let py = self.py;
         if !self.out.is_described() {
@@ -256,7 +254,6 @@ impl<'py> Walk<'py> {
         Ok(())
     }
 
-    /// Leaves a gap for an array of jax.
     fn hollow_jax_array(&mut self, array: &Bound<'py, PyAny>, kind: Kind) -> Walked {
         let py = self.py;
         self.check_alive(array)?;
@@ -278,17 +275,17 @@ impl<'py> Walk<'py> {
         Ok(())
     }
 
-    /// Writes an array of jax in host memory and returns true, or returns false.
+    /// Writes a jax array in host memory; returns false for others.
     ///
-    /// jax lends its memory through the buffer protocol, which costs a fraction of asking for a
-    /// NumPy array; it waits for the content and keeps it alive. It does not lend arrays on
-    /// accelerators, sharded ones, nor some dtypes; nor arrays without dimensions in a usable form.
+    /// jax lends memory by the buffer protocol, at a fraction of the cost of a NumPy array. It
+    /// waits for the content and keeps it alive, but lends no arrays on accelerators, no sharded
+    /// arrays, and not all dtypes. Arrays without dimensions come in an unusable form.
     fn lent_array(&mut self, array: &Bound<'py, PyAny>, kind: &Kind) -> Walked<bool> {
         let buffer = match PyUntypedBuffer::get(array) {
             Ok(buffer) => buffer,
             Err(error) if error.is_instance_of::<PyBufferError>(self.py) => return Ok(false),
             Err(error) => {
-                self.check_alive(array)?; // which may be the reason
+                self.check_alive(array)?; // the likely cause
                 return Err(error.into());
             }
         };
@@ -324,7 +321,7 @@ impl<'py> Walk<'py> {
         Ok(true)
     }
 
-    /// Adds an array whose bytes are fetched later.
+    /// Writes an array whose bytes are fetched later.
     fn device_array(&mut self, array: &Bound<'py, PyAny>, dtype: usize, kind: Kind) -> Walked {
         let py = self.py;
         let is = |name| array.getattr(name).and_then(|answer| answer.is_truthy());
@@ -360,7 +357,7 @@ impl<'py> Walk<'py> {
         })?)
     }
 
-    /// Adds an array whose bytes are read later.
+    /// Writes an array whose bytes are read later.
     pub fn deferred_array(&mut self, array: &Bound<'py, PyAny>) -> Walked {
         let parts = array.call_method0(intern!(self.py, "_deferred"))?;
         let (content, pieces): (Bound<'py, Content>, Vec<(usize, usize)>) = parts.extract()?;
@@ -377,7 +374,7 @@ impl<'py> Walk<'py> {
         let outside = |piece: &Range<usize>| piece.end > source.len();
         if pieces.len() != header.nbytes() || pieces.as_slice().iter().any(outside) {
             return Err(Failure::leaf(
-                "the bytes of the array are not where they should be",
+                "the pieces of the array do not match its size or its file",
             ));
         }
         Ok(self.out.array(&header, Kind::Plain, |out, range| {
@@ -389,7 +386,6 @@ impl<'py> Walk<'py> {
         })?)
     }
 
-    /// The index of the dtype in `self.dtypes`.
     #[inline(never)]
     fn dtype(&mut self, dtype: &Bound<'py, PyArrayDescr>) -> Walked<usize> {
         if let Some(known) = self

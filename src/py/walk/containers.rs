@@ -1,6 +1,4 @@
-//! Containers, and the choice by the type of a value.
-//!
-//! It is one recursion, and long because there are many kinds of containers.
+//! Writes values by type, and containers: one recursion with a branch per kind.
 
 use pyo3::exceptions::{PyException, PyRuntimeError, PyTypeError};
 use pyo3::intern;
@@ -23,15 +21,14 @@ use crate::{grow, wire};
 
 struct Reduced<'py> {
     children: Bound<'py, PyDict>,
-    /// Whether a handler has made them, so that lists stay lists.
+    /// A handler made them: lists stay lists.
     fixed: bool,
     class: u32,
     data: ByteBuf,
 }
 
 impl<'py> Walk<'py> {
-    /// Writes `value`. This and its calls for containers are the recursion, which must not need
-    /// much of the stack: inlined code counts at every level.
+    /// Writes `value`. Recurses through containers.
     pub fn value(&mut self, value: &Bound<'py, PyAny>, place: Position) -> Walked {
         self.signals.check(self.py)?;
         let class = value.get_type_ptr();
@@ -78,8 +75,7 @@ impl<'py> Walk<'py> {
         Ok(())
     }
 
-    /// A leaf of a type that only Python knows.
-    #[inline(never)] // see `value`
+    #[inline(never)]
     fn other(&mut self, class: Class, value: &Bound<'py, PyAny>) -> Walked {
         let py = self.py;
         match class {
@@ -132,8 +128,8 @@ impl<'py> Walk<'py> {
         Ok(())
     }
 
-    /// A container that Python expands to its state.
-    #[inline(never)] // see `value`
+    /// Writes a container that Python expands to its state.
+    #[inline(never)]
     fn node(&mut self, value: &Bound<'py, PyAny>, place: Position) -> Walked {
         if let Some((fields, children)) = self.attributes(value)?
             && (place.state || !fields.pytree)
@@ -147,15 +143,14 @@ impl<'py> Walk<'py> {
             ..place
         };
         match state.cast_exact::<PyDict>() {
-            // A dict here is the state itself, even if dict has a handler.
+            // The state itself, even if dict has a handler.
             Ok(state) => self.dict(state, place),
-            // No level of the output, but one of the recursion.
+            // A level of the recursion, not of the output.
             Err(_) => self.value(&state, place.below()?),
         }
     }
 
-    /// The children of a container whose fields are fixed.
-    #[inline(never)] // see `value`
+    #[inline(never)]
     fn attributes(&mut self, value: &Bound<'py, PyAny>) -> Walked<Option<Attributes<'py>>> {
         let classes = &mut self.classes;
         let found = self
@@ -164,7 +159,6 @@ impl<'py> Walk<'py> {
         Ok(found?)
     }
 
-    /// The children of a container with their names.
     fn children(
         &mut self,
         names: &[Bound<'py, PyString>],
@@ -178,9 +172,8 @@ impl<'py> Walk<'py> {
         Ok(())
     }
 
-    /// The type and static data of a container whose fields are fixed, unless only Python knows
-    /// them.
-    #[inline(never)] // see `value`
+    /// Returns type and static data, if Python is not needed for them.
+    #[inline(never)]
     fn record(&mut self, fields: &Fields<'py>, value: &Bound<'py, PyAny>) -> Walked<Option<Kind>> {
         let Some(record) = &fields.record else {
             return Ok(None);
@@ -188,7 +181,7 @@ impl<'py> Walk<'py> {
         let data = match fields.data(value) {
             Ok(Some(data)) => data,
             Ok(None) => return Ok(None),
-            // Python leaves out values that cannot be encoded, or explains them.
+            // Python leaves out or explains values that cannot be encoded.
             Err(error) if error.is_instance_of::<PyException>(self.py) => return Ok(None),
             Err(error) => return Err(error.into()),
         };
@@ -201,8 +194,8 @@ impl<'py> Walk<'py> {
         Ok(Some(Kind::Typed(number, data)))
     }
 
-    /// The state of a container, and whether it is final.
-    #[inline(never)] // see `value`
+    /// Returns the state, and whether it is final.
+    #[inline(never)]
     fn expand(&self, value: &Bound<'py, PyAny>) -> Walked<(Bound<'py, PyAny>, bool)> {
         let answer = self.hooks.expand.bind(self.py).call1((value,))?;
         let (state, fixed): (Bound<'py, PyAny>, bool) = answer.extract()?;
@@ -215,8 +208,7 @@ impl<'py> Walk<'py> {
         Ok((state, fixed))
     }
 
-    /// A container that Python takes apart, whose type is recorded.
-    #[inline(never)] // see `value`
+    #[inline(never)]
     fn typed_node(&mut self, value: &Bound<'py, PyAny>, place: Position) -> Walked {
         if let Some((fields, children)) = self.attributes(value)?
             && let Some(kind) = self.record(&fields, value)?
@@ -231,8 +223,7 @@ impl<'py> Walk<'py> {
         self.reduced(value, place)
     }
 
-    /// A container, or code, whose record Python returns.
-    #[inline(never)] // see `value`
+    #[inline(never)]
     fn reduced(&mut self, value: &Bound<'py, PyAny>, place: Position) -> Walked {
         let Some(reduced) = self.reduce(value)? else {
             return self.jax_array(value);
@@ -245,9 +236,8 @@ impl<'py> Walk<'py> {
         Ok(self.out.end(Kind::Typed(reduced.class, reduced.data))?)
     }
 
-    /// The children of a container by name, its type, and its static data; `None` for an array of
-    /// jax that has a handler.
-    #[inline(never)] // see `value`
+    /// Takes a container apart in Python; `None` for a jax array with a handler.
+    #[inline(never)]
     fn reduce(&mut self, value: &Bound<'py, PyAny>) -> Walked<Option<Reduced<'py>>> {
         let answer = self.hooks.flatten_node.bind(self.py).call1((value,));
         let answer = answer.map_err(|error| self.unsupported(error))?;
@@ -270,7 +260,6 @@ impl<'py> Walk<'py> {
         }))
     }
 
-    /// The failure for a value that cannot be written.
     #[allow(clippy::unnecessary_box_returns)] // see `Walked`
     fn unsupported(&self, error: PyErr) -> Box<Failure> {
         if error.is_instance_of::<PyTypeError>(self.py) {
@@ -290,11 +279,10 @@ impl<'py> Walk<'py> {
         self.end_with_keys(dict)
     }
 
-    /// Ends a dict with keys other than strings.
-    #[inline(never)] // see `value`
+    #[inline(never)]
     fn end_with_keys(&mut self, dict: &Bound<'py, PyDict>) -> Walked {
         let kind = if self.out.is_described() {
-            let keys = value::encode(dict.keys().as_any());
+            let keys = value::encode_keys(&dict.keys());
             Kind::dict_with_keys(keys.map_err(|error| self.unsupported(error))?)
         } else {
             Kind::Dict
@@ -334,9 +322,8 @@ impl<'py> Walk<'py> {
         Ok(all_strings)
     }
 
-    /// Writes the next items of a dict while they are arrays like the last one; returns their
-    /// number.
-    #[inline(never)] // see `value`
+    /// Writes the next items that are arrays like the last one; returns the count.
+    #[inline(never)]
     fn alike(
         &mut self,
         dict: &Bound<'py, PyDict>,
@@ -364,8 +351,8 @@ impl<'py> Walk<'py> {
         Ok(written)
     }
 
-    /// The items of a dict in the order of their keys; never with a structure.
-    #[inline(never)] // see `value`
+    /// Never with a record.
+    #[inline(never)]
     fn sorted_pairs(&mut self, dict: &Bound<'py, PyDict>, below: Position) -> Walked {
         let items = sorted_items(dict)?;
         self.out.map(items.len())?;
@@ -389,8 +376,7 @@ impl<'py> Walk<'py> {
         self.pair_with_key(key, value, place)
     }
 
-    /// A pair whose key is not a string.
-    #[inline(never)] // see `value`
+    #[inline(never)]
     fn pair_with_key(
         &mut self,
         key: &Bound<'py, PyAny>,
@@ -401,7 +387,7 @@ impl<'py> Walk<'py> {
         self.child(value, place, || text_of(key))
     }
 
-    #[inline(never)] // see `value`
+    #[inline(never)]
     fn key_of_pair(&mut self, key: &Bound<'py, PyAny>, place: Position) -> Walked {
         if place.state {
             return Ok(self.out.key(key.str()?.to_str()?)?);
@@ -415,7 +401,6 @@ impl<'py> Walk<'py> {
             .map_err(|failure| failure.below(text_of(key)))
     }
 
-    /// A child of a container, with its key.
     #[inline]
     fn child(
         &mut self,
@@ -430,14 +415,14 @@ impl<'py> Walk<'py> {
             .map_err(|failure| failure.below(key()))
     }
 
-    /// A child whose failures are collected.
-    #[inline(never)] // see `value`
+    /// Writes a child, and collects its failures.
+    #[inline(never)]
     fn examined(&mut self, value: &Bound<'py, PyAny>, place: Position, key: String) -> Walked {
         let before = self.problems.as_ref().map_or(0, Vec::len);
         let mark = self.out.mark();
         if before >= Self::MAX_PROBLEMS {
             self.out.skip(mark);
-            return Ok(()); // a tree that contains itself several times has no end of them
+            return Ok(()); // a tree that contains itself has no end of them
         }
         let done = self.value(value, place);
         if done.is_err() {
@@ -455,7 +440,7 @@ impl<'py> Walk<'py> {
         Ok(())
     }
 
-    #[inline(never)] // see `value`
+    #[inline(never)]
     fn sequence(
         &mut self,
         items: impl ExactSizeIterator<Item = Bound<'py, PyAny>>,
@@ -486,7 +471,7 @@ impl<'py> Walk<'py> {
         Ok(self.out.end(kind)?)
     }
 
-    #[inline(never)] // see `value`
+    #[inline(never)]
     fn prng_key(&mut self, value: &Bound<'py, PyAny>) -> Walked {
         let answer = self.hooks.unwrap_key.bind(self.py).call1((value,))?;
         let (name, data): (Bound<'py, PyString>, Bound<'py, PyAny>) = answer.extract()?;
@@ -497,7 +482,7 @@ impl<'py> Walk<'py> {
     }
 }
 
-// Out of the frames of the recursion.
+// Keeps the recursion's frames small.
 #[cold]
 #[inline(never)]
 fn text_of(key: &Bound<'_, PyAny>) -> String {
@@ -508,8 +493,8 @@ fn changed(what: &str) -> PyErr {
     PyRuntimeError::new_err(format!("{what} changed size during iteration"))
 }
 
-/// The items of a dict in the order of their keys, or as they are if the keys have no order.
-#[inline(never)] // see `value`
+/// Returns the items in the order of their keys, unsorted if keys cannot be compared.
+#[inline(never)]
 fn sorted_items<'py>(
     dict: &Bound<'py, PyDict>,
 ) -> PyResult<Vec<(Bound<'py, PyAny>, Bound<'py, PyAny>)>> {
@@ -522,7 +507,7 @@ fn sorted_items<'py>(
         .iter()
         .all(|(key, _)| key.is_exact_instance_of::<PyString>())
     {
-        // Python compares strings by code point, as their UTF-8 bytes compare.
+        // Python compares strings by code point, which is the order of their UTF-8 bytes.
         let mut keyed = grow::with_room(items.len())?;
         for (key, value) in &items {
             keyed.push((key.cast::<PyString>()?.to_str()?, key, value));

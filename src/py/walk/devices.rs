@@ -1,4 +1,4 @@
-//! Arrays that are fetched when their bytes are copied: on accelerators, or sharded.
+//! Arrays on accelerators, or sharded, which are fetched when their bytes are copied.
 
 use std::mem::MaybeUninit;
 
@@ -14,10 +14,9 @@ use crate::layout::Payload;
 use crate::window::{Fetch, Window};
 use crate::{Error, Result, grow};
 
-/// The most bytes of arrays in host memory or in transfer at a time.
+/// The size of arrays in host memory or in transfer at a time.
 pub const WINDOW_BYTES: usize = 256 << 20;
 
-/// The arrays of a tree that are fetched, in order.
 pub type Devices = Window<DeviceArray>;
 
 pub struct DeviceArray {
@@ -26,17 +25,15 @@ pub struct DeviceArray {
     pub itemsize: usize,
 }
 
-/// Its bytes in host memory.
 pub enum OnHost {
     Whole(Borrowed),
     Sharded(Sharded<Borrowed>),
 }
 
-/// The index of the first element of a shard, and its elements.
+/// The index of a shard's first element, and the shard.
 type HostShard<'py> = (Vec<usize>, Bound<'py, PyUntypedArray>);
 
 impl Fetch for DeviceArray {
-    /// The result of `start_transfer`.
     type Transfer = Py<PyAny>;
     type Here = OnHost;
 
@@ -79,7 +76,7 @@ impl DeviceArray {
         })
     }
 
-    /// The bytes of an array that `finish_transfer` has returned.
+    /// Borrows an array that `finish_transfer` returned.
     fn memory(&self, host: &Bound<'_, PyUntypedArray>, shape: &[usize]) -> PyResult<Borrowed> {
         let same = numpy::PyArrayDescrMethods::itemsize(&host.dtype()) == self.itemsize;
         if !same || host.shape() != shape || !ArrayParts::of(host).is_contiguous() {

@@ -1,4 +1,4 @@
-//! Leaves without a dtype: numbers, strings, bytes.
+//! Writes leaves without a dtype: numbers, strings, bytes.
 
 use pyo3::intern;
 use pyo3::prelude::*;
@@ -12,7 +12,7 @@ use crate::layout::LayoutBuilder;
 use crate::structure::Kind;
 use crate::wire;
 
-/// Smaller blobs are copied among the headers: a piece of their own takes more room.
+/// Smaller blobs are copied among the headers, because a payload takes more memory.
 const INLINE_MAX_BYTES: usize = 64;
 
 impl<'py> Walk<'py> {
@@ -32,7 +32,7 @@ impl<'py> Walk<'py> {
         Ok(())
     }
 
-    #[inline(never)] // see `value`
+    #[inline(never)]
     fn large_int(&mut self, value: &Bound<'py, PyAny>) -> Walked {
         let py = self.py;
         let bits: usize = value.call_method0(intern!(py, "bit_length"))?.extract()?;
@@ -58,7 +58,7 @@ impl<'py> Walk<'py> {
     }
 }
 
-/// Bytes that never change: short ones are copied, long ones borrowed.
+/// Borrows immutable bytes, unless they are short enough to copy.
 fn borrow(
     content: &[u8],
     borrow: impl FnOnce() -> PyResult<Borrowed>,

@@ -1,18 +1,16 @@
-//! The walk over a Python tree, which drives an encoder.
+//! Walks a Python tree, and drives an encoder.
 //!
-//! Dicts, lists, tuples and plain leaves are walked natively; for other values the hooks are
-//! called: `classify`, once for each type, then `expand` for containers. Large arrays in host
-//! memory are borrowed. Arrays on accelerators are fetched when the layout is poured.
+//! Dicts, lists, tuples and plain leaves are walked natively. Other values need hooks: `classify`,
+//! once per type, then `expand` for containers. Large arrays in host memory are borrowed. Arrays on
+//! accelerators are fetched when the layout is written.
 //!
-//! | file | content |
+//! | file | contents |
 //! |---|---|
-//! | `devices.rs` | arrays that are fetched when their bytes are copied |
-//! | `payload.rs` | payloads borrowed from Python |
-//! | `state.rs` | the state of a walk |
-//! | `leaves.rs` | leaves without a dtype |
-//! | `arrays.rs` | leaves with a dtype |
+//! | `state.rs` | options and state of a walk |
 //! | `containers.rs` | containers, and the choice by type |
-//! | `snapshot.rs` | a layout that is independent of the tree |
+//! | `leaves.rs`, `arrays.rs` | leaves without a dtype; arrays |
+//! | `payload.rs`, `devices.rs` | payloads; arrays that are fetched late |
+//! | `snapshot.rs` | makes a layout independent of the tree |
 
 mod arrays;
 mod containers;
@@ -31,7 +29,7 @@ pub use self::state::{Options, Recorded};
 use super::watch::Watcher;
 use crate::layout::Layout;
 
-/// The layout of `tree`, and the arrays left out of it.
+/// Returns the layout of `tree`, and the arrays that it leaves out.
 pub fn layout_of(
     tree: &Bound<'_, PyAny>,
     options: Options<'_>,
@@ -55,7 +53,7 @@ pub fn layout_of(
     }
 }
 
-/// All failures of writing `tree`, with their places.
+/// Returns path and reason of each failure of writing `tree`.
 pub fn problems_of(
     tree: &Bound<'_, PyAny>,
     options: Options<'_>,

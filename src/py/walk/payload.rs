@@ -1,4 +1,4 @@
-//! Payloads that a layout borrows from Python.
+//! Payloads of leaves in a layout.
 
 use std::mem::MaybeUninit;
 use std::ops::Range;
@@ -12,17 +12,13 @@ use crate::mapping::Pages;
 use crate::raw::{AsRaw, RawBytes, zeroed};
 use crate::source::{Pieces, Source, SourcePieces};
 
-/// The bytes of one leaf, or a range of them.
 pub enum LeafPayload {
-    /// Contiguous memory.
     Memory(Borrowed),
     /// Memory of jax, which never changes while it is held.
     Held(Borrowed),
-    /// A copy, in pages with others.
+    /// A copy, in pages with other leaves.
     Copied(Arc<Pages>, Range<usize>),
-    /// Not written: a gap.
     Gap {
-        /// The number of its array among those that are not written.
         number: usize,
         len: usize,
     },
@@ -31,7 +27,6 @@ pub enum LeafPayload {
     Source(Box<InSource>),
 }
 
-/// A range of an array's bytes in other encoded data, in one piece or several.
 pub struct InSource {
     pub source: Arc<dyn Source + Send + Sync>,
     pub pieces: Arc<Pieces>,
@@ -39,13 +34,20 @@ pub struct InSource {
 }
 
 impl InSource {
+    /// The ranges of the source for a range of this.
+    pub fn stored(&self, range: Range<usize>) -> Vec<Range<usize>> {
+        let start = self.range.start;
+        self.pieces
+            .of(start + range.start..start + range.end)
+            .collect()
+    }
+
     fn copy_to<'t>(&self, start: usize, target: &'t mut [MaybeUninit<u8>]) -> Result<&'t mut [u8]> {
         let (source, parts) = (&*self.source, &*self.pieces);
         SourcePieces { source, parts }.read_at(self.range.start + start, target)
     }
 }
 
-/// A range of the bytes of an array of `devices`.
 pub struct OnDevice {
     pub devices: Arc<Devices>,
     pub number: usize,
@@ -53,12 +55,12 @@ pub struct OnDevice {
 }
 
 impl LeafPayload {
-    /// Whether copying this calls Python.
+    /// Returns whether copying calls Python.
     pub fn needs_python(&self) -> bool {
         matches!(self, Self::Device(_) | Self::Source(_))
     }
 
-    /// Its memory, if that may change while it is borrowed.
+    /// Returns the memory, if it may change while borrowed.
     pub fn changing(&self) -> Option<RawBytes<'_>> {
         match self {
             Self::Memory(memory) if memory.as_stable().is_none() => Some(memory.as_raw()),

@@ -1,4 +1,4 @@
-//! The state of a walk.
+//! Options and state of a walk.
 
 use std::sync::Arc;
 
@@ -24,7 +24,7 @@ use crate::encoder::Encoder;
 use crate::structure::{Kind, Record};
 use crate::wire;
 
-/// The recorded parts of a tree: each one includes those before it.
+/// The recorded parts of a tree; each includes those before it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Recorded {
     Nothing,
@@ -38,24 +38,22 @@ pub struct Options<'py> {
     /// Write state dicts: lists as maps, keys as strings, containers expanded.
     pub state_dict: bool,
     pub sort_keys: bool,
-    /// Recorded in the last pair of the map at the top.
+    /// Recorded in the last pair of the top-level map.
     pub recorded: Recorded,
     pub metadata: Option<Vec<u8>>,
     /// Replaces the record of the walked structure.
     pub record: Option<Record>,
     pub framing: Framing,
-    /// Leave gaps for arrays.
     pub hollow: bool,
-    /// The output will be one `bytes` object: small arrays are copied there at once.
+    /// Copy small arrays at once, because the output is one `bytes` object.
     pub joined: bool,
-    /// Types that are walked natively otherwise, but have handlers now.
+    /// Types that now have handlers, and are walked natively otherwise.
     pub overridden: Vec<Bound<'py, PyType>>,
 }
 
 #[derive(Clone, Copy)]
 pub struct Position {
-    /// Whether lists become maps here, and keys strings. Not so in the final state that a handler
-    /// returned.
+    /// Whether lists become maps and keys strings; false in the final state of a handler.
     pub state: bool,
     pub depth: usize,
 }
@@ -73,7 +71,6 @@ impl Position {
     }
 }
 
-/// Types that are recognised by one comparison each.
 pub struct Types {
     pub dict: *mut ffi::PyTypeObject,
     pub list: *mut ffi::PyTypeObject,
@@ -106,7 +103,7 @@ impl Types {
 
 pub struct KnownDtype {
     pub dtype: Arc<Dtype>,
-    /// The number of jax arrays of this dtype that may yet refuse to lend their memory.
+    /// How often jax arrays of this dtype may still refuse to lend memory.
     pub lent: u8,
 }
 
@@ -121,11 +118,11 @@ impl KnownDtype {
     }
 }
 
-/// The small array that was written last: the next one is often like it.
+/// The last small array: the next one is often like it.
 pub(super) struct LastSmall {
     pub code: i8,
     pub alike: Alike,
-    /// Whether the array before was like it.
+    /// Whether it was like the array before.
     pub is_repeated: bool,
     /// See [`crate::encoder::Encoder::last_headers`].
     pub headers: Like,
@@ -140,19 +137,18 @@ pub struct Walk<'py> {
     pub out: Encoder<LeafPayload>,
     pub dtypes: Vec<KnownDtype>,
     pub(super) last_small: Option<LastSmall>,
-    /// Whether every array of jax so far has lent its memory, so that the next one is tried first.
+    /// Every jax array so far has lent its memory: the next one is tried first.
     pub all_lent: bool,
-    /// The indices of dtypes, by the formats of buffers that arrays of jax have lent.
+    /// Indices of dtypes by the buffer formats of jax arrays.
     pub formats: Vec<(Vec<u8>, usize)>,
-    /// The `aval` of the last array of jax, and its recorded kind.
     pub aval: Option<(Bound<'py, PyAny>, Kind)>,
-    /// The shardings of arrays of jax, with their recorded numbers, if any.
+    /// Shardings and their numbers in the record.
     pub shardings: Vec<(Bound<'py, PyAny>, Option<u32>)>,
     pub classes: Classes<'py>,
     pub fields: FieldsByType<'py>,
     pub devices: Arc<Devices>,
     pub hollow: Vec<Py<PyAny>>,
-    /// All failures so far, if the walk only collects failures. Its output is useless then.
+    /// Failures so far, if the walk only collects them. Then its output is useless.
     pub problems: Option<Vec<Failure>>,
 }
 

@@ -87,7 +87,7 @@ class Cases:
             template, data = self.values.case(rng)
             return Case(seed, container, "", template, ["a", "b"], data, MAX_SIZE)
         name = rng.choice([*self.sources])
-        if name == "large" and rng.random() < 0.9:
+        if name in ("large", "long") and rng.random() < 0.9:
             name = "params"
         source = self.sources[name]
         data = self._make[container](rng, source)

@@ -48,6 +48,8 @@ def trees() -> dict[str, Any]:
         "named": collections.OrderedDict(b=rows, a=collections.OrderedDict(c=1)),
         "odd": {"": 1, "a/b": {"~": 2, ".": {"0": 3}}, "é\n\x1b": 4, "0": [5]},
         "large": {"w": np.arange(20_000, dtype=np.int32), "v": np.zeros(9, np.uint8)},
+        # The texts of all paths have 22 MB.
+        "long": {"k" * 30_000: {f"x{at}": jnp.ones(1) for at in range(700)} | {"n": [1, "a"]}},
     }
 
 

@@ -10,10 +10,12 @@ from typing import Any, Literal, Unpack, overload
 from treepack._src.api.streams import spooled
 from treepack._src.checkpoint.file import File, open, place_of
 from treepack._src.checkpoint.load import load_part, restore_described
+from treepack._src.checkpoint.opening import open_reader
 from treepack._src.checkpoint.placement import sharing
 from treepack._src.checkpoint.reader import Place
+from treepack._src.checkpoint.safetensors import has_suffix
 from treepack._src.checkpoint.select import chosen
-from treepack._src.checkpoint.sharded import open_reader, unless_replaced
+from treepack._src.checkpoint.sharded import unless_replaced
 from treepack._src.options import (
     Containers,
     LoadOptions,
@@ -47,6 +49,7 @@ from treepack._src.storage.place import (
     located,
     resolved,
 )
+from treepack._src.storage.safetensors import is_safetensors
 from treepack._src.storage.store import ConditionError
 from treepack._src.storage.write import save_layout
 from treepack.errors import (
@@ -350,14 +353,15 @@ def load(
     def attempt() -> Any:
         nonlocal is_directory
         with sharing(target, how, together) as group:
-            if selection.is_whole and not is_directory:
+            source = path
+            if selection.is_whole and not is_directory and not has_suffix(path):
                 try:
-                    content = content_of(path, opening)
+                    source = content_of(path, opening)
                 except IsADirectoryError:
                     is_directory = True  # a sharded checkpoint, or no checkpoint
                 else:
-                    return restore_described(content, target, how)
-            source = path
+                    if not is_safetensors(source):
+                        return restore_described(source, target, how)
             if selection.verifies and selection.select is None and not is_directory:
                 try:  # once, so that exactly the verified bytes are loaded
                     source = downloaded(path, opening.progress)

@@ -22,7 +22,7 @@ from treepack._src.saving.layout import plain_layout, state_layout
 from treepack._src.storage.content import read_whole
 from treepack._src.storage.deferred import Deferred, InContent
 from treepack._src.storage.naming import naming
-from treepack._src.storage.place import Location, located
+from treepack._src.storage.place import Location, check_suffix, located
 from treepack._src.storage.write import replacing, spool
 
 
@@ -72,6 +72,7 @@ def write_stream(path: Location, leaves: Iterable[tuple[Any, Any]]) -> None:
     Raises:
       OSError: If the file cannot be written.
       UnserializableLeafError: A TypeError, if a leaf cannot be stored.
+      ValueError: If the suffix of `path` is of another format.
 
     Examples:
       >>> import numpy as np, tempfile, treepack
@@ -80,7 +81,9 @@ def write_stream(path: Location, leaves: Iterable[tuple[Any, Any]]) -> None:
       >>> next(treepack.read_stream(path))
       (('layers', '0'), array([0, 0]))
     """
-    with replacing(located(path)) as file:
+    place = located(path)
+    check_suffix(place)
+    with replacing(place) as file:
         for key, leaf in leaves:
             value = state_layout(leaf, 16).to_bytes(threads=None)
             file.write(plain_layout([_paths.parts(key), value], 16).to_bytes(threads=None))

@@ -13,9 +13,9 @@ import treepack._core as core
 from treepack._src import dtypes as _dtypes
 from treepack._src import paths as _paths
 from treepack._src.checkpoint.load import load_part
+from treepack._src.checkpoint.opening import open_reader
 from treepack._src.checkpoint.placement import sharing
 from treepack._src.checkpoint.reader import Place, Reader, dtype_and_shape
-from treepack._src.checkpoint.sharded import open_reader
 from treepack._src.options import (
     Containers,
     PartOptions,

@@ -6,6 +6,8 @@ import bisect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+
 import treepack._core as core
 from treepack._src import paths as _paths
 from treepack._src.checkpoint.casting import cast_floats
@@ -13,6 +15,7 @@ from treepack._src.checkpoint.placement import converter
 from treepack._src.checkpoint.reader import Place
 from treepack._src.checkpoint.replicas import Together
 from treepack._src.checkpoint.select import Renaming, Selector, meant_of
+from treepack._src.checkpoint.sources import SourceArray, array_of, resolve, split
 from treepack._src.interop import jax as _jax
 from treepack._src.options import Buffer, Reading, Selection, progress_bar
 from treepack._src.paths import Room, Trail
@@ -77,7 +80,7 @@ def _restored(
                 "without rename=, and save it again"
             )
         record = None
-        state = _renamed_state(place, found.renamed, found.marks, how, _on_devices(target))
+        state = _renamed_state(place, found, how, _on_devices(target))
     else:
         if place.reader.is_one_file and not needs_state(target, whole, how):
             with place.reader.fetching(place.value, found.marks):
@@ -111,6 +114,7 @@ class _Choice(NamedTuple):
       selector: The compiled `select=`.
       marks: The leaves and empty containers to load; `None` for all.
       renamed: The new paths of all leaves and empty containers, if `rename=` is given.
+      made: Arrays that are made of others, by their new paths.
       corrupt: The new paths of damaged leaves that are left out.
       is_cut: Whether further leaves may be missing because of damage.
     """
@@ -118,6 +122,7 @@ class _Choice(NamedTuple):
     selector: Selector
     marks: core.Marks | None
     renamed: dict[str, str] | None
+    made: dict[str, SourceArray]
     corrupt: list[str]
     is_cut: bool
 
@@ -125,24 +130,28 @@ class _Choice(NamedTuple):
 def _choose(place: Place, target: Any, selection: Selection, how: Reading) -> _Choice:
     catalog = place.catalog
     selector = Selector(selection.select)
-    renamed = None if selection.rename is None else _renamed(place, selection)
+    renamed, made = (None, {}) if selection.rename is None else _renamed(place, selection.rename)
+    names = [] if renamed is None else [*dict.fromkeys(renamed.values())]
 
     def mark() -> tuple[core.Marks | None, list[int]]:
         if renamed is None:
             marks = selector.mark(catalog, place.value)
             return marks, [] if marks is None else marks.unmatched
         marks = _mark_renamed(catalog, place.value, renamed, selector)
-        return marks, selector.unmatched(range(len(selector.patterns)), renamed.values())
+        return marks, selector.unmatched(range(len(selector.patterns)), names)
 
     marks, unmatched = mark()
     if unmatched:
         ends = Room().all(catalog.ends(place.value)) if renamed is None else ()
-        there = [*(dict(ends) if renamed is None else renamed.values())]
+        there = [*(dict(ends) if renamed is None else names)]
         there += () if target is None else leaf_paths(target, _paths.ROOT)
         selector = selector.settled(unmatched, lambda: there)
         marks, unmatched = mark()
         if target is not None or selection.missing != "target":
             selector.check(selector.unmatched(unmatched, there), "file", lambda: there)
+    if made and renamed is not None and marks is not None:
+        taken = {path for path, new in renamed.items() if new in made and selector.means(new)}
+        marks = catalog.mark({*marks.values, *_values(place, taken)})
     corrupt: dict[int, str] = {}
     if selection.verifies:
         corrupt = _corrupt(place, marks, renamed, selection, how)
@@ -150,18 +159,30 @@ def _choose(place: Place, target: Any, selection: Selection, how: Reading) -> _C
         values = range(catalog.values) if marks is None else marks.values
         marks = catalog.mark(set(values) - corrupt.keys())
     is_cut = selection.on_corrupt == "skip" and catalog.damage is not None
-    return _Choice(selector, marks, renamed, [*corrupt.values()], is_cut)
+    return _Choice(selector, marks, renamed, made, [*dict.fromkeys(corrupt.values())], is_cut)
 
 
-def _renamed(place: Place, selection: Selection) -> dict[str, str]:
-    """Returns the new paths of all leaves and empty containers."""
-    renaming = Renaming(selection.rename)
-    ends = Room().all(place.catalog.ends(place.value))
-    renamed = {path: renaming(path) for path, _ in ends}
+def _renamed(place: Place, rename: Any) -> tuple[dict[str, str], dict[str, SourceArray]]:
+    """Returns the new paths of all leaves and empty containers, and the arrays made of others."""
+    names, sources = split(rename)
+    renaming = Renaming(names)
+    paths = [path for path, _ in Room().all(place.catalog.ends(place.value))]
+    made = {}
+    taken: dict[str, str] = {}
+    for new, source in sources.items():
+        found = resolve(source, paths)
+        made[new] = array_of(source, place, found)
+        taken.update(dict.fromkeys(found, new))
+    renamed = {path: renaming(path) for path in paths if path not in taken}
     renaming.check(renamed)
-    if len(set(renamed.values())) < len(renamed):
+    if len({*renamed.values(), *made}) < len(renamed) + len(made):
         raise TreepackError("rename= maps two leaves to the same path: choose other names")
-    return renamed
+    return renamed | taken, made
+
+
+def _values(place: Place, paths: set[str]) -> set[int]:
+    """Returns the values of the leaves at paths."""
+    return {value for path, value in place.catalog.ends(place.value) if path in paths}
 
 
 def _mark_renamed(
@@ -255,14 +276,12 @@ def _assembled(
     return {} if found is ABSENT else found
 
 
-def _renamed_state(
-    place: Place,
-    renamed: Mapping[str, str],
-    marks: core.Marks | None,
-    how: Reading,
-    on_devices: OnDevices,
-) -> Any:
+def _renamed_state(place: Place, choice: _Choice, how: Reading, on_devices: OnDevices) -> Any:
     """Reads the state of a tree under new paths."""
+    renamed, marks, made = choice.renamed or {}, choice.marks, choice.made
+    if made and marks is not None:
+        taken = {path for path, new in renamed.items() if new in made}
+        marks = place.catalog.mark({*marks.values} - _values(place, taken))
 
     def goes(parts: Sequence[str]) -> bool:
         return on_devices(_paths.parts(renamed[_paths.text(parts)]))
@@ -282,6 +301,11 @@ def _renamed_state(
             root.append(leaf)
         else:
             _paths.put(state, _paths.parts(new), leaf)
+    for new, array in made.items():
+        if choice.selector.means(new) and new not in choice.corrupt:
+            parts = _paths.parts(new)
+            is_lazy = how.arrays != "numpy" and (how.everywhere or on_devices(parts))
+            _paths.put(state, parts, array if is_lazy else np.asarray(array))
     if root and state:
         raise TreepackError(
             f"rename= maps a leaf to the root {_paths.ROOT}, which has other leaves"

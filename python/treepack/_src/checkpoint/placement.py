@@ -138,7 +138,7 @@ def _where(device: Any, sharding: Any) -> Where | None:
             at = f" at {_paths.text(parts)}" if parts else ""
             raise ValueError(
                 f"{option}{at} must be a JAX device or sharding, such as jax.devices()[0], got "
-                f"{leaf!r:.100}"
+                f"{leaf!r:.100}" + "; make a NamedSharding of a mesh" * hasattr(leaf, "axis_names")
             )
     if () in shardings:
         return lambda *_: given
@@ -151,9 +151,11 @@ def _where(device: Any, sharding: Any) -> Where | None:
 
 
 def _is_function(sharding: Any) -> bool:
-    # Modules and structs may be callable, but are trees. Shardings and devices are neither.
+    # Modules and structs may be callable, and are trees. Shardings and devices are neither, and
+    # meshes are decorators.
     is_plain = callable(sharding) and kind_of(sharding) is None
-    return is_plain or _jax.is_partial(sharding)
+    is_mesh = hasattr(sharding, "axis_names")
+    return (is_plain and not is_mesh) or _jax.is_partial(sharding)
 
 
 def _place(
@@ -423,7 +425,7 @@ def _put_whole(batch: list[Item], place: Any, read: Callable[[Box], np.ndarray])
     def whole(item: Item) -> Any:
         for box in item.boxes.values():
             return read(box)
-        return item.leaf
+        return np.asarray(item.leaf) if isinstance(item.leaf, LazyArray) else item.leaf
 
     arrays = [whole(item) for item in batch]
     # PRNG keys are already on the default device, and slow to move.

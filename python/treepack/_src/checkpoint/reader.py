@@ -190,11 +190,12 @@ class Reader:
         place: Place,
         how: Reading,
         marks: core.Marks | None = None,
-        on_devices: Callable[[Sequence[str]], bool] = lambda _: True,
+        on_devices: Callable[[Sequence[str]], bool] | None = None,
     ) -> Any:
         """Reads the state at a place, with `ABSENT` for unmarked leaves.
 
-        Arrays may stay lazy where `on_devices` is true for their paths, relative to the place.
+        Arrays may stay lazy where `on_devices` is true of their paths, which are relative to the
+        place; without it, where they were arrays of jax, or all arrays become some.
         """
         with self.fetching(place.value, marks):
             return self.catalog.read(

@@ -22,6 +22,7 @@ from treepack._src import paths as _paths
 from treepack._src.checkpoint.boxes import DAMAGE, Box, find, ranges_of
 from treepack._src.checkpoint.reader import (
     DAMAGED_REST,
+    Bounds,
     LazyArray,
     Place,
     Reader,
@@ -30,12 +31,12 @@ from treepack._src.checkpoint.reader import (
 )
 from treepack._src.checkpoint.shards import MANIFEST
 from treepack._src.forks import Locked
-from treepack._src.options import Reading, Status, check
+from treepack._src.options import Reading, Status
 from treepack._src.pytree import prng as _prng
 from treepack._src.storage.content import Openable, Opened, read_all, size_of
 from treepack._src.storage.deferred import Computed
 from treepack._src.storage.fetch import fetching
-from treepack._src.storage.foreign import directory_text
+from treepack._src.storage.foreign import directory_text, names_in
 from treepack._src.storage.naming import name_file, naming
 from treepack._src.storage.place import absolute, joined
 from treepack._src.storage.store import ConditionError, RemoteStore
@@ -59,6 +60,16 @@ _MOST_INFLATED = 1032
 
 class ReplacedError(CorruptionError):
     """The files of a checkpoint are missing because it was saved again."""
+
+
+class NoManifestError(DecodeError):
+    """A directory has no manifest.
+
+    Attributes:
+      names: The names in it.
+    """
+
+    names: Sequence[str] = ()
 
 
 def unless_replaced(work: Callable[[], T]) -> T:
@@ -103,28 +114,9 @@ class ShardedReader(Reader):
         # The working directory may change before all files are open.
         self._path = absolute(source)
         self._max_size = max_size
-        try:
-            data = read_all(joined(self._path, MANIFEST))
-        except FileNotFoundError:
-            raise DecodeError(
-                f"the directory has no {MANIFEST}: {directory_text(source, MANIFEST)}"
-            ) from None
-        self._data = data
-        try:
-            self.manifest = core.Manifest.decode(data, max_size=max_size)
-        except NewerVersionError:
-            raise
-        except DecodeError as error:
-            if (text := core.described(core.Content.lent(data))) is None:
-                raise
-            raise DecodeError(f"{MANIFEST} is {text}; {error.reason}") from error
+        self._data, self.manifest = self._read_manifest(source)
         self._expected = self.manifest.files
-        for name, _, _ in self._expected:
-            if name in ("", ".", "..") or "\0" in name or os.path.basename(name) != name:  # noqa: PTH119
-                raise DecodeError(
-                    f"the manifest is damaged: {name!r} is not a file name in its directory"
-                )
-        nbytes = len(data) + sum(nbytes for _, nbytes, _ in self._expected)
+        nbytes = len(self._data) + sum(nbytes for _, nbytes, _ in self._expected)
         if self.manifest.content.nbytes > _MOST_INFLATED * nbytes:
             raise DecodeError(
                 f"the manifest is damaged: its arrays cannot fit into files of {nbytes} bytes"
@@ -135,6 +127,35 @@ class ShardedReader(Reader):
         self._remembers = False
         self._files: list[Task[Reader] | None] = [None] * len(self._expected)
         self.catalogs: list[core.Catalog | None] = [None] * len(self._expected)
+
+    def _place(self, name: str) -> str:
+        """Returns the path or URL of a file of the checkpoint."""
+        return joined(self._path, name)
+
+    def _read_manifest(self, source: Openable) -> tuple[bytes, core.Manifest]:
+        """Returns the manifest, encoded and decoded."""
+        try:
+            data = read_all(self._place(MANIFEST))
+        except FileNotFoundError:
+            look: Any = functools.cache(names_in)  # each directory is listed once
+            reason = f"the directory has no {MANIFEST}: {directory_text(source, MANIFEST, look)}"
+            error = NoManifestError(reason)
+            error.names = look(source)
+            raise error from None
+        try:
+            manifest = core.Manifest.decode(data, max_size=self._max_size)
+        except NewerVersionError:
+            raise
+        except DecodeError as error:
+            if (text := core.described(core.Content.lent(data))) is None:
+                raise
+            raise DecodeError(f"{MANIFEST} is {text}; {error.reason}") from error
+        for name, _, _ in manifest.files:
+            if name in ("", ".", "..") or "\0" in name or os.path.basename(name) != name:  # noqa: PTH119
+                raise DecodeError(
+                    f"the manifest is damaged: {name!r} is not a file name in its directory"
+                )
+        return data, manifest
 
     def salvaging(self) -> Reader:
         """Returns a reader of the same checkpoint with its intact leaves."""
@@ -155,7 +176,7 @@ class ShardedReader(Reader):
             if self.is_closed:
                 raise ValueError(f"the file {self.name} is closed")
             task = self._files[number]
-            if task is None or task.is_orphan:
+            if task is None or task.is_suspended:
                 opening = functools.partial(self._checked, *self._expected[number])
                 task = self._files[number] = Task(opening)
         try:
@@ -192,7 +213,7 @@ class ShardedReader(Reader):
             self.file(number)
 
     def _checked(self, name: str, nbytes: int, record: int) -> Reader:
-        place = joined(self._path, name)
+        place = self._place(name)
 
         def check_size(found: int) -> None:
             if found == nbytes:
@@ -238,7 +259,7 @@ class ShardedReader(Reader):
     def gone(self, name: str) -> CorruptionError:
         """Returns the error for a missing file, by its name in the directory."""
         with contextlib.suppress(FileNotFoundError, DecodeError):
-            if read_all(joined(self._path, MANIFEST)) != self._data:
+            if read_all(self._place(MANIFEST)) != self._data:
                 return ReplacedError("the checkpoint was replaced by another save: open it again")
         return CorruptionError(f"{name} is missing: the checkpoint is incomplete")
 
@@ -250,7 +271,7 @@ class ShardedReader(Reader):
         elif isinstance(error, DAMAGE):
             made = CorruptionError(f"{name} is damaged: {error.reason}")
         else:
-            name_file(error, joined(self._path, name))
+            name_file(error, self._place(name))
             return error
         made.__cause__ = error
         return made
@@ -261,7 +282,7 @@ class ShardedReader(Reader):
             super().close()
             for number, task in enumerate(self._files):
                 self._files[number] = self.catalogs[number] = None
-                if task is not None and not task.is_orphan and task.end():
+                if task is not None and not task.is_suspended and task.end():
                     with contextlib.suppress(TreepackError):
                         task.result().close()
 
@@ -304,7 +325,7 @@ class ShardedReader(Reader):
         place: Place,
         how: Reading,
         marks: core.Marks | None = None,
-        on_devices: Callable[[Sequence[str]], bool] = lambda _: True,
+        on_devices: Callable[[Sequence[str]], bool] | None = None,
     ) -> Any:
         """Reads the state at a place, with `ABSENT` for unmarked leaves.
 
@@ -313,9 +334,11 @@ class ShardedReader(Reader):
         read_now: list[ShardedArray] = []
 
         def waits(array: LazyArray) -> bool:
-            is_sharded = isinstance(array, ShardedArray) and not array.is_host
-            below = array.parts[len(place.parts) :]
-            return is_sharded and how.arrays != "numpy" and on_devices(below)
+            if how.arrays == "numpy" or not isinstance(array, ShardedArray):
+                return False
+            if on_devices is None:
+                return how.everywhere or not array.is_host
+            return on_devices(array.parts[len(place.parts) :])
 
         def expected(value: int, parts: list[str]) -> None:
             kind = self.kind(value, parts)
@@ -341,7 +364,7 @@ class ShardedReader(Reader):
         """From now on, checks that bytes do not change between two reads."""
         with self._locked.lock:
             self._remembers = True
-            opened = [task for task in self._files if task is not None and not task.is_orphan]
+            opened = [task for task in self._files if task is not None and not task.is_suspended]
         for task in opened:
             task.result().remember()
 
@@ -429,21 +452,6 @@ class ShardedReader(Reader):
         return cls(source, **options)
 
 
-def open_reader(
-    source: Openable, *, is_directory: bool = False, max_size: int | None = None, **options: Any
-) -> Reader:
-    """Opens a file or the directory of a sharded checkpoint; see `treepack.open`.
-
-    `is_directory` means that `source` is known to be a directory.
-    """
-    check("max_size", max_size)
-    options["max_size"] = max_size
-    if not is_directory:
-        with contextlib.suppress(IsADirectoryError):
-            return Reader.open(source, **options)
-    return ShardedReader.open(source, **options)
-
-
 _BADNESS: list[Status] = ["ok", "unchecked", "corrupt"]
 
 
@@ -524,6 +532,15 @@ class ShardedArray(LazyArray):
             plan = self._plan(indices, in_place=in_place).find()
             with fetching(ranges_of([plan])):
                 return use(plan)
+
+    def read_to(self, bounds: Bounds, target: np.ndarray, *, threads: int | None = None) -> None:
+        """Reads the elements of a box to a part of an array."""
+        if target.size == 0:
+            return
+        with naming(self.reader.given):
+            plan = Box(self, bounds, self._shards.box(bounds), in_place=False).find()
+            with fetching(ranges_of([plan])):
+                plan.read_to(target, threads)
 
     def files(self) -> list[int]:
         """Returns the number of the file of each shard."""

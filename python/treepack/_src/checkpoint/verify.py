@@ -10,13 +10,15 @@ from typing import NamedTuple
 
 import treepack._core as core
 from treepack._src import paths as _paths
-from treepack._src.checkpoint.sharded import open_reader, unless_replaced
+from treepack._src.checkpoint.opening import open_reader
+from treepack._src.checkpoint.sharded import unless_replaced
 from treepack._src.options import Progress, Status, StorageOptions, progress_bar
 from treepack._src.paths import Room
 from treepack._src.storage.content import Openable
+from treepack._src.storage.entries import is_directory
 from treepack._src.storage.naming import naming
 from treepack._src.storage.place import resolved
-from treepack.errors import NewerVersionError
+from treepack.errors import DecodeError, NewerVersionError
 
 
 class Statuses(Mapping[str, Status]):
@@ -193,3 +195,8 @@ def verify(
             return unless_replaced(attempt)
     except NewerVersionError as error:  # raised for a manifest
         return Verification({}, None, error.reason)
+    except DecodeError as error:  # the header of safetensors
+        if isinstance(source, (str, os.PathLike)) and is_directory(source):
+            raise
+        at = "" if error.path is None else f" (at {error.path})"
+        return Verification({}, f"{error.reason}{at}")

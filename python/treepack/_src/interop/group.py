@@ -291,8 +291,12 @@ class Group:
         if self.count > 1:  # the store keeps messages in memory, and this one is obsolete
             self._client.key_value_delete(f"treepack/{self._folder}/done/")
             if self._old is not None and not any(it.error for it in found.values()):
-                self._client.key_value_delete(f"treepack/{self._old}/")
+                self.forget(self._old)
         return found
+
+    def forget(self, folder: str) -> None:
+        """Deletes the messages in a folder, which no process waits for any more; for process 0."""
+        self._client.key_value_delete(f"treepack/{folder}/")
 
     def _hear_group(self, first: int, until: float) -> Messages:
         """Waits for all processes of a group except its first."""
@@ -388,7 +392,7 @@ _LEAST_S = 0.01
 _MOST_ERRORS = 10
 
 # Participles for errors of calls.
-_DONE = {"save": "saved", "load": "loaded"}
+_DONE = {"save": "saved", "load": "loaded", "resume": "resumed"}
 
 # The maximum number of processes from which process 0 receives directly.
 _LEAST_GROUP = 16

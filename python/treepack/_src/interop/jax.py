@@ -118,6 +118,20 @@ def wait_for_all(name: str) -> None:
         sync_global_devices(name)
 
 
+def has_preemption_service() -> bool:
+    """Returns whether processes of `jax.distributed` tell each other that they are preempted."""
+    distributed = imported("jax._src.distributed")
+    state = None if distributed is None else distributed.global_state
+    return getattr(state, "preemption_sync_manager", None) is not None
+
+
+def is_preempted_at(step: int) -> bool:
+    """Returns whether all processes end after this step, since one of them is preempted."""
+    from jax.experimental.multihost_utils import reached_preemption_sync_point
+
+    return bool(reached_preemption_sync_point(step))
+
+
 def is_node(value: object) -> bool:
     """Returns whether JAX flattens a value; false for `None`."""
     jax = imported("jax")

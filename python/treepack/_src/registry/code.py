@@ -19,11 +19,13 @@ from typing import Any
 
 import numpy as np
 
+from treepack._core import Class
 from treepack._src.interop import flax
 from treepack._src.interop.jax import is_array
 from treepack._src.interop.libraries import LIBRARIES, is_marker, library_of_type
 from treepack._src.pytree.containers import fields_of, is_namedtuple
 from treepack._src.pytree.kinds import kind_of
+from treepack._src.pytree.leaves import classify
 from treepack._src.pytree.prng import is_key
 from treepack._src.pytree.state_dict import leaves_of
 from treepack._src.registry.definitions import attributes, slots_of
@@ -57,8 +59,8 @@ def is_code(value: Any) -> bool:
 
 
 def check_is_tree(target: Any) -> None:
-    """Raises a TypeError if a template is code, such as a function that returns the template."""
-    if kind_of(target) is not None or not (callable(target) or is_code(target)):
+    """Raises a TypeError if a template is an object without leaves, such as code that makes it."""
+    if kind_of(target) is not None:
         return
     ty = type(target)
     name = getattr(target, "__name__", ty.__name__)
@@ -68,9 +70,20 @@ def check_is_tree(target: Any) -> None:
         remedy = f"pass an object of it, such as jax.eval_shape(lambda: {name}(...))"
     elif callable(target):
         remedy = f"call it, as jax.eval_shape({name}) does"
-    else:
+    elif is_code(target):
         remedy = "pass a tree of arrays"
+    elif _is_unknown(target):
+        remedy = "pass a tree of arrays, or register its type with treepack.register_node"
+    else:
+        return
     raise TypeError(f"the target must be a tree, got a {ty.__name__} ({name}): {remedy}")
+
+
+def _is_unknown(value: Any) -> bool:
+    """Returns whether a value is neither a leaf nor a placeholder of one."""
+    is_array = hasattr(value, "shape") and hasattr(value, "dtype")
+    known = type(value) in _PLAIN or is_array or value is ...
+    return not known and classify(value) is Class.UNSUPPORTED
 
 
 def holds_arrays(value: Any) -> bool:

@@ -37,15 +37,23 @@ from treepack._src.storage.store import ABSENT, ConditionError
 from treepack._src.storage.stores import remote_store, store_of
 from treepack.errors import DecodeError
 
-# Patterns for names of files with shards, their temporary files, and files of leases.
+# The names of files with shards, of their temporary files, and of those of leases and manifests.
 _NAME = r"[0-9a-f]{8}-\d{5,}\.treepack"
 
-_SHARD_FILE = re.compile(rf"{_NAME}|\.({_NAME}|lease\.treepack)\.treepack-.*\.tmp")
+_FILE_OF = re.compile(r"[0-9a-f]{8}-(\d{5,9})\.treepack")
+
+_SHARD_FILE = re.compile(rf"{_NAME}|\.({_NAME}|(lease|manifest)\.treepack)\.treepack-.*\.tmp")
 
 
 def file_name(name: str, process: int) -> str:
     """Returns the name of the file that a process writes during a save."""
     return f"{name}-{process:05}.treepack"
+
+
+def process_of(name: str) -> int:
+    """Returns the number of the process that has written a file; -1 if its name has none."""
+    found = _FILE_OF.fullmatch(name)
+    return -1 if found is None else int(found[1])
 
 
 def is_unfinished(names: Iterable[str]) -> bool:
@@ -100,7 +108,7 @@ class Directory(abc.ABC):
         self.claimed: tuple[str, int] | None = None
         self._name = ""  # of the uncommitted save
         self._before: Any = None  # the version that a commit replaces, unless
-        self._overtaken: Any = None  # a signal handler replaced it
+        self._overtaken: list[Any] = []  # signal handlers have replaced it by these
         self._replaced: set[str] = set()  # the files of the replaced checkpoint
         self._interrupted: list[Directory] = []
 
@@ -131,6 +139,8 @@ class Directory(abc.ABC):
 
     def _spares(self, name: str) -> bool:
         """Returns whether a file belongs to a save that this one interrupted."""
+        if self._interrupted and name.startswith(f".{LEASE}."):
+            return True  # which it may not have locked yet
         return any(_is_of(name, it._name) for it in self._interrupted)
 
     def _is_ours(self, name: str) -> bool:
@@ -149,7 +159,7 @@ class Directory(abc.ABC):
         """Lets the saves that this one interrupted replace its checkpoint."""
         self._name = ""
         for directory in self._interrupted:
-            directory._overtaken = now
+            directory._overtaken.append(now)  # beside that of a handler which has come after this
 
     @abc.abstractmethod
     def commit(self, manifest: bytes, names: set[str], *, durable: bool) -> None:
@@ -240,8 +250,8 @@ class LocalDirectory(Directory):
         del names
         self._lease.check()
         now = self._manifest()
-        if now not in (self._before, self._overtaken):
-            raise BusyError(f"another job saved to {self} at the same time")
+        if now != self._before and now not in self._overtaken:
+            raise BusyError(f"another job saved to {self} at the same time: save again")
         core.write_file(self.file(MANIFEST), manifest, durable=durable)
         self._has_committed(_hash_of(manifest))
 
@@ -333,9 +343,9 @@ class RemoteDirectory(Directory):
         listed = {it for it in names if _SHARD_FILE.fullmatch(it) and not self._spares(it)}
         if not self._store.has_conditions:
             now = _hash_of(self._manifest()[1])
-            if all(now != before for _, before in (self._before, self._overtaken or self._before)):
+            if all(now != before for _, before in (self._before, *self._overtaken)):
                 raise self._busy()
-        replaced = self._overtaken or self._before
+        replaced = self._overtaken[-1] if self._overtaken else self._before
         # From now on the manifest may exist, regardless of the response: its files must stay.
         name, self._name = self._name, ""
         try:
@@ -346,7 +356,10 @@ class RemoteDirectory(Directory):
                 pass
             elif isinstance(error, ConditionError):
                 self._name = name
-                if replaced is not (self._overtaken or self._before):
+                version, data = self._manifest()
+                found = version, _hash_of(data)
+                if found in self._overtaken and found != replaced:
+                    self._overtaken.append(found)
                     return self.commit(manifest, names, durable=True)
                 raise self._busy() from error
             else:

@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from treepack._src.tasks import Thread
+from treepack._src.tasks import Task, Thread
 from treepack.errors import TreepackError
 
 FILE = "lease.treepack"
@@ -123,11 +123,7 @@ class Lease:
                 except FileExistsError:
                     raise
                 except OSError:  # no links here
-                    file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
-                    os.close(self._files[0])
-                    self._files[0] = file
-                    _lock(file, wait=True)
-                    self._write(data)
+                    self._create(data)
                 return
             except FileExistsError:
                 for lease in shared:
@@ -140,6 +136,27 @@ class Lease:
                     busy = error
                     time.sleep(_WRITING_S)  # until its holder has written it
         raise busy
+
+    def _create(self, data: bytes) -> None:
+        """Makes the file where there are no links.
+
+        A thread does it, so that a signal handler which saves here as well finds it written soon.
+        """
+
+        def create() -> None:
+            file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
+            os.close(self._files[0])
+            self._files[0] = file
+            _lock(file, wait=True)
+            self._write(data)
+
+        creating = Task(create)
+        try:
+            with contextlib.suppress(RuntimeError, MemoryError):
+                Thread(creating.attempt).join()
+            creating.result()
+        finally:
+            creating.end()
 
     def _remove_dead(self) -> None:
         """Removes the existing lease if its holder is dead.

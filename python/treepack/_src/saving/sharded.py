@@ -64,6 +64,11 @@ class ShardedWrite:
             self.abandon(error)
             raise
 
+    @property
+    def leads(self) -> bool:
+        """Whether this is process 0, which commits."""
+        return self._group.index == 0
+
     def abandon(self, error: BaseException) -> None:
         """Sends an error to all others: this process will not write, so that none waits for it."""
         self._group.abandon(error)
@@ -162,16 +167,17 @@ class ProcessShare:
         )
         arrays = whole.hollow
         plan = plan_of(arrays)
-        self._processes = plan.processes
+        self._processes = [*plan.processes]
+        if saved.own is not None:
+            self._processes += sorted({*range(group.count)} - {*self._processes})
         self._draft = core.Manifest.planned(whole, plan)
         del whole  # it holds arrays
         paths = _array_paths(self._draft, len(arrays))
-        kinds = [
-            [path, list(array.shape), str(array.dtype)]
-            for path, array in zip(paths, arrays, strict=True)
-        ]
-        # Differs if two processes save different trees.
-        self._plan = zlib.crc32(json.dumps([plan.checksum, kinds]).encode())
+        # Differs if two processes save different trees. Path by path: a long key is in many.
+        self._plan = plan.checksum
+        for path, array in zip(paths, arrays, strict=True):
+            kind = json.dumps([path, list(array.shape), str(array.dtype)])
+            self._plan = zlib.crc32(kind.encode(), self._plan)
         self.identity: Identity | None = None
         if group.count > 1:
             self.identity = identify(self._plan, self._draft, arrays)
@@ -184,9 +190,11 @@ class ProcessShare:
                 else:
                     mine = shard  # the tree is a single host array
         self._layout: core.Layout | None = None
-        if self.index in plan.processes:
-            about = Saved(metadata={"process": self.index, "plan": self._plan})
-            self._layout = file_layout(mine, about, how, snapshot=snapshot)
+        if self.index in self._processes:
+            about = {"process": self.index, "plan": self._plan}
+            if saved.own is not None:
+                about["own"] = saved.own()
+            self._layout = file_layout(mine, Saved(metadata=about), how, snapshot=snapshot)
 
     def write(self, directory: Directory, name: str, progress: Progress = None) -> Written | None:
         """Writes the file of this process and describes it; `None` if it has no shards."""
@@ -242,13 +250,14 @@ class ProcessShare:
 
 
 def _array_paths(manifest: core.Manifest, count: int) -> list[list[str]]:
-    """Returns the parts of each array's path."""
+    """Returns the parts of the paths of all arrays; equal parts are one object."""
     catalog = core.Catalog.open(manifest.content, salvage=False)
     found: list[list[str]] = [[] for _ in range(count)]
+    known: dict[str, str] = {}
     for path, value in catalog.leaves(0):
         array = catalog.array_elsewhere(value)
         if array is not None:
-            found[array] = _paths.parts(path)
+            found[array] = [known.setdefault(part, part) for part in _paths.parts(path)]
     return found
 
 

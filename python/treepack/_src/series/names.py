@@ -16,6 +16,7 @@ from treepack._src.saving.directory import is_unfinished
 from treepack._src.storage.entries import entries
 from treepack._src.storage.place import joined, like, resolved
 from treepack._src.storage.store import Entry
+from treepack._src.storage.stores import store_of
 
 _NUMBER = r"(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
 
@@ -30,6 +31,9 @@ SCHEME_RE = re.compile(r"(?P<scheme>[a-z][a-z0-9.+-]+://)?(?P<path>.*)", re.IGNO
 
 MP_ARRAY_POSTFIX = "_gda"
 """What the names of directories with the arrays of several processes end with, in flax's form."""
+
+# An integer as Python writes it, so that a step has one name; of at most 63 bits.
+_INTEGER = re.compile(r"0|[1-9][0-9]{0,17}")
 
 # What flax calls a file before it is complete, after the prefix.
 TEMPORARY = "tmp"
@@ -96,6 +100,11 @@ class Found(NamedTuple):
     inside: list[Entry] | None
 
     @property
+    def is_directory(self) -> bool:
+        """Whether it is a directory."""
+        return self.inside is not None
+
+    @property
     def is_complete(self) -> bool:
         """Whether its save has ended."""
         return self.inside is None or not is_unfinished(entry.name for entry in self.inside)
@@ -114,7 +123,7 @@ class Listing:
         self.known: dict[Entry, Found] = {}
 
 
-class Series:
+class Folder:
     """The checkpoints in a directory whose names begin with a prefix.
 
     Attributes:
@@ -125,6 +134,11 @@ class Series:
     def __init__(self, directory: str, prefix: str):
         inner, self.begin = os.path.split(prefix)
         self.directory = joined(directory, inner) if inner else directory
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the directory is one of the system."""
+        return store_of(self.directory)[0].is_local
 
     def name(self, step: object) -> str:
         """Returns the name of the checkpoint of a step."""
@@ -146,6 +160,25 @@ class Series:
     def steps(self) -> list[str]:
         """Returns the steps of all complete checkpoints, in order."""
         return [name.removeprefix(self.begin) for name in self.names()]
+
+    def numbered(self, listing: Listing | None = None) -> dict[int, Found]:
+        """Returns the entries that are named by the prefix and an integer, by step, in order.
+
+        Entries with other names, such as `step_7.bak` or `step_007`, are not of the series. Where
+        a store has a file and a directory of one name, the file is the one that is read.
+        """
+        listing = self._listed(listing)
+        found: dict[int, Found] = {}
+        for entry in sorted(listing.entries, key=lambda entry: entry.is_directory):
+            if (step := self.step(entry.name)) is not None:
+                found.setdefault(step, self._found(entry, listing))
+        return dict(sorted(found.items()))
+
+    def step(self, name: str) -> int | None:
+        """Returns the step in a name that is the prefix and an integer; `None` for other names."""
+        text = name.removeprefix(self.begin)
+        is_step = name.startswith(self.begin) and _INTEGER.fullmatch(text)
+        return int(text) if is_step else None
 
     def last(self) -> str | None:
         """Returns the name of the last complete checkpoint."""

@@ -11,7 +11,7 @@ from treepack._src.interop.modules import error_class
 from treepack._src.options import Progress, Writing
 from treepack._src.pytree.state_dict import leaves_of
 from treepack._src.saving.layout import state_layout
-from treepack._src.series.names import Series
+from treepack._src.series.names import Folder
 from treepack._src.storage.foreign import FLAX_REFERENCE, reference_text
 from treepack._src.storage.place import absolute, joined
 from treepack._src.storage.write import save_layout
@@ -26,16 +26,16 @@ class Place:
 
     Attributes:
       path: Its path as the program has given it.
-      series: The series that it belongs to, wherever the program goes meanwhile.
+      folder: The series that it belongs to, wherever the program goes meanwhile.
       name: Its name there.
       absolute: Its absolute path.
     """
 
     def __init__(self, directory: str, step: object, prefix: str):
         self.path = joined(directory, f"{prefix}{step}")
-        self.series = Series(absolute(directory), prefix)
-        self.name = self.series.name(step)
-        self.absolute = self.series.path(self.name)
+        self.folder = Folder(absolute(directory), prefix)
+        self.name = self.folder.name(step)
+        self.absolute = self.folder.path(self.name)
 
 
 class FileWrite:

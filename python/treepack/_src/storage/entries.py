@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 
 from treepack._src.storage.store import Entry
@@ -26,6 +27,19 @@ def exists(path: _Path) -> bool:
     """Returns whether there is a file or directory."""
     store, place = store_of(path)
     return store.exists(place)
+
+
+def is_missing(path: _Path) -> bool:
+    """Returns whether there is neither a file nor a directory.
+
+    Raises:
+      PermissionError: If there may be a directory, which may not be listed.
+    """
+    if exists(path):
+        return False
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        entries(path)
+    return True
 
 
 def is_directory(path: _Path) -> bool:

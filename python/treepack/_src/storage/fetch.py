@@ -183,7 +183,7 @@ class Blocks(Locked):
         at = bisect_right(fetches, start, key=lambda it: it.start) - 1
         if at < 0 or start >= fetches[at].stop:
             return None
-        return None if fetches[at].is_forgotten or fetches[at].is_orphan else fetches[at]
+        return None if fetches[at].is_forgotten or fetches[at].is_suspended else fetches[at]
 
     def fetches_of(self, start: int, stop: int) -> Iterator[Fetch]:
         """Yields the prepared requests that overlap a range."""

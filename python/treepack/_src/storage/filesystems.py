@@ -159,6 +159,7 @@ class FileSystem(Locked, RemoteStore):
         # A transaction is shared by all users of the object, so this uses a new one.
         fs = type(lowest)(*lowest.storage_args, skip_instance_cache=True, **lowest.storage_options)
         _make_parent(fs, path)
+        count = 0
         with fs.transaction:
             try:
                 file = fs.open(path, "wb", block_size=_PART_BYTES)
@@ -166,9 +167,20 @@ class FileSystem(Locked, RemoteStore):
                 told = f"{shown(self.url)}: fsspec cannot write there"
                 raise io.UnsupportedOperation(told) from error
             for part in parts:
-                file.write(part)
+                count += len(part)
+                self._check_size(len(part), file.write(part))
             file.close()
         self._forget(path)
+        _drop_listings(fs, path)  # which may be from before the upload
+        found = None
+        with contextlib.suppress(OSError, NotImplementedError):  # it may not be looked at
+            found = fs.info(path).get("size")
+        self._check_size(count, found)
+
+    def _check_size(self, expected: int, found: Any) -> None:
+        """Raises an OSError if fewer bytes were written than expected; `None` is unknown."""
+        if found is not None and found < expected:
+            raise OSError(f"{shown(self.url)}: short write: expected {expected} bytes, got {found}")
 
     @_hiding
     def put(self, path: str, data: bytes, before: Any = None, *, durable: bool = True) -> None:

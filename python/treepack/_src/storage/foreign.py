@@ -6,7 +6,6 @@ The core recognises files.
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import re
 from collections.abc import Callable
@@ -92,14 +91,14 @@ _MOST_TRIED = 20
 _MOST_LISTED = 100
 
 
-def directory_text(path: str | os.PathLike[str], manifest: str) -> str:
+def directory_text(path: str | os.PathLike[str], manifest: str, look: _Look) -> str:
     """Describes a directory without a manifest, with a remedy.
 
     Args:
       path: The directory.
       manifest: The name of manifests.
+      look: Returns the names in a directory.
     """
-    look: _Look = functools.cache(names_in)  # type: ignore[assignment]  # each is listed once
     names = look(path)
     # The item of a step of Orbax, or of the last step.
     inside = [joined(name, item) for name in names[-1:] for item in look(joined(path, name))]
@@ -131,9 +130,8 @@ _T = Callable[[str], object]
 _KNOWN: list[tuple[_T, str]] = [
     (_ORBAX_STEP.__contains__, _ORBAX),
     (
-        re.compile(r".*\.safetensors(\.index\.json)?").fullmatch,
-        "it looks like a directory of safetensors: convert each of its files with `treepack "
-        "convert`",
+        re.compile(r".*\.safetensors\.index\.json").fullmatch,
+        "it has an index of safetensors, but no file of arrays: download those, too",
     ),
     (
         re.compile(r"flax_model.*\.msgpack").fullmatch,

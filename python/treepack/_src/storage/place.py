@@ -141,6 +141,18 @@ _FOREIGN = {
     ".onnx": "ONNX",
     ".zip": "zip",
     ".tar": "tar",
+    ".tgz": "tar",
+    ".zst": "Zstandard",
+    ".bz2": "bzip2",
+    ".xz": "xz",
+    ".lz4": "LZ4",
+    ".parquet": "Parquet",
+    ".arrow": "Arrow",
+    ".feather": "Arrow",
+    ".csv": "CSV",
+    ".yaml": "YAML",
+    ".yml": "YAML",
+    ".toml": "TOML",
 }
 
 # Suffixes that `treepack convert` writes.

@@ -1,0 +1,139 @@
+"""Saves and resumes a run beside Orbax's CheckpointManager, with the same rules of retention.
+
+    python benches/series.py [MiB]
+
+Both keep the last two checkpoints and the best one, save in the background, and resume in a new
+manager from the last checkpoint, each in turns; medians of seconds, and of seconds of processors.
+treepack compares all bytes with their checksums while it resumes, Orbax does not.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import resource
+import statistics
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+
+import treepack
+from measure import touch
+
+ROUNDS = 7
+
+Times = dict[str, list[tuple[float, float]]]
+
+
+def loop_of_treepack(folder: Path, template: Any, train: Any, steps: int) -> None:
+    """Trains, and goes on where it was."""
+    run = treepack.Series(folder, keep=treepack.Keep(last=2, best=("loss", 1)))
+    last, state = run.resume(template) or (0, template)
+    for step in range(last + 1, steps + 1):
+        state, loss = train(state)
+        run.save(step, state, metrics={"loss": loss}, background=True)
+    run.wait()
+
+
+def loop_of_orbax(folder: Path, template: Any, train: Any, steps: int) -> None:
+    """Trains, and goes on where it was."""
+    options = ocp.CheckpointManagerOptions(
+        preservation_policy=ocp.checkpoint_managers.AnyPreservationPolicy(
+            [
+                ocp.checkpoint_managers.LatestN(2),
+                ocp.checkpoint_managers.BestN(
+                    get_metric_fn=lambda metrics: metrics["loss"], reverse=True, n=1
+                ),
+            ]
+        )
+    )
+    manager = ocp.CheckpointManager(folder, options=options)
+    last, state = manager.latest_step() or 0, template
+    if last:
+        state = manager.restore(last, args=ocp.args.StandardRestore(template))
+    for step in range(last + 1, steps + 1):
+        state, loss = train(state)
+        manager.save(step, args=ocp.args.StandardSave(state), metrics={"loss": loss})
+    manager.wait_until_finished()
+
+
+LOOPS: dict[str, Callable[..., None]] = {"treepack": loop_of_treepack, "orbax": loop_of_orbax}
+
+
+class Timed:
+    """Times the calls of one method of a class."""
+
+    def __init__(self, times: list[tuple[float, float]], owner: Any, method: str):
+        self._times, self._owner, self._method = times, owner, method
+
+    def __enter__(self) -> None:
+        self._original = original = getattr(self._owner, self._method)
+
+        def timed(*args: Any, **options: Any) -> Any:
+            start, cpu = time.perf_counter(), seconds_of_processors()
+            found = jax.block_until_ready(original(*args, **options))
+            if found is not None:  # as it is of an empty run
+                self._times.append((time.perf_counter() - start, seconds_of_processors() - cpu))
+            return found
+
+        setattr(self._owner, self._method, timed)
+
+    def __exit__(self, *_: object) -> None:
+        setattr(self._owner, self._method, self._original)
+
+
+def seconds_of_processors() -> float:
+    """Returns the user and system time of this process."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
+
+
+METHODS = {
+    "treepack": (treepack.Series, "save", "resume"),
+    "orbax": (ocp.CheckpointManager, "save", "restore"),
+}
+
+
+def main(mebibytes: int) -> None:
+    """Prints a line for each call, and the lines of both loops."""
+    logging.disable(logging.WARNING)
+    arrays = 100
+    size = (mebibytes << 20) // (4 * arrays)
+    rng = np.random.default_rng(0)
+    state = {f"{it}": jnp.asarray(rng.standard_normal(size, np.float32)) for it in range(arrays)}
+    template = jax.eval_shape(lambda: state)
+    times: dict[str, Times] = {name: defaultdict(list) for name in LOOPS}
+    with tempfile.TemporaryDirectory(dir=Path.cwd()) as folder:
+        for number in range(1, ROUNDS + 1):
+            for name, loop in LOOPS.items():
+                owner, save, resume = METHODS[name]
+                found = times[name]
+
+                def train(_: Any, number: int = number) -> tuple[Any, float]:
+                    return state, 1 / number
+
+                touch(2 * mebibytes << 20)
+                with Timed(found["save"], owner, save), Timed(found["resume"], owner, resume):
+                    loop(Path(folder) / name, template, train, number)
+    for what in ("save", "resume"):
+        ours, theirs = (statistics.median(it[0] for it in times[name][what]) for name in LOOPS)
+        mine, other = (statistics.median(it[1] for it in times[name][what]) for name in LOOPS)
+        print(
+            f"{what:8} treepack {ours:8.4f} s ({mine:.4f} of processors)   "
+            f"orbax {theirs:8.4f} s ({other:.4f})   {theirs / ours:6.1f} times as long"
+        )
+    for name, loop in LOOPS.items():
+        print(f"lines of the loop with {name}: {len(inspect.getsource(loop).splitlines()) - 2}")
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else 500)

@@ -1,0 +1,96 @@
+"""`treepack ls` of a directory of `treepack.Series`: a line for each step."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, NamedTuple
+
+from treepack._cli import output
+from treepack._src.checkpoint.file import size_text
+from treepack._src.checkpoint.shards import MANIFEST
+from treepack._src.printable import printable
+from treepack._src.saving.lease import utc
+from treepack._src.series.contents import is_damage, opened
+from treepack._src.series.names import Folder, Found, Listing, directory_of
+from treepack._src.series.writing import pinned
+from treepack._src.storage.entries import entries, is_directory
+from treepack._src.storage.place import absolute, shown
+
+
+class _Row(NamedTuple):
+    """A checkpoint.
+
+    Attributes:
+      step: Its step.
+      name: Its name.
+      nbytes: The bytes of its files, if it can be read.
+      saved: The time when it was saved, if it is known.
+      metrics: Its metrics.
+      pinned: Whether it is pinned.
+      damage: Why it is not whole, or `None`.
+    """
+
+    step: int
+    name: str
+    nbytes: int | None
+    saved: str | None
+    metrics: dict[str, float]
+    pinned: bool
+    damage: str | None
+
+
+def found_at(path: str, prefix: str) -> Folder | None:
+    """Returns the series in a directory with this prefix, unless it is a checkpoint or has none."""
+    if not is_directory(path):
+        return None
+    folder = Folder(absolute(directory_of(path)), prefix)
+    listing = Listing(entries(folder.directory))
+    names = {entry.name for entry in listing.entries}
+    is_run = MANIFEST not in names and any(folder.step(name) is not None for name in names)
+    return folder if is_run else None
+
+
+def show(name: str, folder: Folder, *, as_json: bool) -> None:
+    """Lists the checkpoints of a series. Only their records are read and checked."""
+    listing = folder.listing()
+    pins = pinned(folder, {entry.name for entry in listing.entries})
+    found = [
+        _row(folder, step, entry, is_pinned=step in pins)
+        for step, entry in folder.numbered(listing).items()
+    ]
+    if as_json:
+        rows = [row._asdict() for row in found]
+        print(json.dumps({"run": shown(name), "checkpoints": rows}, indent=1))
+        return
+    whole = sum(row.damage is None for row in found)
+    nbytes = sum(row.nbytes or 0 for row in found)
+    told = f"{whole} of {len(found)} checkpoints can be resumed, {size_text(nbytes)}"
+    output.line(f"{shown(name)}: {told}", "bold")
+    output.rows((_cells(row) for row in found), frozenset({1}))
+
+
+def _row(folder: Folder, step: int, entry: Found, *, is_pinned: bool) -> _Row:
+    known: dict[str, Any] = {"nbytes": None, "saved": None, "metrics": {}, "damage": None}
+    if not entry.is_complete:
+        known["damage"] = "its save has not ended"
+    else:
+        try:
+            with opened(folder.path(entry.name), step) as contents:
+                summary = contents.summary()
+                saved = None if summary.time is None else utc(summary.time)
+                known |= {"nbytes": contents.nbytes, "saved": saved, "metrics": {**summary.metrics}}
+        except Exception as error:
+            if not is_damage(error):
+                raise
+            known["damage"] = getattr(error, "reason", None) or str(error)
+    return _Row(step=step, name=entry.name, pinned=is_pinned, **known)
+
+
+def _cells(row: _Row) -> output.Row:
+    metrics = " ".join(f"{printable(name)}={value:.6g}" for name, value in row.metrics.items())
+    if row.damage is not None:
+        metrics = f"not whole: {row.damage}"
+    size = "" if row.nbytes is None else size_text(row.nbytes)
+    style = "" if row.damage is None else "red"
+    cells = row.name, size, row.saved or "", "pinned" if row.pinned else "", metrics
+    return cells, ("bold", "green", "dim", "cyan", style)

@@ -1,0 +1,55 @@
+"""Chooses the reader of a file or directory."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+from treepack._src.checkpoint.reader import Reader
+from treepack._src.checkpoint.safetensors import (
+    RepositoryReader,
+    SafetensorsReader,
+    has_suffix,
+)
+from treepack._src.checkpoint.sharded import NoManifestError, ShardedReader
+from treepack._src.options import check
+from treepack._src.storage.content import Openable, Opened, open_parts
+from treepack._src.storage.safetensors import is_safetensors
+from treepack.errors import DecodeError, TreepackError
+
+
+def open_reader(
+    source: Openable, *, is_directory: bool = False, max_size: int | None = None, **options: Any
+) -> Reader:
+    """Opens a file, or the directory of a sharded checkpoint or of safetensors.
+
+    See `treepack.open`. With `is_directory` the source is known to be a directory.
+    """
+    check("max_size", max_size)
+    options["max_size"] = max_size
+    if not is_directory:
+        with contextlib.suppress(IsADirectoryError):
+            if has_suffix(source):  # a file of treepack is first read at its end
+                return RepositoryReader.open(source, **options)
+            found = open_parts(source, **options)
+            if options.get("salvage") and _is_safetensors(found):
+                return SafetensorsReader(source, found, **options)
+            try:
+                return Reader(source, found, **options)
+            except DecodeError:
+                if not _is_safetensors(found):
+                    raise
+            return SafetensorsReader(source, found, **options)
+    try:
+        return ShardedReader.open(source, **options)
+    except NoManifestError as error:
+        if not any(map(has_suffix, error.names)):
+            raise
+    return RepositoryReader.open(source, **options)
+
+
+def _is_safetensors(found: Opened) -> bool:
+    """Returns whether the data begin as safetensors; not if their beginning is damaged."""
+    with contextlib.suppress(TreepackError):
+        return is_safetensors(found.content)
+    return False

@@ -1,0 +1,186 @@
+"""Safetensors files and repositories of them as checkpoints.
+
+A file is read as the treepack file of its arrays would be: its header becomes an encoding whose
+arrays lie in the file. Files at paths are read as a sharded checkpoint of them: their headers
+become a manifest.
+
+    header ──▶ tree of arrays in the file ──▶ layout ──▶ content ──▶ catalog, as of any file
+    headers ──▶ tree of all arrays ──▶ layout with gaps ──▶ manifest, as of a sharded checkpoint
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import treepack._core as core
+from treepack._src.checkpoint.reader import Reader
+from treepack._src.checkpoint.sharded import ShardedReader
+from treepack._src.options import Status
+from treepack._src.storage.content import Openable, Opened, open_parts, read_all
+from treepack._src.storage.deferred import InContent
+from treepack._src.storage.fetch import Blocks, Range
+from treepack._src.storage.foreign import names_in
+from treepack._src.storage.naming import naming
+from treepack._src.storage.place import joined
+from treepack._src.storage.safetensors import nested, read_header
+from treepack._src.storage.store import RemoteStore
+from treepack._src.storage.stores import store_of
+from treepack._src.tasks import run
+from treepack.errors import DecodeError
+
+# As MAX_CHUNK_SIZE of flax: longer arrays have no form in one piece.
+_CHUNK_BYTES = 2**30
+
+# The separator of keys in names.
+SEPARATOR = "."
+
+# The end of the name of an index, which has the file of each array, as huggingface_hub writes it.
+_INDEX = ".safetensors.index.json"
+
+_SUFFIX = ".safetensors"
+
+
+class SafetensorsReader(Reader):
+    """A safetensors file, whose names are paths with dots between their keys.
+
+    Attributes:
+      header: The header of the file.
+    """
+
+    def __init__(self, source: Openable, found: Opened, **options: Any):
+        """`found` is the content of `source`; `options` reopen it."""
+        self.header = read_header(found.content)
+        layout = _layout(self.header.arrays, self.header.metadata)
+        laid = core.Content.laid(layout, found.content)
+        super().__init__(source, found._replace(content=laid), **options)
+
+    def stored(self, ranges: Iterable[Range]) -> Iterator[tuple[Blocks, Range]]:
+        """Yields where leaves and parts of them are in a remote file; nothing for a local one."""
+        content = self._content  # another thread may close it meanwhile
+        if content is not None and self._blocks is not None:
+            for start, stop in ranges:
+                yield self._blocks, content.stored(start, stop)
+
+
+class RepositoryReader(ShardedReader):
+    """A safetensors file at a path, or a directory of such files, whose arrays are one tree.
+
+    Each device reads its part of an array.
+    """
+
+    def _place(self, name: str) -> str:
+        return joined(self._path, name) if name else self._path
+
+    def _read_manifest(self, source: Openable) -> tuple[bytes, core.Manifest]:
+        """Makes the manifest of the headers of the files."""
+        names = [] if has_suffix(source) else names_in(self._path)
+        index = _read_index(self._path, names)
+        files = sorted(set(index.values()) or filter(has_suffix, names)) or [_ITSELF]
+        readers = self._open_all(files)
+        self._readers = dict(zip(files, readers, strict=True))
+        arrays: dict[str, InContent] = {}
+        numbers: dict[str, int] = {}
+        metadata: dict[str, str] = {}
+        for number, (file, reader) in enumerate(zip(files, readers, strict=True)):
+            metadata.update(reader.header.metadata or {})
+            for name, array in reader.header.arrays.items():
+                if index and index.get(name) != file:
+                    continue
+                if name in arrays:
+                    both = f"{files[numbers[name]]} and {file}"
+                    raise DecodeError(f"the array is in two files: {both}", path=name)
+                arrays[name], numbers[name] = array, number
+        for name, file in index.items():
+            if name not in arrays:
+                raise DecodeError(f"the array is not in {file}, where the index has it", path=name)
+        layout = _layout(arrays, metadata or None, hollow=True)
+        by_array = {id(array): numbers[name] for name, array in arrays.items()}
+        plan = core.ShardPlan(
+            [
+                ([], core.ShardHolders([[by_array[id(array)]]]), array.nbytes, True)
+                for array in layout.hollow
+            ]
+        )
+        listed = [(files[number], readers[number].nbytes, 0) for number in plan.processes]
+        data = core.Manifest.planned(layout, plan).with_files(listed)
+        return data, core.Manifest.decode(data, max_size=self._max_size)
+
+    def _open_all(self, names: list[str]) -> list[SafetensorsReader]:
+        """Opens all files, remote ones many at a time."""
+        store, _ = store_of(self._path)
+        opening: list[Callable[[], SafetensorsReader]]
+        opening = [functools.partial(self._open, name) for name in names]
+        return run(opening, store.at_once if isinstance(store, RemoteStore) else 1)
+
+    def _open(self, name: str) -> SafetensorsReader:
+        place = self._place(name)
+        with naming(place):
+            found = open_parts(place, regular=name != _ITSELF)
+            return SafetensorsReader(place, found, salvage=False, mmap=True, max_size=None)
+
+    def _checked(self, name: str, nbytes: int, record: int) -> Reader:
+        return self._readers[name]
+
+    @property
+    def is_summed(self) -> bool:
+        """Whether there are checksums to verify."""
+        return False
+
+    def verify(
+        self, *, threads: int | None, progress: Callable[[int, int], object] | None
+    ) -> tuple[dict[int, Status], str | None]:
+        """Returns that nothing is checked but the headers, since there are no checksums."""
+        return dict.fromkeys(self.catalog.leaf_values(0), "unchecked"), self.damage
+
+
+# The name of a file that is the checkpoint itself.
+_ITSELF = ""
+
+
+def has_suffix(source: Openable) -> bool:
+    """Returns whether the name of a file says that it is a safetensors file."""
+    is_path = isinstance(source, (str, os.PathLike))
+    return is_path and os.fsdecode(source).lower().endswith(_SUFFIX)
+
+
+def _read_index(path: str, names: list[str]) -> dict[str, str]:
+    """Returns the file of each array by the index of a directory; empty if it has none.
+
+    Raises:
+      DecodeError: If there are several, or one cannot be read.
+    """
+    found = [name for name in names if name.endswith(_INDEX)]
+    if not found:
+        return {}
+    if len(found) > 1:
+        raise DecodeError(f"the directory has several indices: {', '.join(found)}")
+    try:
+        files = json.loads(read_all(joined(path, found[0])))["weight_map"]
+        if not isinstance(files, dict) or not all(isinstance(it, str) for it in files.values()):
+            raise TypeError("weight_map must be a map of strings to strings")
+    except (ValueError, TypeError, LookupError, RecursionError) as error:
+        raise DecodeError(f"{found[0]} is not an index of safetensors: {error}") from error
+    missing = sorted(set(files.values()) - set(names))
+    if missing:
+        raise DecodeError(f"{found[0]} names {missing[0]}, which is not in the directory")
+    return files
+
+
+def _layout(
+    arrays: Mapping[str, InContent], metadata: Mapping[str, str] | None, *, hollow: bool = False
+) -> core.Layout:
+    """Lays out the tree of arrays that are read where they lie."""
+    return core.walk(
+        nested(arrays, SEPARATOR),
+        state_dict=True,
+        align=1,
+        max_chunk_size=_CHUNK_BYTES,
+        structure=True,
+        metadata=None if metadata is None else core.encode_value(dict(metadata)),
+        index=True,
+        hollow=hollow,
+    )

@@ -1,0 +1,204 @@
+"""Arrays that are made of others while they are loaded: `stack` and `transpose`."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+import treepack._core as core
+from treepack._src import paths as _paths
+from treepack._src.checkpoint.reader import LazyArray, Place, bounds_of
+from treepack._src.storage.deferred import Computed
+from treepack.errors import TreepackError
+
+Axes = bool | tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """The leaves of a file that become one leaf of a template; see `stack` and `transpose`."""
+
+    pattern: str
+    axis: int | None = None
+    axes: Axes = False
+
+    def __str__(self) -> str:
+        name = "transpose" if self.axis is None else "stack"
+        return f"{name}({self.pattern!r})"
+
+
+def stack(pattern: str, *, axis: int = 0, transpose: Axes = False) -> Source:
+    """Stacks the arrays of several layers, as the source of one leaf in `load(rename=)`.
+
+    Each array is read into its place in the result, or each device reads its part of each array.
+
+    Args:
+      pattern: The paths of the arrays in the file, with one `*` for the number of the layer. The
+        arrays have one shape and dtype, and are stacked in the order of their numbers.
+      axis: The axis of the result that counts the layers.
+      transpose: Whether to reverse the axes of each array, as PyTorch's `[out, in]` becomes flax's
+        `[in, out]`; or the order of its axes, as `numpy.transpose` takes it.
+
+    Examples:
+      >>> import numpy as np, treepack
+      >>> data = treepack.dumps({"layers": [{"w": np.full((3, 2), at)} for at in range(4)]})
+      >>> template = {"kernel": np.zeros((4, 2, 3), int)}
+      >>> rename = {"kernel": treepack.stack("layers/*/w", transpose=True)}
+      >>> treepack.load(data, template, rename=rename)["kernel"][:, 0, 0]
+      array([0, 1, 2, 3])
+    """
+    if pattern.count("*") != 1:
+        raise ValueError(
+            f"stack needs a pattern with one *, for the number of the layer: {pattern!r}"
+        )
+    return Source(pattern, axis, transpose)
+
+
+def transpose(path: str, axes: tuple[int, ...] | None = None) -> Source:
+    """Transposes an array, as the source of one leaf in `load(rename=)`.
+
+    Args:
+      path: The path of the array in the file.
+      axes: The order of its axes, as `numpy.transpose` takes it; by default they are reversed.
+
+    Examples:
+      >>> import numpy as np, treepack
+      >>> data = treepack.dumps({"lm_head": {"weight": np.zeros((5, 2))}})
+      >>> rename = {"head": treepack.transpose("lm_head/weight")}
+      >>> treepack.load(data, {"head": np.ones((2, 5))}, rename=rename)["head"].shape
+      (2, 5)
+    """
+    return Source(path, None, True if axes is None else axes)
+
+
+def split(rename: Any) -> tuple[Any, dict[str, Source]]:
+    """Splits `rename=` into the names of leaves, and the sources by the paths of the template."""
+    if not isinstance(rename, Mapping):
+        return rename, {}
+    found = {
+        _paths.text(_paths.parts(path)): it for path, it in rename.items() if isinstance(it, Source)
+    }
+    names = {path: it for path, it in rename.items() if not isinstance(it, Source)}
+    return (names or None), found
+
+
+def resolve(source: Source, paths: Iterable[str]) -> list[str]:
+    """Returns the paths of a source's leaves, in order.
+
+    Raises:
+      TreepackError: If there are none, or a layer is missing.
+    """
+    if source.axis is None:
+        found = [path for path in paths if path == source.pattern]
+    else:
+        numbers: dict[int, str] = {}
+        for path in paths:
+            captured = core.captures(source.pattern, path)
+            if captured is not None and not captured[1] and captured[0][0].isdecimal():
+                numbers[int(captured[0][0])] = path
+        missing = sorted(set(range(max(numbers, default=-1) + 1)) - numbers.keys())
+        if missing:
+            named = source.pattern.replace("*", str(missing[0]))
+            raise TreepackError(f"{source}: the file lacks {named}, and has {max(numbers)}")
+        found = [numbers[at] for at in sorted(numbers)]
+    if not found:
+        raise TreepackError(f"{source} matches nothing in the file")
+    return found
+
+
+def array_of(source: Source, place: Place, paths: Sequence[str]) -> SourceArray:
+    """Returns the array of a source whose leaves have these paths.
+
+    Raises:
+      TreepackError: If a leaf is not an array, or has another shape or dtype than the first.
+    """
+    arrays: list[LazyArray] = []
+    for path in paths:
+        parts = _paths.parts(path)
+        value = place.catalog.find(parts, place.value)
+        array = None if value is None else place.reader.leaf(value, [*place.parts, *parts])
+        if not isinstance(array, LazyArray):
+            raise TreepackError(f"{source}: {path} is not an array")
+        first = arrays[0] if arrays else array
+        if (array.shape, array.dtype) != (first.shape, first.dtype):
+            raise TreepackError(
+                f"{source}: {path} is {array.dtype}{[*array.shape]}, and {paths[0]} is "
+                f"{first.dtype}{[*first.shape]}"
+            )
+        arrays.append(array)
+    return SourceArray(source, arrays)
+
+
+class SourceArray(LazyArray):
+    """An array that is read from the leaves of a source."""
+
+    def __init__(self, source: Source, arrays: list[LazyArray]):
+        first = arrays[0]
+        self.reader, self.value, self.parts = first.reader, first.value, first.parts
+        self.dtype = first.dtype
+        self._arrays = arrays
+        ndim = len(first.shape)
+        axes = source.axes
+        self._axes = (*range(ndim),) if axes is False else (*range(ndim)[::-1],)
+        if isinstance(axes, tuple):
+            if sorted(axes) != [*range(ndim)]:
+                raise TreepackError(f"{source}: {axes} is not an order of {ndim} axes")
+            self._axes = axes
+        shape = [first.shape[axis] for axis in self._axes]
+        self._axis = source.axis
+        if source.axis is not None:
+            if not -ndim - 1 <= source.axis <= ndim:
+                raise TreepackError(f"{source}: there is no axis {source.axis} of {ndim + 1}")
+            self._axis = source.axis % (ndim + 1)
+            shape.insert(self._axis, len(arrays))
+        self.shape = tuple(shape)
+
+    def _read(self, box: Sequence[range]) -> np.ndarray:
+        """Returns the elements of a box."""
+        made = np.empty(tuple(map(len, box)), self.dtype)
+        is_in_order = self._axes == (*range(len(self._axes)),)
+        bits = np.dtype(f"V{self.dtype.itemsize}")  # NumPy copies bytes faster than values
+        for array, target, inside in self._parts(box, made):
+            if is_in_order:
+                array.read_to(bounds_of(inside), target)
+            else:
+                target.view(bits)[...] = array._read(inside).view(bits)
+        return made
+
+    def _parts(
+        self, box: Sequence[range], made: np.ndarray
+    ) -> Iterator[tuple[LazyArray, np.ndarray, list[range]]]:
+        """Yields each array that a box needs, its place in the result, and its own box."""
+        order = np.argsort(self._axes)
+        if self._axis is None:
+            yield self._arrays[0], made.transpose(order), [box[at] for at in order]
+            return
+        inner = [*box]
+        layers = inner.pop(self._axis)
+        for at, layer in enumerate(layers):
+            target = np.moveaxis(made, self._axis, 0)[at]
+            yield self._arrays[layer], target.transpose(order), [inner[it] for it in order]
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        if copy is False:
+            raise ValueError(f"{self.path} is made of several arrays, and has to be copied")
+        found = self._read([range(size) for size in self.shape])
+        return found if dtype is None else found.astype(dtype, copy=False)
+
+    def view(self) -> np.ndarray | None:
+        """Returns `None`: there is no memory with all elements in order."""
+        return None
+
+    def flat_range(self, start: int, stop: int) -> np.ndarray:
+        """Reads a range of its elements in C order."""
+        boxes = core.boxes_of_range(self.shape, start, min(stop, self.size))
+        parts = [self._read([range(*it) for it in box]).reshape(-1) for box in boxes]
+        return np.concatenate([np.empty(0, self.dtype), *parts])
+
+    def _deferred(self) -> tuple[core.Content, list[tuple[int, int]]]:
+        for array in self._arrays:
+            array._deferred()  # compares it with its checksum
+        return Computed(self.shape, self.dtype, self.flat_range)._deferred()

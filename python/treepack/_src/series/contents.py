@@ -1,0 +1,233 @@
+"""Reads what a checkpoint of a series has beside its state.
+
+    file         metadata: {"series": {"step", "time", "metrics", "local"}, "metadata": ...}
+    directory    metadata of the manifest: {"series": {"step"}, "metadata": ...}
+                 metadata of the file of each process: {..., "own": {"time", "metrics", "local"}}
+
+What is `own` differs between processes; those of process 0 count as the checkpoint's. A local item
+is a tree, as `dumps` encodes it. A checkpoint of `save` or of flax has none of these.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+from collections.abc import Iterator, Mapping
+from typing import Any, Unpack
+
+import treepack._core as core
+from treepack._src.api.bytes import dumps, loads
+from treepack._src.checkpoint.boxes import DAMAGE
+from treepack._src.checkpoint.file import File
+from treepack._src.checkpoint.opening import open_reader
+from treepack._src.checkpoint.reader import Reader
+from treepack._src.checkpoint.sharded import ShardedReader
+from treepack._src.options import PartOptions
+from treepack._src.saving.directory import process_of
+from treepack._src.series.keep import Summary
+from treepack._src.storage.content import downloaded
+from treepack._src.storage.naming import naming
+from treepack.errors import (
+    CorruptionError,
+    NewerVersionError,
+    NoIndexError,
+    UnregisteredTypeError,
+)
+
+_KEY = "series"
+
+# The year 9999, in seconds since 1970.
+_END_OF_TIME = 253_402_300_800
+
+# Errors in reading that come from the bytes of a checkpoint, or from what is missing there.
+_DAMAGE = (*DAMAGE, CorruptionError, FileNotFoundError, EOFError)
+
+
+def is_damage(error: BaseException) -> bool:
+    """Returns whether an error in reading tells that the checkpoint is not whole.
+
+    It does not if the program lacks a type or a newer treepack, if a store does not answer, or if
+    gzip of another program cannot be read in parts.
+    """
+    if isinstance(error, (NewerVersionError, NoIndexError, UnregisteredTypeError)):
+        return False
+    is_unreadable = isinstance(error, OSError) and error.errno == errno.EIO
+    return isinstance(error, _DAMAGE) or is_unreadable
+
+
+def own(summary: Summary, local: Any) -> dict[str, Any]:
+    """Returns what one process saves beside the state, as metadata."""
+    item = {} if local is None else {"local": dumps(local, static="error")}
+    return {"time": summary.time, "metrics": {**summary.metrics}, **item}
+
+
+def metadata_of(step: int, metadata: Any, own: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Returns the metadata of a checkpoint; with what is `own`, if it is one file."""
+    return {_KEY: {"step": step, **(own or {})}, "metadata": metadata}
+
+
+class Contents:
+    """An open checkpoint of a series.
+
+    Attributes:
+      step: Its step.
+    """
+
+    def __init__(self, reader: Reader, step: int):
+        """Reads the metadata.
+
+        Raises:
+          CorruptionError: If it is a checkpoint of another step, which was moved here.
+        """
+        self.step = step
+        self._reader = reader
+        found = _metadata(reader)
+        self._is_ours = (
+            isinstance(found, dict)
+            and found.keys() == {_KEY, "metadata"}
+            and isinstance(found[_KEY], dict)
+        )
+        self._series: dict[str, Any] = found[_KEY] if self._is_ours else {}
+        self._metadata = found["metadata"] if self._is_ours else found
+        if self._series.get("step", step) != step:
+            raise CorruptionError(
+                f"it is the checkpoint of step {self._series['step']!r:.100}, under the name of "
+                f"step {step}"
+            )
+
+    def load(self, template: Any, **options: Unpack[PartOptions]) -> Any:
+        """Loads the state; see `treepack.load`."""
+        return File(self._reader).load(template, **options)
+
+    @property
+    def nbytes(self) -> int:
+        """The number of bytes of its files."""
+        if isinstance(self._reader, ShardedReader):
+            return sum(nbytes for _, nbytes, _ in self._reader.manifest.files)
+        return self._reader.nbytes
+
+    def metadata(self) -> Any:
+        """Returns the metadata of the program.
+
+        Raises:
+          UnregisteredTypeError: If a type in them is not registered.
+        """
+        found = _metadata(self._reader, unknown_as_dict=False)
+        return found["metadata"] if self._is_ours else found
+
+    def summary(self) -> Summary:
+        """Returns the step, the time and the metrics."""
+        own = self._own(0) if self._files else self._series
+        time, metrics = own.get("time"), own.get("metrics")
+        numbers = metrics.items() if isinstance(metrics, dict) else ()
+        return Summary(
+            self.step,
+            time if isinstance(time, float) and 0 <= time < _END_OF_TIME else None,
+            {name: value for name, value in numbers if isinstance(value, float)},
+        )
+
+    def locals(self, index: int, count: int) -> tuple[Any, int]:
+        """Returns the local item of a process, or a list of all if their number is another one.
+
+        Args:
+          index: The number of the process.
+          count: The number of processes that read the checkpoint.
+
+        Returns:
+          The item or the list, and the number of processes that have saved.
+        """
+        files = self._files
+        saved = len(files) or 1
+        if not self._is_ours:
+            return None, count
+        if not files:
+            items = [_item(self._series)]
+        elif saved == count:
+            return _item(self._own(index)), saved
+        else:
+            items = [_item(self._own(process)) for process in range(saved)]
+        if saved == count:
+            return items[0], saved
+        return (items if any(it is not None for it in items) else None), saved
+
+    def verify(self, index: int, count: int) -> None:
+        """Compares a part of the files with their checksums: that of one of several processes.
+
+        Raises:
+          CorruptionError: If there is damage.
+        """
+        reader = self._reader
+        files = [reader]
+        if isinstance(reader, ShardedReader):
+            files = [reader.file(number) for number in sorted(self._files.values())]
+        for file in files[index::count]:
+            statuses, damage = file.verify(threads=None, progress=None)
+            bad = [value for value, status in statuses.items() if status == "corrupt"]
+            if bad and damage is None:
+                damage = f"{file.catalog.path_of(bad[0], 0)} does not equal its checksum"
+            if damage is not None:
+                raise CorruptionError(f"{file.short_name} is damaged: {damage}")
+
+    @property
+    def _files(self) -> dict[int, int]:
+        """The number of the file of each process; empty for a checkpoint that is one file."""
+        if not isinstance(self._reader, ShardedReader):
+            return {}
+        names = [name for name, _, _ in self._reader.manifest.files]
+        return {process_of(name): number for number, name in enumerate(names)}
+
+    def _own(self, process: int) -> dict[str, Any]:
+        files = self._files
+        if not isinstance(self._reader, ShardedReader) or process not in files:
+            return {}
+        found = _metadata(self._reader.file(files[process]))
+        mine = found.get("own") if isinstance(found, dict) else None
+        return mine if isinstance(mine, dict) else {}
+
+
+def _metadata(reader: Reader, *, unknown_as_dict: bool = True) -> Any:
+    record = reader.catalog.record
+    return None if record is None else core.record_metadata(record, unknown_as_dict=unknown_as_dict)
+
+
+def _item(own: Mapping[str, Any]) -> Any:
+    data = own.get("local")
+    return None if data is None else loads(data, copy=True)
+
+
+@contextlib.contextmanager
+def opened(path: str, step: int) -> Iterator[Contents]:
+    """Yields the checkpoint of a step. Its errors name the file.
+
+    Raises:
+      Exception: If it cannot be read; see `is_damage`.
+    """
+    with naming(path), contextlib.closing(open_reader(path)) as reader:
+        yield Contents(reader, step)
+
+
+@contextlib.contextmanager
+def opened_to_load(
+    path: str, step: int, *, mmap: bool | None, max_size: int | None, whole: bool
+) -> Iterator[Contents]:
+    """Yields the checkpoint of a step, whose bytes stay the same if it is saved again meanwhile.
+
+    Args:
+      path: Its path or URL.
+      step: The step.
+      mmap: Whether files are mapped; `None` maps those of a directory.
+      max_size: The maximum decompressed size.
+      whole: Whether all of a remote file is read, in one request.
+
+    Raises:
+      ReplacedError: If it is a directory that is saved again meanwhile.
+    """
+    with naming(path):
+        try:
+            source = downloaded(path) if whole else path
+            reader = Reader.open(source, mmap=bool(mmap), max_size=max_size)
+        except IsADirectoryError:
+            reader = ShardedReader.open(path, mmap=mmap is not False, max_size=max_size)
+        reader.given = path
+        with contextlib.closing(reader):
+            yield Contents(reader, step)

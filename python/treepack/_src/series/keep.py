@@ -1,0 +1,125 @@
+"""The rules by which checkpoints of a series stay: `Keep`."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import operator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Literal, NamedTuple, TypeVar
+
+T = TypeVar("T")
+
+Best = tuple[str, int] | tuple[str, int, Literal["min", "max"]]
+"""A metric, how many checkpoints stay for it, and whether the least or greatest values are best."""
+
+
+class Summary(NamedTuple):
+    """A checkpoint as the rules see it.
+
+    Attributes:
+      step: Its step.
+      time: When it was saved, in seconds since 1970; `None` if it was not saved by `Series`.
+      metrics: Its metrics.
+    """
+
+    step: int
+    time: float | None
+    metrics: Mapping[str, float]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Keep:
+    """Which checkpoints of a series stay; a checkpoint that no rule keeps is removed.
+
+    Only whole checkpoints count: one whose record cannot be read takes nobody's place.
+
+    Args:
+      last: How many of the last ones stay; at least 1.
+      every: The least number of steps between older ones that stay as well. The first checkpoint
+        stays, the first that is so many steps after it, and so on.
+      seconds: The least number of seconds between the saves of older ones that stay as well.
+      best: The name of a metric and how many of the best ones by it stay as well: those with the
+        least values, or with `"max"` as a third element those with the greatest. Of equal values
+        the later one is better; checkpoints without the metric, or with NaN, are never best.
+
+    Raises:
+      ValueError: If a number is too small, or `best` has another form.
+
+    Examples:
+      >>> import tempfile, treepack
+      >>> keep = treepack.Keep(last=2, every=4, best=("loss", 1))
+      >>> run = treepack.Series(tempfile.mkdtemp(), keep=keep)
+      >>> for step, loss in enumerate([9.0, 1.0, 8.0, 7.0, 6.0, 5.0, 4.0, 3.0]):
+      ...     run.save(step, {"w": 0.0}, metrics={"loss": loss})
+      >>> run.steps()
+      [0, 1, 4, 6, 7]
+    """
+
+    last: int = 1
+    every: int | None = None
+    seconds: float | None = None
+    best: Best | None = None
+
+    def __post_init__(self) -> None:
+        if operator.index(self.last) < 1:
+            raise ValueError(f"last must be at least 1, not {self.last}")
+        check_positive("every", self.every)
+        check_positive("seconds", self.seconds)
+        if self.best is not None:
+            _check_best(self.best)
+
+    def kept(self, checkpoints: Sequence[Summary]) -> set[int]:
+        """Returns the steps that stay, of whole checkpoints in the order of their steps."""
+        steps = {it.step for it in checkpoints[-self.last :]}
+        if self.every is not None:
+            steps.update(spaced(((it.step, it.step) for it in checkpoints), self.every))
+        if self.seconds is not None:
+            times = ((it.step, it.time) for it in checkpoints if it.time is not None)
+            steps.update(spaced(times, self.seconds))
+        if self.best is not None:
+            steps.update(_best_steps(checkpoints, *self.best))
+        return steps
+
+
+def check_positive(name: str, value: float | None) -> None:
+    """Raises a ValueError if an interval is not more than 0."""
+    if value is not None and not value > 0:
+        raise ValueError(f"{name} must be more than 0, not {value!r:.100}")
+
+
+def spaced(items: Iterable[tuple[T, float]], distance: float) -> Iterator[T]:
+    """Yields the first of items, and each that is far enough from the one yielded before.
+
+    Items that go do not change which of the others are yielded, nor do those that come later.
+
+    Args:
+      items: The items with their positions, in order.
+      distance: The least distance.
+    """
+    last = -math.inf
+    for item, position in items:
+        if position - last >= distance:
+            last = position
+            yield item
+
+
+def _best_steps(
+    checkpoints: Iterable[Summary], name: str, count: int, mode: str = "min"
+) -> list[int]:
+    sign = 1 if mode == "min" else -1
+    values = ((it.metrics.get(name, math.nan), it.step) for it in checkpoints)
+    found = sorted((sign * value, -step) for value, step in values if not math.isnan(value))
+    return [-step for _, step in found[:count]]
+
+
+def _check_best(best: Best) -> None:
+    is_some = isinstance(best, tuple) and 2 <= len(best) <= 3
+    name, count, mode = (*best, "min")[:3] if is_some else (None, 0, "")
+    if not isinstance(name, str) or not isinstance(count, int) or mode not in ("min", "max"):
+        raise ValueError(
+            "best must be the name of a metric, how many stay, and perhaps 'min' or 'max', such as "
+            f'("loss", 2) or ("accuracy", 2, "max"), not {best!r:.100}'
+        )
+    if count < 1:
+        raise ValueError(f"best must keep at least 1 checkpoint, not {count}")

@@ -1,0 +1,62 @@
+"""Whether the program is asked to end, as machines that are taken away ask it to.
+
+In one process a handler of SIGTERM notes it, and does nothing else: what it interrupts may hold
+locks. Several processes have to end after the same step, which the preemption service of
+`jax.distributed` finds; that has a handler of its own.
+"""
+
+from __future__ import annotations
+
+import signal
+from types import FrameType
+from typing import Any
+
+from treepack._src.interop import jax as _jax
+from treepack.errors import TreepackError
+
+
+class Preemption:
+    """Notices that the program is asked to end, while it is entered.
+
+    Attributes:
+      number: The number of the signal that asks for it, if any.
+    """
+
+    def __init__(self) -> None:
+        self.number: int | None = None
+        self._before: Any = None
+        self._is_alone = _jax.processes()[1] == 1
+
+    def begin(self) -> None:
+        """Begins to listen.
+
+        Raises:
+          ValueError: In another thread than the main one.
+          TreepackError: If there are several processes, and jax has no preemption service.
+        """
+        if self._is_alone:
+            self._before = signal.signal(signal.SIGTERM, self._note)
+        elif not _jax.has_preemption_service():
+            raise TreepackError(
+                "several processes agree by the preemption service of jax on the step after which "
+                "they end, and it is off: set jax_enable_preemption_service before "
+                "jax.distributed.initialize"
+            )
+
+    def reach(self, step: int) -> None:
+        """Notes that this process comes to a step; several processes call it for each step."""
+        if not self._is_alone and self.number is None and _jax.is_preempted_at(step):
+            self.number = signal.SIGTERM
+
+    def end(self) -> None:
+        """Restores the handler that was there before."""
+        if self._is_alone:
+            # A handler that was not installed by Python cannot be had back.
+            signal.signal(signal.SIGTERM, self._before or signal.SIG_DFL)
+
+    def exit(self) -> SystemExit:
+        """Returns the end of the program, with the status of one that a signal has ended."""
+        return SystemExit(128 + (self.number or 0))
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.number = number

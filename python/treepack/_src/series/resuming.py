@@ -1,0 +1,268 @@
+"""Finds the last whole checkpoint of a series, and loads it.
+
+process 0     a step ──▶ all          loads ──▶ whole, damaged, or an error ──▶ the next step,
+all others              ──▶ load, tell process 0                               or the end ──▶ all
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import json
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from treepack._src.checkpoint.sharded import unless_replaced
+from treepack._src.interop import jax as _jax
+from treepack._src.interop.group import Group, Message, OthersError, text_of
+from treepack._src.options import ChoiceOptions
+from treepack._src.printable import warn
+from treepack._src.series.contents import is_damage, opened_to_load
+from treepack._src.series.writing import Checkpoints
+from treepack._src.storage.place import shown
+from treepack.errors import CorruptionError
+
+# The number of times that a checkpoint may be removed while it is read, since later ones are saved.
+_ATTEMPTS = 5
+
+
+class Loaded(NamedTuple):
+    """A checkpoint that was loaded.
+
+    Attributes:
+      step: The step.
+      state: The state.
+      local: What this process has saved for itself, or a list of what all have.
+      saved: The number of processes that have saved it.
+    """
+
+    step: int
+    state: Any
+    local: Any
+    saved: int
+
+
+Skipped = list[tuple[int, BaseException]]
+"""The checkpoints that are not whole, with their errors, the latest first."""
+
+
+class UnfinishedError(CorruptionError):
+    """The save of a checkpoint has not ended."""
+
+
+class Resuming:
+    """How a checkpoint is looked for and loaded.
+
+    Attributes:
+      skipped: The checkpoints that are not whole, so far.
+    """
+
+    def __init__(
+        self,
+        checkpoints: Checkpoints,
+        template: Any,
+        timeout: float,
+        *,
+        is_verified: bool,
+        mmap: bool | None,
+        max_size: int | None,
+        options: ChoiceOptions,
+    ):
+        self.skipped: Skipped = []
+        self._checkpoints, self._template, self._timeout = checkpoints, template, timeout
+        self._is_verified, self._options = is_verified, options
+        self._mmap, self._max_size = mmap, max_size
+        self._index, self._count, _ = _jax.processes()
+
+    def __call__(self) -> Loaded | None:
+        """Loads the last whole checkpoint, in all processes the same.
+
+        Returns:
+          The checkpoint; `None` if none was ever completed.
+
+        Raises:
+          CorruptionError: If there are checkpoints, and none of them is whole.
+        """
+        if self._count == 1:
+            found = self._search(self._load)
+        else:
+            meeting = _Meeting(self._timeout)
+            found = self._lead(meeting) if self._index == 0 else self._follow(meeting)
+        directory = shown(self._checkpoints.folder.directory)
+        for step, error in self.skipped:
+            if not isinstance(error, UnfinishedError):
+                warn(f"step {step} of {directory} is passed over: {error}")
+        if found is not None and found.local is not None and found.saved != self._count:
+            warn(
+                f"{found.saved} processes have saved step {found.step}, and {self._count} resume "
+                "it: local is a list of the items of all"
+            )
+        return found
+
+    def _search(self, attempt: Callable[[int], Loaded]) -> Loaded | None:
+        """Makes attempts with one step after another, the latest first."""
+        for left in reversed(range(_ATTEMPTS)):
+            self.skipped = []
+            numbered = self._checkpoints.folder.numbered()
+            for step, entry in reversed(numbered.items()):
+                try:
+                    if not entry.is_complete:
+                        raise UnfinishedError("its save has not ended: there is no manifest")
+                    found = attempt(step)
+                except Exception as error:
+                    if not is_damage(error):
+                        raise
+                    if left and entry.is_complete and self._is_gone(step, error):
+                        break  # since a later one is saved: look again
+                    error = error.with_traceback(None)  # which holds what was loaded
+                    self.skipped.append((step, error))
+                    self._checkpoints.damaged[step] = error
+                else:
+                    self._checkpoints.damaged.pop(step, None)
+                    return found
+            else:
+                break
+        if all(isinstance(error, UnfinishedError) for _, error in self.skipped):
+            return None
+        told = "; ".join(f"step {step}: {error}" for step, error in self.skipped)
+        raise CorruptionError(
+            f"no checkpoint in {shown(self._checkpoints.folder.directory)} is whole: {told}. See "
+            "what treepack salvage can read of them, or begin anew in another directory"
+        )
+
+    def _is_gone(self, step: int, error: Exception) -> bool:
+        """Returns whether a checkpoint that cannot be read was removed meanwhile."""
+        found = self._checkpoints.folder.numbered().get(step)
+        is_there = found is not None and found.is_complete
+        return not is_there or isinstance(error, FileNotFoundError)
+
+    def _load(self, step: int) -> Loaded:
+        """Loads the checkpoint of a step.
+
+        Raises:
+          Exception: If it is not whole; see `is_damage`.
+        """
+        return unless_replaced(functools.partial(self._load_once, step))
+
+    def _load_once(self, step: int) -> Loaded:
+        options = self._options
+        with opened_to_load(
+            self._checkpoints.path(step),
+            step,
+            mmap=self._mmap,
+            max_size=self._max_size,
+            whole=self._is_verified or options.get("select") is None,
+        ) as contents:
+            local, saved = contents.locals(self._index, self._count)
+            is_alone = self._count == 1
+            if self._is_verified and not is_alone:  # each process verifies a part
+                contents.verify(self._index, self._count)
+            verify = self._is_verified and is_alone
+            state = contents.load(self._template, verify=verify, timeout=self._timeout, **options)
+        return Loaded(step, state, local, saved)
+
+    def _lead(self, meeting: _Meeting) -> Loaded | None:
+        def attempt(step: int) -> Loaded:
+            group = meeting.next()
+            group.announce(json.dumps({"step": step}))
+            mine = _Outcome(functools.partial(self._load, step))
+            told = group.gather()
+            errors = [f"process {at}: {it.error}" for at, it in sorted(told.items()) if it.error]
+            if mine.is_error or not errors:
+                damage = [f"process {at}: {it.differs}" for at, it in told.items() if it.differs]
+                if damage and mine.error is None:
+                    raise CorruptionError("; ".join(damage))
+                return mine.result()
+            raise group.failed(errors)
+
+        try:
+            found = self._search(attempt)
+        except BaseException as error:
+            meeting.next().announce(json.dumps({"error": text_of(error)}))
+            raise
+        skipped = [
+            [step, str(error), isinstance(error, UnfinishedError)] for step, error in self.skipped
+        ]
+        end = {"found": None if found is None else found.step, "skipped": skipped}
+        meeting.next().announce(json.dumps(end))
+        return found
+
+    def _follow(self, meeting: _Meeting) -> Loaded | None:
+        mine: _Outcome | None = None
+        while True:
+            group = meeting.next()
+            told = json.loads(group.announced())
+            if "step" in told:
+                mine = _Outcome(functools.partial(self._load, told["step"]))
+                group.tell(mine.message())
+                continue
+            if mine is not None and mine.is_error:
+                mine.result()
+            if "error" in told:
+                raise OthersError(f"process 0 cannot resume: {told['error']}")
+            self.skipped = [
+                (step, UnfinishedError(text) if is_unfinished else CorruptionError(text))
+                for step, text, is_unfinished in told["skipped"]
+            ]
+            return None if told["found"] is None or mine is None else mine.result()
+
+
+class _Outcome:
+    """What has come of loading a checkpoint in this process.
+
+    Attributes:
+      error: The error, if any.
+    """
+
+    def __init__(self, work: Callable[[], Loaded]):
+        self.error: Exception | None = None
+        self._found: Loaded | None = None
+        try:
+            self._found = work()
+        except Exception as error:
+            self.error = error
+
+    @property
+    def is_error(self) -> bool:
+        """Whether it is an error that is not damage; one that another process tells is neither."""
+        return self.error is not None and not (
+            is_damage(self.error) or isinstance(self.error, OthersError)
+        )
+
+    def result(self) -> Loaded:
+        """Returns the checkpoint, or raises the error."""
+        if self.error is not None:
+            raise self.error
+        assert self._found is not None
+        return self._found
+
+    def message(self) -> Message:
+        """Returns the message to process 0: `differs` is damage."""
+        text = "" if self.error is None else text_of(self.error)
+        return Message(error=text) if self.is_error else Message(differs=text)
+
+
+# The times that all processes have resumed a series.
+_rounds = itertools.count()
+
+# The messages of a round that all processes have left.
+_left: list[str] = []
+
+
+class _Meeting:
+    """The rounds of messages of one call of `resume` in all processes."""
+
+    def __init__(self, timeout: float):
+        self._timeout = timeout
+        self._round = next(_rounds)
+        self._numbers = itertools.count()
+        self._count = _jax.processes()[1]
+
+    def next(self) -> Group:
+        """Returns the next round."""
+        folder = f"series/{self._round}/{next(self._numbers)}"
+        old = _left.pop() if _left else None
+        _left.append(folder)
+        return Group(
+            self._timeout, members=range(self._count), folder=folder, old=old, call="resume"
+        )

@@ -1,0 +1,417 @@
+"""The checkpoints of a training run: `Series`."""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal, Unpack, overload
+
+from treepack._src.interop import jax as _jax
+from treepack._src.options import (
+    TIMEOUT_S,
+    ChoiceOptions,
+    Reading,
+    Saved,
+    Selection,
+    Sharing,
+    StepOptions,
+    StorageOptions,
+    Template,
+    Writing,
+    check,
+    check_known,
+    takes,
+)
+from treepack._src.printable import warn
+from treepack._src.saving.background import Saving, begin, wait_at
+from treepack._src.saving.directory import interrupted
+from treepack._src.series.contents import opened
+from treepack._src.series.intervals import Intervals
+from treepack._src.series.keep import Keep, check_positive
+from treepack._src.series.names import Folder, directory_of
+from treepack._src.series.preemption import Preemption
+from treepack._src.series.resuming import Resuming
+from treepack._src.series.writing import PIN, Checkpoints, Commit
+from treepack._src.storage.place import Location, absolute, located, real, shown
+from treepack._src.storage.write import write_small
+from treepack.errors import TreepackError
+
+# Steps with more digits are not found in names.
+_MOST_STEP = 10**18
+
+Verify = Literal["manifest", "all"]
+"""What `resume` verifies: the record, or all bytes."""
+
+
+class Series:
+    """The checkpoints of a training run, by steps: saved whole, kept by rules, resumed.
+
+    The checkpoint of step 1000 is `step_1000` in the directory: a file that `save` could have
+    written, or, of several processes, such a directory. Its tree is the state, so that `load`,
+    `open`, `verify` and the command line read it by itself. Files with other names are left alone.
+
+    Args:
+      path: The directory of the run, or its URL. The first save makes it.
+      keep: Which checkpoints stay; see `Keep`. `None` removes nothing.
+      every: The steps that `should_save` saves: the multiples of this number.
+      seconds: The least number of seconds between saves by `should_save`. Without this and `every`,
+        it saves each step.
+      prefix: What the names of checkpoints begin with, so that several series may share a
+        directory.
+      sharded: Whether a checkpoint is a directory. `None` makes one if there are several processes
+        of `jax.distributed`, all of which then make the same calls.
+      timeout: The seconds that processes wait for each other.
+      storage_options: See `save`.
+
+    Attributes:
+      skipped: The checkpoints that the last `resume` has passed over because they are not whole:
+        pairs of a step and its error, the latest first.
+      local: What this process passed as `local` to the save of the resumed step. If another number
+        of processes has saved it, a list of what each of them passed.
+
+    Examples:
+      >>> import jax.numpy as jnp, tempfile, treepack
+      >>> run = treepack.Series(tempfile.mkdtemp(), keep=treepack.Keep(last=2))
+      >>> state = {"w": jnp.zeros(2)}
+      >>> for step in range(4):
+      ...     run.save(step, {"w": state["w"] + step}, metrics={"loss": 1 / (step + 1)})
+      >>> run.steps(), run.metrics(3)
+      ([2, 3], {'loss': 0.25})
+      >>> run.resume(state)
+      (3, {'w': Array([3., 3.], dtype=float32)})
+    """
+
+    def __init__(
+        self,
+        path: Location,
+        *,
+        keep: Keep | None = None,
+        every: int | None = None,
+        seconds: float | None = None,
+        prefix: str = "step_",
+        sharded: bool | None = None,
+        timeout: float = TIMEOUT_S,
+        storage_options: StorageOptions = None,
+    ):
+        check("timeout", timeout)
+        directory = directory_of(located(path, storage_options))
+        if os.path.basename(prefix) != prefix:  # noqa: PTH119  # a URL is no path
+            raise ValueError(f"prefix is the beginning of a name, not of a path: {prefix!r:.100}")
+        check_positive("every", every)
+        check_positive("seconds", seconds)
+        self.skipped: list[tuple[int, BaseException]] = []
+        self.local: Any = None
+        # The program may go to another directory.
+        self._checkpoints = Checkpoints(Folder(absolute(directory), prefix))
+        self._place = "series", real(absolute(directory))
+        self._keep, self._sharded, self._timeout = keep, sharded, timeout
+        self._last: Saving | None = None
+        self._intervals = Intervals(every, seconds, timeout)
+        self._preemption: Preemption | None = None
+
+    @overload
+    def save(
+        self,
+        step: int,
+        state: Any,
+        *,
+        metrics: Mapping[str, Any] | None = None,
+        local: Any = None,
+        background: Literal[False] = False,
+        **options: Unpack[StepOptions],
+    ) -> None: ...
+
+    @overload
+    def save(
+        self,
+        step: int,
+        state: Any,
+        *,
+        metrics: Mapping[str, Any] | None = None,
+        local: Any = None,
+        background: Literal[True],
+        **options: Unpack[StepOptions],
+    ) -> Saving: ...
+
+    @takes(StepOptions, Saved, Writing)
+    def save(
+        self,
+        step: int,
+        state: Any,
+        *,
+        metrics: Mapping[str, Any] | None = None,
+        local: Any = None,
+        background: bool = False,
+        **options: Unpack[StepOptions],
+    ) -> Saving | None:
+        """Saves the checkpoint of a step: all of it or nothing, whatever interrupts it.
+
+        A checkpoint of this step is replaced. Saves wait for each other. One in the background that
+        has failed is a warning at the next save, which goes on, and the error of `wait` and of its
+        `Saving`.
+
+        Args:
+          step: The step, which is not before that of a whole checkpoint.
+          state: Any tree; see `treepack.save`.
+          metrics: Numbers by name, such as `{"loss": loss}`, for `metrics` and for rules of `Keep`.
+            Of several processes, those of process 0 count.
+          local: What belongs to this process alone, such as the state of its data iterator: a tree,
+            which `resume` returns in `local`. It should be small.
+          background: Whether to write in a thread, and to return a `Saving` as soon as the program
+            may change the state; see `treepack.save`.
+          metadata: Any value to be kept with the state; see `treepack.save`, as for all others.
+          static: Static data and leaves that have no form in files.
+          compress: Whether to compress, or how.
+          level: From 0 (stored) to 9 (smallest).
+          align: The alignment of arrays.
+          durable: Whether the checkpoint is on the disk before others are removed.
+          threads: The maximum number of threads that copy or compress.
+          progress: A callable of bytes done and in all, or `True` for a bar.
+
+        Returns:
+          With `background=True` a `Saving`, whose `result()` waits until all is written.
+
+        Raises:
+          InvalidCheckpointError: A ValueError. If a checkpoint of a later step is there.
+          TreepackError: A ValueError. If another job saves to the directory, or another process
+            fails, has missed this step or saves something else. The next save is not affected.
+          OSError: If it cannot be written.
+          UnserializableLeafError: A TypeError, with the path. If a leaf cannot be stored.
+          TypeError: If a metric is not a number.
+
+        Warns:
+          UserWarning: If the save before has failed in the background, or older checkpoints cannot
+            be removed.
+        """
+        check_known(Series.save, options)
+        step = _checked(step)
+        options["compress"] = options.get("compress") or False
+        saved, how = Saved.of(options), Writing.of(options)
+        saved.timeout = self._timeout
+        saved.sharded = _jax.processes()[1] > 1 if self._sharded is None else self._sharded
+        self._wait()
+        commit = Commit(self._checkpoints, self._keep, step, metrics or {}, local)
+        commit.prepare(state, saved, how, snapshot=background)
+        progress = options.get("progress")
+        commit.then = self._intervals.restart()
+        if not background:
+            wait_at(self._place)  # for what a signal handler has begun meanwhile
+            commit(progress)
+            self._exit_if_asked()
+            return None
+        saving = Saving(self._checkpoints.path(step), commit, progress)
+        # What this thread has interrupted ends only after this.
+        at_once = bool(interrupted(self._checkpoints.folder.directory))
+        begin(self._place, saving, at_once=at_once, abandon=commit.abandon)
+        self._last = saving
+        self._exit_if_asked()
+        return saving
+
+    @takes(ChoiceOptions, Selection, Reading, Sharing)
+    def resume(
+        self,
+        template: Template | None = None,
+        *,
+        verify: Verify = "all",
+        mmap: bool | None = None,
+        max_size: int | None = None,
+        **options: Unpack[ChoiceOptions],
+    ) -> tuple[int, Template] | None:
+        """Returns the last whole checkpoint: its step and its state.
+
+        Checkpoints that are damaged are passed over with a warning each. They are in `skipped`, and
+        so are later ones whose save has not ended. Their files stay.
+
+        Args:
+          template: A template of the state; see `treepack.load`.
+          verify: `"all"` compares all bytes with their checksums, `"manifest"` only those of the
+            record, and sizes: then bytes that were changed in an array are not noticed.
+          mmap: Whether to map files rather than read them. `None` maps those of a directory, of
+            which each device needs its part. On network file systems, a mapped file must not be
+            removed by another host, as later saves do.
+          max_size: The maximum decompressed size in bytes.
+          select: See `treepack.load`, as for all others.
+
+        Returns:
+          The step and the state; `None` if no checkpoint was ever completed.
+
+        Raises:
+          CorruptionError: A ValueError. If there are checkpoints, and none of them is whole; it
+            names all.
+          MismatchError: A ValueError. If the checkpoint does not fit the template; earlier ones are
+            not tried then.
+          UnregisteredTypeError: See `treepack.load`, as for other errors that are not damage.
+
+        Warns:
+          UserWarning: If a checkpoint is passed over; or if `local` is a list because another
+            number of processes has saved.
+        """
+        if verify not in ("manifest", "all"):
+            raise ValueError(f"verify must be 'manifest' or 'all', got {verify!r:.100}")
+        check("max_size", max_size)
+        check_known(Series.resume, options)
+        wait_at(self._place)
+        resuming = Resuming(
+            self._checkpoints,
+            template,
+            self._timeout,
+            is_verified=verify == "all",
+            mmap=mmap,
+            max_size=max_size,
+            options=options,
+        )
+        try:
+            found = resuming()
+        finally:
+            self.skipped = resuming.skipped
+        self.local = None if found is None else found.local
+        return None if found is None else (found.step, found.state)
+
+    def steps(self) -> list[int]:
+        """Returns the steps of all checkpoints, in order; their names tell, no file is read."""
+        numbered = self._checkpoints.folder.numbered()
+        return [step for step, found in numbered.items() if found.is_complete]
+
+    def path(self, step: int) -> str:
+        """Returns the path or URL of the checkpoint of a step."""
+        return self._checkpoints.path(_checked(step))
+
+    def metrics(self, step: int) -> dict[str, float]:
+        """Returns the metrics of a checkpoint. The state is not read.
+
+        Raises:
+          TreepackError: A ValueError. If there is no checkpoint of this step.
+          CorruptionError: A TreepackError. If it is damaged.
+        """
+        with opened(self._existing(step), step) as contents:
+            return dict(contents.summary().metrics)
+
+    def metadata(self, step: int) -> Any:
+        """Returns the metadata of a checkpoint, or `None`. The state is not read.
+
+        Raises:
+          TreepackError: See `metrics`.
+          UnregisteredTypeError: If a type in them is not registered.
+        """
+        with opened(self._existing(step), step) as contents:
+            return contents.metadata()
+
+    def keep(self, step: int) -> None:
+        """Keeps a checkpoint whatever the rules say, also after a restart.
+
+        It writes an empty file beside it, such as `step_1000.keep`. Remove that file to leave the
+        checkpoint to the rules again. Of several processes, process 0 writes it.
+
+        Raises:
+          TreepackError: A ValueError. If there is no checkpoint of this step.
+        """
+        path = self._existing(step)
+        if _jax.processes()[0] == 0:
+            write_small(path + PIN, b"", durable=True)
+
+    def should_save(self, step: int) -> bool:
+        """Returns whether a step is saved: by `every` and `seconds`, and when the program ends.
+
+        Of several processes, all call it for each step, and get the same answer: the clock is that
+        of process 0.
+
+        Examples:
+          >>> import tempfile, treepack
+          >>> run = treepack.Series(tempfile.mkdtemp(), every=10)
+          >>> [step for step in range(35) if run.should_save(step)]
+          [0, 10, 20, 30]
+        """
+        step = _checked(step)
+        is_due = self._intervals.is_due(step)
+        if self._preemption is not None:
+            self._preemption.reach(step)
+            is_due |= self._preemption.number is not None
+        return is_due
+
+    @contextlib.contextmanager
+    def preemption(self) -> Iterator[None]:
+        """Saves once more before the program ends when it is asked to, by SIGTERM.
+
+        Within the block, SIGTERM makes `should_save` true. The next `save` waits until all is
+        written, and exits with the status 143 (`SystemExit`), as does the end of the block, if no
+        save comes. In one process this replaces the handler of SIGTERM for the time of the block,
+        and is for the main thread. Several processes use the preemption service of
+        `jax.distributed`, and call `should_save` for each step.
+
+        Raises:
+          SystemExit: If the program was asked to end.
+          ValueError: In another thread than the main one.
+          TreepackError: A ValueError. If there are several processes, and jax has no preemption
+            service.
+
+        Examples:
+          >>> import signal, tempfile, treepack
+          >>> run = treepack.Series(tempfile.mkdtemp(), every=1000)
+          >>> try:
+          ...     with run.preemption():
+          ...         for step in range(5000):
+          ...             if run.should_save(step):
+          ...                 run.save(step, {"step": step})
+          ...             if step == 1200:  # a machine is taken away
+          ...                 signal.raise_signal(signal.SIGTERM)
+          ... except SystemExit as error:
+          ...     print(error.code, run.steps())
+          143 [0, 1000, 1201]
+        """
+        preemption = self._preemption = Preemption()
+        preemption.begin()
+        try:
+            yield
+        finally:
+            self._preemption = None
+            preemption.end()
+        if preemption.number is not None:
+            self.wait()
+            raise preemption.exit()
+
+    def wait(self) -> None:
+        """Waits until all saves in the background have ended.
+
+        Raises:
+          Exception: The error of the last one, if it has failed.
+        """
+        wait_at(self._place)
+        if self._last is not None:
+            self._last.result()
+
+    def __repr__(self) -> str:
+        folder = self._checkpoints.folder
+        return f"<treepack.Series {shown(folder.path(folder.begin))!r}>"
+
+    def _exit_if_asked(self) -> None:
+        """Ends the program after a save if it was asked to end."""
+        if self._preemption is not None and self._preemption.number is not None:
+            self.wait()
+            raise self._preemption.exit()
+
+    def _wait(self) -> None:
+        """Waits for the save before, and warns of its error unless it has been told."""
+        wait_at(self._place)
+        last, self._last = self._last, None
+        if last is not None and last.has_unasked_error:
+            warn(f"{shown(last.path)} was not saved: {last.exception()!r}; the next save goes on")
+
+    def _existing(self, step: int) -> str:
+        """Returns the path of a checkpoint that is there, once saves have ended."""
+        wait_at(self._place)
+        steps = self.steps()
+        if _checked(step) not in steps:
+            folder = shown(self._checkpoints.folder.directory)
+            there = f"there are {', '.join(map(str, steps))}" if steps else "there is none"
+            raise TreepackError(f"no checkpoint of step {step} in {folder}: {there}")
+        return self._checkpoints.path(step)
+
+
+def _checked(step: Any) -> int:
+    """Returns a step as an integer."""
+    found = operator.index(step)
+    if not 0 <= found < _MOST_STEP:
+        raise ValueError(f"a step is an integer from 0 to 10**18 - 1, not {found}")
+    return found

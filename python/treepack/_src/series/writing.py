@@ -1,0 +1,230 @@
+"""Saves the checkpoints of a series, each in one commit, and removes those without use after it.
+
+claim of the directory ──▶ no later checkpoint ──▶ write, commit ──▶ what no rule keeps goes
+(a lease, on disks)        is there                (`saving/`)       (process 0)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import secrets
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Any
+
+from treepack._src.options import Progress, Saved, Writing
+from treepack._src.printable import warn
+from treepack._src.saving.background import Write
+from treepack._src.saving.directory import LocalDirectory, directory_at
+from treepack._src.saving.layout import file_layout
+from treepack._src.saving.sharded import ShardedWrite
+from treepack._src.series.contents import is_damage, metadata_of, opened, own
+from treepack._src.series.keep import Keep, Summary
+from treepack._src.series.names import Folder
+from treepack._src.series.retention import discard, remove_leftovers
+from treepack._src.storage.entries import remove
+from treepack._src.storage.place import shown
+from treepack._src.storage.write import save_layout
+from treepack.errors import InvalidCheckpointError, TreepackError
+
+PIN = ".keep"
+"""What the name of the file that pins a checkpoint has after that of the checkpoint."""
+
+
+class Checkpoints:
+    """The checkpoints of a series as this process knows them.
+
+    Attributes:
+      folder: Their directory.
+      damaged: Those that are not whole, with the error of each.
+    """
+
+    def __init__(self, folder: Folder):
+        self.folder = folder
+        self.damaged: dict[int, BaseException] = {}
+        self._summaries: dict[int, Summary] = {}
+
+    def path(self, step: int) -> str:
+        """Returns the path or URL of the checkpoint of a step."""
+        return self.folder.path(self.folder.name(step))
+
+    def add(self, summary: Summary) -> None:
+        """Adds a checkpoint that was saved here."""
+        self._summaries[summary.step] = summary
+        self.damaged.pop(summary.step, None)
+
+    def summary(self, step: int) -> Summary | None:
+        """Returns a checkpoint, which is read once; `None` if it is not whole.
+
+        Raises:
+          Exception: If it cannot be read for another reason; see `is_damage`.
+        """
+        if step in self.damaged:
+            return None
+        found = self._summaries.get(step)
+        if found is None:
+            try:
+                with opened(self.path(step), step) as contents:
+                    found = self._summaries[step] = contents.summary()
+            except Exception as error:
+                if not is_damage(error):
+                    raise
+                self.damaged[step] = error.with_traceback(None)
+        return found
+
+    def forget(self, steps: Collection[int]) -> None:
+        """Forgets checkpoints of other steps than these, which are gone."""
+        for known in (self._summaries, self.damaged):
+            for step in [*known]:  # in one step: a signal handler may save meanwhile
+                if step not in steps:
+                    known.pop(step, None)
+
+
+class Commit:
+    """The save of one step. A call writes and commits it; process 0 then removes others."""
+
+    def __init__(
+        self,
+        checkpoints: Checkpoints,
+        keep: Keep | None,
+        step: int,
+        metrics: Mapping[str, Any],
+        local: Any,
+    ):
+        self._checkpoints, self._keep, self._step = checkpoints, keep, step
+        self._metrics, self._local = metrics, local
+        self._summary = Summary(step, time.time(), {})
+        self._write: Write | None = None
+        self._leads = True
+        self._is_sharded = False
+        self.abandon: Callable[[BaseException], object] | None = None
+        self.then: Callable[[], None] = lambda: None
+
+    def prepare(self, state: Any, saved: Saved, how: Writing, *, snapshot: bool) -> None:
+        """Encodes a state; with `snapshot`, it may change after this.
+
+        Args:
+          state: The tree.
+          saved: The options of the save; its metadata are those of the program.
+          how: How it is written.
+          snapshot: Whether the encoding does not depend on the tree any more.
+        """
+        path = self._checkpoints.path(self._step)
+        saved.step, self._is_sharded = self._step, bool(saved.sharded)
+        if saved.sharded:
+            saved.own, saved.metadata = self._own, metadata_of(self._step, saved.metadata)
+            together = ShardedWrite(path, state, saved, how, snapshot=snapshot)
+            self._write, self.abandon, self._leads = together, together.abandon, together.leads
+        else:
+            saved.metadata = metadata_of(self._step, saved.metadata, self._own())
+            layout = file_layout(state, saved, how, snapshot=snapshot)
+            self._write = functools.partial(save_layout, layout, path, how)
+
+    def _own(self) -> dict[str, Any]:
+        """Returns what this process saves beside the state; an error in it is one of the save."""
+        metrics = {str(name): float(value) for name, value in self._metrics.items()}
+        self._summary = self._summary._replace(metrics=metrics)
+        return own(self._summary, self._local)
+
+    def __call__(self, progress: Progress) -> None:
+        write, self._write = self._write, None
+        assert write is not None, "it is written once"
+        if not self._leads:
+            write(progress)
+            return
+        with contextlib.ExitStack() as stack:
+            try:
+                stack.enter_context(claimed(self._checkpoints.folder))
+                self._make_room()
+            except BaseException as error:
+                if self.abandon is not None:
+                    self.abandon(error)
+                raise
+            write(progress)
+            del write  # and the arrays with it
+            self.then()
+            self._checkpoints.add(self._summary)
+            if self._keep is not None:
+                _tidy(self._checkpoints, self._keep, self._step)
+
+    def _make_room(self) -> None:
+        """Checks that the step may be saved, and removes a damaged checkpoint that is in the way.
+
+        Raises:
+          InvalidCheckpointError: If a later checkpoint is there, which would be resumed instead,
+            or one of this step that has another form.
+        """
+        checkpoints, step = self._checkpoints, self._step
+        numbered = checkpoints.folder.numbered()
+        for later, found in reversed(numbered.items()):
+            if later > step and found.is_complete and checkpoints.summary(later) is not None:
+                raise InvalidCheckpointError(
+                    f"step {step} cannot be saved to {shown(checkpoints.folder.directory)}, since "
+                    f"step {later} is there, which resume would take: save a later step, or remove "
+                    f"{shown(checkpoints.path(later))} and all after it if training goes on "
+                    "before it"
+                )
+        same = numbered.get(step)
+        if same is None or same.is_directory == self._is_sharded:
+            return
+        if same.is_complete and checkpoints.summary(step) is not None:
+            forms = ["a file", "a directory"]
+            raise InvalidCheckpointError(
+                f"{shown(checkpoints.path(step))} is {forms[same.is_directory]}, and would become "
+                f"{forms[self._is_sharded]}, which cannot replace it at once: remove it, or save a "
+                "later step"
+            )
+        remove(checkpoints.path(step))
+
+
+@contextlib.contextmanager
+def claimed(folder: Folder) -> Iterator[None]:
+    """Holds the lease of a local directory, so that no other job saves to it or removes from it.
+
+    Raises:
+      BusyError: If another job holds it.
+    """
+    directory = directory_at(folder.directory)
+    if not isinstance(directory, LocalDirectory):  # in a store nobody could tell
+        yield
+        return
+    directory.claim(secrets.token_hex(4))
+    try:
+        yield
+    finally:
+        directory.release()
+
+
+def pinned(folder: Folder, names: set[str]) -> set[int]:
+    """Returns the steps that are pinned by files among these names."""
+    steps = {folder.step(name.removesuffix(PIN)) for name in names if name.endswith(PIN)}
+    return {step for step in steps if step is not None}
+
+
+def _tidy(checkpoints: Checkpoints, keep: Keep, saved: int) -> None:
+    """Removes the checkpoints that no rule keeps any more; an error is a warning, as all is saved.
+
+    A damaged one goes once as many later ones as the rules keep are whole.
+    """
+    try:
+        folder = checkpoints.folder
+        listing = folder.listing()
+        numbered = folder.numbered(listing)
+        complete = [step for step, found in numbered.items() if found.is_complete]
+        whole = []
+        for step in complete:
+            if step <= saved and (summary := checkpoints.summary(step)) is not None:
+                whole.append(summary)
+        if not whole or whole[-1].step != saved:
+            return  # another job has removed it
+        kept = keep.kept(whole) | pinned(folder, {entry.name for entry in listing.entries})
+        oldest = whole[-keep.last :][0].step if len(whole) >= keep.last else 0
+        gone = [step for step in complete if step <= saved and step not in kept]
+        gone = [step for step in gone if step not in checkpoints.damaged or step < oldest]
+        discard(folder, [folder.name(step) for step in gone], listing)
+        unfinished = [step for step in numbered if step < saved and step not in complete]
+        remove_leftovers(folder, [folder.name(step) for step in unfinished], listing)
+        checkpoints.forget(numbered.keys() - gone)
+    except (OSError, TreepackError) as error:
+        warn(f"step {saved} is saved, but older checkpoints could not be removed: {error}")

@@ -1,0 +1,322 @@
+"""Files and repositories of safetensors are checkpoints; safetensors' own reader is the oracle."""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+import shutil
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+import safetensors
+import safetensors.numpy
+from hypothesis import given
+from hypothesis import strategies as st
+from jax.sharding import NamedSharding, PartitionSpec
+
+import tiers
+import treepack
+from commands import call
+from treepack import CorruptionError, DecodeError, MismatchError, serialization
+from treepack._src.storage.safetensors import SAFETENSORS
+
+INDEX = "model.safetensors.index.json"
+
+
+def arrays() -> dict[str, np.ndarray]:
+    """The arrays of a small model, as PyTorch names them."""
+    layers = {
+        f"model.layers.{at}.w": np.arange(64, dtype=np.float32).reshape(8, 8) + at
+        for at in range(3)
+    }
+    return {
+        **layers,
+        "model.embed": np.arange(20).astype(ml_dtypes.bfloat16),
+        "step": np.array(7, np.int64),
+        "empty": np.zeros((0, 3), np.float16),
+        "mask": np.array([True, False]),
+    }
+
+
+def nested(flat: dict[str, np.ndarray]) -> dict[str, Any]:
+    tree: dict[str, Any] = {}
+    for name, array in flat.items():
+        *above, last = name.split(".")
+        node = tree
+        for key in above:
+            node = node.setdefault(key, {})
+        node[last] = array
+    return tree
+
+
+def write_repository(folder: Path, *, has_index: bool, flat: dict[str, np.ndarray] | None = None):
+    """Writes two files, with or without an index of their arrays."""
+    flat = arrays() if flat is None else flat
+    folder.mkdir()
+    names = [*flat]
+    files = {}
+    for number, part in enumerate((names[:2], names[2:]), 1):
+        file = f"model-{number:05}-of-00002.safetensors"
+        safetensors.numpy.save_file(
+            {name: flat[name] for name in part}, folder / file, {"format": "pt"}
+        )
+        files.update(dict.fromkeys(part, file))
+    (folder / "config.json").write_text("{}")
+    if has_index:
+        (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": files}))
+    return folder
+
+
+def check_same(found: Any, expected: Any) -> None:
+    assert jax.tree.structure(found) == jax.tree.structure(expected)
+    for left, right in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        assert (left.dtype, left.shape) == (right.dtype, right.shape)
+        assert np.asarray(left).tobytes() == np.asarray(right).tobytes()
+
+
+def file_at(folder: Path) -> Path:
+    path = folder / "model.safetensors"
+    safetensors.numpy.save_file(arrays(), path, {"format": "pt"})
+    return path
+
+
+def without_suffix(folder: Path) -> Path:
+    return file_at(folder).rename(folder / "model")
+
+
+def in_memory(folder: Path) -> str:
+    """The URL of a directory."""
+    for file in write_repository(folder / "repository", has_index=True).iterdir():
+        fsspec.filesystem("memory").pipe(f"/{folder.name}/{file.name}", file.read_bytes())
+    return f"memory://{folder.name}"
+
+
+SOURCES: dict[str, Callable[[Path], Any]] = {
+    "file": file_at,
+    "file without a suffix": without_suffix,
+    "data": lambda folder: file_at(folder).read_bytes(),
+    "file object": lambda folder: io.BytesIO(file_at(folder).read_bytes()),
+    "repository": lambda folder: write_repository(folder / "it", has_index=False),
+    "repository with an index": lambda folder: write_repository(folder / "it", has_index=True),
+    "URL of a repository": in_memory,
+    "URL of a file": lambda folder: f"{in_memory(folder)}/model-00002-of-00002.safetensors",
+}
+
+
+@pytest.fixture(params=SOURCES)
+def source(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Any, Any]:
+    """A source, and the tree in it."""
+    flat = arrays()
+    if request.param == "URL of a file":
+        flat = dict([*flat.items()][2:])
+    return SOURCES[request.param](tmp_path), nested(flat)
+
+
+def test_all_verbs_read_it(source: tuple[Any, Any]) -> None:
+    given, tree = source
+    check_same(treepack.load(given), tree)
+    assert treepack.read_metadata(given) == {"format": "pt"}
+    assert treepack.is_checkpoint(given)
+    abstract = treepack.abstract(given)
+    assert jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), abstract) == jax.tree.map(
+        lambda leaf: (leaf.shape, leaf.dtype), tree
+    )
+    found = treepack.verify(given)
+    assert found.ok
+    assert set(found.leaves.values()) == {"unchecked"}
+    with treepack.open(given) as file:
+        array = file["model/layers/2/w"]
+        assert np.array_equal(array[1:3, 2], tree["model"]["layers"]["2"]["w"][1:3, 2])
+        check_same(file.load(), tree)
+    selected = treepack.load(given, select="model/layers/2")
+    check_same(selected, {"model": {"layers": {"2": tree["model"]["layers"]["2"]}}})
+
+
+def test_templates(source: tuple[Any, Any]) -> None:
+    given, tree = source
+    tree["step"] = tree["step"].astype(np.int32)
+    as_jax = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), tree)
+    found = treepack.load(given, as_jax)
+    assert all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(found))
+    check_same(found, tree)
+    half = as_jax | {"mask": as_jax["mask"], "step": as_jax["step"]}
+    half["model"] = jax.tree.map(
+        lambda it: jax.ShapeDtypeStruct(it.shape, jnp.bfloat16), half["model"]
+    )
+    cast = treepack.load(given, half, cast=True)
+    assert cast["model"]["layers"]["2"]["w"].dtype == jnp.bfloat16
+    moved = treepack.load(given, {"it": tree["mask"]}, rename={"mask": "it"}, select="it")
+    assert moved["it"].tolist() == [True, False]
+    with pytest.raises(MismatchError, match=r"model/layers/2/w: expected float32\[9\]"):
+        treepack.load(given, tree | {"model": {"layers": {"2": {"w": np.zeros(9, np.float32)}}}})
+
+
+@pytest.mark.parametrize("spec", [("x", None), (None, "x"), (None, None)])
+@pytest.mark.parametrize("is_template", [True, False])
+def test_each_device_reads_its_part(source: tuple[Any, Any], spec: Any, is_template: bool) -> None:
+    given, tree = source
+    mesh = jax.make_mesh((4,), ("x",))
+    split = NamedSharding(mesh, PartitionSpec(*spec))
+    whole = tree["model"]["layers"]["2"]["w"]
+    only = {
+        "model": {"layers": {"2": {"w": jax.ShapeDtypeStruct((8, 8), np.float32, sharding=split)}}}
+    }
+    where = {"select": "model/layers/2/w"}
+    if is_template:
+        found = treepack.load(given, only, **where)
+    else:
+        found = treepack.load(given, sharding=split, **where)
+    found = found["model"]["layers"]["2"]["w"]
+    assert found.sharding == split
+    for shard in found.addressable_shards:
+        assert np.array_equal(shard.data, whole[shard.index])
+
+
+@tiers.examples(60)
+@given(data=st.data())
+def test_every_dtype_and_shape(data: st.DataObject) -> None:
+    names = [name for name in SAFETENSORS if not name.startswith("complex")]
+    dtypes = {name: np.dtype(getattr(ml_dtypes, name, name)) for name in names}
+    flat = {}
+    for at in range(data.draw(st.integers(0, 5))):
+        dtype = dtypes[data.draw(st.sampled_from(names))]
+        shape = tuple(data.draw(st.lists(st.integers(0, 4), max_size=4)))
+        size = int(np.prod(shape)) * dtype.itemsize
+        raw = data.draw(st.binary(min_size=size, max_size=size))
+        if dtype.name == "bool":
+            raw = bytes(byte & 1 for byte in raw)
+        flat[f"{data.draw(st.sampled_from(['a', 'b.c', 'é/~']))}.{at}"] = np.frombuffer(
+            raw, dtype
+        ).reshape(shape)
+    check_same(treepack.load(packed(flat)), nested(flat))
+
+
+def packed(flat: dict[str, np.ndarray]) -> bytes:
+    """The bytes of a file, written here, because safetensors' writer lacks some dtypes of NumPy."""
+    header, offset = {}, 0
+    for name, array in flat.items():
+        header[name] = {
+            "dtype": SAFETENSORS[array.dtype.name],
+            "shape": array.shape,
+            "data_offsets": [offset, offset := offset + array.nbytes],
+        }
+    text = json.dumps(header).encode()
+    return struct.pack("<Q", len(text)) + text + b"".join(it.tobytes() for it in flat.values())
+
+
+def test_what_safetensors_writes_is_what_is_read(tmp_path: Path) -> None:
+    path = file_at(tmp_path)
+    found = treepack.load(path)
+    with safetensors.safe_open(path, "numpy") as file:
+        for name in arrays():
+            if name != "model.embed":  # NumPy's reader there has no bfloat16
+                leaf = found
+                for key in name.split("."):
+                    leaf = leaf[key]
+                assert np.array_equal(leaf, file.get_tensor(name))
+
+
+def test_an_open_file_can_be_pickled(tmp_path: Path) -> None:
+    for path in (file_at(tmp_path), write_repository(tmp_path / "it", has_index=True)):
+        with treepack.open(path) as file:
+            again = pickle.loads(pickle.dumps(file))
+        with again:
+            assert again["model/layers/1/w"][0, 0] == 1
+
+
+def test_a_file_that_is_overwritten_is_noticed(tmp_path: Path) -> None:
+    path = file_at(tmp_path)
+    with treepack.open(path) as file:
+        other = {name: array + 1 for name, array in arrays().items() if name.startswith("model.l")}
+        safetensors.numpy.save_file(other | {"more": np.zeros(99)}, tmp_path / "other")
+        shutil.copyfile(tmp_path / "other", path)
+        with pytest.raises(CorruptionError):
+            np.asarray(file["model/layers/2/w"])
+
+
+def test_what_is_wrong_with_a_repository(tmp_path: Path) -> None:
+    folder = write_repository(tmp_path / "it", has_index=True)
+    index = json.loads((folder / INDEX).read_text())
+    first, second = sorted(set(index["weight_map"].values()))
+
+    def says(text: str, files: Any) -> None:
+        content = files if isinstance(files, str) else json.dumps({"weight_map": files})
+        (folder / INDEX).write_text(content)
+        with pytest.raises(DecodeError, match=text):
+            treepack.load(folder)
+
+    says("model.safetensors.index.json is not an index of safetensors", "{")
+    says("weight_map", "{}")
+    says("a map of strings to strings", {"a": 3})
+    says(
+        "names ../secret.safetensors, which is not in the directory", {"a": "../secret.safetensors"}
+    )
+    says(rf"the array is not in {first}, where the index has it \(at nothing\)", {"nothing": first})
+    (folder / INDEX).write_text(json.dumps({"weight_map": {"step": second}}))
+    assert [*treepack.load(folder)] == ["step"]  # the index counts
+    (folder / INDEX).unlink()
+    shutil.copyfile(folder / first, folder / "copy.safetensors")
+    with pytest.raises(DecodeError, match=r"the array is in two files: copy\.safetensors and"):
+        treepack.load(folder)
+    (folder / "copy.safetensors").write_bytes(b"\x08\0\0\0\0\0\0\0{}      ...")
+    with pytest.raises(DecodeError, match=r"copy\.safetensors"):
+        treepack.open(folder)
+
+
+def test_functions_for_treepacks_bytes_name_the_one_that_reads_it(tmp_path: Path) -> None:
+    path = file_at(tmp_path)
+    for read in (
+        lambda: treepack.loads(path.read_bytes()),
+        lambda: serialization.from_bytes(arrays(), path.read_bytes()),
+        lambda: serialization.load_from_file(None, path),
+    ):
+        with pytest.raises(DecodeError, match=r"safetensors file: read it with treepack\.load"):
+            read()
+
+
+def test_damage_is_what_safetensors_would_say(tmp_path: Path) -> None:
+    path = file_at(tmp_path)
+    whole = path.read_bytes()
+    for damaged in (whole[:-1], whole[:40], b"\xff" * 20, whole.replace(b"[8,8]", b"[8,9]", 1)):
+        path.write_bytes(damaged)
+        with pytest.raises(safetensors.SafetensorError):
+            safetensors.numpy.load_file(path)
+        found = treepack.verify(path)
+        assert not found.ok
+        assert found.damage
+        assert not treepack.is_checkpoint(path)
+        with pytest.raises(DecodeError) as error:
+            treepack.load(path)
+        assert str(error.value.reason) in found.damage
+
+
+def test_names_that_are_prefixes_of_others_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    safetensors.numpy.save_file({"a": np.zeros(2), "a.b": np.zeros(2)}, path)
+    with pytest.raises(treepack.TreepackError, match="a"):
+        treepack.load(path)
+
+
+def test_commands(source: tuple[Any, Any], tmp_path: Path) -> None:
+    given, tree = source
+    if not isinstance(given, (str, Path)):
+        pytest.skip("commands take paths")
+    assert "float32[8,8]" in call("ls", str(given))
+    assert "unchecked" in call("verify", str(given))
+    assert "bfloat16" not in call("show", str(given), "mask")
+    assert "0 of" in call("diff", str(given), str(given))
+    call("get", str(given), "model/layers/2/w", str(tmp_path / "part.treepack"))
+    assert np.array_equal(
+        treepack.load(tmp_path / "part.treepack"), tree["model"]["layers"]["2"]["w"]
+    )
+    call("convert", str(given), str(tmp_path / "all.treepack"))
+    check_same(treepack.load(tmp_path / "all.treepack"), tree)

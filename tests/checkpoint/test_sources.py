@@ -1,0 +1,122 @@
+"""Leaves that are made of others while they are loaded; NumPy is the oracle."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+import safetensors.numpy
+from jax.sharding import NamedSharding, PartitionSpec
+
+import treepack
+from treepack import CorruptionError, MismatchError, TreepackError
+
+LAYERS = 12  # so that the order of numbers is not that of texts
+
+
+def arrays() -> dict[str, np.ndarray]:
+    flat = {
+        f"model.layers.{at}.up.weight": np.arange(24, dtype=np.float32).reshape(4, 6) + 100 * at
+        for at in range(LAYERS)
+    }
+    return flat | {"lm_head.weight": np.arange(30, dtype=np.float32).reshape(2, 3, 5)}
+
+
+@pytest.fixture(params=["safetensors", "file", "directory"])
+def path(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    path = tmp_path / "model.safetensors"
+    safetensors.numpy.save_file(arrays(), path)
+    if request.param != "safetensors":
+        saved = tmp_path / "saved"
+        treepack.save(saved, treepack.load(path), sharded=request.param == "directory")
+        return saved
+    return path
+
+
+def sources(**options: Any) -> dict[str, Any]:
+    return {"up": treepack.stack("model/layers/*/up/weight", **options)}
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2, -1])
+@pytest.mark.parametrize("transpose", [False, True, (1, 0)])
+@pytest.mark.parametrize("spec", [None, ("x",), (None, "x"), (None, None, "x")])
+def test_layers_are_stacked(path: Path, axis: int, transpose: Any, spec: Any) -> None:
+    axes = (1, 0) if transpose else (0, 1)
+    each = [arrays()[f"model.layers.{at}.up.weight"].transpose(axes) for at in range(LAYERS)]
+    expected = np.stack(each, axis)
+    where = None
+    if spec is not None:
+        where = NamedSharding(jax.make_mesh((2,), ("x",)), PartitionSpec(*spec))
+    template = {"up": jax.ShapeDtypeStruct(expected.shape, np.float32, sharding=where)}
+    rename = sources(axis=axis, transpose=transpose)
+    found = treepack.load(path, template, rename=rename, select="up")["up"]
+    assert np.array_equal(found, expected)
+    if where is not None:
+        assert found.sharding == where
+    as_numpy = treepack.load(path, {"up": expected}, rename=rename, select="up")["up"]
+    assert isinstance(as_numpy, np.ndarray)
+    assert np.array_equal(as_numpy, expected)
+    half = {"up": jax.ShapeDtypeStruct(expected.shape, np.float16, sharding=where)}
+    cast = treepack.load(path, half, rename=rename, select="up", cast=True)["up"]
+    assert np.array_equal(cast, expected.astype(np.float16))
+
+
+@pytest.mark.parametrize("axes", [None, (0, 2, 1), (1, 2, 0)])
+def test_an_array_is_transposed_beside_others(path: Path, axes: Any) -> None:
+    whole = arrays()["lm_head.weight"]
+    expected = whole.transpose(axes)
+    rename = {"head": treepack.transpose("lm_head/weight", axes), "model/layers/0": "first"}
+    template = {"head": expected, "first": {"up": {"weight": np.zeros((4, 6), np.float32)}}}
+    found, report = treepack.load(path, template, rename=rename, return_report=True)
+    assert np.array_equal(found["head"], expected)
+    assert found["first"]["up"]["weight"][1, 0] == 6
+    assert {"head", "first/up/weight"} <= set(report.loaded)
+    assert "model/layers/1/up/weight" in report.unexpected
+
+
+def test_what_does_not_fit(path: Path, tmp_path: Path) -> None:
+    template = {"up": np.zeros((LAYERS, 4, 6), np.float32)}
+
+    def says(text: str, error: type[Exception], rename: Any, target: Any = template) -> None:
+        with pytest.raises(error, match=text):
+            treepack.load(path, target, rename=rename, select="up")
+
+    says(
+        r"stack\('nothing/\*'\) matches nothing", TreepackError, {"up": treepack.stack("nothing/*")}
+    )
+    says("no axis 3 of 3", TreepackError, sources(axis=3))
+    says("not an order of 2 axes", TreepackError, sources(transpose=(0, 1, 2)))
+    says(
+        r"up: expected float32\[12,4,6\], found float32\[12,6,4\]",
+        MismatchError,
+        sources(transpose=True),
+    )
+    with pytest.raises(ValueError, match=r"one \*, for the number"):
+        treepack.stack("a/*/b/*")
+    lacks = arrays()
+    del lacks["model.layers.7.up.weight"]
+    safetensors.numpy.save_file(lacks, tmp_path / "lacks.safetensors")
+    with pytest.raises(TreepackError, match=r"lacks model/layers/7/up/weight, and has 11"):
+        treepack.load(tmp_path / "lacks.safetensors", template, rename=sources(), select="up")
+    other = arrays() | {"model.layers.3.up.weight": np.zeros((4, 7), np.float32)}
+    safetensors.numpy.save_file(other, tmp_path / "other.safetensors")
+    with pytest.raises(TreepackError, match=r"layers/3/up/weight is float32\[4, 7\], and .*/0/"):
+        treepack.load(tmp_path / "other.safetensors", template, rename=sources(), select="up")
+
+
+def test_each_layer_is_verified(tmp_path: Path) -> None:
+    path = tmp_path / "saved"
+    treepack.save(path, {"layers": [np.full(1000, at, np.float32) for at in range(3)]})
+    data = bytearray(path.read_bytes())
+    at = data.index(np.full(9, 1, np.float32).tobytes())
+    data[at + 400] ^= 1
+    path.write_bytes(data)
+    rename = {"up": treepack.stack("layers/*")}
+    template = {"up": np.zeros((3, 1000), np.float32)}
+    with pytest.raises(CorruptionError, match="up is damaged"):
+        treepack.load(path, template, rename=rename, verify=True)
+    kept = treepack.load(path, template, rename=rename, on_corrupt="skip")
+    assert not kept["up"].any()

@@ -1,0 +1,149 @@
+"""The rules of retention beside a model, in any history of saves, losses, pins and restarts."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given, settings
+
+import tiers
+import treepack
+from treepack._src.series import writing
+from treepack._src.series.keep import Summary, spaced
+
+VALUES = st.one_of(st.none(), st.sampled_from([math.nan, math.inf, -math.inf]), st.integers(0, 4))
+
+KEEPS = st.builds(
+    treepack.Keep,
+    last=st.integers(1, 4),
+    every=st.none() | st.integers(1, 20),
+    seconds=st.none() | st.floats(0.5, 30),
+    best=st.none()
+    | st.tuples(st.just("loss"), st.integers(1, 3))
+    | st.tuples(st.just("loss"), st.integers(1, 3), st.sampled_from(["min", "max"])),
+)
+
+# A step is so much later than the one before, in steps and seconds, and has a value of the metric.
+# Then something else happens: the checkpoint is pinned, damaged, or the program starts again.
+EVENTS = st.tuples(
+    st.integers(1, 9),
+    st.floats(0, 9),
+    VALUES,
+    st.sampled_from(["nothing", "nothing", "pin", "damage", "restart"]),
+)
+
+
+class Model:
+    """What has to be there, found naively: all rules for each checkpoint by itself."""
+
+    def __init__(self, keep: treepack.Keep):
+        self.keep = keep
+        self.there: list[Summary] = []
+        self.pinned: set[int] = set()
+        self.damaged: set[int] = set()
+
+    def save(self, saved: Summary) -> None:
+        self.there.append(saved)
+        whole = [it for it in self.there if it.step not in self.damaged]
+        newest = whole[-self.keep.last :]
+
+        def stays(it: Summary) -> bool:
+            if it.step in self.pinned:
+                return True
+            if it.step in self.damaged:  # nothing is removed in its favour
+                return len(whole) < self.keep.last or it.step >= newest[0].step
+            return it in newest or self.is_spaced(it, whole) or self.is_best(it, whole)
+
+        self.there = [it for it in self.there if stays(it)]
+
+    def is_spaced(self, wanted: Summary, whole: list[Summary]) -> bool:
+        for distance, position in ((self.keep.every, 0), (self.keep.seconds, 1)):
+            at: Any = None
+            for it in whole if distance is not None else ():
+                if at is None or it[position] - at >= distance:
+                    at = it[position]
+                    if it == wanted:
+                        return True
+        return False
+
+    def is_best(self, wanted: Summary, whole: list[Summary]) -> bool:
+        if self.keep.best is None or "loss" not in wanted.metrics:
+            return False
+        _, count, *mode = self.keep.best
+        value = wanted.metrics["loss"]
+        better = 0
+        for it in whole:
+            other = it.metrics.get("loss", math.nan)
+            is_better = other > value if mode == ["max"] else other < value
+            better += is_better or (other == value and it.step > wanted.step)
+        return not math.isnan(value) and better < count
+
+
+@settings(max_examples=tiers.either(50, 10_000))
+@given(keep=KEEPS, events=st.lists(EVENTS, max_size=tiers.either(8, 12)))
+def test_what_stays_is_what_a_model_keeps(
+    tmp_path_factory: pytest.TempPathFactory, keep: treepack.Keep, events: list[Any]
+) -> None:
+    folder = tmp_path_factory.mktemp("run")
+    with pytest.MonkeyPatch.context() as patch:
+        step, now = -1, 1e9
+        patch.setattr(writing.time, "time", lambda: now)
+        model = Model(keep)
+        run = treepack.Series(folder, keep=keep)
+        for distance, seconds, value, then in events:
+            step, now = step + distance, now + seconds
+            metrics = {} if value is None else {"loss": value}
+            run.save(step, {"step": step}, metrics=metrics, durable=False)
+            model.save(Summary(step, now, metrics))
+            assert run.steps() == [it.step for it in model.there]
+            if then == "pin":
+                run.keep(step)
+                model.pinned.add(step)
+            elif then == "damage":
+                Path(run.path(step)).write_bytes(b"")
+                model.damaged.add(step)
+            if then in ("damage", "restart"):
+                run = treepack.Series(folder, keep=keep)
+        found = run.steps()
+        assert {it.step for it in model.there} == {*found}
+        assert sorted(it.name for it in folder.iterdir()) == sorted(
+            [f"step_{it}" for it in found] + [f"step_{it}.keep" for it in model.pinned]
+        )
+
+
+@given(positions=st.lists(st.integers(0, 60)), distance=st.integers(1, 20), data=st.data())
+def test_what_goes_changes_nothing_of_what_stays(
+    positions: list[int], distance: int, data: st.DataObject
+) -> None:
+    items = [*enumerate(sorted(positions))]
+    kept = [*spaced(items, distance)]
+    gone = data.draw(st.sets(st.sampled_from(items))) if items else set()
+    left = [it for it in items if it not in gone or it[0] in kept]
+    assert [*spaced(left, distance)] == kept
+    assert [*spaced(items[: len(items) // 2], distance)] == [
+        it for it in kept if it < len(items) // 2
+    ]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"last": 0},
+        {"every": 0},
+        {"seconds": -1.0},
+        {"seconds": math.nan},
+        {"best": ("loss", 0)},
+        {"best": ("loss",)},
+        {"best": ("loss", 1, "least")},
+        {"best": "loss"},
+        {"best": 3},
+        {"best": (3, "loss")},
+    ],
+)
+def test_rules_that_make_no_sense_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=next(iter(options))):
+        treepack.Keep(**options)

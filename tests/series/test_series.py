@@ -1,0 +1,380 @@
+"""A run on one disk and in one process: saved by steps, resumed from the last whole one."""
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+import subprocess
+import sys
+import warnings
+import weakref
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import tiers
+import treepack
+from treepack import (
+    CorruptionError,
+    InvalidCheckpointError,
+    Keep,
+    Series,
+    TreepackError,
+    checkpoints,
+)
+
+
+def state(step: int) -> dict[str, Any]:
+    return {"w": jnp.full(1000, step, jnp.float32), "host": np.arange(300) + step, "step": step}
+
+
+TEMPLATE = state(0)
+
+
+def check(found: Any, step: int) -> None:
+    """Fails unless a result of `resume` is all of one step."""
+    assert found is not None
+    assert found[0] == step
+    assert jax.tree.all(jax.tree.map(np.array_equal, found[1], state(step)))
+
+
+def saved(folder: Path, *steps: int, **options: Any) -> Series:
+    run = Series(folder, **options)
+    for step in steps:
+        run.save(step, state(step), metrics={"loss": 1 / (step + 1)}, local={"seen": step})
+    return run
+
+
+def test_a_run_goes_on_where_it_was(tmp_path: Path) -> None:
+    run = Series(tmp_path / "run", keep=Keep(last=2))
+    assert run.resume(TEMPLATE) is None
+    assert run.steps() == []
+    for step in range(5):
+        run.save(
+            step,
+            state(step),
+            metrics={"loss": jnp.float32(step)},
+            metadata={"config": (step, "a")},
+            local={"seen": step, "rng": np.arange(3)},
+            background=step % 2 == 0,
+        )
+    run.wait()
+    again = Series(tmp_path / "run")
+    assert again.steps() == [3, 4]
+    check(again.resume(TEMPLATE), 4)
+    assert again.skipped == []
+    assert again.local["seen"] == 4
+    again.local["rng"][0] = 7  # is writable
+    assert again.metrics(3) == {"loss": 3.0}
+    assert again.metadata(4) == {"config": (4, "a")}
+    # Each is an ordinary checkpoint.
+    assert treepack.load(again.path(3), TEMPLATE)["step"] == 3
+    assert treepack.verify(again.path(3)).ok
+
+
+def test_names_of_others_are_left_alone(tmp_path: Path) -> None:
+    names = ["step_1.bak", "step_01", "step_-1", "step_1e3", "step_²", "step_", "ema_1", "notes"]
+    names += ["step_" + "9" * 30, "step_tmp", ".step_1", "step_9_gda"]
+    for name in names:
+        (tmp_path / name).write_text("mine")
+    (tmp_path / "step_folder").mkdir()
+    (tmp_path / "step_5_gda").mkdir()
+    run = saved(tmp_path, 1, 2, 3, 10, keep=Keep(last=1))
+    other = saved(tmp_path, 1, 2, 3, keep=Keep(last=2), prefix="ema_")
+    assert (run.steps(), other.steps()) == ([10], [2, 3])
+    there = {it.name for it in tmp_path.iterdir()}
+    assert there == {*names, "step_folder", "step_5_gda", "step_10", "ema_2", "ema_3"} - {"ema_1"}
+    check(run.resume(TEMPLATE), 10)
+    assert run.skipped == []
+
+
+def damage(path: Path, kind: str, rng: random.Random) -> None:
+    data = bytearray(path.read_bytes())
+    if kind == "torn":
+        path.write_bytes(data[: rng.randrange(1, len(data))])
+    elif kind == "flipped":
+        data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+        path.write_bytes(data)
+    elif kind == "zeroed":  # of a file system that was not synced
+        start = rng.randrange(len(data)) & ~511
+        data[start : start + 512] = bytes(min(512, len(data) - start))
+        path.write_bytes(data)
+    elif kind == "emptied":
+        path.write_bytes(b"")
+    elif kind == "another step":
+        path.write_bytes((path.parent / "step_1").read_bytes())
+    elif kind == "a text":
+        path.write_text("<html>404</html>")
+    else:
+        path.unlink()
+        path.mkdir()
+        (path / "notes").write_text("mine")
+
+
+KINDS = ["torn", "flipped", "zeroed", "emptied", "another step", "a text", "a folder"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_resume_passes_over_what_is_damaged(tmp_path: Path, kind: str) -> None:
+    rng = random.Random(kind)
+    run = saved(tmp_path, 1, 2, 3)
+    for step, skipped in ((3, [3]), (2, [3, 2])):
+        path = Path(run.path(step))
+        whole = path.read_bytes()
+        for _ in range(tiers.either(6, 60) if kind in KINDS[:3] else 1):
+            path.write_bytes(whole)
+            damage(path, kind, rng)
+            if path.is_file() and path.read_bytes() == whole:
+                continue  # zeros were there
+            with pytest.warns(UserWarning, match="is passed over"):
+                check(run.resume(TEMPLATE), step - 1)
+            assert [it for it, _ in run.skipped] == skipped
+            assert str(path) in str(run.skipped[-1][1]) or kind == "a folder"
+            assert run.local == {"seen": step - 1}
+
+
+def test_a_run_in_which_nothing_is_whole_is_an_error_that_names_all(tmp_path: Path) -> None:
+    run = saved(tmp_path, 1, 2)
+    Path(run.path(1)).write_bytes(b"")
+    Path(run.path(2)).write_bytes(Path(run.path(2)).read_bytes()[:500])
+    with pytest.raises(CorruptionError, match=r"whole: step 2: .*step_2.*ends.*; step 1: .*empty"):
+        run.resume(TEMPLATE)
+    assert [step for step, _ in run.skipped] == [2, 1]
+
+
+def test_a_save_that_never_ended_is_passed_over(tmp_path: Path) -> None:
+    run = Series(tmp_path)
+    (tmp_path / "step_7").mkdir()
+    for name in ("0123abcd-00000", "manifest"):  # killed before and in the commit
+        (tmp_path / "step_7" / f".{name}.treepack.treepack-1-2.tmp").write_bytes(b"some")
+    assert run.resume(TEMPLATE) is None
+    assert [step for step, _ in run.skipped] == [7]
+    assert "has not ended" in str(run.skipped[0][1])
+    assert run.steps() == []
+    saved(tmp_path, 3, 8, keep=Keep())
+    assert [it.name for it in tmp_path.iterdir()] == ["step_8"]
+
+
+def test_what_is_not_damage_is_raised(tmp_path: Path) -> None:
+    run = saved(tmp_path, 1, 2)
+    with pytest.raises(treepack.MismatchError, match="step_2"):
+        run.resume({**TEMPLATE, "w": jnp.zeros(3)})
+    run.resume({**TEMPLATE, "w": jnp.zeros(3)}, strict=False)
+    os.chmod(run.path(2), 0)  # noqa: PTH101
+    if os.getuid() != 0:
+        with pytest.raises(PermissionError):
+            run.resume(TEMPLATE)
+    with pytest.raises(ValueError, match="'manifest' or 'all'"):
+        run.resume(TEMPLATE, verify="some")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="on_corrupt"):
+        run.resume(TEMPLATE, on_corrupt="skip")  # type: ignore[call-arg]
+
+
+def test_less_may_be_verified(tmp_path: Path) -> None:
+    run = saved(tmp_path, 1, 2)
+    path = Path(run.path(2))
+    data = bytearray(path.read_bytes())
+    data[2000] ^= 1  # in an array
+    path.write_bytes(data)
+    found = run.resume(verify="manifest")
+    assert found is not None
+    assert found[0] == 2
+    with pytest.warns(UserWarning, match="passed over"):
+        found = run.resume()
+    assert found is not None
+    assert found[0] == 1
+
+
+def test_files_of_others_are_resumed(tmp_path: Path) -> None:
+    """Those of `save` and of flax, which a program has saved before."""
+    run = Series(tmp_path, prefix="checkpoint_", keep=Keep(last=3))
+    treepack.save(run.path(3), state(3), metadata={"mine": 1})
+    check(run.resume(TEMPLATE), 3)
+    assert run.local is None
+    assert run.metrics(3) == {}
+    assert run.metadata(3) == {"mine": 1}
+    checkpoints.save_checkpoint(tmp_path, state(4), 4, keep=9)
+    check(run.resume(TEMPLATE, verify="manifest"), 4)
+    with pytest.raises(TreepackError, match="no checksums to verify"):
+        run.resume(TEMPLATE)
+    run.save(5, state(5))
+    assert run.steps() == [3, 4, 5]
+    run.save(6, state(6))
+    assert run.steps() == [4, 5, 6]
+
+
+def test_a_step_is_saved_again_but_none_before_a_whole_one(tmp_path: Path) -> None:
+    run = saved(tmp_path, 1, 5)
+    run.save(5, {**state(5), "step": 6})
+    found = run.resume()
+    assert found is not None
+    assert found[1]["step"] == 6
+    for later in (run, Series(tmp_path)):
+        with pytest.raises(InvalidCheckpointError, match="step 5 is there"):
+            later.save(4, state(4))
+    # A damaged one does not count: training goes on before it.
+    Path(run.path(5)).write_bytes(b"")
+    for again in (run, Series(tmp_path)):
+        with pytest.warns(UserWarning, match="passed over"):
+            check(again.resume(TEMPLATE), 1 if again is run else 3)
+        again.save(3, state(3))
+    run.save(5, state(5))
+    check(run.resume(TEMPLATE), 5)
+    assert run.steps() == [1, 3, 5]
+
+
+def test_damaged_ones_take_nobodys_place(tmp_path: Path) -> None:
+    run = saved(tmp_path, 1, 2, 3, 4, keep=Keep(last=2))
+    assert run.steps() == [3, 4]
+    Path(run.path(4)).write_bytes(b"")
+    run = saved(tmp_path, 5, keep=Keep(last=2))
+    assert run.steps() == [3, 4, 5]
+    run.save(6, state(6))
+    assert run.steps() == [5, 6]
+
+
+def test_an_error_of_the_rules_does_not_harm_the_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = saved(tmp_path, 1, 2, keep=Keep())
+
+    def fail(*_: object) -> None:
+        raise PermissionError(1, "not permitted", "x")
+
+    monkeypatch.setattr("treepack._src.series.retention.remove_file", fail)
+    with pytest.warns(UserWarning, match=r"no permission to delete.*step_2"):
+        run.save(3, state(3))
+    monkeypatch.undo()
+    monkeypatch.setattr("treepack._src.series.writing.discard", fail)
+    with pytest.warns(UserWarning, match="step 4 is saved, but older"):
+        run.save(4, state(4))
+    monkeypatch.undo()
+    assert run.steps() == [2, 3, 4]
+    run.save(5, state(5))
+    assert run.steps() == [5]
+
+
+def test_a_failed_save_in_the_background_is_told_and_the_next_goes_on(tmp_path: Path) -> None:
+    run = Series(tmp_path / "run")
+    (tmp_path / "run").write_text("in the way")
+    saving = run.save(1, state(1), background=True)
+    while not saving.done():
+        pass
+    (tmp_path / "run").unlink()
+    with pytest.warns(UserWarning, match="step_1 was not saved.*the next save goes on"):
+        run.save(2, state(2), background=True)
+    run.wait()
+    assert run.steps() == [2]
+    (tmp_path / "run").rename(tmp_path / "other")
+    (tmp_path / "run").write_text("in the way")
+    saving = run.save(3, state(3), background=True)
+    with pytest.raises(OSError, match="run"):
+        run.wait()
+    (tmp_path / "run").unlink()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # it is known
+        run.save(4, state(4))
+
+
+def test_pins_need_a_checkpoint(tmp_path: Path) -> None:
+    run = saved(tmp_path, 1, keep=Keep())
+    run.keep(1)
+    with pytest.raises(TreepackError, match=r"no checkpoint of step 2 in .*: there are 1"):
+        run.keep(2)
+    run = saved(tmp_path, 2, 3, keep=Keep())
+    assert run.steps() == [1, 3]
+    (tmp_path / "step_1.keep").unlink()
+    run.save(4, state(4))
+    assert run.steps() == [4]
+    with pytest.raises(TreepackError, match="there is none"):
+        Series(tmp_path / "nothing").metrics(1)
+
+
+@pytest.mark.parametrize("step", [-1, 10**18, 1.0, "1", None])
+def test_steps_are_integers(tmp_path: Path, step: Any) -> None:
+    with pytest.raises((ValueError, TypeError)):
+        Series(tmp_path).save(step, {})
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_arguments_are_checked(tmp_path: Path) -> None:
+    run = Series(tmp_path)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'select'"):
+        run.save(1, {}, select="a")  # type: ignore[call-overload]
+    with pytest.raises((TypeError, ValueError)):
+        run.save(1, {}, metrics={"loss": "low"})
+    with pytest.raises(treepack.UnserializableLeafError, match="a/b"):
+        run.save(1, {"a": {"b": object()}})
+    with pytest.raises(ValueError, match="prefix"):
+        Series(tmp_path, prefix="a/b")
+    with pytest.raises(FileNotFoundError):
+        Series("")
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_nothing_is_held(tmp_path: Path) -> None:
+    run = Series(tmp_path)
+    for background in (False, True):
+        array = jnp.ones(1 << 18)
+        alive = weakref.ref(array)
+        run.save(1, [array], background=background)
+        run.wait()
+        del array
+        gc.collect()
+        assert alive() is None
+
+
+def test_the_program_may_go_to_another_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = Series("run")
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path / "other")
+    run.save(1, state(1), background=True)
+    run.wait()
+    assert (tmp_path / "run" / "step_1").exists()
+    assert [*(tmp_path / "other").iterdir()] == []
+
+
+BUSY = """
+import sys, treepack
+from treepack._src.saving.lease import BusyError
+try:
+    treepack.Series(sys.argv[1]).save(9, {"w": 1})
+except BusyError as error:
+    print(error)
+"""
+
+
+def test_of_two_jobs_one_is_told(tmp_path: Path) -> None:
+    told = []
+
+    def meanwhile(done: int, total: int) -> None:
+        if not told:
+            command = [sys.executable, "-c", BUSY, str(tmp_path)]
+            told.append(subprocess.run(command, capture_output=True, text=True).stdout)
+
+    Series(tmp_path).save(1, state(1), progress=meanwhile)
+    assert f"is being saved to by process {os.getpid()}" in told[0]
+    assert [it.name for it in tmp_path.iterdir()] == ["step_1"]
+
+
+def test_it_needs_no_jax(tmp_path: Path) -> None:
+    program = """
+import sys
+sys.modules["jax"] = None
+import numpy as np, treepack
+run = treepack.Series(sys.argv[1], keep=treepack.Keep(last=1))
+for step in range(3):
+    run.save(step, {"a": np.full(3, step)}, local={"seen": step}, background=True)
+run.wait()
+step, state = run.resume({"a": np.zeros(3, int)})
+assert step == 2 and state["a"].sum() == 6 and run.local == {"seen": 2}
+"""
+    subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=True)

@@ -1,0 +1,167 @@
+"""A run in a store: damage of the newest checkpoints, uploads that end half-way, and costs."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tiers
+import treepack
+from support import s3
+from treepack._src.storage.stores import store_of
+
+pytest.importorskip("obstore")
+pytest.importorskip("moto")
+
+URLS = itertools.count()
+
+
+def state(step: int) -> dict[str, Any]:
+    return {"w": np.full(3000, step, np.float32), "step": step}
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[s3.Server]:
+    with s3.running() as server:
+        yield server
+
+
+@pytest.fixture
+def server(running: s3.Server) -> s3.Server:
+    running.proxy.reset()
+    return running
+
+
+def run_of(server: s3.Server, url: str = "", **options: Any) -> treepack.Series:
+    url = url or server.url(f"runs/{next(URLS)}")
+    return treepack.Series(url, storage_options=server.options, **options)
+
+
+def check(run: treepack.Series, step: int) -> None:
+    found = run.resume(state(0))
+    assert found is not None
+    assert found[0] == found[1]["step"] == run.local == step
+    assert (found[1]["w"] == step).all()
+
+
+def objects_of(run: treepack.Series, step: int, sharded: bool) -> list[tuple[Any, str]]:
+    store, path = store_of(run.path(step))
+    names = [f"{path}/{it.name}" for it in store.entries(path)] if sharded else [path]
+    return [(store, name) for name in names]
+
+
+def damage(store: Any, path: str, kind: str, rng: random.Random) -> None:
+    data = bytearray(store.get(path).data)
+    if kind == "gone":
+        store.delete([path])
+        return
+    if kind == "torn":
+        del data[rng.randrange(1, len(data)) :]
+    elif kind == "flipped":
+        data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+    else:
+        data.clear()
+    store.put(path, bytes(data))
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+@pytest.mark.parametrize("kind", ["torn", "flipped", "emptied", "gone"])
+def test_resume_passes_over_what_is_damaged(server: s3.Server, kind: str, sharded: bool) -> None:
+    """In `make test-all` 504 times."""
+    rng = random.Random(kind)
+    for _ in range(tiers.either(2, 63)):
+        run = run_of(server, sharded=sharded)
+        for step in (1, 2):
+            run.save(step, state(step), local=step)
+        damage(*rng.choice(objects_of(run, 2, sharded)), kind, rng)
+        if kind == "gone" and not sharded:
+            check(run, 1)  # there is nothing to tell of it
+            assert run.skipped == []
+            continue
+        if kind == "gone" and run.steps() == [1]:
+            check(run, 1)  # without its manifest it is a save that has not ended
+        else:
+            with pytest.warns(UserWarning, match="step 2 of .* is passed over"):
+                check(run, 1)
+        assert [step for step, _ in run.skipped] == [2]
+        run.save(3, state(3), local=3)
+        check(run, 3)
+
+
+KILLED = """
+import json, sys
+import numpy as np
+import treepack
+url, options, sharded = sys.argv[1], json.loads(sys.argv[2]), sys.argv[3] == "True"
+objects._PART_BYTES = 5 << 20
+run = treepack.Series(url, keep=treepack.Keep(last=2), sharded=sharded, storage_options=options)
+state = {"w": np.full(3000, 4, np.float32), "step": 4, "more": np.full(13 << 20, 4, np.uint8)}
+run.save(4, state, local=4)
+print("ended")
+"""
+
+
+def killing(job: Any, turn: int, after: bool) -> Callable[[s3.Request], Any]:
+    """Returns a fault that kills a program at a request, before or after it is done."""
+    requests = itertools.count()
+
+    def kill(_: s3.Request) -> Any:
+        if next(requests) == turn:
+            if after:
+                return job.kill
+            job.kill()
+        return None
+
+    return kill
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("sharded", [False, True])
+def test_a_program_that_is_killed_at_any_request_leaves_whole_ones(
+    server: s3.Server, sharded: bool
+) -> None:
+    """Never two steps in one checkpoint, and never fewer whole ones than `last`."""
+    options = {name: it for name, it in server.options.items() if name != "retry_config"}
+    for turn, after in itertools.product(range(40), (False, True)):
+        run = run_of(server, keep=treepack.Keep(last=2), sharded=sharded)
+        for step in (1, 2, 3):
+            run.save(step, state(step), local=step)
+        url = run.path(1).removesuffix("/step_1")
+        command = [sys.executable, "-c", KILLED, url, json.dumps(options), str(sharded)]
+        job = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        server.proxy.fault = killing(job, turn, after)
+        has_ended = "ended" in job.communicate()[0]
+        server.proxy.wait_until_idle()
+        server.proxy.fault = lambda _: None
+        steps = [step for step in run.steps() if treepack.verify(run.path(step)).ok]
+        assert steps in ([2, 3], [2, 3, 4], [3, 4])
+        assert len(steps) >= 2
+        found = run.resume()
+        assert found is not None
+        assert found[0] == found[1]["step"] == run.local == steps[-1]
+        assert {float(it) for it in np.unique(found[1]["w"])} == {float(steps[-1])}
+        if has_ended:
+            return
+    raise AssertionError("a save takes fewer requests")
+
+
+def test_a_save_takes_few_requests(server: s3.Server) -> None:
+    run = run_of(server, keep=treepack.Keep(last=2))
+    for step in range(1, 5):
+        run.save(step, state(step), local=step)
+    server.proxy.requests.clear()
+    run.save(5, state(5), local=5)
+    told = [request.method for request in server.proxy.requests]
+    # Whether a later one is there; the file; what there is; what goes.
+    assert len(told) <= 4, server.proxy.requests
+    server.proxy.requests.clear()
+    check(run, 5)
+    assert len(server.proxy.requests) <= 3, server.proxy.requests
