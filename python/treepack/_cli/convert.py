@@ -109,7 +109,7 @@ def check_whole(state: State) -> State:
 
 
 def references(state: State) -> dict[str, list[str]]:
-    """Returns the paths of references to other files, by what they are in words.
+    """Returns the paths of references to other files, grouped by a description of their kind.
 
     Raises:
       CorruptionError: If a leaf is damaged.

@@ -62,7 +62,7 @@ def ls(
     sep: SEP = ".",
     max_size: MAX_SIZE = None,
     prefix: Annotated[
-        str, typer.Option("--prefix", help="What the names of a run's checkpoints begin with.")
+        str, typer.Option("--prefix", help="The prefix of the names of a run's checkpoints.")
     ] = "step_",
 ) -> None:
     """Lists the content of a file: shapes, dtypes, sizes, and metadata. Reads no array.

@@ -243,7 +243,7 @@ class Saved(_Options):
 
     Attributes:
       own: Returns metadata that a process keeps in its file of a sharded checkpoint, which then has
-        a file of each process. They are not compared with those of others.
+        a file of each process. They are not compared between processes.
     """
 
     sharded: bool | None = None

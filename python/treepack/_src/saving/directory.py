@@ -37,7 +37,7 @@ from treepack._src.storage.store import ABSENT, ConditionError
 from treepack._src.storage.stores import remote_store, store_of
 from treepack.errors import DecodeError
 
-# The names of files with shards, of their temporary files, and of those of leases and manifests.
+# Patterns for names of shard files, their temporary files, and files of leases and manifests.
 _NAME = r"[0-9a-f]{8}-\d{5,}\.treepack"
 
 _FILE_OF = re.compile(r"[0-9a-f]{8}-(\d{5,9})\.treepack")

@@ -68,7 +68,7 @@ class Lease:
         weakref.finalize(self, _end, self._files, self._stopped).atexit = False
 
     def take(self, name: str, shared: Sequence[Lease] = ()) -> None:
-        """Takes it for a save with this name; the caller has to `release` it.
+        """Takes it for a save with this name; the caller must `release` it.
 
         Args:
           name: The name.
@@ -99,7 +99,7 @@ class Lease:
             self._take_name(made, data, shared)
             if self._is_shared:
                 return
-            with contextlib.suppress(RuntimeError, MemoryError):  # then the lock has to do
+            with contextlib.suppress(RuntimeError, MemoryError):  # then the lock must be enough
                 target = self._files[0] if os.utime in os.supports_fd else self._path
                 self._renewer = Thread(functools.partial(_renew, target, self._stopped))
         except BaseException:
