@@ -144,7 +144,7 @@ def test_references_to_other_files_are_no_values(folder: Path, leaf: Any, kind: 
     for args in (("convert", "checkpoint", "new"), ("get", "checkpoint", "a", "new")):
         text = refused(*args)
         assert f"{kind} " in text
-        assert "'checkpoint': values of " in text
+        assert "'checkpoint': not all values are in the file" in text
         assert "are references" in text or "are specifications" in text
         assert not Path("new").exists()
     call("convert", "checkpoint", "new", "--skip", "a", "--skip", "b/0*")
