@@ -132,13 +132,25 @@ pub enum Error {
         wanted: &'static str,
     },
     /// Leaves are not what was written, as their checksums or their headers tell.
-    #[error("{}", corrupt(paths, *more))]
+    #[error("leaves are not what was written: {}", listed(paths, *more))]
     Corrupt {
         /// Where they are; of very many, or below very long keys, the first.
         paths: Vec<Path>,
         /// How many more there are.
         more: usize,
     },
+    /// A patch belongs to other data than the given base.
+    #[error("the patch was made against another base; these leaves differ: {}", listed(paths, *more))]
+    BaseMismatch {
+        /// The leaves that are missing there, or have another dtype, shape or content; of very many,
+        /// the first.
+        paths: Vec<Path>,
+        /// How many more there are.
+        more: usize,
+    },
+    /// Memory ran out while a failed patch was taken back.
+    #[error("there was not enough memory to take a failed patch back: the buffer has neither tree")]
+    Torn,
     /// A file was written to while it was open.
     #[error(
         "the file was overwritten in place while it was open: open it again, and let a new file \
@@ -232,13 +244,12 @@ fn truncated(missing: u64) -> String {
     format!("the data ends inside a value: at least {missing} more bytes are needed")
 }
 
-fn corrupt(paths: &[Path], more: usize) -> impl fmt::Display {
+fn listed(paths: &[Path], more: usize) -> impl fmt::Display {
     /// More are counted.
     const FEW: usize = 5;
     let few = &paths[..paths.len().min(FEW)];
     let more = more + paths.len() - few.len();
     fmt::from_fn(move |f| {
-        f.write_str("leaves are not what was written: ")?;
         for (number, path) in few.iter().enumerate() {
             f.write_str(if number > 0 { ", " } else { "" })?;
             write!(f, "{path}")?;

@@ -9,6 +9,7 @@ use std::ops::Range;
 use smallvec::SmallVec;
 
 use crate::raw::{AsRaw, Buffer, Filling, Lender, RawBytes};
+use crate::source::Source;
 use crate::structure::Seal;
 use crate::{Error, Result, grow, stream};
 
@@ -209,6 +210,12 @@ impl<P: Payload> Slice<'_, P> {
     }
 }
 
+/// A part of a layout that is taken apart.
+pub(crate) enum Taken<'a, P> {
+    Headers(&'a [u8]),
+    Payload(P),
+}
+
 /// A piece of the output to send.
 #[derive(Debug)]
 pub enum OutputPiece {
@@ -241,6 +248,17 @@ impl<P: Payload> Layout<P> {
     pub(crate) fn joined(&self) -> Option<&Buffer> {
         let is_there = self.pieces.is_empty() && self.seal.is_none();
         is_there.then_some(&self.headers)
+    }
+
+    /// Takes the layout apart: passes its headers and payloads to `each`, in order.
+    pub(crate) fn take_apart(self, mut each: impl FnMut(Taken<'_, P>) -> Result<()>) -> Result<()> {
+        let mut start = 0;
+        for piece in self.pieces {
+            each(Taken::Headers(&self.headers[start..piece.headers_end]))?;
+            each(Taken::Payload(piece.payload))?;
+            start = piece.headers_end;
+        }
+        each(Taken::Headers(&self.headers[start..]))
     }
 
     pub fn payloads(&self) -> impl Iterator<Item = &P> {
@@ -342,6 +360,20 @@ impl<P: Payload> Layout<P> {
             position += slice.len();
             Some(slice)
         })
+    }
+}
+
+impl<P: Payload + Sync> Source for Layout<P> {
+    fn len(&self) -> usize {
+        self.len
+    }
+
+    fn read_at<'t>(
+        &self,
+        offset: usize,
+        target: &'t mut [MaybeUninit<u8>],
+    ) -> Result<&'t mut [u8]> {
+        self.copy_to(offset, target, Caching::Usual)
     }
 }
 

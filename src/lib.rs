@@ -105,6 +105,9 @@ pub mod sink;
 #[doc(hidden)]
 pub mod gzip;
 
+#[doc(hidden)]
+pub mod delta;
+
 mod sniff;
 
 mod dtype;

@@ -88,6 +88,14 @@ def in_memory() -> None:
     written = treepack.pack_into(TREE, memory)
     check(treepack.loads(memory[:written], TREE))
     check(treepack.loads(b"".join(treepack.buffers(TREE)), TREE))
+    patch = treepack.buffers(TREE, base=TREE)
+    assert treepack.apply_delta(b"".join(patch), memory) == written
+    held = {"w": np.arange(100)}
+    try:
+        treepack.loads(treepack.dumps({"w": np.arange(100) + 1}, base=held), base={})
+    except treepack.BaseMismatchError as mismatch:
+        paths = mismatch.paths
+    assert paths == ["w"]
     assert treepack.loads(treepack.dumps({Mode.TRAIN: 1})) == {Mode.TRAIN: 1}
     state = treepack.serialization.to_bytes({"w": np.ones(3)})
     assert treepack.serialization.from_bytes({"w": np.zeros(3)}, state)["w"].sum() == 3

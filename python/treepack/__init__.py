@@ -12,7 +12,7 @@ from typing import ForwardRef
 import treepack._core as core
 from treepack import errors, serialization
 from treepack._src import hooks
-from treepack._src.api.bytes import buffers, dumps, loads, pack_into, packed_size
+from treepack._src.api.bytes import apply_delta, buffers, dumps, loads, pack_into, packed_size
 from treepack._src.api.export import LoadedExported, load_exported, save_exported
 from treepack._src.api.files import abstract, is_checkpoint, load, read_metadata, save
 from treepack._src.api.streams import read_stream, write_stream
@@ -30,6 +30,7 @@ from treepack._src.saving.background import Saving
 from treepack._src.series.keep import Keep
 from treepack._src.series.series import Series
 from treepack.errors import (
+    BaseMismatchError,
     CorruptionError,
     DecodeError,
     GzipCorruptionError,
@@ -68,6 +69,7 @@ register_pytree_node_serialization = register_node
 
 __all__ = [
     "Arrays",
+    "BaseMismatchError",
     "CorruptionError",
     "DecodeError",
     "File",
@@ -98,6 +100,7 @@ __all__ = [
     "Verification",
     "__version__",
     "abstract",
+    "apply_delta",
     "buffers",
     "dumps",
     "errors",

@@ -29,6 +29,7 @@ __all__ = [
     "ShardHolders",
     "ShardPlan",
     "Shards",
+    "apply_delta",
     "assemble",
     "boxes_of_range",
     "captures",
@@ -41,9 +42,12 @@ __all__ = [
     "encode_value",
     "fresh_memory",
     "has_older_types",
+    "is_patch",
+    "join",
     "make_directories",
     "mark_older",
     "other_kinds",
+    "patch_base",
     "problems",
     "ranges_of_box",
     "record_metadata",
@@ -164,6 +168,9 @@ def walk(
     hollow: bool = False,
     align_all: bool = False,
     joined: bool = False,
+    base: Layout | Content | Catalog | None = None,
+    base_name: str = "",
+    threads: int | None = None,
 ) -> Layout:
     """Walks a tree. Copies only small arrays; arrays on accelerators are fetched later.
 
@@ -188,14 +195,41 @@ def walk(
       hollow: Whether to write gaps in place of arrays: all JAX arrays, and NumPy arrays of more
         than 64 bytes.
       align_all: Whether arrays below 1 KiB are aligned, too: at least for their dtype.
-      joined: Whether only `Layout.to_bytes` will be called: small arrays are copied to the result
-        at once.
+      joined: Whether `Layout.to_bytes` is all that will be called: small arrays are copied to
+        the result at once.
+      base: Encoded data, or a layout. The result is a patch of it; see `join`.
+      base_name: The file of the base, relative to that of the patch.
+      threads: The maximum number of threads that make a patch.
 
     Raises:
       UnserializableLeafError: A TypeError. If a leaf cannot be written.
       TreepackError: A ValueError. If the tree cannot be written.
       OverflowError: If an integer is out of range.
     """
+
+def is_patch(data: Buffer | Content) -> bool:
+    """Returns whether data end as a patch does."""
+
+def patch_base(patch: Content) -> str:
+    """Returns the file of the base that a patch names, relative to its own, or an empty string.
+
+    Raises:
+      DecodeError: A ValueError. If the patch is damaged.
+    """
+
+def join(
+    patch: Content, base: Layout | Content | Catalog, *, max_size: int | None, threads: int | None
+) -> Content:
+    """Makes the encoding of a patch and its base.
+
+    Raises:
+      BaseMismatchError: A ValueError. If the patch was made against another base.
+      DecodeError: A ValueError. If the patch is damaged.
+      TreepackError: A ValueError. If the encoding has more than `max_size` bytes.
+    """
+
+def apply_delta(patch: Buffer, buffer: Buffer, *, offset: int, threads: int | None) -> int:
+    """Replaces the encoding of the base in a buffer by that of the patch; returns its length."""
 
 def problems(tree: Any, *, overridden: list[type]) -> list[tuple[str, str]]:
     """Returns the paths of all parts of a tree that cannot be written, with the reasons."""

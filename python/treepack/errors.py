@@ -104,6 +104,31 @@ class MismatchError(TreepackError):
         return type(self), (*self.args, self.mismatches), vars(self)
 
 
+class BaseMismatchError(TreepackError):
+    """A patch was made against another base than the one that is given.
+
+    Attributes:
+      paths: The leaves that the base lacks, or has with another dtype, shape or content; the
+        first hundred.
+
+    Examples:
+      >>> import numpy as np, treepack
+      >>> one, two, other = ({"w": np.full(100, it)} for it in (1.0, 2.0, 3.0))
+      >>> try:
+      ...     treepack.loads(treepack.dumps(two, base=one), base=other)
+      ... except treepack.BaseMismatchError as error:
+      ...     print(error.paths)
+      ['w']
+    """
+
+    def __init__(self, message: str, paths: list[str]):
+        self.paths = paths
+        super().__init__(message)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (*self.args, self.paths), vars(self)
+
+
 class CorruptionError(TreepackError):
     """Stored data are damaged, or do not match their checksums."""
 

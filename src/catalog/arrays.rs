@@ -42,6 +42,11 @@ impl ArrayPlace {
         self.parts.len()
     }
 
+    /// Where a range of its bytes is in the source.
+    pub(crate) fn pieces(&self, range: Range<usize>) -> Result<Pieces> {
+        Pieces::new(grow::collect(self.parts.of(range))?)
+    }
+
     /// A box, for memory with these strides or contiguous memory. `None` if it exceeds the array,
     /// or the memory lacks a place for an element.
     pub fn runs(&self, bounds: &[Bounds], strides: Option<&[usize]>) -> Option<Runs> {

@@ -128,8 +128,12 @@ impl Catalog {
     /// The leaves by the index at the end of a source, if it is of this source.
     fn recorded(source: &dyn Source, salvage: bool, watch: &dyn Watch) -> Result<Option<Self>> {
         let len = source.len();
+        let end = len - len.min(Footer::BYTES)..len;
+        if source.run(end.start) < end.len() {
+            return Ok(None); // an array is there
+        }
         let mut tail = Vec::new();
-        read_to(source, len - len.min(Footer::BYTES)..len, &mut tail)?;
+        read_to(source, end, &mut tail)?;
         let whole = Footer::find(&tail).and_then(|footer| footer.whole());
         let Some(start) = whole.and_then(|whole| len.checked_sub(whole)) else {
             return Ok(None);

@@ -31,17 +31,24 @@ mod interleaved;
 mod literal;
 #[cfg(feature = "python")]
 mod mended;
-mod numbers;
+pub(crate) mod numbers;
 mod planes;
 mod runs;
 mod streams;
 
+pub(crate) use bits::{BitReader, BitWriter};
+pub(crate) use block::Coder as BlockCoder;
 pub use block::Method;
 pub use compress::{Append, bound, compress, method};
+pub(crate) use decoders::Decoders;
 pub use foreign::{claimed_size, inflate_at_once, inflate_in_steps, salvage};
-pub(crate) use format::{MAGIC, MAGIC_BYTES, MIN_PARALLEL_BYTES, NUMBERS_HEADER, is_compressed};
+pub(crate) use format::{
+    BLOCK_BYTES, MAGIC, MAGIC_BYTES, MIN_PARALLEL_BYTES, NUMBERS_HEADER, is_compressed,
+};
+pub(crate) use huffman::{bits as code_bits, code_lengths, codes};
 pub(crate) use index::has_traces;
 pub use indexed::Indexed;
+pub(crate) use literal::MAX_BITS;
 #[cfg(feature = "python")]
 pub(crate) use mended::{Contained, mended};
 

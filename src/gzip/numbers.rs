@@ -238,6 +238,13 @@ fn lengths(header: &[u8]) -> Option<(usize, usize)> {
     ((1..=BLOCK_BYTES).contains(&len) && stored <= len).then_some((len, stored))
 }
 
+/// Parses the first block of `bytes`, which has `len` bytes of content; returns the bytes after it, too.
+pub fn split(bytes: &[u8], len: usize) -> Option<(NumberBlock<'_>, &[u8])> {
+    let (_, stored) = lengths(bytes)?;
+    let (block, rest) = bytes.split_at_checked(BLOCK_HEADER_BYTES + stored)?;
+    Some((NumberBlock::read(block, len)?, rest))
+}
+
 impl<'a> NumberBlock<'a> {
     /// Parses a block of `len` bytes of content; `None` if it is malformed.
     pub fn read(block: &'a [u8], len: usize) -> Option<Self> {

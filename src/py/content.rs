@@ -12,9 +12,9 @@ use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
+use super::layout::Layout;
 use super::memory::{Borrowed, Owned, new_bytes};
 use super::options::integer_or_none;
-use super::save::Layout;
 use super::watch::Watcher;
 use super::{errors, gzip};
 use crate::catalog::Compared;
@@ -134,7 +134,7 @@ struct Laid {
 
 impl Source for Laid {
     fn len(&self) -> usize {
-        self.layout.get().output().len()
+        self.layout.get().output.len()
     }
 
     fn read_at<'t>(
@@ -144,7 +144,7 @@ impl Source for Laid {
     ) -> Result<&'t mut [u8]> {
         self.layout
             .get()
-            .output()
+            .output
             .copy_to(offset, target, Caching::Usual)
     }
 
@@ -391,7 +391,7 @@ impl Content {
         progress: Option<Py<PyAny>>,
     ) -> PyResult<Self> {
         let pages = gzip::inflate_to_pages(py, self.source(), max_size, threads, progress)?;
-        Ok(Self(Storage::Inflated(Arc::new(pages))))
+        Ok(Self::made(pages))
     }
 
     /// Decompresses up to the first damage; returns this and the damage.
@@ -418,6 +418,11 @@ impl Content {
             Storage::Elsewhere(elsewhere) => Origin::Elsewhere(Arc::downgrade(elsewhere)),
             _ => Origin::Other,
         }
+    }
+
+    /// Bytes made from other data, compared with their checksums.
+    pub fn made(pages: Pages) -> Self {
+        Self(Storage::Inflated(Arc::new(pages)))
     }
 
     pub fn copied(compared: Compared, file: Option<String>) -> Self {

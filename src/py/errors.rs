@@ -8,7 +8,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyString, PyType};
 
 use super::hooks::Hooks;
-use super::memory::{new_string, new_tuple_of};
+use super::memory::{list_of_results, new_string, new_tuple_of};
 use crate::error::Reason;
 use crate::{Error, grow};
 
@@ -134,6 +134,8 @@ pub fn to_py(py: Python<'_>, error: Error, path: Option<&str>) -> PyErr {
         Error::TooLarge { .. } | Error::OutputLimit { .. } | Error::ReservedKey { .. } => {
             make_of(py, "TreepackError", [message])
         }
+        Error::BaseMismatch { paths, .. } => base_mismatch(py, message, &paths),
+        Error::Torn => make_of(py, "TreepackError", [message]),
         Error::Corrupt { .. } | Error::Overwritten => make_of(py, "CorruptionError", [message]),
         Error::GzipTruncated => make_of(py, "GzipTruncatedError", [message]),
         Error::Gzip(_) => make_of(py, "GzipCorruptionError", [message]),
@@ -144,6 +146,18 @@ pub fn to_py(py: Python<'_>, error: Error, path: Option<&str>) -> PyErr {
         Error::NotDurable(error) => os_error(&error, Some(message), None),
         Error::Io(error) => os_error(&error, None, None),
         _ => PyValueError::new_err(message.to_owned()),
+    }
+}
+
+/// A `BaseMismatchError` with the paths of leaves.
+fn base_mismatch(py: Python<'_>, message: &str, paths: &[crate::Path]) -> PyErr {
+    let paths = paths.iter();
+    let paths = paths.map(|path| Ok(new_string(py, path_text(path).as_bytes())?.into_any()));
+    let arguments = list_of_results(py, paths)
+        .and_then(|paths| Ok((new_string(py, message.as_bytes())?, paths)));
+    match arguments {
+        Ok(arguments) => make(py, "BaseMismatchError", arguments),
+        Err(error) => error,
     }
 }
 

@@ -3,7 +3,8 @@
 //!
 //! | file | contents |
 //! |---|---|
-//! | `save.rs`, `load.rs` | saving a tree; loading one |
+//! | `layout.rs`, `save.rs`, `load.rs` | the layout of a tree; saving it; loading one |
+//! | `delta.rs` | patches of encodings |
 //! | `walk/` | the walk over a Python tree, which drives an encoder |
 //! | `objects/` | Python objects from events |
 //! | `restore/` | restoring by a template or a record |
@@ -33,6 +34,7 @@ mod boxes;
 mod catalog;
 mod classes;
 mod content;
+mod delta;
 mod dtypes;
 mod errors;
 mod failure;
@@ -41,6 +43,7 @@ mod grid;
 mod gzip;
 mod hashes;
 mod hooks;
+mod layout;
 mod load;
 mod manifest;
 mod memory;
@@ -77,6 +80,8 @@ mod _core {
     #[pymodule_export]
     use super::content::Content;
     #[pymodule_export]
+    use super::delta::{apply_delta, is_patch, join, patch_base};
+    #[pymodule_export]
     use super::grid::{ShardGrid, boxes_of_range, ranges_of_box};
     #[pymodule_export]
     use super::gzip::{compress, decompress};
@@ -84,6 +89,8 @@ mod _core {
     use super::hashes::check_hashes;
     #[pymodule_export]
     use super::hooks::set_hooks;
+    #[pymodule_export]
+    use super::layout::Layout;
     #[pymodule_export]
     use super::load::{
         convertible, described, restore, restore_encoded, restore_recorded, stream_items,
@@ -105,7 +112,7 @@ mod _core {
         assemble, has_older_types, mark_older, other_kinds, record_metadata, restore_state,
     };
     #[pymodule_export]
-    use super::save::{Layout, problems, walk, write_file};
+    use super::save::{problems, walk, write_file};
     #[pymodule_export]
     use super::select::{Marks, Selector, captures};
     #[pymodule_export]

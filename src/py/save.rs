@@ -1,13 +1,13 @@
 //! Functions that save: a tree in, bytes or a file out.
 
 use std::num::NonZero;
-use std::ops::Range;
 use std::path::PathBuf;
 
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList, PyMemoryView, PyType};
 
+use super::layout::Layout;
 use super::memory::{
     Owned, Writable, keep_reserve, lent_bytes, list_of_results, new_bytes, new_list_of,
     remember_size, view,
@@ -16,9 +16,9 @@ use super::options::{integer, integer_or_none};
 use super::pipe::Destination;
 use super::walk::{LeafPayload, Options, Recorded, layout_of, problems_of};
 use super::watch::Watcher;
-use super::{errors, gzip};
+use super::{delta, errors, gzip};
 use crate::array::{Alignment, ChunkLimit, Framing};
-use crate::layout::{self, Caching, LayoutBuilder, OutputPiece, Payload, Slice};
+use crate::layout::{Caching, LayoutBuilder, OutputPiece, Payload};
 use crate::manifest::{Grid, Manifest, ShardFile};
 use crate::sink::{Durability, Output, Target, pour, replace_file, write_pipe};
 use crate::structure::Record;
@@ -27,21 +27,11 @@ use crate::{Result, parallel};
 /// `buffers` joins smaller pieces: a copy costs less than sending one more piece.
 const JOIN_MAX_BYTES: usize = 4 << 10;
 
-/// A tree ready to be written: headers, and borrowed memory of arrays.
-#[pyclass(frozen, module = "treepack._core")]
-pub struct Layout {
-    output: layout::Layout<LeafPayload>,
-    /// Whether copying calls Python, and so must run detached.
-    needs_python: bool,
-    /// Arrays that gaps replace.
-    hollow: Vec<Py<PyAny>>,
-}
-
 #[pyfunction]
 #[pyo3(signature = (
     tree, *, state_dict, sort_keys=false, align, max_chunk_size, overridden=vec![],
     structure=false, metadata=None, index=false, checksums=false, record=None, snapshot=false, hollow=false,
-    align_all=false, joined=false
+    align_all=false, joined=false, base=None, base_name="", threads=None
 ))]
 #[allow(clippy::too_many_arguments, clippy::fn_params_excessive_bools)] // they have names in Python
 pub fn walk(
@@ -60,6 +50,9 @@ pub fn walk(
     hollow: bool,
     align_all: bool,
     joined: bool,
+    base: Option<Bound<'_, PyAny>>,
+    base_name: &str,
+    #[pyo3(from_py_with = integer_or_none)] threads: Option<i64>,
 ) -> PyResult<Layout> {
     let align = Alignment::new(align)?;
     let framing = Framing {
@@ -86,6 +79,9 @@ pub fn walk(
     let (mut layout, hollow) = layout_of(tree, options)?;
     if snapshot {
         super::walk::snapshot(tree.py(), &mut layout)?;
+    }
+    if let Some(base) = base {
+        layout = delta::patch_of(layout, &base, base_name, threads)?;
     }
     let needs_python = layout.payloads().any(LeafPayload::needs_python);
     Ok(Layout {
@@ -118,25 +114,6 @@ pub fn problems(
         overridden,
     };
     problems_of(tree, options)
-}
-
-impl Layout {
-    /// The bytes of the encoding.
-    pub fn output(&self) -> &layout::Layout<LeafPayload> {
-        &self.output
-    }
-
-    /// The smallest range of a source that has all bytes of arrays in a range of the encoding, if these
-    /// arrays lie in one source.
-    pub fn stored(&self, range: Range<usize>) -> Range<usize> {
-        let slices = self.output.slices(range);
-        let ranges = slices.flat_map(|slice| match slice {
-            Slice::Payload(LeafPayload::Source(leaf), _, range) => leaf.stored(range),
-            _ => Vec::new(),
-        });
-        let joined = ranges.reduce(|a, b| a.start.min(b.start)..a.end.max(b.end));
-        joined.unwrap_or(0..0)
-    }
 }
 
 #[pymethods]

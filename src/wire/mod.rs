@@ -22,6 +22,8 @@ pub const EXT_NPSCALAR: i8 = 3;
 /// Extension type of a Python `int` beyond 64 bits: its two's complement, big-endian.
 #[cfg(feature = "python")]
 pub(crate) const EXT_INT: i8 = 73;
+/// Extension type of an array that is a difference from another one; only in patches.
+pub const EXT_DELTA: i8 = 68;
 /// MessagePack's extension type of timestamps.
 pub const EXT_TIMESTAMP: i8 = -1;
 

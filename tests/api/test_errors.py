@@ -37,6 +37,7 @@ EXCEPTIONS = [
 ]
 
 ARGUMENTS = {
+    "BaseMismatchError": ("text", ["a/b"]),
     "MismatchError": ("text", [errors.Mismatch("a", "b", "c")]),
     "UnserializableLeafError": ("text", "a/b"),
     "UnregisteredTypeError": ("text", "name", "a/b"),
@@ -74,7 +75,7 @@ def test_each_is_public_and_documented(ty: type[Exception]) -> None:
 
 def test_there_are_no_others() -> None:
     """Whoever catches what is public catches all; others only tell treepack itself more."""
-    assert len(EXCEPTIONS) == 16
+    assert len(EXCEPTIONS) == 17
     public = tuple(EXCEPTIONS)
     found = subclasses(Exception) - set(EXCEPTIONS)
     assert {it for it in found if not issubclass(it, public)} == set()

@@ -192,6 +192,10 @@ def data() -> None:
     assert treepack.pack_into(tree, buffer, described=True) == size
     pieces: list[memoryview] = treepack.buffers(tree)
     assert sum(piece.nbytes for piece in pieces) == treepack.packed_size(tree)
+    patch: bytes = treepack.dumps(tree, base=tree)
+    same = treepack.loads(patch, tree, base=tree)
+    applied: int = treepack.apply_delta(b"".join(treepack.buffers(tree, base=buffer)), buffer)
+    assert applied == treepack.packed_size(tree)
 
 
 def exported(folder: Path) -> None:
@@ -233,6 +237,7 @@ def failures() -> None:
         treepack.TreepackError,
         treepack.DecodeError,
         treepack.MismatchError,
+        treepack.BaseMismatchError,
         treepack.CorruptionError,
         treepack.UnregisteredTypeError,
         treepack.UnserializableLeafError,

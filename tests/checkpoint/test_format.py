@@ -23,13 +23,14 @@ PAGE = (Path(__file__).parents[2] / "docs" / "format.md").read_text()
 CODE = re.findall(r"```python\n(.*?)```", PAGE, re.S)
 READER = next(code for code in CODE if "def read" in code)
 NUMBERS = next(code for code in CODE if "def numbers_of" in code)
+PATCHES = next(code for code in CODE if "def patched" in code)
 
 
 @pytest.fixture(scope="module")
 def reader() -> dict[str, Any]:
     """The names that the reader defines, with those for numbers."""
     names: dict[str, Any] = {}
-    for code, most in ((NUMBERS, 60), (READER, 150)):
+    for code, most in ((NUMBERS, 60), (PATCHES, 60), (READER, 150)):
         assert "treepack" not in "".join(re.findall(r"^(?:import|from) .*$", code, re.M))
         assert len([line for line in code.splitlines() if line.strip()]) <= most
         exec(compile(code, "format.md", "exec"), names)
@@ -171,3 +172,34 @@ def test_all_names_are_in_the_page() -> None:
     for dtype in [np.dtype(found) for found in dtypes if isinstance(found, type)]:
         if dtype.kind != "O":
             assert f"`{dtype.name}`" in PAGE, dtype
+
+
+def test_differences_are_read(reader: dict[str, Any]) -> None:
+    rng = np.random.default_rng(0)
+    held = {
+        "sparse": rng.standard_normal(3_000_000).astype(np.float16),
+        "dense": rng.standard_normal(200_000).astype(np.float32),
+        "stored": rng.integers(0, 256, 5 << 20, np.uint8),
+        "equal": rng.standard_normal(1000) + 1j,
+        "one": np.zeros(1000, np.int64),
+        "signs": rng.standard_normal(1000).astype(np.float32),
+    }
+    new = {name: array.copy() for name, array in held.items()}
+    new["sparse"][rng.integers(0, 3_000_000, 9000)] *= np.float16(-1.01)
+    new["dense"] *= np.float32(1.001)
+    new["stored"][: 3 << 20] = rng.integers(0, 256, 3 << 20, np.uint8)
+    new["one"][7::10] -= 1
+    new["signs"][::9] *= -1
+    data = treepack.dumps(new, base=held)
+    mark, tree, tail = msgpack.unpackb(data)
+    assert mark == tail[-8:] == data[3:11]
+    crc, length = np.frombuffer(tail[-16:-8], "<u4")
+    assert crc == zlib.crc32(data[:-16])
+    record = msgpack.unpackb(tail[: int(length)])
+    assert record == {"version": 1, "nbytes": len(treepack.dumps(new))}
+    for name, leaf in tree.items():
+        if name != "__treepack__":
+            assert leaf.code == 68
+            found = reader["patched"](leaf.data, held[name].tobytes())
+            array = reader["value"](found)
+            assert array.tobytes() == new[name].tobytes()

@@ -1,6 +1,7 @@
 //! The core against other libraries, and by properties: one program, which is linked once.
 
 mod arrays;
+mod delta;
 mod face;
 #[cfg(unix)]
 mod files;

@@ -253,6 +253,7 @@ class Saved(_Options):
     static: Static = "skip-code"
     select: Any = None
     own: Callable[[], Any] | None = None
+    base: Any = None
 
     def __post_init__(self) -> None:
         if self.step is not None:
@@ -264,6 +265,7 @@ class Opening(_Options):
     """How a file is opened; see `load`."""
 
     mmap: bool = True
+    base: Any = None
     max_size: int | None = None
     threads: int | None = None
     progress: Progress = None
@@ -416,6 +418,7 @@ class SaveOptions(FileOptions, total=False):
     step: int | None
     timeout: float
     select: Any
+    base: Any
 
 
 class ReadOptions(TypedDict, total=False):
@@ -438,6 +441,7 @@ class ReadOptions(TypedDict, total=False):
 class BytesOptions(ReadOptions, total=False):
     """The options of `loads`."""
 
+    base: Any
     max_size: int | None
 
 
@@ -463,6 +467,7 @@ class LoadOptions(PartOptions, total=False):
     """The options of `load` that do not change the type of its result."""
 
     mmap: bool
+    base: Any
     max_size: int | None
     storage_options: StorageOptions
 

@@ -34,6 +34,11 @@ impl Catalog {
         }
     }
 
+    /// The data.
+    pub fn content<'py>(&self, py: Python<'py>) -> &Bound<'py, Content> {
+        self.content.bind(py)
+    }
+
     pub fn core(&self) -> &catalog::Catalog {
         &self.catalog
     }

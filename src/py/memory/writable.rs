@@ -69,4 +69,21 @@ impl Writable {
         let memory = &mut memory[range];
         detached(py, memory.len(), always_detached, || fill(memory))
     }
+
+    /// Lets `edit` read and write a range, detached if there is much of it.
+    ///
+    /// # Panics
+    /// If the range exceeds the memory.
+    pub fn edit<T: Send>(
+        &mut self,
+        py: Python<'_>,
+        range: Range<usize>,
+        edit: impl FnOnce(&mut [u8]) -> T + Send,
+    ) -> T {
+        self.fill(py, range, false, |memory| {
+            // SAFETY: a buffer of Python has bytes everywhere. That they may be a mix of old and new
+            // ones if others write to them now is the caller's to prevent: see the policy in `memory`.
+            edit(unsafe { memory.assume_init_mut() })
+        })
+    }
 }

@@ -1,4 +1,4 @@
-"""Encodes trees as bytes and decodes them: `dumps`, `loads`, and encoding into buffers."""
+"""Trees in bytes: `dumps`, `loads`, encoding into buffers, and patches of those."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from treepack._src.options import (
     progress_bar,
     takes,
 )
-from treepack._src.saving.layout import described_layout, state_layout
+from treepack._src.saving.layout import base_of, described_layout, state_layout
 from treepack._src.storage.content import inflated
 
 
@@ -35,6 +35,7 @@ def dumps(
     compress: Compress = False,
     level: int | None = None,
     align: int = 16,
+    base: Any = None,
     threads: int | None = None,
     progress: Progress = None,
 ) -> bytes:
@@ -47,10 +48,13 @@ def dumps(
       metadata: Any value to store with the tree.
       static: How to treat static data that cannot be stored; see `save`.
       select: The leaves to encode; see `save`.
-      compress: `True` compresses with gzip, `"numbers"` by the exponents of floats; see `save`.
-      level: The gzip level from 0 (stored) to 9 (smallest).
-      align: The alignment of arrays in bytes; see `save`. Memory of `bytes` objects is aligned to
-        16.
+      compress: Whether to compress with gzip, or how; see `save`.
+      level: From 0 (stored) to 9 (smallest), for gzip.
+      align: The alignment of arrays. `bytes` objects are aligned to 16 in memory.
+      base: What the receiver has: a tree, encoded bytes or an open `File`. The result is then a
+        patch, which `loads` reads with the same base: arrays that the base has at the same path,
+        of the same dtype and shape, are differences. Those on accelerators are fetched, also the
+        base's.
       threads: The maximum number of threads that copy or compress large arrays.
       progress: A callable of the bytes done and their total, or `True` for a bar; for compressing.
 
@@ -59,6 +63,15 @@ def dumps(
       >>> tree = {"layers": [(np.zeros(2), 1), None], 7: "seven"}
       >>> treepack.loads(treepack.dumps(tree))
       {'layers': [(array([0., 0.]), 1), None], 7: 'seven'}
+
+      Only what has changed:
+
+      >>> held = {"w": np.ones(1000, np.float32)}
+      >>> policy = {"w": held["w"].copy()}
+      >>> policy["w"][::100] += 0.5
+      >>> patch = treepack.dumps(policy, base=held)
+      >>> len(patch) < 300, np.array_equal(treepack.loads(patch, base=held)["w"], policy["w"])
+      (True, True)
     """
     check_compress(compress, level)
     tree = chosen(tree, select)
@@ -67,7 +80,9 @@ def dumps(
         align,
         metadata,
         static=static,
-        joined=not compress,
+        joined=not compress and base is None,
+        base=base_of(base),
+        threads=threads,
     )
     if not compress:
         return layout.to_bytes(threads=threads)
@@ -87,22 +102,28 @@ def loads(
       data: The result of `dumps`, or the content of a file of `save`; any bytes-like object.
         Without a target, encodings of flax and of `treepack.serialization` become dicts and lists.
       target: A template.
-      strict: How leaves are compared with the target: `True`, `"exact"` or `False`; see `load`.
-      cast: Whether to cast floats to the dtypes of the target, and integers where no value changes.
-      dtype: Without a target, the dtype to which all float arrays are cast.
-      arrays: The type of arrays: as saved (`"saved"`), all NumPy arrays (`"numpy"`), or all JAX
-        arrays (`"jax"`).
-      device: The device for all arrays, which become JAX arrays.
-      sharding: The sharding for all arrays, which become JAX arrays; or a pytree or function of
-        shardings.
-      copy: Whether NumPy arrays are copies; `None` returns views where possible.
-      unknown: Whether nodes of unregistered types are an error, or become dicts (`"dict"`).
-      containers: Whether containers keep their saved types, or become dicts and lists (`"plain"`).
-      static: The static data that were not saved; see `load`.
-      max_size: The maximum decompressed size in bytes.
+      strict: How the leaves are compared with the template's: `True`, `"exact"` or `False`.
+      cast: Whether to cast floats to the dtypes of the template, and integers where no value
+        changes.
+      dtype: Without a target, the dtype that all arrays of floats get.
+      arrays: Whether arrays of jax come back as such (`"saved"`), or all arrays as NumPy's
+        (`"numpy"`), or as jax's (`"jax"`).
+      device: The device for all arrays, which become arrays of jax.
+      sharding: The sharding, or a pytree or function of shardings, likewise.
+      copy: Whether arrays of NumPy are copies; `None` returns views where possible.
+      unknown: Whether nodes of unregistered types are an error, or dicts (`"dict"`).
+      containers: Whether containers are those that were saved, or dicts and lists (`"plain"`).
+      static: The static data that were not saved.
+      base: The tree, encoded bytes or open `File` that a patch was made against; see `dumps`. Other
+        data ignore it.
+      max_size: The maximum size in bytes of what is decompressed or made of a patch.
       threads: The maximum number of threads.
       progress: A callable of the bytes done and their total, or `True` for a bar; for
         decompressing.
+
+    Raises:
+      BaseMismatchError: A TreepackError. If a patch was made against another base; it lists the
+        leaves.
 
     Examples:
       >>> import jax.numpy as jnp, treepack
@@ -114,6 +135,7 @@ def loads(
     """
     check_known(loads, options)
     how, opening = Reading.of(options), Opening.of(options)
+    opening.base = base_of(opening.base)
     found: Template = restore_described(inflated(data, opening), target, how)
     return found
 
@@ -125,6 +147,7 @@ def packed_size(
     described: bool = False,
     metadata: Any = None,
     static: Static = "skip-code",
+    base: Any = None,
 ) -> int:
     """Returns the number of bytes that `pack_into` writes for a tree with the same options.
 
@@ -135,9 +158,10 @@ def packed_size(
     Args:
       tree: Any tree; see `treepack.serialization.to_state_dict`.
       align: See `pack_into`.
-      described: Whether to use the encoding of `dumps`.
-      metadata: See `dumps`; only with `described=True`.
-      static: See `dumps`; only with `described=True`.
+      described: Whether for the encoding of `dumps`.
+      metadata: See `dumps`; if `described`.
+      static: See `dumps`; if `described`.
+      base: See `pack_into`. Then the size depends on the content, and the patch is made to know it.
 
     Raises:
       UnserializableLeafError: See `treepack.serialization.to_bytes`, also for further errors.
@@ -147,14 +171,25 @@ def packed_size(
       >>> treepack.packed_size({"w": np.zeros(1000)}, align=1)
       8023
     """
-    return _layout(tree, align, described, metadata, static).nbytes
+    return _layout(tree, align, described, metadata, static, base).nbytes
 
 
-def _layout(tree: Any, align: int, described: bool, metadata: Any, static: Static) -> core.Layout:
+def _layout(
+    tree: Any,
+    align: int,
+    described: bool,
+    metadata: Any,
+    static: Static,
+    base: Any,
+    threads: int | None = None,
+) -> core.Layout:
     check_described(described, metadata, static)
+    held = base_of(base)
     if not described:
-        return state_layout(tree, align, align_all=True)
-    return described_layout(tree, align, metadata, static=static, align_all=True)
+        return state_layout(tree, align, align_all=True, base=held, threads=threads)
+    return described_layout(
+        tree, align, metadata, static=static, align_all=True, base=held, threads=threads
+    )
 
 
 def pack_into(
@@ -166,6 +201,7 @@ def pack_into(
     described: bool = False,
     metadata: Any = None,
     static: Static = "skip-code",
+    base: Any = None,
     threads: int | None = None,
 ) -> int:
     """Encodes a tree into a buffer, such as shared memory or a mapped file.
@@ -175,20 +211,22 @@ def pack_into(
     the buffer. Writes nothing if the buffer is too small.
 
     Args:
-      tree: Any tree; see `treepack.serialization.to_state_dict`. Its arrays may lie in `buffer`
-        itself, but not in another mapping of the same memory.
-      buffer: Any writable, contiguous buffer. Other threads and processes must not use it during
-        the call. Trees that were restored from it before change: their arrays view the buffer, and
-        JAX arrays made from these may view it, too.
-      offset: The offset in bytes at which to write. If it is a multiple of `align` and the buffer
-        is aligned (shared memory is), arrays are aligned in memory.
-      align: A power of two from 1 to 64. Arrays begin at multiples of `align` bytes. An array below
-        1 KiB that wider headers cannot move far enough is aligned for its dtype. With 64, JAX on
-        CPU can use arrays in place.
-      described: Whether to write the encoding of `dumps`, which `loads` reads.
-      metadata: See `dumps`; only with `described=True`.
-      static: See `dumps`; only with `described=True`.
-      threads: See `treepack.serialization.to_bytes`.
+      tree: Any tree; see `to_state_dict`. Its arrays may lie in this very buffer (not in
+        another mapping of the same memory).
+      buffer: Any writable, contiguous buffer. Nobody else should use it meanwhile. Trees that
+        were restored from it before change: their arrays are views of it, and arrays that jax
+        has made of those may be, too.
+      offset: The first byte in the buffer. With a multiple of `align`, in a buffer that is itself
+        aligned (shared memory is), arrays are aligned in memory.
+      align: A power of two from 1 to 64: arrays begin at multiples of this many bytes. Where
+        wider headers cannot move an array below 1 KiB so far, it is aligned for its dtype. With 64,
+        jax on CPU can use arrays in place.
+      described: Whether to write the encoding of `dumps`, for `loads`.
+      metadata: See `dumps`; if `described`.
+      static: See `dumps`; if `described`.
+      base: A tree, encoded bytes or an open `File`: what is written is then a patch, for
+        `apply_delta`, or for `loads` if `described`; see `dumps`.
+      threads: See `to_bytes`.
 
     Returns:
       The number of bytes written.
@@ -206,7 +244,7 @@ def pack_into(
       >>> treepack.serialization.msgpack_restore(memoryview(buffer)[:size])
       {'w': array([0., 1., 2.])}
     """
-    layout = _layout(tree, align, described, metadata, static)
+    layout = _layout(tree, align, described, metadata, static, base, threads)
     return layout.pack_into(buffer, offset=offset, threads=threads)
 
 
@@ -217,6 +255,7 @@ def buffers(
     described: bool = False,
     metadata: Any = None,
     static: Static = "skip-code",
+    base: Any = None,
 ) -> list[memoryview]:
     """Returns the encoding of a tree as a list of buffers, without copying large arrays.
 
@@ -229,9 +268,10 @@ def buffers(
     Args:
       tree: Any tree; see `treepack.serialization.to_state_dict`.
       align: See `pack_into`.
-      described: Whether to use the encoding of `dumps`.
-      metadata: See `dumps`; only with `described=True`.
-      static: See `dumps`; only with `described=True`.
+      described: Whether for the encoding of `dumps`.
+      metadata: See `dumps`; if `described`.
+      static: See `dumps`; if `described`.
+      base: See `pack_into`.
 
     Returns:
       Read-only memoryviews of bytes. They keep the arrays alive.
@@ -247,4 +287,51 @@ def buffers(
       >>> b"".join(treepack.buffers(tree, align=1)) == flax.serialization.to_bytes(tree)
       True
     """
-    return _layout(tree, align, described, metadata, static).buffers()
+    return _layout(tree, align, described, metadata, static, base).buffers()
+
+
+def apply_delta(
+    patch: Buffer, buffer: Buffer, *, offset: int = 0, threads: int | None = None
+) -> int:
+    """Replaces the tree in a buffer by the one that a patch of it leads to.
+
+    The buffer has the encoding of `pack_into`. The patch was made by `pack_into`, `buffers` or
+    `dumps` with the same options, with `base=` the tree in the buffer, of a tree whose keys are in
+    the same order. Afterwards, the buffer has what `pack_into` would have written. Only changed
+    elements are written.
+
+    Each block is compared with its checksum while it changes. After an error, the buffer has
+    the tree that it had before: what was changed is changed back. That does not hold for a process
+    that is killed meanwhile, so, as with `pack_into`, let readers use another buffer.
+
+    Args:
+      patch: Any bytes-like object.
+      buffer: Any writable, contiguous buffer. Nobody else should use it meanwhile; trees that were
+        restored from it before change.
+      offset: The first byte of the encoding in the buffer.
+      threads: The maximum number of threads.
+
+    Returns:
+      The number of bytes of the new encoding.
+
+    Raises:
+      BaseMismatchError: A ValueError. If the buffer has another tree than the one that the patch
+        was made against; it lists the leaves.
+      ValueError: If the new encoding is larger than the buffer, or an array has another place in
+        it, as after an integer that became longer: keep counters as arrays, or pack the whole tree.
+      DecodeError: A ValueError. If the patch is damaged, or the buffer has no tree.
+      BufferError: If the buffer is not writable or not contiguous.
+
+    Examples:
+      >>> import numpy as np, treepack
+      >>> held, policy = {"w": np.zeros(1000)}, {"w": np.arange(1000.0) // 100}
+      >>> buffer = bytearray(treepack.packed_size(held))
+      >>> treepack.pack_into(held, buffer)
+      8029
+      >>> patch = b"".join(treepack.buffers(policy, base=held))
+      >>> treepack.apply_delta(patch, buffer)
+      8029
+      >>> treepack.serialization.msgpack_restore(buffer)["w"][-1]
+      np.float64(9.0)
+    """
+    return core.apply_delta(patch, buffer, offset=offset, threads=threads)

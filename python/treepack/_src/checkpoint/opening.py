@@ -19,11 +19,17 @@ from treepack.errors import DecodeError, TreepackError
 
 
 def open_reader(
-    source: Openable, *, is_directory: bool = False, max_size: int | None = None, **options: Any
+    source: Openable,
+    *,
+    is_directory: bool = False,
+    max_size: int | None = None,
+    base: Any = None,
+    **options: Any,
 ) -> Reader:
     """Opens a file, or the directory of a sharded checkpoint or of safetensors.
 
-    See `treepack.open`. With `is_directory` the source is known to be a directory.
+    See `treepack.open`. With `is_directory` the source is known to be a directory. A `base`
+    is that of a patch; see `open_parts`.
     """
     check("max_size", max_size)
     options["max_size"] = max_size
@@ -31,7 +37,7 @@ def open_reader(
         with contextlib.suppress(IsADirectoryError):
             if has_suffix(source):  # a file of treepack is first read at its end
                 return RepositoryReader.open(source, **options)
-            found = open_parts(source, **options)
+            found = open_parts(source, base=base, **options)
             if options.get("salvage") and _is_safetensors(found):
                 return SafetensorsReader(source, found, **options)
             try:

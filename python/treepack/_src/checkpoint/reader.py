@@ -304,9 +304,15 @@ class Reader:
         mmap: bool = True,
         max_size: int | None = None,
         regular: bool = False,
+        base: Any = None,
     ) -> Reader:
-        """Opens a file; with `regular`, it must be a regular file. See `treepack.open`."""
-        found = open_parts(source, mmap=mmap, salvage=salvage, max_size=max_size, regular=regular)
+        """Opens a file, which must be a regular one with `regular`; see `treepack.open`.
+
+        A `base` is that of a patch; see `open_parts`.
+        """
+        found = open_parts(
+            source, mmap=mmap, salvage=salvage, max_size=max_size, regular=regular, base=base
+        )
         return cls(source, found, salvage=salvage, mmap=mmap, max_size=max_size)
 
 

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import mmap
+import os
 from collections.abc import Callable
 from typing import Any, ClassVar
 
 import treepack._core as core
 from treepack._src import paths as _paths
+from treepack._src.checkpoint.file import File, place_of
 from treepack._src.options import Saved, Static, Writing, leaving_out
 from treepack._src.printable import warn
 from treepack._src.pytree import handlers
 from treepack._src.pytree.state_dict import leaves_of
 from treepack._src.registry.code import is_code
+from treepack._src.storage.content import whole_content
+from treepack.errors import TreepackError
 
 
 class Chunks:
@@ -32,6 +37,28 @@ def plain_layout(tree: Any, align: int, **options: Any) -> core.Layout:
     )
 
 
+Base = core.Layout | core.Content | core.Catalog
+"""Encoded data that a patch refers to."""
+
+
+def base_of(base: Any) -> Base | None:
+    """Returns the data of a `base=`: of a tree, encoded bytes, a path or an open file.
+
+    Raises:
+      TreepackError: If it is a sharded checkpoint or a patch.
+    """
+    if isinstance(base, (bytes, bytearray, memoryview, mmap.mmap, str, os.PathLike)):
+        return whole_content(base)
+    if isinstance(base, File):
+        reader = place_of(base).reader
+        if not reader.is_one_file:
+            raise TreepackError("a sharded checkpoint cannot be a base: load it, and pass the tree")
+        return reader.catalog
+    if base is None or isinstance(base, Base):
+        return base
+    return state_layout(base, 1)
+
+
 def state_layout(
     target: Any,
     align: int,
@@ -39,6 +66,8 @@ def state_layout(
     align_all: bool = False,
     snapshot: bool = False,
     joined: bool = False,
+    base: Base | None = None,
+    threads: int | None = None,
 ) -> core.Layout:
     """Lays out the state of a tree; see `_core.walk`."""
     return core.walk(
@@ -50,6 +79,8 @@ def state_layout(
         align_all=align_all,
         snapshot=snapshot,
         joined=joined,
+        base=base,
+        threads=threads,
     )
 
 
@@ -65,13 +96,16 @@ def described_layout(
     hollow: bool = False,
     align_all: bool = False,
     joined: bool = False,
+    base: Base | None = None,
+    base_name: str = "",
+    threads: int | None = None,
 ) -> core.Layout:
     """Lays out a tree with a record of its structure.
 
-    An `index` finds leaves without reading all headers, `checksums` detect damage; only files can
-    have these. With `snapshot` the layout does not depend on the tree afterwards. With `hollow` it
-    has gaps in place of arrays. With `align_all` small arrays are aligned, too, and with `joined`
-    they are copied to the result at once; see `_core.walk`.
+    An `index` finds leaves without reading all headers, `checksums` find damage; only files can
+    have those. With `snapshot` the layout does not depend on the tree any more, and with `hollow`
+    it has only the places of arrays. With `align_all` small arrays are aligned, too, and with
+    `joined` they are copied to the result at once. With a `base` it is a patch; see `_core.walk`.
     """
     with leaving_out(static) as left_out:
         layout = core.walk(
@@ -89,6 +123,9 @@ def described_layout(
             hollow=hollow,
             align_all=align_all,
             joined=joined,
+            base=base,
+            base_name=base_name,
+            threads=threads,
         )
     if left_out.has_code and all(_is_nothing(leaf) for _, leaf in leaves_of(tree, ())):
         warn(
@@ -115,14 +152,23 @@ def _is_nothing(leaf: Any) -> bool:
     return leaf is None or is_code(leaf)
 
 
-def file_layout(tree: Any, saved: Saved, how: Writing, *, snapshot: bool = False) -> core.Layout:
-    """Lays out a tree for a file, with its structure, an index and checksums."""
+def file_layout(
+    tree: Any, saved: Saved, how: Writing, *, snapshot: bool = False, base_name: str = ""
+) -> core.Layout:
+    """Lays out a tree for a file: with its structure, an index and checksums.
+
+    A `base_name` is the name of the base in the directory of the file.
+    """
     return described_layout(
         tree,
         how.align,
         saved.metadata,
         static=saved.static,
         index=True,
-        checksums=not how.compress,
+        # A patch has a checksum of its own.
+        checksums=not how.compress and saved.base is None,
         snapshot=snapshot,
+        base=base_of(saved.base),
+        base_name=base_name,
+        threads=how.threads,
     )

@@ -18,13 +18,14 @@ from treepack._src.forks import Locked
 from treepack._src.options import Buffer, Opening, Progress, progress_bar
 from treepack._src.storage import remote as _remote
 from treepack._src.storage.fetch import Blocks
-from treepack._src.storage.place import check_name, local, shown, url_of
+from treepack._src.storage.place import beside, check_name, local, shown, url_of
 from treepack._src.storage.stores import store_of
 from treepack.errors import (
     DecodeError,
     GzipCorruptionError,
     GzipTruncatedError,
     NoIndexError,
+    TreepackError,
 )
 
 # Gzip without an index up to this size in bytes is inflated whole instead of an error.
@@ -63,6 +64,20 @@ def read_whole(
             content = content.inflate(
                 max_size=opening.max_size, threads=opening.threads, progress=tell
             )
+    if core.is_patch(content):
+        return joined(content, opening.base, path, opening.max_size, opening.threads)
+    return content
+
+
+def whole_content(base: Openable) -> core.Content:
+    """Reads a base: a file or bytes, decompressed if they are gzip.
+
+    Raises:
+      TreepackError: If it is a patch itself.
+    """
+    content = open_parts(base, join=False).content
+    if core.is_patch(content):
+        raise TreepackError("the base is a patch itself: save the tree without base=, or pass it")
     return content
 
 
@@ -95,20 +110,60 @@ def _empty() -> DecodeError:
     return DecodeError("the file is empty (0 bytes): write or copy it again", 0)
 
 
-def inflated(data: Buffer, opening: Opening) -> Buffer:
-    """Returns data, decompressed if they are gzip."""
+def inflated(data: Buffer, opening: Opening) -> core.Content | Buffer:
+    """Returns data, decompressed if they are gzip, and joined with the base if they are a patch."""
     if isinstance(data, (str, os.PathLike)):
         raise TypeError(
             f"expected a bytes-like object, got the path {shown(data)!r}: use treepack.load for "
             "files"
         )
     view = memoryview(data)
-    if not view.contiguous or not core.Content.lent(data).is_compressed():
+    if not view.contiguous:
         return data
-    with progress_bar(opening.progress, "load") as tell:
-        return core.decompress(
-            data, max_size=opening.max_size, threads=opening.threads, progress=tell
-        )
+    if core.Content.lent(data).is_compressed():
+        with progress_bar(opening.progress, "load") as tell:
+            data = core.decompress(
+                data, max_size=opening.max_size, threads=opening.threads, progress=tell
+            )
+    if not core.is_patch(data):
+        return data
+    return joined(core.Content.lent(data), opening.base, None, opening.max_size, opening.threads)
+
+
+def joined(
+    patch: core.Content,
+    base: core.Layout | core.Content | core.Catalog | None,
+    path: Openable | None,
+    max_size: int | None,
+    threads: int | None,
+) -> core.Content:
+    """Returns the encoding that a patch makes with its base.
+
+    Args:
+      patch: The patch.
+      base: The base; `None` is the file that the patch names.
+      path: The file of the patch; `None` if it is in memory.
+      max_size: The most bytes of the encoding.
+      threads: The maximum number of threads.
+
+    Raises:
+      TreepackError: If there is no base.
+      BaseMismatchError: If the patch was made against another one.
+    """
+    if base is None:
+        name = core.patch_base(patch)
+        # A file may only name others in its own directory.
+        is_name = name not in {"", ".", ".."} and "/" not in name and os.sep not in name
+        if not isinstance(path, (str, os.PathLike)) or not is_name:
+            raise TreepackError(
+                "this is a patch: pass base=, the tree or the data that it was made against"
+            )
+        try:
+            base = whole_content(beside(path, name))
+        except FileNotFoundError as error:
+            error.add_note(f"treepack: {shown(path)!r} is a patch of this file; pass base=")
+            raise
+    return core.join(patch, base, max_size=max_size, threads=threads)
 
 
 class Opened(NamedTuple):
@@ -136,6 +191,8 @@ def open_parts(
     salvage: bool = False,
     max_size: int | None = None,
     regular: bool = False,
+    base: Any = None,
+    join: bool = True,
 ) -> Opened:
     """Opens a file or buffer to read it in parts, decompressed if it is gzip.
 
@@ -146,6 +203,8 @@ def open_parts(
         damage.
       max_size: The maximum decompressed size of gzip in bytes.
       regular: Whether a local file must be a regular one.
+      base: The base if it is a patch; `None` is the file that the patch names.
+      join: Whether a patch is joined with its base.
 
     Raises:
       NoIndexError: A GzipError, if gzip can only be read whole.
@@ -154,6 +213,16 @@ def open_parts(
       TreepackError: If gzip contains more than `max_size` bytes.
       IsADirectoryError: If it is a directory, which may be a sharded checkpoint.
     """
+    found = _inflated_parts(source, mmap, salvage, max_size, regular)
+    if not join or not core.is_patch(found.content):
+        return found
+    content = joined(found.content, base, source, max_size, None)
+    return Opened(content, found.damage, content.nbytes, nbytes=found.nbytes)
+
+
+def _inflated_parts(
+    source: Openable, mmap: bool, salvage: bool, max_size: int | None, regular: bool
+) -> Opened:
     content, blocks = _raw(source, mmap, regular)
     if content.nbytes == 0 and not salvage and isinstance(source, (str, os.PathLike)):
         raise _empty()

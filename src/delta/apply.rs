@@ -1,0 +1,156 @@
+//! Replaces the encoding of a base by that of a patch, in the same memory.
+//!
+//! A block is decoded before it changes, and compared with its checksum while it does. Differences lead
+//! back, too: after an error, the blocks that were changed are changed back. What cannot fail is
+//! left for the end.
+
+use std::num::NonZero;
+use std::sync::Mutex;
+
+use crc32fast::Hasher;
+
+use super::base::Base;
+use super::block::{Block, Decoder, Kind, PART_BYTES};
+use super::elements::{Direction, Elements};
+use super::join::{Decoders, Join, Mismatches, NO_PANIC, Part, malformed};
+use super::patch::{Patch, value_len};
+use crate::raw::RawBytes;
+use crate::watch::Watch;
+use crate::{Error, Result, grow, parallel};
+
+/// A block of the memory.
+struct Change<'m, 'p> {
+    elements: Elements,
+    block: Block<'p>,
+    memory: &'m mut [u8],
+    is_done: bool,
+}
+
+/// Replaces the encoding of the base at the start of `memory`, and returns the length of the new one.
+///
+/// After an error, the memory has the base, unless the error is [`Error::Torn`].
+pub fn apply(
+    patch: &Patch<'_>,
+    memory: &mut [u8],
+    threads: NonZero<usize>,
+    watch: &dyn Watch,
+) -> Result<usize> {
+    let join = {
+        let whole = RawBytes::from(&*memory);
+        let source = whole.slice(0..value_len(&whole, watch)?);
+        let base = Base::open(&source, &source, watch)?;
+        Join::new(patch, &base, watch)?
+    };
+    check_places(&join, memory.len())?;
+    let (mut copies, mut changes, mut numbers) = (Vec::new(), Vec::new(), Vec::new());
+    let mut rest = &mut memory[..join.len()];
+    for (place, part) in join.parts()? {
+        let (now, after) = rest.split_at_mut(place.len());
+        rest = after;
+        let (number, block) = match part {
+            Part::Skeleton(bytes) => {
+                grow::push(&mut copies, (bytes, now))?;
+                continue;
+            }
+            Part::Block(number, block) => (number, patch.differences[number].blocks[block]),
+        };
+        if block.kind == Kind::Stored {
+            grow::push(&mut copies, (block.bytes, now))?;
+            continue;
+        }
+        let change = Change {
+            elements: patch.differences[number].elements,
+            block,
+            memory: now,
+            is_done: false,
+        };
+        grow::push(&mut changes, change)?;
+        grow::push(&mut numbers, number)?;
+    }
+    if let Err(error) = forth(&join, &mut changes, &numbers, threads, watch) {
+        back(&mut changes)?;
+        return Err(error);
+    }
+    for (bytes, memory) in copies {
+        memory.copy_from_slice(bytes);
+    }
+    Ok(join.len())
+}
+
+/// Fails unless all arrays stay where they are.
+fn check_places(join: &Join<'_>, room: usize) -> Result<()> {
+    if join.len() > room {
+        let needed = join.len();
+        let reason =
+            format!("the buffer is too small: {needed} bytes are needed, and it has {room}");
+        return Err(Error::Option(reason));
+    }
+    for (difference, (value, pieces)) in join.patch.differences.iter().zip(&join.partners) {
+        if *pieces.as_slice() != [difference.place.clone()] {
+            let path = join.catalog.path_of(*value);
+            return Err(Error::Option(format!(
+                "{path} has another place in the new encoding, because a value before it became \
+                 longer or shorter, or keys have another order: pack the whole tree"
+            )));
+        }
+    }
+    Ok(())
+}
+
+fn forth(
+    join: &Join<'_>,
+    changes: &mut [Change<'_, '_>],
+    numbers: &[usize],
+    threads: NonZero<usize>,
+    watch: &dyn Watch,
+) -> Result<()> {
+    let (mismatches, decoders) = (Mutex::new(Mismatches::default()), Decoders::default());
+    let work = |(change, number): (&mut Change<'_, '_>, usize)| {
+        let (elements, block) = (change.elements, change.block);
+        let memory = &mut *change.memory;
+        let is_same = decoders.with(|decoder| {
+            if !decoder.read(elements, block, memory.len())? {
+                return Err(malformed(&join.patch.differences[number]));
+            }
+            let mut sum = Hasher::new();
+            for (number, part) in memory.chunks_mut(PART_BYTES).enumerate() {
+                sum.update(part);
+                decoder.change(elements, number * PART_BYTES, part, Direction::Forth);
+            }
+            let is_same = sum.finalize() == block.crc;
+            if !is_same {
+                change_back(decoder, elements, memory);
+            }
+            Ok(is_same)
+        })?;
+        change.is_done = is_same;
+        if is_same {
+            return Ok(());
+        }
+        let mut mismatches = mismatches.lock().expect(NO_PANIC);
+        mismatches.add(join.partners[number].0)
+    };
+    let items = changes.iter_mut().zip(numbers.iter().copied());
+    parallel::for_each(grow::collect(items)?, threads, work, || watch.check())?;
+    join.check(mismatches)
+}
+
+/// Changes a block back that a decoder has read.
+fn change_back(decoder: &mut Decoder, elements: Elements, memory: &mut [u8]) {
+    decoder.rewind();
+    for (number, part) in memory.chunks_mut(PART_BYTES).enumerate() {
+        decoder.change(elements, number * PART_BYTES, part, Direction::Back);
+    }
+}
+
+fn back(changes: &mut [Change<'_, '_>]) -> Result<()> {
+    let mut decoder = Decoder::default();
+    for change in changes.iter_mut().filter(|change| change.is_done) {
+        let (elements, block) = (change.elements, change.block);
+        match decoder.read(elements, block, change.memory.len()) {
+            Ok(true) => change_back(&mut decoder, elements, change.memory),
+            _ => return Err(Error::Torn),
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,102 @@
+//! The arrays of encoded data by their paths: those of a base, and those that differ from them.
+
+use std::ops::Range;
+
+use crate::Result;
+use crate::catalog::{ArrayPlace, Catalog};
+use crate::source::{Pieces, Source};
+use crate::watch::Watch;
+
+/// Encoded data that differences refer to.
+pub struct Base<'a> {
+    catalog: Catalog,
+    /// Reads headers.
+    headers: &'a dyn Source,
+    pub bytes: &'a dyn Source,
+}
+
+/// An array of a leaf.
+pub struct Array<'a> {
+    catalog: &'a Catalog,
+    pub value: usize,
+    place: ArrayPlace,
+}
+
+impl<'a> Base<'a> {
+    /// Finds the leaves; `headers` are the same data as `bytes`, perhaps without the elements of arrays.
+    pub fn open(headers: &'a dyn Source, bytes: &'a dyn Source, watch: &dyn Watch) -> Result<Self> {
+        Ok(Self {
+            catalog: Catalog::open(headers, false, watch)?,
+            headers,
+            bytes,
+        })
+    }
+
+    /// The array at the same path, if it has the same dtype and shape.
+    pub fn partner(&self, of: &Array<'_>, watch: &dyn Watch) -> Result<Option<Array<'_>>> {
+        let keys = of.catalog.keys_to(of.value)?;
+        let Some(value) = self.catalog.find(0, keys, watch)? else {
+            return Ok(None);
+        };
+        let found = array(&self.catalog, self.headers, value)?;
+        Ok(found.filter(|found| found.is_like(of)))
+    }
+}
+
+/// All arrays of encoded data whose headers a source has.
+pub fn arrays<'a>(
+    catalog: &'a Catalog,
+    headers: &'a dyn Source,
+) -> impl Iterator<Item = Result<Array<'a>>> {
+    (0..catalog.values()).filter_map(move |value| array(catalog, headers, value).transpose())
+}
+
+fn array<'a>(
+    catalog: &'a Catalog,
+    headers: &dyn Source,
+    value: usize,
+) -> Result<Option<Array<'a>>> {
+    let is_array = catalog
+        .leaf(value)
+        .and_then(|leaf| catalog.dtype_and_shape(leaf));
+    if is_array.is_none() {
+        return Ok(None);
+    }
+    let place = catalog.array(headers, value)?;
+    Ok(Some(Array {
+        catalog,
+        value,
+        place,
+    }))
+}
+
+impl Array<'_> {
+    fn kind(&self) -> (&str, &[u64]) {
+        let leaf = self.catalog.leaf(self.value);
+        let kind = leaf.and_then(|leaf| self.catalog.dtype_and_shape(leaf));
+        kind.expect("the leaf is an array")
+    }
+
+    fn is_like(&self, other: &Array<'_>) -> bool {
+        self.kind() == other.kind() && self.place.nbytes() == other.place.nbytes()
+    }
+
+    pub fn dtype(&self) -> &str {
+        self.kind().0
+    }
+
+    pub fn itemsize(&self) -> usize {
+        let count = self.place.shape().iter().product::<usize>().max(1);
+        self.place.nbytes() / count
+    }
+
+    /// Ranges of its elements, in order: one, or one for each chunk.
+    pub fn parts(&self) -> &[Range<usize>] {
+        self.place.parts()
+    }
+
+    /// Where a range of its elements is.
+    pub fn pieces(&self, range: Range<usize>) -> Result<Pieces> {
+        self.place.pieces(range)
+    }
+}

@@ -1,0 +1,386 @@
+//! Blocks of an array: each in the kind that takes the fewest bytes.
+//!
+//! ```text
+//! block: kind (u8) | CRC-32 of the base's block (u32) | length (u32) | bytes
+//! ```
+//!
+//! | kind | bytes |
+//! |---|---|
+//! | 0, equal | none |
+//! | 1, sparse | see `sparse.rs` |
+//! | 2, dense | zigzag differences of all elements, as blocks of numbers (`gzip/numbers.rs`) |
+//! | 3, stored | the block itself |
+
+use std::ops::Range;
+
+use crc32fast::Hasher;
+
+use super::elements::{Direction, Elements, add, apply, collect, subtract};
+use super::sparse::{self, Changes, Coded};
+use crate::gzip::numbers;
+use crate::gzip::{BLOCK_BYTES as DENSE_BYTES, BlockCoder, Decoders};
+use crate::source::{Source, read_to};
+use crate::{Result, grow};
+
+/// Bytes of each block of an array but the last.
+///
+/// At 0.1 % changes, the codes of a block and its head take some percent of it.
+pub const BLOCK_BYTES: usize = 2 << 20;
+
+/// Compared at a time: both sides stay in the first caches.
+const TILE_BYTES: usize = 16 << 10;
+
+/// From one change in this many elements on, all elements are differences.
+const FEW: usize = 3;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Kind {
+    Equal,
+    Sparse,
+    Dense,
+    Stored,
+}
+
+impl Kind {
+    pub fn read(kind: u8) -> Option<Self> {
+        [Self::Equal, Self::Sparse, Self::Dense, Self::Stored]
+            .get(usize::from(kind))
+            .copied()
+    }
+}
+
+/// An encoded block.
+pub struct Encoded {
+    pub kind: Kind,
+    /// The bytes of a sparse or dense block; those of a stored one are the result's.
+    pub bytes: Vec<u8>,
+    pub base: Hasher,
+    /// Of the result.
+    pub result: Hasher,
+}
+
+/// Encodes blocks, and keeps its memory between them.
+#[derive(Default)]
+pub struct Encoder {
+    new: Vec<u8>,
+    base: Vec<u8>,
+    changes: Changes,
+    coded: Vec<u8>,
+    numbers: numbers::Coder,
+    gzip: BlockCoder,
+}
+
+impl Encoder {
+    /// Encodes the first `len` bytes of `new` after `start` as a difference from those of `base`.
+    pub fn encode(
+        &mut self,
+        elements: Elements,
+        new: &dyn Source,
+        base: &dyn Source,
+        start: usize,
+        len: usize,
+    ) -> Result<Encoded> {
+        self.changes.clear();
+        let (mut sums, most) = (Sums::default(), len / elements.width / FEW);
+        for at in (start..start + len).step_by(TILE_BYTES) {
+            let tile = at..(start + len).min(at + TILE_BYTES);
+            self.read(new, base, tile, &mut sums)?;
+            collect(elements, &self.new, &self.base, &mut self.changes)?;
+            if self.changes.len() > most {
+                return self.dense(elements, new, base, start, len);
+            }
+        }
+        if self.changes.len() == 0 {
+            return Ok(sums.encoded(Kind::Equal, Vec::new()));
+        }
+        let coded = Coded::new(&self.changes);
+        if coded.len() > len / 2 {
+            return self.dense(elements, new, base, start, len);
+        }
+        let mut bytes = Vec::new();
+        coded.write(&mut bytes)?;
+        Ok(sums.encoded(Kind::Sparse, bytes))
+    }
+
+    /// Reads a range of both sides.
+    fn read(
+        &mut self,
+        new: &dyn Source,
+        base: &dyn Source,
+        range: Range<usize>,
+        sums: &mut Sums,
+    ) -> Result<()> {
+        self.new.clear();
+        self.base.clear();
+        read_to(new, range.clone(), &mut self.new)?;
+        read_to(base, range, &mut self.base)?;
+        sums.result.update(&self.new);
+        sums.base.update(&self.base);
+        Ok(())
+    }
+
+    fn dense(
+        &mut self,
+        elements: Elements,
+        new: &dyn Source,
+        base: &dyn Source,
+        start: usize,
+        len: usize,
+    ) -> Result<Encoded> {
+        let (mut sums, mut bytes) = (Sums::default(), Vec::new());
+        for at in (start..start + len).step_by(DENSE_BYTES) {
+            let part = at..(start + len).min(at + DENSE_BYTES);
+            self.read(new, base, part, &mut sums)?;
+            subtract(elements, &mut self.new, &self.base);
+            let checksum = crc32fast::hash(&self.new);
+            let (gzip, coded) = (&mut self.gzip, &mut self.coded);
+            let found = self.numbers.encode(&self.new, 0, checksum, gzip, coded)?;
+            grow::extend(&mut bytes, &self.coded[..found.len])?;
+        }
+        if bytes.len() < len - len / 64 {
+            return Ok(sums.encoded(Kind::Dense, bytes));
+        }
+        Ok(sums.encoded(Kind::Stored, Vec::new()))
+    }
+}
+
+#[derive(Default)]
+struct Sums {
+    base: Hasher,
+    result: Hasher,
+}
+
+impl Sums {
+    fn encoded(self, kind: Kind, bytes: Vec<u8>) -> Encoded {
+        Encoded {
+            kind,
+            bytes,
+            base: self.base,
+            result: self.result,
+        }
+    }
+}
+
+/// A block of a patch.
+#[derive(Debug, Clone, Copy)]
+pub struct Block<'a> {
+    pub kind: Kind,
+    pub crc: u32,
+    pub bytes: &'a [u8],
+}
+
+/// Bytes of a block that are changed at a time, so that they stay in the first cache.
+pub const PART_BYTES: usize = 32 << 10;
+
+/// Decodes blocks, and keeps its memory between them.
+#[derive(Default)]
+pub struct Decoder {
+    changes: Changes,
+    /// The next change, and the elements before it.
+    next: (usize, usize),
+    sparse: Option<sparse::Decoder>,
+    dense: Decoders,
+    differences: Vec<u8>,
+}
+
+impl Decoder {
+    /// Decodes a block of `len` bytes for [`Decoder::change`]. Returns false if it is malformed.
+    pub fn read(&mut self, elements: Elements, found: Block<'_>, len: usize) -> Result<bool> {
+        self.changes.clear();
+        self.differences.clear();
+        let is_whole = match found.kind {
+            Kind::Equal | Kind::Stored => true,
+            Kind::Sparse => {
+                let sparse = match &mut self.sparse {
+                    Some(sparse) => sparse,
+                    none => none.insert(sparse::Decoder::new()?),
+                };
+                sparse.read(found.bytes, len / elements.width, &mut self.changes)?
+            }
+            Kind::Dense => self.decode(found.bytes, len)?,
+        };
+        self.rewind();
+        Ok(is_whole)
+    }
+
+    /// Goes back to the first part of the block.
+    pub fn rewind(&mut self) {
+        let gap = self.changes.gaps.first().copied().unwrap_or(0);
+        self.next = (0, gap as usize);
+    }
+
+    /// Replaces the part of the base that begins at `start` by that of the result, or back. Parts come
+    /// in order. Stored blocks stay what they are.
+    pub fn change(
+        &mut self,
+        elements: Elements,
+        start: usize,
+        part: &mut [u8],
+        direction: Direction,
+    ) {
+        if self.differences.is_empty() {
+            apply(elements, part, &self.changes, &mut self.next, direction);
+        } else {
+            let differences = &self.differences[start..start + part.len()];
+            add(elements, part, differences, direction);
+        }
+    }
+
+    /// Decodes the differences of a dense block; returns false if they are malformed.
+    fn decode(&mut self, mut bytes: &[u8], len: usize) -> Result<bool> {
+        self.differences.try_reserve(len)?;
+        while self.differences.len() < len {
+            let part = (len - self.differences.len()).min(DENSE_BYTES);
+            let Some((number_block, rest)) = numbers::split(bytes, part) else {
+                return Ok(false);
+            };
+            let differences = &mut self.differences;
+            let end = differences.len() + part;
+            let whole = numbers::decode(&number_block, &mut self.dense, |piece| {
+                differences.extend_from_slice(piece);
+            })?;
+            let found = &differences[end - part..];
+            if !whole || found.len() != part || crc32fast::hash(found) != number_block.checksum {
+                return Ok(false);
+            }
+            bytes = rest;
+        }
+        Ok(bytes.is_empty())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn encode(elements: Elements, new: &[u8], base: &[u8]) -> Encoded {
+        let (new, base) = (new.to_vec(), base.to_vec());
+        let mut encoder = Encoder::default();
+        encoder.encode(elements, &new, &base, 0, new.len()).unwrap()
+    }
+
+    fn check(elements: Elements, new: &[u8], base: &[u8]) -> Encoded {
+        let encoded = encode(elements, new, base);
+        assert_eq!(encoded.base.clone().finalize(), crc32fast::hash(base));
+        assert_eq!(encoded.result.clone().finalize(), crc32fast::hash(new));
+        let block = Block {
+            kind: encoded.kind,
+            crc: 0,
+            bytes: &encoded.bytes,
+        };
+        let (mut decoder, mut memory) = (Decoder::default(), base.to_vec());
+        assert!(decoder.read(elements, block, memory.len()).unwrap());
+        let mut change = |memory: &mut [u8], direction| {
+            decoder.rewind();
+            for (number, part) in memory.chunks_mut(1 << 10).enumerate() {
+                decoder.change(elements, number << 10, part, direction);
+            }
+        };
+        if encoded.kind != Kind::Stored {
+            change(&mut memory, Direction::Forth);
+            assert_eq!(memory, new);
+            change(&mut memory, Direction::Back);
+            assert_eq!(memory, base);
+        }
+        encoded
+    }
+
+    fn elements() -> impl Strategy<Value = Elements> {
+        let width = prop::sample::select(vec![1_usize, 2, 4, 8]);
+        (width, any::<bool>()).prop_map(|(width, are_floats)| Elements { width, are_floats })
+    }
+
+    proptest! {
+        #[test]
+        #[cfg_attr(miri, ignore = "takes minutes")]
+        fn blocks_lead_forth_and_back(
+            elements in elements(),
+            base in prop::collection::vec(any::<u64>(), 1..500),
+            changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u64>()), 0..500),
+            bits in 1..=64_u32,
+        ) {
+            let mut new = base.clone();
+            for (at, value) in &changes {
+                let place = at.index(new.len());
+                new[place] ^= value & (u64::MAX >> (64 - bits));
+            }
+            let bytes = |words: &[u64]| -> Vec<u8> { words.iter().flat_map(|it| it.to_le_bytes()).collect() };
+            check(elements, &bytes(&new), &bytes(&base));
+        }
+
+        #[test]
+        #[cfg_attr(miri, ignore = "takes minutes")]
+        fn damaged_blocks_stay_inside(
+            elements in elements(),
+            kind in prop::sample::select(vec![Kind::Sparse, Kind::Dense]),
+            bytes in prop::collection::vec(any::<u8>(), 0..200),
+        ) {
+            let block = Block { kind, crc: 0, bytes: &bytes };
+            let mut memory = vec![7; 4096];
+            let mut decoder = Decoder::default();
+            if decoder.read(elements, block, memory.len()).unwrap() {
+                decoder.change(elements, 0, &mut memory, Direction::Forth);
+            }
+        }
+    }
+
+    #[test]
+    fn the_kind_follows_the_content() {
+        let elements = Elements::of("float32", 4);
+        let base: Vec<u8> = (1..4000_u32)
+            .flat_map(|at| (1.0 / f64::from(at) as f32).to_le_bytes())
+            .collect();
+        let changed = |each: usize, change: fn(f32) -> f32| -> Vec<u8> {
+            let numbers = base
+                .as_chunks::<4>()
+                .0
+                .iter()
+                .map(|bytes| f32::from_le_bytes(*bytes));
+            let changed = numbers
+                .enumerate()
+                .map(|(at, it)| if at % each == 0 { change(it) } else { it });
+            changed.flat_map(f32::to_le_bytes).collect()
+        };
+        assert_eq!(check(elements, &base, &base).kind, Kind::Equal);
+        let few = check(elements, &changed(50, |it| it * 1.001), &base);
+        assert_eq!(few.kind, Kind::Sparse);
+        let all = check(elements, &changed(1, |it| it * 1.0001), &base);
+        assert!(all.kind == Kind::Dense && 2 * all.bytes.len() < base.len());
+        let noise: Vec<u8> = (0..base.len())
+            .map(|at| (at * at * 7 >> 5 ^ at * 13) as u8)
+            .collect();
+        assert_eq!(
+            check(Elements::of("uint8", 1), &noise, &base).kind,
+            Kind::Stored
+        );
+    }
+
+    #[test]
+    fn every_bit_survives() {
+        let special = [
+            0,
+            1 << 31,
+            0x7f80_0000,
+            0xff80_0000,
+            0x7fc0_0001,
+            0xffff_ffff,
+            0x7f80_0001_u32,
+            1,
+        ];
+        let bytes =
+            |words: Vec<u32>| -> Vec<u8> { words.into_iter().flat_map(u32::to_le_bytes).collect() };
+        for base in special {
+            let new = bytes(special.iter().copied().cycle().take(64).collect());
+            for name in ["float32", "int32", "bool", "complex64"] {
+                check(
+                    Elements::of(name, if name == "complex64" { 8 } else { 4 }),
+                    &new,
+                    &bytes(vec![base; 64]),
+                );
+            }
+        }
+    }
+}

@@ -1,0 +1,250 @@
+//! Makes the encoding of a patch and its base.
+//!
+//! The checksum of the patch was compared before. Each block of the base is compared with its
+//! checksum while it is copied, in one pass.
+
+use std::mem::MaybeUninit;
+use std::num::NonZero;
+use std::ops::Range;
+use std::sync::Mutex;
+
+use crc32fast::Hasher;
+
+use super::base::{Base, arrays};
+use super::block::{BLOCK_BYTES, Decoder, Kind, PART_BYTES};
+use super::elements::Direction;
+use super::patch::{Difference, Patch};
+use crate::catalog::Catalog;
+use crate::raw::{Filling, Room};
+use crate::source::{Pieces, Source, SourcePieces};
+use crate::watch::Watch;
+use crate::{Error, Result, grow, parallel};
+
+pub(super) const NO_PANIC: &str = "nothing panics while it holds the lock";
+
+/// The most paths in an error.
+const MOST_PATHS: usize = 100;
+
+/// A patch whose differences have partners in a base.
+pub struct Join<'a> {
+    pub(super) patch: &'a Patch<'a>,
+    pub(super) catalog: Catalog,
+    /// For each difference its leaf's value in the catalog, and the elements that it is from.
+    pub(super) partners: Vec<(usize, Pieces)>,
+}
+
+/// A part of the encoding.
+pub(super) enum Part<'a> {
+    Skeleton(&'a [u8]),
+    /// A block, by the number of its difference and its own.
+    Block(usize, usize),
+}
+
+impl<'a> Join<'a> {
+    /// Finds the base's array for each difference.
+    ///
+    /// Fails with [`Error::BaseMismatch`] if it has none of the same dtype and shape.
+    pub fn new(patch: &'a Patch<'a>, base: &Base<'_>, watch: &dyn Watch) -> Result<Self> {
+        let catalog = Catalog::open(&patch.skeleton, false, watch)?;
+        let mut partners = grow::filled(None, patch.differences.len())?;
+        let mut missing = Mismatches::default();
+        for array in arrays(&catalog, &patch.skeleton) {
+            let array = array?;
+            let found = grow::collect(array.parts().iter().map(|part| patch.at(part)))?;
+            if found.iter().all(Option::is_none) {
+                continue;
+            }
+            let partner = base.partner(&array, watch)?;
+            if partner.is_none() {
+                missing.add(array.value)?;
+            }
+            let mut done = 0;
+            for (part, number) in array.parts().iter().zip(&found) {
+                let range = done..done + part.len();
+                done = range.end;
+                if let Some(number) = *number {
+                    let pieces = partner.as_ref().map(|partner| partner.pieces(range));
+                    let pieces = pieces.transpose()?.unwrap_or_default();
+                    partners[number] = Some((array.value, pieces));
+                }
+            }
+        }
+        missing.check(&catalog)?;
+        let needed = patch.differences.iter().map(|it| it.place.len());
+        if needed.sum::<usize>() > base.bytes.len() {
+            let reason = "the patch is damaged: its arrays have more bytes than the base";
+            return Err(Error::Structure(reason.into()));
+        }
+        let found = patch.differences.iter().zip(partners);
+        let partners = found.map(|(difference, partner)| {
+            partner.ok_or_else(|| {
+                let reason = "a difference is not an array of the tree";
+                Error::malformed(difference.offset, reason)
+            })
+        });
+        Ok(Self {
+            patch,
+            partners: grow::try_collect(partners)?,
+            catalog,
+        })
+    }
+
+    /// The length of the encoding.
+    pub fn len(&self) -> usize {
+        self.patch.skeleton.len()
+    }
+
+    /// All parts of the encoding, with their places, in order.
+    pub(super) fn parts(&self) -> Result<Vec<(Range<usize>, Part<'a>)>> {
+        const PIECE_BYTES: usize = parallel::BLOCK;
+        let mut parts = Vec::new();
+        for (place, bytes) in self.patch.skeleton.pieces() {
+            for (number, piece) in bytes.chunks(PIECE_BYTES).enumerate() {
+                let start = place.start + number * PIECE_BYTES;
+                grow::push(
+                    &mut parts,
+                    (start..start + piece.len(), Part::Skeleton(piece)),
+                )?;
+            }
+        }
+        for (number, difference) in self.patch.differences.iter().enumerate() {
+            for block in 0..difference.blocks.len() {
+                let start = difference.place.start + block * BLOCK_BYTES;
+                let end = difference.place.end.min(start + BLOCK_BYTES);
+                grow::push(&mut parts, (start..end, Part::Block(number, block)))?;
+            }
+        }
+        parts.sort_unstable_by_key(|(place, _)| place.start);
+        Ok(parts)
+    }
+
+    /// Fills memory of the length of the encoding with it, and returns it.
+    ///
+    /// # Panics
+    /// If the lengths differ.
+    pub fn fill<'t>(
+        &self,
+        base: &dyn Source,
+        memory: &'t mut [MaybeUninit<u8>],
+        threads: NonZero<usize>,
+        watch: &dyn Watch,
+    ) -> Result<&'t mut [u8]> {
+        assert_eq!(memory.len(), self.len());
+        let (mismatches, decoders) = (Mutex::default(), Decoders::default());
+        let ((), whole) = Room::share(memory, |room| {
+            let (mut rest, mut items) = (room, Vec::new());
+            for (place, part) in self.parts()? {
+                let (now, after) = rest.split(place.len());
+                rest = after;
+                grow::push(&mut items, (part, now))?;
+            }
+            let work = |(part, room): (Part<'_>, Room<'_>)| {
+                room.fill(|memory| match part {
+                    Part::Skeleton(bytes) => Ok(memory.write_copy_of_slice(bytes)),
+                    Part::Block(number, block) => decoders.with(|decoder| {
+                        self.fill_block(base, number, block, memory, decoder, &mismatches)
+                    }),
+                })
+            };
+            parallel::for_each(items, threads, work, || watch.check())
+        })?;
+        self.check(mismatches)?;
+        Ok(whole.expect("the parts cover the encoding"))
+    }
+
+    fn fill_block<'t>(
+        &self,
+        base: &dyn Source,
+        number: usize,
+        block: usize,
+        memory: &'t mut [MaybeUninit<u8>],
+        decoder: &mut Decoder,
+        mismatches: &Mutex<Mismatches>,
+    ) -> Result<&'t mut [u8]> {
+        let difference = &self.patch.differences[number];
+        let found = difference.blocks[block];
+        if found.kind == Kind::Stored {
+            return Ok(memory.write_copy_of_slice(found.bytes));
+        }
+        let parts = &self.partners[number].1;
+        let base = SourcePieces {
+            source: base,
+            parts,
+        };
+        if !decoder.read(difference.elements, found, memory.len())? {
+            return Err(malformed(difference));
+        }
+        let (mut sum, mut filling) = (Hasher::new(), Filling::new(memory));
+        let mut at = 0;
+        while filling.left() > 0 {
+            let len = filling.left().min(PART_BYTES);
+            filling.fill(len, |part| {
+                let part = base.read_at(block * BLOCK_BYTES + at, part)?;
+                sum.update(part);
+                decoder.change(difference.elements, at, part, Direction::Forth);
+                Ok(part)
+            })?;
+            at += len;
+        }
+        if sum.finalize() != found.crc {
+            let mut mismatches = mismatches.lock().expect(NO_PANIC);
+            mismatches.add(self.partners[number].0)?;
+        }
+        Ok(filling.finish())
+    }
+
+    pub(super) fn check(&self, mismatches: Mutex<Mismatches>) -> Result<()> {
+        mismatches
+            .into_inner()
+            .expect(NO_PANIC)
+            .check(&self.catalog)
+    }
+}
+
+pub(super) fn malformed(difference: &Difference<'_>) -> Error {
+    Error::malformed(
+        difference.offset,
+        "a block of this difference cannot be decoded",
+    )
+}
+
+/// Values of leaves that are not the ones that a patch needs.
+#[derive(Default)]
+pub(super) struct Mismatches(Vec<usize>);
+
+impl Mismatches {
+    pub fn add(&mut self, value: usize) -> Result<()> {
+        if self.0.contains(&value) {
+            return Ok(());
+        }
+        grow::push(&mut self.0, value)
+    }
+
+    fn check(mut self, catalog: &Catalog) -> Result<()> {
+        if self.0.is_empty() {
+            return Ok(());
+        }
+        self.0.sort_unstable();
+        let more = self.0.len().saturating_sub(MOST_PATHS);
+        self.0.truncate(MOST_PATHS);
+        let paths = self.0.iter().map(|value| catalog.path_below(0, *value));
+        Err(Error::BaseMismatch {
+            paths: grow::try_collect(paths)?,
+            more,
+        })
+    }
+}
+
+/// Decoders of threads, which keep their memory.
+#[derive(Default)]
+pub(super) struct Decoders(Mutex<Vec<Decoder>>);
+
+impl Decoders {
+    pub fn with<T>(&self, work: impl FnOnce(&mut Decoder) -> Result<T>) -> Result<T> {
+        let known = self.0.lock().expect(NO_PANIC).pop();
+        let mut decoder = known.unwrap_or_default();
+        let done = work(&mut decoder)?;
+        grow::push(&mut self.0.lock().expect(NO_PANIC), decoder)?;
+        Ok(done)
+    }
+}

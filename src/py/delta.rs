@@ -1,0 +1,152 @@
+//! Patches: what leads from one encoding to another.
+
+use std::num::NonZero;
+
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+
+use super::catalog::Catalog;
+use super::content::Content;
+use super::gzip::{check_size, limit};
+use super::layout::Layout;
+use super::memory::{Borrowed, Writable, keep_reserve};
+use super::options::{integer, integer_or_none};
+use super::walk::LeafPayload;
+use super::watch::Watcher;
+use crate::delta::{self, Base, Headers, Join, Patch};
+use crate::layout as core_layout;
+use crate::mapping::Pages;
+use crate::source::{Source, read_to};
+use crate::{Result, parallel};
+
+/// Fewer bytes are compared faster by one thread.
+const MIN_PARALLEL_BYTES: usize = 4 << 20;
+
+fn threads_for(requested: Option<i64>, bytes: usize) -> Result<NonZero<usize>> {
+    keep_reserve()?;
+    parallel::threads(requested, bytes, MIN_PARALLEL_BYTES)
+}
+
+/// Works with a base detached from Python: the layout of a tree, or encoded bytes.
+fn with_base<T: Send>(
+    base: &Bound<'_, PyAny>,
+    watcher: &Watcher,
+    work: impl FnOnce(&Base<'_>) -> Result<T> + Send,
+) -> PyResult<T> {
+    let py = base.py();
+    let done = if let Ok(layout) = base.cast::<Layout>() {
+        let layout = &layout.get().output;
+        py.detach(|| work(&Base::open(&Headers(layout), layout, watcher)?))
+    } else {
+        let content = match base.cast::<Catalog>() {
+            Ok(catalog) => catalog.get().content(py).get(),
+            Err(_) => base.cast::<Content>()?.get(),
+        };
+        let source = content.source();
+        let done = py.detach(|| work(&Base::open(source, source, watcher)?));
+        content.unless_changed(done)
+    };
+    done.map_err(|error| watcher.explain(error, PyErr::from))
+}
+
+/// The layout of a patch that gives a layout with the base again.
+pub fn patch_of(
+    layout: core_layout::Layout<LeafPayload>,
+    base: &Bound<'_, PyAny>,
+    name: &str,
+    threads: Option<i64>,
+) -> PyResult<core_layout::Layout<LeafPayload>> {
+    let threads = threads_for(threads, layout.len())?;
+    let watcher = Watcher::signals();
+    with_base(base, &watcher, |base| {
+        delta::make(layout, base, name, threads, &watcher)
+    })
+}
+
+/// Calls a function with all bytes of a source, which are copied unless they cannot change.
+fn with_bytes<T>(source: &dyn Source, work: impl FnOnce(&[u8]) -> Result<T>) -> Result<T> {
+    if let Some(bytes) = source.stable() {
+        return work(bytes);
+    }
+    let mut bytes = Vec::new();
+    read_to(source, 0..source.len(), &mut bytes)?;
+    work(&bytes)
+}
+
+/// Whether data end as a patch does; see `_core.pyi`.
+#[pyfunction]
+pub fn is_patch(data: &Bound<'_, PyAny>) -> PyResult<bool> {
+    if let Ok(content) = data.cast::<Content>() {
+        let source = content.get().source();
+        return Ok(data.py().detach(|| delta::is_patch(source))?);
+    }
+    Ok(delta::is_patch(&Borrowed::buffer(data)?)?)
+}
+
+/// The name of the base of a patch; see `_core.pyi`.
+#[pyfunction]
+pub fn patch_base(patch: &Bound<'_, Content>) -> PyResult<String> {
+    let source = patch.get().source();
+    let found = patch
+        .py()
+        .detach(|| with_bytes(source, |bytes| Ok(delta::record_of(bytes)?.0.base)));
+    Ok(found?)
+}
+
+/// The encoding that a patch and its base are; see `_core.pyi`.
+#[pyfunction]
+#[pyo3(signature = (patch, base, *, max_size, threads))]
+pub fn join(
+    patch: &Bound<'_, Content>,
+    base: &Bound<'_, PyAny>,
+    #[pyo3(from_py_with = integer_or_none)] max_size: Option<i64>,
+    #[pyo3(from_py_with = integer_or_none)] threads: Option<i64>,
+) -> PyResult<Content> {
+    let source = patch.get().source();
+    let watcher = Watcher::signals();
+    let threads = threads_for(threads, usize::MAX)?;
+    let pages = with_base(base, &watcher, |base| {
+        with_bytes(source, |bytes| {
+            let patch = Patch::read(bytes, &watcher)?;
+            let join = Join::new(&patch, base, &watcher)?;
+            check_size(join.len(), limit(max_size))?;
+            let threads = parallel::worth(threads, join.len(), MIN_PARALLEL_BYTES);
+            let mut pages = Pages::with_room(join.len())?;
+            pages.fill(join.len(), |memory| {
+                join.fill(base.bytes, memory, threads, &watcher)
+            })?;
+            Ok(pages)
+        })
+    })?;
+    Ok(Content::made(pages))
+}
+
+/// Replaces the encoding in a buffer; see `_core.pyi`.
+#[pyfunction]
+#[pyo3(signature = (patch, buffer, *, offset, threads))]
+pub fn apply_delta(
+    patch: &Bound<'_, PyAny>,
+    buffer: &Bound<'_, PyAny>,
+    #[pyo3(from_py_with = integer)] offset: i64,
+    #[pyo3(from_py_with = integer_or_none)] threads: Option<i64>,
+) -> PyResult<usize> {
+    let py = patch.py();
+    let patch = Borrowed::buffer(patch)?;
+    let mut buffer = Writable::get(buffer)?;
+    let len = buffer.len();
+    let start = usize::try_from(offset).ok().filter(|&start| start <= len);
+    let Some(start) = start else {
+        return Err(PyValueError::new_err(format!(
+            "offset must be from 0 to the length of the buffer, {len}, got {offset}"
+        )));
+    };
+    let threads = threads_for(threads, len - start)?;
+    let watcher = Watcher::signals();
+    let done = buffer.edit(py, start..len, |memory| {
+        with_bytes(&patch, |bytes| {
+            let patch = Patch::read(bytes, &watcher)?;
+            delta::apply(&patch, memory, threads, &watcher)
+        })
+    });
+    done.map_err(|error| watcher.explain(error, PyErr::from))
+}

@@ -1,0 +1,32 @@
+//! The layout of a tree, as an object of Python.
+
+use std::ops::Range;
+
+use pyo3::prelude::*;
+
+use super::walk::LeafPayload;
+use crate::layout::{self, Slice};
+
+/// A tree that is ready to be written: small headers, and borrowed array memory.
+#[pyclass(frozen, module = "treepack._core")]
+pub struct Layout {
+    pub output: layout::Layout<LeafPayload>,
+    /// Whether copying calls Python, and so must be detached.
+    pub needs_python: bool,
+    /// The arrays that are not written.
+    pub hollow: Vec<Py<PyAny>>,
+}
+
+impl Layout {
+    /// Returns the smallest range of a source with all bytes of arrays in a range of the encoding, if these
+    /// arrays lie in one source.
+    pub fn stored(&self, range: Range<usize>) -> Range<usize> {
+        let slices = self.output.slices(range);
+        let ranges = slices.flat_map(|slice| match slice {
+            Slice::Payload(LeafPayload::Source(leaf), _, range) => leaf.stored(range),
+            _ => Vec::new(),
+        });
+        let joined = ranges.reduce(|a, b| a.start.min(b.start)..a.end.max(b.end));
+        joined.unwrap_or(0..0)
+    }
+}
