@@ -195,8 +195,8 @@ def walk(
       hollow: Whether to write gaps in place of arrays: all JAX arrays, and NumPy arrays of more
         than 64 bytes.
       align_all: Whether arrays below 1 KiB are aligned, too: at least for their dtype.
-      joined: Whether `Layout.to_bytes` is all that will be called: small arrays are copied to
-        the result at once.
+      joined: Whether only `Layout.to_bytes` will be called: small arrays are copied to the result
+        at once.
       base: Encoded data, or a layout. The result is a patch of it; see `join`.
       base_name: The file of the base, relative to that of the patch.
       threads: The maximum number of threads that make a patch.

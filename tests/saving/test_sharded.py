@@ -769,9 +769,7 @@ def test_an_index_that_has_an_array_where_there_is_none(checkpoint: Path) -> Non
         if shape != [999]:  # of which headers are needed to tell
             reads += [opened.abstract, lambda opened=opened: dict(opened.leaves())]
         for read in reads:
-            with pytest.raises(
-                treepack.DecodeError, match=r"index of the file.*at host"
-            ):
+            with pytest.raises(treepack.DecodeError, match=r"index of the file.*at host"):
                 read()
 
 

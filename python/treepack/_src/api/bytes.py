@@ -48,9 +48,10 @@ def dumps(
       metadata: Any value to store with the tree.
       static: How to treat static data that cannot be stored; see `save`.
       select: The leaves to encode; see `save`.
-      compress: Whether to compress with gzip, or how; see `save`.
-      level: From 0 (stored) to 9 (smallest), for gzip.
-      align: The alignment of arrays. `bytes` objects are aligned to 16 in memory.
+      compress: `True` compresses with gzip, `"numbers"` by the exponents of floats; see `save`.
+      level: The gzip level from 0 (stored) to 9 (smallest).
+      align: The alignment of arrays in bytes; see `save`. Memory of `bytes` objects is aligned to
+        16.
       base: What the receiver has: a tree, encoded bytes or an open `File`. The result is then a
         patch, which `loads` reads with the same base: arrays that the base has at the same path,
         of the same dtype and shape, are differences. Those on accelerators are fetched, also the
@@ -102,18 +103,18 @@ def loads(
       data: The result of `dumps`, or the content of a file of `save`; any bytes-like object.
         Without a target, encodings of flax and of `treepack.serialization` become dicts and lists.
       target: A template.
-      strict: How the leaves are compared with the template's: `True`, `"exact"` or `False`.
-      cast: Whether to cast floats to the dtypes of the template, and integers where no value
-        changes.
-      dtype: Without a target, the dtype that all arrays of floats get.
-      arrays: Whether arrays of jax come back as such (`"saved"`), or all arrays as NumPy's
-        (`"numpy"`), or as jax's (`"jax"`).
-      device: The device for all arrays, which become arrays of jax.
-      sharding: The sharding, or a pytree or function of shardings, likewise.
-      copy: Whether arrays of NumPy are copies; `None` returns views where possible.
-      unknown: Whether nodes of unregistered types are an error, or dicts (`"dict"`).
-      containers: Whether containers are those that were saved, or dicts and lists (`"plain"`).
-      static: The static data that were not saved.
+      strict: How leaves are compared with the target: `True`, `"exact"` or `False`; see `load`.
+      cast: Whether to cast floats to the dtypes of the target, and integers where no value changes.
+      dtype: Without a target, the dtype to which all float arrays are cast.
+      arrays: The type of arrays: as saved (`"saved"`), all NumPy arrays (`"numpy"`), or all JAX
+        arrays (`"jax"`).
+      device: The device for all arrays, which become JAX arrays.
+      sharding: The sharding for all arrays, which become JAX arrays; or a pytree or function of
+        shardings.
+      copy: Whether NumPy arrays are copies; `None` returns views where possible.
+      unknown: Whether nodes of unregistered types are an error, or become dicts (`"dict"`).
+      containers: Whether containers keep their saved types, or become dicts and lists (`"plain"`).
+      static: The static data that were not saved; see `load`.
       base: The tree, encoded bytes or open `File` that a patch was made against; see `dumps`. Other
         data ignore it.
       max_size: The maximum size in bytes of what is decompressed or made of a patch.
@@ -158,9 +159,9 @@ def packed_size(
     Args:
       tree: Any tree; see `treepack.serialization.to_state_dict`.
       align: See `pack_into`.
-      described: Whether for the encoding of `dumps`.
-      metadata: See `dumps`; if `described`.
-      static: See `dumps`; if `described`.
+      described: Whether to use the encoding of `dumps`.
+      metadata: See `dumps`; only with `described=True`.
+      static: See `dumps`; only with `described=True`.
       base: See `pack_into`. Then the size depends on the content, and the patch is made to know it.
 
     Raises:
@@ -211,22 +212,22 @@ def pack_into(
     the buffer. Writes nothing if the buffer is too small.
 
     Args:
-      tree: Any tree; see `to_state_dict`. Its arrays may lie in this very buffer (not in
-        another mapping of the same memory).
-      buffer: Any writable, contiguous buffer. Nobody else should use it meanwhile. Trees that
-        were restored from it before change: their arrays are views of it, and arrays that jax
-        has made of those may be, too.
-      offset: The first byte in the buffer. With a multiple of `align`, in a buffer that is itself
-        aligned (shared memory is), arrays are aligned in memory.
-      align: A power of two from 1 to 64: arrays begin at multiples of this many bytes. Where
-        wider headers cannot move an array below 1 KiB so far, it is aligned for its dtype. With 64,
-        jax on CPU can use arrays in place.
-      described: Whether to write the encoding of `dumps`, for `loads`.
-      metadata: See `dumps`; if `described`.
-      static: See `dumps`; if `described`.
+      tree: Any tree; see `treepack.serialization.to_state_dict`. Its arrays may lie in `buffer`
+        itself, but not in another mapping of the same memory.
+      buffer: Any writable, contiguous buffer. Other threads and processes must not use it during
+        the call. Trees that were restored from it before change: their arrays view the buffer, and
+        JAX arrays made from these may view it, too.
+      offset: The offset in bytes at which to write. If it is a multiple of `align` and the buffer
+        is aligned (shared memory is), arrays are aligned in memory.
+      align: A power of two from 1 to 64. Arrays begin at multiples of `align` bytes. An array below
+        1 KiB that wider headers cannot move far enough is aligned for its dtype. With 64, JAX on
+        CPU can use arrays in place.
+      described: Whether to write the encoding of `dumps`, which `loads` reads.
+      metadata: See `dumps`; only with `described=True`.
+      static: See `dumps`; only with `described=True`.
       base: A tree, encoded bytes or an open `File`: what is written is then a patch, for
         `apply_delta`, or for `loads` if `described`; see `dumps`.
-      threads: See `to_bytes`.
+      threads: See `treepack.serialization.to_bytes`.
 
     Returns:
       The number of bytes written.
@@ -268,9 +269,9 @@ def buffers(
     Args:
       tree: Any tree; see `treepack.serialization.to_state_dict`.
       align: See `pack_into`.
-      described: Whether for the encoding of `dumps`.
-      metadata: See `dumps`; if `described`.
-      static: See `dumps`; if `described`.
+      described: Whether to use the encoding of `dumps`.
+      metadata: See `dumps`; only with `described=True`.
+      static: See `dumps`; only with `described=True`.
       base: See `pack_into`.
 
     Returns:

@@ -104,41 +104,42 @@ def save(
         formats, such as `.safetensors`, are an error. A file keeps the permissions of the file that
         it replaces; a new one follows the umask.
       tree: Any tree of dicts, lists, tuples, registered nodes and leaves. Or an iterator of pairs
-        of a path and a leaf, for trees that are larger than memory: they become nested dicts, whose
-        arrays wait in a temporary file beside `path`.
-      background: Whether to write in a thread, and to return a `Saving` as soon as the program may
-        change the tree: by then arrays of NumPy have been copied, those on accelerators fetched,
-        and those of jax on CPU are held. The next save to the same path waits for the end of this
-        one, and so does the end of the program.
-      sharded: Whether `path` becomes a directory, in which each process of `jax.distributed`
-        writes a file of its shards; see docs/sharded.md. All processes have to call this with the
-        same tree. `None` does so if there are arrays that no single process has all of.
-      step: A number of the save, such as the step of training. Processes that save together
-        compare it, so that none that has missed a save pairs its shards with those of another
-        step. It is not stored: `metadata` is.
-      timeout: The seconds that processes which save together wait for each other.
-      metadata: Any value to be kept with the tree, such as a step or a configuration, of the plain
-        types of Python or of types that `register_auxdata` knows. See `read_metadata`.
-      static: Static data and leaves that have no form in files. `"skip-code"` leaves out code:
-        functions, optimizers made of functions, definitions of models. A template brings them
-        back, and so does `load(static=...)`. Data without a form are errors, and so are those of
-        callables. `"skip"` leaves out these, too, except arrays; `"error"` leaves out nothing.
-      select: The leaves to save, such as `"**/lora_*"`; see `load`, which would return the same
-        tree for this selection of a whole file: containers that lose children become dicts.
-        `load(path, target, missing="target")` takes the others from a target.
+        of a path and a leaf, for trees larger than memory: they become nested dicts, whose arrays
+        are spooled to a temporary file beside `path`.
+      background: Whether to write in a thread, and return a `Saving` as soon as the program may
+        change the tree: once NumPy arrays are copied and arrays on accelerators are fetched (JAX
+        arrays on CPU are immutable and only referenced). The next save to the same path waits for
+        this one, and so does the exit of the program.
+      sharded: Whether `path` becomes a directory, in which each process of `jax.distributed` writes
+        a file of its shards; see docs/sharded.md. All processes must call this with the same tree.
+        `None` does so if an array is not fully held by any single process.
+      step: A number for this save, such as the training step. Processes that save together compare
+        it, so that a process that missed a save cannot combine its shards with another step. It is
+        not stored; use `metadata` for that.
+      timeout: The maximum time in seconds that processes which save together wait for each other.
+      metadata: Any value to store with the tree, such as a step or a configuration, of plain Python
+        types or of types registered with `register_auxdata`. See `read_metadata`.
+      static: How to treat static data and leaves that cannot be stored. `"skip-code"` leaves out
+        code: functions, optimizers that consist of functions, definitions of models. A template or
+        `load(static=...)` supplies it again. Other data that cannot be stored, including the data
+        of callables, are an error. `"skip"` leaves these out, too, except arrays. `"error"` leaves
+        out nothing.
+      select: The leaves to save, such as `"**/lora_*"`, in the form that `select` of `load` takes.
+        Containers that lose children become dicts. `load(path, target, missing="target")` takes the
+        other leaves from a target.
       base: A file of `save` (its path or an open `File`), or a tree or encoded bytes: arrays that
         it has at the same path, of the same dtype and shape, are written as differences; see
         docs/pipelines.md. `load` and `open` find a file in the same directory by its name; it must
         stay as it is, and may have no base itself. Not for sharded saves.
-      compress: Whether to compress with gzip. `None` does so if the name of the file ends with
-        `.gz`, but not in sharded saves. `"numbers"` is smaller and faster for weights, by the
-        exponents of floats, but only treepack reads the file; see docs/compression.md.
-      level: From 0 (stored) to 9 (smallest); `None` chooses by the content. For gzip.
-      align: A power of two from 1 to 64: arrays of at least 1 KiB begin at multiples of this many
-        bytes. At 64, JAX on CPU can use the arrays of a mapped file in place.
-      durable: Whether the file is on the disk when this returns, so that it survives
-        a loss of power. Otherwise it survives a crash of the program.
-      threads: The maximum number of threads that copy or compress. `None` is the environment
+      compress: `True` compresses with gzip. `None` does so if the file name ends with `.gz`, except
+        in sharded saves. `"numbers"` compresses the exponents of floats: it is smaller and faster
+        for weights, but only treepack reads the file; see docs/compression.md.
+      level: The gzip level from 0 (stored) to 9 (smallest). `None` chooses by the content.
+      align: A power of two from 1 to 64. Arrays of at least 1 KiB begin at multiples of `align`
+        bytes. With 64, JAX on CPU can use the arrays of a mapped file in place.
+      durable: Whether to wait until the file is on the disk (fsync), so that it survives a power
+        failure. Otherwise it only survives a crash of the program.
+      threads: The maximum number of threads that copy or compress. `None` uses the environment
         variable `TREEPACK_NUM_THREADS`, or else the number of cores.
       progress: A callable, called regularly with the number of encoded bytes done and their total;
         or `True` for a tqdm bar. An exception in it cancels the save, and the file stays the old
@@ -200,7 +201,7 @@ def save(
         )
     name = _name_beside(saved.base, place)
     layout = file_layout(tree, saved, how, snapshot=background, base_name=name)
-    # Meanwhile the program may change its directory.
+    # The program may change its working directory during the save.
     where = absolute(place) if background else place
     write = functools.partial(save_layout, layout, where, how)
     del layout  # so that the traceback of an error does not hold it
@@ -307,23 +308,23 @@ def load(
         bytes are aligned for the dtype, and copies elsewhere. `True` returns writable copies.
         `False` returns only views, except for arrays that are cast.
       mmap: Whether to map the file, so that its arrays are read from the disk when they are used.
-        Meanwhile the file may be replaced or deleted, as by `save`, but must not be truncated or
-        overwritten in place. `False` reads all of it now.
-      unknown: Whether nodes of types that are not registered here, or had other fields when they
-        were saved, or lack static data that are not in `static` either, are an error, or become
-        dicts of their children (`"dict"`). It does not matter with a target.
-      containers: Without a target, whether containers are those that were saved, or plain dicts and
-        lists (`"plain"`): tuples become lists, and nodes of all other types dicts of their
-        children, without static data; mappings keep their keys, and code is `None`.
-      static: The static data that were not saved (see `static` of `save`): a dict by path,
-        such as `{"tx": optimizer}`, or a tree like the one that was saved. Not with a target,
-        which has them.
+        While they are in use, the file may be replaced or deleted, as by `save`, but must not be
+        truncated or overwritten in place. `False` reads the whole file now.
+      unknown: Whether nodes that cannot be rebuilt are an error, or become dicts of their children
+        (`"dict"`): nodes of unregistered types, of types whose fields changed since, and nodes
+        whose static data are neither in the file nor in `static`. Ignored with a target.
+      containers: Without a target, whether containers keep their saved types, or become plain dicts
+        and lists (`"plain"`): tuples become lists, nodes of other types become dicts of their
+        children without static data, mappings keep their keys, and code becomes `None`.
+      static: The static data that were not saved (see `static` of `save`): a dict by path, such as
+        `{"tx": optimizer}`, or a tree like the saved one. Not allowed with a target, which supplies
+        them.
       base: The base of a file that was saved with `base=`, if it is no file in the same directory:
         a path, an open `File`, a tree or encoded bytes. Other files ignore it.
-      max_size: The maximum decompressed size of gzip in bytes; of a directory, that of its
-        manifest and all its files together.
-      threads: See `save`; for decompressing, casting and copying.
-      progress: See `save`; for reading and decompressing. A mapped file has no progress.
+      max_size: The maximum decompressed size of gzip in bytes; for a directory, of its manifest and
+        all its files together.
+      threads: See `save`; for threads that decompress, cast and copy.
+      progress: See `save`; for reading and decompressing. It is not called for a mapped file.
       storage_options: See `save`.
 
     Returns:
@@ -332,21 +333,21 @@ def load(
 
     Raises:
       OSError: If the file cannot be read.
-      DecodeError: A ValueError, with the byte offset. If the file has another format; it says which
-        one, if that is known.
-      NewerVersionError: A DecodeError. If a newer version of treepack has written it.
-      ValueError: If `select` or `rename` match nothing.
-      MismatchError: A ValueError. If the file does not fit the target; it lists all differences.
+      DecodeError: A ValueError with the byte offset, if the file has another format; the message
+        names the format if it is known.
+      NewerVersionError: A DecodeError, if a newer version of treepack wrote the file.
+      ValueError: If `select` or `rename` matches nothing.
+      MismatchError: A ValueError that lists all differences, if the file does not match the target.
       BaseMismatchError: A ValueError. If the file was saved with another `base=`.
-      UnregisteredTypeError: A DecodeError, with the name. If a type is not registered.
-      CorruptionError: A ValueError. If it is a damaged gzip file (GzipCorruptionError), or one that
-        ends early (GzipTruncatedError), or if `verify` finds damage.
-      HoleError: A TreepackError. If static data were not saved, and neither `static` nor a target
-        has them.
-      TreepackError: A ValueError. If jax would not keep the dtype of an array or the value of an
-        integer, or an array cannot be put where it should go, or another process fails with
-        `replicas="broadcast"`.
-      ImportError: If arrays of jax were saved and jax is not installed; see `arrays`.
+      UnregisteredTypeError: A DecodeError with the name, if a type is not registered.
+      CorruptionError: A ValueError, if the file is damaged gzip (GzipCorruptionError) or truncated
+        gzip (GzipTruncatedError), or if `verify` finds damage.
+      HoleError: A TreepackError, if static data were not saved, and neither `static` nor a target
+        supplies them.
+      TreepackError: A ValueError, if JAX would change the dtype of an array or the value of an
+        integer, if an array cannot be placed on its device or sharding, or if another process fails
+        with `replicas="broadcast"`.
+      ImportError: If JAX arrays were saved and jax is not installed; see `arrays`.
 
     Examples:
       >>> import jax, jax.numpy as jnp, tempfile, treepack

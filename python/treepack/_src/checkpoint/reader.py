@@ -306,7 +306,7 @@ class Reader:
         regular: bool = False,
         base: Any = None,
     ) -> Reader:
-        """Opens a file, which must be a regular one with `regular`; see `treepack.open`.
+        """Opens a file; with `regular`, it must be a regular file. See `treepack.open`.
 
         A `base` is that of a patch; see `open_parts`.
         """

@@ -155,7 +155,7 @@ def _is_nothing(leaf: Any) -> bool:
 def file_layout(
     tree: Any, saved: Saved, how: Writing, *, snapshot: bool = False, base_name: str = ""
 ) -> core.Layout:
-    """Lays out a tree for a file: with its structure, an index and checksums.
+    """Lays out a tree for a file, with its structure, an index and checksums.
 
     A `base_name` is the name of the base in the directory of the file.
     """
