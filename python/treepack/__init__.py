@@ -1,7 +1,8 @@
-"""JAX pytrees to flax-readable msgpack and back, at the speed of memory.
+"""Saves JAX pytrees as flax-readable msgpack and loads them, at the speed of memory.
 
-`save` and `load`, or `dumps` and `loads` for bytes, restore a tree as it was, with its structure.
-`treepack.serialization` is a drop-in for `flax.serialization` and `eformer.pytree.serialization`.
+`save` and `load`, or `dumps` and `loads` for bytes, restore a tree with its structure, without a
+template. `treepack.serialization` is a drop-in for `flax.serialization` and
+`eformer.pytree.serialization`.
 """
 
 from __future__ import annotations
@@ -57,14 +58,14 @@ for _public in (
     *(Keep, Series),
 ):
     for _name, _hint in _public.__annotations__.items():
-        # `typing.get_type_hints` finds its names where it was written.
+        # `typing.get_type_hints` resolves the names in the module that defines the class.
         _text = str(getattr(_hint, "__forward_arg__", _hint))
         _public.__annotations__[_name] = ForwardRef(_text, module=_public.__module__)
-    _public.__module__ = "treepack"  # where users, tracebacks and pickles find it
+    _public.__module__ = "treepack"  # the public path, for tracebacks and pickles
 del ForwardRef, _public, _name, _hint, _text
 
 register_pytree_node_serialization = register_node
-"""`register_node` under the name that JAX has for it."""
+"""`register_node` under JAX's name for it."""
 
 __all__ = [
     "Arrays",
@@ -133,7 +134,7 @@ __version__: str
 
 
 def __getattr__(name: str) -> str:
-    """Looks up the version on demand: it takes a quarter of the time of an import."""
+    """Looks up the version on first use: eagerly, it would be a quarter of the import time."""
     if name != "__version__":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib.metadata import version

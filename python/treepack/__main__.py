@@ -1,4 +1,4 @@
-"""The command line: `python -m treepack`, and the command `treepack`."""
+"""Runs the command line: `python -m treepack`, and the command `treepack`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ def main() -> None:
     except ImportError as error:
         if error.name not in ("typer", "rich", "click"):
             raise
-        print("the command line needs typer and rich: pip install 'treepack[cli]'", file=sys.stderr)
+        print(
+            "the command line requires typer and rich: pip install 'treepack[cli]'", file=sys.stderr
+        )
         sys.exit(2)
     run()
 

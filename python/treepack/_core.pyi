@@ -1,4 +1,4 @@
-"""The native core: the walk over a tree, the encoding, and its output; reading and restoring."""
+"""The native core: walks and encodes trees, writes the output, reads and restores."""
 
 from collections.abc import Callable, Iterator, Sequence
 from os import PathLike
@@ -67,13 +67,13 @@ __all__ = [
 _Progress = Callable[[int, int], object]
 
 MAX_DEPTH: int
-"""The maximal depth of nested containers."""
+"""The maximum depth of nested containers."""
 
 RECORD_KEY: str
-"""The key of the record in the map at the top."""
+"""The key of the record in the top-level map."""
 
 ROOT_KEY: str
-"""The key of a tree that is a single leaf in the map at the top."""
+"""The key of a tree that is a single leaf, in the top-level map."""
 
 CHUNKED_MARKER: str
 """The key that marks a map as an array in chunks."""
@@ -88,10 +88,10 @@ class Layout:
 
     @property
     def hollow(self) -> list[Any]:
-        """The arrays for which space is reserved, and which are not written."""
+        """The arrays that are not written, but have reserved space."""
 
     def to_bytes(self, *, threads: int | None) -> bytes:
-        """Returns the encoding, copied by at most so many threads."""
+        """Returns the encoding, copied by at most `threads` threads."""
 
     def pack_into(self, buffer: Buffer, *, offset: int, threads: int | None) -> int:
         """Writes the encoding into a buffer and returns its length."""
@@ -109,7 +109,7 @@ class Layout:
     ) -> bytes:
         """Returns the encoding as one gzip member, or compressed as numbers.
 
-        The level `None` depends on the content.
+        With level `None`, the level depends on the content.
         """
 
     def save(
@@ -120,7 +120,7 @@ class Layout:
         threads: int | None,
         progress: _Progress | None,
     ) -> int:
-        """Writes the encoding to a file, which is replaced whole or not at all, or to a pipe.
+        """Writes the encoding to a file, atomically, or to a pipe.
 
         At most `threads` threads compute the checksums. Returns the number of bytes.
         """
@@ -135,7 +135,7 @@ class Layout:
         threads: int | None,
         progress: _Progress | None,
     ) -> int:
-        """Writes the encoding compressed, as `save` does."""
+        """Writes the compressed encoding like `save`."""
 
 @final
 class Pipe:
@@ -172,7 +172,7 @@ def walk(
     base_name: str = "",
     threads: int | None = None,
 ) -> Layout:
-    """Walks a tree. Copies only small arrays; those on accelerators are fetched later.
+    """Walks a tree. Copies only small arrays; arrays on accelerators are fetched later.
 
     Args:
       tree: The tree.
@@ -188,15 +188,15 @@ def walk(
       index: Whether to record the places of the leaves, too.
       checksums: Whether to reserve space for checksums of the leaves, which only `Layout.save`
         computes: other outputs have zeros after the record.
-      record: A record, and the bytes after it, whose types, structure and metadata replace
-        those of the tree.
-      snapshot: Whether later changes of the tree do not affect the layout: arrays of NumPy
-        are copied, those on accelerators are fetched now.
-      hollow: Whether to write zeros in place of arrays: all those of jax, and those of NumPy of
-        more than 64 bytes.
+      record: A record, and the bytes after it, whose types, structure and metadata replace the
+        tree's.
+      snapshot: Whether later changes of the tree must not affect the layout: NumPy arrays are
+        copied, and arrays on accelerators fetched, now.
+      hollow: Whether to write gaps in place of arrays: all JAX arrays, and NumPy arrays of more
+        than 64 bytes.
       align_all: Whether arrays below 1 KiB are aligned, too: at least for their dtype.
-      joined: Whether `Layout.to_bytes` is all that will be called: small arrays are copied to
-        the result at once.
+      joined: Whether only `Layout.to_bytes` will be called: small arrays are copied to the result
+        at once.
       base: Encoded data, or a layout. The result is a patch of it; see `join`.
       base_name: The file of the base, relative to that of the patch.
       threads: The maximum number of threads that make a patch.
@@ -261,9 +261,9 @@ class Content:
         """Reads with a function.
 
         Args:
-          read: Takes an offset and a length; returns at least one byte, and at most as many.
+          read: Takes an offset and a length, returns between 1 and length bytes.
           len: The number of bytes.
-          near: Of ranges that lie less than this apart, the bytes between are read as well.
+          near: Ranges that are less than `near` bytes apart are read together.
         """
 
     @staticmethod
@@ -310,7 +310,7 @@ class Content:
         """Returns whether the content starts like gzip, or is compressed as numbers.
 
         Args:
-          by_start: Whether the start is read of remote files, too, that end like one of treepack.
+          by_start: Whether to read the start even of remote files that end like a file of treepack.
         """
 
     def has_traces_of_index(self) -> bool:
@@ -329,7 +329,7 @@ class Content:
         """
 
     def salvage(self, *, max_size: int | None) -> tuple[Content, str | None]:
-        """Returns the content, decompressed up to its first damage, and that in words.
+        """Returns the content, decompressed up to its first damage, and describes the damage.
 
         Raises:
           TreepackError: If it has more than `max_size` bytes.
@@ -362,7 +362,7 @@ class Manifest:
 
         Args:
           data: The file.
-          max_size: The most bytes that its compressed parts may have.
+          max_size: The maximum decompressed size of its compressed parts in bytes.
 
         Raises:
           DecodeError: A ValueError. If it is not a manifest, or is damaged.
@@ -371,7 +371,7 @@ class Manifest:
 
     @property
     def writer(self) -> str:
-        """The process that has written it, in words; empty if it is unknown."""
+        """A description of the process that wrote it; empty if unknown."""
 
     @property
     def files(self) -> list[tuple[str, int, int]]:
@@ -389,8 +389,8 @@ class Manifest:
         """Returns the division of an array into shards of one shape.
 
         Returns:
-          The number of shards in each dimension; and whether it is an array of the host, not of
-          devices, which is one shard.
+          The number of shards in each dimension; and whether it is a host array, which is one
+          shard.
         """
 
     def shards(
@@ -440,8 +440,8 @@ class ShardPlan:
         """Plans a save.
 
         Args:
-          arrays: For each array the number of shards in each dimension, who has them, the bytes
-            of a shard, and whether it is an array of the host.
+          arrays: For each array the number of shards in each dimension, their holders, the bytes of
+            a shard, and whether it is a host array.
 
         Raises:
           ValueError: If an array has another number of shards.
@@ -479,7 +479,7 @@ class ShardGrid:
         """Returns the shard that begins at an index of the array.
 
         Raises:
-          ValueError: If none does.
+          ValueError: If there is none.
         """
 
     def bounds(self, shard: int) -> list[tuple[int, int]]:
@@ -501,9 +501,9 @@ class Shards:
         """Returns the key of a shard in its file; see `ShardGrid.name`."""
 
     def find(self, shard: int, catalog: Catalog) -> int | None:
-        """Returns the leaf that a shard is in its file.
+        """Returns the leaf of a shard in its file.
 
-        It is `None` if the index of the file has no such array.
+        `None` if the index of the file lacks it.
         """
 
     def box(self, bounds: _BoxBounds) -> ShardBox:
@@ -520,8 +520,8 @@ class Shards:
 class ShardBox:
     """A box of a sharded array.
 
-    Its methods go through the parts that lie in each shard, in the order of the shards. They take
-    the catalogs of all files by number, of which those that it needs have to be there.
+    Its methods process the part in each shard, in the order of the shards. They take the catalogs
+    of all files by number; the catalogs that it needs must not be `None`.
     """
 
     def __len__(self) -> int:
@@ -532,14 +532,14 @@ class ShardBox:
         """The numbers of the files that it needs, ascending, and its bytes in each."""
 
     def halves(self) -> tuple[int, int, ShardBox, ShardBox] | None:
-        """Splits it in two where a shard begins; `None` if one shard has all of it.
+        """Splits it in two where a shard begins; `None` if it lies in one shard.
 
         Returns:
           The dimension that is split, the indices of the first half there, and both halves.
         """
 
     def missing(self, catalogs: list[Catalog | None]) -> int | None:
-        """Returns the first shard that the index of its file does not have, if there is one."""
+        """Returns the first shard that the index of its file lacks, or `None`."""
 
     def places(
         self, catalogs: list[Catalog | None]
@@ -573,7 +573,7 @@ class ShardBox:
           strides: The distance of elements in each dimension.
           threads: The maximum number of threads.
           explain: Returns the error to raise, from the number of a file and an error in reading it.
-          check: Is called now and then, and may raise.
+          check: Called regularly; may raise.
 
         Raises:
           IndexError: If the memory is too small.
@@ -591,7 +591,7 @@ def ranges_of_box(
 ) -> list[tuple[int, int]]:
     """Returns the ranges of bytes of an array in C order that a box needs.
 
-    Those that lie less than `near` bytes apart are one.
+    Ranges that are less than `near` bytes apart are joined.
 
     Raises:
       IndexError: If the box exceeds the array.
@@ -642,7 +642,7 @@ def captures(pattern: str, path: str) -> tuple[list[str], str] | None:
 
 @final
 class Class:
-    """The kinds of values that `set_hooks`' `classify` tells apart, by type."""
+    """The kinds of values that the hook `classify` distinguishes, by type."""
 
     UNSUPPORTED: ClassVar[Class]
     ARRAY: ClassVar[Class]
@@ -663,14 +663,14 @@ class Catalog:
 
     @staticmethod
     def open(content: Content, *, salvage: bool) -> Catalog:
-        """Finds all leaves; with `salvage`, as many as damaged data reveal.
+        """Finds all leaves; with `salvage`, all intact leaves of damaged data.
 
         Raises:
           DecodeError: A ValueError. If the data do not encode a tree.
         """
 
     def salvaging(self) -> Catalog:
-        """Finds all leaves of the same data as with `salvage`."""
+        """Opens the same data as with `salvage`."""
 
     def __len__(self) -> int: ...
     def totals(self, value: int) -> tuple[int, int]:
@@ -685,11 +685,11 @@ class Catalog:
 
     @property
     def damage(self) -> str | None:
-        """The damage of data of which only a part could be read."""
+        """A description of damage that prevents reading some of the data."""
 
     @property
     def is_newer(self) -> bool:
-        """Whether a newer version wrote the file; then `damage` says so."""
+        """Whether a newer version wrote the file; `damage` describes it."""
 
     @property
     def is_summed(self) -> bool:
@@ -705,26 +705,26 @@ class Catalog:
         """Returns whether a value is a list rather than a map."""
 
     def without_content(self) -> Catalog:
-        """Returns the same catalog without the data, for questions that read nothing."""
+        """Returns the same catalog without the data, for queries that read nothing."""
 
     def leaves(self, value: int) -> Iterator[tuple[str, int]]:
         """Yields the paths and values of all leaves below a value, in order.
 
-        It makes one path at a time, since all of them may be much larger than the data.
+        It formats one path at a time, since together they may be much larger than the data.
         """
 
     def ends(self, value: int) -> Iterator[tuple[str, int]]:
-        """Yields the same and the empty containers."""
+        """Yields like `leaves`, and empty containers."""
 
     @property
     def stream_damage(self) -> str | None:
-        """The damage of a gzip stream around the data, whose blocks may all be whole."""
+        """A description of damage to the gzip stream, even if all blocks are intact."""
 
     def check_record(self) -> None:
         """Compares the record of the structure with the tree, without its types.
 
         Raises:
-          DecodeError: If it is that of another tree, or the values in it cannot be read.
+          DecodeError: If it belongs to another tree, or its values cannot be read.
         """
 
     @property
@@ -732,10 +732,10 @@ class Catalog:
         """The names of all dtypes of leaves."""
 
     def inner_dtypes(self) -> set[str]:
-        """Returns those of arrays inside of leaves that can be read: typed keys, lists and maps."""
+        """Returns the dtypes of arrays inside of readable leaves: typed keys, lists and maps."""
 
     def other_dtypes(self, inner: set[str]) -> set[str]:
-        """Returns those of leaves, and of these, that do not tell the core an element's size."""
+        """Returns the dtypes, of leaves and in `inner`, whose element size the core lacks."""
 
     def leaf_values(self, value: int) -> list[int]:
         """Returns the leaves below a value."""
@@ -768,8 +768,8 @@ class Catalog:
           value: A leaf, or a container: its state.
           copy: See `restore`.
           threads: See `restore`.
-          marks: The values to read among those of `ends`; `None` for all.
-          absent: Stands in the state for the others.
+          marks: The values of `ends` to read; `None` for all.
+          absent: The placeholder in the state for other values.
           abstract: Whether `leaves.abstract` replaces all arrays, which are not read.
         """
 
@@ -829,10 +829,10 @@ class Catalog:
         """
 
     def prefetch(self, value: int, bounds: _BoxBounds) -> None:
-        """Begins to read a box of an array ahead, if the data are a mapped file."""
+        """Starts to read a box of an array ahead, if the data are a mapped file."""
 
     def prefetch_only(self, boxes: Sequence[tuple[int, _BoxBounds]]) -> None:
-        """Begins to read boxes of arrays ahead in another thread, by their values.
+        """Starts to read boxes of arrays ahead in another thread, by their values.
 
         From then on, the data around them are not read ahead.
         """
@@ -850,7 +850,7 @@ class Catalog:
         """Returns the data, and the ranges in them of an array's bytes."""
 
     def pieces_to_copy(self, value: int, file: str | None) -> tuple[Content, list[tuple[int, int]]]:
-        """Returns the same, of data that compare an array with its checksum while it is read.
+        """Returns like `pieces`, with data that are compared with the array's checksum while read.
 
         The read that completes it raises a CorruptionError that names `file`.
         """
@@ -872,23 +872,23 @@ class Catalog:
         """
 
     def unlike_index(self) -> list[int]:
-        """Returns the numbers of the leaves whose headers differ from the index.
+        """Returns the numbers of the leaves whose headers do not match the index.
 
         The number of leaves stands for the bytes between the last leaf and the record.
         """
 
 def set_hooks(hooks: ModuleType, errors: ModuleType) -> None:
-    """Takes the functions that walks call, and the exceptions. The first call counts.
+    """Sets the functions that the core calls, and the exceptions. Further calls are no-ops.
 
     Raises:
       AttributeError: If `hooks` lacks a function.
     """
 
 def fresh_memory(sizes: list[int]) -> list[np.ndarray | None]:
-    """Returns arrays of bytes, which lie in huge pages together.
+    """Returns arrays of bytes that share huge pages.
 
-    Each gives back its own pages when it goes. `None` stands where an allocator has better
-    memory: for small arrays, or few bytes in all.
+    Each releases its own pages when it is freed. `None` where the allocator is better: for small
+    arrays, or few bytes in total.
     """
 
 def thread_count(threads: int | None) -> int:
@@ -900,17 +900,17 @@ def thread_count(threads: int | None) -> int:
 
 @final
 class Replacement:
-    """A new file that replaces another one when it is complete, and else goes with this object.
+    """A new file that replaces another one on `complete`, or else is removed with this object.
 
-    It is beside the other one, whose directory is made if it is missing, and locked, so that the
-    next one for the same path removes it if this process is killed.
+    It is in the same directory, which is created if it is missing. It is locked, so that the next
+    replacement of the same path removes it if this process is killed.
     """
 
     def __new__(cls, path: str | PathLike[str], *, private: bool) -> Replacement:
-        """With `private`, or if there is an old file, nobody else can open it.
+        """With `private`, or if there is an old file, other users cannot open it.
 
         Raises:
-          OSError: If it cannot be made.
+          OSError: If it cannot be created.
         """
     @property
     def name(self) -> str:
@@ -918,16 +918,16 @@ class Replacement:
     def descriptor(self) -> int:
         """Returns another descriptor of the new file; on Windows, a handle."""
     def complete(self) -> None:
-        """Replaces the old file, whose permissions the new one gets, and waits for the disk.
+        """Replaces the old file, keeps its permissions, and waits for the disk.
 
         Raises:
-          OSError: If that fails. The old file is still there then.
+          OSError: If that fails; the old file stays.
         """
     def discard(self) -> None:
         """Removes the new file, unless it is complete."""
 
 def make_directories(path: str | PathLike[str]) -> None:
-    """Makes a directory and those above it that are missing; their names are on the disk then."""
+    """Creates a directory and its missing parents, and waits until they are on the disk."""
 
 def remove_if_dead(path: str | PathLike[str]) -> None:
     """Removes a temporary file of the core, unless its writer, which locks it, is alive.
@@ -937,7 +937,7 @@ def remove_if_dead(path: str | PathLike[str]) -> None:
     """
 
 def write_file(path: str | PathLike[str], data: bytes, *, durable: bool) -> None:
-    """Writes a file, which is replaced whole or not at all."""
+    """Writes a file, atomically."""
 
 def restore(
     data: Buffer | Content,
@@ -964,15 +964,15 @@ def restore_encoded(
     copy: bool | None,
     threads: int | None,
 ) -> tuple[Any] | None:
-    """Restores a template from encoded bytes that are just like it, in one pass.
+    """Restores a template from encoded bytes of the same structure, in one pass.
 
     Args:
       data: The bytes.
       target: The template.
-      settle: Takes the paths of leaves that do not plainly match, those of the template, and those
-        that were read; returns the leaves of the tree.
+      settle: Takes the path, template leaf and found leaf of each leaf that does not plainly match;
+        returns the leaves of the tree.
       strict: Whether to compare leaves.
-      converts: Whether to settle arrays that are to become those of jax.
+      converts: Whether to settle arrays that become JAX arrays.
       everywhere: Whether these are all arrays.
       copy: See `restore`.
       threads: See `restore`.
@@ -995,7 +995,7 @@ def restore_recorded(
 ) -> tuple[Any] | None:
     """Restores a tree by the record at the end of its encoding, in one pass; see `assemble`.
 
-    `None` where the data have no record, or are not as it says.
+    `None` if the data have no record, or do not match it.
 
     Raises:
       DecodeError: A ValueError. If a node cannot be made.
@@ -1019,19 +1019,20 @@ def restore_selected(
       file: The file.
       value: The part of it for the template.
       target: The template.
-      name: The name of the whole.
-      restore: The `Restore` under way, which says what stays, and notes paths and mismatches.
-      marks: The leaves to read; `None` for all. The others are kept from the template.
+      name: The name of the root.
+      restore: The current `Restore`, which decides which leaves stay, and records paths and
+        mismatches.
+      marks: The leaves to read; `None` for all. Other leaves are kept from the template.
       selector: Decides whether a leaf that the file lacks is selected; `None` if unknown.
       copy: See `restore`.
       threads: See `restore`.
     """
 
 def convertible(content: Content) -> Literal["safetensors", "npz", "stream"] | None:
-    """Returns the format that data seem to have, if it is one that the command line converts."""
+    """Returns the apparent format of data, if the command line converts it."""
 
 def described(content: Content) -> str | None:
-    """Returns what data seem to be instead of msgpack, and the remedy, in words."""
+    """Describes the apparent format of data that are not msgpack, with a remedy."""
 
 def stream_items(content: Content) -> list[tuple[list[str], int, int]]:
     """Returns the keys and ranges of the leaves of a stream."""
@@ -1052,7 +1053,7 @@ def assemble(
     absent: Any = None,
     at: list[tuple[int, int]] = ...,
 ) -> Any:
-    """Rebuilds the tree from which a state dict was made.
+    """Rebuilds the tree of a state dict.
 
     Args:
       state: The state. Its dicts may become part of the tree.
@@ -1063,9 +1064,9 @@ def assemble(
       unknown_as_dict: Whether nodes of unknown types become dicts.
       plain: Whether tuples become lists, and nodes of all other types dicts.
       placeholders: Whether the leaves are placeholders, which the code of types cannot use.
-      static: Fills the holes of static data; see `registry/holes.py`.
-      absent: Stands in the state for parts that were not read. Incomplete containers become dicts
-        of the parts that were, and those without any become absent.
+      static: The values for placeholders in static data; see `registry/holes.py`.
+      absent: The placeholder in the state for parts that were not read. Incomplete containers
+        become dicts of the parts that were read, or `absent` if there are none.
       at: The place of the state in the tree: from the root on, the index of the child that leads
         there, and the number of children.
 
@@ -1076,7 +1077,7 @@ def assemble(
 def mark_older(
     state: Any, record: bytes, mark: Callable[[Any, list[tuple[int, int]]], Any], *, at: Any = ...
 ) -> Any:
-    """Marks the nodes of a state dict that are to be upgraded.
+    """Marks the nodes of a state dict that must be upgraded.
 
     Args:
       state: The state, which is not changed.
@@ -1104,8 +1105,8 @@ def other_kinds(
       at: See `assemble`.
 
     Returns:
-      By path, for all containers but dicts with strings as keys: `list`, `tuple`, `keys` for a
-      dict with other keys, or the name of a type.
+      By path, for all containers except dicts with string keys: `list`, `tuple`, `keys` for a dict
+      with other keys, or the name of a type.
 
     Raises:
       DecodeError: A ValueError. If the record is damaged, or does not fit the state.
@@ -1134,10 +1135,10 @@ def decode_value(data: bytes) -> Any:
     """
 
 def check_hashes(keys: object) -> None:
-    """Raises if so many keys have the same hash that a dict of them would be slow.
+    """Raises if too many keys have the same hash, which would make a dict slow.
 
     Raises:
-      DecodeError: A ValueError. If there are that many.
+      DecodeError: A ValueError, if too many keys have the same hash.
       TypeError: If a key cannot be hashed.
     """
 

@@ -1,11 +1,11 @@
 """Series of checkpoints: a drop-in for `flax.training.checkpoints`.
 
-Replace `from flax.training import checkpoints` by `from treepack import checkpoints`. Every public
-name is here, with its signature; further options are keyword-only. A checkpoint is a file whose
-name is a prefix and a step, such as `checkpoint_100`. flax reads the files that are written here,
-and the reverse; checkpoints of Orbax among them are restored as well.
+Replace `from flax.training import checkpoints` with `from treepack import checkpoints`. Every
+public name is here, with the same signature; further options are keyword-only. A checkpoint is a
+file whose name is a prefix and a step, such as `checkpoint_100`. flax reads the files written here,
+and the reverse. Checkpoints of Orbax in the same directory are restored as well.
 
-A checkpoint appears when all of it is on the disk, and only then are others removed. Directories
+A checkpoint appears once it is complete on the disk; only then are older ones removed. Directories
 may be URLs of stores.
 
 Examples:
@@ -97,16 +97,16 @@ __all__ = [
 ]
 
 COMMIT_SUCCESS_FILE = "commit_success.txt"
-"""The file that completes a directory of such arrays in a bucket."""
+"""The file that marks a directory of multi-process arrays in a bucket as complete."""
 
 PyTree = Any
 """Any tree."""
 
 MultiprocessArrayType = Any
-"""An array of jax that lies on the devices of several processes."""
+"""A JAX array on the devices of several processes."""
 
 for _public in (AsyncManager, convert_pre_linen, natural_sort, safe_normpath):
-    _public.__module__ = __name__  # where users and tracebacks find it
+    _public.__module__ = __name__  # the public path, for tracebacks
 del _public
 
 
@@ -130,23 +130,23 @@ def save_checkpoint(
 ) -> str:
     """Saves a tree as the checkpoint of a step, and removes older ones.
 
-    In a program of several processes, each that calls this writes the file:
-    `save_checkpoint_multiprocess` writes one together.
+    In a program of several processes, every process that calls this writes the file.
+    `save_checkpoint_multiprocess` writes one checkpoint from all processes.
 
     Args:
-      ckpt_dir: The directory or its URL. It is made if it is missing.
+      ckpt_dir: The directory or its URL. It is created if it does not exist.
       target: Any tree; see `treepack.serialization.to_state_dict`.
       step: The step, or another number.
-      prefix: What the names of the files begin with.
-      keep: How many of the last checkpoints stay.
-      overwrite: Whether the checkpoint of this step is replaced, and those of later steps are
-        removed. Otherwise they are an error.
-      keep_every_n_steps: The least number of steps between older checkpoints that stay as well.
+      prefix: The prefix of the file names.
+      keep: The number of newest checkpoints to keep.
+      overwrite: Whether to replace the checkpoint of this step, and remove checkpoints of later
+        steps. Otherwise they are an error.
+      keep_every_n_steps: The minimum number of steps between older checkpoints that are also kept.
       async_manager: Saves in the background; the tree may change as soon as this returns.
-      orbax_checkpointer: A checkpointer of Orbax that saves instead.
+      orbax_checkpointer: A checkpointer of Orbax that saves the tree instead of treepack.
       compress: See `treepack.save`, as for all others. flax does not read compressed files.
       level: From 0 (stored) to 9 (smallest).
-      durable: Whether the file is on the disk before others are removed.
+      durable: Whether to wait until the file is on the disk before older ones are removed.
       threads: The maximum number of threads that compress.
       progress: See `treepack.serialization.save_to_file`.
       storage_options: Options for the store of a URL; see `treepack.save`.
@@ -155,9 +155,9 @@ def save_checkpoint(
       The path of the checkpoint.
 
     Raises:
-      InvalidCheckpointError: A ValueError. If there is a checkpoint of this step or a later one.
+      InvalidCheckpointError: A ValueError, if there is a checkpoint of this step or a later one.
       OSError: If the file cannot be written.
-      UnserializableLeafError: A TypeError, with the path. If a leaf cannot be stored.
+      UnserializableLeafError: A TypeError with the path, if a leaf cannot be stored.
 
     Examples:
       >>> import numpy as np, tempfile
@@ -211,25 +211,25 @@ def save_checkpoint_multiprocess(
 ) -> str:
     """Saves a tree as the checkpoint of a step, together with all other processes.
 
-    All processes call this with the same tree, and process 0 removes older checkpoints. If no array
-    is split over processes, process 0 writes a file. Otherwise the checkpoint becomes a directory,
-    in which each process writes its shards as `treepack.save(sharded=True)` does; flax cannot read
-    it.
+    All processes must call this with the same tree. Process 0 removes older checkpoints. If no
+    array is sharded over processes, process 0 writes a file. Otherwise the checkpoint is a
+    directory, in which each process writes its shards as with `treepack.save(sharded=True)`; flax
+    cannot read it.
 
     Args:
-      ckpt_dir: The directory or its URL, the same for all.
+      ckpt_dir: The directory or its URL, the same for all processes.
       target: Any tree; see `treepack.serialization.to_state_dict`.
       step: The step, or another number.
-      prefix: What the names of checkpoints begin with.
-      keep: How many of the last checkpoints stay.
+      prefix: The prefix of the file names.
+      keep: The number of newest checkpoints to keep.
       overwrite: See `save_checkpoint`.
       keep_every_n_steps: See `save_checkpoint`.
-      async_manager: See `save_checkpoint`. Each process passes one.
+      async_manager: See `save_checkpoint`. Every process must pass one.
       gda_manager: Not supported; it must be `None`.
-      orbax_checkpointer: A checkpointer of Orbax that saves instead.
+      orbax_checkpointer: A checkpointer of Orbax that saves the tree instead of treepack.
       compress: See `save_checkpoint`, as for all others.
       level: From 0 (stored) to 9 (smallest).
-      durable: Whether the files are on the disk before others are removed.
+      durable: Whether to wait until the files are on the disk before older ones are removed.
       threads: The maximum number of threads that compress.
       progress: See `treepack.serialization.save_to_file`.
       storage_options: Options for the store of a URL; see `treepack.save`.
@@ -239,9 +239,9 @@ def save_checkpoint_multiprocess(
 
     Raises:
       InvalidCheckpointError: A ValueError. If there is a checkpoint of this step or a later one.
-      TreepackError: A ValueError. If another process fails, or saves another tree; or if
+      TreepackError: A ValueError, if another process fails or saves another tree, or if
         `gda_manager` is not `None`.
-      OSError: See `save_checkpoint`, as for other errors.
+      OSError: See `save_checkpoint`, also for further errors.
 
     Examples:
       >>> import jax.numpy as jnp, tempfile
@@ -254,8 +254,8 @@ def save_checkpoint_multiprocess(
     how = Writing(compress=compress, level=level, durable=durable, threads=threads)
     if gda_manager is not None:
         raise TreepackError(
-            "gda_manager= is not supported: leave it out, and arrays of several processes are "
-            "saved in one directory for each step, by async_manager= in the background"
+            "gda_manager= is not supported: leave it out. Arrays of several processes are saved "
+            "in one directory per step, in the background with async_manager="
         )
     if async_manager is not None:
         async_manager.wait_previous_save()
@@ -322,42 +322,44 @@ def restore_checkpoint(
     progress: Progress = None,
     storage_options: StorageOptions = None,
 ) -> PyTree:
-    """Restores the checkpoint of a step, or the last one.
+    """Restores the checkpoint of a step, or the newest one.
 
     Args:
-      ckpt_dir: The directory of the checkpoints or its URL; or, without a step, one checkpoint.
+      ckpt_dir: The directory of the checkpoints or its URL; or, without `step`, the path of a
+        checkpoint.
       target: A template; see `treepack.serialization.from_state_dict`. `None` returns the state
         dict.
-      step: The step. `None` takes the last checkpoint.
-      prefix: What the names of checkpoints begin with.
-      parallel: Whether to decompress and copy in several threads.
-      gda_manager: Not used: arrays of several processes are read without one.
-      allow_partial_mpa_restoration: Whether arrays that flax has saved beside the file, in
-        TensorStore, stay placeholders (`MP_ARRAY_PH` and their path) instead of being an error.
+      step: The step. `None` restores the newest checkpoint.
+      prefix: The prefix of the file names.
+      parallel: Whether to decompress and copy with several threads.
+      gda_manager: Ignored: arrays of several processes are read without one.
+      allow_partial_mpa_restoration: Whether arrays that flax saved in TensorStore beside the file
+        become placeholders (`MP_ARRAY_PH` and their path) instead of an error.
       orbax_checkpointer: A checkpointer of Orbax, for checkpoints of Orbax.
       orbax_transforms: Its transformations.
-      strict: How shapes and dtypes are compared with the template's; see `treepack.load`. As in
-        flax, they are not.
+      strict: How shapes and dtypes are compared with the template; see `treepack.load`. By default
+        they are not compared, as in flax.
       copy: See `treepack.serialization.msgpack_restore`.
-      mmap: Whether to map a file rather than read it. On network file systems, a mapped file must
-        not be removed by another host meanwhile, as later saves do.
+      mmap: Whether to map the file instead of reading it. On network file systems, another host
+        must not remove a mapped file, as later saves do.
       max_size: The maximum decompressed size in bytes.
-      replicas: See `treepack.load`; for checkpoints of several processes, with a target.
+      replicas: See `treepack.load`; only for checkpoints of several processes, with a target.
       timeout: See `treepack.load`.
       threads: The maximum number of threads.
       progress: See `treepack.serialization.load_from_file`.
       storage_options: See `save_checkpoint`.
 
     Returns:
-      The tree; or the target itself if there is no checkpoint and no step was asked for.
+      The tree; or the target itself if `step` is `None` and there is no checkpoint.
 
     Raises:
       ValueError: If there is no checkpoint of this step.
-      MismatchError: A ValueError. If the checkpoint does not fit the target.
-      DecodeError: A ValueError, with the byte offset. If a file has another format.
-      MultiprocessArrayError: A ValueError. If flax has saved arrays of several processes in
-        TensorStore beside the file.
-      ImportError: If it is a checkpoint of Orbax, which is not installed.
+      MismatchError: A ValueError that lists all differences, if the checkpoint does not match the
+        target.
+      DecodeError: A ValueError with the byte offset, if a file has another format.
+      MultiprocessArrayError: A ValueError, if flax saved arrays of several processes in TensorStore
+        beside the file.
+      ImportError: If the checkpoint is Orbax's and Orbax is not installed.
       OSError: If a file cannot be read.
 
     Examples:
@@ -424,7 +426,7 @@ def restore_checkpoint(
     if inside is None:
         return target if is_missing(directory) else restored(directory, None)
     if MANIFEST in _names(inside) or _orbax.is_of_orbax(_names(inside)):
-        return restored(directory, inside)  # it is one itself
+        return restored(directory, inside)  # the directory is itself a checkpoint
     folder = Folder(directory, prefix)
     listing = Listing(inside) if folder.directory == directory else None
     while (last := folder.newest(listing)) is not None:
@@ -433,7 +435,7 @@ def restore_checkpoint(
         except Exception:
             if last.name in folder.names():
                 raise
-            listing = None  # another process has removed it, since it has saved a later one
+            listing = None  # another process saved a newer one and removed it
     return target
 
 
@@ -447,11 +449,11 @@ def latest_checkpoint(
     *,
     storage_options: StorageOptions = None,
 ) -> str | None:
-    """Returns the path of the last checkpoint in a directory, or `None`.
+    """Returns the path of the newest checkpoint in a directory, or `None`.
 
     Args:
       ckpt_dir: The directory or its URL.
-      prefix: What the names of checkpoints begin with.
+      prefix: The prefix of the file names.
       storage_options: See `save_checkpoint`.
 
     Examples:
@@ -474,16 +476,16 @@ def available_steps(
     *,
     storage_options: StorageOptions = None,
 ) -> list[int | float]:
-    """Returns the steps of all checkpoints in a directory, in order.
+    """Returns the steps of all checkpoints in a directory, in ascending order.
 
     Args:
       ckpt_dir: The directory or its URL.
-      prefix: What the names of checkpoints begin with.
-      step_type: The type of steps: `int` or `float`.
+      prefix: The prefix of the file names.
+      step_type: The type of the steps: `int` or `float`.
       storage_options: See `save_checkpoint`.
 
     Raises:
-      ValueError: If what follows the prefix in a name is no such number.
+      ValueError: If the suffix of a name is not a number of type `step_type`.
 
     Examples:
       >>> import tempfile

@@ -1,7 +1,7 @@
 """The exceptions of treepack.
 
-All of them but [`UnserializableLeafError`][], [`StateDictKeyError`][] and [`MissingPathError`][]
-are `ValueError`s, which flax raises for the same mistakes. Those in reading name the file.
+All of them except [`UnserializableLeafError`][], [`StateDictKeyError`][] and [`MissingPathError`][]
+are `ValueError`s, as flax raises for the same mistakes. Errors while reading name the file.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from treepack._src.printable import printable, printable_lines
 
 
 class TreepackError(ValueError):
-    """A tree cannot be saved or loaded. The base class of most errors here.
+    """Base class of most errors here: a tree cannot be saved or loaded.
 
     Attributes:
-      filename: The file that was read, as the caller has named it (a URL: without secrets). `None`
+      filename: The file that was read, as the caller named it (a URL without its secrets). `None`
         for data in memory, and when nothing was read.
     """
 
@@ -25,7 +25,7 @@ class TreepackError(ValueError):
     @property
     def reason(self) -> str:
         """The message without the name of the file."""
-        # Classes of errors may have another library's class next. Keys may have anything in them.
+        # `super()` may be another library's class. Keys may contain unprintable characters.
         return printable_lines(ValueError.__str__(self))
 
     def __str__(self) -> str:
@@ -33,14 +33,14 @@ class TreepackError(ValueError):
 
 
 class DecodeError(TreepackError):
-    """Bytes do not encode a pytree.
+    """The bytes do not encode a pytree.
 
-    Once the program has imported msgpack, it is the error of msgpack for the same bytes as well:
-    `ExtraData`, `FormatError` or `StackError`.
+    Once the program has imported msgpack, it is also the error that msgpack raises for the same
+    bytes: `ExtraData`, `FormatError` or `StackError`.
 
     Attributes:
-      offset: Where the offending value begins, in bytes from the start.
-      path: The place in the tree, such as `params/Dense_0/kernel`.
+      offset: Byte offset of the offending value from the start, or `None`.
+      path: The path of the leaf or node, such as `params/Dense_0/kernel`.
     """
 
     def __init__(self, message: str, offset: int | None = None, path: str | None = None):
@@ -59,20 +59,20 @@ class DecodeError(TreepackError):
 
 
 class NewerVersionError(DecodeError):
-    """Data were written by a newer version of treepack, in a way that this one does not know.
+    """The data were written by a newer version of treepack, in a format unknown to this one.
 
-    They are not damaged: upgrade treepack to read them.
+    The data are not damaged: upgrade treepack to read them.
     """
 
 
 class Mismatch(NamedTuple):
-    """One difference between a template and a state; a `MismatchError` has all.
+    """One difference between a template and a state; a `MismatchError` lists all of them.
 
     Attributes:
-      path: The place in the tree, such as `params/Dense_0/kernel`.
-      expected: A description of the template there, or `nothing`.
-      found: A description of the state there, or `nothing`.
-      similar: The path of an unexpected value with a similar name, if there is one.
+      path: The path of the leaf or node, such as `params/Dense_0/kernel`.
+      expected: A description of the template at the path, or `nothing`.
+      found: A description of the state at the path, or `nothing`.
+      similar: The path of an unexpected value with a similar name, or an empty string.
     """
 
     path: str
@@ -82,7 +82,7 @@ class Mismatch(NamedTuple):
 
 
 class MismatchError(TreepackError):
-    """A state does not fit the template that it is restored into.
+    """A state does not match the template that it is restored into.
 
     Attributes:
       mismatches: All differences.
@@ -130,7 +130,7 @@ class BaseMismatchError(TreepackError):
 
 
 class CorruptionError(TreepackError):
-    """Stored data is damaged, or does not equal its checksums."""
+    """Stored data are damaged, or do not match their checksums."""
 
 
 class GzipError(TreepackError, gzip.BadGzipFile):
@@ -138,13 +138,13 @@ class GzipError(TreepackError, gzip.BadGzipFile):
 
 
 class GzipCorruptionError(CorruptionError, GzipError):
-    """A gzip stream is damaged, or the data are no gzip stream."""
+    """A gzip stream is damaged, or the data are not a gzip stream."""
 
 
 class NoIndexError(GzipError):
-    """A gzip stream has no index of its blocks, so it can only be read as a whole.
+    """A gzip stream lacks an index of its blocks, so it can only be read as a whole.
 
-    The stream is not damaged: `load` reads it, `open` does not.
+    The stream is not damaged: `load` reads it, `open` cannot.
     """
 
 
@@ -153,10 +153,10 @@ class GzipTruncatedError(CorruptionError, EOFError):
 
 
 class UnserializableLeafError(TypeError):
-    """A leaf has a type that cannot be saved.
+    """A leaf has a type or dtype that cannot be saved.
 
     Attributes:
-      path: The place in the tree, such as `params/Dense_0/kernel`.
+      path: The path of the leaf or node, such as `params/Dense_0/kernel`.
     """
 
     def __init__(self, message: str, path: str):
@@ -174,15 +174,15 @@ class UnserializableLeafError(TypeError):
 class StateDictKeyError(AssertionError, TypeError):
     """A handler returned a state dict with a key that is not a string.
 
-    flax raises an `AssertionError` here, eformer a `TypeError`; this is both.
+    flax raises an `AssertionError` for this, eformer a `TypeError`; this class is both.
     """
 
 
 class UnregisteredTypeError(DecodeError):
-    """Saved data name a type or a function that this program has not registered.
+    """Saved data name a type or function that this program has not registered.
 
     Attributes:
-      name: The name.
+      name: The name in the file.
     """
 
     def __init__(self, message: str, name: str = "", path: str | None = None):
@@ -194,12 +194,12 @@ class UnregisteredTypeError(DecodeError):
 
 
 class MissingPathError(KeyError):
-    """Nothing is at a path in an open file.
+    """An open file has no leaf or container at a path.
 
     Attributes:
       path: The path.
-      filename: The file, as the caller has named it; `None` for data in memory.
-      hint: What may have been meant, in words.
+      filename: The file, as the caller named it; `None` for data in memory.
+      hint: A suggestion, such as a similar path, or an empty string.
     """
 
     def __init__(self, path: str, filename: str | None = None, hint: str = ""):
@@ -218,18 +218,18 @@ class MissingPathError(KeyError):
 
 
 class HoleError(TreepackError):
-    """Code or static data were left out when a tree was saved, and nothing fills them in."""
+    """Saved data lack code or static data, and neither a template nor `static=` supplies them."""
 
 
 class InvalidCheckpointError(TreepackError):
-    """A series has a checkpoint of this step already, or of a later one.
+    """A series already has a checkpoint of this step or of a later one.
 
-    Once the program has imported flax, it is a `flax.errors.InvalidCheckpointError` as well.
+    Once the program has imported flax, it is also a `flax.errors.InvalidCheckpointError`.
     """
 
 
 class MultiprocessArrayError(TreepackError):
-    """Arrays of several processes are not in a file of flax, but in TensorStore beside it.
+    """A file of flax refers to arrays of several processes, which are in TensorStore beside it.
 
-    Once the program has imported flax, it is a `flax.errors.MPACheckpointingRequiredError` as well.
+    Once the program has imported flax, it is also a `flax.errors.MPACheckpointingRequiredError`.
     """

@@ -1,9 +1,9 @@
-"""treepack's checkpoints in Orbax, whose managers keep steps, retention and metrics.
+"""Saves checkpoints of treepack with Orbax, whose managers keep steps, retention and metrics.
 
 `pip install treepack[orbax]`. `TreepackHandler` works inside `CheckpointManager`, `Composite`,
-`Checkpointer` and `AsyncCheckpointer`, in any number of processes. An item is a directory, as
-`treepack.save(sharded=True)` writes it. `treepack.load`, `treepack.open` and the command line read
-it as well.
+`Checkpointer` and `AsyncCheckpointer`, in any number of processes. An item is a directory in the
+format of `treepack.save(sharded=True)`, which `treepack.load`, `treepack.open` and the command line
+also read.
 
 Examples:
   >>> import jax, jax.numpy as jnp, tempfile
@@ -58,7 +58,7 @@ from treepack.errors import TreepackError
 
 __all__ = ["TreepackHandler", "TreepackRestore", "TreepackSave", "load_aggregate"]
 
-# Checkers do not find the types of Orbax.
+# Type checkers do not find the types of Orbax.
 if TYPE_CHECKING:
     _AsyncHandler = object
 else:
@@ -68,16 +68,16 @@ else:
 class TreepackHandler(_AsyncHandler):
     """Saves and restores one item of a step.
 
-    Its name in Orbax is `treepack.orbax.TreepackHandler` in all versions. A program that
-    restores without arguments has to import this module before.
+    Its name in Orbax is `treepack.orbax.TreepackHandler` in all versions. A program that restores
+    without arguments must import this module first.
 
     Args:
-      compress: See `treepack.save`, as for all others.
-      level: From 0 (stored) to 9 (smallest).
-      align: The alignment of arrays.
-      durable: Whether files are on the disk when a step counts as saved.
-      threads: The maximum number of threads that copy, sum and compress.
-      restore: How trees are restored where a `TreepackRestore`, if any, says nothing else.
+      compress: See `treepack.save`.
+      level: The gzip level from 0 (stored) to 9 (smallest).
+      align: The alignment of arrays in bytes; see `treepack.save`.
+      durable: Whether a step counts as saved only once its files are on the disk.
+      threads: The maximum number of threads that copy, compute checksums and compress.
+      restore: The default options of restores; see `TreepackRestore`.
 
     Examples:
       >>> import orbax.checkpoint as ocp, tempfile
@@ -112,12 +112,12 @@ class TreepackHandler(_AsyncHandler):
         async def write_all() -> None:
             write(None)
 
-        # The directory may not exist yet; this waits for it in a thread.
+        # The directory may not exist yet: this waits for it in a thread.
         future = ocp.future.CommitFutureAwaitingContractedSignals(write_all(), name="treepack_save")
         return [future]
 
     def save(self, directory: Any, args: TreepackSave) -> None:
-        """Saves a tree, and returns when it is written."""
+        """Saves a tree, and returns once it is written."""
         write = self._write(directory, args, snapshot=False)
         write(None)
 
@@ -146,7 +146,7 @@ class TreepackHandler(_AsyncHandler):
 
     @classmethod
     def typestr(cls) -> str:
-        """Returns the name that Orbax keeps with an item."""
+        """Returns the name that Orbax stores with an item."""
         return "treepack.orbax.TreepackHandler"
 
 
@@ -157,8 +157,8 @@ class TreepackSave(ocp.args.CheckpointArgs):  # type: ignore[misc]
 
     Attributes:
       item: The tree.
-      metadata: Any value to be kept with it.
-      static: Static data without a form; see `treepack.save`.
+      metadata: Any value to store with the tree; see `treepack.save`.
+      static: How to treat static data that cannot be stored; see `treepack.save`.
 
     Examples:
       >>> import orbax.checkpoint as ocp, tempfile, treepack
@@ -181,29 +181,30 @@ class TreepackSave(ocp.args.CheckpointArgs):  # type: ignore[misc]
 class TreepackRestore(ocp.args.CheckpointArgs):  # type: ignore[misc]
     """The template to restore, and options of `treepack.load`.
 
-    Options that are `None` are those of the handler (`TreepackHandler(restore=...)`), or else the
-    defaults of `treepack.load`.
+    Options that are `None` use the options of the handler (`TreepackHandler(restore=...)`), or else
+    the defaults of `treepack.load`.
 
     Attributes:
       item: A template, whose leaves may be `jax.ShapeDtypeStruct`s with shardings; or `None` for
-        the tree as it was saved. Leaves that are `...` (`PLACEHOLDER` of Orbax) or a bare
-        `object()` stay as they are, and nothing is read for them.
-      strict: How the leaves are compared with the template's.
+        the tree as it was saved. Leaves that are `...` (Orbax's `PLACEHOLDER`) or a bare `object()`
+        stay unchanged, and nothing is read for them.
+      strict: How leaves are compared with the template; see `treepack.load`.
       cast: Whether to cast floats to the dtypes of the template, and integers where no value
         changes.
-      select: The leaves to load.
-      rename: The new names of leaves.
-      missing: Whether leaves that the file lacks are an error, or stay as they are.
-      unexpected: Whether leaves that the template lacks are an error, or ignored; by default,
-        those in dicts are ignored.
-      verify: Whether to compare checksums first.
-      arrays: Whether arrays of jax come back as such, or which all become.
-      sharding: The sharding of all arrays, which become arrays of jax.
-      replicas: Whether each process reads shards that several have, or one of them does.
-      timeout: How long processes wait for each other then.
-      unknown: Whether nodes of unregistered types are an error, or dicts.
-      containers: Without a template, `"plain"` returns dicts and lists, as handlers of Orbax do.
-      static: The static data that were left out.
+      select: The leaves to load; see `treepack.load`.
+      rename: Maps paths in the file to paths in the template; see `treepack.load`.
+      missing: Whether leaves that the file lacks are an error, or stay unchanged (`"target"`).
+      unexpected: Whether leaves that the template lacks are an error or ignored; by default, they
+        are ignored in dicts.
+      verify: Whether to compare the files with their checksums first.
+      arrays: The type of arrays: as saved (`"saved"`), all NumPy (`"numpy"`), or all JAX (`"jax"`).
+      sharding: The sharding for all arrays, which become JAX arrays.
+      replicas: Whether each process reads shards that several need (`"read"`), or one process reads
+        and sends them (`"broadcast"`).
+      timeout: The maximum time in seconds that processes wait for each other with `"broadcast"`.
+      unknown: Whether nodes of unregistered types are an error, or become dicts (`"dict"`).
+      containers: Without a template, `"plain"` returns dicts and lists, as Orbax's handlers do.
+      static: The static data that were not saved; see `treepack.load`.
 
     Examples:
       >>> import orbax.checkpoint as ocp, tempfile
@@ -237,11 +238,11 @@ class TreepackRestore(ocp.args.CheckpointArgs):  # type: ignore[misc]
 
 
 def restored(directory: Any, args: TreepackRestore, default: TreepackRestore) -> Any:
-    """Returns the tree in a directory, by the options of a call and the defaults of its handler."""
+    """Returns the tree in a directory; `default` has the options that `args` leaves out."""
     own, options = args.given(), default.given()
     has_item = "item" in own or "item" in options
     for name in ("static",) if has_item else ("cast", "rename"):
-        options.pop(name, None)  # which is for calls with a template, or without one
+        options.pop(name, None)  # not allowed in calls with a template, or without one
     options |= own
     item = options.pop("item", None)
     wanted = {parts: not _is_placeholder(leaf) for parts, leaf in leaves_of(item, ())}
@@ -256,7 +257,7 @@ def restored(directory: Any, args: TreepackRestore, default: TreepackRestore) ->
 
 
 def metadata_of(directory: Any, default: TreepackRestore) -> Any:
-    """Returns the tree with the shapes and dtypes of its arrays, by the defaults of a handler."""
+    """Returns the tree with the shapes and dtypes of its arrays."""
     containers = default.containers or "saved"
     return abstract(os.fspath(directory), unknown="dict", containers=containers)
 
@@ -265,19 +266,19 @@ def _is_placeholder(leaf: Any) -> bool:
     return leaf is ... or type(leaf) is object
 
 
-# The name of a step, perhaps with a prefix, while Orbax writes it.
+# The directory name of a step, perhaps with a prefix, while Orbax writes it.
 _STEP = re.compile(r"(\d+)\.orbax-checkpoint-tmp")
 
 
 def step_of(directory: Any) -> int | None:
-    """Returns the step that the directory of an item belongs to, if its path tells."""
+    """Returns the step of an item from the path of its directory, or `None`."""
     found = _STEP.search(Path(os.fspath(directory)).parent.name)
     return None if found is None else int(found[1])
 
 
 # Files of older versions of Orbax
 
-# Values without leaves, which newer versions write to the metadata alone.
+# Values without leaves, which newer versions write only to the metadata.
 _EMPTY: dict[str, Any] = {"None": lambda: None, "Dict": dict, "List": list}
 
 
@@ -286,21 +287,22 @@ def load_aggregate(
 ) -> Any:
     """Loads the tree in a file `checkpoint` that older versions of Orbax wrote.
 
-    It is MessagePack as flax writes it, of all leaves that were saved with `aggregate=True`.
+    The file has MessagePack in flax's format, with all leaves that were saved with
+    `aggregate=True`.
 
     Args:
-      path: The file, or the directory of its item; or the URL of one.
-      target: A template; see `treepack.serialization.from_state_dict`. `None` returns the dicts
-        and lists of the file.
+      path: The file, the directory of its item, or the URL of either.
+      target: A template; see `treepack.serialization.from_state_dict`. `None` returns dicts and
+        lists.
       storage_options: Options for the store of a URL; see `treepack.save`.
 
     Returns:
-      The tree, with arrays of NumPy.
+      The tree, with NumPy arrays.
 
     Raises:
-      OSError: If there is no such file.
-      DecodeError: A ValueError. If the file has another format.
-      TreepackError: A ValueError, with the paths. If leaves are not in the file.
+      OSError: If the file cannot be read.
+      DecodeError: A ValueError, if the file has another format.
+      TreepackError: A ValueError with the paths, if leaves are in other files.
 
     Examples:
       >>> import numpy as np, pathlib, tempfile, treepack
@@ -320,15 +322,15 @@ def load_aggregate(
         state = reader.state(state, ())
         if reader.lost:
             raise TreepackError(
-                f"{len(reader.lost)} leaves are not in it, but in files of TensorStore beside it "
-                f"({', '.join(reader.lost[:5])}, ...): restore it with Orbax, and save what it "
-                "returns"
+                f"{len(reader.lost)} leaves are not in this file but in TensorStore files beside "
+                f"it ({', '.join(reader.lost[:5])}, ...): restore the item with Orbax, and save "
+                "the result"
             )
         return state if target is None else serialization.from_state_dict(target, state)
 
 
 class _Aggregate:
-    """Resolves references to values outside of a file.
+    """Resolves references to values in other files.
 
     Attributes:
       lost: The paths of leaves that are in other files.

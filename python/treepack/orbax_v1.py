@@ -1,9 +1,10 @@
-"""treepack's checkpoints in Orbax's API of version 1, `orbax.checkpoint.experimental.v1`.
+"""Saves checkpoints of treepack with version 1 of Orbax's API.
 
-`pip install treepack[orbax]`. `registry` makes Orbax save and load trees with `TreepackHandler`: by
-`save`, `load` and `metadata`, by those of several checkpointables, and by `training.Checkpointer`,
-in any number of processes. A checkpointable is a directory, as `treepack.save(sharded=True)` writes
-it. `treepack.load`, `treepack.open` and the command line read it as well.
+`pip install treepack[orbax]`. With `registry`, `save`, `load`, `metadata`, their `_checkpointables`
+variants and `training.Checkpointer` of `orbax.checkpoint.experimental.v1` use `TreepackHandler`, in
+any number of processes. A checkpointable is a directory in the format of
+`treepack.save(sharded=True)`, which `treepack.load`, `treepack.open` and the command line also
+read.
 
 Examples:
   >>> import jax.numpy as jnp, tempfile
@@ -41,8 +42,8 @@ from treepack.orbax import TreepackRestore, TreepackSave, metadata_of, restored,
 
 __all__ = ["TreepackHandler", "TreepackRestore", "TreepackSave", "registry"]
 
-# Orbax takes directories with this file for trees, and asks the handler for them. Its own handler
-# does not understand what is in it.
+# Orbax treats directories with this file as trees, and calls the handler for them. Orbax's own
+# handler cannot read its content.
 _MARK = "_METADATA"
 
 _MARK_TEXT = b'{"format": "treepack: load it with treepack.orbax_v1, or treepack.load"}'
@@ -51,28 +52,28 @@ _MARK_TEXT = b'{"format": "treepack: load it with treepack.orbax_v1, or treepack
 class TreepackHandler:
     """Saves and loads one checkpointable.
 
-    A checkpointable is a tree, or a `TreepackSave` with options. An abstract one is a tree, or a
-    `TreepackRestore` with options; `load_checkpointables` takes it.
+    A checkpointable is a tree, or a `TreepackSave` with options. An abstract checkpointable, which
+    `load_checkpointables` takes, is a tree, or a `TreepackRestore` with options.
 
-    Its name in Orbax is `treepack.orbax_v1.TreepackHandler` in all versions. `registry` makes Orbax
-    use it.
+    Its name in Orbax is `treepack.orbax_v1.TreepackHandler` in all versions. See `registry` for its
+    use.
     """
 
     how: Writing = Writing()
     """How files are written."""
 
     restore: TreepackRestore = TreepackRestore()
-    """How trees are loaded where a call says nothing else."""
+    """The default options of loads."""
 
     async def save(self, directory: Any, checkpointable: Any) -> Awaitable[None]:
-        """Takes a snapshot of the tree; the result writes it."""
+        """Takes a snapshot of the tree; awaiting the result writes it."""
         args = checkpointable
         if not isinstance(args, TreepackSave):
             args = TreepackSave(args)
         if _option("array.saving.storage_options.dtype") is not None:
             raise TreepackError(
-                "treepack saves arrays with their dtypes: cast them before, and leave "
-                "array.saving.storage_options.dtype as it is"
+                "treepack saves arrays with their own dtypes: cast them before saving, and leave "
+                "array.saving.storage_options.dtype unset"
             )
         path = directory.path
         saved = Saved(metadata=args.metadata, static=args.static, step=step_of(path))
@@ -82,15 +83,16 @@ class TreepackHandler:
     async def load(self, directory: Any, abstract_checkpointable: Any = None) -> Awaitable[Any]:
         """Loads the tree in a directory.
 
-        Not in the background: Orbax waits for it anyway, and hides the errors that come there.
+        It does not load in the background: Orbax waits for the load anyway, and hides errors in the
+        background.
         """
         args = abstract_checkpointable
         if not isinstance(args, TreepackRestore):
             args = TreepackRestore(args)
         if _option("array.loading.enable_padding_and_truncation"):
             raise TreepackError(
-                "treepack neither pads nor truncates arrays: load them as they are, without "
-                "enable_padding_and_truncation, and do so with jax.numpy"
+                "treepack neither pads nor truncates arrays: load without "
+                "enable_padding_and_truncation, then pad or truncate with jax.numpy"
             )
         default = self.restore
         if _option("pytree.loading.partial_load") and default.unexpected is None:
@@ -114,7 +116,7 @@ class TreepackHandler:
 
 
 def _option(path: str) -> Any:
-    """Returns an option of Orbax's context, or `None` where this version of Orbax has no such."""
+    """Returns an option of Orbax's context, or `None` if this version of Orbax lacks it."""
     found = get_context()
     for name in path.split("."):
         found = getattr(found, name, None)
@@ -126,18 +128,18 @@ def _has_arrays(tree: Any) -> bool:
 
 
 class _Loaded:
-    """A tree to be awaited."""
+    """An awaitable that returns a loaded tree."""
 
     def __init__(self, tree: Any):
         self._tree = tree
 
     def __await__(self) -> Generator[Any, None, Any]:
         return self._tree
-        yield  # this is a generator
+        yield  # makes this a generator
 
 
 class _Write:
-    """A save that is written when it is awaited; otherwise all others are told."""
+    """An awaitable that writes a save, or abandons it if it is never awaited."""
 
     def __init__(self, directory: Any, write: ShardedWrite, how: Writing):
         self._directory = directory
@@ -151,14 +153,14 @@ class _Write:
         path = await self._directory.await_creation()
         write, self._write = self._write, None
         assert write is not None
-        # In a thread, since others that this process saves may wait for those of other processes.
+        # In a thread, since other saves of this process may wait for saves of other processes.
         await asyncio.to_thread(write, None)
         if jax.process_index() == 0:
             write_small(joined(path, _MARK), _MARK_TEXT, durable=self._how.durable)
 
     def __del__(self) -> None:
         if self._write is not None:
-            self._write.abandon(TreepackError("Orbax has given up the save"))
+            self._write.abandon(TreepackError("Orbax abandoned the save"))
 
 
 def registry(
@@ -171,20 +173,20 @@ def registry(
     threads: int | None = None,
     restore: TreepackRestore | None = None,
 ) -> Any:
-    """Returns a registry of handlers, in which treepack's is the one for trees with arrays.
+    """Returns a registry of Orbax that handles trees with arrays by treepack.
 
-    It loads what that of version 0 has saved. All others of the global registry are there, too.
-    Set it as `checkpointables.registry` of a `Context`.
+    Its handler also loads checkpoints of `treepack.orbax.TreepackHandler`. The registry includes
+    all other handlers of the global registry. Set it as `checkpointables.registry` of a `Context`.
 
     Args:
-      names: The names of checkpointables that treepack saves and loads whatever they are. Orbax
-        has its own handler for the name `state`, which `save` and `load` use.
-      compress: See `treepack.save`, as for all others.
-      level: From 0 (stored) to 9 (smallest).
-      align: The alignment of arrays.
-      durable: Whether files are on the disk when a checkpoint counts as saved.
-      threads: The maximum number of threads that copy, sum and compress.
-      restore: How trees are loaded where a `TreepackRestore`, if any, says nothing else.
+      names: The names of checkpointables that treepack always handles. Orbax has its own handler
+        for the name `state`, which `save` and `load` use.
+      compress: See `treepack.save`.
+      level: The gzip level from 0 (stored) to 9 (smallest).
+      align: The alignment of arrays in bytes; see `treepack.save`.
+      durable: Whether a checkpoint counts as saved only once its files are on the disk.
+      threads: The maximum number of threads that copy, compute checksums and compress.
+      restore: The default options of loads; see `TreepackRestore`.
 
     Returns:
       A registry of Orbax.
@@ -205,7 +207,9 @@ def registry(
         "__module__": __name__,
         "__qualname__": "TreepackHandler",
     }
-    handler = type("TreepackHandler", (TreepackHandler,), own)  # Orbax makes it without arguments
+    handler = type(
+        "TreepackHandler", (TreepackHandler,), own
+    )  # Orbax instantiates it without arguments
     names = {*names}
     made = ocp.handlers.local_registry(include_global_registry=False)
     others = ocp.handlers.global_registry()

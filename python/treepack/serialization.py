@@ -1,12 +1,11 @@
-"""Pytrees as msgpack: a drop-in for `flax.serialization` and eformer's.
+"""Encodes pytrees as msgpack: a drop-in for `flax.serialization` and eformer's.
 
-Replace `from flax import serialization` or `from eformer.pytree import
-serialization` by `from treepack import serialization`. Every public name of both
-is here, with its signature; further options are keyword-only. They read the files
-that are written here, and the reverse.
+Replace `from flax import serialization` or `from eformer.pytree import serialization` with `from
+treepack import serialization`. Every public name of both modules is here, with the same signature;
+further options are keyword-only. flax and eformer read the files written here, and the reverse.
 
-`MAX_CHUNK_SIZE` is read at each save; set it to change the size in bytes above
-which arrays are split into chunks.
+`MAX_CHUNK_SIZE` is read at each save. Set it to change the size in bytes above which arrays are
+split into chunks.
 """
 
 from __future__ import annotations
@@ -65,7 +64,7 @@ __all__ = [
 ]
 
 MAX_CHUNK_SIZE: float = 2**30
-"""The size in bytes of chunks, into which larger arrays are split."""
+"""The maximum size of a chunk in bytes; larger arrays are split into chunks."""
 
 Chunks.max_nbytes = lambda: MAX_CHUNK_SIZE
 
@@ -75,20 +74,19 @@ def to_bytes(target: Any, *, align: int = 16, threads: int | None = None) -> byt
 
     Args:
       target: Any tree; see `to_state_dict`.
-      align: A power of two from 1 to 64: arrays of at least 1 KiB begin at multiples of
-        this many bytes, so that they can be viewed in place. With 1 the result equals,
-        byte for byte, that of flax.
-      threads: The maximum number of threads that copy large arrays. `None` is the
-        environment variable `TREEPACK_NUM_THREADS`, or else the number of cores.
+      align: A power of two from 1 to 64. Arrays of at least 1 KiB begin at multiples of `align`
+        bytes, so that they can be viewed in place. With 1 the result equals flax's, byte for byte.
+      threads: The maximum number of threads that copy large arrays. `None` uses the environment
+        variable `TREEPACK_NUM_THREADS`, or else the number of cores.
 
     Returns:
-      The encoding, which `from_bytes` reads, and that of flax as well.
+      The encoding, which this `from_bytes` and flax's read.
 
     Raises:
-      UnserializableLeafError: A TypeError, with the path. If a leaf has a type or
-        dtype that cannot be stored.
-      ValueError: If a dict has keys that are equal as strings, or a reserved key.
-      OverflowError: If an integer is not in the range -2**63 to 2**64-1.
+      UnserializableLeafError: A TypeError with the path, if a leaf has a type or dtype that cannot
+        be stored.
+      ValueError: If a dict has two keys that are equal as strings, or a reserved key.
+      OverflowError: If an integer is outside of -2**63 to 2**64-1.
 
     Examples:
       >>> import numpy as np, treepack
@@ -107,21 +105,22 @@ def from_bytes(
     strict: Strict = True,
     threads: int | None = None,
 ) -> Template:
-    """Restores a tree like the target, with leaves from encoded bytes.
+    """Restores a tree from bytes, in the structure of a target.
 
     Args:
-      target: The template; see `from_state_dict`. `None` returns the state dict.
-      encoded_bytes: The result of `to_bytes`, also of flax's; any bytes-like object.
+      target: A template; see `from_state_dict`. `None` returns the state dict.
+      encoded_bytes: The result of `to_bytes`, or of flax's; any bytes-like object.
       copy: See `msgpack_restore`.
       strict: See `from_state_dict`.
       threads: See `to_bytes`; for arrays that are copied.
 
     Returns:
-      The new tree. Its arrays are NumPy arrays.
+      The restored tree. Its arrays are NumPy arrays.
 
     Raises:
-      DecodeError: A ValueError, with the byte offset. If the bytes have another format.
-      MismatchError: A ValueError. If they do not fit the template.
+      DecodeError: A ValueError with the byte offset, if the bytes have another format.
+      MismatchError: A ValueError that lists all differences, if the state does not match the
+        template.
 
     Examples:
       >>> import numpy as np, treepack
@@ -131,7 +130,7 @@ def from_bytes(
         ...
       treepack.errors.MismatchError: 1 leaf does not match the template:
         w: expected float64[3,2], found float64[2,3]
-      Pass strict=False to restore what is found regardless.
+      Pass strict=False to restore the state regardless.
     """
     found: Template = restore_encoded(target, encoded_bytes, restoring(strict, copy, threads))
     return found
@@ -142,11 +141,11 @@ def msgpack_serialize(
 ) -> bytes:
     """Encodes a tree of plain containers as msgpack.
 
-    Unlike `to_bytes` this keeps lists as lists. It takes dicts, lists and tuples
-    (which become lists); call `to_state_dict` first for anything else.
+    Unlike `to_bytes`, it keeps lists as lists. Tuples become lists. Call `to_state_dict` first for
+    trees with other containers.
 
     Args:
-      pytree: The tree. It is never changed.
+      pytree: A tree of dicts, lists and tuples. It is never changed.
       in_place: As in flax, `False` sorts the keys of dicts, `True` keeps their order.
       align: See `to_bytes`.
       threads: See `to_bytes`.
@@ -155,7 +154,8 @@ def msgpack_serialize(
       The encoding, which `msgpack_restore` reads.
 
     Raises:
-      UnserializableLeafError: A TypeError, with the path. If the tree has anything else.
+      UnserializableLeafError: A TypeError with the path, if the tree has another container or a
+        leaf that cannot be stored.
 
     Examples:
       >>> from treepack import serialization
@@ -170,22 +170,21 @@ def msgpack_serialize(
 def msgpack_restore(
     encoded_pytree: Buffer, *, copy: bool | None = None, threads: int | None = None
 ) -> Any:
-    """Decodes a tree: dicts, lists and leaves.
+    """Decodes msgpack into dicts, lists and leaves.
 
     Args:
       encoded_pytree: The encoding; any bytes-like object.
-      copy: As in NumPy 2. `None` returns read-only arrays that view the bytes
-        (and keep them alive) wherever they are aligned for their dtype there,
-        copies elsewhere. `True` returns writable arrays with memory of their own.
-        `False` returns views only.
+      copy: As in NumPy 2. `None` returns read-only arrays that view the bytes (and keep them alive)
+        where the bytes are aligned for the dtype, and copies elsewhere. `True` returns writable
+        copies. `False` returns only views.
       threads: See `to_bytes`; for arrays that are copied.
 
     Returns:
       The tree.
 
     Raises:
-      DecodeError: A ValueError, with the byte offset. If the bytes have another
-        format; or, with `copy=False`, if an array cannot be viewed.
+      DecodeError: A ValueError with the byte offset, if the bytes have another format; or, with
+        `copy=False`, if an array cannot be viewed.
 
     Examples:
       >>> import numpy as np, treepack
@@ -210,30 +209,30 @@ def save_to_file(
     progress: Progress = None,
     storage_options: StorageOptions = None,
 ) -> None:
-    """Saves a tree to a file, which is replaced whole or not at all.
+    """Saves a tree to a file, atomically.
 
-    The bytes go straight from the arrays to a temporary file in the same
-    directory, which then takes the name. Whatever goes wrong, the file is the old one
-    or the new one. Missing directories are made.
+    Writes directly from the arrays to a temporary file in the same directory, then renames it.
+    After any failure, the file is either the old or the new one. Missing directories are created.
 
     Args:
       target: Any tree; see `to_state_dict`.
-      filepath: The file. Its permissions are those of the file that it replaces, or
-        follow the umask.
-      align: See `to_bytes`. At 64 JAX on CPU can use the arrays of a mapped file in place.
-      compress: Whether to compress with gzip, or how; see `treepack.save`.
+      filepath: The file. It keeps the permissions of the file that it replaces; a new file follows
+        the umask.
+      align: See `to_bytes`. With 64, JAX on CPU can use the arrays of a mapped file in place.
+      compress: `True` compresses with gzip, `"numbers"` by the exponents of floats; see
+        `treepack.save`.
       level: See `compress_bytes`.
-      durable: Whether the file is on the disk when this returns, so that it survives
-        a loss of power. Otherwise it survives a crash of the program.
+      durable: Whether to wait until the file is on the disk (fsync), so that it survives a power
+        failure. Otherwise it only survives a crash of the program.
       threads: See `to_bytes`; for compressing.
-      progress: A callable that is called now and then with the number of bytes of the
-        encoding that are done, and of all; or `True` for a bar of tqdm. An exception in
-        it ends the work, and the file is the old one.
+      progress: A callable, called regularly with the number of encoded bytes done and their total;
+        or `True` for a tqdm bar. An exception in it cancels the save, and the file stays the old
+        one.
       storage_options: Options for the store of a URL; see `treepack.save`.
 
     Raises:
       OSError: If the file cannot be written.
-      UnserializableLeafError: See `to_bytes`, as for other errors.
+      UnserializableLeafError: See `to_bytes`, also for further errors.
 
     Examples:
       >>> import numpy as np, tempfile, treepack
@@ -258,30 +257,31 @@ def load_from_file(
     progress: Progress = None,
     storage_options: StorageOptions = None,
 ) -> Template:
-    """Restores a tree like the target, with leaves from a file.
+    """Restores a tree from a file, in the structure of a target.
 
     Args:
-      target: The template; see `from_state_dict`. `None` returns the state dict.
-      filepath: A file of `save_to_file`, or of flax. Gzip is recognised by its first bytes.
+      target: A template; see `from_state_dict`. `None` returns the state dict.
+      filepath: A file of `save_to_file` or of flax. Gzip is recognised by its first bytes.
       copy: See `msgpack_restore`.
       threads: See `to_bytes`; for decompressing and copying.
-      progress: See `save_to_file`; for reading and decompressing. A mapped file has no
-        progress.
-      mmap: Whether to map the file, so that its arrays are read from the disk when they
-        are used. Meanwhile the file may be replaced or deleted, as by `save_to_file`,
-        but must not be truncated or overwritten in place. `False` reads all of it now.
+      progress: See `save_to_file`; for reading and decompressing. It is not called for a mapped
+        file.
+      mmap: Whether to map the file, so that its arrays are read from the disk when they are used.
+        While they are in use, the file may be replaced or deleted, as by `save_to_file`, but must
+        not be truncated or overwritten in place. `False` reads the whole file now.
       strict: See `from_state_dict`.
       max_size: The maximum decompressed size in bytes.
       storage_options: See `save_to_file`.
 
     Returns:
-      The new tree. Its arrays are NumPy arrays.
+      The restored tree. Its arrays are NumPy arrays.
 
     Raises:
       OSError: If the file cannot be read.
-      DecodeError: A ValueError, with the byte offset. If the file has another format.
-      MismatchError: A ValueError. If it does not fit the template.
-      CorruptionError: A ValueError. If it is a damaged gzip file.
+      DecodeError: A ValueError with the byte offset, if the file has another format.
+      MismatchError: A ValueError that lists all differences, if the state does not match the
+        template.
+      CorruptionError: A ValueError, if the file is damaged gzip.
 
     Examples:
       >>> import numpy as np, tempfile
@@ -316,22 +316,22 @@ def compress_bytes(
 ) -> bytes:
     """Compresses data with gzip, or as numbers.
 
-    The result is a gzip stream that every reader of gzip takes. Its blocks are compressed, and
-    by `decompress_bytes` decompressed, in parallel; an index of them follows the data, in empty
-    members. Equal data give equal results: the time stamp is zero, and the number of threads
-    has no influence.
+    The result is a gzip stream that every gzip reader accepts. Its blocks are compressed in
+    parallel, and `decompress_bytes` decompresses them in parallel. An index of the blocks follows
+    the data, in empty members. The result is deterministic: the time stamp is zero, and the number
+    of threads has no influence.
 
     Args:
       data: Any bytes-like object.
-      level: From 0 (stored) to 9 (smallest), as everywhere. `None` chooses for each block
-        by its content: weights, which do not repeat, are coded by the frequency of each
-        byte, which is many times as fast as a search for matches.
-      compress: `"numbers"` is smaller and faster for weights, and read by treepack alone.
+      level: The gzip level from 0 (stored) to 9 (smallest). `None` chooses for each block by its
+        content: weights, which do not repeat, are only Huffman-coded, which is many times faster
+        than a search for matches.
+      compress: `"numbers"` is smaller and faster for weights, but only treepack reads it.
       threads: See `to_bytes`.
       progress: See `save_to_file`.
 
     Raises:
-      ValueError: If there is no such level, or no such way to compress.
+      ValueError: If `level` or `compress` is not one of these values.
 
     Examples:
       >>> import gzip, treepack
@@ -355,17 +355,17 @@ def decompress_bytes(
     """Decompresses gzip data, or data compressed as numbers.
 
     Args:
-      data: Any bytes-like object with any number of gzip members; zero bytes after a
-        member are ignored.
+      data: A bytes-like object with any number of gzip members; zero bytes after a member are
+        ignored.
       max_size: The maximum number of bytes to return.
-      threads: See `to_bytes`. Only streams of treepack are decompressed in parallel.
-      progress: See `save_to_file`. Of streams of others, the bytes that have been read
-        count, since the decompressed size is unknown.
+      threads: See `to_bytes`. Only streams written by treepack are decompressed in parallel.
+      progress: See `save_to_file`. For gzip of other programs it counts the compressed bytes, since
+        the decompressed size is unknown.
 
     Raises:
-      GzipTruncatedError: A ValueError and EOFError. If the data end early.
-      GzipError: A ValueError and OSError. If they are damaged, or are not gzip.
-      TreepackError: A ValueError. If there are more than `max_size` bytes.
+      GzipTruncatedError: A ValueError and EOFError, if the data end early.
+      GzipError: A ValueError and OSError, if the data are damaged or are not gzip.
+      TreepackError: A ValueError, if the result would exceed `max_size` bytes.
 
     Examples:
       >>> import gzip, treepack
@@ -423,9 +423,10 @@ def from_compressed_bytes(
     threads: int | None = None,
     progress: Progress = None,
 ) -> Template:
-    """Restores a tree like the target, with leaves from the result of `to_compressed_bytes`.
+    """Restores a tree from compressed bytes, in the structure of a target.
 
-    Takes the options of `from_bytes` and `decompress_bytes`, with the same errors.
+    Takes the result of `to_compressed_bytes`, and the options of `from_bytes` and
+    `decompress_bytes`; raises the same errors.
 
     Examples:
       >>> import numpy as np
@@ -443,20 +444,20 @@ def from_compressed_bytes(
 
 
 def patch(*, strict: Strict = True) -> Patch:
-    """Replaces the byte functions of flax by those here, for code of others that calls them.
+    """Replaces the byte functions of flax with treepack's, for libraries that call them.
 
-    `to_bytes`, `from_bytes`, `msgpack_serialize` and `msgpack_restore` of
-    `flax.serialization` are replaced, for good unless the result is used as a context manager.
-    Call it before the import of modules that import the functions by name. `to_state_dict` and
-    `from_state_dict` stay flax's: its own modules call them for their own purposes.
+    Replaces `to_bytes`, `from_bytes`, `msgpack_serialize` and `msgpack_restore` of
+    `flax.serialization`, permanently unless the result is used as a context manager. Call it before
+    importing modules that import these functions by name. `to_state_dict` and `from_state_dict`
+    stay flax's: modules of flax call them for other purposes.
 
     Args:
-      strict: How `flax.serialization.from_bytes` compares leaves with the template's; see
-        `from_state_dict`. `False` compares neither shapes nor dtypes, as flax does, for programs
-        that restore into templates of other shapes or dtypes.
+      strict: How `flax.serialization.from_bytes` compares leaves with the template; see
+        `from_state_dict`. `False` compares neither shapes nor dtypes, as in flax, for programs that
+        restore into templates of other shapes or dtypes.
 
     Returns:
-      A context manager that restores the functions of flax; its method `undo` does so, too.
+      A context manager that restores the functions of flax on exit; so does its method `undo`.
 
     Raises:
       ImportError: If flax is not installed.

@@ -159,7 +159,7 @@ def test_errors_of_the_background_are_told_once(tmp_path: Path, caplog: Any) -> 
     with caplog.at_level(logging.ERROR, "treepack"):
         del manager
         gc.collect()  # earlier errors hold frames that hold it
-    assert "in the background has failed: ZeroDivisionError" in caplog.text
+    assert "in the background failed: ZeroDivisionError" in caplog.text
 
 
 def test_templates_are_compared_on_request(tmp_path: Path) -> None:
@@ -179,7 +179,7 @@ def test_options(tmp_path: Path) -> None:
         checkpoints.restore_checkpoint(tmp_path, None, max_size=10)
     found = checkpoints.restore_checkpoint(path, None, copy=True)["w"]
     assert found.flags.writeable
-    with pytest.raises(ValueError, match="level needs compress"):
+    with pytest.raises(ValueError, match="level requires compress"):
         checkpoints.save_checkpoint(tmp_path, tree, 2, level=3)
 
 

@@ -131,7 +131,7 @@ def advice(folder: Path) -> list[tuple[Any, str, list[Any]]]:
         (lambda: load(cast=True), "or pass dtype=", [
             lambda: load(tree, cast=True), lambda: load(dtype="float16")]),
         (lambda: load(tree, dtype="float16"), "cast=True", [lambda: load(tree, cast=True)]),
-        (lambda: load(rename={"a": "x"}), "needs a target", [
+        (lambda: load(rename={"a": "x"}), "requires a target", [
             lambda: load({"x": tree["a"], "b": tree["b"]}, rename={"a": "x"})]),
         (lambda: treepack.loads(lost), 'target.*unknown="dict"|unknown="dict"', [
             lambda: treepack.loads(lost, unknown="dict"),
@@ -159,7 +159,7 @@ def advice(folder: Path) -> list[tuple[Any, str, list[Any]]]:
         (lambda: checkpoints.save_checkpoint(series, tree, 4), "a later step.*overwrite=True", [
             lambda: checkpoints.save_checkpoint(series, tree, 6),
             lambda: checkpoints.save_checkpoint(series, tree, 4, overwrite=True)]),
-        (lambda: treepack.save(path, tree, level=3), "needs compress=True", [
+        (lambda: treepack.save(path, tree, level=3), "requires compress=True", [
             lambda: treepack.save(path, tree, level=3, compress=True)]),
         (lambda: treepack.packed_size(tree, metadata=1), "described=True", [
             lambda: treepack.packed_size(tree, metadata=1, described=True)]),
@@ -195,7 +195,8 @@ def of_arrays(folder: Path) -> list[tuple[Any, str, list[Any]]]:
         (lambda: load(device=device, arrays="numpy"), "leave out arrays='numpy'", [
             lambda: load(device=device, dtype="float32", select="w")]),
         (lambda: treepack.load(big, {"n": np.zeros(1, np.int8), "i": 0}, cast=True),
-            "give a|dtype", [lambda: treepack.load(big, {"n": np.zeros(1, np.int64), "i": 0})]),
+            "use a template|dtype", [
+                lambda: treepack.load(big, {"n": np.zeros(1, np.int64), "i": 0})]),
         (lambda: treepack.dumps({"w": spec}), "metadata=", [
             lambda: treepack.dumps({}, metadata={"w": spec})]),
         (lambda: treepack.dumps({"m": masked}), "save data and mask", [
@@ -260,14 +261,15 @@ def of_files(folder: Path) -> list[tuple[Any, str, list[Any]]]:
     text = io.StringIO("text")
     lost = MadeHere(jnp.ones(2))
     return [
-        (lambda: treepack.open(zipped), "load it as a whole|treepack convert", [
+        (lambda: treepack.open(zipped), "load it whole|treepack convert", [
             lambda: treepack.load(zipped), lambda: convert(zipped, folder / "foreign.treepack"),
             lambda: treepack.open(gzip.decompress(zipped.read_bytes()))]),
         (lambda: treepack.load(series), "load one of them", [
             lambda: treepack.load(series / "checkpoint_5")]),
         (lambda: treepack.open(text), "mode 'rb'", [
             lambda: treepack.open(io.BytesIO(path.read_bytes()))]),
-        (lambda: treepack.loads(str(path)), "load reads files", [lambda: treepack.load(path)]),
+        (lambda: treepack.loads(str(path)), "use treepack.load for files", [
+            lambda: treepack.load(path)]),
         (lambda: treepack.open(path)["a.b/b"], "nothing at", [lambda: treepack.open(path)["a/b"]]),
         (lambda: run("convert", path, folder / "sep.npz", "--sep", "."), "choose another", [
             lambda: run("convert", path, folder / "sep.npz", "--sep", "|")]),

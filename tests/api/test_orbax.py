@@ -181,7 +181,7 @@ with ocp.CheckpointManager(args[0]) as manager:
         manager.save(3, args=TreepackSave(bad))
         manager.wait_until_finished()
     except Exception as error:
-        assert "process 1 has saved another tree" in str(error), error
+        assert "process 1 saved a different tree" in str(error), error
     else:
         raise AssertionError("no error")
 with ocp.CheckpointManager(args[0]) as manager:

@@ -89,9 +89,9 @@ def test_options_of_save(tmp_path: Path, compress: bool) -> None:
         jax.tree.map(np.testing.assert_array_equal, treepack.load(path, mmap=mmap), TREE)
     jax.tree.map(np.testing.assert_array_equal, treepack.loads(content), TREE)
     assert treepack.abstract(path)["list"][0].dtype == jnp.bfloat16
-    with pytest.raises(ValueError, match="level needs compress=True"):
+    with pytest.raises(ValueError, match="level requires compress=True"):
         treepack.save(path, TREE, level=3)
-    with pytest.raises(ValueError, match="level needs compress=True"):
+    with pytest.raises(ValueError, match="level requires compress=True"):
         treepack.dumps(TREE, level=3)
 
 
@@ -248,9 +248,9 @@ def test_a_place_for_what_jax_has_not() -> None:
 def test_places_that_are_none(options: Any) -> None:
     for data in (treepack.dumps({}), treepack.dumps({"a": np.zeros(2)})):
         for target in (None, {}, {"a": np.zeros(2)}):
-            with pytest.raises(ValueError, match="has to be a device or sharding of jax"):
+            with pytest.raises(ValueError, match="must be a JAX device or sharding"):
                 treepack.loads(data, target, **options)
-        with pytest.raises(ValueError, match="has to be a device or sharding of jax"):
+        with pytest.raises(ValueError, match="must be a JAX device or sharding"):
             treepack.load(data, select="**", **options)
 
 
@@ -264,11 +264,11 @@ def test_a_sharding_for_each_path() -> None:
     found = treepack.loads(treepack.dumps(PLACED), sharding=where)
     assert [path for path, *_ in seen] == ["p/a", "p/b", "l/0", "l/1"]
     assert found["p"].a.devices() == {jax.devices()[1]}
-    with pytest.raises(ValueError, match="at l/0: the tree of shardings has none"):
+    with pytest.raises(ValueError, match="at l/0: the tree of shardings has no entry"):
         treepack.loads(treepack.dumps(PLACED), sharding={"p": ROWS})
     with pytest.raises(ValueError, match="exclude each other"):
         treepack.loads(treepack.dumps(PLACED), sharding=ROWS, device=jax.devices()[0])
-    with pytest.raises(ValueError, match="make arrays of jax"):
+    with pytest.raises(ValueError, match="return JAX arrays"):
         treepack.loads(treepack.dumps(PLACED), device=jax.devices()[0], arrays="numpy")
 
 
@@ -393,7 +393,9 @@ def test_keys_do_not_change_with_the_buffer() -> None:
 
 def test_integers_that_do_not_fit_32_bits() -> None:
     data = treepack.dumps({"n": np.array([2**40 + 5])})
-    with pytest.raises(treepack.TreepackError, match="at n: integers of int64 do not fit int32"):
+    with pytest.raises(
+        treepack.TreepackError, match="at n: integers of int64 do not fit into int32"
+    ):
         treepack.loads(data, {"n": jnp.zeros(1, jnp.int32)})
     assert treepack.loads(data, {"n": jnp.zeros(1, jnp.int32)}, arrays="numpy")["n"][0] > 2**40
     assert treepack.loads(treepack.dumps([np.array([7])]), [jnp.zeros(1, jnp.int32)])[0][0] == 7
@@ -468,9 +470,9 @@ def test_shardings_that_do_not_fit() -> None:
     data = treepack.dumps({"a": {"w": jnp.zeros(3)}})
     columns = NamedSharding(MESH, PartitionSpec(None, "data"))
     for sharding in (ROWS, columns):
-        with pytest.raises(treepack.TreepackError, match=r"at a/w: .* cannot be put as"):
+        with pytest.raises(treepack.TreepackError, match=r"at a/w: cannot place an array of shape"):
             treepack.loads(data, sharding=sharding)
-    with pytest.raises(ValueError, match="at a/w: a sharding or device is needed"):
+    with pytest.raises(ValueError, match="at a/w: expected a sharding or device"):
         treepack.loads(data, sharding=lambda *_: [])
 
 
@@ -483,7 +485,7 @@ def test_a_template_of_an_abstract_mesh() -> None:
 
 
 def test_paths_that_were_urls() -> None:
-    with pytest.raises(ValueError, match="is a URL that pathlib has changed"):
+    with pytest.raises(ValueError, match="is a URL that pathlib changed"):
         treepack.save(Path("gs://bucket/model"), {})
 
 
@@ -515,9 +517,9 @@ def test_a_size_below_zero_is_refused_whatever_is_read(tmp_path: Path) -> None:
     treepack.save(tmp_path / "directory", {"a": 1}, sharded=True)
     for read in (treepack.load, treepack.open, treepack.verify, treepack.abstract):
         for name in ("file", "directory"):
-            with pytest.raises(ValueError, match="max_size must not be negative"):
+            with pytest.raises(ValueError, match="max_size must be at least 0 bytes, got -"):
                 read(tmp_path / name, max_size=-1)
-    with pytest.raises(ValueError, match="max_size must not be negative"):
+    with pytest.raises(ValueError, match="max_size must be at least 0 bytes, got -"):
         treepack.loads(treepack.dumps(1), max_size=-1)
     with treepack.open(tmp_path / "file") as file, pytest.raises(TypeError, match="'max_size'"):
         file.load(max_size=1)
@@ -539,7 +541,7 @@ def test_options_that_exist_where_work_is_done(tmp_path: Path) -> None:
         ):
             with pytest.raises(treepack.TreepackError, match="exceeds max_size=10 bytes"):
                 load(max_size=10)
-            with pytest.raises(ValueError, match="max_size must not be negative"):
+            with pytest.raises(ValueError, match="max_size must be at least 0 bytes, got -"):
                 load(max_size=-1)
         with pytest.raises(treepack.TreepackError, match="exceeds max_size=10 bytes"):
             treepack.open(path, max_size=10)
@@ -553,7 +555,7 @@ def test_options_that_exist_where_work_is_done(tmp_path: Path) -> None:
     assert bytes(buffer) == data
     assert b"".join(treepack.buffers(tree, described=True, **options)) == data
     for option in options:
-        with pytest.raises(ValueError, match="need described=True"):
+        with pytest.raises(ValueError, match="require described=True"):
             treepack.packed_size({}, **{option: options[option]})
 
 

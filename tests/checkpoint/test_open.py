@@ -271,7 +271,7 @@ def test_pickles(tmp_path: Path) -> None:
         assert again["step"] == 7
         assert list(tree) == ["0", "1"]
         assert lazy[1, 1] == 4
-    with pytest.raises(TypeError, match="cannot be pickled"):
+    with pytest.raises(TypeError, match="cannot pickle a File"):
         pickle.dumps(treepack.open(io.BytesIO(treepack.dumps(1))))
 
 

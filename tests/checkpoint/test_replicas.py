@@ -285,7 +285,7 @@ for failing in (0, 1):
     placement.spread, placement.BATCH_BYTES = spread, 1 << 28
     # Another target, or other places, or another save.
     again()
-    told = "process 1: it loads something else than the first process"
+    told = "process 1: its load differs from the first process"
     raised(lambda: load(mine, {"a": tree["a"]} if here else tree, missing="target"), told)
     raised(lambda: load(mine, tree, sharding=where if here else {"a": where, "b": split,
         "c": split}), told)
@@ -347,12 +347,12 @@ where = NamedSharding(mesh(3), P())
 tree = {"a": put(np.arange(8, dtype=np.float32), where)}
 treepack.save(path, tree, sharded=True, durable=False)
 if index != late:
-    raised(lambda: load(path, tree, timeout=2), f"process {late}", "has not called load", "2 s")
+    raised(lambda: load(path, tree, timeout=2), f"process {late}", "did not call load", "2 s")
     Path(f"{path}.{index}").touch()
 while not all(other.exists() for other in told):
     time.sleep(0.05)
 if index == late:
-    raised(lambda: load(path, tree, timeout=2), "has not called load")  # the one it has missed
+    raised(lambda: load(path, tree, timeout=2), "did not call load")  # the one it has missed
 check(load(path, tree)["a"], np.arange(8, dtype=np.float32), where)
 """
 )
@@ -375,7 +375,7 @@ if index == 1:
     def killed(*_):
         os.kill(os.getpid(), signal.SIGKILL)
     placement.spread = killed  # after all have agreed on the plan
-raised(lambda: load(path, tree, timeout=5), "process 1: has not called load, or not ended it")
+raised(lambda: load(path, tree, timeout=5), "process 1: did not call load, or did not finish")
 print("told", flush=True)
 os._exit(0)  # jax would wait for the other one
 """
@@ -480,5 +480,5 @@ def test_options_are_checked(tmp_path: Path) -> None:
     wrong: Any = "send"
     with pytest.raises(ValueError, match=r"replicas must be one of \('read', 'broadcast'\)"):
         treepack.load(tmp_path / "saved", replicas=wrong)
-    with pytest.raises(ValueError, match="timeout has to be more than 0"):
+    with pytest.raises(ValueError, match="timeout must be more than 0"):
         treepack.load(tmp_path / "saved", timeout=0)

@@ -106,12 +106,12 @@ def test_floats_in_lists_become_another_dtype(folder: Path) -> None:
 
 def test_what_cannot_be_converted(folder: Path) -> None:
     for command in (["convert", "flax"], ["get", "flax", "params"], ["salvage", "flax"]):
-        assert ".pt is for PyTorch: choose .treepack" in refused(*command, "new.pt")
+        assert ".pt file, which is for PyTorch: choose .treepack" in refused(*command, "new.pt")
     for args, message in (
-        (("convert", "model", "x.safetensors"), "at key: a PRNGKeyArray is no array"),
-        (("convert", "flax", "x.npz"), "npz has no dtype bfloat16"),
-        (("convert", "flax", "x", "--dtype", "int8"), "no dtype of floats"),
-        (("convert", "flax", "x.npz", "--gzip"), "are for msgpack"),
+        (("convert", "model", "x.safetensors"), "at key: expected an array, found PRNGKeyArray"),
+        (("convert", "flax", "x.npz"), "npz does not support dtype bfloat16"),
+        (("convert", "flax", "x", "--dtype", "int8"), "must be a float dtype"),
+        (("convert", "flax", "x.npz", "--gzip"), "apply only to msgpack"),
         (("get", "model", "nothing", "x"), "nothing at nothing"),
         (("ls", "nothing-like-this://host/x"), "Protocol not known"),
     ):
@@ -164,7 +164,7 @@ def test_complex_numbers_of_ml_dtypes(folder: Path, name: str) -> None:
 @pytest.mark.parametrize("dtype", ML_DTYPES, ids=str)
 def test_npz_has_no_dtypes_of_ml_dtypes(folder: Path, dtype: Any) -> None:
     Path("one").write_bytes(serialization.to_bytes({"w": np.zeros(3, dtype)}))
-    with pytest.raises(treepack.TreepackError, match=f"npz has no dtype {dtype.name}"):
+    with pytest.raises(treepack.TreepackError, match=f"npz does not support dtype {dtype.name}"):
         call("convert", "one", "one.npz")
 
 
@@ -184,7 +184,7 @@ def test_damaged_leaves_are_not_copied(folder: Path, leaf: str) -> None:
     damage(Path("model"), "params/scale")
     corrupt = treepack.verify("model").corrupt
     assert {*corrupt} == {leaf, "params/scale"}
-    told = f"'model': {', '.join(corrupt)} are damaged: treepack salvage copies"
+    told = f"'model': {', '.join(corrupt)} are damaged: `treepack salvage` copies"
     for target in (["new"], ["new.msgpack"], ["new", "--gzip"], ["new", "--dtype", "float16"]):
         with pytest.raises(CorruptionError, match=told):
             call("convert", "model", *target)

@@ -254,9 +254,9 @@ def short(reason: str) -> str:
 # Reasons that docs/types.md explains, by a part of the message.
 UNTRACED = "`jax.eval_shape` cannot trace the function that makes the state"
 EXPECTED = {
-    "static data here were not saved": "needs its code",
-    "knows no type named 'states.": "needs a registration",
-    "knows no type named": "needs a template",
+    "static data were not saved": "needs its code",
+    "unregistered type 'states.": "needs a registration",
+    "unregistered type": "needs a template",
     "ArrayImpl instead of": "`jax.eval_shape` returns arrays in place of Python numbers",
     "other structure: ": "the template has new functions, which are not equal",
     "Abstract tracer value": UNTRACED,

@@ -171,10 +171,10 @@ def test_a_hole_is_filled_by_what_is_like_the_node() -> None:
                 if ty is Unnamed:
                     assert re.search(rf"at {path}: .*like it", str(caught.value))
                 else:
-                    assert re.search(r"no type named .*Unregistered", str(caught.value))
+                    assert re.search(r"unregistered type .*Unregistered", str(caught.value))
             assert treepack.loads(data, unknown="dict") == wrap({"0": 1})
             template = wrap(ty(0, "B"))
-            with pytest.raises(ValueError, match="static= fills what a file lacks"):
+            with pytest.raises(ValueError, match="static= cannot be used with a target"):
                 treepack.loads(data, template, static=template)
     # All static data of a node can be given by themselves.
     data = treepack.dumps([Unnamed(1, abs), Unnamed(2, lambda: 1)])
@@ -561,7 +561,7 @@ def test_partials_of_partials_with_arrays() -> None:
     assert found().tolist() == [1, 1]
     with jax.enable_x64(True):
         data = treepack.dumps(partial(partial(jnp.add, jnp.float64(1)), 2))
-    with pytest.raises(treepack.DecodeError, match="jax makes float32 of float64 here"):
+    with pytest.raises(treepack.DecodeError, match="JAX would convert float64 to float32"):
         treepack.loads(data)
 
 
@@ -590,7 +590,7 @@ def test_static_data_of_libraries() -> None:
             assert (found.func, found.args, found.keywords) == (add, (1,), {"key": 2})
         else:
             assert found == value
-    with pytest.raises(TypeError, match="which is not registered"):
+    with pytest.raises(TypeError, match="unregistered type"):
         treepack.dumps([], metadata=jax.tree.structure(Config(1)))
 
 
@@ -725,9 +725,9 @@ def test_what_fills_a_hole_has_the_same_children() -> None:
     other = dataclasses.make_dataclass("One", ["w", "c"])
     data = treepack.dumps({"m": one(1, 2)})
     assert treepack.loads(data, static={"m": one(0, 0)})["m"] == one(1, 2)
-    with pytest.raises(treepack.DecodeError, match=r"with the field 'b', and no longer has it"):
+    with pytest.raises(treepack.DecodeError, match=r"with the field 'b', which it no longer has"):
         treepack.loads(data, static={"m": other(7, 8)})
-    with pytest.raises(treepack.UnregisteredTypeError, match=r"no type named '\w+\.One'"):
+    with pytest.raises(treepack.UnregisteredTypeError, match=r"unregistered type '\w+\.One'"):
         treepack.loads(data, static={"m": 5})
 
 

@@ -324,7 +324,7 @@ def test_they_are_looked_up_in_what_is_imported(
     assert library.made == []  # no code of the type has run
     assert type(treepack.loads(data)[1].data[1]) is library.Irreps
     monkeypatch.delitem(sys.modules, "haliax")
-    with pytest.raises(treepack.UnregisteredTypeError, match=r"'haliax:.*; import haliax"):
+    with pytest.raises(treepack.UnregisteredTypeError, match=r"'haliax:.*: import haliax"):
         treepack.loads(data)
     assert "haliax" not in sys.modules
 
@@ -392,7 +392,7 @@ def test_units_and_wrapped_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
     for text in ("m", "kg m2 / s2", "10**3 Angstrom", "µm", "m(1/2)"):
         assert treepack.loads(treepack.dumps(Layer(1, Unit(text)))).data == Unit(text)
     for text in ("10**9999 m", "m;", "1e5m\n"):
-        with pytest.raises(treepack.DecodeError, match="no unit"):
+        with pytest.raises(treepack.DecodeError, match="not a unit"):
             static.rebuild_value("astropy.units", text)
     wrapped = treepack.loads(treepack.dumps(Layer(1, (Wrapped(np.arange(3)), 2)))).data[0]
     np.testing.assert_array_equal(wrapped.array, np.arange(3))

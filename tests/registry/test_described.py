@@ -192,9 +192,7 @@ def test_a_process_without_the_types_names_them(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     first, second = done.stdout.splitlines()
     assert first == "list w b"
-    assert second.startswith(
-        "tests.Frozen the program knows no type named 'tests.Frozen': register"
-    )
+    assert second.startswith("tests.Frozen unregistered type 'tests.Frozen': register")
     assert 'unknown="dict"' in second
 
 
@@ -259,7 +257,7 @@ def test_what_jax_would_truncate_is_an_error() -> None:
     with jax.enable_x64(True):
         data = treepack.dumps({"w": jnp.arange(3.0, dtype="float64")})
     assert treepack.loads(data, arrays="numpy")["w"].dtype == np.float64
-    with pytest.raises(treepack.TreepackError, match="jax makes float32 of an array of float64"):
+    with pytest.raises(treepack.TreepackError, match="JAX would convert float64 to float32"):
         treepack.loads(data)
 
 
@@ -282,7 +280,7 @@ def test_keys_are_put_where_arrays_are() -> None:
 def test_what_jax_has_no_arrays_of() -> None:
     state = {"a": np.zeros(2, "M8[s]")}
     data = record([["jax", []], ["dict", [[1, 0]]]])
-    with pytest.raises(treepack.DecodeError, match="jax has no arrays of datetime64"):
+    with pytest.raises(treepack.DecodeError, match="JAX does not support dtype datetime64"):
         treepack.loads(with_record(state, data))
 
 
@@ -371,7 +369,7 @@ def test_with_a_target() -> None:
     with pytest.raises(treepack.MismatchError, match=r"a/0"):
         treepack.loads(treepack.dumps(tree), wrong)
     assert treepack.loads(treepack.dumps(3), 0) == 3
-    with pytest.raises(ValueError, match="cast=True needs a target"):
+    with pytest.raises(ValueError, match="cast=True requires a target"):
         treepack.loads(treepack.dumps(tree), cast=True)
 
 
@@ -474,7 +472,7 @@ def test_records_of_other_writers_are_read() -> None:
         ),
         (
             record([PLAIN, [{"typed": [0, b""]}, [[1, 0]]]], [["tests.Frozen", [["v"], []]]]),
-            r"was saved with the field 'v', and no longer has it",
+            r"was saved with the field 'v', which it no longer has",
         ),
     ],
 )
@@ -528,18 +526,18 @@ def test_nodes_with_other_children_or_static_data(name: str) -> None:
     ]
     for changed, new_runs in changes:
         data["nodes"][-1] = [kind, new_runs]
-        with pytest.raises(treepack.DecodeError, match="it has the children"):
+        with pytest.raises(treepack.DecodeError, match="expected the children"):
             treepack.loads(with_record(changed, msgpack.packb(data)))
     for static in ((), (1, 2, 3, 4, 5), "text", None, [1]):
         data["nodes"][-1] = [{"typed": [0, core.encode_value(static)]}, runs]
-        with pytest.raises(treepack.DecodeError, match="its static data should be"):
+        with pytest.raises(treepack.DecodeError, match="expected a tuple of the static data"):
             treepack.loads(with_record(state, msgpack.packb(data)))
 
 
 def test_an_unknown_implementation_of_keys() -> None:
     data = altered(treepack.dumps([jax.random.key(1)]), b"threefry2x32", b"threefry2x33")
     with pytest.raises(
-        treepack.DecodeError, match=r"dict where an array was saved.*implementation.*at 0"
+        treepack.DecodeError, match=r"expected an array, found a dict .*implementation.*at 0"
     ):
         treepack.loads(data)
 

@@ -159,7 +159,7 @@ CHANGES: dict[str, tuple[Fields, Fields, Fields, Fields, str | None]] = {
         {"l": "l", "k": "k"},
         None,
     ),
-    "a field less": ({"w": REQUIRED, "v": 0.5}, {}, {"w": REQUIRED}, {}, "no longer has it"),
+    "a field less": ({"w": REQUIRED, "v": 0.5}, {}, {"w": REQUIRED}, {}, "it no longer has"),
     "a new field without a default": (
         {"w": REQUIRED},
         {},
@@ -172,14 +172,14 @@ CHANGES: dict[str, tuple[Fields, Fields, Fields, Fields, str | None]] = {
         {},
         {"w": REQUIRED},
         {"k": "k"},
-        "'k' as a child field, and has it as a static field now",
+        "'k' as a child field, and now has it as a static field",
     ),
     "a static field that is a child now": (
         {"w": REQUIRED},
         {"k": "k"},
         {"w": REQUIRED, "k": "k"},
         {},
-        "'k' as a static field, and has it as a child field now",
+        "'k' as a static field, and now has it as a child field",
     ),
 }
 
@@ -334,7 +334,7 @@ def test_fields_that_swap_places_are_no_silent_swap() -> None:
     assert vars(treepack.loads(data)) == {"a": 1, "b": 2}
     new = opaque("b", "a")
     with pytest.raises(
-        treepack.UnregisteredTypeError, match=r"\['a', 'b'\], and takes \['b', 'a'\]"
+        treepack.UnregisteredTypeError, match=r"\['a', 'b'\], and now takes \['b', 'a'\]"
     ):
         treepack.loads(data)
     assert vars(treepack.loads(data, new(a=0, b=0))) == {"a": 1, "b": 2}
@@ -357,7 +357,7 @@ def test_a_field_less_is_an_error_that_names_both_ways_out(kind: str, strict: An
         with pytest.raises(treepack.MismatchError, match="unexpected") as caught:
             treepack.load(data, template, strict=strict)
         assert 'Pass unexpected="ignore" to treepack.load' in str(caught.value)
-        assert "or select= to load less" in str(caught.value)
+        assert "or select= to load fewer leaves" in str(caught.value)
     assert_loaded(unexpected="ignore")
     assert_loaded(select=["m/w", "n"])
     with pytest.raises(treepack.MismatchError, match="unexpected") as caught:

@@ -31,7 +31,7 @@ def field(**options: Any) -> Any:
 
 
 def test_bare_and_with_arguments() -> None:
-    with pytest.warns(UserWarning, match="Bare' is not a lasting name"):
+    with pytest.warns(UserWarning, match="Bare' may name another type"):
 
         @treepack.register_dataclass
         @dataclasses.dataclass
@@ -58,7 +58,7 @@ def test_to_register_twice_does_nothing() -> None:
 
     for _ in range(2):
         assert treepack.register_dataclass(Twice, serialized_name="Twice") is Twice
-    with pytest.raises(ValueError, match=r"Twice is already .* the name 'Twice', not 'Thrice'"):
+    with pytest.raises(ValueError, match=r"Twice is already .* the name 'Twice'.* 'Thrice'"):
         treepack.register_dataclass(Twice, serialized_name="Thrice")
 
 
@@ -195,7 +195,7 @@ def test_types_that_jax_does_not_know() -> None:
     class Tuple(NamedTuple):
         x: int
 
-    with pytest.raises(ValueError, match=r"call treepack\.register_namedtuple"):
+    with pytest.raises(ValueError, match=r"use treepack\.register_namedtuple"):
         treepack.register_node(Tuple, serialized_name="Tuple")
 
 
@@ -206,7 +206,7 @@ def test_fields_that_changed_since_it_was_saved() -> None:
 
     data = treepack.dumps({"layer": define("a", "b")(np.ones(2), 3)})
     define("a", "c")
-    message = r"saved with the field 'b', and no longer has it(.*\n)*.*layer"
+    message = r"saved with the field 'b', which it no longer has(.*\n)*.*layer"
     with pytest.raises(treepack.UnregisteredTypeError, match=message):
         treepack.loads(data)
     assert treepack.loads(data, unknown="dict")["layer"]["b"] == 3
@@ -224,7 +224,7 @@ def test_a_field_that_became_static_since_it_was_saved() -> None:
         data = treepack.dumps(define(**before)(np.ones(2), 3))
         define(**after)
         with pytest.raises(
-            treepack.UnregisteredTypeError, match=r"as a (child|static) field, and has it as a"
+            treepack.UnregisteredTypeError, match=r"as a (child|static) field, and now has it as a"
         ):
             treepack.loads(data)
 
@@ -250,7 +250,7 @@ def test_conditional_children() -> None:
     assert treepack.loads(data)[0] == Conditional(1)
     assert treepack.abstract(data)[1].a.shape == (3,)
     assert treepack.loads(data, [Conditional(0), Conditional(np.zeros(3, "f4"))])[0].a == 1
-    with pytest.raises(treepack.DecodeError, match=r"it has the children \['a'\], not \['b'\]"):
+    with pytest.raises(treepack.DecodeError, match=r"expected the children \['a'\], found \['b'\]"):
         treepack.loads(altered(data, b"\x81\xa1a\x01", b"\x81\xa1b\x01"))
 
 
@@ -292,9 +292,9 @@ def test_arguments_are_those_of_jax() -> None:
     class Known:
         w: Any = None
 
-    with pytest.raises(TypeError, match="both be given"):
+    with pytest.raises(TypeError, match="must be passed together"):
         treepack.register_dataclass(Known, ["w"])
-    with pytest.raises(ValueError, match=r"already registered with JAX, with the fields \['w'\]"):
+    with pytest.raises(ValueError, match=r"already registered with JAX with the fields \['w'\]"):
         treepack.register_dataclass(Known, ["w"], [], ["w"], serialized_name="tests.Known")
     with pytest.raises(ValueError, match="'x', which is not a field"):
         treepack.register_dataclass(Known, drop_fields=["x"], serialized_name="tests.Known")
@@ -483,20 +483,20 @@ def test_codecs_of_the_program() -> None:
 
     treepack.register_auxdata(Shape, "tests.Shape", lambda s: s.dims, lambda dims: Shape(*dims))
     assert core.decode_value(core.encode_value(Shape(1, 2))).dims == (1, 2)
-    with pytest.raises(TypeError, match="both be given"):
+    with pytest.raises(TypeError, match="must be passed together"):
         treepack.register_auxdata(Shape, "x", lambda s: s.dims)
-    with pytest.raises(TypeError, match="neither an enum nor a dataclass"):
+    with pytest.raises(TypeError, match="not an enum, a dataclass or a subclass of tuple"):
         treepack.register_auxdata(object)
     with pytest.raises(ValueError, match=r"'tests.Shape' is already registered for .*Shape"):
         treepack.register_auxdata(Color.__class__, "tests.Shape", repr, repr)
-    with pytest.raises(ValueError, match="not 'other'"):
+    with pytest.raises(ValueError, match="cannot also have the name 'other'"):
         treepack.register_auxdata(Color, "other")
 
 
 def test_functions() -> None:
-    with pytest.raises(TypeError, match="serialized_name is needed"):
+    with pytest.raises(TypeError, match="has no name of its own"):
         treepack.register_function(lambda: None)
-    with pytest.raises(ValueError, match="not 'other'"):
+    with pytest.raises(ValueError, match="cannot also have the name 'other'"):
         treepack.register_function(scale, serialized_name="other")
     with pytest.raises(ValueError, match=r"already registered for node_types\.scale"):
         treepack.register_function(np.sum, serialized_name="node_types.scale")
@@ -568,8 +568,8 @@ def test_what_a_tree_cannot_register_is_told() -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         assert list(treepack.register_tree([Plain(1), Local(2)])) == [default_name(Local)]
-    assert "Local' is not a lasting name" in str(caught[0].message)
-    assert "Plain is a dataclass that JAX does not know" in str(caught[1].message)
+    assert "Local' may name another type" in str(caught[0].message)
+    assert "Plain, which is not registered with JAX" in str(caught[1].message)
     assert {warning.filename for warning in caught} == {__file__}
 
 

@@ -396,7 +396,9 @@ def test_the_advice_about_functions_in_static_data_succeeds() -> None:
 def test_the_advice_about_a_handler_without_a_dict_succeeds() -> None:
     ty = type("Handled", (), {})
     serialization.register_serialization_state(ty, lambda _: [1, 2], lambda *_: ty())
-    with pytest.raises(treepack.UnserializableLeafError, match="returns no dict: save what it"):
+    with pytest.raises(
+        treepack.UnserializableLeafError, match="must return a dict: save the result"
+    ):
         treepack.dumps({"a": ty()})
     assert treepack.loads(treepack.dumps({"a": serialization.to_state_dict(ty())})) == {"a": [1, 2]}
 

@@ -407,8 +407,8 @@ KINDS: list[tuple[Any, Any, str]] = [
     ([1, 2], {"0": 1, "1": 2}, "expected a container of the type dict, found list"),
     (Left(1), {"a": 1}, r"expected a container of the type dict, found strict\.Left"),
     (Left(1), Right(1), r"expected a container of the type strict\.Right, found strict\.Left"),
-    ({1: 2}, {"1": 2}, "type dict, found dict with keys that are no strings"),
-    ({"1": 2}, {1: 2}, "type dict with keys that are no strings, found dict"),
+    ({1: 2}, {"1": 2}, "type dict, found dict with keys other than strings"),
+    ({"1": 2}, {1: 2}, "type dict with keys other than strings, found dict"),
     (collections.OrderedDict(a=1), {"a": 1}, "type dict, found collections.OrderedDict"),
 ]
 

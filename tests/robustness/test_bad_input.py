@@ -389,7 +389,9 @@ def test_what_the_data_are_comes_first(load: Any):
 
 def test_a_path_is_no_data(tmp_path: Path):
     for path in ("model.treepack", tmp_path / "model.treepack"):
-        with pytest.raises(TypeError, match=r"got the path '.*model.treepack': load reads files"):
+        with pytest.raises(
+            TypeError, match=r"got the path '.*model.treepack': use treepack.load for files"
+        ):
             treepack.loads(path)  # type: ignore[call-overload]
 
 

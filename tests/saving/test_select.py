@@ -110,7 +110,7 @@ def test_selections_that_make_no_sense(tmp_path: Path) -> None:
         treepack.dumps({"a": 1}, select=["a", "x"])
     with pytest.raises(ValueError, match="pass a list"):
         treepack.dumps({"a": 1, "b": 2}, select=("a", "b"))
-    with pytest.raises(ValueError, match="needs a tree"):
+    with pytest.raises(ValueError, match="requires a tree"):
         treepack.save(tmp_path / "x", iter([("a", 1)]), select="a")
     with pytest.raises(ValueError, match="at b: the tree of bools"):
         treepack.dumps({"a": 1, "b": 2}, select={"a": True})

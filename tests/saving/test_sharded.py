@@ -128,7 +128,7 @@ if index == 1:
 fails(bad, "process 1: UnserializableLeafError" if index == 0 else "UnserializableLeafError")
 other = make(mesh(2, 1))
 other["host"] = np.zeros(1000 + index)
-fails(other, "process 1 has saved another tree")
+fails(other, "process 1 saved a different tree")
 
 def enough(done, total):
     if index == 1:
@@ -156,7 +156,7 @@ path = f"{args[0]}-{index}"  # which is not the same directory
 try:
     treepack.save(path, make(mesh(2, 1)))
 except ValueError as error:
-    assert "all processes have to write to the same directory" in str(error), error
+    assert "all processes must write to the same directory" in str(error), error
 else:
     raise AssertionError("no error")
 """
@@ -180,7 +180,7 @@ else:
     try:
         treepack.save(path, tree, timeout=1)
     except ValueError as error:
-        assert "process 1: has not called save" in str(error), error
+        assert "process 1: did not call save" in str(error), error
     else:
         raise AssertionError("no error")
     open(told, "w").close()
@@ -189,7 +189,7 @@ if index == 1:
     try:
         treepack.save(path, tree)  # the one that it has missed
     except ValueError as error:
-        assert "process 1: has not called save" in str(error), error
+        assert "process 1: did not call save" in str(error), error
     else:
         raise AssertionError("no error")
 treepack.save(path, tree)
@@ -568,7 +568,7 @@ def test_gaps_are_as_large_as_the_files(checkpoint: Path) -> None:
         record["holes"][-1]["nbytes"] <<= 30
 
     change_manifest(checkpoint, enlarge)
-    with pytest.raises(treepack.DecodeError, match="its arrays cannot be in files of"):
+    with pytest.raises(treepack.DecodeError, match="its arrays cannot fit into files of"):
         treepack.open(checkpoint)
 
 
@@ -787,7 +787,7 @@ def test_files_elsewhere_are_not_opened(checkpoint: Path) -> None:
     read = core.Manifest.decode(manifest.read_bytes())
     for name in ("../other.treepack", "/etc/passwd", "..", "", "a\0b"):
         manifest.write_bytes(read.with_files([(name, 1, 1) for _ in read.files]))
-        with pytest.raises(treepack.DecodeError, match="is no file beside it"):
+        with pytest.raises(treepack.DecodeError, match="is not a file name in its directory"):
             treepack.load(checkpoint)
 
 
@@ -815,7 +815,9 @@ def test_damage_is_found(checkpoint: Path) -> None:
     assert kept["step"] == 3
     assert report.corrupt == ["host"]
     file.write_bytes(data[:-1])
-    with pytest.raises(treepack.CorruptionError, match=r"00000\.treepack has \d+ bytes"):
+    with pytest.raises(
+        treepack.CorruptionError, match=r"00000\.treepack has the wrong size: expected \d+ bytes"
+    ):
         treepack.load(checkpoint)
     assert set(treepack.verify(checkpoint).corrupt) > {"host", "params/w"}
     file.unlink()
@@ -841,7 +843,7 @@ def test_files_of_another_checkpoint_are_not_taken(saved: Path, checkpoint: Path
     ours.write_bytes(data)
     np.testing.assert_array_equal(treepack.load(checkpoint)["host"], np.arange(1000.0))  # equal
     treepack.save(ours, treepack.load(theirs) | {"host": np.ones(1000)})
-    with pytest.raises(treepack.CorruptionError, match=r"another record|bytes instead of"):
+    with pytest.raises(treepack.CorruptionError, match=r"does not match the manifest|wrong size"):
         treepack.load(checkpoint)
 
 
@@ -1037,25 +1039,25 @@ OTHERS = (
 treepack.save(path, tree(0), step=0)
 one, two = 1, 1 + index
 fails("process 1 saves no step, process 0 step 1", tree(two), step=None if index else 1)
-fails("process 1 saves other metadata than process 0", tree(two), metadata={"step": two})
+fails("process 1 saves different metadata than process 0", tree(two), metadata={"step": two})
 fails("process 1 saves with compress=True, process 0 with compress=False", tree(1),
       compress=index == 1)
-fails("all processes have to write to the same directory", tree(1), path=f"{path}-{index}")
+fails("all processes must write to the same directory", tree(1), path=f"{path}-{index}")
 everywhere = NamedSharding(mesh(2, 1), P())
 for leaf in (
     two, float(two), str(two), bytes([two]), np.float32(two), np.full(3, two), np.full(5000, two),
     jnp.full(5000, two), jnp.float32(two), jnp.ones(3, jnp.int4) * two, jax.random.key(two),
     put(np.array(two, np.int32), everywhere), put(np.full(10, index == 0), everywhere),
 ):
-    fails("process 1 has other values than process 0 at a/b", tree(1, a={"b": leaf}, c=1))
-fails("process 1 has saved another tree than process 0", tree(1, a=1) if index else tree(1))
-fails("process 1 has saved another tree than process 0", tree(1, a=(1,) if index else [1]))
+    fails("process 1 has different values than process 0 at a/b", tree(1, a={"b": leaf}, c=1))
+fails("process 1 saved a different tree than process 0", tree(1, a=1) if index else tree(1))
+fails("process 1 saved a different tree than process 0", tree(1, a=(1,) if index else [1]))
 many = {str(at): at + index for at in range(2000)}
-fails("at a/0, a/1, a/2, a/3, a/4, ...: everything but sharded arrays", tree(1, a=many))
+fails("at a/0, a/1, a/2, a/3, a/4, ...: everything except sharded arrays", tree(1, a=many))
 many = {str(at): at + index * (at == 1999) for at in range(2000)}
-fails("process 1 has saved another tree than process 0", tree(1, a=many))
+fails("process 1 saved a different tree than process 0", tree(1, a=many))
 long = {"x" * 1_000_000: {str(at): index for at in range(50)}}
-fails("everything but sharded arrays has to be the same", tree(1, a=long))
+fails("everything except sharded arrays must be the same", tree(1, a=long))
 # What is the same, though it looks different.
 nan = np.full((60, 70), np.nan)
 alike = {"nan": nan.T.copy().T if index else nan, "order": np.arange(600.0).astype(">f8" if index
@@ -1096,18 +1098,18 @@ def saves(step):
 saves(0)
 for step in (1, 11):  # process 1 misses one
     if index == 0:
-        misses(step, f"process 1: it has missed step {step}, and saves step {step + 1} already")
+        misses(step, f"process 1: it missed step {step}, and already saves step {step + 1}")
     saves(step + 1)
 for step in (21, 31):  # process 0 misses one
     if index == 1:
-        misses(step, f"process 0 has missed it, and saves step {step + 1} already")
+        misses(step, f"process 0 missed it, and already saves step {step + 1}")
     saves(step + 1)
 # Several at once, one of which process 1 misses.
 savings = {step: treepack.save(f"{path}-{step}", tree(step), step=step, background=True)
            for step in (41, 42, 43)[index:]}
 for step, saving in savings.items():
     error = saving.exception()
-    assert ("it has missed step 41" in str(error)) if step == 41 else error is None, (step, error)
+    assert ("it missed step 41" in str(error)) if step == 41 else error is None, (step, error)
     assert error is not None or treepack.verify(f"{path}-{step}").ok
 bad = {"bad": object()}
 for step in (51, 52):  # a process fails before it knows what process 0 saves
@@ -1315,7 +1317,7 @@ def test_a_lease_that_is_lost_is_noticed(tmp_path: Path) -> None:
     assert value_in(tmp_path) == 0
     assert theirs.exists()
     (tmp_path / lease.FILE).unlink()
-    with pytest.raises(treepack.TreepackError, match=r"is gone.*somebody removed it"):
+    with pytest.raises(treepack.TreepackError, match=r"is gone.*it was removed"):
         during(tmp_path, (tmp_path / lease.FILE).unlink)
     save_to(tmp_path, 2)
     assert len(list(tmp_path.iterdir())) == 2
@@ -1359,7 +1361,7 @@ def test_what_another_job_has_saved_meanwhile_stays(tmp_path: Path) -> None:
             if place is tmp_path:  # noqa: B023
                 (tmp_path / "aside").rename(tmp_path / lease.FILE)
 
-        with pytest.raises(treepack.TreepackError, match="another job has saved to"):
+        with pytest.raises(treepack.TreepackError, match="another job saved to"):
             during(place, another)
         assert value_in(place) == 2
         save_to(place, 3)
@@ -1465,7 +1467,7 @@ def test_arrays_of_numpy_are_as_those_of_a_file(saved: Path, tmp_path: Path) -> 
     renamed = treepack.load(saved, {"v": np.zeros_like(W)}, rename={"params/w": "v"}, copy=True)
     assert renamed["v"].flags.writeable
     for how in ({"arrays": "numpy"}, {"target": target}):
-        with pytest.raises(ValueError, match="has to be copied: it lies in several shards"):
+        with pytest.raises(ValueError, match="must be copied: it lies in several shards"):
             treepack.load(saved, copy=False, **how)
     loose = treepack.load(saved, {"params": {"w": 0, "t": None}}, strict=False)
     assert type(loose["params"]["w"]) is type(loose["params"]["t"]) is np.ndarray
@@ -1474,7 +1476,7 @@ def test_arrays_of_numpy_are_as_those_of_a_file(saved: Path, tmp_path: Path) -> 
 def test_what_is_saved_again_meanwhile(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = treepack.open(checkpoint)
     treepack.save(checkpoint, {"w": jnp.ones(3)}, sharded=True)
-    with pytest.raises(treepack.CorruptionError, match="saved again meanwhile: open it again"):
+    with pytest.raises(treepack.CorruptionError, match="replaced by another save: open it again"):
         np.asarray(file["params/w"])
     # Who loads begins again by himself.
     before = sharded.ShardedReader._checked
@@ -1505,7 +1507,9 @@ def test_what_is_saved_again_elsewhere_while_it_is_read(monkeypatch: pytest.Monk
     array = treepack.open(url)["w"]
     treepack.save(url, {"w": jnp.full(size, 2.0)}, sharded=True)
     for read in (lambda: array[3], lambda: np.asarray(array)):
-        with pytest.raises(treepack.CorruptionError, match="saved again meanwhile: open it again"):
+        with pytest.raises(
+            treepack.CorruptionError, match="replaced by another save: open it again"
+        ):
             read()
     expect, again = reading.expect, iter([3, 4])
 
@@ -1568,7 +1572,9 @@ def test_an_array_that_lacks_shards_is_not_saved(tmp_path: Path) -> None:
     broken = jnp.zeros(8)
     broken.__dict__["addressable_shards"] = []
     assert not broken.addressable_shards
-    with pytest.raises(treepack.TreepackError, match="at w: the array has 0 of the 1 shards"):
+    with pytest.raises(
+        treepack.TreepackError, match=r"at w: .* expected 1 shards in process 0, found 0"
+    ):
         treepack.save(path, {"w": broken}, sharded=True)
     assert treepack.load(path)["w"].sum() == 8
 

@@ -381,10 +381,10 @@ def test_a_pickled_file_is_found_from_elsewhere(
 def test_suffixes_of_other_formats_are_refused(tmp_path: Path, name: str) -> None:
     suffix = Path(name.removesuffix(".gz").lower()).suffix
     for options in ({}, {"sharded": True}, {"background": True}):
-        with pytest.raises(ValueError, match=f"{suffix} is for .*: choose .treepack"):
+        with pytest.raises(ValueError, match=f"{suffix} file, .*: choose .treepack"):
             treepack.save(tmp_path / name, {"a": 1}, **options)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"choose .treepack or .msgpack"):
         treepack.save(f"memory://{name}", iter([("a", 1)]))
-    with pytest.raises(ValueError, match=f"{suffix} is for .*: choose .treepack"):
+    with pytest.raises(ValueError, match=f"{suffix} file, .*: choose .treepack"):
         treepack.write_stream(tmp_path / name, [("a", 1)])
     assert list(tmp_path.iterdir()) == []

@@ -70,10 +70,10 @@ def test_what_is_no_source_says_what_is_needed(tmp_path: Path) -> None:
             ([1], TypeError, "got list"),
             (fsspec.open(str(tmp_path / "model")), TypeError, "got OpenFile: open it first"),
             (zipfile.Path(tmp_path / "all.zip", "model"), TypeError, "Path: open it first"),
-            (text, TypeError, "the mode 'rb'"),
-            (io.StringIO("x"), TypeError, "the mode 'rb'"),
-            (temporary, TypeError, "the mode 'rb'"),
-            (pipe, OSError, r"cannot seek.*: pass what its read\(\) returns"),
+            (text, TypeError, "with mode 'rb'"),
+            (io.StringIO("x"), TypeError, "with mode 'rb'"),
+            (temporary, TypeError, "with mode 'rb'"),
+            (pipe, OSError, r"not seekable.*: pass the result of its read\(\)"),
         ):
             for verb in READS:
                 with pytest.raises(kind, match=message):
@@ -132,9 +132,9 @@ def test_options_without_a_url_are_an_error(tmp_path: Path) -> None:
             treepack.abstract,
             treepack.read_metadata,
         ):
-            with pytest.raises(ValueError, match="storage_options are for URLs"):
+            with pytest.raises(ValueError, match="storage_options= apply only to URLs"):
                 verb(source, storage_options={"a": 1})
-    with pytest.raises(ValueError, match="storage_options are for URLs"):
+    with pytest.raises(ValueError, match="storage_options= apply only to URLs"):
         treepack.save(path, TREE, storage_options={})
     assert not path.exists()
 
@@ -268,7 +268,7 @@ def test_options_that_are_no_dict_are_told_without_them(url: str) -> None:
         lambda: treepack.save(url, TREE, storage_options=wrong),
         lambda: resolved(url, wrong),
     ):
-        with pytest.raises(TypeError, match=r"storage_options is a dict.*not str") as told:
+        with pytest.raises(TypeError, match=r"storage_options= must be a dict.*got str") as told:
             call()
         assert "hidden-key" not in str(told.value)
 

@@ -638,4 +638,4 @@ def test_what_is_read_again_is_compared_with_what_was_verified(
     try:
         np.testing.assert_array_equal(load()["w"], value)  # of bytes that are still there
     except treepack.CorruptionError as error:
-        assert "when they were verified" in str(error)  # noqa: PT017
+        assert "changed since they were verified" in str(error)  # noqa: PT017

@@ -29,7 +29,7 @@ from treepack.errors import CorruptionError, MissingPathError, UnserializableLea
 
 
 class _Commands(TyperGroup):
-    """The commands; to click, an EOFError is the end of what a user types, and nothing to tell."""
+    """Prints EOFErrors of truncated files, which click would treat as the end of user input."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -42,7 +42,7 @@ app = typer.Typer(
     name="treepack",
     cls=_Commands,
     help="Inspects, checks and converts checkpoints of treepack, flax and eformer.",
-    epilog="Exit status: 0 if all is well, 1 if files differ or are damaged, 2 for other errors.",
+    epilog="Exit status: 0 for success, 1 if files differ or are damaged, 2 for other errors.",
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
@@ -60,7 +60,7 @@ def _main(
     version: Annotated[
         bool,
         typer.Option(
-            "--version", help="The version of treepack.", callback=_version, is_eager=True
+            "--version", help="Print the version of treepack.", callback=_version, is_eager=True
         ),
     ] = False,
 ) -> None:
@@ -75,19 +75,19 @@ for command in (
 
 
 def run() -> None:
-    """Runs a command; prints errors that users can fix as one line, without a traceback."""
+    """Runs a command; prints errors that a user can fix without a traceback."""
     output.print_anywhere()
     try:
         app()
     except BrokenPipeError:
-        # The reader has enough. Python must not write any more when it ends.
+        # The reader closed the pipe. Python must not flush to it at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
     except MemoryError:
         sys.exit(_fail("out of memory"))
     except _TOLD as error:
         sys.exit(_fail(error))
-    except Exception:  # of treepack itself: 1, as Python has it, is for damage
+    except Exception:  # a bug of treepack; Python's own status 1 would mean damage
         traceback.print_exc()
         sys.exit(2)
 

@@ -1,4 +1,4 @@
-"""`treepack verify` and `treepack diff`: checking and comparing files."""
+"""Checks and compares files: `treepack verify` and `treepack diff`."""
 
 from __future__ import annotations
 
@@ -19,12 +19,15 @@ from treepack._src.storage.place import shown
 
 def verify(
     files: Annotated[list[str], typer.Argument(help="Checkpoints.")],
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only the exit status.")] = False,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="Print nothing; only set the exit status.")
+    ] = False,
     max_size: MAX_SIZE = None,
 ) -> None:
     """Compares files with their checksums.
 
-    The exit status is 1 if one is damaged, and else 2 if a newer treepack has written one.
+    Exit status: 1 if a file is damaged, otherwise 2 if a newer version of
+    treepack wrote a file.
     """
     damaged = newer = False
     for file in files:
@@ -51,18 +54,18 @@ def verify(
         style = "green" if found.ok and not unchecked else "yellow" if found.ok else "red"
         output.line(f"{shown(file)}: {text or 'no leaves'}", style)
         if unchecked:
-            output.line("  unchecked: the file has no checksums, only its headers were read", "dim")
+            output.line("  unchecked: the file has no checksums; only its headers were read", "dim")
     raise typer.Exit(1 if damaged else 2 if newer else 0)
 
 
 def diff(
     one: FILE,
     other: FILE,
-    rtol: Annotated[float, typer.Option(help="The relative tolerance of values.")] = 0.0,
-    atol: Annotated[float, typer.Option(help="The absolute tolerance of values.")] = 0.0,
+    rtol: Annotated[float, typer.Option(help="Relative tolerance for values.")] = 0.0,
+    atol: Annotated[float, typer.Option(help="Absolute tolerance for values.")] = 0.0,
     max_size: MAX_SIZE = None,
 ) -> None:
-    """Compares two files leaf by leaf: names, shapes, dtypes, values. Status 1: they differ."""
+    """Compares names, shapes, dtypes and values of two files. Exit status 1: they differ."""
     with opened(one, max_size) as left, opened(other, max_size) as right:
         ours, theirs = dict(left.leaves()), dict(right.leaves())
         rows: list[output.Row] = []
@@ -81,7 +84,7 @@ _NOTHING = object()
 
 
 def _difference(one: Any, other: Any, rtol: float, atol: float) -> tuple[str, str] | None:
-    """Returns the difference of two leaves in words, if there is one."""
+    """Returns the kind and a description of the difference of two leaves, or `None`."""
     if one is _NOTHING or other is _NOTHING:
         return ("only in the second" if one is _NOTHING else "only in the first"), _kind(
             other if one is _NOTHING else one
@@ -110,7 +113,7 @@ def _equal(one: Any, other: Any) -> bool:
     if is_key(one) and is_key(other):
         (name, one), (other_name, other) = unwrap(one), unwrap(other)
         return name == other_name and bool(np.array_equal(one, other))
-    if isinstance(one, np.ndarray):  # whose headers tell no shape
+    if isinstance(one, np.ndarray):  # read whole, since its header has no shape
         return one.dtype == other.dtype and bool(np.array_equal(one, other))
     return bool(one == other or (one != one and other != other))  # NaN
 

@@ -1,7 +1,7 @@
-"""Converting files between msgpack, safetensors and npz, one array at a time.
+"""Converts files between msgpack, safetensors and npz, one array at a time.
 
-A source becomes its *state*: nested dicts with string keys, whose arrays are read when they are
-written. So files may be larger than memory.
+A source is represented by its *state*: nested dicts with string keys, whose arrays are read when
+they are written. So files may be larger than memory.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ class State(NamedTuple):
 
     Attributes:
       tree: Nested dicts with string keys; arrays are `Deferred`.
-      record: The record of a structure with the bytes after it, or `None`.
-      metadata: The metadata, or `None`. They are in the record as well.
-      described: Whether the file has a record, even if this part of its content has none.
+      record: The record of the structure with the bytes after it, or `None`.
+      metadata: The metadata, or `None`. The record has them as well.
+      described: Whether the file has a record, even if this part of it has none.
     """
 
     tree: Any
@@ -51,14 +51,14 @@ class State(NamedTuple):
 
 
 class Damaged:
-    """A leaf that is damaged; `check_whole` raises the error, unless it is left out before."""
+    """A damaged leaf. `check_whole` raises its error unless the leaf is left out before."""
 
     def __init__(self, error: Exception) -> None:
         self.error = error
 
 
 def format_of(path: str | os.PathLike[str]) -> Format:
-    """Returns the format by the suffix of a file: msgpack unless it is another one."""
+    """Returns the format that the suffix of a file stands for; by default msgpack."""
     return _SUFFIXES.get(Path(path).suffix.lower(), "msgpack")
 
 
@@ -69,7 +69,7 @@ def state_of(file: File, value: int = 0, marks: core.Marks | None = None) -> Sta
     """Returns the state of an open file, of a value in it, or of marked leaves.
 
     A part has no record. Leaves are compared with their checksums: arrays when they are copied,
-    others now, and those that are damaged are `Damaged`.
+    other leaves now, with `Damaged` in place of damaged leaves.
     """
     place = place_of(file)
     if value:
@@ -94,7 +94,7 @@ def state_of(file: File, value: int = 0, marks: core.Marks | None = None) -> Sta
 
 
 def check_whole(state: State) -> State:
-    """Returns a state that has all its leaves.
+    """Returns a state after checking that it has all its leaves.
 
     Raises:
       TreepackError: If leaves are references to other files.
@@ -109,7 +109,7 @@ def check_whole(state: State) -> State:
 
 
 def references(state: State) -> dict[str, list[str]]:
-    """Returns the paths of references to other files, by what they are in words.
+    """Returns the paths of references to other files, grouped by a description of their kind.
 
     Raises:
       CorruptionError: If a leaf is damaged.
@@ -139,7 +139,7 @@ def listed(paths: list[str]) -> str:
 # The most paths in a message.
 _MOST_PATHS = 5
 
-# Content is read and written in blocks of this many bytes.
+# The size in bytes of the blocks in which content is read and written.
 PART_BYTES = 8 << 20
 
 
@@ -147,22 +147,22 @@ def read_safetensors(path: str | os.PathLike[str], separator: str) -> State:
     """Reads a file of safetensors.
 
     Raises:
-      DecodeError: If the reader of safetensors would refuse it.
+      DecodeError: If the reader of safetensors would reject the file.
     """
     header = read_header(core.Content.map(path))
     return State(nested(header.arrays, separator), None, header.metadata)
 
 
-# The maximum ratio of the compression in zip files of NumPy.
+# The maximum compression ratio in zip files of NumPy.
 _MAX_RATIO = 1032
 
 
 def read_npz(path: str | os.PathLike[str], separator: str, *, max_size: int | None = None) -> State:
-    """Reads a file of `numpy.savez`. Compressed arrays are read now, of `max_size` bytes at most.
+    """Reads a file of `numpy.savez`. Compressed arrays are read now, up to `max_size` bytes.
 
     Raises:
-      DecodeError: If the file has another format, has anything but arrays, or is damaged.
-      TreepackError: If the arrays are larger.
+      DecodeError: If the file has another format, has other content than arrays, or is damaged.
+      TreepackError: If the arrays are larger than `max_size`.
     """
     flat: dict[str, Any] = {}
     left = max_size
@@ -175,7 +175,7 @@ def read_npz(path: str | os.PathLike[str], separator: str, *, max_size: int | No
                 if member.is_dir():
                     continue
                 if name in flat:
-                    raise ValueError("two arrays have this name")
+                    raise ValueError("two arrays in the archive have this name")
                 if left is not None and member.compress_type != zipfile.ZIP_STORED:
                     left -= member.file_size
                     if left < 0:
@@ -185,10 +185,8 @@ def read_npz(path: str | os.PathLike[str], separator: str, *, max_size: int | No
                 flat[name] = _zipped(content, archive, member)
     except (OSError, MemoryError, _TooLargeError):
         raise
-    except Exception as error:  # zipfile and NumPy raise any type here
-        raise DecodeError(
-            f"the archive cannot be read as one of numpy.savez: {error}", path=name
-        ) from error
+    except Exception as error:  # zipfile and NumPy may raise any type
+        raise DecodeError(f"not a readable file of numpy.savez: {error}", path=name) from error
     return State(nested(flat, separator), None)
 
 
@@ -197,24 +195,26 @@ class _TooLargeError(TreepackError):
 
 
 def _zipped(content: core.Content, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Any:
-    """Returns an array of an archive, in place if it is stored uncompressed."""
+    """Returns an array of an archive; a view if it is stored uncompressed."""
     is_stored = member.compress_type == zipfile.ZIP_STORED
     if not is_stored and member.compress_type != zipfile.ZIP_DEFLATED:
-        raise ValueError(f"NumPy does not compress by method {member.compress_type} of zip")
+        raise ValueError(f"unsupported zip compression method {member.compress_type}")
     if member.file_size > member.compress_size * (1 if is_stored else _MAX_RATIO):
-        raise ValueError(f"{member.compress_size} bytes cannot become {member.file_size}")
+        raise ValueError(
+            f"{member.compress_size} compressed bytes cannot expand to {member.file_size} bytes"
+        )
     with archive.open(member) as file:
         version = np.lib.format.read_magic(file)
         if version not in _HEADERS:
-            raise ValueError(f"version {version} of .npy is unknown")
+            raise ValueError(f"unsupported .npy version {version}")
         shape, fortran, dtype = _HEADERS[version](file)
         if dtype.hasobject:
-            raise ValueError("objects are pickled, and never read")
+            raise ValueError("the array has pickled objects, which are never read")
         before, nbytes = file.tell(), math.prod(shape) * dtype.itemsize
         if dtype.type is np.void and dtype.names is None and dtype.subdtype is None:
             dtype = _of_void(dtype)
         if min(shape, default=0) < 0 or before + nbytes > member.file_size:
-            raise ValueError(f"an array of shape {shape} has more than the bytes that are there")
+            raise ValueError(f"short read: the file ends before an array of shape {shape}")
         lies_there = is_stored and not fortran and dtype.isnative
         data = b"" if lies_there else file.read(nbytes)
         while file.read(PART_BYTES):  # the checksum is compared at the end
@@ -227,15 +227,15 @@ def _zipped(content: core.Content, archive: zipfile.ZipFile, member: zipfile.Zip
 
 
 def _of_void(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Returns the dtype of elements of which NumPy has kept only the size.
+    """Returns the dtype of elements whose dtype NumPy stored as a size.
 
-    NumPy writes bfloat16 as `|V2`; `recover_dtype` of big_vision reads that as bfloat16, too. Many
-    dtypes have one byte.
+    NumPy writes bfloat16 as `|V2`; `recover_dtype` of big_vision reads
+    it as bfloat16, too. One-byte dtypes are ambiguous.
     """
     if dtype.itemsize != 2:
         raise ValueError(
-            f"of elements of {dtype.itemsize} bytes NumPy has not kept the dtype ({dtype.str}): "
-            "load the array with numpy.load, and view it as what it was"
+            f"unknown dtype of {dtype.itemsize} bytes: NumPy stored {dtype.str}. Load the array "
+            "with numpy.load, and view it with its original dtype"
         )
     found: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
     return found
@@ -251,7 +251,7 @@ _HEADERS: dict[tuple[int, int], Callable[[Any], Any]] = {
 
 
 def with_dtype(tree: Any, dtype: np.dtype[Any]) -> Any:
-    """Returns a state with all arrays of floats in another dtype."""
+    """Returns a state with all float arrays cast to another dtype."""
 
     def cast(leaf: Any) -> Any:
         if not isinstance(leaf, (Deferred, np.ndarray)) or not _dtypes.is_float(leaf.dtype):

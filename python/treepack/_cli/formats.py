@@ -1,4 +1,4 @@
-"""Writing states as msgpack, safetensors and npz."""
+"""Writes states as msgpack, safetensors and npz."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from treepack.errors import TreepackError
 def write_msgpack(
     state: State, path: str | os.PathLike[str], how: Writing, progress: Progress = None
 ) -> None:
-    """Writes a state as the suffix of the file says.
+    """Writes a state in the form that the suffix of the file stands for.
 
-    A file of treepack has a record, a new one if there was none; one of msgpack has none, as flax
-    writes it; others have one if there was one.
+    `.treepack` files have a record, a new one if necessary. `.msgpack` files have none, as flax
+    writes them. Other files have a record if the source has one.
     """
     suffix = Path(Path(path).name.lower().removesuffix(".gz")).suffix
     if suffix == ".msgpack":
-        state = state._replace(record=None)  # structs of flax take no other key
+        state = state._replace(record=None)  # structs of flax reject unknown keys
     elif state.record is None and (suffix == ".treepack" or state.described):
         save_layout(
             file_layout(state.tree, Saved(metadata=state.metadata), how), path, how, progress
@@ -58,7 +58,7 @@ def _at(name: str) -> str:
 
 
 def _without(form: str, name: str, array: np.ndarray) -> TreepackError:
-    """Returns the error for an array whose dtype a form lacks."""
+    """Returns the error for an array whose dtype a format lacks."""
     kind = signature(array)
     remedy = (
         "convert it with --dtype"
@@ -67,18 +67,21 @@ def _without(form: str, name: str, array: np.ndarray) -> TreepackError:
         if array.dtype.kind == "c"
         else "save it with another dtype, as by array.astype"
     )
-    return TreepackError(f"{_at(name)}: {form} has no dtype {array.dtype.name}; {remedy}")
+    return TreepackError(f"{_at(name)}: {form} does not support dtype {array.dtype.name}: {remedy}")
 
 
 def write_safetensors(state: State, path: str | os.PathLike[str], separator: str) -> None:
-    """Writes the arrays of a state to a file of safetensors, as its own writer would."""
+    """Writes the arrays of a state to a safetensors file, byte for byte as its own writer."""
     leaves = list(_named(state.tree, separator))
     header: dict[str, Any] = {}
     if state.metadata is not None:
         header["__metadata__"] = dict(sorted(_text_map(state.metadata).items()))
     for name, array in leaves:
         if name == "__metadata__":
-            raise TreepackError(f"{_at(name)}: safetensors keeps this name for other things")
+            raise TreepackError(
+                f"{_at(name)}: safetensors reserves this name: rename the leaf, or leave it out "
+                "with --skip"
+            )
         if array.dtype.name not in SAFETENSORS:
             raise _without("safetensors", name, array)
     leaves.sort(key=lambda leaf: (ORDER[leaf[1].dtype.name], leaf[0]))
@@ -95,8 +98,9 @@ def write_safetensors(state: State, path: str | os.PathLike[str], separator: str
     text += b" " * (-len(text) % 8)
     if len(text) > MAX_HEADER_BYTES:
         raise TreepackError(
-            f"the names and shapes of {len(leaves)} arrays are {len(text)} bytes, and safetensors "
-            f"allows {MAX_HEADER_BYTES}: convert parts of the file, taken with `treepack get`"
+            f"the header of {len(leaves)} arrays has {len(text)} bytes, but safetensors allows at "
+            f"most {MAX_HEADER_BYTES}: extract parts of the file with `treepack get`, and convert "
+            "these"
         )
     with replacing(path) as file:
         file.write(struct.pack("<Q", len(text)) + text)
@@ -106,7 +110,7 @@ def write_safetensors(state: State, path: str | os.PathLike[str], separator: str
 
 
 def _text_map(metadata: Any) -> dict[str, str]:
-    """Returns metadata as safetensors allows them: a map of strings to strings, others as JSON."""
+    """Returns metadata as a map of strings to strings, with other values as JSON."""
     if not isinstance(metadata, dict) or not all(isinstance(key, str) for key in metadata):
         metadata = {"metadata": metadata}
     return {
@@ -116,7 +120,7 @@ def _text_map(metadata: Any) -> dict[str, str]:
 
 
 def jsonable(value: Any) -> Any:
-    """Returns a value in the types of JSON; others become text."""
+    """Returns a value in types of JSON; values of other types become strings."""
     if isinstance(value, dict):
         return {
             key if isinstance(key, str) else safe_repr(key): jsonable(it)
@@ -137,9 +141,12 @@ def write_npz(state: State, path: str | os.PathLike[str], separator: str) -> Non
         for name, array in _named(state.tree, separator):
             if "\0" in name or len(name.encode()) > _MAX_ZIP_NAME:
                 raise TreepackError(
-                    f"{_at(name[:100])}: names in npz have no NUL and at most {_MAX_ZIP_NAME} bytes"
+                    f"{_at(name[:100])}: invalid name: npz allows no NUL and at most "
+                    f"{_MAX_ZIP_NAME} bytes"
                 )
-            if array.dtype.isbuiltin == 2:  # of ml_dtypes: NumPy would read another one, or none
+            if (
+                array.dtype.isbuiltin == 2
+            ):  # of ml_dtypes: NumPy would read it as another dtype, or not at all
                 raise _without("npz", name, array)
             with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
                 head = {
@@ -156,36 +163,36 @@ def _named(tree: Any, separator: str) -> Iterator[tuple[str, Any]]:
     """Yields the arrays of a state with unique names.
 
     Raises:
-      TreepackError: If two have the same name, as without a separator between keys.
+      TreepackError: If two arrays have the same name, which may happen without a separator.
     """
     seen = set()
     for parts, leaf in leaves_of(tree, ()):
         for count, key in enumerate(parts, 1):
             if separator and separator in key:
                 raise TreepackError(
-                    f"{_at(_paths.text(parts[:count]))}: the key has {separator!r} in it, which "
-                    "separates keys; choose another one with --sep"
+                    f"{_at(_paths.text(parts[:count]))}: the key contains the separator "
+                    f"{separator!r}: choose another one with --sep"
                 )
         name = separator.join(parts)
         if leaf is None:
             continue
         if isinstance(leaf, (bool, int, float, complex, np.generic)):
-            leaf = np.asarray(leaf)  # without dimensions
+            leaf = np.asarray(leaf)  # a 0-d array
         if not isinstance(leaf, (Deferred, np.ndarray)):
             raise TreepackError(
-                f"{_at(_paths.text(parts))}: a {type(leaf).__name__} is no array; take the others "
-                "with `treepack get`"
+                f"{_at(_paths.text(parts))}: expected an array, found {type(leaf).__name__}: "
+                "leave it out with --skip"
             )
         if name in seen:
             raise TreepackError(
-                f"{_at(name)}: two arrays would have this name; choose another --sep"
+                f"{_at(name)}: two arrays would have this name: choose another separator with --sep"
             )
         seen.add(name)
         yield name, leaf
 
 
 def _parts(array: Any) -> Iterator[bytes]:
-    """Yields the bytes of an array in blocks."""
+    """Yields the bytes of an array block by block."""
     if isinstance(array, np.ndarray):
         yield np.ascontiguousarray(array).tobytes()
         return

@@ -1,4 +1,4 @@
-"""`treepack ls` and `treepack show`: inspecting files."""
+"""Inspects files: `treepack ls` and `treepack show`."""
 
 from __future__ import annotations
 
@@ -37,12 +37,14 @@ ANY_FILE = Annotated[
         "a directory of Orbax."
     ),
 ]
-PATH = Annotated[str, typer.Argument(help="A path in it, such as params/layers/0/kernel.")]
-SEP = Annotated[str, typer.Option("--sep", help="The separator of keys in safetensors and npz.")]
+PATH = Annotated[str, typer.Argument(help="A path in the file, such as params/layers/0/kernel.")]
+SEP = Annotated[
+    str, typer.Option("--sep", help="The separator between keys in names of safetensors and npz.")
+]
 MAX_SIZE = Annotated[
     int | None,
     typer.Option(
-        "--max-size", min=0, help="The most bytes that compressed data may become.", metavar="BYTES"
+        "--max-size", min=0, help="The maximum decompressed size in bytes.", metavar="BYTES"
     ),
 ]
 
@@ -51,17 +53,19 @@ def ls(
     file: ANY_FILE,
     path: PATH = ".",
     flat: Annotated[
-        bool, typer.Option("--flat", help="A line for each leaf, with its path.")
+        bool, typer.Option("--flat", help="Print one line per leaf, with its path.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Everything, for programs.")] = False,
-    depth: Annotated[int | None, typer.Option(help="The maximum number of levels.", min=0)] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print all information as JSON.")] = False,
+    depth: Annotated[
+        int | None, typer.Option(help="The maximum number of levels to print.", min=0)
+    ] = None,
     sep: SEP = ".",
     max_size: MAX_SIZE = None,
     prefix: Annotated[
-        str, typer.Option("--prefix", help="What the names of a run's checkpoints begin with.")
+        str, typer.Option("--prefix", help="The prefix of the names of a run's checkpoints.")
     ] = "step_",
 ) -> None:
-    """Lists the content of a file: shapes, dtypes, sizes, and its metadata. No array is read.
+    """Lists the content of a file: shapes, dtypes, sizes, and metadata. Reads no array.
 
     Of the directory of a run it lists the checkpoints: their sizes, metrics, and whether they can
     be resumed.
@@ -79,7 +83,7 @@ def ls(
 
 
 class _Leaf(NamedTuple):
-    """A leaf: its kind, the number of its bytes, and where they begin in the file, if known."""
+    """A leaf: its kind, its size in bytes, and its offset in the file, if known."""
 
     kind: tuple[Any, ...]
     nbytes: int
@@ -87,22 +91,22 @@ class _Leaf(NamedTuple):
 
 
 class _Entries(Protocol):
-    """What is listed. A node is a container or a leaf."""
+    """A listable tree, whose nodes are containers or leaves."""
 
     def find(self, path: str) -> Any:
-        """Returns the node at a path, or `None`; some raise a MissingPathError."""
+        """Returns the node at a path. If it is missing: `None`, or a MissingPathError."""
 
     def children(self, node: Any) -> list[tuple[str, Any]] | None:
-        """Returns the names and nodes in a container; `None` of a leaf."""
+        """Returns the names and nodes in a container; `None` for a leaf."""
 
     def leaves(self, node: Any) -> Iterator[tuple[str, Any]]:
-        """Yields the leaves below, with their paths."""
+        """Yields the paths and nodes of the leaves below a node."""
 
     def leaf(self, node: Any) -> _Leaf:
         """Returns the kind and the size of a leaf."""
 
     def totals(self, node: Any) -> tuple[int, int]:
-        """Returns the number of leaves below, and that of their bytes."""
+        """Returns the number of leaves below a node, and their size in bytes."""
 
 
 class _InFile:
@@ -125,13 +129,13 @@ class _InFile:
 
 
 class _Node(NamedTuple):
-    """A value, so that `None` is one, too."""
+    """Wraps a value, to tell a missing node from the value `None`."""
 
     value: Any
 
 
 class _Plain:
-    """Dicts and lists of arrays, or of descriptions with a shape and a dtype."""
+    """Dicts and lists of arrays, or of descriptions with shape and dtype."""
 
     def __init__(self, tree: Any):
         self._root = _Node(tree)
@@ -212,7 +216,7 @@ def _list(
 
 _SIZES = frozenset({2})
 
-# The most characters of metadata in a line; `--json` has all of it.
+# The maximum number of characters of metadata in a line; `--json` prints all.
 _TEXT = 500
 
 
@@ -222,7 +226,7 @@ def _row(entries: _Entries, path: str, node: Any) -> output.Row:
 
 
 def _tree(entries: _Entries, node: Any, level: int, depth: int | None) -> list[output.Row]:
-    """Returns the rows of a container, each followed by those of its children."""
+    """Returns the rows of a container, each followed by the rows of its children."""
     found: list[output.Row] = []
     for name, child in entries.children(node) or ():
         indented = f"{'  ' * level}{name}"
@@ -254,7 +258,10 @@ def show(file: FILE, path: PATH, max_size: MAX_SIZE = None) -> None:
     with sources.opened(file, max_size) as opened:
         found = opened[path]
         if isinstance(found, Tree):
-            raise ValueError(f"{path} has {len(found)} parts: treepack ls {shown(file)} {path}")
+            raise ValueError(
+                f"{path} is a container with {len(found)} children: list them with `treepack ls "
+                f"{shown(file)} {path}`"
+            )
         if not isinstance(found, LazyArray):
             output.line(f"{path}: {type(found).__name__}", "bold")
             output.block(safe_repr(found))

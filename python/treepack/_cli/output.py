@@ -1,4 +1,4 @@
-"""Printing: in color on terminals, plain in pipes."""
+"""Prints in color on terminals, and plain in pipes."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from rich.text import Text
 
 from treepack._src.printable import printable, printable_lines
 
-# The cells of a row, and their styles.
+# The cells of a row and their styles.
 Row = tuple[Sequence[str], Sequence[str]]
 
 # The bars of a histogram, by height.
 BARS = " ▁▂▃▄▅▆▇█"
 
-# Characters of the command line, for encodings without them; others become escapes.
+# Replacements of characters for encodings that lack them; others are escaped.
 _SPELLED = {
     "±": "+/-",
     "…": "...",
@@ -45,14 +45,14 @@ def _spell(error: UnicodeError) -> tuple[str | bytes, int]:
 
 
 def print_anywhere() -> None:
-    """Lets standard output print any character, whatever its encoding has."""
+    """Lets standard output print any character in any encoding."""
     codecs.register_error("treepack", _spell)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="treepack")
 
 
 def rows(lines: Iterable[Row], right: frozenset[int] = frozenset()) -> None:
-    """Prints rows in columns; those in `right` are right-aligned. In pipes nothing is cut."""
+    """Prints rows in columns, those in `right` right-aligned; in pipes without truncation."""
     found = [([printable(cell) for cell in cells], styles) for cells, styles in lines]
     if not found:
         return
@@ -82,10 +82,10 @@ _MOST_WIDTH = 200
 
 
 def _end(cell: str, width: int) -> str:
-    """Cuts the start of a text that is wider than a width."""
+    """Truncates a text to a width, keeping its end."""
     if cell_len(cell) <= width:
         return cell
-    start = max(0, len(cell) - width)  # few characters have no width
+    start = max(0, len(cell) - width)  # an upper bound: few characters have no width
     while cell_len(cell[start:]) > width - 1:
         start += 1
     return f"…{cell[start:]}"

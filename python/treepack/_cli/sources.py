@@ -1,11 +1,11 @@
-"""The files and directories that commands read, whatever their format, as states.
+"""Reads files and directories of any supported format as states.
 
 | format | how it is recognised |
 |---|---|
-| safetensors, npz | by the suffix, or by how the file begins |
-| streams of EasyLM and EasyDeL | by how the file begins |
+| safetensors, npz | by the suffix, or by the first bytes |
+| streams of EasyLM and EasyDeL | by the first bytes |
 | checkpoints of Orbax | a directory with items of Orbax |
-| msgpack of treepack, flax and eformer; gzip of these | all else |
+| msgpack of treepack, flax and eformer; gzip of these | by default |
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from treepack.errors import CorruptionError, DecodeError, NoIndexError, Treepack
 
 
 def opened(source: str, max_size: int | None) -> File:
-    """Opens a file of ours or of flax; gzip that cannot be read in parts is read whole."""
+    """Opens a file of treepack or flax; gzip without an index is read whole."""
     try:
         return open(source, max_size=max_size, unknown="dict")
     except NoIndexError:
@@ -66,10 +66,10 @@ def states(source: str, separator: str, max_size: int | None) -> Iterator[State]
 
 @contextlib.contextmanager
 def copying(file: File) -> Iterator[None]:
-    """Names all damaged leaves of a file where one of them ends the copying.
+    """Raises an error with all damaged leaves of a file if one of them interrupts the copying.
 
     Raises:
-      CorruptionError: If there are any.
+      CorruptionError: If leaves are damaged.
     """
     reader = place_of(file).reader
     try:
@@ -82,7 +82,7 @@ def copying(file: File) -> Iterator[None]:
                 raise
             paths = [reader.catalog.path_of(value, 0) for value in found]
             raise CorruptionError(
-                f"{listed(paths)} damaged: treepack salvage copies all else"
+                f"{listed(paths)} damaged: `treepack salvage` copies the intact leaves"
             ) from error
 
 
@@ -91,7 +91,7 @@ def foreign(
 ) -> State | None:
     """Returns the state of a file of another format than msgpack; `None` for msgpack.
 
-    With `lists`, arrays may be descriptions with a shape and a dtype, which cannot be read.
+    With `lists`, arrays may be descriptions with shape and dtype, which cannot be read.
     """
     with naming(source):
         check_name(source)
@@ -116,7 +116,7 @@ def _foreign(source: str, separator: str, max_size: int | None, lists: bool) -> 
     if format == "npz":
         return _convert.read_npz(place, separator, max_size=max_size)
     if format == "stream":
-        with contextlib.suppress(DecodeError):  # a list of flax may begin like a stream
+        with contextlib.suppress(DecodeError):  # a list in flax's format may begin like a stream
             tree: dict[str, Any] = {}
             for key, leaf in read_stream(place):
                 _paths.put(tree, key, leaf)
@@ -125,12 +125,12 @@ def _foreign(source: str, separator: str, max_size: int | None, lists: bool) -> 
 
 
 def _orbax(path: Path, items: list[str], lists: bool) -> State:
-    """Reads an item of Orbax, or with `lists` only its shapes and dtypes."""
+    """Reads an item of Orbax; with `lists` only its shapes and dtypes."""
     if len(items) != 1:
         inside = sorted(it.name for it in path.iterdir() if it.is_dir())
         names = ", ".join(map(printable, items or inside)) or "nothing"
         raise TreepackError(
-            f"it is a directory of Orbax with {names}: give one of them, as "
+            f"a directory of Orbax with {names}: pass the path of one of them, such as "
             f"{printable(str(path / (items or inside or ['STEP'])[0]))}"
         )
     try:
@@ -138,9 +138,9 @@ def _orbax(path: Path, items: list[str], lists: bool) -> State:
         import orbax.checkpoint as ocp  # type: ignore[import-untyped]
     except ImportError as error:
         raise ImportError(
-            "checkpoints of Orbax are read with Orbax: pip install 'treepack[orbax]'"
+            "reading checkpoints of Orbax requires Orbax: pip install 'treepack[orbax]'"
         ) from error
-    logging.getLogger("absl").setLevel(logging.ERROR)  # Orbax warns of files that may be missing
+    logging.getLogger("absl").setLevel(logging.ERROR)  # Orbax warns about optional files
     place = (path / items[0]).absolute()
     with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
         described = checkpointer.metadata(place)
@@ -159,7 +159,7 @@ def _orbax(path: Path, items: list[str], lists: bool) -> State:
 
 
 def selected(state: State, select: list[str], skip: list[str]) -> State:
-    """Returns the leaves of a state that are selected and not skipped, without the record.
+    """Returns the selected leaves of a state that are not skipped, without the record.
 
     Raises:
       TreepackError: If a pattern matches nothing.

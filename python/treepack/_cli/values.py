@@ -1,4 +1,4 @@
-"""Statistics of arrays, computed in blocks, so that files may be larger than memory."""
+"""Computes statistics of arrays in blocks, so that files may be larger than memory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from treepack._cli.output import BARS
 from treepack._src import dtypes as _dtypes
 from treepack._src.checkpoint.reader import LazyArray
 
-# The elements of a block.
+# The number of elements in a block.
 _BLOCK = 4 << 20
 
 
@@ -29,7 +29,7 @@ class Statistics(NamedTuple):
 
 
 def blocks(array: LazyArray) -> Iterator[np.ndarray]:
-    """Yields the elements of an array as float64, or complex128, in order."""
+    """Yields the elements of an array as float64 or complex128, block by block."""
     for start in range(0, array.size, _BLOCK):
         found = array.flat_range(start, min(array.size, start + _BLOCK))
         yield found.astype(np.complex128 if _dtypes.is_complex(found.dtype) else np.float64)
@@ -77,7 +77,7 @@ def histogram(counts: list[int]) -> str:
 
 
 class Difference(NamedTuple):
-    """The largest differences of two arrays, and the number of elements that differ."""
+    """The largest differences between two arrays, and the number of differing elements."""
 
     absolute: float
     relative: float
@@ -85,7 +85,7 @@ class Difference(NamedTuple):
 
 
 def difference(one: LazyArray, other: LazyArray) -> Difference:
-    """Compares two arrays of one shape; NaNs are equal to each other."""
+    """Compares two arrays of the same shape; NaNs are equal to each other."""
     absolute = relative = 0.0
     count = 0
     for left, right in zip(blocks(one), blocks(other), strict=True):

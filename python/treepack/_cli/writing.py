@@ -1,4 +1,4 @@
-"""`treepack convert`, `get` and `salvage`: writing new files."""
+"""Writes new files: `treepack convert`, `get` and `salvage`."""
 
 from __future__ import annotations
 
@@ -19,14 +19,21 @@ from treepack._src.storage.naming import naming
 from treepack._src.storage.place import check_suffix, has_gzip_suffix, resolved, shown
 from treepack.errors import NewerVersionError
 
-TARGET = Annotated[str, typer.Argument(help="The new file; its suffix tells the format.")]
-GZIP = Annotated[bool | None, typer.Option("--gzip/--no-gzip", help="Whether it is compressed.")]
-NUMBERS = Annotated[
-    bool, typer.Option("--numbers", help="Compress by the exponents of floats, for treepack alone.")
+TARGET = Annotated[str, typer.Argument(help="The new file; its suffix selects the format.")]
+GZIP = Annotated[
+    bool | None, typer.Option("--gzip/--no-gzip", help="Whether to compress with gzip.")
 ]
-LEVEL = Annotated[int | None, typer.Option(help="From 0 (stored) to 9 (smallest).")]
+NUMBERS = Annotated[
+    bool,
+    typer.Option(
+        "--numbers", help="Compress the exponents of floats; only treepack reads the file."
+    ),
+]
+LEVEL = Annotated[int | None, typer.Option(help="The gzip level from 0 (stored) to 9 (smallest).")]
 ALIGN = Annotated[int, typer.Option(help="The alignment of arrays in bytes.")]
-DTYPE = Annotated[str | None, typer.Option(help="The new dtype of floats, such as bfloat16.")]
+DTYPE = Annotated[
+    str | None, typer.Option(help="Cast float arrays to this dtype, such as bfloat16.")
+]
 
 
 def convert(
@@ -36,13 +43,15 @@ def convert(
         list[str] | None,
         typer.Option(
             metavar="PATTERN",
-            help="The leaves to keep: a path, with all below it; * is any part, ** any parts. May "
-            "be given more than once.",
+            help=(
+                "Keep only these leaves: a path and everything below it; * matches one part, ** "
+                "any number of parts. May be repeated."
+            ),
         ),
     ] = None,
     skip: Annotated[
         list[str] | None,
-        typer.Option(metavar="PATTERN", help="The leaves to leave out, likewise."),
+        typer.Option(metavar="PATTERN", help="Leave out these leaves. May be repeated."),
     ] = None,
     gzip: GZIP = None,
     numbers: NUMBERS = False,
@@ -52,13 +61,14 @@ def convert(
     sep: SEP = ".",
     max_size: MAX_SIZE = None,
 ) -> None:
-    """Converts a file: its format, compression, dtype of floats; all leaves or some.
+    """Converts a file: its format, compression and dtype of floats; all leaves or some.
 
-    The suffix of TARGET is the format: .safetensors, .npz, .treepack with an
-    index and checksums, .msgpack as flax writes it. .gz compresses it.
+    The suffix of TARGET selects the format: .safetensors, .npz, .treepack
+    with an index and checksums, or .msgpack as flax writes it. .gz compresses
+    the file.
 
-    Files of treepack keep their whole content, unless leaves are selected.
-    Metadata stay in .treepack and .safetensors. Files may be larger than
+    Files of treepack keep their whole content unless leaves are selected.
+    .treepack and .safetensors keep the metadata. Files may be larger than
     memory, but directories of Orbax are read whole.
     """
     made = _Target(target, gzip, numbers, level, align, dtype, sep)
@@ -81,7 +91,7 @@ def get(
     sep: SEP = ".",
     max_size: MAX_SIZE = None,
 ) -> None:
-    """Copies a part of a file to a new one, as plain dicts and arrays."""
+    """Copies a part of a file to a new file, as plain dicts and arrays."""
     with sources.opened(source, max_size) as file, sources.copying(file):
         with naming(source):
             state = _convert.state_of(file, 0 if path == "." else value_at(file, path))
@@ -90,7 +100,7 @@ def get(
 
 
 def salvage(source: FILE, target: TARGET, sep: SEP = ".", max_size: MAX_SIZE = None) -> None:
-    """Copies the undamaged leaves of a file to a new one. Status 1: it is damaged."""
+    """Copies the undamaged leaves of a file to a new file. Exit status 1: the file is damaged."""
     with open(source, salvage=True, max_size=max_size, unknown="dict") as file, naming(source):
         reader = place_of(file).reader
         catalog = reader.catalog
@@ -102,11 +112,11 @@ def salvage(source: FILE, target: TARGET, sep: SEP = ".", max_size: MAX_SIZE = N
         count = len(statuses) - len(corrupt)
         is_damaged = bool(corrupt) or damage is not None
         for value in corrupt:
-            output.line(f"left out, because it is damaged: {catalog.path_of(value, 0)}", "yellow")
+            output.line(f"left out a damaged leaf: {catalog.path_of(value, 0)}", "yellow")
         if damage is not None:
             output.line(f"damaged: {damage}", "yellow")
         if is_damaged and count == 0:
-            output.line("no leaf is left, and nothing was written", "yellow")
+            output.line("no leaf is intact: nothing was written", "yellow")
             raise typer.Exit(1)
         marks = catalog.mark(set(range(catalog.values)).difference(corrupt)) if corrupt else None
         state = _convert.state_of(file, marks=marks)
@@ -129,7 +139,7 @@ def salvage(source: FILE, target: TARGET, sep: SEP = ".", max_size: MAX_SIZE = N
 
 @dataclasses.dataclass(frozen=True)
 class _Target:
-    """A new file, and the options it is written with."""
+    """A new file and the options for writing it."""
 
     path: str
     gzip: bool | None = None
@@ -140,15 +150,19 @@ class _Target:
     sep: str = "."
 
     def write(self, state: _convert.State) -> None:
-        """Writes a state in the format of the suffix, and prints the size of the file."""
+        """Writes a state in the format of the suffix, and prints the file size."""
         if self.dtype is not None:
             state = state._replace(tree=_convert.with_dtype(state.tree, float_dtype(self.dtype)))
         path = resolved(self.path)
         format = _convert.format_of(path)
         if format != "msgpack" and (self.gzip or self.numbers or self.level is not None):
-            raise ValueError(f"--gzip, --numbers and --level are for msgpack, not for {format}")
+            raise ValueError(
+                f"--gzip, --numbers and --level apply only to msgpack, and the target is {format}"
+            )
         if self.numbers and (self.gzip or self.level is not None):
-            raise ValueError("--numbers is another compression than --gzip and --level")
+            raise ValueError(
+                "--numbers excludes --gzip and --level: pass only one kind of compression"
+            )
         if format == "safetensors":
             _formats.write_safetensors(state, path, self.sep)
         elif format == "npz":
@@ -157,7 +171,7 @@ class _Target:
             check_suffix(path)
             compress = has_gzip_suffix(path) if self.gzip is None else self.gzip
             if self.level is not None and not compress:
-                raise ValueError("--level needs --gzip, or a target that ends with .gz")
+                raise ValueError("--level requires --gzip, or a target that ends with .gz")
             method: Compress = "numbers" if self.numbers else compress
             how = Writing(compress=method, level=self.level, align=self.align)
             with output.bar("write") as progress:

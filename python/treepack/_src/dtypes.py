@@ -1,7 +1,7 @@
-"""How dtypes are named in files, and found by name.
+"""Names dtypes in files, and finds dtypes by name.
 
-A dtype is written as its NumPy name (`float32`, `bfloat16`, `int4`). NumPy knows those of
-ml_dtypes once that is imported.
+A dtype is written as its NumPy name (`float32`, `bfloat16`, `int4`). Importing ml_dtypes registers
+its dtypes with NumPy.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from treepack.errors import TreepackError
 # Objects and strings.
 _NOT_NUMBERS = "OSUT"
 
-# A name (float8_e4m3fn), a code (<f4), or one of them with a unit of time (M8[25us]).
+# A name (float8_e4m3fn) or a code (<f4), with or without a time unit (M8[25us]).
 _NAME = re.compile(
     r"(?:[a-z]{3,}[a-z0-9_]*|[<>=|]?(?:[a-zA-Z]\d{0,2}|\?))(?:\[(?:[1-9]\d{0,8})?[a-zA-Z]{1,2}\])?"
 )
@@ -27,8 +27,8 @@ def describe(dtype: np.dtype) -> tuple[str | None, bool]:
     """Returns the name of a dtype in files.
 
     Returns:
-      The name, or `None` if arrays of it cannot be stored; and whether its elements are in the
-      byte order of files.
+      The name, or `None` if arrays of this dtype cannot be stored; and whether its elements have
+      the byte order of files.
     """
     if dtype.kind in _NOT_NUMBERS:
         return None, False
@@ -49,36 +49,41 @@ def is_float(dtype: np.dtype) -> bool:
 
 
 def cast(source: np.ndarray | np.generic, target: np.ndarray, path: object) -> None:
-    """Casts floats or integers to an array of their kind.
+    """Casts floats or integers into an array of the same kind.
 
-    Too large a float becomes infinite, as in JAX.
+    Floats that are too large become infinite, as in JAX.
 
     Raises:
-      TreepackError: With the path. If an integer does not fit.
+      TreepackError: With the path, if an integer does not fit.
     """
     are_floats = is_float(source.dtype)
     with np.errstate(over="ignore"):
         given = source
         if are_floats and not np.can_cast(source.dtype, target.dtype, "unsafe"):
-            given = source.astype(np.float32)  # small floats, which ml_dtypes has no cast between
+            given = source.astype(np.float32)  # ml_dtypes has no casts between small floats
         np.copyto(target, given, casting="unsafe")
     if are_floats:
         return
     again = target.astype(source.dtype)
     if np.any(again != source) or np.any(np.less(target, 0) != np.less(source, 0)):
         raise TreepackError(
-            f"at {path}: integers of {source.dtype.name} do not fit {target.dtype.name}: give a "
-            f"template of {source.dtype.name} there"
+            f"at {path}: integers of {source.dtype.name} do not fit into {target.dtype.name}: use "
+            f"a template of {source.dtype.name}"
         )
+
+
+def unsupported(name: str) -> str:
+    """Returns the message for a dtype that arrays cannot have."""
+    return f"unsupported array dtype {name!r}"
 
 
 @functools.lru_cache(maxsize=256)
 def resolve(name: bytes) -> np.dtype | None:
     """Returns the dtype with a name or alias (`float32`, `<f4`), or `None`.
 
-    Only dtypes that can be written have names: no objects, strings, structures. The form of a name
-    is checked before NumPy parses it: NumPy accepts a small language for dtypes, parts of which are
-    slow, and one of which (`M8[s/0]`) ends the program.
+    Only dtypes that can be stored have names: not objects, strings or structures. The syntax of a
+    name is checked before NumPy parses it: NumPy accepts a small language for dtypes, parts of
+    which are slow, and one of which (`M8[s/0]`) crashes the program.
     """
     text = name.decode("ascii", errors="replace")
     if not _NAME.fullmatch(text):

@@ -1,4 +1,4 @@
-"""Locks in forked processes, which have the locks of their parent's threads but not the threads."""
+"""Provides locks that are safe in forked processes, which lack their parent's other threads."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import weakref
 
 
 class Locked:
-    """An object with a lock, `lock`, which is free in a forked process and in a signal handler.
+    """An object with a `lock` that is free in a forked process and in a signal handler.
 
-    So the data that it guards must be valid after each single step.
+    So the data that it guards must be valid after each step.
     """
 
     lock: threading.RLock

@@ -1,6 +1,6 @@
-"""The functions about meaning that the core calls, by the names it knows.
+"""Collects the Python functions that the core calls by name.
 
-`import treepack` hands them to the core; `src/py/hooks.rs` documents each.
+`import treepack` passes them to the core; `src/py/hooks.rs` documents each.
 """
 
 # ruff: noqa: F401

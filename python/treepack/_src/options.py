@@ -1,4 +1,4 @@
-"""The options of several functions: each is declared, checked and described here, once."""
+"""Declares, checks and describes the options that several functions share."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ else:
 
 
 class OnUse:
-    """A module that is imported once one of its names is looked up: by `typing.get_type_hints`."""
+    """Imports a module when one of its names is looked up, by `typing.get_type_hints`."""
 
     def __init__(self, name: str):
         self._name = name
@@ -50,50 +50,50 @@ class OnUse:
         return getattr(importlib.import_module(self._name), name)
 
 
-jax = OnUse("jax")  # of `Device`, which may be resolved where jax is not imported
+jax = OnUse("jax")  # for `Device`, which may be resolved before jax is imported
 
 Strict = bool | Literal["exact"]
-"""How leaves are compared with a template: shapes and dtypes as JAX sees them, exactly, or not."""
+"""How leaves are compared with a template: as JAX sees them, exactly, or not at all (`False`)."""
 
 Progress = Callable[[int, int], object] | bool | None
-"""Where work reports: to a callable (bytes done, bytes in all), in a bar (`True`), or nowhere."""
+"""A callable of the bytes done and their total, `True` for a progress bar, or no reports."""
 
 StorageOptions = Mapping[str, Any] | None
 """Options of obstore or fsspec for the store of a URL."""
 
 Compress = bool | Literal["gzip", "numbers"]
-"""How files are compressed: with gzip (`True`), by the exponents of floats, or not."""
+"""How data are compressed: with gzip (`True`), by the exponents of floats, or not (`False`)."""
 
 Arrays = Literal["saved", "numpy", "jax"]
-"""The types of arrays: as they were saved, or all as NumPy's, or all as jax's."""
+"""The types of arrays: as saved, all NumPy arrays, or all JAX arrays."""
 
 Unknown = Literal["error", "dict"]
-"""Nodes of unregistered types: an error, or dicts of their children."""
+"""Whether nodes of unregistered types are an error, or become dicts of their children."""
 
 Containers = Literal["saved", "plain"]
-"""The containers of a tree without a template: as they were saved, or dicts and lists."""
+"""The containers of a tree without a template: as saved, or plain dicts and lists."""
 
 Missing = Literal["error", "target"]
-"""Leaves of a template that the file lacks: an error, or kept from the template."""
+"""Whether leaves of a template that the file lacks are an error, or stay unchanged."""
 
 Unexpected = Literal["ignore", "error"]
-"""Leaves of a file that the template lacks: ignored, or an error; by default, those in dicts are
-ignored."""
+"""Whether leaves of a file that the template lacks are ignored or an error; by default, they are
+ignored in dicts."""
 
 Static = Literal["skip-code", "skip", "error"]
-"""Static data that have no form in files: code is left out, all of it is, or it is an error."""
+"""Whether static data that cannot be stored are left out (only code, or all), or are an error."""
 
 Replicas = Literal["read", "broadcast"]
-"""Shards that several processes hold: each reads them, or one does and sends them to the others."""
+"""Whether each process reads the shards that several need, or one reads and sends them."""
 
 TIMEOUT_S = 3600.0
-"""The longest that a process waits for another one, in seconds."""
+"""The default of `timeout`: how long a process waits for another one, in seconds."""
 
 OnCorrupt = Literal["error", "skip"]
-"""Leaves that differ from their checksum: an error, or treated as missing."""
+"""Whether leaves that do not match their checksums are an error, or count as missing."""
 
 Status = Literal["ok", "corrupt", "unchecked"]
-"""The state of a leaf's bytes: `unchecked` if the file has no checksum of them."""
+"""The result of checking a leaf: `unchecked` if the file has no checksum for it."""
 
 
 def _values(annotation: Any) -> tuple[Any, ...]:
@@ -117,58 +117,66 @@ _CHOICES = {
 
 
 def check(name: str, value: Any) -> None:
-    """Raises a ValueError if an option has a value that it may not have."""
+    """Raises a ValueError if an option has an invalid value."""
     if name == "max_size":
         if value is not None and value < 0:
-            raise ValueError("max_size must not be negative")
+            raise ValueError(f"max_size must be at least 0 bytes, got {value!r:.100}")
     elif name == "timeout":
         if not value > 0:
-            raise ValueError(f"timeout has to be more than 0 seconds, not {value!r:.100}")
+            raise ValueError(f"timeout must be more than 0 seconds, got {value!r:.100}")
     elif value not in _CHOICES[name]:
         raise ValueError(f"{name} must be one of {_CHOICES[name]}, got {value!r}")
 
 
 def check_compress(compress: Compress, level: int | None) -> None:
-    """Raises a ValueError if data cannot be compressed so, or if a level is given without gzip."""
+    """Raises a ValueError for an invalid `compress`, or a `level` without gzip."""
     if compress not in (True, False, "gzip", "numbers"):
         raise ValueError(
             f"compress must be True, False, 'gzip' or 'numbers', got {compress!r:.100}"
         )
     if level is not None and (not compress or compress == "numbers"):
-        raise ValueError("level needs compress=True, which is gzip")
+        raise ValueError(
+            "level requires compress=True (gzip): leave out level, or pass compress=True"
+        )
 
 
 def check_described(described: bool, metadata: Any, static: Static) -> None:
-    """Raises a ValueError if the encoding of flax alone is to have more than a state."""
+    """Raises a ValueError for options that only the described encoding has."""
     if not described and (metadata is not None or static != "skip-code"):
-        raise ValueError("metadata and static need described=True")
+        raise ValueError(
+            "metadata= and static= require described=True, since the encoding of flax cannot "
+            "store them"
+        )
 
 
 def check_iterator(saved: Saved, *, background: bool) -> None:
-    """Raises a ValueError if an iterator is to be saved as only a whole tree can be."""
+    """Raises a ValueError for options that require a whole tree instead of an iterator."""
     if saved.select is not None:
-        raise ValueError("select= needs a tree: let the iterator yield only what is to be saved")
+        raise ValueError("select= requires a tree: let the iterator yield only the leaves to save")
     if background or saved.sharded:
-        raise ValueError("an iterator is saved to one file, and not in the background")
+        raise ValueError(
+            "an iterator cannot be saved with background=True or sharded=True: leave them out, or "
+            "pass a tree"
+        )
 
 
 def float_dtype(dtype: Any) -> np.dtype[Any]:
-    """Returns a dtype of floats; raises a ValueError if it is of anything else."""
+    """Returns a float dtype; raises a ValueError for any other dtype."""
     found = resolve(dtype.encode()) if isinstance(dtype, str) else np.dtype(dtype)
     if found is None or not is_float(found):
         text = repr(dtype) if found is None else found.name
-        raise ValueError(f"dtype= takes floats such as bfloat16: {text} is no dtype of floats")
+        raise ValueError(f"dtype= must be a float dtype such as bfloat16, got {text}")
     return found
 
 
 class _Options:
-    """Options of verbs, passed on as one value."""
+    """Options of verbs, passed as one value."""
 
     __slots__: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> Self:
-        """Takes the fields among the options of a verb."""
+        """Makes an instance from the options of a verb that are its fields."""
         return cls(**{name: options[name] for name in cls.__slots__ if name in options})
 
 
@@ -176,11 +184,11 @@ V = TypeVar("V", bound=Callable[..., Any])
 
 
 def takes(types: Any, *kinds: Any, **defaults: Any) -> Callable[[V], V]:
-    """Gives a verb, which takes `**options`, a signature with each of them, for `help`.
+    """Gives a verb with `**options` a signature that lists each option, for `help`.
 
     Args:
       types: The `TypedDict` of the options.
-      kinds: The dataclasses that have their defaults; `None` is that of all others.
+      kinds: The dataclasses that have their defaults; other options default to `None`.
       defaults: Other defaults.
     """
     fields = {field.name: field.default for kind in kinds for field in dataclasses.fields(kind)}
@@ -206,7 +214,7 @@ def takes(types: Any, *kinds: Any, **defaults: Any) -> Callable[[V], V]:
 
 
 def check_known(verb: Callable[..., Any], options: Mapping[str, Any]) -> None:
-    """Raises a TypeError, as Python does, if an option is none of a verb."""
+    """Raises a TypeError, as Python does, for an option that a verb lacks."""
     if options:
         known: Any = verb
         if unknown := options.keys() - known.__signature__.parameters.keys():
@@ -235,7 +243,7 @@ class Saved(_Options):
 
     Attributes:
       own: Returns metadata that a process keeps in its file of a sharded checkpoint, which then has
-        a file of each process. They are not compared with those of others.
+        a file of each process. They are not compared between processes.
     """
 
     sharded: bool | None = None
@@ -254,7 +262,7 @@ class Saved(_Options):
 
 @dataclasses.dataclass(kw_only=True, slots=True)
 class Opening(_Options):
-    """How the bytes of a file are read; see `load`."""
+    """How a file is opened; see `load`."""
 
     mmap: bool = True
     base: Any = None
@@ -271,8 +279,8 @@ class Reading(_Options):
     """How trees are read; see `load`.
 
     Attributes:
-      is_drop_in: Whether a function of the drop-in reads: mismatches begin with flax's message, and
-        arrays stay arrays where a template has a scalar of NumPy.
+      is_drop_in: Whether a function of the drop-in reads. Then mismatches begin with flax's
+        message, and arrays stay arrays where a template has a NumPy scalar.
     """
 
     is_drop_in: ClassVar[bool] = False
@@ -298,23 +306,29 @@ class Reading(_Options):
         if self.dtype is not None:
             self.dtype = float_dtype(self.dtype)
         if self.device is not None and self.sharding is not None:
-            raise ValueError("device and sharding exclude each other")
+            raise ValueError("device= and sharding= exclude each other: pass only one of them")
         if self.arrays == "numpy" and (self.device is not None or self.sharding is not None):
-            raise ValueError("device and sharding make arrays of jax: leave out arrays='numpy'")
+            raise ValueError("device= and sharding= return JAX arrays: leave out arrays='numpy'")
 
     @property
     def everywhere(self) -> bool:
-        """Whether all arrays become arrays of jax."""
+        """Whether all arrays become JAX arrays."""
         return self.arrays == "jax" or self.device is not None or self.sharding is not None
 
     def check(self, target: Any) -> None:
-        """Raises a ValueError if an option needs a target that is missing, or excludes it."""
+        """Raises a ValueError for options that require a target or exclude one."""
         if self.cast and target is None:
-            raise ValueError("cast=True needs a target, which has the dtypes: or pass dtype=")
+            raise ValueError(
+                "cast=True requires a target to cast to: pass one, or pass dtype= instead"
+            )
         if self.dtype is not None and target is not None:
-            raise ValueError("a target has the dtypes: pass cast=True in place of dtype=")
+            raise ValueError(
+                "dtype= cannot be used with a target: pass cast=True to cast to the target's dtypes"
+            )
         if self.static is not None and target is not None:
-            raise ValueError("static= fills what a file lacks; a target has its own static data")
+            raise ValueError(
+                "static= cannot be used with a target, which has its own static data: leave it out"
+            )
 
 
 @dataclasses.dataclass(kw_only=True, slots=True)
@@ -330,14 +344,14 @@ class Sharing(_Options):
 
 
 class DropInReading(Reading):
-    """How functions of the drop-in read."""
+    """How the functions of the drop-in read trees."""
 
     is_drop_in = True
 
 
 @functools.lru_cache(maxsize=64)
 def restoring(strict: Strict, copy: bool | None = None, threads: int | None = None) -> Reading:
-    """Returns the options of functions of the drop-in, which are small and called often."""
+    """Returns the options of a function of the drop-in; cached, since these are called often."""
     return DropInReading(strict=strict, copy=copy, threads=threads)
 
 
@@ -360,18 +374,18 @@ class Selection(_Options):
         check("on_corrupt", self.on_corrupt)
 
     def check(self, target: Any) -> None:
-        """Raises a ValueError if an option needs a target that is missing."""
+        """Raises a ValueError for options that require a target."""
         if self.rename is not None and target is None:
-            raise ValueError("rename needs a target, whose names the leaves get")
+            raise ValueError("rename= requires a target, whose paths it maps to")
 
     @property
     def verifies(self) -> bool:
-        """Whether leaves are checked against their checksums."""
+        """Whether leaves are compared with their checksums."""
         return self.verify or self.on_corrupt == "skip"
 
     @property
     def is_whole(self) -> bool:
-        """Whether everything is loaded, with no other option."""
+        """Whether the whole tree is loaded, with all options at their defaults."""
         return self == _WHOLE
 
 
@@ -460,10 +474,10 @@ class LoadOptions(PartOptions, total=False):
 
 @contextlib.contextmanager
 def progress_bar(progress: Progress, title: str) -> Iterator[Callable[[int, int], object] | None]:
-    """Yields the callable to report to; closes the bar, if any, at the end.
+    """Yields the callable that reports progress; closes the bar, if any, at the end.
 
     Raises:
-      ImportError: If a bar is asked for, and tqdm is not installed.
+      ImportError: If `progress` is `True` and tqdm is not installed.
       TypeError: If `progress` is neither a callable nor a bool.
     """
     if progress is None or progress is False:
@@ -472,7 +486,7 @@ def progress_bar(progress: Progress, title: str) -> Iterator[Callable[[int, int]
         try:
             from tqdm import tqdm
         except ImportError as error:
-            raise ImportError("progress=True needs tqdm: pip install tqdm") from error
+            raise ImportError("progress=True requires tqdm: pip install tqdm") from error
         with tqdm(desc=title, unit="B", unit_scale=True, unit_divisor=1024) as bar:
 
             def tell(done: int, total: int) -> None:
@@ -483,19 +497,19 @@ def progress_bar(progress: Progress, title: str) -> Iterator[Callable[[int, int]
     elif callable(progress):
         yield progress
     else:
-        raise TypeError(f"progress must be a callable or True, not {progress!r}")
+        raise TypeError(f"progress must be a callable, a bool or None, got {progress!r}")
 
 
-# What happens to static data without a form in files: a switch of the thread, since the core stands
-# between the function that has the option and the hooks that need it.
+# The option `static` of the current save, per thread: the core calls the hooks that need it, and
+# does not know the option.
 
 
 class LeavingOut:
-    """The static data and code that one save leaves out.
+    """Which static data and code one save leaves out.
 
     Attributes:
-      static: Which static data without a form are left out.
-      has_code: Whether leaves that are code were left out.
+      static: Which static data that cannot be stored are left out.
+      has_code: Whether leaves that are code have been left out.
     """
 
     def __init__(self, static: Static = "error"):
@@ -512,7 +526,7 @@ _local = _Local()
 
 @contextlib.contextmanager
 def leaving_out(static: Static) -> Iterator[LeavingOut]:
-    """Sets which static data without a form this thread leaves out when it saves."""
+    """Sets which static data this thread leaves out when it saves."""
     check("static", static)
     outer, _local.current = _local.current, LeavingOut(static)
     try:
@@ -522,10 +536,10 @@ def leaving_out(static: Static) -> Iterator[LeavingOut]:
 
 
 def left_out() -> Static:
-    """Returns which static data without a form this thread leaves out."""
+    """Returns which static data this thread leaves out."""
     return _local.current.static
 
 
 def leave_out_code() -> None:
-    """Notes that the save of this thread leaves out a leaf that is code."""
+    """Records that the save of this thread leaves out a leaf that is code."""
     _local.current.has_code = True

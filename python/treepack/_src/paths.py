@@ -1,8 +1,7 @@
-"""How a place in a tree is written: `params/encoder/0/kernel`, and `.` for the whole tree.
+"""Formats and parses paths in a tree: `params/encoder/0/kernel`, and `.` for the whole tree.
 
-The parts are the keys of dicts, the numbers of elements, the names of fields. In a part, `~` is
-written `~0` and `/` is written `~1`, as in JSON Pointer (RFC 6901); a part that is `.` is written
-`~2`.
+The parts are dict keys, indices of elements and names of fields. In a part, `~` is written `~0` and
+`/` is written `~1`, as in JSON Pointer (RFC 6901); a part that is `.` is written `~2`.
 """
 
 from __future__ import annotations
@@ -21,14 +20,14 @@ ROOT = "."
 
 
 class Trail:
-    """A path whose text is made where it is shown.
+    """A path that is formatted only when it is shown.
 
-    It shares what is above it: below a long key, the texts of paths may be much longer than all
+    Trails share their parents: below a long key, the texts of all paths may be much longer than all
     keys of the tree.
 
     Attributes:
-      above: The trail of the place above; `None` at the root.
-      part: What leads here from there.
+      above: The trail of the parent; `None` at the root.
+      part: The key, index or field name in the parent.
     """
 
     __slots__ = ("_hash", "above", "part")
@@ -40,7 +39,7 @@ class Trail:
 
     @property
     def parts(self) -> list[str]:
-        """The parts from the root on."""
+        """The parts, from the root."""
         found, at = [], self
         while at.above is not None:
             found.append(at.part)
@@ -58,7 +57,7 @@ class Trail:
             return False
         one: Trail | None = self
         two: Trail | None = other
-        while one is not two:  # no recursion: this is as deep as a tree
+        while one is not two:  # no recursion: trails are as deep as the tree
             if one is None or two is None or one.part != two.part:
                 return False
             one, two = one.above, two.above
@@ -66,10 +65,10 @@ class Trail:
 
 
 class Room:
-    """Room for texts of paths, which bounds them by the keys of the tree.
+    """Limits the total length of formatted paths in proportion to the keys of the tree.
 
-    Together they have at most 8 MiB, 300 bytes for each, and 8 times the parts in which each
-    differs from the one before.
+    The limit is 8 MiB, plus 300 bytes per path, plus 8 times the parts in which each path differs
+    from the previous one.
     """
 
     def __init__(self) -> None:
@@ -77,7 +76,7 @@ class Room:
         self._before: list[str] = []
 
     def takes(self, path: str) -> bool:
-        """Returns whether there is room for one more, which is taken then."""
+        """Returns whether another path fits, and counts it if it does."""
         size = len(path) if path.isascii() else 4 * len(path)
         if size > _FREE_TEXT:
             found = path.split("/")
@@ -88,22 +87,22 @@ class Room:
         return self._left >= 0
 
     def text(self, path: str | Trail) -> str:
-        """Returns the text of one more.
+        """Formats another path.
 
         Raises:
-          TreepackError: If there is no room for it.
+          TreepackError: If it does not fit.
         """
         made = str(path)
         if not self.takes(made):
             raise TreepackError(
-                f"at {printable(made[:_FREE_TEXT])}...: long keys above many leaves make the paths "
-                "of all of them together much longer than the file: open the container below such "
-                "a key, as by treepack.open(path)[key], and use that, in which paths begin anew"
+                f"at {printable(made[:_FREE_TEXT])}...: long keys above many leaves make all "
+                "paths together much longer than the file: open the container below such a key, "
+                "such as treepack.open(path)[key], whose paths are relative"
             )
         return made
 
     def all(self, paths: Iterable[tuple[str, T]]) -> Iterator[tuple[str, T]]:
-        """Yields paths, each with what belongs to it, as long as there is room."""
+        """Yields paths with their values; raises if they do not fit."""
         for path, what in paths:
             yield self.text(path), what
 
@@ -113,7 +112,7 @@ _FREE_TEXT = 300
 
 
 def text(parts: Iterable[str]) -> str:
-    """Returns the path of these parts."""
+    """Returns the path with these parts."""
     escaped = [_escaped(part) for part in parts]
     return "/".join(escaped) if escaped else ROOT
 
@@ -128,10 +127,10 @@ def _escaped(part: str) -> str:
 
 
 def parts(path: Any) -> list[str]:
-    """Returns the parts of a path, which is text or a key path of JAX.
+    """Returns the parts of a path, a string or a key path of JAX.
 
     Raises:
-      TypeError: If it is neither.
+      TypeError: If the path has another type.
     """
     if isinstance(path, str):
         if path == ROOT:
@@ -146,28 +145,28 @@ def parts(path: Any) -> list[str]:
         return path.parts
     if isinstance(path, (tuple, list)):
         return [entry if isinstance(entry, str) else key_name(entry) for entry in path]
-    raise TypeError(f"a path is a string or a key path of JAX, not {path!r:.100}")
+    raise TypeError(f"a path must be a string or a key path of JAX, got {path!r:.100}")
 
 
 def literal(
     text: str, root: N, children: Callable[[N], Iterable[tuple[str, N]]]
 ) -> tuple[list[tuple[N, list[str]]], dict[str, list[str]]]:
-    """Looks for places at a text in which nothing is escaped, as keys of haiku have slashes.
+    """Looks up a path without escapes; keys of haiku contain slashes.
 
     Args:
-      text: The text.
-      root: Where it begins.
-      children: Returns the names and places in a container; nothing of a leaf.
+      text: The path.
+      root: The place where it begins.
+      children: Returns the names and places in a container; an empty result for a leaf.
 
     Returns:
-      The places and the parts of their paths; and the parts that lead to places on the way whose
-      keys have slashes, by their text.
+      The matching places with the parts of their paths; and, by path, the parts of places on the
+      way whose keys contain slashes.
     """
     found: list[tuple[N, list[str]]] = []
     near: dict[str, list[str]] = {}
     if "/" not in text and "~" not in text:
         return found, near
-    # Each place is here once at most: its path is one text.
+    # Each place occurs at most once, since it has one path.
     left: list[tuple[N, list[str], str]] = [(root, [], text)]
     while left:
         above, parts, rest = left.pop()
@@ -181,7 +180,7 @@ def literal(
     return found, near
 
 
-# A search for similar names among more than these takes long.
+# Limits the search for similar names, which is slow.
 _MOST_NAMES = 1000
 
 
@@ -189,30 +188,30 @@ def put(tree: dict[str, Any], parts: Sequence[str], leaf: Any) -> None:
     """Puts a leaf into nested dicts.
 
     Raises:
-      TreepackError: A ValueError. If another leaf is above it, or in its place.
+      TreepackError: A ValueError, if its parent is a leaf, or its path is taken.
     """
     place: Any = tree
     for part in parts[:-1]:
         place = place.setdefault(part, {})
         if type(place) is not dict:
-            raise TreepackError(f"a leaf would be at {printable(text(parts))}, below a leaf")
+            raise TreepackError(f"cannot place {printable(text(parts))}: its parent is a leaf")
     if not parts or parts[-1] in place:
-        raise TreepackError(f"a leaf would be at {printable(text(parts))}, where others are")
+        raise TreepackError(f"cannot place {printable(text(parts))}: other leaves have this path")
     place[parts[-1]] = leaf
 
 
 def at_or_above(
     tree: Mapping[tuple[str, ...], T], path: str | Trail, entries: str | None
 ) -> T | None:
-    """Returns the entry for a path, or for the nearest place above it.
+    """Returns the entry for a path, or for its nearest ancestor.
 
     Args:
       tree: The entries by the parts of their paths.
       path: The path.
-      entries: The name of the entries in errors; with `None`, a missing entry is `None`.
+      entries: The name of the entries in errors; with `None`, returns `None` for a missing entry.
 
     Raises:
-      ValueError: If there is none.
+      ValueError: If the entry is missing.
     """
     names = tuple(parts(path))
     for count in range(len(names), -1, -1):
@@ -220,11 +219,11 @@ def at_or_above(
             return tree[names[:count]]
     if entries is None:
         return None
-    raise ValueError(f"at {printable(str(path))}: the tree of {entries} has none for it")
+    raise ValueError(f"at {printable(str(path))}: the tree of {entries} has no entry for this path")
 
 
 def key_name(entry: Any) -> str:
-    """Returns the name in an entry of a key path of any kind."""
+    """Returns the name in any kind of key path entry."""
     for attribute in ("key", "name", "idx"):
         if hasattr(entry, attribute):
             return str(getattr(entry, attribute))

@@ -1,7 +1,7 @@
-"""How text from files is shown to people: on terminals, in reprs, in messages and warnings.
+"""Escapes text from files for terminals, reprs, messages and warnings.
 
-Keys, names and messages of others may contain escape sequences, which control the terminal, line
-breaks, and characters that reverse text or are invisible.
+Keys, names and messages of other programs may contain escape sequences that control the terminal,
+line breaks, and characters that reverse text or are invisible.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def printable_lines(text: str) -> str:
 
 
 def safe_repr(value: object) -> str:
-    """Returns a value's repr, or its type where code of the program refuses one."""
+    """Returns the repr of a value, or its type if `__repr__` raises."""
     try:
         return repr(value)
     except Exception:
@@ -35,12 +35,12 @@ def safe_repr(value: object) -> str:
 
 
 def short_repr(value: object) -> str:
-    """Returns the beginning of a value's `safe_repr`."""
+    """Returns the first 100 characters of `safe_repr`."""
     return safe_repr(value)[:100]
 
 
 def cells(text: str) -> int:
-    """Returns the width of printable text in cells of a terminal."""
+    """Returns the width of printable text in terminal cells."""
     return len(text) if text.isascii() else sum(map(_cells, text))
 
 
@@ -60,7 +60,7 @@ def _is_ours(names: dict[str, Any]) -> bool:
 
 
 def warn(text: str) -> None:
-    """Warns at the line of the program that called treepack."""
+    """Warns with the location of the caller of treepack."""
     level, frame = 1, sys._getframe()
     while frame.f_back is not None and _is_ours(frame.f_globals):
         level, frame = level + 1, frame.f_back

@@ -1,8 +1,8 @@
-"""Work in threads, any of which may end for want of memory before it begins.
+"""Runs work in threads, any of which may run out of memory before it begins.
 
-`threading.Thread.start` and executors wait for such a thread forever. (Executors also refuse work
-while the program exits.) Here, a task that no thread has begun is done by the thread that waits for
-its result, and the start of a thread that never begins is an error.
+`threading.Thread.start` and executors wait for such a thread forever. (Executors also reject work
+while the program exits.) Here, the thread that waits for a result runs a task that no thread has
+begun, and a thread that never begins is an error.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class Task(Generic[T]):
                 pass
 
     def result(self) -> T:
-        """Returns the result; does the work if nobody has begun it."""
+        """Returns the result; runs the work if no thread has begun it."""
         self.attempt()
         self._wait()
         if self._error is not None:
@@ -162,7 +162,7 @@ def _attempt(tasks: list[Task[T]], stopped: Event) -> None:
 
 
 def run(works: list[Callable[[], T]], threads: int) -> list[T]:
-    """Returns the results of works, done by so many threads, one of which is the caller's.
+    """Returns the results of works, run by `threads` threads, one of which is the caller's.
 
     Raises:
       Exception: The error of one of them. Some of the others may not have been done.
@@ -218,7 +218,7 @@ class Thread:
     def join(self) -> None:
         """Waits for its end."""
         if os.getpid() == self._process:
-            self._told.put(self._told.get())  # for those who wait as well
+            self._told.put(self._told.get())  # for other waiting threads
 
 
 class _Ticket:

@@ -195,7 +195,7 @@ def _writes(name: str, suffix: str, *args: str) -> Work:
         asked = [case.paths[case.seed % len(case.paths)]] if name == "get" else []
         target = Path(folder, f"{name}{suffix}")
         status, *told = command(name, path, *asked, str(target), *args)
-        nothing_left = status == 1 and (name != "salvage" or "no leaf is left" in told[0])
+        nothing_left = status == 1 and (name != "salvage" or "no leaf is intact" in told[0])
         if (status == 2 or nothing_left) == target.exists():
             is_there = target.exists()
             raise AssertionError(f"{name} ends with {status}, file: {is_there}; {told}")

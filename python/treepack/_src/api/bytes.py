@@ -39,24 +39,25 @@ def dumps(
     threads: int | None = None,
     progress: Progress = None,
 ) -> bytes:
-    """Encodes a tree with its structure as msgpack, as `save` does to a file.
+    """Encodes a tree and its structure as msgpack, as `save` writes it to a file.
 
-    Takes the options of `save`, with the same errors.
+    Takes the options of `save`, and raises the same errors.
 
     Args:
       tree: Any tree of dicts, lists, tuples, registered nodes and leaves.
-      metadata: Any value to be kept with the tree.
-      static: Static data without a form; see `save`.
+      metadata: Any value to store with the tree.
+      static: How to treat static data that cannot be stored; see `save`.
       select: The leaves to encode; see `save`.
-      compress: Whether to compress with gzip, or how; see `save`.
-      level: From 0 (stored) to 9 (smallest), for gzip.
-      align: The alignment of arrays. `bytes` objects are aligned to 16 in memory.
+      compress: `True` compresses with gzip, `"numbers"` by the exponents of floats; see `save`.
+      level: The gzip level from 0 (stored) to 9 (smallest).
+      align: The alignment of arrays in bytes; see `save`. Memory of `bytes` objects is aligned to
+        16.
       base: What the receiver has: a tree, encoded bytes or an open `File`. The result is then a
         patch, which `loads` reads with the same base: arrays that the base has at the same path,
         of the same dtype and shape, are differences. Those on accelerators are fetched, also the
         base's.
       threads: The maximum number of threads that copy or compress large arrays.
-      progress: A callable of bytes done and in all, or `True` for a bar; for compressing.
+      progress: A callable of the bytes done and their total, or `True` for a bar; for compressing.
 
     Examples:
       >>> import numpy as np, treepack
@@ -94,31 +95,32 @@ def dumps(
 def loads(
     data: Buffer, target: Template | None = None, **options: Unpack[BytesOptions]
 ) -> Template:
-    """Decodes a tree from bytes: as it was, or in the structure of a target.
+    """Decodes a tree from bytes: as it was saved, or in the structure of a target.
 
-    Takes the options of `load`, with the same errors. Views are of the bytes.
+    Takes the options of `load`, and raises the same errors. Arrays that are views view `data`.
 
     Args:
       data: The result of `dumps`, or the content of a file of `save`; any bytes-like object.
-        Encodings of flax and of `treepack.serialization` are dicts and lists without a target.
+        Without a target, encodings of flax and of `treepack.serialization` become dicts and lists.
       target: A template.
-      strict: How the leaves are compared with the template's: `True`, `"exact"` or `False`.
-      cast: Whether to cast floats to the dtypes of the template, and integers where no value
-        changes.
-      dtype: Without a target, the dtype that all arrays of floats get.
-      arrays: Whether arrays of jax come back as such (`"saved"`), or all arrays as NumPy's
-        (`"numpy"`), or as jax's (`"jax"`).
-      device: The device for all arrays, which become arrays of jax.
-      sharding: The sharding, or a pytree or function of shardings, likewise.
-      copy: Whether arrays of NumPy are copies; `None` returns views where possible.
-      unknown: Whether nodes of unregistered types are an error, or dicts (`"dict"`).
-      containers: Whether containers are those that were saved, or dicts and lists (`"plain"`).
-      static: The static data that were not saved.
+      strict: How leaves are compared with the target: `True`, `"exact"` or `False`; see `load`.
+      cast: Whether to cast floats to the dtypes of the target, and integers where no value changes.
+      dtype: Without a target, the dtype to which all float arrays are cast.
+      arrays: The type of arrays: as saved (`"saved"`), all NumPy arrays (`"numpy"`), or all JAX
+        arrays (`"jax"`).
+      device: The device for all arrays, which become JAX arrays.
+      sharding: The sharding for all arrays, which become JAX arrays; or a pytree or function of
+        shardings.
+      copy: Whether NumPy arrays are copies; `None` returns views where possible.
+      unknown: Whether nodes of unregistered types are an error, or become dicts (`"dict"`).
+      containers: Whether containers keep their saved types, or become dicts and lists (`"plain"`).
+      static: The static data that were not saved; see `load`.
       base: The tree, encoded bytes or open `File` that a patch was made against; see `dumps`. Other
         data ignore it.
       max_size: The maximum size in bytes of what is decompressed or made of a patch.
       threads: The maximum number of threads.
-      progress: A callable of bytes done and in all, or `True` for a bar; for decompressing.
+      progress: A callable of the bytes done and their total, or `True` for a bar; for
+        decompressing.
 
     Raises:
       BaseMismatchError: A TreepackError. If a patch was made against another base; it lists the
@@ -150,20 +152,20 @@ def packed_size(
 ) -> int:
     """Returns the number of bytes that `pack_into` writes for a tree with the same options.
 
-    It depends on shapes and dtypes alone, so keep it while they do not change: computing it walks
-    the tree as packing does. Arrays on accelerators stay there. With `align=1` it is the length of
-    the result of `to_bytes`, or of `dumps` if `described`.
+    The size depends only on structure, shapes and dtypes, so compute it once and keep it: it takes
+    a walk of the tree. Arrays on accelerators are not transferred. With `align=1`, it equals the
+    length of the result of `to_bytes`, or of `dumps` if `described`.
 
     Args:
-      tree: Any tree; see `to_state_dict`.
+      tree: Any tree; see `treepack.serialization.to_state_dict`.
       align: See `pack_into`.
-      described: Whether for the encoding of `dumps`.
-      metadata: See `dumps`; if `described`.
-      static: See `dumps`; if `described`.
+      described: Whether to use the encoding of `dumps`.
+      metadata: See `dumps`; only with `described=True`.
+      static: See `dumps`; only with `described=True`.
       base: See `pack_into`. Then the size depends on the content, and the patch is made to know it.
 
     Raises:
-      UnserializableLeafError: See `to_bytes`, as for other errors.
+      UnserializableLeafError: See `treepack.serialization.to_bytes`, also for further errors.
 
     Examples:
       >>> import numpy as np, treepack
@@ -205,35 +207,35 @@ def pack_into(
 ) -> int:
     """Encodes a tree into a buffer, such as shared memory or a mapped file.
 
-    The encoding is that of `to_bytes`, with all arrays aligned; `from_bytes` and
-    `msgpack_restore` (`loads` if `described`) read it from `memoryview(buffer)[offset:][:size]`,
-    and their arrays are views of the buffer. Nothing is written if the buffer is too small.
+    Writes the encoding of `to_bytes`, with all arrays aligned. `from_bytes` and `msgpack_restore`
+    (`loads` if `described`) read it from `memoryview(buffer)[offset:][:size]` and return views of
+    the buffer. Writes nothing if the buffer is too small.
 
     Args:
-      tree: Any tree; see `to_state_dict`. Its arrays may lie in this very buffer (not in
-        another mapping of the same memory).
-      buffer: Any writable, contiguous buffer. Nobody else should use it meanwhile. Trees that
-        were restored from it before change: their arrays are views of it, and arrays that jax
-        has made of those may be, too.
-      offset: The first byte in the buffer. With a multiple of `align`, in a buffer that is itself
-        aligned (shared memory is), arrays are aligned in memory.
-      align: A power of two from 1 to 64: arrays begin at multiples of this many bytes. Where
-        wider headers cannot move an array below 1 KiB so far, it is aligned for its dtype. With 64,
-        jax on CPU can use arrays in place.
-      described: Whether to write the encoding of `dumps`, for `loads`.
-      metadata: See `dumps`; if `described`.
-      static: See `dumps`; if `described`.
+      tree: Any tree; see `treepack.serialization.to_state_dict`. Its arrays may lie in `buffer`
+        itself, but not in another mapping of the same memory.
+      buffer: Any writable, contiguous buffer. Other threads and processes must not use it during
+        the call. Trees that were restored from it before change: their arrays view the buffer, and
+        JAX arrays made from these may view it, too.
+      offset: The offset in bytes at which to write. If it is a multiple of `align` and the buffer
+        is aligned (shared memory is), arrays are aligned in memory.
+      align: A power of two from 1 to 64. Arrays begin at multiples of `align` bytes. An array below
+        1 KiB that wider headers cannot move far enough is aligned for its dtype. With 64, JAX on
+        CPU can use arrays in place.
+      described: Whether to write the encoding of `dumps`, which `loads` reads.
+      metadata: See `dumps`; only with `described=True`.
+      static: See `dumps`; only with `described=True`.
       base: A tree, encoded bytes or an open `File`: what is written is then a patch, for
         `apply_delta`, or for `loads` if `described`; see `dumps`.
-      threads: See `to_bytes`.
+      threads: See `treepack.serialization.to_bytes`.
 
     Returns:
       The number of bytes written.
 
     Raises:
       ValueError: If the buffer is too small.
-      BufferError: If it is not writable or not contiguous.
-      UnserializableLeafError: See `to_bytes`, as for other errors.
+      BufferError: If the buffer is not writable or not contiguous.
+      UnserializableLeafError: See `treepack.serialization.to_bytes`, also for further errors.
 
     Examples:
       >>> import numpy as np, treepack
@@ -256,27 +258,27 @@ def buffers(
     static: Static = "skip-code",
     base: Any = None,
 ) -> list[memoryview]:
-    """Returns the encoding of a tree in pieces, without copying large arrays.
+    """Returns the encoding of a tree as a list of buffers, without copying large arrays.
 
-    Takes the options of `pack_into`. The joined pieces equal its output. Send them one by one,
-    as a ZeroMQ message, or some at a time with `os.writev` or `socket.sendmsg`, which take 1024 on
-    most systems and may send fewer bytes than they are given. Contiguous arrays of 4 KiB and more
-    are not copied: their pieces are their memory, so do not change them before the pieces are sent.
-    Smaller ones are joined with the headers around them.
+    The joined buffers equal the output of `pack_into`, with the same options. Send them one by one,
+    as a multipart ZeroMQ message, or in batches with `os.writev` or `socket.sendmsg`, which take up
+    to 1024 buffers on most systems and may write fewer bytes than they got. Contiguous arrays of at
+    least 4 KiB are not copied: their buffers view their memory, so do not change the arrays before
+    the buffers are sent. Smaller arrays are joined with the headers around them.
 
     Args:
-      tree: Any tree; see `to_state_dict`.
+      tree: Any tree; see `treepack.serialization.to_state_dict`.
       align: See `pack_into`.
-      described: Whether for the encoding of `dumps`.
-      metadata: See `dumps`; if `described`.
-      static: See `dumps`; if `described`.
+      described: Whether to use the encoding of `dumps`.
+      metadata: See `dumps`; only with `described=True`.
+      static: See `dumps`; only with `described=True`.
       base: See `pack_into`.
 
     Returns:
-      Read-only memoryviews of bytes, which keep the arrays alive.
+      Read-only memoryviews of bytes. They keep the arrays alive.
 
     Raises:
-      UnserializableLeafError: See `to_bytes`, as for other errors.
+      UnserializableLeafError: See `treepack.serialization.to_bytes`, also for further errors.
 
     Examples:
       >>> import flax.serialization, numpy as np, treepack

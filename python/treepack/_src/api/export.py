@@ -1,4 +1,4 @@
-"""Functions of `jax.export` in one file with their parameters."""
+"""Saves functions of `jax.export` with their parameters in one file."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class LoadedExported(NamedTuple):
     """The result of `load_exported`.
 
     Attributes:
-      exported: The function; call it with `exported.call`.
+      exported: The function; call it as `exported.call(...)`.
       params: The tree that was saved with it.
     """
 
@@ -55,31 +55,32 @@ def save_exported(
     params: Any = None,
     **options: Unpack[FileOptions],
 ) -> None:
-    """Saves an exported function and its parameters to one file, replaced whole or not at all.
+    """Saves an exported function and its parameters to one file, atomically.
 
     Needs the package `flatbuffers` (`pip install treepack[export]`). Takes the options of `save`.
 
     Args:
-      path: The file. Missing directories are made.
-      exported: The result of `jax.export.export`. The types of nodes among its arguments and
-        results must be registered, here and where it is loaded: `register_tree` does so.
+      path: The file. Missing directories are created.
+      exported: The result of `jax.export.export`. The node types among its arguments and results
+        must be registered, both here and where it is loaded; see `register_tree`.
       params: Any tree.
-      metadata: Any value to be kept with the tree.
-      static: Static data without a form; see `save`.
-      compress: Whether to compress with gzip, or how; see `save`. `None` does so if the name of the
-        file ends with `.gz`.
-      level: From 0 (stored) to 9 (smallest), for gzip.
-      align: The alignment of arrays.
-      durable: Whether the file is on the disk when this returns.
+      metadata: Any value to store with the tree.
+      static: How to treat static data that cannot be stored; see `save`.
+      compress: `True` compresses with gzip, `"numbers"` by the exponents of floats; see `save`.
+        `None` uses gzip if the file name ends with `.gz`.
+      level: The gzip level from 0 (stored) to 9 (smallest).
+      align: The alignment of arrays in bytes; see `save`.
+      durable: Whether to wait until the file is on the disk.
       threads: The maximum number of threads.
-      progress: A callable of bytes done and in all, or `True` for a bar.
+      progress: A callable of the bytes done and their total, or `True` for a bar.
       storage_options: Options for the store of a URL; see `save`.
 
     Raises:
       OSError: If the file cannot be written.
-      TreepackError: A ValueError. If `jax.export` does not know a type of nodes, which
-        `register_tree` registers, or cannot save the function for another reason.
-      UnserializableLeafError: See `save`, as for other errors.
+      TreepackError: A ValueError, if a node type is not registered with `jax.export`
+        (`register_tree` registers it), or if `jax.export` cannot save the function for another
+        reason.
+      UnserializableLeafError: See `save`, also for further errors.
 
     Examples:
       >>> import jax, jax.numpy as jnp, tempfile, treepack
@@ -95,17 +96,17 @@ def save_exported(
     try:
         function = exported.serialize()
     except ValueError as error:
-        raise TreepackError(f"the function cannot be saved: {_explained(error)}") from error
+        raise TreepackError(f"cannot save the exported function: {_explained(error)}") from error
     save(path, {"exported": bytes(function), "params": params}, **options)
 
 
 def _explained(error: Exception) -> str:
-    """Returns the message of an error of `jax.export`, and which function of ours helps."""
+    """Returns the message of an error of `jax.export`, with a remedy for unregistered types."""
     if "unregistered type" not in str(error):
         return str(error)
     return (
-        "jax.export does not know a type among its arguments or results: call "
-        "treepack.register_tree on a tree of them, both where it is saved and where it is loaded "
+        "a node type among its arguments or results is not registered with jax.export: call "
+        "treepack.register_tree on a tree with that type, both before saving and before loading "
         f"({error})"
     )
 
@@ -124,30 +125,31 @@ def load_exported(
     progress: Progress = None,
     storage_options: StorageOptions = None,
 ) -> LoadedExported:
-    """Returns the function and the parameters that `save_exported` saved.
+    """Loads the function and the parameters that `save_exported` saved.
 
-    The types of nodes among them must be registered, which importing their modules does where
-    they are decorated with `register_dataclass`. The arrays are read from the file when they
-    are used. Takes the options of `load`, for the parameters.
+    The node types of arguments, results and parameters must be registered before; importing their
+    module is enough if they are decorated with `register_dataclass`. The arrays are read from the
+    file when they are used. Takes options of `load`, for the parameters.
 
     Args:
       path: The file, which must not be truncated or overwritten in place while it is mapped.
-      arrays: Whether arrays of jax come back as such (`"saved"`), or all as NumPy's (`"numpy"`).
-      device: The device for arrays of jax.
-      sharding: The sharding, or a pytree or function of shardings, for arrays of jax.
+      arrays: The type of arrays: as saved (`"saved"`), all NumPy arrays (`"numpy"`), or all JAX
+        arrays (`"jax"`).
+      device: The device for JAX arrays.
+      sharding: The sharding for JAX arrays, or a pytree or function of shardings.
       static: The static data that were not saved.
-      copy: Whether arrays of NumPy are copies; `None` returns views where possible.
+      copy: Whether NumPy arrays are copies; `None` returns views where possible.
       mmap: Whether to map the file.
       max_size: The maximum decompressed size in bytes.
       threads: The maximum number of threads.
-      progress: A callable of bytes done and in all, or `True` for a bar.
+      progress: A callable of the bytes done and their total, or `True` for a bar.
       storage_options: Options for the store of a URL; see `save`.
 
     Raises:
       OSError: If the file cannot be read.
-      DecodeError: A ValueError. If the file has another format, or if a type among the arguments or
-        results of the function is not registered; see `register_tree`.
-      UnregisteredTypeError: A DecodeError, with the name. If a type of the parameters is not
+      DecodeError: A ValueError, if the file has another format, or if a node type among the
+        arguments or results of the function is not registered; see `register_tree`.
+      UnregisteredTypeError: A DecodeError with the name, if a type among the parameters is not
         registered.
       ImportError: If `flatbuffers` is not installed.
 
@@ -179,15 +181,20 @@ def load_exported(
         content = content_of(path, opening)
         tree = restore_described(content, None, how)
         if type(tree) is not dict or tree.keys() != {"exported", "params"}:
-            raise DecodeError("the file is not from save_exported")
+            raise DecodeError(
+                "not written by save_exported: its tree is not a dict of 'exported' and 'params'"
+            )
         if type(tree["exported"]) is not bytes:
-            raise DecodeError("the file is not from save_exported: there is no function in it")
+            raise DecodeError(
+                "not written by save_exported: expected the exported function as bytes, found "
+                f"{type(tree['exported']).__name__}"
+            )
         try:
             exported = export.deserialize(bytearray(tree["exported"]))
         except ImportError:
             raise
-        except Exception as error:  # jax raises any type here
-            message = f"the function in the file cannot be read: {_explained(error)}"
+        except Exception as error:  # jax may raise any type
+            message = f"cannot read the exported function: {_explained(error)}"
             raise DecodeError(message) from error
         return LoadedExported(exported, tree["params"])
 

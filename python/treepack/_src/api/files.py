@@ -1,4 +1,4 @@
-"""Trees in files: `save`, `load`, `abstract`, `read_metadata` and `is_checkpoint`."""
+"""Saves trees to files and loads them: `save`, `load`, `abstract` and others."""
 
 from __future__ import annotations
 
@@ -88,77 +88,78 @@ def save(
 def save(
     path: Location, tree: Any, *, background: bool = False, **options: Unpack[SaveOptions]
 ) -> Saving | None:
-    """Saves a tree to a file, which is replaced whole or not at all.
+    """Saves a tree to a file, atomically.
 
-    `load` restores all of it without a template: containers and the order of their keys,
-    keys that are no strings, nodes of registered types with their static data, and leaves. flax
-    reads the file as well: it is msgpack with one more key, `__treepack__`, which flax ignores
-    when it restores a dict template.
+    `load` restores the tree without a template: containers, the order of keys, keys other than
+    strings, nodes of registered types with their static data, and leaves. flax reads the file as
+    well: it is msgpack with one more key, `__treepack__`, which flax ignores when it restores into
+    a dict.
 
-    The bytes go straight from the arrays to a temporary file in the same directory, which then
-    takes the name. Whatever goes wrong, the file is the old one or the new one. Missing
-    directories are made.
+    Writes directly from the arrays to a temporary file in the same directory, then renames it.
+    After any failure, the file is either the old or the new one. Missing directories are created.
 
     Args:
-      path: The file (a `~` at its start is the home folder), a `UPath`, or a URL of a store
-        (`pip install treepack[remote]`), where the object appears once all of it has been written.
-        Suffixes of other formats, such as `.safetensors`, are refused.
-        The permissions of a file are those of the one that it replaces, or follow the umask.
+      path: The file (a leading `~` is the home folder), a `UPath`, or a URL of a store (`pip
+        install treepack[remote]`), where the object appears once it is complete. Suffixes of other
+        formats, such as `.safetensors`, are an error. A file keeps the permissions of the file that
+        it replaces; a new one follows the umask.
       tree: Any tree of dicts, lists, tuples, registered nodes and leaves. Or an iterator of pairs
-        of a path and a leaf, for trees that are larger than memory: they become nested dicts, whose
-        arrays wait in a temporary file beside `path`.
-      background: Whether to write in a thread, and to return a `Saving` as soon as the program may
-        change the tree: by then arrays of NumPy have been copied, those on accelerators fetched,
-        and those of jax on CPU are held. The next save to the same path waits for the end of this
-        one, and so does the end of the program.
-      sharded: Whether `path` becomes a directory, in which each process of `jax.distributed`
-        writes a file of its shards; see docs/sharded.md. All processes have to call this with the
-        same tree. `None` does so if there are arrays that no single process has all of.
-      step: A number of the save, such as the step of training. Processes that save together
-        compare it, so that none that has missed a save pairs its shards with those of another
-        step. It is not stored: `metadata` is.
-      timeout: The seconds that processes which save together wait for each other.
-      metadata: Any value to be kept with the tree, such as a step or a configuration, of the plain
-        types of Python or of types that `register_auxdata` knows. See `read_metadata`.
-      static: Static data and leaves that have no form in files. `"skip-code"` leaves out code:
-        functions, optimizers made of functions, definitions of models. A template brings them
-        back, and so does `load(static=...)`. Data without a form are errors, and so are those of
-        callables. `"skip"` leaves out these, too, except arrays; `"error"` leaves out nothing.
-      select: The leaves to save, such as `"**/lora_*"`; see `load`, which would return the same
-        tree for this selection of a whole file: containers that lose children become dicts.
-        `load(path, target, missing="target")` takes the others from a target.
+        of a path and a leaf, for trees larger than memory: they become nested dicts, whose arrays
+        are spooled to a temporary file beside `path`.
+      background: Whether to write in a thread, and return a `Saving` as soon as the program may
+        change the tree: once NumPy arrays are copied and arrays on accelerators are fetched (JAX
+        arrays on CPU are immutable and only referenced). The next save to the same path waits for
+        this one, and so does the exit of the program.
+      sharded: Whether `path` becomes a directory, in which each process of `jax.distributed` writes
+        a file of its shards; see docs/sharded.md. All processes must call this with the same tree.
+        `None` does so if an array is not fully held by any single process.
+      step: A number for this save, such as the training step. Processes that save together compare
+        it, so that a process that missed a save cannot combine its shards with another step. It is
+        not stored; use `metadata` for that.
+      timeout: The maximum time in seconds that processes which save together wait for each other.
+      metadata: Any value to store with the tree, such as a step or a configuration, of plain Python
+        types or of types registered with `register_auxdata`. See `read_metadata`.
+      static: How to treat static data and leaves that cannot be stored. `"skip-code"` leaves out
+        code: functions, optimizers that consist of functions, definitions of models. A template or
+        `load(static=...)` supplies it again. Other data that cannot be stored, including the data
+        of callables, are an error. `"skip"` leaves these out, too, except arrays. `"error"` leaves
+        out nothing.
+      select: The leaves to save, such as `"**/lora_*"`, in the form that `select` of `load` takes.
+        Containers that lose children become dicts. `load(path, target, missing="target")` takes the
+        other leaves from a target.
       base: A file of `save` (its path or an open `File`), or a tree or encoded bytes: arrays that
         it has at the same path, of the same dtype and shape, are written as differences; see
         docs/pipelines.md. `load` and `open` find a file in the same directory by its name; it must
         stay as it is, and may have no base itself. Not for sharded saves.
-      compress: Whether to compress with gzip. `None` does so if the name of the file ends with
-        `.gz`, but not in sharded saves. `"numbers"` is smaller and faster for weights, by the
-        exponents of floats, but only treepack reads the file; see docs/compression.md.
-      level: From 0 (stored) to 9 (smallest); `None` chooses by the content. For gzip.
-      align: A power of two from 1 to 64: arrays of at least 1 KiB begin at multiples of this many
-        bytes. At 64, JAX on CPU can use the arrays of a mapped file in place.
-      durable: Whether the file is on the disk when this returns, so that it survives
-        a loss of power. Otherwise it survives a crash of the program.
-      threads: The maximum number of threads that copy or compress. `None` is the environment
+      compress: `True` compresses with gzip. `None` does so if the file name ends with `.gz`, except
+        in sharded saves. `"numbers"` compresses the exponents of floats: it is smaller and faster
+        for weights, but only treepack reads the file; see docs/compression.md.
+      level: The gzip level from 0 (stored) to 9 (smallest). `None` chooses by the content.
+      align: A power of two from 1 to 64. Arrays of at least 1 KiB begin at multiples of `align`
+        bytes. With 64, JAX on CPU can use the arrays of a mapped file in place.
+      durable: Whether to wait until the file is on the disk (fsync), so that it survives a power
+        failure. Otherwise it only survives a crash of the program.
+      threads: The maximum number of threads that copy or compress. `None` uses the environment
         variable `TREEPACK_NUM_THREADS`, or else the number of cores.
-      progress: A callable that is called now and then with the number of bytes of the encoding
-        that are done, and of all; or `True` for a bar of tqdm. An exception in it ends the work,
-        and the file is the old one.
+      progress: A callable, called regularly with the number of encoded bytes done and their total;
+        or `True` for a tqdm bar. An exception in it cancels the save, and the file stays the old
+        one.
       storage_options: Options of obstore or fsspec for the store of a URL, such as credentials and
-        endpoints; see docs/stores.md. A `UPath` has its own, to which these are added.
+        endpoints; see docs/stores.md. They are added to the options of a `UPath`.
 
     Returns:
-      With `background=True` a `Saving`, whose `result()` waits until all is written.
+      With `background=True`, a `Saving`, whose `result()` waits until the file is written.
+      Otherwise `None`.
 
     Raises:
       OSError: If the file cannot be written.
-      UnserializableLeafError: A TypeError, with the path. If a leaf, a key or
-        static data have no form in files.
-      ValueError: If keys of a dict are the same as strings, or reserved; if `select` matches
-        nothing; or if the suffix of `path` is of another format.
-      TypeError: If metadata cannot be written.
-      TreepackError: A ValueError. If another process fails, if processes that save together do not
-        save the same, or if another job is saving to the same directory.
+      UnserializableLeafError: A TypeError with the path, if a leaf, a key or static data cannot be
+        stored.
+      ValueError: If a dict has two keys that are equal as strings, or a reserved key; if `select`
+        matches nothing; or if `path` has the suffix of another format.
+      TypeError: If metadata cannot be stored.
+      TreepackError: A ValueError, if another process fails, if processes that save together save
+        different trees, or if another job is saving to the same directory.
 
     Examples:
       >>> import jax.numpy as jnp, tempfile, treepack
@@ -195,12 +196,12 @@ def save(
             together,
             progress,
             background=background,
-            at_once=bool(interrupted(place)),  # which ends only after this
+            at_once=bool(interrupted(place)),  # it completes only after this save
             abandon=together.abandon,
         )
     name = _name_beside(saved.base, place)
     layout = file_layout(tree, saved, how, snapshot=background, base_name=name)
-    # Meanwhile the program may change its directory.
+    # The program may change its working directory during the save.
     where = absolute(place) if background else place
     write = functools.partial(save_layout, layout, where, how)
     del layout  # so that the traceback of an error does not hold it
@@ -245,108 +246,108 @@ def load(
     return_report: bool = False,
     **options: Unpack[LoadOptions],
 ) -> Any:
-    """Loads the tree in a file: as it was saved, or in the structure of a target.
+    """Loads a tree from a file: as it was saved, or in the structure of a target.
 
     Args:
-      path: A file of `save`, or its URL; or the directory of a sharded one; or all else that
-        `open` takes: a `UPath`, bytes, a file object. Files of flax and of
-        `treepack.serialization` are dicts and lists without a target. Gzip is recognised by its
-        first bytes.
-      target: A template. The result has its containers; of its leaves only shape, dtype and
-        sharding matter, so `jax.ShapeDtypeStruct`s will do (from `jax.eval_shape` or `abstract`).
-        Where it has arrays of jax or `ShapeDtypeStruct`s (of a dtype that jax has here: without
-        `jax_enable_x64`, not of 64 bits), arrays become arrays of jax on the same devices;
-        elsewhere they become arrays of NumPy.
-      strict: How the leaves are compared with the template's. `True`: equal shapes, and dtypes
-        that are equal to JAX, so that 64 bits count as 32 unless `jax_enable_x64` is set.
-        `"exact"`: equal dtypes, no keys that a dict of the template lacks, and containers of equal
-        types, where these were saved; `unexpected="ignore"` allows more keys. `False`: not at all.
-      cast: Whether to cast floats to the dtypes of the template, and integers where no value
-        changes.
-      dtype: Without a target, the dtype that all arrays of floats get, such as `jnp.bfloat16`, each
-        as it is loaded. Integers, bools, complex numbers, keys and numbers of Python stay.
-      select: The leaves to load; nothing else is read. A path, which selects all below it and may
-        have wildcards (`*` in one part, `**` over any number of them); a tuple of the parts of a
-        path, without wildcards; a list or set of those; a predicate on paths; or a pytree of bools,
-        each for all below its place. With a target, its
-        other leaves stay as they are. Without, incomplete containers become dicts. A pattern that
-        matches nothing, neither in the file nor in the target, is an error.
-      rename: The names of the file's leaves in the target: a dict of paths, with wildcards as
-        above or tuples, such as `{"old/*/w": "new/*/kernel"}`, of which at least one has to match;
-        or a function of paths. Paths in `select` and in errors are the new ones.
-      missing: Whether leaves of the target that the file lacks are an error, or stay as they are
+      path: A file of `save` or its URL, the directory of a sharded checkpoint, a `UPath`, bytes, or
+        a file object; see `open`. Without a target, files of flax and of `treepack.serialization`
+        become dicts and lists. Gzip is recognised by its first bytes.
+      target: A template. The result has its containers. Only shape, dtype and sharding of its
+        leaves matter, so `jax.ShapeDtypeStruct`s suffice (from `jax.eval_shape` or `abstract`).
+        Where the target has JAX arrays or `ShapeDtypeStruct`s, arrays become JAX arrays on the same
+        devices (not with 64-bit dtypes unless `jax_enable_x64` is set); elsewhere they become NumPy
+        arrays.
+      strict: How leaves are compared with the target. `True`: shapes must be equal, and dtypes must
+        be equal for JAX, which treats 64 bits as 32 unless `jax_enable_x64` is set. `"exact"`:
+        dtypes must be equal, dicts must not have keys that the target lacks (`unexpected="ignore"`
+        allows them), and containers must have equal types where the file stores them. `False`: not
+        compared.
+      cast: Whether to cast floats to the dtypes of the target, and integers where no value changes.
+      dtype: Without a target, the dtype to which all float arrays are cast, such as `jnp.bfloat16`,
+        each as it is loaded. Integers, bools, complex numbers, PRNG keys and Python numbers keep
+        their types.
+      select: The leaves to load; nothing else is read. One of: a path, which selects everything
+        below it and may have wildcards (`*` within one part, `**` across any number of parts); a
+        tuple of the parts of a path, without wildcards; a list or set of these; a predicate on
+        paths; or a pytree of bools, each of which applies to everything below it. With a target,
+        its other leaves stay unchanged. Without a target, incomplete containers become dicts. A
+        pattern that matches nothing in the file or the target is an error.
+      rename: Maps paths in the file to paths in the target: a dict of paths, with wildcards as in
+        `select` or as tuples, such as `{"old/*/w": "new/*/kernel"}`, at least one of which must
+        match; or a function of paths. `select` and errors use the new paths.
+      missing: Whether leaves of the target that the file lacks are an error, or stay unchanged
         (`"target"`).
-      unexpected: Whether leaves of the file that the target lacks are an error, or ignored. By
-        default they are ignored where the target has a dict or another mapping, and an error where
-        it has a node of another type, such as a dataclass that has lost a field.
+      unexpected: Whether leaves of the file that the target lacks are an error (`"error"`) or
+        ignored (`"ignore"`). By default they are ignored in dicts and other mappings of the target,
+        and an error in its other nodes, such as a dataclass that lost a field.
       verify: Whether to compare the file with its checksums first; see `treepack.verify`. Otherwise
-        only headers are checked, and damaged bytes of an array are not noticed.
-      on_corrupt: Whether damaged leaves are an error, or count as missing and stay as the target
-        has them (`"skip"`). Damage outside of leaves is a warning then; if checksums are lost by
-        it, leaves that cannot be verified are loaded, and the warning says so.
-      return_report: Whether to return a `Report` as well.
-      arrays: Whether arrays of jax come back as such (`"saved"`), or all arrays as NumPy's
-        (`"numpy"`), or as jax's (`"jax"`). Arrays of NumPy stay that where jax lacks their dtype,
-        such as `datetime64`; so do those of 64 bits where a target has them, without
-        `jax_enable_x64`.
-      device: The device for all arrays, which become arrays of jax as with `arrays="jax"`; by
-        default that of the target's arrays. Without a target, arrays get the `NamedSharding` again
-        that they were saved with, where there are as many devices (see docs/sharded.md), or else
-        the default device.
-      sharding: The sharding for all arrays, likewise: a `jax.sharding.Sharding`; a pytree of them,
-        each for all below its place; or a callable of the path and a `ShapeDtypeStruct`, which
-        returns one. Arrays of NumPy stay that where there is none, or `None`. Each device reads its
-        part of the file.
-      replicas: Shards of a sharded checkpoint that devices of several processes get. `"read"`: each
-        process reads them. `"broadcast"`: one of them does, and the others receive them over the
-        devices, so that no store serves them twice; all processes that have such devices call
-        this with the same target, in the same order. See docs/sharded.md.
-      timeout: The seconds that processes wait for each other with `replicas="broadcast"`.
-      copy: For arrays of NumPy, as in NumPy 2. `None` returns read-only views of the file
-        wherever they are aligned for their dtype, copies elsewhere. `True` returns
-        writable arrays with memory of their own. `False` returns views only, but for arrays that
-        are cast.
+        only headers are checked, and damage in the bytes of an array goes unnoticed.
+      on_corrupt: Whether damaged leaves are an error, or count as missing (`"skip"`), so that the
+        target's leaves stay. With `"skip"`, damage outside of leaves is a warning; if it destroys
+        checksums, unverified leaves are loaded, and the warning says so.
+      return_report: Whether to also return a `Report`.
+      arrays: The type of arrays: as saved (`"saved"`), all NumPy arrays (`"numpy"`), or all JAX
+        arrays (`"jax"`). Arrays of a dtype that JAX lacks, such as `datetime64`, stay NumPy arrays;
+        so do 64-bit arrays where the target has NumPy arrays of 64 bits, unless `jax_enable_x64` is
+        set.
+      device: The device for all arrays, which become JAX arrays as with `arrays="jax"`. By default,
+        arrays are placed as in the target. Without a target, arrays get the `NamedSharding` with
+        which they were saved if there are as many devices (see docs/sharded.md), or else the
+        default device.
+      sharding: The sharding for all arrays, which become JAX arrays: a `jax.sharding.Sharding`; a
+        pytree of shardings, each for everything below it; or a callable of the path and a
+        `ShapeDtypeStruct` that returns a sharding. NumPy arrays without a sharding, or with `None`,
+        stay NumPy arrays. Each device reads its part of the file.
+      replicas: How to load shards that devices of several processes need. `"read"`: each process
+        reads them. `"broadcast"`: one process reads each shard and sends it to the others over the
+        devices, so that a store serves it once; all processes with such devices must call this with
+        the same target, in the same order. See docs/sharded.md.
+      timeout: The maximum time in seconds that processes wait for each other with
+        `replicas="broadcast"`.
+      copy: For NumPy arrays, as in NumPy 2. `None` returns read-only views of the file where its
+        bytes are aligned for the dtype, and copies elsewhere. `True` returns writable copies.
+        `False` returns only views, except for arrays that are cast.
       mmap: Whether to map the file, so that its arrays are read from the disk when they are used.
-        Meanwhile the file may be replaced or deleted, as by `save`, but must not be truncated or
-        overwritten in place. `False` reads all of it now.
-      unknown: Whether nodes of types that are not registered here, or had other fields when they
-        were saved, or lack static data that are not in `static` either, are an error, or become
-        dicts of their children (`"dict"`). It does not matter with a target.
-      containers: Without a target, whether containers are those that were saved, or plain dicts and
-        lists (`"plain"`): tuples become lists, and nodes of all other types dicts of their
-        children, without static data; mappings keep their keys, and code is `None`.
-      static: The static data that were not saved (see `static` of `save`): a dict by path,
-        such as `{"tx": optimizer}`, or a tree like the one that was saved. Not with a target,
-        which has them.
+        While they are in use, the file may be replaced or deleted, as by `save`, but must not be
+        truncated or overwritten in place. `False` reads the whole file now.
+      unknown: Whether nodes that cannot be rebuilt are an error, or become dicts of their children
+        (`"dict"`): nodes of unregistered types, of types whose fields changed since, and nodes
+        whose static data are neither in the file nor in `static`. Ignored with a target.
+      containers: Without a target, whether containers keep their saved types, or become plain dicts
+        and lists (`"plain"`): tuples become lists, nodes of other types become dicts of their
+        children without static data, mappings keep their keys, and code becomes `None`.
+      static: The static data that were not saved (see `static` of `save`): a dict by path, such as
+        `{"tx": optimizer}`, or a tree like the saved one. Not allowed with a target, which supplies
+        them.
       base: The base of a file that was saved with `base=`, if it is no file in the same directory:
         a path, an open `File`, a tree or encoded bytes. Other files ignore it.
-      max_size: The maximum decompressed size of gzip in bytes; of a directory, that of its
-        manifest and all its files together.
-      threads: See `save`; for decompressing, casting and copying.
-      progress: See `save`; for reading and decompressing. A mapped file has no progress.
+      max_size: The maximum decompressed size of gzip in bytes; for a directory, of its manifest and
+        all its files together.
+      threads: See `save`; for threads that decompress, cast and copy.
+      progress: See `save`; for reading and decompressing. It is not called for a mapped file.
       storage_options: See `save`.
 
     Returns:
-      The tree. Typed PRNG keys are always arrays of jax. With `return_report` a pair: the tree,
+      The tree. Typed PRNG keys are always JAX arrays. With `return_report=True`, a pair: the tree,
       and a `Report` of the loaded, kept, unexpected, cast and corrupt leaves.
 
     Raises:
       OSError: If the file cannot be read.
-      DecodeError: A ValueError, with the byte offset. If the file has another format; it says which
-        one, if that is known.
-      NewerVersionError: A DecodeError. If a newer version of treepack has written it.
-      ValueError: If `select` or `rename` match nothing.
-      MismatchError: A ValueError. If the file does not fit the target; it lists all differences.
+      DecodeError: A ValueError with the byte offset, if the file has another format; the message
+        names the format if it is known.
+      NewerVersionError: A DecodeError, if a newer version of treepack wrote the file.
+      ValueError: If `select` or `rename` matches nothing.
+      MismatchError: A ValueError that lists all differences, if the file does not match the target.
       BaseMismatchError: A ValueError. If the file was saved with another `base=`.
-      UnregisteredTypeError: A DecodeError, with the name. If a type is not registered.
-      CorruptionError: A ValueError. If it is a damaged gzip file (GzipCorruptionError), or one that
-        ends early (GzipTruncatedError), or if `verify` finds damage.
-      HoleError: A TreepackError. If static data were not saved, and neither `static` nor a target
-        has them.
-      TreepackError: A ValueError. If jax would not keep the dtype of an array or the value of an
-        integer, or an array cannot be put where it should go, or another process fails with
-        `replicas="broadcast"`.
-      ImportError: If arrays of jax were saved and jax is not installed; see `arrays`.
+      UnregisteredTypeError: A DecodeError with the name, if a type is not registered.
+      CorruptionError: A ValueError, if the file is damaged gzip (GzipCorruptionError) or truncated
+        gzip (GzipTruncatedError), or if `verify` finds damage.
+      HoleError: A TreepackError, if static data were not saved, and neither `static` nor a target
+        supplies them.
+      TreepackError: A ValueError, if JAX would change the dtype of an array or the value of an
+        integer, if an array cannot be placed on its device or sharding, or if another process fails
+        with `replicas="broadcast"`.
+      ImportError: If JAX arrays were saved and jax is not installed; see `arrays`.
 
     Examples:
       >>> import jax, jax.numpy as jnp, tempfile, treepack
@@ -381,12 +382,12 @@ def load(
                 try:
                     source = content_of(path, opening)
                 except IsADirectoryError:
-                    is_directory = True  # a sharded checkpoint, or nothing
+                    is_directory = True  # a sharded checkpoint, or no checkpoint
                 else:
                     if not is_safetensors(source):
                         return restore_described(source, target, how)
             if selection.verifies and selection.select is None and not is_directory:
-                try:  # once, so that what is verified is what is used
+                try:  # once, so that exactly the verified bytes are loaded
                     source = downloaded(path, opening.progress)
                 except IsADirectoryError:
                     is_directory = True
@@ -415,15 +416,15 @@ def abstract(
     max_size: int | None = None,
     storage_options: StorageOptions = None,
 ) -> Any:
-    """Returns a saved tree with only the shapes and dtypes of its arrays.
+    """Returns the structure of a saved tree, with shapes and dtypes in place of its arrays.
 
-    No array is read, however large. The result is a template for `load`, as `jax.eval_shape`
-    returns it for a function that makes such a tree. Arrays that were split over several devices
-    have their `sharding`, where there are as many; see docs/sharded.md. That starts jax, so call
+    Reads no array. The result is a template for `load`, as `jax.eval_shape` returns it for a
+    function that makes such a tree. Arrays that were sharded over several devices have their
+    `sharding` if there are as many devices; see docs/sharded.md. This initializes JAX, so call
     `jax.distributed.initialize` before.
 
     Args:
-      path_or_data: A file of `save`, the result of `dumps`, or all else that `open` takes.
+      path_or_data: A file of `save`, the result of `dumps`, or any other source that `open` takes.
       unknown: See `load`.
       containers: See `load`.
       static: See `load`.
@@ -431,10 +432,10 @@ def abstract(
       storage_options: See `save`.
 
     Returns:
-      The tree, with `jax.ShapeDtypeStruct`s for arrays.
+      The tree, with `jax.ShapeDtypeStruct`s in place of arrays.
 
     Raises:
-      DecodeError: See `load`, as for other errors.
+      DecodeError: See `load`, also for further errors.
 
     Examples:
       >>> import numpy as np, treepack
@@ -454,19 +455,19 @@ def read_metadata(
     max_size: int | None = None,
     storage_options: StorageOptions = None,
 ) -> Any:
-    """Returns the metadata that `save` was given, or `None`. No array is read.
+    """Returns the `metadata` of a saved tree, or `None`, without reading arrays.
 
     Args:
-      path_or_data: A file of `save`, the result of `dumps`, or all else that `open` takes.
-      unknown: Whether values that cannot be made here, as of types that are not registered, are an
+      path_or_data: A file of `save`, the result of `dumps`, or any other source that `open` takes.
+      unknown: Whether values that cannot be rebuilt, such as values of unregistered types, are an
         error, or become dicts of their parts (`"dict"`); see `open`.
       max_size: See `load`.
       storage_options: See `save`.
 
     Raises:
-      UnregisteredTypeError: A DecodeError, with the name and a path such as `metadata/c/act`. If a
+      UnregisteredTypeError: A DecodeError with the name and a path such as `metadata/c/act`, if a
         type is not registered.
-      DecodeError: See `load`, as for other errors.
+      DecodeError: See `load`, also for further errors.
 
     Examples:
       >>> import treepack
@@ -479,22 +480,22 @@ def read_metadata(
 
 
 def is_checkpoint(path_or_data: Openable, *, storage_options: StorageOptions = None) -> bool:
-    """Returns whether a path, a URL or data are a checkpoint that treepack reads.
+    """Returns whether a path, URL or data are a checkpoint that treepack reads.
 
-    That is a file of treepack, flax or eformer, perhaps in gzip, or the directory of a sharded
-    checkpoint; also one that is damaged below its headers (see `verify`), or that a newer version
-    has written. No array is read. Of gzip from elsewhere, only the first bytes are.
+    Such a checkpoint is a file of treepack, flax or eformer, with or without gzip, or the directory
+    of a sharded checkpoint. Files of newer versions count, and so do files whose arrays are damaged
+    (see `verify`). Reads no array, and only the first bytes of gzip from other programs.
 
     Args:
-      path_or_data: What `open` takes.
+      path_or_data: Any source that `open` takes.
       storage_options: See `save`.
 
     Returns:
-      Whether it is one; also `False` if nothing is there.
+      Whether it is a checkpoint; `False` if the file does not exist.
 
     Raises:
       OSError: If the file cannot be read for another reason, such as its permissions.
-      TreepackError: If a file in a store is replaced meanwhile.
+      TreepackError: If a file in a store is replaced during the call.
 
     Examples:
       >>> import tempfile, treepack
@@ -520,14 +521,14 @@ def is_checkpoint(path_or_data: Openable, *, storage_options: StorageOptions = N
     except NoIndexError:
         head = inflated_head(source, 1)
         return head != b"" and (0x80 <= head[0] <= 0x8F or head[0] in (0xDE, 0xDF))  # a map
-    except ConditionError:  # another file is there by now
+    except ConditionError:  # the file was replaced
         raise
     except (TreepackError, EOFError):
         return False
 
 
 def _opened(path_or_data: Openable, max_size: int | None, unknown: Unknown = "error") -> File:
-    """Opens a file or data; inflates gzip that cannot be read in parts."""
+    """Opens a file or data; inflates gzip without an index."""
     try:
         return open(path_or_data, max_size=max_size, unknown=unknown)
     except (GzipError, GzipTruncatedError):

@@ -1,4 +1,4 @@
-"""Leaves one by one: trees larger than memory, and streams of EasyLM and EasyDeL.
+"""Saves and reads leaves one by one: trees larger than memory, streams of EasyLM and EasyDeL.
 
 A *stream* is a sequence of msgpack values `(key, value)`: the key is a list of strings, the value
 the bytes that `flax.serialization.to_bytes` makes of a leaf
@@ -29,7 +29,7 @@ from treepack._src.storage.write import replacing, spool
 def read_stream(
     path: Location, *, max_size: int | None = None, storage_options: StorageOptions = None
 ) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Yields the leaves of a stream of EasyLM or EasyDeL, one by one.
+    """Yields the leaves of an EasyLM or EasyDeL stream, one by one.
 
     Args:
       path: The file.
@@ -37,7 +37,8 @@ def read_stream(
       storage_options: See `save`.
 
     Yields:
-      The path of a leaf, as a tuple of keys, and the leaf; arrays are read when they are used.
+      Pairs of the path of a leaf, as a tuple of keys, and the leaf. Arrays are read when they are
+      used.
 
     Raises:
       DecodeError: If the file has another format.
@@ -61,16 +62,16 @@ def read_stream(
 
 
 def write_stream(path: Location, leaves: Iterable[tuple[Any, Any]]) -> None:
-    """Writes leaves to a stream that EasyLM and EasyDeL read; the file is replaced whole.
+    """Writes leaves to an EasyLM or EasyDeL stream, and replaces the file atomically.
 
     Args:
       path: The file.
-      leaves: Pairs of a path (a tuple of keys, a key path of JAX, or text like `params/w`) and a
-        leaf. Of an iterator, only one leaf is in memory at a time.
+      leaves: Pairs of a path (a tuple of keys, a key path of JAX, or a string such as `params/w`)
+        and a leaf. From an iterator, only one leaf is in memory at a time.
 
     Raises:
       OSError: If the file cannot be written.
-      UnserializableLeafError: A TypeError. If a leaf cannot be stored.
+      UnserializableLeafError: A TypeError, if a leaf cannot be stored.
       ValueError: If the suffix of `path` is of another format.
 
     Examples:
@@ -90,7 +91,7 @@ def write_stream(path: Location, leaves: Iterable[tuple[Any, Any]]) -> None:
 
 @contextlib.contextmanager
 def spooled(leaves: Iterable[tuple[Any, Any]], path: str | os.PathLike[str]) -> Iterator[Any]:
-    """Collects leaves into a tree; its large arrays lie in a temporary file until the end."""
+    """Collects leaves into a tree; its large arrays stay in a temporary file inside the block."""
     with spool(path) as file:
         yield _collected(leaves, file, path)
 
@@ -119,7 +120,7 @@ def _collected(leaves: Iterable[tuple[Any, Any]], file: Any, path: Any) -> Any:
 
 
 class _Place:
-    """The shape and dtype of an array in the file."""
+    """Shape and dtype of an array in the file."""
 
     def __init__(self, shape: tuple[int, ...], dtype: np.dtype[Any]):
         self.shape, self.dtype = shape, dtype

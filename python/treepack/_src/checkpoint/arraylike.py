@@ -1,4 +1,4 @@
-"""Operators and conversions of arrays for an object that `np.asarray` makes an array of."""
+"""Gives objects that `np.asarray` accepts the operators and conversions of arrays."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ _OPERATORS: dict[np.ufunc, Callable[..., Any]] = {
 
 
 class ArrayLike(NDArrayOperatorsMixin):
-    """An object that takes part in expressions as its array does, which it reads for each.
+    """An object that can replace its array in expressions; each expression reads the array.
 
-    Results are NumPy's, or JAX's where the other operand is an array of JAX. `x += 1` gives `x`
-    another value: the object does not change. Like an array it has no hash.
+    Results are NumPy arrays, or JAX arrays if the other operand is one. `x += 1` rebinds `x`: the
+    object does not change. Like an array, it is not hashable.
     """
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
@@ -52,22 +52,22 @@ class ArrayLike(NDArrayOperatorsMixin):
         elif any(isinstance(it, ArrayLike) for it in out):
             return NotImplemented
         if method == "__call__" and not options and ufunc in _OPERATORS:
-            # Arrays of JAX overload operators but not ufuncs, and `==` has more types.
+            # JAX arrays overload operators but not ufuncs, and `==` takes more types.
             return _OPERATORS[ufunc](*arrays)
         return getattr(ufunc, method)(*arrays, **options)
 
     def __jax_array__(self) -> jax.Array:
-        # Functions of JAX that take arrays alone ask for this conversion in their errors.
+        # Errors of JAX functions that take only arrays mention this conversion.
         return jax.numpy.asarray(np.asarray(self))
 
     def astype(self, dtype: Any) -> np.ndarray:
-        """Returns its elements in another dtype."""
+        """Returns the array cast to another dtype."""
         converted: np.ndarray = np.asarray(self).astype(dtype)
         return converted
 
     @property
     def T(self) -> np.ndarray:  # noqa: N802 (NumPy's name)
-        """Its array with the dimensions reversed."""
+        """The array with reversed dimensions."""
         return np.asarray(self).T
 
     def __iter__(self) -> Iterator[Any]:

@@ -1,4 +1,4 @@
-"""Boxes of sharded arrays: planned, found in files, prefetched, and read.
+"""Plans boxes of sharded arrays, finds them in files, prefetches and reads them.
 
 box ──▶ the files it needs ──opened──▶ its shards found ──▶ read, in one call of the core
 """
@@ -29,13 +29,13 @@ from treepack.errors import (
     TreepackError,
 )
 
-# The errors of reading damaged data.
+# Errors in reading damaged data.
 DAMAGE = (DecodeError, GzipError, GzipTruncatedError)
 
-# The alignment of memory that jax on CPU uses in place.
+# The alignment at which JAX on CPU uses memory in place.
 _ALIGN = 64
 
-# An array of many shards is cast in blocks of about this size.
+# The approximate size of the blocks in which an array of many shards is cast.
 _CAST_BYTES = 16 << 20
 
 
@@ -43,8 +43,8 @@ class Files(Protocol):
     """The files of a sharded checkpoint, by number.
 
     Attributes:
-      is_local: Whether they are no remote files.
-      catalogs: Their catalogs, as far as they are open.
+      is_local: Whether reading them needs no requests to a store.
+      catalogs: The catalogs of open files.
     """
 
     is_local: bool
@@ -54,18 +54,18 @@ class Files(Protocol):
         """Opens a file."""
 
     def need_files(self, numbers: Iterable[int]) -> None:
-        """Opens files that are not open."""
+        """Opens the files that are not open yet."""
 
     def explained(self, number: int, error: BaseException) -> BaseException:
-        """Returns the error to raise for one in reading a file."""
+        """Converts an error in reading a file."""
 
 
 class Sharded(Protocol):
-    """The array that boxes are of.
+    """An array that can be read in boxes.
 
     Attributes:
       parts: The parts of its path.
-      dtype: Its dtype, to which it is cast if that of its shards is another one.
+      dtype: Its dtype, to which its shards are cast.
       stored: The dtype of its shards.
       checkpoint: The files with its shards.
     """
@@ -79,24 +79,24 @@ class Sharded(Protocol):
         """The files with its shards."""
 
     def lacks(self, shard: int) -> CorruptionError:
-        """Returns the error for a shard that is not where the manifest has it."""
+        """Returns the error for a shard that is missing from its file."""
 
     def leaf_of(self, number: int, value: int) -> LazyArray:
-        """Returns a shard by its file and leaf."""
+        """Returns a shard by the numbers of its file and leaf."""
 
 
 class Box:
-    """A box of an array that is read later.
+    """A box of an array, to be read later.
 
     Attributes:
       array: The array.
-      shards: Its place in the shards.
-      is_in_place: Whether it will be used where it lies in its file.
-      memory: Bytes that it is read to, unless it brings its own.
+      shards: Its position in the shards.
+      is_in_place: Whether it is used in place, as a view of its file.
+      memory: The memory for its elements; `None` allocates it.
     """
 
     def __init__(self, array: Sharded, bounds: Bounds, shards: core.ShardBox, *, in_place: bool):
-        """With `in_place` it is used where it lies if one shard has all of it."""
+        """With `in_place`, it is a view of its file if one shard contains it."""
         self.array = array
         self.shards = shards
         self.memory: np.ndarray | None = None
@@ -107,7 +107,7 @@ class Box:
         self.is_in_place = in_place and self._is_view
 
     def find(self) -> Box:
-        """Opens the files that it needs, and finds its shards; returns itself.
+        """Opens the files that it needs, finds its shards, and returns itself.
 
         Raises:
           CorruptionError: If a file or a shard is missing.
@@ -122,7 +122,7 @@ class Box:
         return self
 
     def places(self) -> list[tuple[int, int, Bounds]]:
-        """Returns the place of each part: the number of a file, a leaf, and indices of that."""
+        """Returns the position of each part: the number of a file, a leaf, and indices into it."""
         return self.find().shards.places(self.array.checkpoint.catalogs)
 
     def read(self, threads: int | None = None, stopped: Event | None = None) -> np.ndarray:
@@ -141,7 +141,7 @@ class Box:
         [(number, value, local)] = self.places()
         try:
             whole: Any = self.array.leaf_of(number, value).view()
-        except (ValueError, FileNotFoundError):  # damaged, or gone
+        except (ValueError, FileNotFoundError):  # damaged or missing
             return None
         return (
             None
@@ -157,7 +157,7 @@ class Box:
     def read_to(
         self, target: np.ndarray, threads: int | None = None, stopped: Event | None = None
     ) -> None:
-        """Reads its elements to an array in C order, until it is stopped."""
+        """Reads its elements into an array in C order, unless it is stopped."""
         self.prefetch()
 
         def check() -> None:
@@ -203,7 +203,7 @@ class Box:
             )
 
     def prefetch(self) -> None:
-        """Starts to read it from the disk, once."""
+        """Starts to read it from the disk; further calls are no-ops."""
         if not self._has_begun:
             self._has_begun = True
             files = self.find().array.checkpoint
@@ -211,11 +211,11 @@ class Box:
 
 
 class _StoppedError(TreepackError):
-    """Nobody waits for a box any more."""
+    """The reading of a box was stopped."""
 
 
 def find(boxes: Iterable[Box]) -> None:
-    """Opens the files that boxes need, remote ones many at a time, and finds the shards."""
+    """Opens the files that boxes need, many remote ones at a time, and finds the shards."""
     boxes = [*boxes]
     needed: dict[Any, set[int]] = defaultdict(set)
     for box in boxes:
@@ -229,8 +229,8 @@ def find(boxes: Iterable[Box]) -> None:
 def expect(boxes: Iterable[Box]) -> None:
     """Prepares files for the boxes that will be read, so that little else is read from disk.
 
-    The system reads ahead in a file that is needed nearly whole. In others it would read bytes that
-    nobody needs: there, boxes that are used in place are prefetched while the load goes on.
+    The system reads ahead in files that are needed nearly whole. In other files it would read
+    unneeded bytes: there, boxes that are used in place are prefetched during the load.
     """
     boxes = [*boxes]
     in_place: dict[tuple[Any, int], list[tuple[int, Bounds]]] = defaultdict(list)
@@ -262,17 +262,17 @@ def ranges_of(boxes: Iterable[Box]) -> Iterator[tuple[Blocks, Range]]:
 
 def _at(array: Any, index: Iterable[slice]) -> np.ndarray:
     """Returns a view of a part of an array."""
-    view: np.ndarray = array[(*index, ...)]  # without the dots no dimensions become a scalar
+    view: np.ndarray = array[(*index, ...)]  # without the dots, a 0-d result becomes a scalar
     return view
 
 
-# A file is needed nearly whole from this part of its bytes on.
+# The fraction of its bytes from which a file counts as needed nearly whole.
 _NEARLY_WHOLE = 0.95
 
 
 @contextlib.contextmanager
 def reading(boxes: Iterable[Box], threads: int) -> Iterator[Callable[[Box], np.ndarray]]:
-    """Prefetches boxes in threads; yields a function that waits for one."""
+    """Prefetches boxes in threads; yields a function that waits for a box."""
     copied = [box for box in boxes if not box.is_in_place]
     if not copied:
         yield Box.read
@@ -295,7 +295,7 @@ def _prefetch(boxes: list[Box], stopped: Event) -> None:
 
 
 def aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
-    """Allocates an array that jax on CPU can use in place."""
+    """Allocates an array that JAX on CPU can use in place."""
     nbytes = math.prod(shape) * dtype.itemsize
     memory = np.empty(nbytes + _ALIGN, np.uint8)
     start = -memory.ctypes.data % _ALIGN

@@ -1,4 +1,4 @@
-"""Leaves cast to other dtypes."""
+"""Casts leaves to other dtypes."""
 
 from __future__ import annotations
 
@@ -19,26 +19,25 @@ from treepack._src.paths import Trail
 from treepack._src.restore.compare import signature
 from treepack._src.tasks import run
 
-# Arrays are cast in blocks of this many elements.
+# The number of elements of the blocks in which arrays are cast.
 _CAST_ELEMENTS = 1 << 20
 
-# Arrays of this many bytes are cast at a time.
+# The total size in bytes of arrays that are cast at a time.
 _CAST_BYTES = 1 << 26
 
 
 @dataclasses.dataclass(slots=True)
 class Item:
-    """A leaf that is cast, and put on devices.
+    """A leaf that is cast and placed on devices.
 
     Attributes:
       path: Its path.
       target: The leaf of the template; `None` if there is no template.
-      leaf: The leaf: first as it was found, at last as it is returned.
-      weak: Whether its dtype was weak, where there is no template to tell; `None` if it was no
-        array of jax.
-      place: The device or sharding for it; before that, the one that was recorded.
-      shared: How it is shared out to several processes, of which one reads each shard.
-      boxes: The boxes that devices of this process need, by `_key`, of an array in several files.
+      leaf: The leaf: initially as found, finally as returned.
+      weak: Whether its dtype was weak, if there is no template; `None` if it was not a JAX array.
+      place: The device or sharding for it; initially the recorded sharding.
+      shared: How its shards are shared among processes, each shard read by one process.
+      boxes: For an array in several files, the boxes that devices of this process need, by `_key`.
     """
 
     path: Trail
@@ -64,7 +63,7 @@ def cast_items(items: Iterable[Item], threads: int | None) -> None:
         ):
             continue
         if isinstance(item.leaf, ShardedArray):
-            item.leaf = item.leaf.cast(expected.dtype)  # as each device reads its part
+            item.leaf = item.leaf.cast(expected.dtype)  # lazily: each device reads its part
             continue
         if isinstance(item.leaf, np.generic):
             item.leaf = _cast_scalar(item.leaf, expected.dtype, item.path)
@@ -76,15 +75,15 @@ def cast_items(items: Iterable[Item], threads: int | None) -> None:
 def cast_floats(
     state: Any, dtype: np.dtype[Any] | None, threads: int | None, note: Callable[[Trail], None]
 ) -> Any:
-    """Casts all arrays of floats in a state, in their places; `None` casts nothing.
+    """Casts all float arrays in a state, in place; a no-op for `None`.
 
-    Each array goes as soon as it is cast, so that only a few are there twice.
+    Each source array is dropped as soon as it is cast, so that few arrays exist twice.
 
     Args:
-      state: Dicts, lists and leaves, which change.
+      state: Dicts, lists and leaves; modified in place.
       dtype: The dtype.
       threads: The maximum number of threads.
-      note: Is called with the path of each array that is cast.
+      note: Called with the path of each array that is cast.
     """
     if dtype is None:
         return state
@@ -110,11 +109,11 @@ def cast_floats(
             return
         note(path)
         if isinstance(found, ShardedArray):
-            container[key] = found.cast(dtype)  # as each device reads its part
+            container[key] = found.cast(dtype)  # lazily: each device reads its part
         elif isinstance(found, np.generic):
             container[key] = _cast_scalar(found, dtype, path)
         else:
-            # In a pair with what it was, so that a list of arrays holds none.
+            # Paired with the task, so that no list keeps the arrays alive.
             container[key] = found, _casting(found, dtype, work, path)
             places.append((container, key))
             nbytes += found.nbytes
@@ -138,7 +137,7 @@ def cast_floats(
 
 
 def number_to_array(target: Any, found: Any) -> Any:
-    """Returns a number as an array where the template has an array of jax of its kind.
+    """Returns a number as an array where the template has a JAX array of its kind.
 
     A number that does not fit the dtype stays a number.
     """
@@ -164,7 +163,7 @@ def _cast_scalar(source: np.generic, dtype: np.dtype[Any], path: Trail) -> Any:
 def _casting(
     source: np.ndarray, dtype: np.dtype[Any], work: list[Callable[[], None]], path: Trail
 ) -> np.ndarray:
-    """Returns an array that the work, once it is done, fills with another one, cast."""
+    """Returns an array, and the work that fills it with the cast elements of another."""
     made = aligned(source.shape, dtype)
     starts = range(0, source.size, _CAST_ELEMENTS)
     parts = [slice(start, start + _CAST_ELEMENTS) for start in starts]

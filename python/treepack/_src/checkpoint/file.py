@@ -1,4 +1,4 @@
-"""Files that are opened, not read: `open`, `File` and `Tree`."""
+"""Opens files to read them in parts: `open`, `File` and `Tree`."""
 
 from __future__ import annotations
 
@@ -35,21 +35,21 @@ from treepack._src.storage.naming import name_file, naming
 from treepack._src.storage.place import resolved
 from treepack.errors import MissingPathError
 
-# A search for similar names among more than these takes long.
+# Limits the search for similar names, which is slow.
 _MOST_NAMES = 1000
 
-# The most leaves in a repr.
+# The maximum number of leaves in a repr.
 _MOST_ROWS = 20
 
 
 class Tree(Mapping[str, Any]):
     """A container in an open file: a mapping of its keys to its children.
 
-    An array is a `LazyArray`, a container another `Tree`; other leaves are read. Elements of lists
-    and tuples have their numbers as keys, as text: `"0"`. A key may also be a path, such as
-    `params/layers/0/w`, or a key path of JAX. In a path, `/` inside a key is written `~1`, and `~`
-    is written `~0`; where that leads nowhere, the text is taken as it is if it leads to one place:
-    haiku's `mlp/~/linear_0/w`.
+    Arrays are `LazyArray`s, containers are `Tree`s, and other leaves are read when they are looked
+    up. The keys of elements of lists and tuples are their indices as strings, such as `"0"`. A key
+    may also be a path, such as `params/layers/0/w`, or a key path of JAX. In a path, `/` inside a
+    key is written `~1`, and `~` is written `~0`. If no value has that path, the path is also tried
+    without escapes, and must then match one value, such as haiku's `mlp/~/linear_0/w`.
 
     Examples:
       >>> import numpy as np, treepack
@@ -70,7 +70,7 @@ class Tree(Mapping[str, Any]):
         """Returns the leaf or container at a path.
 
         Raises:
-          MissingPathError: A KeyError. If nothing is there.
+          MissingPathError: A KeyError, if there is no value at the path.
         """
         reader, start, above = self._place
         parts = _paths.parts(path)
@@ -88,10 +88,10 @@ class Tree(Mapping[str, Any]):
         return Tree(Place(reader, value, parts))
 
     def _literally(self, path: Any) -> tuple[tuple[int, list[str]] | None, dict[str, list[str]]]:
-        """Looks for the value at a text in which nothing is escaped.
+        """Looks up a path without escapes.
 
         Returns:
-          The value and its parts if there is exactly one; and similar places.
+          The value and the parts of its path if exactly one matches; and similar paths.
         """
         if not isinstance(path, str):
             return None, {}
@@ -108,7 +108,7 @@ class Tree(Mapping[str, Any]):
     def _missing(
         self, path: Any, parts: list[str], names: dict[str, list[str]]
     ) -> MissingPathError:
-        """Returns the error for a path where nothing is, with a similar one."""
+        """Returns the error for a missing path, with a similar path as a hint."""
         hint = ""
         if (similar := self._similar(parts)) is not None:
             hint = f"is it {similar!r}?"
@@ -118,13 +118,13 @@ class Tree(Mapping[str, Any]):
         return MissingPathError(asked, self._place.reader.filename, hint)
 
     def _similar(self, parts: list[str]) -> str | None:
-        """Returns a missing path with a similar name for the first that is missing."""
+        """Returns a path with its first missing part replaced by a similar name, or `None`."""
         catalog = self._catalog
         for count, part in enumerate(parts):
             value = catalog.find(parts[:count], self._place.value)
             names = [] if value is None else [name for name, _ in catalog.children(value) or ()]
             if part not in names:
-                # Of names alone: the time for texts is as the square of their length.
+                # Compares names rather than paths: the time is quadratic in the length.
                 near = difflib.get_close_matches(part, names[:_MOST_NAMES], n=1)
                 return _paths.text([*parts[:count], *near, *parts[count + 1 :]]) if near else None
         return None
@@ -137,7 +137,7 @@ class Tree(Mapping[str, Any]):
         return value is not None or self._literally(path)[0] is not None
 
     def get(self, path: Any, default: Any = None) -> Any:
-        """Returns the leaf or container at a path, or the default if nothing is there."""
+        """Returns the leaf or container at a path, or `default` if there is none."""
         if path in self:
             return self[path]
         return default
@@ -158,7 +158,7 @@ class Tree(Mapping[str, Any]):
         return list(self)
 
     def leaves(self) -> Iterator[tuple[str, Any]]:
-        """Yields all leaves below with their relative paths, in the order of the file.
+        """Yields the relative paths and leaves below this container, in the order of the file.
 
         Examples:
           >>> import numpy as np, treepack
@@ -174,7 +174,7 @@ class Tree(Mapping[str, Any]):
 
     @property
     def nbytes(self) -> int:
-        """The number of bytes of its leaves, uncompressed; of arrays, those of their elements."""
+        """The total size of its leaves in bytes, uncompressed and without headers of arrays."""
         return totals(self._catalog, self._place.value)[1]
 
     @takes(PartOptions, Selection, Reading, Sharing)
@@ -185,10 +185,10 @@ class Tree(Mapping[str, Any]):
         return_report: bool = False,
         **options: Unpack[PartOptions],
     ) -> Any:
-        """Loads this container, or a part of it. All paths are relative to it.
+        """Loads this container or a part of it; all paths are relative to it.
 
-        Takes the options of `treepack.load`, except `mmap` and `max_size`. Without a target, a file
-        without a record of its structure becomes dicts.
+        Takes the options of `treepack.load`, except `mmap`, `max_size` and `storage_options`.
+        Without a target, a file that lacks a record of its structure becomes dicts.
 
         Examples:
           >>> import numpy as np, treepack
@@ -250,7 +250,7 @@ class Tree(Mapping[str, Any]):
         from rich.table import Table
         from rich.text import Text
 
-        title = Text(f"{self._title()}: {self._summary()}")  # text would be parsed as markup
+        title = Text(f"{self._title()}: {self._summary()}")  # rich would parse a str as markup
         table = Table(title=title, caption=self._and_more() or None)
         for name, justify in (("path", "left"), ("kind", "left"), ("size", "right")):
             table.add_column(name, justify=justify)  # type: ignore[arg-type]
@@ -290,7 +290,7 @@ def value_at(tree: Tree, path: str) -> int:
     """Returns the number of the value at a path, as `Tree.__getitem__` finds it.
 
     Raises:
-      MissingPathError: If nothing is there.
+      MissingPathError: If there is no value at the path.
     """
     parts = _paths.parts(path)
     value = tree._catalog.find(parts, tree._place.value)
@@ -298,16 +298,16 @@ def value_at(tree: Tree, path: str) -> int:
 
 
 class File(Tree):
-    """An open file, as `open` returns it.
+    """An open file, the result of `open`: a `Tree` and a context manager.
 
-    It is a context manager. Any number of threads may read from it. It can be pickled unless it
-    was opened from a file object: the other process opens the file again.
+    Any number of threads may read from it. It can be pickled unless it was opened from a file
+    object: unpickling opens the file again.
 
     Attributes:
-      metadata: The metadata that `save` was given, or `None`. If a type in it is not registered
-        here, an UnregisteredTypeError, or a dict in its place; see `unknown` of `open`.
-      damage: The damage to the file, in words, or `None`: with `salvage=True`, why not all of
-        it could be read; and that the index of a small gzip file is damaged.
+      metadata: The `metadata` of the save, or `None`. Raises an UnregisteredTypeError if a type in
+        it is not registered, or returns a dict in its place; see `unknown` of `open`.
+      damage: A description of damage to the file, or `None`: with `salvage=True`, why some of it
+        cannot be read; otherwise only a damaged index of a small gzip file.
 
     Examples:
       >>> import numpy as np, treepack
@@ -356,36 +356,37 @@ def open(
     unknown: Unknown = "error",
     storage_options: StorageOptions = None,
 ) -> File:
-    """Opens a file to inspect it, and to read parts of it.
+    """Opens a file to inspect it and to read parts of it.
 
-    A file of `save` has an index at its end. In any other one, such as flax's, the headers are
-    read once. Arrays are read when they are used.
+    A file of `save` has an index at its end. For other files, such as flax's, this reads all
+    headers once. Arrays are read when they are used.
 
     Args:
-      source: A path or URL (`str`, `PathLike` or `UPath`), bytes, or a seekable file object:
+      source: A path or URL (`str`, `PathLike` or `UPath`), bytes, or a seekable file object, with
         msgpack of treepack, flax or eformer, or gzip of treepack. Or the directory of a sharded
         checkpoint.
-      salvage: Whether to open a truncated or damaged file as well, with the leaves that can be
-        found. Its `damage` describes the damage.
-      mmap: Whether to map the file. `False` reads all of it now.
-      max_size: The maximum decompressed size of gzip in bytes; of a directory, that of its
-        manifest and all its files together.
-      unknown: What becomes of values in `metadata` whose types are not registered here: an error
-        when it is read, or dicts (`"dict"`): of their fields, or else of the name of the type and
-        the parts of the value.
+      salvage: Whether to open a truncated or damaged file, too, with the leaves that are intact.
+        `File.damage` describes the damage.
+      mmap: Whether to map the file. `False` reads the whole file now.
+      max_size: The maximum decompressed size of gzip in bytes; for a directory, of its manifest and
+        all its files together.
+      unknown: Whether values of unregistered types in `metadata` are an error when it is read, or
+        become dicts (`"dict"`): of their fields, or of the name of the type and the parts of the
+        value.
       storage_options: See `save`.
 
     Returns:
-      The file: a mapping like `Tree`, and a context manager.
+      The open file: a mapping of keys to children, and a context manager.
 
     Raises:
       OSError: If the file cannot be read.
-      DecodeError: A ValueError, with the byte offset. If the file has another format; it says which
-        one, if that is known.
-      NewerVersionError: A DecodeError. If a newer version of treepack has written it.
-      NoIndexError: A GzipError. If it is gzip of other programs, which cannot be read in parts.
-      CorruptionError: A ValueError. If it is damaged gzip (GzipCorruptionError), or ends early
-        (GzipTruncatedError).
+      DecodeError: A ValueError with the byte offset, if the file has another format; the message
+        names the format if it is known.
+      NewerVersionError: A DecodeError, if a newer version of treepack wrote the file.
+      NoIndexError: A GzipError, if the file is gzip of another program, which cannot be read in
+        parts.
+      CorruptionError: A ValueError, if the file is damaged gzip (GzipCorruptionError) or truncated
+        gzip (GzipTruncatedError).
 
     Examples:
       >>> import numpy as np, tempfile, treepack
@@ -405,17 +406,17 @@ def open(
 
 
 def leaf_text(catalog: core.Catalog, value: int) -> tuple[str, str]:
-    """Returns the kind and the size of a leaf in words."""
+    """Returns the kind and the size of a leaf as text."""
     _, kind, start, end, _ = catalog.leaf(value)
     return kind_text(kind), size_text(nbytes_of(kind, end - start))
 
 
 def nbytes_of(kind: tuple[Any, ...], encoded: int) -> int:
-    """Returns the number of bytes of a leaf: of an array, those of its elements, without headers.
+    """Returns the size of a leaf in bytes; for an array, of its elements without headers.
 
     Args:
-      kind: Its kind.
-      encoded: The number of its bytes in the file.
+      kind: The kind of the leaf; see `Catalog.leaf`.
+      encoded: Its encoded size in bytes.
     """
     if kind[0] not in ("array", "prng_key", "scalar"):
         return encoded
@@ -425,7 +426,7 @@ def nbytes_of(kind: tuple[Any, ...], encoded: int) -> int:
 
 
 def totals(catalog: core.Catalog, value: int) -> tuple[int, int]:
-    """Returns the number of leaves in a value, and of their bytes; see `nbytes_of`."""
+    """Returns the number of leaves in a value, and their size in bytes; see `nbytes_of`."""
     count = nbytes = 0
     for kind, leaves, encoded in catalog.kinds(value):
         count += leaves

@@ -1,4 +1,4 @@
-"""Loading parts of files into trees: `load` and `File.load` with `select=`, `rename=` and so on."""
+"""Loads parts of files into trees, with `select=`, `rename=` and so on."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from treepack.errors import CorruptionError, DecodeError, NewerVersionError, Tre
 def load_part(
     place: Place, target: Any, selection: Selection, how: Reading, group: Together | None
 ) -> Any:
-    """Loads a part of a file, alone or into a target; `group` is of `sharing`."""
+    """Loads a part of a file, with or without a target; `group` is from `sharing`."""
     how.check(target)
     check_is_tree(target)
     selection.check(target)
@@ -70,13 +70,14 @@ def load_part(
 def _restored(
     place: Place, target: Any, found: _Choice, partial: Coverage, convert: Any, how: Reading
 ) -> Any:
-    """Returns the target with the chosen leaves of a file in place of its own."""
+    """Returns the target with chosen leaves from a file."""
     catalog = place.catalog
     whole = catalog.record
     if found.renamed is not None:
         if whole is not None and core.has_older_types(whole):
             raise TreepackError(  # upgrades may change names
-                "rename does not work for files with nodes of older versions: load them without it"
+                "rename= does not support files with nodes of older versions: load the file "
+                "without rename=, and save it again"
             )
         record = None
         state = _renamed_state(place, found, how, _on_devices(target))
@@ -111,11 +112,11 @@ class _Choice(NamedTuple):
 
     Attributes:
       selector: The compiled `select=`.
-      marks: The leaves and empty containers that are loaded; `None` for all.
-      renamed: The new paths of all leaves and empty containers, if they are renamed.
+      marks: The leaves and empty containers to load; `None` for all.
+      renamed: The new paths of all leaves and empty containers, if `rename=` is given.
       made: Arrays that are made of others, by their new paths.
-      corrupt: The new paths of damaged leaves, which are left out.
-      is_cut: Whether others may be missing because of damage.
+      corrupt: The new paths of damaged leaves that are left out.
+      is_cut: Whether further leaves may be missing because of damage.
     """
 
     selector: Selector
@@ -175,7 +176,7 @@ def _renamed(place: Place, rename: Any) -> tuple[dict[str, str], dict[str, Sourc
     renamed = {path: renaming(path) for path in paths if path not in taken}
     renaming.check(renamed)
     if len({*renamed.values(), *made}) < len(renamed) + len(made):
-        raise TreepackError("rename gives two leaves the same path: choose other names")
+        raise TreepackError("rename= maps two leaves to the same path: choose other names")
     return renamed | taken, made
 
 
@@ -188,18 +189,18 @@ def _mark_renamed(
     catalog: core.Catalog, start: int, renamed: Mapping[str, str], selector: Selector
 ) -> core.Marks:
     """Marks the selected leaves by their new paths; see `Catalog.select` for empty containers."""
-    # The last leaf of a path counts, as in a dict.
+    # The last leaf with a path counts, as in a dict.
     ends = {renamed[path]: value for path, value in catalog.ends(start)}
     are_leaves = {path: catalog.children(value) is None for path, value in ends.items()}
     return catalog.mark({ends[path] for path in meant_of(are_leaves, selector)})
 
 
-# Takes the parts of a path; returns whether the array there goes to devices.
+# Takes the parts of a path, returns whether its array goes to devices.
 OnDevices = Callable[[Sequence[str]], bool]
 
 
 def _on_devices(target: Any) -> OnDevices:
-    """Returns a predicate on paths: whether a template has an array of jax there."""
+    """Returns a predicate on paths: whether a template has a JAX array there."""
     paths = {parts for parts, leaf in leaves_of(target, ()) if _jax.is_abstract(leaf)}
     return lambda parts: tuple(parts) in paths
 
@@ -211,11 +212,11 @@ def _corrupt(
     selection: Selection,
     how: Reading,
 ) -> dict[int, str]:
-    """Compares leaves with their checksums; returns the damaged ones with their new paths.
+    """Compares leaves with their checksums; returns the damaged leaves with their new paths.
 
     Raises:
-      CorruptionError: If there are any, and they must not be left out.
-      DecodeError: If damage has left no leaf.
+      CorruptionError: If leaves are damaged and must not be left out.
+      DecodeError: If no leaf is intact.
     """
     catalog = place.catalog
     if catalog.is_newer:
@@ -227,7 +228,7 @@ def _corrupt(
             "there are no checksums to verify: the file is not from treepack.save, or was made by "
             "dumps"
         )
-    place.reader.remember()  # what is verified is what is used
+    place.reader.remember()  # exactly the verified bytes are loaded
     with progress_bar(how.progress, "verify") as tell:
         statuses, damage = place.reader.verify(threads=how.threads, progress=tell)
     if damage is not None:
@@ -247,7 +248,7 @@ def _corrupt(
             found[value] = path if renamed is None else renamed[path]
     if found and selection.on_corrupt == "error":
         raise CorruptionError(
-            f"{listed([*found.values()])} damaged: pass on_corrupt='skip' to load all else"
+            f"{listed([*found.values()])} damaged: pass on_corrupt='skip' to load the other leaves"
         )
     return found
 
@@ -266,7 +267,7 @@ def _assembled(
     how: Reading,
     note: Callable[[Trail], None],
 ) -> Any:
-    """Builds a tree of the marked leaves, with its structure where containers are complete."""
+    """Builds a tree of the marked leaves; complete containers keep their types."""
     catalog = place.catalog
     state = cast_floats(place.reader.read(place, how, marks), how.dtype, how.threads, note)
     found = assembled(
@@ -291,10 +292,10 @@ def _renamed_state(place: Place, choice: _Choice, how: Reading, on_devices: OnDe
     found = place.reader.read(place, how, marks, goes)
     for trail, leaf in state_leaves(found, Trail(), ends=True):
         path = str(trail)
-        if leaf is ABSENT:  # a leaf, or a container of which nothing is loaded
+        if leaf is ABSENT:  # a leaf or container that is not loaded
             continue
         new = renamed.get(path)
-        if new is None:  # a list, which moves as a whole
+        if new is None:  # a list is renamed as a whole
             new = _list_path(path, renamed, ordered)
         if new == _paths.ROOT:
             root.append(leaf)
@@ -306,12 +307,14 @@ def _renamed_state(place: Place, choice: _Choice, how: Reading, on_devices: OnDe
             is_lazy = how.arrays != "numpy" and (how.everywhere or on_devices(parts))
             _paths.put(state, parts, array if is_lazy else np.asarray(array))
     if root and state:
-        raise TreepackError(f"rename puts a leaf at {_paths.ROOT}, where others are")
+        raise TreepackError(
+            f"rename= maps a leaf to the root {_paths.ROOT}, which has other leaves"
+        )
     return root[0] if root else state
 
 
 def _list_path(path: str, renamed: Mapping[str, str], ordered: Sequence[str]) -> str:
-    """Derives the new path of a list from a leaf in it; `ordered` has the old paths, sorted."""
+    """Derives the new path of a list from its leaves; `ordered` has the old paths, sorted."""
     below = f"{path}/"
     at = bisect.bisect_left(ordered, below)
     while at < len(ordered) and ordered[at].startswith(below):
@@ -319,7 +322,7 @@ def _list_path(path: str, renamed: Mapping[str, str], ordered: Sequence[str]) ->
         if new.endswith(old[len(path) :]):
             return new[: len(new) - len(old) + len(path)]
         at += 1
-    raise TreepackError(f"rename splits the list at {path}")
+    raise TreepackError(f"rename= splits the list at {path}: its leaves must stay in one list")
 
 
 def restore_described(data: Buffer | core.Content, target: Any, how: Reading) -> Any:
@@ -329,7 +332,7 @@ def restore_described(data: Buffer | core.Content, target: Any, how: Reading) ->
     convert = converter(how, may_change=not isinstance(data, (bytes, core.Content)))
     if target is not None:
         return restore_encoded(target, data, how, convert=convert)
-    if how.dtype is None:  # casting needs a state
+    if how.dtype is None:  # casting requires a state
         found = core.restore_recorded(
             data,
             how.copy,
@@ -341,7 +344,7 @@ def restore_described(data: Buffer | core.Content, target: Any, how: Reading) ->
         if found is not None:
             return found[0]
     state, record = take(core.restore(data, how.copy, how.threads))
-    if record is None:  # or its key is damaged, which this finds
+    if record is None:  # a damaged key is found here
         catalog_of(data)
     elif type(record) is not bytes:
         raise DecodeError(f"{core.RECORD_KEY!r} is a {type(record).__name__}, not bytes")

@@ -1,4 +1,4 @@
-"""Where the arrays of a loaded tree go: to host memory, or to the devices of jax."""
+"""Places the arrays of a loaded tree in host memory or on devices."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ from treepack.errors import DecodeError, TreepackError
 if TYPE_CHECKING:
     import jax
 
-# The most bytes in flight to devices at a time.
+# The maximum number of bytes in flight to devices at a time.
 _WINDOW = 1 << 30
 
 
 def sharing(target: Any, how: Reading, options: Sharing) -> AbstractContextManager[Together | None]:
-    """Returns a context for a load, in which processes receive what others of them read."""
+    """Returns a context for a load in which processes share the shards that they read."""
     _, count, _ = _jax.processes() if options.replicas == "broadcast" else (0, 1, None)
     if count == 1 or how.arrays == "numpy" or how.device is not None:
         return contextlib.nullcontext()
@@ -54,7 +54,7 @@ def sharing(target: Any, how: Reading, options: Sharing) -> AbstractContextManag
 
 
 def _processes(target: Any, sharding: Any, count: int) -> Sequence[int]:
-    """Returns the processes that load a tree, as far as shardings tell; or else all."""
+    """Returns the processes that load a tree according to its shardings; all if unknown."""
     import jax
 
     if _is_function(sharding) or (target is None and sharding is None):
@@ -74,18 +74,18 @@ def converter(
     copy: bool | None = None,
     group: Together | None = None,
 ) -> Convert | None:
-    """Compiles the options about arrays into a function that converts the leaves it is given.
+    """Compiles the options about arrays into a function that converts leaves.
 
     Args:
       how: The options.
-      may_change: Whether arrays that are found lie in memory that others may change.
-      copy: The option for arrays that are read last, and do not go to devices.
+      may_change: Whether other code may change the memory of the arrays found.
+      copy: The option `copy` for arrays that do not go to devices.
       group: The processes that load together; see `sharing`.
 
     Returns:
-      A function of all leaves; `None` if there is nothing to do.
+      A function that converts all leaves; `None` if it would be a no-op.
     """
-    # jax aliases memory where it can, and expects it not to change.
+    # JAX aliases memory where possible, and relies on it not changing.
     may_change = may_change and how.copy is not True
     cast, threads = how.cast, how.threads
     placed = how.arrays != "numpy"
@@ -111,7 +111,7 @@ def converter(
 
 # Placing
 
-# Takes a path, a `jax.ShapeDtypeStruct`, and whether there has to be an answer; returns a device, a
+# Takes a path, a `jax.ShapeDtypeStruct`, and whether a result is required; returns a device, a
 # sharding, or `None`.
 Where = Callable[[Trail, Any, bool], Any]
 
@@ -120,7 +120,7 @@ def _where(device: Any, sharding: Any) -> Where | None:
     """Compiles `device=` and `sharding=` into one function; `None` without either.
 
     Raises:
-      ValueError: If they are something else.
+      ValueError: If an option has another type.
     """
     given = sharding if device is None else device
     if given is None:
@@ -137,10 +137,8 @@ def _where(device: Any, sharding: Any) -> Where | None:
             option = "sharding=" if device is None else "device="
             at = f" at {_paths.text(parts)}" if parts else ""
             raise ValueError(
-                f"{option}{at} has to be a device or sharding of jax, such as jax.devices()[0], "
-                f"not {leaf!r:.100}"
-                + "; make a NamedSharding of a mesh"
-                * hasattr(leaf, "axis_names")
+                f"{option}{at} must be a JAX device or sharding, such as jax.devices()[0], got "
+                f"{leaf!r:.100}" + "; make a NamedSharding of a mesh" * hasattr(leaf, "axis_names")
             )
     if () in shardings:
         return lambda *_: given
@@ -169,7 +167,7 @@ def _place(
     *,
     everywhere: bool,
 ) -> None:
-    """Puts the leaves that are to be arrays of jax on devices."""
+    """Places the leaves that become JAX arrays on devices."""
     placed: list[Item] = []
     for item in items:
         target, array = item.target, item.leaf
@@ -199,18 +197,18 @@ def _place(
             if not _jax.is_abstract(item.target) and made.dtype != found.dtype:
                 others = "arrays='numpy'" if where is None else "neither device= nor sharding="
                 raise TreepackError(
-                    f"at {item.path}: jax makes {made.dtype.name} of an array of "
-                    f"{found.dtype.name} here; set jax_enable_x64, or load with {others}"
+                    f"at {item.path}: JAX would convert {found.dtype.name} to {made.dtype.name}: "
+                    f"set jax_enable_x64, or load with {others}"
                 )
             weak = item.weak if item.target is None else getattr(item.target, "weak_type", False)
             item.leaf, item.boxes = _jax.weak(made) if weak else made, {}
 
 
 def _is_jax(item: Item) -> bool:
-    """Returns whether a leaf was an array of jax, or is one in the template.
+    """Returns whether a leaf was a JAX array, or is one in the template.
 
     Raises:
-      DecodeError: If it was one, and cannot be one.
+      DecodeError: If it was a JAX array, but cannot be one.
     """
     target, array = item.target, item.leaf
     if target is None and item.weak is not None:
@@ -220,7 +218,7 @@ def _is_jax(item: Item) -> bool:
 
 
 def _may_be_jax(item: Item) -> bool:
-    """Returns whether an array of NumPy may be one of jax, where a place is given for it."""
+    """Returns whether a NumPy array may become a JAX array on the requested device or sharding."""
     target, array = item.target, item.leaf
     if not isinstance(array, _HOST):
         return False
@@ -230,7 +228,7 @@ def _may_be_jax(item: Item) -> bool:
 
 
 def _share(items: Iterable[Item], together: Together) -> None:
-    """Shares out the arrays that several processes need."""
+    """Distributes the reading of arrays that several processes need."""
     found = [(item, rows_of(item.leaf, item.place)) for item in items]
     shared = [(item, rows) for item, rows in found if rows is not None]
     arrays = [(item.path, item.leaf, item.place, rows) for item, rows in shared]
@@ -239,7 +237,7 @@ def _share(items: Iterable[Item], together: Together) -> None:
 
 
 def _plan(item: Item) -> None:
-    """Plans the boxes of an array in several files that devices of this process need."""
+    """Plans the boxes that devices of this process need of an array in several files."""
     if isinstance(item.leaf, ShardedArray):
         in_place = _is_on_cpu(item.place)
         for index in _parts_of(item):
@@ -261,20 +259,20 @@ def _parts_on(place: Any, path: Trail, array: Any) -> Iterable[tuple[slice, ...]
         return [(slice(None),) * array.ndim]
     try:
         parts = place.addressable_devices_indices_map(array.shape).values()
-    except Exception as error:  # jax raises any type for a misfit
+    except Exception as error:  # JAX may raise any type for an invalid sharding
         raise _misplaced(path, array, place, error) from error
     return [part for part in parts if part is not None]
 
 
 def _is_split(place: Any) -> bool:
-    """Returns whether several devices hold an array, or parts of it."""
+    """Returns whether several devices hold an array or parts of it."""
     import jax
 
     return isinstance(place, jax.sharding.Sharding) and len(place.device_set) > 1
 
 
 def _is_on_cpu(place: Any) -> bool:
-    """Returns whether arrays go where host memory can be used in place."""
+    """Returns whether arrays are placed where host memory can be used in place."""
     import jax
 
     if place is None:
@@ -284,14 +282,14 @@ def _is_on_cpu(place: Any) -> bool:
 
 
 def _check_integers(path: Trail, found: Any, made: Any) -> None:
-    """Raises if integers of 64 bits overflowed when they became 32 bits."""
+    """Raises if 64-bit integers overflow 32 bits."""
     if found.dtype == made.dtype or found.dtype.kind not in "iu" or found.size == 0:
         return
     limits = np.iinfo(made.dtype)
     found = np.asarray(found)
     if found.min() < limits.min or found.max() > limits.max:
         raise TreepackError(
-            f"at {path}: integers of {found.dtype.name} do not fit {made.dtype.name}; set "
+            f"at {path}: integers of {found.dtype.name} do not fit into {made.dtype.name}: set "
             "jax_enable_x64, or load with arrays='numpy'"
         )
 
@@ -300,7 +298,7 @@ def _is_array(value: Any) -> bool:
     return isinstance(value, _HOST) or _jax.is_array(value)
 
 
-# Arrays whose bytes are in host memory, or will be.
+# Types of arrays whose bytes are or will be in host memory.
 _HOST = (np.ndarray, LazyArray)
 
 
@@ -309,24 +307,24 @@ def _check_array(path: Trail, value: Any) -> None:
         import jax  # noqa: F401
     except ImportError as error:
         raise ImportError(
-            f"at {path}: an array of jax was saved, and jax is not installed here: pass "
-            "arrays='numpy'"
+            f"at {path}: a JAX array was saved, but jax is not installed: pass arrays='numpy', or "
+            "install jax"
         ) from error
     if not _is_array(value):
-        hint = " (perhaps a PRNG key of an implementation that is not known here)"
+        hint = " (perhaps a PRNG key of an unknown implementation)"
         raise DecodeError(
-            f"there is a {type(value).__name__} where an array was saved"
-            + hint * isinstance(value, dict),
+            f"expected an array, found a {type(value).__name__}" + hint * isinstance(value, dict),
             path=str(path),
         )
     if isinstance(value, _HOST) and not _jax_has(value.dtype):
         raise DecodeError(
-            f"jax has no arrays of {value.dtype}, though one was saved", path=str(path)
+            f"JAX does not support dtype {value.dtype}, but the file has a JAX array of it",
+            path=str(path),
         )
 
 
 def _can_be(target: Any, value: Any) -> bool:
-    """Returns whether jax has the dtypes of a value and of the template's leaf."""
+    """Returns whether JAX has the dtypes of a value and of the template's leaf."""
     import jax
 
     if _jax.is_extended(target.dtype) or not isinstance(value, _HOST):
@@ -337,7 +335,7 @@ def _can_be(target: Any, value: Any) -> bool:
 
 @functools.cache
 def _jax_has(dtype: np.dtype) -> bool:
-    """Returns whether jax has arrays of a dtype, in its byte order."""
+    """Returns whether JAX has arrays of a dtype with its byte order."""
     import jax
 
     try:
@@ -358,7 +356,7 @@ def _place_of(
         place = where(path, struct, is_needed)
         if place is None or isinstance(place, (jax.sharding.Sharding, jax.Device)):
             return place
-        raise ValueError(f"at {path}: a sharding or device is needed, not {place!r:.100}")
+        raise ValueError(f"at {path}: expected a sharding or device, got {place!r:.100}")
     if target is None:
         return recorded
     if _jax.is_tracer(target):
@@ -369,7 +367,7 @@ def _place_of(
 
 
 def _concrete(sharding: Any) -> Any:
-    """Returns a sharding with devices: an abstract mesh becomes the current one."""
+    """Returns a sharding with devices: replaces an abstract mesh by the current mesh."""
     import jax
 
     if not isinstance(getattr(sharding, "mesh", None), jax.sharding.AbstractMesh):
@@ -388,7 +386,7 @@ def _put(
     threads: int | None,
     together: Together | None,
 ) -> Iterator[jax.Array]:
-    """Puts arrays on devices, a window at a time."""
+    """Places arrays on devices, a window at a time."""
     import jax
 
     before: list[jax.Array] = []
@@ -407,21 +405,21 @@ def _put(
         jax.block_until_ready(before)  # type: ignore[no-untyped-call]
         before = made
         yield from made
-    if isinstance(place, Rows):  # an error of other processes comes here, not where it is used
+    if isinstance(place, Rows):  # raises errors of other processes here, not at the first use
         jax.block_until_ready(before)  # type: ignore[no-untyped-call]
 
 
 def _put_shared(
     batch: list[Item], together: Together, read: Callable[[Box], np.ndarray]
 ) -> list[Any]:
-    """Puts arrays on the devices of several processes, of which one reads each shard."""
+    """Places arrays on the devices of several processes, one of which reads each shard."""
     boxes = {id(item.shared): item.boxes for item in batch}
     shared = [item.shared for item in batch if item.shared is not None]
     return spread(together, shared, lambda it, index: read(boxes[id(it)][_key(index)]))
 
 
 def _put_whole(batch: list[Item], place: Any, read: Callable[[Box], np.ndarray]) -> list[Any]:
-    """Puts whole arrays on one device."""
+    """Places whole arrays on one device."""
     import jax
 
     def whole(item: Item) -> Any:
@@ -430,7 +428,7 @@ def _put_whole(batch: list[Item], place: Any, read: Callable[[Box], np.ndarray])
         return np.asarray(item.leaf) if isinstance(item.leaf, LazyArray) else item.leaf
 
     arrays = [whole(item) for item in batch]
-    # PRNG keys are on the default device already, and slow to put.
+    # PRNG keys are already on the default device, and slow to move.
     rest = [at for at, array in enumerate(arrays) if place is not None or not _jax.is_array(array)]
     made: list[Any] = list(arrays)
     try:
@@ -439,13 +437,13 @@ def _put_whole(batch: list[Item], place: Any, read: Callable[[Box], np.ndarray])
     except Exception as error:
         if len(batch) == 1:
             raise _misplaced(batch[0].path, batch[0].leaf, place, error) from error
-        # One by one, to find the culprit.
+        # One by one, to find the array that fails.
         return [_put_whole([item], place, read)[0] for item in batch]
     return made
 
 
 def _put_parts(item: Item, place: Any, read: Callable[[Box], np.ndarray]) -> Any:
-    """Puts the parts of an array on several devices; equal parts are read once."""
+    """Places the parts of an array on several devices; equal parts are read once."""
     import jax
 
     array = item.leaf
@@ -456,8 +454,8 @@ def _put_parts(item: Item, place: Any, read: Callable[[Box], np.ndarray]) -> Any
 
     try:
         if _jax.is_array(array) and place.is_fully_addressable:
-            return jax.device_put(array, place)  # a typed PRNG key, which has no parts
-        dtype = None  # that of the parts, unless there are none here
+            return jax.device_put(array, place)  # a typed PRNG key cannot be split
+        dtype = None  # inferred from the parts, unless this process has none
         if not place.addressable_devices:
             is_extended = _jax.is_extended(array.dtype)
             dtype = array.dtype if is_extended else jax.dtypes.canonicalize_dtype(array.dtype)
@@ -468,7 +466,7 @@ def _put_parts(item: Item, place: Any, read: Callable[[Box], np.ndarray]) -> Any
 
 def _misplaced(path: Trail, array: Any, place: Any, error: Exception) -> TreepackError:
     return TreepackError(
-        f"at {path}: an array with the shape {array.shape} cannot be put as {place}: "
+        f"at {path}: cannot place an array of shape {array.shape} on {place}: "
         f"{type(error).__name__}: {error}"
     )
 

@@ -1,4 +1,4 @@
-"""Open files, and their arrays, which are read when they are used."""
+"""Reads open files in parts: their leaves, and arrays when they are used."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from treepack._src import dtypes as _dtypes
 from treepack._src import paths as _paths
 from treepack._src.checkpoint.arraylike import ArrayLike
 from treepack._src.options import Reading, Status
+from treepack._src.restore.compare import Signature, described
 from treepack._src.restore.report import ABSENT
 from treepack._src.storage.content import Openable, Opened, open_parts
 from treepack._src.storage.deferred import Deferred
@@ -24,41 +25,41 @@ from treepack._src.storage.naming import filename_of, name_file, naming
 from treepack._src.storage.place import absolute
 from treepack.errors import DecodeError, MissingPathError, NewerVersionError
 
-# NumPy has no arrays of more dimensions.
+# NumPy's maximum.
 _MOST_NDIM = 64
 
-# Before a leaf is its key, which is compared with the index as well. After it, the core reads ahead
+# The key before a leaf is compared with the index as well. After a leaf, the core reads ahead
 # (`src/catalog/check.rs`).
 _KEY_BYTES = 1 << 10
 _AHEAD_BYTES = 64 << 10
 
 DAMAGED_REST = "the bytes between the leaves and the record of the structure are damaged"
 
-# Reads a leaf, by its value and the parts of its path.
+# Reads a leaf by its value and the parts of its path.
 ReadLeaf = Callable[[int, list[str]], Any]
 
 
 class Reader:
-    """An open file: the places and kinds of its leaves.
+    """Reads parts of an open file, using a catalog of its leaves.
 
     Any number of threads may read from it. It can be pickled unless it was opened from a file
-    object: the other process opens the file again.
+    object: unpickling opens the file again.
 
     Attributes:
-      given: The source as the caller has given it.
-      may_change: Whether it lies in memory that others may change.
-      inflated: The number of bytes that were decompressed from gzip.
-      nbytes: The number of bytes in the file.
-      is_local: Whether it is no remote file.
-      is_one_file: Whether its catalog has the bytes of all leaves.
+      given: The source as the caller passed it.
+      may_change: Whether the source is memory that other code may change.
+      inflated: The number of bytes decompressed from gzip.
+      nbytes: The size of the file in bytes.
+      is_local: Whether reading it needs no requests to a store.
+      is_one_file: Whether all leaves are in this file.
     """
 
     is_one_file = True
 
     def __init__(self, source: Openable, found: Opened, *, salvage: bool, **options: Any):
-        """`found` is the content of `source`; `options` reopen it."""
+        """`found` is the content of `source`; `options` are used to reopen it."""
         is_path = isinstance(source, (str, os.PathLike))
-        # The program may go elsewhere, and so may a pickle.
+        # The working directory may change, or differ where a pickle is loaded.
         self._source = absolute(source) if is_path else source
         self._options = {"salvage": salvage, **options}
         self.given = source
@@ -74,7 +75,7 @@ class Reader:
 
     @property
     def filename(self) -> str | None:
-        """The file as the caller has named it; `None` for data in memory."""
+        """The file as the caller named it; `None` for data in memory."""
         return filename_of(self.given)
 
     @property
@@ -84,19 +85,19 @@ class Reader:
 
     @property
     def short_name(self) -> str:
-        """The name of the file in its directory."""
+        """The name of the file without its directory."""
         return self.name if self.filename is None else os.path.basename(self.filename)  # noqa: PTH119
 
     @property
     def catalog(self) -> core.Catalog:
-        """Its leaves by their paths.
+        """The catalog of the leaves.
 
         Raises:
-          ValueError: If it is closed.
+          ValueError: If the file is closed.
         """
-        catalog = self._catalog  # another thread may close it meanwhile
+        catalog = self._catalog  # read once: another thread may close the file
         if catalog is None:
-            raise ValueError(f"the file {self.name} is closed")
+            raise ValueError(f"the file {self.name} is closed: open it again")
         return catalog
 
     @property
@@ -106,16 +107,16 @@ class Reader:
 
     @property
     def damage(self) -> str | None:
-        """The damage outside of leaves, in words, as far as opening the file finds it."""
+        """A description of the damage outside of leaves that opening the file found, or `None`."""
         return self._damage or self.catalog.damage
 
     @property
     def is_summed(self) -> bool:
-        """Whether there are checksums to verify."""
+        """Whether the file has checksums."""
         return self.catalog.is_summed
 
     def salvaging(self) -> Reader:
-        """Returns the same file with all leaves that damage has left, as with `salvage=True`."""
+        """Returns a reader of the same file with its intact leaves, as with `salvage=True`."""
         if self._options["salvage"]:
             return self
         made = object.__new__(type(self))  # `copy.copy` would open the file again
@@ -139,15 +140,16 @@ class Reader:
             shape = kind[2]
             if len(shape) > _MOST_NDIM or max(shape, default=0) > sys.maxsize:
                 raise DecodeError(
-                    "the index of the file has an array with more or larger dimensions than NumPy "
-                    "allows: the file is damaged",
+                    f"the index of the file is damaged: it has an array of {len(shape)} "
+                    f"dimensions of at most {max(shape, default=0)}, and NumPy allows "
+                    f"{_MOST_NDIM} dimensions of at most {sys.maxsize}",
                     start,
                     _paths.text(parts),
                 )
         return kind
 
     def leaf(self, value: int, parts: list[str]) -> Any:
-        """Returns a leaf: a lazy array, or the leaf itself."""
+        """Returns a leaf: a `LazyArray` for an array, or the leaf itself."""
         kind = self.kind(value, parts)
         if kind[0] == "array":
             return self.array(value, parts, kind)
@@ -156,10 +158,10 @@ class Reader:
         return self.catalog.read(value, copy=None, threads=None)
 
     def undamaged_leaf(self, value: int, parts: list[str]) -> Any:
-        """Returns a leaf that will be copied; arrays are compared with their checksums then.
+        """Returns a leaf compared with its checksum; arrays are compared when they are copied.
 
         Raises:
-          CorruptionError: If it is no array and is damaged.
+          CorruptionError: If the leaf is not an array and is damaged.
         """
         found = self.leaf(value, parts)
         if not isinstance(found, LazyArray):
@@ -170,17 +172,17 @@ class Reader:
         """Compares a leaf with its checksum.
 
         Raises:
-          CorruptionError: If it is damaged.
+          CorruptionError: If the leaf is damaged.
         """
         with naming(self.given):
             self.catalog.compare(value)
 
     def array(self, value: int, parts: list[str], kind: tuple[Any, ...]) -> LazyArray:
-        """Returns a lazy array; of a PRNG key, its data."""
+        """Returns a `LazyArray` of an array, or of the data of a PRNG key."""
         return LazyArray(self, value, parts, *dtype_and_shape(kind))
 
     def prng_key(self, value: int, parts: list[str], kind: tuple[Any, ...]) -> Any:
-        """Returns a typed PRNG key, or a dict if its implementation is unknown here."""
+        """Returns a typed PRNG key, or a dict if its implementation is unknown."""
         return self.catalog.read(value, copy=None, threads=None)
 
     def read(
@@ -203,7 +205,7 @@ class Reader:
     def fetching(
         self, value: int = 0, marks: core.Marks | None = None
     ) -> AbstractContextManager[None]:
-        """Fetches the leaves below a value, perhaps only marked ones, while they are read."""
+        """Fetches the (marked) leaves below a value while they are read."""
         if self.is_local:
             return contextlib.nullcontext()
         catalog = self.catalog
@@ -212,8 +214,8 @@ class Reader:
         return fetching(self.stored(places))
 
     def stored(self, ranges: Iterable[Range]) -> Iterator[tuple[Blocks, Range]]:
-        """Yields where leaves and parts of them are in a remote file; nothing for a local one."""
-        content = self._content  # as above
+        """Yields the parts of a remote file that hold ranges of its content."""
+        content = self._content  # read once, as in `catalog`
         if content is not None and self._blocks is not None:
             for start, stop in ranges:
                 first = max(0, start - _KEY_BYTES)
@@ -222,11 +224,11 @@ class Reader:
 
     @property
     def near(self) -> int:
-        """As many bytes of a remote file take as long as a request."""
+        """The number of bytes of a remote file that take as long to transfer as a request."""
         return 0 if self._blocks is None else self._blocks.near
 
     def remember(self) -> None:
-        """From now on, checks that bytes which are read again are those that were read before."""
+        """From now on, checks that bytes do not change between two reads."""
         if self._blocks is not None:
             self._blocks.remember()
 
@@ -236,7 +238,7 @@ class Reader:
         """Compares the file with its checksums.
 
         Returns:
-          The status of each leaf by its value, and the damage outside of leaves.
+          The status of each leaf by its value, and a description of damage outside of leaves.
         """
         catalog = self.catalog
         content = self._content
@@ -249,14 +251,14 @@ class Reader:
             damage = DAMAGED_REST
         for name in (*catalog.dtypes, *sorted(inner)):
             if damage is None and _dtypes.resolve(name.encode()) is None:
-                damage = f"{name!r} is no dtype that an array can have"
+                damage = _dtypes.unsupported(name)
         damage = damage or self.damaged_record()
         found = dict(zip(catalog.leaf_values(0), told, strict=True))
         found.update(dict.fromkeys(self._other_bytes(inner), "corrupt"))
         return found, damage
 
     def _other_bytes(self, inner: set[str]) -> Iterator[int]:
-        """Yields the leaves with other bytes than dtypes have that only NumPy knows.
+        """Yields the leaves whose bytes do not fit a dtype that only NumPy knows.
 
         `inner` has the dtypes of arrays inside of leaves.
         """
@@ -274,7 +276,7 @@ class Reader:
                     yield value
 
     def damaged_record(self) -> str | None:
-        """Tells in words how the record of the structure is none of the tree, if it is not."""
+        """Returns why the record of the structure does not match the tree, or `None`."""
         try:
             self.catalog.check_record()
         except NewerVersionError:
@@ -286,7 +288,9 @@ class Reader:
     def __reduce__(self) -> Any:
         source = self._source
         if hasattr(source, "read"):
-            raise TypeError("a File that was opened by a file object cannot be pickled")
+            raise TypeError(
+                "cannot pickle a File that was opened from a file object: open it by its path"
+            )
         if not isinstance(source, (str, os.PathLike)):
             source = bytes(source)
         return _reopened, (type(self), source, self._options, self.filename)
@@ -302,7 +306,7 @@ class Reader:
         regular: bool = False,
         base: Any = None,
     ) -> Reader:
-        """Opens a file, which must be a regular one with `regular`; see `treepack.open`.
+        """Opens a file; with `regular`, it must be a regular file. See `treepack.open`.
 
         A `base` is that of a patch; see `open_parts`.
         """
@@ -345,11 +349,11 @@ class Place(NamedTuple):
         return self.reader.catalog
 
     def below(self, value: int, parts: Iterable[str]) -> Place:
-        """Returns a place below, by its value and its relative path."""
+        """Returns the place of a value below this one, by its value and relative path."""
         return Place(self.reader, value, [*self.parts, *parts])
 
     def positions(self) -> list[tuple[int, int]]:
-        """Returns the way from the root: for each container the child's index, and their number."""
+        """Returns the child's index and the number of children of each container from the root."""
         found, value = [], 0
         for part in self.parts:
             names = dict(self.catalog.children(value) or ())
@@ -360,7 +364,7 @@ class Place(NamedTuple):
     def state(self, leaf: ReadLeaf, marks: core.Marks | None = None) -> Any:
         """Builds the state: dicts and lists of the leaves that `leaf` returns.
 
-        `ABSENT` stands for unmarked leaves and empty containers.
+        `ABSENT` takes the place of unmarked leaves and empty containers.
         """
         catalog = self.catalog
 
@@ -370,7 +374,7 @@ class Place(NamedTuple):
                 return ABSENT
             if children is None:
                 return leaf(value, parts)
-            found = {}  # no comprehension: this goes as deep as a tree
+            found = {}  # no comprehension: it would add a frame per level
             for name, child in children:
                 found[name] = below(child, [*parts, name])
             return list(found.values()) if catalog.is_list(value) else found
@@ -378,20 +382,20 @@ class Place(NamedTuple):
         return below(self.value, self.parts)
 
 
-# For each dimension of a box: the first index, the count, the step.
+# For each dimension of a box: the first index, the count, and the step.
 Bounds = list[tuple[int, int, int]]
 
 
 class LazyArray(ArrayLike, Deferred):
     """An array in an open file, which is read when it is used.
 
-    Operators, functions of NumPy, `np.asarray` and `jnp.asarray` read all of it, and indexing reads
-    only the elements it needs. Other functions of JAX, such as `jax.device_put`, and those that are
-    compiled, take no objects but arrays: give them `jnp.asarray(lazy)`.
+    Operators, functions of NumPy, `np.asarray` and `jnp.asarray` read the whole array. Indexing
+    reads only the elements it needs. Other functions of JAX, such as `jax.device_put`, and compiled
+    functions take only arrays: pass them `jnp.asarray(lazy)`.
 
     Attributes:
       parts: The parts of its path in the file.
-      shape: Its shape.
+      shape: The shape of the array.
       dtype: Its NumPy dtype.
 
     Examples:
@@ -409,7 +413,7 @@ class LazyArray(ArrayLike, Deferred):
         self.parts = parts
         found = _dtypes.resolve(dtype.encode())
         if found is None:
-            raise DecodeError(f"{dtype!r} is no dtype that an array can have", path=self.path)
+            raise DecodeError(_dtypes.unsupported(dtype), path=self.path)
         self.dtype: np.dtype[Any] = found
         self.shape = shape
 
@@ -430,7 +434,10 @@ class LazyArray(ArrayLike, Deferred):
                 array: np.ndarray = catalog.read(self.value, copy=copy, threads=None)
             same = isinstance(array, np.ndarray) and array.dtype == self.dtype
             if not same or array.shape != self.shape:
-                reason = "the leaf is not what the index of the file has there"
+                reason = (
+                    "the leaf does not match the index of the file: expected "
+                    f"{Signature(self.shape, self.dtype)}, found {described(array)}"
+                )
                 raise DecodeError(reason, path=self.path)
         except Exception as error:
             name_file(error, self.reader.given)
@@ -438,19 +445,22 @@ class LazyArray(ArrayLike, Deferred):
         if dtype is None or np.dtype(dtype) == array.dtype:
             return array
         if copy is False:
-            raise ValueError("another dtype needs a copy")
+            raise ValueError(
+                f"copy=False requires dtype {array.dtype.name}, got {np.dtype(dtype).name}: pass "
+                "copy=None"
+            )
         other: np.ndarray = array.astype(dtype)
         return other
 
     def view(self) -> np.ndarray | None:
-        """Returns a view of its file; `None` where it has to be copied."""
+        """Returns a view of the file, or `None` if a copy is necessary."""
         content, pieces = self.reader.catalog.pieces(self.value)
         if not content.has_memory or len(pieces) != 1 or pieces[0][0] % self.dtype.alignment:
             return None
         return self.__array__(copy=False)
 
     def __getitem__(self, index: Any) -> Any:
-        """Indexes as NumPy does, and returns a new array.
+        """Indexes like NumPy, and returns a new array.
 
         Integers and slices read only the elements they need and small gaps between them; other
         indices read the whole array.
@@ -468,7 +478,7 @@ class LazyArray(ArrayLike, Deferred):
         bounds = bounds_of(box)
         try:
             if 0 in shape:
-                catalog.pieces(self.value)  # raises if the dimensions are not those of the index
+                catalog.pieces(self.value)  # raises if the dimensions do not match the index
                 return np.empty(shape, self.dtype)
             if self.reader.is_local:
                 data = catalog.read_box(self.value, bounds)
@@ -481,16 +491,16 @@ class LazyArray(ArrayLike, Deferred):
         return data.view(self.dtype).reshape(shape)
 
     def ranges(self, bounds: Bounds) -> Iterator[tuple[Blocks, Range]]:
-        """Yields the ranges of a remote file that a box needs, its header included.
+        """Yields the ranges of a remote file that a box needs, including the header of the array.
 
-        They are those of an array that is not split into chunks, and a guess for one that is.
+        The ranges are exact unless the array is split into chunks; then they are a guess.
         """
         if self.reader.is_local:
             return
         near = self.reader.near
         _, _, start, stop, _ = self.reader.catalog.leaf(self.value)
         data = max(start, stop - self.nbytes)
-        # An index that tells of more bytes than the leaf has is refused once they are read.
+        # A damaged index may have a larger array than the leaf; reading the leaf raises the error.
         is_there = self.nbytes <= stop - start
         size = self.dtype.itemsize
         found = core.ranges_of_box(self.shape, size, bounds, near) if is_there else []
@@ -502,7 +512,7 @@ class LazyArray(ArrayLike, Deferred):
 
         Args:
           bounds: The indices of each dimension, as `bounds_of` returns them.
-          target: An array of the same dtype in C order, or a part of one.
+          target: An array of the same dtype in C order, or a view of a part of one.
           threads: The maximum number of threads.
         """
         if target.size == 0:
@@ -513,7 +523,7 @@ class LazyArray(ArrayLike, Deferred):
             read_to(self.value, bounds, memory, at, strides, threads=threads)
 
     def flat_range(self, start: int, stop: int) -> np.ndarray:
-        """Reads a range of its elements in C order, and nothing else."""
+        """Reads only a range of elements, counted in C order."""
         itemsize = self.dtype.itemsize
         read = self.reader.catalog.read_bytes
         with naming(self.reader.given):
@@ -523,12 +533,16 @@ class LazyArray(ArrayLike, Deferred):
         with naming(self.reader.given):
             return self.reader.catalog.pieces_to_copy(self.value, self.reader.filename)
 
-    if not TYPE_CHECKING:  # where any attribute would do
+    if (
+        not TYPE_CHECKING
+    ):  # hides `__getattr__` from type checkers, which would accept any attribute
 
         def __getattr__(self, name: str) -> Any:
             is_of_arrays = hasattr(np.ndarray, name) and not name.startswith("_")
             hint = f": read it first, as by array[...].{name}" if is_of_arrays else ""
-            raise AttributeError(f"a LazyArray has no {name!r}{hint}", name=name, obj=self)
+            raise AttributeError(
+                f"'LazyArray' object has no attribute {name!r}{hint}", name=name, obj=self
+            )
 
     def __repr__(self) -> str:
         return f"LazyArray({self.path!r}, shape={self.shape}, dtype={self.dtype.name})"
@@ -540,15 +554,15 @@ class LazyArray(ArrayLike, Deferred):
 def _array_at(reader: Reader, parts: list[str]) -> Any:
     value = reader.catalog.find(parts, 0)
     if value is None:
-        raise MissingPathError(_paths.text(parts), reader.filename)  # the file has been replaced
+        raise MissingPathError(_paths.text(parts), reader.filename)  # the file was replaced
     return reader.leaf(value, parts)
 
 
 def memory_of(array: np.ndarray) -> tuple[np.ndarray, int, tuple[int, ...]]:
-    """Returns the bytes that an array in C order, or a part of one, lies in, and its place there.
+    """Returns the memory of an array in C order, or of a part of one, as bytes.
 
     Returns:
-      The bytes, the offset of its first element, and its strides.
+      The bytes, the offset of the first element, and the strides.
     """
     whole = array if array.base is None else array.base
     at = _address(array) - _address(whole)
@@ -556,20 +570,20 @@ def memory_of(array: np.ndarray) -> tuple[np.ndarray, int, tuple[int, ...]]:
 
 
 def _address(array: np.ndarray) -> int:
-    return array.ctypes.data  # NumPy's `__array_interface__` crashes where there is no memory
+    return array.ctypes.data  # NumPy's `__array_interface__` crashes if memory is exhausted
 
 
 def bounds_of(box: Iterable[range]) -> Bounds:
-    """Returns the indices of each dimension of a box in the form of the core."""
-    # The step of a single index is any number.
+    """Returns the indices of each dimension of a box as the core takes them."""
+    # The step of a single index is arbitrary.
     return [(it.start, len(it), it.step if len(it) > 1 else 1) for it in box]
 
 
 def box_of(index: Any, shape: tuple[int, ...]) -> tuple[list[range], tuple[Any, ...]] | None:
-    """Splits an index into the box that is read, and an index into that box.
+    """Splits an index into a box to read, and an index into that box.
 
     Returns:
-      Both; `None` if there are others than integers and slices.
+      Both, or `None` if the index has other parts than integers and slices.
 
     Raises:
       IndexError: If the index is out of bounds.
@@ -605,7 +619,7 @@ def box_of(index: Any, shape: tuple[int, ...]) -> tuple[list[range], tuple[Any, 
             rest.append(0)
         else:
             raise IndexError(f"index {part} is out of bounds for axis {len(box)} with size {size}")
-    # Without dots, a result without dimensions becomes a scalar.
+    # Without dots, a 0-d result becomes a scalar.
     return box, (*rest, ...) if has_dots else tuple(rest)
 
 

@@ -1,11 +1,11 @@
-"""Shards that several processes hold: one of them reads each, and the others receive it.
+"""Loads shards that several processes need: one process reads each, the others receive it.
 
     plan, the same in all ──▶ each reads its shards ──▶ all agree ──▶ a sum over the devices
                                                                       that hold the same shard
 
-Devices that do not read have zeros, and what is added are unsigned integers, so that every bit
-arrives. A process that fails tells it where the others wait for it, before the devices work
-together: a program in which one is missing would wait for ever.
+Devices that do not read contribute zeros, and the sum is over unsigned integers, so that all bits
+are preserved. A process that fails reports it at the agreement, before the collective operation:
+without all processes, that would never end.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from treepack._src.paths import Trail
 if TYPE_CHECKING:
     import jax
 
-# How many bytes each device receives at a time, unless a shard has more. Meanwhile it has them
-# twice.
+# The number of bytes that each device receives at a time, unless a shard is larger. The device
+# holds them twice during that.
 BATCH_BYTES = 1 << 28
 
-# The loads that processes have begun together, by who they are.
+# The number of loads that processes began together, by their members.
 _rounds: dict[str, Iterator[int]] = defaultdict(itertools.count)
 
 
 class Together:
-    """Processes that load a checkpoint together, and agree on it step by step."""
+    """The processes that load a checkpoint together, and agree before each step."""
 
     def __init__(self, members: Sequence[int], timeout: float):
         """`members` are all processes that call this; `timeout` is in seconds."""
@@ -53,13 +53,13 @@ class Together:
         self.index = _jax.processes()[0]
 
     def agree(self, plan: str) -> None:
-        """Waits until all processes are here with the same plan.
+        """Waits until all processes call this with the same plan.
 
         Raises:
-          OthersError: If another process has failed, or does not come, or has another plan.
-          ReplacedError: If the checkpoint was saved again meanwhile, for any of them.
+          OthersError: If another process failed, does not respond, or has another plan.
+          ReplacedError: If any process found that the checkpoint was replaced.
         """
-        self._is_over = True  # unless all agree: whoever fails here has told it here
+        self._is_over = True  # unless all agree: failures are reported here
         group = self._group()
         try:
             if group.index == 0:
@@ -67,21 +67,21 @@ class Together:
             else:
                 _follow(group, plan)
         except OthersError as error:
-            if ReplacedError.__name__ in str(error):  # so all try again
+            if ReplacedError.__name__ in str(error):  # all processes retry
                 raise ReplacedError(str(error)) from None
             raise
         self._is_over = False
         self._step += 1
 
     def fail(self, error: BaseException) -> None:
-        """Tells all others that this process has failed, without waiting for them."""
+        """Sends the error of this process to all others, without waiting for them."""
         if self._is_over:
             return
         self._is_over = True
         self._group().abandon(error)
 
     def _group(self) -> Group:
-        # Who is here has left what was before.
+        # A process in this round has finished the previous one.
         last = f"{self._round}/{self._step - 1}" if self._step else f"{self._round - 1}"
         return Group(
             self._timeout,
@@ -93,7 +93,7 @@ class Together:
 
 
 def _lead(group: Group, plan: str) -> None:
-    """Hears all others, and tells them how it ends."""
+    """Receives from all others, and sends them the outcome."""
     try:
         group.announce(plan)
         told = group.gather()
@@ -118,18 +118,18 @@ def _follow(group: Group, plan: str) -> None:
 
 
 def _difference(plan: str, other: str) -> str:
-    """Returns in words how a plan differs from that of the first process."""
+    """Describes how a plan differs from the first process's plan."""
     if plan.split()[0] != other.split()[0]:
         return f"{ReplacedError.__name__}: it reads another save of the checkpoint"
     return (
-        "it loads something else than the first process: replicas='broadcast' needs the same "
-        "target, the same shardings and the same options in all processes"
+        "its load differs from the first process's: replicas='broadcast' requires the same "
+        "target, shardings and options in all processes"
     )
 
 
 @contextlib.contextmanager
 def together(members: Sequence[int], timeout: float) -> Iterator[Together | None]:
-    """Yields what processes agree by, if there are several and this is one of them."""
+    """Yields a `Together` if there are several members and this process is one of them."""
     if len(members) < 2 or _jax.processes()[0] not in members:
         yield None
         return
@@ -137,13 +137,13 @@ def together(members: Sequence[int], timeout: float) -> Iterator[Together | None
     try:
         yield found
     except BaseException as error:
-        with contextlib.suppress(Exception):  # the error of this process is the one to be told
+        with contextlib.suppress(Exception):  # the error of this process is more useful
             found.fail(error)
         raise
 
 
 class Rows(NamedTuple):
-    """The devices that hold each shard of an array: so many in each row."""
+    """The devices that hold each shard of an array: one row per shard, of equal length."""
 
     devices: tuple[tuple[jax.Device, ...], ...]
 
@@ -158,9 +158,10 @@ class Shared(NamedTuple):
 
     Attributes:
       array: The array.
-      sharding: Where it goes.
+      sharding: The sharding of the result.
       rows: The devices that hold each shard.
-      sources: The devices of this process that get what it reads, and which parts of the array.
+      sources: The devices of this process that receive the parts it reads, and the indices of these
+        parts.
     """
 
     array: ShardedArray
@@ -181,9 +182,9 @@ class Shared(NamedTuple):
 
 
 def rows_of(array: Any, sharding: Any) -> Rows | None:
-    """Returns the devices for each shard, if several processes hold the same one.
+    """Returns the devices for each shard, if several processes hold the same shard.
 
-    `None` is for all that every process has to read by itself, or that jax has with other bits.
+    `None` for arrays that every process must read itself, or whose bits JAX changes.
     """
     import jax
 
@@ -206,7 +207,7 @@ def _rows(sharding: Any, shape: tuple[int, ...]) -> Rows | None:
         found: list[list[jax.Device]] = [[] for _ in range(len(grid))]
         for device, index in sharding.devices_indices_map(shape).items():
             found[grid.shard_at(start_of(index))].append(device)
-    except Exception:  # whoever puts it there says what does not fit
+    except Exception:  # placing the array raises the proper error
         return None
     is_shared = any(len({device.process_index for device in row}) > 1 for row in found)
     is_even = len({len(row) for row in found}) == 1
@@ -219,14 +220,14 @@ def _grid(shape: tuple[int, ...], part: tuple[int, ...]) -> core.ShardGrid:
 
 
 def share(group: Together, arrays: Sequence[tuple[Trail, ShardedArray, Any, Rows]]) -> list[Shared]:
-    """Shares out the reading of arrays, with all other processes.
+    """Distributes the reading of arrays among all processes.
 
     Args:
       group: The processes.
-      arrays: Of each array its path, itself, its sharding and its rows.
+      arrays: The path, array, sharding and rows of each array.
 
     Raises:
-      OthersError: If another process has failed, or loads something else.
+      OthersError: If another process failed, or its load differs.
     """
     plan = readers_of((array.shape, array.nbytes, where) for _, array, where, _ in arrays)
     saves = {array.checkpoint.identity for _, array, _, _ in arrays}
@@ -254,12 +255,12 @@ def _checksum(rows: Rows) -> int:
 def spread(
     group: Together, arrays: Sequence[Shared], read: Callable[[Shared, tuple[slice, ...]], Any]
 ) -> list[Any]:
-    """Puts arrays with the same rows on all their devices.
+    """Places arrays with the same rows on all their devices.
 
     Args:
       group: The processes.
       arrays: The arrays.
-      read: Returns a part of an array, which this process reads.
+      read: Reads a part of an array in this process.
 
     Raises:
       OthersError: If another process has failed.
@@ -293,7 +294,7 @@ def _parts(
     read: Callable[[Shared, tuple[slice, ...]], Any],
     process: int,
 ) -> list[Any]:
-    """Returns arrays with a part for each device: what this process has read, or zeros."""
+    """Returns arrays with a part for each device: read by this process, or zeros."""
     import jax
 
     rows = arrays[0].rows
@@ -332,7 +333,7 @@ _EACH = ("shard", "copy")
 
 @functools.lru_cache(maxsize=64)
 def _zeros(devices: tuple[jax.Device, ...], shapes: tuple[Any, ...]) -> Callable[[], Any]:
-    """Compiles what makes zeros on devices of this process."""
+    """Compiles a function that creates zeros on devices of this process."""
     import jax
 
     mesh = jax.sharding.Mesh(np.array(devices), ("device",))
@@ -346,13 +347,13 @@ def _zeros(devices: tuple[jax.Device, ...], shapes: tuple[Any, ...]) -> Callable
 
 @functools.lru_cache(maxsize=64)
 def _summing(rows: Rows, kinds: tuple[tuple[np.dtype[Any], int], ...]) -> Callable[[Any], Any]:
-    """Compiles what adds the parts of the devices that hold the same shard."""
+    """Compiles a function that adds the parts of the devices that hold the same shard."""
     import jax
 
     psum: Any = jax.lax.psum
 
     def add(parts: list[Any]) -> list[Any]:
-        # Of each part the device has one.
+        # Each device has one row of each part.
         return [
             _typed(psum(part[0], "copy"), dtype)
             for part, (dtype, _) in zip(parts, kinds, strict=True)
@@ -363,13 +364,13 @@ def _summing(rows: Rows, kinds: tuple[tuple[np.dtype[Any], int], ...]) -> Callab
         mesh=_mesh(rows),
         in_specs=_spec(_EACH),
         out_specs=[_spec("shard") if ndim else _spec() for _, ndim in kinds],
-        check_vma=False,  # a scalar is the only shard
+        check_vma=False,  # a scalar has a single shard
     )
     return _in_mesh(_mesh(rows), jax.jit(added, donate_argnums=0))
 
 
 def _in_mesh(mesh: Any, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a function that does not mind in which mesh the program is."""
+    """Returns a function that works regardless of the program's current mesh."""
     import jax
 
     def called(*args: Any) -> Any:
@@ -383,7 +384,7 @@ def _in_mesh(mesh: Any, function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _words(array: np.ndarray) -> np.ndarray:
-    """Returns the bits of an array, with one more dimension; numbers of two parts have another."""
+    """Returns the bits of an array, with one more dimension; complex numbers have two more."""
     if array.dtype.kind == "c":
         array = np.stack([array.real, array.imag])
     return array.view(_word(array.dtype))[None]
@@ -402,7 +403,7 @@ def _word_shape(shared: Shared) -> tuple[tuple[int, ...], np.dtype[Any]]:
 
 
 def _typed(words: Any, dtype: np.dtype[Any]) -> Any:
-    """Returns the array that has some bits."""
+    """Returns the array with the given bits."""
     import jax
 
     bits = jax.lax.bitcast_convert_type

@@ -60,7 +60,7 @@ class SafetensorsReader(Reader):
 
     def stored(self, ranges: Iterable[Range]) -> Iterator[tuple[Blocks, Range]]:
         """Yields where leaves and parts of them are in a remote file; nothing for a local one."""
-        content = self._content  # another thread may close it meanwhile
+        content = self._content  # read once: another thread may close the file
         if content is not None and self._blocks is not None:
             for start, stop in ranges:
                 yield self._blocks, content.stored(start, stop)
@@ -133,7 +133,7 @@ class RepositoryReader(ShardedReader):
     def verify(
         self, *, threads: int | None, progress: Callable[[int, int], object] | None
     ) -> tuple[dict[int, Status], str | None]:
-        """Returns that nothing is checked but the headers, since there are no checksums."""
+        """Marks all leaves as unchecked: only headers are checked, since there are no checksums."""
         return dict.fromkeys(self.catalog.leaf_values(0), "unchecked"), self.damage
 
 

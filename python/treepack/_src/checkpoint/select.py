@@ -1,8 +1,8 @@
-"""Selecting and renaming leaves by path: `select=` and `rename=` of `load`, `select=` of `save`.
+"""Selects and renames leaves by path: `select=` and `rename=` of `load`, `select=` of `save`.
 
-A pattern is a path. In it `*` stands for any text inside one part, `**` for any number of parts,
-and `?` for one character. A match is selected with all below it: `params/*/kernel`, `params`. A
-tuple is one path, in whose parts no character is a wildcard; a list or set has several patterns.
+A pattern is a path. In it `*` matches any text within one part, `**` any number of parts, and `?`
+one character. A match selects everything below it: `params/*/kernel`, `params`. A tuple is the
+parts of one path, without wildcards; a list or set has several patterns.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from treepack._src.pytree.kinds import is_function, kind_of
 from treepack._src.pytree.state_dict import expand, leaves_of
 from treepack.errors import TreepackError
 
-# Takes the path of a leaf; returns whether it is selected.
+# Takes the path of a leaf, returns whether it is selected.
 Selects = Callable[[str], bool]
 
 Select = str | tuple[Any, ...] | list[Any] | Callable[[str], object] | Mapping[Any, Any] | None
 """The selected leaves: patterns, a predicate on paths, or a pytree of bools."""
 
 Rename = Mapping[Any, Any] | Callable[[str], str] | None
-"""New names: a dict of patterns (or tuples) and replacements, or a function of paths."""
+"""New paths: a dict of patterns (or tuples) and replacements, or a function of paths."""
 
 
 class Selector:
@@ -37,14 +37,14 @@ class Selector:
 
     Attributes:
       selector: The patterns or bools, compiled by the core; `None` for all leaves, or a predicate.
-      patterns: The patterns as they are written.
+      patterns: The patterns as passed by the caller.
     """
 
     def __init__(self, select: Any):
         """Compiles `select`.
 
         Raises:
-          TypeError: If it is of none of the types in `Select`.
+          TypeError: If `select` has another type than `Select`.
         """
         self.selector: core.Selector | None = None
         self.patterns: list[str] = []
@@ -67,12 +67,12 @@ class Selector:
             self._predicate = select
         else:
             raise TypeError(
-                "select is a pattern, several of them, a predicate of paths, or a pytree of bools, "
-                f"not {select!r:.100}"
+                "select= must be a pattern, a list of patterns, a predicate on paths, or a "
+                f"pytree of bools, got {select!r:.100}"
             )
 
     def mark(self, catalog: core.Catalog, value: int) -> core.Marks | None:
-        """Marks the selected leaves of a file below a value; `None` stands for all.
+        """Marks the selected leaves of a file below a value; `None` for all.
 
         Raises:
           TreepackError: If a tree of bools has no bool for a leaf.
@@ -103,7 +103,7 @@ class Selector:
         return found
 
     def unmatched(self, patterns: Iterable[int], paths: Iterable[str]) -> list[int]:
-        """Returns those of `patterns` that match none of the paths, all by number."""
+        """Returns the numbers in `patterns` whose patterns match none of the paths."""
         left = set(patterns)
         for path in paths if left else ():
             assert self.selector is not None
@@ -111,9 +111,10 @@ class Selector:
         return sorted(left)
 
     def settled(self, unmatched: Iterable[int], paths: Callable[[], Iterable[str]]) -> Selector:
-        """Returns the same selection with some patterns as paths in which nothing is escaped.
+        """Returns the selection with unmatched patterns replaced by paths without escapes.
 
-        Those are of patterns that match nothing, by number, the ones that lead to one place so.
+        `unmatched` has the numbers of patterns that match nothing. Replaces those that match
+        exactly one path without escapes.
         """
         literal = {number: parts for number in unmatched if (parts := self._literal(number, paths))}
         if not literal:
@@ -142,12 +143,12 @@ class Selector:
         paths: Callable[[], Iterable[str]],
         name: str = "select",
     ) -> None:
-        """Raises a TreepackError about patterns that match nothing, if there are any.
+        """Raises a TreepackError if patterns match nothing.
 
         Args:
-          unmatched: Those, by number.
-          where: In what they match nothing, in words.
-          paths: Returns the paths that there are.
+          unmatched: The numbers of these patterns.
+          where: A description of the searched tree, for the error.
+          paths: Returns all paths of the tree.
           name: The name of the option in the error.
         """
         typos = [self.patterns[number] for number in unmatched]
@@ -164,26 +165,26 @@ class Selector:
 
 
 def _similar(typo: str, paths: Iterable[str]) -> str:
-    """Returns a question about a path that is similar to one without escapes, if there is one."""
+    """Returns a hint about a path similar to one without escapes, or an empty string."""
     texts = {"/".join(_paths.parts(it)): it for it in itertools.islice(paths, _MOST_PATHS)}
     near = difflib.get_close_matches(typo, texts, n=1)
     return f"; is it {texts[near[0]]!r}?" if near else ""
 
 
-# A search for a similar path among more than these takes long.
+# Limits the search for similar paths, which is slow.
 _MOST_PATHS = 1000
 
 
 def _no_bool(path: str) -> TreepackError:
-    return TreepackError(f"at {printable(path)}: the tree of bools has none for it")
+    return TreepackError(f"at {printable(path)}: the tree of bools in select= has no bool for it")
 
 
-# The leaves of a mask: `None` is a missing leaf, as in the masks of equinox.
+# The leaf types of a mask: `None` is a missing leaf, as in equinox's masks.
 _BOOLS = (bool, np.bool_, type(None))
 
 
 def _patterns_in(select: Any) -> dict[str, bool] | None:
-    """Returns the patterns, each with whether it is literal; `None` if there are others."""
+    """Maps patterns to whether they are literal; `None` if `select` has other elements."""
     if isinstance(select, str) or _is_path(select):
         select = [select]
     if not isinstance(select, (list, set, frozenset)):
@@ -192,7 +193,7 @@ def _patterns_in(select: Any) -> dict[str, bool] | None:
     for pattern in select:
         if isinstance(pattern, str):
             found[pattern] = False
-        elif _is_path(pattern):  # no character of it is a wildcard
+        elif _is_path(pattern):  # it has no wildcards
             found.setdefault(_text(pattern), True)
         else:
             return None
@@ -200,7 +201,7 @@ def _patterns_in(select: Any) -> dict[str, bool] | None:
 
 
 def _is_path(value: Any) -> bool:
-    """Returns whether a value has the parts of a path, or is a key path of JAX."""
+    """Returns whether a value is a tuple of the parts of a path, or a JAX key path."""
     return type(value) is tuple and (
         all(type(entry) in (str, int) for entry in value)
         or any(hasattr(entry, name) for entry in value for name in ("key", "name", "idx"))
@@ -208,7 +209,7 @@ def _is_path(value: Any) -> bool:
 
 
 def _text(path: Any) -> str:
-    """Returns a path as text, whatever form it has."""
+    """Returns a path in any form as text."""
     return path if isinstance(path, str) else _paths.text(_paths.parts(path))
 
 
@@ -216,7 +217,7 @@ def compiled(select: Any, where: str, paths: Collection[str], name: str = "selec
     """Compiles a selection of paths; see `Selector.check` for the others.
 
     Raises:
-      TreepackError: If a pattern matches none of them.
+      TreepackError: If a pattern matches none of the paths.
     """
     selector = Selector(select)
     unmatched = selector.unmatched(range(len(selector.patterns)), paths)
@@ -227,9 +228,9 @@ def compiled(select: Any, where: str, paths: Collection[str], name: str = "selec
 
 
 def chosen(tree: Any, select: Any) -> Any:
-    """Returns a tree with the selected leaves alone, as `load(select=...)` returns it.
+    """Returns a tree with only the selected leaves, as `load(select=...)` returns it.
 
-    A container that loses nothing stays the same object; one that loses children becomes a dict.
+    A complete container stays the same object; a container that loses children becomes a dict.
 
     Raises:
       ValueError: If a pattern matches nothing, or a tree of bools has no bool for a leaf.
@@ -241,7 +242,7 @@ def chosen(tree: Any, select: Any) -> Any:
     selector = compiled(select, "tree", paths.values())
     meant = meant_of({paths[parts]: is_leaf for parts, is_leaf in ends.items()}, selector)
     wanted = {parts for parts in ends if paths[parts] in meant}
-    # The containers that lose something, and those that keep something.
+    # The containers that lose leaves, and the containers that keep leaves.
     losing = {parts[:count] for parts in ends.keys() - wanted for count in range(len(parts) + 1)}
     keeping = {parts[:count] for parts in wanted for count in range(len(parts) + 1)}
 
@@ -255,16 +256,16 @@ def chosen(tree: Any, select: Any) -> Any:
         kind = kind_of(node)
         if kind is None or kind.final or len(found) < len(_children(node)):
             return found
-        return kind.make(node, found)  # it has all its children, though some have lost theirs
+        return kind.make(node, found)  # it keeps all its children, even if these lose some
 
     return below(tree, ()) if wanted else {}
 
 
 def ends_of(node: Any, parts: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], bool]]:
-    """Yields the paths of leaves and empty containers of a tree, and which of them are leaves."""
+    """Yields the paths of leaves and empty containers of a tree, and whether each is a leaf."""
     children = _children(node)
     if not children:
-        # Code has no form in files, where it is empty.
+        # Code is stored as an empty container.
         yield parts, kind_of(node) is None and not is_function(node)
     for name, child in children.items():
         yield from ends_of(child, (*parts, str(name)))
@@ -279,7 +280,7 @@ def meant_of(ends: Mapping[str, bool], selector: Selector) -> set[str]:
     """Returns the selected paths of leaves and empty containers; see `Catalog.select`.
 
     Args:
-      ends: All paths, and whether a leaf is there.
+      ends: All paths, and whether each is a leaf.
       selector: The selection.
     """
     meant = {path for path, is_leaf in ends.items() if is_leaf and selector.means(path)}
@@ -294,7 +295,7 @@ def meant_of(ends: Mapping[str, bool], selector: Selector) -> set[str]:
     for path in containers:
         try:
             is_meant = selector.means(path)
-        except ValueError:  # no bool is for it
+        except ValueError:  # select has no bool for it
             is_meant = root.nearest(_paths.parts(path)[:-1]).is_selected
         if is_meant:
             meant.add(path)
@@ -314,7 +315,7 @@ class _Around:
         self.below: dict[str, _Around] = {}
 
     def nearest(self, parts: Iterable[str]) -> _Around:
-        """Returns the innermost container with leaves on the way to a path."""
+        """Returns the innermost container with leaves that encloses a path."""
         found = self
         for part in parts:
             if part not in found.below:
@@ -331,7 +332,7 @@ class Renaming:
 
         Raises:
           TypeError: If it is neither a dict nor a function.
-          ValueError: If a replacement has other wildcards than its pattern.
+          ValueError: If the wildcards of a replacement differ from its pattern.
         """
         self._rules: list[tuple[str, bool, list[str | None]]] = []
         self._function: Callable[[str], str] | None = None
@@ -344,7 +345,7 @@ class Renaming:
             self._function = rename
         elif rename is not None:
             raise TypeError(
-                f"rename is a dict of patterns or a function of paths, not {rename!r:.100}"
+                f"rename= must be a dict of patterns or a function of paths, got {rename!r:.100}"
             )
         self._matches = rename is None or not self._rules
 
@@ -369,10 +370,10 @@ class Renaming:
         return path
 
     def check(self, paths: Iterable[str]) -> None:
-        """Checks that a pattern has matched one of the paths.
+        """Checks that a pattern matches one of the paths.
 
         Raises:
-          TreepackError: If there are patterns, and none has matched.
+          TreepackError: If there are patterns, and none matches.
         """
         if not self._matches:
             patterns = ", ".join(pattern for pattern, *_ in self._rules)
@@ -392,16 +393,18 @@ _WILDCARDS = re.compile(r"(\*\*/|\*\*|\*|\?)")
 
 
 def _is_literal(old: Any) -> bool:
-    """Returns whether a pattern is a path: to match one takes longer for each of its characters."""
+    """Returns whether a pattern has no wildcards: comparing paths is faster than matching."""
     return isinstance(old, tuple) or not _WILDCARDS.search(old)
 
 
 def _replacement(old: Any, new: Any) -> list[str | None]:
-    """Splits a new path at its wildcards, for which `None` stands; tuples have none."""
+    """Splits a new path at its wildcards, which become `None`; tuples have none."""
     if isinstance(new, tuple):
         return [_text(new)]
     wildcards = [] if isinstance(old, tuple) else _WILDCARDS.findall(old)
     parts = _WILDCARDS.split(new)
     if _WILDCARDS.findall(new) not in (wildcards, []):
-        raise ValueError(f"{new!r} must have the wildcards of {old!r}, in their order, or none")
+        raise ValueError(
+            f"{new!r} must have the same wildcards as {old!r}, in the same order, or none"
+        )
     return [None if _WILDCARDS.fullmatch(part) else part for part in parts]

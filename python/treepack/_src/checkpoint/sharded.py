@@ -1,4 +1,4 @@
-"""Sharded checkpoints: arrays are assembled from the shards that are needed.
+"""Reads sharded checkpoints: assembles arrays from the shards that are needed.
 
 manifest ──▶ encoding with gaps ──▶ catalog, as of a file
     └──────▶ the file of each shard ──▶ ShardedArray.box ──▶ a device, or memory
@@ -51,15 +51,15 @@ from treepack.errors import (
 
 T = TypeVar("T")
 
-# Files of other kinds in the place of shards, such as pointers of git-LFS, are smaller.
+# The maximum size of files that replace shards by accident, such as git-LFS pointers.
 _MOST_FOREIGN_BYTES = 1024
 
-# The maximum ratio of gzip.
+# The maximum compression ratio of gzip.
 _MOST_INFLATED = 1032
 
 
 class ReplacedError(CorruptionError):
-    """The files of a checkpoint are gone because it was saved again."""
+    """The files of a checkpoint are missing because it was saved again."""
 
 
 class NoManifestError(DecodeError):
@@ -73,22 +73,22 @@ class NoManifestError(DecodeError):
 
 
 def unless_replaced(work: Callable[[], T]) -> T:
-    """Calls `work`, again if the checkpoint that it reads is replaced meanwhile."""
+    """Calls `work`, and retries if the checkpoint that it reads is replaced."""
     for _ in range(_ATTEMPTS):
         with contextlib.suppress(ReplacedError):
             return work()
     return work()
 
 
-# The number of times a checkpoint may be replaced while it is read.
+# The maximum number of retries.
 _ATTEMPTS = 5
 
 
 class ShardedReader(Reader):
-    """A sharded checkpoint: a directory whose files are opened when they are needed.
+    """Reads a sharded checkpoint: a directory whose files are opened when they are needed.
 
     Attributes:
-      manifest: The files, and the file of each shard.
+      manifest: Lists the files, and the file of each shard.
       catalogs: The catalogs of the files that are open.
     """
 
@@ -106,12 +106,12 @@ class ShardedReader(Reader):
 
         Args:
           source: The directory.
-          salvage: See `treepack.open`, as for all others.
+          salvage: See `treepack.open`.
           mmap: Whether files are mapped.
           max_size: The maximum decompressed size of the manifest and all files together.
         """
         self._locked = Locked()
-        # The program may go to another directory before all files are open.
+        # The working directory may change before all files are open.
         self._path = absolute(source)
         self._max_size = max_size
         self._data, self.manifest = self._read_manifest(source)
@@ -119,7 +119,7 @@ class ShardedReader(Reader):
         nbytes = len(self._data) + sum(nbytes for _, nbytes, _ in self._expected)
         if self.manifest.content.nbytes > _MOST_INFLATED * nbytes:
             raise DecodeError(
-                f"the manifest is damaged: its arrays cannot be in files of {nbytes} bytes"
+                f"the manifest is damaged: its arrays cannot fit into files of {nbytes} bytes"
             )
         found = Opened(self.manifest.content, inflated=self.manifest.inflated)
         super().__init__(source, found, salvage=salvage, mmap=mmap, max_size=max_size)
@@ -152,11 +152,13 @@ class ShardedReader(Reader):
             raise DecodeError(f"{MANIFEST} is {text}; {error.reason}") from error
         for name, _, _ in manifest.files:
             if name in ("", ".", "..") or "\0" in name or os.path.basename(name) != name:  # noqa: PTH119
-                raise DecodeError(f"the manifest is damaged: {name!r} is no file beside it")
+                raise DecodeError(
+                    f"the manifest is damaged: {name!r} is not a file name in its directory"
+                )
         return data, manifest
 
     def salvaging(self) -> Reader:
-        """Returns the same checkpoint with all leaves that damage has left."""
+        """Returns a reader of the same checkpoint with its intact leaves."""
         made = super().salvaging()
         if isinstance(made, ShardedReader) and made is not self:
             made._locked = Locked()
@@ -165,10 +167,10 @@ class ShardedReader(Reader):
         return made
 
     def file(self, number: int) -> Reader:
-        """Returns a file, which has to be the one in the manifest.
+        """Returns a file after checking that it matches the manifest.
 
         Raises:
-          CorruptionError: If it is missing, or is another file.
+          CorruptionError: If the file is missing, or is another file.
         """
         with self._locked.lock:
             if self.is_closed:
@@ -182,7 +184,7 @@ class ShardedReader(Reader):
         except BaseException:
             with self._locked.lock:
                 if self._files[number] is task:
-                    self._files[number] = None  # perhaps it can be opened later
+                    self._files[number] = None  # it may be possible to open it later
             raise
         with self._locked.lock:
             if self._files[number] is task:
@@ -190,10 +192,10 @@ class ShardedReader(Reader):
         return file
 
     def need_files(self, numbers: Iterable[int]) -> None:
-        """Opens files that are not open.
+        """Opens the files that are not open yet.
 
         Raises:
-          CorruptionError: If one is missing, or is another file.
+          CorruptionError: If a file is missing, or is another file.
         """
         closed = [number for number in numbers if self.catalogs[number] is None]
         self.open_files(closed)
@@ -201,13 +203,13 @@ class ShardedReader(Reader):
             self.file(number)
 
     def open_files(self, numbers: Iterable[int]) -> None:
-        """Opens remote files that are needed, many at a time; local ones are opened when used."""
+        """Opens remote files that are needed, many at a time; local files are opened when used."""
         store, _ = store_of(self._path)
         if isinstance(store, RemoteStore):
             run([functools.partial(self._open_early, it) for it in numbers], store.at_once)
 
     def _open_early(self, number: int) -> None:
-        with contextlib.suppress(TreepackError):  # told where it is used, if it is
+        with contextlib.suppress(TreepackError):  # raised where the file is used
             self.file(number)
 
     def _checked(self, name: str, nbytes: int, record: int) -> Reader:
@@ -219,9 +221,11 @@ class ShardedReader(Reader):
             is_small = found < _MOST_FOREIGN_BYTES
             if is_small and (text := core.described(core.Content.lent(read_all(place)))):
                 raise CorruptionError(f"{name} is {text}")
-            raise CorruptionError(f"{name} has {found} bytes instead of {nbytes}")
+            raise CorruptionError(
+                f"{name} has the wrong size: expected {nbytes} bytes, found {found}"
+            )
 
-        if self.is_local:  # before its end is read, which would not make sense
+        if self.is_local:  # before reading its end, which would be misleading
             with contextlib.suppress(FileNotFoundError):
                 check_size(size_of(place))
         try:
@@ -231,7 +235,7 @@ class ShardedReader(Reader):
             raise self.gone(name) from None
         except DAMAGE as error:
             raise CorruptionError(f"{name} is damaged: {error.reason}") from error
-        except ConditionError:  # another file is there by now
+        except ConditionError:  # the file was replaced
             raise
         except TreepackError as error:
             if self._max_size is None:
@@ -247,18 +251,20 @@ class ShardedReader(Reader):
         found = file.catalog.record
         is_cut = self._options["salvage"] and found is None and file.damage is not None
         if not is_cut and zlib.crc32(found or b"") != record:
-            raise CorruptionError(f"{name} is not the file that was saved: it has another record")
+            raise CorruptionError(
+                f"{name} is not the file that was saved: its record does not match the manifest"
+            )
         return file
 
     def gone(self, name: str) -> CorruptionError:
         """Returns the error for a missing file, by its name in the directory."""
         with contextlib.suppress(FileNotFoundError, DecodeError):
             if read_all(self._place(MANIFEST)) != self._data:
-                return ReplacedError("it has been saved again meanwhile: open it again")
+                return ReplacedError("the checkpoint was replaced by another save: open it again")
         return CorruptionError(f"{name} is missing: the checkpoint is incomplete")
 
     def explained(self, number: int, error: BaseException) -> BaseException:
-        """Returns the error to raise for one in reading a file: it names the file."""
+        """Converts an error in reading a file to an error that names the file."""
         name, _, _ = self._expected[number]
         if isinstance(error, FileNotFoundError):
             made: CorruptionError = self.gone(name)
@@ -282,31 +288,31 @@ class ShardedReader(Reader):
 
     @property
     def identity(self) -> str:
-        """What differs from another save to the same directory."""
-        # Any CRC-32 would be the same: the manifest has its own in it.
+        """An identifier that differs between saves to the same directory."""
+        # CRC-32 would be constant, since the manifest ends with its own CRC.
         return hashlib.blake2b(self._data, digest_size=8).hexdigest()
 
     @property
     def is_summed(self) -> bool:
-        """Whether there are checksums to verify: the manifest has those of its files."""
+        """Whether there are checksums: the manifest has the checksums of its files."""
         return True
 
     def array(self, value: int, parts: list[str], kind: tuple[Any, ...]) -> LazyArray:
-        """Returns a lazy array; of a PRNG key, its data."""
+        """Returns a `LazyArray` of an array, or of the data of a PRNG key."""
         number = self.catalog.array_elsewhere(value)
-        if number is None:  # its bytes are in the manifest itself
+        if number is None:  # its bytes are in the manifest
             return super().array(value, parts, kind)
         return ShardedArray(self, value, parts, *dtype_and_shape(kind), number)
 
     def compare(self, value: int, parts: list[str]) -> None:
-        """Compares a leaf with its checksum; the manifest has only one for all its leaves."""
+        """Compares a leaf with its checksum; leaves in the manifest share one checksum."""
         if self.catalog.array_elsewhere(value) is not None:
             array = self.array(value, parts, self.kind(value, parts))
             if isinstance(array, ShardedArray):
                 array.compare()
 
     def prng_key(self, value: int, parts: list[str], kind: tuple[Any, ...]) -> Any:
-        """Returns a typed PRNG key, or a dict if its implementation is unknown here."""
+        """Returns a typed PRNG key, or a dict if its implementation is unknown."""
         data = self.array(value, parts, kind)
         if not isinstance(data, ShardedArray):
             return super().prng_key(value, parts, kind)
@@ -355,7 +361,7 @@ class ShardedReader(Reader):
             return place.state(leaf, marks)
 
     def remember(self) -> None:
-        """From now on, checks that bytes which are read again are those that were read before."""
+        """From now on, checks that bytes do not change between two reads."""
         with self._locked.lock:
             self._remembers = True
             opened = [task for task in self._files if task is not None and not task.is_suspended]
@@ -368,10 +374,10 @@ class ShardedReader(Reader):
         """Compares all files with their checksums.
 
         Returns:
-          The status of each leaf by its value, and the damage outside of leaves.
+          The status of each leaf by its value, and a description of damage outside of leaves.
 
         Raises:
-          ReplacedError: If the checkpoint was saved again meanwhile.
+          ReplacedError: If the checkpoint was replaced by another save.
         """
         catalog = self.catalog
         leaves = []
@@ -388,7 +394,7 @@ class ShardedReader(Reader):
         Place(self, 0, []).state(note)
         found, damage = self._verify_files(arrays, threads, progress or (lambda *_: None))
         damage = "; ".join(filter(None, [self.damage, self.damaged_record(), damage])) or None
-        # All others are in the manifest, whose checksum was compared.
+        # Other leaves are in the manifest, whose checksum was compared.
         statuses = {value: found.get(value, "ok") for value in leaves}
         for number in catalog.unlike_index():
             if number < len(leaves):
@@ -403,7 +409,7 @@ class ShardedReader(Reader):
         threads: int | None,
         progress: Callable[[int, int], object],
     ) -> tuple[dict[int, Status], str | None]:
-        """Returns the status of each array, and the damage to files in words."""
+        """Returns the status of each array, and a description of damage to files."""
         total = sum(nbytes for _, nbytes, _ in self._expected)
         done = 0
         worst: dict[int, Status] = dict.fromkeys(arrays, "ok")
@@ -436,7 +442,7 @@ class ShardedReader(Reader):
         file = self.file(number)
         try:
             statuses, wrong = file.verify(threads=threads, progress=progress)
-        except FileNotFoundError as error:  # it was there, elsewhere
+        except FileNotFoundError as error:  # the file was deleted in between
             raise self.gone(self._expected[number][0]) from error
         return statuses, None if wrong is None else f"{file.short_name}: {wrong}"
 
@@ -456,7 +462,7 @@ def _advance(
 
 
 class ShardedArray(LazyArray):
-    """An array whose shards are in several files, each read when it is needed."""
+    """An array whose shards are in several files; each shard is read when it is needed."""
 
     def __init__(
         self,
@@ -476,7 +482,10 @@ class ShardedArray(LazyArray):
                 number, reader.catalog, value, dtype, self.dtype.itemsize, [*shape]
             )
         except ValueError:
-            raise DecodeError(f"the manifest splits {shape} by {counts}", path=self.path) from None
+            raise DecodeError(
+                f"the manifest is damaged: it splits the shape {shape} into {counts} shards",
+                path=self.path,
+            ) from None
 
     def cast(self, dtype: Any) -> ShardedArray:
         """Returns the same array, cast when it is read."""
@@ -486,18 +495,18 @@ class ShardedArray(LazyArray):
         return cast
 
     def box(self, index: Sequence[slice]) -> np.ndarray:
-        """Reads the elements of a box, and nothing else.
+        """Reads only the elements of a box.
 
         Args:
           index: A slice with a step of 1 for each dimension.
 
         Returns:
-          A view of a file where the box lies in one shard, otherwise memory of its own.
+          A view of a file if the box lies in one shard, otherwise a new array.
         """
         return self._using(self._indices(index), Box.read, in_place=True)
 
     def plan(self, index: Sequence[slice], *, in_place: bool = True) -> Box:
-        """Plans a box, which is read later; with `in_place` it will be used where it lies."""
+        """Plans a box to be read later; with `in_place`, as a view of its file if possible."""
         return self._plan(self._indices(index), in_place=in_place)
 
     def _plan(self, indices: Sequence[range], *, in_place: bool = False) -> Box:
@@ -517,9 +526,9 @@ class ShardedArray(LazyArray):
     def _using(
         self, indices: Sequence[range], use: Callable[[Box], T], *, in_place: bool = False
     ) -> T:
-        """Plans a box, and uses it while its ranges of remote files are fetched."""
+        """Plans a box, and calls `use` with it while its ranges of remote files are fetched."""
         with naming(self.reader.given):
-            # Shards may be missing, for which there is no memory.
+            # The manifest may list shards that do not exist and exceed the memory.
             plan = self._plan(indices, in_place=in_place).find()
             with fetching(ranges_of([plan])):
                 return use(plan)
@@ -538,22 +547,22 @@ class ShardedArray(LazyArray):
         return self._shards.files
 
     def status(self, cell: int, number: int, statuses: Mapping[int, Status]) -> Status:
-        """Returns the status of a shard in a file; `statuses` has those of the file's leaves."""
+        """Returns the status of a shard from the statuses of the leaves of its file."""
         if not statuses:
             return "corrupt"
         found = self._shards.find(cell, self.checkpoint.file(number).catalog)
         return "corrupt" if found is None else statuses[found]
 
     def lacks(self, shard: int) -> CorruptionError:
-        """Returns the error for a shard that is not where the manifest has it."""
+        """Returns the error for a shard that is missing from its file."""
         file = self.checkpoint.file(self.files()[shard])
         keys = self.parts if self.is_host else [*self.parts, self._shards.name(shard)]
         return CorruptionError(
-            f"{_paths.text(keys)} is not in {file.short_name} as the manifest has it"
+            f"shard {_paths.text(keys)} of {file.short_name} does not match the manifest"
         )
 
     def leaf_of(self, number: int, value: int) -> LazyArray:
-        """Returns a shard by its file and leaf."""
+        """Returns a shard by the numbers of its file and leaf."""
         shard: LazyArray = self.checkpoint.file(number).leaf(value, self.parts)
         return shard
 
@@ -566,13 +575,13 @@ class ShardedArray(LazyArray):
             if copy is False:
                 raise ValueError("another dtype needs a copy")
             return found.astype(dtype)
-        if copy is False and found.flags.writeable:  # views of files are not
+        if copy is False and found.flags.writeable:  # views of files are read-only
             why = "it lies in several shards, or its file is not mapped"
-            raise ValueError(f"{self.path} has to be copied: {why}; pass copy=None")
+            raise ValueError(f"{self.path} must be copied: {why}. Pass copy=None")
         return np.array(found) if copy and not found.flags.writeable else found
 
     def flat_range(self, start: int, stop: int) -> np.ndarray:
-        """Reads a range of its elements in C order, and nothing else."""
+        """Reads only a range of elements, counted in C order."""
         found = core.boxes_of_range(self.shape, start, min(stop, self.size))
         boxes = [self.box([slice(*it) for it in box]).reshape(-1) for box in found]
         return boxes[0] if len(boxes) == 1 else np.concatenate([np.empty(0, self.dtype), *boxes])
@@ -581,7 +590,7 @@ class ShardedArray(LazyArray):
         """Compares its shards with their checksums.
 
         Raises:
-          CorruptionError: If one is damaged or missing.
+          CorruptionError: If a shard is damaged or missing.
         """
         for cell, number in enumerate(self.files()):
             file = self.checkpoint.file(number)

@@ -1,4 +1,4 @@
-"""The shards of arrays, and the process that writes each."""
+"""Assigns the shards of arrays to the processes that write them."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ import treepack._core as core
 from treepack._src.interop import jax as _jax
 from treepack.errors import TreepackError
 
-# The file that makes a directory a checkpoint.
+# The name of the manifest, which makes a directory a checkpoint.
 MANIFEST = "manifest.treepack"
 
 
 def plan_of(arrays: Iterable[Any]) -> core.ShardPlan:
     """Assigns the shards of arrays to processes; the plan is the same in all of them.
 
-    An array that a process has on its own devices, such as the result of `jnp.zeros`, counts as
-    equal in all processes, as numbers and arrays of NumPy do: process 0 writes it.
+    An array on a process's own devices, such as the result of `jnp.zeros`, counts as equal in all
+    processes, like numbers and NumPy arrays: process 0 writes it.
     """
     return _plan(
         tuple(
@@ -32,7 +32,7 @@ def plan_of(arrays: Iterable[Any]) -> core.ShardPlan:
 
 
 def readers_of(arrays: Iterable[tuple[tuple[int, ...], int, Any]]) -> core.ShardPlan:
-    """Assigns shards to those that read them, given shapes, bytes and shardings of arrays."""
+    """Assigns shards to the processes that read them, by shape, size and sharding of the arrays."""
     return _plan(tuple((*array, False) for array in arrays))
 
 
@@ -57,13 +57,15 @@ def _on_process_0(count: int) -> core.ShardHolders:
 
 @functools.lru_cache(maxsize=1024)
 def _split(sharding: Any, shape: tuple[int, ...]) -> tuple[tuple[int, ...], core.ShardHolders]:
-    """Returns the number of shards in each dimension, and who has them."""
+    """Returns the number of shards in each dimension, and their holders."""
     found: dict[tuple[int, ...], set[int]] = defaultdict(set)
     for device, index in sharding.devices_indices_map(shape).items():
         found[start_of(index)].add(device.process_index)
     part = sharding.shard_shape(shape)
     counts = tuple(size // step for size, step in zip(shape, part, strict=True))
-    uneven = TreepackError(f"an array of the shape {shape} is not split evenly by {sharding}")
+    uneven = TreepackError(
+        f"the sharding {sharding} does not split the shape {shape} evenly: use a sharding that does"
+    )
     try:
         grid = core.ShardGrid(shape, counts)
         cells = {grid.shard_at(start): [*holders] for start, holders in found.items()}
@@ -74,11 +76,11 @@ def _split(sharding: Any, shape: tuple[int, ...]) -> tuple[tuple[int, ...], core
     return counts, _holders(tuple(tuple(sorted(cells[cell])) for cell in range(len(cells))))
 
 
-@functools.lru_cache(maxsize=64)  # arrays of other shapes are often split alike
+@functools.lru_cache(maxsize=64)  # arrays of different shapes often share a division
 def _holders(shards: tuple[tuple[int, ...], ...]) -> core.ShardHolders:
     return core.ShardHolders(shards)
 
 
 def start_of(index: Iterable[slice]) -> tuple[int, ...]:
-    """Returns the index of the first element of a shard, from its index in jax."""
+    """Returns the index of the first element of a shard from its JAX index."""
     return tuple(part.start or 0 for part in index)

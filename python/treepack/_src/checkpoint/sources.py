@@ -184,7 +184,9 @@ class SourceArray(LazyArray):
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         if copy is False:
-            raise ValueError(f"{self.path} is made of several arrays, and has to be copied")
+            raise ValueError(
+                f"{self.path} consists of several arrays and must be copied: pass copy=None"
+            )
         found = self._read([range(size) for size in self.shape])
         return found if dtype is None else found.astype(dtype, copy=False)
 

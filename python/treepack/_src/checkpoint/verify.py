@@ -1,4 +1,4 @@
-"""Checking files against their checksums: `verify`."""
+"""Compares files with their checksums: `verify`."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from treepack.errors import DecodeError, NewerVersionError
 
 
 class Statuses(Mapping[str, Status]):
-    """The status of each leaf, by its path.
+    """Maps the path of each leaf to its status.
 
-    Paths are made on demand: all of them together may be much larger than the file.
+    Paths are computed on demand: together they may be much larger than the file.
     """
 
     def __init__(self, catalog: core.Catalog, statuses: dict[int, Status]):
-        """`statuses` has the status of each leaf of the catalog, by its value."""
+        """`statuses` maps the value number of each leaf in the catalog to its status."""
         self._catalog = catalog
         self._statuses = statuses
 
@@ -44,7 +44,7 @@ class Statuses(Mapping[str, Status]):
 
     @functools.cached_property
     def _hidden(self) -> list[int]:
-        """The leaves that are not found: of equal keys of a map the last one counts."""
+        """The leaves that lookups do not find: the last of equal keys in a map wins."""
         catalog = self._catalog
         leaves = ((_paths.parts(path), value) for path, value in Room().all(catalog.leaves(0)))
         return [value for path, value in leaves if catalog.find(path, 0) not in self._statuses]
@@ -56,11 +56,11 @@ class Statuses(Mapping[str, Status]):
         return len(self._statuses)
 
     def values(self) -> ValuesView[Status]:
-        """Returns the status of each leaf, in order."""
+        """Returns the statuses of the leaves, in order."""
         return self._statuses.values()
 
     def items(self) -> ItemsView[str, Status]:
-        """Returns the path and the status of each leaf, in order."""
+        """Returns the paths and statuses of the leaves, in order."""
         return _Items(self)
 
     def with_status(self, status: Status) -> list[str]:
@@ -89,12 +89,12 @@ class Verification(NamedTuple):
     """The result of `verify`.
 
     Attributes:
-      leaves: By path: `"ok"`, `"corrupt"`, or `"unchecked"`.
-      damage: The damage outside of leaves, in words, or `None`: the file ends early, or damage to
-        its record, to the bytes between leaves and record, or to the gzip stream around them. Of a
-        file that is none of treepack or flax, what it looks like.
-      newer: Why only a newer version of treepack can read and check the file, in words, or `None`.
-        Nothing is known to be wrong with it then.
+      leaves: The status of each leaf by path: `"ok"`, `"corrupt"`, or `"unchecked"`.
+      damage: A description of damage outside of leaves, or `None`: a truncated file, or damage to
+        its record, to the bytes between leaves and record, or to the gzip stream. For a file of
+        another format, a description of that format.
+      newer: Why only a newer version of treepack can read and check the file, or `None`. Such a
+        file is not known to be damaged.
 
     Examples:
       >>> import tempfile, treepack
@@ -111,7 +111,7 @@ class Verification(NamedTuple):
 
     @property
     def ok(self) -> bool:
-        """Whether all of the file could be checked, and no damage was found."""
+        """Whether the whole file could be checked, and no damage was found."""
         is_known = self.damage is None and self.newer is None
         return is_known and "corrupt" not in self.leaves.values()
 
@@ -142,27 +142,27 @@ def verify(
 ) -> Verification:
     """Compares a file with its checksums.
 
-    Files of `save` have a checksum for each leaf, sharded checkpoints those of their files, gzip
-    files of treepack one for each block, and other gzip files one in all. Of all others, such as
-    flax's files and the result of `dumps`, only the headers are read: their leaves are `unchecked`.
+    Files of `save` have a checksum for each leaf, also within sharded checkpoints. Gzip files of
+    treepack have one for each block, other gzip files one in total. Files without checksums, such
+    as flax's and results of `dumps`, have their headers read, and their leaves are `"unchecked"`.
 
     Args:
       source: See `open`.
       max_size: See `open`.
-      threads: The maximum number of threads that read and sum.
+      threads: The maximum number of threads that read and compute checksums.
       progress: See `save`.
       storage_options: See `save`.
 
     Returns:
-      The status of each leaf. Damage is not an error here, nor is a file that a newer version of
-      treepack has written. If there is none, `load`, `open`, and gzip for a gzip file, read all of
-      the file with the same result, as far as the types in it take their static data.
+      The status of each leaf. Damage is reported, not raised; so is a file that a newer version of
+      treepack wrote. If there is no damage, `load`, `open`, and gzip for a gzip file, can read the
+      whole file, provided that the types in it accept their static data.
 
     Raises:
       OSError: If the file cannot be read.
-      DecodeError: A ValueError. If it is a directory without a checkpoint of treepack, or its
-        manifest is damaged.
-      TreepackError: A ValueError. If gzip decompresses to more than `max_size` bytes.
+      DecodeError: A ValueError, if a directory is not a checkpoint of treepack, or its manifest is
+        damaged.
+      TreepackError: A ValueError, if gzip decompresses to more than `max_size` bytes.
 
     Examples:
       >>> import numpy as np, tempfile, treepack
@@ -193,7 +193,7 @@ def verify(
     try:
         with naming(source):
             return unless_replaced(attempt)
-    except NewerVersionError as error:  # of a manifest
+    except NewerVersionError as error:  # raised for a manifest
         return Verification({}, None, error.reason)
     except DecodeError as error:  # the header of safetensors
         if isinstance(source, (str, os.PathLike)) and is_directory(source):

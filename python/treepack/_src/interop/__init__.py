@@ -1,1 +1,1 @@
-"""Other libraries, looked at where the program has imported them, and never imported for it."""
+"""Supports types of other libraries that the program has imported, without importing them."""

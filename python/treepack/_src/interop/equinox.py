@@ -1,4 +1,4 @@
-"""Equinox: functions in its modules, such as an activation, are code and not state."""
+"""Supports equinox: functions in its modules, such as an activation, are code, not state."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ is_module = instance_of("equinox", "Module")
 def static_names(nodetype: type) -> list[str] | None:
     """Returns the names of the static data in the auxdata of an equinox module, or `None`.
 
-    The first is no field: it marks fields without a value.
+    The first name is not a field: it marks fields without a value.
     """
     equinox = imported("equinox")
     if equinox is None or not issubclass(nodetype, equinox.Module):
@@ -36,7 +36,7 @@ def _missing(equinox: Any) -> Any:
 
     treedef: Any = jax.tree_util.tree_structure(equinox.nn.Identity())
     auxdata = treedef.node_data()[1]
-    if type(auxdata) is not tuple:  # as before version 0.13.3
+    if type(auxdata) is not tuple:  # before version 0.13.3
         return None
     found = [value for value in auxdata if type(value).__name__ == "_Missing"]
     return found[0] if found else None

@@ -1,4 +1,4 @@
-"""flax: its functions can be replaced by ours, and its Modules are not state."""
+"""Supports flax: replaces its functions with treepack's, and recognises its types."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ is_linen_module = instance_of("flax.linen", "Module")
 
 
 def is_linen_module_type(ty: type) -> bool:
-    """Returns whether a type is one of linen Modules."""
+    """Returns whether a type is a linen Module class."""
     linen = imported("flax.linen")
     return linen is not None and issubclass(ty, linen.Module)
 
 
 def is_graph_definition_type(ty: type) -> bool:
-    """Returns whether a type is that of the static parts of nnx modules."""
+    """Returns whether a type is the type of the static parts of nnx modules."""
     found = getattr(imported("flax.nnx"), "GraphDef", None)
     return found is not None and issubclass(ty, found)
 
@@ -30,7 +30,8 @@ is_graph_definition = instance_of("flax.nnx", "GraphDef")
 def static_names(nodetype: type, auxdata: tuple[Any, ...]) -> tuple[str, ...] | None:
     """Returns the names of the static attributes in the auxdata of an nnx module, or `None`.
 
-    The auxdata are the names of the children, those of the static attributes, and the latter.
+    The auxdata are the names of the children, the names of the static attributes, and these
+    attributes.
     """
     pytree = getattr(imported("flax.nnx"), "Pytree", None)
     if pytree is None or not issubclass(nodetype, pytree):
@@ -46,8 +47,8 @@ is_frozen_dict = instance_of("flax.core", "FrozenDict")
 
 
 def hashable_mapping() -> Any:
-    """Returns the type of mappings in the static data of nnx modules, or `None`."""
-    for name in ("flax.typing", "flax.nnx.graph"):  # the latter before 0.12.3
+    """Returns the mapping type in static data of nnx modules, or `None`."""
+    for name in ("flax.typing", "flax.nnx.graph"):  # the second before 0.12.3
         found = getattr(imported(name), "HashableMapping", None)
         if found is not None:
             return found
@@ -55,15 +56,15 @@ def hashable_mapping() -> Any:
 
 
 def is_mapping_type(ty: type) -> bool:
-    """Returns whether a type is one of flax's mappings that do not change."""
+    """Returns whether a type is one of flax's immutable mappings."""
     frozen = getattr(imported("flax.core"), "FrozenDict", None)
     return ty is not type(None) and ty in (frozen, hashable_mapping())
 
 
 class Patch:
-    """Replaces functions of `flax.serialization`, at once.
+    """Replaces functions of `flax.serialization` on construction.
 
-    As a context manager, it restores the originals at its end.
+    As a context manager, it restores the original functions on exit.
     """
 
     def __init__(self, functions: Mapping[str, Callable[..., Any]]):

@@ -1,13 +1,13 @@
-"""The messages between processes that save, or load, together: three short ones each.
+"""Exchanges messages between processes that save or load together: three short ones each.
 
-    process 0        prepares the directory ──▶ name and identity of the save ──▶ all
-    every process    writes its file ──▶ what it has written, or an error or a difference
-                     ──▶ the first of its group of processes ──▶ process 0
+    process 0        prepares the directory ──▶ name and identity of the save ──▶ all every process
+    writes its file ──▶ its report: success, an error or a difference ──▶ the first of its group of
+    processes ──▶ process 0
     process 0        commits ──▶ end, or an error ──▶ all
 
-Those that load agree so before each batch of arrays goes over the devices
-(`checkpoint/replicas.py`). Messages go through the key-value store of `jax.distributed`, which
-needs no devices, so that it may be used in the background.
+Processes that load agree in the same way before each batch of arrays is sent over the devices
+(`checkpoint/replicas.py`). Messages use the key-value store of `jax.distributed`, which needs no
+devices and therefore works in the background.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from treepack._src.interop import jax as _jax
 from treepack._src.options import TIMEOUT_S, check
 from treepack.errors import TreepackError
 
-# The longest that one request waits, in seconds.
+# The maximum time that one request waits, in seconds.
 _PATIENCE_S = 10.0
 
-# Nobody waits any more for the end of a save this many saves ago.
+# The number of saves after which no process still waits for the end of a save.
 _OLD = 100
 
-# The rounds of process 0, which are its saves.
+# The number of rounds of process 0: its saves.
 _rounds = itertools.count()
 
 # The client of the parent, whose threads do not run in a forked process.
@@ -49,25 +49,25 @@ if hasattr(os, "register_at_fork"):
 
 
 def check_not_forked(call: str) -> None:
-    """Raises if this process is a fork, before jax is asked, which would wait for others."""
+    """Raises if this process is a fork, before JAX would wait for other processes."""
     if _inherited is not None and _jax.client() is _inherited:
         raise TreepackError(
-            f"this process is a fork of one that {call}s together with others, and cannot do so "
-            f"itself: start it with `spawn`, or {call} in the parent"
+            f"a forked process cannot {call} together with other processes: start it with "
+            f"`spawn`, or {call} in the parent"
         )
 
 
 class OthersError(TreepackError):
-    """Another process has failed."""
+    """Another process failed."""
 
 
 class Message(NamedTuple):
-    """What a process tells process 0 about its part.
+    """The report of a process to process 0.
 
     Attributes:
-      written: What it has written, if anything, as a tuple for JSON.
-      error: Its error in words, if it has failed.
-      differs: The identity of what it saves or loads, if that is something else.
+      written: The description of its file, if it wrote one, as a tuple for JSON.
+      error: The text of its error, if it failed.
+      differs: The identity of its save or load, if it differs from process 0's.
     """
 
     written: Sequence[Any] | None = None
@@ -75,30 +75,30 @@ class Message(NamedTuple):
     differs: str = ""
 
 
-# What is known of the processes of a group, by their numbers.
+# The messages from the processes of a group, by their numbers.
 Messages = dict[int, Message]
 
 
 class _Rounds:
-    """Finds the rounds of process 0 for the saves of another process; either may miss some.
+    """Matches the saves of another process with rounds of process 0; either may miss some.
 
-    Saves that are under way at once take rounds in the order of their calls, whichever of their
-    threads hears an announcement.
+    Concurrent saves take rounds in the order of their calls, regardless of which thread receives an
+    announcement.
     """
 
     def __init__(self) -> None:
-        self.next = 0  # the first round that this process has not taken
+        self.next = 0  # the first round not taken by this process
         self._lock = threading.RLock()
         self._calls = itertools.count()
         self._groups: weakref.WeakValueDictionary[int, Group] = weakref.WeakValueDictionary()
         self._taken: set[int] = set()  # later ones
 
     def join(self, group: Group) -> None:
-        """Adds the save that was called last."""
+        """Adds the newest save."""
         self._groups[next(self._calls)] = group
 
     def leave(self, group: Group) -> int:
-        """Removes a save that has met no round; returns the one that it should meet."""
+        """Removes a save without a round; returns the round that it should take."""
         with self._lock:
             free = (it for it in itertools.count(self.next) if it not in self._taken)
             for call, other in sorted(self._groups.items()):
@@ -117,15 +117,15 @@ class _Rounds:
                 self.next += 1
 
     def announced(self, number: int, step: int | None, text: str, *, has_ended: bool) -> None:
-        """Gives a round to the save of its step, or to the first one if either has no step.
+        """Assigns a round to the save of its step, or to the first save if either has no step.
 
-        Process 0 has missed saves of lower steps, unless the round `has_ended`, so that process 0
-        has gone back. If only saves of higher steps are left, the next round is heard. If none is
-        left, the round stays for a later call.
+        Process 0 missed the saves of lower steps, unless the round `has_ended`: then process 0 went
+        back. If only saves of higher steps are left, the next round is received. If no save is
+        left, the round waits for a later call.
         """
         with self._lock:
             if number != self.next:
-                return  # another thread has heard it as well
+                return  # another thread received it as well
             if has_ended:
                 return self.take(number)
             for call, group in sorted(self._groups.items()):
@@ -148,16 +148,16 @@ _others_rounds = _Rounds()
 
 
 class Group:
-    """The processes that write a checkpoint, or read one together.
+    """The processes that write or read a checkpoint together.
 
-    Process 0, or the first of the members, hears the first process of each group of processes,
-    which hears the others of its own: of n processes nobody hears more than some `2 * sqrt(n)`.
+    Process 0, or the first member, receives from the first process of each group, which receives
+    from the rest of its group: with n processes, each receives from at most about `2 * sqrt(n)`.
 
     Attributes:
-      index: The number of this process among the members.
+      index: The index of this process among the members.
       count: The number of members.
-      step: The step that is saved, if it has a number.
-      passed: The later step that process 0 saves already, if any.
+      step: The step of the save, or `None`.
+      passed: The later step that process 0 already saves, or `None`.
     """
 
     def __init__(
@@ -173,13 +173,13 @@ class Group:
         """Begins a round of messages.
 
         Args:
-          timeout: The longest that process 0 waits for the others, in seconds.
-          step: The step of a save: processes that have missed some meet at the next one.
+          timeout: The maximum time in seconds that process 0 waits for the others.
+          step: The step of a save: processes that missed saves meet at the next one.
           members: The processes, in order; `None` for all.
-          folder: Where their messages of this round are in the store. `None` counts rounds in
-            process 0, and finds them in the others.
-          old: Where messages are that nobody reads any more once all are in this round.
-          call: What they have called.
+          folder: The folder of this round's messages in the store. `None` counts rounds in process
+            0, and finds them in other processes.
+          old: The folder of messages that are obsolete once all processes are in this round.
+          call: The name of the function that they called.
         """
         check("timeout", timeout)
         check_not_forked(call)
@@ -202,14 +202,14 @@ class Group:
             _others_rounds.join(self)
 
     def announce(self, text: str) -> None:
-        """Tells all others the name and identity of the save, or `""` for none; for process 0."""
+        """Sends the name and identity of the save (`""`: no save) to all others; for process 0."""
         self._tell("name", json.dumps([self.step, text]))
 
     def announced(self) -> str:
         """Waits for the announcement of process 0.
 
         Raises:
-          TreepackError: If process 0 saves a later step already.
+          TreepackError: If process 0 already saves a later step.
         """
         try:
             while self._announced is None and self.passed is None:
@@ -225,13 +225,13 @@ class Group:
         except BaseException:
             if self._folder is None:
                 number = _others_rounds.leave(self)
-                if self.step is None:  # then the order of calls is all that there is
+                if self.step is None:  # only the order of calls is known
                     _others_rounds.take(number)
             raise
         if self._announced is None:
             raise TreepackError(
-                f"step {self.step} was not saved: process 0 has missed it, and saves step "
-                f"{self.passed} already; save that step next"
+                f"step {self.step} was not saved: process 0 missed it, and already saves step "
+                f"{self.passed}. Save that step next"
             )
         return self._announced
 
@@ -247,15 +247,13 @@ class Group:
         self._folder, self._announced = str(number), text
 
     def skip(self, number: int, step: int | None) -> None:
-        """Tells process 0 that this process does not take part in a round."""
-        error = (
-            f"it has missed step {step}, and saves step {self.step} already; save that step next"
-        )
+        """Sends process 0 an error: this process skips a round."""
+        error = f"it missed step {step}, and already saves step {self.step}. Save that step next"
         message = {self.index: Message(error=error)}
         self._tell(f"done/{self.index}", _encoded(message, is_all=False), str(number))
 
     def abandon(self, error: BaseException) -> None:
-        """Tells all others that this process has failed, so that none waits for it."""
+        """Sends the error of this process to all others, so that none waits for it."""
         if self.index == 0:
             self.announce("")
             self.end(error)
@@ -267,9 +265,9 @@ class Group:
         self.tell(Message(error=text_of(error)), waits=False)
 
     def tell(self, message: Message, *, waits: bool = True) -> None:
-        """Tells process 0 about this process; for others.
+        """Sends the report of this process to process 0; for other processes.
 
-        The first process of a group waits for the rest of it, unless process 0 has to do that.
+        The first process of a group waits for the rest, unless process 0 must do that.
         """
         first = self.index - self.index % self._size
         if first == 0 or self.index != first:
@@ -277,7 +275,7 @@ class Group:
             return
         heard = {self.index: message}
         if waits:
-            # Earlier than process 0 gives up, so that it can name who is missing.
+            # Before process 0 times out, so that it can name the missing processes.
             heard |= self._hear_group(first, time.monotonic() + self._timeout * _EARLIER)
         self._tell(f"done/{self.index}", _encoded(heard, is_all=waits))
 
@@ -290,7 +288,7 @@ class Group:
             found |= heard
             if not is_all:
                 found |= self._hear_group(first, until)
-        if self.count > 1:  # the store keeps all in memory, and nobody will read this any more
+        if self.count > 1:  # the store keeps messages in memory, and this one is obsolete
             self._client.key_value_delete(f"treepack/{self._folder}/done/")
             if self._old is not None and not any(it.error for it in found.values()):
                 self.forget(self._old)
@@ -301,21 +299,21 @@ class Group:
         self._client.key_value_delete(f"treepack/{folder}/")
 
     def _hear_group(self, first: int, until: float) -> Messages:
-        """Waits for all of a group but its first process."""
+        """Waits for all processes of a group except its first."""
         found: Messages = {}
         for index in range(first + 1, min(first + self._size, self.count)):
             found |= self._hear_about(index, until)[0]
         return found
 
     def _hear_about(self, index: int, until: float) -> tuple[Messages, bool]:
-        """Waits for what a process tells; returns whether that is all of its group, too."""
+        """Waits for the message of a process; returns also whether it covers its whole group."""
         try:
             return _decoded(self._hear(f"done/{index}", index, until - time.monotonic()))
         except TimedOutError as error:
             return {index: Message(error=error.text)}, False
 
     def end(self, error: BaseException | None = None) -> None:
-        """Tells all others that the checkpoint is committed, or has failed; for process 0.
+        """Sends all others the outcome, success or an error; for process 0.
 
         Only the first call counts.
         """
@@ -327,7 +325,7 @@ class Group:
         self._tell("end", "" if error is None else str(error))
 
     def failed(self, errors: Sequence[str]) -> OthersError:
-        """Returns the error for those of processes, in words: in thousands most are the same."""
+        """Returns one error for the errors of processes; of thousands, most are the same."""
         more = len(errors) - _MOST_ERRORS
         listed = [*errors[:_MOST_ERRORS], *([f"and {more} more processes"] if more > 0 else [])]
         return OthersError(f"the checkpoint was not {_DONE[self._call]}: {'; '.join(listed)}")
@@ -336,9 +334,9 @@ class Group:
         """Waits for the end.
 
         Raises:
-          TreepackError: If another process has failed.
+          TreepackError: If another process failed.
         """
-        # Longer than process 0 does, which tells who is missing.
+        # Longer than process 0, which names the missing processes.
         error = self._hear("end", 0, self._timeout * _LATER)
         if error:
             raise OthersError(error)
@@ -368,7 +366,7 @@ class Group:
 
 
 class TimedOutError(TreepackError):
-    """Another process does not answer.
+    """Another process does not respond.
 
     Attributes:
       text: The error without the number of the process.
@@ -376,32 +374,32 @@ class TimedOutError(TreepackError):
 
     def __init__(self, process: int, timeout: float, call: str):
         self.text = (
-            f"has not called {call}, or not ended it, within {timeout:g} s; all processes have to "
-            "call it with the same tree (timeout= changes the time)"
+            f"did not call {call}, or did not finish, within {timeout:g} s: all processes must "
+            "call it with the same tree (timeout= changes the limit)"
         )
         super().__init__(f"process {process} {self.text}")
 
 
-# The first process of a group waits for the rest of it for this part of the time-out; processes
-# that wait for the end do so longer.
+# The fraction of the timeout for which the first process of a group waits for the rest; processes
+# that wait for the end wait longer.
 _EARLIER = 0.8
 _LATER = 1.25
 
-# Even after the time-out, messages that are there already are heard.
+# Even after the timeout, messages that already arrived are received.
 _LEAST_S = 0.01
 
-# The most errors in a message.
+# The maximum number of errors in a message.
 _MOST_ERRORS = 10
 
-# What has not happened if a call fails.
+# Participles for errors of calls.
 _DONE = {"save": "saved", "load": "loaded", "resume": "resumed"}
 
-# Process 0 hears so many others itself.
+# The maximum number of processes from which process 0 receives directly.
 _LEAST_GROUP = 16
 
 
 def group_size(count: int) -> int:
-    """Returns the size of groups among so many processes."""
+    """Returns the size of groups among `count` processes."""
     return max(_LEAST_GROUP, math.isqrt(count))
 
 
@@ -419,5 +417,5 @@ def _decoded(text: str) -> tuple[Messages, bool]:
 
 
 def text_of(error: BaseException) -> str:
-    """Returns an error in words, with its type."""
+    """Returns the text of an error with its type."""
     return f"{type(error).__name__}: {error}"

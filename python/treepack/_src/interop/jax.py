@@ -1,4 +1,4 @@
-"""JAX, which takes half a second and 100 MB to import: programs with NumPy alone go without."""
+"""Supports JAX without importing it early: the import takes half a second and 100 MB."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ def needed(reason: str) -> Any:
     """Imports jax.
 
     Raises:
-      ImportError: If it is not installed; the message begins with the reason.
+      ImportError: If jax is not installed; the message begins with the reason.
     """
     try:
         import jax
     except ImportError as error:
-        raise ImportError(f"{reason}, and jax is not installed here") from error
+        raise ImportError(f"{reason}, but jax is not installed: pip install jax") from error
     return jax
 
 
 def like(array: np.ndarray) -> Any:
-    """Converts an array to jax, unless jax lacks its dtype or is not installed."""
+    """Converts an array to a JAX array, unless JAX lacks its dtype or is not installed."""
     try:
         import jax.numpy as jnp
 
@@ -40,10 +40,10 @@ def like(array: np.ndarray) -> Any:
 
 
 def weak(array: jax.Array) -> jax.Array:
-    """Returns an array with a weak dtype and the same bits, where JAX can make that.
+    """Returns an array with a weak dtype and the same bits, if JAX has such arrays.
 
-    There are weak arrays of the dtypes of Python's numbers. Others are returned as they are, like
-    those that other processes have parts of, or that lie on meshes with explicit axes.
+    Only dtypes of Python's numbers can be weak. Other arrays are returned unchanged, and so are
+    arrays of several processes and on meshes with explicit axes.
     """
     import jax
     import jax.numpy as jnp
@@ -56,7 +56,7 @@ def weak(array: jax.Array) -> jax.Array:
     if any(ty.name == "Explicit" for ty in getattr(mesh, "axis_types", ())):
         return array
     place = array.sharding if array.committed else None
-    if array.ndim == 0 and (found := array.item()) == found:  # no NaN, whose bits may get lost
+    if array.ndim == 0 and (found := array.item()) == found:  # not NaN, whose bits may change
         made: jax.Array = jnp.asarray(found)
         return made if place is None else jax.device_put(made, place)
     made = _weak(number, place)(array)
@@ -65,7 +65,7 @@ def weak(array: jax.Array) -> jax.Array:
 
 @functools.lru_cache(typed=True)  # since 0 == 0.0
 def _weak(number: complex, sharding: Any) -> Any:
-    """Returns a function that puts arrays into a weak array of a number's dtype."""
+    """Returns a function that writes arrays into a weak array of a number's dtype."""
     import jax
 
     def into(array: Any) -> Any:
@@ -75,20 +75,20 @@ def _weak(number: complex, sharding: Any) -> Any:
 
 
 is_array = instance_of("jax", "Array")
-"""Returns whether a value is an array of jax, traced or not."""
+"""Returns whether a value is a JAX array, traced or not."""
 
 is_tracer = instance_of("jax.core", "Tracer")
 """Returns whether a value is traced."""
 
 
 def is_abstract(value: object) -> bool:
-    """Returns whether a value is an array or a `ShapeDtypeStruct` of jax."""
+    """Returns whether a value is a JAX array or a `ShapeDtypeStruct`."""
     jax = imported("jax")
     return jax is not None and isinstance(value, (jax.Array, jax.ShapeDtypeStruct))
 
 
 def is_extended(dtype: object) -> bool:
-    """Returns whether a dtype is known to jax alone, such as that of PRNG keys."""
+    """Returns whether only JAX has a dtype, such as the dtype of PRNG keys."""
     jax = imported("jax")
     return jax is not None and bool(jax.numpy.issubdtype(dtype, jax.dtypes.extended))
 
@@ -96,7 +96,7 @@ def is_extended(dtype: object) -> bool:
 def processes() -> tuple[int, int, Any]:
     """Returns the index of this process, the number of processes, and the client of their store.
 
-    They are those of `jax.distributed`, which has no public name for the client.
+    They are from `jax.distributed`, where the client has no public name.
     """
     jax = imported("jax")
     if jax is None or not jax.distributed.is_initialized():
@@ -111,7 +111,7 @@ def client() -> Any:
 
 
 def wait_for_all(name: str) -> None:
-    """Waits until all processes are here; `name` says where."""
+    """Waits until all processes call this with the same name."""
     if processes()[1] > 1:
         from jax.experimental.multihost_utils import sync_global_devices
 
@@ -133,7 +133,7 @@ def is_preempted_at(step: int) -> bool:
 
 
 def is_node(value: object) -> bool:
-    """Returns whether jax flattens a value; `None` does not count."""
+    """Returns whether JAX flattens a value; false for `None`."""
     jax = imported("jax")
     return jax is not None and value is not None and not jax.tree_util.all_leaves([value])
 
@@ -149,7 +149,7 @@ is_partial = instance_of("jax.tree_util", "Partial")
 
 
 def partial_function(partial: Any) -> Any:
-    """Returns the function of a `Partial`, out of the wrapper for a partial of a partial."""
+    """Returns the function of a `Partial`, unwrapped if it is a partial of a partial."""
     function = partial.func
     return function.fun if type(function).__name__ == "_HashableCallableShim" else function
 
@@ -165,7 +165,7 @@ is_treedef = instance_of("jax.tree_util", "PyTreeDef")
 
 
 def is_node_type(ty: type) -> bool:
-    """Returns whether a type is in the pytree registry of jax."""
+    """Returns whether a type is in JAX's pytree registry."""
     if imported("jax") is None:
         return False
     from jax.tree_util import default_registry
@@ -178,9 +178,9 @@ def is_node_type(ty: type) -> bool:
 
 
 def is_plain_namedtuple(ty: Any) -> bool:
-    """Returns whether jax flattens a namedtuple to its fields, as it does by default.
+    """Returns whether JAX flattens a namedtuple to its fields, as by default.
 
-    Some are registered as nodes of another form.
+    A registration may change that.
     """
     if imported("jax") is None:
         return True
@@ -190,7 +190,7 @@ def is_plain_namedtuple(ty: Any) -> bool:
     node: Any = tuple.__new__(ty, fields)
     try:
         found, treedef = tree_flatten(node, is_leaf=lambda part: part is not node)
-    except Exception:  # a flatten function may raise anything for values that it does not expect
+    except Exception:  # a flatten function may raise anything for unexpected values
         return False
     same = len(found) == len(fields) and all(map(operator.is_, found, fields))
     definition: Any = treedef
@@ -224,9 +224,9 @@ def unflatten(ty: type, auxdata: Any, children: Sequence[Any]) -> Any:
 
 
 def node_functions(ty: type) -> tuple[Any, Any] | None:
-    """Returns the flatten and unflatten functions that a type was registered with.
+    """Returns the registered flatten and unflatten functions of a type.
 
-    `None` if this version of jax does not reveal them.
+    `None` if this version of JAX does not expose them.
     """
     try:
         from jax._src.tree_util import _registry
@@ -245,8 +245,8 @@ def argument_order(ty: type, fields: Sequence[str]) -> list[int] | None:
       fields: The names of all its children, then of its static data.
 
     Returns:
-      The numbers of fields. `None` unless JAX makes nodes by calling the type with its fields as
-      keywords, and a call with these arguments is the same.
+      The indices of fields. `None` unless JAX rebuilds nodes by calling the type with its fields as
+      keywords, and a call with positional arguments is equivalent.
     """
     functions = node_functions(ty)
     if functions is None or not is_by_dataclass(functions[0]):
@@ -269,13 +269,13 @@ def is_by_dataclass(flatten: Any) -> bool:
     """Returns whether a flatten function was made by `jax.tree_util.register_dataclass`."""
     if getattr(flatten, "__module__", None) != "jax._src.tree_util":
         return False
-    # The underscore came with jax 0.12.
+    # The underscore is new in JAX 0.12.
     maker, _, name = getattr(flatten, "__qualname__", "").partition(".")
     return maker.lstrip("_") == "register_dataclass" and name == "<locals>.flatten_func"
 
 
 def unflattener(ty: type, fields: Sequence[str] | None) -> Any:
-    """Returns a function that makes nodes of a type from static data and children.
+    """Returns a function that rebuilds nodes of a type from static data and children.
 
     Args:
       ty: The type.
@@ -286,24 +286,24 @@ def unflattener(ty: type, fields: Sequence[str] | None) -> Any:
         return functools.partial(unflatten, ty)
     flatten, make = functions
     if fields is not None and is_by_dataclass(flatten):
-        # As jax does, in fewer steps.
+        # Like JAX, in fewer steps.
         return lambda auxdata, children: ty(**dict(zip(fields, (*children, *auxdata), strict=True)))
     return lambda auxdata, children: make(auxdata, tuple(children))
 
 
 def registered_unflatten(ty: type) -> Any:
-    """Returns the unflatten function that a type was registered with.
+    """Returns the registered unflatten function of a type.
 
     It is for nodes without a treedef: namedtuples, and nodes whose number of children varies.
 
     Raises:
-      TypeError: If this version of jax does not reveal it.
+      TypeError: If this version of JAX does not expose it.
     """
     functions = node_functions(ty)
     if functions is None:
         raise TypeError(
-            f"this version of JAX does not reveal how to make a {ty.__qualname__}, which is a "
-            "namedtuple with a registration of its own, or has children only on conditions"
+            f"cannot rebuild a {ty.__qualname__}: this version of JAX does not expose its "
+            "unflatten function. Upgrade jax, or pass a template as target"
         )
     return functions[1]
 
@@ -312,6 +312,6 @@ def registered_unflatten(ty: type) -> Any:
 def _treedef_maker() -> Any:
     from jax.tree_util import PyTreeDef
 
-    # Older versions of JAX have another name for it.
+    # Older versions of JAX use another name.
     name = "from_node_data_and_children"
     return getattr(PyTreeDef, name, None) or getattr(PyTreeDef, f"make_{name}")

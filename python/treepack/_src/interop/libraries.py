@@ -1,31 +1,86 @@
-"""Well-known libraries on JAX."""
+"""Lists known libraries on JAX."""
 
 from __future__ import annotations
 
-# By the names of their packages.
-# fmt: off
-LIBRARIES = frozenset({
-    "blackjax", "brainstate", "brax", "chex", "clu", "cola", "coordax", "diffrax", "distrax",
-    "distreqx", "dynamax", "e3nn_jax", "eformer", "equinox", "evosax", "flashbax", "flax",
-    "flowjax", "gpjax", "gymnax", "haiku", "haliax", "interpax", "jax", "jax_dataclasses", "jax_md",
-    "jaxley", "jaxlie", "jaxlib", "jaxopt", "jraph", "jumanji", "kfac_jax", "levanter", "lineax",
-    "matfree", "mctx", "mujoco", "netket", "numpyro", "objax", "optax", "optimistix", "orbax",
-    "ott", "paramax", "penzai", "pgx", "quax", "quaxed", "qwix", "rlax", "scico", "simple_pytree",
-    "tensorflow_probability", "tinygp", "torax", "tree_math", "treescope", "unxt", "zodiax",
-})
+# Names of packages. fmt: off
+LIBRARIES = frozenset(
+    {
+        "blackjax",
+        "brainstate",
+        "brax",
+        "chex",
+        "clu",
+        "cola",
+        "coordax",
+        "diffrax",
+        "distrax",
+        "distreqx",
+        "dynamax",
+        "e3nn_jax",
+        "eformer",
+        "equinox",
+        "evosax",
+        "flashbax",
+        "flax",
+        "flowjax",
+        "gpjax",
+        "gymnax",
+        "haiku",
+        "haliax",
+        "interpax",
+        "jax",
+        "jax_dataclasses",
+        "jax_md",
+        "jaxley",
+        "jaxlie",
+        "jaxlib",
+        "jaxopt",
+        "jraph",
+        "jumanji",
+        "kfac_jax",
+        "levanter",
+        "lineax",
+        "matfree",
+        "mctx",
+        "mujoco",
+        "netket",
+        "numpyro",
+        "objax",
+        "optax",
+        "optimistix",
+        "orbax",
+        "ott",
+        "paramax",
+        "penzai",
+        "pgx",
+        "quax",
+        "quaxed",
+        "qwix",
+        "rlax",
+        "scico",
+        "simple_pytree",
+        "tensorflow_probability",
+        "tinygp",
+        "torax",
+        "tree_math",
+        "treescope",
+        "unxt",
+        "zodiax",
+    }
+)
 # fmt: on
 
 
 def library_of_type(ty: type) -> str | None:
-    """Returns the well-known library that defines a type, or `None`."""
+    """Returns the known library that defines a type, or `None`."""
     library = str(ty.__module__).partition(".")[0]
     return library if library in LIBRARIES else None
 
 
 def is_marker(value: object) -> bool:
-    """Returns whether a value is an object of a library without data, such as those of diffrax.
+    """Returns whether a value is a library's object without data, such as diffrax's.
 
-    Objects of compiled types, which have data elsewhere, are larger than those of a plain class.
+    Objects of compiled types, which hold data elsewhere, are larger than objects of a plain class.
     """
     ty = type(value)
     return (

@@ -1,8 +1,8 @@
-"""Looks at the modules of other libraries without importing them.
+"""Looks up names in modules of other libraries without importing them.
 
-Each module of this package is about one library. Unless the program has imported that library, no
-value can have a type of it. Names that are not public are looked up in one place; where one is
-missing, the features that need it are off.
+Each module of this package supports one library. Unless the program has imported that library, no
+value can have a type of it. Private names are looked up in one place; if a name is missing, the
+features that need it are off.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 
 def imported(name: str) -> ModuleType | None:
-    """Returns a module if the program has completely imported it."""
+    """Returns a module if the program has completely imported it, or `None`."""
     module = sys.modules.get(name)
     if module is None:
         return None
@@ -24,9 +24,9 @@ def imported(name: str) -> ModuleType | None:
 
 
 def found_at(module: str, name: str) -> Any:
-    """Returns what a module that the program has imported defines under a name, or `None`.
+    """Returns the attribute of an imported module, or `None`.
 
-    Modules that make attributes when asked are not asked.
+    Does not call the module's `__getattr__`.
     """
     return vars(imported(module) or object).get(name)
 
@@ -45,7 +45,7 @@ E = TypeVar("E", bound=Exception)
 
 
 def error_class(ours: type[E], module: str, name: str) -> type[E]:
-    """Returns a class of errors that are both ours and a module's, if that is imported."""
+    """Returns a subclass of an error class that is also a module's error, if that is imported."""
     theirs = getattr(imported(module), name, None)
     if theirs is None:
         return ours
@@ -59,6 +59,6 @@ def _both(ours: Any, theirs: Any) -> Any:
     def reduce(self: Any) -> tuple[Any, ...]:
         return ours, *ours.__reduce__(self)[1:]
 
-    # From Python 3.14 on, ValueError has no `__init__` of its own, so theirs would be next.
+    # From Python 3.14 on, ValueError does not define `__init__`, so theirs would be next.
     own = {"__module__": ours.__module__, "__init__": ours.__init__, "__reduce__": reduce}
     return type(ours.__name__, (ours, theirs), own)

@@ -1,7 +1,7 @@
-"""Extension types of msgpack beside flax's: large integers, and types of other programs.
+"""Supports other msgpack extension types than flax's: large integers, types of other programs.
 
-Types of other programs become the objects of msgpack for Python. Where that package is not
-installed, a tuple of the same fields takes their place.
+Types of other programs become objects of msgpack for Python, or a tuple of the same fields if that
+package is not installed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _local = _Local()
 
 
 class ExtType(NamedTuple):
-    """An extension value, where there is no `msgpack.ExtType`."""
+    """An extension value, if `msgpack.ExtType` is unavailable."""
 
     code: int
     data: bytes
@@ -60,14 +60,14 @@ def make(code: int, data: bytes) -> Any:
 
 
 def decode_error(theirs: str, *arguments: Any) -> DecodeError:
-    """Returns an error that is one of msgpack's, too, where the program has imported msgpack."""
+    """Returns an error that is also an error of msgpack, if the program has imported msgpack."""
     return error_class(DecodeError, "msgpack.exceptions", theirs)(*arguments)
 
 
 def _tuple(data: bytes) -> tuple[Any, ...] | None:
     """Decodes a tuple of Orbax; returns `None` for any other data."""
     if _local.nesting >= _MAX_NESTING:
-        raise ValueError(f"tuples of Orbax are nested more than {_MAX_NESTING} levels deep")
+        raise ValueError(f"tuples of Orbax exceed {_MAX_NESTING} nested levels")
     _local.nesting += 1
     try:
         found = core.restore(data, None, 1)

@@ -1,4 +1,4 @@
-"""Shardings of jax in files: names and sizes of axes, without devices."""
+"""Records shardings in files: names and sizes of mesh axes, without devices."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from typing import Any
 from treepack._src.interop.modules import imported
 
 Parts = tuple[list[tuple[str, int, bool]], list[list[str]], list[str]]
-"""The axes of a mesh (name, size, whether explicit), those of each dimension, a kind of memory."""
+"""The axes of a mesh (name, size, whether explicit), the axes of each dimension, and a memory kind.
+"""
 
-_MOST_AXES = 32  # of an array of NumPy, which older versions of it had
+_MOST_AXES = 32  # the maximum for NumPy arrays in older versions
 
 
 def describe(sharding: Any) -> Parts | None:
-    """Returns how a sharding is recorded; `None` unless it is of a mesh of several devices."""
+    """Returns the record of a sharding; `None` unless its mesh has several devices."""
     jax: Any = imported("jax")
     if type(sharding) is not jax.sharding.NamedSharding or sharding.mesh.size < 2:
         return None
@@ -28,7 +29,7 @@ def describe(sharding: Any) -> Parts | None:
     is_named = all(isinstance(name, str) for names in (mesh.axis_names, *axes) for name in names)
     if not is_named or not {*kinds} <= {"Auto", "Explicit"}:
         return None
-    # All processes have to come to the same answer, also those without devices in the mesh.
+    # All processes must get the same result, also processes without devices in the mesh.
     default = _device(mesh).default_memory().kind
     memory = [kind for kind in [sharding.memory_kind] if kind not in (None, default)]
     explicit = [kind == "Explicit" for kind in kinds]
@@ -36,12 +37,12 @@ def describe(sharding: Any) -> Parts | None:
 
 
 def resolve(mesh: list[tuple[str, int, bool]], spec: list[list[str]], memory: list[str]) -> Any:
-    """Returns the sharding that was recorded; `None` if there are not the devices for it."""
+    """Returns the recorded sharding; `None` if the devices for it are missing."""
     from jax.sharding import NamedSharding, PartitionSpec
 
     names = [name for name, _, _ in mesh]
     used = [name for axes in spec for name in axes]
-    # JAX says so of these in many ways.
+    # JAX raises various errors for invalid meshes.
     if not len({*names}) == len(names) <= _MOST_AXES or len({*used}) != len(used):
         return None
     if not {*used} <= {*names}:
@@ -56,17 +57,17 @@ def resolve(mesh: list[tuple[str, int, bool]], spec: list[list[str]], memory: li
 
 
 def _device(mesh: Any) -> Any:
-    """Returns a device of this process, like those of a mesh."""
+    """Returns a device of this process from a mesh."""
     import jax
 
     return jax.local_devices(backend=mesh.devices.flat[0].platform)[0]
 
 
 def _mesh(axes: list[tuple[str, int, bool]]) -> Any:
-    """Returns the current mesh if it has these axes, or one of devices that are here.
+    """Returns the current mesh if it has these axes, or a mesh of the present devices.
 
-    It has all devices of all processes, or else those of this process. `None` if they are fewer, or
-    just one is needed.
+    That mesh has all devices of all processes, or else of this process. `None` if there are too few
+    devices, or one is enough.
     """
     import jax
 
@@ -84,7 +85,7 @@ def _mesh(axes: list[tuple[str, int, bool]]) -> Any:
 
 
 def fitting(sharding: Any, shape: tuple[int, ...]) -> Any:
-    """Returns a sharding that splits this shape evenly; otherwise `None`."""
+    """Returns the sharding if it splits a shape evenly; otherwise `None`."""
     if sharding is None or len(sharding.spec) > len(shape):
         return None
     try:

@@ -1,4 +1,4 @@
-"""Containers: their children by name, and how to make them from new children."""
+"""Splits containers into children by name, and rebuilds them with new children."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from treepack._src.pytree.handlers import is_from
 
 
 class Difference(NamedTuple):
-    """How the children of a template's container differ from those of a state.
+    """The difference between the children of a container in a template and the children in a state.
 
     Attributes:
       target: The container.
       state: The state.
       expected: The names of the container's children.
-      path: Where it is, in the form of `current_path`.
+      path: The path of the container, in the form of `current_path`.
     """
 
     target: Any
@@ -37,12 +37,12 @@ class NodeKind(NamedTuple):
       children: Takes a container, returns its children by name. If `final`, the
         values are their states rather than the children.
       make: Takes a template container and new children by name, returns a new container.
-      in_words: Describes a difference as flax does.
-      more_allowed: Whether a state may have children that a template lacks.
-      upgrade: Converts a state of an older form to the present one.
-      final: Whether handlers of the program convert the whole subtree by themselves; `make` takes
-        the state then.
-      open: `children` and `make` of one container at once, where that saves work.
+      in_words: Describes a difference in flax's words.
+      more_allowed: Whether a state may have children that the template lacks.
+      upgrade: Converts a state from an older form to the current one.
+      final: Whether a handler of the program converts the whole subtree; `make` then takes its
+        state.
+      open: Returns `children` and `make` of one container at once, if that saves work.
     """
 
     children: Callable[[Any], Any]
@@ -54,15 +54,15 @@ class NodeKind(NamedTuple):
     open: Callable[[Any], tuple[dict[str, Any], Callable[[dict[str, Any]], Any]]] | None = None
 
     def opened(self, value: Any) -> tuple[dict[str, Any], Callable[[dict[str, Any]], Any]]:
-        """Returns the children of a template, and a function that makes a container of new ones."""
+        """Returns the children of a template, and a function that rebuilds it with new children."""
         if self.open is not None:
             return self.open(value)
         return self.children(value), functools.partial(self.make, value)
 
 
 def check_unique_keys(mapping: Mapping[Any, Any]) -> None:
-    """Raises a ValueError unless the keys are distinct as strings."""
-    # A subclass may have a `len` of its own.
+    """Raises a ValueError if two keys are equal as strings."""
+    # A subclass may override `len`.
     keys = list(mapping)
     strings = {str(key) for key in keys}
     if len(strings) != len(keys):
@@ -77,13 +77,13 @@ def is_namedtuple(ty: type) -> bool:
 
 
 def namedtuple_of(ty: Any, values: Iterable[Any]) -> Any:
-    """Makes a namedtuple of these elements.
+    """Builds a namedtuple from its elements.
 
-    It calls `_make` only if the program has written one: that of `collections` calls `len`, which
-    the type may have overridden, and files name types of libraries.
+    It calls `_make` only if the program overrides it: `_make` of `collections` calls `len`, which
+    the type may override, and files may name types of libraries.
 
     Raises:
-      TypeError: If the number of elements is not that of the fields.
+      TypeError: If the number of elements differs from the number of fields.
     """
     make = getattr(ty, "_make", None)
     if make is not None and not is_from(make, "collections") and library_of_type(ty) is None:
@@ -91,7 +91,7 @@ def namedtuple_of(ty: Any, values: Iterable[Any]) -> Any:
     made = tuple.__new__(ty, values)
     if tuple.__len__(made) != len(ty._fields):
         fields = f"{len(ty._fields)} fields"
-        raise TypeError(f"{ty.__name__} has {fields}, and there are {tuple.__len__(made)} values")
+        raise TypeError(f"{ty.__name__} has {fields}, got {tuple.__len__(made)} values")
     return made
 
 
@@ -99,7 +99,7 @@ def namedtuple_of(ty: Any, values: Iterable[Any]) -> Any:
 
 
 def dict_children(mapping: Mapping[Any, Any]) -> dict[str, Any]:
-    """Returns the items of a mapping by the text of their keys."""
+    """Returns the items of a mapping, with keys as strings."""
     check_unique_keys(mapping)
     return {str(key): value for key, value in mapping.items()}
 
@@ -107,9 +107,9 @@ def dict_children(mapping: Mapping[Any, Any]) -> dict[str, Any]:
 def _make_dict(target: Any, new: dict[str, Any]) -> Any:
     if type(target) is dict:
         return {key: new[str(key)] for key in target}
-    # A copy keeps what a subclass has beside its items, such as a default factory.
+    # A copy keeps other attributes of a subclass, such as a default factory.
     made = _copied(target)
-    # The methods of a subclass may do more than set (Counter adds on update), or refuse it.
+    # The methods of a subclass may do more than set items (Counter adds on update), or raise.
     ordered = isinstance(target, collections.OrderedDict)
     put: Any = collections.OrderedDict.__setitem__ if ordered else dict.__setitem__
     for key, _ in target.items():
@@ -118,7 +118,7 @@ def _make_dict(target: Any, new: dict[str, Any]) -> Any:
 
 
 def _copied(target: Any) -> Any:
-    """Copies a dict or list of a subclass; without the items if that fails."""
+    """Copies a dict or list of a subclass; without its items if copying fails."""
     try:
         return copy.copy(target)
     except Exception:  # code of the program may raise anything
@@ -142,7 +142,7 @@ def dict_in_words(found: Difference) -> str:
 
 
 def list_children(sequence: Any) -> dict[str, Any]:
-    """Returns the elements of a sequence by the text of their indices."""
+    """Returns the elements of a sequence, with indices as strings."""
     return {str(index): child for index, child in enumerate(sequence)}
 
 
@@ -236,9 +236,9 @@ def data_fields(value: Any) -> list[str]:
 
 
 def make_dataclass(target: Any, new: dict[str, Any]) -> Any:
-    """Returns a dataclass with new values in some fields, and the template's in the others."""
-    # Neither __init__ nor __post_init__ runs: the fields were saved, and other attributes of the
-    # template, such as cached properties, belong to the template.
+    """Returns a copy of a dataclass with new values in some fields."""
+    # Runs neither __init__ nor __post_init__: the fields were saved after these. Other attributes,
+    # such as cached properties, stay with the template.
     made = object.__new__(type(target))
     for field in dataclasses.fields(target):
         if field.name in new:
@@ -286,19 +286,19 @@ def _field_names(ty: Any) -> list[str]:
 
 
 def from_fields(ty: Any, fields: dict[str, Any]) -> Any:
-    """Makes a dataclass or namedtuple of fields; those that are missing get their defaults."""
-    if type(fields) is not dict:  # look-ups in others may take long
-        raise ValueError(f"fields by name are needed, not a {type(fields).__name__}")
+    """Builds a dataclass or namedtuple from fields; missing fields get their defaults."""
+    if type(fields) is not dict:  # lookups in other types may be slow
+        raise ValueError(f"expected a dict of fields, found {type(fields).__name__}")
     names = _field_names(ty)
     defaults = {name: default_of(ty, name) for name in names if name not in fields}
     if not fields.keys() <= set(names) or not all(defaults.values()):
-        raise ValueError(f"it has the fields {sorted(names)}, not {sorted(fields)}")
+        raise ValueError(f"expected the fields {sorted(names)}, found {sorted(fields)}")
     found = {name: fields[name] if name in fields else defaults[name][0]() for name in names}
     is_tuple = issubclass(ty, tuple)
     return namedtuple_of(ty, found.values()) if is_tuple else with_attributes(ty, found)
 
 
-# The factories that a file may have called by naming a type: they take no time and no memory.
+# The default factories that a file may cause to run by naming a type: they are cheap.
 _FACTORIES: tuple[Any, ...] = (
     *(None, bool, int, float, complex, str, bytes),
     *(tuple, list, dict, set, frozenset),
@@ -306,14 +306,14 @@ _FACTORIES: tuple[Any, ...] = (
 
 
 def is_inert_factory(factory: Any) -> bool:
-    """Returns whether a file may have a default factory called."""
+    """Returns whether a file may cause a default factory to run."""
     return any(factory is known for known in _FACTORIES)
 
 
 def default_of(ty: Any, name: str) -> list[Callable[[], Any]]:
-    """Returns a list of the factory of a field's default, empty if it has none.
+    """Returns the factory of a field's default in a list, which is empty if there is none.
 
-    A factory that a library has written counts as none: a file without the field would call it.
+    Factories of libraries are ignored, since a file without the field would call them.
     """
     named: dict[str, Any] = getattr(ty, "_field_defaults", {})
     if name in named:
@@ -330,18 +330,18 @@ def default_of(ty: Any, name: str) -> list[Callable[[], Any]]:
 
 
 def is_generated(function: Any) -> bool:
-    """Returns whether `dataclasses` has written a function: it stores or compares fields."""
+    """Returns whether `dataclasses` generated a function, which only stores or compares fields."""
     return getattr(getattr(function, "__code__", None), "co_filename", "") == "<string>"
 
 
 def has_setter(ty: type, name: str) -> bool:
-    """Returns whether code of a type runs when an attribute is set; slots are none."""
+    """Returns whether setting an attribute runs code of the type; slots do not."""
     found = next((vars(base)[name] for base in ty.__mro__ if name in vars(base)), None)
     return hasattr(type(found), "__set__") and not isinstance(found, MemberDescriptorType)
 
 
 def with_attributes(ty: type, attributes: dict[str, Any]) -> Any:
-    """Makes an object with these attributes without running code of its type."""
+    """Creates an object with attributes, without running code of its type."""
     new: Any = object.__new__(ty)
     for name, value in attributes.items():
         object.__setattr__(new, name, value)

@@ -1,7 +1,7 @@
-"""The functions that convert a type to a state dict and back, from several registries.
+"""Finds the functions that convert a type to a state dict and back, in several registries.
 
-Handlers that were registered with treepack come first, then flax's, then those of the two
-registries of eformer. Only libraries that the program has imported count.
+Handlers of treepack come first, then flax's, then those in the two registries of eformer. Only
+libraries that the program has imported are searched.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from treepack._src.interop.jax import is_partial_type
 
 
 class Handlers(NamedTuple):
-    """The two functions that are registered for a type.
+    """The two functions registered for a type.
 
     Attributes:
       to_state: Takes an object, returns its state.
@@ -30,7 +30,7 @@ class Handlers(NamedTuple):
 
 _CONTAINERS: frozenset[type] = frozenset({dict, list, tuple})
 
-# Types that the native walk handles by itself unless they have a handler.
+# Types that the native walk handles without Python unless they have a handler.
 _WALKED_NATIVELY: frozenset[type] = frozenset(
     {dict, list, tuple, str, bytes, int, float, bool, complex, type(None), np.ndarray}
 )
@@ -41,8 +41,8 @@ _REGISTRY = "_STATE_DICT_REGISTRY"
 
 _handlers: dict[type, Handlers] = {}
 
-# Per module: how many types have handlers, and those of builtin containers, when it last overrode
-# no type that is walked natively.
+# Per module: the number of types with handlers, and the handlers of builtin containers, when the
+# module last overrode no natively walked type.
 _default: dict[str, tuple[Any, ...]] = {}
 
 
@@ -55,15 +55,15 @@ def register_serialization_state(
     """Registers functions that convert objects of a type to a state dict and back.
 
     Args:
-      ty: The type. Subclasses are not covered.
-      ty_to_state_dict: Takes an instance, returns its state: a dict with string
-        keys. It may call `to_state_dict` on parts of the instance.
-      ty_from_state_dict: Takes an instance as the template and a state, and
-        returns a new instance. It may call `from_state_dict` on parts of them.
+      ty: The type. Subclasses must be registered separately.
+      ty_to_state_dict: Takes an instance, returns its state: a dict with string keys. May call
+        `to_state_dict` on parts of the instance.
+      ty_from_state_dict: Takes an instance as the template and a state, returns a new instance. May
+        call `from_state_dict` on parts of them.
       override: Whether to replace an existing handler, including flax's.
 
     Raises:
-      ValueError: If there is one and `override` is false.
+      ValueError: If the type has a handler and `override` is false.
 
     Examples:
       >>> import treepack
@@ -80,14 +80,17 @@ def register_serialization_state(
     if override:
         _handlers[ty] = new
         return
-    # Of threads that register one type at once, one is the first.
+    # Only one of several threads that register a type at once succeeds.
     known = is_builtin(ty) or ty in _registry_of("flax.serialization")
     if known or _handlers.setdefault(ty, new) is not new:
-        raise ValueError(f'a serialization handler for "{ty.__name__}" is already registered')
+        raise ValueError(
+            f'a serialization handler for "{ty.__name__}" is already registered: pass '
+            "override=True to replace it"
+        )
 
 
 def is_builtin(ty: type) -> bool:
-    """Returns whether a type needs no handler, because the walk knows it.
+    """Returns whether a type needs no handler, because the walk handles it.
 
     Registering one requires `override=True`, as in flax.
     """
@@ -95,7 +98,7 @@ def is_builtin(ty: type) -> bool:
 
 
 def find(ty: type) -> Handlers | None:
-    """Returns the handlers that the program has registered for a type, in any registry."""
+    """Returns the handlers of a type from any registry, or `None`."""
     own = _handlers.get(ty)
     if own is not None:
         return own
@@ -109,7 +112,7 @@ def find(ty: type) -> Handlers | None:
 def overridden() -> list[type]:
     """Returns the natively walked types that have handlers."""
     found = _walked_natively(_handlers) if _handlers else None
-    # This runs in every call, nearly always with the same result.
+    # Runs in every call, nearly always with the same result.
     modules = sys.modules
     for module in _FOREIGN:
         registry = getattr(modules[module], _REGISTRY, None) if module in modules else None
@@ -133,7 +136,7 @@ def overridden() -> list[type]:
 
 
 def _overridden_in(module: str, registry: dict[Any, Any]) -> set[type]:
-    """Returns the natively walked types with handlers in a registry that are not its own."""
+    """Returns the natively walked types whose handlers a registry did not define itself."""
     return {
         ty
         for ty in _walked_natively(registry)
@@ -142,7 +145,7 @@ def _overridden_in(module: str, registry: dict[Any, Any]) -> set[type]:
 
 
 def _walked_natively(registry: dict[type, Any]) -> set[type]:
-    """Returns the natively walked types in a registry, to which others may add meanwhile."""
+    """Returns the natively walked types in a registry, to which other threads may add."""
     return {ty for ty in _WALKED_NATIVELY if ty in registry}
 
 
@@ -180,6 +183,6 @@ def _foreign() -> Iterator[tuple[str, dict[Any, Any]]]:
 
 
 def _registry_of(module: str) -> dict[Any, Any]:
-    """Returns the registry of a module; an empty one if it has none or is not imported."""
+    """Returns the registry of a module; an empty dict if it has none or is not imported."""
     registry: dict[Any, Any] = getattr(sys.modules.get(module), _REGISTRY, {})
     return registry

@@ -1,4 +1,4 @@
-"""Describes trees, and whether they can be saved, without saving them."""
+"""Describes trees and checks whether they can be saved, without saving them."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from treepack._src.pytree.state_dict import is_serializable
 
 
 def validate_serializable(pytree: Any) -> tuple[bool, list[str]]:
-    """Checks whether a whole tree can be saved, and if not, why.
+    """Checks whether a tree can be saved, and lists the reasons if it cannot.
 
     Args:
       pytree: Any tree.
 
     Returns:
-      Whether it can, and a list of issues, each of the form `path: reason`.
+      Whether the tree can be saved, and a list of issues of the form `path: reason`.
 
     Examples:
       >>> import treepack
@@ -31,15 +31,15 @@ def validate_serializable(pytree: Any) -> tuple[bool, list[str]]:
 
 
 def get_serialization_info(pytree: Any) -> dict[str, Any]:
-    """Describes a tree.
+    """Returns statistics of a tree.
 
     Args:
-      pytree: Any pytree of JAX.
+      pytree: Any JAX pytree.
 
     Returns:
-      A dict with `num_leaves`, `tree_structure` (as text), `total_elements` (a leaf
-      without a shape counts as one), `memory_bytes`, `is_serializable` (of the
-      outermost container) and `dtypes` (a list of names, sorted).
+      A dict with `num_leaves`, `tree_structure` (a string), `total_elements` (a leaf without a
+      shape counts as one), `memory_bytes`, `is_serializable` (of the outermost container) and
+      `dtypes` (a sorted list of names).
 
     Examples:
       >>> import numpy as np, treepack

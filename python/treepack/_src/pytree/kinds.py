@@ -1,20 +1,20 @@
-"""Finds the kind of a container: how to get its children by name, and how to make it from others.
+"""Finds the kind of a container, which splits it into children by name and rebuilds it.
 
-`kind_of` looks for it in this order:
+`kind_of` searches in this order:
 
 1. handlers registered with treepack, flax or eformer (`handlers.py`)
 2. dict, list, tuple and the like (`containers.py`), `jax.tree_util.Partial`
-3. namedtuples, unless JAX knows them as nodes of its registry
+3. namedtuples, unless they are registered with JAX
 4. nodes of JAX's pytree registry
 5. subclasses of dict and list
 6. dataclasses, except those that describe an array
 
-The handlers of flax for structs and FrozenDicts convert their children with flax. They are
-bypassed here, so that the children may be anything.
+flax's handlers for structs and FrozenDicts convert the children with flax. They are bypassed here,
+so that children of any type work.
 
-Functions in equinox modules are code and not state: a function that is a child of a module, or
-lies in its lists, tuples and dicts, is not saved as a leaf; it comes from the template, or is
-static data. `split` takes them out.
+Functions in equinox modules are code, not state: a function that is a child of a module, or inside
+of its lists, tuples and dicts, is not saved as a leaf. It is static data, or comes from the
+template. `split` separates them.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ PYTREE = NodeKind(
     open=_open,
 )
 
-# `jax.tree_util.Partial`, as flax names its children.
+# `jax.tree_util.Partial`, with flax's names for its children.
 PARTIAL = NodeKind(
     lambda partial: {"args": partial.args, "keywords": partial.keywords},
     lambda partial, new: type(partial)(partial.func, *new["args"], **new["keywords"]),
@@ -99,7 +99,7 @@ class Pruned:
         self.container = container
 
     def children(self) -> dict[str, Any]:
-        """Returns the other children, by name."""
+        """Returns the children that are not functions, by name."""
         return _split(_items(self.container))[0]
 
     def functions(self) -> dict[str, Any]:
@@ -118,7 +118,7 @@ class Pruned:
 
 
 def joined(ty: type, keys: list[Any], values: list[Any]) -> Any:
-    """Makes a list, tuple or dict."""
+    """Builds a list, tuple or dict."""
     return dict(zip(keys, values, strict=True)) if ty is dict else ty(values)
 
 
@@ -166,7 +166,7 @@ _OF_FLAX: dict[str, NodeKind] = {
     ),
 }
 
-# The kinds of types, which change only with handlers. Threads may find the same at once.
+# The kinds of types, which change only with handlers. Threads may add the same entry at once.
 _known: weakref.WeakKeyDictionary[type, NodeKind] = weakref.WeakKeyDictionary()
 
 
@@ -184,7 +184,11 @@ def kind_of(value: Any) -> NodeKind | None:
     if known is not None:
         return known
     kind = _without_handlers(value)
-    if kind in (PARTIAL, NAMEDTUPLE, PYTREE):  # other types may be registered with JAX later
+    if kind in (
+        PARTIAL,
+        NAMEDTUPLE,
+        PYTREE,
+    ):  # not cached: other types may be registered with JAX later
         _known[ty] = kind
     return kind
 
@@ -214,9 +218,9 @@ def _without_handlers(value: Any) -> NodeKind | None:
 
 
 def describes_array(value: Any) -> bool:
-    """Returns whether a dataclass stands for an array: its fields include a shape and a dtype.
+    """Returns whether a dataclass describes an array: its fields include a shape and a dtype.
 
-    Templates have such leaves, as those of Orbax. A dtype that is a string may be a setting.
+    Templates have such leaves, for example Orbax's. A dtype that is a string may be a setting.
     """
     if not dataclasses.is_dataclass(value) or not {"shape", "dtype"} <= {*data_fields(value)}:
         return False
@@ -225,7 +229,7 @@ def describes_array(value: Any) -> bool:
 
 
 def is_plain_namedtuple(ty: type) -> bool:
-    """Returns whether a type is a namedtuple without a registration of its own in JAX."""
+    """Returns whether a type is a namedtuple that is not registered with JAX."""
     return is_namedtuple(ty) and _jax.is_plain_namedtuple(ty)
 
 

@@ -1,7 +1,7 @@
 """Classifies leaves, and brings their bytes to host memory.
 
-The native walk knows the builtin Python types and NumPy arrays by itself. For any
-other type it calls `classify`, once per call.
+The native walk handles builtin Python types and NumPy arrays. For any other type it calls
+`classify`, once per call.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _BUILTIN = (str, bytes, int, float, bool, complex, type(None))
 
 
 def classify(value: Any) -> Class:
-    """Returns the class of a value, which depends on its type alone."""
+    """Returns the class of a value, which depends only on its type."""
     if msgpack.is_ext(value):
         return Class.EXT
     if msgpack.is_timestamp(value):
@@ -45,7 +45,7 @@ def classify(value: Any) -> Class:
     if isinstance(value, Deferred):
         return Class.DEFERRED
     if flax.is_graph_definition(value):
-        return Class.CODE  # it has no leaves, so nothing of it would be saved
+        return Class.CODE  # it has no leaves, so a save would store nothing
     if kind_of(value) is not None:
         return Class.NODE
     if isinstance(value, np.ma.MaskedArray):
@@ -62,7 +62,7 @@ def classify(value: Any) -> Class:
         return Class.BYTES_LIKE
     if is_function(value) and not isinstance(value, (type, enum.Enum)):
         return Class.CODE
-    if is_marker(value):  # or another object of its type, which is refused later
+    if is_marker(value):  # or another object of its type, which raises later
         return Class.CODE
     if left_out() == "skip" and not isinstance(value, _BUILTIN) and not _jax.is_tracer(value):
         return Class.CODE
@@ -70,7 +70,7 @@ def classify(value: Any) -> Class:
 
 
 def explain(value: Any) -> str:
-    """Explains why a value cannot be a leaf, with a remedy."""
+    """Returns why a value cannot be a leaf, with a remedy."""
     ty = type(value)
     name = ty.__qualname__ if ty.__module__ == "builtins" else f"{ty.__module__}.{ty.__qualname__}"
     text = f"cannot serialize a leaf of type {name}"
@@ -100,10 +100,10 @@ def explain(value: Any) -> str:
 
 
 def as_plain(value: Any) -> str | None:
-    """Returns how a configuration of a well-known type becomes a dict, or `None`."""
+    """Returns an expression that converts a configuration of a known type to a dict, or `None`."""
     if _is_namespace(value) or isinstance(value, types.SimpleNamespace):
         return "vars(...) of it"
-    methods = ("model_dump", "to_dict")  # of pydantic's models, of ConfigDict
+    methods = ("model_dump", "to_dict")  # pydantic's models, ConfigDict
     found = next((name for name in methods if callable(getattr(type(value), name, None))), None)
     return None if found is None else f"its .{found}()"
 
@@ -114,9 +114,9 @@ _is_partition_spec = instance_of("jax.sharding", "PartitionSpec")
 
 
 def _hint(value: Any) -> str | None:
-    """Returns a remedy for values that are often found among leaves."""
+    """Returns a remedy for values that are common among leaves, or `None`."""
     if isinstance(value, (np.dtype, type)):
-        return "a dtype or class is no leaf; save its name"
+        return "a dtype or class is not a leaf; save its name"
     if isinstance(value, (datetime.datetime, datetime.date)):
         return "save its .isoformat()"
     if isinstance(value, datetime.timedelta):
@@ -129,13 +129,13 @@ def _hint(value: Any) -> str | None:
         return "save tuple(...) of it, or pass it as metadata="
     if _jax.is_abstract(value):
         return (
-            "it has no values, as those of jax.eval_shape: save the arrays that the function "
+            "it has no values, like results of jax.eval_shape: save the arrays that the function "
             "itself returns, or pass the tree as metadata="
         )
     if describes_array(value):
         return "it describes an array and has no values: save the array"
     if isinstance(getattr(type(value), "value", None), property):
-        return "its data are in .value, where JAX does not see them; save that"
+        return "its data are in .value, where JAX does not see them: save the .value"
     if _jax.is_treedef(value):
         return "a PyTreeDef is structure; save the tree itself"
     if callable(value) and hasattr(value, "__name__"):
@@ -146,12 +146,12 @@ def _hint(value: Any) -> str | None:
     return None
 
 
-# jax keeps these packed, and NumPy does not, so there is nothing to view.
+# JAX stores these packed, and NumPy does not, so they cannot be viewed.
 _PACKED = {"int2", "uint2", "int4", "uint4", "float4_e2m1fn"}
 
 
 def host_view(array: jax.Array) -> np.ndarray | None:
-    """Returns a view of an array that is one block of host memory; otherwise `None`."""
+    """Returns a view of an array in one block of host memory, or `None`."""
     devices = array.devices()
     if len(devices) != 1 or next(iter(devices)).platform != "cpu":
         return None
@@ -164,14 +164,14 @@ def host_view(array: jax.Array) -> np.ndarray | None:
 def abstract(
     shape: tuple[int, ...], dtype: np.dtype, weak_type: bool = False, sharding: Any = None
 ) -> jax.ShapeDtypeStruct:
-    """Returns the `ShapeDtypeStruct` of an array that is not read."""
+    """Returns the `ShapeDtypeStruct` of an array without reading it."""
     struct = _jax.needed("arrays that are not read are jax.ShapeDtypeStructs").ShapeDtypeStruct
     sharding = fitting(sharding, shape)
     return struct(shape, dtype, weak_type=weak_type, sharding=sharding)  # type: ignore[no-any-return]
 
 
 def start_transfer(array: jax.Array) -> list[tuple[list[int], jax.Array]]:
-    """Begins to copy an array to host memory.
+    """Starts to copy an array to host memory.
 
     Returns:
       Its distinct shards, each with the index of its first element; for `finish_transfer`.
@@ -202,10 +202,9 @@ def _shards(array: jax.Array) -> list[tuple[list[int], jax.Array]]:
 
 
 def _unshared(array: jax.Array) -> jax.Array:
-    """Returns another object for an array on one device, in the same memory.
+    """Returns a new object for an array on one device, with the same memory.
 
-    jax caches the host copy of an array in its object. This object, and the copy with it, is
-    dropped after use.
+    JAX caches the host copy of an array in its object; dropping this object also drops the copy.
     """
     import jax
 

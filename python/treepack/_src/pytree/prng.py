@@ -1,4 +1,4 @@
-"""Typed PRNG keys (`jax.random.key`), which have no bytes of their own.
+"""Encodes typed PRNG keys (`jax.random.key`), which have no bytes of their own.
 
 A key array is written as `{'__prng_key__': impl, 'data': uint32 array}`: the
 name of its implementation and its `jax.random.key_data`.
@@ -25,7 +25,7 @@ def is_key(value: object) -> bool:
 
 
 def is_key_like(value: object) -> bool:
-    """Returns whether a value is a typed PRNG key array, or the abstract form of one."""
+    """Returns whether a value is a typed PRNG key array or its abstract form."""
     if not _jax.is_abstract(value):
         return False
     import jax
@@ -37,7 +37,7 @@ def unwrap(key: jax.Array) -> tuple[str, jax.Array]:
     """Returns the name of the implementation of a key array, and its data.
 
     Raises:
-      TypeError: If the implementation has no name to find it by.
+      TypeError: If the implementation has no name.
     """
     import jax
 
@@ -48,10 +48,10 @@ def unwrap(key: jax.Array) -> tuple[str, jax.Array]:
 
 
 def wrap(impl: Any, data: Any) -> jax.Array | jax.ShapeDtypeStruct | None:
-    """Makes a key array from the parts that `unwrap` returns.
+    """Builds a key array from the parts that `unwrap` returns.
 
     Returns:
-      The key array; `None` if the parts do not fit, or JAX is not installed.
+      The key array; `None` if the parts are invalid, or JAX is not installed.
     """
     if not isinstance(impl, str) or getattr(data, "dtype", None) != np.uint32:
         return None
@@ -62,7 +62,7 @@ def wrap(impl: Any, data: Any) -> jax.Array | jax.ShapeDtypeStruct | None:
     if isinstance(data, jax.ShapeDtypeStruct):
         return _abstract(impl, data.shape)
     try:
-        # A copy, because jax may keep the memory, which may be a buffer of the program.
+        # A copy, because JAX may keep the memory, which may be a buffer of the program.
         copied = np.array(data)
         known = _implementation(impl) if _wrapped.get(impl, 0) >= _FEW else None
         if known is not None and copied.shape == known[1]:
@@ -74,16 +74,16 @@ def wrap(impl: Any, data: Any) -> jax.Array | jax.ShapeDtypeStruct | None:
     return key
 
 
-# The number of key arrays that have been wrapped, by implementation.
+# The number of wrapped key arrays, by implementation.
 _wrapped: dict[str, int] = {}
 
-# After so many, compiling `_identity` pays for single keys.
+# The number of single keys after which compiling `_identity` pays off.
 _FEW = 64
 
 
 @functools.cache
 def _identity() -> Any:
-    """Returns the compiled identity: by far the fastest way from NumPy to an array of jax."""
+    """Returns the compiled identity: by far the fastest conversion from NumPy to a JAX array."""
     import jax
 
     return jax.jit(lambda data: data)
@@ -105,12 +105,12 @@ def _abstract(impl: str, shape: tuple[int, ...]) -> jax.ShapeDtypeStruct | None:
 
 @functools.lru_cache(maxsize=256)
 def _implementation(impl: str) -> tuple[Any, tuple[int, ...]] | None:
-    """Returns the dtype of keys and the shape of one key's data, for which JAX is slow."""
+    """Returns the dtype of keys and the shape of one key's data; cached, since JAX is slow."""
     import jax
 
     try:
-        # `eval_shape` is slow for unknown names. This raises a ValueError for them, and a TypeError
-        # for the others, since the seed is none.
+        # `eval_shape` is slow for unknown names. This call raises a ValueError for them, and a
+        # TypeError for known names, since the seed is invalid.
         jax.random.key(np.zeros(1), impl=impl)
     except ValueError:
         return None

@@ -1,4 +1,4 @@
-"""State dicts: trees of any containers as nested dicts with string keys."""
+"""Converts trees of any containers to state dicts: nested dicts with string keys."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from treepack.errors import StateDictKeyError
 def to_state_dict(target: Any) -> Any:
     """Returns the state of a tree: nested dicts with string keys.
 
-    Lists and tuples become dicts with the keys `'0'`, `'1'`, ...; namedtuples,
-    dataclasses and registered pytree nodes become dicts of their fields. Leaves are
-    returned as they are. The target is not changed.
+    Lists and tuples become dicts with the keys `'0'`, `'1'`, ...; namedtuples, dataclasses and
+    registered pytree nodes become dicts of their fields. Leaves are returned unchanged. The target
+    is not modified.
 
     Args:
       target: Any tree.
@@ -24,7 +24,7 @@ def to_state_dict(target: Any) -> Any:
       The state dict, or the target itself if it is a leaf.
 
     Raises:
-      ValueError: If keys of a dict are equal as strings.
+      ValueError: If a dict has two keys that are equal as strings.
       StateDictKeyError: If a registered handler returns keys that are not strings.
 
     Examples:
@@ -43,8 +43,8 @@ def to_state_dict(target: Any) -> Any:
 def is_serializable(target: Any) -> bool:
     """Returns whether a type, or the type of an object, is a container that can be saved.
 
-    As in flax, this is false for arrays and numbers: they are leaves, which need no handler. See
-    `validate_serializable` for whether a whole tree can be saved.
+    As in flax, this is false for arrays and numbers, which are leaves and need no handler.
+    `validate_serializable` checks a whole tree.
 
     Examples:
       >>> import treepack
@@ -60,8 +60,7 @@ def expand(node: Any) -> tuple[Any, bool]:
     """Expands one level of a container for the native walk.
 
     Returns:
-      The children by name and false; or the complete state, made by a registered
-      handler, and true.
+      The children by name and `False`; or the complete state from a registered handler and `True`.
     """
     kind = kind_of(node)
     if kind is None:
@@ -83,13 +82,13 @@ _NOTHING = object()
 
 
 def map_leaves(f: Callable[[Any], Any], state: Any, absent: Any = _NOTHING) -> Any:
-    """Returns a state with `f(leaf)` for each leaf, in dicts, lists and tuples of its own.
+    """Returns a new state with `f(leaf)` in place of each leaf.
 
-    Children of dicts that are `absent` then are left out, and so are dicts of nothing else.
+    Leaves out children of dicts that become `absent`, and dicts with only such children.
     """
     ty = type(state)
     if ty is dict:
-        found = {}  # no comprehension: this goes as deep as a tree
+        found = {}  # no comprehension: it would add a frame per level
         for key, child in state.items():
             made = map_leaves(f, child, absent)
             if made is not absent:
@@ -111,7 +110,7 @@ def leaf_paths(tree: Any, path: str | _paths.Trail) -> Iterator[str]:
 def state_leaves(
     state: Any, path: _paths.Trail, *, ends: bool = False
 ) -> Iterator[tuple[_paths.Trail, Any]]:
-    """Yields the leaves of a state at a path, with their paths; with `ends` empty dicts, too."""
+    """Yields the paths and leaves of a state at a path; with `ends`, also empty dicts."""
     if not isinstance(state, Mapping) or (ends and not state):
         yield path, state
         return
@@ -120,7 +119,7 @@ def state_leaves(
 
 
 def leaves_of(node: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Yields the leaves of a tree, with their paths in a state dict."""
+    """Yields the paths, as in a state dict, and leaves of a tree."""
     kind = kind_of(node)
     if kind is None:
         yield path, node
@@ -130,7 +129,7 @@ def leaves_of(node: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...
     except Exception:
         if not kind.final:
             raise
-        yield path, node  # a template for which its handler fails
+        yield path, node  # a template for which the handler fails
         return
     if kind.final and not isinstance(children, Mapping):
         yield path, children

@@ -1,1 +1,1 @@
-"""Whatever has a name in files: types of nodes, static data, functions."""
+"""Names in files: for node types, static data and functions."""

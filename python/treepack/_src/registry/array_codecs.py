@@ -1,4 +1,4 @@
-"""Codecs for dtypes, arrays and types among static data; `codecs.py` has their rows."""
+"""Encodes dtypes, arrays and types in static data; `codecs.py` lists these codecs."""
 
 from __future__ import annotations
 
@@ -16,10 +16,9 @@ from treepack._src.printable import short_repr
 from treepack._src.pytree.leaves import as_plain
 from treepack._src.registry.codec import as_parts, counts, found_in, one
 from treepack._src.registry.libraries import find, library_name
-from treepack._src.registry.names import default_name, function_name
-from treepack.errors import UnregisteredTypeError
+from treepack._src.registry.names import default_name, function_name, not_registered
 
-# JAX compares and hashes static data; larger arrays belong into leaves.
+# JAX compares and hashes static data; larger arrays should be leaves.
 MAX_ARRAY_BYTES = 64 << 10
 
 # The limit of NumPy.
@@ -29,7 +28,7 @@ MOST_DIMENSIONS = 64
 def dtype_of(name: str) -> np.dtype:
     dtype = _dtypes.resolve(one(str, name).encode())
     if dtype is None:
-        raise ValueError(f"{name!r} is no dtype that an array can have")
+        raise ValueError(_dtypes.unsupported(name))
     return dtype
 
 
@@ -37,7 +36,7 @@ def dtype_name(dtype: np.dtype) -> str:
     name, native = _dtypes.describe(dtype)
     if name is None or not native:
         raise TypeError(
-            f"the dtype {dtype!r} cannot be saved as static data; save the array's .tolist()"
+            f"the dtype {dtype!r} cannot be saved as static data: save the array's .tolist()"
         )
     return name
 
@@ -54,7 +53,8 @@ def array_of(parts: tuple[str, tuple[int, ...], bytes]) -> np.ndarray:
     sizes = counts(shape)
     if len(sizes) > MOST_DIMENSIONS or math.prod(sizes) * dtype.itemsize != len(content):
         raise ValueError(
-            f"{len(content)} bytes do not make an array of {name} with the shape {shape}"
+            f"size mismatch: an array of dtype {name} and shape {shape} cannot have "
+            f"{len(content)} bytes"
         )
     return np.frombuffer(content, dtype).reshape(sizes).copy()
 
@@ -76,7 +76,7 @@ _TYPES: dict[str, type] = {
     )
 }
 
-# Classes of these modules are found by their public names: kinds of variables, of results.
+# Modules whose classes are found by public names, such as kinds of variables and results.
 _MODULES = ("flax.nnx", "diffrax", "lineax", "optimistix")
 
 
@@ -84,7 +84,7 @@ def type_parts(ty: type) -> tuple[str, str]:
     if _TYPES.get(ty.__name__) is ty:
         return "builtins", ty.__name__
     jax = imported("jax")
-    # jnp.float32 and its like are types of their own.
+    # jnp.float32 and similar are separate types.
     if jax is not None and getattr(jax.numpy, ty.__name__, None) is ty:
         return "jax.numpy", ty.__name__
     if issubclass(ty, np.generic) and np.dtype(ty).type is ty:
@@ -111,7 +111,7 @@ def type_of(parts: tuple[str, str]) -> Any:
     if module == "library":
         node = find(name)
         if node is None:
-            raise UnregisteredTypeError(f"there is no type {name!r} here; import its library", name)
+            raise not_registered("type", name, "import its library")
         return node
     if module in _MODULES and not name.startswith("_"):
         found = found_in(module, name)
@@ -121,7 +121,7 @@ def type_of(parts: tuple[str, str]) -> Any:
 
 
 def refusal(value: Any) -> str:
-    """Returns the reason why a value cannot be saved, and the remedy."""
+    """Returns why a value cannot be saved, with a remedy."""
     text = f"static data of type {default_name(type(value))} cannot be saved: {short_repr(value)}"
     if type(value) is np.ndarray:
         return f"{text}; arrays in static data may have up to {MAX_ARRAY_BYTES} bytes"

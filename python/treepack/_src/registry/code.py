@@ -1,9 +1,9 @@
-"""Which values are code: only the program can make them, and they have no data to lose.
+"""Decides which values are code: only the program can make them, and they hold no data.
 
 Functions, classes, modules, definitions of models and objects of libraries are code. So are other
-callables, methods, namedtuples and dataclasses that consist of nothing else, such as the optimizers
-of optax. The numbers that a function closes over are constants of its code. Arrays are data,
-except in the closures of libraries, such as those of optax's schedules.
+callables, methods, namedtuples and dataclasses that consist only of code, such as optax's
+optimizers. Numbers that a function closes over are constants of its code. Arrays are data, except
+in closures of libraries, such as optax's schedules.
 """
 
 from __future__ import annotations
@@ -32,7 +32,10 @@ from treepack._src.registry.definitions import attributes, slots_of
 
 _DEFINITIONS = (
     *(type, types.ModuleType, types.FunctionType, types.GenericAlias, inspect.Signature),
-    *(type(functools.lru_cache(len)), type(datetime.datetime_CAPI)),  # pybind11's functions have it
+    *(
+        type(functools.lru_cache(len)),
+        type(datetime.datetime_CAPI),
+    ),  # the type of pybind11's functions
 )
 
 _PLAIN = frozenset({str, bytes, int, float, bool, complex, type(None), types.FunctionType})
@@ -44,7 +47,7 @@ _BOUND = (
 
 
 def is_code(value: Any) -> bool:
-    """Returns whether a value is code: only the program can make it, and it has no data to lose."""
+    """Returns whether a value is code: only the program can make it, and it holds no data."""
     if callable(value) or isinstance(value, (types.ModuleType, inspect.Signature)):
         return all(_parts(part) is not None for part in _walk(value, _parts))
     if flax.is_graph_definition(value) or flax.is_linen_module(value) or is_marker(value):
@@ -73,7 +76,7 @@ def check_is_tree(target: Any) -> None:
         remedy = "pass a tree of arrays, or register its type with treepack.register_node"
     else:
         return
-    raise TypeError(f"the target is a {ty.__name__} ({name}), not a tree: {remedy}")
+    raise TypeError(f"the target must be a tree, got a {ty.__name__} ({name}): {remedy}")
 
 
 def _is_unknown(value: Any) -> bool:
@@ -84,11 +87,11 @@ def _is_unknown(value: Any) -> bool:
 
 
 def holds_arrays(value: Any) -> bool:
-    """Returns whether code holds arrays, in whatever objects it is bound to."""
+    """Returns whether code holds arrays, also in objects that it is bound to."""
     return any(map(_is_array, itertools.islice(_walk(value, _held), _MOST_HELD)))
 
 
-# A method may be bound to an object that leads to all others of the program.
+# A method may be bound to an object that refers to all others of the program.
 _MOST_HELD = 20_000
 
 
@@ -99,13 +102,13 @@ def _walk(value: Any, parts: Callable[[Any], Iterable[Any] | None]) -> Iterator[
     while found:
         value = found.pop()
         if id(value) not in seen:
-            seen[id(value)] = value  # an object that was made for the walk keeps its id
+            seen[id(value)] = value  # keeps temporary objects alive, so that ids stay unique
             yield value
             found.extend(parts(value) or ())
 
 
 def _parts(value: Any) -> Iterable[Any] | None:
-    """Returns what code consists of; `None` for data."""
+    """Returns the parts of code; `None` for data."""
     ty = type(value)
     if value is None or isinstance(value, _DEFINITIONS) or flax.is_linen_module(value):
         return ()
@@ -115,7 +118,7 @@ def _parts(value: Any) -> Iterable[Any] | None:
         return None
     if kind_of(value) is not None:
         return [leaf for _, leaf in leaves_of(value, ())]
-    # Functions of other languages have a name, which their type looks up.
+    # The type of functions from other languages computes their name.
     if library_of_type(ty) is not None or (
         callable(value)
         and (
@@ -135,7 +138,7 @@ def _bound(value: Any) -> tuple[Any, ...]:
 
 
 def _has_all_in_attributes(ty: type) -> bool:
-    """Returns whether objects of a type have no data besides attributes, as compiled types do."""
+    """Returns whether objects of a type have all data in attributes; compiled types do not."""
     largest = _Plain.__basicsize__ + 8 * len(slots_of(ty))
     return all(map(_is_of_class, ty.__mro__[:-1])) and ty.__basicsize__ <= largest
 
@@ -149,7 +152,7 @@ class _Plain:
 
 
 def _held(value: Any) -> Iterable[Any]:
-    """Returns the objects that a value holds, as far as they may be data of a tree."""
+    """Returns the objects in a value that may be data of a tree."""
     ty = type(value)
     if ty is types.FunctionType:
         return _of_function(value)
@@ -177,14 +180,14 @@ def _held(value: Any) -> Iterable[Any]:
 
 
 def _of_function(function: types.FunctionType) -> Iterable[Any]:
-    """Returns what the program has put into a function."""
+    """Returns the defaults, closure and attributes of a function."""
     held = list(vars(function).values())
     if str(function.__globals__.get("__name__")).partition(".")[0] in LIBRARIES:
         return held
-    if "<" in function.__qualname__:  # others are defined once
+    if "<" in function.__qualname__:  # module-level functions are defined once
         held += [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
     for cell in function.__closure__ or ():
-        if cell != types.CellType():  # of a name that has no value yet
+        if cell != types.CellType():  # an empty cell: its name has no value yet
             held.append(cell.cell_contents)
     return held
 
@@ -195,7 +198,7 @@ def _attributes(value: Any) -> list[Any]:
 
 
 def _is_array(value: Any) -> bool:
-    """Returns whether a value is an array of any library, but no number."""
+    """Returns whether a value is an array of any library, not a number."""
     if type(value) in _PLAIN or isinstance(value, (type, np.generic)):
         return False
     if is_key(value):

@@ -1,6 +1,7 @@
-"""Codecs of static data, and checks of the parts that they decode.
+"""Defines codecs of static data, and checks of the parts that they decode.
 
-Files may be hostile: parts have exact types, and are not converted, which might take forever.
+Files may be hostile: parts must have exact types and are never converted, since a conversion could
+take forever.
 """
 
 from __future__ import annotations
@@ -14,13 +15,13 @@ from treepack.errors import UnregisteredTypeError
 
 
 class Codec(NamedTuple):
-    """How values are written and read.
+    """Encodes and decodes values of one kind.
 
     Attributes:
       name: The name in files.
       fits: The type of the values, or a predicate.
-      encode: Takes a value, returns its parts: a value that can be written.
-      decode: Takes the parts, which may be any value, returns the value.
+      encode: Takes a value, returns its parts: a value that can be stored.
+      decode: Takes the parts, which may be any value of a hostile file, returns the value.
     """
 
     name: str
@@ -34,26 +35,26 @@ def instance(ty: type) -> Callable[[object], bool]:
 
 
 def one(ty: type, value: Any) -> Any:
-    """Returns a value of exactly this type; converting others might take forever."""
+    """Returns a value after checking that its type is exactly `ty`."""
     if type(value) is not ty:
-        raise ValueError(f"a {ty.__name__} is needed, not a {type(value).__name__}")
+        raise ValueError(f"expected a {ty.__name__}, found a {type(value).__name__}")
     return value
 
 
 def as_parts(types_of_parts: tuple[Any, ...], parts: Any) -> Any:
-    """Returns a tuple of parts of these types: each a type, a tuple of types, or `object`."""
+    """Returns a tuple of parts after checking each with a type, a tuple of types, or `object`."""
     if len(one(tuple, parts)) != len(types_of_parts):
-        raise ValueError(f"it needs {len(types_of_parts)} parts, not {len(parts)}")
+        raise ValueError(f"expected {len(types_of_parts)} parts, found {len(parts)}")
     for expected, part in zip(types_of_parts, parts, strict=True):
         if expected is object:
             continue
         if type(part) not in (expected if type(expected) is tuple else (expected,)):
-            raise ValueError(f"a {type(part).__name__} cannot be part of it")
+            raise ValueError(f"invalid part of type {type(part).__name__}")
     return parts
 
 
 def counts(parts: Any) -> tuple[int, ...]:
-    """Returns a tuple of counts."""
+    """Returns a tuple of counts after checking them."""
     for part in one(tuple, parts):
         if type(part) is not int or not 0 <= part < 2**63:
             raise ValueError(f"a {type(part).__name__} is not a count, or too large for one")
@@ -62,7 +63,7 @@ def counts(parts: Any) -> tuple[int, ...]:
 
 
 def checked_factory(factory: Any) -> Any:
-    """Returns a default factory of a file, which must be a builtin type."""
+    """Returns a default factory from a file after checking that it is a builtin type."""
     if not is_inert_factory(factory):
         raise ValueError(
             f"a file may name only builtin types as default factories, not a "
@@ -80,11 +81,11 @@ def found_in(module: str, name: str) -> Any:
     """Finds an attribute of a module that the program has imported.
 
     Raises:
-      UnregisteredTypeError: If it has not, or the module has no such attribute.
+      UnregisteredTypeError: If the module is not imported or lacks the attribute.
     """
     found = found_at(module, name)
     if found is None:
         raise UnregisteredTypeError(
-            f"{module}.{name} is not known here; import {module}, or another version of it", name
+            f"cannot find {module}.{name}: import {module}, in a version that has it", name
         )
     return found

@@ -1,7 +1,6 @@
-"""Codecs for static data by name; those of other libraries' types.
+"""Finds codecs of static data by name; defines codecs for types of other libraries.
 
-Each is one row of `_CODECS`, or of `CODECS` in `python_codecs`. Every program knows them: a file
-may use them without registration.
+Each codec is a row of `_CODECS`, or of `CODECS` in `python_codecs`, and needs no registration.
 """
 
 from __future__ import annotations
@@ -44,17 +43,17 @@ from treepack._src.registry.codec import Codec, as_parts, counts, exactly, found
 from treepack._src.registry.holes import Hole
 from treepack._src.registry.inert import checked_keys
 from treepack._src.registry.libraries import library_name, library_of
-from treepack._src.registry.names import default_name
+from treepack._src.registry.names import default_name, not_registered
 from treepack._src.registry.python_codecs import CODECS
 from treepack._src.registry.unregistered import of_library
 from treepack.errors import UnregisteredTypeError
 
 
 def encode(value: Any) -> tuple[str, Any] | None:
-    """Returns the name and the parts of a value, or `None` if no codec is for it.
+    """Returns the name and the parts of a value, or `None` if no codec applies.
 
     Raises:
-      TypeError: If its codec cannot write it.
+      TypeError: If its codec cannot encode it.
     """
     codec = _BY_TYPE.get(type(value))
     if codec is None:
@@ -63,7 +62,7 @@ def encode(value: Any) -> tuple[str, Any] | None:
 
 
 def decoder(name: str) -> Callable[[Any], Any] | None:
-    """Returns the function that makes a value with this name from its parts."""
+    """Returns the function that decodes values with this name, or `None`."""
     codec = _BY_NAME.get(name)
     return None if codec is None else codec.decode
 
@@ -77,8 +76,8 @@ def _treedef_parts(treedef: Any) -> Any:
     name = _TREEDEFS.get(ty) or _types.name_of(ty) or library_name(ty)
     if name is None:
         raise TypeError(
-            f"a PyTreeDef with nodes of the type {default_name(ty)}, which is not registered, "
-            "cannot be saved; call treepack.register_node on it"
+            f"cannot save a PyTreeDef with nodes of the unregistered type {default_name(ty)}: call "
+            "treepack.register_node on it"
         )
     return name, auxdata, [_treedef_parts(child) for child in treedef.children()]
 
@@ -88,13 +87,14 @@ def _treedef(parts: Any) -> Any:
     if parts is None:
         return structure(0)
     name, auxdata, children = as_parts((str, object, list), parts)
-    # JAX reads beyond the end of too few children or auxdata.
+    # JAX reads out of bounds if there are too few children or auxdata.
     found = _types.TYPES.by_name(name) or of_library(name)
     ty = _TREEDEF_TYPES.get(name) or getattr(found, "ty", None)
     if ty is None:
         library = library_of(name)
-        remedy = f"; import {library}" if library is not None and not imported(library) else ""
-        raise UnregisteredTypeError(f"no type is registered with the name {name!r}{remedy}", name)
+        is_missing = library is not None and not imported(library)
+        remedy = f"import {library}" if is_missing else "call treepack.register_node on it"
+        raise not_registered("type", name, remedy)
     if ty is type(None):
         fits = auxdata is None and not children
     elif ty is dict:
@@ -108,11 +108,11 @@ def _treedef(parts: Any) -> Any:
     else:
         fits = ty not in (list, tuple) or auxdata is None
     if not fits:
-        raise ValueError(f"a node of the type {name} has other children or static data")
+        raise ValueError(f"invalid children or static data for a node of the type {name}")
     if ty is type(None):
         return structure(None)
     if found is not None:
-        found.check(auxdata)  # whoever unflattens the treedef makes nodes of it
+        found.check(auxdata)  # unflattening the treedef rebuilds nodes from it
     return treedef_with(ty, auxdata, [_treedef(child) for child in children])
 
 
@@ -153,20 +153,20 @@ def _named_sharding_parts(sharding: Any) -> tuple[Any, ...]:
 
 
 def _named_sharding(parts: tuple[Any, ...]) -> Any:
-    """Makes a mesh with these axes: of the devices there are, or abstract if they are too few."""
+    """Builds a mesh with these axes: of the present devices, or abstract if they are too few."""
     spec_type = found_in("jax.sharding", "PartitionSpec")
     jax: Any = imported("jax")
     types = (tuple, tuple, spec_type, (str, type(None)), tuple)
     names, sizes, spec, memory_kind, *more = as_parts(types[: 5 if len(parts) > 4 else 4], parts)
     _check_axes(names)
-    # JAX ends the program for a mesh without devices, or with more than it can count.
+    # JAX aborts the program for a mesh without devices, or if their number overflows.
     if 0 in counts(sizes) or math.prod(sizes) > _MOST_DEVICES:
-        raise ValueError(f"there is no mesh of the sizes {sizes}")
+        raise ValueError(f"invalid mesh sizes {sizes}")
     if not len({*names}) == len(names) == len(sizes) <= MOST_DIMENSIONS:
-        raise ValueError(f"a mesh needs one size for each name, not {sizes} for {names}")
+        raise ValueError(f"a mesh must have one size per axis, found {sizes} for {names}")
     axis_types = tuple(jax.sharding.AxisType[one(str, ty)] for part in more for ty in part)
     if len(axis_types) not in (0, len(names)):
-        raise ValueError(f"a mesh needs one type for each axis, not {axis_types} for {names}")
+        raise ValueError(f"a mesh must have one type per axis, found {axis_types} for {names}")
     options = {"axis_types": axis_types} if axis_types else {}
     mesh: Any = jax.sharding.AbstractMesh(sizes, names, **options)
     if math.prod(sizes) <= jax.device_count():
@@ -184,7 +184,7 @@ def _jax_array(parts: tuple[str, tuple[int, ...], bytes]) -> Any:
     saved = array_of(parts)
     made = found_in("jax.numpy", "asarray")(saved)
     if made.dtype != saved.dtype:
-        raise ValueError(f"jax makes {made.dtype} of {saved.dtype} here; set jax_enable_x64")
+        raise ValueError(f"JAX would convert {saved.dtype} to {made.dtype}: set jax_enable_x64")
     return made
 
 
@@ -192,7 +192,7 @@ def _struct_parts(struct: Any) -> tuple[Any, ...]:
     if is_extended(struct.dtype):
         raise TypeError(refusal(struct))
     parts = tuple(struct.shape), dtype_name(struct.dtype), bool(struct.weak_type), struct.sharding
-    # Those of symbolic shapes, with a layout and the like are other ones.
+    # Structs with symbolic shapes, layouts and the like are not supported.
     if type(struct.sharding) not in _shardings() or _struct(parts) != struct:
         raise TypeError(refusal(struct))
     return parts
@@ -201,7 +201,9 @@ def _struct_parts(struct: Any) -> tuple[Any, ...]:
 def _struct(parts: Any) -> Any:
     shape, name, weak, sharding = as_parts((tuple, str, bool, _shardings()), parts)
     if len(counts(shape)) > MOST_DIMENSIONS:
-        raise ValueError(f"an array cannot have {len(shape)} dimensions")
+        raise ValueError(
+            f"an array cannot have {len(shape)} dimensions: the maximum is {MOST_DIMENSIONS}"
+        )
     more = {"sharding": sharding, "weak_type": True} if weak else {"sharding": sharding}
     return found_in("jax", "ShapeDtypeStruct")(shape, dtype_of(name), **more)
 
@@ -214,7 +216,7 @@ def _dot_algorithm(parts: Any) -> Any:
     types = (object, object, object, int, int, int, bool)
     dtypes = as_parts(types, parts)[:3]
     if not all(isinstance(dtype, (np.dtype, type)) for dtype in dtypes):
-        raise ValueError("its types are no dtypes")
+        raise ValueError("expected dtypes as its types")
     return found_in("jax.lax", "DotAlgorithm")(*parts)
 
 
@@ -224,7 +226,7 @@ def _dimension_numbers(parts: Any) -> Any:
 
 
 def _lax_enum(name: str) -> Codec:
-    """Returns the codec of an enum of `jax.lax`, whose members are written by name."""
+    """Returns the codec of an enum of `jax.lax`, whose members are stored by name."""
 
     def decode(member: str) -> Any:
         return found_in("jax.lax", name)[one(str, member)]
@@ -240,14 +242,14 @@ def _jax_nn(name: str) -> Any:
 
 
 def _check_axes(names: Any) -> Any:
-    """Returns names of axes, which are nearly always strings."""
+    """Returns names of axes after checking their types; nearly always they are strings."""
     for name in names:
         if type(name) not in (str, int) and not isinstance(name, enum.Enum):
             raise ValueError(f"a {type(name).__name__} cannot be the name of an axis")
     return names
 
 
-# flax, equinox and what is built on them
+# flax, equinox, and libraries built on them
 
 
 def _hashable_mapping() -> Any:
@@ -266,7 +268,7 @@ def _diff_state(parts: Any) -> Any:
 
 _MJX = "mujoco.mjx._src.dataclasses"
 
-# What astropy computes of longer numbers might take forever.
+# astropy could take forever to compute longer numbers.
 _UNIT = re.compile(r"(?:[^\W\d]+|\d{1,3}(?!\d)|[ ./*^()%+-])*")
 
 
@@ -279,7 +281,7 @@ def _unit_text(unit: Any) -> str:
 
 def _unit(text: Any) -> Any:
     if len(one(str, text)) > _MOST_LETTERS or not _UNIT.fullmatch(text):
-        raise ValueError(f"{text!r:.100} is no unit")
+        raise ValueError(f"{text!r:.100} is not a unit")
     return found_in("astropy.units", "Unit")(text)
 
 
@@ -314,7 +316,7 @@ def _missing(parts: Any) -> Any:
     missing = equinox.missing()
     if missing is None:
         raise UnregisteredTypeError(
-            "a field of an equinox module is missing, which equinox marks; import equinox",
+            "unregistered marker of a missing field in an equinox module: import equinox",
             "equinox.Missing",
         )
     one(type(None), parts)
@@ -329,7 +331,7 @@ def _hole(parts: Any) -> Hole:
 _MOST_DEVICES = 2**31 - 1
 
 
-# Of several predicates that accept a value, the first counts.
+# The first predicate that accepts a value counts.
 _CODECS = [
     *CODECS,
     Codec("treepack.hole", Hole, lambda it: tuple(it[: 2 if it.name is None else 4]), _hole),
@@ -412,7 +414,7 @@ _CODECS = [
         lambda it: (it.child_field_names, it.static_fields),
         _static_metadata,
     ),
-    # `None`, which `missing` may return, never comes here: it is plain.
+    # `missing` may return `None`, but `None` is a plain value and never gets here.
     Codec("equinox.Missing", lambda value: equinox.missing() is value, lambda _: None, _missing),
 ]
 

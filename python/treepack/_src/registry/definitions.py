@@ -1,7 +1,7 @@
-"""Types of static data: those that are registered, and what is written by its definition.
+"""Describes static data by registered types, and by the definitions of their types.
 
-Members of enums are written by name, dataclasses and namedtuples by field, other subclasses of
-tuple by item. They are made without code of their types.
+Members of enums are stored by name, dataclasses and namedtuples by field, other subclasses of tuple
+by item. They are rebuilt without running code of their types.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Auxdata(NamedTuple):
     Attributes:
       encode: Takes a value, returns its parts.
       decode: Takes the parts, returns the value.
-      by_program: Whether the program has registered it as static data.
+      by_program: Whether the program registered the type as static data.
       by_code: Whether `decode` is a function of the program.
     """
 
@@ -39,19 +39,19 @@ AUXDATA: Names[Auxdata] = Names("auxdata", lambda found: found._replace(decode=r
 
 FUNCTIONS: Names[Any] = Names("function", lambda _: None)
 
-# Their values have data besides attributes.
+# Values of these types have data besides attributes.
 _BUILTIN = (tuple, list, dict, set, frozenset, str, bytes, bytearray, int, float, complex)
 
 
 def is_definition(ty: type) -> bool:
-    """Returns whether the definition of a type tells what its values are made of."""
+    """Returns whether the definition of a type is enough to split and rebuild its values."""
     if issubclass(ty, enum.Enum) or (issubclass(ty, tuple) and ty is not tuple):
         return True
     return (
         dataclasses.is_dataclass(ty)
         and not issubclass(ty, _BUILTIN)
-        # Callables are code. `__del__` would run on values that are made without `__init__`, and
-        # so would the setters of fields.
+        # Callables are code. `__del__` and setters of fields would run on values that are created
+        # without `__init__`.
         and not any({"__call__", "__del__"} & vars(base).keys() for base in ty.__mro__)
         and not any(has_setter(ty, field.name) for field in dataclasses.fields(ty))
         and not flax.is_graph_definition_type(ty)
@@ -60,9 +60,9 @@ def is_definition(ty: type) -> bool:
 
 
 def name_and_parts(value: Any) -> tuple[str, Any] | None:
-    """Returns the name of a value's type, and what the value is made of; `None` if nothing tells.
+    """Returns the name of a value's type, and the parts of the value; `None` if they are unknown.
 
-    The name is that which the program has registered, or else a library's or the type's own.
+    The name is the registered name, or else a library's or the type's own.
     """
     ty = type(value)
     named = AUXDATA.named(ty)
@@ -75,7 +75,7 @@ def name_and_parts(value: Any) -> tuple[str, Any] | None:
 
 
 def parts_of(value: Any) -> Any:
-    """Returns what a value is made of; `None` if the definition of its type does not tell all."""
+    """Returns the parts of a value; `None` if the definition of its type is not enough."""
     ty = type(value)
     if not is_definition(ty):
         return None
@@ -92,7 +92,7 @@ def parts_of(value: Any) -> Any:
 
 
 def attributes(value: Any) -> Iterable[str]:
-    """Returns the names of the attributes that an object has, without cached ones."""
+    """Returns the names of the attributes of an object, except cached ones."""
     ty = type(value)
     for name in [*getattr(value, "__dict__", {}), *slots_of(ty)]:
         is_cached = isinstance(getattr(ty, name, None), functools.cached_property)
@@ -107,32 +107,32 @@ def slots_of(ty: type) -> list[str]:
 
 
 def made_of(ty: Any, parts: Any) -> Any:
-    """Makes a value of what it was made of, without code of its type."""
+    """Rebuilds a value from its parts, without running code of its type."""
     if issubclass(ty, enum.Enum):
         return member(ty, parts)
     if is_namedtuple(ty) or not issubclass(ty, tuple):
         return from_fields(ty, parts)
     if type(parts) is not tuple:
-        raise ValueError(f"a tuple is needed, not a {type(parts).__name__}")
+        raise ValueError(f"expected a tuple, found a {type(parts).__name__}")
     return tuple.__new__(ty, parts)
 
 
 def member_name(member: enum.Enum) -> str | int:
-    """Returns what an enum has a member by."""
+    """Returns the name of an enum member, or its value if it has no name."""
     # Combinations of flags have no name.
     value = member.value
     if isinstance(member, enum.Flag) and isinstance(value, int):
         if value & ~_bits(type(member)):
             raise TypeError(
-                f"{member!r:.100} has bits that no member of its enum has; call "
-                "treepack.register_auxdata on the enum, with encode and decode"
+                f"{member!r:.100} has bits that no member of its enum has: call "
+                "treepack.register_auxdata on the enum, with encode= and decode="
             )
         return value
     return member.name
 
 
 def member(ty: type[enum.Enum], name: str | int) -> enum.Enum:
-    """Returns the member of an enum that `member_name` is of."""
+    """Returns the enum member for the result of `member_name`."""
     if type(name) is str and name in ty.__members__:
         return ty.__members__[name]
     if type(name) is int and issubclass(ty, enum.Flag) and not name & ~_bits(ty):
@@ -142,5 +142,5 @@ def member(ty: type[enum.Enum], name: str | int) -> enum.Enum:
 
 
 def _bits(ty: type[enum.Flag]) -> int:
-    """Returns all bits that members have; enums keep each value with others for good."""
+    """Returns all bits that members have. Enums cache each new combination forever."""
     return functools.reduce(operator.or_, (it.value for it in ty.__members__.values()), 0)

@@ -1,4 +1,4 @@
-"""The fields of a type that are children of its nodes, and those that are static data."""
+"""Splits the fields of a node type into children and static data."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from treepack._src.pytree.kinds import flatten
 
 
 class Fields(NamedTuple):
-    """The fields of a type that are children, and those that are static data, in order."""
+    """The fields of a type that are children, and the fields that are static data, in order."""
 
     ty: type
     data: list[str]
@@ -19,9 +19,9 @@ class Fields(NamedTuple):
 
     @classmethod
     def marked(cls, nodetype: Any, dropped: Sequence[str]) -> Fields:
-        """Reads the fields of a dataclass from their marks for JAX, without the dropped ones.
+        """Reads the fields of a dataclass from their marks for JAX, without dropped fields.
 
-        Those that `__init__` does not take are dropped as well: it sets them.
+        Fields that `__init__` does not take are dropped as well: `__init__` sets them.
         """
         static = {
             field.name: field.metadata.get("static", False)
@@ -36,10 +36,11 @@ class Fields(NamedTuple):
 
     @classmethod
     def of(cls, nodetype: type) -> Fields | None:
-        """Finds out how JAX flattens a type, from an object with marks in its fields.
+        """Finds out how JAX flattens a type, by flattening an object with marks in its fields.
 
         Returns:
-          The fields; `None` unless it is flattened by its fields, with a tuple as static data.
+          The fields; `None` unless JAX flattens the type by its fields, with a tuple as static
+          data.
         """
         marks = {field.name: object() for field in dataclass_fields(nodetype)}
         while True:
@@ -47,11 +48,12 @@ class Fields(NamedTuple):
                 children, treedef = flatten(with_attributes(nodetype, marks))
                 break
             except AttributeError as error:
-                # A class that is not a dataclass: it reads its fields one after the other.
+                # A class that is not a dataclass: its flatten function reads one field after the
+                # other.
                 if not error.name or error.name in marks:
                     return None
                 marks[error.name] = object()
-            except Exception:  # any error of a flatten function on unexpected values
+            except Exception:  # a flatten function may raise any error on unexpected values
                 return None
         static = treedef.node_data()[1]
         if type(static) is not tuple or any(
@@ -66,11 +68,11 @@ class Fields(NamedTuple):
         return cls(nodetype, list(children), found) if len(found) == len(meta) else None
 
     def unflatten_abstract(self, auxdata: Any, children: Sequence[Any]) -> Any:
-        """Makes a node without calling its `__init__`, which might not accept placeholders."""
+        """Creates a node without calling its `__init__`, which might reject placeholders."""
         attributes = zip([*self.data, *self.meta], [*children, *auxdata], strict=True)
         return with_attributes(self.ty, dict(attributes))
 
 
 def dataclass_fields(nodetype: Any) -> Sequence[dataclasses.Field[Any]]:
-    """Returns the fields of a dataclass; for other types, none."""
+    """Returns the fields of a dataclass; an empty sequence for other types."""
     return dataclasses.fields(nodetype) if dataclasses.is_dataclass(nodetype) else ()

@@ -1,7 +1,8 @@
-"""Types whose nodes all have the same attributes: the core walks these by itself.
+"""Describes types whose nodes all have the same attributes: the core walks these without Python.
 
 They are namedtuples, structs of flax, dataclasses, types registered with
-`jax.tree_util.register_dataclass`, and equinox modules. Python flattens each node of other types.
+`jax.tree_util.register_dataclass`, and equinox modules. Nodes of other types are flattened in
+Python.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class TypeRecord(NamedTuple):
 
     Attributes:
       name: The name of the type.
-      fields: The names of its children and static data, see `types.NodeType`.
+      fields: The names of its children and static data; see `types.NodeType`.
       version: Its version.
       head: The first items of the static data.
       static: The attributes that follow.
@@ -55,12 +56,13 @@ class FixedFields(NamedTuple):
     Attributes:
       names: The names of the children, which are attributes.
       make: Takes a template and new children in the same order, returns a new node.
-      exactly: The number of attributes; Python flattens a node with more or fewer. `None` for
-        any number.
-      pytree: Whether JAX's registry has the type. Children become state dicts even in a state
-        that a handler has made.
-      code: Whether functions among the children are not state. Python flattens a node with some.
-      record: The record of such a node; `None` if Python makes one for each.
+      exactly: The number of attributes; nodes with another number are flattened in Python. `None`
+        for any number.
+      pytree: Whether JAX's registry has the type. Its children become state dicts even inside a
+        state from a handler.
+      code: Whether functions among the children are not state. Nodes with functions are flattened
+        in Python.
+      record: The record of all nodes; `None` if Python makes one for each node.
     """
 
     names: list[str]
@@ -72,7 +74,7 @@ class FixedFields(NamedTuple):
 
 
 def fixed_fields(node: Any) -> FixedFields | None:
-    """Returns the attributes that all nodes of the type of this one have; `None` if they differ."""
+    """Returns the attributes that all nodes of a node's type have; `None` if they differ."""
     kind = kind_of(node)
     if kind is None:
         return None
@@ -95,7 +97,7 @@ def fixed_fields(node: Any) -> FixedFields | None:
 
 
 class _Attributes(NamedTuple):
-    """Attributes that are children, and those that are static data after `head`."""
+    """Attributes that are children, and attributes that are static data after `head`."""
 
     names: list[str]
     head: tuple[Any, ...] = ()
@@ -118,8 +120,8 @@ def _of_kind(kind: NodeKind, node: Any) -> _Attributes | None:
         known = _of_pytree(node)
         if known is None or known.static is None or known.names != names:
             return _Attributes(names)
-        # Like `replace`, in fewer steps; a struct may have its own. It takes more than fields
-        # if some are for `__init__` alone.
+        # Like `replace`, in fewer steps. A struct may override `replace`, and `__init__` may take
+        # parameters that are not fields.
         has_only_fields = len(ty.__dataclass_fields__) == len(dataclasses.fields(ty))
         by_fields = has_only_fields and handlers.is_from(node.replace, "flax.struct")
         return _Attributes(names, (), known.static, known.make if by_fields else None)
@@ -127,18 +129,19 @@ def _of_kind(kind: NodeKind, node: Any) -> _Attributes | None:
 
 
 def _has_elements_as_fields(ty: Any) -> bool:
-    """Returns whether the fields of a namedtuple are its elements: a subclass may have others."""
+    """Returns whether the fields of a namedtuple are its elements, which a subclass may change."""
     marks = [object() for _ in ty._fields]
     node: Any = tuple.__new__(ty, marks)
     try:
         found = [getattr(node, name) for name in ty._fields]
-    except Exception:  # whatever code of the program raises
+    except Exception:  # code of the program may raise anything
         return False
     same = all(map(operator.is_, found, marks))
     return same and ty.__getattribute__ is tuple.__getattribute__
 
 
-# Types by their registration with JAX, which cannot change. Threads may find the same at once.
+# Cached by type, since registrations with JAX cannot change. Threads may add the same entry at
+# once.
 _known: weakref.WeakKeyDictionary[type, _Attributes | None] = weakref.WeakKeyDictionary()
 
 
@@ -152,7 +155,7 @@ def _of_pytree(node: Any) -> _Attributes | None:
     elif equinox.is_module(node):
         found = _of_module(node, *functions)
         if found is None:
-            return None  # others of its type may be complete
+            return None  # other nodes of its type may be complete
     elif _jax.is_by_dataclass(functions[0]):
         found = _of_dataclass(ty)
     else:

@@ -1,7 +1,7 @@
-"""Static data without a form in files: left out when saved, filled in when loaded.
+"""Replaces static data that cannot be stored with placeholders, and restores them when loading.
 
-A `TrainState` holds its optimizer, a module a lambda: code that only the program can make. A
-`Hole` takes its place, and a template or `load(static=...)` fills it.
+A `TrainState` holds its optimizer, a module a lambda: code that only the program can supply. A
+`Hole` is their placeholder in files; a template or `load(static=...)` supplies the value.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from treepack.errors import DecodeError, HoleError
 
 
 class Hole(NamedTuple):
-    """The place of a value that was not saved, or that is of a type without a registration.
+    """The placeholder of a value that was not saved, or whose type is not registered.
 
     Attributes:
-      field: The field that has it, or the path that begins with the field, if the value lies inside
-        its data; empty for all static data of a node or for a leaf, `None` for the node itself
-        without its children.
+      field: The field of the value, or a path that begins with the field if the value is inside its
+        data; empty for all static data of a node or for a leaf, `None` for the node itself without
+        its children.
       what: A description of the value.
       name: The name of its type, if the value was saved.
-      parts: What it is made of then; see `definitions.py`.
+      parts: The parts of the value, if it was saved; see `definitions.py`.
     """
 
     field: str | None
@@ -44,20 +44,22 @@ class Hole(NamedTuple):
     parts: Any = None
 
 
-# The most levels of a value in a file; there are more in one that contains itself.
+# The maximum depth of a value in a file; a value that contains itself exceeds it.
 _MOST_NESTED = 32
 
-# The end of errors about static data without a form.
-OR_SKIP = '; or leave it out with static="skip"; a template, or load(static=...), brings it back'
+# The remedy in errors about static data that cannot be stored.
+OR_SKIP = (
+    ', or leave it out with static="skip" and supply it again with a template or load(static=...)'
+)
 
 
 def _check_has_no_arrays(value: Any) -> None:
     """Raises a TypeError if code holds arrays, which would be lost with it."""
     if holds_arrays(value):
         raise TypeError(
-            f"{_described(value)} holds arrays, which would be lost if it were left out as code; "
-            "make them leaves of the tree, as the arguments of a jax.tree_util.Partial are, or put "
-            "None in its place"
+            f"{_described(value)} holds arrays, which would be lost if it were left out as code: "
+            "make them leaves of the tree, such as arguments of a jax.tree_util.Partial, or "
+            "replace it with None"
         )
 
 
@@ -66,26 +68,26 @@ def _check_has_no_data(value: Any) -> None:
     _check_has_no_arrays(value)
     if left_out() != "skip" and not is_code(value):
         raise TypeError(
-            f"{_described(value)} has data, which would be lost if it were left out as code; make "
-            f"them leaves of the tree, as the arguments of a jax.tree_util.Partial are{OR_SKIP}"
+            f"{_described(value)} has data, which would be lost if it were left out as code: make "
+            f"them leaves of the tree, such as arguments of a jax.tree_util.Partial{OR_SKIP}"
         )
 
 
 def with_holes(values: dict[str, Any], where: str = "") -> dict[str, Any]:
-    """Puts holes in the place of values that have no form, as far as they may be left out."""
+    """Replaces values that cannot be stored with placeholders, as far as they may be left out."""
     if left_out() == "error":
         return values
     return {field: _with_holes(value, [field], where) for field, value in values.items()}
 
 
 def in_place_of(field: str, code: Any) -> Hole:
-    """Returns the hole in the place of code in a field.
+    """Returns the placeholder for code in a field.
 
     Raises:
-      TypeError: If code is not left out, or has data.
+      TypeError: If code must not be left out, or has data.
     """
     if left_out() == "error":
-        raise TypeError(f"the field {field!r}: {_described(code)} cannot be saved{OR_SKIP}")
+        raise TypeError(f"the field {field!r}: cannot save {_described(code)}{OR_SKIP}")
     _check_has_no_data(code)
     return _hole(code, [field])
 
@@ -93,7 +95,7 @@ def in_place_of(field: str, code: Any) -> Hole:
 def auxdata_with_holes(
     auxdata: Any, fields: Sequence[str] | None, nodetype: type | None, where: str
 ) -> Any:
-    """Puts holes in auxdata as `with_holes` does."""
+    """Replaces values in auxdata like `with_holes`."""
     if left_out() == "error":
         return auxdata
     labels = _labels(auxdata, fields, nodetype)
@@ -131,10 +133,11 @@ def _with_holes(value: Any, path: list[str], where: str) -> Any:
     named = name_and_parts(value)
     if named is not None:
         name, parts = named
-        # No repr: that of a set differs from process to process, which might save together.
+        # No repr: the repr of a set differs between processes, which may save together.
         what = type(value).__name__
         return Hole(_text(path), what, name, _with_holes(parts, path, where))
-    # A bare object in a node of a library has no data: it is a mark, as in equinox's `StateIndex`.
+    # A bare object in a node of a library has no data: it is a marker, as in equinox's
+    # `StateIndex`.
     is_mark = type(value) is object and where.partition(".")[0] in LIBRARIES
     return _hole(value, path) if is_mark or left_out() == "skip" else value
 
@@ -148,14 +151,14 @@ def _text(path: list[str]) -> str:
 
 
 class Code:
-    """The type, in files, of leaves and nodes that are code."""
+    """Represents the type of leaves and nodes that are code in files."""
 
 
 def hole_of(code: Any) -> Hole:
-    """Returns the hole in the place of a leaf, or of a node, that is code.
+    """Returns the placeholder for a leaf or node that is code.
 
     Raises:
-      TypeError: If it has data.
+      TypeError: If the code has data.
     """
     _check_has_no_data(code)
     leave_out_code()
@@ -163,7 +166,7 @@ def hole_of(code: Any) -> Hole:
 
 
 def check_field(field: str, value: Any, where: str = "") -> None:
-    """Raises a TypeError that names a field if its value cannot be written."""
+    """Raises a TypeError that names a field if its value cannot be stored."""
     try:
         core.encode_value(value)
     except (TypeError, ValueError) as reason:
@@ -173,13 +176,13 @@ def check_field(field: str, value: Any, where: str = "") -> None:
 def by_field(
     auxdata: Any, fields: Sequence[str] | None, nodetype: type | None = None
 ) -> dict[str, Any]:
-    """Returns static data by field if they are a tuple of fields, as those of most types are."""
+    """Returns static data by field if they are a tuple of fields, as for most types."""
     labels = _labels(auxdata, fields, nodetype)
     return {} if labels is None else labels.values(auxdata)
 
 
 class _Labels(NamedTuple):
-    """The names of the static data in a tuple, or in the tuple that is its last part."""
+    """The names of static data in a tuple, or in the tuple that is its last element."""
 
     names: Sequence[str]
     nested: bool
@@ -203,22 +206,22 @@ def _labels(auxdata: Any, fields: Sequence[str] | None, nodetype: type | None) -
 
 
 def _described(value: Any) -> str:
-    """Describes a value, in the same words whenever the same program runs."""
+    """Describes a value, with the same text in each run of a program."""
     try:
         text = " ".join(re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value)).split())
-    except Exception:  # whatever code of the program raises
+    except Exception:  # code of the program may raise anything
         text = "?"
     return f"{type(value).__name__}: {text:.60}"
 
 
-# Takes a node, returns its static data in their saved form: by field, and under "" as a whole.
+# Takes a node, returns its static data in their saved form: by field, and whole under "".
 StaticOf = Callable[[Any], dict[str, Any]]
 
 
 class Unfilled(NamedTuple):
-    """Holes of a node that nothing fills: where they are, what would fill them, and hints.
+    """Placeholders of a node without values: descriptions, suggestions for `static=`, and hints.
 
-    Besides, the names of types that need no filling once the program knows them.
+    Also the names of types that need only a registration.
     """
 
     lines: list[str]
@@ -228,12 +231,12 @@ class Unfilled(NamedTuple):
 
 
 class Fillings:
-    """What fills the holes of one load, and the types of its nodes.
+    """The values for the placeholders of one load, and the types of its nodes.
 
     Attributes:
-      static: Values by path, or a tree like the saved one.
+      static: Values by path, or a tree like the saved tree.
       by_path: The values, by the parts of their paths.
-      types: The types that the program has not registered, by name, once they are looked up.
+      types: The unregistered types in the tree by name; `None` before the first lookup.
     """
 
     def __init__(self, static: Any):
@@ -255,7 +258,7 @@ class Fillings:
         return [_paths.text(parts) for parts in self.by_path]
 
     def below(self, node: Any, parts: Sequence[str]) -> tuple[Any] | None:
-        """Returns the node below another one, in a tuple; `None` if there is none."""
+        """Returns the node at a path below another one, in a 1-tuple; `None` if it is missing."""
         for part in parts:
             _, children = self._children.get(id(node)) or (None, None)
             if children is None:
@@ -268,8 +271,8 @@ class Fillings:
         return (node,)
 
 
-# Makes a value of the name of its type and of its parts, as saved and with their holes filled, in a
-# tuple; `None` for unknown names.
+# Rebuilds a value from the name of its type and its parts (as saved, and with placeholders
+# replaced), in a 1-tuple; `None` for unknown names.
 Known = Callable[[str, Any, Any], tuple[Any] | None]
 
 
@@ -282,46 +285,47 @@ def fill(
     known: Known,
     told: int | None,
 ) -> tuple[Any, Unfilled | None]:
-    """Fills the holes in static data of a node.
+    """Replaces the placeholders in static data of a node.
 
     Args:
-      value: The data: a hole, or a container with holes in it.
+      value: The data: a placeholder, or a container with placeholders.
       path: The keys that lead to the node.
-      fillings: What fills the holes.
+      fillings: The values for the placeholders.
       ty: The type of the node.
       static_of: Returns the static data of a node.
-      known: Makes values of types that the program knows.
-      told: The number of holes that an error already names; `None` if nothing reads about them.
+      known: Rebuilds values of types that the program knows.
+      told: The number of placeholders that an error already describes; `None` raises without a
+        description.
 
     Returns:
-      The data, and the holes that are left, in words.
+      The data, and a description of the remaining placeholders.
 
     Raises:
-      HoleError: If some are left, and `told` is `None`.
+      HoleError: If placeholders remain, and `told` is `None`.
     """
     filling = _Filling(path, fillings or Fillings(None), ty, static_of, known)
     found = filling.fill(value)
     if not filling.missing:
         return found, None
     if told is None:
-        raise HoleError("static data were not saved")
+        raise HoleError("static data were not saved: pass a target or static= that supplies them")
     return found, filling.unfilled(told)
 
 
 def hole_error(unfilled: list[Unfilled]) -> HoleError:
-    """Returns the error about all holes that nothing fills."""
+    """Returns the error about all placeholders without values."""
     lines = [line for node in unfilled for line in node.lines]
     fillings = [filling for node in unfilled for filling in node.fillings]
     hints = [hint for node in unfilled for hint in node.hints]
     remedies = _remedies(dict.fromkeys(name for node in unfilled for name in node.names))
     return HoleError(
-        f"{_joined(lines, '; ')}; {remedies}pass a target that has them, or static= such a tree, "
-        f"or static={{{_joined(fillings, ', ')}}}{''.join(hints[:_MOST_TOLD])}"
+        f"{_joined(lines, '; ')}: {remedies}pass a target that has them, or static= a tree that "
+        f"has them, or static={{{_joined(fillings, ', ')}}}{''.join(hints[:_MOST_TOLD])}"
     )
 
 
 def _remedies(names: Iterable[str]) -> str:
-    """Returns what to do about types that the program does not know, followed by `or`."""
+    """Returns the remedies for unregistered types, followed by `or`."""
     libraries = {name: library_of(name) if ":" in name else None for name in names}
     remedies = [f"import {name}" for name in dict.fromkeys(libraries.values()) if name is not None]
     own = [repr(name) for name, library in libraries.items() if library is None]
@@ -330,7 +334,7 @@ def _remedies(names: Iterable[str]) -> str:
     return "".join(f"{remedy}, or " for remedy in remedies)
 
 
-# Of more holes, only the number is told.
+# The maximum number of placeholders in a message; more are only counted.
 _MOST_TOLD = 30
 
 
@@ -340,7 +344,7 @@ def _joined(parts: list[str], separator: str) -> str:
 
 
 class _Filling:
-    """The arguments of `fill`, and the holes without a value so far, with their places in it."""
+    """The arguments of `fill`, and the placeholders without a value so far, with their paths."""
 
     def __init__(
         self, parts: list[str], fillings: Fillings, ty: type, static_of: StaticOf, known: Known
@@ -353,7 +357,7 @@ class _Filling:
         self.missing: list[tuple[Hole, list[str]]] = []
 
     def fill(self, value: Any) -> Any:
-        """Fills the holes that there is a value for."""
+        """Replaces the placeholders that have values."""
         if type(value) is Hole:
             inside = _paths.parts(value.field) if value.field else []
             parts = self.fill(value.parts)
@@ -374,17 +378,17 @@ class _Filling:
         return value
 
     def _like(self, found: Any, name: str | None, parts: Any) -> Any:
-        """Makes a value of the parts that were saved, if they are of the type of the one found."""
+        """Returns the value found; rebuilds it from saved parts if they have the same type."""
         ty = type(found)
         if default_name(ty) != name:
             return found
         try:
             return made_of(ty, parts)
-        except Exception as error:  # whatever another definition of the type says
+        except Exception as error:  # another definition of the type may raise anything
             raise DecodeError(f"static data of type {name} cannot be restored: {error}") from error
 
     def _by_path(self, hole: Hole, inside: list[str]) -> tuple[Any] | None:
-        """Looks for the value of a hole at its path in a dict, or in what is at a path above."""
+        """Finds the value of a placeholder in a dict, at its path or inside a parent's value."""
         whole = (*self.parts, *inside)
         by_path = self.fillings.by_path
         for count in range(len(whole), -1, -1) if by_path else ():
@@ -404,7 +408,7 @@ class _Filling:
     def _in_template(
         self, hole: Hole, inside: list[str], template: Any, count: int
     ) -> tuple[Any] | None:
-        """Looks for the value of a hole in a tree like the saved one, below `count` keys."""
+        """Finds the value of a placeholder in a tree like the saved tree, below `count` keys."""
         below = self.fillings.below(template, self.parts[count:])
         if below is None or template is None:
             return None
@@ -414,13 +418,13 @@ class _Filling:
         return self._of_node(hole, inside, node)
 
     def _of_node(self, hole: Hole, inside: list[str], node: Any) -> tuple[Any] | None:
-        """Returns the value of a hole in a node like the saved one."""
+        """Returns the value of a placeholder from a node like the saved node."""
         if hole.field is None:
             return (node,) if default_name(type(node)) == hole.what else None
-        # A subclass has the fields as well, but perhaps other static data as a whole.
+        # A subclass has the same fields, but may have other static data.
         if type(node) is not self.ty and not (inside and isinstance(node, self.ty)):
             return None
-        # A flatten function may return something else than the field.
+        # A flatten function may return a different value than the field.
         static = self.static_of(node)
         if inside and inside[0] in static:
             return _inside(static[inside[0]], inside[1:])
@@ -428,21 +432,21 @@ class _Filling:
         return found or (_inside(node, inside) if inside else None)
 
     def unfilled(self, told: int) -> Unfilled:
-        """Describes the holes that are left; an error already names `told` others."""
+        """Describes the remaining placeholders; an error already describes `told` others."""
         paths = self.fillings.paths
         found = Unfilled([], [], [], [])
         for number, (hole, inside) in enumerate(self.missing, told):
             if hole.name is None:
                 reason = f"were not saved ({hole.what})"
             else:
-                reason = f"are of the type {hole.name!r}, which is not registered"
+                reason = f"are of the unregistered type {hole.name!r}"
                 found.names.append(hole.name)
             if number >= _MOST_TOLD:  # they are only counted
                 found.lines.append("")
                 found.fillings.append("")
                 continue
             place = _paths.text([*self.parts, *inside])
-            found.lines.append(f"at {place}: the static data here {reason}")
+            found.lines.append(f"at {place}: the static data {reason}")
             found.fillings.append(f"{place!r}: {self._text(hole)}")
             if place in paths:
                 found.hints.append(
@@ -462,13 +466,13 @@ class _Filling:
 
 
 def _inside(value: Any, parts: Sequence[str]) -> tuple[Any] | None:
-    """Returns the part of static data at a path, in a tuple; `None` if there is none."""
+    """Returns the part of static data at a path, in a 1-tuple; `None` if it is missing."""
     for part in parts:
         if isinstance(value, Mapping):
             value = {str(key): item for key, item in value.items()}.get(part, Code)
         elif isinstance(value, (list, tuple)) and not is_namedtuple(type(value)):
             value = dict(zip(map(str, range(len(value))), value, strict=True)).get(part, Code)
-        elif part.startswith("__"):  # a file has chosen the name
+        elif part.startswith("__"):  # the name comes from a file
             return None
         else:
             value = getattr(value, part, Code)

@@ -1,7 +1,7 @@
-"""Which data of a file may reach code that treepack did not write.
+"""Decides which data of a file may reach code of libraries and of the program.
 
-A file chooses the type of a node and its static data. Where treepack makes the node, it only
-stores them. Where a function of a library or of the program does, that function may evaluate
+A file chooses the type of a node and its static data. Where treepack rebuilds the node, it only
+stores them. A function of a library or of the program that rebuilds the node may evaluate
 `data[0]`, `data.keys()` or `data(...)`, and a hostile file could have put a function there. So such
 code receives only values from the lists here, whose methods call nothing that a file can choose.
 docs/design.md has the rule and its reason.
@@ -49,7 +49,7 @@ _SEQUENCES = frozenset({tuple, list, set, frozenset, deque})
 
 _MAPPINGS = frozenset({dict, types.MappingProxyType, OrderedDict, defaultdict, Counter})
 
-# Types of jax whose values the codecs make from checked parts.
+# Types of JAX whose values codecs build from checked parts.
 _OF_JAX = {
     "jax": ("ShapeDtypeStruct",),
     "jax.lax": ("ConvDimensionNumbers", "DotAlgorithm"),
@@ -58,11 +58,11 @@ _OF_JAX = {
 
 
 def is_inert(value: Any, more: Callable[[Any], bool] | None = None) -> bool:
-    """Returns whether code of a library may receive a value of a file.
+    """Returns whether code of a library may receive a value from a file.
 
     Args:
       value: The value.
-      more: Accepts further values, which may be parts of containers as well.
+      more: Accepts further values, also as parts of containers.
     """
     ty = type(value)
     if ty in _ATOMS or isinstance(value, (np.generic, np.dtype)) or _jax.is_array(value):
@@ -71,10 +71,10 @@ def is_inert(value: Any, more: Callable[[Any], bool] | None = None) -> bool:
         return all(is_inert(part, more) for part in value)
     if ty in _MAPPINGS or flax.is_mapping_type(ty):
         return all(is_inert(part, more) for part in (*value.keys(), *value.values()))
-    if ty is types.SimpleNamespace:  # its attributes could take the places of methods
+    if ty is types.SimpleNamespace:  # its attributes could replace methods
         return all(map(is_inert, vars(value).values()))
     if ty is Hole:
-        # The program fills it; parts with the name of a type become a value of that type.
+        # The program replaces it; parts with a type name become a value of that type.
         return value.name is None or (more is not None and is_inert(value.parts, more))
     if _jax.is_treedef(value):
         node = value.node_data()
@@ -85,16 +85,16 @@ def is_inert(value: Any, more: Callable[[Any], bool] | None = None) -> bool:
 
 
 def is_given(value: Any) -> bool:
-    """Returns whether code of the program may receive a value of a file.
+    """Returns whether code of the program may receive a value from a file.
 
-    These are inert values and, in plain containers, functions, classes, and values of types that
-    the program has registered as static data: the program has named them, and expects them.
+    Allowed are inert values and, in plain containers, functions, classes, and values of types that
+    the program registered as static data: the program named these, and expects them.
     """
     return is_inert(value, _is_named)
 
 
 def decode_given(data: bytes) -> Any:
-    """Decodes static data for code of the program, or of jax."""
+    """Decodes static data for code of the program, or of JAX."""
     value = core.decode_value(data)
     if not is_given(value):
         raise DecodeError("static data hold functions that code of the program must not receive")
@@ -115,12 +115,12 @@ def _is_named(value: Any) -> bool:
 
 
 def is_function(value: Any) -> bool:
-    """Returns whether a value is a function that the program has registered, or one of jax.nn."""
+    """Returns whether a value is a registered function, or a function of jax.nn."""
     return FUNCTIONS.name_of(value) is not None or _jax.is_of_nn(value)
 
 
 def _is_member(value: Any) -> bool:
-    """Returns whether a value is a member of an enum without code that the interpreter calls."""
+    """Returns whether a value is an enum member without code that the interpreter calls."""
     ty = type(value)
     return isinstance(ty, enum.EnumMeta) and not callable(value) and _hashes_like(ty, enum.Enum)
 
@@ -130,7 +130,7 @@ def _is_of_jax(ty: type) -> bool:
 
 
 def _hashes_like(ty: type, *bases: type) -> bool:
-    """Returns whether a type hashes and compares its values as one of the others does."""
+    """Returns whether a type hashes and compares its values like one of the base types."""
     bases = (*bases, object, int, str, tuple)
     return any(ty.__hash__ is base.__hash__ for base in bases) and any(
         ty.__eq__ is base.__eq__ for base in bases
@@ -138,20 +138,20 @@ def _hashes_like(ty: type, *bases: type) -> bool:
 
 
 def is_key(value: Any) -> bool:
-    """Returns whether a value of a file may be the key of a dict or an element of a set.
+    """Returns whether a value from a file may be a dict key or a set element.
 
-    Python hashes and compares those, which must not run code that the file has chosen.
+    Python hashes and compares it, which must not run code that the file chose.
     """
     ty = type(value)
     if ty in (tuple, frozenset) or (isinstance(value, tuple) and _hashes_like(ty)):
         return all(map(is_key, tuple.__iter__(value) if isinstance(value, tuple) else value))
     if isinstance(value, type):
-        # The scalars of jax have a metaclass with a hash of its own.
+        # The scalars of JAX have a metaclass with its own hash.
         return _hashes_like(type(value), type) or found_at("jax.numpy", value.__name__) is value
     if isinstance(value, functools.partial) or is_function(value):
         return True
     if AUXDATA.named(ty) is not None or ty in _SEQUENCES or ty in _MAPPINGS:
-        return True  # builtin containers refuse to be hashed
+        return True  # builtin containers raise when hashed
     if flax.is_mapping_type(ty):
         return all(map(is_key, (*value.keys(), *value.values())))
     if dataclasses.is_dataclass(ty) and is_definition(ty):
@@ -161,22 +161,22 @@ def is_key(value: Any) -> bool:
 
 
 def checked_keys(keys: list[Any]) -> list[Any]:
-    """Returns keys of a file; raises if code that the file has chosen would hash one."""
+    """Returns keys from a file; raises if hashing a key would run code that the file chose."""
     for key in keys:
         if not is_key(key):
-            raise ValueError(f"a {type(key).__name__} of a file cannot be a key")
+            raise ValueError(f"a {type(key).__name__} from a file cannot be a key")
     return keys
 
 
-# Tells whether functions that make nodes only store static data.
+# Checks whether functions that rebuild nodes only store static data.
 Stores = Callable[[Any], bool]
 
 
 def storing(ty: Any, fields: Fields | None) -> Stores | None:
-    """Returns a check of static data with which making a node of a type only stores them.
+    """Returns a check for static data that rebuilding a node only stores.
 
     Returns:
-      The check; `None` if unknown code makes the nodes.
+      The check; `None` if unknown code rebuilds the nodes.
     """
     functions = _jax.node_functions(ty)
     if functions is None:
@@ -193,7 +193,7 @@ def storing(ty: Any, fields: Fields | None) -> Stores | None:
 
 
 def _init_stores(ty: Any) -> bool:
-    """Returns whether calling a dataclass with its fields stores them, and does nothing else."""
+    """Returns whether calling a dataclass with its fields only stores them."""
     return (
         is_generated(ty.__init__)
         and not hasattr(ty, "__post_init__")
@@ -233,7 +233,7 @@ def _is_object(ty: type, static: Any) -> bool:
     )
 
 
-# The functions of libraries that make nodes and only store static data of this form.
+# Functions of libraries that rebuild nodes and only store static data of this form.
 _STORING: dict[tuple[str, str], Callable[[type, Any], bool]] = {
     ("flax.nnx.variablelib", "_variable_unflatten"): _is_variable,
     ("flax.nnx.statelib", "_state_unflatten"): _is_state,

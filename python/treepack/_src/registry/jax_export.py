@@ -1,4 +1,4 @@
-"""Registration with `jax.export`, which can neither be queried nor undone."""
+"""Registers types with `jax.export`, whose registrations can neither be queried nor undone."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ class _Exported(NamedTuple):
     from_children: Callable[[Any, Sequence[Any]], Any] | None
 
 
-# Only changed while `names.registering` is held; whoever exports reads it at any time.
+# Changed only while `names.registering` is held; exports read it at any time.
 _exported: dict[str, _Exported] = {}
 
 
 def check_name(nodetype: type, name: str) -> None:
-    """Raises a ValueError if `jax.export` would refuse a name.
+    """Raises a ValueError if `jax.export` would reject a name.
 
-    There is no public way to ask. Without this check the error would come too late to undo the
+    There is no public query. Without this check the error would come too late to undo the
     registration with JAX.
     """
     if name in _exported:
@@ -34,8 +34,8 @@ def check_name(nodetype: type, name: str) -> None:
     types, names = _registries()
     if nodetype not in types and name in names:
         raise ValueError(
-            f"{default_name(nodetype)} with the name {name!r}: jax.export has another type with "
-            "that name"
+            f"cannot register {default_name(nodetype)} with the name {name!r}: jax.export has "
+            "another type with that name"
         )
 
 
@@ -46,17 +46,17 @@ def register(
     decode: Callable[[bytes], Any],
     from_children: Callable[[Any, Sequence[Any]], Any] | None,
 ) -> None:
-    """Registers a type with `jax.export`, unless others have."""
+    """Registers a type with `jax.export` unless it is registered already."""
     try:
         from jax import export
     except ImportError:
-        return  # then nothing can be exported either
+        return  # without jax, nothing can be exported
     known = _exported.get(name)
     now = _Exported(nodetype, nodetype, encode, decode, from_children)
     if known is not None:
         _exported[name] = now._replace(ty=known.ty)
         if known.ty is not nodetype:
-            # A class that was defined again, as by a cell of a notebook. JAX cannot replace one.
+            # A redefined class, as in a notebook cell. JAX cannot replace the registration.
             types, _ = _registries()
             types.setdefault(nodetype, (name, lambda auxdata: _exported[name].encode(auxdata)))
         return
@@ -67,7 +67,7 @@ def register(
             return current.from_children(auxdata, children)
         return unflatten(current.current, auxdata, children)
 
-    _exported[name] = now  # at once with the registration, for other threads
+    _exported[name] = now  # before the registration, for other threads
     try:
         export.register_pytree_node_serialization(
             nodetype,
@@ -80,10 +80,12 @@ def register(
         del _exported[name]
         if not isinstance(error, ValueError):
             raise
-        # There is no way to ask. An error about the type says that others have registered it.
+        # There is no query. An error about the type means that it is registered already.
         if f"registration for type `{nodetype}`" in str(error):
             return
-        raise ValueError(f"{default_name(nodetype)} with the name {name!r}: {error}") from None
+        raise ValueError(
+            f"cannot register {default_name(nodetype)} with the name {name!r}: {error}"
+        ) from None
 
 
 def _registries() -> tuple[dict[Any, Any], dict[Any, Any]]:
@@ -92,5 +94,5 @@ def _registries() -> tuple[dict[Any, Any], dict[Any, Any]]:
         from jax._src.export import _export as internals
 
         return internals.serialization_registry, internals.deserialization_registry
-    except (ImportError, AttributeError):  # then JAX says that the type is not registered
+    except (ImportError, AttributeError):  # JAX will then raise for the unregistered type
         return {}, {}

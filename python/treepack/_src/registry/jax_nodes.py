@@ -1,4 +1,4 @@
-"""Types of nodes that JAX knows: how their nodes are written, and made again."""
+"""Describes node types of JAX: flattens their nodes for files, and rebuilds them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def jax_node_type(
     version: int = 0,
     upgrade: Upgrade | None = None,
 ) -> NodeType:
-    """Describes a type that JAX knows."""
+    """Describes a type that is registered with JAX."""
     meta = None if fields is None else fields.meta
     stores = storing(nodetype, fields)
     library = library_of_type(nodetype)
@@ -67,9 +67,9 @@ def jax_node_type(
             return
         if not (is_given(static) if library is None else is_inert(static)):
             raise UnregisteredTypeError(
-                f"nodes of the type {name!r} are made by code of {library or 'the program'}, which "
-                "receives no functions from files, nor objects that could hold some; pass a "
-                'template as target, or unknown="dict" to get dicts in their place',
+                f"nodes of the type {name!r} are rebuilt by code of {library or 'the program'}, "
+                "which must not receive functions from files, nor objects that could hold some: "
+                'pass a template as target, or unknown="dict" to get dicts in their place',
                 name,
             )
 
@@ -87,14 +87,16 @@ def jax_node_type(
         return found._replace(static=decode_checked(found.static))
 
     def completed(static: Any, names: list[str], children: list[Any]) -> tuple[Any, list[Any]]:
-        """Returns auxdata and children in the form of JAX, which does not check them."""
+        """Returns auxdata and children as JAX takes them; checks them, since JAX does not."""
         if isinstance(static, _WithFunctions):
             static, names, children = static.merge(names, children)
         if fields is not None:
             check_children(fields.data, names)
             if type(static) is not tuple or len(static) != len(fields.meta):
                 found = type(static).__name__
-                raise ValueError(f"its static data should be {fields.meta}, not this {found}")
+                raise ValueError(
+                    f"expected a tuple of the static data {fields.meta}, found {found}"
+                )
         return static, children
 
     def made_by(make: Callable[[Any, list[Any]], Any]) -> Callable[..., Any]:
@@ -145,7 +147,7 @@ def jax_node_type(
 def namedtuple_type(
     nodetype: Any, name: str, *, version: int = 0, upgrade: Upgrade | None = None
 ) -> NodeType:
-    """Describes a namedtuple, which JAX knows without registration."""
+    """Describes a namedtuple, which JAX flattens without registration."""
     names: list[str] = list(nodetype._fields)
 
     def flatten_node(node: Any) -> tuple[bytes, dict[str, Any]]:
@@ -170,7 +172,7 @@ def namedtuple_type(
 
 
 def _module_split(nodetype: type) -> Callable[[FieldNames, Parts], Split] | None:
-    """Returns the `split` of an equinox module, which is recorded with all fields as children."""
+    """Returns the `split` of an equinox module, whose record lists all fields as children."""
     meta = equinox.static_names(nodetype)
     if meta is None:
         return None
@@ -186,18 +188,18 @@ def _module_split(nodetype: type) -> Callable[[FieldNames, Parts], Split] | None
     return split
 
 
-# Marks static data of a node that has other children than most of its type.
+# Marks static data of a node whose type has children only on conditions.
 _VARIABLE = "treepack.variable"
 
 
 class _Variable(NamedTuple):
-    """Static data of a node whose type has children only on conditions, and their names."""
+    """Static data and names of the children of a node whose type has conditional children."""
 
     static: Any
     names: list[str]
 
     def make(self, nodetype: type, names: list[str], children: list[Any]) -> Any:
-        """Makes the node with the function that the program gave to JAX."""
+        """Rebuilds the node with the function that is registered with JAX."""
         check_children(self.names, names)
         return registered_unflatten(nodetype)(self.static, children)
 
@@ -207,7 +209,7 @@ _FUNCTIONS = "treepack.functions"
 
 
 class _WithFunctions(NamedTuple):
-    """Static data of a node, and the functions among its children of these names."""
+    """Static data of a node, the names of its children, and the functions among these."""
 
     static: Any
     names: list[str]
@@ -216,14 +218,14 @@ class _WithFunctions(NamedTuple):
     def merge(self, names: list[str], children: list[Any]) -> tuple[Any, list[str], list[Any]]:
         found = dict(zip(names, children, strict=True)) | self.functions
         if found.keys() != set(self.names):
-            raise ValueError(f"it has the children {self.names}, not {list(found)}")
+            raise ValueError(f"expected the children {self.names}, found {list(found)}")
         return self.static, self.names, [found[name] for name in self.names]
 
 
 def _add_functions(
     nodetype: type, data: bytes, names: list[str], functions: dict[str, Any]
 ) -> bytes:
-    """Adds the functions among the children of these names to static data."""
+    """Adds the functions among the children to static data."""
     functions = _holes.with_holes(functions)
     for name, function in functions.items():
         _holes.check_field(name, function, f"{default_name(nodetype)}: ")
@@ -231,7 +233,7 @@ def _add_functions(
 
 
 def _extended(data: bytes) -> _Variable | _WithFunctions | None:
-    """Decodes marked static data; `None` for those without a mark."""
+    """Decodes marked static data; `None` for data without a mark."""
     if not any(mark.encode() in data for mark in (_VARIABLE, _FUNCTIONS)):  # nearly always
         return None
     match core.decode_value(data):
@@ -243,7 +245,7 @@ def _extended(data: bytes) -> _Variable | _WithFunctions | None:
 
 
 def holds_code(data: bytes) -> bool:
-    """Returns whether encoded static data have parts that code of a library must not receive."""
+    """Returns whether encoded static data have parts that a library's code must not receive."""
     try:
         found = _extended(data)
         static = core.decode_value(data if found is None else found.static)

@@ -1,10 +1,10 @@
-"""Types of well-known libraries, which need no registration.
+"""Finds types of known libraries, which need no registration.
 
-A file names such a type by its library and the shortest path to it: `optax:ScaleByAdamState`,
-`flax:nnx.State`. The name is looked up among the modules of that library that the program has
-imported; nothing is imported for it, and only types of nodes, or of static data that are made
-without code of theirs (`definitions.py`), are found. A type that has moved inside its library is
-found by the name of its class.
+A file names such a type by its library and its shortest path: `optax:ScaleByAdamState`,
+`flax:nnx.State`. The name is looked up in the modules of that library that the program has
+imported. Nothing is imported, and only node types are found, and types of static data that are
+rebuilt without running their code (`definitions.py`). A type that moved inside its library is found
+by the name of its class.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from treepack._src.interop.modules import imported
 from treepack._src.pytree.containers import is_namedtuple
 from treepack._src.registry.names import default_name
 
-# Modules whose nodes have static data in an order that differs from process to process, since it is
-# that of a set: another process would take one for the other.
+# Modules whose nodes have static data in the order of a set, which differs between processes:
+# another process would confuse them.
 _UNORDERED = ("numpyro.distributions",)
 
 
 def is_node(ty: type) -> bool:
-    """Returns whether a type is one of nodes that files may name."""
+    """Returns whether a type is a node type that files may name."""
     if ty.__module__.startswith(_UNORDERED):
         return False
     return is_namedtuple(ty) or is_node_type(ty)
 
 
 def library_name(ty: type, fits: Callable[[type], bool] = is_node) -> str | None:
-    """Returns the name in files of a type of a well-known library; `None` for other types."""
+    """Returns the name in files for a type of a known library; `None` for other types."""
     library = library_of_type(ty)
     if library is None or "<locals>" in ty.__qualname__:
         return None
@@ -45,14 +45,14 @@ def library_name(ty: type, fits: Callable[[type], bool] = is_node) -> str | None
 
 
 def find(name: str, fits: Callable[[type], bool] = is_node) -> type | None:
-    """Finds a type of a well-known library by its name in a file.
+    """Finds a type of a known library by its name in a file.
 
-    Files of programs that have registered it under its path, such as `optax.ScaleByAdamState`, are
-    read, too.
+    Also reads names of programs that registered the type under its path, such as
+    `optax.ScaleByAdamState`.
 
     Args:
       name: The name.
-      fits: Which types are meant: those of nodes, or of static data.
+      fits: Returns whether a type is acceptable: a node type, or a type of static data.
     """
     library = library_of(name)
     if library is None or imported(library) is None:
@@ -62,8 +62,8 @@ def find(name: str, fits: Callable[[type], bool] = is_node) -> type | None:
     found = _at(library, parts, fits)
     if found is not None:
         return found
-    # Under another path; if there are several, none is meant.
-    # There are thousands of modules, of which few are of the library.
+    # Under another path; if several match, the name is ambiguous. There are thousands of modules,
+    # and few belong to the library.
     end = len(library)
     modules = [
         module
@@ -76,18 +76,18 @@ def find(name: str, fits: Callable[[type], bool] = is_node) -> type | None:
 
 
 def library_of(name: str) -> str | None:
-    """Returns the well-known library that a name in a file stands for a type of, or `None`."""
+    """Returns the known library to which the type with a name in a file belongs, or `None`."""
     library = name.partition(":")[0].partition(".")[0]
     is_path = len(library) + 1 < len(name) <= _MAX_NAME
     return library if library in LIBRARIES and is_path else None
 
 
-# No type has a longer name; looking one up takes time quadratic in it.
+# Longer than the name of any type; lookups take quadratic time.
 _MAX_NAME = 500
 
 
 def _at(library: str, parts: list[str], fits: Callable[[type], bool]) -> type | None:
-    """Looks up a path below a library, without code of modules that make attributes when asked."""
+    """Looks up a path below a library, without calling a module's `__getattr__`."""
     for count in range(len(parts), 0, -1):
         found: Any = sys.modules.get(".".join([library, *parts[: count - 1]]))
         for part in parts[count - 1 :]:
@@ -98,7 +98,7 @@ def _at(library: str, parts: list[str], fits: Callable[[type], bool]) -> type | 
 
 
 def _typed(library: str, found: Any, fits: Callable[[type], bool]) -> type | None:
-    """Returns a value if it is a fitting type that the library defines."""
+    """Returns a value if it is an acceptable type that the library defines."""
     if not isinstance(found, type) or library_of_type(found) != library:
         return None
     return found if fits(found) else None

@@ -1,4 +1,4 @@
-"""Names of things in files, which things keep when they are defined again."""
+"""Keeps the names of objects in files, which stay valid when an object is redefined."""
 
 from __future__ import annotations
 
@@ -13,11 +13,18 @@ import weakref
 from collections.abc import Callable, Iterable
 from typing import Any, Generic, NamedTuple, TypeVar, cast
 
+from treepack.errors import UnregisteredTypeError
+
 T = TypeVar("T")
 
 
+def not_registered(sort: str, name: str, remedy: str) -> UnregisteredTypeError:
+    """Returns the error for a name in a file that is not registered; `remedy` says what to do."""
+    return UnregisteredTypeError(f"unregistered {sort} {name!r}: {remedy}", name)
+
+
 class _Registering:
-    """A lock on all registration; a registration that an error ends leaves no names behind."""
+    """A lock for all registrations; a registration that fails leaves no names behind."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
@@ -29,7 +36,7 @@ class _Registering:
             os.register_at_fork(after_in_child=self._reset)
 
     def _reset(self) -> None:
-        """Starts over in a forked process, unless the thread that forked is registering."""
+        """Resets the lock in a forked process, unless the forking thread is registering."""
         if self._depth and self._owner != threading.get_ident():
             for table, before in zip(self._tables, self._before, strict=True):
                 table.put_back(before)
@@ -62,7 +69,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def or_decorator(register: F) -> F:
-    """Makes a function that registers its first argument a decorator if that is missing."""
+    """Makes a registering function return a decorator if its first argument is missing."""
     first, *_ = inspect.signature(register).parameters
 
     @functools.wraps(register)
@@ -76,37 +83,38 @@ def or_decorator(register: F) -> F:
 
 
 class OlderDefinitionError(TypeError):
-    """A function has lost its name to another one that was defined in its place."""
+    """A function lost its name to a newer definition."""
 
 
 def reads_nothing(*_: Any) -> Any:
-    """Takes the place of functions that read, in the entry of an older definition."""
-    raise TypeError("an older definition of a type makes no values")
+    """Replaces the reading functions in the entry of an older definition."""
+    raise TypeError("an older definition of a type cannot read values")
 
 
 class _Named(NamedTuple):
-    """A thing with a name, and its entry."""
+    """A named object and its entry."""
 
     thing: Any
     entry: Any
 
 
 class Names(Generic[T]):
-    """Things of one sort by name, and names by thing.
+    """Maps names to objects of one sort, and objects to names.
 
-    A thing has one name, and a name one thing. A thing may also have aliases, which are read and
-    never written. Things are compared by identity, since not all are hashable.
+    An object has one name, and a name one object. An object may also have aliases, which are read
+    and never written. Objects are compared by identity, since not all are hashable.
     """
 
     def __init__(self, sort: str, writing: Callable[[T], T] = lambda entry: entry):
         """Creates an empty table.
 
         Args:
-          sort: The word for such a thing in messages, such as `node type`.
-          writing: Takes an entry, returns one that can only write, without a reference to its
-            thing: the entry of a thing that has lost its name.
+          sort: The word for such an object in messages, such as `node type`.
+          writing: Takes the entry of an object that lost its name, returns an entry that can only
+            write, without a reference to the object.
         """
-        # Counts them once they are done, for whoever keeps what it looks up after reading this.
+        # The number of completed changes. A cache reads it before a lookup, to detect stale
+        # entries.
         self.changes = 0
         self._sort = sort
         self._by_name: dict[str, _Named] = {}
@@ -126,32 +134,32 @@ class Names(Generic[T]):
         self.changes += 1
 
     def check(self, thing: Any, name: str, aliases: Iterable[str] = ()) -> None:
-        """Raises a ValueError if a thing cannot have a name.
+        """Raises a ValueError if an object cannot have a name.
 
-        A thing that was defined again, because its module or cell ran again, may take the name
-        of its older definition.
+        An object that was redefined, because its module or cell ran again, may take the name of its
+        older definition.
         """
         if isinstance(aliases, str):
-            raise TypeError(f"aliases must be a list of names, not {aliases!r}")
+            raise TypeError(f"aliases must be a list of names, got {aliases!r}")
         for claimed in (name, *aliases):
             if not isinstance(claimed, str) or not claimed:
-                raise ValueError(f"a {self._sort} needs a name, not {claimed!r}")
+                raise ValueError(f"a {self._sort} name must be a non-empty string, got {claimed!r}")
         known = self.name_of(thing)
         if known is not None and known != name:
             raise ValueError(
-                f"{_label(thing)} is already registered as {self._sort} with the name {known!r}, "
-                f"not {name!r}"
+                f"{_label(thing)} is already registered as {self._sort} with the name {known!r}: "
+                f"it cannot also have the name {name!r}"
             )
         for claimed in (name, *aliases):
             found = self._by_name.get(self._aliases.get(claimed, claimed))
             if found is not None and not _replaces(found.thing, thing):
                 raise ValueError(
                     f"the {self._sort} name {claimed!r} is already registered for "
-                    f"{_label(found.thing)}, and cannot be for {_label(thing)} as well"
+                    f"{_label(found.thing)}: choose another name for {_label(thing)}"
                 )
 
     def add(self, thing: Any, name: str, entry: T, aliases: Iterable[str] = ()) -> None:
-        """Names a thing; its older definition loses the name."""
+        """Names an object; its older definition loses the name."""
         older = self._by_name.get(name)
         self._aliases.pop(name, None)
         self._by_name[name] = _Named(thing, entry)
@@ -161,65 +169,61 @@ class Names(Generic[T]):
         if older is not None and older.thing is not thing:
             self._names.pop(id(older.thing), None)
             number, kept = id(older.thing), self._older
-            with contextlib.suppress(TypeError):  # no weak references to it: it is forgotten
+            with contextlib.suppress(TypeError):  # it allows no weak references, so it is dropped
                 ref = weakref.ref(older.thing, lambda _: kept.pop(number, None))
                 kept[number] = ref, name, self._writing(older.entry)
         self.changes += 1
 
     def chosen(self, thing: Any, given: str | None) -> str:
-        """Chooses the name of a thing: the given one, its own, or a default."""
+        """Chooses the name of an object: the given name, its registered name, or a default."""
         if given is not None:
             return given
         known = self.name_of(thing)
         if known is None:
             known = default_name(thing)
             if is_unstable(thing):
-                warnings.warn(
-                    f"{known!r} is not a lasting name for files: another program may have "
-                    "something else there. Give it a serialized_name",
-                    stacklevel=3,
-                )
+                warnings.warn(unstable_text(known, "pass serialized_name="), stacklevel=3)
         return known
 
     def name_of(self, thing: Any) -> str | None:
-        """Returns the name of a thing."""
+        """Returns the name of an object, or `None`."""
         named = self.named(thing)
         return None if named is None else named[0]
 
     def entry_of(self, thing: Any) -> T | None:
-        """Returns the entry of a thing."""
+        """Returns the entry of an object, or `None`."""
         named = self.named(thing)
         return None if named is None else named[1]
 
     def named(self, thing: Any) -> tuple[str, T] | None:
-        """Returns the name of a thing, and its entry."""
+        """Returns the name and the entry of an object, or `None`."""
         name = self._names.get(id(thing))
         if name is None:
             return None
-        found = self._by_name.get(name)  # another thread may have taken it back, or given it away
+        found = self._by_name.get(name)  # another thread may have removed or reassigned it
         return None if found is None or found.thing is not thing else (name, found.entry)
 
     def by_name(self, name: str) -> T | None:
-        """Returns the entry of the thing with a name or an alias."""
+        """Returns the entry for a name or an alias, or `None`."""
         found = self._by_name.get(self._aliases.get(name, name))
         return None if found is None else found.entry
 
     def older(self, thing: Any) -> tuple[str, T] | None:
-        """Returns the name that a thing has lost to a newer definition, and an entry to write it.
+        """Returns the name that an object lost to a newer definition, and an entry that writes it.
 
-        What is written so is what was written before: it is read as the newer definition.
+        It is written as before, and read as the newer definition.
         """
         found = self._older.get(id(thing))
         return None if found is None or found[0]() is not thing else found[1:]
 
     def things(self) -> dict[str, Any]:
-        """Returns all things by name."""
+        """Returns all objects by name."""
         return {name: found.thing for name, found in self._by_name.copy().items()}
 
 
 def function_name(function: Any) -> str | None:
-    """Returns module and qualified name of a function, or `None` if it has none of its own."""
-    if inspect.ismethod(function):  # other bindings of the function have its name, too
+    """Returns the module and qualified name of a function, or `None` if it has no unique name."""
+    if inspect.ismethod(function):  # other bindings of the function have the same name
         return None
     module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", None)
     if not isinstance(module, str) or not isinstance(name, str) or "<lambda>" in name:
@@ -228,10 +232,10 @@ def function_name(function: Any) -> str | None:
 
 
 def default_name(thing: Any) -> str:
-    """Returns the name of a type or function that the program gives no other name.
+    """Returns the default name of a type or function.
 
-    It is the module and the qualified name; in private modules, the shortest public path to the
-    thing, such as `optax.EmptyState`.
+    It is the module and the qualified name; for private modules, the shortest public path, such as
+    `optax.EmptyState`.
     """
     module, name = str(thing.__module__), thing.__qualname__
     parts = module.split(".")
@@ -246,41 +250,46 @@ def default_name(thing: Any) -> str:
 
 
 def is_unstable(thing: Any) -> bool:
-    """Returns whether other programs may have another thing under the default name of this one."""
+    """Returns whether other programs may have another object with the same default name."""
     return thing.__module__ == "__main__" or "<locals>" in thing.__qualname__
 
 
+def unstable_text(name: str, remedy: str) -> str:
+    """Returns the warning about a name that `is_unstable`."""
+    return f"{name!r} may name another type or function in other programs: {remedy}"
+
+
 def _label(thing: Any) -> str:
-    """Returns a thing's module and qualified name, for messages."""
+    """Returns the module and qualified name of an object, for messages."""
     place = _place(thing)
     return repr(thing) if place is None else ".".join(place)
 
 
 def _place(thing: Any) -> tuple[str, str] | None:
-    """Returns the module and qualified name of a thing that has both."""
+    """Returns the module and qualified name of an object that has both, or `None`."""
     place = getattr(thing, "__module__", None), getattr(thing, "__qualname__", None)
     return None if None in place or inspect.ismethod(thing) else place  # type: ignore[return-value]
 
 
 def _replaces(old: Any, new: Any) -> bool:
-    """Returns whether a thing is another one, defined again.
+    """Returns whether an object is a redefinition of another one.
 
-    Two live things at the same place are not: the first must be gone from its module, or the
-    module be running, as when a cell or a reloaded module defines things again.
+    Two live objects of the same name are not: the older one must be gone from its module, or the
+    module must be running, as when a cell or a reloaded module redefines it.
     """
     if old is new:
         return True
     place = _place(old)
     if place is None or place != _place(new):
         return False
-    # No module holds a lambda or an inner function, and each call makes another one.
+    # Modules do not hold lambdas or inner functions, and each call makes a new one.
     if "<lambda>" in place[1] or ("<locals>" in place[1] and not isinstance(old, type)):
         return _is_running(place[0])
     return _held(*place) is not old or _is_running(place[0])
 
 
 def _held(module: str, qualname: str) -> Any:
-    """Looks up a qualified name in a module, without code of modules that make names when asked."""
+    """Looks up a qualified name in a module, without calling the module's `__getattr__`."""
     found: Any = vars(sys.modules[module]) if module in sys.modules else {}
     first, *rest = qualname.split(".")
     found = found.get(first)

@@ -1,4 +1,4 @@
-"""Nodes: flattened for files, and made from them."""
+"""Flattens nodes for files, and rebuilds them."""
 
 from __future__ import annotations
 
@@ -39,10 +39,12 @@ from treepack.errors import UnregisteredTypeError
 def check_name(ty: type, name: str, aliases: Iterable[str] = ()) -> None:
     """Raises a ValueError if a type cannot have a name."""
     if ty in BY_JAX:
-        raise ValueError(f"{default_name(ty)} needs no registration")
+        raise ValueError(f"{default_name(ty)} needs no registration: leave out the call")
     for claimed in (name, *aliases):
         if (_own_by_name(claimed) or ty) is not ty or _static.is_own_name(claimed):
-            raise ValueError(f"the node type name {claimed!r} is reserved for treepack")
+            raise ValueError(
+                f"the node type name {claimed!r} is reserved for treepack: choose another name"
+            )
     TYPES.check(ty, name, aliases)
 
 
@@ -55,13 +57,13 @@ def flatten_node(
     """Flattens a node.
 
     Returns:
-      The name, fields and version of its type; its static data; its children; and whether a
-      handler made these, so that lists in them stay lists. `None` for a jax array, which stays an
-      array even if the program has a handler for it.
+      The name, fields and version of its type; its static data; its children; and whether they come
+      from a handler, so that lists in them stay lists. `None` for a JAX array, which stays an array
+      even if the program has a handler for it.
 
     Raises:
-      TypeError: If the static data have no form, and are not left out; or the type has lost its
-        name to another definition.
+      TypeError: If the static data cannot be stored and are not left out; or the type lost its name
+        to a newer definition.
     """
     ty = type(node)
     found = registered(ty) or own(ty)
@@ -77,11 +79,11 @@ def flatten_node(
             return _UNNAMED, None, 0, *_flatten_unnamed(node, kind), kind.final
     data, children = found.flatten(node)
     if kind is not None and kind.final:
-        # Like `to_bytes`, so that the same template takes both.
+        # Like `to_bytes`, so that the same template restores both.
         state = kind.children(node)
         if type(state) is not dict or state.keys() != children.keys() or _has_lists(state):
             named = _named_by_handler(state, children)
-            # The names of children that are checked are those of JAX.
+            # Checked children have JAX's names.
             if named is not None and not (found.checked or equinox.is_module(node)):
                 return found.name, found.fields, found.version, data, named, False
             return _UNNAMED, None, 0, *_flatten_unnamed(node, kind), True
@@ -89,7 +91,7 @@ def flatten_node(
 
 
 def _named_by_handler(state: Any, children: dict[str, Any]) -> dict[str, Any] | None:
-    """Returns children by the names of a handler; `None` if its state is of others."""
+    """Returns children by the names in a handler's state; `None` if its children differ."""
     if type(state) is not dict or len(state) != len(children) or _has_lists(state):
         return None
     if not all(map(_is_state_of, state.values(), children.values())):
@@ -98,7 +100,7 @@ def _named_by_handler(state: Any, children: dict[str, Any]) -> dict[str, Any] | 
 
 
 def _is_state_of(state: Any, child: Any) -> bool:
-    """Returns whether a state has the very leaves of a child, in the same order."""
+    """Returns whether a state has exactly the leaf objects of a child, in the same order."""
     if state is child:
         return True
     if kind_of(child) is None or type(state) is not dict:
@@ -112,14 +114,14 @@ def _is_state_of(state: Any, child: Any) -> bool:
 
 
 def _code_left_out(code: Any) -> bytes:
-    """Returns the static data in the place of code."""
+    """Returns the static data that stand for code."""
     if left_out() == "error" or not (left_out() == "skip" or callable(code) or is_code(code)):
         raise TypeError(explain(code))
     return core.encode_value(_holes.hole_of(code))
 
 
 def _has_lists(state: dict[str, Any]) -> bool:
-    """Returns whether the state that a handler made has lists, which stay lists there."""
+    """Returns whether a handler's state has lists, which stay lists."""
     return any(
         type(part) in (list, tuple) or (type(part) is dict and _has_lists(part))
         for part in state.values()
@@ -133,18 +135,18 @@ def find_node_type(
     or_none: bool,
     fillings: _holes.Fillings | None,
 ) -> NodeType | None:
-    """Finds a type by name that makes nodes from those saved with these fields.
+    """Finds the type with a name, and converts it to read nodes that were saved with other fields.
 
     Args:
       name: The name.
       fields: The fields.
-      version: The version that they were saved in.
-      or_none: Whether to return `None` in place of an error.
-      fillings: A tree with nodes of unregistered types, like those saved; see `load`.
+      version: The version in which the nodes were saved.
+      or_none: Whether to return `None` instead of raising.
+      fillings: A tree with nodes of unregistered types, like the saved tree; see `load`.
 
     Raises:
-      UnregisteredTypeError: If there is none, or nodes with these fields cannot become nodes of
-        it; unless `or_none`.
+      UnregisteredTypeError: If there is no such type, or the saved fields cannot be converted;
+        unless `or_none`.
     """
     found = _by_name(name) or (None if fillings is None else _type_in(fillings, name))
     if found is not None and found.fields == fields and found.version == version:
@@ -162,10 +164,10 @@ def find_node_type(
 
 
 def _type_in(fillings: _holes.Fillings, name: str) -> NodeType | None:
-    """Finds a type among the nodes of a tree, by the name that it has without registration.
+    """Finds a type among the nodes of a tree, by its name without registration.
 
     Raises:
-      UnregisteredTypeError: If several have it.
+      UnregisteredTypeError: If several types have the name.
     """
     if fillings.types is None:
         fillings.types = {}
@@ -173,7 +175,8 @@ def _type_in(fillings: _holes.Fillings, name: str) -> NodeType | None:
     found = fillings.types.get(name, [])
     if len(found) > 1:
         raise UnregisteredTypeError(
-            f"{len(found)} types in static= have the name {name!r}: pass the tree as target", name
+            f"{len(found)} types in static= have the name {name!r}: pass the tree as target",
+            name,
         )
     return found[0] if found else None
 
@@ -199,7 +202,7 @@ def _collect_types(
 
 
 def unknown_types(names: list[str], error: UnregisteredTypeError) -> UnregisteredTypeError:
-    """Returns the error about all types of a file that the program does not know.
+    """Returns the error about all unregistered types of a file.
 
     Args:
       names: The names of all types in the file.
@@ -215,12 +218,12 @@ def _unknown(names: list[str]) -> UnregisteredTypeError:
     remedies = [f"import {library}" for library in sorted({*missing.values()})]
     if len(missing) < len(libraries):
         remedies.append(
-            "register them (see treepack.register_dataclass; aliases= takes the name that a class "
-            "had before it was moved)"
+            "register them (see treepack.register_dataclass; aliases= takes the name of a class "
+            "before a move)"
         )
     quoted = ", ".join(map(repr, names))
     return UnregisteredTypeError(
-        f"the program knows no type named {quoted}: {' and '.join(remedies)}"
+        f"unregistered type{'s' if len(names) > 1 else ''} {quoted}: {' and '.join(remedies)}"
         f"{''.join(dict.fromkeys(map(remark_on_main, names)))}; or pass a template as target, or "
         'unknown="dict" to get dicts in their place',
         names[0],
@@ -230,7 +233,7 @@ def _unknown(names: list[str]) -> UnregisteredTypeError:
 def fill_holes(
     static: Any, path: list[str], fillings: _holes.Fillings | None, ty: type, told: int | None
 ) -> tuple[Any, _holes.Unfilled | None]:
-    """Fills the holes in static data of a node; see `holes.fill`."""
+    """Replaces the placeholders in static data of a node; see `holes.fill`."""
     known = _static.known_type
     return _holes.fill(static, path, fillings, ty, _static_of, known, told)
 
@@ -244,9 +247,9 @@ def _static_of(node: Any) -> dict[str, Any]:
 def is_named(ty: type, name: str) -> bool:
     """Returns whether a name in a file stands for a type."""
     if name == _CODE:
-        return flax.is_graph_definition_type(ty)  # other code is no container
+        return flax.is_graph_definition_type(ty)  # other code is not a container
     if name == _UNNAMED:
-        return ty not in BY_JAX  # nothing tells which type it was
+        return ty not in BY_JAX  # the type is unknown
     found = _by_name(name)
     return found.ty is ty if found is not None else name == default_name(ty)
 
@@ -257,7 +260,7 @@ def _by_name(name: str) -> NodeType | None:
 
 # Types that need no registration
 
-# JAX takes these apart without a registry.
+# JAX flattens these without a registry.
 BY_JAX: frozenset[type] = frozenset({dict, list, tuple, type(None)})
 
 
@@ -288,7 +291,7 @@ def _mapping(
             core.check_hashes(keys)
         items = dict(zip(names if keys is None else keys, children, strict=True))
         if len(items) != len(children):
-            raise ValueError("a key occurs twice")
+            raise ValueError("duplicate key")
         return make(more, items)
 
     def static_of(mapping: Any) -> dict[str, Any]:
@@ -334,31 +337,31 @@ def _unflatten_pruned(static: Any, names: list[str], children: list[Any]) -> Any
     if kind not in _PRUNED or [str(key) for key in keys] != [
         name for name in map(str, keys) if name in found
     ]:
-        raise ValueError("it is not a container with functions in it")
+        raise ValueError("expected a container with functions")
     return joined(_PRUNED[kind], keys, [found[str(key)] for key in keys])
 
 
 _PRUNED: dict[str, type] = {"list": list, "tuple": tuple, "dict": dict}
 
 
-# Nodes without a name: only their children are saved, and loading fills in the rest.
+# Nodes without a name: only their children are saved; a template supplies the rest.
 
 
 def _flatten_unnamed(node: Any, kind: NodeKind) -> tuple[bytes, dict[str, Any]]:
     children = kind.children(node)
     if type(children) is not dict:
         raise TypeError(
-            f"the handler of {default_name(type(node))} returns no dict: save what it returns, "
-            "serialization.to_state_dict(...) of it"
+            f"the handler of {default_name(type(node))} must return a dict: save the result of "
+            "serialization.to_state_dict instead of the object"
         )
     return core.encode_value(_holes.Hole(None, default_name(type(node)))), children
 
 
 def _decode_hole(data: bytes) -> Any:
-    """Decodes the static data of a node that only the program can make."""
+    """Decodes the static data of a node that only the program can supply."""
     hole = one(_holes.Hole, core.decode_value(data))
     if hole.name is not None:
-        raise ValueError("it has parts of its own")
+        raise ValueError("expected a placeholder without parts")
     return hole
 
 
@@ -367,7 +370,7 @@ def _unflatten_unnamed(template: Any, names: list[str], children: list[Any]) -> 
     expected = {} if kind is None else kind.children(template)
     if (kind is None or not kind.final) and expected.keys() != set(names):
         raise ValueError(
-            f"the node it is filled in with has the children {list(expected)}, not {names}"
+            f"the node that supplies it has the children {list(expected)}, expected {names}"
         )
     if kind is None:
         return template
@@ -421,8 +424,8 @@ _own: dict[type, NodeType] = {
 
 
 def _own_by_name(name: str) -> type | None:
-    """Finds a type of `own` by name; those of other libraries only if they are imported."""
-    for ty, found in _own.copy().items():  # others may add to it meanwhile
+    """Finds a type of `own` by name; types of other libraries only if these are imported."""
+    for ty, found in _own.copy().items():  # another thread may add to it
         if found.name == name:
             return ty
     if name == "jax.tree_util.Partial":

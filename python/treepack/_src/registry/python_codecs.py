@@ -1,4 +1,4 @@
-"""Codecs for values of Python's own library."""
+"""Codecs for values of Python's standard library."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def _path(ty: type[pathlib.PurePath]) -> Codec:
 def _defaultdict_parts(it: collections.defaultdict[Any, Any]) -> tuple[Any, dict[Any, Any]]:
     if not is_inert_factory(it.default_factory):
         raise TypeError(
-            f"the default factory {it.default_factory!r:.100} of static data cannot be saved: "
-            "those of files are builtin types, such as list"
+            f"the default factory {it.default_factory!r:.100} of static data cannot be saved: use "
+            "a builtin type, such as list"
         )
     return it.default_factory, dict(it)
 
@@ -70,13 +70,13 @@ def _zones() -> set[str]:
 
 
 def _zone(name: Any) -> Any:
-    if one(str, name) not in _zones():  # which keeps to the data of time zones
-        raise ValueError(f"there is no time zone {name!r:.100} here")
+    if one(str, name) not in _zones():  # limits lookups to the time zone database
+        raise ValueError(f"unknown time zone {name!r:.100}")
     return zoneinfo.ZoneInfo(name)
 
 
 def _zone_of(time: Any) -> Any:
-    """Returns the time zone of a time, if it is of Python's library."""
+    """Returns the time zone of a time; raises unless it is of the standard library."""
     zone = time.tzinfo
     if zone is None or type(zone) in _ZONES:
         return zone
@@ -97,7 +97,7 @@ def _time_of(ty: Any) -> Callable[[Any], Any]:
             raise ValueError(f"a {type(zone).__name__} is not a time zone")
         time = ty.fromisoformat(text)
         if time.tzinfo is not None:
-            raise ValueError("its text has a time zone")
+            raise ValueError("unexpected time zone in the text")
         return time.replace(tzinfo=zone, fold=fold)
 
     return decode
@@ -153,7 +153,7 @@ CODECS = [
         lambda it: (it.func, it.args, dict(it.keywords)),
         _functools_partial,
     ),
-    # A path that can open files becomes one of the reading system.
+    # A concrete path becomes a path of the system that reads it.
     _path(pathlib.Path),
     _path(pathlib.PureWindowsPath),
     _path(pathlib.PurePosixPath),

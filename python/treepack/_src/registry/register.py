@@ -1,4 +1,4 @@
-"""Registers types of nodes: once, for JAX, for `jax.export`, and by name for files."""
+"""Registers node types with JAX, with `jax.export`, and by name for files, in one call."""
 
 from __future__ import annotations
 
@@ -68,31 +68,31 @@ def register_dataclass(
 ) -> Any:
     """Registers a dataclass as a pytree node, with `jax.export`, and by name for `dumps`.
 
-    The parameters are those of `jax.tree_util.register_dataclass`, which this calls unless
-    JAX already knows the type (such as structs of flax and eformer, and equinox modules). Can be
-    used as a decorator, with or without arguments. Registering the same definition again does
-    nothing.
+    Takes the parameters of `jax.tree_util.register_dataclass`, and calls it unless the type is
+    already registered with JAX, such as structs of flax and eformer, and equinox modules. Works as
+    a decorator, with or without arguments. Registering the same definition again is a no-op.
 
     Args:
-      nodetype: The class. Subclasses are not covered.
-      data_fields: The fields that are children. By default those of a dataclass that
-        `__init__` takes and that are not marked by `metadata=dict(static=True)`.
-      meta_fields: The fields that are static data; given together with `data_fields`.
-      drop_fields: Fields that are neither, and take their defaults when a node is made.
-      serialized_name: The name in files; by default the module and qualified name of the class,
-        or the shortest public path to it. Pass one to be free to move the class.
-      aliases: Other names, which older files may have.
-      version: The version of the class's definition. Reordering fields, or adding fields with
-        defaults, needs no new version.
-      upgrade: Takes the static fields and the children of a node by name, and the older version
-        that it was saved in; returns both in this version.
+      nodetype: The class. Subclasses must be registered separately.
+      data_fields: The names of the fields that are children. By default, the fields of a dataclass
+        that `__init__` takes and that are not marked with `metadata=dict(static=True)`.
+      meta_fields: The names of the fields that are static data; required with `data_fields`.
+      drop_fields: The names of the fields that are neither: nodes that JAX rebuilds have their
+        defaults.
+      serialized_name: The name in files; by default the module and qualified name of the class, or
+        its shortest public path. With an explicit name, the class can be moved.
+      aliases: Further names that older files may use.
+      version: The version of the definition, from 0 to 2**32-1. Reordering fields, or adding fields
+        with defaults, requires no new version.
+      upgrade: Takes the static fields of a node by name, its children by name, and the older
+        version in which it was saved. Returns static fields and children of this version.
 
     Returns:
       The class.
 
     Raises:
-      ValueError: If the name belongs to another type, the type has another name, the fields
-        are not those that JAX knows, or a dropped field has no default.
+      ValueError: If the name belongs to another type, the type is registered under another name,
+        the fields differ from the registration with JAX, or a dropped field lacks a default.
 
     Examples:
       >>> import dataclasses, numpy as np, treepack
@@ -107,10 +107,10 @@ def register_dataclass(
     _check_is_type(nodetype)
     if is_namedtuple(nodetype):
         raise ValueError(
-            f"{default_name(nodetype)} is a namedtuple: call treepack.register_namedtuple"
+            f"{default_name(nodetype)} is a namedtuple: use treepack.register_namedtuple"
         )
     if (data_fields is None) != (meta_fields is None):
-        raise TypeError("data_fields and meta_fields must both be given, or none of them")
+        raise TypeError("data_fields and meta_fields must be passed together, or neither of them")
     _check_dropped(nodetype, drop_fields)
     with registering:
         name = _types.chosen_name(nodetype, serialized_name)
@@ -124,7 +124,7 @@ def register_dataclass(
             if given is None and dataclasses.is_dataclass(nodetype):
                 given = Fields.marked(nodetype, drop_fields)
             data, meta = (None, None) if given is None else (given.data, given.meta)
-            jax = needed("register_dataclass makes a type a node for JAX")
+            jax = needed("register_dataclass registers the type with JAX")
             register_with_jax = jax.tree_util.register_dataclass
             register_with_jax(nodetype, data, meta, drop_fields=[*map(_Whole, drop_fields)])
             fields = given
@@ -138,7 +138,7 @@ def register_dataclass(
 
 
 class _Whole(str):
-    """The name of a field to drop, which JAX before 0.10 would take for several names."""
+    """The name of a field to drop. JAX before 0.10 iterates over it: this yields one name."""
 
     __slots__ = ()
 
@@ -147,7 +147,7 @@ class _Whole(str):
 
 
 def _check_claims(nodetype: type, name: str, aliases: Sequence[str], version: int) -> None:
-    """Raises if a name or version is refused, before anything is registered."""
+    """Raises for an invalid name or version, before anything is registered."""
     if not isinstance(version, int) or not 0 <= version < 2**32:
         raise ValueError(f"version must be an integer from 0 to 2**32-1, got {version!r}")
     _nodes.check_name(nodetype, name, aliases)
@@ -165,32 +165,32 @@ def register_node(
     version: int = 0,
     upgrade: Callable[[Any, dict[str, Any], int], tuple[Any, dict[str, Any]]] | None = None,
 ) -> T:
-    """Registers a type that JAX knows as a pytree node by name, for `dumps` and `jax.export`.
+    """Registers a pytree node type of JAX by name, for `dumps` and `jax.export`.
 
-    The parameters are those of `jax.export.register_pytree_node_serialization`, which this
-    calls; those about auxdata are optional, because treepack can write most static data
-    (see `register_auxdata`).
+    Takes the parameters of `jax.export.register_pytree_node_serialization`, and calls it. The
+    parameters about auxdata are optional, because treepack can store most static data (see
+    `register_auxdata`).
 
     Args:
-      nodetype: The type, registered with `jax.tree_util` before.
-      serialized_name: The name in files; for types that need no registration (such as
-        OrderedDict) in `jax.export` alone.
-      serialize_auxdata: Takes the auxdata of a node, returns bytes.
-      deserialize_auxdata: Takes the bytes, returns the auxdata.
-      from_children: Takes auxdata and children, returns a node. Only `jax.export` uses it,
-        with placeholders as children, to find out the structure.
-      aliases: Other names, which older files may have.
-      version: The version of the type's definition.
-      upgrade: Takes static data, the children by name, and the older version of a node; returns
-        both in this version. Static data are a dict if JAX flattens the type by its fields,
-        and the auxdata otherwise.
+      nodetype: The type. It must already be registered with `jax.tree_util`.
+      serialized_name: The name in files; for built-in types such as OrderedDict, only the name in
+        `jax.export`.
+      serialize_auxdata: Takes the auxdata of a node, returns them as bytes.
+      deserialize_auxdata: Takes these bytes, returns the auxdata.
+      from_children: Takes auxdata and children, returns a node. Only `jax.export` calls it, with
+        placeholders as children, to learn the structure.
+      aliases: Further names that older files may use.
+      version: The version of the definition, from 0 to 2**32-1.
+      upgrade: Takes the static data of a node, its children by name, and the older version in which
+        it was saved. Returns static data and children of this version. Static data are a dict if
+        JAX flattens the type by its fields, and the auxdata otherwise.
 
     Returns:
       The type.
 
     Raises:
-      ValueError: If JAX does not know the type, the name belongs to another type, or the type
-        has another name.
+      ValueError: If the type is not registered with JAX, the name belongs to another type, or the
+        type is registered under another name.
 
     Examples:
       >>> import jax, treepack
@@ -206,17 +206,19 @@ def register_node(
     """
     _check_is_type(nodetype)
     if (serialize_auxdata is None) != (deserialize_auxdata is None):
-        raise TypeError("serialize_auxdata and deserialize_auxdata must both be given, or none")
+        raise TypeError(
+            "serialize_auxdata and deserialize_auxdata must be passed together, or neither of them"
+        )
     with registering:
         _check_claims(nodetype, serialized_name, aliases, version)
         if is_plain_namedtuple(nodetype):
             raise ValueError(
-                f"{default_name(nodetype)} is a namedtuple: call treepack.register_namedtuple"
+                f"{default_name(nodetype)} is a namedtuple: use treepack.register_namedtuple"
             )
         if not is_node_type(nodetype):
             raise ValueError(
                 f"{default_name(nodetype)} is not registered with JAX: call "
-                "jax.tree_util.register_pytree_node before, or treepack.register_dataclass"
+                "jax.tree_util.register_pytree_node first, or use treepack.register_dataclass"
             )
         fields = Fields.of(nodetype)
         encode: Callable[[Any], bytes] = serialize_auxdata or encode_auxdata
@@ -235,7 +237,7 @@ def register_node(
         own = _nodes.own(nodetype)
         decode = decode or (added.decode if own is None else decode_given)
         _jax_export.register(nodetype, serialized_name, encode, decode, from_children)
-        if own is None:  # others need no registration
+        if own is None:  # built-in types need no registration
             _types.add(added, aliases)
     return nodetype
 
@@ -259,22 +261,22 @@ def register_namedtuple(
 ) -> Any:
     """Registers a namedtuple by name, for `dumps` and `jax.export`.
 
-    Can be used as a decorator, with or without arguments.
+    Works as a decorator, with or without arguments.
 
     Args:
-      nodetype: The type. JAX knows namedtuples without registration.
-      serialized_name: The name in files; by default the type's module and qualified name.
-      aliases: Other names, which older files may have.
-      version: The version of the type's definition.
-      upgrade: Takes static data, the children by name, and the older version of a node; returns
-        both in this version.
+      nodetype: The namedtuple type. JAX itself needs no registration of namedtuples.
+      serialized_name: The name in files; by default the module and qualified name of the type.
+      aliases: Further names that older files may use.
+      version: The version of the definition, from 0 to 2**32-1.
+      upgrade: Takes the static data of a node, its children by name, and the older version in which
+        it was saved. Returns static data and children of this version.
 
     Returns:
       The type.
 
     Raises:
-      ValueError: If it is not a namedtuple, the name belongs to another type, or the type has
-        another name.
+      ValueError: If the type is not a namedtuple, the name belongs to another type, or the type is
+        registered under another name.
 
     Examples:
       >>> from typing import NamedTuple
@@ -288,7 +290,7 @@ def register_namedtuple(
     _check_is_type(nodetype)
     if not is_namedtuple(nodetype):
         raise ValueError(
-            f"{default_name(nodetype)} is not a namedtuple: call treepack.register_node"
+            f"{default_name(nodetype)} is not a namedtuple: use treepack.register_node"
         )
     if not is_plain_namedtuple(nodetype):
         name = _types.chosen_name(nodetype, serialized_name)
@@ -311,7 +313,7 @@ def register_namedtuple(
 
 
 def _decode_bytes(decode: Callable[[bytes], Any], data: bytes) -> Any:
-    """Decodes auxdata that a function of the program has written as bytes."""
+    """Decodes auxdata that a function of the program encoded as bytes."""
     return decode(one(bytes, core.decode_value(data)))
 
 
@@ -321,26 +323,29 @@ def _check_is_type(nodetype: Any) -> None:
 
 
 def _check_dropped(nodetype: type, dropped: Sequence[str]) -> None:
-    """Raises for dropped fields that do not exist, or could not be filled in again."""
+    """Raises for dropped fields that do not exist, or lack a default."""
     if not dataclasses.is_dataclass(nodetype):
         return
     fields = {field.name: field for field in dataclasses.fields(nodetype)}
     for name in dropped:
         if name not in fields:
-            raise ValueError(f"drop_fields has {name!r}, which is not a field of the class")
+            raise ValueError(
+                f"drop_fields has {name!r}, which is not a field of {default_name(nodetype)}: its "
+                f"fields are {[*fields]}"
+            )
         field = fields[name]
         no_default = (
             field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
         )
         if field.init and no_default:
             raise ValueError(
-                f"drop_fields has {name!r}, which has no default: JAX could not make a "
-                f"{default_name(nodetype)} again. Give the field a default"
+                f"drop_fields has {name!r}, which has no default, so JAX could not rebuild a "
+                f"{default_name(nodetype)}: give the field a default"
             )
 
 
 def _adopted(nodetype: type, given: Fields | None, dropped: Sequence[str]) -> Fields | None:
-    """Returns the fields that JAX knows of a type; raises if others are given."""
+    """Returns the fields of a type that JAX knows; raises if other fields are given."""
     found = Fields.of(nodetype)
     known = _types.registered(nodetype)
     if found is None and known is not None and known.fields is not None and known.checked:
@@ -349,5 +354,8 @@ def _adopted(nodetype: type, given: Fields | None, dropped: Sequence[str]) -> Fi
         found is not None and {*dropped} & {*found.data, *found.meta}
     ):
         fields = "unknown fields" if found is None else fields_text((found.data, found.meta))
-        raise ValueError(f"{default_name(nodetype)} is already registered with JAX, with {fields}")
+        raise ValueError(
+            f"{default_name(nodetype)} is already registered with JAX with {fields}: pass the "
+            "same fields, or leave out data_fields, meta_fields and drop_fields"
+        )
     return found

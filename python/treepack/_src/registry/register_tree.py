@@ -1,4 +1,4 @@
-"""`register_tree`: registers all types in a tree, and in its static data."""
+"""Registers all types in a tree and in its static data: `register_tree`."""
 
 from __future__ import annotations
 
@@ -22,31 +22,37 @@ from treepack._src.registry import static as _static
 from treepack._src.registry import types as _types
 from treepack._src.registry.inert import decode_given
 from treepack._src.registry.jax_nodes import encode_auxdata
-from treepack._src.registry.names import default_name, function_name, is_unstable, registering
+from treepack._src.registry.names import (
+    default_name,
+    function_name,
+    is_unstable,
+    registering,
+    unstable_text,
+)
 from treepack._src.registry.register import register_namedtuple, register_node
 
 
 def register_tree(tree: Any, *, prefix: str | None = None) -> dict[str, type]:
-    """Registers every type of nodes in a tree that is not registered yet.
+    """Registers every unregistered node type in a tree.
 
-    Makes trees of other libraries' types, such as optimizer states, ready to be saved. Covers
-    namedtuples, nodes that JAX knows, and the contents of their static data: enums, dataclasses,
-    and functions that have a name or are the default of a parameter. The program that loads calls
-    it with a tree of the same types.
+    Prepares trees with types of other libraries, such as optimizer states, for saving. Registers
+    namedtuples, nodes that are registered with JAX, and the types in their static data: enums,
+    dataclasses, and functions that have a name or are the default of a parameter. A program that
+    loads such trees must call it, too, with a tree of the same types.
 
     Args:
       tree: Any tree; its leaves do not matter.
-      prefix: A prefix for the names of the types, in place of their modules.
+      prefix: A prefix for the names of the types, instead of their modules.
 
     Returns:
-      The types that were registered, by name.
+      The newly registered types, by name.
 
     Raises:
       ValueError: If a name belongs to another type.
 
     Warns:
-      UserWarning: If a name may not last, or a dataclass is unknown to JAX (`register_dataclass`
-        makes it a node).
+      UserWarning: If a name may differ in another program, or a dataclass is not registered with
+        JAX (`register_dataclass` registers it).
 
     Examples:
       >>> import optax, treepack
@@ -62,7 +68,8 @@ def register_tree(tree: Any, *, prefix: str | None = None) -> dict[str, type]:
         name = f"{prefix}.{ty.__qualname__}" if prefix else default_name(ty)
         if added.get(name, ty) is not ty:
             raise ValueError(
-                f"two types in the tree have the name {name!r}: register one under another name"
+                f"two types in the tree have the name {name!r}: register one of them with another "
+                "serialized_name"
             )
         if is_plain_namedtuple(ty):
             register_namedtuple(ty, serialized_name=name)
@@ -102,21 +109,20 @@ def register_tree(tree: Any, *, prefix: str | None = None) -> dict[str, type]:
     for name, ty in added.items():
         if prefix is None and is_unstable(ty):
             warnings.warn(
-                f"{name!r} is not a lasting name for files: another program may have something "
-                "else there. Give a prefix, or register the type by itself with a serialized_name",
+                unstable_text(name, "pass prefix=, or register the type with serialized_name="),
                 stacklevel=2,
             )
     for ty in unknown:
         warnings.warn(
-            f"{default_name(ty)} is a dataclass that JAX does not know, so it was not registered: "
-            "call treepack.register_dataclass on it",
+            f"did not register the dataclass {default_name(ty)}, which is not registered with "
+            "JAX: call treepack.register_dataclass on it",
             stacklevel=2,
         )
     return added
 
 
 def _register_static(value: Any, owner: type) -> None:
-    """Registers the values in static data of a type that have a lasting name."""
+    """Registers the types and functions in static data of a type that have a stable name."""
     try:
         core.encode_value(value)
         return

@@ -1,10 +1,9 @@
 """Typed values: static data of nodes (JAX's auxdata), dict keys, metadata.
 
-The core writes the plain types of Python (`None`, bool, int, float, complex, str, bytes,
-tuple, list, dict, frozenset), each as itself. Any other value is *named*: a name, and the parts
-that the value is made from. The names are those in `codecs`, and those that the program registers
-with `register_auxdata` and `register_function`. Data never cause an import or a call: an unknown
-name is an error.
+The core writes plain Python types (`None`, bool, int, float, complex, str, bytes, tuple, list,
+dict, frozenset) directly. Any other value is *named*: it is written as a name, and the parts from
+which it is rebuilt. Names come from `codecs`, `register_auxdata` and `register_function`. Data
+never cause an import or a call: an unknown name is an error.
 """
 
 from __future__ import annotations
@@ -37,10 +36,11 @@ from treepack._src.registry.names import (
     OlderDefinitionError,
     default_name,
     function_name,
+    not_registered,
     or_decorator,
     registering,
 )
-from treepack.errors import DecodeError, TreepackError, UnregisteredTypeError
+from treepack.errors import DecodeError, TreepackError
 
 T = TypeVar("T", bound=type)
 
@@ -78,28 +78,28 @@ def register_auxdata(
     *,
     aliases: Sequence[str] = (),
 ) -> Any:
-    """Registers a type of static data, so that nodes with such data can be saved.
+    """Registers a type of static data, so that nodes with such data can be saved by name.
 
-    Enums, dataclasses and subclasses of tuple need no functions: members are written by name,
-    fields and elements by value. Can be used as a decorator, with or without arguments. Types
-    registered with `register_dataclass` or `register_namedtuple` may be static data without this.
+    Enums, dataclasses and subclasses of tuple need no `encode` and `decode`: members are stored by
+    name, fields and elements by value. Types registered with `register_dataclass` or
+    `register_namedtuple` need no further registration. Works as a decorator, with or without
+    arguments.
 
     Args:
-      ty: The type. Subclasses are not covered.
-      serialized_name: The name of the type in files; by default its module and qualified name, or
-        the shortest public path to it.
-      encode: Takes a value, returns its parts: a value of Python's plain types, or of registered
-        types.
-      decode: Takes the result of `encode`, returns the value. It is called with data from files,
-        so it must not trust them more than the program does.
-      aliases: Other names, which older files may have.
+      ty: The type. Subclasses must be registered separately.
+      serialized_name: The name in files; by default the module and qualified name of the type, or
+        its shortest public path.
+      encode: Takes a value, returns its parts: a value of plain Python types or registered types.
+      decode: Takes the result of `encode`, returns the value. Its input comes from files, which may
+        be hostile: validate it.
+      aliases: Further names that older files may use.
 
     Returns:
       The type.
 
     Raises:
-      ValueError: If the name belongs to another type, or the type has another name.
-      TypeError: If there are no functions for a type that needs them.
+      ValueError: If the name belongs to another type, or the type is registered under another name.
+      TypeError: If `encode` and `decode` are missing for a type that needs them.
 
     Examples:
       >>> import enum, treepack
@@ -112,14 +112,16 @@ def register_auxdata(
     if not isinstance(ty, type):
         raise TypeError(f"expected a class, got {ty!r:.100}")
     if (encode is None) != (decode is None):
-        raise TypeError("encode and decode must both be given, or none of them")
+        raise TypeError("encode and decode must be passed together, or neither of them")
     by_code = True
     if encode is None or decode is None:
         encode, decode = _by_definition(ty)
         by_code = False
     name = AUXDATA.chosen(ty, serialized_name)
     if is_own_name(name):
-        raise ValueError(f"the auxdata name {name!r} is reserved for treepack")
+        raise ValueError(
+            f"the auxdata name {name!r} is reserved for treepack: pass another serialized_name"
+        )
     with registering:
         AUXDATA.check(ty, name, aliases)
         AUXDATA.add(ty, name, Auxdata(encode, decode, by_code=by_code), aliases)
@@ -135,22 +137,22 @@ def _by_definition(ty: type) -> tuple[Callable[[Any], Any], Callable[[Any], Any]
     if issubclass(ty, tuple) and ty is not tuple:
         return tuple, functools.partial(made_of, ty)
     raise TypeError(
-        f"encode and decode are needed for {default_name(ty)}, which is neither an enum nor a "
-        "dataclass nor a subclass of tuple"
+        f"{default_name(ty)} is not an enum, a dataclass or a subclass of tuple: pass encode= and "
+        "decode="
     )
 
 
 def register_fields(ty: Any, name: str, aliases: Sequence[str] = ()) -> None:
-    """Registers a dataclass or namedtuple as static data, too, unless the program has.
+    """Also registers a dataclass or namedtuple as static data, unless the program already did.
 
-    Its fields are written by name.
+    Its fields are stored by name.
     """
     known = AUXDATA.entry_of(ty)
     if known is not None and known.by_program:
         return
     try:
         AUXDATA.check(ty, name, aliases)
-    except ValueError:  # the name is that of another type of static data
+    except ValueError:  # another type of static data has this name
         return
     by_name = Auxdata(fields_of, functools.partial(from_fields, ty), by_program=False)
     AUXDATA.add(ty, name, by_name, aliases)
@@ -172,22 +174,22 @@ def register_function(
 def register_function(
     function: Any = None, *, serialized_name: str | None = None, aliases: Sequence[str] = ()
 ) -> Any:
-    """Registers a function by name, so that static data and `Partial`s that hold it can be saved.
+    """Registers a function by name, so that static data and `Partial`s with it can be saved.
 
-    Functions of `jax.nn` need no registration. Can be used as a decorator, with or without
-    arguments.
+    Functions of `jax.nn` need no registration. Works as a decorator, with or without arguments.
 
     Args:
-      function: Any callable that is defined once, such as a function of a module.
-      serialized_name: The name in files; by default its module and qualified name.
-      aliases: Other names, which older files may have.
+      function: Any callable that is defined once, such as a module-level function.
+      serialized_name: The name in files; by default the module and qualified name of the function.
+      aliases: Further names that older files may use.
 
     Returns:
       The function.
 
     Raises:
-      ValueError: If the name belongs to another function, or the function has another name.
-      TypeError: If there is no name for it, as for a lambda.
+      ValueError: If the name belongs to another function, or the function is registered under
+        another name.
+      TypeError: If `serialized_name` is missing for a function without a name, such as a lambda.
 
     Examples:
       >>> import jax, treepack
@@ -199,7 +201,7 @@ def register_function(
       6.0
     """
     if serialized_name is None and function_name(function) is None:
-        raise TypeError(f"serialized_name is needed for {function!r}, which has no name of its own")
+        raise TypeError(f"{function!r} has no name of its own: pass serialized_name=")
     name = FUNCTIONS.chosen(function, serialized_name)
     with registering:
         FUNCTIONS.check(function, name, aliases)
@@ -208,7 +210,7 @@ def register_function(
 
 
 def is_own_name(name: str) -> bool:
-    """Returns whether a name is taken by treepack itself."""
+    """Returns whether a name is reserved for treepack."""
     return name in _codecs.NAMES or name == "function"
 
 
@@ -219,7 +221,7 @@ def reduce_value(value: Any) -> tuple[str, Any]:
     """Returns the name and the parts of a value that is not of a plain type.
 
     Raises:
-      TypeError: If it has no name.
+      TypeError: If the value cannot be stored.
     """
     named = AUXDATA.named(type(value)) or AUXDATA.older(type(value))
     if named is not None:
@@ -235,39 +237,39 @@ def reduce_value(value: Any) -> tuple[str, Any]:
 
 
 def _check_definition(value: Any) -> None:
-    """Raises an OlderDefinitionError if a function has lost its name: the newer one differs."""
+    """Raises an OlderDefinitionError if a newer function with the same name replaced this one."""
     older = FUNCTIONS.older(value)
     if older is not None:
         raise OlderDefinitionError(
-            f"{short_repr(value)} is an older definition of {older[0]!r}, which was defined again "
-            "since; use the new one"
+            f"{short_repr(value)} is an older definition of {older[0]!r}, which was redefined "
+            "since: use the new definition"
         )
 
 
 def rebuild_value(name: str, parts: Any) -> Any:
-    """Makes a value from the name and the parts that `reduce_value` returned.
+    """Rebuilds a value from the name and the parts that `reduce_value` returned.
 
     Raises:
-      UnregisteredTypeError: A DecodeError. If nothing has this name.
-      DecodeError: If no value can be made from the parts.
+      UnregisteredTypeError: A DecodeError, if the name is not registered.
+      DecodeError: If the value cannot be rebuilt from the parts.
     """
     return _rebuilt(name, parts, parts)
 
 
 def _rebuilt(name: str, saved: Any, parts: Any) -> Any:
-    """Makes a value from a name and parts; those that were saved may have had holes.
+    """Rebuilds a value from a name and parts; the saved parts may have placeholders.
 
     Raises:
-      UnregisteredTypeError: A DecodeError. If nothing has this name.
-      DecodeError: If no value can be made from the parts.
+      UnregisteredTypeError: A DecodeError, if the name is not registered.
+      DecodeError: If the value cannot be rebuilt from the parts.
     """
     auxdata = AUXDATA.by_name(name)
     if auxdata is not None:
         decode: Callable[[Any], Any] | None = auxdata.decode
         if auxdata.by_code and not is_given(saved):
             raise DecodeError(
-                f"static data of type {name} hold objects with functions, which decode= must not "
-                "receive from a file"
+                f"cannot restore static data of type {name}: they hold objects with functions, "
+                "which decode= must not receive from a file"
             )
     else:
         decode = (
@@ -276,26 +278,23 @@ def _rebuilt(name: str, saved: Any, parts: Any) -> Any:
     if decode is None:
         library = library_of(name) if ":" in name else None
         remedy = (
-            f"call treepack.register_auxdata on their type (aliases= takes the name that it had "
-            f"before it was moved){remark_on_main(name)}"
+            f"call treepack.register_auxdata on it (aliases= takes its name before a move)"
+            f"{remark_on_main(name)}"
         )
         if library is not None and imported(library) is None:
             remedy = f"import {library}"
-        raise UnregisteredTypeError(
-            f"no static data are registered with the name {name!r}; {remedy}, or pass "
-            'unknown="dict" to get dicts in place of what has them',
-            name,
-        )
+        more = 'or pass unknown="dict" to get dicts in place of nodes with such data'
+        raise not_registered("static data type", name, f"{remedy}, {more}")
     try:
         return decode(parts)
     except (TreepackError, MemoryError):
         raise
-    except Exception as error:  # any error of a codec on unreadable parts
+    except Exception as error:  # a codec may raise any error on invalid parts
         raise DecodeError(f"static data of type {name} cannot be restored: {error}") from error
 
 
 def _of_library(value: Any) -> tuple[str, Any] | None:
-    """Returns the name and the parts of a value of a well-known library's type."""
+    """Returns the name and the parts of a value whose type belongs to a known library."""
     ty = type(value)
     if ty not in _library_names:
         _library_names[ty] = library_name(ty, is_definition)
@@ -304,7 +303,7 @@ def _of_library(value: Any) -> tuple[str, Any] | None:
     return None if name is None or parts is None else (name, parts)
 
 
-# The names of types in well-known libraries. Threads may find the same at once, here and below.
+# The names of types in known libraries. Threads may add the same entry at once, here and below.
 _library_names: weakref.WeakKeyDictionary[type, str | None] = weakref.WeakKeyDictionary()
 
 
@@ -322,36 +321,36 @@ def _library_decoder(name: str) -> Callable[[Any], Any] | None:
     return functools.partial(made_of, ty)
 
 
-# The types of these names in files, which may give one many names.
+# The types by names in files. Limited, since files may use many names for one type.
 _library_types: weakref.WeakValueDictionary[str, type] = weakref.WeakValueDictionary()
 _MOST_NAMES = 1000
 
 
 def known_type(name: str, saved: Any, parts: Any) -> tuple[Any] | None:
-    """Makes a value of a type that the program knows, in a tuple; `None` for other names."""
+    """Rebuilds a value of a registered type, in a 1-tuple; `None` for other names."""
     if AUXDATA.by_name(name) is None and _library_decoder(name) is None:
         return None
     return (_rebuilt(name, saved, parts),)
 
 
 def remark_on_main(name: str) -> str:
-    """Returns a remark on a name that only the program that saved has; empty for other names."""
+    """Returns a remark on a name that only the saving program has; empty for other names."""
     if not name.startswith("__main__.") and "<locals>" not in name:
         return ""
     return (
-        " (it was saved under the name that it had in another program's main module or function; "
-        "register it with serialized_name=, there and here)"
+        " (the name is from the main module or a function of the program that saved it; register "
+        "it with serialized_name= in both programs)"
     )
 
 
 def _function(name: str) -> Any:
     function = FUNCTIONS.by_name(name) if type(name) is str else None
     if function is None:
-        raise UnregisteredTypeError(
-            f"no function is registered with the name {name!r}; call treepack.register_function "
-            f"on it (aliases= takes the name that it had before it was moved)"
+        raise not_registered(
+            "function",
+            str(name),
+            "call treepack.register_function on it (aliases= takes its name before a move)"
             f'{remark_on_main(str(name))}, or pass unknown="dict" to get dicts in place of '
             "nodes with it",
-            str(name),
         )
     return function

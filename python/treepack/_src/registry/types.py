@@ -1,4 +1,4 @@
-"""Types of nodes by name, and the versions of their fields."""
+"""Registered node types by name, and the versions of their fields."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import treepack._core as core
+from treepack._src.printable import short_repr
 from treepack._src.pytree import handlers
 from treepack._src.pytree.containers import default_of
 from treepack._src.pytree.kinds import flatten
@@ -19,14 +20,15 @@ FieldNames = tuple[list[str], list[str]]
 # The static data, names and children of a node.
 Parts = tuple[Any, list[str], list[Any]]
 
-# Takes static data and children by name, and their version; returns both in the current version.
+# Takes static data by name, children by name, and their version; returns both in the current
+# version.
 Upgrade = Callable[[dict[str, Any], dict[str, Any], int], tuple[dict[str, Any], dict[str, Any]]]
 
 
 class Split(NamedTuple):
-    """Fields split into children and static data, and the parts of a node by them.
+    """Fields split into children and static data, and the parts of a node split accordingly.
 
-    A static field named "" is a mark of the type's library, of which programs know nothing.
+    A static field named "" is a mark of the type's library, hidden from programs.
 
     Attributes:
       saved: The fields as saved.
@@ -40,35 +42,35 @@ class Split(NamedTuple):
 
 
 class NodeType(NamedTuple):
-    """One type of nodes.
+    """A registered node type.
 
-    The core asks for `ty`, `decode`, `unflatten`, `unflatten_abstract`, `fields`, `order` and
+    The core reads `ty`, `decode`, `unflatten`, `unflatten_abstract`, `fields`, `order` and
     `foreign` by name.
 
     Attributes:
       ty: The type.
       name: Its name in files.
-      flatten: Takes a node, returns its encoded static data and its children by name.
+      flatten: Takes a node, returns its encoded static data, and its children by name.
       unflatten: Takes static data, names and children, returns a node.
-      unflatten_abstract: Does so with placeholders as children, which code of the type might not
-        accept.
-      decode: Takes encoded static data, returns the data.
-      fields: The names of the children and of the static data, if all nodes have the same:
-        nodes saved with other fields cannot be made.
-      checked: Whether nodes have exactly these children and static data; otherwise `fields` are
-        just those of a dataclass.
-      split: For a type whose `fields` do not say which of them are static: takes fields, and the
-        parts of a node that was saved with them; see `Split`.
-      version: The version of the type's definition, as the program counts it.
-      upgrade: Takes static data and children by name, and the version they were saved in;
-        returns both in this version. `None` if there is nothing to do.
-      order: The numbers of `fields`, children first, in the order in which the type takes them
-        as arguments: calling it so is the same as `unflatten`, and faster. `None` if it is not.
-      writes_auxdata: Whether JAX's auxdata are written unchanged.
-      static_of: Takes a node, returns the static data that fill holes in nodes like it.
-      check: Takes static data of a file; raises if code that makes nodes must not receive them.
-      foreign: Whether unknown code of a library makes nodes: it receives no functions, neither
-        in static data nor below its children.
+      unflatten_abstract: Like `unflatten`, for placeholders as children, which code of the type
+        might reject.
+      decode: Decodes static data.
+      fields: The names of the children and of the static data, if all nodes have the same. Nodes
+        saved with other fields must be converted; see `evolved`.
+      checked: Whether nodes have exactly these children and static data; otherwise `fields` only
+        lists the fields of a dataclass.
+      split: For a type whose `fields` do not tell which of them are static: takes fields, and the
+        parts of a node that was saved with them; returns a `Split`.
+      version: The version of the definition, as the program registered it.
+      upgrade: Takes static data by name, children by name, and the version in which they were
+        saved; returns both in this version. `None` if no version needs it.
+      order: The indices into `fields` (children first) in the order of the type's arguments, if
+        calling the type with them equals `unflatten` (it is faster); `None` otherwise.
+      writes_auxdata: Whether JAX's auxdata are stored unchanged.
+      static_of: Takes a node, returns the static data that replace placeholders in nodes like it.
+      check: Takes static data of a file; raises if code that rebuilds nodes must not receive them.
+      foreign: Whether unknown code of a library rebuilds nodes: it must not receive functions,
+        neither in static data nor below its children.
     """
 
     ty: type
@@ -90,7 +92,7 @@ class NodeType(NamedTuple):
 
     @property
     def by_field(self) -> bool:
-        """Whether static data are values of fields, rather than of a form of the type's own."""
+        """Whether static data are the values of fields, not in a form of the type's own."""
         return self.checked or self.split is not None
 
 
@@ -102,7 +104,7 @@ TYPES: Names[NodeType] = Names("node type", _writing)
 
 
 def registered_types() -> dict[str, type]:
-    """Returns the types of nodes that are registered with treepack, by name.
+    """Returns the node types that are registered with treepack, by name.
 
     Examples:
       >>> import treepack
@@ -122,50 +124,50 @@ def add(found: NodeType, aliases: Iterable[str] = ()) -> None:
 
 
 def registered(ty: type) -> NodeType | None:
-    """Returns the entry of a type that the program has registered."""
+    """Returns the entry of a type that the program registered, or `None`."""
     return TYPES.entry_of(ty)
 
 
 def name_of(ty: type) -> str | None:
-    """Returns the name by which the program has registered a type."""
+    """Returns the name under which the program registered a type, or `None`."""
     return TYPES.name_of(ty)
 
 
-# Chooses the name of a type: the given one, its own, or a default. (Not a function of its own,
-# since a warning points at the caller of its caller.)
+# Chooses the name of a type: the given name, its registered name, or a default. (An alias, since a
+# wrapper would change the stack level of its warning.)
 chosen_name = TYPES.chosen
 
 
 def check_children(expected: list[str], names: list[str]) -> None:
     """Raises unless a node has the children of its type."""
     if names != expected:
-        raise ValueError(f"it has the children {expected}, not {names}")
+        raise ValueError(f"expected the children {expected}, found {names}")
 
 
 def upgrades(name: str, version: int) -> bool:
-    """Returns whether nodes saved in a version of their type are upgraded when they are loaded."""
+    """Returns whether loading upgrades nodes that were saved in a version of their type."""
     found = TYPES.by_name(name)
     return found is not None and found.upgrade is not None and version < found.version
 
 
 def evolved(found: NodeType, saved: FieldNames | None, version: int) -> NodeType:
-    """Returns a type that makes its nodes from those saved with other fields.
+    """Returns a type that rebuilds nodes which were saved with other fields.
 
     Raises:
-      UnregisteredTypeError: If it cannot.
+      UnregisteredTypeError: If the saved fields cannot be converted.
     """
     if version != found.version:
         if found.upgrade is None or version > found.version:
             raise _refusal(
                 found,
-                f"was saved in version {version}, and is registered in version {found.version} "
-                "now" + ("" if found.upgrade else ", without upgrade="),
+                f"was saved in version {version}, and is registered in version {found.version}"
+                + ("" if found.upgrade else ", without upgrade="),
             )
     elif saved is not None and found.fields is not None:
         _check_fields(found, saved, found.fields)
     elif saved != found.fields:
         raise _refusal(
-            found, f"was saved with {fields_text(saved)}, and has {fields_text(found.fields)} now"
+            found, f"was saved with {fields_text(saved)}, and now has {fields_text(found.fields)}"
         )
     convert = _converter(found, saved, version)
 
@@ -183,9 +185,10 @@ def evolved(found: NodeType, saved: FieldNames | None, version: int) -> NodeType
 
 
 def _check_made(node: Any, found: NodeType, names: list[str], children: list[Any] | None) -> None:
-    """Raises unless code of the type has made a node with these children, by their order alone.
+    """Raises unless code of the type, which gets the children in order, kept their names.
 
-    It may have converted children of nodes whose type has not changed: only names are given then.
+    If the type is unchanged, `children` is `None`, since its code may convert them: only names are
+    compared then.
     """
     made, _ = flatten(node)
     if children is None:
@@ -193,7 +196,7 @@ def _check_made(node: Any, found: NodeType, names: list[str], children: list[Any
     else:
         same = all(made.get(name) is child for name, child in zip(names, children, strict=True))
     if not same:
-        reason = f"was saved with the children {names}, and takes {list(made)} in their places now"
+        reason = f"was saved with the children {names}, and now takes {list(made)} in their places"
         raise _refusal(found, reason)
 
 
@@ -212,12 +215,12 @@ def _converter(found: NodeType, saved: FieldNames | None, version: int) -> Conve
             static, children = made
             return static, dict(children)
         except (TypeError, ValueError):
-            reason = f"upgrade= must return static data and children, not {made!r:.100}"
+            reason = f"upgrade= must return a pair of static data and children, got {made!r:.100}"
             raise TypeError(reason) from None
 
     def convert(static: Any, names: list[str], children: list[Any]) -> Parts:
         if saved is None or found.fields is None or not found.by_field:
-            # Only the type knows the form of these static data.
+            # The static data have a form that only the type knows.
             static, values = upgraded(static, dict(zip(names, children, strict=True)))
             return static, list(values), list(values.values())
         was, now = saved, found.fields
@@ -225,7 +228,7 @@ def _converter(found: NodeType, saved: FieldNames | None, version: int) -> Conve
             was, now, (static, names, children) = found.split(was, (static, names, children))
         if type(static) is not tuple or len(static) != len(was[1]):
             raise ValueError(
-                f"its static data should be {was[1]}, not this {type(static).__name__}"
+                f"expected a tuple of the static data {was[1]}, found {short_repr(static)}"
             )
         if version == found.version:
             if was == now:
@@ -243,13 +246,16 @@ def _converter(found: NodeType, saved: FieldNames | None, version: int) -> Conve
 
 
 def _check_upgraded(fields: FieldNames, data: Any, values: dict[str, Any]) -> None:
-    """Raises for values that belong to no field."""
+    """Raises for values that do not belong to a field."""
     if not isinstance(data, dict):
-        raise TypeError(f"upgrade= must return static data by name, not {data!r:.100}")
+        raise TypeError(f"upgrade= must return static data as a dict by name, got {data!r:.100}")
     for names, made in zip(fields, (values, data), strict=True):
         more = made.keys() - set(names)
         if more:
-            raise ValueError(f"there are no fields for {sorted(map(str, more))}")
+            raise ValueError(
+                f"upgrade= returned values for unknown fields {sorted(map(str, more))}: the "
+                f"fields are {names}"
+            )
 
 
 def _check_fields(found: NodeType, saved: FieldNames, now: FieldNames) -> None:
@@ -260,11 +266,11 @@ def _check_fields(found: NodeType, saved: FieldNames, now: FieldNames) -> None:
                 kinds = "child", "static"
                 raise _refusal(
                     found,
-                    f"was saved with {name!r} as a {kinds[index]} field, and has it as a "
-                    f"{kinds[other]} field now",
+                    f"was saved with {name!r} as a {kinds[index]} field, and now has it as a "
+                    f"{kinds[other]} field",
                 )
             if name not in now[index]:
-                raise _refusal(found, f"was saved with the field {name!r}, and no longer has it")
+                raise _refusal(found, f"was saved with the field {name!r}, which it no longer has")
         for name in now[index]:
             if (
                 name not in saved[index]
@@ -282,14 +288,14 @@ def _value(found: NodeType, name: str, values: dict[str, Any]) -> Any:
         return values[name]
     default = default_of(found.ty, name)
     if not default:
-        raise ValueError(f"there is no field {name!r}, which has no default")
+        raise ValueError(f"missing the field {name!r}, which has no default")
     return default[0]()
 
 
 def _refusal(found: NodeType, reason: str) -> UnregisteredTypeError:
     return UnregisteredTypeError(
-        f"the type {found.name!r} {reason}; register it with version= and upgrade=, restore it "
-        'into a template with load(..., target, missing="target", unexpected="ignore"), or pass '
+        f"the type {found.name!r} {reason}: register it with version= and upgrade=, load into a "
+        'template with load(..., target, missing="target", unexpected="ignore"), or pass '
         'unknown="dict"',
         found.name,
     )

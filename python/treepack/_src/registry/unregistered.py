@@ -1,8 +1,8 @@
-"""Types of nodes that the program has not registered.
+"""Describes node types that the program has not registered.
 
-Those of well-known libraries have a name in files all the same (`libraries.py`). Others are written
-under their module and qualified name: a template restores them, and so does a program that has
-registered the name.
+Types of known libraries have a name in files without registration (`libraries.py`). Other types are
+written under their module and qualified name, and restored by a template, or by a program that
+registers the name.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from treepack._src.registry.libraries import find, library_name
 from treepack._src.registry.names import default_name
 from treepack._src.registry.types import TYPES, NodeType, check_children
 
-# Nodes of JAX, which holds their types as well. Threads may find the same at once, here and in
-# `_found`.
+# Cached types of JAX nodes, which JAX keeps alive as well. Threads may add the same entry at once,
+# here and in `_found`.
 _known: weakref.WeakKeyDictionary[type, NodeType] = weakref.WeakKeyDictionary()
 
 
 class _Found(NamedTuple):
-    """How to describe a type, as long as its kind and the registered names are the same.
+    """A cached description of a type, valid while its kind and the registered names do not change.
 
-    It does not hold the type, which the program may drop.
+    It holds no reference to the type, which the program may drop.
     """
 
     kind: NodeKind
@@ -50,12 +50,12 @@ def unregistered(ty: type, kind: NodeKind) -> NodeType | None:
     """Describes a type by the kind of its nodes.
 
     Returns:
-      The description; `None` if only a template can make such nodes, or the name is that of
-      another type, which would take them.
+      The description; `None` if only a template can rebuild such nodes, or if another type is
+      registered under the name.
     """
     found = _found.get(ty)
     if found is None or found.kind is not kind or found.changes != TYPES.changes:
-        changes = TYPES.changes  # before anything is looked up: others may register meanwhile
+        changes = TYPES.changes  # read before the lookups: another thread may register a type
         older = TYPES.older(ty)
         if older is not None:
             return older[1]
@@ -65,7 +65,7 @@ def unregistered(ty: type, kind: NodeKind) -> NodeType | None:
 
 
 def _describing(ty: type, kind: NodeKind) -> Callable[[type], NodeType | None]:
-    """Returns a function that describes a type, and does not hold it."""
+    """Returns a function that describes a type, and holds no reference to it."""
     name = _name_of(ty)
     if TYPES.by_name(name) is not None:
         return lambda _: None
@@ -73,7 +73,7 @@ def _describing(ty: type, kind: NodeKind) -> Callable[[type], NodeType | None]:
         return functools.partial(namedtuple_type, name=name)
     if is_node_type(ty):
         return _described
-    if kind is DATACLASS:  # JAX may know it later
+    if kind is DATACLASS:  # it may be registered with JAX later
         static = [it.name for it in dataclass_fields(ty) if it.metadata.get("static")]
         names = [it.name for it in dataclass_fields(ty) if it.name not in static]
         return functools.partial(_dataclass_type, name=name, names=names, static=static)
@@ -92,7 +92,7 @@ def _described(ty: type) -> NodeType:
 
 
 def of_library(name: str) -> NodeType | None:
-    """Returns the entry of a well-known library's type by its name in a file."""
+    """Returns the entry of a known library's type by its name in a file."""
     ty = find(name)
     if ty is None:
         return None
@@ -102,7 +102,7 @@ def of_library(name: str) -> NodeType | None:
 
 
 def _dataclass_type(ty: type, *, name: str, names: list[str], static: list[str]) -> NodeType:
-    """Describes a dataclass that JAX does not know, as `register_dataclass` would."""
+    """Describes a dataclass that is not registered with JAX, like `register_dataclass`."""
 
     def flatten_node(node: Any) -> tuple[bytes, dict[str, Any]]:
         fields = fields_of(node)

@@ -1,4 +1,4 @@
-"""How strict a template is about its leaves. No other module decides that.
+"""Compares leaves with a template; the only module that decides about strictness.
 
 | `strict=` | names of children | shapes | dtypes |
 |---|---|---|---|
@@ -6,9 +6,10 @@
 | `True` | the template's; a mapping of the state may have more | equal | equal as JAX sees them |
 | `False` | the template's; a mapping of the state may have more | any | any |
 
-Where a caller says what becomes of names that the template lacks (`unexpected=`), that decides.
+`unexpected=` overrides the treatment of names that the template lacks.
 
-As JAX sees them: against a jax array, 64 bits count as 32, unless `jax_enable_x64` is set.
+"As JAX sees them" means: compared with a JAX array, 64 bits count as 32 unless `jax_enable_x64` is
+set.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from treepack._src.interop.modules import imported
 from treepack._src.options import Strict
 from treepack._src.pytree.kinds import is_function
 
-# The most keys that a message has.
+# The maximum number of keys in a message.
 _MOST_KEYS = 10
 
 _NUMBERS = (bool, int, float, complex)
@@ -32,7 +33,7 @@ _PLAIN = (str, bytes, *_NUMBERS)
 
 
 class Signature(NamedTuple):
-    """Shape and dtype of an array, a NumPy scalar, or a placeholder of one."""
+    """Shape and dtype of an array, a NumPy scalar, or a `ShapeDtypeStruct`."""
 
     shape: tuple[int, ...]
     dtype: Any
@@ -61,7 +62,7 @@ _KINDS = {
 
 
 def signature(leaf: Any) -> Signature | None:
-    """Returns the shape and dtype of a leaf that has them."""
+    """Returns the shape and dtype of a leaf, or `None` if it has none."""
     shape = getattr(leaf, "shape", None)
     dtype = getattr(leaf, "dtype", None)
     if shape is None or dtype is None or isinstance(leaf, type):
@@ -83,7 +84,7 @@ def described(value: Any) -> str:
         return str(found)
     if isinstance(value, Mapping):
         if not value:
-            return "nothing, as of an empty container or of code"
+            return "nothing: an empty container or code"
         keys = sorted(map(str, value))
         more = "" if len(keys) <= _MOST_KEYS else f" and {len(keys) - _MOST_KEYS} more"
         return f"a subtree with the keys {keys[:_MOST_KEYS]}{more}"
@@ -99,7 +100,7 @@ def difference(
       target: The leaf of the template.
       state: The state.
       strict: See the table above.
-      cast: Whether all dtypes of floats count as equal, and all of integers.
+      cast: Whether all float dtypes count as equal, and all integer dtypes.
 
     Returns:
       Descriptions of both; `None` if they match.
@@ -123,13 +124,13 @@ def difference(
 
 
 def like_scalar(target: Any, found: Any) -> Any:
-    """Returns an array without dimensions as a scalar where the template has one of NumPy."""
+    """Returns a 0-d array as a scalar where the template has a NumPy scalar."""
     scalar = isinstance(target, np.generic) and isinstance(found, np.ndarray)
     return found[()] if scalar and found.ndim == 0 else found
 
 
 def is_opaque(leaf: Any) -> bool:
-    """Returns whether a leaf is no array, number or text, but an object without a form in files."""
+    """Returns whether a leaf is an object that cannot be stored, not an array, number or str."""
     return not isinstance(leaf, type) and not _is_plain(leaf) and signature(leaf) is None
 
 
@@ -139,7 +140,7 @@ def _is_plain(leaf: Any) -> bool:
 
 
 def _is_number_like(number: Any, array: Signature) -> bool:
-    """Returns whether a Python number matches an array of its kind without dimensions."""
+    """Returns whether a Python number matches a 0-d array of its kind."""
     return array.shape == () and type(number) in _NUMBERS and type(number).__name__ == array.kind
 
 

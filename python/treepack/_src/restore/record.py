@@ -1,4 +1,4 @@
-"""The record of a tree's structure, beside its state."""
+"""Splits the record of a tree's structure from its state."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from treepack._src.restore.report import Convert
 
 
 def split(state: Any) -> tuple[Any, Any]:
-    """Returns a state without the record of its structure, and the record, or `None`.
+    """Returns a state without its record, and the record or `None`.
 
-    A record that is not bytes is returned, too, and stays in the state.
+    A record that is not bytes is also returned, but stays in the state.
     """
     is_described = type(state) is dict and type(state.get(core.RECORD_KEY)) is bytes
     return take(dict(state) if is_described else state)
 
 
 def take(state: Any) -> tuple[Any, Any]:
-    """Splits a state of which there is no other reference; see `split`."""
+    """Splits a state that has no other reference, in place; see `split`."""
     record = state.get(core.RECORD_KEY) if type(state) is dict else None
     if type(record) is bytes:
         del state[core.RECORD_KEY]
@@ -45,9 +45,9 @@ def assembled(
     absent: Any = None,
     at: Sequence[tuple[int, int]] = (),
 ) -> Any:
-    """Makes a tree of its state, which it takes apart, and the record of its structure, if any.
+    """Builds a tree from its state, which it consumes, and the record of its structure, if any.
 
-    See `_core.assemble` for the others.
+    See `_core.assemble` for the other parameters.
     """
     return core.assemble(
         state,

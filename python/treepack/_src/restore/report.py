@@ -1,4 +1,4 @@
-"""Coverage: the leaves that a partial restore loads, keeps and casts."""
+"""Tracks which leaves a partial restore loads, keeps and casts."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from treepack._src.paths import Room, Trail
 from treepack._src.pytree.state_dict import leaf_paths, state_leaves
 from treepack._src.restore.compare import signature
 
-# Converts leaves: takes (trail, the template's leaf, the leaf found) of each. Without a template,
-# the second is `None`, and two more say whether the dtype of the array was weak, and its sharding.
+# Converts leaves: takes a (trail, leaf of the template, leaf found) for each. Without a template,
+# the second item is `None`, and two more items follow: whether the dtype was weak, and the
+# sharding.
 Convert = Callable[[list[Any]], list[Any]]
 
 
 class _Absent:
-    """Marks parts of a state that are not to be loaded."""
+    """Marks parts of a state that are not loaded."""
 
     def __repr__(self) -> str:
         return "absent"
@@ -26,16 +27,16 @@ ABSENT = _Absent()
 
 
 class Coverage:
-    """The leaves of a template that a restore covers; the others stay.
+    """The leaves of a template that a restore covers; the others stay unchanged.
 
     Attributes:
-      is_wanted: Returns whether the leaf at a path is to be loaded.
-      keeps_missing: Whether wanted leaves that the state lacks stay as well.
-      takes_more: Whether the state may have leaves that the template lacks; `None` if only where
-        the template has a mapping.
-      skipped: Paths that stay in any case.
-      notes: Whether a report will be asked for.
-      absent: Stands in the state for parts that are not to be loaded.
+      is_wanted: Takes a path, returns whether to load its leaf.
+      keeps_missing: Whether wanted leaves that the state lacks stay unchanged.
+      takes_more: Whether the state may have leaves that the template lacks; `None` allows them only
+        in mappings of the template.
+      skipped: Paths of leaves that always stay unchanged.
+      notes: Whether to record paths for a report.
+      absent: The placeholder in the state for parts that are not loaded.
     """
 
     absent = ABSENT
@@ -65,22 +66,22 @@ class Coverage:
             noted.update((self._room.text(path), None) for path in paths)
 
     def loaded(self, path: Trail) -> None:
-        """Notes a loaded leaf."""
+        """Records a loaded leaf."""
         self._note(self._loaded, [path])
 
     def restored(self, loaded: list[Trail], kept: list[tuple[Trail, Any]]) -> None:
-        """Notes loaded leaves, and parts of the template that stay, for the core."""
+        """Records loaded leaves, and parts of the template that stay; called by the core."""
         for path in loaded:
             self.loaded(path)
         for path, part in kept:
             self.kept(part, path)
 
     def was_cast(self, path: Trail) -> None:
-        """Notes a leaf whose dtype changes."""
+        """Records a leaf whose dtype changes."""
         self._note(self._cast, [path])
 
     def watching(self, convert: Convert) -> Convert:
-        """Wraps a function that converts leaves: it notes those whose dtype changes."""
+        """Wraps a function that converts leaves to record leaves whose dtype changes."""
 
         def watched(leaves: list[Any]) -> list[Any]:
             converted = convert(leaves)
@@ -93,17 +94,17 @@ class Coverage:
         return watched
 
     def keeps(self, target: Any, path: Trail) -> bool:
-        """Returns whether a part of the template that the state lacks stays."""
+        """Returns whether a part of the template that the state lacks stays unchanged."""
         return self.keeps_missing or not any(
             self.is_wanted(leaf) and leaf not in self.skipped for leaf in leaf_paths(target, path)
         )
 
     def kept(self, target: Any, path: Trail) -> None:
-        """Notes a part of the template that stays."""
+        """Records a part of the template that stays unchanged."""
         self._note(self._kept, leaf_paths(target, path))
 
     def unexpected(self, state: Any, path: Trail) -> bool:
-        """Notes leaves of the state that the template lacks; returns whether there are any."""
+        """Records leaves of the state that the template lacks; returns whether there are any."""
         found = (leaf for leaf, value in state_leaves(state, path) if value is not ABSENT)
         first = next(found, None)
         if first is not None:
@@ -111,21 +112,21 @@ class Coverage:
         return first is not None
 
     def report(self, corrupt: list[str]) -> Report:
-        """Returns the report on all leaves."""
+        """Returns the report."""
         return Report(
             list(self._loaded), list(self._kept), list(self._unexpected), list(self._cast), corrupt
         )
 
 
 class Report(NamedTuple):
-    """The outcome for each leaf of a file and of a template, by path.
+    """The paths of leaves by outcome, as `load(return_report=True)` returns them.
 
     Attributes:
       loaded: Leaves from the file.
-      kept: Leaves of the template that stayed.
+      kept: Leaves of the template that stayed unchanged.
       unexpected: Leaves of the file that the template lacks.
-      cast: Leaves of `loaded` whose dtype differs from the file's.
-      corrupt: Damaged leaves of the file, which were skipped.
+      cast: Leaves of `loaded` whose dtype differs from the dtype in the file.
+      corrupt: Damaged leaves of the file that were skipped.
 
     Examples:
       >>> import numpy as np, treepack

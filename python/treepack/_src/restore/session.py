@@ -1,7 +1,7 @@
-"""One restore: its place in a tree, and all mismatches so far.
+"""The state of one restore: its current path and all mismatches so far.
 
-It belongs to the thread that restores. Handlers of the program call `from_state_dict` during it,
-and take part in it.
+It belongs to the thread that restores. Handlers of the program call `from_state_dict`, which
+continues the restore of its thread.
 """
 
 from __future__ import annotations
@@ -21,45 +21,43 @@ from treepack._src.restore.compare import difference, like_scalar, signature
 from treepack._src.restore.report import Convert, Coverage
 from treepack.errors import Mismatch, MismatchError
 
-# Restores a child: takes that of the template, its state, its name, and the restore under way.
+# Restores a child: takes the template's child, its state, its name, and the current restore.
 RestoreChild = Callable[[Any, Any, str, "Restore"], Any]
 
-# A leaf of a template and the one found in its place: (trail, the template's, found).
+# A leaf of a template and the leaf found there: (trail, the template's leaf, the leaf found).
 Leaf = tuple[Trail, Any, Any]
 
-# Stands for the missing side of a mismatch.
+# Describes the missing side of a mismatch.
 NOTHING = "nothing"
 
-# An array of floats or integers, as messages describe it: its kind, and its shape.
+# Matches the description of an array of floats or integers: its kind and shape.
 _CASTABLE = re.compile(r"b?(float)\w*(\[[\d,]*\])|u?(int)\w*(\[[\d,]*\])")
 
 
 class Restore:
     """One restore, from the outermost call to its end, as a context manager.
 
-    While it is entered, it is the restore of this thread; an outer one is suspended. Leaving it
-    raises an error for its mismatches. The core reads `path`, `strict`, `partial`, `mismatches`,
-    `converts`, `everywhere` and `collects`, and calls `path_of`, `settle`, `collect` and
-    `convert_found`.
+    While entered, it is the restore of this thread; an outer one is suspended. Exiting raises an
+    error for its mismatches. The core reads `path`, `strict`, `partial`, `mismatches`, `converts`,
+    `everywhere` and `collects`, and calls `path_of`, `settle`, `collect` and `convert_found`.
 
     Attributes:
       how: The options.
-      strict: How strict it is; inner calls inherit it.
-      everywhere: Whether it converts arrays of NumPy in the template's as well.
+      strict: The option `strict`; inner calls inherit it.
+      everywhere: Whether it also converts leaves where the template has NumPy arrays.
       child: The function that restores a child of the template.
-      partial: The leaves that it covers, if not all.
-      kinds: The kinds of the saved containers by path, to compare: see `_core.other_kinds`.
-      convert: Converts leaves. With it, walks over states go over the tree twice.
-      path: The names from the root to the current place.
+      partial: The leaves to restore; `None` for all.
+      kinds: The kinds of the saved containers by path, for comparison; see `_core.other_kinds`.
+      convert: Converts leaves. If it is set, walks over states visit the tree twice.
+      path: The names from the root to the current node.
       mismatches: The differences so far, one for each path.
-      sentence: The message of flax for the first difference in structure.
+      sentence: flax's message for the first difference in structure.
       found: The leaves to convert, while it collects them.
-      cells: For each of `found`, a list of one that takes its conversion; `None` for a leaf that
-        another walk looks up in `converted`.
-      converted: By path, leaves and their conversions, once they are converted.
-      handled: By path, the state that a handler makes of its template, if it makes one.
-      deeper: Old and new name of a leaf of the state that lies a level deeper in it, or in the
-        template.
+      cells: For each of `found`, a one-element list that receives its conversion; `None` for a leaf
+        that another walk looks up in `converted`.
+      converted: Leaves and their conversions by path, after the conversion.
+      handled: The states that handlers return for their templates, by path.
+      deeper: Old and new path of a leaf that is one level deeper in the state, or in the template.
     """
 
     def __init__(
@@ -88,7 +86,7 @@ class Restore:
         self.deeper: tuple[Trail, Trail] | None = None
         self._room = Room()
         self._is_cut = False
-        # The parts of `path` when it was made a trail last, and the trail of each.
+        # The parts of `path` at the last call of `here`, and the trail of each.
         self._trails: list[tuple[str, Trail]] = []
         self._outer: Restore | None = None
 
@@ -102,7 +100,7 @@ class Restore:
             raise self.error()
 
     def error(self) -> MismatchError:
-        """Returns the error about all differences so far."""
+        """Returns the error with all differences so far."""
         found = list(self.mismatches.values())
         singular, plural = ("leaf", "leaves") if self.sentence is None else ("place", "places")
         count = f"1 {singular} does" if len(found) == 1 else f"{len(found)} {plural} do"
@@ -122,20 +120,20 @@ class Restore:
         return error
 
     def takes_more(self, in_mapping: bool) -> bool:
-        """Returns whether a state may have children that a node of the template lacks."""
+        """Returns whether a state may have children that the template's node lacks."""
         if self.partial is not None and self.partial.takes_more is not None:
             return self.partial.takes_more
         return in_mapping and self.strict != "exact"
 
     @property
     def refuses_more(self) -> bool:
-        """Whether the caller has asked for an error about what the template lacks."""
+        """Whether leaves that the template lacks are an error by `unexpected="error"`."""
         return self.partial is not None and self.partial.takes_more is False
 
     def _about_names(self, found: list[Mismatch]) -> str:
         """Returns hints about names that differ."""
         hints = ""
-        if not self.how.is_drop_in:  # its functions have no such options
+        if not self.how.is_drop_in:  # the drop-in functions lack these options
             if self.deeper is not None:
                 old, new = map(str, self.deeper)
                 function = "a function of paths"
@@ -144,21 +142,23 @@ class Restore:
                     function = f"rename=lambda path: path.removesuffix({end!r})"
                 hints += (
                     f"\nPass rename={{{printable(old)!r}: {printable(new)!r}}} and so on to "
-                    f"treepack.load, or {function}: one side has values a level deeper."
+                    f"treepack.load, or {function}: one side has its leaves one level deeper."
                 )
             if any(it.found == NOTHING for it in found):
-                hints += '\nPass missing="target" to treepack.load to keep what the file lacks.'
+                hints += (
+                    '\nPass missing="target" to treepack.load to keep leaves that the file lacks.'
+                )
             if any(it.expected == NOTHING for it in found) and not self.refuses_more:
                 hints += (
-                    '\nPass unexpected="ignore" to treepack.load to ignore what the template '
-                    "lacks, or select= to load less."
+                    '\nPass unexpected="ignore" to treepack.load to ignore leaves that the '
+                    "template lacks, or select= to load fewer leaves."
                 )
         return hints
 
     def _about_cast(self, found: list[Mismatch]) -> str:
         """Returns a hint if floats or integers of another dtype are among the mismatches."""
         if self.how.is_drop_in:
-            return ""  # its functions do not cast
+            return ""  # the drop-in functions do not cast
         pairs = [(_CASTABLE.fullmatch(it.expected), _CASTABLE.fullmatch(it.found)) for it in found]
         same = [one for one, two in pairs if one and two and one.groups() == two.groups()]
         kinds = ("floats",) * any(it[1] for it in same) + ("integers",) * any(it[3] for it in same)
@@ -171,10 +171,10 @@ class Restore:
         return self.child(child, state, name, self)
 
     def whole(self, target: Any, state: Any, name: str) -> Any:
-        """Restores a tree, and converts its leaves if that is asked for.
+        """Restores a tree, and converts its leaves if `convert` is set.
 
-        Then it walks the tree once to compare and to collect the leaves, without any code of the
-        types in it, and once more to make the tree.
+        To convert, it walks the tree once to compare and collect the leaves, without running code
+        of the types, and once more to build the tree.
         """
         if self.convert is None:
             return self.below(target, state, name)
@@ -187,7 +187,7 @@ class Restore:
 
     @contextlib.contextmanager
     def conversion(self) -> Iterator[None]:
-        """Collects leaves, until `convert_found` converts them; does nothing without `convert`."""
+        """Collects leaves until `convert_found` converts them; a no-op without `convert`."""
         if self.convert is None:
             yield
             return
@@ -210,7 +210,7 @@ class Restore:
                 cell[0] = made
 
     def collect(self, leaves: list[Leaf]) -> list[list[Any]]:
-        """Compares leaves, and collects them; returns cells that take their conversions."""
+        """Compares and collects leaves; returns the cells that receive their conversions."""
         assert self.found is not None
         self._compare(leaves)
         cells = []
@@ -223,17 +223,17 @@ class Restore:
         return cells
 
     def settle(self, leaves: list[Leaf]) -> list[Any]:
-        """Compares leaves; returns them, or their conversions if they are converted."""
+        """Compares leaves; returns them or their conversions."""
         self._compare(leaves)
         return [self._settled(*leaf) for leaf in leaves]
 
     def settle_all(self, leaves: list[Leaf]) -> list[Any]:
-        """Compares all leaves of a tree, and converts them if there is a `convert`."""
+        """Compares all leaves of a tree, and converts them if `convert` is set."""
         if self.convert is None:
             return self.settle(leaves)
         with self.conversion():
             cells = self.collect(leaves)
-            if not self.mismatches:  # of which an error follows
+            if not self.mismatches:  # they become an error
                 self.convert_found()
             return [cell[0] for cell in cells]
 
@@ -245,20 +245,20 @@ class Restore:
 
     @property
     def converts(self) -> bool:
-        """Whether leaves are converted, so that none may be skipped."""
+        """Whether leaves are converted, so that the walk must not skip any."""
         return self.found is not None or self.converted is not None
 
     @property
     def collects(self) -> bool:
-        """Whether it only compares and collects leaves, without any code of the types."""
+        """Whether it only compares and collects leaves, without running code of the types."""
         return self.found is not None
 
     @contextlib.contextmanager
     def part(self, strict: Strict) -> Iterator[None]:
-        """Changes how strict it is for a part of the tree.
+        """Changes `strict` for a part of the tree.
 
-        Drops the mismatches of a part that ends in an error: the handler that catches it may
-        try something else.
+        Drops the mismatches of a part that raises: the handler that catches the error may try
+        something else.
         """
         outer = self.strict, self.sentence
         found = dict(self.mismatches)
@@ -272,16 +272,16 @@ class Restore:
             self.strict = outer[0]
 
     def path_of(self, name: str) -> Trail:
-        """Returns the path of the child `name` of the current place."""
+        """Returns the path of the child `name` of the current node."""
         return _below(self.here(), name)
 
     @property
     def is_in_handler(self) -> bool:
-        """Whether the place is its node's own, as a handler says it by `name="."`."""
+        """Whether a handler is at its own node, having passed `name="."`."""
         return len(self.path) > 1 and self.path[-1] is _HERE
 
     def here(self) -> Trail:
-        """Returns the path of the current place."""
+        """Returns the path of the current node."""
         trails = self._trails
         pairs = zip(trails, self.path, strict=False)
         known = sum(1 for _ in itertools.takewhile(lambda pair: pair[0][0] is pair[1], pairs))
@@ -293,32 +293,32 @@ class Restore:
         return trail
 
     def note(self, name: str, expected: str, found: str, similar: str = "") -> None:
-        """Notes a difference at the child `name` of the current place."""
+        """Records a difference at the child `name` of the current node."""
         self._note(self.path_of(name), expected, found, similar)
 
     def note_here(self, expected: str, found: str) -> None:
-        """Notes a difference at the current place."""
+        """Records a difference at the current node."""
         self._note(self.here(), expected, found)
 
     def _note(self, trail: Trail, expected: str, found: str, similar: str = "") -> None:
         path = str(trail)
         if self.mismatches and not self._room.takes(path):
-            self._is_cut = True  # an error follows anyway, which would be too long
+            self._is_cut = True  # the list would become too long
             raise self.error()
         self.mismatches.setdefault(path, Mismatch(path, expected, found, similar))
 
     def say(self, sentence: str) -> None:
-        """Keeps the message of flax for a difference, if it is the first one."""
+        """Keeps flax's message for the first difference."""
         self.sentence = self.sentence or sentence
 
     def keep(self, target: Any, name: str) -> Any:
-        """Returns a part of the template, which stays."""
+        """Returns a part of the template that stays unchanged."""
         if self.partial is not None:
             self.partial.kept(target, self.path_of(name))
         return target
 
     def leaf(self, target: Any, state: Any, name: str) -> Any:
-        """Returns a leaf or its conversion; while it collects, keeps the leaf for that."""
+        """Returns a leaf or its conversion; collects the leaf during the first walk."""
         return self._settled(self.path_of(name), target, state)
 
     def _settled(self, path: Trail, target: Any, state: Any) -> Any:
@@ -334,7 +334,7 @@ class Restore:
 
     @contextlib.contextmanager
     def without_kinds(self) -> Iterator[None]:
-        """Compares no kinds of containers: those below are not as saved."""
+        """Suspends the comparison of container kinds: the containers below are not as saved."""
         outer, self.kinds = self.kinds, None
         try:
             yield
@@ -343,7 +343,7 @@ class Restore:
 
     @contextlib.contextmanager
     def as_found(self) -> Iterator[None]:
-        """Converts no leaves below."""
+        """Suspends the conversion of leaves."""
         outer = self.convert, self.found, self.converted
         self.convert = self.found = self.converted = None
         try:
@@ -353,10 +353,10 @@ class Restore:
 
 
 class _Name(str):
-    """A name that differs from an equal key of a dict."""
+    """A name that is distinguishable from an equal dict key."""
 
 
-# Stands for `name="."`: the current place, not a child of it.
+# Represents `name="."`: the current node instead of a child.
 _HERE = _Name(_paths.ROOT)
 
 
@@ -366,7 +366,7 @@ def as_part(name: str) -> str:
 
 
 def root_at(name: str) -> Trail:
-    """Returns the path of a whole tree whose part of paths is `name`."""
+    """Returns the path of the root for a tree with this name."""
     return _below(Trail(), name)
 
 
@@ -382,12 +382,12 @@ _local = _Local()
 
 
 def current() -> Restore | None:
-    """Returns the restore of this thread."""
+    """Returns the restore of this thread, or `None`."""
     return _local.restore
 
 
 def current_path() -> str:
-    """Returns the path in the state dict during a restore, for error messages.
+    """Returns the current path in the state dict during a restore, for error messages.
 
     Examples:
       >>> import treepack
@@ -397,7 +397,7 @@ def current_path() -> str:
     return "" if _local.restore is None else "/".join(_local.restore.path)
 
 
-# The most lines of differences that a message has; all are in its `mismatches`.
+# The maximum number of differences in a message; `mismatches` has all.
 _MOST_LINES = 50
 
 

@@ -1,12 +1,12 @@
-"""Restores a template with a state; one error tells all mismatches.
+"""Restores a state into a template; one error lists all mismatches.
 
     encoded bytes ──▶ _core.restore_encoded  ┐
     file, selection ▶ _core.restore_selected ├──▶ restore_child
     state dict ─────▶ _core.restore_state    ┘
 
-One walk of the core goes over the template and over any of these. It restores plain containers and
-matching leaves; `restore_child` restores the rest from state dicts, and notes all mismatches. Both
-share a `Restore` (`session.py`): the path, and the mismatches so far.
+A single walk of the core covers the template and any of these sources. It restores plain containers
+and matching leaves; `restore_child` restores the rest from state dicts, and records all mismatches.
+Both share a `Restore` (`session.py`): the path, and the mismatches so far.
 """
 
 from __future__ import annotations
@@ -52,26 +52,26 @@ def from_state_dict(target: T, state: Any, name: str = ".", *, strict: Strict = 
 
 
 def from_state_dict(target: Any, state: Any, name: str = ".", *, strict: Strict = True) -> Any:
-    """Returns a tree like the target, with leaves from a state dict.
+    """Restores a tree from a state dict, in the structure of a target.
 
     Args:
-      target: The template. The result has its containers; of its leaves only shape and dtype
-        matter, so `jax.ShapeDtypeStruct`s will do. `None` as the target, and classes in it, take
+      target: The template. The result has its containers. Only shape and dtype of its leaves
+        matter, so `jax.ShapeDtypeStruct`s suffice. `None` as the target, and classes in it, accept
         any state unchanged.
       state: The result of `to_state_dict` or `msgpack_restore`.
       name: The name of this part of the tree, for error messages.
-      strict: `True` compares the shape and dtype of each leaf with the template's, where both
-        have them: against jax arrays as JAX sees them, so that 64 bits count as 32 unless
-        `jax_enable_x64` is set. `False` compares nothing, like flax. `"exact"` takes equal
-        dtypes only, and reports keys of the state that a dict of the template lacks, and
-        containers of other types where types were saved.
+      strict: `True` compares the shape and dtype of each leaf with the template, where both have
+        them; dtypes of JAX arrays must be equal for JAX, which treats 64 bits as 32 unless
+        `jax_enable_x64` is set. `False` compares nothing, like flax. `"exact"` requires equal
+        dtypes, and reports keys of the state that a dict of the template lacks, and containers of
+        other types where types were saved.
 
     Returns:
-      The new tree. Its leaves are those of the state.
+      The restored tree, with the leaves of the state.
 
     Raises:
-      MismatchError: A ValueError. If containers do not match, or leaves do not. All
-        differences are in its `mismatches`.
+      MismatchError: A ValueError, if containers or leaves do not match. Its `mismatches` lists all
+        differences.
 
     Examples:
       >>> import numpy as np, treepack
@@ -86,12 +86,12 @@ def from_state_dict(target: Any, state: Any, name: str = ".", *, strict: Strict 
     check("strict", strict)
     if target is None:
         return state
-    # A handler calls during a restore, and takes part in it.
+    # Called by a handler during a restore: continues that restore.
     with restore.part(restore.strict if strict is True else strict):
         outer, restore.sentence = restore.sentence, None
         restored = restore.whole(target, state, as_part(name))
         if restore.sentence is not None:
-            # Raised at once, since the handler may handle it.
+            # Raised immediately, since the handler may catch it.
             raise restore.error()
         restore.sentence = outer
         return restored
@@ -133,7 +133,7 @@ def restore_encoded(
 
 
 def _catalog(data: Buffer | core.Content) -> core.Catalog | None:
-    """Returns the catalog of encoded bytes; `None` if they are damaged: reading all explains it."""
+    """Returns the catalog of encoded bytes; `None` if damaged, since a full read explains it."""
     try:
         return catalog_of(data)
     except TreepackError:
@@ -141,7 +141,7 @@ def _catalog(data: Buffer | core.Content) -> core.Catalog | None:
 
 
 def needs_state(target: Any, record: bytes | None, how: Reading) -> bool:
-    """Returns whether only the state of a file restores a target: `restore_selected` cannot."""
+    """Returns whether restoring a target requires a state: `restore_selected` cannot do it."""
     if how.strict == "exact" or handlers.overridden() or core.RECORD_KEY in _keys(target):
         return True
     return record is not None and core.has_older_types(record)
@@ -158,7 +158,7 @@ def restore_selected(
     partial: Coverage | None = None,
     convert: Convert | None,
 ) -> Any:
-    """Restores leaves of a file in a target, as `restore_tree` restores those of a state.
+    """Restores leaves of a file into a target, as `restore_tree` restores leaves of a state.
 
     See `_core.restore_selected` for `catalog`, `value`, `marks` and `selector`.
     """
@@ -187,17 +187,17 @@ def restore_tree(
     partial: Coverage | None = None,
     record: RecordAt | None = None,
 ) -> Any:
-    """Restores a tree as `from_state_dict` does, outside of any restore under way.
+    """Restores a tree like `from_state_dict`, outside of any current restore.
 
     Args:
       target: The template.
-      state: Its state, perhaps with the record of its structure.
-      name: The name of the whole.
-      how: `strict`, and whether to `cast`.
-      convert: Takes all leaves in the places of the template's arrays, returns their
-        replacements. It is called once everything fits.
-      partial: The leaves to restore, if not all.
-      record: The record of the structure if the state lacks it, and the tree's position in it:
+      state: Its state, with or without the record of its structure.
+      name: The name of the root.
+      how: The options; `strict` and `cast` are used.
+      convert: Takes all leaves found for arrays of the template, returns their replacements. Called
+        once everything matches.
+      partial: The leaves to restore; `None` for all.
+      record: The record of the structure if the state lacks it, and the position of the tree in it;
         see `_core.assemble`.
     """
     if target is None or core.RECORD_KEY not in _keys(target):
@@ -211,7 +211,7 @@ def restore_tree(
         if how.strict == "exact":
             kinds = core.other_kinds(target, state, record[0], root_at(name), at=record[1])
         state = mark_older(state, record)
-    # The core compares no kinds of containers, and does not know the handlers of built-in types.
+    # The core does not compare kinds of containers, and lacks the handlers of built-in types.
     in_python = kinds is not None or handlers.overridden()
     child = restore_child if in_python else core.restore_state
     with Restore(how, child, partial=partial, kinds=kinds, convert=convert) as restore:
@@ -223,7 +223,7 @@ def _keys(target: Any) -> Any:
 
 
 def is_abstract_array(target: object) -> bool:
-    """Returns whether a leaf of a template is a jax array, or a placeholder of one."""
+    """Returns whether a leaf of a template is a JAX array or a `ShapeDtypeStruct`."""
     return _jax.is_abstract(target) and handlers.find(type(target)) is None
 
 
@@ -237,13 +237,13 @@ def restore_child(target: Any, state: Any, name: str, restore: Restore) -> Any:
     if state is ABSENT:
         if restore.partial is None or restore.partial.keeps(target, restore.path_of(name)):
             return restore.keep(target, name)
-        state = {}  # so that each missing leaf is noted
+        state = {}  # records each leaf as missing
     if kind is None:
         return _restore_leaf(target, state, name, restore)
     if kind.final:
         return _restore_by_handler(kind, target, state, name, restore)
     if not isinstance(state, Mapping):
-        if len(children := kind.children(target)) == 1:  # as in a variable of nnx
+        if len(children := kind.children(target)) == 1:  # such as a variable of nnx
             path = restore.path_of(name)
             restore.deeper = restore.deeper or (path, _paths.Trail(path, *children))
         restore.note(name, f"a subtree ({type(target).__name__})", described(state))
@@ -268,7 +268,8 @@ def _restore_node(kind: NodeKind, target: Any, state: Any, restore: Restore) -> 
     missing = [name for name in children if name not in state]
     more = [] if len(state) == len(children) - len(missing) else state.keys() - children.keys()
     is_mapping = kind.more_allowed or (
-        isinstance(target, Mapping) and not dataclasses.is_dataclass(target)  # has fixed names
+        isinstance(target, Mapping)
+        and not dataclasses.is_dataclass(target)  # a dataclass has fixed names
     )
     if restore.partial is not None:
         state, missing, more = _partial_names(children, state, missing, restore)
@@ -283,21 +284,21 @@ def _restore_node(kind: NodeKind, target: Any, state: Any, restore: Restore) -> 
         for name, child in children.items()
         if name in state
     }
-    # Code of the type might not like children that do not fit; an error follows anyway.
+    # Code of the type might fail for mismatched children; the mismatch is an error anyway.
     return target if restore.mismatches or restore.collects else make(found)
 
 
 def _compare_kinds(target: Any, kinds: dict[_paths.Trail, str], restore: Restore) -> None:
-    """Notes a difference if a container of another kind was saved in this place."""
+    """Records a difference if a container of another kind was saved here."""
     ty = type(target)
     expected = _PLAIN_KINDS.get(ty)
     if ty is dict and not all(type(key) is str for key in target):
         expected = "keys"
-    # A handler's own containers have the place of their node, and no kinds in the file.
+    # A handler's own containers have the path of their node, and no kinds in the file.
     found = "dict" if restore.is_in_handler else kinds.get(restore.here(), "dict")
     if found == expected or (expected is None and is_named(ty, found)):
         return
-    names = {"keys": "dict with keys that are no strings"}
+    names = {"keys": "dict with keys other than strings"}
     expected = names.get(expected, expected) if expected else name_of(ty) or default_name(ty)
     found = names.get(found, found)
     restore.note_here(f"a container of the type {expected}", found)
@@ -312,7 +313,7 @@ _PLAIN_KINDS: dict[type, str] = {dict: "dict", list: "list", tuple: "tuple"}
 def _partial_names(
     children: dict[str, Any], state: Any, missing: list[str], restore: Restore
 ) -> tuple[Any, list[str], list[str]]:
-    """Returns the state with marks for parts that stay, and the missing and unexpected names."""
+    """Returns the state with marks for parts that stay, and missing and unexpected names."""
     partial = restore.partial
     assert partial is not None
     kept = {name for name in missing if partial.keeps(children[name], restore.path_of(name))}
@@ -329,7 +330,7 @@ def _partial_names(
 def _note_names(
     target: Any, state: Any, children: dict[str, Any], missing: list[str], restore: Restore
 ) -> None:
-    """Notes missing and unexpected children."""
+    """Records missing and unexpected children."""
     more = [name for name in state if name not in children]
     if isinstance(target, (list, tuple)) and not hasattr(target, "_fields"):
         counts = f"{len(children)} elements", f"{len(state)} elements"
@@ -348,25 +349,25 @@ def _note_names(
         restore.note(str(name), NOTHING, described(state[name]))
 
 
-# The most names to search for similar ones, which is slow.
+# Limits the search for similar names, which is slow.
 _MOST_NAMES = 1000
 
 
 def _restore_by_handler(
     kind: NodeKind, target: Any, state: Any, name: str, restore: Restore
 ) -> Any:
-    """Lets a registered handler restore a state.
+    """Restores a state by a registered handler.
 
-    The handler compares nothing, so this compares the state with that of the template first, if
-    the handler makes one: templates are not always complete.
+    The handler compares nothing, so this first compares the state with the state that the handler
+    returns for the template. That may fail, since templates may be incomplete.
     """
     strict = restore.strict
     known = strict or restore.converts or restore.partial is not None
     expected = _expected_of(kind, target, name, restore) if known else ()
     for template in expected:
-        # With dicts of its own, since the handler may change them.
+        # A copy of the dicts, since the handler may change them.
         state = _compared(template, state, name, restore)
-        strict = False  # all of it has been compared
+        strict = False  # everything has been compared
     if restore.collects:
         return target
     given = state if restore.convert is None else map_leaves(_on_host, state)
@@ -383,7 +384,7 @@ def _restore_by_handler(
             restore.mismatches.setdefault(mismatch.path, mismatch)
         restore.say(str(error))
         return target
-    except Exception as error:  # any error of a handler
+    except Exception as error:  # a handler may raise any error
         where = printable("/".join(restore.path))
         error.add_note(f"while {type(target).__name__} was restored at {where}")
         raise
@@ -392,9 +393,9 @@ def _restore_by_handler(
 
 
 def _expected_of(kind: NodeKind, target: Any, name: str, restore: Restore) -> tuple[Any, ...]:
-    """Returns the state that a handler makes of a template, in a tuple; empty if it makes none.
+    """Returns the state that a handler returns for a template, in a 1-tuple; empty if it fails.
 
-    The handler is called once, even if the restore walks the tree twice.
+    Calls the handler once, even if the restore walks the tree twice.
     """
     path = restore.path_of(name)
     if path not in restore.handled:
@@ -408,27 +409,27 @@ def _expected_of(kind: NodeKind, target: Any, name: str, restore: Restore) -> tu
 def _state_by_handler(kind: NodeKind, target: Any) -> tuple[Any, ...]:
     try:
         children = kind.children(target)
-    except Exception:  # any error of a handler
+    except Exception:  # a handler may raise any error
         return ()
     try:
         return (map_leaves(to_state_dict, children),)
-    except Exception:  # likewise, of a handler inside
+    except Exception:  # likewise for a handler inside
         return (children,)
 
 
 def _on_host(leaf: Any) -> Any:
-    """Reads a deferred array as one of NumPy."""
+    """Reads a deferred array into a NumPy array."""
     return np.asarray(leaf) if isinstance(leaf, Deferred) else leaf
 
 
 def _restore_leaf(target: Any, state: Any, name: str, restore: Restore) -> Any:
-    # With a selection, perhaps nothing of it is loaded.
+    # With a selection, it may not be loaded at all.
     if restore.partial is not None and type(state) is dict and state:
         state = map_leaves(lambda leaf: leaf, state, ABSENT)
     if state is ABSENT:
         return restore.keep(target, name)
     if type(state) is dict and not state and is_opaque(target):
-        return target  # it was left out: code, or an object without a form
+        return target  # it was left out: code, or an object that cannot be stored
     if isinstance(state, Mapping) and _prng.MARKER in state and _prng.is_key_like(target):
         key = _prng.wrap(state[_prng.MARKER], state.get("data"))
         state = state if key is None else key
@@ -444,7 +445,7 @@ def _restore_leaf(target: Any, state: Any, name: str, restore: Restore) -> Any:
 
 
 def _compared(template: Any, state: Any, name: str, restore: Restore) -> Any:
-    """Compares the state that a handler will restore, since the handler does not.
+    """Compares the state that a handler will restore, since the handler compares nothing.
 
     Returns:
       The state, with converted leaves.
@@ -452,7 +453,7 @@ def _compared(template: Any, state: Any, name: str, restore: Restore) -> Any:
     if _are_lists(template, state):
         return _converted(template, state, name, restore) if restore.converts else state
     if not isinstance(template, Mapping) or not isinstance(state, Mapping):
-        # A container in the template's state is not compared as a leaf.
+        # A container in the state of the template is not compared as a leaf.
         if state is ABSENT:
             return restore.keep(template, name)
         if kind_of(template) is not None and isinstance(state, Mapping):
@@ -461,7 +462,7 @@ def _compared(template: Any, state: Any, name: str, restore: Restore) -> Any:
             )
             return restore.keep(template, name) if gaps else state
         return _restore_leaf(template, state, name, restore)
-    # Where it was read by paths, all keys are strings.
+    # If it was read by paths, all keys are strings.
     keys = {str(key): key for key in template if type(key) is not str}
     state = {keys.get(key, key): value for key, value in state.items()} if keys else state
     restore.path.append(name)
@@ -493,15 +494,15 @@ def _compared(template: Any, state: Any, name: str, restore: Restore) -> Any:
 
 
 def _are_lists(template: Any, state: Any) -> bool:
-    """Returns whether both states of a handler have a list, of the same length."""
+    """Returns whether both states of a handler are lists of the same length."""
     types = type(template), type(state)
     return {*types} <= {list, tuple} and len(template) == len(state)
 
 
 def _converted(template: Any, state: Any, name: str, restore: Restore) -> Any:
-    """Converts leaves in a list of a handler's state, where they match the template's.
+    """Converts leaves in a list of a handler's state where they match the template.
 
-    Others are no mismatch: the elements of lists are for the handler alone.
+    Other leaves are not a mismatch: only the handler knows the elements of lists.
     """
     restore.path.append(name)
     try:

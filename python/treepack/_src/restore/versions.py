@@ -1,7 +1,7 @@
-"""Nodes saved in an older version of their type, for templates of the current version.
+"""Upgrades nodes of an older version of their type for templates of the current version.
 
-Their state is marked, and upgraded when a template needs it: the node is made without a template,
-and its state replaces the saved one.
+Their state is marked, and upgraded when a template needs it: the node is rebuilt without a
+template, and its state replaces the saved state.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ class Older(dict[str, Any]):
 
     Attributes:
       record: The record of its structure.
-      upgraded: Its state in the current version, once that was made: some restores walk a tree
-        twice, and compare leaves by identity.
+      upgraded: Its cached state in the current version: some restores walk a tree twice, and
+        compare leaves by identity.
     """
 
     record: RecordAt
     upgraded: Any = None
 
     def upgrade(self, target: Any, path: Trail) -> Any:
-        """Returns its state in the current version; the template fills holes.
+        """Returns its state in the current version; the template replaces placeholders.
 
         Raises:
-          TreepackError: If only a part of it was read.
+          TreepackError: If only a part of the node was read.
         """
         if self.upgraded is None:
             self.upgraded = self._upgraded(target, path)
@@ -50,12 +50,14 @@ class Older(dict[str, Any]):
             if all(absent):
                 return dict(self)
             raise TreepackError(
-                f"at {path}: a node of an older version has to be loaded whole, or not at all: "
+                f"at {path}: a node of an older version must be loaded completely, or not at all: "
                 "select all of it"
             )
         record, at = self.record
         node = core.assemble(
-            map_leaves(lambda leaf: leaf, dict(self)),  # its dicts may become part of the tree
+            map_leaves(
+                lambda leaf: leaf, dict(self)
+            ),  # a copy, since its dicts may become part of the tree
             record,
             convert=_as_saved,
             unknown_as_dict=True,
@@ -78,7 +80,7 @@ def mark_older(state: Any, record: RecordAt) -> Any:
 
 
 def _as_saved(leaves: list[tuple[str, None, Any, bool, Any]]) -> list[Any]:
-    """Returns leaves as jax arrays, if JAX has their dtype; keys already are."""
+    """Returns leaves as JAX arrays, if JAX has their dtype; PRNG keys already are."""
     return [
         found if _jax.is_array(found) else _jax.like(np.asarray(found))
         for _, _, found, *_ in leaves

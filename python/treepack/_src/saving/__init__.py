@@ -1,1 +1,1 @@
-"""Writing: layouts, saves in the background, checkpoints of several processes."""
+"""Writes trees: layouts, saves in the background, checkpoints of several processes."""

@@ -1,4 +1,4 @@
-"""Saves in the background: `save(background=True)`.
+"""Saves in a background thread: `save(background=True)`.
 
     save ──▶ a layout that does not depend on the tree ──▶ thread: write ──▶ Saving.result()
 
@@ -24,7 +24,7 @@ from treepack._src.storage.place import real, shown
 from treepack._src.tasks import Milestone, Thread
 from treepack.errors import TreepackError
 
-# Takes a progress callable; returns when all is written.
+# Takes a progress callable, returns when everything is written.
 Write = Callable[[Progress], None]
 
 
@@ -32,43 +32,43 @@ T = TypeVar("T")
 
 
 class AskedFuture(Future[T]):
-    """The result of work that is done once, in a thread; an error that is not asked for is logged.
+    """The future of work that runs once, in a thread; logs an error that is never retrieved.
 
-    A signal handler may wait for it, whatever call it interrupts: its end is known apart from the
-    lock of futures, which the interrupted call may hold.
+    A signal handler may wait for it, regardless of the call that it interrupts: waiting does not
+    use the lock of futures, which the interrupted call may hold.
     """
 
     _value: T
 
     def __init__(self, what: str, work: Callable[[], T]):
-        """Takes what is saved, in words, and the work."""
+        """`what` describes what is saved, for messages."""
         super().__init__()
         self.set_running_or_notify_cancel()  # it cannot be cancelled
         self._what = what
-        self._works = [work]  # popped, so that it is done once and not held afterwards
+        self._works = [work]  # popped, so that it runs once and is not kept alive afterwards
         self._end = Milestone()
         self._error: BaseException | None = None
         self._unasked: Any = None
 
     @property
     def has_begun(self) -> bool:
-        """Whether a thread has begun the work, or it was given up."""
+        """Whether a thread has begun the work, or `give_up` ended it."""
         return not self._works
 
     @property
     def has_unasked_error(self) -> bool:
-        """Whether it has failed, and nobody knows."""
+        """Whether it failed and the error was not retrieved."""
         return self._unasked is not None and bool(self._unasked.alive)
 
     def attempt(self) -> None:
-        """Does the work, unless another thread has begun it."""
+        """Runs the work, unless another thread has begun it."""
         try:
             work = self._works.pop()
         except IndexError:
             return
         try:
             self._value = work()
-        except BaseException as error:  # which `result` raises
+        except BaseException as error:  # `result` raises it
             del work
             traceback.clear_frames(error.__traceback__)  # they hold the arrays
             self._unasked = weakref.finalize(self, _log, self._what, repr(error))
@@ -81,7 +81,7 @@ class AskedFuture(Future[T]):
             _under_way.pop(self, None)
 
     def give_up(self, error: BaseException) -> bool:
-        """Ends it with an error, unless the work has begun; returns whether it has not."""
+        """Ends it with an error unless the work has begun; returns whether it ended it."""
         try:
             self._works.pop()
         except IndexError:
@@ -96,10 +96,10 @@ class AskedFuture(Future[T]):
         self.set_exception(error)
 
     def wait(self) -> None:
-        """Waits for the end, which does not count as asking for the error.
+        """Waits for the end, without retrieving the error.
 
-        Begins the work if no thread has: the thread that is about to may be the one that a signal
-        handler has interrupted to wait here.
+        Begins the work if no thread has: the thread that is about to begin may be the one that a
+        signal handler interrupted to wait here.
         """
         if not self.has_begun:
             _start(self)
@@ -117,7 +117,7 @@ class AskedFuture(Future[T]):
         try:
             raise error
         finally:
-            del self, error  # whose traceback holds this frame
+            del self, error  # the traceback holds this frame
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Waits for the end, and returns the error, or `None`."""
@@ -128,29 +128,33 @@ class AskedFuture(Future[T]):
         return self._error
 
     def _leave(self) -> None:
-        """Ends it in a forked process, where its thread does not run."""
+        """Ends the future in a forked process, where its thread does not run."""
         future: Any = self
-        future._condition = threading.Condition()  # the other one may be held
-        future._waiters, future._done_callbacks = [], []  # those of the parent
+        future._condition = threading.Condition()  # the old lock may be held
+        future._waiters, future._done_callbacks = [], []  # the old ones are the parent's
         self._works.clear()
         if not self.done():
-            self._fail(TreepackError(f"the parent process goes on to save {self._what}: ask it"))
+            self._fail(
+                TreepackError(
+                    f"the parent process continues to save {self._what}: wait for it there"
+                )
+            )
 
 
 def _log(what: str, error: str) -> None:
-    logging.getLogger("treepack").error("saving %s has failed: %s", what, error)
+    logging.getLogger("treepack").error("saving %s failed: %s", what, error)
 
 
 class Saving(AskedFuture[None]):
-    """A save in the background, as `save(background=True)` returns it.
+    """A save in the background, the result of `save(background=True)`.
 
-    It has the methods of a `concurrent.futures.Future`: `done()` returns whether the save has
-    ended; `result()` waits for the end and raises the error of the save; `exception()` returns it.
-    The program ends only after the save. An error that nobody asks for is logged.
+    It is a `concurrent.futures.Future`: `done()` returns whether the save has ended; `result()`
+    waits for the end and raises the error of the save; `exception()` returns it. The program exits
+    only after the save. An error that is never retrieved is logged.
 
     Attributes:
-      path: The path that is saved to.
-      progress: The number of bytes of the encoding that are done, and of all.
+      path: The path of the save.
+      progress: The number of encoded bytes done, and their total.
 
     Examples:
       >>> import jax.numpy as jnp, tempfile, treepack
@@ -167,19 +171,18 @@ class Saving(AskedFuture[None]):
         self.progress: tuple[int, int] = (0, 0)
 
     def result(self, timeout: float | None = None) -> None:
-        """Waits until all is written.
+        """Waits until the save has ended.
 
         Args:
-          timeout: The maximum number of seconds.
+          timeout: The maximum time in seconds; `None` waits without limit.
 
         Raises:
-          TimeoutError: If it takes longer.
-          Exception: What `save` raises.
+          TimeoutError: If the save takes longer. Exception: The error of the save; see `save`.
         """
         super().result(timeout)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Waits until all is written, and returns the error of the save, or `None`."""
+        """Waits until the save has ended, and returns its error or `None`."""
         return super().exception(timeout)
 
     def __repr__(self) -> str:
@@ -202,8 +205,7 @@ class Saving(AskedFuture[None]):
         self.progress = (total, total)
 
 
-# The work that has not ended, in order, and its place: each change is one step, as signal handlers
-# need it.
+# The unfinished work in order, with its place. Each change is atomic, as signal handlers require.
 _under_way: dict[AskedFuture[Any], Hashable] = {}
 
 _threads: list[Thread] = []
@@ -233,19 +235,19 @@ def run(
     """Calls `write` now, or in a thread.
 
     Args:
-      path: The path that is saved to.
-      write: Writes all.
+      path: The path of the save.
+      write: Writes everything.
       progress: See `save`.
-      background: Whether to call it in a thread, and to return a `Saving`.
-      at_once: Whether it is called before this returns all the same.
+      background: Whether to call `write` in a thread, and return a `Saving`.
+      at_once: Whether to call it before this returns even if `background`.
       abandon: Called with the error if no thread can be started; `write` is never called then.
     """
     if not background:
-        wait_for(path)  # for what a signal handler has begun since the call of `save`
+        wait_for(path)  # for saves that a signal handler began since the call of `save`
         write(progress)
         return None
     saving = Saving(os.fspath(path), write, progress)
-    del write  # so that nothing holds it after the call
+    del write  # so that no reference remains after the call
     begin(real(path), saving, at_once=at_once, abandon=abandon)
     return saving
 
@@ -257,7 +259,7 @@ def begin(
     at_once: bool = False,
     abandon: Callable[[BaseException], object] | None = None,
 ) -> None:
-    """Begins the work of a future in a thread, after all earlier work at the same place.
+    """Begins the work of a future in a thread, after earlier work at the same place.
 
     See `run` for `at_once` and `abandon`.
     """
@@ -269,7 +271,7 @@ def begin(
         else:
             _start(future)
     except BaseException as error:
-        # An interrupt may come when it has begun.
+        # An interrupt may arrive after it has begun.
         if future.give_up(error) and abandon is not None:
             abandon(error)
         raise
@@ -279,13 +281,13 @@ def _start(future: AskedFuture[Any]) -> None:
     thread = Thread(future.attempt)
     for other in [*_threads]:
         if other.has_ended:
-            with contextlib.suppress(ValueError):  # it is gone by now
+            with contextlib.suppress(ValueError):  # another thread removed it
                 _threads.remove(other)
     _threads.append(thread)
 
 
 def _finish() -> None:
-    """Waits at the end of the program for all saves."""
+    """Waits for all saves when the program exits."""
     while _under_way:
         for future in [*_under_way]:
             future.wait()
@@ -294,20 +296,22 @@ def _finish() -> None:
         _threads.pop().join()
 
 
-# Python waits only for threads of `threading`, whose `start` may wait for ever. The
-# first hook runs where it does, also in processes of `multiprocessing`, which skip `atexit`.
-with contextlib.suppress(AttributeError, RuntimeError):  # it is private; the program is ending
+# Python waits only for threads of `threading`, whose `start` may block forever. The first hook runs
+# at the same time, also in processes of `multiprocessing`, which skip `atexit`.
+with contextlib.suppress(
+    AttributeError, RuntimeError
+):  # a private name; the program may be exiting
     threading._register_atexit(_finish)  # type: ignore[attr-defined]
 atexit.register(_finish)
 
 
 def wait_for(path: str | os.PathLike[str]) -> None:
-    """Waits until the saves to a path that are under way have ended."""
+    """Waits until current saves to a path have ended."""
     wait_at(real(path))
 
 
 def wait_at(place: Hashable, until: AskedFuture[Any] | None = None) -> None:
-    """Waits for all work at a place, or for what began before some other work."""
+    """Waits for the work at a place; with `until`, only for work that began before it."""
     for future, its_place in _under_way.copy().items():
         if future is until:
             break

@@ -1,9 +1,9 @@
-"""The directory of a sharded checkpoint: claimed, committed to, and cleaned.
+"""Claims the directory of a sharded checkpoint, commits to it, and cleans it.
 
 Only one job can commit. In a local directory it holds a lease while it saves (`lease.py`). In a
-store, which has none, it replaces the very manifest that was there when it began, by a conditional
-request; there, only files that were there before the commit are deleted after it, so that those of
-a job that begins meanwhile stay.
+store, which has no locks, it replaces the manifest by a request on the condition that the manifest
+has not changed since it began. There, only files from before the commit are deleted after it, so
+that files of a job that begins in between stay.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from treepack._src.storage.store import ABSENT, ConditionError
 from treepack._src.storage.stores import remote_store, store_of
 from treepack.errors import DecodeError
 
-# The names of files with shards, of their temporary files, and of those of leases and manifests.
+# Patterns for names of shard files, their temporary files, and files of leases and manifests.
 _NAME = r"[0-9a-f]{8}-\d{5,}\.treepack"
 
 _FILE_OF = re.compile(r"[0-9a-f]{8}-(\d{5,9})\.treepack")
@@ -46,7 +46,7 @@ _SHARD_FILE = re.compile(rf"{_NAME}|\.({_NAME}|(lease|manifest)\.treepack)\.tree
 
 
 def file_name(name: str, process: int) -> str:
-    """Returns the name of the file that a process writes in a save."""
+    """Returns the name of the file that a process writes during a save."""
     return f"{name}-{process:05}.treepack"
 
 
@@ -57,7 +57,7 @@ def process_of(name: str) -> int:
 
 
 def is_unfinished(names: Iterable[str]) -> bool:
-    """Returns whether a directory with these entries is that of a save that has not ended."""
+    """Returns whether these are the entries of an unfinished save."""
     return all(name == LEASE or _SHARD_FILE.fullmatch(name) for name in names)
 
 
@@ -77,14 +77,14 @@ class Written(NamedTuple):
     plan: Any
 
 
-# The directories that are claimed.
+# The claimed directories.
 _claimed: weakref.WeakSet[Directory] = weakref.WeakSet()
 
 
 def interrupted(path: str | os.PathLike[str]) -> list[Directory]:
-    """Returns the claims of a directory by saves that a signal handler in this thread interrupts.
+    """Returns the claims of a directory by saves that a signal handler in this thread interrupted.
 
-    They go on after the save of the handler, which therefore spares their files, and replace its
+    They continue after the handler's save, which therefore spares their files, and replace its
     checkpoint.
     """
     mine = real(path), threading.get_ident()
@@ -92,7 +92,7 @@ def interrupted(path: str | os.PathLike[str]) -> list[Directory]:
 
 
 def _is_of(name: str, save: str) -> bool:
-    """Returns whether a file, which may be a temporary one, is of the save with this name."""
+    """Returns whether a file, temporary or not, belongs to the save with a name."""
     return name.lstrip(".").startswith(f"{save}-")
 
 
@@ -100,30 +100,30 @@ class Directory(abc.ABC):
     """The directory of a checkpoint.
 
     Attributes:
-      claimed: The place, and the thread that has claimed it; `None` if none has.
+      claimed: The place and the claiming thread; `None` if it is not claimed.
     """
 
     def __init__(self, path: str | os.PathLike[str]):
         self._path = path
         self.claimed: tuple[str, int] | None = None
-        self._name = ""  # of a save that is not committed
-        self._before: Any = None  # what a commit replaces, unless
+        self._name = ""  # of the uncommitted save
+        self._before: Any = None  # the version that a commit replaces, unless
         self._overtaken: list[Any] = []  # signal handlers have replaced it by these
-        self._replaced: set[str] = set()  # the files of the checkpoint that a commit replaces
+        self._replaced: set[str] = set()  # the files of the replaced checkpoint
         self._interrupted: list[Directory] = []
 
     def __str__(self) -> str:
         return shown(self._path)
 
     def file(self, name: str) -> str:
-        """Returns the path or URL of a file in it."""
+        """Returns the path or URL of a file in the directory."""
         return joined(self._path, name)
 
     def claim(self, name: str) -> None:
-        """Begins a save with this name; `release` ends it.
+        """Begins a save with a name; `release` ends it.
 
         Raises:
-          BusyError: If it is known that another job saves to it now.
+          BusyError: If another job is known to save to the directory.
         """
         self._interrupted = interrupted(self._path)
         self._name, self.claimed = name, (real(self._path), threading.get_ident())
@@ -138,13 +138,13 @@ class Directory(abc.ABC):
     def _claim(self, name: str) -> None: ...
 
     def _spares(self, name: str) -> bool:
-        """Returns whether a file is of a save that this one has interrupted."""
+        """Returns whether a file belongs to a save that this one interrupted."""
         if self._interrupted and name.startswith(f".{LEASE}."):
             return True  # which it may not have locked yet
         return any(_is_of(name, it._name) for it in self._interrupted)
 
     def _is_ours(self, name: str) -> bool:
-        """Returns whether a file with the name of one with shards is that, and not of the user."""
+        """Returns whether a file with the name of a shard file is one, and not the user's."""
         if (
             name.startswith(".")
             or name in self._replaced
@@ -156,38 +156,38 @@ class Directory(abc.ABC):
         return False
 
     def _has_committed(self, now: Any) -> None:
-        """Lets the saves that this one has interrupted replace its checkpoint."""
+        """Lets the saves that this one interrupted replace its checkpoint."""
         self._name = ""
         for directory in self._interrupted:
             directory._overtaken.append(now)  # beside that of a handler which has come after this
 
     @abc.abstractmethod
     def commit(self, manifest: bytes, names: set[str], *, durable: bool) -> None:
-        """Replaces the manifest that was there at the claim.
+        """Replaces the manifest that existed at the claim.
 
         Args:
-          manifest: The new one.
-          names: What `names` has returned since all files were written.
-          durable: Whether it waits for the disk.
+          manifest: The new manifest.
+          names: The result of `names` after all files were written.
+          durable: Whether to wait for the disk.
 
         Raises:
-          BusyError: If another job has replaced it meanwhile.
+          BusyError: If another job replaced it since.
         """
 
     def _warn(self, kept: Sequence[str]) -> None:
-        """Warns of old files that a commit has left because they may not be deleted."""
+        """Warns about old files that remain because they may not be deleted."""
         if kept and not self._name:
             warn_of_kept([self.file(name) for name in kept])
 
     @abc.abstractmethod
     def clean(self) -> None:
-        """Removes the files of saves that were not committed or have been replaced.
+        """Removes the files of saves that were not committed or were replaced.
 
-        It is best effort. The files of a job that may be alive stay.
+        Best effort. Files of a job that may be alive stay.
         """
 
     def release(self) -> None:
-        """Ends the claim: other jobs may save to it."""
+        """Ends the claim, so that other jobs may save."""
         self.claimed = None
         _claimed.discard(self)
 
@@ -200,7 +200,7 @@ class Directory(abc.ABC):
 
         Raises:
           FileNotFoundError: If it is missing.
-          DecodeError: If it is damaged, or no regular file.
+          DecodeError: If it is damaged, or is not a regular file.
         """
         with naming(self.file(name)):
             found = open_parts(self.file(name), regular=True)
@@ -216,17 +216,17 @@ def _files_of(manifest: bytes) -> set[str] | None:
     """Returns the files of a checkpoint; `None` if they are unknown."""
     try:
         return {name for name, _, _ in core.Manifest.decode(manifest).files}
-    except DecodeError:  # perhaps of a later version
+    except DecodeError:  # perhaps of a newer version
         return None
 
 
 def _hash_of(manifest: bytes | None) -> bytes | None:
-    """Returns a hash of a manifest; its CRC is always the same, since it ends with its own."""
+    """Returns a hash of a manifest; its CRC would be constant, since it ends with its own CRC."""
     return None if manifest is None else hashlib.blake2b(manifest).digest()
 
 
 class LocalDirectory(Directory):
-    """A directory of the system."""
+    """A local directory."""
 
     def __init__(self, path: str | os.PathLike[str]):
         super().__init__(path)
@@ -251,12 +251,12 @@ class LocalDirectory(Directory):
         self._lease.check()
         now = self._manifest()
         if now != self._before and now not in self._overtaken:
-            raise BusyError(f"another job has saved to {self} meanwhile")
+            raise BusyError(f"another job saved to {self} at the same time: save again")
         core.write_file(self.file(MANIFEST), manifest, durable=durable)
         self._has_committed(_hash_of(manifest))
 
     def _manifest(self) -> bytes | None:
-        """Returns a hash of the manifest, if there is one."""
+        """Returns a hash of the manifest, or `None`."""
         try:
             return _hash_of(read_all(self.file(MANIFEST)))
         except FileNotFoundError:
@@ -287,7 +287,7 @@ class LocalDirectory(Directory):
                         self._remove(name)
                     except PermissionError:
                         kept.append(name)
-                    except Exception:  # of one file; the others go on
+                    except Exception:  # concerns one file; continue with the others
                         pass
         self._warn(kept)
 
@@ -328,9 +328,9 @@ class RemoteDirectory(Directory):
         return found.version, bytes(found.data)
 
     def _is_file(self) -> bool:
-        """Returns whether a file has this name, which would be read in place of the directory."""
-        if self._place and self._store.has_conditions:  # file systems have errors of their own
-            with contextlib.suppress(OSError):  # mostly there is none
+        """Returns whether a file has this name; it would be read instead of the directory."""
+        if self._place and self._store.has_conditions:  # file systems raise their own errors
+            with contextlib.suppress(OSError):  # usually it does not exist
                 return len(memoryview(self._store.range(self._place.rstrip("/"), 0, 1, None))) > 0
         return False
 
@@ -338,21 +338,20 @@ class RemoteDirectory(Directory):
         return f"{self._place.rstrip('/')}/{name}" if self._place else name
 
     def commit(self, manifest: bytes, names: set[str], *, durable: bool) -> None:
-        del durable  # stores always are
-        # Files of a job that begins after the commit are not among them.
+        del durable  # stores are always durable
+        # Does not include files of a job that begins after the commit.
         listed = {it for it in names if _SHARD_FILE.fullmatch(it) and not self._spares(it)}
         if not self._store.has_conditions:
             now = _hash_of(self._manifest()[1])
             if all(now != before for _, before in (self._before, *self._overtaken)):
                 raise self._busy()
         replaced = self._overtaken[-1] if self._overtaken else self._before
-        # From now on the manifest may be there, whatever the answer: its files have to stay.
+        # From now on the manifest may exist, regardless of the response: its files must stay.
         name, self._name = self._name, ""
         try:
             self._store.put(self._at(MANIFEST), manifest, replaced[0])
         except Exception as error:
-            # An answer that was lost on its way may have been asked for again, and finds its own
-            # manifest.
+            # If a response was lost, the repeated request may find its own manifest.
             if self._is_there(manifest):
                 pass
             elif isinstance(error, ConditionError):
@@ -370,21 +369,21 @@ class RemoteDirectory(Directory):
         self._leftovers = {it for it in old if self._is_ours(it)}
         if self._interrupted:
             version, now = self._manifest()
-            if now == manifest:  # else another job has committed meanwhile
+            if now == manifest:  # else another job committed
                 self._has_committed((version, _hash_of(now)))
 
     def _is_there(self, manifest: bytes) -> bool:
-        """Returns whether a manifest is the one that is there now, as far as that can be told."""
+        """Returns whether a manifest is the current one, as far as it can be read."""
         with contextlib.suppress(Exception):
             return self._manifest()[1] == manifest
         return False
 
     def _busy(self) -> BusyError:
         writer = ""
-        with contextlib.suppress(Exception):  # it may be gone again
+        with contextlib.suppress(Exception):  # it may be missing again
             data = self._manifest()[1]
             writer = "" if data is None else core.Manifest.decode(data).writer
-        told = f"another job has saved to {self} meanwhile"
+        told = f"another job saved to {self} at the same time: save again"
         return BusyError(f"{told}: {writer}" if writer else told)
 
     def clean(self) -> None:
@@ -402,15 +401,15 @@ class RemoteDirectory(Directory):
 
 
 def warn_of_kept(paths: Sequence[str]) -> None:
-    """Warns of files that could not be deleted after a save, which stands."""
+    """Warns about files that could not be deleted after a successful save."""
     more = f" and {len(paths) - _MOST_NAMES} more" if len(paths) > _MOST_NAMES else ""
     warn(
-        "the save is complete, but there is no permission to delete what it replaces: "
-        f"{', '.join(map(shown, paths[:_MOST_NAMES]))}{more}; delete it yourself"
+        "the save is complete, but there is no permission to delete the replaced files "
+        f"{', '.join(map(shown, paths[:_MOST_NAMES]))}{more}: delete them manually"
     )
 
 
-# The most names in a warning.
+# The maximum number of names in a warning.
 _MOST_NAMES = 10
 
 
@@ -421,19 +420,19 @@ def directory_at(path: str | os.PathLike[str]) -> Directory:
 
 
 def writer() -> str:
-    """Returns this process in words, for manifests."""
+    """Describes this process, for manifests."""
     return f"process {os.getpid()} on {socket.gethostname()} at {utc(time.time())}"
 
 
 def remove_unfinished(path: str) -> None:
-    """Removes the directory of a save that was killed, unless another job saves to it now.
+    """Removes the directory of a save that was killed, unless another job saves to it.
 
-    It is best effort. In a store, where nobody can tell, it stays.
+    Best effort. In a store, where the state is unknown, it stays.
     """
     directory = directory_at(path)
     if not isinstance(directory, LocalDirectory):
         return
     with contextlib.suppress(BusyError, OSError):
-        directory.claim(secrets.token_hex(4))  # which cleans it
+        directory.claim(secrets.token_hex(4))  # a claim cleans the directory
         directory.release()
         Path(local(path)).rmdir()

@@ -1,7 +1,8 @@
-"""The identity of a save, which has to be the same in all processes.
+"""Computes the identity of a save, which must be the same in all processes.
 
-Processes that save at different times, such as one that has missed a save, would write rows of
-different steps to one checkpoint. So all compare everything that needs no reading of shards.
+Processes that save at different times, such as a process that missed a save, would write rows of
+different steps to one checkpoint. So all processes compare everything that requires no reading of
+shards.
 """
 
 from __future__ import annotations
@@ -22,17 +23,17 @@ from treepack._src.pytree import leaves as _leaves
 from treepack._src.storage.deferred import Deferred
 from treepack._src.storage.place import names_of, shown
 
-# The values of this many leaves, with paths of this many characters together, are compared one by
-# one, to name those that differ.
+# The maximum number of leaves, and of characters of their paths, that are compared one by one, to
+# name the leaves that differ.
 _NAMED = 1000
 
 _NAMED_CHARS = 100_000
 
-# The most differing leaves in a message.
+# The maximum number of differing leaves in a message.
 _MOST_NAMED = 5
 
-# Replicated integers of up to this many bytes, such as a counter of steps, count as values of the
-# host.
+# The maximum size in bytes of replicated integers, such as a step counter, that count as host
+# values.
 _SMALL_BYTES = 1024
 
 
@@ -40,13 +41,13 @@ class Identity(NamedTuple):
     """The identity of a save in one process.
 
     Attributes:
-      paths: The path as the caller gives it, and absolute.
-      step: The step that the caller gives.
+      paths: The path as the caller passed it, and absolute.
+      step: The step that the caller passed.
       options: The options by name.
       metadata: A checksum.
       tree: A checksum of the paths, shapes and dtypes of arrays, and of the plan of writers.
-      all: A checksum of all that is not in shards, metadata and structure included.
-      leaves: The paths of the first leaves that are not in shards, each with its checksum.
+      all: A checksum of everything outside of shards, including metadata and structure.
+      leaves: The paths and checksums of the first leaves outside of shards.
     """
 
     paths: list[str]
@@ -58,20 +59,20 @@ class Identity(NamedTuple):
     leaves: list[tuple[str, str]]
 
     def summary(self) -> dict[str, Any]:
-        """Returns the part that others compare with, as JSON values."""
+        """Returns the part that other processes compare, as JSON values."""
         return {**self._asdict(), "leaves": []}
 
     def text(self) -> str:
-        """Returns all of it as text, for `differences`."""
+        """Returns the whole identity as text, for `differences`."""
         return json.dumps(self._asdict())
 
     def is_same(self, other: dict[str, Any]) -> bool:
-        """Returns whether another process saves the same; `other` is the `summary` of its save."""
+        """Returns whether another process has the same identity; `other` is its `summary`."""
         mine = {**self.summary(), "paths": None}
         return mine == {**other, "paths": None} and _is_one_place(self.paths, other["paths"])
 
     def differences(self, process: int, text: str) -> str:
-        """Returns in words how the save of another process differs from this one, process 0's."""
+        """Describes how the save of another process differs from process 0's, which is this one."""
         other = Identity(**json.loads(text))
         found = []
         if self.step != other.step:
@@ -81,8 +82,7 @@ class Identity(NamedTuple):
         if not _is_one_place(self.paths, other.paths):
             found.append(
                 f"process {process} saves to {shown(other.paths[0])!r}, process 0 to "
-                f"{shown(self.paths[0])!r}: "
-                "all processes have to write to the same directory"
+                f"{shown(self.paths[0])!r}: all processes must write to the same directory"
             )
         found += [
             f"process {process} saves with {name}={other.options.get(name)!r}, process 0 with "
@@ -91,7 +91,7 @@ class Identity(NamedTuple):
             if other.options.get(name) != value
         ]
         if self.metadata != other.metadata:
-            found.append(f"process {process} saves other metadata than process 0")
+            found.append(f"process {process} saves different metadata than process 0")
         if self.tree != other.tree:
             found.append(_ANOTHER_TREE.format(process))
         else:
@@ -107,13 +107,13 @@ class Identity(NamedTuple):
             return []
         names = ", ".join(paths[:_MOST_NAMED]) + (", ..." if len(paths) > _MOST_NAMED else "")
         return [
-            f"process {process} has other values than process 0 at {names}: everything but "
-            "sharded arrays has to be the same in all processes"
+            f"process {process} has different values than process 0 at {names}: everything except "
+            "sharded arrays must be the same in all processes"
         ]
 
 
 _ANOTHER_TREE = (
-    "process {} has saved another tree than process 0, or arrays that are on its devices alone"
+    "process {} saved a different tree than process 0, or arrays that are only on its own devices"
 )
 
 
@@ -128,9 +128,9 @@ def identity_of(
     """Returns the identity of a save in this process.
 
     Args:
-      path: The path that is saved to.
-      saved: What is saved.
-      how: How it is written.
+      path: The path of the save.
+      saved: The options of the save.
+      how: The options of writing.
       tree: A checksum of the paths, shapes and dtypes of arrays, and of the plan of writers.
       manifest: The manifest of the tree, without files.
       arrays: The arrays outside of the manifest.
@@ -156,7 +156,7 @@ def identity_of(
 
 
 def _leaf_sums(manifest: core.Manifest, sums: list[str | None]) -> list[tuple[str, str]]:
-    """Returns the checksums of leaves that are not in shards, with their paths."""
+    """Returns the paths and checksums of leaves outside of shards."""
     content = manifest.content
     catalog = core.Catalog.open(content, salvage=False)
     found = []
@@ -174,9 +174,9 @@ def _leaf_sums(manifest: core.Manifest, sums: list[str | None]) -> list[tuple[st
 
 
 def _checksum(array: Any) -> str | None:
-    """Returns the checksum of an array that all processes should have alike, if it is in memory."""
+    """Returns the checksum of an array in memory that must be equal in all processes, or `None`."""
     if isinstance(array, Deferred):
-        return None  # it is read when it is written
+        return None  # it is read only when it is written
     if not _jax.is_array(array):
         return _sum_of(_bytes_of(np.asarray(array)))
     is_counter = (
@@ -195,7 +195,7 @@ def _bytes_of(array: np.ndarray) -> memoryview:
 
 
 def _sum_of(*parts: Buffer) -> str:
-    """Returns a hash of bytes; a CRC is the same for all data that end with their own CRC."""
+    """Returns a hash of bytes; a CRC would be constant for data that end with their own CRC."""
     found = hashlib.blake2b(digest_size=8)
     for part in parts:
         found.update(part)
@@ -203,10 +203,10 @@ def _sum_of(*parts: Buffer) -> str:
 
 
 def _is_one_place(mine: list[str], theirs: list[str]) -> bool:
-    """Returns whether two processes may mean the same directory.
+    """Returns whether the paths of two processes may name the same directory.
 
-    A relative path may name one directory even where the working directories differ; if it does
-    not, process 0 does not find the files of the others.
+    A relative path may name one directory even if the working directories differ. If it does not,
+    process 0 does not find the files of the others.
     """
     return mine[0] == theirs[0] or mine[1] == theirs[1]
 

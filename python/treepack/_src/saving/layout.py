@@ -1,4 +1,4 @@
-"""Layouts of trees: as states, which is flax's form, or with a record of their structure."""
+"""Lays out trees: as states in flax's form, or with a record of their structure."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from treepack.errors import TreepackError
 
 
 class Chunks:
-    """The chunks of arrays.
+    """The chunk size of arrays.
 
     Attributes:
-      max_nbytes: Returns the bytes above which an array is split. `treepack.serialization`, where
-        programs change the size, sets it.
+      max_nbytes: Returns the size in bytes above which arrays are split. Set by
+        `treepack.serialization`, where programs change the size.
     """
 
     max_nbytes: ClassVar[Callable[[], float]]
@@ -129,14 +129,14 @@ def described_layout(
         )
     if left_out.has_code and all(_is_nothing(leaf) for _, leaf in leaves_of(tree, ())):
         warn(
-            "the tree has no data: all its leaves are code, which is left out; to save a model, "
+            "the tree has no data: all its leaves are code, which is left out. To save a model, "
             "save its variables"
         )
     return layout
 
 
 def _encoded(value: Any, path: str) -> bytes:
-    """Encodes metadata; errors name the place in them."""
+    """Encodes metadata; errors name the path in the metadata."""
     try:
         return core.encode_value(value)
     except TypeError as error:
@@ -155,7 +155,7 @@ def _is_nothing(leaf: Any) -> bool:
 def file_layout(
     tree: Any, saved: Saved, how: Writing, *, snapshot: bool = False, base_name: str = ""
 ) -> core.Layout:
-    """Lays out a tree for a file: with its structure, an index and checksums.
+    """Lays out a tree for a file, with its structure, an index and checksums.
 
     A `base_name` is the name of the base in the directory of the file.
     """

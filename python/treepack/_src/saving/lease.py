@@ -1,9 +1,8 @@
-"""The lease of a directory: a file in it that only one job can hold while it saves there.
+"""Implements the lease of a directory: a file that only one job can hold while it saves there.
 
-It names host, process and time, and is renewed while the save is under way. Where the file system
-has locks, its holder locks it as well, and the lock ends with the process. A lease that nobody
-locks, or that another host has not renewed for long, belongs to a dead process: the next one
-replaces it.
+It names host, process and time, and is renewed during the save. If the file system has locks, its
+holder also locks it, and the lock ends with the process. A lease that is not locked, or that
+another host has not renewed for long, belongs to a dead process: the next process replaces it.
 """
 
 from __future__ import annotations
@@ -69,7 +68,7 @@ class Lease:
         weakref.finalize(self, _end, self._files, self._stopped).atexit = False
 
     def take(self, name: str, shared: Sequence[Lease] = ()) -> None:
-        """Takes it for a save with this name; the caller has to `release` it.
+        """Takes it for a save with this name; the caller must `release` it.
 
         Args:
           name: The name.
@@ -77,7 +76,7 @@ class Lease:
             been taken, both have it.
 
         Raises:
-          BusyError: If somebody else holds it.
+          BusyError: If another job holds it.
         """
         # It gets its name when it is locked and written: a process that is killed leaves none that
         # tells nothing.
@@ -100,7 +99,7 @@ class Lease:
             self._take_name(made, data, shared)
             if self._is_shared:
                 return
-            with contextlib.suppress(RuntimeError, MemoryError):  # then the lock has to do
+            with contextlib.suppress(RuntimeError, MemoryError):  # then the lock must be enough
                 target = self._files[0] if os.utime in os.supports_fd else self._path
                 self._renewer = Thread(functools.partial(_renew, target, self._stopped))
         except BaseException:
@@ -174,7 +173,7 @@ class Lease:
             age = _now(self._path.parent) - os.fstat(file).st_mtime
             if not about and age <= EXPIRY_S:
                 raise _UnknownError(self._busy(about, age))
-            # Nobody else removes a file that is locked here.
+            # Other processes do not remove a file that is locked here.
             lock = _lock(file)
             if lock is False:
                 raise BusyError(self._busy(about))
@@ -219,7 +218,7 @@ class Lease:
         """
         found = self._found()
         if found != self._data:
-            by = f"{_holder(_about(found))} saves there now" if found else "somebody removed it"
+            by = f"{_holder(_about(found))} saves there now" if found else "it was removed"
             raise BusyError(
                 f"the lease of this process on {self._path.parent} is gone, because it was not "
                 f"renewed for more than {EXPIRY_S:.0f} s, or by hand: {by}"
@@ -247,7 +246,7 @@ class Lease:
                 os.close(file)
 
     def release(self) -> None:
-        """Lets others save to the directory."""
+        """Ends the lease, so that other jobs may save to the directory."""
         self._stopped.set()
         if self._renewer is not None:
             self._renewer.join()
@@ -284,7 +283,7 @@ def _end(files: list[int], stopped: threading.Event) -> None:
 
 _held: weakref.WeakSet[Lease] = weakref.WeakSet()
 
-# The most bytes of a lease.
+# The maximum size of a lease in bytes.
 _MOST = 4096
 
 
@@ -307,7 +306,7 @@ def _open(path: Path) -> int:
 
 
 def _lock(file: int, *, wait: bool = False) -> bool | None:
-    """Locks a file, waiting if asked; `None` if the file system has no locks."""
+    """Locks a file, with `wait` after waiting; `None` if the file system has no locks."""
     try:
         import fcntl
 
@@ -329,7 +328,7 @@ def _about(data: bytes) -> dict[str, Any]:
 
 
 def utc(seconds: float) -> str:
-    """Returns a time in words."""
+    """Formats a time in UTC."""
     return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(seconds))
 
 

@@ -1,11 +1,11 @@
-"""Writing the files of a sharded checkpoint, and the manifest that makes them one.
+"""Writes the files of a sharded checkpoint, and the manifest that joins them.
 
-    tree ──walk──▶ encoding with gaps ──▶ who writes which shard ──▶ a file of this process
-                          └──────────────── process 0, when all have written ──▶ manifest
+    tree ──walk──▶ encoding with gaps ──▶ plan of writers ──▶ a file of this process
+                          └──────────────── process 0, after all have written ──▶ manifest
 
-A directory without a manifest is no checkpoint. Each attempt has its own file names, so a directory
-that is saved to again stays the old checkpoint until the new manifest replaces the old one. Of
-several jobs that save to it, one can commit (`directory.py`).
+A directory without a manifest is not a checkpoint. Each attempt has its own file names, so the old
+checkpoint in a directory stays until the new manifest replaces the old one. If several jobs save to
+it, only one can commit (`directory.py`).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from treepack.errors import TreepackError
 
 
 def is_distributed(tree: Any) -> bool:
-    """Returns whether a tree has arrays that no single process has all of."""
+    """Returns whether a tree has arrays that no single process holds entirely."""
     if _jax.client() is None:
         return False
     return any(
@@ -44,7 +44,7 @@ def is_distributed(tree: Any) -> bool:
 
 
 class ShardedWrite:
-    """A save to a directory together with all other processes; a call writes it."""
+    """A save to a directory together with all other processes; calling it writes it."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class ShardedWrite:
         snapshot: bool,
     ):
         self._group = Group(saved.timeout, step=saved.step)
-        self._path = absolute(path)  # the program may go to another directory
+        self._path = absolute(path)  # the working directory may change
         try:
             identify = functools.partial(identity_of, path, saved, how)
             self._share = ProcessShare(tree, saved, how, self._group, identify, snapshot=snapshot)
@@ -70,15 +70,14 @@ class ShardedWrite:
         return self._group.index == 0
 
     def abandon(self, error: BaseException) -> None:
-        """Tells all others that this process will not write, so that none waits for it."""
+        """Sends an error to all others: this process will not write, so that none waits for it."""
         self._group.abandon(error)
 
     def __call__(self, progress: Progress) -> None:
-        """Writes it, once.
+        """Writes the checkpoint; must be called once.
 
         Raises:
-          TreepackError: If another process has failed, or another job saves to the same
-            directory.
+          TreepackError: If another process failed, or another job saves to the same directory.
         """
         directory = directory_at(self._path)
         if self._group.index == 0:
@@ -95,7 +94,7 @@ def _lead(group: Group, directory: Directory, share: ProcessShare, progress: Pro
             _claim(group, directory, name)
             try:
                 _lead_with_claim(group, directory, share, name, progress)
-                group.end()  # the others go on while old files are removed
+                group.end()  # the others continue while old files are removed
             finally:
                 directory.clean()
         finally:
@@ -116,7 +115,7 @@ def _claim(group: Group, directory: Directory, name: str) -> None:
 def _lead_with_claim(
     group: Group, directory: Directory, share: ProcessShare, name: str, progress: Progress
 ) -> None:
-    if share.identity is not None:  # there are others
+    if share.identity is not None:  # there are other processes
         group.announce(json.dumps([name, share.identity.summary()]))
     mine = share.write(directory, name, progress)
     told = {0: Message(written=mine), **group.gather()}
@@ -139,16 +138,16 @@ def _follow(group: Group, directory: Directory, share: ProcessShare, progress: P
                 raise
             group.tell(Message(written=written))
         else:
-            group.tell(Message(differs=share.identity.text()))  # process 0 tells all in words
+            group.tell(Message(differs=share.identity.text()))  # process 0 describes the difference
     group.wait()
 
 
 class ProcessShare:
-    """The share of one process in writing a tree; that of process 0 also commits it.
+    """The share of one process in writing a tree; the share of process 0 also commits it.
 
     Attributes:
-      index: The number of this process.
-      identity: The identity that others compare with theirs; `None` if there are no others.
+      index: The index of this process.
+      identity: The identity that other processes compare with theirs; `None` for a single process.
     """
 
     def __init__(
@@ -174,7 +173,7 @@ class ProcessShare:
         self._draft = core.Manifest.planned(whole, plan)
         del whole  # it holds arrays
         paths = _array_paths(self._draft, len(arrays))
-        # Differs where two processes save different trees. Path by path: a long key is in many.
+        # Differs if two processes save different trees. Path by path: a long key is in many.
         self._plan = plan.checksum
         for path, array in zip(paths, arrays, strict=True):
             kind = json.dumps([path, list(array.shape), str(array.dtype)])
@@ -189,7 +188,7 @@ class ProcessShare:
                 if path or name:
                     _paths.put(mine, [*path, *name], shard)
                 else:
-                    mine = shard  # the tree is an array of the host
+                    mine = shard  # the tree is a single host array
         self._layout: core.Layout | None = None
         if self.index in self._processes:
             about = {"process": self.index, "plan": self._plan}
@@ -198,7 +197,7 @@ class ProcessShare:
             self._layout = file_layout(mine, Saved(metadata=about), how, snapshot=snapshot)
 
     def write(self, directory: Directory, name: str, progress: Progress = None) -> Written | None:
-        """Writes the file of this process, if it has one, and tells about it."""
+        """Writes the file of this process and describes it; `None` if it has no shards."""
         layout, self._layout = self._layout, None
         if layout is None:
             return None
@@ -208,7 +207,7 @@ class ProcessShare:
         return directory.look(file)
 
     def errors_of(self, told: Mapping[int, Message]) -> Iterator[str]:
-        """Yields in words what hinders the commit; for process 0."""
+        """Yields the reasons that prevent the commit; for process 0."""
         for process, message in sorted(told.items()):
             if message.error:
                 yield f"process {process}: {message.error}"
@@ -218,7 +217,7 @@ class ProcessShare:
     def commit(self, directory: Directory, name: str, told: Mapping[int, Message]) -> None:
         """Writes the manifest after all files; for process 0.
 
-        Nothing in it costs a request for each process.
+        The number of requests does not depend on the number of processes.
 
         Raises:
           TreepackError: If a file is missing or belongs to another tree, or another job saves to
@@ -230,11 +229,11 @@ class ProcessShare:
             written = told[process].written
             found = None if written is None else Written(*written)
             if found is None or found.name not in there:
-                found = self._look(directory, name, process)  # listings may be older
+                found = self._look(directory, name, process)  # listings may be stale
             if found.plan != self._plan:
                 raise TreepackError(
-                    f"process {process} has saved another tree than process 0, or arrays that are "
-                    "on its devices alone"
+                    f"process {process} saved a different tree than process 0, or arrays that are "
+                    "only on its own devices"
                 )
             files.append((found.name, found.nbytes, found.record))
         data = self._draft.with_files(files, writer())
@@ -245,8 +244,8 @@ class ProcessShare:
             return directory.look(file_name(name, process))
         except FileNotFoundError as error:
             raise TreepackError(
-                f"the file of process {process} is not in {directory}: all processes have "
-                "to write to the same directory, and no other job may"
+                f"the file of process {process} is missing in {directory}: all processes must "
+                "write to the same directory, and no other job may save there"
             ) from error
 
 
@@ -269,7 +268,7 @@ def _shards(
     wanted: list[int],
     process: int,
 ) -> list[tuple[list[str], Any]]:
-    """Returns the shards that a process writes: their names and data."""
+    """Returns the names and data of the shards that a process writes."""
     counts, is_host = grid
     if is_host or not wanted:
         return [([], array)] if wanted else []
@@ -281,9 +280,9 @@ def _shards(
         if cell in missing:
             found[cell] = shard.data
             missing.discard(cell)
-    if missing:  # jax was interrupted when it made them
+    if missing:  # JAX was interrupted while creating them
         raise TreepackError(
-            f"at {_paths.text(path)}: the array has {len(found)} of the {len(wanted)} shards that "
-            f"process {process} should have: it is damaged; make it again"
+            f"at {_paths.text(path)}: the array is incomplete: expected {len(wanted)} shards in "
+            f"process {process}, found {len(found)}. Create the array again"
         )
     return [([cells.name(cell)], data) for cell, data in found.items()]

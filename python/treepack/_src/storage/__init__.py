@@ -1,1 +1,1 @@
-"""Bytes in files, at URLs and in file objects."""
+"""Reads and writes bytes in files, at URLs and in file objects."""

@@ -1,4 +1,4 @@
-"""Reads files, URLs, file objects and buffers: as a whole or in parts, decompressed."""
+"""Reads files, URLs, file objects and buffers, whole or in parts, and decompresses them."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from treepack.errors import (
     TreepackError,
 )
 
-# Gzip of at most so many bytes is inflated as a whole rather than refused.
+# Gzip without an index up to this size in bytes is inflated whole instead of an error.
 _SMALL_BYTES = 1 << 20
 
-# Refused gzip of at most so many bytes is inflated nevertheless, to find out whether it is damaged.
+# Gzip up to this size in bytes is inflated before an error, to find out whether it is damaged.
 _CHECKED_BYTES = 64 << 20
 
-# To seek in a file object takes as long as reading so many bytes.
+# The number of bytes that take as long to read as a seek in a file object.
 _NEAR_BYTES = 2 << 20
 
 
@@ -49,8 +49,8 @@ def read_whole(
 
     Raises:
       TreepackError: If gzip contains more than `max_size` bytes.
-      DecodeError: If the file is empty, unless it may be.
-      IsADirectoryError: If it is a directory, which may be a sharded checkpoint.
+      DecodeError: If the file is empty, unless `may_be_empty`.
+      IsADirectoryError: If the path is a directory, which may be a sharded checkpoint.
     """
     url = url_of(path)
     with progress_bar(opening.progress, "load") as tell:
@@ -82,10 +82,10 @@ def whole_content(base: Openable) -> core.Content:
 
 
 def downloaded(source: Openable, progress: Progress = None) -> Openable:
-    """Reads a remote file as it is, compressed or not; returns all other sources.
+    """Reads a remote file without decompressing it; returns other sources unchanged.
 
     Raises:
-      IsADirectoryError: If it is a directory.
+      IsADirectoryError: If the URL is a directory.
     """
     url = url_of(source) if isinstance(source, (str, os.PathLike)) else None
     if url is None:
@@ -107,13 +107,16 @@ def content_of(source: Openable, opening: Opening) -> core.Content | Buffer:
 
 
 def _empty() -> DecodeError:
-    return DecodeError("the file is empty (0 bytes): nothing was written or copied to it", 0)
+    return DecodeError("the file is empty (0 bytes): write or copy it again", 0)
 
 
 def inflated(data: Buffer, opening: Opening) -> core.Content | Buffer:
     """Returns data, decompressed if they are gzip, and joined with the base if they are a patch."""
     if isinstance(data, (str, os.PathLike)):
-        raise TypeError(f"expected data, got the path {shown(data)!r}: load reads files")
+        raise TypeError(
+            f"expected a bytes-like object, got the path {shown(data)!r}: use treepack.load for "
+            "files"
+        )
     view = memoryview(data)
     if not view.contiguous:
         return data
@@ -164,14 +167,14 @@ def joined(
 
 
 class Opened(NamedTuple):
-    """Data to be read in parts.
+    """Data that can be read in parts.
 
     Attributes:
       content: The data, decompressed if they are gzip.
-      damage: The damage of the gzip stream around them, in words.
-      inflated: The number of bytes out of gzip.
-      blocks: What reads the file, if it is remote or a file object, and read in parts.
-      nbytes: The number of bytes in the file.
+      damage: A description of damage to the gzip stream, or `None`.
+      inflated: The number of bytes decompressed from gzip.
+      blocks: The reader of a remote file or file object that is read in parts.
+      nbytes: The size of the file in bytes.
     """
 
     content: core.Content
@@ -191,21 +194,21 @@ def open_parts(
     base: Any = None,
     join: bool = True,
 ) -> Opened:
-    """Opens a file or buffer to be read in parts, decompressed if it is gzip.
+    """Opens a file or buffer to read it in parts, decompressed if it is gzip.
 
     Args:
       source: The file or buffer.
-      mmap: Whether a local file is mapped rather than read.
-      salvage: Whether empty files are allowed, and gzip without an index is inflated up to its
-        first damage.
-      max_size: The most bytes that gzip may contain.
+      mmap: Whether to map a local file instead of reading it.
+      salvage: Whether to allow empty files, and inflate gzip without an index up to its first
+        damage.
+      max_size: The maximum decompressed size of gzip in bytes.
       regular: Whether a local file must be a regular one.
       base: The base if it is a patch; `None` is the file that the patch names.
       join: Whether a patch is joined with its base.
 
     Raises:
-      NoIndexError: A GzipError. If it is gzip that can only be read as a whole.
-      GzipCorruptionError: A GzipError. If the index of gzip is damaged, or the whole stream.
+      NoIndexError: A GzipError, if gzip can only be read whole.
+      GzipCorruptionError: A GzipError, if the index of gzip or the whole stream is damaged.
       DecodeError: If a file is empty, without `salvage`, or not regular, with `regular`.
       TreepackError: If gzip contains more than `max_size` bytes.
       IsADirectoryError: If it is a directory, which may be a sharded checkpoint.
@@ -238,14 +241,14 @@ def _inflated_parts(
     if content.nbytes > _SMALL_BYTES:
         if damage is not None:
             raise GzipCorruptionError(
-                f"{damage}, so it cannot be read in parts: load it as a whole, and save it again"
+                f"{damage}, so the file cannot be read in parts: load it whole, and save it again"
             )
         if content.nbytes <= _CHECKED_BYTES:
             _check_whole(content)
         if not _is_gzip(content):
-            raise GzipCorruptionError("the index of the compressed blocks is not there")
+            raise GzipCorruptionError("the index of the compressed blocks is missing")
         raise NoIndexError(
-            "this gzip file has no index, so it cannot be read in parts: load it as a whole, or "
+            "this gzip file has no index, so it cannot be read in parts: load it whole, or "
             "convert it with `treepack convert` or gunzip"
         )
     found = content.inflate(max_size=max_size, threads=None, progress=None)
@@ -255,7 +258,7 @@ def _inflated_parts(
 def _raw(
     source: Openable, mmap: bool = True, regular: bool = False
 ) -> tuple[core.Content, Blocks | None]:
-    """Returns the bytes of a file or buffer, gzip or not; and what reads those elsewhere."""
+    """Returns the raw bytes of a file or buffer, and the blocks that read remote ones."""
     if isinstance(source, (str, os.PathLike)):
         url = url_of(source)
         if url is not None:
@@ -270,7 +273,7 @@ def _raw(
 
 
 def check_data(source: Any) -> None:
-    """Checks that what is neither a path nor a file object is data.
+    """Checks that a source other than a path or file object is data.
 
     Raises:
       TypeError: If it is not.
@@ -286,7 +289,7 @@ def check_data(source: Any) -> None:
 
 
 def inflated_head(source: Openable, count: int) -> bytes:
-    """Returns the first bytes in a compressed stream; fewer if it is damaged before."""
+    """Returns the first bytes of a decompressed stream; fewer if it is damaged."""
     content = _raw(source)[0]
     if not _is_gzip(content):
         found, _ = content.salvage(max_size=None)
@@ -299,7 +302,7 @@ def inflated_head(source: Openable, count: int) -> bytes:
 
 
 class _Raw(io.RawIOBase):
-    """A content as a file."""
+    """A file object over a content."""
 
     def __init__(self, content: core.Content):
         self._content = content
@@ -317,7 +320,7 @@ class _Raw(io.RawIOBase):
 
 
 def _check_whole(content: core.Content) -> None:
-    """Raises if a stream is damaged or ends early; keeps nothing of its content."""
+    """Raises if a stream is damaged or ends early; discards its content."""
     if not _is_gzip(content):
         content.inflate(threads=None, progress=None)
         return
@@ -347,7 +350,7 @@ def _is_file_object(source: Any) -> bool:
 def _of_file_object(file: Any) -> tuple[core.Content, Blocks]:
     """Returns the content of a file object, and the blocks that read it."""
     if isinstance(file.read(0), str):
-        raise TypeError("the file object is in text mode: open the file with the mode 'rb'")
+        raise TypeError("the file object is in text mode: open the file with mode 'rb'")
     turns = Locked()
     try:
         with turns.lock:
@@ -355,7 +358,7 @@ def _of_file_object(file: Any) -> tuple[core.Content, Blocks]:
             length: int = file.tell()
     except io.UnsupportedOperation as error:
         raise io.UnsupportedOperation(
-            "the file object cannot seek, as those of pipes: pass what its read() returns"
+            "the file object is not seekable, such as a pipe: pass the result of its read()"
         ) from error
 
     def read(start: int, stop: int) -> bytes:
@@ -363,7 +366,7 @@ def _of_file_object(file: Any) -> tuple[core.Content, Blocks]:
         with turns.lock:
             file.seek(start)
             while start < stop and (part := file.read(stop - start)):
-                parts.append(part)  # files without a buffer may return less than requested
+                parts.append(part)  # an unbuffered file may return a short read
                 start += len(part)
         return b"".join(parts)
 
@@ -372,7 +375,7 @@ def _of_file_object(file: Any) -> tuple[core.Content, Blocks]:
 
 
 def size_of(path: str | os.PathLike[str]) -> int:
-    """Returns the number of bytes in a local or remote file."""
+    """Returns the size of a local or remote file in bytes."""
     url = url_of(path)
     return Path(local(path)).stat().st_size if url is None else _remote.remote(url)[0].nbytes
 
@@ -402,20 +405,22 @@ def _local_content(
 
     Args:
       path: The file.
-      mmap: Whether it is mapped if that is possible, and otherwise read in parts.
-      tell: The function that is called with the progress of reading.
+      mmap: Whether to map it if possible; otherwise it is read in parts.
+      tell: Called with the progress of reading.
       regular: Whether it must be a regular file.
-      whole: Whether it has to be in memory, mapped or read.
+      whole: Whether the whole file must be in memory, mapped or read.
     """
     path = local(path)
     try:
         found = Path(path).stat()
-    except ValueError:  # no file can have such a name; the core raises the error for it
+    except ValueError:  # an invalid name, for which the core raises an error
         return core.Content.read(path, progress=tell)
     if stat.S_ISDIR(found.st_mode) and not regular:
         check_name(path)
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
-    if mmap and stat.S_ISREG(found.st_mode) and found.st_size > 0:  # not so in /proc
+    if (
+        mmap and stat.S_ISREG(found.st_mode) and found.st_size > 0
+    ):  # files in /proc cannot be mapped
         content = core.Content.map(path)
         if content.has_memory or not whole:
             return content

@@ -1,4 +1,4 @@
-"""Leaves whose bytes are read or computed when they are saved."""
+"""Defines arrays whose bytes are read or computed when they are saved."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import numpy as np
 
 import treepack._core as core
 
-# To compute so many bytes more costs less than another call.
+# Computing this many more bytes costs less than another call.
 _NEAR_BYTES = 2 << 20
 
 
 class Deferred:
-    """An array of known shape and dtype, whose bytes are elsewhere.
+    """An array of known shape and dtype, whose bytes are not in memory.
 
     Attributes:
       shape: The dimensions.
-      dtype: The dtype, of NumPy.
+      dtype: The NumPy dtype.
     """
 
     shape: tuple[int, ...]
@@ -37,11 +37,11 @@ class Deferred:
 
     @property
     def nbytes(self) -> int:
-        """The number of bytes of the elements."""
+        """The size of the elements in bytes."""
         return self.size * self.dtype.itemsize
 
     def _deferred(self) -> tuple[core.Content, list[tuple[int, int]]]:
-        """Returns data and the ranges in them where the bytes are, in C order."""
+        """Returns data, and the ranges in them that hold the elements in C order."""
         raise NotImplementedError
 
 
@@ -54,7 +54,7 @@ class Computed(Deferred):
         dtype: np.dtype[Any],
         flat_range: Callable[[int, int], np.ndarray],
     ):
-        """`flat_range` takes the first element in C order, and the one after the last."""
+        """`flat_range` takes the start and stop index of a range of elements in C order."""
         self.shape = shape
         self.dtype = dtype
         self._flat_range = flat_range
@@ -71,7 +71,7 @@ class Computed(Deferred):
 
 
 class InContent(Deferred):
-    """An array that is one range of other data, such as a member of an archive."""
+    """An array in one range of other data, such as a member of an archive."""
 
     def __init__(
         self, shape: tuple[int, ...], dtype: np.dtype[Any], content: core.Content, start: int
@@ -82,7 +82,7 @@ class InContent(Deferred):
         self._start = start
 
     def flat_range(self, start: int, stop: int) -> np.ndarray:
-        """Reads a range of the elements, in C order."""
+        """Reads a range of elements, counted in C order."""
         first = self._start + start * self.dtype.itemsize
         last = self._start + stop * self.dtype.itemsize
         return np.frombuffer(self._content.read_range(first, last), self.dtype)

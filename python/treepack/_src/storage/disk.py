@@ -1,4 +1,4 @@
-"""The files of the system, as a store."""
+"""Implements the store of local files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The entries of directories, local or at URLs: listed and removed."""
+"""Lists and removes entries of directories, local or at URLs."""
 
 from __future__ import annotations
 

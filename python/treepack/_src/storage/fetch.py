@@ -1,6 +1,6 @@
-"""Ranges of remote files: read in blocks, or fetched before they are read, many at a time.
+"""Reads remote files in blocks, and fetches ranges ahead of reads, many at a time.
 
-the ranges that will be read ──join what is near──▶ requests, in flight ──▶ Blocks.read
+the ranges that will be read ──join close ones──▶ requests, in flight ──▶ Blocks.read
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from treepack._src.storage.foresight import Foresight
 from treepack._src.tasks import Task, Thread, started
 from treepack.errors import CorruptionError
 
-# From the first byte of a range to the one after its last.
+# The start and stop offset of a range of bytes.
 Range = tuple[int, int]
 
-# A request asks for at most so many bytes.
+# The maximum number of bytes of a request.
 _PART_BYTES = 16 << 20
 
-# Headers that are close together are read in windows of at most so many bytes, with at most so many
-# between them (`src/wire/cursor.rs`).
+# Headers that are close together are read in windows: the maximum size of a window, and of a gap
+# between headers, in bytes (`src/wire/cursor.rs`).
 _WINDOW_BYTES = 1 << 20
 _SKIPPED_BYTES = 16 << 10
 
-# Bytes that are read again are compared in pieces of this size.
+# The size in bytes of the pieces in which bytes of repeated reads are compared.
 _COMPARED_BYTES = 64 << 10
 
-# After so many jumps that were not foreseen, blocks grow.
+# The number of unforeseen jumps after which blocks grow.
 _MOST_SURPRISES = 8
 
 
@@ -46,10 +46,10 @@ class Fetch(Task[Buffer | None]):
     """A request for a range, made by a thread or by the first reader.
 
     Attributes:
-      start: The first byte.
-      stop: The one after the last.
-      is_due: Returns whether it is time for it.
-      told: Is called when its last byte is read.
+      start: The offset of the first byte.
+      stop: The offset after the last byte.
+      is_due: Returns whether it is time for the request.
+      told: Called when its last byte is read.
     """
 
     def __init__(self, fetch: Callable[[int, int], Buffer], start: int, stop: int):
@@ -62,21 +62,21 @@ class Fetch(Task[Buffer | None]):
 class Blocks(Locked):
     """A remote file that is read in few large blocks.
 
-    What is in a range that is being fetched comes from there. Else a small read that goes on from
-    the last one fetches a block of twice its size. After a jump blocks are small again, and those
-    of the next jumps, as far as they are foreseen, are fetched at the same time; if none was for
-    long, blocks grow. Large reads are requests of their own.
+    Reads in a range that is being fetched use that request. Otherwise a small read that continues
+    the last block fetches a block of twice its size. After a jump, blocks are small again, and the
+    blocks of the next foreseen jumps are fetched at the same time; if many jumps in a row were not
+    foreseen, blocks grow. Large reads make separate requests.
 
     Attributes:
-      near: As many bytes take as long as another request.
-      at_once: The most requests at a time.
-      length: The number of bytes.
+      near: The number of bytes that take as long to transfer as a request.
+      at_once: The maximum number of requests at a time.
+      length: The size of the file in bytes.
     """
 
     LEAST = 64 << 10
     MOST = 8 << 20
 
-    # The end, with the record, is read first, and kept.
+    # The end, with the record, is read first and cached.
     END = 160 << 10
 
     def __init__(
@@ -88,40 +88,40 @@ class Blocks(Locked):
         at_once: int = 1,
         end: Buffer = b"",
     ):
-        """`fetch` takes the first byte of a range and the one after its last; `end` is known."""
+        """`fetch` takes the start and stop offset of a range; `end` has the already known end."""
         super().__init__()
         self.near: int = near
         self.at_once: int = at_once
         self.length: int = length
         self._fetch = fetch
-        self._nearer = near // at_once  # among many requests at a time, one costs less
+        self._nearer = near // at_once  # with many requests at a time, one costs less
         self._foresight = Foresight(self._nearer)
-        self._blocks: list[tuple[int, memoryview]] = []  # where they begin, and their bytes
+        self._blocks: list[tuple[int, memoryview]] = []  # their start offsets and bytes
         self._ahead = self.LEAST
-        self._hits = 0  # jumps since the last block into what was fetched with it
-        self._surprises = 0  # jumps in a row that were not foreseen
+        self._hits = 0  # jumps since the last block into blocks fetched with it
+        self._surprises = 0  # consecutive unforeseen jumps
         view = memoryview(end)
         self._end = view.cast("B") if view.nbytes else None
         self._fetches: list[Fetch] = []  # in order
 
     def remember(self) -> None:
-        """From now on, checks that bytes which are read again are those that were read before."""
+        """From now on, checks that bytes do not change between two reads."""
         with self.lock:
             if not isinstance(self._fetch, _Remembering):
                 self._fetch = _Remembering(self._fetch, self.length)
-                self._blocks = []  # they were read before
+                self._blocks = []  # they were read before this call
 
     def read(self, start: int, length: int) -> Buffer:
-        """Returns at least one byte from an offset on, and at most so many."""
+        """Returns between 1 and `length` bytes from an offset on."""
         if self._end is not None and start >= self.length - len(self._end):
             return self._end[start - self.length + len(self._end) :][:length]
         found = self._fetched(start)
-        # The headers of large leaves are looked at long before the leaves are read.
+        # The headers of large leaves are read long before the leaves.
         if found is not None and (length >= self.LEAST or found.is_due()):
             if start + length >= found.stop:
                 found.told()
             data = found.result()
-            if data is not None:  # else it was dropped meanwhile
+            if data is not None:  # else another thread dropped it
                 return memoryview(data).cast("B")[start - found.start :][:length]
         if length < self.LEAST and self._end is None and start >= self.length - self.LEAST:
             return self._read_end(start, length)
@@ -141,7 +141,7 @@ class Blocks(Locked):
         return self._fetch(start, min(start + length, start + _PART_BYTES))
 
     def _read_block(self, start: int, length: int, gap: int | None) -> Buffer:
-        """Fetches a block, and after a jump those that are foreseen."""
+        """Fetches a block; after a jump, also the foreseen blocks."""
         kept, foreseen = self._blocks[1:], []
         if gap is not None and gap <= self._nearer:
             self._ahead = min(2 * self._ahead, self.MOST)
@@ -162,7 +162,7 @@ class Blocks(Locked):
         with started(works[1:], len(works)) as others:
             block = works[0]()
             for other in others:
-                with contextlib.suppress(Exception):  # nobody has asked for it
+                with contextlib.suppress(Exception):  # a failed prefetch is not an error
                     found.append(other.result())
         self._blocks = [block, *found, *kept]
         return block[1][:length]
@@ -178,7 +178,7 @@ class Blocks(Locked):
             return self._end[start - first :][:length]
 
     def _fetched(self, start: int) -> Fetch | None:
-        """Returns the request for a range that has a byte."""
+        """Returns the request whose range has the byte at an offset, or `None`."""
         fetches = self._fetches
         at = bisect_right(fetches, start, key=lambda it: it.start) - 1
         if at < 0 or start >= fetches[at].stop:
@@ -186,13 +186,13 @@ class Blocks(Locked):
         return None if fetches[at].is_forgotten or fetches[at].is_suspended else fetches[at]
 
     def fetches_of(self, start: int, stop: int) -> Iterator[Fetch]:
-        """Yields the requests for a range that are prepared."""
+        """Yields the prepared requests that overlap a range."""
         while start < stop and (found := self._fetched(start)) is not None:
             yield found
             start = found.stop
 
     def expect(self, ranges: Iterable[Range]) -> list[Fetch]:
-        """Prepares requests for ranges, which reads use until they are forgotten.
+        """Prepares requests for ranges, which reads use until `forget`.
 
         Returns:
           The requests, in the order of the file.
@@ -206,16 +206,16 @@ class Blocks(Locked):
         return found
 
     def forget(self, fetches: Iterable[Fetch]) -> None:
-        """Drops what has been fetched."""
+        """Drops requests and their data."""
         gone = {*fetches}
         with self.lock:
             self._fetches = [it for it in self._fetches if it not in gone]
 
 
 class _Remembering(Locked):
-    """Fetches ranges of a file, and compares bytes that were fetched before with their checksums.
+    """Fetches ranges of a file, and compares repeated reads with checksums of the first reads.
 
-    So what was verified is what is used, without all of it in memory.
+    So exactly the verified bytes are used, without keeping them in memory.
     """
 
     def __init__(self, fetch: Callable[[int, int], Buffer], length: int):
@@ -236,14 +236,14 @@ class _Remembering(Locked):
                 self._sums[number] = found
             if known not in (-1, found):
                 raise CorruptionError(
-                    f"the bytes from {at} on are others than a moment ago, when they were "
-                    "verified: the store has them twice, or they were changed on the way; try again"
+                    f"bytes {at} and following changed since they were verified: the store has "
+                    "inconsistent copies, or they were changed in transit. Try again"
                 )
         return data[start - first : stop - first]
 
 
 def joined(ranges: Iterable[Range], near: int) -> list[Range]:
-    """Joins ranges that are at most so many bytes apart; returns them in order."""
+    """Joins ranges that are at most `near` bytes apart; returns them in order."""
     found: list[Range] = []
     for start, stop in sorted(it for it in ranges if it[0] < it[1]):
         if found and start <= found[-1][1] + near:
@@ -254,7 +254,7 @@ def joined(ranges: Iterable[Range], near: int) -> list[Range]:
 
 
 def parted(whole: Range, most: int) -> Iterator[Range]:
-    """Splits a range into parts of almost the same size, which have at most so many bytes."""
+    """Splits a range into parts of almost equal size, of at most `most` bytes."""
     start, stop = whole
     count = -(-(stop - start) // most)
     cuts = [start + (stop - start) * at // count for at in range(count + 1)] if count else []
@@ -262,17 +262,17 @@ def parted(whole: Range, most: int) -> Iterator[Range]:
 
 
 class _Flight:
-    """The requests for ranges that are about to be read.
+    """The requests for ranges that will be read soon.
 
-    A thread makes a request when readers are near it, and what lies far behind them is dropped. A
-    reader that is ahead of the threads makes its request itself.
+    Threads make a request when readers are near it, and drop data far behind them. A reader that
+    is ahead of the threads makes its request itself.
     """
 
     def __init__(self, fetches: list[Fetch], most: int):
-        """`fetches` are in the order in which they are read; `most` are in flight or unread."""
+        """`fetches` are in reading order; at most `most` are in flight or unread."""
         self._fetches = fetches
         self._most = most
-        self._behind = core.thread_count(None) + 2  # so many may be read at a time
+        self._behind = core.thread_count(None) + 2  # the maximum number of concurrent readers
         self._queue = enumerate(fetches)
         self._reached = -1
         self._stopped = False
@@ -283,7 +283,7 @@ class _Flight:
 
     def run(self) -> None:
         """Makes requests, as one of several threads."""
-        for number, fetch in self._queue:  # the next of it is one step for all threads
+        for number, fetch in self._queue:  # `next` is atomic for threads
             with self._changed:
                 self._changed.wait_for(lambda: self._stopped or self._is_due(number))  # noqa: B023
             if self._stopped:
@@ -305,7 +305,7 @@ class _Flight:
                 self._fetches[at].forget_result()
 
     def stop(self) -> None:
-        """Waits for the requests that are in flight; the others are not made."""
+        """Waits for the requests in flight; no further requests are made."""
         with self._changed:
             self._stopped = True
             self._changed.notify_all()
@@ -317,18 +317,18 @@ class _Flight:
 def fetching(wanted: Iterable[tuple[Blocks, Range]]) -> Iterator[None]:
     """Fetches ranges of files in threads while the caller reads them in the same order.
 
-    As many requests are in flight as the stores allow, whatever the number of cores; readers that
-    keep to the order never wait for more than that.
+    The number of requests in flight depends on the stores, not on the number of cores. Readers that
+    keep to the order never wait for other requests.
     """
     wanted = [(blocks, it) for blocks, it in wanted if blocks.at_once > 1]
-    if not wanted:  # as of local files
+    if not wanted:  # such as for local files
         yield
         return
     ranges: dict[Blocks, list[Range]] = defaultdict(list)
     for blocks, it in wanted:
         ranges[blocks].append(it)
     found = {blocks: blocks.expect(some) for blocks, some in ranges.items()}
-    order: dict[Fetch, None] = {}  # a set that is in order
+    order: dict[Fetch, None] = {}  # an ordered set
     mine = {fetch for fetches in found.values() for fetch in fetches}
     for blocks, (start, stop) in wanted:
         order.update(dict.fromkeys(it for it in blocks.fetches_of(start, stop) if it in mine))
@@ -336,12 +336,12 @@ def fetching(wanted: Iterable[tuple[Blocks, Range]]) -> Iterator[None]:
     flight = _Flight([*order], most)
     process = os.getpid()
     try:
-        with contextlib.suppress(RuntimeError, MemoryError):  # then there are fewer threads
+        with contextlib.suppress(RuntimeError, MemoryError):  # fewer threads are enough
             for _ in range(min(most, len(order)) if len(order) > 1 else 0):
                 Thread(flight.run)
         yield
     finally:
-        if os.getpid() == process:  # a fork has none of the threads
+        if os.getpid() == process:  # a forked process lacks the threads
             flight.stop()
         for blocks, fetches in found.items():
             blocks.forget(fetches)

@@ -22,7 +22,7 @@ from treepack._src.storage.hiding import hiding
 from treepack._src.storage.place import file_system_of, options_of, shown
 from treepack._src.storage.store import Entry, RemoteStore, Stored
 
-# Files are written in blocks of so many bytes.
+# The size in bytes of the blocks in which files are written.
 _PART_BYTES = 8 << 20
 
 # File systems with real directories, which must be made. Elsewhere the first part of a path may be
@@ -42,13 +42,13 @@ def file_system(url: str) -> tuple[Any, str]:
 
     Raises:
       ImportError: If fsspec is not installed, or a package that it needs for this kind of URL.
-      ValueError: If there is no such kind of URL, or it has no such option.
+      ValueError: If the kind of URL or an option is unknown.
     """
     try:
         from fsspec.core import url_to_fs  # type: ignore[import-untyped]
     except ImportError as error:
         raise ImportError(
-            f"{shown(url)!r} is a URL, and fsspec is not installed: pip install 'treepack[remote]'"
+            f"{shown(url)!r} is a URL, but fsspec is not installed: pip install 'treepack[remote]'"
         ) from error
     given = file_system_of(url)
     options = options_of(url) if given is None else {}
@@ -67,7 +67,7 @@ def file_system(url: str) -> tuple[Any, str]:
 
 
 def _check_options(fs: Any, url: str, options: Mapping[str, Any]) -> None:
-    """Raises a ValueError for options that memory ignores; others do not tell what they take."""
+    """Raises a ValueError for options that memory:// ignores; other systems do not list theirs."""
     from fsspec.implementations.memory import MemoryFileSystem  # type: ignore[import-untyped]
 
     unknown = [name for name in options if name not in _OPTIONS_OF_ALL]
@@ -88,7 +88,7 @@ _OPTIONS_OF_ALL = frozenset(
 
 def _drop_listings(fs: Any, path: str) -> None:
     fs.invalidate_cache(path)
-    fs.invalidate_cache(fs._parent(path))  # some drop one listing only
+    fs.invalidate_cache(fs._parent(path))  # some drop only one listing
 
 
 def _layers(fs: Any) -> Iterator[Any]:
@@ -108,7 +108,7 @@ T = TypeVar("T")
 def _hiding(
     method: Callable[Concatenate[FileSystem, P], T],
 ) -> Callable[Concatenate[FileSystem, P], T]:
-    """Takes secrets out of the errors of a method."""
+    """Removes secrets from the errors of a method."""
 
     @functools.wraps(method)
     def call(self: FileSystem, /, *args: P.args, **options: P.kwargs) -> T:
@@ -122,7 +122,7 @@ class FileSystem(Locked, RemoteStore):
     """A file system of fsspec.
 
     Attributes:
-      url: The URL that it was found by.
+      url: The URL by which it was found.
     """
 
     near = 2 << 20
@@ -143,7 +143,7 @@ class FileSystem(Locked, RemoteStore):
 
     @_hiding
     def get(self, path: str) -> Stored:
-        self._fs.info(path)  # raises for a missing file, which others say in other ways
+        self._fs.info(path)  # raises FileNotFoundError, unlike reads of some systems
         data = self._fs.cat_file(path)
         return Stored(len(data), None, data)
 
@@ -156,7 +156,7 @@ class FileSystem(Locked, RemoteStore):
     @_hiding
     def upload(self, path: str, parts: Iterator[bytes], nbytes: int | None) -> None:
         *_, lowest = _layers(self._fs)
-        # A transaction is one for all users of the object, so this is a new one.
+        # A transaction is shared by all users of the object, so this uses a new one.
         fs = type(lowest)(*lowest.storage_args, skip_instance_cache=True, **lowest.storage_options)
         _make_parent(fs, path)
         count = 0
@@ -221,7 +221,7 @@ class FileSystem(Locked, RemoteStore):
         for layer in _layers(self._fs):
             _drop_listings(layer, path)
             with contextlib.suppress(OSError):  # a cache that is read-only
-                if isinstance(layer, SimpleCacheFileSystem):  # which knows its files by name alone
+                if isinstance(layer, SimpleCacheFileSystem):  # it identifies files only by name
                     for storage in layer.storage:
                         Path(storage, layer._mapper(path)).unlink(missing_ok=True)
                 elif isinstance(layer, CachingFileSystem):

@@ -14,21 +14,23 @@ from treepack._src.printable import printable
 from treepack._src.storage.entries import entries
 from treepack._src.storage.place import joined, shown
 
-# What every item of Orbax has: `PYTREE_METADATA_FILE` in `path/format_utils.py` of Orbax, and the
-# manifest of OCDBT, in which TensorStore keeps its arrays.
+# Files that every Orbax item has: `PYTREE_METADATA_FILE` in `path/format_utils.py` of Orbax, and
+# the manifest of OCDBT, in which TensorStore keeps its arrays.
 _ORBAX_ITEM = frozenset(("_METADATA", "manifest.ocdbt"))
 
-# What a step has: `_STEP_METADATA_FILENAME` in `metadata/checkpoint.py`, and in checkpoints of
-# Orbax's API of version 1 `ORBAX_CHECKPOINT_INDICATOR_FILE` in `layout/checkpoint_layout.py`.
+# Files of a step: `_STEP_METADATA_FILENAME` in `metadata/checkpoint.py`, and with version 1 of
+# Orbax's API `ORBAX_CHECKPOINT_INDICATOR_FILE` in `layout/checkpoint_layout.py`.
 _ORBAX_STEP = frozenset(("_CHECKPOINT_METADATA", "orbax.checkpoint", *_ORBAX_ITEM))
 
-# The most names in an error.
+# The maximum number of names in an error.
 _MOST_NAMES = 5
 
 
 def names_in(path: str | os.PathLike[str]) -> list[str]:
-    """Returns the names in a directory, sorted; none if it cannot be listed."""
-    with contextlib.suppress(Exception):  # file systems raise any type; this is for an error only
+    """Returns the sorted names in a directory; empty if it cannot be listed."""
+    with contextlib.suppress(
+        Exception
+    ):  # file systems may raise any type; only for an error message
         return sorted(entry.name for entry in entries(path))
     return []
 
@@ -38,10 +40,10 @@ _Look = Callable[[str | os.PathLike[str]], list[str]]
 
 
 def orbax_items(path: str | os.PathLike[str], look: _Look = names_in) -> list[str] | None:
-    """Returns the items of Orbax in a directory: `.` if it is one; `None` if it is none of Orbax's.
+    """Returns the items of Orbax in a directory: `.` if it is one; `None` if it is not Orbax's.
 
-    Both its APIs keep an item, a tree, in a directory: that of the checkpoint itself, or one of
-    those in it. `look` returns the names in a directory.
+    Both APIs of Orbax store an item, a tree, in a directory: the checkpoint itself, or one of its
+    subdirectories. `look` returns the names in a directory.
     """
     names = look(path)
     if "_METADATA" in names:
@@ -50,24 +52,24 @@ def orbax_items(path: str | os.PathLike[str], look: _Look = names_in) -> list[st
     items = [name for name, found in inside.items() if "_METADATA" in found]
     if items or not _ORBAX_STEP.isdisjoint(names):
         return items
-    # The directory of a manager, with steps in it.
+    # A manager's directory of steps.
     return [] if any(not _ORBAX_STEP.isdisjoint(found) for found in inside.values()) else None
 
 
-# What Orbax and T5X write in the place of a value in another file, before its path; and flax.
+# Prefixes with which Orbax, T5X and flax refer to a value in another file.
 ORBAX_REFERENCES = ("PLACEHOLDER://", "AGGREGATED://")
 FLAX_REFERENCE = "//GDAPlaceholder:"
 
 
 def reference_text(leaf: object) -> str | None:
-    """Describes a leaf that is a reference to another file, and what reads it; else `None`.
+    """Describes a leaf that refers to another file, with a remedy; `None` for other leaves.
 
     The leaf may be a dict: T5X keeps the specification of an array for TensorStore.
     """
     if isinstance(leaf, str) and leaf.startswith(ORBAX_REFERENCES):
         return (
             "references of Orbax or T5X to files beside it: restore it with that library, or with "
-            "treepack.orbax.load_aggregate if it has all arrays, and save what it returns"
+            "treepack.orbax.load_aggregate if it has all arrays, and save the result"
         )
     if isinstance(leaf, str) and leaf.startswith(FLAX_REFERENCE):
         return (
@@ -82,15 +84,15 @@ def reference_text(leaf: object) -> str | None:
     return None
 
 
-# In large directories only so many are looked for a checkpoint of ours.
+# The maximum number of subdirectories to search for a checkpoint of treepack.
 _MOST_TRIED = 20
 
-# And so many for one of Orbax.
+# The maximum number to search for a checkpoint of Orbax.
 _MOST_LISTED = 100
 
 
 def directory_text(path: str | os.PathLike[str], manifest: str, look: _Look) -> str:
-    """Describes a directory without a manifest, and a remedy, in words.
+    """Describes a directory without a manifest, with a remedy.
 
     Args:
       path: The directory.
@@ -98,11 +100,11 @@ def directory_text(path: str | os.PathLike[str], manifest: str, look: _Look) -> 
       look: Returns the names in a directory.
     """
     names = look(path)
-    # The item of a step of Orbax, or that of the last step.
+    # The item of a step of Orbax, or of the last step.
     inside = [joined(name, item) for name in names[-1:] for item in look(joined(path, name))]
     for name in [*names[:_MOST_TRIED], *inside[:_MOST_TRIED]]:
         if manifest in look(joined(path, name)):
-            return f"there is a checkpoint in it, load {shown(joined(path, name))!r}"
+            return f"it contains a checkpoint: load {shown(joined(path, name))!r}"
     for fits, text in _KNOWN:
         if any(map(fits, names)):
             return text
@@ -112,21 +114,19 @@ def directory_text(path: str | os.PathLike[str], manifest: str, look: _Look) -> 
         return "it is empty, or its save has not finished"
     more = ", …" if len(names) > _MOST_NAMES else ""
     listed = ", ".join(map(printable, names[:_MOST_NAMES]))
-    return f"it is no checkpoint, or its save has not finished; in it are {listed}{more}"
+    return f"it is not a checkpoint, or its save has not finished. It contains {listed}{more}"
 
 
 _ORBAX = (
     "it looks like a checkpoint of Orbax: convert it with `treepack convert`, or restore it with "
-    "Orbax and save the tree; docs/orbax.md tells how, and treepack.orbax saves with Orbax's "
-    "managers"
+    "Orbax and save the tree; see docs/orbax.md. treepack.orbax saves with Orbax's managers"
 )
 
 _T = Callable[[str], object]
 
-# Names, and descriptions of directories with one of them; the first that fits counts. Those of
-# Hugging Face are in `utils/constants.py` of huggingface_hub, that of SavedModel and the names of
-# checkpoints in https://www.tensorflow.org/guide, those of Zarr in
-# https://zarr-specs.readthedocs.io.
+# Names, and descriptions of directories that contain one; the first match counts. Names of Hugging
+# Face are from `utils/constants.py` of huggingface_hub, SavedModel and checkpoint names from
+# https://www.tensorflow.org/guide, names of Zarr from https://zarr-specs.readthedocs.io.
 _KNOWN: list[tuple[_T, str]] = [
     (_ORBAX_STEP.__contains__, _ORBAX),
     (
@@ -153,6 +153,6 @@ _KNOWN: list[tuple[_T, str]] = [
     ),
     (
         re.compile(r".*\.(treepack|msgpack)|checkpoint_\d+").fullmatch,
-        "it is no checkpoint itself, but there are files in it that may be: load one of them",
+        "it is not a checkpoint, but contains files that may be: load one of them",
     ),
 ]

@@ -1,47 +1,48 @@
-"""Where the next small reads of a file will be, judging by those before.
+"""Predicts the next small reads of a file from previous ones.
 
-Whoever looks for the leaves of a file without an index reads the header of one leaf, which tells
-where the next one is. The layers of a model are alike, and so are the ways from header to header:
-after some, the next ones are known before they are read. That only decides what is fetched; who
-reads gets the bytes that are there.
+Scanning a file without an index reads the header of one leaf, which gives the position of the next.
+The layers of a model are alike, and so are the distances between headers: after some headers, the
+next ones can be predicted. A prediction only decides which bytes are prefetched; reads always
+return the actual bytes.
 """
 
 from __future__ import annotations
 
 import itertools
 
-# Ways that differ by less are alike: keys have other lengths in other layers.
+# Distances that differ by less count as equal: keys differ in length between layers.
 _ALIKE_BYTES = 256
 
-# So much is fetched around a place, since such differences add up.
+# The number of bytes to fetch around a place, since such differences add up.
 _AROUND_BYTES = 1 << 10
 
-# At a place at least so much is read, and at most so much is fetched ahead.
+# The minimum number of bytes to read at a place, and the maximum to fetch ahead.
 _LEAST_BYTES = 2 << 10
 _MOST_BYTES = 64 << 10
 
-# So many alike ways in a row are believed, and of so many places some are remembered.
+# The number of equal distances in a row that make a prediction, and the number of remembered
+# places.
 _MOST_ALIKE = 32
 _MOST_PLACES = 4096
 
 
 class Foresight:
-    """The places that have been read, and those that will be."""
+    """The places that were read, and predictions of the next ones."""
 
     def __init__(self, near: int):
-        """Reads at most `near` bytes apart are at one place."""
+        """Reads at most `near` bytes apart are at the same place."""
         self._near = near
         self._starts: list[int] = []
         self._stops: list[int] = []
 
     def gap(self, start: int) -> int | None:
-        """Returns how far a read is behind the last place: 0 in it, `None` before it."""
+        """Returns the distance of a read from the last place: 0 inside, `None` before it."""
         if not self._starts or start < self._starts[-1]:
             return None
         return max(0, start - self._stops[-1])
 
     def note(self, start: int, stop: int) -> None:
-        """Notes a read."""
+        """Records a read."""
         gap = self.gap(start)
         if gap is None:
             self._starts, self._stops = [start], [stop]
@@ -54,7 +55,7 @@ class Foresight:
                 del self._starts[: _MOST_PLACES // 2], self._stops[: _MOST_PLACES // 2]
 
     def ahead(self, count: int) -> list[tuple[int, int]]:
-        """Returns ranges around the next places, in order."""
+        """Returns ranges around the predicted places, in order."""
         starts, stops = self._starts, self._stops
         ways = [after - before for before, after in itertools.pairwise(starts)]
         if not ways:
@@ -64,7 +65,7 @@ class Foresight:
         for number in range(count):
             way = first + number % (len(ways) - first)
             at += ways[way]
-            like = way + 1 if way + 1 < len(ways) else first  # the last place has just been reached
+            like = way + 1 if way + 1 < len(ways) else first  # the last place was just reached
             nbytes = stops[like] - starts[like]
             nbytes = min(max(nbytes, _LEAST_BYTES), _MOST_BYTES)
             found.append((at - _AROUND_BYTES, at + nbytes + _AROUND_BYTES))
@@ -72,7 +73,7 @@ class Foresight:
 
 
 def _repeats_from(ways: list[int]) -> int:
-    """Returns from where on the ways repeat: after the longest run that is like the last ones."""
+    """Returns the index after the longest run that equals the last distances."""
     last = len(ways) - 1
     found, longest = last, 0
     for at in range(last - 1, -1, -1):

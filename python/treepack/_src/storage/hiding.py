@@ -1,4 +1,4 @@
-"""Errors of stores, and their causes, without the secrets that URLs have in them."""
+"""Removes the secrets of URLs from errors of stores and their causes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from treepack._src.storage.place import without_secrets
 
 @contextlib.contextmanager
 def hiding(url: str) -> Iterator[None]:
-    """Takes what `shown` hides of a URL out of the errors of a block, and out of their causes."""
+    """Removes the parts of a URL that `shown` hides from errors of a block and their causes."""
     try:
         yield
     except Exception as error:
@@ -24,11 +24,11 @@ def hiding(url: str) -> Iterator[None]:
 def _cleaned(
     error: BaseException, hide: Callable[[str], str], known: dict[int, BaseException]
 ) -> BaseException:
-    """Returns an error without secrets: itself, or one of a class of Python in its place."""
+    """Returns an error without secrets: the same object, or a substitute of a builtin class."""
     if id(error) in known:
         return known[id(error)]
     known[id(error)] = error
-    with contextlib.suppress(Exception):  # of classes that refuse it
+    with contextlib.suppress(Exception):  # some classes raise
         for name in ("filename", "filename2"):
             value = getattr(error, name, None)
             if isinstance(value, str) and hide(value) != value:
@@ -46,11 +46,11 @@ def _cleaned(
         if not is_same or hide(error.message) != error.message:
             group = BaseExceptionGroup(hide(error.message), inner)  # or one of Exceptions
             found = known[id(error)] = group.with_traceback(error.__traceback__)
-    elif hide(text) != text:  # its class makes the message of something else
+    elif hide(text) != text:  # its class computes the message differently
         found = known[id(error)] = _substitute(error, hide)
     cause, context = error.__cause__, error.__context__
     if cause is not None:
-        found.__cause__ = _cleaned(cause, hide, known)  # which sets the next one as well
+        found.__cause__ = _cleaned(cause, hide, known)  # also handles the next cause
     if context is not None:
         found.__context__ = _cleaned(context, hide, known)
     found.__suppress_context__ = error.__suppress_context__

@@ -1,4 +1,4 @@
-"""Errors in reading name the file: its verbs, and what reads from it later, are `naming` it."""
+"""Adds the name of the file to errors in reading it."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ def filename_of(source: Any) -> str | None:
 
 
 def name_file(error: BaseException, source: Any) -> None:
-    """Gives an error in reading a file its name, unless it has one.
+    """Adds the name of a file to an error in reading it, unless the error has one.
 
-    Those of treepack and of the system get a `filename`, with which their message begins or ends.
-    Those of other code, such as handlers, get a note.
+    Errors of treepack and of the system get a `filename`, with which their message begins or ends.
+    Errors of other code, such as handlers, get a note.
     """
     name = filename_of(source)
     if name is None:

@@ -1,4 +1,4 @@
-"""Objects of S3, Google Cloud Storage, Azure and web servers, by `obstore`."""
+"""Implements stores of S3, Google Cloud Storage, Azure and web servers with `obstore`."""
 
 from __future__ import annotations
 
@@ -44,40 +44,41 @@ _CREDENTIALS = {
     "http": ("headers", ""),
 }
 
-# What obstore says of listings that are denied, which are no PermissionDeniedErrors.
+# Texts of obstore for denied listings, which are not PermissionDeniedErrors.
 _DENIED = ("401 Unauthorized", "403 Forbidden")
 
-# In errors of requests for credentials to the machine, which has none.
+# Texts in errors of requests to the machine for credentials that it lacks.
 _ASKS_MACHINE = ("/api/token", "token request", "/meta-data/")
 
 _URL = re.compile(r"([a-zA-Z0-9]+)://([^/]*)/*(.*)", re.DOTALL)
 
-# Uploads go in parts of this many bytes, and so many at a time. A store takes 10,000 parts at most.
+# The size in bytes of the parts of an upload, and their number at a time. A store allows at most
+# 10,000 parts.
 _PART_BYTES = 16 << 20
 _PARTS_AT_ONCE = 12
 _MOST_PARTS = 9000
 
-# What fsspec calls some of the options.
+# fsspec's names of some options.
 _ALIASES = {"key": "access_key_id", "secret": "secret_access_key", "anon": "skip_signature"}
 
-# Requests are repeated after a response that breaks off; obstore calls that so.
+# obstore's text for a response that breaks off; the request is repeated.
 _ATTEMPTS = 3
 _BROKEN_OFF = "body error"
 
-# What tells versions of a file apart.
+# The fields that identify a version of a file.
 _VERSION = ("e_tag", "version")
 
-# A request with all its bytes may take so long; with the default of 30 s, large parts of slow
-# uploads would never end.
+# The timeout of a request with all its bytes; with the default of 30 s, large parts of slow uploads
+# would never finish.
 _TIMEOUT = "300s"
 
 
 def handles(url: str) -> bool:
-    """Returns whether a URL is one of the kinds that obstore knows."""
+    """Returns whether obstore supports the kind of a URL."""
     found = _URL.fullmatch(url)
     if found is None or all(found[1].lower() not in it for it in _SCHEMES.values()):
         return False
-    # A presigned URL is a name for itself, and paths of obstore have no queries.
+    # A presigned URL has a query, which paths of obstore cannot have.
     return not (found[1].lower().startswith("http") and ("?" in found[3] or "#" in found[3]))
 
 
@@ -102,19 +103,19 @@ class ObjectStore(RemoteStore):
     has_conditions = True
 
     def __init__(self, url: str, options: Mapping[str, Any]):
-        """`options` are those of `obstore.store.from_url`.
+        """Takes the options of `obstore.store.from_url`.
 
         Raises:
           ImportError: If obstore is not installed.
-          ValueError: If it does not know an option.
+          ValueError: If obstore does not know an option.
         """
         try:
             import obstore
             from obstore.store import HTTPStore, from_url
         except ImportError as error:
             raise ImportError(
-                f"{shown(url)!r} is a URL, and obstore is not installed: "
-                "pip install 'treepack[remote]'"
+                f"{shown(url)!r} is a URL, but obstore is not installed: pip install "
+                "'treepack[remote]'"
             ) from error
         scheme, host, _ = _split(url)
         self._obstore: Any = obstore
@@ -128,7 +129,7 @@ class ObjectStore(RemoteStore):
         headers = options.pop("headers", None)
         if headers is not None:
             client["default_headers"] = headers
-        if login:  # which obstore would not send, but have in its errors
+        if login:  # obstore would not send it, but show it in errors
             client["default_headers"] = _with_login(client.get("default_headers"), login)
         base = f"{'gs' if scheme == 'gcs' else scheme}://{host}"
         endpoint = base if self._is_web else _endpoint(options)
@@ -240,7 +241,7 @@ class ObjectStore(RemoteStore):
         with self._told(paths[0]):
             try:
                 self._obstore.delete(self._store, list(paths))
-            except FileNotFoundError:  # as some stores say of one of them
+            except FileNotFoundError:  # some stores raise it if one of them is missing
                 for path in paths:
                     with contextlib.suppress(FileNotFoundError):
                         self._obstore.delete(self._store, path)
@@ -264,8 +265,8 @@ class ObjectStore(RemoteStore):
         return bool(self._unless_hidden(path, ask))
 
     def _unless_hidden(self, path: str, ask: Callable[[], T]) -> T | None:
-        """Lists something; `None` if there is no such bucket, or it may not be listed."""
-        if self._is_web:  # most list nothing, and answer with an error
+        """Makes a listing; `None` if the bucket does not exist, or may not be listed."""
+        if self._is_web:  # most web servers do not list, and respond with an error
             return None
         with self._told(path):
             try:
@@ -281,23 +282,23 @@ class ObjectStore(RemoteStore):
         self.delete([path, *(entry["path"] for part in listed for entry in part)])
 
     def _has_no_such_range(self, error: Exception) -> bool:
-        """Returns whether an object is empty, or a store has no ranges of some kind."""
+        """Returns whether an object is empty, or a store does not support a kind of range."""
         if isinstance(error, self._obstore.exceptions.NotSupportedError):
             return True
         return any(told in str(error) for told in ("non-partial", "416 ", "501 "))
 
     @property
     def _failures(self) -> tuple[type[Exception], ...]:
-        """The errors of requests that a store does not know."""
+        """The errors for requests that a store does not support."""
         return self._obstore.exceptions.GenericError, self._obstore.exceptions.NotSupportedError
 
     def _remedy(self) -> str:
-        """Returns in words how to pass credentials."""
+        """Returns a remedy: how to pass credentials."""
         options, variables = _CREDENTIALS[self._kind]
         if self._is_web:
             return f"pass storage_options= with {options}, if the server asks for a login"
         return (
-            f"pass storage_options= with {options}, or set {variables}; for what is public, "
+            f"pass storage_options= with {options}, or set {variables}; for public data, pass "
             'storage_options={"skip_signature": True}'
         )
 
@@ -305,12 +306,12 @@ class ObjectStore(RemoteStore):
         return kind(number, os.strerror(number), self._shown(path))
 
     def _shown(self, path: str) -> str:
-        """Returns the URL of a file for people."""
+        """Returns the URL of a file for messages, without secrets."""
         return shown(f"{self._base}/{path}")
 
     @contextlib.contextmanager
     def _told(self, path: str) -> Iterator[None]:
-        """Raises the errors of obstore as those of Python, with the URL."""
+        """Converts errors of obstore to Python's errors with the URL."""
         failures = self._obstore.exceptions
         with hiding(f"{self._base}/{path}"):
             try:
@@ -319,10 +320,12 @@ class ObjectStore(RemoteStore):
                 told = self._error(FileNotFoundError, errno.ENOENT, path)
                 told.add_note(_first_line(error))
                 raise told from None
-            except ValueError as error:  # a name that obstore does not take
+            except ValueError as error:  # a name that obstore rejects
                 raise BadNameError(f"{self._shown(path)}: {_first_line(error)}") from error
             except (failures.PreconditionError, failures.AlreadyExistsError) as error:
-                raise ConditionError(f"{self._shown(path)} has changed meanwhile") from error
+                raise ConditionError(
+                    f"{self._shown(path)} was changed by another writer"
+                ) from error
             except (failures.PermissionDeniedError, failures.UnauthenticatedError) as error:
                 told = self._error(PermissionError, errno.EACCES, path)
                 told.add_note(_first_line(error))
@@ -345,7 +348,7 @@ def _endpoint(options: Mapping[str, Any]) -> str:
 
 
 def _with_login(headers: Mapping[str, Any] | None, login: str) -> dict[str, Any]:
-    """Returns headers with the login of a URL, unless they have another one."""
+    """Returns headers with the login of a URL, unless they already have a login."""
     found = {**(headers or {})}
     if all(name.lower() != "authorization" for name in found):
         text = base64.b64encode(unquote(login if ":" in login else f"{login}:").encode())
@@ -354,7 +357,7 @@ def _with_login(headers: Mapping[str, Any] | None, login: str) -> dict[str, Any]
 
 
 def _first_line(error: BaseException) -> str:
-    """Returns an error without the answer of the server, of which there may be pages."""
+    """Returns the text of an error without the response of the server, which may be long."""
     text = str(error).split("\n\nDebug source")[0].strip()
     return text if len(text) < _MOST_CHARS else f"{text[:_MOST_CHARS]} …"
 
@@ -367,7 +370,7 @@ def _name(path: str) -> str:
 
 
 class _Stores(Locked):
-    """The stores of the program, which keep their connections."""
+    """Caches the stores of the program, which keep their connections."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -388,7 +391,7 @@ class _Stores(Locked):
             return found
 
 
-# The environment variables that obstore reads start so.
+# The prefixes of environment variables that obstore reads.
 _READ = ("AWS_", "GOOGLE_", "AZURE_")
 
 _MOST_STORES = 64
@@ -397,5 +400,5 @@ _stores = _Stores()
 
 
 def store_at(url: str, options: Mapping[str, Any]) -> ObjectStore:
-    """Returns the store of a URL; that of the same bucket and options is made once."""
+    """Returns the store of a URL; cached by bucket and options."""
     return _stores.get(url, options)

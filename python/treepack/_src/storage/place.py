@@ -1,4 +1,4 @@
-"""Paths and URLs of files."""
+"""Resolves paths and URLs of files."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ class RemotePath(Protocol):
 
     @property
     def protocol(self) -> str:
-        """The scheme of its URL."""
+        """The scheme of the URL."""
 
     @property
     def storage_options(self) -> Mapping[str, Any]:
-        """The options of its file system."""
+        """The options of the file system."""
 
 
 Location = str | os.PathLike[str] | RemotePath
-"""Where a file or directory is: a path, a URL, or a `UPath`."""
+"""The location of a file or directory: a path, a URL, or a `UPath`."""
 
 
 class Url(str):
@@ -33,7 +33,7 @@ class Url(str):
 
     Attributes:
       storage_options: The options.
-      file_system: The file system of fsspec that the caller handed over, if any.
+      file_system: The fsspec file system that the caller passed, or `None`.
     """
 
     __slots__ = ("file_system", "storage_options")
@@ -62,24 +62,24 @@ def options_of(url: str) -> dict[str, Any]:
 
 
 def file_system_of(url: str) -> Any:
-    """Returns the file system of fsspec that the caller handed over with a URL, if any."""
+    """Returns the fsspec file system that the caller passed with a URL, or `None`."""
     return url.file_system if isinstance(url, Url) else None
 
 
 def resolved(source: Any, storage_options: Mapping[str, Any] | None = None) -> Any:
-    """Returns a source in the form that all below the public functions takes.
+    """Returns a source in the form that internal functions take.
 
-    A `UPath` of another file system becomes a `Url` with that file system, and a `~` at the start
-    of a path is the home folder. Data and file objects stay as they are.
+    A `UPath` of a remote file system becomes a `Url` with that file system, and a leading `~` of a
+    path becomes the home folder. Data and file objects are returned unchanged.
 
     Raises:
-      TypeError: If the options are no mapping.
-      ValueError: If there are options, and it is no URL.
+      TypeError: If the options are not a mapping.
+      ValueError: If there are options, but the source is not a URL.
     """
     if storage_options is not None and not isinstance(storage_options, Mapping):
-        # Not its value, which may be a secret.
+        # Shows only the type: the value may be a secret.
         kind = type(storage_options).__name__
-        raise TypeError(f'storage_options is a dict, as {{"region": …}}, not {kind}')
+        raise TypeError(f'storage_options= must be a dict, such as {{"region": …}}, got {kind}')
     own = getattr(source, "storage_options", None)
     protocol = getattr(source, "protocol", "")
     if own is not None and isinstance(protocol, str) and protocol not in ("", "file", "local"):
@@ -93,15 +93,17 @@ def resolved(source: Any, storage_options: Mapping[str, Any] | None = None) -> A
         return source
     url = url_of(source) if isinstance(source, (str, os.PathLike)) else None
     if url is None:
-        raise ValueError("storage_options are for URLs, and this is none: leave them out")
+        raise ValueError(
+            "storage_options= apply only to URLs, and this is not a URL: leave them out"
+        )
     return Url(url, {**options_of(url), **storage_options}, file_system_of(url))
 
 
 def located(path: Any, storage_options: Mapping[str, Any] | None = None) -> Any:
-    """Returns the path or URL of a file to be written; see `resolved`.
+    """Returns the path or URL of a file to write; see `resolved`.
 
     Raises:
-      TypeError: If it is neither.
+      TypeError: If `path` has another type.
       FileNotFoundError: If it is empty.
     """
     found = resolved(path, storage_options)
@@ -118,11 +120,11 @@ def check_name(path: str | os.PathLike[str]) -> None:
 
 
 def has_gzip_suffix(path: str | os.PathLike[str]) -> bool:
-    """Returns whether the name of a file says that it is gzip."""
+    """Returns whether a file name has a gzip suffix."""
     return os.fsdecode(path).endswith(".gz")
 
 
-# Suffixes that other formats own, with those formats.
+# Suffixes of other formats, with descriptions of these formats.
 _FOREIGN = {
     ".safetensors": "safetensors",
     ".npz": "NumPy",
@@ -153,18 +155,18 @@ _FOREIGN = {
     ".toml": "TOML",
 }
 
-# Those that `treepack convert` writes.
+# Suffixes that `treepack convert` writes.
 _CONVERTED = (".safetensors", ".npz")
 
 
 def check_suffix(path: str | os.PathLike[str]) -> None:
-    """Raises a ValueError if the name of a file of msgpack has the suffix of another format."""
+    """Raises a ValueError if a file name for msgpack has the suffix of another format."""
     suffix = os.path.splitext(os.fsdecode(path).lower().removesuffix(".gz"))[1]  # noqa: PTH122
     if suffix in _FOREIGN:
         hint = ", and run `treepack convert` on it" if suffix in _CONVERTED else ""
         raise ValueError(
-            f"{shown(path)!r}: the file would be msgpack, and {suffix} is for {_FOREIGN[suffix]}: "
-            f"choose .treepack or .msgpack{hint}"
+            f"{shown(path)!r}: cannot write msgpack to a {suffix} file, which is for "
+            f"{_FOREIGN[suffix]}: choose .treepack or .msgpack{hint}"
         )
 
 
@@ -185,12 +187,12 @@ def beside(path: str | os.PathLike[str], name: str) -> str:
 
 
 def like(path: str, text: str) -> str:
-    """Returns text as a path, or as a URL with the options of another one."""
+    """Returns text as a path, or as a URL with the same options as `path`."""
     return text if url_of(path) is None else Url(text, options_of(path), file_system_of(path))
 
 
 def names_of(path: str | os.PathLike[str]) -> list[str]:
-    """Returns a path or URL as it is given, and as others may give it: absolute."""
+    """Returns the names of a path or URL: as given, and absolute."""
     url = url_of(path)
     if url is not None:
         return [url, url.rstrip("/")]
@@ -199,7 +201,7 @@ def names_of(path: str | os.PathLike[str]) -> list[str]:
 
 
 def _changed(url: str, change: Callable[[str], str]) -> Url:
-    # In a chain, the path is in the first link that has one.
+    # In a chain, the first link with a path has it.
     links = url.split("::")
     at = next(at for at, link in enumerate(links) if "://" in link)
     links[at] = change(links[at])
@@ -207,23 +209,23 @@ def _changed(url: str, change: Callable[[str], str]) -> Url:
 
 
 def url_of(path: str | os.PathLike[str]) -> str | None:
-    """Returns a path as text if it is a URL, but not one of a local file.
+    """Returns a path as text if it is a URL of a remote file, or `None`.
 
     Raises:
-      ValueError: If pathlib has changed a URL, so that it would be taken for a local path.
+      ValueError: If pathlib changed a URL so that it looks like a local path.
     """
     text = os.fspath(path)
     if not isinstance(text, str) or not _URL.match(text) or text.startswith("file://"):
         return None
     if "://" not in text:
-        raise ValueError(f"{shown(text)!r} is a URL that pathlib has changed: pass it as text")
+        raise ValueError(f"{shown(text)!r} is a URL that pathlib changed: pass it as a str")
     return text
 
 
 def shown(path: str | os.PathLike[str]) -> str:
-    """Returns a path or URL as text for people, without its login and the values of its query.
+    """Returns a path or URL as text for messages, without its login and the values of its query.
 
-    So neither a password nor the signature of a presigned URL gets into errors and logs.
+    So errors and logs contain no passwords or signatures of presigned URLs.
     """
     text = os.fsdecode(path)
     if not _URL.match(text) or text.startswith("file:/"):
@@ -237,9 +239,9 @@ def shown(path: str | os.PathLike[str]) -> str:
 
 
 def without_secrets(text: str, url: str | os.PathLike[str]) -> str:
-    """Returns text, such as an error of a store at a URL, without what `shown` hides of URLs.
+    """Returns text, such as an error of a store, without the parts of the URL that `shown` hides.
 
-    Of the queries of other URLs, which requests have, it hides what is named like a secret.
+    In queries of other URLs, such as in requests, it hides values with names of secrets.
     """
     text = text.replace(os.fsdecode(url), shown(url))
     text = _LOGIN_IN_TEXT.sub(_without_login, text)
@@ -251,7 +253,7 @@ def without_secrets(text: str, url: str | os.PathLike[str]) -> str:
 
 _HIDDEN = "***"
 
-# A login ends before the path, unless its password has a slash, and so is no port.
+# A login ends before the path, unless its password contains a slash and thus is not a port.
 _LOGIN = re.compile(
     r"([a-zA-Z][a-zA-Z0-9+.-]*:/+)([^/?#]*|[^/?#:\[]*:(?!:|\d*(?:[/?#]|$)).*)@", re.DOTALL
 )
@@ -263,20 +265,20 @@ _SECRET_IN_TEXT = re.compile(
 )
 _WEB = re.compile(r"https?:/", re.IGNORECASE)
 
-# Shorter ones are words that may be anywhere.
+# Shorter values may be common words.
 _LEAST_PASSWORD = 4
 _LEAST_VALUE = 8
 
 
 def _without_login(found: re.Match[str]) -> str:
     scheme, login = found[1], found[2]
-    # Elsewhere, a name alone is none of a login: `abfs://container@account…`.
+    # For other schemes, a name alone is not a login: `abfs://container@account…`.
     is_name = ":" not in login and not _WEB.fullmatch(scheme.rstrip("/") + "/")
     return found[0] if is_name else f"{scheme}{_HIDDEN}@"
 
 
 def _secrets(url: str) -> list[str]:
-    """Returns the passwords and the values of the query of a URL, long ones first."""
+    """Returns the passwords and query values of a URL, longest first."""
     from urllib.parse import unquote
 
     if not _URL.match(url) or url.startswith("file:/"):
@@ -291,21 +293,21 @@ def _secrets(url: str) -> list[str]:
 
 
 def absolute(path: str | os.PathLike[str]) -> str:
-    """Returns a path that stays valid when the working directory changes; URLs as they are."""
+    """Returns a path that stays valid when the working directory changes; URLs unchanged."""
     if url_of(path) is not None:
         return os.fspath(path)
-    # Not `abspath`: `..` after a link leads elsewhere.
+    # Not `abspath`, which resolves `..` after a link differently.
     return os.path.join(os.getcwd(), local(path))  # noqa: PTH109, PTH118
 
 
 def real(path: str | os.PathLike[str]) -> str:
-    """Returns the URL, or the path of a local file without links: the same for all its paths."""
+    """Returns the URL, or the path of a local file with links resolved."""
     url = url_of(path)
     return os.path.realpath(os.fspath(local(path))) if url is None else url.rstrip("/")
 
 
 def local(path: str | os.PathLike[str]) -> str | os.PathLike[str]:
-    """Returns the path of a local file, which may be given as a `file://` URL."""
+    """Returns the path of a local file, also for a `file://` URL."""
     text = os.fspath(path)
     if not isinstance(text, str) or not text.startswith("file://"):
         return path

@@ -1,7 +1,7 @@
-"""Remote files, by URL, in any store.
+"""Reads and writes remote files at URLs of any store.
 
-    reading    the end of a file, then few large ranges      Blocks ──▶ _core.Content
-    writing    the output goes through a pipe, in parts      layout ──pipe──▶ store
+    reading    the end of a file, then few large ranges      Blocks ──▶ _core.Content writing    the
+    output is piped, in parts      layout ──pipe──▶ store
 
 `fetch.py` fetches ranges that will be read, many at a time.
 """
@@ -23,19 +23,19 @@ from treepack._src.storage.stores import file_at, remote_store
 from treepack._src.tasks import Task, Thread
 from treepack.errors import TreepackError
 
-# A whole file is read in steps of so many bytes, after each of which its progress is told.
+# The number of bytes after which reading a whole file reports progress.
 _STEP_BYTES = 8 << 20
 
-# What is written goes from the pipe to the store in parts of at most so many bytes.
+# The maximum size in bytes of the parts that go from the pipe to the store.
 _PIECE_BYTES = 4 << 20
 
 
 def remote(url: str) -> tuple[core.Content, Blocks]:
-    """Opens a remote file to be read in parts; returns its content, and the blocks that read it.
+    """Opens a remote file to read it in parts; returns its content and blocks.
 
     Raises:
       IsADirectoryError: If it is a directory.
-      OSError: If it cannot be read. Later, too, if it has been replaced since.
+      OSError: If it cannot be read; later reads also raise it if the file was replaced.
     """
     blocks = _blocks(url)
     if blocks is None:
@@ -45,7 +45,7 @@ def remote(url: str) -> tuple[core.Content, Blocks]:
 
 
 def _blocks(url: str) -> Blocks | None:
-    """Looks at a remote file; returns `None` if the server does not report its size."""
+    """Opens the blocks of a remote file; returns `None` if the server does not report its size."""
     store, path = file_at(url)
     with _reading(url, "the last bytes"):
         found = store.head(path, Blocks.END)
@@ -70,7 +70,7 @@ def _blocks(url: str) -> Blocks | None:
 
 @contextlib.contextmanager
 def _reading(url: str, part: str) -> Iterator[None]:
-    """Adds the part of a file to errors of a store; converts errors of other types to OSErrors."""
+    """Adds the part of a file to errors of a store; converts other errors to OSErrors."""
     name = shown(url)
     text = f"{name}: cannot read {part}"
     try:
@@ -79,7 +79,7 @@ def _reading(url: str, part: str) -> Iterator[None]:
         cause = error.__cause__
         is_other = isinstance(cause, (OSError, TypeError))
         if is_other and not isinstance(cause, FileNotFoundError):
-            # fsspec tells so for HTTP, also of hosts that do not answer, and of wrong options.
+            # fsspec raises this for HTTP, also for unreachable hosts and invalid options.
             raise OSError(f"{text}: {type(cause).__name__}: {cause}") from error
         told = FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name)
         for note in getattr(error, "__notes__", ()):
@@ -95,7 +95,7 @@ def _reading(url: str, part: str) -> Iterator[None]:
         raise
     except (MemoryError, ImportError, TreepackError, BadNameError):
         raise
-    except Exception as error:  # libraries below fsspec have classes of their own
+    except Exception as error:  # libraries below fsspec have their own classes
         raise OSError(f"{text}: {type(error).__name__}: {error}") from error
 
 
@@ -135,10 +135,11 @@ def write(url: str, save: Callable[[core.Pipe], int], nbytes: int | None = None)
     Args:
       url: The URL.
       save: Writes to a pipe, and returns the number of bytes.
-      nbytes: The most bytes that it writes, if that is known.
+      nbytes: The maximum number of bytes that it writes, if known.
 
     Raises:
-      OSError: If the file cannot be written, or fewer bytes come than were written.
+      OSError: If the file cannot be written, or fewer bytes are read from the pipe than were
+        written.
     """
     store, path = file_at(url)
     reader, writer = core.Pipe.pair()
@@ -170,11 +171,11 @@ def write(url: str, save: Callable[[core.Pipe], int], nbytes: int | None = None)
         uploading = Task(lambda: store.upload(path, parts(), nbytes))
         try:
             with contextlib.suppress(RuntimeError, MemoryError):
-                Thread(uploading.attempt)  # so that this one can be interrupted
+                Thread(uploading.attempt)  # so that this thread can be interrupted
             uploading.result()
         finally:
             stopped.set()
             uploading.end()
     finally:
         reader.close()
-        saving.end()  # it ends, since nobody reads the pipe any more
+        saving.end()  # it ends, since the pipe is no longer read

@@ -16,7 +16,7 @@ from treepack._src.options import Buffer
 from treepack._src.storage.deferred import InContent
 from treepack.errors import DecodeError, TreepackError
 
-# The dtypes of safetensors by those of NumPy, in the order in which its writer puts arrays: the
+# NumPy's dtypes to dtypes of safetensors, in the order in which its writer sorts arrays: the
 # largest elements first, so that all are aligned.
 SAFETENSORS = {
     "uint64": "U64",
@@ -45,7 +45,7 @@ ORDER = {dtype: place for place, dtype in enumerate(SAFETENSORS)}
 _NUMPY = {name: dtype for dtype, name in SAFETENSORS.items()}
 
 
-# The limits of a header, as https://huggingface.co/docs/safetensors says and its reader checks.
+# The limits of a header, from https://huggingface.co/docs/safetensors and its reader.
 MAX_HEADER_BYTES = 100_000_000
 
 _MAX_NUMBER = (1 << 64) - 1
@@ -88,21 +88,21 @@ def read_header(content: core.Content) -> Header:
     if metadata is not None and not (
         isinstance(metadata, dict) and all(isinstance(text, str) for text in metadata.values())
     ):
-        raise DecodeError("__metadata__ is no map of strings to strings", offset=8)
+        raise DecodeError("invalid __metadata__: expected a map of strings to strings", offset=8)
     entries = {name: _entry(name, entry) for name, entry in header.items()}
     end = 0
     ordered = sorted(entries.items(), key=lambda item: (item[1].begin, item[1].end))
     for name, entry in ordered:
         if entry.begin != end:
             raise DecodeError(
-                f"the array begins at byte {entry.begin} of the data, where the one before it ends "
-                f"at byte {end}: arrays neither overlap nor leave holes",
+                f"the array begins at byte {entry.begin} of the data, expected {end}, where the "
+                "previous array ends: arrays must not overlap or leave gaps",
                 path=name,
             )
         end = entry.end
     if start + end != content.nbytes:
         raise DecodeError(
-            f"the arrays end at byte {start + end}, and the file at byte {content.nbytes}"
+            f"the arrays end at byte {start + end}, but the file at byte {content.nbytes}"
         )
     flat = {
         name: InContent(entry.shape, entry.dtype, content, start + entry.begin)
@@ -112,20 +112,27 @@ def read_header(content: core.Content) -> Header:
 
 
 def _json_header(content: core.Content) -> tuple[dict[str, Any], int]:
-    """Returns the header of a file of safetensors, and the offset of the data."""
+    """Returns the header of a safetensors file, and the offset of the data."""
     size = content.nbytes
     if size < 8:
-        raise DecodeError("the file is not of safetensors: it ends before the size of its header")
+        raise DecodeError("not a safetensors file: it ends before the size of its header")
     length = int.from_bytes(content.read_range(0, 8), "little")
     if length > size - 8:
-        raise DecodeError("the file is not of safetensors: its header does not fit in it", offset=0)
+        raise DecodeError(
+            f"not a safetensors file: its header of {length} bytes does not fit into "
+            f"{content.nbytes} bytes",
+            offset=0,
+        )
     if length > MAX_HEADER_BYTES:
         raise DecodeError(
-            f"the header has {length} bytes, and safetensors allows {MAX_HEADER_BYTES}", offset=0
+            f"the header has {length} bytes, but safetensors allows at most {MAX_HEADER_BYTES}",
+            offset=0,
         )
     text = content.read_range(8, 8 + length)
     if not text.startswith(b"{"):
-        raise DecodeError("the file is not of safetensors: its header begins with no {", offset=8)
+        raise DecodeError(
+            "not a safetensors file: its header does not begin with a brace", offset=8
+        )
     try:
         header: dict[str, Any] = json.loads(
             text.decode(),
@@ -137,7 +144,7 @@ def _json_header(content: core.Content) -> tuple[dict[str, Any], int]:
         if b"\\ud" in text.lower():
             json.dumps(header, ensure_ascii=False).encode()  # raises for a lone surrogate
     except (ValueError, RecursionError) as error:
-        raise DecodeError(f"the file is not of safetensors: {error}", offset=8) from error
+        raise DecodeError(f"not a safetensors file: invalid header: {error}", offset=8) from error
     return header, 8 + length
 
 
@@ -151,7 +158,7 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _json_number(text: str) -> int | float:
-    """Returns an int only where safetensors sees a count: neither for `-0` nor for `1.0`."""
+    """Returns an int only where safetensors accepts a count: not for `-0` or `1.0`."""
     if text.removeprefix("-").isdecimal() and len(text) <= 20 and text != "-0":
         return int(text)
     number = float(text)
@@ -165,7 +172,7 @@ def _is_count(value: Any) -> bool:
 
 
 def _is_deep(value: Any, levels: int) -> bool:
-    """Returns whether JSON is nested in more than `levels`."""
+    """Returns whether JSON has more than `levels` nested levels."""
     if not isinstance(value, (dict, list)):
         return False
     children = value.values() if isinstance(value, dict) else value
@@ -182,52 +189,53 @@ class _Entry(NamedTuple):
 
 
 def _entry(name: str, entry: Any) -> _Entry:
-    """Checks the entry of an array in the header, but not where others are."""
+    """Checks the entry of an array in the header, except its position among the others."""
 
     def wrong(reason: str) -> DecodeError:
         return DecodeError(reason, path=name)
 
     if not isinstance(entry, dict) or not all(field in entry for field in _FIELDS):
-        raise wrong(f"the header has no {', '.join(_FIELDS)} for the array")
+        raise wrong(f"invalid header entry: expected the keys {', '.join(_FIELDS)}")
     if any(_is_deep(entry[field], _MAX_JSON_DEPTH - 2) for field in entry if field not in _FIELDS):
         raise wrong(f"the header is nested more than {_MAX_JSON_DEPTH} levels deep")
     named, shape, offsets = (entry[field] for field in _FIELDS)
     if not isinstance(named, str):
-        raise wrong("the dtype is no string")
+        raise wrong("invalid dtype: expected a string")
     if not isinstance(shape, list) or not all(map(_is_count, shape)):
-        raise wrong(f"{shape!r:.100} is no shape")
+        raise wrong(f"invalid shape {shape!r:.100}: expected a list of counts")
     if not isinstance(offsets, list) or len(offsets) != 2 or not all(map(_is_count, offsets)):
-        raise wrong(f"{offsets!r:.100} are not two offsets of bytes")
+        raise wrong(f"invalid data_offsets {offsets!r:.100}: expected two byte offsets")
     begin, end = offsets
     dtype = _dtypes.resolve(_NUMPY.get(named, "").encode())
     if dtype is None:
-        raise wrong(f"the dtype {named:.100} does not exist in NumPy")
+        raise wrong(f"unsupported dtype {named:.100}: NumPy lacks it")
     nbytes = 1
     for size in (*shape, dtype.itemsize):
         nbytes *= size
         if nbytes > _MAX_NUMBER:
-            raise wrong(f"an array of shape {shape!r:.100} is larger than any memory")
+            raise wrong(f"invalid shape {shape!r:.100}: the array is larger than any memory")
     if nbytes != end - begin:
         raise wrong(
-            f"the array has {nbytes} bytes by its dtype and shape, and {end - begin} by its offsets"
+            f"size mismatch: the dtype and shape need {nbytes} bytes, the offsets span "
+            f"{end - begin}"
         )
     if nbytes == 0 or len(shape) > _SURE_NDIM:
         try:
             np.broadcast_to(np.empty((), dtype), shape)
         except ValueError as error:
-            raise wrong(f"NumPy has no array of this shape: {error}") from error
+            raise wrong(f"NumPy does not support this shape: {error}") from error
     return _Entry(dtype, tuple(shape), begin, end)
 
 
 def nested(flat: Mapping[str, Any], separator: str) -> Any:
-    """Nests values with names like `a.b.c` in dicts."""
+    """Nests values with names such as `a.b.c` in dicts."""
     tree: dict[str, Any] = {}
     for name, value in flat.items():
         parts = name.split(separator) if separator else [name]
         if len(parts) >= core.MAX_DEPTH:
             raise DecodeError(
-                f"a name has {len(parts)} parts, and trees have less than {core.MAX_DEPTH} levels:"
-                " choose another separator with --sep",
+                f"a name has {len(parts)} parts, but trees have less than {core.MAX_DEPTH} "
+                "levels: choose another separator with --sep",
                 path=name[:100],
             )
         try:

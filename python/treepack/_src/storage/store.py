@@ -1,6 +1,6 @@
-"""The interface of stores: the disk (`disk.py`), obstore (`objects.py`), fsspec (`filesystems.py`).
+"""Defines the interface of the stores in `disk.py`, `objects.py` and `filesystems.py`.
 
-Modules above know none of them.
+Modules above do not depend on a specific store.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ class Entry(NamedTuple):
 
 
 class Stored(NamedTuple):
-    """What a request tells of a file.
+    """The response to a request for a file.
 
     Attributes:
       nbytes: The size of the file in bytes; `None` if the server does not report it.
-      version: The version of the file, for conditions; `None` if it has none.
+      version: The version of the file, for conditions; `None` if unknown.
       data: Some of its last bytes, or all.
     """
 
@@ -35,27 +35,26 @@ class Stored(NamedTuple):
 
 
 class ConditionError(TreepackError):
-    """A file is not, or no more, as it was when it was read."""
+    """A file changed since it was read, or does not match an expected version."""
 
 
 class BadNameError(ValueError):
-    """A store can have no file of this name."""
+    """A store does not allow this file name."""
 
 
-# Instead of a version: there must be no such file.
+# Instead of a version: the file must not exist.
 ABSENT = object()
 
 
 class Store(abc.ABC):
     """Files by their paths: of the system, of an object store, or of a file system of fsspec.
 
-    All methods may be called by several threads. They raise FileNotFoundError for missing files,
-    OSError, with the path, for files that cannot be read or written, and BadNameError for names
-    that the store cannot have.
+    All methods are thread-safe. They raise FileNotFoundError for missing files, OSError with the
+    path for files that cannot be read or written, and BadNameError for invalid names.
 
     Attributes:
-      is_local: Whether it is the system's: files are mapped, and a directory is locked.
-      has_conditions: Whether `put` keeps its condition.
+      is_local: Whether its files are local: they can be mapped, and directories can be locked.
+      has_conditions: Whether `put` checks its condition.
     """
 
     is_local: bool = False
@@ -63,7 +62,7 @@ class Store(abc.ABC):
 
     @abc.abstractmethod
     def get(self, path: str) -> Stored:
-        """Reads a whole file, which should be small."""
+        """Reads a whole small file."""
 
     @abc.abstractmethod
     def put(self, path: str, data: bytes, before: Any = None, *, durable: bool = True) -> None:
@@ -72,29 +71,29 @@ class Store(abc.ABC):
         Args:
           path: The path.
           data: Its content.
-          before: The version that it must replace; `ABSENT` if there must be none. `None` replaces
-            any.
-          durable: Whether to wait for the disk of the system; stores always are durable.
+          before: The version that it must replace; `ABSENT` if the file must not exist. `None`
+            replaces any.
+          durable: Whether to wait for the local disk; remote stores are always durable.
 
         Raises:
-          ConditionError: If another one is there.
+          ConditionError: If the existing version differs.
         """
 
     @abc.abstractmethod
     def delete(self, paths: Sequence[str]) -> None:
-        """Deletes files, at once where possible. Missing ones are deleted already."""
+        """Deletes files, in one request where possible. Missing files are not an error."""
 
     @abc.abstractmethod
     def entries(self, path: str) -> list[Entry]:
         """Lists a directory; a missing one has no entries."""
 
     def listed(self, path: str) -> list[Entry] | None:
-        """Lists a directory; `None` if there is none, or it may not be listed."""
+        """Lists a directory; `None` if it does not exist, or may not be listed."""
         return self.entries(path) if self.is_directory(path) else None
 
     @abc.abstractmethod
     def exists(self, path: str) -> bool:
-        """Returns whether there is a file or directory."""
+        """Returns whether a file or directory exists."""
 
     @abc.abstractmethod
     def is_directory(self, path: str) -> bool:
@@ -102,15 +101,15 @@ class Store(abc.ABC):
 
     @abc.abstractmethod
     def remove(self, path: str) -> None:
-        """Deletes a file, or a directory with all that is in it, unless it is missing."""
+        """Deletes a file, or a directory with its content. A missing path is not an error."""
 
 
 class RemoteStore(Store):
     """Files that are read by requests for ranges.
 
     Attributes:
-      near: The number of bytes that take as long as another request.
-      at_once: The most requests at a time.
+      near: The number of bytes that take as long to transfer as a request.
+      at_once: The maximum number of requests at a time.
     """
 
     near: int
@@ -118,11 +117,11 @@ class RemoteStore(Store):
 
     @abc.abstractmethod
     def head(self, path: str, count: int) -> Stored:
-        """Looks at a file.
+        """Returns the size and version of a file.
 
         Args:
           path: The path.
-          count: The number of its last bytes to read in the same request, where a store can.
+          count: The number of its last bytes to read in the same request, if the store supports it.
 
         Raises:
           IsADirectoryError: If it is a directory.
@@ -133,18 +132,18 @@ class RemoteStore(Store):
         """Reads a range of a file, which may be short.
 
         Raises:
-          ConditionError: If the file has another version now.
+          ConditionError: If the file changed since `version`.
         """
 
     @abc.abstractmethod
     def upload(self, path: str, parts: Iterator[bytes], nbytes: int | None) -> None:
-        """Writes a file atomically; `nbytes` is the most that it may have, if known.
+        """Writes a file atomically; `nbytes` is its maximum size, if known.
 
-        An error that `parts` raises ends the upload.
+        An error in `parts` aborts the upload.
         """
 
     def exists(self, path: str) -> bool:
-        """Returns whether there is a file or directory."""
+        """Returns whether a file or directory exists."""
         try:
             self.head(path, 1)
         except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""The store of a path or URL."""
+"""Finds the store of a path or URL."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ _DISK = Disk()
 
 
 def store_of(path: str | os.PathLike[str]) -> tuple[Store, str]:
-    """Returns the store of a path or URL, and the path there.
+    """Returns the store of a path or URL, and the path in the store.
 
     Raises:
-      ImportError: If a package that it needs is not installed.
-      ValueError: If the options of the URL are not those of its store.
+      ImportError: If a required package is not installed.
+      ValueError: If the store does not support the options of the URL.
     """
     url = url_of(path)
     return (_DISK, os.fspath(local(path))) if url is None else remote_store(url)
 
 
 def remote_store(url: str) -> tuple[RemoteStore, str]:
-    """Returns the store of a URL, and the path there; see `store_of`."""
+    """Returns the store of a URL, and the path in the store; see `store_of`."""
     if file_system_of(url) is None and handles(url):
         return store_at(url, options_of(url)), path_of(url)
     fs, path = file_system(url)
@@ -34,13 +34,13 @@ def remote_store(url: str) -> tuple[RemoteStore, str]:
 
 
 def file_at(url: str) -> tuple[RemoteStore, str]:
-    """Returns the store of the URL of a file, and the path there.
+    """Returns the store of a file's URL, and the path in the store.
 
     Raises:
-      IsADirectoryError: If the URL is that of a directory or bucket.
+      IsADirectoryError: If the URL names a directory or bucket.
     """
     store, path = remote_store(url)
-    # The end of a chain, or of a query, does not tell.
+    # The end of a chain or query does not show whether it is a directory.
     ends = url.endswith("/") and "::" not in url and "?" not in url
     if ends or not path.strip("/"):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), shown(url))

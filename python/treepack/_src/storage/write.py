@@ -1,4 +1,4 @@
-"""Writes files and URLs, whole or not at all."""
+"""Writes files and URLs atomically."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from treepack._src.storage.stores import store_of
 def save_layout(
     layout: core.Layout, path: str | os.PathLike[str], how: Writing, progress: Progress = None
 ) -> None:
-    """Writes an encoding to a file, which is replaced whole or not at all.
+    """Writes an encoding to a file, atomically.
 
-    Missing directories are made.
+    Missing directories are created.
     """
-    nbytes = layout.nbytes + (layout.nbytes >> 10) + 1024  # compressed, it may need a little more
+    nbytes = layout.nbytes + (layout.nbytes >> 10) + 1024  # compression may add a little
     layouts = [layout]  # the traceback of an error must not keep the arrays alive
     del layout
     with progress_bar(progress, "save") as tell:
@@ -58,14 +58,14 @@ def write_small(path: str | os.PathLike[str], data: bytes, *, durable: bool) -> 
 
 @contextlib.contextmanager
 def replacing(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
-    """Yields a file of another format, which replaces `path` at the end unless there is an error.
+    """Yields a file of another format that replaces `path` on success.
 
-    Missing directories are made.
+    Missing directories are created.
     """
     if url_of(path) is not None:
         raise ValueError(
-            f"{shown(path)!r} is a URL, to which only treepack.save writes: write a local "
-            "file, and copy it there"
+            f"{shown(path)!r} is a URL, and only treepack.save writes to URLs: write a local "
+            "file, and upload it"
         )
     with _temporary(local(path), path, private=False) as (replacement, file):
         yield file
@@ -76,10 +76,10 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
 
 @contextlib.contextmanager
 def spool(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
-    """Yields a private temporary file, and removes it at the end.
+    """Yields a private temporary file, and removes it afterwards.
 
-    It is in the directory of a local path, or, for URLs, where all temporary files are. Errors in
-    writing name the path.
+    It is in the directory of a local path, or, for URLs, in the default directory for temporary
+    files. Errors in writing name the path.
     """
     place = local(path) if url_of(path) is None else f"{tempfile.gettempdir()}/treepack"
     with _temporary(place, path, private=True) as (_, file):
@@ -99,7 +99,7 @@ def _temporary(
 
 
 class _Named(io.FileIO):
-    """A temporary file whose errors in writing name the path that it is for."""
+    """A temporary file whose errors in writing name the final path."""
 
     def __init__(self, replacement: core.Replacement, given: Any):
         descriptor = replacement.descriptor()
