@@ -103,6 +103,10 @@ def in_memory() -> None:
 
 def in_files(folder: Path) -> None:
     path = folder / "model.treepack"
+    sources = {"a": treepack.stack("layers/*"), "b": treepack.transpose("w")}
+    treepack.save(path, {"layers": [np.zeros(2), np.ones(2)], "w": np.zeros((2, 3))})
+    made = treepack.load(path, {"a": np.ones((2, 2)), "b": np.ones((3, 2))}, rename=sources)
+    assert made["a"][1, 0] == 1
     told: list[int] = []
     told: list[int] = []
     progress: treepack.Progress = lambda done, total: told.append(done)  # noqa: E731

@@ -7,7 +7,7 @@ use super::heads::Checked;
 use super::{Catalog, Entry, Key, LeafSpan};
 use crate::error::Path;
 use crate::events::{Closed, Event, Reader};
-use crate::source::{Source, read_to};
+use crate::source::{Source, missing, read_to};
 use crate::structure::{Footer, Index, LeafKind, RECORD_KEY, ROOT_KEY, Record, checksums_of};
 use crate::watch::Watch;
 use crate::wire::{CHUNKED_MARKER, Cursor, PRNG_MARKER};
@@ -48,9 +48,10 @@ impl Catalog {
         let mut record = None;
         let is_misread = done.is_err();
         match done {
-            Err(error) if !salvage || error.is_no_damage() => return Err(error),
+            Err(error) if error.is_no_damage() => return Err(error),
+            Err(error) if !salvage => return Err(or_missing(error, source)),
             Err(error) => {
-                found.damage = Some(error);
+                found.damage = Some(or_missing(error, source));
                 record = found.record.take();
             }
             Ok(()) => {}
@@ -590,4 +591,16 @@ fn is_bare_record(source: &dyn Source, bytes: Range<usize>) -> Result<bool> {
 pub fn damaged_rest() -> Error {
     let what = "the bytes between the leaves and the record of the structure are damaged";
     Error::Structure(what.into())
+}
+
+/// Returns the error for missing bytes if the end of the source is missing, since no record explains then
+/// what the headers lack; any other error stays.
+fn or_missing(error: Error, source: &dyn Source) -> Error {
+    let start = source.len() - source.len().min(Footer::BYTES);
+    let run = source.run(start);
+    if run < source.len() - start {
+        missing(start + run)
+    } else {
+        error
+    }
 }

@@ -88,6 +88,15 @@ def files(folder: Path) -> None:
     progress: treepack.Progress = lambda done, total: told.append(done)  # noqa: E731
     strict: treepack.Strict = "exact"
     arrays: treepack.Arrays = "numpy"
+    sources = {
+        "a": treepack.stack("layers/*", transpose=True),
+        "b": treepack.transpose("w", (1, 0)),
+    }
+    treepack.save(path, {"layers": [jnp.ones((3, 2))], "w": jnp.ones((2, 3))})
+    made: dict[str, jax.Array] = treepack.load(
+        path, {"a": jnp.ones((1, 2, 3)), "b": jnp.ones((3, 2))}, rename=sources
+    )
+    assert made["a"].shape == (1, 2, 3)
     treepack.save(path, tree, select=["**"])
     treepack.save(path, tree, metadata={"step": 1}, compress=True, level=1, progress=progress)
     # With a target the result has its type.

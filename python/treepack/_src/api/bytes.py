@@ -328,10 +328,10 @@ def apply_delta(
       >>> held, policy = {"w": np.zeros(1000)}, {"w": np.arange(1000.0) // 100}
       >>> buffer = bytearray(treepack.packed_size(held))
       >>> treepack.pack_into(held, buffer)
-      8029
+      8128
       >>> patch = b"".join(treepack.buffers(policy, base=held))
       >>> treepack.apply_delta(patch, buffer)
-      8029
+      8128
       >>> treepack.serialization.msgpack_restore(buffer)["w"][-1]
       np.float64(9.0)
     """

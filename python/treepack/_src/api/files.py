@@ -251,7 +251,8 @@ def load(
     Args:
       path: A file of `save` or its URL, the directory of a sharded checkpoint, a `UPath`, bytes, or
         a file object; see `open`. Without a target, files of flax and of `treepack.serialization`
-        become dicts and lists. Gzip is recognised by its first bytes.
+        become dicts and lists, and safetensors, files or directories of them, dicts of NumPy
+        arrays. Gzip is recognised by its first bytes.
       target: A template. The result has its containers. Only shape, dtype and sharding of its
         leaves matter, so `jax.ShapeDtypeStruct`s suffice (from `jax.eval_shape` or `abstract`).
         Where the target has JAX arrays or `ShapeDtypeStruct`s, arrays become JAX arrays on the same
@@ -274,7 +275,8 @@ def load(
         pattern that matches nothing in the file or the target is an error.
       rename: Maps paths in the file to paths in the target: a dict of paths, with wildcards as in
         `select` or as tuples, such as `{"old/*/w": "new/*/kernel"}`, at least one of which must
-        match; or a function of paths. `select` and errors use the new paths.
+        match; or a function of paths. Keys whose values are `stack(...)` or `transpose(...)` are
+        paths in the target, which is made from these leaves. `select` and errors use the new paths.
       missing: Whether leaves of the target that the file lacks are an error, or stay unchanged
         (`"target"`).
       unexpected: Whether leaves of the file that the target lacks are an error (`"error"`) or

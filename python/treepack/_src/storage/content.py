@@ -213,7 +213,13 @@ def open_parts(
       TreepackError: If gzip contains more than `max_size` bytes.
       IsADirectoryError: If it is a directory, which may be a sharded checkpoint.
     """
-    found = _inflated_parts(source, mmap, salvage, max_size, regular)
+    content, blocks = _raw(source, mmap, regular)
+    if content.nbytes == 0 and not salvage and isinstance(source, (str, os.PathLike)):
+        raise _empty()
+    if salvage or content.is_compressed():
+        found = _inflated_parts(content, blocks, salvage, max_size)
+    else:
+        found = Opened(content, blocks=blocks, nbytes=content.nbytes)
     if not join or not core.is_patch(found.content):
         return found
     content = joined(found.content, base, source, max_size, None)
@@ -221,11 +227,8 @@ def open_parts(
 
 
 def _inflated_parts(
-    source: Openable, mmap: bool, salvage: bool, max_size: int | None, regular: bool
+    content: core.Content, blocks: Blocks | None, salvage: bool, max_size: int | None
 ) -> Opened:
-    content, blocks = _raw(source, mmap, regular)
-    if content.nbytes == 0 and not salvage and isinstance(source, (str, os.PathLike)):
-        raise _empty()
     if salvage and (found := content.mended(max_size=max_size)) is not None:
         return Opened(found, _DAMAGED_HEADER, found.nbytes, blocks, content.nbytes)
     # Of a damaged file, the same is salvaged here and elsewhere.
