@@ -330,8 +330,8 @@ mod tests {
     #[test]
     fn the_kind_follows_the_content() {
         let elements = Elements::of("float32", 4);
-        let base: Vec<u8> = (1..4000_u32)
-            .flat_map(|at| (1.0 / f64::from(at) as f32).to_le_bytes())
+        let base: Vec<u8> = (1..4000_u16)
+            .flat_map(|at| (1.0 / f32::from(at)).to_le_bytes())
             .collect();
         let changed = |each: usize, change: fn(f32) -> f32| -> Vec<u8> {
             let numbers = base
@@ -350,7 +350,7 @@ mod tests {
         let all = check(elements, &changed(1, |it| it * 1.0001), &base);
         assert!(all.kind == Kind::Dense && 2 * all.bytes.len() < base.len());
         let noise: Vec<u8> = (0..base.len())
-            .map(|at| (at * at * 7 >> 5 ^ at * 13) as u8)
+            .map(|at| (((at * at * 7) >> 5) ^ (at * 13)).to_le_bytes()[0])
             .collect();
         assert_eq!(
             check(Elements::of("uint8", 1), &noise, &base).kind,
