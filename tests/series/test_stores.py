@@ -101,6 +101,7 @@ KILLED = """
 import json, sys
 import numpy as np
 import treepack
+from treepack._src.storage import objects
 url, options, sharded = sys.argv[1], json.loads(sys.argv[2]), sys.argv[3] == "True"
 objects._PART_BYTES = 5 << 20
 run = treepack.Series(url, keep=treepack.Keep(last=2), sharded=sharded, storage_options=options)

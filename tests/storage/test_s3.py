@@ -486,11 +486,13 @@ def test_a_program_that_is_preempted_goes_on_on_another_mesh(server: s3.Server) 
         return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
     job = start("preempted", "2,2")
+    told = ""
     for line in job.stdout:
+        told += line
         if line.startswith("step 3"):
             job.terminate()
             break
-    told = job.communicate()[0]
+    told += job.communicate()[0]
     assert job.returncode in (0, 143), told  # it may have come to its end
     last = int(told.split("step ")[-1].split(",")[0])
     assert 3 <= last <= 12

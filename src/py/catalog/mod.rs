@@ -56,8 +56,12 @@ impl Catalog {
         let opened = content.py().detach(|| {
             let found = catalog::Catalog::open(source, salvage, &watcher)?;
             // Some bytes with which other formats begin are maps and lists.
-            if salvage && found.damage().is_some() && sniff::is_foreign(source)? {
-                return found.emptied();
+            if salvage && found.damage().is_some() {
+                match sniff::is_foreign(source) {
+                    Ok(true) => return found.emptied(),
+                    Err(error) if error.is_no_damage() => return Err(error),
+                    Ok(false) | Err(_) => {}
+                }
             }
             Ok(found)
         });

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import treepack._core as core
 from treepack._src import paths as _paths
 from treepack._src.checkpoint.opening import open_reader
-from treepack._src.checkpoint.sharded import unless_replaced
+from treepack._src.checkpoint.sharded import NoManifestError, unless_replaced
 from treepack._src.options import Progress, Status, StorageOptions, progress_bar
 from treepack._src.paths import Room
 from treepack._src.storage.content import Openable
@@ -195,6 +195,8 @@ def verify(
             return unless_replaced(attempt)
     except NewerVersionError as error:  # raised for a manifest
         return Verification({}, None, error.reason)
+    except NoManifestError:
+        raise
     except DecodeError as error:  # the header of safetensors
         if isinstance(source, (str, os.PathLike)) and is_directory(source):
             raise
