@@ -20,7 +20,6 @@ use super::{errors, gzip};
 use crate::catalog::Compared;
 use crate::gzip::{Contained, Indexed, MAGIC_BYTES, has_traces, is_compressed, mended};
 use crate::handle;
-use crate::layout::Caching;
 use crate::manifest::Sparse;
 use crate::mapping::{self, Mapping, Pages};
 use crate::raw::{AsRaw, Filling, RawBytes};
@@ -142,10 +141,7 @@ impl Source for Laid {
         offset: usize,
         target: &'t mut [MaybeUninit<u8>],
     ) -> Result<&'t mut [u8]> {
-        self.layout
-            .get()
-            .output
-            .copy_to(offset, target, Caching::Usual)
+        self.layout.get().output.read_at(offset, target)
     }
 
     fn near(&self) -> usize {

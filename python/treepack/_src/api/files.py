@@ -56,6 +56,7 @@ from treepack._src.storage.safetensors import is_safetensors
 from treepack._src.storage.store import ConditionError
 from treepack._src.storage.write import save_layout
 from treepack.errors import (
+    DecodeError,
     GzipError,
     GzipTruncatedError,
     NewerVersionError,
@@ -386,8 +387,11 @@ def load(
                 except IsADirectoryError:
                     is_directory = True  # a sharded checkpoint, or no checkpoint
                 else:
-                    if not is_safetensors(source):
+                    try:
                         return restore_described(source, target, how)
+                    except DecodeError:
+                        if not is_safetensors(source):
+                            raise
             if selection.verifies and selection.select is None and not is_directory:
                 try:  # once, so that exactly the verified bytes are loaded
                     source = downloaded(path, opening.progress)

@@ -167,9 +167,14 @@ class Tree(Mapping[str, Any]):
           {'a/w': LazyArray('a/w', shape=(3,), dtype=float64), 'step': 7}
         """
         reader, start, parts = self._place
+        before: list[str] = []
         for path, value in _paths.Room().all(reader.catalog.leaves(start)):
+            found = _paths.parts(path)
+            # Leaves below a long key share the string.
+            shared = [old if old == new else new for old, new in zip(before, found, strict=False)]
+            before = shared + found[len(shared) :]
             with naming(reader.given):
-                leaf = reader.leaf(value, [*parts, *_paths.parts(path)])
+                leaf = reader.leaf(value, [*parts, *before])
             yield path, leaf
 
     @property

@@ -137,7 +137,8 @@ def _choose(place: Place, target: Any, selection: Selection, how: Reading) -> _C
         if renamed is None:
             marks = selector.mark(catalog, place.value)
             return marks, [] if marks is None else marks.unmatched
-        marks = _mark_renamed(catalog, place.value, renamed, selector)
+        names_read = {path: new for path, new in renamed.items() if new not in made}
+        marks = _mark_renamed(catalog, place.value, names_read, selector)
         return marks, selector.unmatched(range(len(selector.patterns)), names)
 
     marks, unmatched = mark()
@@ -149,12 +150,14 @@ def _choose(place: Place, target: Any, selection: Selection, how: Reading) -> _C
         marks, unmatched = mark()
         if target is not None or selection.missing != "target":
             selector.check(selector.unmatched(unmatched, there), "file", lambda: there)
-    if made and renamed is not None and marks is not None:
-        taken = {path for path, new in renamed.items() if new in made and selector.means(new)}
-        marks = catalog.mark({*marks.values, *_values(place, taken)})
     corrupt: dict[int, str] = {}
     if selection.verifies:
-        corrupt = _corrupt(place, marks, renamed, selection, how)
+        verified = marks
+        if renamed is not None and marks is not None:
+            ends = ((renamed[path], value) for path, value in catalog.ends(place.value))
+            taken = {value for new, value in ends if new in made and selector.means(new)}
+            verified = catalog.mark({*marks.values, *taken})
+        corrupt = _corrupt(place, verified, renamed, selection, how)
     if corrupt:
         values = range(catalog.values) if marks is None else marks.values
         marks = catalog.mark(set(values) - corrupt.keys())
@@ -180,17 +183,12 @@ def _renamed(place: Place, rename: Any) -> tuple[dict[str, str], dict[str, Sourc
     return renamed | taken, made
 
 
-def _values(place: Place, paths: set[str]) -> set[int]:
-    """Returns the values of the leaves at paths."""
-    return {value for path, value in place.catalog.ends(place.value) if path in paths}
-
-
 def _mark_renamed(
     catalog: core.Catalog, start: int, renamed: Mapping[str, str], selector: Selector
 ) -> core.Marks:
     """Marks the selected leaves by their new paths; see `Catalog.select` for empty containers."""
     # The last leaf with a path counts, as in a dict.
-    ends = {renamed[path]: value for path, value in catalog.ends(start)}
+    ends = {renamed[path]: value for path, value in catalog.ends(start) if path in renamed}
     are_leaves = {path: catalog.children(value) is None for path, value in ends.items()}
     return catalog.mark({ends[path] for path in meant_of(are_leaves, selector)})
 
@@ -279,9 +277,6 @@ def _assembled(
 def _renamed_state(place: Place, choice: _Choice, how: Reading, on_devices: OnDevices) -> Any:
     """Reads the state of a tree under new paths."""
     renamed, marks, made = choice.renamed or {}, choice.marks, choice.made
-    if made and marks is not None:
-        taken = {path for path, new in renamed.items() if new in made}
-        marks = place.catalog.mark({*marks.values} - _values(place, taken))
 
     def goes(parts: Sequence[str]) -> bool:
         return on_devices(_paths.parts(renamed[_paths.text(parts)]))

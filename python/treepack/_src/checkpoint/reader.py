@@ -55,6 +55,8 @@ class Reader:
     """
 
     is_one_file = True
+    bytes_before = _KEY_BYTES
+    bytes_after = _AHEAD_BYTES
 
     def __init__(self, source: Openable, found: Opened, *, salvage: bool, **options: Any):
         """`found` is the content of `source`; `options` are used to reopen it."""
@@ -218,8 +220,8 @@ class Reader:
         content = self._content  # read once, as in `catalog`
         if content is not None and self._blocks is not None:
             for start, stop in ranges:
-                first = max(0, start - _KEY_BYTES)
-                last = min(content.nbytes, stop + _AHEAD_BYTES)
+                first = max(0, start - self.bytes_before)
+                last = min(content.nbytes, stop + self.bytes_after)
                 yield self._blocks, content.stored(first, last)
 
     @property

@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import treepack._core as core
@@ -22,7 +22,6 @@ from treepack._src.checkpoint.sharded import ShardedReader
 from treepack._src.options import Status
 from treepack._src.storage.content import Openable, Opened, open_parts, read_all
 from treepack._src.storage.deferred import InContent
-from treepack._src.storage.fetch import Blocks, Range
 from treepack._src.storage.foreign import names_in
 from treepack._src.storage.naming import naming
 from treepack._src.storage.place import joined
@@ -51,19 +50,14 @@ class SafetensorsReader(Reader):
       header: The header of the file.
     """
 
+    bytes_before = bytes_after = 0  # the headers around arrays are in memory
+
     def __init__(self, source: Openable, found: Opened, **options: Any):
         """`found` is the content of `source`; `options` reopen it."""
         self.header = read_header(found.content)
         layout = _layout(self.header.arrays, self.header.metadata)
         laid = core.Content.laid(layout, found.content)
         super().__init__(source, found._replace(content=laid), **options)
-
-    def stored(self, ranges: Iterable[Range]) -> Iterator[tuple[Blocks, Range]]:
-        """Yields where leaves and parts of them are in a remote file; nothing for a local one."""
-        content = self._content  # read once: another thread may close the file
-        if content is not None and self._blocks is not None:
-            for start, stop in ranges:
-                yield self._blocks, content.stored(start, stop)
 
 
 class RepositoryReader(ShardedReader):

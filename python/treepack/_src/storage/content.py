@@ -220,20 +220,10 @@ def open_parts(
         found = _inflated_parts(content, blocks, salvage, max_size)
     else:
         found = Opened(content, blocks=blocks, nbytes=content.nbytes)
-    if not join or not _is_patch(found.content, salvage):
+    if not join or not core.is_patch(found.content):
         return found
     content = joined(found.content, base, source, max_size, None)
     return Opened(content, found.damage, content.nbytes, nbytes=found.nbytes)
-
-
-def _is_patch(content: core.Content, salvage: bool) -> bool:
-    """Returns whether data are a patch; with `salvage`, data with a damaged end are not."""
-    try:
-        return core.is_patch(content)
-    except TreepackError:
-        if not salvage:
-            raise
-        return False
 
 
 def _inflated_parts(
