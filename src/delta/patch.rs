@@ -59,7 +59,11 @@ pub fn is_patch(source: &dyn Source) -> Result<bool> {
     let Some(rest) = source.len().checked_sub(bytes.len()) else {
         return Ok(false);
     };
-    let end = source.read_at(rest, &mut bytes)?;
+    let end = match source.read_at(rest, &mut bytes) {
+        Ok(end) => end,
+        Err(error) if error.is_no_damage() => return Err(error),
+        Err(_) => return Ok(false), // the reader of the encoding reports or salvages the damage
+    };
     if end.ends_with(&structure::MARK) || end.ends_with(&MARK) {
         return Ok(end.ends_with(&MARK)); // of a store, the end will be needed anyway
     }
