@@ -417,5 +417,6 @@ def _decoded(text: str) -> tuple[Messages, bool]:
 
 
 def text_of(error: BaseException) -> str:
-    """Returns the text of an error with its type."""
-    return f"{type(error).__name__}: {error}"
+    """Returns the text of an error with its type, or with the public type that it extends."""
+    public = (of for of in type(error).__mro__ if not of.__module__.startswith("treepack._src"))
+    return f"{next(public).__name__}: {error}"
