@@ -1,5 +1,7 @@
 //! Selection by patterns and trees of bools.
 
+use std::sync::{Mutex, PoisonError};
+
 use pyo3::exceptions::PyIndexError;
 use pyo3::prelude::*;
 
@@ -7,14 +9,18 @@ use crate::catalog::{self, Catalog};
 use crate::select::{self, State};
 
 #[pyclass(frozen, module = "treepack._core")]
-pub struct Selector(select::Selector);
+pub struct Selector {
+    selector: select::Selector,
+    /// The container of the last leaf, since the leaves below a long key follow each other.
+    container: Mutex<Option<(Vec<String>, State)>>,
+}
 
 #[pymethods]
 impl Selector {
     #[staticmethod]
     fn patterns(patterns: Vec<(String, bool)>) -> PyResult<Self> {
         let patterns = patterns.iter().map(|(text, literal)| (&**text, *literal));
-        Ok(Self(select::Selector::patterns(patterns)?))
+        Ok(select::Selector::patterns(patterns)?.into())
     }
 
     #[staticmethod]
@@ -22,36 +28,60 @@ impl Selector {
         let bools = bools
             .iter()
             .map(|(keys, bool)| (keys.iter().map(String::as_str), *bool));
-        Ok(Self(select::Selector::bools(bools)?))
+        Ok(select::Selector::bools(bools)?.into())
     }
 
-    fn means(&self, keys: Vec<String>) -> Option<bool> {
-        let found = self.through(&keys, |_| ()).meant();
-        found.or(self.0.pattern_count().map(|_| false))
+    fn means(&self, mut keys: Vec<String>) -> Option<bool> {
+        let state = if let Some(name) = keys.pop() {
+            let mut container = self
+                .container
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner);
+            let (_, above) = match container.take() {
+                Some((of, state)) if of == keys => container.insert((of, state)),
+                _ => {
+                    let state = self.through(&keys, |_| ());
+                    container.insert((keys, state))
+                }
+            };
+            self.selector.below(above, &name)
+        } else {
+            self.selector.root()
+        };
+        let found = state.meant();
+        found.or(self.selector.pattern_count().map(|_| false))
     }
 
     fn matching(&self, keys: Vec<String>) -> Vec<usize> {
         let mut found: Vec<_> = Vec::new();
-        self.through(&keys, |state| found.extend(self.0.ended(state)));
+        if keys.is_empty() {
+            found.extend(self.selector.ended(&self.selector.root()));
+        }
+        self.through(&keys, |state| found.extend(self.selector.ended(state)));
         found
+    }
+}
+
+impl From<select::Selector> for Selector {
+    fn from(selector: select::Selector) -> Self {
+        Self {
+            selector,
+            container: Mutex::new(None),
+        }
     }
 }
 
 impl Selector {
     pub fn get(&self) -> &select::Selector {
-        &self.0
+        &self.selector
     }
 
     /// Follows `keys`, calls `each` with the state after each key, and returns the last state.
     fn through(&self, keys: &[String], mut each: impl FnMut(&State)) -> State {
-        let mut state = if keys.is_empty() {
-            self.0.root()
-        } else {
-            self.0.start()
-        };
+        let mut state = self.selector.start();
         each(&state);
         for key in keys {
-            state = self.0.below(&state, key);
+            state = self.selector.below(&state, key);
             each(&state);
         }
         state
