@@ -125,13 +125,15 @@ breaches: $(VENV)/.testable $(VENV)/.packages
 licenses:
 	$(PYTHON) tools/third_party.py
 
-# The parts of `make test`. A process for each core, each with jax and a gigabyte of memory.
+# The parts of `make test`. A process for each core, each with jax and a gigabyte of memory, and one
+# more, since many tests wait.
+WORKERS = $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 TIER := quick
 TIER_all := -m '' --hypothesis-profile=all --durations=40 --junitxml=target/tests.xml
 CASES_quick := PROPTEST_CASES=16
 PROGRAMS_quick := --lib --test core
 test-python: $(VENV)/.testable $(VENV)/.packages
-	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal $(TIER_$(TIER))
+	$(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 8 --dist worksteal $(TIER_$(TIER))
 
 test-rust:
 	$(call aloud,Builds and runs the tests of Rust.,MAKEFLAGS= $(CASES_$(TIER)) cargo test --quiet $(PROGRAMS_$(TIER)))

@@ -11,6 +11,7 @@ Work that ends before its first answer, because the machine is fast, is done aga
 
 from __future__ import annotations
 
+import dis
 import itertools
 import signal
 import sys
@@ -96,7 +97,9 @@ def at_each_step(
 ) -> None:
     """Does work again and again, and calls a handler at one of its bytecodes after another.
 
-    So may a signal handler be called: between any two bytecodes of its thread.
+    The interpreter calls signal handlers after calls, backward jumps and the start of a function;
+    functions in C may call them while they wait. So the bytecodes that count are calls, and those
+    after calls, jumps and starts.
 
     Args:
       files: The ends of the names of the files whose bytecodes count.
@@ -105,16 +108,22 @@ def at_each_step(
     """
     for step in itertools.count():
         left = step
+        before: tuple[types.FrameType | None, str] = None, ""
 
         def trace(frame: types.FrameType, event: str, _: object) -> Any:
-            nonlocal left
+            nonlocal left, before
             if not frame.f_code.co_filename.endswith(files):
                 return None
             frame.f_trace_opcodes = True
             if event == "opcode":
-                left -= 1
-                if left == -1:
-                    handler()
+                name = dis.opname[frame.f_code.co_code[frame.f_lasti]]
+                other, last = before
+                before = frame, name
+                answers = frame is not other or "JUMP_BACKWARD" in last or last == "RESUME"
+                if answers or name.startswith("CALL") or last.startswith("CALL"):
+                    left -= 1
+                    if left == -1:
+                        handler()
             return trace
 
         sys.settrace(trace)
