@@ -34,7 +34,7 @@ collect_ignore_glob = ["golden/*.py", "fuzz/*"]
 
 # Python 3.14 has no eformer: modules that need it, or others that do, are left out there.
 if importlib.util.find_spec("eformer") is None:
-    needs_it = re.compile(r"^(?:from|import) (?:eformer|golden|hostile|node_types)\b", re.M)
+    needs_it = re.compile(r"^(?:from|import) (?:eformer|golden|hostile|node_types|soak)\b", re.M)
     modules = Path(__file__).parent.rglob("*.py")
     collect_ignore = [str(path) for path in modules if needs_it.search(path.read_text())]
 
