@@ -92,8 +92,12 @@ def _temporary(
 ) -> Iterator[tuple[core.Replacement, IO[bytes]]]:
     replacement = core.Replacement(path, private=private)
     try:
-        with io.BufferedRandom(_Named(replacement, given)) as file:
+        file = io.BufferedRandom(_Named(replacement, given))
+        try:
             yield replacement, file
+        finally:
+            # Not `file.close`, which raises another error after an interrupt within it.
+            file.raw.close()
     finally:
         replacement.discard()
 
