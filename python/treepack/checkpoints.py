@@ -350,10 +350,10 @@ def restore_checkpoint(
       storage_options: See `save_checkpoint`.
 
     Returns:
-      The tree; or the target itself if `step` is `None` and there is no checkpoint.
+      The tree; or the target itself if `step` is `None` and no checkpoint exists.
 
     Raises:
-      ValueError: If there is no checkpoint of this step.
+      ValueError: If the step has no checkpoint.
       MismatchError: A ValueError that lists all differences, if the checkpoint does not match the
         target.
       DecodeError: A ValueError with the byte offset, if a file has another format.
@@ -420,8 +420,8 @@ def restore_checkpoint(
                 raise
             steps = ", ".join(Folder(directory, prefix).steps()) if is_directory(directory) else ""
             there = f"there are the steps {steps}" if steps else "there is no checkpoint"
-            told = f"Matching checkpoint not found: {shown(path)}; {there}"
-            raise ValueError(told) from None
+            message = f"Matching checkpoint not found: {shown(path)}; {there}"
+            raise ValueError(message) from None
     inside = listed(directory)
     if inside is None:
         return target if is_missing(directory) else restored(directory, None)

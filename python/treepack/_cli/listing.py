@@ -270,9 +270,9 @@ def show(file: FILE, path: PATH, max_size: MAX_SIZE = None) -> None:
         output.line(f"{path}: {kind}, {size_text(found.nbytes)}", "bold")
         known = values.statistics(found, 40) if values.is_numeric(found) else None
         if known is not None:
-            what = "|x|" if is_complex(found.dtype) else "x"
+            symbol = "|x|" if is_complex(found.dtype) else "x"
             rows = [
-                (f"{what} from", f"{known.minimum:.6g} to {known.maximum:.6g}"),
+                (f"{symbol} from", f"{known.minimum:.6g} to {known.maximum:.6g}"),
                 ("mean", f"{known.mean:.6g} ± {known.deviation:.6g}"),
                 ("zeros", f"{known.zeros} of {found.size}"),
             ]

@@ -102,18 +102,18 @@ def block(text: str) -> None:
 
 
 @contextlib.contextmanager
-def bar(what: str) -> Iterator[Callable[[int, int], object] | None]:
+def bar(label: str) -> Iterator[Callable[[int, int], object] | None]:
     """Yields a progress callable that draws a bar on terminals."""
     if not sys.stderr.isatty():
         yield None
         return
     columns = (
-        TextColumn(what),
+        TextColumn(label),
         BarColumn(),
         DownloadColumn(binary_units=True),
         TransferSpeedColumn(),
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task(what)
+        task = progress.add_task(label)
         yield lambda done, total: progress.update(task, completed=done, total=total)

@@ -41,7 +41,7 @@ def is_numeric(array: LazyArray) -> bool:
 
 
 def statistics(array: LazyArray, bins: int) -> Statistics | None:
-    """Computes statistics in two passes; `None` if there are no finite elements."""
+    """Computes statistics in two passes; `None` without finite elements."""
     minimum, maximum, total, count = np.inf, -np.inf, 0.0, 0
     zeros = infinite = nan = 0
     for block in blocks(array):

@@ -103,8 +103,8 @@ class Room:
 
     def all(self, paths: Iterable[tuple[str, T]]) -> Iterator[tuple[str, T]]:
         """Yields paths with their values; raises if they do not fit."""
-        for path, what in paths:
-            yield self.text(path), what
+        for path, value in paths:
+            yield self.text(path), value
 
 
 _MOST_TEXT = 8 << 20

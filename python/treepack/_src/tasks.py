@@ -199,33 +199,33 @@ class Thread:
           MemoryError: If the thread ends before it begins the work.
         """
         self._process = os.getpid()
-        self._told: SimpleQueue[object] = SimpleQueue()
+        self._signals: SimpleQueue[object] = SimpleQueue()
         ticket = _Ticket()
         # However the thread ends, it drops the ticket. `put` is not Python code, which might need
         # more memory than there is.
-        self._end = weakref.ref(ticket, self._told.put)
-        _thread.start_new_thread(_run, (ticket, self._told, [work]))
+        self._end = weakref.ref(ticket, self._signals.put)
+        _thread.start_new_thread(_run, (ticket, self._signals, [work]))
         del ticket
-        if self._told.get() is self._end:
-            self._told.put(self._end)
+        if self._signals.get() is self._end:
+            self._signals.put(self._end)
             raise MemoryError("a thread ended before it began")
 
     @property
     def has_ended(self) -> bool:
         """Whether it has ended, as all threads of its parent have in a forked process."""
-        return not self._told.empty() or os.getpid() != self._process
+        return not self._signals.empty() or os.getpid() != self._process
 
     def join(self) -> None:
         """Waits for its end."""
         if os.getpid() == self._process:
-            self._told.put(self._told.get())  # for other waiting threads
+            self._signals.put(self._signals.get())  # for other waiting threads
 
 
 class _Ticket:
     """A mark that only the thread holds, so that it goes with it."""
 
 
-def _run(ticket: _Ticket, told: SimpleQueue[object], works: list[Callable[[], object]]) -> None:
+def _run(ticket: _Ticket, signals: SimpleQueue[object], works: list[Callable[[], object]]) -> None:
     del ticket  # which the traceback of an error would hold, and the work
-    told.put(None)
+    signals.put(None)
     works.pop()()

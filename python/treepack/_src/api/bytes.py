@@ -52,7 +52,7 @@ def dumps(
       level: The gzip level from 0 (stored) to 9 (smallest).
       align: The alignment of arrays in bytes; see `save`. Memory of `bytes` objects is aligned to
         16.
-      base: What the receiver has: a tree, encoded bytes or an open `File`. The result is then a
+      base: The receiver's data: a tree, encoded bytes or an open `File`. The result is then a
         patch, which `loads` reads with the same base: arrays that the base has at the same path,
         of the same dtype and shape, are differences. Those on accelerators are fetched, also the
         base's.
@@ -65,7 +65,7 @@ def dumps(
       >>> treepack.loads(treepack.dumps(tree))
       {'layers': [(array([0., 0.]), 1), None], 7: 'seven'}
 
-      Only what has changed:
+      Only the changes:
 
       >>> held = {"w": np.ones(1000, np.float32)}
       >>> policy = {"w": held["w"].copy()}
@@ -117,7 +117,7 @@ def loads(
       static: The static data that were not saved; see `load`.
       base: The tree, encoded bytes or open `File` that a patch was made against; see `dumps`. Other
         data ignore it.
-      max_size: The maximum size in bytes of what is decompressed or made of a patch.
+      max_size: The maximum size in bytes of decompressed or patched data.
       threads: The maximum number of threads.
       progress: A callable of the bytes done and their total, or `True` for a bar; for
         decompressing.
@@ -225,8 +225,8 @@ def pack_into(
       described: Whether to write the encoding of `dumps`, which `loads` reads.
       metadata: See `dumps`; only with `described=True`.
       static: See `dumps`; only with `described=True`.
-      base: A tree, encoded bytes or an open `File`: what is written is then a patch, for
-        `apply_delta`, or for `loads` if `described`; see `dumps`.
+      base: The receiver's data: a tree, encoded bytes or an open `File`. The result is then a
+        patch, for `apply_delta`, or for `loads` if `described`; see `dumps`.
       threads: See `treepack.serialization.to_bytes`.
 
     Returns:
@@ -298,17 +298,17 @@ def apply_delta(
 
     The buffer has the encoding of `pack_into`. The patch was made by `pack_into`, `buffers` or
     `dumps` with the same options, with `base=` the tree in the buffer, of a tree whose keys are in
-    the same order. Afterwards, the buffer has what `pack_into` would have written. Only changed
-    elements are written.
+    the same order. Afterwards, the buffer has the bytes that `pack_into` would have written. Only
+    changed elements are written.
 
-    Each block is compared with its checksum while it changes. After an error, the buffer has
-    the tree that it had before: what was changed is changed back. That does not hold for a process
-    that is killed meanwhile, so, as with `pack_into`, let readers use another buffer.
+    Each block is compared with its checksum while it changes. An error undoes all changes, so the
+    buffer has its old tree again. A killed process undoes nothing, so let readers use another
+    buffer, as with `pack_into`.
 
     Args:
       patch: Any bytes-like object.
-      buffer: Any writable, contiguous buffer. Nobody else should use it meanwhile; trees that were
-        restored from it before change.
+      buffer: Any writable, contiguous buffer. No other thread may use it during the call. Trees
+        that were restored from it change.
       offset: The first byte of the encoding in the buffer.
       threads: The maximum number of threads.
 

@@ -295,8 +295,8 @@ def load(
         set.
       device: The device for all arrays, which become JAX arrays as with `arrays="jax"`. By default,
         arrays are placed as in the target. Without a target, arrays get the `NamedSharding` with
-        which they were saved if there are as many devices (see docs/sharded.md), or else the
-        default device.
+        which they were saved, if the number of devices is the same (see docs/sharded.md), or else
+        the default device.
       sharding: The sharding for all arrays, which become JAX arrays: a `jax.sharding.Sharding`; a
         pytree of shardings, each for everything below it; or a callable of the path and a
         `ShapeDtypeStruct` that returns a sharding. NumPy arrays without a sharding, or with `None`,
@@ -322,8 +322,9 @@ def load(
       static: The static data that were not saved (see `static` of `save`): a dict by path, such as
         `{"tx": optimizer}`, or a tree like the saved one. Not allowed with a target, which supplies
         them.
-      base: The base of a file that was saved with `base=`, if it is no file in the same directory:
-        a path, an open `File`, a tree or encoded bytes. Other files ignore it.
+      base: The base of a file that was saved with `base=`: a path, an open `File`, a tree or
+        encoded bytes. By default, the file of the saved name in the same directory. Other files
+        ignore it.
       max_size: The maximum decompressed size of gzip in bytes; for a directory, of its manifest and
         all its files together.
       threads: See `save`; for threads that decompress, cast and copy.
@@ -426,8 +427,8 @@ def abstract(
 
     Reads no array. The result is a template for `load`, as `jax.eval_shape` returns it for a
     function that makes such a tree. Arrays that were sharded over several devices have their
-    `sharding` if there are as many devices; see docs/sharded.md. This initializes JAX, so call
-    `jax.distributed.initialize` before.
+    `sharding` if the number of devices is the same; see docs/sharded.md. This initializes JAX, so
+    call `jax.distributed.initialize` before.
 
     Args:
       path_or_data: A file of `save`, the result of `dumps`, or any other source that `open` takes.

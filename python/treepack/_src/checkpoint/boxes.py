@@ -203,7 +203,7 @@ class Box:
             )
 
     def prefetch(self) -> None:
-        """Starts to read it from the disk; further calls are no-ops."""
+        """Starts to read the source from the disk; later calls do nothing."""
         if not self._has_begun:
             self._has_begun = True
             files = self.find().array.checkpoint

@@ -32,9 +32,9 @@ class Item:
 
     Attributes:
       path: Its path.
-      target: The leaf of the template; `None` if there is no template.
+      target: The leaf of the template; `None` without a template.
       leaf: The leaf: initially as found, finally as returned.
-      weak: Whether its dtype was weak, if there is no template; `None` if it was not a JAX array.
+      weak: Without a template, whether its dtype was weak; `None` if it was not a JAX array.
       place: The device or sharding for it; initially the recorded sharding.
       shared: How its shards are shared among processes, each shard read by one process.
       boxes: For an array in several files, the boxes that devices of this process need, by `_key`.

@@ -70,7 +70,7 @@ class Tree(Mapping[str, Any]):
         """Returns the leaf or container at a path.
 
         Raises:
-          MissingPathError: A KeyError, if there is no value at the path.
+          MissingPathError: A KeyError, if the file has no value at the path.
         """
         reader, start, above = self._place
         parts = _paths.parts(path)
@@ -114,8 +114,8 @@ class Tree(Mapping[str, Any]):
             hint = f"is it {similar!r}?"
         for near in difflib.get_close_matches(path, names, n=1) if names else ():
             hint = f"is it {near!r}, written {_paths.text(names[near])!r}?"
-        asked = path if isinstance(path, str) else _paths.text(parts)
-        return MissingPathError(asked, self._place.reader.filename, hint)
+        missing = path if isinstance(path, str) else _paths.text(parts)
+        return MissingPathError(missing, self._place.reader.filename, hint)
 
     def _similar(self, parts: list[str]) -> str | None:
         """Returns a path with its first missing part replaced by a similar name, or `None`."""
@@ -295,7 +295,7 @@ def value_at(tree: Tree, path: str) -> int:
     """Returns the number of the value at a path, as `Tree.__getitem__` finds it.
 
     Raises:
-      MissingPathError: If there is no value at the path.
+      MissingPathError: If the file has no value at the path.
     """
     parts = _paths.parts(path)
     value = tree._catalog.find(parts, tree._place.value)

@@ -232,10 +232,10 @@ def _corrupt(
     if damage is not None:
         if selection.on_corrupt == "error":
             raise CorruptionError(f"the file is damaged: {damage}")
-        told = f"{place.reader.name} is damaged: {damage}; undamaged leaves are loaded"
+        warning = f"{place.reader.name} is damaged: {damage}; undamaged leaves are loaded"
         if unchecked := sum(status == "unchecked" for status in statuses.values()):
-            told += f", and {unchecked} that cannot be verified, as their checksums are damaged"
-        warn(told)
+            warning += f", and {unchecked} that cannot be verified, as their checksums are damaged"
+        warn(warning)
     bad = ("corrupt",) if damage is not None else ("corrupt", "unchecked")
     inside = set(catalog.leaf_values(place.value))
     found = {}

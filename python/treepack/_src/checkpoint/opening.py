@@ -29,8 +29,8 @@ def open_reader(
 ) -> Reader:
     """Opens a file, or the directory of a sharded checkpoint or of safetensors.
 
-    See `treepack.open`. With `is_directory` the source is known to be a directory. A `base`
-    is that of a patch; see `open_parts`.
+    See `treepack.open`. With `is_directory` the source is known to be a directory. `base` is the
+    base of a patch; see `open_parts`.
     """
     check("max_size", max_size)
     options |= {"salvage": salvage, "max_size": max_size}

@@ -246,7 +246,7 @@ class Reader:
         content = self._content
         whole = [] if content is None else [(0, content.nbytes)]
         with fetching(self.stored(whole)):
-            *told, rest = catalog.verify(threads=threads, progress=progress)
+            *statuses, rest = catalog.verify(threads=threads, progress=progress)
             inner = catalog.inner_dtypes()
         damage = self.damage or catalog.stream_damage
         if damage is None and rest == "corrupt":
@@ -255,7 +255,7 @@ class Reader:
             if damage is None and _dtypes.resolve(name.encode()) is None:
                 damage = _dtypes.unsupported(name)
         damage = damage or self.damaged_record()
-        found = dict(zip(catalog.leaf_values(0), told, strict=True))
+        found = dict(zip(catalog.leaf_values(0), statuses, strict=True))
         found.update(dict.fromkeys(self._other_bytes(inner), "corrupt"))
         return found, damage
 
@@ -310,7 +310,7 @@ class Reader:
     ) -> Reader:
         """Opens a file; with `regular`, it must be a regular file. See `treepack.open`.
 
-        A `base` is that of a patch; see `open_parts`.
+        `base` is the base of a patch; see `open_parts`.
         """
         found = open_parts(
             source, mmap=mmap, salvage=salvage, max_size=max_size, regular=regular, base=base

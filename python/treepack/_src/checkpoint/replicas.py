@@ -96,10 +96,10 @@ def _lead(group: Group, plan: str) -> None:
     """Receives from all others, and sends them the outcome."""
     try:
         group.announce(plan)
-        told = group.gather()
+        messages = group.gather()
         errors = [
             f"process {group.members[at]}: {message.error or _difference(plan, message.differs)}"
-            for at, message in sorted(told.items())
+            for at, message in sorted(messages.items())
             if message.error or message.differs
         ]
         if errors:

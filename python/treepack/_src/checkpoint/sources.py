@@ -191,7 +191,7 @@ class SourceArray(LazyArray):
         return found if dtype is None else found.astype(dtype, copy=False)
 
     def view(self) -> np.ndarray | None:
-        """Returns `None`: there is no memory with all elements in order."""
+        """Returns `None`: the elements are not contiguous in memory."""
         return None
 
     def flat_range(self, start: int, stop: int) -> np.ndarray:

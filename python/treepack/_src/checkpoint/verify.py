@@ -155,8 +155,8 @@ def verify(
 
     Returns:
       The status of each leaf. Damage is reported, not raised; so is a file that a newer version of
-      treepack wrote. If there is no damage, `load`, `open`, and gzip for a gzip file, can read the
-      whole file, provided that the types in it accept their static data.
+      treepack wrote. Without damage, `load`, `open`, and gzip for a gzip file, can read the whole
+      file, provided that the types in it accept their static data.
 
     Raises:
       OSError: If the file cannot be read.

@@ -33,13 +33,13 @@ class Hole(NamedTuple):
       field: The field of the value, or a path that begins with the field if the value is inside its
         data; empty for all static data of a node or for a leaf, `None` for the node itself without
         its children.
-      what: A description of the value.
+      description: A description of the value.
       name: The name of its type, if the value was saved.
       parts: The parts of the value, if it was saved; see `definitions.py`.
     """
 
     field: str | None
-    what: str
+    description: str
     name: str | None = None
     parts: Any = None
 
@@ -134,8 +134,8 @@ def _with_holes(value: Any, path: list[str], where: str) -> Any:
     if named is not None:
         name, parts = named
         # No repr: the repr of a set differs between processes, which may save together.
-        what = type(value).__name__
-        return Hole(_text(path), what, name, _with_holes(parts, path, where))
+        description = type(value).__name__
+        return Hole(_text(path), description, name, _with_holes(parts, path, where))
     # A bare object in a node of a library has no data: it is a marker, as in equinox's
     # `StateIndex`.
     is_mark = type(value) is object and where.partition(".")[0] in LIBRARIES
@@ -283,7 +283,7 @@ def fill(
     ty: type,
     static_of: StaticOf,
     known: Known,
-    told: int | None,
+    described: int | None,
 ) -> tuple[Any, Unfilled | None]:
     """Replaces the placeholders in static data of a node.
 
@@ -294,22 +294,22 @@ def fill(
       ty: The type of the node.
       static_of: Returns the static data of a node.
       known: Rebuilds values of types that the program knows.
-      told: The number of placeholders that an error already describes; `None` raises without a
+      described: The number of placeholders that an error already describes; `None` raises without a
         description.
 
     Returns:
       The data, and a description of the remaining placeholders.
 
     Raises:
-      HoleError: If placeholders remain, and `told` is `None`.
+      HoleError: If placeholders remain, and `described` is `None`.
     """
     filling = _Filling(path, fillings or Fillings(None), ty, static_of, known)
     found = filling.fill(value)
     if not filling.missing:
         return found, None
-    if told is None:
+    if described is None:
         raise HoleError("static data were not saved: pass a target or static= that supplies them")
-    return found, filling.unfilled(told)
+    return found, filling.unfilled(described)
 
 
 def hole_error(unfilled: list[Unfilled]) -> HoleError:
@@ -420,7 +420,7 @@ class _Filling:
     def _of_node(self, hole: Hole, inside: list[str], node: Any) -> tuple[Any] | None:
         """Returns the value of a placeholder from a node like the saved node."""
         if hole.field is None:
-            return (node,) if default_name(type(node)) == hole.what else None
+            return (node,) if default_name(type(node)) == hole.description else None
         # A subclass has the same fields, but may have other static data.
         if type(node) is not self.ty and not (inside and isinstance(node, self.ty)):
             return None
@@ -431,13 +431,13 @@ class _Filling:
         found = _inside(static[""], inside) if "" in static else None
         return found or (_inside(node, inside) if inside else None)
 
-    def unfilled(self, told: int) -> Unfilled:
-        """Describes the remaining placeholders; an error already describes `told` others."""
+    def unfilled(self, described: int) -> Unfilled:
+        """Describes the remaining placeholders; an error already describes `described` others."""
         paths = self.fillings.paths
         found = Unfilled([], [], [], [])
-        for number, (hole, inside) in enumerate(self.missing, told):
+        for number, (hole, inside) in enumerate(self.missing, described):
             if hole.name is None:
-                reason = f"were not saved ({hole.what})"
+                reason = f"were not saved ({hole.description})"
             else:
                 reason = f"are of the unregistered type {hole.name!r}"
                 found.names.append(hole.name)
@@ -461,7 +461,7 @@ class _Filling:
         return "..." if hole.field or self.ty is Code else f"{self._expected(hole)} like it"
 
     def _expected(self, hole: Hole) -> str:
-        name = hole.what if hole.field is None else default_name(self.ty)
+        name = hole.description if hole.field is None else default_name(self.ty)
         return f"{'an' if name[:1].lower() in 'aeiou' else 'a'} {name}"
 
 

@@ -26,7 +26,7 @@ _exported: dict[str, _Exported] = {}
 def check_name(nodetype: type, name: str) -> None:
     """Raises a ValueError if `jax.export` would reject a name.
 
-    There is no public query. Without this check the error would come too late to undo the
+    JAX has no public query. Without this check the error would come too late to undo the
     registration with JAX.
     """
     if name in _exported:

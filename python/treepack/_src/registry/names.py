@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 def not_registered(sort: str, name: str, remedy: str) -> UnregisteredTypeError:
-    """Returns the error for a name in a file that is not registered; `remedy` says what to do."""
+    """Returns the error for an unregistered name in a file; `remedy` ends its message."""
     return UnregisteredTypeError(f"unregistered {sort} {name!r}: {remedy}", name)
 
 

@@ -145,7 +145,7 @@ def find_node_type(
       fillings: A tree with nodes of unregistered types, like the saved tree; see `load`.
 
     Raises:
-      UnregisteredTypeError: If there is no such type, or the saved fields cannot be converted;
+      UnregisteredTypeError: If the type is not registered, or the saved fields cannot be converted;
         unless `or_none`.
     """
     found = _by_name(name) or (None if fillings is None else _type_in(fillings, name))
@@ -231,11 +231,11 @@ def _unknown(names: list[str]) -> UnregisteredTypeError:
 
 
 def fill_holes(
-    static: Any, path: list[str], fillings: _holes.Fillings | None, ty: type, told: int | None
+    static: Any, path: list[str], fillings: _holes.Fillings | None, ty: type, described: int | None
 ) -> tuple[Any, _holes.Unfilled | None]:
     """Replaces the placeholders in static data of a node; see `holes.fill`."""
     known = _static.known_type
-    return _holes.fill(static, path, fillings, ty, _static_of, known, told)
+    return _holes.fill(static, path, fillings, ty, _static_of, known, described)
 
 
 def _static_of(node: Any) -> dict[str, Any]:

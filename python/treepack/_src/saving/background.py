@@ -40,11 +40,11 @@ class AskedFuture(Future[T]):
 
     _value: T
 
-    def __init__(self, what: str, work: Callable[[], T]):
-        """`what` describes what is saved, for messages."""
+    def __init__(self, name: str, work: Callable[[], T]):
+        """`name` names the destination in messages."""
         super().__init__()
         self.set_running_or_notify_cancel()  # it cannot be cancelled
-        self._what = what
+        self._name = name
         self._works = [work]  # popped, so that it runs once and is not kept alive afterwards
         self._end = Milestone()
         self._error: BaseException | None = None
@@ -71,7 +71,7 @@ class AskedFuture(Future[T]):
         except BaseException as error:  # `result` raises it
             del work
             traceback.clear_frames(error.__traceback__)  # they hold the arrays
-            self._unasked = weakref.finalize(self, _log, self._what, repr(error))
+            self._unasked = weakref.finalize(self, _log, self._name, repr(error))
             self._fail(error)
         else:
             del work  # and the arrays with it, before any wait ends
@@ -136,13 +136,13 @@ class AskedFuture(Future[T]):
         if not self.done():
             self._fail(
                 TreepackError(
-                    f"the parent process continues to save {self._what}: wait for it there"
+                    f"the parent process continues to save {self._name}: wait for it there"
                 )
             )
 
 
-def _log(what: str, error: str) -> None:
-    logging.getLogger("treepack").error("saving %s failed: %s", what, error)
+def _log(name: str, error: str) -> None:
+    logging.getLogger("treepack").error("saving %s failed: %s", name, error)
 
 
 class Saving(AskedFuture[None]):
@@ -188,19 +188,19 @@ class Saving(AskedFuture[None]):
     def __repr__(self) -> str:
         if not self.done():
             done, total = self.progress
-            return f"<treepack.Saving {self._what!r}: {done} of {total} bytes>"
-        told = "saved" if self._error is None else repr(self._error)
-        return f"<treepack.Saving {self._what!r}: {told}>"
+            return f"<treepack.Saving {self._name!r}: {done} of {total} bytes>"
+        outcome = "saved" if self._error is None else repr(self._error)
+        return f"<treepack.Saving {self._name!r}: {outcome}>"
 
     def _write(self, write: Write, progress: Progress) -> None:
         with progress_bar(progress, "save") as tell:
 
-            def told(done: int, total: int) -> None:
+            def set_progress(done: int, total: int) -> None:
                 self.progress = (done, total)
                 if tell is not None:
                     tell(done, total)
 
-            write(told)
+            write(set_progress)
         total = self.progress[1]
         self.progress = (total, total)
 

@@ -383,8 +383,8 @@ class RemoteDirectory(Directory):
         with contextlib.suppress(Exception):  # it may be missing again
             data = self._manifest()[1]
             writer = "" if data is None else core.Manifest.decode(data).writer
-        told = f"another job saved to {self} at the same time: save again"
-        return BusyError(f"{told}: {writer}" if writer else told)
+        message = f"another job saved to {self} at the same time: save again"
+        return BusyError(f"{message}: {writer}" if writer else message)
 
     def clean(self) -> None:
         kept: list[str] = []

@@ -78,8 +78,8 @@ class Lease:
         Raises:
           BusyError: If another job holds it.
         """
-        # It gets its name when it is locked and written: a process that is killed leaves none that
-        # tells nothing.
+        # The file gets its name when it is locked and written: a process that is killed leaves no
+        # empty one.
         made = self._path.with_name(f".{FILE}.treepack-{secrets.token_hex(8)}.tmp")
         try:
             self._files.append(os.open(made, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666))
@@ -138,7 +138,7 @@ class Lease:
         raise busy
 
     def _create(self, data: bytes) -> None:
-        """Makes the file where there are no links.
+        """Creates the file where the file system has no hard links.
 
         A thread does it, so that a signal handler which saves here as well finds it written soon.
         """

@@ -118,11 +118,11 @@ def _lead_with_claim(
     if share.identity is not None:  # there are other processes
         group.announce(json.dumps([name, share.identity.summary()]))
     mine = share.write(directory, name, progress)
-    told = {0: Message(written=mine), **group.gather()}
-    errors = [*share.errors_of(told)]
+    messages = {0: Message(written=mine), **group.gather()}
+    errors = [*share.errors_of(messages)]
     if errors:
         raise group.failed(errors)
-    share.commit(directory, name, told)
+    share.commit(directory, name, messages)
 
 
 def _follow(group: Group, directory: Directory, share: ProcessShare, progress: Progress) -> None:
@@ -206,15 +206,15 @@ class ProcessShare:
         del layout
         return directory.look(file)
 
-    def errors_of(self, told: Mapping[int, Message]) -> Iterator[str]:
+    def errors_of(self, messages: Mapping[int, Message]) -> Iterator[str]:
         """Yields the reasons that prevent the commit; for process 0."""
-        for process, message in sorted(told.items()):
+        for process, message in sorted(messages.items()):
             if message.error:
                 yield f"process {process}: {message.error}"
             elif message.differs and self.identity is not None:
                 yield self.identity.differences(process, message.differs)
 
-    def commit(self, directory: Directory, name: str, told: Mapping[int, Message]) -> None:
+    def commit(self, directory: Directory, name: str, messages: Mapping[int, Message]) -> None:
         """Writes the manifest after all files; for process 0.
 
         The number of requests does not depend on the number of processes.
@@ -226,7 +226,7 @@ class ProcessShare:
         files = []
         there = directory.names()
         for process in self._processes:
-            written = told[process].written
+            written = messages[process].written
             found = None if written is None else Written(*written)
             if found is None or found.name not in there:
                 found = self._look(directory, name, process)  # listings may be stale

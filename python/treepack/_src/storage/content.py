@@ -147,7 +147,7 @@ def joined(
       threads: The maximum number of threads.
 
     Raises:
-      TreepackError: If there is no base.
+      TreepackError: If the source is a patch, and `base` is `None`.
       BaseMismatchError: If the patch was made against another one.
     """
     if base is None:

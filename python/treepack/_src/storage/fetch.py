@@ -49,14 +49,14 @@ class Fetch(Task[Buffer | None]):
       start: The offset of the first byte.
       stop: The offset after the last byte.
       is_due: Returns whether it is time for the request.
-      told: Called when its last byte is read.
+      on_end: Called when its last byte is read.
     """
 
     def __init__(self, fetch: Callable[[int, int], Buffer], start: int, stop: int):
         super().__init__(lambda: fetch(start, stop))
         self.start, self.stop = start, stop
         self.is_due: Callable[[], bool] = lambda: True
-        self.told: Callable[[], None] = lambda: None
+        self.on_end: Callable[[], None] = lambda: None
 
 
 class Blocks(Locked):
@@ -119,7 +119,7 @@ class Blocks(Locked):
         # The headers of large leaves are read long before the leaves.
         if found is not None and (length >= self.LEAST or found.is_due()):
             if start + length >= found.stop:
-                found.told()
+                found.on_end()
             data = found.result()
             if data is not None:  # else another thread dropped it
                 return memoryview(data).cast("B")[start - found.start :][:length]
@@ -279,7 +279,7 @@ class _Flight:
         self._changed = Condition()
         for number, fetch in enumerate(fetches):
             fetch.is_due = functools.partial(self._is_due, number)
-            fetch.told = functools.partial(self._reach, number)
+            fetch.on_end = functools.partial(self._reach, number)
 
     def run(self) -> None:
         """Makes requests, as one of several threads."""

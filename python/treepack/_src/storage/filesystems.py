@@ -164,8 +164,8 @@ class FileSystem(Locked, RemoteStore):
             try:
                 file = fs.open(path, "wb", block_size=_PART_BYTES)
             except NotImplementedError as error:
-                told = f"{shown(self.url)}: fsspec cannot write there"
-                raise io.UnsupportedOperation(told) from error
+                message = f"{shown(self.url)}: fsspec cannot write there"
+                raise io.UnsupportedOperation(message) from error
             for part in parts:
                 count += len(part)
                 self._check_size(len(part), file.write(part))

@@ -58,10 +58,10 @@ def _cleaned(
 
 
 def _substitute(error: BaseException, hide: Callable[[str], str]) -> BaseException:
-    told = f"{type(error).__name__}: {hide(str(error))}"
+    text = f"{type(error).__name__}: {hide(str(error))}"
     kind = next(it for it in type(error).__mro__ if it.__module__ == "builtins")
     try:
-        found: BaseException = kind(told)
+        found: BaseException = kind(text)
     except TypeError:  # such as a UnicodeDecodeError
-        found = ValueError(told) if isinstance(error, ValueError) else Exception(told)
+        found = ValueError(text) if isinstance(error, ValueError) else Exception(text)
     return found.with_traceback(error.__traceback__)

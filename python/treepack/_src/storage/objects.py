@@ -146,7 +146,7 @@ class ObjectStore(RemoteStore):
                 ) from error
 
     def head(self, path: str, count: int) -> Stored:
-        with self._told(path):
+        with self._translated(path):
             try:
                 return self._end(path, {"suffix": count}, count)
             except FileNotFoundError:
@@ -164,7 +164,7 @@ class ObjectStore(RemoteStore):
             return self.get(path)
 
     def get(self, path: str) -> Stored:
-        with self._told(path):
+        with self._translated(path):
             _, found = self._read(path, {})
             count = memoryview(found.data).nbytes
             if count != found.nbytes:
@@ -191,7 +191,7 @@ class ObjectStore(RemoteStore):
         tag = None if version is None else version.get("e_tag")
         if tag is not None and not tag.startswith("W/"):
             options["if_match"] = tag
-        with self._told(path):
+        with self._translated(path):
             return self._read(path, options)[1].data
 
     def _read(self, path: str, options: dict[str, Any]) -> tuple[int, Stored]:
@@ -218,7 +218,7 @@ class ObjectStore(RemoteStore):
 
     def upload(self, path: str, parts: Iterator[bytes], nbytes: int | None) -> None:
         size = max(_PART_BYTES, -(-(nbytes or 0) // _MOST_PARTS))
-        with self._told(path):
+        with self._translated(path):
             self._obstore.put(
                 self._store,
                 path,
@@ -232,13 +232,13 @@ class ObjectStore(RemoteStore):
         how: dict[str, Any] = {}
         if before is not None and self.has_conditions:
             how["mode"] = "create" if before is ABSENT else before
-        with self._told(path):
+        with self._translated(path):
             self._obstore.put(self._store, path, data, use_multipart=False, **how)
 
     def delete(self, paths: Sequence[str]) -> None:
         if not paths:
             return
-        with self._told(paths[0]):
+        with self._translated(paths[0]):
             try:
                 self._obstore.delete(self._store, list(paths))
             except FileNotFoundError:  # some stores raise it if one of them is missing
@@ -247,7 +247,7 @@ class ObjectStore(RemoteStore):
                         self._obstore.delete(self._store, path)
 
     def entries(self, path: str) -> list[Entry]:
-        with self._told(path):
+        with self._translated(path):
             return self._entries(path)
 
     def _entries(self, path: str) -> list[Entry]:
@@ -268,16 +268,16 @@ class ObjectStore(RemoteStore):
         """Makes a listing; `None` if the bucket does not exist, or may not be listed."""
         if self._is_web:  # most web servers do not list, and respond with an error
             return None
-        with self._told(path):
+        with self._translated(path):
             try:
                 return ask()
             except self._obstore.exceptions.BaseError as error:
-                if any(told in str(error) for told in ("404 Not Found", "403 Forbidden")):
+                if any(text in str(error) for text in ("404 Not Found", "403 Forbidden")):
                     return None
                 raise
 
     def remove(self, path: str) -> None:
-        with self._told(path):
+        with self._translated(path):
             listed = self._again(lambda: [*self._obstore.list(self._store, path)])
         self.delete([path, *(entry["path"] for part in listed for entry in part)])
 
@@ -285,7 +285,7 @@ class ObjectStore(RemoteStore):
         """Returns whether an object is empty, or a store does not support a kind of range."""
         if isinstance(error, self._obstore.exceptions.NotSupportedError):
             return True
-        return any(told in str(error) for told in ("non-partial", "416 ", "501 "))
+        return any(text in str(error) for text in ("non-partial", "416 ", "501 "))
 
     @property
     def _failures(self) -> tuple[type[Exception], ...]:
@@ -310,16 +310,16 @@ class ObjectStore(RemoteStore):
         return shown(f"{self._base}/{path}")
 
     @contextlib.contextmanager
-    def _told(self, path: str) -> Iterator[None]:
+    def _translated(self, path: str) -> Iterator[None]:
         """Converts errors of obstore to Python's errors with the URL."""
         failures = self._obstore.exceptions
         with hiding(f"{self._base}/{path}"):
             try:
                 yield
             except FileNotFoundError as error:
-                told = self._error(FileNotFoundError, errno.ENOENT, path)
-                told.add_note(_first_line(error))
-                raise told from None
+                translated = self._error(FileNotFoundError, errno.ENOENT, path)
+                translated.add_note(_first_line(error))
+                raise translated from None
             except ValueError as error:  # a name that obstore rejects
                 raise BadNameError(f"{self._shown(path)}: {_first_line(error)}") from error
             except (failures.PreconditionError, failures.AlreadyExistsError) as error:
@@ -327,17 +327,17 @@ class ObjectStore(RemoteStore):
                     f"{self._shown(path)} was changed by another writer"
                 ) from error
             except (failures.PermissionDeniedError, failures.UnauthenticatedError) as error:
-                told = self._error(PermissionError, errno.EACCES, path)
-                told.add_note(_first_line(error))
-                told.add_note(self._remedy())
-                raise told from error
+                translated = self._error(PermissionError, errno.EACCES, path)
+                translated.add_note(_first_line(error))
+                translated.add_note(self._remedy())
+                raise translated from error
             except failures.BaseError as error:
-                is_asked = any(asked in str(error) for asked in _ASKS_MACHINE)
-                if is_asked or any(denied in str(error) for denied in _DENIED):
-                    told = self._error(PermissionError, errno.EACCES, path)
-                    told.add_note("no credentials: " * is_asked + _first_line(error))
-                    told.add_note(self._remedy())
-                    raise told from error
+                needs_machine = any(text in str(error) for text in _ASKS_MACHINE)
+                if needs_machine or any(denied in str(error) for denied in _DENIED):
+                    translated = self._error(PermissionError, errno.EACCES, path)
+                    translated.add_note("no credentials: " * needs_machine + _first_line(error))
+                    translated.add_note(self._remedy())
+                    raise translated from error
                 raise OSError(f"{self._shown(path)}: {_first_line(error)}") from error
 
 

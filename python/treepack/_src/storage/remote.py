@@ -39,8 +39,8 @@ def remote(url: str) -> tuple[core.Content, Blocks]:
     """
     blocks = _blocks(url)
     if blocks is None:
-        told = "the server does not report the size, so it cannot be read in parts"
-        raise OSError(f"{shown(url)}: {told}")
+        reason = "the server does not report the size, so it cannot be read in parts"
+        raise OSError(f"{shown(url)}: {reason}")
     return core.Content.elsewhere(blocks.read, blocks.length, blocks.near), blocks
 
 
@@ -81,10 +81,10 @@ def _reading(url: str, part: str) -> Iterator[None]:
         if is_other and not isinstance(cause, FileNotFoundError):
             # fsspec raises this for HTTP, also for unreachable hosts and invalid options.
             raise OSError(f"{text}: {type(cause).__name__}: {cause}") from error
-        told = FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name)
+        missing = FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name)
         for note in getattr(error, "__notes__", ()):
-            told.add_note(note)
-        raise told from error
+            missing.add_note(note)
+        raise missing from error
     except OSError as error:
         if error.errno is None and str(error).startswith(name):
             error.add_note(text)
