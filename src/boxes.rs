@@ -1,8 +1,4 @@
-//! Boxes of sharded arrays: finds their files and parts, and reads them.
-//!
-//! ```text
-//! array, box ──▶ its files ──opened──▶ each part: its shard, its leaf, its runs
-//! ```
+//! Finds the files and parts of boxes of sharded arrays, and reads them.
 //!
 //! The parts of a box are recomputed each time, and take no memory.
 
@@ -31,8 +27,8 @@ pub struct ShardedArray {
     shard_bytes: usize,
 }
 
-/// An array of the tree: the manifest's catalog, and a leaf number. Keys are not copied, since a
-/// long one may be above many arrays.
+/// An array of the tree: the manifest's catalog, and a leaf number. Keys are not copied: a long one
+/// may be above many arrays.
 pub type ManifestPlace = (Arc<Catalog>, usize);
 
 #[derive(Clone, Copy)]
@@ -154,7 +150,6 @@ impl ShardBox {
         self.parts.len()
     }
 
-    /// The files with its bytes, ascending, and the number of bytes in each.
     pub fn files(&self) -> Result<Vec<(u32, usize)>> {
         let of_part = |part: &ShardPart| self.array.files[part.shard];
         let mut most = None;

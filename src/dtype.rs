@@ -77,13 +77,6 @@ dtypes! {
 
 impl Dtype {
     /// Returns the size of an encoded element in bytes.
-    ///
-    /// ```
-    /// use treepack::Dtype;
-    ///
-    /// assert_eq!(Dtype::BF16.itemsize(), 2);
-    /// assert_eq!(Dtype::I4.itemsize(), 1); // no two share a byte
-    /// ```
     #[must_use]
     pub fn itemsize(self) -> usize {
         let known = NAMED.iter().find(|(dtype, ..)| *dtype == self);

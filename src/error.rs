@@ -321,7 +321,6 @@ impl Path {
     }
 }
 
-/// Escapes a key for a path.
 #[must_use]
 pub fn escaped(key: &str) -> Cow<'_, str> {
     if key == "." {

@@ -207,8 +207,7 @@ impl<'a> File<'a> {
         metadata.map(|value| Value::decode(&value)).transpose()
     }
 
-    /// Returns whether the file has checksums, with which [`File::verify`] detects changed bytes.
-    /// flax's files have none.
+    /// Returns whether the file has checksums for [`File::verify`]. flax's files have none.
     #[must_use]
     pub fn has_checksums(&self) -> bool {
         self.catalog.is_summed() || self.content.checks_itself()
@@ -328,24 +327,6 @@ impl Source for Memory<'_> {
 }
 
 /// A leaf of a [`File`]: its kind, and its value on demand.
-///
-/// ```
-/// use treepack::{Dtype, File, LeafKind, Writer};
-///
-/// # let mut writer = Writer::new();
-/// # writer.array("params/kernel", Dtype::F32, &[2, 3], vec![0; 24])?;
-/// # writer.value("name", "linear")?;
-/// # let mut bytes = Vec::new();
-/// # writer.write_to(&mut bytes)?;
-/// # let file = File::from_bytes(&bytes)?;
-/// for leaf in file.leaves() {
-///     match leaf.kind() {
-///         LeafKind::Array(..) => assert_eq!(leaf.array()?.dtype(), Dtype::F32),
-///         _ => assert_eq!(leaf.value()?, "linear".into()),
-///     }
-/// }
-/// # Ok::<(), treepack::Error>(())
-/// ```
 #[derive(Clone, Copy)]
 pub struct Leaf<'a> {
     file: &'a File<'a>,

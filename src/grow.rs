@@ -1,7 +1,7 @@
 //! Fallible allocation: `OutOfMemory` instead of an abort.
 //!
-//! Memory whose size depends on the input, or on the tree to write, grows by these functions or by
-//! `try_reserve`. Small fixed memory is allocated as usual.
+//! For memory whose size depends on the input, or on the tree to write. Small fixed memory is
+//! allocated as usual.
 
 #[cfg(feature = "python")]
 use std::fmt;
@@ -272,7 +272,6 @@ pub mod decode {
         }
     }
 
-    /// Decodes a byte string, a string or a list of numbers.
     pub fn bytes<'de, D: Deserializer<'de>>(from: D) -> std::result::Result<ByteBuf, D::Error> {
         from.deserialize_byte_buf(Bytes)
     }

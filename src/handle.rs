@@ -73,7 +73,7 @@ impl Handle {
         }
         let file = open(&self.path).ok()?;
         if Id::of(&file).ok()? != self.id {
-            return None; // it was replaced
+            return None;
         }
         if is_random {
             advise(&file, true);

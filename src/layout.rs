@@ -25,7 +25,6 @@ pub trait Payload {
     /// If there are too few bytes.
     fn copy_to<'t>(&self, start: usize, target: &'t mut [MaybeUninit<u8>]) -> Result<&'t mut [u8]>;
 
-    /// The bytes, if contiguous in memory.
     fn memory(&self) -> Option<RawBytes<'_>> {
         None
     }
@@ -230,14 +229,12 @@ impl<P: Payload> Layout<P> {
         self.seal.as_ref()
     }
 
-    /// The output, if it is already one buffer.
     #[cfg_attr(not(feature = "python"), allow(dead_code))]
     pub(crate) fn joined(&self) -> Option<&Buffer> {
         let is_there = self.pieces.is_empty() && self.seal.is_none();
         is_there.then_some(&self.headers)
     }
 
-    /// Takes the layout apart: passes its headers and payloads to `each`, in order.
     pub(crate) fn take_apart(self, mut each: impl FnMut(Taken<'_, P>) -> Result<()>) -> Result<()> {
         let mut start = 0;
         for piece in self.pieces {
@@ -252,7 +249,6 @@ impl<P: Payload> Layout<P> {
         self.pieces.iter().map(|piece| &piece.payload)
     }
 
-    /// A replacement must have the same length.
     pub fn payloads_mut(&mut self) -> impl Iterator<Item = &mut P> {
         self.pieces.iter_mut().map(|piece| &mut piece.payload)
     }

@@ -1,8 +1,7 @@
-//! The manifest of a sharded checkpoint.
+//! The manifest of a sharded checkpoint, written after the files of shards.
 //!
-//! Each process writes a file of its shards. The manifest, written last, holds everything else: the
-//! encoding that one file would have, with *gaps* for the arrays, and each array's division into
-//! shards and files.
+//! It holds everything else: the encoding that one file would have, with *gaps* for the arrays, and
+//! each array's division into shards and files.
 //!
 //! ```text
 //! record (MessagePack) | CRC-32 of it (u32) | mark (8 bytes)
@@ -79,7 +78,6 @@ impl<'de> Deserialize<'de> for FileNumbers {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Gap {
-    /// Present bytes between the previous gap and this one.
     pub before: u64,
     pub nbytes: u64,
     pub array: u32,
@@ -323,9 +321,7 @@ fn damaged<T>(what: &str) -> Result<T> {
     Err(Error::Structure(format!("the manifest is damaged: {what}")))
 }
 
-/// Encoded bytes with gaps.
-///
-/// Reading a gap is an error, so only arrays, whose bytes are in other files, can have gaps.
+/// Encoded bytes with gaps, which only arrays can have: reading a gap is an error.
 #[derive(Debug)]
 pub struct Sparse {
     bytes: Vec<u8>,
@@ -594,7 +590,7 @@ mod tests {
         assert!(matches!(refused, Err(Error::OutputLimit { max_size: 999 })));
         let zeros = vec![0; 2 << 20];
         let (mut made, _) = manifest(&[(zeros.clone(), None, 10)]);
-        assert!(made.skeleton.len() > zeros.len()); // the writer avoids unreadable skeletons
+        assert!(made.skeleton.len() > zeros.len());
         assert!(made.encoding(None).is_ok());
         let mut encoder = ZlibEncoder::new(Vec::new(), Compression::default());
         encoder.write_all(&zeros).unwrap();

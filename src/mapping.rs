@@ -1,4 +1,4 @@
-//! Pages from the system: mapped files and fresh memory.
+//! Mapped files and fresh memory.
 #![allow(unsafe_code)]
 
 use std::fs::File;
@@ -190,9 +190,8 @@ impl Source for Pages {
 ///
 /// As a [`Source`] it reads the file, so that headers make no pages resident.
 ///
-/// A file that is replaced by rename (as this crate saves) keeps its old content in existing
-/// mappings. A process that *truncates* it in place ends the program with SIGBUS at the next
-/// access, as with every `mmap`.
+/// A file that is replaced by rename keeps its old content in existing mappings. A process that
+/// *truncates* it in place ends the program with SIGBUS at the next access, as with every `mmap`.
 #[derive(Debug)]
 pub struct Mapping {
     file: Handle,
@@ -318,7 +317,6 @@ impl Mapping {
         }
     }
 
-    /// All bytes, if mapped.
     pub fn pages(&self) -> Option<RawBytes<'_>> {
         // SAFETY: the pages stay mapped as long as `self`. Other processes may write to them.
         let raw = |pages: &Mmap| unsafe { RawBytes::new(pages.as_ptr(), pages.len()) };
@@ -332,8 +330,8 @@ const MOST_OF_HEADERS: usize = 4 << 10;
 
 /// The last short read of a mapped file that waited for the disk.
 ///
-/// A mapping reads ahead in large blocks, but falls back to single pages near cached ones, such as
-/// those of headers: then 1 GiB from a disk takes fourteen times as many page faults.
+/// A mapping reads ahead in large blocks, but single pages near cached ones, such as headers: then
+/// 1 GiB from a disk takes fourteen times as many page faults.
 #[cfg(target_os = "linux")]
 #[derive(Debug)]
 struct LastCold(AtomicUsize);

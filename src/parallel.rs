@@ -1,7 +1,7 @@
 //! Spreads work over short-lived threads.
 //!
 //! Without a pool, a process can fork before and after. Starting a thread takes some 50 µs, little
-//! beside copies that need several threads.
+//! beside the work.
 
 use std::collections::BTreeMap;
 use std::num::NonZero;

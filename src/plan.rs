@@ -1,8 +1,4 @@
-//! Plans which process writes which shard.
-//!
-//! ```text
-//! for each array: the processes that have each shard ──▶ one of them, so that all write as much
-//! ```
+//! Plans which process writes which shard, so that all write as much.
 
 use std::sync::Arc;
 

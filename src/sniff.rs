@@ -5,13 +5,11 @@ use std::borrow::Cow;
 use crate::source::{Source, read_to};
 use crate::{Error, Result, gzip, manifest};
 
-/// Bytes at the start of a file that identify it.
 const START_BYTES: usize = 4096;
 
 /// Bytes at its end.
 const END_BYTES: usize = 8;
 
-/// Adds to an error the format that the data seem to have.
 pub fn explain(error: Error, source: &dyn Source) -> Error {
     let (error, path) = error.split();
     let error = explain_here(error, source);
@@ -54,7 +52,6 @@ pub enum Convertible {
     Stream,
 }
 
-/// The format that the data seem to have, and the remedy.
 #[cfg(feature = "python")]
 pub fn described(source: &dyn Source) -> Result<Option<String>> {
     Ok(Sample::of(source)?.describe().map(Cow::into_owned))

@@ -33,24 +33,8 @@ const BLOCK_BYTES: usize = 1 << 20;
 /// A tree to write, with an index of its leaves and their checksums.
 ///
 /// Leaves are added by [path](Path); keys become maps. Array bytes are borrowed until they are
-/// written. treepack, flax and eformer read the file; in Python the arrays are NumPy's.
-///
-/// ```
-/// use treepack::{Dtype, File, Writer};
-///
-/// # let directory = tempfile::tempdir()?;
-/// # let path = directory.path().join("model.treepack");
-/// let mut writer = Writer::new();
-/// let kernel = [0.5_f32, 1.0, 1.5, 2.0].map(f32::to_le_bytes).concat();
-/// writer.array("params/kernel", Dtype::F32, &[2, 2], &kernel)?;
-/// writer.value("step", 7)?;
-/// writer.metadata("a linear layer").save(&path)?;
-///
-/// let file = File::open(&path)?;
-/// assert_eq!(file.get("params/kernel")?.bytes()?, kernel);
-/// assert_eq!(file.metadata()?, Some("a linear layer".into()));
-/// # Ok::<(), treepack::Error>(())
-/// ```
+/// written. treepack, flax and eformer read the file; in Python the arrays are NumPy's. The crate's
+/// page has an example.
 pub struct Writer<'a> {
     root: Node<'a>,
     metadata: Option<Value>,
@@ -300,7 +284,6 @@ impl fmt::Debug for Writer<'_> {
 }
 
 fn nbytes(shape: &[usize], itemsize: usize) -> Option<usize> {
-    // NumPy requires the product to fit even where another dimension is zero.
     let times = |size: usize, dim: &usize| size.checked_mul((*dim).max(1));
     let most = shape.iter().try_fold(itemsize, times)?;
     let fits = shape.len() <= MAX_NDIM && isize::try_from(most).is_ok();
@@ -404,20 +387,8 @@ fn below(key: &str, error: Error) -> Error {
     at(path, error)
 }
 
-/// Bytes of an array to write: borrowed, owned, shared, or of an array in a [`File`].
-///
+/// Bytes of an array to write: borrowed, owned, shared, or of an array in a [`File`](crate::File).
 /// [`Writer::array`] converts its argument into `Bytes`.
-///
-/// [`File`]: crate::File
-///
-/// ```
-/// use std::sync::Arc;
-/// use treepack::Bytes;
-///
-/// let shared: Arc<[u8]> = vec![1, 2, 3].into();
-/// assert_eq!(Bytes::from(shared).len(), 3);
-/// assert_eq!(Bytes::from(&[1, 2, 3, 4]).len(), 4);
-/// ```
 #[derive(Debug, Clone)]
 pub struct Bytes<'a>(Inner<'a>);
 

@@ -24,8 +24,8 @@ pub fn state<T>(make: impl FnOnce() -> T) -> Result<T> {
 
 /// A lock for short work: the process that holds it, or 0.
 ///
-/// A fork may inherit it held by a thread that does not exist in the child. Unlike a mutex, it
-/// shows that.
+/// A fork may inherit it held by a thread that does not exist in the child, which a mutex would not
+/// show.
 struct Turns(AtomicU32);
 
 struct Turn<'t>(&'t Turns);

@@ -1,8 +1,8 @@
 //! Chooses header widths that align the payload after them.
 //!
-//! This is a small subset-sum problem: `reach[i]` has bit `n` set when the first `i` headers can
-//! take `n` bytes more than their smallest forms. Shifting a 64-bit mask by each header's extra
-//! widths solves it; walking the masks backwards yields the widths.
+//! A small subset-sum problem: `reach[i]` has bit `n` set when the first `i` headers can take `n`
+//! bytes more than their smallest forms. Shifting a 64-bit mask by each header's extra widths
+//! solves it; walking the masks backwards yields the widths.
 
 use crate::wire::Head;
 

@@ -90,7 +90,6 @@ impl ChunkLimit {
         Self(bytes)
     }
 
-    /// `None` if the array stays whole.
     #[allow(
         clippy::cast_precision_loss,
         clippy::cast_possible_truncation,
@@ -130,8 +129,8 @@ pub struct KeyPlace {
 /// Appends the headers of `array` and calls `payload` for the range of its bytes (once per chunk).
 /// Returns the offset of the value, after its key.
 ///
-/// `key` is the map key right before the array; its header may be widened, too. `recent` must
-/// belong to this layout.
+/// The header of `key`, right before the array, may be widened, too. `recent` must belong to this
+/// layout.
 #[inline]
 pub fn frame<P: Payload>(
     layout: &mut LayoutBuilder<P>,
@@ -358,8 +357,8 @@ impl<'a> Headers<'a> {
 
     /// Widens the headers to align the payload, if possible.
     ///
-    /// Wider headers lengthen the extension, which may widen its own header. The search then
-    /// repeats with only the wider forms.
+    /// Wider headers can widen the extension's header, so the search then repeats with the wider
+    /// forms.
     fn align(&mut self, offset: usize, nbytes: usize, align: usize) -> Result<bool> {
         loop {
             let extra = (offset + self.size(0..self.heads.len())).wrapping_neg() % align;

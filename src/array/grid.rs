@@ -39,7 +39,6 @@ impl ShardGrid {
         self.dims.iter().map(|(count, _)| count).product()
     }
 
-    /// The shard that begins at these indices, if any.
     pub fn shard_at(&self, start: &[usize]) -> Option<usize> {
         if start.len() != self.dims.len() {
             return None;
@@ -101,23 +100,6 @@ impl ShardGrid {
     }
 
     /// The parts of a box in each shard; `None` if the box exceeds the array.
-    ///
-    /// ```
-    /// use treepack::array::{Bounds, ShardGrid};
-    ///
-    /// # fn main() -> treepack::Result<()> {
-    /// let grid = ShardGrid::new(&[4, 6], &[1, 3]).expect("the shards have one shape");
-    /// let row = [Bounds { start: 2, count: 1, step: 1 }, Bounds { start: 1, count: 3, step: 1 }];
-    /// let parts = grid.parts(&row).expect("the row is in the array");
-    /// let mut found = Vec::new();
-    /// parts.each(|part| {
-    ///     found.push((part.shard, part.target[1].clone()));
-    ///     treepack::Result::Ok(())
-    /// })?;
-    /// assert_eq!(found, [(0, 0..1), (1, 1..3)]);
-    /// # Ok(())
-    /// # }
-    /// ```
     pub fn parts(&self, bounds: &[Bounds]) -> Option<ShardParts> {
         let is_in =
             |((count, size), bounds): (&(usize, usize), &Bounds)| bounds.are_in(count * size);
@@ -276,7 +258,7 @@ impl Cut {
     fn len(&self) -> usize {
         let Bounds { start, count, step } = self.bounds;
         if count == 0 || step >= self.size {
-            return count; // no two are in one shard
+            return count;
         }
         (start + (count - 1) * step) / self.size - start / self.size + 1
     }

@@ -9,8 +9,7 @@ use crate::raw::Buffer;
 use crate::wire::Head;
 use crate::{Result, grow};
 
-/// Headers of recent small arrays. Trees repeat few shapes, and copying headers is cheaper than
-/// writing them.
+/// Headers of recent small arrays: copying them is cheaper than writing them.
 #[derive(Debug, Default)]
 pub struct RecentHeaders {
     /// A ring: entry `n` is at `n % COUNT`.
@@ -60,7 +59,6 @@ impl RecentPlace {
 impl RecentHeaders {
     const COUNT: usize = 4;
 
-    /// `ext(code, [shape, dtype, bin` at the smallest widths.
     pub(super) fn write(&mut self, out: &mut Buffer, array: &Array<'_>) -> Result<()> {
         let known = self.find(array);
         if let Some(place) = known.and_then(|index| self.known[index].place.clone()) {

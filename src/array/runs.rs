@@ -1,6 +1,4 @@
 //! Reads a box of an array as runs: contiguous bytes at equal distances.
-//!
-//! Few large runs and many small ones are read in different ways.
 
 use std::mem::{self, MaybeUninit};
 use std::num::NonZero;
@@ -35,7 +33,6 @@ impl Repeat {
     }
 }
 
-/// Repeated runs of bytes, the innermost repetition last.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Runs {
     start: usize,
@@ -167,7 +164,6 @@ impl Runs {
         Ok(found)
     }
 
-    /// The span of the runs in the array, which bounds the reads.
     pub fn span(&self) -> usize {
         let more = self
             .repeats
@@ -402,7 +398,7 @@ fn each(
 }
 
 #[cfg(test)]
-#[allow(clippy::cast_possible_truncation)] // bytes may repeat
+#[allow(clippy::cast_possible_truncation)]
 pub(super) mod tests {
     use super::*;
     use proptest::prelude::*;

@@ -21,7 +21,6 @@ pub struct Shard<M> {
 #[derive(Debug)]
 pub struct Sharded<M> {
     shape: Vec<usize>,
-    /// Per dimension, the start of each grid cell, then the dimension itself.
     bounds: Vec<Vec<usize>>,
     cells: Vec<M>,
     /// The last dimension that is split.
@@ -266,7 +265,7 @@ mod tests {
         #[test]
         fn any_range_is_that_of_the_array((shape, bounds) in grids(), itemsize in 1usize..4) {
             let mut shards = cut(&shape, itemsize, &bounds);
-            shards.reverse(); // any order is accepted
+            shards.reverse();
             let array = Sharded::new(shape.clone(), itemsize, shards).unwrap();
             let len = shape.iter().product::<usize>() * itemsize;
             prop_assert_eq!(array.len(), len);

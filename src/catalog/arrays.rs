@@ -41,7 +41,6 @@ impl ArrayPlace {
         self.parts.len()
     }
 
-    /// The source ranges of a range of its bytes.
     pub(crate) fn pieces(&self, range: Range<usize>) -> Result<Pieces> {
         Pieces::new(grow::collect(self.parts.of(range))?)
     }
@@ -66,7 +65,6 @@ impl ArrayPlace {
         Runs::compact(&[self.nbytes()], 1, &[bounds])
     }
 
-    /// The ranges of the source to read, joined where close.
     pub fn ranges(&self, runs: &Runs) -> Result<Vec<Range<usize>>> {
         let ranges = runs.ranges(NEAR_BYTES)?.into_iter();
         grow::collect(ranges.flat_map(|range| self.parts.of(range)))
@@ -96,24 +94,6 @@ impl ArrayPlace {
 
 impl Catalog {
     /// Finds an array leaf, or a PRNG key's data, and checks it against the catalog.
-    ///
-    /// ```
-    /// use treepack::array::Bounds;
-    /// use treepack::catalog::Catalog;
-    ///
-    /// # fn main() -> treepack::Result<()> {
-    /// // {"w": an array of shape (2, 2) and dtype uint8}
-    /// let source = b"\x81\xa1w\xc7\x10\x01\x93\x92\x02\x02\xa5uint8\xc4\x04abcd".to_vec();
-    /// let catalog = Catalog::open(&source, false, &())?;
-    /// let value = catalog.find(0, ["w"], &())?.expect("there is a w");
-    /// let w = catalog.array(&source, value)?;
-    /// assert_eq!(w.shape(), [2, 2]);
-    /// let all = Bounds { start: 0, count: 2, step: 1 };
-    /// let column = [all, Bounds { start: 1, count: 1, step: 1 }];
-    /// assert_eq!(w.read_box(&source, &column)?.as_deref(), Some(&b"bd"[..]));
-    /// # Ok(())
-    /// # }
-    /// ```
     ///
     /// # Panics
     /// If the value is not a leaf.
@@ -155,7 +135,6 @@ impl Catalog {
         Ok(ArrayPlace { shape, parts })
     }
 
-    /// The dtype and shape of an array leaf, or of a PRNG key's data.
     pub fn dtype_and_shape(&self, leaf: usize) -> Option<(&str, &[u64])> {
         match self.kind(leaf) {
             LeafKind::Array(dtype, shape) => Some((dtype, shape)),
@@ -174,7 +153,7 @@ impl Catalog {
 
 /// Caches the positions of arrays with many chunks, which are slow to find.
 ///
-/// The lock is only tried: threads that find it held, and forked processes, skip the cache.
+/// Threads that find the lock held, and forked processes, skip the cache.
 #[derive(Debug, Default)]
 pub struct FoundArrays(Mutex<Chunked>);
 
@@ -185,7 +164,7 @@ struct Chunked {
 }
 
 impl FoundArrays {
-    /// The most cached chunks; a single array may have more.
+    /// A single array may have more.
     const MOST: usize = 1 << 20;
 
     pub fn known(&self, value: usize) -> Option<Arc<ArrayPlace>> {

@@ -1,7 +1,5 @@
-//! Compares headers in the data with the index.
-//!
-//! Before a leaf is read, its kind, the keys of its path and their containers are compared, so that
-//! a reader by index and a reader by headers see the same tree.
+//! Compares headers in the data with the index before a leaf is read, so that a reader by index and
+//! a reader by headers see the same tree.
 
 use std::collections::BTreeSet;
 
@@ -310,7 +308,6 @@ fn expect(is_same: bool) -> Result<()> {
     }
 }
 
-/// Skips the key and bin header of the record, of any width; returns the bin's length.
 pub(super) fn compare_record_key(cursor: &mut Cursor<'_>) -> Result<u32> {
     compare_text(cursor, RECORD_KEY)?;
     match cursor.head()? {
@@ -329,7 +326,6 @@ fn compare_text(cursor: &mut Cursor<'_>, key: &str) -> Result<()> {
     expect(text == key.as_bytes())
 }
 
-/// Skips shape and dtype; returns the number of elements.
 fn compare_array(cursor: &mut Cursor<'_>, dtype: &str, shape: &[u64]) -> Result<u64> {
     expect(cursor.head()? == Head::Array(3))?;
     expect(matches!(cursor.head()?, Head::Array(len) if len as usize == shape.len()))?;
@@ -342,7 +338,6 @@ fn compare_array(cursor: &mut Cursor<'_>, dtype: &str, shape: &[u64]) -> Result<
     Ok(elements)
 }
 
-/// Maps a mismatch to true; other errors remain.
 fn is_other(done: Result<()>) -> Result<bool> {
     match done {
         Ok(()) => Ok(false),

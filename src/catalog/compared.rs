@@ -11,9 +11,8 @@ use crate::error::Path;
 use crate::source::{Source, read_to};
 use crate::{Error, Result, grow};
 
-/// A source that sums the bytes of one leaf as they are read.
-///
-/// On a mismatch, the last read of the leaf fails, so no copy completes.
+/// A source that sums one leaf as it is read. On a mismatch, the last read fails, so no copy
+/// completes.
 pub struct Compared {
     source: Arc<dyn Source + Send + Sync>,
     region: Range<usize>,

@@ -14,8 +14,8 @@ use crate::{Error, Result, grow};
 const CHECK_VALUES: usize = 1 << 14;
 
 impl Catalog {
-    /// Fails if the record does not match the tree or its values are unreadable. Checking static
-    /// data would need the types.
+    /// Fails if the record does not match the tree or its values are unreadable. Static data are
+    /// not checked, which needs the types.
     pub fn check_record(&self, source: &dyn Source, watch: &dyn Watch) -> Result<()> {
         let Some(bytes) = &self.record else {
             return Ok(());

@@ -101,7 +101,7 @@ impl Catalog {
         self.leaves.len()
     }
 
-    /// The number of values; the first is the root, unless nothing was readable.
+    /// The first is the root, unless nothing was readable.
     pub fn values(&self) -> usize {
         self.entries.len()
     }
@@ -117,7 +117,6 @@ impl Catalog {
         self.entries[value].end
     }
 
-    /// The leaf number; `None` for a container.
     pub fn leaf(&self, value: usize) -> Option<usize> {
         let entry = &self.entries[value];
         entry.is_leaf.then_some(entry.head)
@@ -154,7 +153,7 @@ impl Catalog {
         Ok(Some(found))
     }
 
-    /// The path of a value, for errors; empty if out of memory.
+    /// Empty if out of memory.
     pub fn path_of(&self, value: usize) -> Path {
         self.path_below(0, value).unwrap_or_default()
     }
@@ -173,7 +172,6 @@ impl Catalog {
         Ok(keys)
     }
 
-    /// The keys from a value down to one inside, innermost first.
     fn keys_up(&self, from: usize, value: usize) -> impl Iterator<Item = &str> {
         let within = move |at: usize| (at > from).then_some(at);
         let places =
@@ -186,7 +184,7 @@ impl Catalog {
         entry.is_leaf || entry.end == value + 1
     }
 
-    /// The leaves and empty containers in a value, with their relative paths.
+    /// Relative paths of the leaves and empty containers in a value.
     pub fn ends_below(&self, value: usize) -> impl Iterator<Item = Result<(Path, usize)>> + '_ {
         (value..self.entries[value].end)
             .filter(|at| self.is_end(*at))
@@ -202,8 +200,6 @@ impl Catalog {
         })
     }
 
-    /// The kinds of leaves in a value, with the number of leaves and bytes of each. Linear in the
-    /// leaves.
     pub fn kinds_in(&self, value: usize) -> Result<Vec<(&LeafKind, usize, usize)>> {
         let inside = &self.entries[value..self.entries[value].end];
         let leaves = inside.iter().filter(|entry| entry.is_leaf);

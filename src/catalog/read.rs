@@ -70,7 +70,6 @@ impl Catalog {
         Ok(found)
     }
 
-    /// The same damage without leaves.
     pub fn emptied(self) -> Result<Self> {
         let mut found = Self {
             damage: self.damage,
@@ -126,7 +125,7 @@ impl Catalog {
         let len = source.len();
         let end = len - len.min(Footer::BYTES)..len;
         if source.run(end.start) < end.len() {
-            return Ok(None); // an array is there
+            return Ok(None);
         }
         let mut tail = Vec::new();
         read_to(source, end, &mut tail)?;
@@ -593,8 +592,8 @@ pub fn damaged_rest() -> Error {
     Error::Structure(what.into())
 }
 
-/// Returns the error for missing bytes if the end of the source is missing, since no record explains then
-/// what the headers lack; any other error stays.
+/// Returns the error for missing bytes if the source is truncated: without a record, headers may be
+/// missing, too.
 fn or_missing(error: Error, source: &dyn Source) -> Error {
     let start = source.len() - source.len().min(Footer::BYTES);
     let run = source.run(start);

@@ -151,8 +151,7 @@ impl Marking<'_> {
         Ok(at + 1)
     }
 
-    /// Returns whether no pattern can change the selection below, and none still needs a match
-    /// there.
+    /// Returns whether patterns have decided all below.
     fn is_decided(&self, state: &State) -> bool {
         let of_patterns = self.selector.pattern_count().is_some();
         of_patterns && self.unmatched == 0 && state.meant() == Some(true)

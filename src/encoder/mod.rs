@@ -21,34 +21,6 @@ use crate::{Error, Result, grow};
 ///
 /// A container begins with its number of values and ends after them. In a map each value follows
 /// its key.
-///
-/// ```
-/// use treepack::array::{Alignment, Array, ChunkLimit, Framing};
-/// use treepack::encoder::Encoder;
-/// use treepack::layout::Caching;
-/// use treepack::structure::Kind;
-/// use treepack::wire::EXT_NDARRAY;
-///
-/// # fn main() -> treepack::Result<()> {
-/// let framing = Framing {
-///     align: Alignment::new(64)?,
-///     chunks: ChunkLimit::DEFAULT,
-///     may_box: true,
-/// };
-/// let mut encoder = Encoder::<Vec<u8>>::new(framing);
-/// encoder.map(2)?;
-/// encoder.key("step")?;
-/// encoder.uint(7)?;
-/// encoder.key("w")?;
-/// let w = Array { code: EXT_NDARRAY, shape: &[2], dtype: "float32", itemsize: 4 };
-/// let bytes = [1.0f32, 2.0].map(f32::to_le_bytes).concat();
-/// encoder.array(&w, Kind::Plain, |out, range| out.push(bytes[range].to_vec()))?;
-/// encoder.end(Kind::Dict)?;
-/// let layout = encoder.finish(None)?;
-/// assert_eq!(layout.len(), 33);
-/// # Ok(())
-/// # }
-/// ```
 pub struct Encoder<P> {
     layout: LayoutBuilder<P>,
     framing: Framing,
@@ -85,7 +57,7 @@ impl<P: Payload> Encoder<P> {
     }
 
     /// Also records the structure and writes it after the tree. Values in lists and in maps with
-    /// arbitrary keys are recorded as they will be read, without types.
+    /// arbitrary keys are recorded without types.
     pub fn described(framing: Framing) -> Self {
         Self {
             recording: Recording::structure(),
@@ -169,7 +141,6 @@ impl<P: Payload> Encoder<P> {
         self.recording.pause(kind, listed, start, depth)
     }
 
-    /// The position of the next value, for [`Encoder::skip`].
     pub fn mark(&self) -> Mark {
         let left = self.open.last().map_or(0, |open| open.left);
         Mark(self.open.len(), left)
@@ -276,7 +247,6 @@ impl<P: Payload> Encoder<P> {
         self.layout.extend(body)
     }
 
-    /// `content` appends the `len` bytes.
     #[inline]
     pub fn str(
         &mut self,
@@ -287,7 +257,6 @@ impl<P: Payload> Encoder<P> {
         content(&mut self.layout)
     }
 
-    /// `content` appends the `len` bytes.
     pub fn bin(
         &mut self,
         len: usize,
@@ -331,14 +300,13 @@ impl<P: Payload> Encoder<P> {
         Ok(())
     }
 
-    /// The last array's headers, if [`array_like`](Self::array_like) may copy them.
     #[cfg_attr(not(feature = "python"), allow(dead_code))]
     pub(crate) fn last_headers(&self) -> Option<Like> {
         self.recent.last().filter(|_| self.recording.is_off())
     }
 
-    /// Writes an array with the last one's dtype and shape by copying its headers. Returns false if
-    /// none are known for this offset.
+    /// Writes an array with the last one's dtype and shape by copying its headers; false if they
+    /// are unknown for this offset.
     #[cfg_attr(not(feature = "python"), allow(dead_code))]
     #[inline]
     pub(crate) fn array_like(&mut self, headers: &Like, bytes: RawBytes<'_>) -> Result<bool> {
@@ -352,9 +320,9 @@ impl<P: Payload> Encoder<P> {
         Ok(true)
     }
 
-    /// Writes pairs of a key and an array with the last one's dtype and shape. Stops when `next`
-    /// returns `None`, and before a pair that does not fit or differs; returns the number of pairs.
-    /// Allocates nothing, and drops each pair before the next call.
+    /// Writes pairs of a key and an array with the last one's dtype and shape, until `next` returns
+    /// `None` or a pair that does not fit or differs; returns their number. Allocates nothing, and
+    /// drops each pair before the next call.
     #[cfg_attr(not(feature = "python"), allow(dead_code))]
     #[inline]
     pub(crate) fn pairs_like<'a>(
@@ -388,8 +356,7 @@ impl<P: Payload> Encoder<P> {
         count
     }
 
-    /// Returns whether the next value is inside an indexed leaf (a list, or a map that is not
-    /// state) and not that leaf's data.
+    /// Returns whether the next value is inside an indexed leaf and not that leaf's data.
     pub fn is_inside_leaf(&self) -> bool {
         self.recording.is_inside_leaf()
     }
@@ -430,8 +397,7 @@ impl<P: Payload> Encoder<P> {
         }
     }
 
-    /// Finishes a state dict whose structure is already recorded; adds only the leaf index to
-    /// `record`.
+    /// Finishes a state dict whose structure is recorded; adds only the leaf index to `record`.
     pub fn finish_as(mut self, record: Record, watch: &dyn Watch) -> Result<Layout<P>> {
         if !self.begun || !self.open.is_empty() {
             return Err(misused("the tree is incomplete"));

@@ -45,7 +45,6 @@ impl Recording {
         self.recorder.is_none() && self.listing.is_none() && self.paused.is_none()
     }
 
-    /// See [`Encoder::is_inside_leaf`](super::Encoder::is_inside_leaf).
     pub(super) fn is_inside_leaf(&self) -> bool {
         let pending = || self.listing.as_ref().and_then(Listing::last_begun);
         self.paused.is_some() && !matches!(pending(), Some(LeafKind::PrngKey(..)))
@@ -214,7 +213,6 @@ pub(super) fn with_record<P: Payload>(
     let summed = ends.is_some();
     let mut ends = ends.unwrap_or_default();
     if summed {
-        // The length of the bin does not depend on its offset.
         grow::push(&mut ends, 0)?;
     }
     let after = Seal::bytes(ends.len());

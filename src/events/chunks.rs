@@ -1,7 +1,6 @@
-//! Joins the chunks of an array.
+//! Joins the chunks of an array: `{marker: …, "shape": {"0": …}, "chunks": {"0": array, …}}`.
 //!
-//! `{marker: …, "shape": {"0": …}, "chunks": {"0": array, …}}`. The marker's value does not matter;
-//! other keys are ignored; of equal keys the last counts.
+//! The marker's value does not matter; other keys are ignored; of equal keys the last counts.
 
 use std::collections::HashMap;
 

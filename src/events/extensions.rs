@@ -145,7 +145,6 @@ impl Reader<'_> {
         let name = &self.found.text[start..];
         let last = self.found.dtypes.get(self.last_dtype);
         if last.is_none_or(|last| last != name) {
-            // More are looked up in a table.
             const FEW: usize = 8;
             let dtypes = &mut self.found.dtypes;
             let known = dtypes.iter().take(FEW).position(|known| known == name);

@@ -1,7 +1,6 @@
 //! Element sizes by names of dtypes.
 
-/// The element size in bytes, at least one, by dtype: `float32`, `bfloat16`, `int4`. `None` for
-/// names of another form.
+/// The element size in bytes, at least one; `None` for unknown names.
 pub fn itemsize(name: &str) -> Option<usize> {
     if name == "bool" {
         return Some(1);

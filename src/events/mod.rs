@@ -1,8 +1,8 @@
 //! Decodes encoded bytes into events.
 //!
-//! A [`Reader`] reads the headers of a source once, without payloads, and enforces the format:
-//! lengths, depth, UTF-8, chunks, complex numbers, PRNG keys, map keys. Short drivers turn the
-//! events into Python objects, leaves or values, one by one or all at once ([`Events::read`]).
+//! A [`Reader`] reads the headers of a source once, without payloads, and enforces the format.
+//! Short drivers turn the events into Python objects, leaves or values, one by one or all at once
+//! ([`Events::read`]).
 //!
 //! | file | content |
 //! |---|---|
@@ -31,9 +31,8 @@ pub(crate) use extensions::no_dtype;
 pub(crate) use itemsize::itemsize;
 pub use read::{Closed, Reader};
 
-/// One value. A container's values follow it, in a map each after its key.
-///
-/// Packed into 16 bytes, since each value of the input has one.
+/// One value. A container's values follow it, in a map each after its key. Packed into 16 bytes,
+/// since each value of the input has one.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Event {
     Nil,
@@ -93,7 +92,6 @@ pub struct Text {
 pub struct ArrayEvent<'a> {
     /// One may be −1. See [`crate::array::resolve`].
     pub dims: &'a [isize],
-    /// Their position among all dimensions, shared by arrays with the same headers.
     pub dims_start: usize,
     /// A dtype name, or an alias that NumPy knows.
     pub dtype: &'a [u8],
@@ -216,7 +214,7 @@ impl Events {
     }
 }
 
-/// A number as Python writes it: `2.0`, `nan`, `1e-07`. Rust writes `NaN` and `1e-7`.
+/// Rust writes `NaN` and `1e-7`; Python writes `nan` and `1e-07`.
 fn float_text(value: f64) -> String {
     let text = format!("{value:?}").to_lowercase();
     match text.split_once('e') {

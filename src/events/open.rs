@@ -68,7 +68,6 @@ pub(super) fn path(found: &Events, open: &[Open]) -> Path {
             continue; // no key yet
         }
         if !open.is_map {
-            // Lists count down the remaining elements.
             if let Event::List(list) = found.list[open.event] {
                 path.push_outer((u64::from(list.len) - open.left - 1).to_string());
             }

@@ -1,8 +1,7 @@
-//! Reads headers to events, one by one.
+//! Reads headers to events, one by one, in time linear in the input; no byte is read twice.
 //!
-//! The work is linear in the input, and no byte is read twice. A map shows only by its last key
-//! whether it is an array in chunks. So from its first key with a meaning on, events are kept until
-//! the map ends.
+//! A map shows only by its last key whether it is an array in chunks. So from its first key with a
+//! meaning on, events are kept until the map ends.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -94,7 +93,7 @@ impl<'a> Reader<'a> {
     /// If the part exceeds the source, or a value is unfinished.
     pub fn seek(&mut self, part: Range<usize>) {
         assert!(self.open.is_empty() && self.needing == 0);
-        self.found.text.clear(); // its strings are no longer needed
+        self.found.text.clear();
         self.cursor.seek(part);
     }
 
@@ -310,7 +309,6 @@ impl<'a> Reader<'a> {
         Ok(begun)
     }
 
-    /// Ends the innermost container, whose values have all been read.
     #[inline]
     pub fn close(&mut self) -> Result<Closed> {
         // After an error it stays open, for the error's path.

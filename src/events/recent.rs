@@ -3,8 +3,7 @@
 use super::ArrayEntry;
 use crate::wire::AHEAD;
 
-/// The bodies of recent arrays up to the payload. Trees repeat few shapes, and comparing headers is
-/// cheaper than parsing them.
+/// The bodies of recent arrays up to the payload: comparing headers is cheaper than parsing them.
 pub(super) struct RecentHeaders {
     known: Vec<KnownHeaders>,
     oldest: usize,

@@ -192,7 +192,6 @@ impl Coder {
 const STORED_BYTES: usize = u16::MAX as usize;
 const STORED_HEADER_BYTES: usize = 5;
 
-/// The most bytes of a block: stored.
 pub fn bound(bytes: usize) -> usize {
     bytes + bytes.div_ceil(STORED_BYTES) * STORED_HEADER_BYTES
 }
@@ -247,7 +246,7 @@ fn store(data: &[u8], out: &mut Vec<u8>) -> Result<Encoded> {
     out.try_reserve(bound(data.len()))?;
     for chunk in data.chunks(STORED_BYTES) {
         let len = u16::try_from(chunk.len()).expect("a chunk is that short");
-        out.push(0); // stored, not final
+        out.push(0);
         out.extend_from_slice(&len.to_le_bytes());
         out.extend_from_slice(&(!len).to_le_bytes());
         out.extend_from_slice(chunk);

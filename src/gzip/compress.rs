@@ -1,7 +1,7 @@
 //! Compresses a layout: independent blocks in one member, then their index.
 //!
-//! Blocks end at byte boundaries and never refer back, so threads compress them in any order. The
-//! output does not depend on the number of threads.
+//! Blocks end at byte boundaries and never refer back, so threads compress them in any order, and
+//! the output does not depend on their number.
 
 use std::num::NonZero;
 use std::ops::Range;
@@ -86,10 +86,6 @@ struct Worker {
     block: Vec<u8>,
 }
 
-/// `watch` counts bytes of the layout.
-///
-/// # Panics
-/// If a thread panicked.
 pub fn compress<P: Payload + Sync>(
     layout: &Layout<P>,
     method: Method,

@@ -1,7 +1,7 @@
 //! Inflates gzip streams of other writers.
 //!
-//! One member of known size in stable memory is inflated in one call, the fastest way. All others
-//! are inflated in steps, with the behaviour and errors of Python's `gzip.decompress`.
+//! One member of known size in stable memory is inflated in one call, the fastest way; all others
+//! in steps, with the behaviour and errors of Python's `gzip.decompress`.
 
 use std::io::{self, BufRead, Read};
 use std::mem::MaybeUninit;
@@ -34,7 +34,7 @@ pub fn claimed_size(stream: &dyn Source) -> Result<usize> {
 }
 
 /// Inflates one member into `out` and compares the checksum. Returns `None`, with `out` undefined,
-/// unless the stream is one member of exactly this size.
+/// for any other stream.
 ///
 /// In a code of a single symbol, libdeflate accepts both bits; zlib rejects a 1.
 #[must_use]
@@ -81,7 +81,6 @@ pub fn inflate_in_steps(
     Ok(out)
 }
 
-/// Inflates up to the first damage, and returns that, too.
 pub fn salvage(
     stream: &dyn Source,
     max_size: Option<usize>,

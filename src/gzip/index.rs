@@ -77,7 +77,6 @@ impl BlockEntries {
         Ok(())
     }
 
-    /// The members of the index; none for a single block.
     pub fn members(&self, bytes: usize, block_bytes: usize) -> Result<Vec<u8>> {
         let mut out = Vec::new();
         if self.0.len() <= ENTRY_BYTES {
@@ -125,8 +124,7 @@ pub fn index_bytes(blocks: usize) -> usize {
     blocks * ENTRY_BYTES + blocks.div_ceil(MEMBER_ENTRIES) * EMPTY_BYTES + TAIL_BYTES
 }
 
-/// Returns whether a stream ends with an index, even a damaged or truncated one: with the start of
-/// an empty member with one of its subfields.
+/// Returns whether a stream ends with an index, even a damaged or truncated one.
 pub fn has_traces(stream: &dyn Source) -> Result<bool> {
     let window = MEMBER_ENTRIES * ENTRY_BYTES + EMPTY_BYTES + TAIL_BYTES;
     let mut header = HEADER;

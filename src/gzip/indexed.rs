@@ -32,7 +32,6 @@ struct Worker {
 }
 
 impl<S: Source> Indexed<S> {
-    /// Returns `None` if the stream does not end with an index.
     pub fn open(stream: S) -> Result<Option<Self>> {
         let index = BlockIndex::read(&stream)?;
         Ok(index.map(|index| Self {
@@ -129,7 +128,6 @@ impl<S: Source> Indexed<S> {
         }
     }
 
-    /// Inflates the blocks that cover `range` of the content and compares their checksums.
     pub fn read(&self, range: Range<usize>) -> Result<Vec<u8>> {
         if range.start > range.end || range.end > self.len() {
             return Err(Error::Option(format!(

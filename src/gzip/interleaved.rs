@@ -1,4 +1,4 @@
-//! Decodes several literals-only blocks at once, interleaved.
+//! Decodes several literals-only blocks at once.
 //!
 //! A lookup takes several cycles and yields the start of the next symbol; lookups in other blocks
 //! fill the wait. Output is staged in the L1 cache.
@@ -120,7 +120,7 @@ impl Interleaved {
 
 /// Takes the next symbol, whose bits must be ready.
 #[inline(always)]
-#[allow(clippy::inline_always)] // into `stage`
+#[allow(clippy::inline_always)]
 pub fn next_entry(reader: &mut BitReader<'_>, table: &Table) -> u16 {
     #[allow(clippy::cast_possible_truncation)] // only the lowest bits count
     let entry = table[reader.peek() as usize & ((1 << MAX_BITS) - 1)];
@@ -239,7 +239,6 @@ fn fill_table<const N: usize>(
     Some(())
 }
 
-/// Returns whether the block ends here, before an empty stored block.
 fn ends(reader: &mut BitReader<'_>, table: &Table, end_bits: u16) -> bool {
     reader.refill();
     if next_entry(reader, table) != END {

@@ -6,7 +6,6 @@
 //!
 //! ```text
 //! data:  c1 "treepack" 01, blocks, 03 00, checksum, size; then the index of gzip
-//! block: width, phase, coded, literal, length, stored, checksum, bytes before and after, planes
 //! ```
 //!
 //! | a block | bytes |
@@ -132,8 +131,7 @@ fn encode_plane(
     Ok(Some(Encoded { len, literal: true }))
 }
 
-/// Byte counts: estimated if few bytes are absent from the sample, otherwise exact. Each byte of
-/// the plane has a count.
+/// Byte counts, none of them zero: estimated if the sample has nearly all bytes, otherwise exact.
 fn counts_of(plane: &[u8]) -> [u32; 256] {
     /// From this length on an eighth is representative.
     const MANY: usize = 1 << 14;

@@ -339,7 +339,6 @@ mod tests {
             for stream in 1..=STREAMS {
                 let len = if stream < STREAMS { at(4 * stream) } else { rest.len() };
                 let block = [head, &rest[..len]].concat();
-                // The end of the block, and of the final one after it, within a byte.
                 found.extend(oracle::inflate_some(&block));
                 rest = &rest[len..];
             }

@@ -106,7 +106,7 @@ impl ShardBox {
         found.map_err(|failed| watcher.explain(failed.error, PyErr::from))
     }
 
-    /// Returns file number, leaf, and indices in the leaf for each part of the box.
+    /// File number, leaf, and indices in the leaf, for each part of the box.
     fn places<'py>(&self, catalogs: &Bound<'py, PyList>) -> PyResult<Bound<'py, PyList>> {
         let py = catalogs.py();
         let files = self.open(catalogs)?;
@@ -185,7 +185,6 @@ impl ShardBox {
 }
 
 impl ShardBox {
-    /// Takes the files of this box from `catalogs`.
     fn open(&self, catalogs: &Bound<'_, PyList>) -> PyResult<Files> {
         keep_reserve()?;
         let py = catalogs.py();
@@ -232,7 +231,6 @@ impl Files {
         read
     }
 
-    /// Passes an error to Python's `explain`, with the number of its file.
     fn explain(
         &self,
         py: Python<'_>,

@@ -194,7 +194,6 @@ impl Source for Copied {
 
 #[pymethods]
 impl Content {
-    /// Maps the file if possible.
     #[staticmethod]
     fn map(py: Python<'_>, path: PathBuf) -> PyResult<Self> {
         let mapping = py
@@ -203,7 +202,6 @@ impl Content {
         Ok(Self(Storage::File(Arc::new(mapping))))
     }
 
-    /// Reads a file, or by default also a pipe or device.
     #[staticmethod]
     #[pyo3(signature = (path, *, progress, regular=false))]
     fn read(
@@ -237,7 +235,6 @@ impl Content {
         Self(Storage::Elsewhere(Arc::new(Elsewhere { read, len, near })))
     }
 
-    /// Presents a layout without a checksum as content; its arrays lie in `file`.
     #[staticmethod]
     fn laid(layout: Py<Layout>, file: &Self) -> Self {
         let near = file.source().near();
@@ -297,15 +294,13 @@ impl Content {
         Ok(content)
     }
 
-    /// Returns whether the content ends like gzip with an index, which is damaged if `indexed`
-    /// returns `None`.
+    /// Returns whether the content ends like gzip with an index, even a damaged one.
     fn has_traces_of_index(&self, py: Python<'_>) -> PyResult<bool> {
         let source = self.source();
         Ok(py.detach(|| has_traces(source))?)
     }
 
     /// Visits only objects with one owner, because others would be counted for each owner.
-    #[allow(clippy::needless_pass_by_value)] // pyo3's signature
     fn __traverse__(&self, visit: PyVisit<'_>) -> std::result::Result<(), PyTraverseError> {
         match &self.0 {
             Storage::Lent(borrowed) if Arc::strong_count(borrowed) == 1 => {
@@ -330,7 +325,6 @@ impl Content {
         }
     }
 
-    /// Whether arrays can view the bytes.
     #[getter]
     fn has_memory(&self) -> bool {
         self.memory().is_some()
@@ -357,7 +351,6 @@ impl Content {
         Ok(made?)
     }
 
-    /// Returns whether the content starts like compressed data.
     #[pyo3(signature = (*, by_start=false))]
     fn is_compressed(&self, by_start: bool) -> PyResult<bool> {
         // A read, since a page fault in the mapping would read many pages ahead.
@@ -390,7 +383,6 @@ impl Content {
         Ok(Self::made(pages))
     }
 
-    /// Decompresses up to the first damage; returns this and the damage.
     #[pyo3(signature = (*, max_size))]
     fn salvage(
         &self,
@@ -416,7 +408,6 @@ impl Content {
         }
     }
 
-    /// Bytes made from other data, compared with their checksums.
     pub fn made(pages: Pages) -> Self {
         Self(Storage::Inflated(Arc::new(pages)))
     }
@@ -489,7 +480,6 @@ impl Content {
         }
     }
 
-    /// Returns `read`, or an error if the file has changed since it was opened.
     pub fn unless_changed<T>(&self, read: Result<T>) -> Result<T> {
         match read {
             Ok(_) | Err(Error::Gzip(_)) => self.check_unchanged().and(read),
@@ -497,7 +487,6 @@ impl Content {
         }
     }
 
-    /// Returns the encoding of a manifest.
     pub fn with_gaps(&self) -> Option<&Sparse> {
         match &self.0 {
             Storage::Sparse(sparse) => Some(sparse),
@@ -505,12 +494,10 @@ impl Content {
         }
     }
 
-    /// Returns whether every read compares checksums.
     pub fn checks_itself(&self) -> bool {
         matches!(self.0, Storage::Gzip(..) | Storage::Inflated(_))
     }
 
-    /// Returns the damage of the compressed stream around its blocks, which may be intact.
     pub fn stream_damage(&self) -> Option<&'static str> {
         match &self.0 {
             Storage::Gzip(indexed, _) => indexed.damage(),
@@ -522,7 +509,6 @@ impl Content {
         matches!(self.0, Storage::Elsewhere(_))
     }
 
-    /// Drops read pages from the process's memory.
     pub fn release(&self) {
         if let Some(mapping) = self.mapping() {
             mapping.release();
@@ -530,7 +516,6 @@ impl Content {
     }
 }
 
-/// Reads a whole file, or a pipe until it ends.
 fn read(mut file: &File, expected: usize, watch: &dyn Watch) -> Result<Pages> {
     const PART: usize = 8 << 20;
     let may_wait = !file.metadata()?.is_file();

@@ -26,7 +26,6 @@ static KNOWN: Mutex<Known> = Mutex::new(Known {
     names: Vec::new(),
 });
 
-/// A cache. No Python runs while it is locked.
 struct Known {
     dtypes: Vec<Arc<Dtype>>,
     /// Names in files, several per dtype.

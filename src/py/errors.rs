@@ -66,7 +66,6 @@ fn decode_error(
     }
 }
 
-/// Makes a `DecodeError` that is a subclass of this class of msgpack, too.
 fn msgpack_error(
     py: Python<'_>,
     class: &str,
@@ -82,12 +81,11 @@ fn msgpack_error(
     )
 }
 
-/// Formats a path; `…` if allocation fails.
+/// `…` if allocation fails.
 pub fn path_text(path: &crate::Path) -> String {
     grow::display(path).unwrap_or_else(|_| "…".into())
 }
 
-/// Returns the exception with a path; `None` unless it is a `DecodeError`.
 pub fn placed(py: Python<'_>, error: &PyErr, path: &str) -> PyResult<Option<PyErr>> {
     if !is(py, error, "DecodeError") {
         return Ok(None);
@@ -149,7 +147,6 @@ pub fn to_py(py: Python<'_>, error: Error, path: Option<&str>) -> PyErr {
     }
 }
 
-/// A `BaseMismatchError` with the paths of leaves.
 fn base_mismatch(py: Python<'_>, message: &str, paths: &[crate::Path]) -> PyErr {
     let paths = paths.iter();
     let paths = paths.map(|path| Ok(new_string(py, path_text(path).as_bytes())?.into_any()));
@@ -176,7 +173,7 @@ pub fn file_error(error: Error, path: &Path) -> PyErr {
     }
 }
 
-/// Makes an `OSError`, of the subclass that `open` raises for the number.
+/// An `OSError`, of the subclass that `open` raises for the number.
 fn os_error(error: &io::Error, text: Option<&str>, path: Option<&Path>) -> PyErr {
     let Some(number) = error.raw_os_error() else {
         // For example a path with a zero byte.

@@ -58,7 +58,6 @@ impl Failure {
         Self::new(Cause::Node(name.into(), error))
     }
 
-    /// Adds the key of the container around the failure.
     pub fn below(mut self: Box<Self>, key: impl AsRef<str>) -> Box<Self> {
         self.path.push_outer(key);
         self
@@ -93,7 +92,6 @@ impl Failure {
         }
     }
 
-    /// Returns whether the failure is not about the tree, such as Ctrl-C.
     pub fn must_be_raised(&self, py: Python<'_>) -> bool {
         self.raised()
             .is_some_and(|error| !error.is_instance_of::<PyException>(py))
@@ -128,7 +126,6 @@ impl Failure {
         }
     }
 
-    /// Converts to an exception; `doing` is for a note on foreign exceptions.
     pub fn into_py(self, py: Python<'_>, doing: &str) -> PyErr {
         let path = errors::path_text(&self.path);
         match self.cause {
@@ -173,7 +170,6 @@ impl Failure {
     }
 }
 
-/// Escapes a path in other text. Our exceptions escape their own.
 fn shown<'py>(
     py: Python<'py>,
     start: &str,

@@ -20,9 +20,7 @@ use crate::structure::NodeType;
 #[derive(FromPyObject)]
 pub struct Fields<'py> {
     pub names: Vec<Bound<'py, PyString>>,
-    /// Makes a container from a template and new children.
     pub make: Bound<'py, PyAny>,
-    /// The required number of attributes, if any.
     exactly: Option<usize>,
     /// Whether its content becomes a state dict, even in a handler's state.
     pub pytree: bool,

@@ -205,7 +205,6 @@ pub fn inflate_to_pages(
         if let Some(pages) = inflated.map_err(|error| watcher.explain(error, PyErr::from))? {
             return Ok(pages);
         }
-        // The next decoder explains the damage, and reports no progress.
     }
     let at_once = progress.is_none();
     let watcher = Watcher::new(progress, source.len());
@@ -224,7 +223,6 @@ pub fn inflate_to_pages(
     inflated.map_err(|error| watcher.explain(error, PyErr::from))
 }
 
-/// Decompresses up to the first damage; returns this and the error.
 pub fn salvage(
     py: Python<'_>,
     source: &dyn Source,
@@ -235,7 +233,6 @@ pub fn salvage(
     salvaged.map_err(|error| watcher.explain(error, PyErr::from))
 }
 
-/// Decompresses one gzip member of `size` bytes; `None` for other streams, or if allocation fails.
 fn pages_at_once(source: &dyn Source, size: usize, watch: &dyn Watch) -> Result<Option<Pages>> {
     // A copy that does not change.
     let mut stream = Vec::new();

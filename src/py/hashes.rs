@@ -53,7 +53,6 @@ pub fn check_hashes(keys: &Bound<'_, PyAny>) -> PyResult<()> {
     }
 }
 
-/// Errors if a value must not be a key.
 pub fn check_key(key: &Bound<'_, PyAny>) -> PyResult<()> {
     if may_be_key(key)? {
         return Ok(());
@@ -63,7 +62,6 @@ pub fn check_key(key: &Bound<'_, PyAny>) -> PyResult<()> {
     Err(errors::to_py(key.py(), Error::Structure(reason), None))
 }
 
-/// Fails unless a file may have a value as a key.
 pub fn check_saved_key(key: &Bound<'_, PyAny>) -> PyResult<()> {
     if may_be_key(key)? {
         return Ok(());

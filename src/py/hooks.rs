@@ -30,66 +30,66 @@ hooks! {
     classify,
     /// `explain(value) -> str`: why a value cannot be a leaf.
     explain,
-    /// `host_view(array) -> numpy.ndarray | None`: a jax array in host memory.
+    /// `host_view(array) -> numpy.ndarray | None`.
     host_view,
     /// `start_transfer(array) -> shards`: starts to copy a jax array to the host.
     start_transfer,
     /// `finish_transfer(shards) -> list[(start, numpy.ndarray)]`: waits for the copy.
     finish_transfer,
-    /// `to_contiguous(array) -> numpy.ndarray`: a copy in C order and native byte order.
+    /// `to_contiguous(array) -> numpy.ndarray`, also in native byte order.
     to_contiguous,
-    /// `describe_dtype(dtype) -> (name, native)`: the name of a dtype in files.
+    /// `describe_dtype(dtype) -> (name, native)`.
     describe_dtype,
-    /// `resolve_dtype(name) -> dtype`: the inverse.
+    /// `resolve_dtype(name) -> dtype`.
     resolve_dtype,
-    /// `describe_sharding(sharding) -> (mesh, spec, memory) | None`: the recorded form.
+    /// `describe_sharding(sharding) -> (mesh, spec, memory) | None`.
     describe_sharding,
-    /// `resolve_sharding(mesh, spec, memory) -> NamedSharding | None`: the inverse.
+    /// `resolve_sharding(mesh, spec, memory) -> NamedSharding | None`.
     resolve_sharding,
     /// `abstract_array(shape, dtype, weak_type, sharding) -> jax.ShapeDtypeStruct`.
     abstract_array,
-    /// `unwrap_key(key) -> (impl, data)`: parts of a typed PRNG key.
+    /// `unwrap_key(key) -> (impl, data)`.
     unwrap_key,
-    /// `wrap_key(impl, data) -> key`: the inverse.
+    /// `wrap_key(impl, data) -> key`.
     wrap_key,
-    /// `expand(node) -> (state, final)`: the state of a container.
+    /// `expand(node) -> (state, final)`.
     expand,
-    /// `fixed_fields(node) -> FixedFields | None`: the fields of all nodes of its type.
+    /// `fixed_fields(node) -> FixedFields | None`.
     fixed_fields,
-    /// `restore_child(target, state, name, restore)`: restores a child of any kind.
+    /// `restore_child(target, state, name, restore)`, for any kind.
     restore_child,
-    /// `is_abstract_array(value) -> bool`: whether a jax leaf has only shape and dtype.
+    /// `is_abstract_array(value) -> bool`.
     is_abstract_array,
     /// `check_unique_keys(mapping)`: raises if `str` makes two keys equal.
     check_unique_keys,
-    /// `flatten_node(node) -> (name, fields, version, data, children) | None`: a container's parts.
+    /// `flatten_node(node) -> (name, fields, version, data, children) | None`.
     flatten_node,
     /// `find_node_type(name, fields, version, or_none, static) -> NodeType | None`.
     find_node_type,
-    /// `unknown_types(types) -> error`: an error that lists unregistered types.
+    /// `unknown_types(types) -> error`.
     unknown_types,
-    /// `upgrades(name, version) -> bool`: whether nodes of this version need an upgrade.
+    /// `upgrades(name, version) -> bool`: whether nodes need an upgrade.
     upgrades,
-    /// `is_named(type, name) -> bool`: whether `name` in a file means this type.
+    /// `is_named(type, name) -> bool`.
     is_named,
-    /// `fill_holes(data, path, static, type, lines) -> (data, unfilled)`: fills placeholders, and
-    /// describes the others. `lines` counts earlier descriptions; `None`: describe nothing.
+    /// `fill_holes(data, path, static, type, lines) -> (data, unfilled)`. `lines` counts earlier
+    /// descriptions; `None`: describe nothing.
     fill_holes,
-    /// `hole_error(unfilled) -> error`: an error that lists all these placeholders.
+    /// `hole_error(unfilled) -> error`.
     hole_error,
-    /// `reduce_value(value) -> (name, value)`: a form that can be encoded.
+    /// `reduce_value(value) -> (name, value)`.
     reduce_value,
-    /// `rebuild_value(name, value) -> value`: the inverse.
+    /// `rebuild_value(name, value) -> value`.
     rebuild_value,
     /// `is_key(value) -> bool`: whether to hash and compare a value of a file.
     is_key,
-    /// `holds_code(data) -> bool`: whether encoded static data hold callables.
+    /// `holds_code(data) -> bool`, for encoded static data.
     holds_code,
-    /// `make_ext(code, data)`: the object of an unknown extension.
+    /// `make_ext(code, data)`.
     make_ext,
-    /// `decode_error(class, message, offset, path) -> error`: of our class and msgpack's.
+    /// `decode_error(class, message, offset, path) -> error`, also of msgpack's class.
     decode_error,
-    /// `printable(text) -> str`: with escapes.
+    /// `printable(text) -> str`.
     printable,
     /// `Trail(above, part)`: a path whose text is made on demand.
     trail,

@@ -104,7 +104,6 @@ impl Manifest {
         list_of_results(py, files)
     }
 
-    /// The decompressed size of the skeleton.
     #[getter]
     fn inflated(&self) -> usize {
         self.encoding.present(0..self.encoding.len())
@@ -149,7 +148,6 @@ impl Manifest {
         Ok(Shards(Arc::new(made.ok_or_else(error)?)))
     }
 
-    /// Returns the encoding, with gaps for arrays.
     #[getter]
     fn content(&self) -> Content {
         Content::sparse(self.encoding.clone())

@@ -22,7 +22,6 @@ pub fn integer_or_none(value: &Bound<'_, PyAny>) -> PyResult<Option<i64>> {
     integer(value).map(Some)
 }
 
-/// Returns the number of threads; for `None` one per core.
 #[pyfunction]
 pub fn thread_count(
     #[pyo3(from_py_with = integer_or_none)] threads: Option<i64>,

@@ -34,7 +34,6 @@ impl Pipe {
         Self(Mutex::new(Some(Arc::new(File::from(end.into())))))
     }
 
-    /// Returns the file, unless it is closed.
     pub fn file(&self) -> Result<Arc<File>> {
         let file = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let closed = || Error::Io(io::ErrorKind::BrokenPipe.into());

@@ -84,13 +84,11 @@ impl Replacement {
 }
 
 #[pyfunction]
-#[allow(clippy::needless_pass_by_value)] // pyo3's signature
 pub fn make_directories(py: Python<'_>, path: PathBuf) -> PyResult<()> {
     let made = py.detach(|| make_durable(&path));
     made.map_err(|error| file_error(error.into(), &path))
 }
 
-/// Makes a directory and its missing parents durable.
 fn make_durable(directory: &Path) -> io::Result<()> {
     let made = sink::make_directories(directory)?;
     made.iter()
@@ -99,7 +97,6 @@ fn make_durable(directory: &Path) -> io::Result<()> {
 
 /// Removes temporary files of a dead writer.
 #[pyfunction]
-#[allow(clippy::needless_pass_by_value)] // pyo3's signature
 pub fn remove_if_dead(py: Python<'_>, path: PathBuf) -> PyResult<()> {
     let removed = py.detach(|| sink::remove_if_dead(Path::new(&path)));
     removed.map_err(|error| file_error(error.into(), &path))

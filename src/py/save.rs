@@ -287,7 +287,6 @@ impl Layout {
 }
 
 impl Layout {
-    /// Makes the manifest of a checkpoint whose arrays are in files.
     pub fn manifest(
         &self,
         py: Python<'_>,
@@ -308,7 +307,6 @@ impl Layout {
 
 #[pyfunction]
 #[pyo3(signature = (path, data, *, durable))]
-#[allow(clippy::needless_pass_by_value)] // pyo3's signature
 pub fn write_file(py: Python<'_>, path: PathBuf, data: &[u8], durable: bool) -> PyResult<()> {
     keep_reserve()?;
     let mut builder = LayoutBuilder::<LeafPayload>::default();

@@ -33,7 +33,6 @@ pub fn encode(value: &Bound<'_, PyAny>) -> PyResult<Vec<u8>> {
     Ok(to_value(value, 0, &Signals::new())?.encode()?)
 }
 
-/// Encodes the keys of a dict.
 pub fn encode_keys(keys: &Bound<'_, PyList>) -> PyResult<Vec<u8>> {
     keys.iter().try_for_each(|key| check_saved_key(&key))?;
     encode(keys.as_any())
@@ -218,7 +217,6 @@ impl<'py> Values<'py> {
     }
 }
 
-/// Converts the exception of a key that Python rejects.
 fn hashing(py: Python<'_>, error: PyErr) -> PyErr {
     if errors::is(py, &error, "TreepackError") || error.is_instance_of::<PyMemoryError>(py) {
         return error;

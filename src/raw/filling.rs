@@ -111,7 +111,6 @@ pub struct Room<'a> {
 }
 
 impl Room<'_> {
-    /// Lets `work` fill memory. Returns its result, and the memory if it was completely filled.
     pub fn share<T>(
         memory: &mut [MaybeUninit<u8>],
         work: impl FnOnce(Room<'_>) -> Result<T>,

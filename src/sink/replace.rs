@@ -1,7 +1,5 @@
-//! Replaces a file atomically: after a crash, the old or the new file is there, complete.
-//!
-//! Writes to a temporary file in the same directory, and renames it over the destination once it is
-//! complete (with [`Durability::Synced`], on the disk).
+//! Replaces a file atomically: a complete temporary file in the same directory is renamed over it,
+//! with [`Durability::Synced`] after it is on the disk.
 
 use std::fs::{self, File};
 use std::io;
@@ -59,7 +57,6 @@ pub fn replace_file(
     }
 }
 
-/// A temporary file that replaces its target once complete; removed on drop.
 pub struct Replacement {
     temporary: NamedTempFile,
     path: PathBuf,
@@ -69,7 +66,6 @@ pub struct Replacement {
 
 impl Replacement {
     /// Creates a temporary file beside `path`, and missing directories. Follows a symbolic link.
-    ///
     /// With `private`, or if there is an old file, only the owner can open it.
     pub fn begin(path: &Path, private: bool) -> Result<Self> {
         let made = make_directories(directory_of(path))?;

@@ -1,7 +1,7 @@
 //! Creates the temporary file that will replace another one.
 //!
-//! Its writer locks it; the lock ends with the process. So the next save to the same path
-//! recognises and removes the files of dead writers.
+//! Its writer locks it until the process ends, so the next save to the same path can remove files
+//! of dead writers.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File, TryLockError};
@@ -231,10 +231,8 @@ pub fn remove_if_dead(path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Removes a locked file by its name, if it still has that name.
-///
-/// Before the lock, its writer may have renamed it, or another process removed it. With the lock
-/// neither can, and no other file gets the name.
+/// Removes a locked file by its name, unless its writer has renamed it, or another process removed
+/// it, before the lock. With the lock neither can, and no other file gets the name.
 fn remove_locked(file: &File, path: &Path) -> io::Result<()> {
     if Id::of(file)? == Id::at(path)? {
         fs::remove_file(path)?;

@@ -45,13 +45,11 @@ impl Footer {
         })
     }
 
-    /// Length of record, checksums and footer; `None` if it overflows.
     pub fn whole(&self) -> Option<usize> {
         let checksums = self.checksums.checked_mul(4)?;
         self.record.checked_add(checksums)?.checked_add(Self::BYTES)
     }
 
-    /// Reads the footer of `bytes`, which begin with the record, and compares their checksum.
     pub fn read(bytes: &[u8]) -> Result<Self> {
         let Some(footer) = Self::find(bytes) else {
             return Err(damaged("its end mark is missing"));

@@ -324,7 +324,6 @@ impl Listing {
         grow::extend(&mut self.index.outline, text.as_bytes())
     }
 
-    /// Returns the index, and the ends of the leaves.
     pub fn finish(mut self, end: usize) -> Result<(Index, Vec<usize>)> {
         self.end_leaf(end)?;
         self.index.rest = (end - self.ends.last().copied().unwrap_or(0)) as u64;

@@ -128,7 +128,6 @@ impl Record {
         }
     }
 
-    /// The record of a tree that equals its state.
     pub fn plain() -> Self {
         Self::new(Vec::new(), vec![Node(Kind::Plain, Vec::new())], None)
     }

@@ -39,7 +39,6 @@ impl Default for Recorder {
 impl Recorder {
     const PLAIN: u32 = 0;
 
-    /// Adds a child that reads back unchanged.
     #[inline]
     pub fn plain(&mut self) -> Result<()> {
         self.child(Self::PLAIN)

@@ -31,6 +31,5 @@ pub struct Axis(
 #[serde(transparent)]
 pub struct Axes(#[serde(deserialize_with = "decode::texts")] pub Vec<String>);
 
-/// A node and its sharding, by number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Split(pub u32, pub u32);

@@ -85,7 +85,6 @@ impl Value {
         bytes.finish(done)
     }
 
-    /// Decodes a value.
     pub fn decode(bytes: &[u8]) -> Result<Self> {
         let mut rest = bytes;
         let mut deserializer = Deserializer::new(&mut rest);

@@ -46,9 +46,7 @@ pub enum Head {
     Float(f64),
     Str(u32),
     Bin(u32),
-    /// The number of elements.
     Array(u32),
-    /// The number of pairs.
     Map(u32),
     /// The type, and the bytes of the body.
     Ext(i8, u32),

@@ -40,7 +40,6 @@ pub const MAX_DEPTH: usize = 512;
 pub struct Complex(pub f64, pub f64);
 
 impl Complex {
-    /// The extension body `[real, imag]`.
     pub fn to_body(self) -> Vec<u8> {
         rmp_serde::to_vec(&self).expect("two floats always serialize")
     }

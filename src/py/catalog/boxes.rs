@@ -27,7 +27,6 @@ pub fn bounds_of(bounds: BoxBounds) -> Result<Vec<Bounds>> {
     grow::collect(bounds.map(|(start, count, step)| Bounds { start, count, step }))
 }
 
-/// Returns the runs of a box, for memory with these strides, by default contiguous.
 pub(super) fn runs(
     array: &ArrayPlace,
     bounds: BoxBounds,
@@ -38,7 +37,6 @@ pub(super) fn runs(
 }
 
 impl Catalog {
-    /// Returns the position of an array, if the data match the catalog.
     pub(super) fn array(&self, py: Python<'_>, value: usize) -> PyResult<Arc<ArrayPlace>> {
         if let Some(known) = self.arrays.known(value) {
             return Ok(known);
@@ -82,7 +80,6 @@ impl Catalog {
         Ok(object)
     }
 
-    /// Reads runs into memory that `fill` provides, detached from Python.
     pub(super) fn read_runs(
         &self,
         py: Python<'_>,

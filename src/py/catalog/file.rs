@@ -34,7 +34,6 @@ impl Catalog {
         }
     }
 
-    /// The data.
     pub fn content<'py>(&self, py: Python<'py>) -> &Bound<'py, Content> {
         self.content.bind(py)
     }
@@ -48,7 +47,6 @@ impl Catalog {
         Ok((self.catalog.clone(), value))
     }
 
-    /// Returns this as file `number` of a sharded checkpoint.
     pub fn open_file(&self, number: u32) -> OpenFile<'_> {
         OpenFile {
             number,
@@ -67,7 +65,6 @@ impl Catalog {
         self.content.get().mapping()
     }
 
-    /// See [`Content::release`].
     pub fn release(&self) {
         self.content.get().release();
     }
@@ -78,7 +75,6 @@ impl Catalog {
         placed.ok().flatten().unwrap_or(error)
     }
 
-    /// Returns a source that compares these ranges of a leaf with its checksum, if any.
     pub(super) fn compared(
         &self,
         py: Python<'_>,

@@ -4,9 +4,9 @@
 //! |---|---|
 //! | `file.rs` | the class, and access to the data |
 //! | `paths.rs`, `kinds.rs` | iterator of paths; descriptions of leaves |
-//! | `state.rs` | reads leaves, and states of containers |
-//! | `selected.rs` | catalogs as a cursor for the walk over a template |
-//! | `boxes.rs` | reads boxes of arrays |
+//! | `state.rs` | leaves, and states of containers |
+//! | `selected.rs` | cursor for the walk over a template |
+//! | `boxes.rs` | boxes of arrays |
 
 mod boxes;
 mod file;
@@ -71,7 +71,6 @@ impl Catalog {
         Ok(Self::new(content.unbind(), Arc::new(catalog)))
     }
 
-    /// Opens the same data with `salvage`.
     fn salvaging(&self, py: Python<'_>) -> PyResult<Self> {
         Self::open(self.content.bind(py).clone(), true)
     }
@@ -81,7 +80,6 @@ impl Catalog {
         Ok(Self::new(Py::new(py, nothing)?, self.catalog.clone()))
     }
 
-    #[allow(clippy::needless_pass_by_value)] // pyo3's signature
     fn __traverse__(&self, visit: PyVisit<'_>) -> std::result::Result<(), PyTraverseError> {
         visit.call(&self.content)
     }
@@ -188,7 +186,6 @@ impl Catalog {
         found.map_err(|error| watcher.explain(error, PyErr::from))
     }
 
-    /// Returns dtypes whose itemsize the core does not know.
     fn other_dtypes(&self, inner: BTreeSet<String>) -> BTreeSet<String> {
         let names = self.catalog.dtypes().map(str::to_owned).chain(inner);
         names.filter(|name| itemsize(name).is_none()).collect()
@@ -206,7 +203,7 @@ impl Catalog {
         self.catalog.values()
     }
 
-    /// Returns index, kind, start and end of a leaf, and the start of its checksum's range.
+    /// Index, kind, start and end of a leaf, and the start of its checksum's range.
     fn leaf<'py>(
         &self,
         py: Python<'py>,
@@ -329,7 +326,6 @@ impl Catalog {
         Ok(())
     }
 
-    /// Starts reading boxes in another thread, without read-ahead around them.
     fn prefetch_only(&self, py: Python<'_>, boxes: Vec<(usize, BoxBounds)>) -> PyResult<()> {
         let Some(mapping) = self.content.get().mapping() else {
             return Ok(());
@@ -344,7 +340,6 @@ impl Catalog {
         Ok(())
     }
 
-    /// Returns the index of the array in other files, if the bytes of a leaf are there.
     fn array_elsewhere(&self, py: Python<'_>, value: usize) -> PyResult<Option<usize>> {
         let leaf = self.leaf_of(value)?;
         let place = self.catalog.place(leaf);
@@ -362,7 +357,6 @@ impl Catalog {
         }
     }
 
-    /// Returns the data, and the ranges of the array.
     fn pieces<'py>(
         &self,
         py: Python<'py>,

@@ -80,15 +80,13 @@ struct Entries<'a, 'py> {
     absent: Option<Bound<'py, PyAny>>,
     parts: Parts<'a, 'py>,
     keeps_missing: bool,
-    /// Whether the file may have more than the template; `None`: only where the template has a
-    /// dict.
+    /// Whether the file may have more than the template; `None`: only below dicts.
     takes_more: Option<bool>,
     /// Whether Python notes leaves that the template lacks.
     notes: bool,
     signals: Signals,
 }
 
-/// A container, and the values of the template's children.
 struct Node {
     value: usize,
     selected: Option<State>,

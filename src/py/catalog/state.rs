@@ -67,7 +67,6 @@ impl Catalog {
         read.map_err(|error| self.at(py, error, value))
     }
 
-    /// Returns the abstract form of an array or PRNG key; `None` for other leaves.
     fn abstract_leaf<'py>(
         &self,
         py: Python<'py>,
@@ -118,7 +117,6 @@ impl Catalog {
         Ok(Some(dict.into_any()))
     }
 
-    /// Reads a value with all selected leaves in it.
     pub(super) fn value<'py>(
         &self,
         value: usize,

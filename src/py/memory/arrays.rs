@@ -49,10 +49,7 @@ impl<'py> FreshArray<'py> {
         })
     }
 
-    /// Makes an array on these pages.
-    ///
-    /// # Panics
-    /// If `pages` are too small.
+    /// Makes an array on these pages, which must be large enough.
     pub fn over(
         pages: OwnPages,
         dtype: &Bound<'py, PyArrayDescr>,
@@ -81,9 +78,6 @@ impl<'py> FreshArray<'py> {
     }
 
     /// Returns an unwritten part.
-    ///
-    /// # Panics
-    /// If `range` exceeds the array.
     fn part(&mut self, range: Range<usize>) -> &mut [MaybeUninit<u8>] {
         assert!(range.start <= range.end && range.end <= self.len);
         // SAFETY: `len` bytes at `start` belong to `self.array`, which lives as long as `self`:
@@ -130,10 +124,8 @@ impl<'py> SmallCopies<'py> {
     /// The alignment of NumPy's largest element, a complex of long doubles.
     const ALIGN: usize = 16;
 
-    /// Makes an array on the bytes that `fill` writes and returns. It keeps its block alive.
-    ///
-    /// # Panics
-    /// If it exceeds `MAX_BYTES`, or `fill` returns other bytes.
+    /// Makes an array on the bytes that `fill` writes and returns, at most `MAX_BYTES`. It keeps
+    /// its block alive.
     pub fn array(
         &mut self,
         dtype: &Bound<'py, PyArrayDescr>,
@@ -189,12 +181,8 @@ impl<'a, 'py> Owned<'a, 'py> {
     }
 }
 
-/// Makes a read-only array over the bytes from `start` on.
-///
-/// NumPy checks alignment itself: an unaligned array is slow but sound.
-///
-/// # Panics
-/// If the memory is too short.
+/// Makes a read-only array over the bytes from `start` on. NumPy checks alignment itself: an
+/// unaligned array is slow but sound.
 pub fn view<'py>(
     dtype: &Bound<'py, PyArrayDescr>,
     shape: &[usize],
@@ -205,7 +193,6 @@ pub fn view<'py>(
     over(dtype, shape, memory.as_ptr().cast_mut(), of.owner)
 }
 
-/// Makes a read-only array over memory of `base`, which must be long enough.
 fn over<'py>(
     dtype: &Bound<'py, PyArrayDescr>,
     shape: &[usize],
@@ -238,10 +225,6 @@ impl Alike {
         with_critical_section(array, || unsafe { self.memory_of(array.as_array_ptr()) })
     }
 
-    /// Returns whether an array has this dtype and shape.
-    ///
-    /// # Safety
-    /// The array is alive.
     #[inline]
     pub(super) unsafe fn is_of(&self, array: *mut npyffi::PyArrayObject) -> bool {
         // SAFETY: a live array has valid fields, and `nd` dimensions; no other code runs in
@@ -277,8 +260,7 @@ impl Alike {
     }
 }
 
-/// A snapshot of an array's fields, taken without a call of Python. Later changes of the array do
-/// not reach it.
+/// A snapshot of an array's fields, taken without a call of Python.
 ///
 /// Without the GIL, the lock excludes only code that locks the array, too. NumPy does not lock yet,
 /// but forbids changing an array in place that another thread uses.
@@ -318,7 +300,6 @@ impl<'a> ArrayParts<'a> {
         })
     }
 
-    /// Returns the dtype, for comparison by identity.
     #[inline]
     pub fn dtype_of(array: &Bound<'_, PyUntypedArray>) -> *mut ffi::PyObject {
         // SAFETY: a live array has valid fields.
@@ -344,10 +325,7 @@ impl<'a> ArrayParts<'a> {
         self.is_contiguous
     }
 
-    /// Returns the elements.
-    ///
-    /// # Panics
-    /// If they are not contiguous.
+    /// Returns the elements, which must be contiguous.
     #[inline]
     pub fn memory(&self) -> RawBytes<'a> {
         assert!(self.is_contiguous);

@@ -37,10 +37,7 @@ impl AsRaw for Borrowed {
 }
 
 impl Borrowed {
-    /// Borrows the elements of a NumPy array.
-    ///
-    /// # Panics
-    /// If the array is not C-contiguous.
+    /// Borrows the elements of a C-contiguous array.
     #[inline]
     pub fn array(array: &Bound<'_, PyUntypedArray>) -> Self {
         let parts = ArrayParts::of(array);
@@ -82,10 +79,7 @@ impl Borrowed {
         Self::export(object.py(), export)
     }
 
-    /// Borrows a buffer, and keeps its export.
-    ///
-    /// # Panics
-    /// If it is not contiguous.
+    /// Borrows a contiguous buffer, and keeps its export.
     pub fn export(py: Python<'_>, export: PyUntypedBuffer) -> PyResult<Self> {
         let memory = exported(&export);
         Ok(Self {
@@ -117,9 +111,6 @@ impl Borrowed {
     }
 
     /// Borrows a part.
-    ///
-    /// # Panics
-    /// If `range` exceeds these bytes.
     #[inline]
     pub fn part(&self, py: Python<'_>, range: Range<usize>) -> Self {
         let part = self.as_raw().slice(range);
@@ -132,10 +123,7 @@ impl Borrowed {
     }
 }
 
-/// Returns the bytes of a buffer.
-///
-/// # Panics
-/// If it is not contiguous.
+/// Returns the bytes of a contiguous buffer.
 pub fn exported(export: &PyUntypedBuffer) -> RawBytes<'_> {
     assert!(export.is_c_contiguous());
     // SAFETY: a contiguous buffer has `len_bytes` bytes at `buf_ptr`, valid until the export is
@@ -167,7 +155,6 @@ impl Export {
 
 #[pymethods]
 impl Export {
-    #[allow(clippy::needless_pass_by_value)] // by the protocol
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         match &self.exporter {
             Some(exporter) => visit.call(&**exporter),

@@ -1,4 +1,6 @@
 //! Creates `bytes` objects and fills them later, without zeroing them first.
+//!
+//! Functions panic if `fill` returns other bytes than it got.
 
 use std::any::Any;
 use std::mem::MaybeUninit;
@@ -24,9 +26,6 @@ const MIN_FRESH_BYTES: usize = 1 << 20;
 
 /// Makes a `bytes` object of `len` bytes that `fill` writes and returns, or returns its error. Runs
 /// `fill` detached if `always_detached`, or if `len` is large.
-///
-/// # Panics
-/// If `fill` returns other bytes.
 pub fn new_bytes(
     py: Python<'_>,
     len: usize,
@@ -53,7 +52,6 @@ fn filled<T: Send>(
     Ok((bytes, result))
 }
 
-/// Makes an uninitialized `bytes` object, and returns the address of its content.
 fn fresh(py: Python<'_>, len: usize) -> PyResult<(Bound<'_, PyBytes>, NonNull<MaybeUninit<u8>>)> {
     let size = ffi::Py_ssize_t::try_from(len)?;
     // SAFETY: with null as content, the call returns an object with uninitialised content, which
@@ -68,7 +66,7 @@ fn fresh(py: Python<'_>, len: usize) -> PyResult<(Bound<'_, PyBytes>, NonNull<Ma
     Ok((bytes, start))
 }
 
-/// Lends a `bytes` object of the size of the last output, which programs often repeat. Output
+/// Lends a `bytes` object of the size of the last output, since programs repeat sizes. Output
 /// written there needs no copy.
 pub struct BytesLender;
 
@@ -101,9 +99,6 @@ pub fn remember_size(len: usize) {
 
 /// Shortens the object of `BytesLender` to `output` at its start; `None` if a copy would save much
 /// memory.
-///
-/// # Panics
-/// If the object is smaller.
 pub fn lent_bytes<'py>(
     py: Python<'py>,
     owner: &(dyn Any + Send + Sync),
@@ -122,9 +117,6 @@ pub fn lent_bytes<'py>(
 
 /// Makes a `bytes` object of `len` bytes that `fill` writes in another thread and returns; `None`
 /// if `fill` does. If `watch` stops the wait, the object is dropped after `fill` returns.
-///
-/// # Panics
-/// If `fill` returns other bytes.
 pub fn new_bytes_elsewhere<'py>(
     py: Python<'py>,
     len: usize,
@@ -151,7 +143,6 @@ struct Start(*mut MaybeUninit<u8>);
 // SAFETY: it is only an address.
 unsafe impl Send for Start {}
 
-/// Copies to a `bytes` object, or returns a `MemoryError`.
 pub fn copied<'py>(py: Python<'py>, content: &[u8]) -> PyResult<Bound<'py, PyBytes>> {
     let (bytes, ()) = filled(py, content.len(), false, |target| {
         target.write_copy_of_slice(content);
@@ -161,9 +152,6 @@ pub fn copied<'py>(py: Python<'py>, content: &[u8]) -> PyResult<Bound<'py, PyByt
 
 /// Makes a `bytes` object of at most `most` bytes that `fill` writes from the start and returns.
 /// Runs `fill` detached if `always_detached`, or if `most` is large.
-///
-/// # Panics
-/// If `fill` returns other bytes.
 pub fn new_bytes_at_most(
     py: Python<'_>,
     most: usize,

@@ -56,8 +56,6 @@ create! {
 
 macro_rules! create_of {
     ($($name:ident -> $class:ty = $new:path, $set:path;)*) => {$(
-        /// # Panics
-        /// If the iterator has another length.
         pub fn $name<'py, I>(py: Python<'py>, items: I) -> PyResult<Bound<'py, $class>>
         where
             I: IntoIterator<Item = Bound<'py, PyAny>, IntoIter: ExactSizeIterator>,

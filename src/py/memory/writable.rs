@@ -20,7 +20,6 @@ pub struct Writable {
 }
 
 impl Writable {
-    /// Takes the memory of any object with a contiguous writable buffer.
     pub fn get(object: &Bound<'_, PyAny>) -> PyResult<Self> {
         let export = PyUntypedBuffer::get(object)?;
         if export.readonly() || !export.is_c_contiguous() {
@@ -52,9 +51,6 @@ impl Writable {
 
     /// Lets `fill` write to a range; runs it detached if `always_detached`, or if the range is
     /// large.
-    ///
-    /// # Panics
-    /// If the range exceeds the memory.
     pub fn fill<T: Send>(
         &mut self,
         py: Python<'_>,
@@ -71,9 +67,6 @@ impl Writable {
     }
 
     /// Lets `edit` read and write a range, detached if there is much of it.
-    ///
-    /// # Panics
-    /// If the range exceeds the memory.
     pub fn edit<T: Send>(
         &mut self,
         py: Python<'_>,

@@ -40,9 +40,6 @@ pub(super) fn copy_all(
 type Block<'m> = (usize, &'m mut [MaybeUninit<u8>]);
 
 /// Splits `memory`, which takes `pieces` of a source in order, into blocks for threads.
-///
-/// # Panics
-/// If the pieces do not have the size of the memory.
 fn add_blocks<'m>(
     blocks: &mut Vec<Block<'m>>,
     pieces: impl IntoIterator<Item = Range<usize>>,

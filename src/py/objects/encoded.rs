@@ -1,8 +1,8 @@
 //! Encoded bytes as a cursor, which reads them once, in order.
 //!
 //! Most data have the keys of their template or record in the same order: then no state dict is
-//! made. The walk ends at the first mismatch or error. The caller reads the data again in another
-//! form, whose walk reports the mismatch.
+//! made. The walk ends at the first mismatch; the caller reads the data again in another form,
+//! whose walk reports it.
 
 use std::ops::Range;
 
@@ -154,7 +154,6 @@ struct Encoded<'a, 'py> {
 type Node = (usize, bool);
 
 impl<'py> Encoded<'_, 'py> {
-    /// Returns the tree's event, and whether its record follows the children.
     fn root(&mut self, event: Event) -> Walked<(Event, bool)> {
         let Event::Map(map) = event else {
             return Ok((event, false));
@@ -168,7 +167,6 @@ impl<'py> Encoded<'_, 'py> {
         Ok((event, self.root_len.is_none_or(has_record)))
     }
 
-    /// Returns whether the source begins with a map of tree and record.
     fn is_rooted(&self) -> Walked<bool> {
         let source = self.objects.source;
         let mut expected = Vec::new();
@@ -182,7 +180,6 @@ impl<'py> Encoded<'_, 'py> {
         Ok(start == expected)
     }
 
-    /// Reads a plain tree without its record.
     #[inline(never)]
     fn undescribed(&mut self, event: Event) -> Built<'py> {
         let found = self.objects.object(event)?;

@@ -112,21 +112,18 @@ impl<'a, 'py> Objects<'a, 'py> {
             .map_err(|error| watcher.explain(error, PyErr::from))
     }
 
-    /// Returns `tree` after all pending copies.
     pub(super) fn copied<T>(mut self, tree: T) -> PyResult<T> {
         self.copy_all().map(|()| tree)
     }
 }
 
 impl<'py> Objects<'_, 'py> {
-    /// Makes the next value. Recurses through `list` and `map`.
     pub(super) fn value(&mut self) -> Built<'py> {
         self.signals.check(self.py)?;
         let event = self.reader.next()?;
         self.object(event)
     }
 
-    /// Makes the object of an event, with its children.
     #[inline]
     pub(super) fn object(&mut self, event: Event) -> Built<'py> {
         let py = self.py;

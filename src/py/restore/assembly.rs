@@ -60,7 +60,6 @@ pub struct Assembly<'a, 'py> {
 enum Lookup<'py> {
     Pending,
     Known(Rc<Known<'py>>),
-    /// Its nodes become dicts.
     Unknown,
 }
 
@@ -251,7 +250,6 @@ impl<'a, 'py> Assembly<'a, 'py> {
         self.how.unknown_as_dict && failure.raised().is_some_and(unknown)
     }
 
-    /// Decodes the keys of a dict. They are immutable, so equal dicts share them.
     fn keys(&mut self, node: usize, keys: &[u8]) -> Assembled<'py> {
         if let Some(known) = &self.decoded[node] {
             return Ok(known.clone());
@@ -427,7 +425,6 @@ impl<'a, 'py> Assembly<'a, 'py> {
         failure
     }
 
-    /// Fills placeholders in static data, and describes those without a value.
     #[inline(never)]
     fn filled(
         &mut self,
@@ -457,8 +454,8 @@ impl<'a, 'py> Assembly<'a, 'py> {
         Ok((data, unfilled))
     }
 
-    /// Returns the first error in this order: unregistered types, placeholders, types that fail
-    /// because a child became a dict.
+    /// In this order: unregistered types, placeholders, types that fail because a child became a
+    /// dict.
     fn first_error(&mut self, done: Assembled<'py>) -> Assembled<'py> {
         let unfilled = mem::take(&mut self.unfilled);
         let is_first = |failure: &Failure| {

@@ -82,7 +82,6 @@ pub struct Here<'a, 'py> {
 }
 
 impl<'a, 'py> Here<'a, 'py> {
-    /// Starts at a root, by default with an empty trail.
     pub fn root(trail: Option<Bound<'py, PyAny>>) -> Self {
         Self {
             above: None,

@@ -136,7 +136,6 @@ impl<'py> Kinds<'_, 'py> {
         Ok(true)
     }
 
-    /// Returns whether a template has a dict for each dict of a plain state.
     #[inline(never)]
     fn is_plain(&self, target: &Bound<'py, PyAny>, state: &Bound<'py, PyAny>) -> Walked<bool> {
         self.signals.check(target.py())?;
@@ -175,7 +174,6 @@ impl<'py> Kinds<'_, 'py> {
         Ok(answer)
     }
 
-    /// Collects the kinds of all containers except dicts with string keys.
     fn collect(
         &self,
         state: &Bound<'py, PyAny>,

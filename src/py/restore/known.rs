@@ -76,7 +76,6 @@ impl<'py> Known<'py> {
         self.class.call1(new_tuple_of(data.py(), given)?)
     }
 
-    /// Makes a node by calling the class, if possible.
     pub(super) fn made(
         &self,
         names: impl Iterator<Item = Name<'py>>,

@@ -37,7 +37,6 @@ impl<'py> Matching<'py> {
         }
     }
 
-    /// Returns whether the leaf `target` accepts `state` as it is.
     #[inline(never)]
     pub fn leaf(&self, target: &Bound<'py, PyAny>, state: &Bound<'py, PyAny>) -> PyResult<bool> {
         let is_array = target.get_type_ptr() == self.array;
@@ -69,7 +68,6 @@ impl<'py> Matching<'py> {
         Ok(shape == state.shape())
     }
 
-    /// Returns fields and children, if all objects of the type have the same fields.
     #[inline(never)]
     pub fn fields(&self, target: &Bound<'py, PyAny>) -> PyResult<Option<Attributes<'py>>> {
         let mut classes = self.classes.borrow_mut();
@@ -95,7 +93,6 @@ impl<'py> Matching<'py> {
         Ok(target.get_type_ptr() == self.array || self.is_abstract_array(target)?)
     }
 
-    /// Returns whether `target` is a leaf; false if only Python can decide.
     #[inline(never)]
     pub fn is_leaf(&self, target: &Bound<'py, PyAny>) -> PyResult<bool> {
         let is_plain = is_plain(target)
@@ -115,7 +112,6 @@ impl<'py> Matching<'py> {
         Ok(self.classes.borrow_mut().of(target)? == Class::Code)
     }
 
-    /// Returns whether a value is a numeric NumPy scalar.
     fn is_number(&self, value: &Bound<'py, PyAny>) -> PyResult<bool> {
         if self.classes.borrow_mut().of(value)? != Class::Scalar {
             return Ok(false);
@@ -127,7 +123,6 @@ impl<'py> Matching<'py> {
         Ok("biufc".contains(kind))
     }
 
-    /// Returns whether `value` is a jax or an abstract array.
     fn is_abstract_array(&self, value: &Bound<'py, PyAny>) -> PyResult<bool> {
         // Most containers. A call into Python costs as much as two arrays.
         if value.is_exact_instance_of::<PyDict>()

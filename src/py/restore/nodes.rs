@@ -10,7 +10,7 @@ pub(super) fn damaged<T>(what: impl Into<String>) -> Walked<T> {
     Err(Failure::structure(what))
 }
 
-/// Returns the node at `positions`: for each level an index and the number of siblings.
+/// `positions`: for each level an index and the number of siblings.
 pub(super) fn node_at(record: &Record, positions: &[(u64, u64)]) -> Walked<usize> {
     let root = record.nodes.len() - 1; // `Record::read` rejects empty records
     positions

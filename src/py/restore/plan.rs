@@ -19,11 +19,8 @@ pub struct How<'py> {
     /// Convert all arrays, not only jax arrays.
     pub everywhere: bool,
     pub unknown_as_dict: bool,
-    /// Make only dicts and lists.
     pub plain: bool,
-    /// The arrays are abstract.
     pub placeholders: bool,
-    /// Values for the placeholders in static data.
     pub fillings: Option<Bound<'py, PyAny>>,
     /// Stands in a state for parts that were not read.
     pub absent: Option<Bound<'py, PyAny>>,

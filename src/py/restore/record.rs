@@ -275,7 +275,6 @@ impl<'a, 'py, C: Ordered<'py>> Walk<'a, 'py, C> {
         Ok(Some(self.names[class].insert(Rc::new(made)).clone()))
     }
 
-    /// Plans a container, or makes it at once if all parts are ready.
     #[inline(never)]
     fn planned(
         &mut self,
@@ -317,7 +316,6 @@ impl<'a, 'py, C: Ordered<'py>> Walk<'a, 'py, C> {
         }))
     }
 
-    /// Plans a plain part: all arrays in it are converted.
     fn plain(&mut self, part: Bound<'py, PyAny>, here: &Here<'_, 'py>) -> Walked<Plan<'py>> {
         if part.is_instance_of::<PyUntypedArray>() || self.is_deferred(&part)? {
             let (weak, split) = (self.none(), self.none());
@@ -327,7 +325,6 @@ impl<'a, 'py, C: Ordered<'py>> Walk<'a, 'py, C> {
         Ok(Plan::Ready(part))
     }
 
-    /// Whether a part is an array whose bytes are read later.
     fn is_deferred(&self, part: &Bound<'py, PyAny>) -> PyResult<bool> {
         let is_other = is_plain(part)
             || part.is_exact_instance_of::<PyDict>()
@@ -335,7 +332,6 @@ impl<'a, 'py, C: Ordered<'py>> Walk<'a, 'py, C> {
         Ok(!is_other && part.hasattr(intern!(self.py, "_deferred"))?)
     }
 
-    /// Opens the arrays in a plain container, to which `convert` returns them.
     fn inside(&mut self, container: &Bound<'py, PyAny>, here: &Here<'_, 'py>) -> Walked {
         if let Ok(dict) = container.cast_exact::<PyDict>() {
             let mut position = 0;

@@ -12,7 +12,6 @@ use super::nodes::damaged;
 use super::template::{Session, Walk};
 use crate::grow;
 
-/// Restores one child of a template from its state.
 #[pyfunction]
 pub fn restore_state<'py>(
     target: &Bound<'py, PyAny>,

@@ -6,8 +6,7 @@
 //!
 //! A leaf that matches is taken. Other leaves are open: Python compares and converts them in
 //! batches. Rust handles exact dicts, lists, tuples and types with fixed fields, if the saved
-//! container has their children. Python restores all other parts (`template.restore_child`), and
-//! reports each mismatch.
+//! container has their children. Python restores all other parts (`template.restore_child`).
 //!
 //! Nodes are made only after all leaves match, because code of their types may look at leaves.
 
@@ -438,7 +437,6 @@ impl<'py, C: Named<'py>> Walk<'py, C> {
         Ok(is_like.then_some(container))
     }
 
-    /// Plans a container, or makes it at once if it is plain and all children are ready.
     #[inline(never)]
     fn planned(
         &mut self,

@@ -41,7 +41,6 @@ const HOLLOW_MIN_BYTES: usize = 64;
 const MAX_FAILURES: u8 = 8;
 
 impl<'py> Walk<'py> {
-    /// Writes an array, or a scalar converted to one.
     pub fn array(&mut self, array: &Bound<'py, PyUntypedArray>, code: i8) -> Walked {
         if let Some(last) = &mut self.last_small
             && last.code == code
@@ -220,7 +219,6 @@ impl<'py> Walk<'py> {
         Ok(kind)
     }
 
-    /// Records the sharding of the next jax array.
     #[inline(never)]
     pub fn split(&mut self, array: &Bound<'py, PyAny>) -> Walked {
         let py = self.py;
@@ -277,9 +275,9 @@ impl<'py> Walk<'py> {
 
     /// Writes a jax array in host memory; returns false for others.
     ///
-    /// jax lends memory by the buffer protocol, at a fraction of the cost of a NumPy array. It
-    /// waits for the content and keeps it alive, but lends no arrays on accelerators, no sharded
-    /// arrays, and not all dtypes. Arrays without dimensions come in an unusable form.
+    /// jax lends memory by the buffer protocol, at a fraction of the cost of a NumPy array, and
+    /// keeps it alive. It lends no arrays on accelerators, no sharded arrays, and not all dtypes.
+    /// Arrays without dimensions come in an unusable form.
     fn lent_array(&mut self, array: &Bound<'py, PyAny>, kind: &Kind) -> Walked<bool> {
         let buffer = match PyUntypedBuffer::get(array) {
             Ok(buffer) => buffer,
@@ -321,7 +319,6 @@ impl<'py> Walk<'py> {
         Ok(true)
     }
 
-    /// Writes an array whose bytes are fetched later.
     fn device_array(&mut self, array: &Bound<'py, PyAny>, dtype: usize, kind: Kind) -> Walked {
         let py = self.py;
         let is = |name| array.getattr(name).and_then(|answer| answer.is_truthy());
@@ -357,7 +354,6 @@ impl<'py> Walk<'py> {
         })?)
     }
 
-    /// Writes an array whose bytes are read later.
     pub fn deferred_array(&mut self, array: &Bound<'py, PyAny>) -> Walked {
         let parts = array.call_method0(intern!(self.py, "_deferred"))?;
         let (content, pieces): (Bound<'py, Content>, Vec<(usize, usize)>) = parts.extract()?;

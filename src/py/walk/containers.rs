@@ -128,7 +128,6 @@ impl<'py> Walk<'py> {
         Ok(())
     }
 
-    /// Writes a container that Python expands to its state.
     #[inline(never)]
     fn node(&mut self, value: &Bound<'py, PyAny>, place: Position) -> Walked {
         if let Some((fields, children)) = self.attributes(value)?
@@ -172,7 +171,6 @@ impl<'py> Walk<'py> {
         Ok(())
     }
 
-    /// Returns type and static data, if Python is not needed for them.
     #[inline(never)]
     fn record(&mut self, fields: &Fields<'py>, value: &Bound<'py, PyAny>) -> Walked<Option<Kind>> {
         let Some(record) = &fields.record else {
@@ -194,7 +192,6 @@ impl<'py> Walk<'py> {
         Ok(Some(Kind::Typed(number, data)))
     }
 
-    /// Returns the state, and whether it is final.
     #[inline(never)]
     fn expand(&self, value: &Bound<'py, PyAny>) -> Walked<(Bound<'py, PyAny>, bool)> {
         let answer = self.hooks.expand.bind(self.py).call1((value,))?;
@@ -322,7 +319,6 @@ impl<'py> Walk<'py> {
         Ok(all_strings)
     }
 
-    /// Writes the next items that are arrays like the last one; returns the count.
     #[inline(never)]
     fn alike(
         &mut self,
@@ -415,7 +411,6 @@ impl<'py> Walk<'py> {
             .map_err(|failure| failure.below(key()))
     }
 
-    /// Writes a child, and collects its failures.
     #[inline(never)]
     fn examined(&mut self, value: &Bound<'py, PyAny>, place: Position, key: String) -> Walked {
         let before = self.problems.as_ref().map_or(0, Vec::len);

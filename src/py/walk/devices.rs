@@ -76,7 +76,6 @@ impl DeviceArray {
         })
     }
 
-    /// Borrows an array that `finish_transfer` returned.
     fn memory(&self, host: &Bound<'_, PyUntypedArray>, shape: &[usize]) -> PyResult<Borrowed> {
         let same = numpy::PyArrayDescrMethods::itemsize(&host.dtype()) == self.itemsize;
         if !same || host.shape() != shape || !ArrayParts::of(host).is_contiguous() {

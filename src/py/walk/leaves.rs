@@ -58,7 +58,6 @@ impl<'py> Walk<'py> {
     }
 }
 
-/// Borrows immutable bytes, unless they are short enough to copy.
 fn borrow(
     content: &[u8],
     borrow: impl FnOnce() -> PyResult<Borrowed>,

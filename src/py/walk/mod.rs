@@ -53,7 +53,6 @@ pub fn layout_of(
     }
 }
 
-/// Returns path and reason of each failure of writing `tree`.
 pub fn problems_of(
     tree: &Bound<'_, PyAny>,
     options: Options<'_>,

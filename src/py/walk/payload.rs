@@ -34,7 +34,6 @@ pub struct InSource {
 }
 
 impl InSource {
-    /// The ranges of the source for a range of this.
     pub fn stored(&self, range: Range<usize>) -> Vec<Range<usize>> {
         let start = self.range.start;
         self.pieces
@@ -55,7 +54,6 @@ pub struct OnDevice {
 }
 
 impl LeafPayload {
-    /// Returns whether copying calls Python.
     pub fn needs_python(&self) -> bool {
         matches!(self, Self::Device(_) | Self::Source(_))
     }
