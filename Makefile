@@ -150,6 +150,7 @@ lint-python: $(VENV)/.packages
 	@$(BIN)/ruff format --quiet --check .
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/python tools/prose.py
+	@$(BIN)/typos
 
 lint-packages: $(VENV)/.packages
 	@sh tools/lint_packages.sh
