@@ -53,6 +53,7 @@ pub fn layout_of(
     }
 }
 
+/// Returns path and reason of each failure of writing `tree`.
 pub fn problems_of(
     tree: &Bound<'_, PyAny>,
     options: Options<'_>,

@@ -117,7 +117,7 @@ def loads(
       static: The static data that were not saved; see `load`.
       base: The tree, encoded bytes or open `File` that a patch was made against; see `dumps`. Other
         data ignore it.
-      max_size: The maximum size in bytes of decompressed or patched data.
+      max_size: The maximum size in bytes of what is decompressed or made of a patch.
       threads: The maximum number of threads.
       progress: A callable of the bytes done and their total, or `True` for a bar; for
         decompressing.
