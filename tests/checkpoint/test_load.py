@@ -519,7 +519,7 @@ def test_a_size_below_zero_is_refused_whatever_is_read(tmp_path: Path) -> None:
         for name in ("file", "directory"):
             with pytest.raises(ValueError, match="max_size must be at least 0 bytes, got -"):
                 read(tmp_path / name, max_size=-1)
-    with pytest.raises(ValueError, match="max_size must be at least 0 bytes, got -"):
+    with pytest.raises(ValueError, match=r"max_size .* got -1"):
         treepack.loads(treepack.dumps(1), max_size=-1)
     with treepack.open(tmp_path / "file") as file, pytest.raises(TypeError, match="'max_size'"):
         file.load(max_size=1)
@@ -541,7 +541,7 @@ def test_options_that_exist_where_work_is_done(tmp_path: Path) -> None:
         ):
             with pytest.raises(treepack.TreepackError, match="exceeds max_size=10 bytes"):
                 load(max_size=10)
-            with pytest.raises(ValueError, match="max_size must be at least 0 bytes, got -"):
+            with pytest.raises(ValueError, match=r"max_size .* got -1"):
                 load(max_size=-1)
         with pytest.raises(treepack.TreepackError, match="exceeds max_size=10 bytes"):
             treepack.open(path, max_size=10)

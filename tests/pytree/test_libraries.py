@@ -561,7 +561,7 @@ def test_partials_of_partials_with_arrays() -> None:
     assert found().tolist() == [1, 1]
     with jax.enable_x64(True):
         data = treepack.dumps(partial(partial(jnp.add, jnp.float64(1)), 2))
-    with pytest.raises(treepack.DecodeError, match="JAX would convert float64 to float32"):
+    with pytest.raises(treepack.DecodeError, match="float64 to float32"):
         treepack.loads(data)
 
 

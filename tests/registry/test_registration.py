@@ -103,7 +103,7 @@ def test_a_conflict_names_both_sides() -> None:
     with pytest.raises(ValueError, match=r"'conflict' is already registered for .*One.*Other"):
         treepack.register_dataclass(Other, serialized_name="conflict")
     jax.tree_util.register_dataclass(Other)
-    with pytest.raises(ValueError, match=r"'conflict' is already registered for .*One.*Other"):
+    with pytest.raises(ValueError, match=r"'conflict'.*One.*Other"):
         treepack.register_node(Other, serialized_name="conflict")
 
 

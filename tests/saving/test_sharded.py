@@ -1507,9 +1507,7 @@ def test_what_is_saved_again_elsewhere_while_it_is_read(monkeypatch: pytest.Monk
     array = treepack.open(url)["w"]
     treepack.save(url, {"w": jnp.full(size, 2.0)}, sharded=True)
     for read in (lambda: array[3], lambda: np.asarray(array)):
-        with pytest.raises(
-            treepack.CorruptionError, match="replaced by another save: open it again"
-        ):
+        with pytest.raises(treepack.CorruptionError, match="replaced"):
             read()
     expect, again = reading.expect, iter([3, 4])
 

@@ -80,7 +80,7 @@ def test_of_two_jobs_one_is_told(server: gcs.Server, is_same: bool) -> None:
             treepack.save(url, {"a": np.full(1000, 1)}, sharded=True, storage_options=options)
 
     server.before = other
-    with pytest.raises(treepack.TreepackError, match=r"another job saved .*: process \d+ on"):
+    with pytest.raises(treepack.TreepackError, match=r"process \d+ on"):
         treepack.save(url, {"a": np.full(1000, 2)}, sharded=True, storage_options=options)
     same(treepack.load(url, storage_options=options), {"a": np.full(1000, int(not is_same))})
     assert treepack.verify(url, storage_options=options).ok

@@ -134,7 +134,7 @@ def test_options_without_a_url_are_an_error(tmp_path: Path) -> None:
         ):
             with pytest.raises(ValueError, match="storage_options= apply only to URLs"):
                 verb(source, storage_options={"a": 1})
-    with pytest.raises(ValueError, match="storage_options= apply only to URLs"):
+    with pytest.raises(ValueError, match="storage_options="):
         treepack.save(path, TREE, storage_options={})
     assert not path.exists()
 
