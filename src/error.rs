@@ -62,10 +62,10 @@ pub enum Error {
         limit: usize,
     },
     /// A value is too large for the format.
-    #[error("{what} of {len} bytes or elements does not fit in msgpack (at most 2**32 - 1)")]
+    #[error("{kind} of {len} bytes or elements does not fit in msgpack (at most 2**32 - 1)")]
     TooLarge {
         /// The kind of value.
-        what: &'static str,
+        kind: &'static str,
         /// Its length.
         len: usize,
     },
@@ -84,10 +84,10 @@ pub enum Error {
     #[error("{0}")]
     Structure(String),
     /// A newer version wrote the data in an unknown form.
-    #[error("{what}: it was written by a newer treepack; upgrade treepack")]
+    #[error("{reason}: it was written by a newer treepack; upgrade treepack")]
     Newer {
         /// The unknown part.
-        what: String,
+        reason: String,
     },
     /// A gzip stream ends early.
     #[error("compressed file ended before the end-of-stream marker was reached")]

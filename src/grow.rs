@@ -232,8 +232,8 @@ pub mod decode {
             // As in `serde::de::Error::unknown_variant`.
             rmp_serde::decode::Error::Syntax(text) if text.starts_with("unknown variant") => {
                 let name = text.split('`').nth(1).unwrap_or_default();
-                let what = format!("this treepack does not know {name:?} in a record");
-                Error::Newer { what }
+                let reason = format!("this treepack does not know {name:?} in a record");
+                Error::Newer { reason }
             }
             error => other(error),
         })

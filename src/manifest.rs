@@ -107,7 +107,7 @@ fn check(version: u32) -> Result<()> {
         VERSION => Ok(()),
         0 => damaged("it has the unknown version 0"),
         _ => Err(Error::Newer {
-            what: format!(
+            reason: format!(
                 "the manifest has version {version}, and this treepack reads version {VERSION}"
             ),
         }),
@@ -317,8 +317,10 @@ fn most_inflated(nbytes: usize) -> usize {
     nbytes.saturating_mul(100).saturating_add(1 << 20)
 }
 
-fn damaged<T>(what: &str) -> Result<T> {
-    Err(Error::Structure(format!("the manifest is damaged: {what}")))
+fn damaged<T>(reason: &str) -> Result<T> {
+    Err(Error::Structure(format!(
+        "the manifest is damaged: {reason}"
+    )))
 }
 
 /// Encoded bytes with gaps, which only arrays can have: reading a gap is an error.

@@ -30,8 +30,8 @@ fn explain_here(error: Error, source: &dyn Source) -> Error {
         return Error::malformed(offset, "the data is empty (0 bytes)");
     }
     match Sample::of(source).as_ref().map(Sample::describe) {
-        Ok(Some(what)) => {
-            let reason = format!("the data looks like {what}; {}", error.reason());
+        Ok(Some(format)) => {
+            let reason = format!("the data looks like {format}; {}", error.reason());
             match error {
                 Error::Trailing { .. } => Error::Trailing { offset, reason },
                 _ => Error::malformed(offset, reason),
@@ -110,11 +110,11 @@ impl Sample {
                     .get(*offset..)
                     .is_some_and(|bytes| bytes.starts_with(magic))
             });
-            found.map(|(_, _, what)| *what)
+            found.map(|(_, _, format)| *format)
         };
         let of_end = || {
             let found = ENDS.iter().find(|(magic, _)| self.end.ends_with(magic));
-            found.map(|(_, what)| *what)
+            found.map(|(_, format)| *format)
         };
         let found = known
             .or_else(|| self.zipped().map(zip_of))
@@ -363,9 +363,9 @@ fn text_of(start: &[u8]) -> Option<Cow<'static, str>> {
     if text.is_empty() || text.contains(is_odd) {
         return None;
     }
-    let begins = |what: &str| {
-        let start = text.as_bytes().get(..what.len());
-        start.is_some_and(|start| start.eq_ignore_ascii_case(what.as_bytes()))
+    let begins = |prefix: &str| {
+        let start = text.as_bytes().get(..prefix.len());
+        start.is_some_and(|start| start.eq_ignore_ascii_case(prefix.as_bytes()))
     };
     let known = if begins("version https://git-lfs") {
         // https://github.com/git-lfs/git-lfs/blob/main/docs/spec.md, "The Pointer"
@@ -436,7 +436,7 @@ mod tests {
     fn truncated_formats_do_not_panic() {
         let stream = b"\x92\x92\xa1a\xd9\x03abc\xc4\x01\x01".as_slice();
         let header = b"\x09\0\0\0\0\0\0\0{\"a\":{}} ".as_slice();
-        for (data, what) in [
+        for (data, format) in [
             (stream, "stream of EasyLM"),
             (b"PK\x03\x04", "zip"),
             (header, "safetensors"),
@@ -446,7 +446,7 @@ mod tests {
                 let _ = seen(&data[..end]);
             }
             if data.len() > 4 {
-                assert!(seen(data).contains(what), "{}", seen(data));
+                assert!(seen(data).contains(format), "{}", seen(data));
             }
         }
     }
@@ -454,7 +454,7 @@ mod tests {
     #[test]
     fn text_is_described_by_its_start() {
         let long = "é".repeat(START_BYTES);
-        for (text, what) in [
+        for (text, format) in [
             ("Not Found", "text that begins with \"Not Found\""),
             (
                 "name: x\nother: y",
@@ -464,7 +464,7 @@ mod tests {
             ("{ \"a\": 1 }", "JSON"),
             ("\u{feff}<HTML>", "HTML"),
         ] {
-            assert!(seen(text.as_bytes()).contains(what), "{text:.20}");
+            assert!(seen(text.as_bytes()).contains(format), "{text:.20}");
         }
     }
 }

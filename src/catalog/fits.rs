@@ -188,9 +188,9 @@ fn other_count<T>(node: &Node) -> Result<T> {
     ))
 }
 
-fn other<T>(what: impl std::fmt::Display) -> Result<T> {
+fn other<T>(reason: impl std::fmt::Display) -> Result<T> {
     Err(Error::Structure(format!(
-        "the record does not match the tree: {what}"
+        "the record does not match the tree: {reason}"
     )))
 }
 

@@ -588,8 +588,8 @@ fn is_bare_record(source: &dyn Source, bytes: Range<usize>) -> Result<bool> {
 }
 
 pub fn damaged_rest() -> Error {
-    let what = "the bytes between the leaves and the record of the structure are damaged";
-    Error::Structure(what.into())
+    let reason = "the bytes between the leaves and the record of the structure are damaged";
+    Error::Structure(reason.into())
 }
 
 /// Returns the error for missing bytes if the source is truncated: without a record, headers may be

@@ -161,7 +161,7 @@ pub fn difference(elements: Elements, head: &[u8], nbytes: usize, crc: u32) -> R
     let mut out = Vec::new();
     grow::push(&mut out, elements.code())?;
     let len = u16::try_from(head.len()).map_err(|_| Error::TooLarge {
-        what: "head of an array",
+        kind: "head of an array",
         len: head.len(),
     })?;
     grow::extend(&mut out, &len.to_le_bytes())?;
@@ -285,7 +285,7 @@ fn decode_record(bytes: &[u8]) -> Result<Record> {
     match record.version {
         VERSION => Ok(record),
         version => Err(Error::Newer {
-            what: format!(
+            reason: format!(
                 "the patch has version {version}, and this treepack reads version {VERSION}"
             ),
         }),

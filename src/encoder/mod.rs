@@ -96,7 +96,7 @@ impl<P: Payload> Encoder<P> {
         self.recording.map(head)?;
         let more = u32::from(is_root && self.is_described());
         let head = head.checked_add(more).ok_or(Error::TooLarge {
-            what: "map",
+            kind: "map",
             len: pairs,
         })?;
         Head::Map(head).write(self.layout.headers());
@@ -457,8 +457,8 @@ impl<P: Payload> Encoder<P> {
     }
 }
 
-fn misused(what: &str) -> Error {
-    Error::Option(format!("the encoder was misused: {what}"))
+fn misused(reason: &str) -> Error {
+    Error::Option(format!("the encoder was misused: {reason}"))
 }
 
 #[cfg(test)]

@@ -46,8 +46,8 @@ impl Failure {
         Self::new(Cause::Tree(why.into()))
     }
 
-    pub fn structure(what: impl Into<String>) -> Box<Self> {
-        Self::new(Cause::Structure(what.into()))
+    pub fn structure(reason: impl Into<String>) -> Box<Self> {
+        Self::new(Cause::Structure(reason.into()))
     }
 
     pub fn overflow(why: &'static str) -> Box<Self> {
@@ -135,8 +135,8 @@ impl Failure {
                 Ok(text) => errors::make_of(py, "TreepackError", [&*text]),
                 Err(error) => error.into(),
             },
-            Cause::Structure(what) => {
-                let reason = format!("the record does not match the tree: {what}");
+            Cause::Structure(mismatch) => {
+                let reason = format!("the record does not match the tree: {mismatch}");
                 errors::to_py(py, Error::Structure(reason), Some(&path))
             }
             Cause::Node(name, cause) => {

@@ -82,8 +82,8 @@ pub fn checksums_of(bytes: &[u8]) -> Result<Vec<u32>> {
     grow::collect(checksums.iter().map(|bytes| u32::from_le_bytes(*bytes)))
 }
 
-pub(super) fn damaged(what: impl Display) -> Error {
-    Error::Structure(format!("the record of the structure is damaged: {what}"))
+pub(super) fn damaged(reason: impl Display) -> Error {
+    Error::Structure(format!("the record of the structure is damaged: {reason}"))
 }
 
 /// Describes a checksum mismatch.

@@ -210,8 +210,8 @@ impl Index {
         Ok(index)
     }
 
-    pub fn damaged(what: impl fmt::Display) -> Error {
-        Error::Structure(format!("the index of the leaves is damaged: {what}"))
+    pub fn damaged(reason: impl fmt::Display) -> Error {
+        Error::Structure(format!("the index of the leaves is damaged: {reason}"))
     }
 }
 

@@ -166,12 +166,12 @@ impl Record {
         }
         let versioned: Versioned = read(bytes).map_err(broken)?;
         if versioned.version > VERSION {
-            let what = format!(
+            let reason = format!(
                 "the structure is recorded in version {}, and this treepack reads version \
                  {VERSION}",
                 versioned.version
             );
-            return Err(Error::Newer { what });
+            return Err(Error::Newer { reason });
         }
         if versioned.version < VERSION {
             let version = versioned.version;

@@ -123,8 +123,8 @@ from! {
     Vec<u8>: value => Self::Bytes(value),
 }
 
-fn damaged(what: impl std::fmt::Display) -> Error {
-    Error::Structure(format!("a damaged value: {what}"))
+fn damaged(reason: impl std::fmt::Display) -> Error {
+    Error::Structure(format!("a damaged value: {reason}"))
 }
 
 #[cfg(test)]

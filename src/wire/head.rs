@@ -341,10 +341,10 @@ impl Head {
     }
 }
 
-/// `what` is for the error.
+/// `kind` is for the error.
 #[inline]
-pub fn length(what: &'static str, len: usize) -> Result<u32> {
-    u32::try_from(len).map_err(|_| Error::TooLarge { what, len })
+pub fn length(kind: &'static str, len: usize) -> Result<u32> {
+    u32::try_from(len).map_err(|_| Error::TooLarge { kind, len })
 }
 
 #[cfg(test)]

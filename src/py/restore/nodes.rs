@@ -6,8 +6,8 @@ use pyo3::types::PyDict;
 use super::super::failure::{Failure, Walked};
 use crate::structure::{Kind, Node, Record};
 
-pub(super) fn damaged<T>(what: impl Into<String>) -> Walked<T> {
-    Err(Failure::structure(what))
+pub(super) fn damaged<T>(reason: impl Into<String>) -> Walked<T> {
+    Err(Failure::structure(reason))
 }
 
 /// `positions`: for each level an index and the number of siblings.

@@ -484,8 +484,8 @@ fn text_of(key: &Bound<'_, PyAny>) -> String {
     key.str().map_or_else(|_| "?".into(), |key| key.to_string())
 }
 
-fn changed(what: &str) -> PyErr {
-    PyRuntimeError::new_err(format!("{what} changed size during iteration"))
+fn changed(container: &str) -> PyErr {
+    PyRuntimeError::new_err(format!("{container} changed size during iteration"))
 }
 
 /// Returns the items in the order of their keys, unsorted if keys cannot be compared.

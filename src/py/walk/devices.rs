@@ -101,6 +101,6 @@ impl Payload for OnHost {
     }
 }
 
-fn broken(what: &str) -> PyErr {
-    PyRuntimeError::new_err(format!("finish_transfer returned {what}"))
+fn broken(result: &str) -> PyErr {
+    PyRuntimeError::new_err(format!("finish_transfer returned {result}"))
 }
