@@ -169,7 +169,7 @@ def save_checkpoint(
         ...
       treepack.errors.InvalidCheckpointError: ...
     """
-    how = Writing(compress=compress, level=level, durable=durable, threads=threads)
+    writing = Writing(compress=compress, level=level, durable=durable, threads=threads)
     if async_manager is not None:
         async_manager.wait_previous_save()
     place = Place(directory_of(ckpt_dir, storage_options), step, prefix)
@@ -182,7 +182,7 @@ def save_checkpoint(
         return place.path
     if not overwrite:
         check_newest(place.folder, place.name)
-    write = FileWrite(target, place, how, progress, commit, snapshot=async_manager is not None)
+    write = FileWrite(target, place, writing, progress, commit, snapshot=async_manager is not None)
     if async_manager is None:
         write()
     else:
@@ -251,7 +251,7 @@ def save_checkpoint_multiprocess(
       >>> checkpoints.restore_checkpoint(path, None)
       {'w': array([1., 1.], dtype=float32)}
     """
-    how = Writing(compress=compress, level=level, durable=durable, threads=threads)
+    writing = Writing(compress=compress, level=level, durable=durable, threads=threads)
     if gda_manager is not None:
         raise TreepackError(
             "gda_manager= is not supported: leave it out. Arrays of several processes are saved "
@@ -276,7 +276,7 @@ def save_checkpoint_multiprocess(
     is_background = async_manager is not None
     if is_distributed(state):
         write_together = ShardedWrite(
-            place.absolute, state, Saved(static="error"), how, snapshot=is_background
+            place.absolute, state, Saved(static="error"), writing, snapshot=is_background
         )
 
         def work() -> None:
@@ -293,7 +293,7 @@ def save_checkpoint_multiprocess(
                 write_together.abandon(error)
                 raise
     elif is_first:
-        write = FileWrite(state, place, how, progress, commit, snapshot=is_background)
+        write = FileWrite(state, place, writing, progress, commit, snapshot=is_background)
         if async_manager is None:
             write()
         else:
@@ -375,7 +375,7 @@ def restore_checkpoint(
     del gda_manager
     _orbax.wait_for(orbax_checkpointer)
     threads = threads if parallel else 1
-    how = restoring(strict, copy, threads)
+    reading = restoring(strict, copy, threads)
     opening = Opening(mmap=mmap, max_size=max_size, threads=threads, progress=progress)
 
     def restored(path: str, inside: list[Entry] | None) -> Any:
@@ -405,7 +405,7 @@ def restore_checkpoint(
                         where, target, orbax_checkpointer, orbax_transforms, strict=strict
                     )
             content = read_whole(path, opening)
-            found = restore_encoded(target, content, how)
+            found = restore_encoded(target, content, reading)
             if not allow_partial_mpa_restoration:
                 check_placeholders(found)
             return found

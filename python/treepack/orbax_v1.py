@@ -59,7 +59,7 @@ class TreepackHandler:
     use.
     """
 
-    how: Writing = Writing()
+    writing: Writing = Writing()
     """How files are written."""
 
     restore: TreepackRestore = TreepackRestore()
@@ -77,8 +77,8 @@ class TreepackHandler:
             )
         path = directory.path
         saved = Saved(metadata=args.metadata, static=args.static, step=step_of(path))
-        write = ShardedWrite(path, args.item, saved, self.how, snapshot=True)
-        return _Write(directory, write, self.how)
+        write = ShardedWrite(path, args.item, saved, self.writing, snapshot=True)
+        return _Write(directory, write, self.writing)
 
     async def load(self, directory: Any, abstract_checkpointable: Any = None) -> Awaitable[Any]:
         """Loads the tree in a directory.
@@ -141,10 +141,10 @@ class _Loaded:
 class _Write:
     """An awaitable that writes a save, or abandons it if it is never awaited."""
 
-    def __init__(self, directory: Any, write: ShardedWrite, how: Writing):
+    def __init__(self, directory: Any, write: ShardedWrite, writing: Writing):
         self._directory = directory
         self._write: ShardedWrite | None = write
-        self._how = how
+        self._writing = writing
 
     def __await__(self) -> Generator[Any, None, None]:
         return self._written().__await__()
@@ -156,7 +156,7 @@ class _Write:
         # In a thread, since other saves of this process may wait for saves of other processes.
         await asyncio.to_thread(write, None)
         if jax.process_index() == 0:
-            write_small(joined(path, _MARK), _MARK_TEXT, durable=self._how.durable)
+            write_small(joined(path, _MARK), _MARK_TEXT, durable=self._writing.durable)
 
     def __del__(self) -> None:
         if self._write is not None:
@@ -200,7 +200,7 @@ def registry(
       ...     ocp.save(f"{tempfile.mkdtemp()}/5", {"w": jnp.ones((8, 2))})
     """
     own = {
-        "how": Writing(
+        "writing": Writing(
             compress=compress, level=level, align=align, durable=durable, threads=threads
         ),
         "restore": restore or TreepackRestore(),

@@ -241,8 +241,8 @@ def save_to_file(
       >>> treepack.serialization.load_from_file(None, path)
       {'w': array([0, 1, 2])}
     """
-    how = Writing(compress=compress, level=level, align=align, durable=durable, threads=threads)
-    save_layout(state_layout(target, align), located(filepath, storage_options), how, progress)
+    writing = Writing(compress=compress, level=level, align=align, durable=durable, threads=threads)
+    save_layout(state_layout(target, align), located(filepath, storage_options), writing, progress)
 
 
 def load_from_file(
@@ -291,7 +291,7 @@ def load_from_file(
       >>> serialization.load_from_file({"w": np.zeros(3)}, path)
       {'w': array([1., 1., 1.])}
     """
-    how = restoring(strict, copy, threads)
+    reading = restoring(strict, copy, threads)
     opening = Opening(mmap=mmap, max_size=max_size, threads=threads, progress=progress)
     path = located(filepath, storage_options)
     with naming(path):
@@ -302,7 +302,7 @@ def load_from_file(
                 "treepack.load reads directories; containers='plain' gives dicts and lists"
             )
             raise
-        found: Template = restore_encoded(target, content, how)
+        found: Template = restore_encoded(target, content, reading)
         return found
 
 
@@ -435,11 +435,11 @@ def from_compressed_bytes(
       >>> serialization.from_compressed_bytes({"w": np.zeros(3)}, data)
       {'w': array([1., 1., 1.])}
     """
-    how = restoring(strict, copy, threads)
+    reading = restoring(strict, copy, threads)
     content = decompress_bytes(
         compressed_data, max_size=max_size, threads=threads, progress=progress
     )
-    found: Template = restore_encoded(target, content, how)
+    found: Template = restore_encoded(target, content, reading)
     return found
 
 

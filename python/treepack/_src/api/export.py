@@ -167,7 +167,7 @@ def load_exported(
 
     if sharding is not None and not isinstance(sharding, Sharding):
         sharding = _of_params(sharding)
-    how = Reading(
+    reading = Reading(
         arrays=arrays,
         device=device,
         sharding=sharding,
@@ -179,7 +179,7 @@ def load_exported(
     path = resolved(path, storage_options)
     with naming(path):
         content = content_of(path, opening)
-        tree = restore_described(content, None, how)
+        tree = restore_described(content, None, reading)
         if type(tree) is not dict or tree.keys() != {"exported", "params"}:
             raise DecodeError(
                 "not written by save_exported: its tree is not a dict of 'exported' and 'params'"

@@ -203,11 +203,11 @@ class Tree(Mapping[str, Any]):
           [array([1., 1.]), array([0., 0.])] {'step': 7}
         """
         check_known(Tree.load, options)
-        selection, how = Selection.of(options), Reading.of(options)
+        selection, reading = Selection.of(options), Reading.of(options)
         selection.return_report = return_report
-        together = sharing(target, how, Sharing.of(options))
+        together = sharing(target, reading, Sharing.of(options))
         with naming(self._place.reader.given), together as group:
-            return load_part(self._place, target, selection, how, group)
+            return load_part(self._place, target, selection, reading, group)
 
     def abstract(
         self,

@@ -190,7 +190,7 @@ class Reader:
     def read(
         self,
         place: Place,
-        how: Reading,
+        reading: Reading,
         marks: core.Marks | None = None,
         on_devices: Callable[[Sequence[str]], bool] | None = None,
     ) -> Any:
@@ -201,7 +201,7 @@ class Reader:
         """
         with self.fetching(place.value, marks):
             return self.catalog.read(
-                place.value, copy=how.copy, threads=how.threads, marks=marks, absent=ABSENT
+                place.value, copy=reading.copy, threads=reading.threads, marks=marks, absent=ABSENT
             )
 
     def fetching(

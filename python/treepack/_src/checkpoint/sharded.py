@@ -323,7 +323,7 @@ class ShardedReader(Reader):
     def read(
         self,
         place: Place,
-        how: Reading,
+        reading: Reading,
         marks: core.Marks | None = None,
         on_devices: Callable[[Sequence[str]], bool] | None = None,
     ) -> Any:
@@ -334,10 +334,10 @@ class ShardedReader(Reader):
         read_now: list[ShardedArray] = []
 
         def waits(array: LazyArray) -> bool:
-            if how.arrays == "numpy" or not isinstance(array, ShardedArray):
+            if reading.arrays == "numpy" or not isinstance(array, ShardedArray):
                 return False
             if on_devices is None:
-                return how.everywhere or not array.is_host
+                return reading.everywhere or not array.is_host
             return on_devices(array.parts[len(place.parts) :])
 
         def expected(value: int, parts: list[str]) -> None:
@@ -349,7 +349,7 @@ class ShardedReader(Reader):
         def leaf(value: int, parts: list[str]) -> Any:
             found = self.leaf(value, parts)
             if isinstance(found, LazyArray) and not waits(found):
-                return found.__array__(copy=how.copy)
+                return found.__array__(copy=reading.copy)
             return found
 
         if self.is_local:

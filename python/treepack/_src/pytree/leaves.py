@@ -90,9 +90,9 @@ def explain(value: Any) -> str:
     if isinstance(value, _BUILTIN):
         builtin = next(builtin for builtin in _BUILTIN if isinstance(value, builtin))
         return f"{text}: convert it to {builtin.__name__}"
-    how = as_plain(value)
-    if how is not None:
-        return f"{text}: save {how}"
+    plain = as_plain(value)
+    if plain is not None:
+        return f"{text}: save {plain}"
     return (
         f"{text}; if it is a container, register its type with jax.tree_util.register_pytree_node, "
         'or leave it out with treepack.save(static="skip")'

@@ -134,8 +134,8 @@ def refusal(value: Any) -> str:
     bases = (str, bytes, int, float, complex)
     base = next((base.__name__ for base in bases if isinstance(value, base)), "")
     functions = f"encode={base} and decode={type(value).__name__ if base else ''}"
-    how = as_plain(value)
+    plain = as_plain(value)
     return (
-        f"{text}; {'' if how is None else f'save {how}, or '}call treepack.register_auxdata on its "
-        f"type, with {functions}"
+        f"{text}; {'' if plain is None else f'save {plain}, or '}call treepack.register_auxdata "
+        f"on its type, with {functions}"
     )

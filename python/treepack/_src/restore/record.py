@@ -39,7 +39,7 @@ def catalog_of(data: Buffer | core.Content) -> core.Catalog:
 def assembled(
     state: Any,
     record: bytes | None,
-    how: Reading,
+    reading: Reading,
     *,
     convert: Convert | None,
     absent: Any = None,
@@ -53,17 +53,17 @@ def assembled(
         state,
         record,
         convert=convert,
-        static=Fillings.of(how.static),
+        static=Fillings.of(reading.static),
         absent=absent,
         at=[*at],
-        **flags(how),
+        **flags(reading),
     )
 
 
-def flags(how: Reading) -> dict[str, bool]:
+def flags(reading: Reading) -> dict[str, bool]:
     """Returns the options of `_core.assemble` and `_core.restore_recorded` that are flags."""
     return {
-        "everywhere": how.everywhere,
-        "unknown_as_dict": how.unknown == "dict",
-        "plain": how.containers == "plain",
+        "everywhere": reading.everywhere,
+        "unknown_as_dict": reading.unknown == "dict",
+        "plain": reading.containers == "plain",
     }

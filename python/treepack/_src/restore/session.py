@@ -42,7 +42,7 @@ class Restore:
     `everywhere` and `collects`, and calls `path_of`, `settle`, `collect` and `convert_found`.
 
     Attributes:
-      how: The options.
+      reading: The options.
       strict: The option `strict`; inner calls inherit it.
       everywhere: Whether it also converts leaves where the template has NumPy arrays.
       child: The function that restores a child of the template.
@@ -62,16 +62,16 @@ class Restore:
 
     def __init__(
         self,
-        how: Reading,
+        reading: Reading,
         child: RestoreChild,
         *,
         partial: Coverage | None = None,
         kinds: dict[Trail, str] | None = None,
         convert: Convert | None = None,
     ):
-        self.how = how
-        self.strict = how.strict
-        self.everywhere = how.everywhere
+        self.reading = reading
+        self.strict = reading.strict
+        self.everywhere = reading.everywhere
         self.child = child
         self.partial = partial
         self.kinds = kinds
@@ -113,7 +113,7 @@ class Restore:
             of_names = any(NOTHING in (it.expected, it.found) for it in found)
             hint = "" if of_names else "\nPass strict=False to restore the state regardless."
             return MismatchError(f"{text}{self._about_cast(found)}{hint}", found)
-        if not self.how.is_drop_in:
+        if not self.reading.is_drop_in:
             return MismatchError(text, found)
         error = MismatchError(self.sentence, found)
         error.add_note(text)
@@ -133,7 +133,7 @@ class Restore:
     def _about_names(self, found: list[Mismatch]) -> str:
         """Returns hints about names that differ."""
         hints = ""
-        if not self.how.is_drop_in:  # the drop-in functions lack these options
+        if not self.reading.is_drop_in:  # the drop-in functions lack these options
             if self.deeper is not None:
                 old, new = map(str, self.deeper)
                 function = "a function of paths"
@@ -157,7 +157,7 @@ class Restore:
 
     def _about_cast(self, found: list[Mismatch]) -> str:
         """Returns a hint if floats or integers of another dtype are among the mismatches."""
-        if self.how.is_drop_in:
+        if self.reading.is_drop_in:
             return ""  # the drop-in functions do not cast
         pairs = [(_CASTABLE.fullmatch(it.expected), _CASTABLE.fullmatch(it.found)) for it in found]
         same = [one for one, two in pairs if one and two and one.groups() == two.groups()]
@@ -215,7 +215,7 @@ class Restore:
         self._compare(leaves)
         cells = []
         for path, target, state in leaves:
-            cell = [state if self.how.is_drop_in else like_scalar(target, state)]
+            cell = [state if self.reading.is_drop_in else like_scalar(target, state)]
             cells.append(cell)
             if signature(target) is not None:
                 self.found.append((path, target, state))
@@ -239,7 +239,7 @@ class Restore:
 
     def _compare(self, leaves: list[Leaf]) -> None:
         for path, target, state in leaves:
-            found = difference(target, state, self.strict, cast=self.how.cast)
+            found = difference(target, state, self.strict, cast=self.reading.cast)
             if found is not None:
                 self._note(path, *found)
 
@@ -330,7 +330,7 @@ class Restore:
                 for found, made in self.converted.get(path, ()):
                     if found is state:
                         return made
-        return state if self.how.is_drop_in else like_scalar(target, state)
+        return state if self.reading.is_drop_in else like_scalar(target, state)
 
     @contextlib.contextmanager
     def without_kinds(self) -> Iterator[None]:

@@ -100,15 +100,15 @@ def from_state_dict(target: Any, state: Any, name: str = ".", *, strict: Strict 
 def restore_encoded(
     target: Any,
     data: Buffer | core.Content,
-    how: Reading,
+    reading: Reading,
     *,
     convert: Convert | None = None,
 ) -> Any:
     """Restores encoded bytes as `restore_tree` does."""
-    if target is not None and how.strict != "exact" and not handlers.overridden():
+    if target is not None and reading.strict != "exact" and not handlers.overridden():
 
         def settle(leaves: list[Leaf]) -> list[Any]:
-            with Restore(how, core.restore_state, convert=convert) as restore:
+            with Restore(reading, core.restore_state, convert=convert) as restore:
                 return restore.settle_all(leaves)
 
         # Most data match the target exactly.
@@ -116,20 +116,20 @@ def restore_encoded(
             data,
             target,
             settle,
-            how.strict,
+            reading.strict,
             convert is not None,
-            how.everywhere,
-            how.copy,
-            how.threads,
+            reading.everywhere,
+            reading.copy,
+            reading.threads,
         )
         if restored is not None:
             return restored[0]
-    if not how.is_drop_in and target is not None:
+    if not reading.is_drop_in and target is not None:
         catalog = _catalog(data)
-        if catalog is not None and not needs_state(target, catalog.record, how):
-            return restore_selected(target, catalog, 0, how, convert=convert)
-    state = core.restore(data, how.copy, how.threads)
-    return restore_tree(target, state, _paths.ROOT, how, convert=convert)
+        if catalog is not None and not needs_state(target, catalog.record, reading):
+            return restore_selected(target, catalog, 0, reading, convert=convert)
+    state = core.restore(data, reading.copy, reading.threads)
+    return restore_tree(target, state, _paths.ROOT, reading, convert=convert)
 
 
 def _catalog(data: Buffer | core.Content) -> core.Catalog | None:
@@ -140,9 +140,9 @@ def _catalog(data: Buffer | core.Content) -> core.Catalog | None:
         return None
 
 
-def needs_state(target: Any, record: bytes | None, how: Reading) -> bool:
+def needs_state(target: Any, record: bytes | None, reading: Reading) -> bool:
     """Returns whether restoring a target requires a state: `restore_selected` cannot do it."""
-    if how.strict == "exact" or handlers.overridden() or core.RECORD_KEY in _keys(target):
+    if reading.strict == "exact" or handlers.overridden() or core.RECORD_KEY in _keys(target):
         return True
     return record is not None and core.has_older_types(record)
 
@@ -151,7 +151,7 @@ def restore_selected(
     target: Any,
     catalog: core.Catalog,
     value: int,
-    how: Reading,
+    reading: Reading,
     *,
     marks: core.Marks | None = None,
     selector: core.Selector | None = None,
@@ -162,7 +162,7 @@ def restore_selected(
 
     See `_core.restore_selected` for `catalog`, `value`, `marks` and `selector`.
     """
-    restore = Restore(how, core.restore_state, convert=convert, partial=partial)
+    restore = Restore(reading, core.restore_state, convert=convert, partial=partial)
     with restore, restore.conversion():
         return core.restore_selected(
             catalog,
@@ -172,8 +172,8 @@ def restore_selected(
             restore,
             marks=marks,
             selector=selector,
-            copy=how.copy,
-            threads=how.threads,
+            copy=reading.copy,
+            threads=reading.threads,
         )
 
 
@@ -181,7 +181,7 @@ def restore_tree(
     target: Any,
     state: Any,
     name: str,
-    how: Reading,
+    reading: Reading,
     *,
     convert: Convert | None = None,
     partial: Coverage | None = None,
@@ -193,7 +193,7 @@ def restore_tree(
       target: The template.
       state: Its state, with or without the record of its structure.
       name: The name of the root.
-      how: The options; `strict` and `cast` are used.
+      reading: The options; `strict` and `cast` are used.
       convert: Takes all leaves found for arrays of the template, returns their replacements. Called
         once everything matches.
       partial: The leaves to restore; `None` for all.
@@ -208,13 +208,13 @@ def restore_tree(
     name = as_part(name)
     kinds = None
     if record is not None:
-        if how.strict == "exact":
+        if reading.strict == "exact":
             kinds = core.other_kinds(target, state, record[0], root_at(name), at=record[1])
         state = mark_older(state, record)
     # The core does not compare kinds of containers, and lacks the handlers of built-in types.
     in_python = kinds is not None or handlers.overridden()
     child = restore_child if in_python else core.restore_state
-    with Restore(how, child, partial=partial, kinds=kinds, convert=convert) as restore:
+    with Restore(reading, child, partial=partial, kinds=kinds, convert=convert) as restore:
         return restore.whole(target, state, name)
 
 
@@ -433,7 +433,7 @@ def _restore_leaf(target: Any, state: Any, name: str, restore: Restore) -> Any:
     if isinstance(state, Mapping) and _prng.MARKER in state and _prng.is_key_like(target):
         key = _prng.wrap(state[_prng.MARKER], state.get("data"))
         state = state if key is None else key
-    found = difference(target, state, restore.strict, cast=restore.how.cast)
+    found = difference(target, state, restore.strict, cast=restore.reading.cast)
     if found is not None:
         restore.note(name, *found)
         if isinstance(state, Mapping) and len(state) == 1:
@@ -521,7 +521,7 @@ def _converted(template: Any, state: Any, name: str, restore: Restore) -> Any:
             }
     finally:
         restore.path.pop()
-    fits = difference(template, state, restore.strict, cast=restore.how.cast) is None
+    fits = difference(template, state, restore.strict, cast=restore.reading.cast) is None
     if not fits or signature(template) is None or signature(state) is None:
         return state
     return restore.leaf(template, state, name)

@@ -120,7 +120,7 @@ _ANOTHER_TREE = (
 def identity_of(
     path: str | os.PathLike[str],
     saved: Saved,
-    how: Writing,
+    writing: Writing,
     tree: int,
     manifest: core.Manifest,
     arrays: Sequence[Any],
@@ -130,17 +130,17 @@ def identity_of(
     Args:
       path: The path of the save.
       saved: The options of the save.
-      how: The options of writing.
+      writing: The options of writing.
       tree: A checksum of the paths, shapes and dtypes of arrays, and of the plan of writers.
       manifest: The manifest of the tree, without files.
       arrays: The arrays outside of the manifest.
     """
     sums = [_checksum(array) for array in arrays]
     options = {
-        "compress": how.compress if how.compress == "numbers" else bool(how.compress),
-        "level": None if how.level is None else operator.index(how.level),
-        "align": operator.index(how.align),
-        "durable": bool(how.durable),
+        "compress": writing.compress if writing.compress == "numbers" else bool(writing.compress),
+        "level": None if writing.level is None else operator.index(writing.level),
+        "align": operator.index(writing.align),
+        "durable": bool(writing.durable),
         "static": saved.static,
     }
     skeleton = manifest.with_files(manifest.files)

@@ -153,7 +153,7 @@ def _is_nothing(leaf: Any) -> bool:
 
 
 def file_layout(
-    tree: Any, saved: Saved, how: Writing, *, snapshot: bool = False, base_name: str = ""
+    tree: Any, saved: Saved, writing: Writing, *, snapshot: bool = False, base_name: str = ""
 ) -> core.Layout:
     """Lays out a tree for a file, with its structure, an index and checksums.
 
@@ -161,14 +161,14 @@ def file_layout(
     """
     return described_layout(
         tree,
-        how.align,
+        writing.align,
         saved.metadata,
         static=saved.static,
         index=True,
         # A patch has a checksum of its own.
-        checksums=not how.compress and saved.base is None,
+        checksums=not writing.compress and saved.base is None,
         snapshot=snapshot,
         base=base_of(saved.base),
         base_name=base_name,
-        threads=how.threads,
+        threads=writing.threads,
     )

@@ -298,11 +298,11 @@ if hasattr(os, "register_at_fork"):
 
 
 def _open(path: Path) -> int:
-    how = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+    flags = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
     try:
-        return os.open(path, os.O_RDWR | how)  # NFS locks only files open for writing
+        return os.open(path, os.O_RDWR | flags)  # NFS locks only files open for writing
     except PermissionError:
-        return os.open(path, os.O_RDONLY | how)
+        return os.open(path, os.O_RDONLY | flags)
 
 
 def _lock(file: int, *, wait: bool = False) -> bool | None:

@@ -51,15 +51,17 @@ class ShardedWrite:
         path: str | os.PathLike[str],
         tree: Any,
         saved: Saved,
-        how: Writing,
+        writing: Writing,
         *,
         snapshot: bool,
     ):
         self._group = Group(saved.timeout, step=saved.step)
         self._path = absolute(path)  # the working directory may change
         try:
-            identify = functools.partial(identity_of, path, saved, how)
-            self._share = ProcessShare(tree, saved, how, self._group, identify, snapshot=snapshot)
+            identify = functools.partial(identity_of, path, saved, writing)
+            self._share = ProcessShare(
+                tree, saved, writing, self._group, identify, snapshot=snapshot
+            )
         except BaseException as error:
             self.abandon(error)
             raise
@@ -154,14 +156,14 @@ class ProcessShare:
         self,
         tree: Any,
         saved: Saved,
-        how: Writing,
+        writing: Writing,
         group: Group,
         identify: Callable[[int, core.Manifest, list[Any]], Identity],
         *,
         snapshot: bool,
     ):
         self.index = group.index
-        self._how = how
+        self._writing = writing
         whole = described_layout(
             tree, 1, saved.metadata, static=saved.static, index=True, hollow=True
         )
@@ -194,7 +196,7 @@ class ProcessShare:
             about = {"process": self.index, "plan": self._plan}
             if saved.own is not None:
                 about["own"] = saved.own()
-            self._layout = file_layout(mine, Saved(metadata=about), how, snapshot=snapshot)
+            self._layout = file_layout(mine, Saved(metadata=about), writing, snapshot=snapshot)
 
     def write(self, directory: Directory, name: str, progress: Progress = None) -> Written | None:
         """Writes the file of this process and describes it; `None` if it has no shards."""
@@ -202,7 +204,7 @@ class ProcessShare:
         if layout is None:
             return None
         file = file_name(name, self.index)
-        save_layout(layout, directory.file(file), self._how, progress)
+        save_layout(layout, directory.file(file), self._writing, progress)
         del layout
         return directory.look(file)
 
@@ -237,7 +239,7 @@ class ProcessShare:
                 )
             files.append((found.name, found.nbytes, found.record))
         data = self._draft.with_files(files, writer())
-        directory.commit(data, there, durable=self._how.durable)
+        directory.commit(data, there, durable=self._writing.durable)
 
     def _look(self, directory: Directory, name: str, process: int) -> Written:
         try:

@@ -229,11 +229,11 @@ class ObjectStore(RemoteStore):
             )
 
     def put(self, path: str, data: bytes, before: Any = None, *, durable: bool = True) -> None:
-        how: dict[str, Any] = {}
+        condition: dict[str, Any] = {}
         if before is not None and self.has_conditions:
-            how["mode"] = "create" if before is ABSENT else before
+            condition["mode"] = "create" if before is ABSENT else before
         with self._translated(path):
-            self._obstore.put(self._store, path, data, use_multipart=False, **how)
+            self._obstore.put(self._store, path, data, use_multipart=False, **condition)
 
     def delete(self, paths: Sequence[str]) -> None:
         if not paths:
