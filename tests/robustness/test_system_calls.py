@@ -32,6 +32,7 @@ import treepack
 from commands import COMMAND
 from exported import doubling
 from treepack import _cli, checkpoints, serialization
+from treepack._src.saving.lease import BusyError
 from waiting import HANG_S
 
 OLD: Any = {"w": np.arange(3000.0), "n": 3}
@@ -76,10 +77,16 @@ def convert(path: Path, tree: Any) -> None:
 Write = Callable[[Path, Any], object]
 
 
+def fast_of(path: Path) -> Path:
+    """Returns the fast directory of a run."""
+    return path.with_name("fast")
+
+
 def save_step(path: Path, tree: Any, **options: Any) -> None:
-    """Saves the next step of a run."""
+    """Saves the next step of a run, and drains it if there is a fast directory."""
     run = treepack.Series(path, keep=treepack.Keep(last=1), **options)
     run.save((run.steps() or [0])[-1] + 1, tree, local=tree["n"])
+    run.wait()
 
 
 SAVES: dict[str, Write] = {
@@ -103,6 +110,10 @@ SAVES: dict[str, Write] = {
     ),
     "run": save_step,
     "run of directories": lambda path, tree: save_step(path, tree, sharded=True),
+    "run with a fast directory": lambda path, tree: save_step(path, tree, fast=fast_of(path)),
+    "run of directories with a fast one": lambda path, tree: save_step(
+        path, tree, sharded=True, fast=fast_of(path)
+    ),
 }
 
 
@@ -133,10 +144,14 @@ def found_at(kind: str, path: Path) -> Any:
     if kind == "series":
         return checkpoints.restore_checkpoint(path, None)
     if kind.startswith("run"):
-        run = treepack.Series(path)
+        run = treepack.Series(path, fast=fast_of(path) if "fast" in kind else None)
         resumed = run.resume(copy=True)
         assert resumed is not None, "there was one"
         assert run.local == resumed[1]["n"]
+        with contextlib.suppress(
+            BusyError
+        ):  # by a lease that was not written before power was lost
+            run.wait()  # it drains what it has found
         return resumed[1]
     return treepack.load(path, copy=True, mmap=False)
 

@@ -9,6 +9,7 @@ import random
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -97,6 +98,11 @@ def test_resume_passes_over_what_is_damaged(server: s3.Server, kind: str, sharde
         check(run, 3)
 
 
+def check_durable(server: s3.Server, url: str) -> None:
+    """Fails unless the drain has brought the last step."""
+    assert run_of(server, url).steps()[-1] == 4
+
+
 KILLED = """
 import json, sys
 import numpy as np
@@ -104,9 +110,12 @@ import treepack
 from treepack._src.storage import objects
 url, options, sharded = sys.argv[1], json.loads(sys.argv[2]), sys.argv[3] == "True"
 objects._PART_BYTES = 5 << 20
-run = treepack.Series(url, keep=treepack.Keep(last=2), sharded=sharded, storage_options=options)
+run = treepack.Series(url, keep=treepack.Keep(last=2), sharded=sharded, storage_options=options,
+                      fast=sys.argv[4] or None)
 state = {"w": np.full(3000, 4, np.float32), "step": 4, "more": np.full(13 << 20, 4, np.uint8)}
 run.save(4, state, local=4)
+print("saved", flush=True)
+run.wait()
 print("ended")
 """
 
@@ -126,9 +135,10 @@ def killing(job: Any, turn: int, after: bool) -> Callable[[s3.Request], Any]:
 
 
 @pytest.mark.campaign
+@pytest.mark.parametrize("has_fast", [False, True])
 @pytest.mark.parametrize("sharded", [False, True])
 def test_a_program_that_is_killed_at_any_request_leaves_whole_ones(
-    server: s3.Server, sharded: bool
+    server: s3.Server, sharded: bool, has_fast: bool, in_memory: Path
 ) -> None:
     """Never two steps in one checkpoint, and never fewer whole ones than `last`."""
     options = {name: it for name, it in server.options.items() if name != "retry_config"}
@@ -138,12 +148,22 @@ def test_a_program_that_is_killed_at_any_request_leaves_whole_ones(
         for step in (1, 2, 3):
             run.save(step, state(step), local=step)
         url = run.path(1).removesuffix("/step_1")
-        command = [sys.executable, "-c", KILLED, url, json.dumps(options), str(sharded)]
+        fast = str(in_memory / f"{turn}") if has_fast else ""
+        command = [sys.executable, "-c", KILLED, url, json.dumps(options), str(sharded), fast]
         job = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         server.proxy.fault = killing(job, turn, after)
-        has_ended = "ended" in job.communicate()[0]
+        told = job.communicate()[0]
+        has_ended = "ended" in told
         server.proxy.wait_until_idle()
         server.proxy.fault = lambda _: None
+        if has_fast:
+            both = run_of(server, url, keep=treepack.Keep(last=2), sharded=sharded, fast=fast)
+            found = both.resume(state(0), strict=False)
+            assert found is not None
+            assert found[0] == found[1]["step"] == both.local == (4 if "saved" in told else 3)
+            both.wait()
+            if "saved" in told:
+                check_durable(server, url)
         steps = [step for step in run.steps() if treepack.verify(run.path(step)).ok]
         assert steps in ([2, 3], [2, 3, 4], [3, 4])
         assert len(steps) >= 2
@@ -154,6 +174,33 @@ def test_a_program_that_is_killed_at_any_request_leaves_whole_ones(
         if has_ended:
             return
     raise AssertionError("a save takes fewer requests")
+
+
+def test_a_save_to_a_fast_directory_takes_none(server: s3.Server, tmp_path: Path) -> None:
+    run = run_of(server, keep=treepack.Keep(last=2), fast=tmp_path)
+    server.proxy.requests.clear()
+    for step in range(1, 5):
+        run.save(step, state(step), local=step)
+        run.wait()
+    server.proxy.requests.clear()
+    server.proxy.fault = lambda _: 503
+    run.save(5, state(5), local=5)
+    check_fast = treepack.Series(tmp_path).resume(state(0))
+    assert check_fast is not None
+    assert check_fast[0] == 5
+    with pytest.raises(OSError, match="runs"):
+        run.wait()
+    server.proxy.fault = lambda _: None
+    server.proxy.requests.clear()
+    run.wait()
+    # What is there; whether a later one is; the file; what there is; what goes; what is left.
+    assert len(server.proxy.requests) <= 6, server.proxy.requests
+    server.proxy.requests.clear()
+    run.save(6, state(6), local=6)
+    assert [it.method for it in server.proxy.requests if it.method == "PUT"] == []
+    run.wait()
+    check(run, 6)
+    assert treepack.Series(run.path(6).removesuffix("/step_6"), storage_options=server.options)
 
 
 def test_a_save_takes_few_requests(server: s3.Server) -> None:

@@ -257,15 +257,18 @@ def begin(
     future: AskedFuture[Any],
     *,
     at_once: bool = False,
+    waits: bool = True,
     abandon: Callable[[BaseException], object] | None = None,
 ) -> None:
     """Begins the work of a future in a thread, after earlier work at the same place.
 
-    See `run` for `at_once` and `abandon`.
+    See `run` for `at_once` and `abandon`. Without `waits`, the work itself waits for the earlier
+    work, by `wait_at`.
     """
     try:
         _under_way[future] = place
-        wait_at(place, future)
+        if waits:
+            wait_at(place, future)
         if at_once:
             future.attempt()
         else:

@@ -18,6 +18,8 @@ from treepack._src.interop.group import Group, Message, OthersError, text_of
 from treepack._src.options import ChoiceOptions
 from treepack._src.printable import warn
 from treepack._src.series.contents import is_damage, opened_to_load
+from treepack._src.series.fast import Fast
+from treepack._src.series.names import Found
 from treepack._src.series.writing import Checkpoints
 from treepack._src.storage.place import shown
 from treepack.errors import CorruptionError
@@ -60,6 +62,7 @@ class Resuming:
     def __init__(
         self,
         checkpoints: Checkpoints,
+        fast: Fast | None,
         template: Any,
         timeout: float,
         *,
@@ -69,7 +72,8 @@ class Resuming:
         options: ChoiceOptions,
     ):
         self.skipped: Skipped = []
-        self._checkpoints, self._template, self._timeout = checkpoints, template, timeout
+        self._checkpoints, self._fast = checkpoints, fast
+        self._template, self._timeout = template, timeout
         self._is_verified, self._options = is_verified, options
         self._mmap, self._max_size = mmap, max_size
         self._index, self._count, _ = _jax.processes()
@@ -83,6 +87,8 @@ class Resuming:
         Raises:
           CorruptionError: If there are checkpoints, and none of them is whole.
         """
+        if self._fast is not None:
+            self._fast.check()
         if self._count == 1:
             found = self._search(self._load)
         else:
@@ -99,26 +105,26 @@ class Resuming:
             )
         return found
 
-    def _search(self, attempt: Callable[[int], Loaded]) -> Loaded | None:
+    def _search(self, attempt: Callable[[int, Checkpoints], Loaded]) -> Loaded | None:
         """Makes attempts with one step after another, the latest first."""
         for left in reversed(range(_ATTEMPTS)):
             self.skipped = []
-            numbered = self._checkpoints.folder.numbered()
-            for step, entry in reversed(numbered.items()):
+            for step, checkpoints, entry in self._candidates():
                 try:
                     if not entry.is_complete:
                         raise UnfinishedError("its save has not ended: there is no manifest")
-                    found = attempt(step)
+                    found = attempt(step, checkpoints)
                 except Exception as error:
                     if not is_damage(error):
                         raise
-                    if left and entry.is_complete and self._is_gone(step, error):
+                    if left and entry.is_complete and _is_gone(checkpoints, step, error):
                         break  # since a later one is saved: look again
                     error = error.with_traceback(None)  # which holds what was loaded
                     self.skipped.append((step, error))
-                    self._checkpoints.damaged[step] = error
+                    checkpoints.damaged[step] = error
                 else:
-                    self._checkpoints.damaged.pop(step, None)
+                    checkpoints.damaged.pop(step, None)
+                    self._forgive(step, checkpoints)
                     return found
             else:
                 break
@@ -130,24 +136,39 @@ class Resuming:
             "what treepack salvage can read of them, or begin anew in another directory"
         )
 
-    def _is_gone(self, step: int, error: Exception) -> bool:
-        """Returns whether a checkpoint that cannot be read was removed meanwhile."""
-        found = self._checkpoints.folder.numbered().get(step)
-        is_there = found is not None and found.is_complete
-        return not is_there or isinstance(error, FileNotFoundError)
+    def _candidates(self) -> list[tuple[int, Checkpoints, Found]]:
+        """Returns the checkpoints of all directories, the latest first, and the fast one first."""
+        tiers = [self._checkpoints]
+        if self._fast is not None:  # in this order, since a drain may move one meanwhile
+            tiers.insert(0, self._fast.checkpoints)
+        found = [(step, tier, it) for tier in tiers for step, it in tier.folder.numbered().items()]
+        steps = [step for step, _, _ in found]
+        older = {
+            step
+            for step in steps
+            if self._fast is not None and steps.count(step) > 1 and self._fast.is_older(step)
+        }
+        return sorted(found, key=lambda it: (-it[0], it[0] in older and it[1] is not tiers[-1]))
 
-    def _load(self, step: int) -> Loaded:
+    def _forgive(self, step: int, checkpoints: Checkpoints) -> None:
+        """Takes a step that is loaded from one directory from those that are skipped."""
+        for skipped, error in self.skipped:
+            if skipped == step and not isinstance(error, UnfinishedError):
+                warn(f"step {step} is taken from {shown(checkpoints.path(step))}: {error}")
+        self.skipped = [it for it in self.skipped if it[0] != step]
+
+    def _load(self, step: int, checkpoints: Checkpoints) -> Loaded:
         """Loads the checkpoint of a step.
 
         Raises:
           Exception: If it is not whole; see `is_damage`.
         """
-        return unless_replaced(functools.partial(self._load_once, step))
+        return unless_replaced(functools.partial(self._load_once, step, checkpoints))
 
-    def _load_once(self, step: int) -> Loaded:
+    def _load_once(self, step: int, checkpoints: Checkpoints) -> Loaded:
         options = self._options
         with opened_to_load(
-            self._checkpoints.path(step),
+            checkpoints.path(step),
             step,
             mmap=self._mmap,
             max_size=self._max_size,
@@ -162,10 +183,10 @@ class Resuming:
         return Loaded(step, state, local, saved)
 
     def _lead(self, meeting: _Meeting) -> Loaded | None:
-        def attempt(step: int) -> Loaded:
+        def attempt(step: int, checkpoints: Checkpoints) -> Loaded:
             group = meeting.next()
             group.announce(json.dumps({"step": step}))
-            mine = _Outcome(functools.partial(self._load, step))
+            mine = _Outcome(functools.partial(self._load, step, checkpoints))
             told = group.gather()
             errors = [f"process {at}: {it.error}" for at, it in sorted(told.items()) if it.error]
             if mine.is_error or not errors:
@@ -193,7 +214,7 @@ class Resuming:
             group = meeting.next()
             told = json.loads(group.announced())
             if "step" in told:
-                mine = _Outcome(functools.partial(self._load, told["step"]))
+                mine = _Outcome(functools.partial(self._load, told["step"], self._checkpoints))
                 group.tell(mine.message())
                 continue
             if mine is not None and mine.is_error:
@@ -205,6 +226,13 @@ class Resuming:
                 for step, text, is_unfinished in told["skipped"]
             ]
             return None if told["found"] is None or mine is None else mine.result()
+
+
+def _is_gone(checkpoints: Checkpoints, step: int, error: Exception) -> bool:
+    """Returns whether a checkpoint that cannot be read was removed meanwhile."""
+    found = checkpoints.folder.numbered().get(step)
+    is_there = found is not None and found.is_complete
+    return not is_there or isinstance(error, FileNotFoundError)
 
 
 class _Outcome:

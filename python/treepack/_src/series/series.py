@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import operator
 import os
-from collections.abc import Iterator, Mapping
-from typing import Any, Literal, Unpack, overload
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Literal, TypeVar, Unpack, overload
 
 from treepack._src.interop import jax as _jax
 from treepack._src.options import (
@@ -27,7 +28,8 @@ from treepack._src.options import (
 from treepack._src.printable import warn
 from treepack._src.saving.background import Saving, begin, wait_at
 from treepack._src.saving.directory import interrupted
-from treepack._src.series.contents import opened
+from treepack._src.series.contents import Contents, opened
+from treepack._src.series.fast import Fast
 from treepack._src.series.intervals import Intervals
 from treepack._src.series.keep import Keep, check_positive
 from treepack._src.series.names import Folder, directory_of
@@ -37,6 +39,8 @@ from treepack._src.series.writing import PIN, Checkpoints, Commit
 from treepack._src.storage.place import Location, absolute, located, real, shown
 from treepack._src.storage.write import write_small
 from treepack.errors import TreepackError
+
+T = TypeVar("T")
 
 # Steps with more digits are not found in names.
 _MOST_STEP = 10**18
@@ -63,6 +67,10 @@ class Series:
       sharded: Whether a checkpoint is a directory. `None` makes one if there are several processes
         of `jax.distributed`, all of which then make the same calls.
       timeout: The seconds that processes wait for each other.
+      fast: A local directory, such as `"/dev/shm/run"`, to which `save` saves; a thread copies from
+        there to `path`. It holds at most three checkpoints: if copying takes longer than the
+        intervals between saves, those that only `last` keeps are not copied, and if others have to
+        be, `save` waits. For one process.
       storage_options: See `save`.
 
     Attributes:
@@ -93,6 +101,7 @@ class Series:
         prefix: str = "step_",
         sharded: bool | None = None,
         timeout: float = TIMEOUT_S,
+        fast: str | os.PathLike[str] | None = None,
         storage_options: StorageOptions = None,
     ):
         check("timeout", timeout)
@@ -104,12 +113,15 @@ class Series:
         self.skipped: list[tuple[int, BaseException]] = []
         self.local: Any = None
         # The program may go to another directory.
-        self._checkpoints = Checkpoints(Folder(absolute(directory), prefix))
+        self._checkpoints = durable = Checkpoints(Folder(absolute(directory), prefix))
         self._place = "series", real(absolute(directory))
         self._keep, self._sharded, self._timeout = keep, sharded, timeout
         self._last: Saving | None = None
         self._intervals = Intervals(every, seconds, timeout)
         self._preemption: Preemption | None = None
+        self._fast = None if fast is None else Fast(_checked_fast(fast, directory), durable, keep)
+        # Those to which a save goes.
+        self._first = durable if self._fast is None else self._fast.checkpoints
 
     @overload
     def save(
@@ -192,18 +204,21 @@ class Series:
         saved.timeout = self._timeout
         saved.sharded = _jax.processes()[1] > 1 if self._sharded is None else self._sharded
         self._wait()
-        commit = Commit(self._checkpoints, self._keep, step, metrics or {}, local)
+        self._check_processes()
+        keep = self._keep if self._fast is None else None
+        commit = Commit(self._first, keep, step, metrics or {}, local)
         commit.prepare(state, saved, how, snapshot=background)
         progress = options.get("progress")
         commit.then = self._intervals.restart()
+        write = commit if self._fast is None else functools.partial(self._fast.save, commit)
         if not background:
             wait_at(self._place)  # for what a signal handler has begun meanwhile
-            commit(progress)
+            write(progress)
             self._exit_if_asked()
             return None
-        saving = Saving(self._checkpoints.path(step), commit, progress)
+        saving = Saving(self._first.path(step), write, progress)
         # What this thread has interrupted ends only after this.
-        at_once = bool(interrupted(self._checkpoints.folder.directory))
+        at_once = bool(interrupted(self._first.folder.directory))
         begin(self._place, saving, at_once=at_once, abandon=commit.abandon)
         self._last = saving
         self._exit_if_asked()
@@ -253,8 +268,10 @@ class Series:
         check("max_size", max_size)
         check_known(Series.resume, options)
         wait_at(self._place)
+        self._check_processes()
         resuming = Resuming(
             self._checkpoints,
+            self._fast,
             template,
             self._timeout,
             is_verified=verify == "all",
@@ -267,16 +284,21 @@ class Series:
         finally:
             self.skipped = resuming.skipped
         self.local = None if found is None else found.local
+        if found is not None and self._fast is not None:
+            self._fast.drain()  # what a killed program has left
         return None if found is None else (found.step, found.state)
 
     def steps(self) -> list[int]:
         """Returns the steps of all checkpoints, in order; their names tell, no file is read."""
-        numbered = self._checkpoints.folder.numbered()
-        return [step for step, found in numbered.items() if found.is_complete]
+        return (self._checkpoints if self._fast is None else self._fast).steps()
 
     def path(self, step: int) -> str:
-        """Returns the path or URL of the checkpoint of a step."""
-        return self._checkpoints.path(_checked(step))
+        """Returns the path or URL of the checkpoint of a step.
+
+        With `fast=`, the one in `path` once it is copied there, and until then the other.
+        """
+        step = _checked(step)
+        return (self._checkpoints if self._fast is None else self._fast.holder(step)).path(step)
 
     def metrics(self, step: int) -> dict[str, float]:
         """Returns the metrics of a checkpoint. The state is not read.
@@ -285,8 +307,7 @@ class Series:
           TreepackError: A ValueError. If there is no checkpoint of this step.
           CorruptionError: A TreepackError. If it is damaged.
         """
-        with opened(self._existing(step), step) as contents:
-            return dict(contents.summary().metrics)
+        return self._read(step, lambda contents: dict(contents.summary().metrics))
 
     def metadata(self, step: int) -> Any:
         """Returns the metadata of a checkpoint, or `None`. The state is not read.
@@ -295,8 +316,7 @@ class Series:
           TreepackError: See `metrics`.
           UnregisteredTypeError: If a type in them is not registered.
         """
-        with opened(self._existing(step), step) as contents:
-            return contents.metadata()
+        return self._read(step, lambda contents: contents.metadata())
 
     def keep(self, step: int) -> None:
         """Keeps a checkpoint whatever the rules say, also after a restart.
@@ -307,9 +327,9 @@ class Series:
         Raises:
           TreepackError: A ValueError. If there is no checkpoint of this step.
         """
-        path = self._existing(step)
+        self._check_existing(step)
         if _jax.processes()[0] == 0:
-            write_small(path + PIN, b"", durable=True)
+            write_small(self._checkpoints.path(step) + PIN, b"", durable=True)
 
     def should_save(self, step: int) -> bool:
         """Returns whether a step is saved: by `every` and `seconds`, and when the program ends.
@@ -372,12 +392,14 @@ class Series:
             raise preemption.exit()
 
     def wait(self) -> None:
-        """Waits until all saves in the background have ended.
+        """Waits until all saves in the background have ended, and with `fast=` are copied.
 
         Raises:
-          Exception: The error of the last one, if it has failed.
+          Exception: The error of the last one, if it has failed, or that of copying.
         """
         wait_at(self._place)
+        if self._fast is not None:
+            self._fast.finish()
         if self._last is not None:
             self._last.result()
 
@@ -397,16 +419,45 @@ class Series:
         last, self._last = self._last, None
         if last is not None and last.has_unasked_error:
             warn(f"{shown(last.path)} was not saved: {last.exception()!r}; the next save goes on")
+        if self._fast is not None:
+            self._fast.warn()
 
-    def _existing(self, step: int) -> str:
-        """Returns the path of a checkpoint that is there, once saves have ended."""
+    def _check_processes(self) -> None:
+        if self._fast is not None and _jax.processes()[1] > 1:
+            raise TreepackError(
+                f"fast= is for one process, and there are {_jax.processes()[1]}: leave it out"
+            )
+
+    def _read(self, step: int, read: Callable[[Contents], T]) -> T:
+        """Calls a function with a checkpoint that is there."""
+        for is_last in (False, True):
+            self._check_existing(step)
+            try:
+                with opened(self.path(step), _checked(step)) as contents:
+                    return read(contents)
+            except FileNotFoundError:  # it was copied meanwhile
+                if is_last or self._fast is None:
+                    raise
+        raise AssertionError("the last attempt returns or raises")
+
+    def _check_existing(self, step: int) -> None:
+        """Checks that there is a checkpoint of a step, once saves have ended."""
         wait_at(self._place)
         steps = self.steps()
         if _checked(step) not in steps:
             folder = shown(self._checkpoints.folder.directory)
             there = f"there are {', '.join(map(str, steps))}" if steps else "there is none"
             raise TreepackError(f"no checkpoint of step {step} in {folder}: {there}")
-        return self._checkpoints.path(step)
+
+
+def _checked_fast(fast: str | os.PathLike[str], directory: str) -> str:
+    """Returns the absolute path of the fast directory of the series in a directory."""
+    found = directory_of(located(fast))
+    if not Folder(found, "").is_local:
+        raise ValueError(f"fast must be a local directory, not the URL {shown(found)!r}")
+    if real(found) == real(directory):
+        raise ValueError(f"fast must be another directory than path, {shown(directory)!r}")
+    return absolute(found)
 
 
 def _checked(step: Any) -> int:

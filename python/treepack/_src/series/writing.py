@@ -21,7 +21,7 @@ from treepack._src.saving.layout import file_layout
 from treepack._src.saving.sharded import ShardedWrite
 from treepack._src.series.contents import is_damage, metadata_of, opened, own
 from treepack._src.series.keep import Keep, Summary
-from treepack._src.series.names import Folder
+from treepack._src.series.names import Folder, Found
 from treepack._src.series.retention import discard, remove_leftovers
 from treepack._src.storage.entries import remove
 from treepack._src.storage.place import shown
@@ -48,6 +48,19 @@ class Checkpoints:
     def path(self, step: int) -> str:
         """Returns the path or URL of the checkpoint of a step."""
         return self.folder.path(self.folder.name(step))
+
+    def steps(self) -> list[int]:
+        """Returns the steps of the checkpoints whose save has ended, in order."""
+        return [step for step, found in self.folder.numbered().items() if found.is_complete]
+
+    def whole(self) -> list[Summary]:
+        """Returns the whole checkpoints, in order."""
+        found = (self.summary(step) for step in self.steps())
+        return [it for it in found if it is not None]
+
+    def refresh(self) -> None:
+        """Forgets what it has read of the checkpoints: others may have replaced them."""
+        self._summaries.clear()
 
     def add(self, summary: Summary) -> None:
         """Adds a checkpoint that was saved here."""
@@ -82,7 +95,11 @@ class Checkpoints:
 
 
 class Commit:
-    """The save of one step. A call writes and commits it; process 0 then removes others."""
+    """The save of one step. A call writes and commits it; process 0 then removes others.
+
+    Attributes:
+      step: The step.
+    """
 
     def __init__(
         self,
@@ -92,7 +109,7 @@ class Commit:
         metrics: Mapping[str, Any],
         local: Any,
     ):
-        self._checkpoints, self._keep, self._step = checkpoints, keep, step
+        self._checkpoints, self._keep, self.step = checkpoints, keep, step
         self._metrics, self._local = metrics, local
         self._summary = Summary(step, time.time(), {})
         self._write: Write | None = None
@@ -110,14 +127,14 @@ class Commit:
           how: How it is written.
           snapshot: Whether the encoding does not depend on the tree any more.
         """
-        path = self._checkpoints.path(self._step)
-        saved.step, self._is_sharded = self._step, bool(saved.sharded)
+        path = self._checkpoints.path(self.step)
+        saved.step, self._is_sharded = self.step, bool(saved.sharded)
         if saved.sharded:
-            saved.own, saved.metadata = self._own, metadata_of(self._step, saved.metadata)
+            saved.own, saved.metadata = self._own, metadata_of(self.step, saved.metadata)
             together = ShardedWrite(path, state, saved, how, snapshot=snapshot)
             self._write, self.abandon, self._leads = together, together.abandon, together.leads
         else:
-            saved.metadata = metadata_of(self._step, saved.metadata, self._own())
+            saved.metadata = metadata_of(self.step, saved.metadata, self._own())
             layout = file_layout(state, saved, how, snapshot=snapshot)
             self._write = functools.partial(save_layout, layout, path, how)
 
@@ -135,8 +152,7 @@ class Commit:
             return
         with contextlib.ExitStack() as stack:
             try:
-                stack.enter_context(claimed(self._checkpoints.folder))
-                self._make_room()
+                stack.enter_context(room_for(self._checkpoints, self.step, self._is_sharded))
             except BaseException as error:
                 if self.abandon is not None:
                     self.abandon(error)
@@ -144,38 +160,50 @@ class Commit:
             write(progress)
             del write  # and the arrays with it
             self.then()
-            self._checkpoints.add(self._summary)
-            if self._keep is not None:
-                _tidy(self._checkpoints, self._keep, self._step)
+            has_saved(self._checkpoints, self._summary, self._keep)
 
-    def _make_room(self) -> None:
-        """Checks that the step may be saved, and removes a damaged checkpoint that is in the way.
 
-        Raises:
-          InvalidCheckpointError: If a later checkpoint is there, which would be resumed instead,
-            or one of this step that has another form.
-        """
-        checkpoints, step = self._checkpoints, self._step
+@contextlib.contextmanager
+def room_for(checkpoints: Checkpoints, step: int, is_sharded: bool) -> Iterator[None]:
+    """Claims the directory for the save of a step, and removes a damaged checkpoint in its way.
+
+    Raises:
+      BusyError: If another job saves there.
+      InvalidCheckpointError: If a later checkpoint is there, which would be resumed instead, or one
+        of this step that has another form.
+    """
+    with claimed(checkpoints.folder):
         numbered = checkpoints.folder.numbered()
-        for later, found in reversed(numbered.items()):
-            if later > step and found.is_complete and checkpoints.summary(later) is not None:
-                raise InvalidCheckpointError(
-                    f"step {step} cannot be saved to {shown(checkpoints.folder.directory)}, since "
-                    f"step {later} is there, which resume would take: save a later step, or remove "
-                    f"{shown(checkpoints.path(later))} and all after it if training goes on "
-                    "before it"
-                )
+        check_last(checkpoints, step, numbered)
         same = numbered.get(step)
-        if same is None or same.is_directory == self._is_sharded:
-            return
-        if same.is_complete and checkpoints.summary(step) is not None:
-            forms = ["a file", "a directory"]
+        if same is not None and same.is_directory != is_sharded:
+            if same.is_complete and checkpoints.summary(step) is not None:
+                forms = ["a file", "a directory"]
+                raise InvalidCheckpointError(
+                    f"{shown(checkpoints.path(step))} is {forms[same.is_directory]}, and would "
+                    f"become {forms[is_sharded]}, which cannot replace it at once: remove it, or "
+                    "save a later step"
+                )
+            remove(checkpoints.path(step))
+        yield
+
+
+def check_last(checkpoints: Checkpoints, step: int, numbered: Mapping[int, Found]) -> None:
+    """Raises an InvalidCheckpointError if a later checkpoint is there."""
+    for later, found in sorted(numbered.items(), reverse=True):
+        if later > step and found.is_complete and checkpoints.summary(later) is not None:
             raise InvalidCheckpointError(
-                f"{shown(checkpoints.path(step))} is {forms[same.is_directory]}, and would become "
-                f"{forms[self._is_sharded]}, which cannot replace it at once: remove it, or save a "
-                "later step"
+                f"step {step} cannot be saved to {shown(checkpoints.folder.directory)}, since step "
+                f"{later} is there, which resume would take: save a later step, or remove "
+                f"{shown(checkpoints.path(later))} and all after it if training goes on before it"
             )
-        remove(checkpoints.path(step))
+
+
+def has_saved(checkpoints: Checkpoints, summary: Summary, keep: Keep | None) -> None:
+    """Adds a checkpoint that was committed, and removes those that no rule keeps any more."""
+    checkpoints.add(summary)
+    if keep is not None:
+        _tidy(checkpoints, keep, summary.step)
 
 
 @contextlib.contextmanager

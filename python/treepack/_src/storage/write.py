@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import os
+import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 from typing import IO, Any
 
 import treepack._core as core
@@ -15,7 +18,7 @@ from treepack._src.options import Progress, Writing, progress_bar
 from treepack._src.storage import remote as _remote
 from treepack._src.storage.naming import naming
 from treepack._src.storage.place import local, shown, url_of
-from treepack._src.storage.stores import store_of
+from treepack._src.storage.stores import file_at, store_of
 
 
 def save_layout(
@@ -54,6 +57,24 @@ def write_small(path: str | os.PathLike[str], data: bytes, *, durable: bool) -> 
     """Writes a small file atomically, local or remote."""
     store, place = store_of(path)
     store.put(place, data, durable=durable)
+
+
+def copy_file(source: str | os.PathLike[str], path: str | os.PathLike[str]) -> int:
+    """Copies a local file to a path or URL, atomically; returns its number of bytes."""
+    with Path(source).open("rb", buffering=0) as file:
+        nbytes = os.fstat(file.fileno()).st_size
+        url = url_of(path)
+        if url is None:
+            with replacing(path) as copy:
+                shutil.copyfileobj(file, copy, _PIECE_BYTES)
+        else:
+            store, place = file_at(url)
+            store.upload(place, iter(functools.partial(file.read, _PIECE_BYTES), b""), nbytes)
+    return nbytes
+
+
+# The size in bytes of the parts in which a file is copied.
+_PIECE_BYTES = 4 << 20
 
 
 @contextlib.contextmanager

@@ -1,0 +1,329 @@
+"""The fast tier of a series: a directory in memory, or on a local disk, to which it saves first.
+
+    save ──▶ room ──▶ commit in the fast directory ──▶ return
+                            │
+    drain, a thread         └──▶ copy, commit in the durable directory ──▶ rules of `Keep`
+
+The drain copies the oldest first. A checkpoint is drained if the durable directory has a whole one
+of its step or a later one that was not saved before it. There is no other state, so a killed
+program leaves nothing to repair.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import secrets
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import treepack._core as core
+from treepack._src.checkpoint.shards import MANIFEST
+from treepack._src.options import Progress
+from treepack._src.printable import warn
+from treepack._src.saving.background import AskedFuture, begin, wait_at
+from treepack._src.saving.directory import directory_at
+from treepack._src.series.contents import is_damage, opened
+from treepack._src.series.keep import Keep, Summary
+from treepack._src.series.names import Folder
+from treepack._src.series.retention import discard, remove_leftovers
+from treepack._src.series.writing import (
+    Checkpoints,
+    Commit,
+    check_last,
+    has_saved,
+    pinned,
+    room_for,
+)
+from treepack._src.storage.content import read_all
+from treepack._src.storage.place import joined, real, shown
+from treepack._src.storage.write import copy_file, write_small
+from treepack.errors import CorruptionError, TreepackError
+
+FILE = "fast.treepack"
+"""The file with the random name of a run, in its directory and in that of its fast tier."""
+
+# The number of checkpoints beside the one that is written: the one being copied and the newest.
+_MOST = 2
+
+
+class _Drain(AskedFuture[None]):
+    """A drain in its thread.
+
+    Attributes:
+      has_looked: Whether it may have missed checkpoints that are committed from now on.
+    """
+
+    has_looked = False
+
+
+class Fast:
+    """The fast tier of a series.
+
+    Attributes:
+      checkpoints: Its checkpoints.
+    """
+
+    def __init__(self, directory: str, durable: Checkpoints, keep: Keep | None):
+        self.checkpoints = Checkpoints(Folder(directory, durable.folder.begin))
+        self._durable, self._keep = durable, keep
+        self._place = "drain", real(durable.folder.directory)
+        self._drains: list[_Drain] = []
+        self._run: str | None = None  # the random name of the run, once it is known
+
+    def __str__(self) -> str:
+        return shown(self.checkpoints.folder.directory)
+
+    def save(self, commit: Commit, progress: Progress) -> None:
+        """Saves a checkpoint here, and begins to drain it.
+
+        Raises:
+          InvalidCheckpointError: If a later one is in one of both directories.
+        """
+        if self._run is None:
+            check_last(self._durable, commit.step, self._durable.folder.numbered())
+        self.check(bind=True)
+        self._make_room()
+        commit(progress)
+        self.drain()
+
+    def check(self, *, bind: bool = False) -> None:
+        """Checks that the fast directory belongs to the run.
+
+        Args:
+          bind: Whether a new directory becomes that of the run.
+
+        Raises:
+          TreepackError: If it belongs to another run, or to one that was removed.
+        """
+        durable, fast = (it.folder.directory for it in (self._durable, self.checkpoints))
+        run, mine = self._run or _name_in(durable), _name_in(fast)
+        if (mine is None and self.checkpoints.steps()) or mine not in (None, run):
+            raise TreepackError(
+                f"the fast directory {self} has checkpoints of another run than "
+                f"{shown(durable)}, or of a run that was removed: pass another directory, or "
+                "remove this one if they are not needed"
+            )
+        if bind:
+            if run is None:
+                run = secrets.token_hex(16)
+                write_small(joined(durable, FILE), run.encode(), durable=True)
+            if mine is None:
+                write_small(joined(fast, FILE), run.encode(), durable=True)
+            self._run = run
+
+    def steps(self) -> list[int]:
+        """Returns the steps of the checkpoints of both directories, in order."""
+        # In this order, since a drain may move one meanwhile.
+        return sorted({*self.checkpoints.steps()} | {*self._durable.steps()})
+
+    def holder(self, step: int) -> Checkpoints:
+        """Returns the directory from which a step is read: the durable one if it is drained."""
+        if step not in self.checkpoints.steps():
+            return self._durable
+        is_drained = all(it.step != step for it in self._undrained(self._whole()))
+        return self._durable if is_drained and step in self._durable.steps() else self.checkpoints
+
+    def is_older(self, step: int) -> bool:
+        """Returns whether the durable directory has a later save of a step that is here, too."""
+        mine, other = self.checkpoints.summary(step), self._durable.summary(step)
+        return mine is not None and other is not None and (other.time or 0) > (mine.time or 0)
+
+    def drain(self) -> None:
+        """Begins to copy, in a thread, all checkpoints that are not drained."""
+        if self.checkpoints.steps():
+            with contextlib.suppress(RuntimeError, MemoryError):  # no thread: the next one does it
+                self._begin()
+
+    def _begin(self) -> None:
+        if any(not it.has_looked and not it.done() for it in self._drains):
+            return
+        drain = _Drain(shown(self._durable.folder.directory), lambda: self._run_drain(drain))
+        begin(self._place, drain, waits=False)
+        self._drains.append(drain)
+
+    def finish(self) -> None:
+        """Waits until all is drained.
+
+        Raises:
+          Exception: If it cannot be copied.
+        """
+        if self.checkpoints.steps():
+            self._begin()
+        wait_at(self._place)
+        drains = self._take(are_done=False)
+        for drain in drains[:-1]:
+            drain.exception()  # the last has tried again
+        if drains:
+            drains[-1].result()
+
+    def warn(self) -> None:
+        """Warns of errors of drains that have ended."""
+        for drain in self._take(are_done=True):
+            if drain.has_unasked_error:
+                warn(
+                    f"{self} could not be copied to {shown(self._durable.folder.directory)}: "
+                    f"{drain.exception()!r}; saves go on, and try again"
+                )
+
+    def _take(self, *, are_done: bool) -> list[_Drain]:
+        """Takes the drains from the list: all, or those that have ended."""
+        taken = [it for it in [*self._drains] if it.done() or not are_done]
+        self._drains = [it for it in self._drains if it not in taken]
+        return taken
+
+    def _run_drain(self, drain: _Drain) -> None:
+        """Copies the checkpoints that are not drained, the oldest first, and removes old ones."""
+        wait_at(self._place, drain)
+        drain.has_looked = True
+        self.check()
+        tried: set[tuple[int, float | None]] = set()
+        errors: list[TreepackError] = []
+        while left := [it for it in self._tidy(spared=0) if it[:2] not in tried]:
+            try:
+                self._copy(left[0])
+            except FileNotFoundError:
+                if left[0][:2] in (it[:2] for it in self._whole()):
+                    raise
+                continue  # it was removed, or saved again, meanwhile
+            except TreepackError as error:  # of this one, such as that it has come too late
+                errors.append(error)
+            tried.add(left[0][:2])
+        if errors:
+            raise errors[-1]
+
+    def _copy(self, summary: Summary) -> None:
+        step = summary.step
+        source, target = self.checkpoints.path(step), self._durable.path(step)
+        is_directory = Path(source).is_dir()
+        with room_for(self._durable, step, is_directory):
+            (_copy_directory if is_directory else copy_file)(source, target)
+            has_saved(self._durable, summary, self._keep)
+
+    def _whole(self) -> list[Summary]:
+        self.checkpoints.refresh()
+        return self.checkpoints.whole()
+
+    def _undrained(self, there: Sequence[Summary]) -> list[Summary]:
+        """Returns those of the checkpoints here that the durable directory lacks."""
+        if not there:
+            return []
+        steps = [step for step in self._durable.steps() if step >= there[0].step]
+        later = [it for it in map(self._durable.summary, steps) if it is not None]
+        return [it for it in there if not any(map(functools.partial(_replaces, it), later))]
+
+    def _tidy(self, *, spared: int) -> list[Summary]:
+        """Removes the drained except the newest, and those between that only `last` keeps.
+
+        Args:
+          spared: The number of the first checkpoints that stay, as a drain may be copying them.
+
+        Returns:
+          Those that are not drained.
+        """
+        there = self._whole()
+        left = self._undrained(there)
+        between = left[spared:-1]
+        wanted = self._wanted(there) if between else set()
+        dropped = [it for it in between if it.step not in wanted]
+        left = [it for it in left if it not in dropped]
+        self._remove([it.step for it in there[:-1] if it not in left])
+        return left
+
+    def _wanted(self, there: Sequence[Summary]) -> set[int]:
+        """Returns the steps that rules keep, seen over both directories; the last one is one."""
+        if self._keep is None:
+            return {it.step for it in there}
+        folder = self._durable.folder
+        both = {it.step: it for it in (*self._durable.whole(), *there)}
+        keep = dataclasses.replace(self._keep, last=1)
+        names = {entry.name for entry in folder.listing().entries}
+        return keep.kept([both[step] for step in sorted(both)]) | pinned(folder, names)
+
+    def _remove(self, steps: Sequence[int]) -> None:
+        """Removes checkpoints, and those before the newest one that are not whole."""
+        folder = self.checkpoints.folder
+        listing = folder.listing()
+        numbered = folder.numbered(listing)
+        newest = max((it.step for it in self.checkpoints.whole()), default=0)
+        bad = [step for step in numbered if step < newest and step in self.checkpoints.damaged]
+        discard(folder, [folder.name(step) for step in (*bad, *steps)], listing)
+        unfinished = [it for it, found in numbered.items() if it < newest and not found.is_complete]
+        remove_leftovers(folder, [folder.name(step) for step in unfinished], listing)
+
+    def _make_room(self) -> None:
+        """Makes room for one more checkpoint: drops some, waits for drains, or drops more.
+
+        Warns:
+          UserWarning: If drains have failed, and checkpoints are dropped that are not copied.
+        """
+        for is_first in (True, False):
+            if self._has_room():
+                return
+            if not is_first:
+                self.drain()
+                wait_at(self._place)
+            with contextlib.suppress(OSError, TreepackError):  # of the durable directory
+                self._tidy(spared=1)
+        if self._has_room():
+            return
+        left = there = self._whole()
+        with contextlib.suppress(OSError, TreepackError):
+            left = self._undrained(there)
+        if dropped := [it.step for it in left[:-1]]:
+            warn(
+                f"{self} is full, so steps {', '.join(map(str, dropped))} are removed there, which "
+                f"are perhaps not in {shown(self._durable.folder.directory)}"
+            )
+        self._remove([it.step for it in there if it not in left[-1:]])
+
+    def _has_room(self) -> bool:
+        """Returns whether there may be one more; it needs about as much space as the newest."""
+        steps = self.checkpoints.steps()
+        if not steps or len(steps) > _MOST:
+            return not steps
+        try:
+            with opened(self.checkpoints.path(steps[-1]), steps[-1]) as contents:
+                nbytes = contents.nbytes
+        except Exception as error:
+            if not is_damage(error):
+                raise
+            return True
+        return shutil.disk_usage(self.checkpoints.folder.directory).free >= nbytes
+
+
+def _replaces(one: Summary, other: Summary) -> bool:
+    """Returns whether another checkpoint is a copy of one, or was saved after it."""
+    return other.step >= one.step and (other.time or 0) >= (one.time or 0)
+
+
+def _name_in(directory: str) -> str | None:
+    try:
+        return read_all(joined(directory, FILE)).decode("ascii", "replace")
+    except FileNotFoundError:
+        return None
+
+
+def _copy_directory(source: str, target: str) -> None:
+    """Copies a sharded checkpoint, in one commit.
+
+    Raises:
+      CorruptionError: If a file has another size than its manifest says.
+    """
+    data = read_all(joined(source, MANIFEST))
+    files = core.Manifest.decode(data).files
+    directory = directory_at(target)
+    directory.claim(files[0][0].partition("-")[0])
+    try:
+        for name, expected, _ in files:
+            nbytes = copy_file(joined(source, name), directory.file(name))
+            if nbytes != expected:
+                raise CorruptionError(
+                    f"{joined(source, name)} has {nbytes} bytes, and its manifest says {expected}"
+                )
+        directory.commit(data, directory.names(), durable=True)
+    finally:
+        directory.clean()
+        directory.release()
