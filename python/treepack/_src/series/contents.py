@@ -1,11 +1,11 @@
-"""Reads what a checkpoint of a series has beside its state.
+"""Reads the metadata of a checkpoint of a series: step, time, metrics, local items.
 
     file         metadata: {"series": {"step", "time", "metrics", "local"}, "metadata": ...}
     directory    metadata of the manifest: {"series": {"step"}, "metadata": ...}
                  metadata of the file of each process: {..., "own": {"time", "metrics", "local"}}
 
-What is `own` differs between processes; those of process 0 count as the checkpoint's. A local item
-is a tree, as `dumps` encodes it. A checkpoint of `save` or of flax has none of these.
+`own` differs between processes; process 0's counts as the checkpoint's. A local item is a tree, as
+`dumps` encodes it. A checkpoint of `save` or of flax has none of these.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ _KEY = "series"
 # The year 9999, in seconds since 1970.
 _END_OF_TIME = 253_402_300_800
 
-# Errors in reading that come from the bytes of a checkpoint, or from what is missing there.
+# Errors in reading that come from the bytes of a checkpoint, or from missing files.
 _DAMAGE = (*DAMAGE, CorruptionError, FileNotFoundError, EOFError)
 
 
 def is_damage(error: BaseException) -> bool:
-    """Returns whether an error in reading tells that the checkpoint is not whole.
+    """Returns whether an error in reading means that the checkpoint is not whole.
 
     It does not if the program lacks a type or a newer treepack, if a store does not answer, or if
     gzip of another program cannot be read in parts.
@@ -56,13 +56,13 @@ def is_damage(error: BaseException) -> bool:
 
 
 def own(summary: Summary, local: Any) -> dict[str, Any]:
-    """Returns what one process saves beside the state, as metadata."""
+    """Returns the metadata of one process."""
     item = {} if local is None else {"local": dumps(local, static="error")}
     return {"time": summary.time, "metrics": {**summary.metrics}, **item}
 
 
 def metadata_of(step: int, metadata: Any, own: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Returns the metadata of a checkpoint; with what is `own`, if it is one file."""
+    """Returns the metadata of a checkpoint; with `own`, if it is one file."""
     return {_KEY: {"step": step, **(own or {})}, "metadata": metadata}
 
 
@@ -151,7 +151,7 @@ class Contents:
         return (items if any(it is not None for it in items) else None), saved
 
     def verify(self, index: int, count: int) -> None:
-        """Compares a part of the files with their checksums: that of one of several processes.
+        """Compares a part of the files with their checksums: the share of one of several processes.
 
         Raises:
           CorruptionError: If there is damage.
@@ -208,26 +208,33 @@ def opened(path: str, step: int) -> Iterator[Contents]:
 
 @contextlib.contextmanager
 def opened_to_load(
-    path: str, step: int, *, mmap: bool | None, max_size: int | None, whole: bool
+    path: str,
+    step: int,
+    *,
+    is_directory: bool,
+    mmap: bool | None,
+    max_size: int | None,
+    whole: bool,
 ) -> Iterator[Contents]:
-    """Yields the checkpoint of a step, whose bytes stay the same if it is saved again meanwhile.
+    """Yields the checkpoint of a step, whose bytes stay the same if it is saved again.
 
     Args:
       path: Its path or URL.
       step: The step.
-      mmap: Whether files are mapped; `None` maps those of a directory.
+      is_directory: Whether it is a directory.
+      mmap: Whether files are mapped; `None` maps the files of a directory.
       max_size: The maximum decompressed size.
       whole: Whether all of a remote file is read, in one request.
 
     Raises:
-      ReplacedError: If it is a directory that is saved again meanwhile.
+      ReplacedError: If it is a directory that is saved again while it is read.
     """
     with naming(path):
-        try:
+        if is_directory:
+            reader: Reader = ShardedReader.open(path, mmap=mmap is not False, max_size=max_size)
+        else:
             source = downloaded(path) if whole else path
             reader = Reader.open(source, mmap=bool(mmap), max_size=max_size)
-        except IsADirectoryError:
-            reader = ShardedReader.open(path, mmap=mmap is not False, max_size=max_size)
         reader.given = path
         with contextlib.closing(reader):
             yield Contents(reader, step)

@@ -5,7 +5,7 @@
     drain, a thread         └──▶ copy, commit in the durable directory ──▶ rules of `Keep`
 
 The drain copies the oldest first. A checkpoint is drained if the durable directory has a whole one
-of its step or a later one that was not saved before it. There is no other state, so a killed
+of its step or a later one that was not saved before it. Nothing else is recorded, so a killed
 program leaves nothing to repair.
 """
 
@@ -93,7 +93,7 @@ class Fast:
         """Checks that the fast directory belongs to the run.
 
         Args:
-          bind: Whether a new directory becomes that of the run.
+          bind: Whether a new directory becomes the fast one of the run.
 
         Raises:
           TreepackError: If it belongs to another run, or to one that was removed.
@@ -207,11 +207,10 @@ class Fast:
         return self.checkpoints.whole()
 
     def _undrained(self, there: Sequence[Summary]) -> list[Summary]:
-        """Returns those of the checkpoints here that the durable directory lacks."""
+        """Returns the checkpoints that the durable directory lacks."""
         if not there:
             return []
-        steps = [step for step in self._durable.steps() if step >= there[0].step]
-        later = [it for it in map(self._durable.summary, steps) if it is not None]
+        later = self._durable.whole(there[0].step)
         return [it for it in there if not any(map(functools.partial(_replaces, it), later))]
 
     def _tidy(self, *, spared: int) -> list[Summary]:

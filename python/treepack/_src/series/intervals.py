@@ -1,10 +1,10 @@
-"""When a run saves: every so many steps or seconds, as process 0's clock says.
+"""When a run saves: at intervals of steps, or of seconds by the clock of process 0.
 
     process 0    at a step ──▶ whether to save, and the step of the next message ──▶ all
 
-Between these steps no process asks, so that there is about one message a second however short steps
-are. The messages belong to a generation, which ends with each save that the clock asks for. Once
-all have taken part in a save, those of generations long before it are deleted.
+Other steps need no message, so there is about one a second however short steps are. The messages
+belong to a generation, which ends with each save that the clock starts. Once all have taken part in
+a save, messages of generations long before it are deleted.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Intervals:
         return self._clock.is_due(step, self._last) or is_due
 
     def restart(self) -> Callable[[], None]:
-        """Begins an interval of seconds, as a save does; returns what process 0 calls after it."""
+        """Begins an interval of seconds with a save; returns a function to call after it."""
         self._last = time.monotonic()
         return self._clock.forgetting() if self._clock is not None else lambda: None
 
@@ -67,9 +67,9 @@ class _Clock:
         self._is_due = False
 
     def is_due(self, step: int, last: float) -> bool:
-        """Returns whether the time has come at a step; `last` is that of the last save.
+        """Returns whether the time has come at a step; `last` is the time of the last save.
 
-        A process that has not asked at the step of a save saves at once: process 0 waits for it.
+        A process that missed the step of a save saves at once: process 0 waits for it.
         """
         is_due = self._is_due and step == self._step
         while step >= self._next:

@@ -32,12 +32,12 @@ class Summary(NamedTuple):
 class Keep:
     """Which checkpoints of a series stay; a checkpoint that no rule keeps is removed.
 
-    Only whole checkpoints count: one whose record cannot be read takes nobody's place.
+    Checkpoints whose records cannot be read do not count.
 
     Args:
       last: How many of the last ones stay; at least 1.
       every: The least number of steps between older ones that stay as well. The first checkpoint
-        stays, the first that is so many steps after it, and so on.
+        stays, the first that is at least `every` steps after it, and so on.
       seconds: The least number of seconds between the saves of older ones that stay as well.
       best: The name of a metric and how many of the best ones by it stay as well: those with the
         least values, or with `"max"` as a third element those with the greatest. Of equal values

@@ -33,7 +33,7 @@ class AsyncManager:
     """Saves in the background: pass one to each `save_checkpoint` of a series.
 
     A save waits for the end of the one before. The program ends only after the last one. An error
-    that nobody asks for is raised by the next save, or else logged.
+    that is not retrieved is raised by the next save, or else logged.
 
     Attributes:
       executor: A `concurrent.futures.Executor`, which does one save after another.
@@ -61,7 +61,7 @@ class AsyncManager:
         """Waits until the last save has ended.
 
         Raises:
-          Exception: Its error, unless `save_future` has already told it.
+          Exception: Its error, unless `save_future` has already raised it.
         """
         last = self._last
         if last is not None:
@@ -73,7 +73,7 @@ class AsyncManager:
         """Waits until the last save has ended, and begins another one.
 
         Args:
-          task: What saves.
+          task: The function that saves.
         """
         self.wait_previous_save()
         self.save_future = self._last = self.executor.submit(task)

@@ -1,15 +1,16 @@
 """The names of checkpoints: which of them are a series, and their order.
 
-The rules are those of `flax.training.checkpoints`: a name is a prefix and a step, and numbers in
-names count as numbers.
+The rules are the same as in `flax.training.checkpoints`: a name is a prefix and a step, and numbers
+in names count as numbers.
 """
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any
 
 from treepack._src.options import StorageOptions
 from treepack._src.saving.directory import is_unfinished
@@ -88,21 +89,22 @@ def directory_of(given: Any, storage_options: StorageOptions = None) -> str:
     return like(found, safe_normpath(found))
 
 
-class Found(NamedTuple):
-    """An entry that is, or will be, a checkpoint.
+class Found:
+    """An entry that is, or will be, a checkpoint; a directory is listed when it is looked into.
 
     Attributes:
       name: Its name.
-      inside: What is in it, if it is a directory.
+      is_directory: Whether it is a directory.
     """
 
-    name: str
-    inside: list[Entry] | None
+    def __init__(self, name: str, path: str, is_directory: bool):
+        self.name, self.is_directory = name, is_directory
+        self._path = path
 
-    @property
-    def is_directory(self) -> bool:
-        """Whether it is a directory."""
-        return self.inside is not None
+    @functools.cached_property
+    def inside(self) -> list[Entry] | None:
+        """The entries in it, if it is a directory."""
+        return entries(self._path) if self.is_directory else None
 
     @property
     def is_complete(self) -> bool:
@@ -111,11 +113,11 @@ class Found(NamedTuple):
 
 
 class Listing:
-    """What is in the directory of a series at a time.
+    """The content of the directory of a series at a time.
 
     Attributes:
       entries: All of it.
-      known: What has been looked into.
+      known: The checkpoints among them that were looked at.
     """
 
     def __init__(self, entries: list[Entry]):
@@ -128,7 +130,7 @@ class Folder:
 
     Attributes:
       directory: The path or URL of the directory.
-      begin: What the names begin with.
+      begin: The prefix of the names.
     """
 
     def __init__(self, directory: str, prefix: str):
@@ -247,6 +249,6 @@ class Folder:
 
     def _found(self, entry: Entry, listing: Listing) -> Found:
         if entry not in listing.known:
-            inside = entries(self.path(entry.name)) if entry.is_directory else None
-            listing.known[entry] = Found(entry.name, inside)
+            path = self.path(entry.name)
+            listing.known[entry] = Found(entry.name, path, entry.is_directory)
         return listing.known[entry]

@@ -1,7 +1,7 @@
-"""Whether the program is asked to end, as machines that are taken away ask it to.
+"""Notices SIGTERM, which a program receives before its machine is taken away.
 
-In one process a handler of SIGTERM notes it, and does nothing else: what it interrupts may hold
-locks. Several processes have to end after the same step, which the preemption service of
+In one process a handler of SIGTERM notes it, and does nothing else: the interrupted call may hold
+locks. Several processes must end after the same step, which the preemption service of
 `jax.distributed` finds; that has a handler of its own.
 """
 
@@ -16,10 +16,10 @@ from treepack.errors import TreepackError
 
 
 class Preemption:
-    """Notices that the program is asked to end, while it is entered.
+    """Notices the signal between `begin` and `end`.
 
     Attributes:
-      number: The number of the signal that asks for it, if any.
+      number: The number of the signal, if it was received.
     """
 
     def __init__(self) -> None:

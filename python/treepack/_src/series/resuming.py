@@ -34,7 +34,7 @@ class Loaded(NamedTuple):
     Attributes:
       step: The step.
       state: The state.
-      local: What this process has saved for itself, or a list of what all have.
+      local: The local item of this process, or the list of all.
       saved: The number of processes that have saved it.
     """
 
@@ -105,7 +105,7 @@ class Resuming:
             )
         return found
 
-    def _search(self, attempt: Callable[[int, Checkpoints], Loaded]) -> Loaded | None:
+    def _search(self, attempt: Callable[[int, Checkpoints, bool], Loaded]) -> Loaded | None:
         """Makes attempts with one step after another, the latest first."""
         for left in reversed(range(_ATTEMPTS)):
             self.skipped = []
@@ -113,13 +113,13 @@ class Resuming:
                 try:
                     if not entry.is_complete:
                         raise UnfinishedError("its save has not ended: there is no manifest")
-                    found = attempt(step, checkpoints)
+                    found = attempt(step, checkpoints, entry.is_directory)
                 except Exception as error:
                     if not is_damage(error):
                         raise
-                    if left and entry.is_complete and _is_gone(checkpoints, step, error):
+                    if left and _is_gone(checkpoints, step, error):
                         break  # since a later one is saved: look again
-                    error = error.with_traceback(None)  # which holds what was loaded
+                    error = error.with_traceback(None)  # which holds the arrays
                     self.skipped.append((step, error))
                     checkpoints.damaged[step] = error
                 else:
@@ -130,9 +130,9 @@ class Resuming:
                 break
         if all(isinstance(error, UnfinishedError) for _, error in self.skipped):
             return None
-        told = "; ".join(f"step {step}: {error}" for step, error in self.skipped)
+        errors = "; ".join(f"step {step}: {error}" for step, error in self.skipped)
         raise CorruptionError(
-            f"no checkpoint in {shown(self._checkpoints.folder.directory)} is whole: {told}. See "
+            f"no checkpoint in {shown(self._checkpoints.folder.directory)} is whole: {errors}. See "
             "what treepack salvage can read of them, or begin anew in another directory"
         )
 
@@ -157,19 +157,21 @@ class Resuming:
                 warn(f"step {step} is taken from {shown(checkpoints.path(step))}: {error}")
         self.skipped = [it for it in self.skipped if it[0] != step]
 
-    def _load(self, step: int, checkpoints: Checkpoints) -> Loaded:
+    def _load(self, step: int, checkpoints: Checkpoints, is_directory: bool) -> Loaded:
         """Loads the checkpoint of a step.
 
         Raises:
           Exception: If it is not whole; see `is_damage`.
         """
-        return unless_replaced(functools.partial(self._load_once, step, checkpoints))
+        load = functools.partial(self._load_once, step, checkpoints, is_directory)
+        return unless_replaced(load)
 
-    def _load_once(self, step: int, checkpoints: Checkpoints) -> Loaded:
+    def _load_once(self, step: int, checkpoints: Checkpoints, is_directory: bool) -> Loaded:
         options = self._options
         with opened_to_load(
             checkpoints.path(step),
             step,
+            is_directory=is_directory,
             mmap=self._mmap,
             max_size=self._max_size,
             whole=self._is_verified or options.get("select") is None,
@@ -183,14 +185,18 @@ class Resuming:
         return Loaded(step, state, local, saved)
 
     def _lead(self, meeting: _Meeting) -> Loaded | None:
-        def attempt(step: int, checkpoints: Checkpoints) -> Loaded:
+        def attempt(step: int, checkpoints: Checkpoints, is_directory: bool) -> Loaded:
             group = meeting.next()
-            group.announce(json.dumps({"step": step}))
-            mine = _Outcome(functools.partial(self._load, step, checkpoints))
-            told = group.gather()
-            errors = [f"process {at}: {it.error}" for at, it in sorted(told.items()) if it.error]
+            group.announce(json.dumps({"step": step, "is_directory": is_directory}))
+            mine = _Outcome(functools.partial(self._load, step, checkpoints, is_directory))
+            messages = group.gather()
+            errors = [
+                f"process {at}: {it.error}" for at, it in sorted(messages.items()) if it.error
+            ]
             if mine.is_error or not errors:
-                damage = [f"process {at}: {it.differs}" for at, it in told.items() if it.differs]
+                damage = [
+                    f"process {at}: {it.differs}" for at, it in messages.items() if it.differs
+                ]
                 if damage and mine.error is None:
                     raise CorruptionError("; ".join(damage))
                 return mine.result()
@@ -212,31 +218,34 @@ class Resuming:
         mine: _Outcome | None = None
         while True:
             group = meeting.next()
-            told = json.loads(group.announced())
-            if "step" in told:
-                mine = _Outcome(functools.partial(self._load, told["step"], self._checkpoints))
+            message = json.loads(group.announced())
+            if "step" in message:
+                step, is_directory = message["step"], message["is_directory"]
+                load = functools.partial(self._load, step, self._checkpoints, is_directory)
+                mine = _Outcome(load)
                 group.tell(mine.message())
                 continue
             if mine is not None and mine.is_error:
                 mine.result()
-            if "error" in told:
-                raise OthersError(f"process 0 cannot resume: {told['error']}")
+            if "error" in message:
+                raise OthersError(f"process 0 cannot resume: {message['error']}")
             self.skipped = [
                 (step, UnfinishedError(text) if is_unfinished else CorruptionError(text))
-                for step, text, is_unfinished in told["skipped"]
+                for step, text, is_unfinished in message["skipped"]
             ]
-            return None if told["found"] is None or mine is None else mine.result()
+            return None if message["found"] is None or mine is None else mine.result()
 
 
 def _is_gone(checkpoints: Checkpoints, step: int, error: Exception) -> bool:
-    """Returns whether a checkpoint that cannot be read was removed meanwhile."""
+    """Returns whether a checkpoint that cannot be read has been removed."""
     found = checkpoints.folder.numbered().get(step)
-    is_there = found is not None and found.is_complete
-    return not is_there or isinstance(error, FileNotFoundError)
+    if found is None or isinstance(error, UnfinishedError):
+        return found is None
+    return not found.is_complete or isinstance(error, FileNotFoundError)
 
 
 class _Outcome:
-    """What has come of loading a checkpoint in this process.
+    """The result of loading a checkpoint in this process, or its error.
 
     Attributes:
       error: The error, if any.
@@ -252,7 +261,7 @@ class _Outcome:
 
     @property
     def is_error(self) -> bool:
-        """Whether it is an error that is not damage; one that another process tells is neither."""
+        """Whether it is an error that is not damage; one of another process is neither."""
         return self.error is not None and not (
             is_damage(self.error) or isinstance(self.error, OthersError)
         )

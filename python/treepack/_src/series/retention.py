@@ -47,7 +47,7 @@ def tidy(
       keep_every_n_steps: The least distance between older ones that stay as well.
 
     Warns:
-      UserWarning: If there is no permission to remove some.
+      UserWarning: If permission to remove some is denied.
     """
     listing = folder.listing()
     names = folder.like(saved, listing=listing)
@@ -81,10 +81,10 @@ def discard(folder: Folder, names: Iterable[str], listing: Listing) -> None:
     Args:
       folder: The series.
       names: The names of the checkpoints.
-      listing: What is in the directory.
+      listing: The content of the directory.
 
     Warns:
-      UserWarning: If there is no permission to remove some.
+      UserWarning: If permission to remove some is denied.
     """
     kept = []
     for name in names:
@@ -106,12 +106,12 @@ def _remove(folder: Folder, name: str, listing: Listing) -> None:
 
 
 def remove_leftovers(folder: Folder, unfinished: Iterable[str], listing: Listing) -> None:
-    """Removes what killed saves have left, as far as possible.
+    """Removes the leftovers of killed saves, as far as possible.
 
     Args:
       folder: The series.
       unfinished: The names of directories of saves that have not ended.
-      listing: What is in the directory.
+      listing: The content of the directory.
     """
     for name in unfinished:
         remove_unfinished(folder.path(name))

@@ -62,22 +62,21 @@ class Series:
       every: The steps that `should_save` saves: the multiples of this number.
       seconds: The least number of seconds between saves by `should_save`. Without this and `every`,
         it saves each step.
-      prefix: What the names of checkpoints begin with, so that several series may share a
-        directory.
+      prefix: The prefix of the names of checkpoints, so that several series may share a directory.
       sharded: Whether a checkpoint is a directory. `None` makes one if there are several processes
         of `jax.distributed`, all of which then make the same calls.
       timeout: The seconds that processes wait for each other.
       fast: A local directory, such as `"/dev/shm/run"`, to which `save` saves; a thread copies from
         there to `path`. It holds at most three checkpoints: if copying takes longer than the
-        intervals between saves, those that only `last` keeps are not copied, and if others have to
-        be, `save` waits. For one process.
+        intervals between saves, those that only `last` keeps are not copied, and `save` waits
+        for the others. For one process.
       storage_options: See `save`.
 
     Attributes:
       skipped: The checkpoints that the last `resume` has passed over because they are not whole:
         pairs of a step and its error, the latest first.
-      local: What this process passed as `local` to the save of the resumed step. If another number
-        of processes has saved it, a list of what each of them passed.
+      local: The argument `local` of this process in the save of the resumed step. If another number
+        of processes saved it, the list of all their arguments.
 
     Examples:
       >>> import jax.numpy as jnp, tempfile, treepack
@@ -165,12 +164,12 @@ class Series:
         `Saving`.
 
         Args:
-          step: The step, which is not before that of a whole checkpoint.
+          step: The step, which is not before a whole checkpoint.
           state: Any tree; see `treepack.save`.
           metrics: Numbers by name, such as `{"loss": loss}`, for `metrics` and for rules of `Keep`.
-            Of several processes, those of process 0 count.
-          local: What belongs to this process alone, such as the state of its data iterator: a tree,
-            which `resume` returns in `local`. It should be small.
+            Of several processes, process 0's count.
+          local: A small tree of this process alone, such as the state of its data iterator;
+            `resume` sets `local` to it.
           background: Whether to write in a thread, and to return a `Saving` as soon as the program
             may change the state; see `treepack.save`.
           metadata: Any value to be kept with the state; see `treepack.save`, as for all others.
@@ -212,7 +211,7 @@ class Series:
         commit.then = self._intervals.restart()
         write = commit if self._fast is None else functools.partial(self._fast.save, commit)
         if not background:
-            wait_at(self._place)  # for what a signal handler has begun meanwhile
+            wait_at(self._place)  # for saves that a signal handler began since
             write(progress)
             self._exit_if_asked()
             return None
@@ -285,7 +284,7 @@ class Series:
             self.skipped = resuming.skipped
         self.local = None if found is None else found.local
         if found is not None and self._fast is not None:
-            self._fast.drain()  # what a killed program has left
+            self._fast.drain()  # the checkpoints of a killed program
         return None if found is None else (found.step, found.state)
 
     def steps(self) -> list[int]:
@@ -304,7 +303,7 @@ class Series:
         """Returns the metrics of a checkpoint. The state is not read.
 
         Raises:
-          TreepackError: A ValueError. If there is no checkpoint of this step.
+          TreepackError: A ValueError. If the step has no checkpoint.
           CorruptionError: A TreepackError. If it is damaged.
         """
         return self._read(step, lambda contents: dict(contents.summary().metrics))
@@ -325,7 +324,7 @@ class Series:
         checkpoint to the rules again. Of several processes, process 0 writes it.
 
         Raises:
-          TreepackError: A ValueError. If there is no checkpoint of this step.
+          TreepackError: A ValueError. If the step has no checkpoint.
         """
         self._check_existing(step)
         if _jax.processes()[0] == 0:
@@ -352,7 +351,7 @@ class Series:
 
     @contextlib.contextmanager
     def preemption(self) -> Iterator[None]:
-        """Saves once more before the program ends when it is asked to, by SIGTERM.
+        """Saves once more before the program ends by SIGTERM.
 
         Within the block, SIGTERM makes `should_save` true. The next `save` waits until all is
         written, and exits with the status 143 (`SystemExit`), as does the end of the block, if no
@@ -361,7 +360,7 @@ class Series:
         `jax.distributed`, and call `should_save` for each step.
 
         Raises:
-          SystemExit: If the program was asked to end.
+          SystemExit: If the program received SIGTERM.
           ValueError: In another thread than the main one.
           TreepackError: A ValueError. If there are several processes, and jax has no preemption
             service.
@@ -395,7 +394,7 @@ class Series:
         """Waits until all saves in the background have ended, and with `fast=` are copied.
 
         Raises:
-          Exception: The error of the last one, if it has failed, or that of copying.
+          Exception: The error of the last one, if it has failed, or of the copy.
         """
         wait_at(self._place)
         if self._fast is not None:
@@ -408,13 +407,13 @@ class Series:
         return f"<treepack.Series {shown(folder.path(folder.begin))!r}>"
 
     def _exit_if_asked(self) -> None:
-        """Ends the program after a save if it was asked to end."""
+        """Ends the program after a save if it received SIGTERM."""
         if self._preemption is not None and self._preemption.number is not None:
             self.wait()
             raise self._preemption.exit()
 
     def _wait(self) -> None:
-        """Waits for the save before, and warns of its error unless it has been told."""
+        """Waits for the save before, and warns of its error unless it was retrieved."""
         wait_at(self._place)
         last, self._last = self._last, None
         if last is not None and last.has_unasked_error:

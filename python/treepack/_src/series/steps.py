@@ -26,7 +26,7 @@ class Place:
 
     Attributes:
       path: Its path as the program has given it.
-      folder: The series that it belongs to, wherever the program goes meanwhile.
+      folder: The series that it belongs to, also after the program changes its directory.
       name: Its name there.
       absolute: Its absolute path.
     """

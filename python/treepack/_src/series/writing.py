@@ -1,6 +1,6 @@
 """Saves the checkpoints of a series, each in one commit, and removes those without use after it.
 
-claim of the directory ──▶ no later checkpoint ──▶ write, commit ──▶ what no rule keeps goes
+claim of the directory ──▶ no later checkpoint ──▶ write, commit ──▶ remove others by the rules
 (a lease, on disks)        is there                (`saving/`)       (process 0)
 """
 
@@ -53,13 +53,22 @@ class Checkpoints:
         """Returns the steps of the checkpoints whose save has ended, in order."""
         return [step for step, found in self.folder.numbered().items() if found.is_complete]
 
-    def whole(self) -> list[Summary]:
-        """Returns the whole checkpoints, in order."""
-        found = (self.summary(step) for step in self.steps())
+    def complete(self, numbered: Mapping[int, Found], first: int = 0) -> list[int]:
+        """Returns the steps as `steps`, from `first` on, without looking again into known ones.
+
+        In a store, each look takes a request.
+        """
+        known = {} if self.folder.is_local else self._summaries
+        found = ((step, found) for step, found in numbered.items() if step >= first)
+        return [step for step, found in found if step in known or found.is_complete]
+
+    def whole(self, first: int = 0) -> list[Summary]:
+        """Returns the whole checkpoints from a step on, in order."""
+        found = map(self.summary, self.complete(self.folder.numbered(), first))
         return [it for it in found if it is not None]
 
     def refresh(self) -> None:
-        """Forgets what it has read of the checkpoints: others may have replaced them."""
+        """Forgets the contents that it has read: others may have replaced the checkpoints."""
         self._summaries.clear()
 
     def add(self, summary: Summary) -> None:
@@ -139,7 +148,7 @@ class Commit:
             self._write = functools.partial(save_layout, layout, path, how)
 
     def _own(self) -> dict[str, Any]:
-        """Returns what this process saves beside the state; an error in it is one of the save."""
+        """Returns the metadata of this process; an error in them is one of the save."""
         metrics = {str(name): float(value) for name, value in self._metrics.items()}
         self._summary = self._summary._replace(metrics=metrics)
         return own(self._summary, self._local)
@@ -190,8 +199,8 @@ def room_for(checkpoints: Checkpoints, step: int, is_sharded: bool) -> Iterator[
 
 def check_last(checkpoints: Checkpoints, step: int, numbered: Mapping[int, Found]) -> None:
     """Raises an InvalidCheckpointError if a later checkpoint is there."""
-    for later, found in sorted(numbered.items(), reverse=True):
-        if later > step and found.is_complete and checkpoints.summary(later) is not None:
+    for later in reversed(checkpoints.complete(numbered, step + 1)):
+        if checkpoints.summary(later) is not None:
             raise InvalidCheckpointError(
                 f"step {step} cannot be saved to {shown(checkpoints.folder.directory)}, since step "
                 f"{later} is there, which resume would take: save a later step, or remove "
@@ -233,13 +242,13 @@ def pinned(folder: Folder, names: set[str]) -> set[int]:
 def _tidy(checkpoints: Checkpoints, keep: Keep, saved: int) -> None:
     """Removes the checkpoints that no rule keeps any more; an error is a warning, as all is saved.
 
-    A damaged one goes once as many later ones as the rules keep are whole.
+    A damaged one is removed once `keep.last` later ones are whole.
     """
     try:
         folder = checkpoints.folder
         listing = folder.listing()
         numbered = folder.numbered(listing)
-        complete = [step for step, found in numbered.items() if found.is_complete]
+        complete = checkpoints.complete(numbered)
         whole = []
         for step in complete:
             if step <= saved and (summary := checkpoints.summary(step)) is not None:
