@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -100,12 +102,16 @@ def test_the_rules_keep_what_a_model_keeps(keep: treepack.Keep, events: list[Any
         assert there == model.there
 
 
-@settings(max_examples=tiers.either(50, 300))
+@settings(max_examples=int(os.environ.get("TREEPACK_HISTORIES", tiers.either(50, 300))))
 @given(keep=KEEPS, events=st.lists(EVENTS, max_size=tiers.either(8, 12)))
-def test_what_stays_is_what_a_model_keeps(
-    tmp_path_factory: pytest.TempPathFactory, keep: treepack.Keep, events: list[Any]
-) -> None:
-    folder = tmp_path_factory.mktemp("run")
+def test_what_stays_is_what_a_model_keeps(keep: treepack.Keep, events: list[Any]) -> None:
+    """Set TREEPACK_HISTORIES to the number of histories."""
+    memory = "/dev/shm" if Path("/dev/shm").is_dir() else None
+    with tempfile.TemporaryDirectory(dir=memory) as folder:
+        check_history(Path(folder), keep, events)
+
+
+def check_history(folder: Path, keep: treepack.Keep, events: list[Any]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         step, now = -1, 1e9
         patch.setattr(writing.time, "time", lambda: now)

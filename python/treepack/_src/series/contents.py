@@ -196,13 +196,15 @@ def _item(own: Mapping[str, Any]) -> Any:
 
 
 @contextlib.contextmanager
-def opened(path: str, step: int) -> Iterator[Contents]:
+def opened(path: str, step: int, *, is_directory: bool = False) -> Iterator[Contents]:
     """Yields the checkpoint of a step. Its errors name the file.
+
+    With `is_directory` it is known to be a directory.
 
     Raises:
       Exception: If it cannot be read; see `is_damage`.
     """
-    with naming(path), contextlib.closing(open_reader(path)) as reader:
+    with naming(path), contextlib.closing(open_reader(path, is_directory=is_directory)) as reader:
         yield Contents(reader, step)
 
 

@@ -10,7 +10,7 @@ import contextlib
 import functools
 import secrets
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from treepack._src.options import Progress, Saved, Writing
@@ -64,7 +64,12 @@ class Checkpoints:
 
     def whole(self, first: int = 0) -> list[Summary]:
         """Returns the whole checkpoints from a step on, in order."""
-        found = map(self.summary, self.complete(self.folder.numbered(), first))
+        numbered = self.folder.numbered()
+        return self.summaries(numbered, self.complete(numbered, first))
+
+    def summaries(self, numbered: Mapping[int, Found], steps: Iterable[int]) -> list[Summary]:
+        """Returns those of the checkpoints that are whole."""
+        found = (self.summary(it, is_directory=numbered[it].is_directory) for it in steps)
         return [it for it in found if it is not None]
 
     def refresh(self) -> None:
@@ -76,8 +81,10 @@ class Checkpoints:
         self._summaries[summary.step] = summary
         self.damaged.pop(summary.step, None)
 
-    def summary(self, step: int) -> Summary | None:
+    def summary(self, step: int, *, is_directory: bool = False) -> Summary | None:
         """Returns a checkpoint, which is read once; `None` if it is not whole.
+
+        With `is_directory` it is known to be a directory.
 
         Raises:
           Exception: If it cannot be read for another reason; see `is_damage`.
@@ -87,7 +94,7 @@ class Checkpoints:
         found = self._summaries.get(step)
         if found is None:
             try:
-                with opened(self.path(step), step) as contents:
+                with opened(self.path(step), step, is_directory=is_directory) as contents:
                     found = self._summaries[step] = contents.summary()
             except Exception as error:
                 if not is_damage(error):
@@ -200,7 +207,7 @@ def room_for(checkpoints: Checkpoints, step: int, is_sharded: bool) -> Iterator[
 def check_last(checkpoints: Checkpoints, step: int, numbered: Mapping[int, Found]) -> None:
     """Raises an InvalidCheckpointError if a later checkpoint is there."""
     for later in reversed(checkpoints.complete(numbered, step + 1)):
-        if checkpoints.summary(later) is not None:
+        if checkpoints.summaries(numbered, [later]):
             raise InvalidCheckpointError(
                 f"step {step} cannot be saved to {shown(checkpoints.folder.directory)}, since step "
                 f"{later} is there, which resume would take: save a later step, or remove "
@@ -249,10 +256,7 @@ def _tidy(checkpoints: Checkpoints, keep: Keep, saved: int) -> None:
         listing = folder.listing()
         numbered = folder.numbered(listing)
         complete = checkpoints.complete(numbered)
-        whole = []
-        for step in complete:
-            if step <= saved and (summary := checkpoints.summary(step)) is not None:
-                whole.append(summary)
+        whole = checkpoints.summaries(numbered, (it for it in complete if it <= saved))
         if not whole or whole[-1].step != saved:
             return  # another job has removed it
         kept = keep.kept(whole) | pinned(folder, {entry.name for entry in listing.entries})
