@@ -172,13 +172,21 @@ def options_of(server: s3.Server, retries: int) -> dict[str, Any]:
 def plans(requests: int, first: int, *, every: bool) -> Iterator[tuple[int, Fault, bool]]:
     """Yields the number of a request, what happens to it, and whether to all after it as well.
 
-    Of few, each request has one of the faults, from the first on.
+    Of few, each request has one of the faults, from the first on. Where there are many requests,
+    every other fault also stays.
     """
     if every:
-        yield from itertools.product(range(requests), FAULTS, (False, True))
+        for number, (at, fault) in itertools.product(range(requests), enumerate(FAULTS)):
+            yield number, fault, False
+            if requests <= MANY or (number + at) % 2:
+                yield number, fault, True
     else:
         for number in range(requests):
             yield number, FAULTS[(first + 2 * number) % len(FAULTS)], number % 3 == 2
+
+
+# The requests of a use, above which not all plans are tried.
+MANY = 12
 
 
 class Failing:
