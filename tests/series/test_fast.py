@@ -437,6 +437,10 @@ files = ("series/fast.py", "series/writing.py", "series/retention.py", "saving/d
 def state(step):
     return {"w": np.full(3000, step, np.float32), "step": step}
 
+def series(**options):
+    keep = treepack.Keep(last=2, every=50)
+    return treepack.Series(folder / "run", sharded=sharded, keep=keep, **options)
+
 def job(turn, told):
     lines = 0
     def trace(frame, event, _):
@@ -455,8 +459,7 @@ def job(turn, told):
         drain(*args)
     Fast._run_drain = traced
     sys.settrace(trace)
-    run = treepack.Series(folder / "run", fast=folder / "fast", sharded=sharded,
-                          keep=treepack.Keep(last=2, every=8))
+    run = series(fast=folder / "fast")
     found = run.resume()
     step = 1 + (found[0] if found else 0)
     for step in range(step, step + 4):
@@ -467,7 +470,6 @@ def job(turn, told):
     os._exit(0)
 
 turn = kills = ended = 0
-drained = 0
 while ended < 3:
     turn += 1 + turn * 3 // turns
     ready, told = os.pipe()
@@ -485,7 +487,7 @@ while ended < 3:
     kills += status == 9
     ended += status == 0
     last = int(([0] + [it for it in lines if it != "drained"])[-1])
-    run = treepack.Series(folder / "run", fast=folder / "fast")
+    run = series(fast=folder / "fast")
     found = run.resume()
     assert all("has not ended" in str(error) for _, error in run.skipped), run.skipped
     if found is None:
@@ -497,7 +499,7 @@ while ended < 3:
     assert step == run.steps()[-1]
     assert len([it for it in (folder / "fast").glob("step_*")]) <= 3
     run.wait()
-    durable = treepack.Series(folder / "run")
+    durable = series()
     assert durable.resume()[0] == step and run.path(step) == durable.path(step)
     assert all(treepack.verify(durable.path(it)).ok for it in durable.steps())
     assert len(durable.steps()) >= min(step, 2)
