@@ -177,7 +177,7 @@ def _renamed(place: Place, rename: Any) -> tuple[dict[str, str], dict[str, Sourc
         made[new] = array_of(source, place, found)
         taken.update(dict.fromkeys(found, new))
     renamed = {path: renaming(path) for path in paths if path not in taken}
-    renaming.check(renamed)
+    renaming.check(renamed, "file")
     if len({*renamed.values(), *made}) < len(renamed) + len(made):
         raise TreepackError("rename= maps two leaves to the same path: choose other names")
     return renamed | taken, made

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 import json
-import os
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -25,7 +25,15 @@ from treepack._src.storage.deferred import InContent
 from treepack._src.storage.foreign import names_in
 from treepack._src.storage.naming import naming
 from treepack._src.storage.place import joined
-from treepack._src.storage.safetensors import nested, read_header
+from treepack._src.storage.safetensors import (
+    INDEX_SUFFIX,
+    SEPARATOR,
+    SHARD,
+    WHOLE,
+    has_suffix,
+    nested,
+    read_header,
+)
 from treepack._src.storage.store import RemoteStore
 from treepack._src.storage.stores import store_of
 from treepack._src.tasks import run
@@ -33,14 +41,6 @@ from treepack.errors import DecodeError
 
 # As MAX_CHUNK_SIZE of flax: longer arrays have no form in one piece.
 _CHUNK_BYTES = 2**30
-
-# The separator of keys in names.
-SEPARATOR = "."
-
-# The end of the name of an index, which has the file of each array, as huggingface_hub writes it.
-_INDEX = ".safetensors.index.json"
-
-_SUFFIX = ".safetensors"
 
 
 class SafetensorsReader(Reader):
@@ -73,7 +73,7 @@ class RepositoryReader(ShardedReader):
         """Makes the manifest of the headers of the files."""
         names = [] if has_suffix(source) else names_in(self._path)
         index = _read_index(self._path, names)
-        files = sorted(set(index.values()) or filter(has_suffix, names)) or [_ITSELF]
+        files = sorted(set(index.values())) or _files_in(names) or [_ITSELF]
         readers = self._open_all(files)
         self._readers = dict(zip(files, readers, strict=True))
         arrays: dict[str, InContent] = {}
@@ -135,10 +135,32 @@ class RepositoryReader(ShardedReader):
 _ITSELF = ""
 
 
-def has_suffix(source: Openable) -> bool:
-    """Returns whether the name of a file says that it is a safetensors file."""
-    is_path = isinstance(source, (str, os.PathLike))
-    return is_path and os.fsdecode(source).lower().endswith(_SUFFIX)
+# Names of several files without an index, and the number of these files.
+_NUMBERED = re.compile(r"(.*)-(\d{5,})-of-(\d{5,})\.safetensors")
+
+
+def _files_in(names: list[str]) -> list[str]:
+    """Returns the safetensors files of a directory without an index.
+
+    Raises:
+      DecodeError: If some of them are missing.
+    """
+    if WHOLE in names:  # beside it, parts are of a save that was interrupted
+        return [name for name in names if has_suffix(name) and not SHARD.fullmatch(name)]
+    found = [name for name in names if has_suffix(name)]
+    for name in found:
+        numbered = _NUMBERED.fullmatch(name)
+        if numbered is None:
+            continue
+        before, width, count = numbered[1], len(numbered[2]), numbered[3]
+        for number in range(1, int(count) + 1):
+            other = f"{before}-{number:0{width}}-of-{count}.safetensors"
+            if other not in found:
+                raise DecodeError(
+                    f"the directory has {name}, but lacks {other} and an index: its save or "
+                    "download has not finished"
+                )
+    return found
 
 
 def _read_index(path: str, names: list[str]) -> dict[str, str]:
@@ -147,7 +169,7 @@ def _read_index(path: str, names: list[str]) -> dict[str, str]:
     Raises:
       DecodeError: If there are several, or one cannot be read.
     """
-    found = [name for name in names if name.endswith(_INDEX)]
+    found = [name for name in names if name.endswith(INDEX_SUFFIX)]
     if not found:
         return {}
     if len(found) > 1:

@@ -1,10 +1,13 @@
-"""Reads the headers of safetensors files (https://huggingface.co/docs/safetensors)."""
+"""Reads and encodes the headers of safetensors files (https://huggingface.co/docs/safetensors)."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+import os
+import re
+import struct
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -45,6 +48,21 @@ ORDER = {dtype: place for place, dtype in enumerate(SAFETENSORS)}
 _NUMPY = {name: dtype for dtype, name in SAFETENSORS.items()}
 
 
+# The separator of keys in names.
+SEPARATOR = "."
+
+# The names of files in a directory, as huggingface_hub writes them: one file, or parts and the
+# index with the file of each array. The parts of a later save have a random text in their names.
+WHOLE = "model.safetensors"
+
+INDEX = "model.safetensors.index.json"
+
+INDEX_SUFFIX = ".safetensors.index.json"
+
+SHARD = re.compile(r"model(?:-[0-9a-f]{8})?-\d{5}-of-\d{5}\.safetensors")
+
+_SUFFIX = ".safetensors"
+
 # The limits of a header, from https://huggingface.co/docs/safetensors and its reader.
 MAX_HEADER_BYTES = 100_000_000
 
@@ -68,6 +86,12 @@ class Header(NamedTuple):
 
     arrays: dict[str, InContent]
     metadata: dict[str, str] | None
+
+
+def has_suffix(source: Any) -> bool:
+    """Returns whether the name of a file says that it is a safetensors file."""
+    is_path = isinstance(source, (str, os.PathLike))
+    return is_path and os.fsdecode(source).lower().endswith(_SUFFIX)
 
 
 def is_safetensors(data: core.Content | Buffer) -> bool:
@@ -109,6 +133,38 @@ def read_header(content: core.Content) -> Header:
         for name, entry in ordered
     }
     return Header(flat, metadata)
+
+
+def encode_header(arrays: Iterable[tuple[str, Any]], metadata: Mapping[str, str] | None) -> bytes:
+    """Encodes the header of a file: its length, and JSON padded to a multiple of 8 bytes.
+
+    Args:
+      arrays: The names and arrays, in the order of their bytes.
+      metadata: The texts under `__metadata__`, or `None`.
+
+    Raises:
+      TreepackError: If it is longer than safetensors allows.
+    """
+    header: dict[str, Any] = {}
+    if metadata is not None:
+        header["__metadata__"] = dict(sorted(metadata.items()))
+    offset = 0
+    for name, array in arrays:
+        end = offset + array.nbytes
+        header[name] = {
+            "dtype": SAFETENSORS[array.dtype.name],
+            "shape": list(array.shape),
+            "data_offsets": [offset, end],
+        }
+        offset = end
+    text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    if len(text) > MAX_HEADER_BYTES:
+        raise TreepackError(
+            f"the header of {len(header)} entries has {len(text)} bytes, but safetensors allows at "
+            f"most {MAX_HEADER_BYTES}: save parts of the tree to several files"
+        )
+    return struct.pack("<Q", len(text)) + text
 
 
 def _json_header(content: core.Content) -> tuple[dict[str, Any], int]:
