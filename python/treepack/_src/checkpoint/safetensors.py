@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import treepack._core as core
+from treepack._src import dtypes as _dtypes
 from treepack._src.checkpoint.reader import Reader
 from treepack._src.checkpoint.sharded import ShardedReader
 from treepack._src.options import Status
@@ -128,7 +129,9 @@ class RepositoryReader(ShardedReader):
         self, *, threads: int | None, progress: Callable[[int, int], object] | None
     ) -> tuple[dict[int, Status], str | None]:
         """Marks all leaves as unchecked: only headers are checked, since there are no checksums."""
-        return dict.fromkeys(self.catalog.leaf_values(0), "unchecked"), self.damage
+        lacking = (it for it in self.catalog.dtypes if _dtypes.resolve(it.encode()) is None)
+        damage = self.damage or next(map(_dtypes.unsupported, lacking), None)
+        return dict.fromkeys(self.catalog.leaf_values(0), "unchecked"), damage
 
 
 # The name of a file that is the checkpoint itself.

@@ -368,11 +368,11 @@ def _claimed(store: Store, place: str) -> Iterator[None]:
         core.make_directories(directory)
     lease = Lease(directory)
     try:
-        lease.take(secrets.token_hex(4))
-    except OSError as error:
-        name_file(error, place)
-        raise
-    try:
+        try:
+            lease.take(secrets.token_hex(4))
+        except OSError as error:
+            name_file(error, place)
+            raise
         yield
     finally:
         lease.release()

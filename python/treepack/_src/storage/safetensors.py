@@ -43,6 +43,10 @@ SAFETENSORS = {
     "bool": "BOOL",
 }
 
+# The bits of elements that are packed: NumPy has no arrays of them, and those of ml_dtypes have a
+# byte each.
+_PACKED_BITS = {"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6}
+
 ORDER = {dtype: place for place, dtype in enumerate(SAFETENSORS)}
 
 _NUMPY = {name: dtype for dtype, name in SAFETENSORS.items()}
@@ -104,8 +108,7 @@ def read_header(content: core.Content) -> Header:
     """Reads the header of a safetensors file, and no array.
 
     Raises:
-      DecodeError: If the reader of safetensors would refuse the file, for the same reason; or if
-        NumPy lacks a dtype.
+      DecodeError: If the reader of safetensors would refuse the file, for the same reason.
     """
     header, start = _json_header(content)
     metadata = header.pop("__metadata__", None)
@@ -262,14 +265,21 @@ def _entry(name: str, entry: Any) -> _Entry:
     if not isinstance(offsets, list) or len(offsets) != 2 or not all(map(_is_count, offsets)):
         raise wrong(f"invalid data_offsets {offsets!r:.100}: expected two byte offsets")
     begin, end = offsets
-    dtype = _dtypes.resolve(_NUMPY.get(named, "").encode())
-    if dtype is None:
-        raise wrong(f"unsupported dtype {named:.100}: NumPy lacks it")
-    nbytes = 1
-    for size in (*shape, dtype.itemsize):
-        nbytes *= size
-        if nbytes > _MAX_NUMBER:
+    if named in _PACKED_BITS:
+        dtype, bits = _dtypes.packed(f"{named}_packed"), _PACKED_BITS[named]
+    elif named in _NUMPY:
+        dtype = np.dtype(_NUMPY[named])
+        bits = 8 * dtype.itemsize
+    else:
+        raise wrong(f"unknown dtype {named:.100}")
+    nbits = 1
+    for size in (*shape, bits):
+        nbits *= size
+        if nbits > _MAX_NUMBER:
             raise wrong(f"invalid shape {shape!r:.100}: the array is larger than any memory")
+    if nbits % 8:
+        raise wrong(f"invalid shape {shape!r:.100}: {nbits} bits do not end with a byte")
+    nbytes = nbits // 8
     if nbytes != end - begin:
         raise wrong(
             f"size mismatch: the dtype and shape need {nbytes} bytes, the offsets span "
@@ -280,7 +290,7 @@ def _entry(name: str, entry: Any) -> _Entry:
             np.broadcast_to(np.empty((), dtype), shape)
         except ValueError as error:
             raise wrong(f"NumPy does not support this shape: {error}") from error
-    return _Entry(dtype, tuple(shape), begin, end)
+    return _Entry(dtype, (nbytes,) if named in _PACKED_BITS else tuple(shape), begin, end)
 
 
 def nested(flat: Mapping[str, Any], separator: str) -> Any:
