@@ -31,6 +31,7 @@ from treepack._src.storage.safetensors import (
     SEPARATOR,
     SHARD,
     WHOLE,
+    Header,
     has_suffix,
     nested,
     read_header,
@@ -45,18 +46,16 @@ _CHUNK_BYTES = 2**30
 
 
 class SafetensorsReader(Reader):
-    """A safetensors file, whose names are paths with dots between their keys.
-
-    Attributes:
-      header: The header of the file.
-    """
+    """A safetensors file, whose names are paths with dots between their keys."""
 
     bytes_before = bytes_after = 0  # the headers around arrays are in memory
 
-    def __init__(self, source: Openable, found: Opened, **options: Any):
-        """`found` is the content of `source`; `options` reopen it."""
-        self.header = read_header(found.content)
-        layout = _layout(self.header.arrays, self.header.metadata)
+    def __init__(
+        self, source: Openable, found: Opened, header: Header | None = None, **options: Any
+    ):
+        """`found` is the content of `source`, `header` its header; `options` reopen it."""
+        header = read_header(found.content) if header is None else header
+        layout = _layout(header.arrays, header.metadata)
         laid = core.Content.laid(layout, found.content)
         super().__init__(source, found._replace(content=laid), **options)
 
@@ -75,14 +74,14 @@ class RepositoryReader(ShardedReader):
         names = [] if has_suffix(source) else names_in(self._path)
         index = _read_index(self._path, names)
         files = sorted(set(index.values())) or _files_in(names) or [_ITSELF]
-        readers = self._open_all(files)
-        self._readers = dict(zip(files, readers, strict=True))
+        opened = self._open_all(files)
+        self._opened = dict(zip(files, opened, strict=True))
         arrays: dict[str, InContent] = {}
         numbers: dict[str, int] = {}
         metadata: dict[str, str] = {}
-        for number, (file, reader) in enumerate(zip(files, readers, strict=True)):
-            metadata.update(reader.header.metadata or {})
-            for name, array in reader.header.arrays.items():
+        for number, (file, (_, header)) in enumerate(zip(files, opened, strict=True)):
+            metadata.update(header.metadata or {})
+            for name, array in header.arrays.items():
                 if index and index.get(name) != file:
                     continue
                 if name in arrays:
@@ -100,25 +99,27 @@ class RepositoryReader(ShardedReader):
                 for array in layout.hollow
             ]
         )
-        listed = [(files[number], readers[number].nbytes, 0) for number in plan.processes]
+        listed = [(files[number], opened[number][0].nbytes, 0) for number in plan.processes]
         data = core.Manifest.planned(layout, plan).with_files(listed)
         return data, core.Manifest.decode(data, max_size=self._max_size)
 
-    def _open_all(self, names: list[str]) -> list[SafetensorsReader]:
-        """Opens all files, remote ones many at a time."""
+    def _open_all(self, names: list[str]) -> list[tuple[Opened, Header]]:
+        """Opens all files and reads their headers, of remote ones many at a time."""
         store, _ = store_of(self._path)
-        opening: list[Callable[[], SafetensorsReader]]
+        opening: list[Callable[[], tuple[Opened, Header]]]
         opening = [functools.partial(self._open, name) for name in names]
         return run(opening, store.at_once if isinstance(store, RemoteStore) else 1)
 
-    def _open(self, name: str) -> SafetensorsReader:
+    def _open(self, name: str) -> tuple[Opened, Header]:
         place = self._place(name)
         with naming(place):
             found = open_parts(place, regular=name != _ITSELF)
-            return SafetensorsReader(place, found, salvage=False, mmap=True, max_size=None)
+            return found, read_header(found.content)
 
     def _checked(self, name: str, nbytes: int, record: int) -> Reader:
-        return self._readers[name]
+        place, (found, header) = self._place(name), self._opened[name]
+        with naming(place):
+            return SafetensorsReader(place, found, header, salvage=False, mmap=True, max_size=None)
 
     @property
     def is_summed(self) -> bool:
