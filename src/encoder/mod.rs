@@ -533,8 +533,9 @@ mod tests {
             itemsize: 1,
         };
         for _ in 0..2 {
-            let put =
-                |out: &mut LayoutBuilder<Vec<u8>>, range| out.push(vec![1, 2, 3][range].to_vec());
+            let put = |out: &mut LayoutBuilder<Vec<u8>>, range: Range<usize>| {
+                out.push([1, 2, 3][range].to_vec())
+            };
             encoder.array(&array, Kind::Plain, put).unwrap();
         }
         assert!(encoder.nil().is_err());

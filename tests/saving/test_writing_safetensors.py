@@ -141,7 +141,8 @@ UNSAVED: dict[str, tuple[Any, str]] = {
     "int": (3, r"found int: save numpy.asarray\(3\)"),
     "complex": (1j, r"found complex: save numpy.asarray\(1j\)"),
     "bytes": (b"a", "found bytes"),
-    "object": (object(), "found object"),
+    "object": (object(), "leaf of type object"),
+    "abstract": (jax.ShapeDtypeStruct((2,), np.float32), "it has no values"),
     "key": (jax.random.key(0), "jax.random.key_data"),
     "complex128": (np.ones(2, complex), "dtype complex128: save its parts"),
     "int4": (jnp.ones(2, jnp.int4), "dtype int4: save it with another dtype"),
@@ -159,6 +160,13 @@ def test_other_leaves_are_an_error_with_their_path(tmp_path: Path, name: str) ->
     with pytest.raises(UnserializableLeafError, match=f"at {where}: .*{text}"):
         treepack.save(tmp_path / "x.safetensors", {"a": {"b": leaf, "c": np.ones(2)}})
     assert [*tmp_path.iterdir()] == []
+
+
+def test_a_deleted_array_is_named(tmp_path: Path) -> None:
+    array = jnp.arange(3) + 1
+    array.delete()
+    with pytest.raises(TreepackError, match=r"at a\.b: the array has been deleted"):
+        treepack.save(tmp_path / "x.safetensors", {"a": {"b": array, "c": np.ones(2)}})
 
 
 def test_leaves_can_be_left_out(tmp_path: Path) -> None:
@@ -179,6 +187,7 @@ def test_leaves_can_be_left_out(tmp_path: Path) -> None:
         ({"a": np.ones(1), "b": np.ones(1)}, {"rename": {"a": "b"}}, "two arrays .* this name"),
         ({"a": np.ones(1), "b": np.ones(1)}, {"rename": {"a": "b/c"}}, r"b\.c: b is an array"),
         ({"__metadata__": np.ones(1)}, {}, "reserves this name"),
+        ({"\ud800": np.ones(1)}, {}, "must be valid Unicode"),
         (np.ones(1), {}, "only arrays with names"),
         ({"a": np.ones(1)}, {"rename": {"b": "c"}}, "rename matches nothing in the tree: b"),
         ({"a": np.ones(1)}, {"rename": {"b": treepack.transpose("c")}}, "has no array at b"),

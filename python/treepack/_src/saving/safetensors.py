@@ -28,7 +28,7 @@ from treepack._src import paths as _paths
 from treepack._src.checkpoint.shards import MANIFEST
 from treepack._src.options import Export, Progress, Saved, Static, Writing, progress_bar
 from treepack._src.printable import printable
-from treepack._src.pytree.leaves import classify
+from treepack._src.pytree.leaves import classify, explain
 from treepack._src.pytree.state_dict import leaves_of
 from treepack._src.registry.code import is_code
 from treepack._src.restore.compare import signature
@@ -54,6 +54,8 @@ from treepack._src.storage.stores import store_of
 from treepack._src.storage.write import save_layout, write_small
 from treepack.errors import TreepackError, UnserializableLeafError
 
+_PLAIN = (bool, int, float, complex, str, bytes)
+
 _ARRAYS = (Class.ARRAY, Class.SCALAR, Class.JAX_ARRAY, Class.DEFERRED)
 
 
@@ -76,10 +78,11 @@ def leaves_to_save(tree: Any, static: Static) -> Iterator[tuple[tuple[str, ...],
                 remedy = f"save numpy.asarray({leaf!r:.40}), or {remedy}"
             elif classify(leaf) is Class.PRNG_KEY:
                 remedy = f"save jax.random.key_data of it, or {remedy}"
-            raise UnserializableLeafError(
-                f"safetensors have only arrays, found {type(leaf).__name__}: {remedy}",
-                _paths.text(parts),
-            )
+            reason = f"safetensors have only arrays, found {type(leaf).__name__}: {remedy}"
+            is_plain = leaf is None or isinstance(leaf, _PLAIN)
+            if not is_plain and classify(leaf) in (Class.UNSUPPORTED, Class.MASKED):
+                reason = explain(leaf)
+            raise UnserializableLeafError(reason, _paths.text(parts))
 
 
 def named(leaves: Leaves, separator: str, remedy: str) -> dict[str, Any]:
@@ -134,7 +137,23 @@ class Part(NamedTuple):
 
     def layout(self, *, snapshot: bool) -> core.Layout:
         """Lays out the file; see `_core.walk` for `snapshot`."""
-        return core.lay_raw(self.header, [*self.arrays.values()], snapshot=snapshot)
+        try:
+            return core.lay_raw(self.header, [*self.arrays.values()], snapshot=snapshot)
+        except TreepackError:
+            for name, array in self.arrays.items():
+                with _naming(name):
+                    core.lay_raw(b"", [array], snapshot=False)
+            raise
+
+
+@contextlib.contextmanager
+def _naming(name: str) -> Iterator[None]:
+    """Names an array in the errors of a block, as `at name: reason`."""
+    try:
+        yield
+    except TreepackError as error:
+        reason = str(error).removeprefix("at .: ")
+        raise TreepackError(f"at {printable(name)}: {reason}") from error
 
 
 def part_of(

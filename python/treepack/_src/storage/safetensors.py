@@ -160,7 +160,12 @@ def encode_header(arrays: Iterable[tuple[str, Any]], metadata: Mapping[str, str]
             "data_offsets": [offset, end],
         }
         offset = end
-    text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+    try:
+        text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+    except UnicodeEncodeError as error:
+        raise TreepackError(
+            f"names and metadata of safetensors must be valid Unicode, found {header!r:.100}"
+        ) from error
     text += b" " * (-len(text) % 8)
     if len(text) > MAX_HEADER_BYTES:
         raise TreepackError(
