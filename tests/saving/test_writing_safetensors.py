@@ -429,66 +429,6 @@ def test_an_open_file_is_copied_array_by_array(tmp_path: Path) -> None:
     assert np.array_equal(check_same_file["a"], np.arange(5000.0))
 
 
-@pytest.mark.parametrize("axis", [0, 1, -1])
-@pytest.mark.parametrize("transpose", [False, True, (1, 0), (0, 1)])
-@pytest.mark.parametrize("kind", ["numpy", "jax", "sharded", "file"])
-@pytest.mark.parametrize("background", [False, True])
-def test_layers_are_unstacked_as_they_were_stacked(
-    tmp_path: Path, axis: int, transpose: Any, kind: str, background: bool
-) -> None:
-    flat = {
-        f"model.layers.{at}.up.weight": (np.arange(24) + 100 * at).reshape(4, 6) for at in range(12)
-    }
-    flat = {name: array.astype(ml_dtypes.bfloat16) for name, array in flat.items()}
-    flat["lm_head.weight"] = np.arange(30, dtype=np.float32).reshape(2, 3, 5)
-    path = tmp_path / "model.safetensors"
-    treepack.save(path, _nested(flat), metadata=FLAX)
-    pattern = "model/layers/*/up/weight"
-    sources = {
-        "up": treepack.stack(pattern, axis=axis, transpose=transpose),
-        "head": treepack.transpose("lm_head/weight", (1, 2, 0)),
-    }
-    turned = transpose in (True, (1, 0))
-    shape = [6, 4] if turned else [4, 6]
-    shape.insert(axis % 3, 12)
-    template: dict[str, Any] = {
-        "up": np.zeros(shape, ml_dtypes.bfloat16),
-        "head": np.zeros((3, 5, 2), np.float32),
-    }
-    if kind in ("jax", "sharded"):
-        template = jax.tree.map(lambda it: jax.ShapeDtypeStruct(it.shape, it.dtype), template)
-    whole = treepack.load(path, template, rename=sources)
-    if kind == "sharded":
-        split = NamedSharding(jax.make_mesh((2,), ("x",)), PartitionSpec(None, "x"))
-        whole["up"] = jax.device_put(whole["up"], split)
-    if kind == "file":
-        treepack.save(tmp_path / "saved", whole)
-        file = treepack.open(tmp_path / "saved")
-        whole = {"up": file["up"], "head": file["head"]}
-    back = {
-        "up": treepack.unstack(pattern, axis=axis, transpose=transpose),
-        "head": treepack.transpose("lm_head/weight", (1, 2, 0)),
-    }
-    again = tmp_path / "again.safetensors"
-    saved = treepack.save(again, whole, rename=back, background=background)
-    if saved is not None:
-        saved.result()
-    assert again.read_bytes() == path.read_bytes()
-    treepack.save(again, whole, rename=sources)  # the same sources
-    assert again.read_bytes() == path.read_bytes()
-
-
-def _nested(flat: dict[str, np.ndarray]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, array in flat.items():
-        *above, last = name.split(".")
-        node = found
-        for key in above:
-            node = node.setdefault(key, {})
-        node[last] = array
-    return found
-
-
 def test_large_headers_are_refused() -> None:
     arrays = {"a" * 60_000_000: np.ones(1), "b" * 60_000_000: np.ones(1)}
     with pytest.raises(TreepackError, match="safetensors allows at most 100000000"):
