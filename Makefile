@@ -93,9 +93,9 @@ docs:
 bench: $(if $(filter core,$(NAME)),,$(VENV)/.built $(VENV)/.bench)
 	sh tools/bench.sh $(or $(NAME),compare) $(ARGS)
 
-## make example NAME= export_model, pod, rl_broadcast or train_multihost: programs of examples/
+## make example NAME= export_model, hugging_face, pod, rl_broadcast or train_multihost: programs of examples/
 example: $(VENV)/.built $(VENV)/.packages
-	$(BIN)/python -u examples/$(or $(NAME),$(error NAME= is export_model, pod, rl_broadcast or train_multihost)).py $(ARGS)
+	$(BIN)/python -u examples/$(or $(NAME),$(error NAME= is export_model, hugging_face, pod, rl_broadcast or train_multihost)).py $(ARGS)
 
 ## make clean         removes what the other targets have made
 clean:

@@ -107,6 +107,9 @@ def in_files(folder: Path) -> None:
     treepack.save(path, {"layers": [np.zeros(2), np.ones(2)], "w": np.zeros((2, 3))})
     made = treepack.load(path, {"a": np.ones((2, 2)), "b": np.ones((3, 2))}, rename=sources)
     assert made["a"][1, 0] == 1
+    back = {"a": treepack.unstack("layers/*"), "b": sources["b"]}
+    treepack.save(folder / "model.safetensors", made, rename=back)
+    assert treepack.load(folder / "model.safetensors")["layers"]["1"][0] == 1
     told: list[int] = []
     told: list[int] = []
     progress: treepack.Progress = lambda done, total: told.append(done)  # noqa: E731

@@ -18,7 +18,7 @@ from treepack._src.api.files import abstract, is_checkpoint, load, read_metadata
 from treepack._src.api.streams import read_stream, write_stream
 from treepack._src.checkpoint.file import File, Tree, open
 from treepack._src.checkpoint.reader import LazyArray
-from treepack._src.checkpoint.sources import stack, transpose
+from treepack._src.checkpoint.sources import stack, transpose, unstack
 from treepack._src.checkpoint.verify import Verification, verify
 from treepack._src.options import Arrays, Progress, Strict
 from treepack._src.registry.register import register_dataclass, register_namedtuple, register_node
@@ -126,6 +126,7 @@ __all__ = [
     "serialization",
     "stack",
     "transpose",
+    "unstack",
     "verify",
     "write_stream",
 ]

@@ -207,6 +207,18 @@ def walk(
       OverflowError: If an integer is out of range.
     """
 
+def lay_raw(header: bytes, arrays: list[Any], *, snapshot: bool) -> Layout:
+    """Lays out a header of another format, and then the bytes of arrays in C order.
+
+    Args:
+      header: The header.
+      arrays: NumPy or JAX arrays, NumPy scalars, or deferred arrays.
+      snapshot: See `walk`.
+
+    Raises:
+      TreepackError: A ValueError. If an array cannot be read.
+    """
+
 def is_patch(data: Buffer | Content) -> bool:
     """Returns whether data end as a patch does."""
 

@@ -29,6 +29,8 @@ pub struct Encoder<P> {
     lists: usize,
     key: Option<KeyPlace>,
     begun: bool,
+    /// Whether only the bytes of arrays are written.
+    is_raw: bool,
     recording: Recording,
 }
 
@@ -52,8 +54,22 @@ impl<P: Payload> Encoder<P> {
             lists: 0,
             key: None,
             begun: false,
+            is_raw: false,
             recording: Recording::default(),
         }
+    }
+
+    /// Writes a header of another format, and then only the bytes of arrays, one after another.
+    /// Other values are an error.
+    #[cfg_attr(not(feature = "python"), allow(dead_code))]
+    pub(crate) fn raw(header: &[u8], framing: Framing) -> Result<Self> {
+        let mut encoder = Self {
+            begun: true,
+            is_raw: true,
+            ..Self::new(framing)
+        };
+        encoder.layout.extend(header)?;
+        Ok(encoder)
     }
 
     /// Also records the structure and writes it after the tree. Values in lists and in maps with
@@ -276,8 +292,11 @@ impl<P: Payload> Encoder<P> {
         &mut self,
         array: &Array<'_>,
         kind: Kind,
-        content: impl FnMut(&mut LayoutBuilder<P>, Range<usize>) -> Result<()>,
+        mut content: impl FnMut(&mut LayoutBuilder<P>, Range<usize>) -> Result<()>,
     ) -> Result<()> {
+        if self.is_raw {
+            return content(&mut self.layout, 0..array.nbytes());
+        }
         let key = self.key;
         self.begin(false)?;
         // `begin` may just have added a key for the root.
@@ -502,6 +521,29 @@ mod tests {
         let mut unfinished = Encoder::<Vec<u8>>::new(framing());
         unfinished.map(1).unwrap();
         assert!(unfinished.finish(None).is_err());
+    }
+
+    #[test]
+    fn raw_arrays_follow_a_header() {
+        let mut encoder = Encoder::<Vec<u8>>::raw(b"head", framing()).unwrap();
+        let array = Array {
+            code: wire::EXT_NDARRAY,
+            shape: &[3],
+            dtype: "uint8",
+            itemsize: 1,
+        };
+        for _ in 0..2 {
+            let put = |out: &mut LayoutBuilder<Vec<u8>>, range: Range<usize>| {
+                out.push([1, 2, 3][range].to_vec())
+            };
+            encoder.array(&array, Kind::Plain, put).unwrap();
+        }
+        assert!(encoder.nil().is_err());
+        assert!(encoder.map(1).is_err());
+        let layout = encoder.finish(None).unwrap();
+        let mut found = Vec::new();
+        crate::source::read_to(&layout, 0..layout.len(), &mut found).unwrap();
+        assert_eq!(found, b"head\x01\x02\x03\x01\x02\x03");
     }
 
     #[test]

@@ -18,6 +18,15 @@ pub struct Layout {
 }
 
 impl Layout {
+    pub fn new(output: layout::Layout<LeafPayload>, hollow: Vec<Py<PyAny>>) -> Self {
+        let needs_python = output.payloads().any(LeafPayload::needs_python);
+        Self {
+            output,
+            needs_python,
+            hollow,
+        }
+    }
+
     /// Returns the smallest range of a source with all bytes of arrays in a range of the encoding, if these
     /// arrays lie in one source.
     pub fn stored(&self, range: Range<usize>) -> Range<usize> {

@@ -112,7 +112,7 @@ mod _core {
         assemble, has_older_types, mark_older, other_kinds, record_metadata, restore_state,
     };
     #[pymodule_export]
-    use super::save::{problems, walk, write_file};
+    use super::save::{lay_raw, problems, walk, write_file};
     #[pymodule_export]
     use super::select::{Marks, Selector, captures};
     #[pymodule_export]

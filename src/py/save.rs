@@ -14,7 +14,7 @@ use super::memory::{
 };
 use super::options::{integer, integer_or_none};
 use super::pipe::Destination;
-use super::walk::{LeafPayload, Options, Recorded, layout_of, problems_of};
+use super::walk::{LeafPayload, Options, Recorded, layout_of, problems_of, raw_layout_of};
 use super::watch::Watcher;
 use super::{delta, errors, gzip};
 use crate::array::{Alignment, ChunkLimit, Framing};
@@ -69,6 +69,7 @@ pub fn walk(
             (true, true, false) => Recorded::Index,
             (true, true, true) => Recorded::Checksums,
         },
+        raw: None,
         metadata,
         record: record.map(|record| Record::read(&record)).transpose()?,
         framing,
@@ -83,12 +84,38 @@ pub fn walk(
     if let Some(base) = base {
         layout = delta::patch_of(layout, &base, base_name, threads)?;
     }
-    let needs_python = layout.payloads().any(LeafPayload::needs_python);
-    Ok(Layout {
-        output: layout,
-        needs_python,
-        hollow,
-    })
+    Ok(Layout::new(layout, hollow))
+}
+
+#[pyfunction]
+#[pyo3(signature = (header, arrays, *, snapshot))]
+pub fn lay_raw<'py>(
+    header: &'py [u8],
+    arrays: &Bound<'py, PyList>,
+    snapshot: bool,
+) -> PyResult<Layout> {
+    let framing = Framing {
+        align: Alignment::new(1)?,
+        chunks: ChunkLimit::new(f64::INFINITY),
+        may_box: false,
+    };
+    let options = Options {
+        state_dict: false,
+        sort_keys: false,
+        recorded: Recorded::Nothing,
+        raw: Some(header),
+        metadata: None,
+        record: None,
+        framing,
+        hollow: false,
+        joined: false,
+        overridden: vec![],
+    };
+    let mut layout = raw_layout_of(arrays, options)?;
+    if snapshot {
+        super::walk::snapshot(arrays.py(), &mut layout)?;
+    }
+    Ok(Layout::new(layout, Vec::new()))
 }
 
 #[pyfunction]
@@ -106,6 +133,7 @@ pub fn problems(
         state_dict: true,
         sort_keys: false,
         recorded: Recorded::Nothing,
+        raw: None,
         metadata: None,
         record: None,
         framing,

@@ -97,6 +97,8 @@ def files(folder: Path) -> None:
         path, {"a": jnp.ones((1, 2, 3)), "b": jnp.ones((3, 2))}, rename=sources
     )
     assert made["a"].shape == (1, 2, 3)
+    back = {"a": treepack.unstack("layers/*", transpose=True)}
+    treepack.save(folder / "hub", made, format="safetensors", max_shard_size="5GB", rename=back)
     treepack.save(path, tree, select=["**"])
     treepack.save(path, tree, metadata={"step": 1}, compress=True, level=1, progress=progress)
     # With a target the result has its type.

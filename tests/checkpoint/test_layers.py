@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import ml_dtypes
 import numpy as np
 import pytest
 import safetensors.numpy
@@ -120,3 +121,63 @@ def test_each_layer_is_verified(tmp_path: Path) -> None:
         treepack.load(path, template, rename=rename, verify=True)
     kept = treepack.load(path, template, rename=rename, on_corrupt="skip")
     assert not kept["up"].any()
+
+
+@pytest.mark.parametrize("axis", [0, 1, -1])
+@pytest.mark.parametrize("transpose", [False, True, (1, 0), (0, 1)])
+@pytest.mark.parametrize("kind", ["numpy", "jax", "sharded", "file"])
+@pytest.mark.parametrize("background", [False, True])
+def test_layers_are_unstacked_as_they_were_stacked(
+    tmp_path: Path, axis: int, transpose: Any, kind: str, background: bool
+) -> None:
+    flat = {
+        f"model.layers.{at}.up.weight": (np.arange(24) + 100 * at).reshape(4, 6) for at in range(12)
+    }
+    flat = {name: array.astype(ml_dtypes.bfloat16) for name, array in flat.items()}
+    flat["lm_head.weight"] = np.arange(30, dtype=np.float32).reshape(2, 3, 5)
+    path = tmp_path / "model.safetensors"
+    treepack.save(path, _nested(flat), metadata={"format": "flax"})
+    pattern = "model/layers/*/up/weight"
+    sources = {
+        "up": treepack.stack(pattern, axis=axis, transpose=transpose),
+        "head": treepack.transpose("lm_head/weight", (1, 2, 0)),
+    }
+    turned = transpose in (True, (1, 0))
+    shape = [6, 4] if turned else [4, 6]
+    shape.insert(axis % 3, 12)
+    template: dict[str, Any] = {
+        "up": np.zeros(shape, ml_dtypes.bfloat16),
+        "head": np.zeros((3, 5, 2), np.float32),
+    }
+    if kind in ("jax", "sharded"):
+        template = jax.tree.map(lambda it: jax.ShapeDtypeStruct(it.shape, it.dtype), template)
+    whole = treepack.load(path, template, rename=sources)
+    if kind == "sharded":
+        split = NamedSharding(jax.make_mesh((2,), ("x",)), PartitionSpec(None, "x"))
+        whole["up"] = jax.device_put(whole["up"], split)
+    if kind == "file":
+        treepack.save(tmp_path / "saved", whole)
+        file = treepack.open(tmp_path / "saved")
+        whole = {"up": file["up"], "head": file["head"]}
+    back = {
+        "up": treepack.unstack(pattern, axis=axis, transpose=transpose),
+        "head": treepack.transpose("lm_head/weight", (1, 2, 0)),
+    }
+    again = tmp_path / "again.safetensors"
+    saved = treepack.save(again, whole, rename=back, background=background)
+    if saved is not None:
+        saved.result()
+    assert again.read_bytes() == path.read_bytes()
+    treepack.save(again, whole, rename=sources)  # the same sources
+    assert again.read_bytes() == path.read_bytes()
+
+
+def _nested(flat: dict[str, np.ndarray]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, array in flat.items():
+        *above, last = name.split(".")
+        node = found
+        for key in above:
+            node = node.setdefault(key, {})
+        node[last] = array
+    return found

@@ -306,6 +306,48 @@ def test_names_that_are_prefixes_of_others_are_refused(tmp_path: Path) -> None:
         treepack.load(path)
 
 
+@pytest.mark.parametrize("kind", ["data", "file", "directory", "URL"])
+def test_packed_elements_are_an_error_only_where_they_are_needed(tmp_path: Path, kind: str) -> None:
+    header = {
+        "a.x": {"dtype": "F4", "shape": [2, 4], "data_offsets": [0, 4]},
+        "a.y": {"dtype": "F32", "shape": [2], "data_offsets": [4, 12]},
+        "z": {"dtype": "F6_E2M3", "shape": [4], "data_offsets": [12, 15]},
+    }
+    text = json.dumps(header).encode()
+    data = struct.pack("<Q", len(text)) + text + bytes(15)
+    assert len(safetensors.deserialize(data)) == 3
+    (tmp_path / "model.safetensors").write_bytes(data)
+    fsspec.filesystem("memory").pipe(f"/{tmp_path.name}/model.safetensors", data)
+    source: Any = {
+        "data": data,
+        "file": tmp_path / "model.safetensors",
+        "directory": tmp_path,
+        "URL": f"memory://{tmp_path.name}",
+    }[kind]
+    y = np.zeros(2, np.float32)
+    check_same(treepack.load(source, select="a/y"), {"a": {"y": y}})
+    check_same(treepack.load(source, {"a": {"y": y}}), {"a": {"y": y}})
+    check_same(treepack.load(source, {"q": y}, rename={"a/y": "q"}), {"q": y})
+    with treepack.open(source) as file:
+        assert "F4_packed" in repr(file)
+        assert file["a/y"].shape == (2,)
+        with pytest.raises(DecodeError, match=r"'F4_packed': NumPy has no packed .*at a/x"):
+            _ = file["a/x"]
+    assert "F4_packed" in str(treepack.verify(source).damage)
+    template = {"a": {"x": np.zeros((2, 4)), "y": y}}
+    for read in (
+        lambda: treepack.load(source),
+        lambda: treepack.load(source, template),
+        lambda: treepack.load(source, template, strict=False),
+        lambda: treepack.load(source, {"a": y}, strict=False),
+        lambda: treepack.load(source, {"a": {"y": y}}, unexpected="error"),
+        lambda: treepack.load(source, {"a": {"q": y}}, rename={"a/x": "a/q"}),
+        lambda: treepack.abstract(source),
+    ):
+        with pytest.raises(DecodeError, match=r"F4_packed.*at a/x"):
+            read()
+
+
 def test_commands(source: tuple[Any, Any], tmp_path: Path) -> None:
     given, tree = source
     if not isinstance(given, (str, Path)):

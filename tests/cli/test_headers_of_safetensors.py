@@ -14,6 +14,7 @@ import pytest
 import safetensors
 import safetensors.numpy
 
+import tiers
 import treepack.__main__
 from commands import call, refused
 from treepack import DecodeError
@@ -57,6 +58,9 @@ def hostile_headers() -> dict[str, bytes]:
         "shape wraps around": one(shape=[many, many, 0], data_offsets=[0, 0]),
         "shape beyond integers": one(shape=[10**4000, 0], data_offsets=[0, 0]),
         "other size": one(dtype="F64"),
+        "half a byte": one(dtype="F4", shape=[3], data_offsets=[0, 1]),
+        "six bits": one(dtype="F6_E3M2", shape=[2], data_offsets=[0, 2]),
+        "packed in too many bytes": one(dtype="F4", shape=[8], data_offsets=[0, 8]),
         "unknown dtype": one(dtype="F31"),
         "dtype of another kind": one(dtype=["F32"]),
         "dtypes of NumPy": one(dtype="float32"),
@@ -104,14 +108,18 @@ def test_the_command_line_refuses_hostile_headers(folder: Path) -> None:
     assert list(treepack.open("new")) == [path]
 
 
+# Dtypes of packed elements, and the bytes of an element.
+PACKED = [("F4", 0.5), ("F6_E2M3", 0.75), ("F6_E3M2", 0.75)]
+
+
 def mutated(random: random.Random) -> bytes:
     """A file of safetensors with some things wrong, or none."""
     header: dict[str, Any] = {"__metadata__": {"k": "v"}} if random.random() < 0.3 else {}
     body = 0
     for name in random.sample("abcd", random.randrange(4)):
-        dtype, size = random.choice([("F32", 4), ("BF16", 2), ("BOOL", 1), ("F8_E4M3FNUZ", 1)])
+        dtype, size = random.choice([("F32", 4), ("BF16", 2), ("BOOL", 1), *PACKED])
         shape = [random.randrange(4) for _ in range(random.randrange(3))]
-        stop = body + size * int(np.prod(shape))
+        stop = body + int(size * int(np.prod(shape)))
         header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [body, stop]}
         body = stop
     names = random.sample(list(header), len(header))
@@ -127,7 +135,9 @@ def mutated(random: random.Random) -> bytes:
         elif which == "shape":
             entry[which].insert(0, number)
         elif which == "dtype":
-            entry[which] = random.choice(["F16", "U8", "C64", "F8_E8M0", "f32", "", None, 1])
+            entry[which] = random.choice(
+                ["F16", "U8", "C64", "F8_E8M0", "F8_E4M3FNUZ", "F4", "F6_E3M2", "f32", "", None, 1]
+            )
         elif which == "more":
             entry[random.choice(["x", "Shape"])] = number
         else:
@@ -150,7 +160,8 @@ NOT_TAKEN = "does not begin with a brace|appears twice|NumPy does not support"
 def test_any_header_is_read_as_safetensors_reads_it(folder: Path) -> None:
     own = random.Random(23)
     taken = refused = 0
-    for _ in range(1500):
+    count = tiers.either(600, 4000)
+    for _ in range(count):
         data = mutated(own)
         Path("any.safetensors").write_bytes(data)
         try:
@@ -169,7 +180,9 @@ def test_any_header_is_read_as_safetensors_reads_it(folder: Path) -> None:
         taken += 1
         assert found.keys() == expected.keys()
         for name, array in found.items():
-            dtype = SAFETENSORS[array.dtype.name]
-            info = {"shape": list(array.shape), "dtype": dtype}
-            assert expected[name] == info | {"data": array.flat_range(0, array.size).tobytes()}
-    assert min(taken, refused) > 300
+            assert expected[name]["data"] == array.flat_range(0, array.size).tobytes()
+            if expected[name]["dtype"] in dict(PACKED):
+                continue
+            assert expected[name]["shape"] == [*array.shape]
+            assert expected[name]["dtype"] == SAFETENSORS[array.dtype.name]
+    assert min(taken, refused) > count / 5

@@ -104,6 +104,9 @@ SAVES: dict[str, Write] = {
     "convert": convert,
     "convert to npz": convert,
     "convert to safetensors": convert,
+    "directory of safetensors": lambda path, tree: treepack.save(
+        path, {**tree, "n": np.asarray(tree["n"])}, format="safetensors", max_shard_size=1000
+    ),
     "exported": lambda path, tree: treepack.save_exported(path, doubling(), tree),
     "series": lambda path, tree: checkpoints.save_checkpoint(
         path, tree, tree["n"], keep=1, overwrite=True

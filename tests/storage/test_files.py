@@ -377,7 +377,9 @@ def test_a_pickled_file_is_found_from_elsewhere(
     assert "treepack.File 'model'" in repr(files[0])
 
 
-@pytest.mark.parametrize("name", ["m.safetensors", "m.NPZ", "m.pt.gz", "m.h5", "m.json", "m.zst"])
+@pytest.mark.parametrize(
+    "name", ["m.safetensors.gz", "m.NPZ", "m.pt.gz", "m.h5", "m.json", "m.zst"]
+)
 def test_suffixes_of_other_formats_are_refused(tmp_path: Path, name: str) -> None:
     suffix = Path(name.removesuffix(".gz").lower()).suffix
     for options in ({}, {"sharded": True}, {"background": True}):

@@ -21,6 +21,7 @@ import treepack._core as core
 from treepack._src import dtypes as _dtypes
 from treepack._src import paths as _paths
 from treepack._src.checkpoint.file import File, place_of
+from treepack._src.checkpoint.safetensors import RepositoryReader, SafetensorsReader
 from treepack._src.printable import printable
 from treepack._src.pytree.state_dict import map_leaves
 from treepack._src.restore.report import ABSENT
@@ -81,7 +82,8 @@ def state_of(file: File, value: int = 0, marks: core.Marks | None = None) -> Sta
         except (CorruptionError, DecodeError) as error:
             return Damaged(error)
 
-    record = place.catalog.record
+    is_foreign = isinstance(place.reader, (SafetensorsReader, RepositoryReader))
+    record = None if is_foreign else place.catalog.record  # theirs is made while they are opened
     state = place.state(leaf, marks)
     if marks is not None:
         state = map_leaves(lambda leaf: leaf, state, ABSENT)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import struct
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,10 +16,9 @@ from treepack._src import paths as _paths
 from treepack._src.options import Progress, Saved, Writing
 from treepack._src.printable import printable, safe_repr
 from treepack._src.pytree.state_dict import leaves_of
-from treepack._src.restore.compare import signature
 from treepack._src.saving.layout import file_layout, plain_layout
+from treepack._src.saving.safetensors import named, without_dtype, write_of
 from treepack._src.storage.deferred import Deferred
-from treepack._src.storage.safetensors import MAX_HEADER_BYTES, ORDER, SAFETENSORS
 from treepack._src.storage.write import replacing, save_layout
 from treepack.errors import TreepackError
 
@@ -53,60 +51,30 @@ def write_msgpack(
     save_layout(layout, path, how, progress)
 
 
-def _at(name: str) -> str:
-    return f"at {printable(name)}"
+def write_safetensors(
+    state: State,
+    path: str | os.PathLike[str],
+    separator: str,
+    max_shard_size: int | None = None,
+    progress: Progress = None,
+) -> None:
+    """Writes the arrays of a state as safetensors, byte for byte as its own writer.
 
-
-def _without(form: str, name: str, array: np.ndarray) -> TreepackError:
-    """Returns the error for an array whose dtype a format lacks."""
-    kind = signature(array)
-    remedy = (
-        "convert it with --dtype"
-        if kind is not None and kind.kind == "float"
-        else "save its parts .real and .imag"
-        if array.dtype.kind == "c"
-        else "save it with another dtype, as by array.astype"
+    With `max_shard_size`, it writes a directory of files of at most this many bytes.
+    """
+    write = write_of(
+        path,
+        _named(state.tree, separator),
+        None if state.metadata is None else _text_map(state.metadata),
+        Writing(),
+        max_shard_size,
+        remedy=_FLOAT_REMEDY,
     )
-    return TreepackError(f"{_at(name)}: {form} does not support dtype {array.dtype.name}: {remedy}")
+    write(progress)
 
 
-def write_safetensors(state: State, path: str | os.PathLike[str], separator: str) -> None:
-    """Writes the arrays of a state to a safetensors file, byte for byte as its own writer."""
-    leaves = list(_named(state.tree, separator))
-    header: dict[str, Any] = {}
-    if state.metadata is not None:
-        header["__metadata__"] = dict(sorted(_text_map(state.metadata).items()))
-    for name, array in leaves:
-        if name == "__metadata__":
-            raise TreepackError(
-                f"{_at(name)}: safetensors reserves this name: rename the leaf, or leave it out "
-                "with --skip"
-            )
-        if array.dtype.name not in SAFETENSORS:
-            raise _without("safetensors", name, array)
-    leaves.sort(key=lambda leaf: (ORDER[leaf[1].dtype.name], leaf[0]))
-    offset = 0
-    for name, array in leaves:
-        end = offset + array.nbytes
-        header[name] = {
-            "dtype": SAFETENSORS[array.dtype.name],
-            "shape": list(array.shape),
-            "data_offsets": [offset, end],
-        }
-        offset = end
-    text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    if len(text) > MAX_HEADER_BYTES:
-        raise TreepackError(
-            f"the header of {len(leaves)} arrays has {len(text)} bytes, but safetensors allows at "
-            f"most {MAX_HEADER_BYTES}: extract parts of the file with `treepack get`, and convert "
-            "these"
-        )
-    with replacing(path) as file:
-        file.write(struct.pack("<Q", len(text)) + text)
-        for _, array in leaves:
-            for part in _parts(array):
-                file.write(part)
+# The remedy for floats of a dtype that a format lacks.
+_FLOAT_REMEDY = "convert it with --dtype"
 
 
 def _text_map(metadata: Any) -> dict[str, str]:
@@ -138,16 +106,17 @@ _MAX_ZIP_NAME = (1 << 16) - 1 - len(".npy")
 def write_npz(state: State, path: str | os.PathLike[str], separator: str) -> None:
     """Writes the arrays of a state to a file that `numpy.load` reads."""
     with replacing(path) as file, zipfile.ZipFile(file, "w", allowZip64=True) as archive:
-        for name, array in _named(state.tree, separator):
+        for name, array in _named(state.tree, separator).items():
             if "\0" in name or len(name.encode()) > _MAX_ZIP_NAME:
                 raise TreepackError(
-                    f"{_at(name[:100])}: invalid name: npz allows no NUL and at most "
+                    f"at {printable(name[:100])}: invalid name: npz allows no NUL and at most "
                     f"{_MAX_ZIP_NAME} bytes"
                 )
             if (
                 array.dtype.isbuiltin == 2
             ):  # of ml_dtypes: NumPy would read it as another dtype, or not at all
-                raise _without("npz", name, array)
+                text = without_dtype("npz", array, _FLOAT_REMEDY)
+                raise TreepackError(f"at {printable(name)}: {text}")
             with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
                 head = {
                     "descr": np.lib.format.dtype_to_descr(array.dtype),
@@ -159,36 +128,27 @@ def write_npz(state: State, path: str | os.PathLike[str], separator: str) -> Non
                     member.write(part)
 
 
-def _named(tree: Any, separator: str) -> Iterator[tuple[str, Any]]:
-    """Yields the arrays of a state with unique names.
+def _named(tree: Any, separator: str) -> dict[str, Any]:
+    """Returns the arrays of a state by their names; numbers become arrays.
 
     Raises:
-      TreepackError: If two arrays have the same name, which may happen without a separator.
+      TreepackError: If two arrays have the same name, or a leaf is not an array.
     """
-    seen = set()
+    return named(_arrays(tree), separator, "choose another one with --sep")
+
+
+def _arrays(tree: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
     for parts, leaf in leaves_of(tree, ()):
-        for count, key in enumerate(parts, 1):
-            if separator and separator in key:
-                raise TreepackError(
-                    f"{_at(_paths.text(parts[:count]))}: the key contains the separator "
-                    f"{separator!r}: choose another one with --sep"
-                )
-        name = separator.join(parts)
         if leaf is None:
             continue
         if isinstance(leaf, (bool, int, float, complex, np.generic)):
             leaf = np.asarray(leaf)  # a 0-d array
         if not isinstance(leaf, (Deferred, np.ndarray)):
             raise TreepackError(
-                f"{_at(_paths.text(parts))}: expected an array, found {type(leaf).__name__}: "
-                "leave it out with --skip"
+                f"at {printable(_paths.text(parts))}: expected an array, found "
+                f"{type(leaf).__name__}: leave it out with --skip"
             )
-        if name in seen:
-            raise TreepackError(
-                f"{_at(name)}: two arrays would have this name: choose another separator with --sep"
-            )
-        seen.add(name)
-        yield name, leaf
+        yield parts, leaf
 
 
 def _parts(array: Any) -> Iterator[bytes]:

@@ -34,6 +34,7 @@ from treepack._src.storage.content import read_whole
 from treepack._src.storage.foreign import orbax_items
 from treepack._src.storage.naming import naming
 from treepack._src.storage.place import check_name, local, resolved
+from treepack._src.storage.safetensors import SEPARATOR
 from treepack._src.storage.stores import store_of
 from treepack.errors import CorruptionError, DecodeError, NoIndexError, TreepackError
 
@@ -112,7 +113,8 @@ def _foreign(source: str, separator: str, max_size: int | None, lists: bool) -> 
     if format == "msgpack" and place.is_file() and place.stat().st_size:
         format = core.convertible(core.Content.map(place))
     if format == "safetensors":
-        return _convert.read_safetensors(place, separator)
+        # With other separators, paths differ from the reader's.
+        return None if separator == SEPARATOR else _convert.read_safetensors(place, separator)
     if format == "npz":
         return _convert.read_npz(place, separator, max_size=max_size)
     if format == "stream":

@@ -13,10 +13,12 @@ from treepack._cli import output, sources
 from treepack._cli.listing import ANY_FILE, FILE, MAX_SIZE, PATH, SEP
 from treepack._src.checkpoint.file import count_text, open, place_of, size_text, value_at
 from treepack._src.checkpoint.select import ends_of
-from treepack._src.options import Compress, Writing, float_dtype
+from treepack._src.options import Compress, Export, Writing, float_dtype
+from treepack._src.saving.safetensors import size_of as shard_size
 from treepack._src.storage.content import size_of
 from treepack._src.storage.naming import naming
 from treepack._src.storage.place import check_suffix, has_gzip_suffix, resolved, shown
+from treepack._src.storage.safetensors import has_suffix
 from treepack.errors import NewerVersionError
 
 TARGET = Annotated[str, typer.Argument(help="The new file; its suffix selects the format.")]
@@ -31,6 +33,16 @@ NUMBERS = Annotated[
 ]
 LEVEL = Annotated[int | None, typer.Option(help="The gzip level from 0 (stored) to 9 (smallest).")]
 ALIGN = Annotated[int, typer.Option(help="The alignment of arrays in bytes.")]
+SHARDS = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SIZE",
+        help=(
+            "Write a directory of safetensors as on Hugging Face, of at most this size each, such "
+            "as 5GB."
+        ),
+    ),
+]
 DTYPE = Annotated[
     str | None, typer.Option(help="Cast float arrays to this dtype, such as bfloat16.")
 ]
@@ -58,6 +70,7 @@ def convert(
     level: LEVEL = None,
     align: ALIGN = 64,
     dtype: DTYPE = None,
+    max_shard_size: SHARDS = None,
     sep: SEP = ".",
     max_size: MAX_SIZE = None,
 ) -> None:
@@ -71,7 +84,7 @@ def convert(
     .treepack and .safetensors keep the metadata. Files may be larger than
     memory, but directories of Orbax are read whole.
     """
-    made = _Target(target, gzip, numbers, level, align, dtype, sep)
+    made = _Target(target, gzip, numbers, level, align, dtype, sep, max_shard_size)
     with sources.states(source, sep, max_size) as state:
         with naming(source):
             state = sources.selected(state, select or [], skip or [])
@@ -148,6 +161,7 @@ class _Target:
     align: int = 64
     dtype: str | None = None
     sep: str = "."
+    max_shard_size: str | None = None
 
     def write(self, state: _convert.State) -> None:
         """Writes a state in the format of the suffix, and prints the file size."""
@@ -155,6 +169,11 @@ class _Target:
             state = state._replace(tree=_convert.with_dtype(state.tree, float_dtype(self.dtype)))
         path = resolved(self.path)
         format = _convert.format_of(path)
+        size = None
+        if self.max_shard_size is not None:
+            size = shard_size(self.max_shard_size)
+            Export(format="safetensors", max_shard_size=size).check({}, is_file=has_suffix(path))
+            format = "safetensors"
         if format != "msgpack" and (self.gzip or self.numbers or self.level is not None):
             raise ValueError(
                 f"--gzip, --numbers and --level apply only to msgpack, and the target is {format}"
@@ -164,7 +183,8 @@ class _Target:
                 "--numbers excludes --gzip and --level: pass only one kind of compression"
             )
         if format == "safetensors":
-            _formats.write_safetensors(state, path, self.sep)
+            with output.bar("write") as progress:
+                _formats.write_safetensors(state, path, self.sep, size, progress)
         elif format == "npz":
             _formats.write_npz(state, path, self.sep)
         else:
@@ -176,4 +196,5 @@ class _Target:
             how = Writing(compress=method, level=self.level, align=self.align)
             with output.bar("write") as progress:
                 _formats.write_msgpack(state, path, how, progress)
-        output.line(f"{shown(self.path)}: {size_text(size_of(path))}", "green")
+        text = "" if size is not None else f": {size_text(size_of(path))}"
+        output.line(f"{shown(self.path)}{text}", "green")

@@ -32,10 +32,25 @@ def describe(dtype: np.dtype) -> tuple[str | None, bool]:
     """
     if dtype.kind in _NOT_NUMBERS:
         return None, False
+    if dtype.metadata is not None and _PACKED in dtype.metadata:
+        return dtype.metadata[_PACKED], True
     native = dtype.newbyteorder("=")
     if resolve(native.name.encode()) != native:
         return None, False
     return native.name, dtype.isnative
+
+
+# The key of a name in the metadata of a dtype.
+_PACKED = "treepack.packed"
+
+
+def packed(name: str) -> np.dtype:
+    """Returns a dtype of bytes that stands for a dtype of elements of 4 or 6 bits.
+
+    NumPy has no such elements. Files that refer to these bytes name them, so that only reading them
+    is an error.
+    """
+    return np.dtype((np.void, 1), metadata={_PACKED: name})
 
 
 def is_complex(dtype: np.dtype) -> bool:
@@ -74,7 +89,8 @@ def cast(source: np.ndarray | np.generic, target: np.ndarray, path: object) -> N
 
 def unsupported(name: str) -> str:
     """Returns the message for a dtype that arrays cannot have."""
-    return f"unsupported array dtype {name!r}"
+    reason = ": NumPy has no packed elements smaller than a byte" if "_packed" in name else ""
+    return f"unsupported array dtype {name!r}{reason}"
 
 
 @functools.lru_cache(maxsize=256)

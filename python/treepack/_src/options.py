@@ -92,6 +92,9 @@ TIMEOUT_S = 3600.0
 OnCorrupt = Literal["error", "skip"]
 """Whether leaves that do not match their checksums are an error, or count as missing."""
 
+Format = Literal["safetensors"] | None
+"""The format of a save: safetensors, or treepack's own unless the suffix is of safetensors."""
+
 Status = Literal["ok", "corrupt", "unchecked"]
 """The result of checking a leaf: `unchecked` if the file has no checksum for it."""
 
@@ -261,6 +264,52 @@ class Saved(_Options):
 
 
 @dataclasses.dataclass(kw_only=True, slots=True)
+class Export(_Options):
+    """How a tree is saved in another format; see `save`."""
+
+    format: Format = None
+    max_shard_size: int | str | None = None
+    rename: Any = None
+
+    def check(self, options: Mapping[str, Any], *, is_file: bool) -> None:
+        """Sets the format of a file, and raises a ValueError for options that do not apply to it.
+
+        Args:
+          options: The options of `save`.
+          is_file: Whether the suffix of the path is of a single safetensors file.
+        """
+        if self.format not in (None, "safetensors"):
+            raise ValueError(f"format must be None or 'safetensors', got {self.format!r:.100}")
+        if is_file:
+            self.format = "safetensors"
+        if self.format is None:
+            for name in ("max_shard_size", "rename"):
+                if getattr(self, name) is not None:
+                    raise ValueError(
+                        f"{name}= applies only to safetensors: pass format='safetensors', or leave "
+                        "it out"
+                    )
+            return
+        for name, reason in _NOT_FOR_SAFETENSORS.items():
+            if options.get(name) not in (None, False):
+                raise ValueError(f"{name}= does not apply to safetensors, {reason}: leave it out")
+        if is_file and self.max_shard_size is not None:
+            raise ValueError(
+                "max_shard_size= applies to directories, and the suffix .safetensors is for one "
+                "file: choose another path"
+            )
+
+
+_NOT_FOR_SAFETENSORS = {
+    "compress": "which are never compressed",
+    "level": "which are never compressed",
+    "align": "which are aligned to 8 bytes",
+    "base": "which have no differences",
+    "sharded": "which one process writes",
+}
+
+
+@dataclasses.dataclass(kw_only=True, slots=True)
 class Opening(_Options):
     """How a file is opened; see `load`."""
 
@@ -419,6 +468,9 @@ class SaveOptions(FileOptions, total=False):
     timeout: float
     select: Any
     base: Any
+    format: Format
+    max_shard_size: int | str | None
+    rename: Any
 
 
 class ReadOptions(TypedDict, total=False):

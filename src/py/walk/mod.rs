@@ -21,6 +21,7 @@ mod snapshot;
 mod state;
 
 use pyo3::prelude::*;
+use pyo3::types::PyList;
 
 pub use self::payload::LeafPayload;
 pub use self::snapshot::snapshot;
@@ -51,6 +52,20 @@ pub fn layout_of(
         }
         Err(failure) => Err(failure.into_py(tree.py(), "serializing")),
     }
+}
+
+/// Returns a layout of a header of another format, and the bytes of arrays after it.
+pub fn raw_layout_of<'py>(
+    arrays: &Bound<'py, PyList>,
+    options: Options<'py>,
+) -> PyResult<Layout<LeafPayload>> {
+    let mut walk = Walk::new(arrays.py(), options)?;
+    let place = walk.root();
+    for array in arrays {
+        let done = walk.value(&array, place);
+        done.map_err(|failure| failure.into_py(arrays.py(), "serializing"))?;
+    }
+    Ok(walk.out.finish(None)?)
 }
 
 /// Returns path and reason of each failure of writing `tree`.

@@ -40,6 +40,8 @@ pub struct Options<'py> {
     pub sort_keys: bool,
     /// Recorded in the last pair of the top-level map.
     pub recorded: Recorded,
+    /// The header of another format, followed by the bytes of a list of arrays and nothing else.
+    pub raw: Option<&'py [u8]>,
     pub metadata: Option<Vec<u8>>,
     /// Replaces the record of the walked structure.
     pub record: Option<Record>,
@@ -163,11 +165,12 @@ impl<'py> Walk<'py> {
     }
 
     pub fn new(py: Python<'py>, options: Options<'py>) -> PyResult<Self> {
-        let mut out = match options.recorded {
-            Recorded::Nothing => Encoder::new(options.framing),
-            Recorded::Structure => Encoder::described(options.framing),
-            Recorded::Index => Encoder::indexed(options.framing, false),
-            Recorded::Checksums => Encoder::indexed(options.framing, true),
+        let mut out = match (options.raw, options.recorded) {
+            (Some(header), _) => Encoder::raw(header, options.framing)?,
+            (None, Recorded::Nothing) => Encoder::new(options.framing),
+            (None, Recorded::Structure) => Encoder::described(options.framing),
+            (None, Recorded::Index) => Encoder::indexed(options.framing, false),
+            (None, Recorded::Checksums) => Encoder::indexed(options.framing, true),
         };
         if options.joined {
             out.borrow_from(Box::new(BytesLender));

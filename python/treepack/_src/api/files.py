@@ -14,11 +14,11 @@ from treepack._src.checkpoint.load import load_part, restore_described
 from treepack._src.checkpoint.opening import open_reader
 from treepack._src.checkpoint.placement import sharing
 from treepack._src.checkpoint.reader import Place
-from treepack._src.checkpoint.safetensors import has_suffix
 from treepack._src.checkpoint.select import chosen
 from treepack._src.checkpoint.sharded import unless_replaced
 from treepack._src.options import (
     Containers,
+    Export,
     LoadOptions,
     Opening,
     Reading,
@@ -39,6 +39,7 @@ from treepack._src.restore.report import Report
 from treepack._src.saving.background import Saving, run, wait_for
 from treepack._src.saving.directory import interrupted
 from treepack._src.saving.layout import base_of, file_layout
+from treepack._src.saving.safetensors import SafetensorsWrite
 from treepack._src.saving.sharded import ShardedWrite, is_distributed
 from treepack._src.storage.content import Openable, content_of, downloaded, inflated_head
 from treepack._src.storage.naming import filename_of, naming
@@ -52,7 +53,7 @@ from treepack._src.storage.place import (
     real,
     resolved,
 )
-from treepack._src.storage.safetensors import is_safetensors
+from treepack._src.storage.safetensors import has_suffix, is_safetensors
 from treepack._src.storage.store import ConditionError
 from treepack._src.storage.write import save_layout
 from treepack.errors import (
@@ -85,7 +86,7 @@ def save(
 ) -> Saving: ...
 
 
-@takes(SaveOptions, Saved, Writing, compress=None)
+@takes(SaveOptions, Saved, Writing, Export, compress=None)
 def save(
     path: Location, tree: Any, *, background: bool = False, **options: Unpack[SaveOptions]
 ) -> Saving | None:
@@ -99,10 +100,13 @@ def save(
     Writes directly from the arrays to a temporary file in the same directory, then renames it.
     After any failure, the file is either the old or the new one. Missing directories are created.
 
+    With the suffix `.safetensors` or `format="safetensors"`, only the arrays are saved, as
+    safetensors, which other libraries read: names are paths with dots between their keys.
+
     Args:
       path: The file (a leading `~` is the home folder), a `UPath`, or a URL of a store (`pip
         install treepack[remote]`), where the object appears once it is complete. Suffixes of other
-        formats, such as `.safetensors`, are an error. A file keeps the permissions of the file that
+        formats, such as `.npz`, are an error. A file keeps the permissions of the file that
         it replaces; a new one follows the umask.
       tree: Any tree of dicts, lists, tuples, registered nodes and leaves. Or an iterator of pairs
         of a path and a leaf, for trees larger than memory: they become nested dicts, whose arrays
@@ -119,7 +123,8 @@ def save(
         not stored; use `metadata` for that.
       timeout: The maximum time in seconds that processes which save together wait for each other.
       metadata: Any value to store with the tree, such as a step or a configuration, of plain Python
-        types or of types registered with `register_auxdata`. See `read_metadata`.
+        types or of types registered with `register_auxdata`. See `read_metadata`. For safetensors a
+        dict of strings, by default `{"format": "flax"}`.
       static: How to treat static data and leaves that cannot be stored. `"skip-code"` leaves out
         code: functions, optimizers that consist of functions, definitions of models. A template or
         `load(static=...)` supplies it again. Other data that cannot be stored, including the data
@@ -132,6 +137,14 @@ def save(
         it has at the same path, of the same dtype and shape, are written as differences; see
         docs/pipelines.md. `load` and `open` find a file in the same directory by its name; it must
         stay as it is, and may have no base itself. Not for sharded saves.
+      format: `"safetensors"` saves to a directory as on Hugging Face: `model.safetensors`, or files
+        `model-00001-of-00002.safetensors` and their index, which is replaced last. Files of an
+        earlier save there are removed after it.
+      max_shard_size: The maximum size of each of these files in bytes, or such as `"500MB"`, in
+        powers of 1000; by default `"5GB"`. A larger array has a file of its own.
+      rename: For safetensors: maps paths in the tree to paths in the file, as `rename` of `load`
+        maps paths of the file. Keys whose values are `unstack(...)` or `transpose(...)` are paths
+        in the tree, which become these arrays.
       compress: `True` compresses with gzip. `None` does so if the file name ends with `.gz`, except
         in sharded saves. `"numbers"` compresses the exponents of floats: it is smaller and faster
         for weights, but only treepack reads the file; see docs/compression.md.
@@ -157,7 +170,8 @@ def save(
       UnserializableLeafError: A TypeError with the path, if a leaf, a key or static data cannot be
         stored.
       ValueError: If a dict has two keys that are equal as strings, or a reserved key; if `select`
-        matches nothing; or if `path` has the suffix of another format.
+        or `rename` matches nothing; if `path` has the suffix of another format; or if two arrays
+        would have the same name in safetensors.
       TypeError: If metadata cannot be stored.
       TreepackError: A ValueError, if another process fails, if processes that save together save
         different trees, or if another job is saving to the same directory.
@@ -170,16 +184,19 @@ def save(
       {'layers': [(Array([0., 0.], dtype=float32), 'relu')]}
     """
     check_known(save, options)
-    saved = Saved.of(options)
+    saved, export = Saved.of(options), Export.of(options)
     progress = options.get("progress")
     place = located(path, options.get("storage_options"))
-    check_suffix(place)
+    export.check(options, is_file=has_suffix(place))
     if isinstance(tree, Iterator):
         check_iterator(saved, background=background)
     else:
         tree = chosen(tree, saved.select)
-        if saved.sharded is None:
-            saved.sharded = is_distributed(tree)
+    if export.format is not None:
+        return _exported(place, tree, saved, export, options, background=background)
+    check_suffix(place)
+    if saved.sharded is None and not isinstance(tree, Iterator):
+        saved.sharded = is_distributed(tree)
     if options.get("compress") is None:
         options["compress"] = not saved.sharded and has_gzip_suffix(place)
     how = Writing.of(options)
@@ -207,6 +224,26 @@ def save(
     write = functools.partial(save_layout, layout, where, how)
     del layout  # so that the traceback of an error does not hold it
     return run(place, write, progress, background=background)
+
+
+def _exported(
+    place: Any, tree: Any, saved: Saved, export: Export, options: Any, *, background: bool
+) -> Saving | None:
+    """Saves a tree as safetensors."""
+    if saved.sharded is None and not isinstance(tree, Iterator) and is_distributed(tree):
+        raise TreepackError(
+            "safetensors are written by one process, and arrays have shards on devices of others: "
+            "gather them, as by jax.experimental.multihost_utils.process_allgather"
+        )
+    how = Writing.of({**options, "compress": False})
+    wait_for(place)
+    write = functools.partial(SafetensorsWrite, place, saved=saved, how=how, export=export)
+    if isinstance(tree, Iterator):
+        with spooled(tree, place) as tree:
+            write(tree=tree, snapshot=False)(options.get("progress"))
+        return None
+    together = write(tree=tree, snapshot=background)
+    return run(place, together, options.get("progress"), background=background)
 
 
 def _name_beside(base: Any, place: Any) -> str:

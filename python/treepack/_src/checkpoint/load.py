@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import treepack._core as core
+from treepack._src import dtypes as _dtypes
 from treepack._src import paths as _paths
 from treepack._src.checkpoint.casting import cast_floats
 from treepack._src.checkpoint.placement import converter
@@ -44,6 +45,8 @@ def load_part(
     if selection.on_corrupt == "skip":
         place = place._replace(reader=place.reader.salvaging())
     found = _choose(place, target, selection, how)
+    if target is not None and selection.unexpected != "error":
+        found = _without_unreadable(place, target, found)
     partial = Coverage(
         found.selector.means,
         selection.missing == "target" or found.is_cut,
@@ -177,7 +180,7 @@ def _renamed(place: Place, rename: Any) -> tuple[dict[str, str], dict[str, Sourc
         made[new] = array_of(source, place, found)
         taken.update(dict.fromkeys(found, new))
     renamed = {path: renaming(path) for path in paths if path not in taken}
-    renaming.check(renamed)
+    renaming.check(renamed, "file")
     if len({*renamed.values(), *made}) < len(renamed) + len(made):
         raise TreepackError("rename= maps two leaves to the same path: choose other names")
     return renamed | taken, made
@@ -201,6 +204,26 @@ def _on_devices(target: Any) -> OnDevices:
     """Returns a predicate on paths: whether a template has a JAX array there."""
     paths = {parts for parts, leaf in leaves_of(target, ()) if _jax.is_abstract(leaf)}
     return lambda parts: tuple(parts) in paths
+
+
+def _without_unreadable(place: Place, target: Any, found: _Choice) -> _Choice:
+    """Leaves out arrays of dtypes that NumPy lacks where the template has nothing for them."""
+    catalog = place.catalog
+    lacking = {name for name in catalog.dtypes if _dtypes.resolve(name.encode()) is None}
+    if not lacking:
+        return found
+    wanted = {parts for parts, _ in leaves_of(target, ())}
+    ends = [*catalog.ends(place.value)]
+    unneeded = set()
+    for path, value in ends:
+        kind = catalog.leaf(value)[1]
+        parts = _paths.parts((found.renamed or {}).get(path, path))
+        above = (tuple(parts[:count]) for count in range(len(parts) + 1))
+        if kind[0] == "array" and kind[1] in lacking and wanted.isdisjoint(above):
+            unneeded.add(value)
+    marks = found.marks
+    marked = {value for _, value in ends if marks is None or value in marks}
+    return found._replace(marks=catalog.mark(marked - unneeded))
 
 
 def _corrupt(

@@ -6,15 +6,11 @@ import contextlib
 from typing import Any
 
 from treepack._src.checkpoint.reader import Reader
-from treepack._src.checkpoint.safetensors import (
-    RepositoryReader,
-    SafetensorsReader,
-    has_suffix,
-)
+from treepack._src.checkpoint.safetensors import RepositoryReader, SafetensorsReader
 from treepack._src.checkpoint.sharded import NoManifestError, ShardedReader
 from treepack._src.options import check
 from treepack._src.storage.content import Openable, Opened, open_parts
-from treepack._src.storage.safetensors import is_safetensors
+from treepack._src.storage.safetensors import has_suffix, is_safetensors
 from treepack.errors import DecodeError, TreepackError
 
 

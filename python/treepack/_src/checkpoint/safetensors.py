@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import functools
 import json
-import os
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import treepack._core as core
+from treepack._src import dtypes as _dtypes
 from treepack._src.checkpoint.reader import Reader
 from treepack._src.checkpoint.sharded import ShardedReader
 from treepack._src.options import Status
@@ -25,7 +26,16 @@ from treepack._src.storage.deferred import InContent
 from treepack._src.storage.foreign import names_in
 from treepack._src.storage.naming import naming
 from treepack._src.storage.place import joined
-from treepack._src.storage.safetensors import nested, read_header
+from treepack._src.storage.safetensors import (
+    INDEX_SUFFIX,
+    SEPARATOR,
+    SHARD,
+    WHOLE,
+    Header,
+    has_suffix,
+    nested,
+    read_header,
+)
 from treepack._src.storage.store import RemoteStore
 from treepack._src.storage.stores import store_of
 from treepack._src.tasks import run
@@ -34,28 +44,18 @@ from treepack.errors import DecodeError
 # As MAX_CHUNK_SIZE of flax: longer arrays have no form in one piece.
 _CHUNK_BYTES = 2**30
 
-# The separator of keys in names.
-SEPARATOR = "."
-
-# The end of the name of an index, which has the file of each array, as huggingface_hub writes it.
-_INDEX = ".safetensors.index.json"
-
-_SUFFIX = ".safetensors"
-
 
 class SafetensorsReader(Reader):
-    """A safetensors file, whose names are paths with dots between their keys.
-
-    Attributes:
-      header: The header of the file.
-    """
+    """A safetensors file, whose names are paths with dots between their keys."""
 
     bytes_before = bytes_after = 0  # the headers around arrays are in memory
 
-    def __init__(self, source: Openable, found: Opened, **options: Any):
-        """`found` is the content of `source`; `options` reopen it."""
-        self.header = read_header(found.content)
-        layout = _layout(self.header.arrays, self.header.metadata)
+    def __init__(
+        self, source: Openable, found: Opened, header: Header | None = None, **options: Any
+    ):
+        """`found` is the content of `source`, `header` its header; `options` reopen it."""
+        header = read_header(found.content) if header is None else header
+        layout = _layout(header.arrays, header.metadata)
         laid = core.Content.laid(layout, found.content)
         super().__init__(source, found._replace(content=laid), **options)
 
@@ -73,15 +73,15 @@ class RepositoryReader(ShardedReader):
         """Makes the manifest of the headers of the files."""
         names = [] if has_suffix(source) else names_in(self._path)
         index = _read_index(self._path, names)
-        files = sorted(set(index.values()) or filter(has_suffix, names)) or [_ITSELF]
-        readers = self._open_all(files)
-        self._readers = dict(zip(files, readers, strict=True))
+        files = sorted(set(index.values())) or _files_in(names) or [_ITSELF]
+        opened = self._open_all(files)
+        self._opened = dict(zip(files, opened, strict=True))
         arrays: dict[str, InContent] = {}
         numbers: dict[str, int] = {}
         metadata: dict[str, str] = {}
-        for number, (file, reader) in enumerate(zip(files, readers, strict=True)):
-            metadata.update(reader.header.metadata or {})
-            for name, array in reader.header.arrays.items():
+        for number, (file, (_, header)) in enumerate(zip(files, opened, strict=True)):
+            metadata.update(header.metadata or {})
+            for name, array in header.arrays.items():
                 if index and index.get(name) != file:
                     continue
                 if name in arrays:
@@ -99,25 +99,27 @@ class RepositoryReader(ShardedReader):
                 for array in layout.hollow
             ]
         )
-        listed = [(files[number], readers[number].nbytes, 0) for number in plan.processes]
+        listed = [(files[number], opened[number][0].nbytes, 0) for number in plan.processes]
         data = core.Manifest.planned(layout, plan).with_files(listed)
         return data, core.Manifest.decode(data, max_size=self._max_size)
 
-    def _open_all(self, names: list[str]) -> list[SafetensorsReader]:
-        """Opens all files, remote ones many at a time."""
+    def _open_all(self, names: list[str]) -> list[tuple[Opened, Header]]:
+        """Opens all files and reads their headers, of remote ones many at a time."""
         store, _ = store_of(self._path)
-        opening: list[Callable[[], SafetensorsReader]]
+        opening: list[Callable[[], tuple[Opened, Header]]]
         opening = [functools.partial(self._open, name) for name in names]
         return run(opening, store.at_once if isinstance(store, RemoteStore) else 1)
 
-    def _open(self, name: str) -> SafetensorsReader:
+    def _open(self, name: str) -> tuple[Opened, Header]:
         place = self._place(name)
         with naming(place):
             found = open_parts(place, regular=name != _ITSELF)
-            return SafetensorsReader(place, found, salvage=False, mmap=True, max_size=None)
+            return found, read_header(found.content)
 
     def _checked(self, name: str, nbytes: int, record: int) -> Reader:
-        return self._readers[name]
+        place, (found, header) = self._place(name), self._opened[name]
+        with naming(place):
+            return SafetensorsReader(place, found, header, salvage=False, mmap=True, max_size=None)
 
     @property
     def is_summed(self) -> bool:
@@ -128,17 +130,41 @@ class RepositoryReader(ShardedReader):
         self, *, threads: int | None, progress: Callable[[int, int], object] | None
     ) -> tuple[dict[int, Status], str | None]:
         """Marks all leaves as unchecked: only headers are checked, since there are no checksums."""
-        return dict.fromkeys(self.catalog.leaf_values(0), "unchecked"), self.damage
+        lacking = (it for it in self.catalog.dtypes if _dtypes.resolve(it.encode()) is None)
+        damage = self.damage or next(map(_dtypes.unsupported, lacking), None)
+        return dict.fromkeys(self.catalog.leaf_values(0), "unchecked"), damage
 
 
 # The name of a file that is the checkpoint itself.
 _ITSELF = ""
 
 
-def has_suffix(source: Openable) -> bool:
-    """Returns whether the name of a file says that it is a safetensors file."""
-    is_path = isinstance(source, (str, os.PathLike))
-    return is_path and os.fsdecode(source).lower().endswith(_SUFFIX)
+# Names of several files without an index, and the number of these files.
+_NUMBERED = re.compile(r"(.*)-(\d{5,})-of-(\d{5,})\.safetensors")
+
+
+def _files_in(names: list[str]) -> list[str]:
+    """Returns the safetensors files of a directory without an index.
+
+    Raises:
+      DecodeError: If some of them are missing.
+    """
+    if WHOLE in names:  # beside it, parts are of a save that was interrupted
+        return [name for name in names if has_suffix(name) and not SHARD.fullmatch(name)]
+    found = [name for name in names if has_suffix(name)]
+    for name in found:
+        numbered = _NUMBERED.fullmatch(name)
+        if numbered is None:
+            continue
+        before, width, count = numbered[1], len(numbered[2]), numbered[3]
+        for number in range(1, int(count) + 1):
+            other = f"{before}-{number:0{width}}-of-{count}.safetensors"
+            if other not in found:
+                raise DecodeError(
+                    f"the directory has {name}, but lacks {other} and an index: its save or "
+                    "download has not finished"
+                )
+    return found
 
 
 def _read_index(path: str, names: list[str]) -> dict[str, str]:
@@ -147,7 +173,7 @@ def _read_index(path: str, names: list[str]) -> dict[str, str]:
     Raises:
       DecodeError: If there are several, or one cannot be read.
     """
-    found = [name for name in names if name.endswith(_INDEX)]
+    found = [name for name in names if name.endswith(INDEX_SUFFIX)]
     if not found:
         return {}
     if len(found) > 1:

@@ -1,4 +1,4 @@
-"""Selects and renames leaves by path: `select=` and `rename=` of `load`, `select=` of `save`.
+"""Selects and renames leaves by path: `select=` and `rename=` of `load` and `save`.
 
 A pattern is a path. In it `*` matches any text within one part, `**` any number of parts, and `?`
 one character. A match selects everything below it: `params/*/kernel`, `params`. A tuple is the
@@ -369,8 +369,8 @@ class Renaming:
                 return _joined(new, "" if path == _paths.ROOT else rest)
         return path
 
-    def check(self, paths: Iterable[str]) -> None:
-        """Checks that a pattern matches one of the paths.
+    def check(self, paths: Iterable[str], where: str) -> None:
+        """Checks that a pattern matches one of the paths; `where` describes them for the error.
 
         Raises:
           TreepackError: If there are patterns, and none matches.
@@ -378,7 +378,7 @@ class Renaming:
         if not self._matches:
             patterns = ", ".join(pattern for pattern, *_ in self._rules)
             similar = _similar(self._rules[0][0], paths)
-            raise TreepackError(f"rename matches nothing in the file: {patterns}{similar}")
+            raise TreepackError(f"rename matches nothing in the {where}: {patterns}{similar}")
 
 
 def _joined(new: str, rest: str) -> str:

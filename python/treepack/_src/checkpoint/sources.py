@@ -1,4 +1,4 @@
-"""Arrays that are made of others while they are loaded: `stack` and `transpose`."""
+"""Arrays that are made of others when they are loaded, and the way back: `stack` and `unstack`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ Axes = bool | tuple[int, ...]
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """The leaves of a file that become one leaf of a template; see `stack` and `transpose`."""
+    """The leaves of a file that become one leaf of a tree, or that are made of it.
+
+    See `stack`, `unstack` and `transpose`.
+    """
 
     pattern: str
     axis: int | None = None
@@ -52,13 +55,39 @@ def stack(pattern: str, *, axis: int = 0, transpose: Axes = False) -> Source:
     """
     if pattern.count("*") != 1:
         raise ValueError(
-            f"stack needs a pattern with one *, for the number of the layer: {pattern!r}"
+            f"stack and unstack need a pattern with one *, for the number of the layer: {pattern!r}"
         )
     return Source(pattern, axis, transpose)
 
 
+def unstack(pattern: str, *, axis: int = 0, transpose: Axes = False) -> Source:
+    """Splits a leaf into the arrays of several layers in `save(rename=)`: the inverse of `stack`.
+
+    Takes the arguments of the `stack` that loaded the leaf, and is equivalent to it, so that the
+    sources of `load(rename=)` can be passed to `save(rename=)`. Each layer is copied when it is
+    written.
+
+    Args:
+      pattern: The paths of the arrays in the file, with one `*` for the number of the layer.
+      axis: The axis of the leaf that counts the layers.
+      transpose: See `stack`, whose order of axes is reverted.
+
+    Examples:
+      >>> import numpy as np, tempfile, treepack
+      >>> path = f"{tempfile.mkdtemp()}/model.safetensors"
+      >>> rename = {"kernel": treepack.unstack("layers/*/w", transpose=True)}
+      >>> treepack.save(path, {"kernel": np.zeros((4, 2, 3))}, rename=rename)
+      >>> with treepack.open(path) as file:
+      ...     file["layers/3/w"].shape
+      (3, 2)
+    """
+    return stack(pattern, axis=axis, transpose=transpose)
+
+
 def transpose(path: str, axes: tuple[int, ...] | None = None) -> Source:
     """Transposes an array, as the source of one leaf in `load(rename=)`.
+
+    In `save(rename=)` it reverts this: the leaf becomes the array in the file.
 
     Args:
       path: The path of the array in the file.
@@ -75,7 +104,7 @@ def transpose(path: str, axes: tuple[int, ...] | None = None) -> Source:
 
 
 def split(rename: Any) -> tuple[Any, dict[str, Source]]:
-    """Splits `rename=` into the names of leaves, and the sources by the paths of the template."""
+    """Splits `rename=` into the names of leaves, and the sources by the paths of the tree."""
     if not isinstance(rename, Mapping):
         return rename, {}
     found = {
@@ -107,6 +136,29 @@ def resolve(source: Source, paths: Iterable[str]) -> list[str]:
     if not found:
         raise TreepackError(f"{source} matches nothing in the file")
     return found
+
+
+def axes_of(source: Source, ndim: int) -> tuple[int | None, tuple[int, ...]]:
+    """Returns the axis of layers in the leaf, and the order of the axes of arrays in the file.
+
+    Args:
+      source: The source.
+      ndim: The number of dimensions of an array in the file.
+
+    Raises:
+      TreepackError: If they do not fit.
+    """
+    axes = source.axes
+    order = (*range(ndim),) if axes is False else (*range(ndim)[::-1],)
+    if isinstance(axes, tuple):
+        if sorted(axes) != [*range(ndim)]:
+            raise TreepackError(f"{source}: {axes} is not an order of {ndim} axes")
+        order = axes
+    if source.axis is None:
+        return None, order
+    if not -ndim - 1 <= source.axis <= ndim:
+        raise TreepackError(f"{source}: there is no axis {source.axis} of {ndim + 1}")
+    return source.axis % (ndim + 1), order
 
 
 def array_of(source: Source, place: Place, paths: Sequence[str]) -> SourceArray:
@@ -141,18 +193,9 @@ class SourceArray(LazyArray):
         self.dtype = first.dtype
         self._arrays = arrays
         ndim = len(first.shape)
-        axes = source.axes
-        self._axes = (*range(ndim),) if axes is False else (*range(ndim)[::-1],)
-        if isinstance(axes, tuple):
-            if sorted(axes) != [*range(ndim)]:
-                raise TreepackError(f"{source}: {axes} is not an order of {ndim} axes")
-            self._axes = axes
+        self._axis, self._axes = axes_of(source, ndim)
         shape = [first.shape[axis] for axis in self._axes]
-        self._axis = source.axis
-        if source.axis is not None:
-            if not -ndim - 1 <= source.axis <= ndim:
-                raise TreepackError(f"{source}: there is no axis {source.axis} of {ndim + 1}")
-            self._axis = source.axis % (ndim + 1)
+        if self._axis is not None:
             shape.insert(self._axis, len(arrays))
         self.shape = tuple(shape)
 

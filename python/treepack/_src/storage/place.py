@@ -155,8 +155,8 @@ _FOREIGN = {
     ".toml": "TOML",
 }
 
-# Suffixes that `treepack convert` writes.
-_CONVERTED = (".safetensors", ".npz")
+# A suffix that `treepack convert` writes, and `save` does not.
+_CONVERTED = (".npz",)
 
 
 def check_suffix(path: str | os.PathLike[str]) -> None:

@@ -1,10 +1,13 @@
-"""Reads the headers of safetensors files (https://huggingface.co/docs/safetensors)."""
+"""Reads and encodes the headers of safetensors files (https://huggingface.co/docs/safetensors)."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+import os
+import re
+import struct
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -40,10 +43,29 @@ SAFETENSORS = {
     "bool": "BOOL",
 }
 
+# The bits of elements that are packed: NumPy has no arrays of them, and those of ml_dtypes have a
+# byte each.
+_PACKED_BITS = {"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6}
+
 ORDER = {dtype: place for place, dtype in enumerate(SAFETENSORS)}
 
 _NUMPY = {name: dtype for dtype, name in SAFETENSORS.items()}
 
+
+# The separator of keys in names.
+SEPARATOR = "."
+
+# The names of files in a directory, as huggingface_hub writes them: one file, or parts and the
+# index with the file of each array. The parts of a later save have a random text in their names.
+WHOLE = "model.safetensors"
+
+INDEX = "model.safetensors.index.json"
+
+INDEX_SUFFIX = ".safetensors.index.json"
+
+SHARD = re.compile(r"model(?:-[0-9a-f]{8})?-\d{5}-of-\d{5}\.safetensors")
+
+_SUFFIX = ".safetensors"
 
 # The limits of a header, from https://huggingface.co/docs/safetensors and its reader.
 MAX_HEADER_BYTES = 100_000_000
@@ -70,6 +92,12 @@ class Header(NamedTuple):
     metadata: dict[str, str] | None
 
 
+def has_suffix(source: Any) -> bool:
+    """Returns whether the name of a file says that it is a safetensors file."""
+    is_path = isinstance(source, (str, os.PathLike))
+    return is_path and os.fsdecode(source).lower().endswith(_SUFFIX)
+
+
 def is_safetensors(data: core.Content | Buffer) -> bool:
     """Returns whether data begin as a safetensors file does."""
     content = data if isinstance(data, core.Content) else core.Content.lent(data)
@@ -80,8 +108,7 @@ def read_header(content: core.Content) -> Header:
     """Reads the header of a safetensors file, and no array.
 
     Raises:
-      DecodeError: If the reader of safetensors would refuse the file, for the same reason; or if
-        NumPy lacks a dtype.
+      DecodeError: If the reader of safetensors would refuse the file, for the same reason.
     """
     header, start = _json_header(content)
     metadata = header.pop("__metadata__", None)
@@ -109,6 +136,43 @@ def read_header(content: core.Content) -> Header:
         for name, entry in ordered
     }
     return Header(flat, metadata)
+
+
+def encode_header(arrays: Iterable[tuple[str, Any]], metadata: Mapping[str, str] | None) -> bytes:
+    """Encodes the header of a file: its length, and JSON padded to a multiple of 8 bytes.
+
+    Args:
+      arrays: The names and arrays, in the order of their bytes.
+      metadata: The texts under `__metadata__`, or `None`.
+
+    Raises:
+      TreepackError: If it is longer than safetensors allows.
+    """
+    header: dict[str, Any] = {}
+    if metadata is not None:
+        header["__metadata__"] = dict(sorted(metadata.items()))
+    offset = 0
+    for name, array in arrays:
+        end = offset + array.nbytes
+        header[name] = {
+            "dtype": SAFETENSORS[array.dtype.name],
+            "shape": list(array.shape),
+            "data_offsets": [offset, end],
+        }
+        offset = end
+    try:
+        text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+    except UnicodeEncodeError as error:
+        raise TreepackError(
+            f"names and metadata of safetensors must be valid Unicode, found {header!r:.100}"
+        ) from error
+    text += b" " * (-len(text) % 8)
+    if len(text) > MAX_HEADER_BYTES:
+        raise TreepackError(
+            f"the header of {len(header)} entries has {len(text)} bytes, but safetensors allows at "
+            f"most {MAX_HEADER_BYTES}: save parts of the tree to several files"
+        )
+    return struct.pack("<Q", len(text)) + text
 
 
 def _json_header(content: core.Content) -> tuple[dict[str, Any], int]:
@@ -206,14 +270,21 @@ def _entry(name: str, entry: Any) -> _Entry:
     if not isinstance(offsets, list) or len(offsets) != 2 or not all(map(_is_count, offsets)):
         raise wrong(f"invalid data_offsets {offsets!r:.100}: expected two byte offsets")
     begin, end = offsets
-    dtype = _dtypes.resolve(_NUMPY.get(named, "").encode())
-    if dtype is None:
-        raise wrong(f"unsupported dtype {named:.100}: NumPy lacks it")
-    nbytes = 1
-    for size in (*shape, dtype.itemsize):
-        nbytes *= size
-        if nbytes > _MAX_NUMBER:
+    if named in _PACKED_BITS:
+        dtype, bits = _dtypes.packed(f"{named}_packed"), _PACKED_BITS[named]
+    elif named in _NUMPY:
+        dtype = np.dtype(_NUMPY[named])
+        bits = 8 * dtype.itemsize
+    else:
+        raise wrong(f"unknown dtype {named:.100}")
+    nbits = 1
+    for size in (*shape, bits):
+        nbits *= size
+        if nbits > _MAX_NUMBER:
             raise wrong(f"invalid shape {shape!r:.100}: the array is larger than any memory")
+    if nbits % 8:
+        raise wrong(f"invalid shape {shape!r:.100}: {nbits} bits do not end with a byte")
+    nbytes = nbits // 8
     if nbytes != end - begin:
         raise wrong(
             f"size mismatch: the dtype and shape need {nbytes} bytes, the offsets span "
@@ -224,7 +295,7 @@ def _entry(name: str, entry: Any) -> _Entry:
             np.broadcast_to(np.empty((), dtype), shape)
         except ValueError as error:
             raise wrong(f"NumPy does not support this shape: {error}") from error
-    return _Entry(dtype, tuple(shape), begin, end)
+    return _Entry(dtype, (nbytes,) if named in _PACKED_BITS else tuple(shape), begin, end)
 
 
 def nested(flat: Mapping[str, Any], separator: str) -> Any:

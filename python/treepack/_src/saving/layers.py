@@ -1,0 +1,124 @@
+"""Splits and transposes leaves while they are saved: `rename=` of `save`."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+
+import treepack._core as core
+from treepack._src import paths as _paths
+from treepack._src.checkpoint.reader import LazyArray
+from treepack._src.checkpoint.select import Renaming
+from treepack._src.checkpoint.sources import Source, axes_of, split
+from treepack._src.pytree.leaves import host_view
+from treepack._src.storage.deferred import Computed, Deferred
+from treepack.errors import TreepackError
+
+Leaves = Iterable[tuple[tuple[str, ...], Any]]
+"""Paths and arrays."""
+
+
+def renamed(leaves: Leaves, rename: Any, *, snapshot: bool) -> Leaves:
+    """Returns the arrays of a tree with their paths in the file; see `save`.
+
+    With `snapshot` they do not depend on the tree any more.
+
+    Raises:
+      TreepackError: If `rename` matches nothing, or a source does not fit its array.
+    """
+    if rename is None:
+        return leaves
+    names, sources = split(rename)
+    paths = {_paths.text(parts): leaf for parts, leaf in leaves}
+    for path, source in sources.items():
+        if path not in paths:
+            raise TreepackError(f"rename: the tree has no array at {path}, for {source}")
+    renaming = Renaming(names)
+    found: list[tuple[tuple[str, ...], Any]] = []
+    for path, leaf in paths.items():
+        if path in sources:
+            found += _arrays_of(path, leaf, sources[path], snapshot=snapshot)
+        else:
+            found.append((tuple(_paths.parts(renaming(path))), leaf))
+    renaming.check(paths, "tree")
+    return found
+
+
+def _arrays_of(
+    path: str, leaf: Any, source: Source, *, snapshot: bool
+) -> Iterator[tuple[tuple[str, ...], Deferred]]:
+    """Yields the arrays that become a leaf by `load(rename=)`."""
+    ndim = len(leaf.shape) - (source.axis is not None)
+    if ndim < 0:
+        raise TreepackError(f"{source}: the array at {path} has no axis of layers")
+    axis, order = axes_of(source, ndim)
+    held = _held(leaf, snapshot=snapshot)
+    back = tuple(map(int, np.argsort(order)))
+    if axis is None:
+        yield tuple(_paths.parts(source.pattern)), _Layer(held, (), back)
+        return
+    for layer in range(leaf.shape[axis]):
+        at = (*[slice(None)] * axis, layer)
+        yield tuple(_paths.parts(source.pattern.replace("*", str(layer)))), _Layer(held, at, back)
+
+
+def _held(leaf: Any, *, snapshot: bool) -> Any:
+    """Returns an array that can be indexed: of NumPy, in a file, or on devices."""
+    if isinstance(leaf, np.ndarray):
+        return leaf.copy() if snapshot else leaf
+    if isinstance(leaf, LazyArray):
+        return leaf
+    is_jax = not isinstance(leaf, Deferred)
+    view = host_view(leaf) if is_jax else None
+    if view is not None or (is_jax and not snapshot):
+        return leaf if view is None else view
+    data = core.lay_raw(b"", [leaf], snapshot=False).to_bytes(threads=None)
+    return np.frombuffer(data, leaf.dtype).reshape(leaf.shape)
+
+
+class _Layer(Computed):
+    """A part of an array, transposed when it is written. It is in memory only then."""
+
+    def __init__(self, held: Any, at: tuple[Any, ...], order: tuple[int, ...]):
+        shape = [*held.shape]
+        if at:
+            shape.pop(len(at) - 1)
+        dtype = np.dtype(held.dtype).newbyteorder("=")
+        super().__init__(tuple(shape[axis] for axis in order), dtype, self._elements)
+        self._held, self._at, self._order = held, at, order
+        self._made: np.ndarray | None = None
+        self._lock = threading.Lock()
+
+    def _elements(self, start: int, stop: int) -> np.ndarray:
+        """Returns a range of elements in C order; the last range drops the layer."""
+        with self._lock:
+            made = self._make() if self._made is None else self._made
+            self._made = made if stop < self.size else None
+        return made[start:stop]
+
+    def _make(self) -> np.ndarray:
+        held, at = self._held, self._at
+        found = _from_shards(held, at) if hasattr(held, "addressable_shards") else held[at]
+        bits = np.dtype(f"V{self.dtype.itemsize}")  # NumPy copies bytes faster than values
+        turned = np.asarray(found).astype(self.dtype, copy=False).view(bits).transpose(self._order)
+        return np.ascontiguousarray(turned).view(self.dtype).reshape(-1)
+
+
+def _from_shards(array: Any, at: tuple[Any, ...]) -> np.ndarray:
+    """Returns a part of an array on devices, from its shards."""
+    axis = len(at) - 1
+    shape = [size for at_axis, size in enumerate(array.shape) if at_axis != axis]
+    made = np.empty(shape, array.dtype)
+    for shard in array.addressable_shards:
+        index = [*shard.index]
+        within = at
+        if at:
+            layers = range(*index.pop(axis).indices(array.shape[axis]))
+            if at[axis] not in layers:
+                continue
+            within = (*at[:axis], at[axis] - layers.start)
+        made[tuple(index)] = shard.data[within]
+    return made

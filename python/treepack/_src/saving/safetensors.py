@@ -1,0 +1,440 @@
+"""Saves trees as safetensors files, and as the directories of Hugging Face.
+
+    tree ──▶ arrays by name ──▶ parts of at most max_shard_size ──▶ header and raw bytes of each
+
+One file is replaced atomically. A directory has one `model.safetensors`, or parts and an index of
+them. The index is replaced last, and names only parts of its own save: parts have names that no
+earlier save in the directory has, and those of earlier saves are removed after the index. So a
+reader finds the old or the new checkpoint, whatever interrupts a save.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import operator
+import os
+import re
+import secrets
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import treepack._core as core
+from treepack._core import Class
+from treepack._src import paths as _paths
+from treepack._src.checkpoint.shards import MANIFEST
+from treepack._src.options import Export, Progress, Saved, Static, Writing, progress_bar
+from treepack._src.printable import printable
+from treepack._src.pytree.leaves import classify, explain
+from treepack._src.pytree.state_dict import leaves_of
+from treepack._src.registry.code import is_code
+from treepack._src.restore.compare import signature
+from treepack._src.saving.directory import warn_of_kept
+from treepack._src.saving.layers import Leaves, renamed
+from treepack._src.saving.lease import Lease
+from treepack._src.storage.entries import entries, remove_file
+from treepack._src.storage.naming import name_file
+from treepack._src.storage.place import absolute, joined, shown
+from treepack._src.storage.safetensors import (
+    INDEX,
+    INDEX_SUFFIX,
+    ORDER,
+    SAFETENSORS,
+    SEPARATOR,
+    SHARD,
+    WHOLE,
+    encode_header,
+    has_suffix,
+)
+from treepack._src.storage.store import Store
+from treepack._src.storage.stores import store_of
+from treepack._src.storage.write import save_layout, write_small
+from treepack.errors import TreepackError, UnserializableLeafError
+
+_PLAIN = (bool, int, float, complex, str, bytes)
+
+_ARRAYS = (Class.ARRAY, Class.SCALAR, Class.JAX_ARRAY, Class.DEFERRED)
+
+
+def leaves_to_save(tree: Any, static: Static) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Yields the paths and arrays of a tree.
+
+    Raises:
+      UnserializableLeafError: If another leaf is not left out by `static`.
+    """
+    for parts, leaf in leaves_of(tree, ()):
+        if not parts:
+            raise TreepackError(
+                "safetensors have only arrays with names: save a dict, such as {'weight': array}"
+            )
+        if classify(leaf) in _ARRAYS:
+            yield parts, np.asarray(leaf) if isinstance(leaf, np.generic) else leaf
+        elif static == "error" or not (static == "skip" or is_code(leaf)):
+            remedy = 'leave it out with select= or static="skip"'
+            if isinstance(leaf, (bool, int, float, complex)):
+                remedy = f"save numpy.asarray({leaf!r:.40}), or {remedy}"
+            elif classify(leaf) is Class.PRNG_KEY:
+                remedy = f"save jax.random.key_data of it, or {remedy}"
+            reason = f"safetensors have only arrays, found {type(leaf).__name__}: {remedy}"
+            is_plain = leaf is None or isinstance(leaf, _PLAIN)
+            if not is_plain and classify(leaf) in (Class.UNSUPPORTED, Class.MASKED):
+                reason = explain(leaf)
+            raise UnserializableLeafError(reason, _paths.text(parts))
+
+
+def named(leaves: Leaves, separator: str, remedy: str) -> dict[str, Any]:
+    """Returns leaves by their names, the keys of their paths with a separator between them.
+
+    Args:
+      leaves: The paths and leaves.
+      separator: The separator; may be empty.
+      remedy: The remedy for ambiguous names, for errors.
+
+    Raises:
+      TreepackError: If a key contains the separator, or two leaves have the same name.
+    """
+    found: dict[str, Any] = {}
+    for parts, leaf in leaves:
+        for count, key in enumerate(parts, 1):
+            if separator and separator in key:
+                raise TreepackError(
+                    f"at {printable(_paths.text(parts[:count]))}: the key contains the separator "
+                    f"{separator!r}: {remedy}"
+                )
+        name = separator.join(parts)
+        if name in found:
+            raise TreepackError(
+                f"at {printable(name)}: two arrays would have this name with the separator "
+                f"{separator!r}: {remedy}"
+            )
+        found[name] = leaf
+    for name in found if separator else ():
+        keys = name.split(separator)
+        for count in range(1, len(keys)):
+            above = separator.join(keys[:count])
+            if above in found:
+                raise TreepackError(
+                    f"at {printable(name)}: {printable(above)} is an array, and readers would "
+                    f"take it for a dict: {remedy}"
+                )
+    return found
+
+
+class Part(NamedTuple):
+    """The content of one file: a header, and the arrays after it in the order of their bytes."""
+
+    header: bytes
+    arrays: dict[str, Any]
+
+    @property
+    def nbytes(self) -> int:
+        """The size of the file in bytes."""
+        nbytes: int = sum(array.nbytes for array in self.arrays.values())
+        return len(self.header) + nbytes
+
+    def layout(self, *, snapshot: bool) -> core.Layout:
+        """Lays out the file; see `_core.walk` for `snapshot`."""
+        try:
+            return core.lay_raw(self.header, [*self.arrays.values()], snapshot=snapshot)
+        except TreepackError:
+            for name, array in self.arrays.items():
+                with _naming(name):
+                    core.lay_raw(b"", [array], snapshot=False)
+            raise
+
+
+@contextlib.contextmanager
+def _naming(name: str) -> Iterator[None]:
+    """Names an array in the errors of a block, as `at name: reason`."""
+    try:
+        yield
+    except TreepackError as error:
+        reason = str(error).removeprefix("at .: ")
+        raise TreepackError(f"at {printable(name)}: {reason}") from error
+
+
+def part_of(
+    arrays: Mapping[str, Any],
+    metadata: Mapping[str, str] | None,
+    remedy: str = "cast it, as by array.astype(numpy.float32)",
+) -> Part:
+    """Sorts the arrays of a file as safetensors does: by dtype, then by name.
+
+    Args:
+      arrays: The arrays by their names.
+      metadata: The metadata, or `None`.
+      remedy: The remedy for floats of other dtypes, for errors.
+
+    Raises:
+      UnserializableLeafError: If safetensors lack a dtype.
+      TreepackError: If a name is reserved, or the header is too large.
+    """
+    for name, array in arrays.items():
+        if name == "__metadata__":
+            raise TreepackError(
+                f"at {name}: safetensors reserves this name: rename the leaf, or leave it out"
+            )
+        if array.dtype.name not in SAFETENSORS:
+            raise UnserializableLeafError(without_dtype("safetensors", array, remedy), name)
+    ordered = sorted(arrays.items(), key=lambda item: (ORDER[item[1].dtype.name], item[0]))
+    return Part(encode_header(ordered, metadata), dict(ordered))
+
+
+def without_dtype(form: str, array: Any, remedy: str) -> str:
+    """Describes an array whose dtype a format lacks, with the remedy for floats or another one."""
+    kind = signature(array)
+    if kind is None or kind.kind != "float":
+        is_complex = array.dtype.kind == "c"
+        remedy = "save its parts .real and .imag" if is_complex else _OTHER_DTYPE
+    return f"{form} does not support dtype {array.dtype.name}: {remedy}"
+
+
+_OTHER_DTYPE = "save it with another dtype, as by array.astype"
+
+
+def text_metadata(metadata: Any) -> Mapping[str, str]:
+    """Returns metadata of `save`; by default the ones that name flax.
+
+    Raises:
+      TypeError: Unless they are a dict of strings.
+    """
+    if metadata is None:
+        return {"format": "flax"}
+    found: dict[Any, Any] = dict(metadata) if isinstance(metadata, Mapping) else {None: None}
+    if not all(isinstance(text, str) for pair in found.items() for text in pair):
+        raise TypeError(
+            "the metadata of safetensors must be a dict with strings as keys and values: encode "
+            f"other values, as by json.dumps, got {metadata!r:.100}"
+        )
+    return found
+
+
+_UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([KMGT]B)", re.IGNORECASE)
+
+DEFAULT_SIZE = "5GB"
+
+
+def size_of(size: int | str) -> int:
+    """Returns a `max_shard_size` in bytes; units are powers of 1000, as for huggingface_hub.
+
+    Raises:
+      ValueError: If it is neither a positive number nor a text such as `"5GB"`.
+    """
+    if isinstance(size, str):
+        found = _SIZE.fullmatch(size.strip())
+        nbytes = int(float(found[1]) * _UNITS[found[2].upper()]) if found else 0
+    else:
+        nbytes = operator.index(size)
+    if nbytes <= 0:
+        raise ValueError(
+            "max_shard_size must be a number of bytes, or a text with the unit KB, MB, GB or TB, "
+            f"such as '5GB', got {size!r:.100}"
+        )
+    return nbytes
+
+
+def split(arrays: Mapping[str, Any], max_shard_size: int) -> list[dict[str, Any]]:
+    """Splits arrays into parts, as `split_state_dict_into_shards_factory` of huggingface_hub does.
+
+    Parts are filled in the order of the tree, and end before the array that would exceed their
+    size. A larger array is a part of its own, before the part that is being filled.
+    """
+    parts: list[dict[str, Any]] = []
+    current: dict[str, Any] = {}
+    left = max_shard_size
+    for name, array in arrays.items():
+        if array.nbytes > max_shard_size:
+            parts.append({name: array})
+            continue
+        if array.nbytes > left:
+            parts.append(current)
+            current, left = {}, max_shard_size
+        current[name] = array
+        left -= array.nbytes
+    return [*parts, current] if current or not parts else parts
+
+
+class SafetensorsWrite:
+    """A save of a tree as safetensors; calling it writes it.
+
+    A path that ends with `.safetensors` becomes one file, another one a directory.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        tree: Any,
+        saved: Saved,
+        how: Writing,
+        export: Export,
+        *,
+        snapshot: bool,
+    ):
+        leaves = renamed(leaves_to_save(tree, saved.static), export.rename, snapshot=snapshot)
+        arrays = named(leaves, SEPARATOR, "give it another path with rename=")
+        metadata = text_metadata(saved.metadata)
+        size = DEFAULT_SIZE if export.max_shard_size is None else export.max_shard_size
+        most = None if has_suffix(path) else size_of(size)
+        self._write = write_of(path, arrays, metadata, how, most, snapshot=snapshot)
+
+    def __call__(self, progress: Progress) -> None:
+        """Writes it."""
+        self._write(progress)
+
+
+def write_of(
+    path: str | os.PathLike[str],
+    arrays: Mapping[str, Any],
+    metadata: Mapping[str, str] | None,
+    how: Writing,
+    max_shard_size: int | None,
+    *,
+    remedy: str | None = None,
+    snapshot: bool = False,
+) -> Callable[[Progress], None]:
+    """Returns a function that writes arrays to a file, or with `max_shard_size` to a directory.
+
+    See `part_of` for errors and `remedy`.
+    """
+    several = [arrays] if max_shard_size is None else split(arrays, max_shard_size)
+    told = {} if remedy is None else {"remedy": remedy}
+    writing = _Parts([part_of(part, metadata, **told) for part in several], how, snapshot=snapshot)
+    where = absolute(path)  # the working directory may change
+    if max_shard_size is None:
+        return lambda progress: writing.write([where], progress)
+    return lambda progress: _write_directory(where, writing, progress)
+
+
+class _Parts:
+    """The files of a save."""
+
+    def __init__(self, parts: list[Part], how: Writing, *, snapshot: bool):
+        self.parts = parts
+        self._how = how
+        self._layouts = (part.layout(snapshot=snapshot) for part in parts)
+        if snapshot:
+            self._layouts = (layout for layout in [*self._layouts])
+
+    @property
+    def durable(self) -> bool:
+        """Whether to wait for the disk."""
+        return self._how.durable
+
+    def write(self, paths: list[str], progress: Progress) -> None:
+        """Writes each file to its path; once."""
+        total = sum(part.nbytes for part in self.parts)
+        before = 0
+        with progress_bar(progress, "save") as tell:
+            for path, part in zip(paths, self.parts, strict=True):
+                each = None if tell is None else _from(tell, before, total)
+                save_layout(next(self._layouts), path, self._how, each)
+                before += part.nbytes
+
+
+def _from(
+    tell: Callable[[int, int], object], before: int, total: int
+) -> Callable[[int, int], object]:
+    """Returns a function that reports the progress of a file within all."""
+    return lambda done, _: tell(before + done, total)
+
+
+# The directory
+
+
+# Temporary files of a save that was killed, in a local directory.
+_TEMPORARY = re.compile(rf"\.({SHARD.pattern}|lease\.treepack)\.treepack-.*\.tmp")
+
+
+def _write_directory(path: str, writing: _Parts, progress: Progress) -> None:
+    """Writes files to a directory, the index last, and removes those of the save before."""
+    store, place = store_of(path)
+    with _claimed(store, place):
+        before = {entry.name for entry in entries(path)}
+        _check_free(path, before)
+        names = _names(len(writing.parts), before)
+        try:
+            writing.write([joined(path, name) for name in names], progress)
+        except BaseException:
+            _remove(path, {*names} - before - {WHOLE})
+            raise
+        if names != [WHOLE]:  # after an error, a store may have it
+            index = _index(dict(zip(names, writing.parts, strict=True)))
+            write_small(joined(path, INDEX), index, durable=writing.durable)
+        old = {it for it in before if SHARD.fullmatch(it) or _TEMPORARY.fullmatch(it)}
+        old |= {WHOLE, INDEX} & before
+        if names == [WHOLE] and INDEX in old:
+            remove_file(joined(path, INDEX))  # readers prefer it, so it goes first
+        _remove(path, old - {*names, INDEX})
+
+
+@contextlib.contextmanager
+def _claimed(store: Store, place: str) -> Iterator[None]:
+    """Keeps other jobs from saving to a local directory.
+
+    Raises:
+      BusyError: If another job does.
+    """
+    if not store.is_local:
+        yield
+        return
+    directory = Path(place)
+    if not directory.is_dir():
+        core.make_directories(directory)
+    lease = Lease(directory)
+    try:
+        try:
+            lease.take(secrets.token_hex(4))
+        except OSError as error:
+            name_file(error, place)
+            raise
+        yield
+    finally:
+        lease.release()
+
+
+def _check_free(path: str, names: set[str]) -> None:
+    """Raises a TreepackError if readers would find another checkpoint in the directory."""
+    others = sorted(name for name in names if name.endswith(INDEX_SUFFIX) and name != INDEX)
+    for name in [MANIFEST] * (MANIFEST in names) + others:
+        raise TreepackError(
+            f"{shown(path)} has another checkpoint, {name}: choose another directory, or remove it"
+        )
+
+
+def _names(count: int, taken: set[str]) -> list[str]:
+    """Returns the names of the files, which no other files have that a reader may be reading."""
+    if count == 1:
+        return [WHOLE]
+    for middle in ("", f"-{secrets.token_hex(4)}"):
+        names = [f"model{middle}-{at:05}-of-{count:05}.safetensors" for at in range(1, count + 1)]
+        if taken.isdisjoint(names):
+            break
+    return names
+
+
+def _index(files: Mapping[str, Part]) -> bytes:
+    """Returns the index of files, as huggingface_hub writes it."""
+    weights = {name: file for file, part in files.items() for name in part.arrays}
+    total = sum(array.nbytes for part in files.values() for array in part.arrays.values())
+    index = {"metadata": {"total_size": total}, "weight_map": weights}
+    return (json.dumps(index, indent=2, sort_keys=True) + "\n").encode()
+
+
+def _remove(path: str, names: set[str]) -> None:
+    """Removes files, and temporary ones of dead processes; warns of those that must stay."""
+    kept = []
+    for name in sorted(names):
+        try:
+            if _TEMPORARY.fullmatch(name):
+                core.remove_if_dead(Path(joined(path, name)))
+                continue
+            remove_file(joined(path, name))
+        except OSError:
+            kept.append(joined(path, name))
+    if kept:
+        warn_of_kept(kept)
