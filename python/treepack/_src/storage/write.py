@@ -15,7 +15,11 @@ from treepack._src.options import Progress, Writing, progress_bar
 from treepack._src.storage import remote as _remote
 from treepack._src.storage.naming import naming
 from treepack._src.storage.place import local, shown, url_of
+from treepack._src.storage.store import RemoteStore
 from treepack._src.storage.stores import store_of
+
+# The size in bytes of the parts of an upload that are in memory at a time.
+_PIECE_BYTES = 4 << 20
 
 
 def save_layout(
@@ -54,6 +58,17 @@ def write_small(path: str | os.PathLike[str], data: bytes, *, durable: bool) -> 
     """Writes a small file atomically, local or remote."""
     store, place = store_of(path)
     store.put(place, data, durable=durable)
+
+
+def write_content(path: str | os.PathLike[str], content: core.Content, *, durable: bool) -> None:
+    """Writes a file of any size atomically, local or remote."""
+    store, place = store_of(path)
+    if not isinstance(store, RemoteStore):
+        store.put(place, content.read_range(0, content.nbytes), durable=durable)
+        return
+    ends = range(0, content.nbytes, _PIECE_BYTES)
+    parts = (content.read_range(at, min(at + _PIECE_BYTES, content.nbytes)) for at in ends)
+    store.upload(place, parts, content.nbytes)
 
 
 @contextlib.contextmanager
