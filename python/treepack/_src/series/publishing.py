@@ -154,7 +154,7 @@ class Publisher:
             layout = described_layout(tree, 64, static=static, index=True, base=held)
             patch = data = core.Content.lent(layout.to_bytes(threads=None))
             if held is not None:
-                data = core.join(patch, held, max_size=None, threads=None)
+                data, _ = core.join(patch, held, max_size=None, threads=None)
             if is_repeated and held is not None:
                 if sum_of(data) != sum_of(held):
                     raise TreepackError(f"version {number} was published with another tree")
