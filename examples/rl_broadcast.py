@@ -9,33 +9,39 @@ holds the policy and has answered, without the time to use it.
 
 Two slots take turns, so that the actors can use one policy while the next is written.
 The largest policy needs 135 MB of shared memory.
+
+Then bfloat16 policies, of which 1 % changes in a round: whole and as patches, through shared
+memory and through a directory. A directory may be on another host; shared memory is faster whole.
 """
 
 from __future__ import annotations
 
 import multiprocessing as mp
 import statistics
+import tempfile
 import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from multiprocessing.shared_memory import SharedMemory
+from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 from flax import serialization as flax
 
 import treepack
 
 ACTORS = 2
-ROUNDS = 200
+ROUNDS = 50
 
 
-def make_policy(width: int) -> dict[str, Any]:
+def make_policy(width: int, dtype: Any = np.float32) -> dict[str, Any]:
     """Returns the parameters of a network of four dense layers."""
     rng = np.random.default_rng(0)
     return {
         f"layer_{i}": {
-            "kernel": rng.standard_normal((width, width), dtype=np.float32),
+            "kernel": rng.standard_normal((width, width), dtype=np.float32).astype(dtype),
             "bias": np.zeros(width, np.float32),
         }
         for i in range(4)
@@ -63,6 +69,35 @@ def pipe_actor(connection: Connection) -> None:
         connection.send(float(policy["layer_3"]["bias"][0]))
 
 
+def patching_actor(connection: Connection, name: str) -> None:
+    """Copies the first policy from shared memory, and patches it from then on."""
+    memory, policy = SharedMemory(name), None
+    while (message := connection.recv()) is not None:
+        offset, size = message
+        data = memory.buf[offset : offset + size]
+        if policy is None:
+            policy = bytearray(data)
+        else:
+            treepack.apply_delta(data, policy)
+        data.release()
+        found = treepack.serialization.msgpack_restore(policy, copy=False)
+        connection.send(float(found["layer_3"]["bias"][0]))
+    memory.close()
+
+
+def file_actor(connection: Connection, path: str) -> None:
+    """Loads the file of each policy."""
+    while connection.recv() is not None:
+        connection.send(float(treepack.load(path)["layer_3"]["bias"][0]))
+
+
+def subscribed_actor(connection: Connection, path: str) -> None:
+    """Receives the newest policy from a directory."""
+    subscriber = treepack.Subscriber(path)
+    while connection.recv() is not None:
+        connection.send(float(subscriber.latest()[1]["layer_3"]["bias"][0]))
+
+
 class MemoryPublisher:
     """Packs a policy into the two slots of shared memory in turns."""
 
@@ -84,6 +119,57 @@ class MemoryPublisher:
         """Gives the memory back."""
         self.memory.close()
         self.memory.unlink()
+
+
+class PatchPublisher(MemoryPublisher):
+    """Puts patches into the two slots, after a whole policy."""
+
+    held: bytearray | None = None
+
+    def __call__(self, connections: list[Connection]) -> None:
+        """Publishes the policy as it is now."""
+        if self.held is None:
+            super().__call__(connections)
+            self.held = bytearray(treepack.packed_size(self.policy))
+            treepack.pack_into(self.policy, self.held)
+            return
+        self.turn = 1 - self.turn
+        offset = self.turn * self.slot
+        size = treepack.pack_into(self.policy, self.memory.buf, offset=offset, base=self.held)
+        for connection in connections:
+            connection.send((offset, size))
+        with self.memory.buf[offset : offset + size] as patch:
+            treepack.apply_delta(patch, self.held)  # while the actors do the same
+
+
+class FilePublisher:
+    """Saves each policy to a file."""
+
+    def __init__(self, policy: dict[str, Any], path: str):
+        self.policy, self.path = policy, path
+
+    def publish(self) -> None:
+        """Saves the policy as it is now."""
+        treepack.save(self.path, self.policy, durable=False)
+
+    def __call__(self, connections: list[Connection]) -> None:
+        """Publishes the policy as it is now."""
+        self.publish()
+        for connection in connections:
+            connection.send(True)
+
+
+class DirectoryPublisher(FilePublisher):
+    """Publishes versions of a policy in a directory."""
+
+    def __init__(self, policy: dict[str, Any], path: str):
+        super().__init__(policy, path)
+        self.publisher, self.version = treepack.Publisher(path, durable=False), 0
+
+    def publish(self) -> None:
+        """Pushes the policy as it is now."""
+        self.version += 1
+        self.publisher.push(self.policy, version=self.version)
 
 
 class PipePublisher:
@@ -114,10 +200,45 @@ def main() -> None:
             f"shared memory {ours * 1e6:8.0f} us, flax + pipe {theirs * 1e6:8.0f} us, "
             f"{theirs / ours:5.1f} times as long"
         )
+    print("\nbfloat16, 1 % changed: milliseconds  memory, whole  patch  directory, whole  patch")
+    for width in (128, 512, 2048):
+        patches(width)
+
+
+def patches(width: int) -> None:
+    """Publishes a policy whole and as patches."""
+    policy = make_policy(width, ml_dtypes.bfloat16)
+    found = []
+    for actor, kind in ((shared_memory_actor, MemoryPublisher), (patching_actor, PatchPublisher)):
+        memory = kind(policy)
+        try:
+            found.append(latency(actor, memory, memory.memory.name, change=change))
+        finally:
+            memory.close()
+    with tempfile.TemporaryDirectory() as folder:
+        for actor, other, name in (
+            (file_actor, FilePublisher, "policy.treepack"),
+            (subscribed_actor, DirectoryPublisher, "policy"),
+        ):
+            path = str(Path(folder) / name)
+            found.append(latency(actor, other(policy, path), path, change=change))
+    times = "".join(f"{seconds * 1e3:14.2f}" for seconds in found)
+    print(f"{memory.slot / 2**20:6.2f} MiB {times}")
+
+
+def change(policy: dict[str, Any], version: int) -> None:
+    """Moves 1 % of the weights by one unit in the last place."""
+    rng = np.random.default_rng(version)
+    for layer in policy.values():
+        words = layer["kernel"].view(np.uint16).reshape(-1)
+        words[rng.integers(0, words.size, words.size // 100)] ^= 1
 
 
 def latency(
-    actor: Callable[..., None], publish: MemoryPublisher | PipePublisher, *arguments: str
+    actor: Callable[..., None],
+    publish: MemoryPublisher | FilePublisher | PipePublisher,
+    *arguments: str,
+    change: Callable[[dict[str, Any], int], None] | None = None,
 ) -> float:
     """Returns the median time in seconds until all actors have a new policy."""
     context = mp.get_context("spawn")
@@ -132,6 +253,8 @@ def latency(
     times = []
     for version in range(ROUNDS):
         publish.policy["layer_3"]["bias"][0] = version
+        if change is not None:
+            change(publish.policy, version)
         start = time.perf_counter()
         publish(connections)
         answers = [connection.recv() for connection in connections]
@@ -139,7 +262,7 @@ def latency(
         if answers != [version] * ACTORS:
             raise AssertionError(f"an actor has another policy: {answers}, not {version}")
     for connection in connections:
-        connection.send(None) if actor is shared_memory_actor else connection.send_bytes(b"")
+        connection.send_bytes(b"") if actor is pipe_actor else connection.send(None)
     for process in actors:
         process.join()
     return statistics.median(times[ROUNDS // 10 :])

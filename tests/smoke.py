@@ -146,6 +146,8 @@ def in_files(folder: Path) -> None:
     resumed = run.resume(TREE)
     assert resumed is not None
     check(resumed[1])
+    treepack.Publisher(folder / "policy").push(TREE, version=1)
+    check(treepack.Subscriber(folder / "policy").latest()[1])
 
 
 def functions(folder: Path) -> None:

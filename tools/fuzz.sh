@@ -6,7 +6,8 @@
 # Needs rustup, g++, and a Python with a shared library.
 . "$(dirname "$0")/common.sh"
 export ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1
-core='compress compress_numbers decompress decompress_numbers manifest open read structure'
+core='compress compress_numbers decompress decompress_numbers manifest open patch patch_make
+  read structure'
 python='remote trees'
 options='-dict=dictionary -max_len=32768 -timeout=60 -verbosity=0'
 programs=target/$(host)/release

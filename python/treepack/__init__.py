@@ -28,6 +28,7 @@ from treepack._src.registry.types import registered_types
 from treepack._src.restore.report import Report
 from treepack._src.saving.background import Saving
 from treepack._src.series.keep import Keep
+from treepack._src.series.publishing import Publisher, Subscriber
 from treepack._src.series.series import Series
 from treepack.errors import (
     BaseMismatchError,
@@ -55,7 +56,7 @@ del core, hooks
 
 for _public in (
     *(File, Tree, LazyArray, LoadedExported, Report, Saving, Verification),
-    *(Keep, Series),
+    *(Keep, Publisher, Series, Subscriber),
 ):
     for _name, _hint in _public.__annotations__.items():
         # `typing.get_type_hints` resolves the names in the module that defines the class.
@@ -88,11 +89,13 @@ __all__ = [
     "NewerVersionError",
     "NoIndexError",
     "Progress",
+    "Publisher",
     "Report",
     "Saving",
     "Series",
     "StateDictKeyError",
     "Strict",
+    "Subscriber",
     "Tree",
     "TreepackError",
     "UnregisteredTypeError",

@@ -231,8 +231,11 @@ def patch_base(patch: Content) -> str:
 
 def join(
     patch: Content, base: Layout | Content | Catalog, *, max_size: int | None, threads: int | None
-) -> Content:
+) -> tuple[Content, list[str]]:
     """Makes the encoding of a patch and its base.
+
+    Returns:
+      The encoding, and the paths of the arrays of the base that do not change.
 
     Raises:
       BaseMismatchError: A ValueError. If the patch was made against another base.

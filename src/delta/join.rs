@@ -31,6 +31,8 @@ pub struct Join<'a> {
     pub(super) catalog: Catalog,
     /// For each difference its leaf's value in the catalog, and the elements that it is from.
     pub(super) partners: Vec<(usize, Pieces)>,
+    /// Values of the arrays that do not change.
+    unchanged: Vec<usize>,
 }
 
 /// A part of the encoding.
@@ -47,7 +49,7 @@ impl<'a> Join<'a> {
     pub fn new(patch: &'a Patch<'a>, base: &Base<'_>, watch: &dyn Watch) -> Result<Self> {
         let catalog = Catalog::open(&patch.skeleton, false, watch)?;
         let mut partners = grow::filled(None, patch.differences.len())?;
-        let mut missing = Mismatches::default();
+        let (mut missing, mut unchanged) = (Mismatches::default(), Vec::new());
         for array in arrays(&catalog, &patch.skeleton) {
             let array = array?;
             let found = grow::collect(array.parts().iter().map(|part| patch.at(part)))?;
@@ -57,6 +59,14 @@ impl<'a> Join<'a> {
             let partner = base.partner(&array, watch)?;
             if partner.is_none() {
                 missing.add(array.value)?;
+            }
+            let is_equal = |number: &Option<usize>| {
+                number.is_some_and(|number| patch.differences[number].is_equal())
+            };
+            // Of leaves with equal paths, the last counts.
+            let is_leaf = || catalog.find(0, catalog.keys_to(array.value)?, watch);
+            if found.iter().all(is_equal) && is_leaf()? == Some(array.value) {
+                grow::push(&mut unchanged, array.value)?;
             }
             let mut done = 0;
             for (part, number) in array.parts().iter().zip(&found) {
@@ -86,7 +96,14 @@ impl<'a> Join<'a> {
             patch,
             partners: grow::try_collect(partners)?,
             catalog,
+            unchanged,
         })
+    }
+
+    /// Paths of the arrays that do not change.
+    pub fn unchanged(&self) -> Result<Vec<String>> {
+        let paths = self.unchanged.iter();
+        grow::collect(paths.map(|value| self.catalog.path_of(*value).to_string()))
     }
 
     /// The length of the encoding.

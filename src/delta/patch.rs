@@ -195,6 +195,13 @@ pub struct Difference<'a> {
     pub blocks: Vec<Block<'a>>,
 }
 
+impl Difference<'_> {
+    /// Whether no element changes.
+    pub fn is_equal(&self) -> bool {
+        self.blocks.iter().all(|block| block.kind == Kind::Equal)
+    }
+}
+
 /// A patch whose checksum was compared.
 #[derive(Debug)]
 pub struct Patch<'a> {

@@ -93,7 +93,7 @@ pub fn patch_base(patch: &Bound<'_, Content>) -> PyResult<String> {
     Ok(found?)
 }
 
-/// The encoding that a patch and its base are; see `_core.pyi`.
+/// The encoding that a patch and its base are, and unchanged leaves; see `_core.pyi`.
 #[pyfunction]
 #[pyo3(signature = (patch, base, *, max_size, threads))]
 pub fn join(
@@ -101,11 +101,11 @@ pub fn join(
     base: &Bound<'_, PyAny>,
     #[pyo3(from_py_with = integer_or_none)] max_size: Option<i64>,
     #[pyo3(from_py_with = integer_or_none)] threads: Option<i64>,
-) -> PyResult<Content> {
+) -> PyResult<(Content, Vec<String>)> {
     let source = patch.get().source();
     let watcher = Watcher::signals();
     let threads = threads_for(threads, usize::MAX)?;
-    let pages = with_base(base, &watcher, |base| {
+    let (pages, unchanged) = with_base(base, &watcher, |base| {
         with_bytes(source, |bytes| {
             let patch = Patch::read(bytes, &watcher)?;
             let join = Join::new(&patch, base, &watcher)?;
@@ -115,10 +115,10 @@ pub fn join(
             pages.fill(join.len(), |memory| {
                 join.fill(base.bytes, memory, threads, &watcher)
             })?;
-            Ok(pages)
+            Ok((pages, join.unchanged()?))
         })
     })?;
-    Ok(Content::made(pages))
+    Ok((Content::made(pages), unchanged))
 }
 
 /// Replaces the encoding in a buffer; see `_core.pyi`.

@@ -224,3 +224,43 @@ def test_an_array_that_moves_is_not_patched_in_place():
 def test_a_stream_is_no_base():
     with pytest.raises(treepack.UnserializableLeafError):
         treepack.dumps({}, base=io.BytesIO())
+
+
+def test_unchanged_jax_arrays_are_those_of_the_base():
+    held = {
+        "w": jnp.arange(1000, dtype=jnp.float32),
+        "frozen": {"a/b": jnp.ones(500), "half": jnp.ones(500, jnp.bfloat16)},
+        "numpy": np.ones(500, np.float32),
+        "tiny": jnp.ones(1),
+        "weak": jnp.full(200, 1.0),
+    }
+    policy = {**held, "w": held["w"].at[3].set(0)}
+    patch = treepack.dumps(policy, base=held)
+    for found in (treepack.loads(patch, base=held), treepack.loads(patch, held, base=held)):
+        assert_same(jax.tree.map(np.asarray, found), jax.tree.map(np.asarray, policy))
+        pairs = zip(jax.tree.leaves(found), jax.tree.leaves(held), strict=True)
+        assert [one is two for one, two in pairs] == [True, True, False, False, False, True], found
+        assert not np.shares_memory(found["numpy"], held["numpy"])
+    half = jax.tree.map(lambda it: jax.ShapeDtypeStruct(it.shape, jnp.bfloat16), policy)
+    found = treepack.loads(patch, half, base=held, cast=True)
+    assert found["frozen"]["half"] is held["frozen"]["half"]
+    assert held["weak"].weak_type
+    assert found["frozen"]["a/b"].dtype == jnp.bfloat16
+    assert type(treepack.loads(patch, base=held, arrays="numpy")["weak"]) is np.ndarray
+    device = treepack.loads(patch, base=held, device=jax.devices()[0])
+    assert device["frozen"]["a/b"].committed
+    for base in (treepack.dumps(held), treepack.open(treepack.dumps(held))):
+        found = treepack.loads(patch, base=base)
+        assert not any(one is two for one, two in zip(found.values(), held.values(), strict=True))
+
+
+def test_unchanged_arrays_of_the_base_keep_their_place():
+    mesh = jax.make_mesh((2,), ("x",), devices=jax.devices()[:2])
+    there = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("x"))
+    held = {"w": jax.device_put(jnp.ones(800), there), "b": jnp.ones(800)}
+    patch = treepack.dumps(held, base=held)
+    found = treepack.loads(patch, base=held, sharding={"w": there, "b": there})
+    assert found["w"] is held["w"]
+    assert found["b"].sharding == there
+    found = treepack.loads(patch, base=held, device=jax.devices()[1])
+    assert {leaf.devices().pop() for leaf in found.values()} == {jax.devices()[1]}

@@ -7,7 +7,7 @@ import enum
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -170,6 +170,17 @@ def series(folder: Path) -> None:
     print(found, skipped, metrics, steps, run.local, run.metadata(step), run.path(step))
 
 
+def published(folder: Path) -> None:
+    publisher = treepack.Publisher(folder / "published", anchor_every=10, durable=False)
+    tree: dict[str, jax.Array] = {"w": jnp.ones(3)}
+    publisher.push(tree, version=1, static="skip")
+    subscriber = treepack.Subscriber(folder / "published", max_size=1 << 20)
+    version, found = subscriber.latest(tree, strict="exact")
+    same: tuple[int, dict[str, jax.Array]] = version, found
+    waited: tuple[int, Any] = subscriber.wait(newer_than=0, timeout=1, arrays="jax")
+    print(same, waited)
+
+
 def remote() -> None:
     place = UPath("memory://typed/file")
     tree = {"w": np.ones(3)}
@@ -284,6 +295,7 @@ def main() -> None:
         exported(Path(folder))
         drop_in(Path(folder))
         series(Path(folder))
+        published(Path(folder))
     remote()
     data()
     failures()

@@ -102,6 +102,9 @@ WRITERS: dict[str, Write] = {
         step, tree(step), local=step
     ),
     "run with a fast directory": _drained,
+    "publisher": lambda url, step, options: treepack.Publisher(
+        url, anchor_every=2, storage_options=options
+    ).push(tree(step), version=step),
 }
 
 
@@ -277,6 +280,10 @@ def read(name: str, url: str, options: dict[str, Any]) -> Any:
         assert resumed is not None
         assert run.local == resumed[0] == step_of(resumed[1])
         return resumed[1]
+    if name == "publisher":
+        version, found = treepack.Subscriber(url, storage_options=options).latest()
+        assert version == step_of(found)
+        return found
     if name == "state":
         return serialization.load_from_file(None, url, storage_options=options)
     if name == "exported":
@@ -407,6 +414,31 @@ def test_a_deletion_that_fails_keeps_what_is_newer(server: s3.Server) -> None:
         for step in steps:
             found = checkpoints.restore_checkpoint(url, None, step, storage_options=options)
             assert step_of(found) == step
+        return requests
+
+    try_all(use, 0)
+
+
+def test_a_subscriber_that_fails_has_a_whole_version(server: s3.Server) -> None:
+    """With a version or without, it reads an anchor or patches, and later the newest version."""
+    url, sure = server.url("subscriber"), options_of(server, 2)
+    publisher = treepack.Publisher(url, anchor_every=4, storage_options=sure)
+    for step in (1, 2, 3):
+        publisher.push(tree(step), version=step)
+
+    def use(plan: tuple[int, Fault, bool] | None, retries: int) -> int:
+        subscriber = treepack.Subscriber(url, storage_options=options_of(server, retries))
+        server.proxy.requests.clear()
+        with Failing(server, plan):
+            try:
+                version, found = subscriber.latest()
+                assert version == step_of(found) == 3
+            except Exception as error:
+                if isinstance(error, AssertionError):
+                    raise
+                check_error(error, url)
+        requests = len(server.proxy.requests)
+        assert step_of(subscriber.latest()[1]) == 3
         return requests
 
     try_all(use, 0)

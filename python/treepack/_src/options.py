@@ -311,13 +311,18 @@ _NOT_FOR_SAFETENSORS = {
 
 @dataclasses.dataclass(kw_only=True, slots=True)
 class Opening(_Options):
-    """How a file is opened; see `load`."""
+    """How a file is opened; see `load`.
+
+    Attributes:
+      unchanged: Set by reading: the paths of the arrays that a patch leaves as in the base.
+    """
 
     mmap: bool = True
     base: Any = None
     max_size: int | None = None
     threads: int | None = None
     progress: Progress = None
+    unchanged: list[str] = dataclasses.field(default_factory=list)
 
     def __post_init__(self) -> None:
         check("max_size", self.max_size)

@@ -13,7 +13,7 @@ use treepack::structure::{Footer, Kind, Record};
 
 use super::compressing::{small_blocks, stream_of};
 use super::frame::Frame;
-use super::{CUT, Noise};
+use super::{CUT, Noise, patches};
 
 /// A target, what it does with an input, and the inputs.
 pub type Target = (&'static str, fn(&[u8]), Vec<Vec<u8>>);
@@ -41,6 +41,8 @@ pub fn targets(golden: &Path) -> Vec<Target> {
         ),
         ("manifest", super::shards::manifest, manifests(golden)),
         ("open", super::files::open, opened.collect()),
+        ("patch", patches::read_any, patches_of(&changes())),
+        ("patch_make", patches::make_any, changes()),
         ("read", super::records::read, read),
         ("structure", super::records::structure, records(&plain)),
     ]
@@ -113,6 +115,29 @@ fn contents() -> Vec<Vec<u8>> {
         }
     }
     found
+}
+
+/// Elements of two trees, with the number of their dtype.
+fn changes() -> Vec<Vec<u8>> {
+    let mut found = Vec::new();
+    for (number, held) in elements().into_iter().enumerate() {
+        let mut moved = held.clone();
+        for (at, byte) in moved.iter_mut().enumerate() {
+            *byte = byte.wrapping_add(u8::from(at % 97 == 8));
+        }
+        let shifted: Vec<u8> = held.iter().map(|byte| byte.wrapping_add(1)).collect();
+        for (kind, new) in [(0, &held), (number as u8, &moved), (1, &shifted)] {
+            found.push([&[kind], &held[..], CUT, new].concat());
+        }
+    }
+    found
+}
+
+/// Patches with their bases.
+fn patches_of(changes: &[Vec<u8>]) -> Vec<Vec<u8>> {
+    let made = changes.iter().filter_map(|it| patches::made(it));
+    made.map(|(base, _, patch)| [&patch, CUT, &base].concat())
+        .collect()
 }
 
 fn number_streams() -> Vec<Vec<u8>> {

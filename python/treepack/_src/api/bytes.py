@@ -6,6 +6,7 @@ from typing import Any, Unpack
 
 import treepack._core as core
 from treepack._src.checkpoint.load import restore_described
+from treepack._src.checkpoint.placement import device_leaves
 from treepack._src.checkpoint.select import chosen
 from treepack._src.options import (
     Buffer,
@@ -116,7 +117,9 @@ def loads(
       containers: Whether containers keep their saved types, or become dicts and lists (`"plain"`).
       static: The static data that were not saved; see `load`.
       base: The tree, encoded bytes or open `File` that a patch was made against; see `dumps`. Other
-        data ignore it.
+        data ignore it. JAX arrays of a base tree that did not change are in the result themselves,
+        unless they are tiny, or other devices or dtypes are asked for. NumPy arrays may change
+        later, so they are always new.
       max_size: The maximum size in bytes of what is decompressed or made of a patch.
       threads: The maximum number of threads.
       progress: A callable of the bytes done and their total, or `True` for a bar; for
@@ -136,8 +139,10 @@ def loads(
     """
     check_known(loads, options)
     how, opening = Reading.of(options), Opening.of(options)
-    opening.base = base_of(opening.base)
-    found: Template = restore_described(inflated(data, opening), target, how)
+    base, opening.base = opening.base, base_of(opening.base)
+    encoded = inflated(data, opening)
+    held = device_leaves(base, opening.unchanged)
+    found: Template = restore_described(encoded, target, how, held=held)
     return found
 
 

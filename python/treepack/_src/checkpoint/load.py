@@ -343,11 +343,13 @@ def _list_path(path: str, renamed: Mapping[str, str], ordered: Sequence[str]) ->
     raise TreepackError(f"rename= splits the list at {path}: its leaves must stay in one list")
 
 
-def restore_described(data: Buffer | core.Content, target: Any, how: Reading) -> Any:
-    """Restores a tree from the bytes of its file, as `load` does."""
+def restore_described(
+    data: Buffer | core.Content, target: Any, how: Reading, *, held: Mapping[str, Any] | None = None
+) -> Any:
+    """Restores a tree from the bytes of its file, as `load` does; see `converter` for `held`."""
     how.check(target)
     check_is_tree(target)
-    convert = converter(how, may_change=not isinstance(data, (bytes, core.Content)))
+    convert = converter(how, may_change=not isinstance(data, (bytes, core.Content)), held=held)
     if target is not None:
         return restore_encoded(target, data, how, convert=convert)
     if how.dtype is None:  # casting requires a state

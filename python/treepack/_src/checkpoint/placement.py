@@ -6,7 +6,7 @@ import contextlib
 import functools
 import itertools
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
@@ -73,6 +73,7 @@ def converter(
     may_change: bool = False,
     copy: bool | None = None,
     group: Together | None = None,
+    held: Mapping[str, Any] | None = None,
 ) -> Convert | None:
     """Compiles the options about arrays into a function that converts leaves.
 
@@ -81,6 +82,7 @@ def converter(
       may_change: Whether other code may change the memory of the arrays found.
       copy: The option `copy` for arrays that do not go to devices.
       group: The processes that load together; see `sharing`.
+      held: JAX arrays by path, which are used in place of equal ones; see `device_leaves`.
 
     Returns:
       A function that converts all leaves; `None` if it would be a no-op.
@@ -100,7 +102,9 @@ def converter(
         if placed:
             for item in items:
                 item.leaf = number_to_array(item.target, item.leaf)
-            _place(items, where, may_change, threads, group, everywhere=how.arrays == "jax")
+            _place(
+                items, where, may_change, threads, group, held or {}, everywhere=how.arrays == "jax"
+            )
             for item in items:
                 if isinstance(item.leaf, LazyArray):
                     item.leaf = item.leaf.__array__(copy=copy)
@@ -164,6 +168,7 @@ def _place(
     may_change: bool,
     threads: int | None,
     together: Together | None,
+    held: Mapping[str, Any],
     *,
     everywhere: bool,
 ) -> None:
@@ -177,7 +182,11 @@ def _place(
         recorded = fitting(item.place, array.shape)
         item.place = _place_of(item.path, target, array, where, recorded, is_jax)
         if is_jax or everywhere or item.place is not None:
-            placed.append(item)
+            same = held.get(str(item.path)) if held else None
+            if same is not None and _is_like(same, item):
+                item.leaf = same
+            else:
+                placed.append(item)
     if together is not None:
         _share(placed, together)
     groups: dict[Any, list[Item]] = defaultdict(list)
@@ -200,8 +209,38 @@ def _place(
                     f"at {item.path}: JAX would convert {found.dtype.name} to {made.dtype.name}: "
                     f"set jax_enable_x64, or load with {others}"
                 )
-            weak = item.weak if item.target is None else getattr(item.target, "weak_type", False)
-            item.leaf, item.boxes = _jax.weak(made) if weak else made, {}
+            item.leaf, item.boxes = _jax.weak(made) if _is_weak(item) else made, {}
+
+
+def device_leaves(base: Any, paths: Sequence[str]) -> dict[str, Any]:
+    """Returns the JAX arrays of a tree at these paths."""
+    chosen = {*paths}
+    if not chosen or isinstance(base, (core.Layout, core.Content, core.Catalog)):
+        return {}
+    found = ((_paths.text(parts), leaf) for parts, leaf in leaves_of(base, ()))
+    return {path: leaf for path, leaf in found if path in chosen and _jax.is_array(leaf)}
+
+
+def _is_like(array: jax.Array, item: Item) -> bool:
+    """Returns whether a JAX array has the dtype, shape and place that an item would get."""
+    import jax
+
+    if _jax.is_tracer(array) or array.is_deleted() or not isinstance(item.leaf, np.ndarray):
+        return False
+    place, committed = item.place, getattr(array, "committed", True)
+    if isinstance(place, jax.Device):
+        place = jax.sharding.SingleDeviceSharding(place)
+    is_placed = not committed if place is None else committed and array.sharding == place
+    return (
+        is_placed
+        and array.dtype == item.leaf.dtype
+        and array.shape == item.leaf.shape
+        and array.weak_type == _is_weak(item)
+    )
+
+
+def _is_weak(item: Item) -> bool:
+    return bool(item.weak if item.target is None else getattr(item.target, "weak_type", False))
 
 
 def _is_jax(item: Item) -> bool:

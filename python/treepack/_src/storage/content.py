@@ -65,7 +65,7 @@ def read_whole(
                 max_size=opening.max_size, threads=opening.threads, progress=tell
             )
     if core.is_patch(content):
-        return joined(content, opening.base, path, opening.max_size, opening.threads)
+        return _joined(content, opening.base, path, opening.max_size, opening.threads)[0]
     return content
 
 
@@ -127,17 +127,21 @@ def inflated(data: Buffer, opening: Opening) -> core.Content | Buffer:
             )
     if not core.is_patch(data):
         return data
-    return joined(core.Content.lent(data), opening.base, None, opening.max_size, opening.threads)
+    patch = core.Content.lent(data)
+    content, opening.unchanged = _joined(
+        patch, opening.base, None, opening.max_size, opening.threads
+    )
+    return content
 
 
-def joined(
+def _joined(
     patch: core.Content,
     base: core.Layout | core.Content | core.Catalog | None,
     path: Openable | None,
     max_size: int | None,
     threads: int | None,
-) -> core.Content:
-    """Returns the encoding that a patch makes with its base.
+) -> tuple[core.Content, list[str]]:
+    """Returns the encoding that a patch makes with its base, and the paths of unchanged arrays.
 
     Args:
       patch: The patch.
@@ -222,7 +226,7 @@ def open_parts(
         found = Opened(content, blocks=blocks, nbytes=content.nbytes)
     if not join or not core.is_patch(found.content):
         return found
-    content = joined(found.content, base, source, max_size, None)
+    content, _ = _joined(found.content, base, source, max_size, None)
     return Opened(content, found.damage, content.nbytes, nbytes=found.nbytes)
 
 

@@ -18,7 +18,11 @@ from treepack._src.options import Progress, Writing, progress_bar
 from treepack._src.storage import remote as _remote
 from treepack._src.storage.naming import naming
 from treepack._src.storage.place import local, shown, url_of
+from treepack._src.storage.store import RemoteStore
 from treepack._src.storage.stores import file_at, store_of
+
+# The size in bytes of the parts in which data are copied or uploaded.
+_PIECE_BYTES = 4 << 20
 
 
 def save_layout(
@@ -73,8 +77,15 @@ def copy_file(source: str | os.PathLike[str], path: str | os.PathLike[str]) -> i
     return nbytes
 
 
-# The size in bytes of the parts in which a file is copied.
-_PIECE_BYTES = 4 << 20
+def write_content(path: str | os.PathLike[str], content: core.Content, *, durable: bool) -> None:
+    """Writes a file of any size atomically, local or remote."""
+    store, place = store_of(path)
+    if not isinstance(store, RemoteStore):
+        store.put(place, content.read_range(0, content.nbytes), durable=durable)
+        return
+    ends = range(0, content.nbytes, _PIECE_BYTES)
+    parts = (content.read_range(at, min(at + _PIECE_BYTES, content.nbytes)) for at in ends)
+    store.upload(place, parts, content.nbytes)
 
 
 @contextlib.contextmanager

@@ -1,0 +1,216 @@
+"""Reads published versions: the head, which names them, and their objects.
+
+    head.json                   the versions, oldest first; replaced atomically
+    version_7-TOKEN.treepack    an anchor: the encoding of version 7
+    version_7-TOKEN.patch       version 7 as a patch of the version before
+
+Objects never change. A version has an anchor, a patch or both, which give the same bytes.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import zlib
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import treepack._core as core
+from treepack._src.options import Opening
+from treepack._src.saving.directory import writer
+from treepack._src.storage.content import read_whole
+from treepack._src.storage.naming import naming
+from treepack._src.storage.place import joined
+from treepack._src.storage.store import ABSENT
+from treepack._src.storage.stores import store_of
+from treepack.errors import CorruptionError, NewerVersionError
+
+HEAD = "head.json"
+
+NAME = r"version_(\d{1,18})-[0-9a-f]{16}"
+"""The pattern of the name of a version, with its number."""
+
+_FORMAT = 1
+
+# The number of bytes that are read at a time to sum them.
+_STEP_BYTES = 8 << 20
+
+
+class Anchor(NamedTuple):
+    """The encoding of a version: its size in bytes and its CRC-32."""
+
+    nbytes: int
+    crc: int
+
+
+class Version(NamedTuple):
+    """A published version.
+
+    Attributes:
+      name: Its unique name.
+      patch: The size in bytes of its patch of the version before; `None` if it has none.
+      anchor: Its anchor, if it has one.
+    """
+
+    name: str
+    patch: int | None
+    anchor: Anchor | None
+
+    @property
+    def number(self) -> int:
+        """The number that the publisher gave it."""
+        return _number(self.name)
+
+
+class Head(NamedTuple):
+    """The head of a directory.
+
+    Attributes:
+      versions: The versions, oldest first.
+      data: Its bytes; `None` if nothing was published.
+    """
+
+    versions: tuple[Version, ...]
+    data: bytes | None
+
+
+class Held(NamedTuple):
+    """A version in memory: its name and its encoding."""
+
+    name: str
+    content: core.Content
+
+    @property
+    def number(self) -> int:
+        """The number that the publisher gave it."""
+        return _number(self.name)
+
+
+def _number(name: str) -> int:
+    return int(name.partition("-")[0].removeprefix("version_"))
+
+
+def patch_path(directory: str, name: str) -> str:
+    """Returns the path or URL of the patch of a version."""
+    return joined(directory, f"{name}.patch")
+
+
+def anchor_path(directory: str, name: str) -> str:
+    """Returns the path or URL of the anchor of a version."""
+    return joined(directory, f"{name}.treepack")
+
+
+def sum_of(content: core.Content) -> int:
+    """Returns the CRC-32 of a content."""
+    crc = 0
+    for start in range(0, content.nbytes, _STEP_BYTES):
+        crc = zlib.crc32(content.read_range(start, min(start + _STEP_BYTES, content.nbytes)), crc)
+    return crc
+
+
+def head_of(versions: Sequence[Version]) -> Head:
+    """Encodes the head of these versions."""
+    found = {"treepack_versions": _FORMAT, "writer": writer()}
+    data = json.dumps({**found, "versions": [it._asdict() for it in versions]})
+    return Head(tuple(versions), data.encode())
+
+
+def read_head(directory: str) -> tuple[Head, Any]:
+    """Reads the head; returns it and its version in the store, or `ABSENT`.
+
+    Raises:
+      CorruptionError: If it is damaged.
+      NewerVersionError: If a newer treepack wrote it.
+    """
+    path = joined(directory, HEAD)
+    store, place = store_of(path)
+    try:
+        found = store.get(place)
+    except FileNotFoundError:
+        return Head((), None), ABSENT
+    data = bytes(found.data)
+    with naming(path):
+        return Head(_versions(data), data), found.version
+
+
+def _versions(data: bytes) -> tuple[Version, ...]:
+    try:
+        found = json.loads(data)
+        if found["treepack_versions"] > _FORMAT:
+            raise NewerVersionError("a newer treepack wrote it: upgrade treepack")
+        versions = tuple(map(_version, found["versions"]))
+    except (ValueError, TypeError, LookupError, RecursionError) as error:
+        if isinstance(error, NewerVersionError):
+            raise
+        raise CorruptionError(f"this is not the head of published versions: {error}") from error
+    numbers = [it.number for it in versions]
+    is_sorted = all(one < two for one, two in itertools.pairwise(numbers))
+    if not versions or versions[0].anchor is None or not is_sorted:
+        raise CorruptionError("the head of published versions is damaged: publish to a new place")
+    return versions
+
+
+def _version(found: dict[str, Any]) -> Version:
+    name, patch, anchor = found["name"], found["patch"], found["anchor"]
+    sizes = [*([] if patch is None else [patch]), *([] if anchor is None else anchor)]
+    # A name leads to a path, so it must not lead elsewhere.
+    is_valid = re.fullmatch(NAME, name) and all(type(it) is int and it >= 0 for it in sizes)
+    if not is_valid or not sizes:
+        raise ValueError(f"a version is malformed: {found!r:.200}")
+    return Version(name, patch, None if anchor is None else Anchor(*anchor))
+
+
+def assembled(directory: str, head: Head, held: Held | None, max_size: int | None) -> Held:
+    """Returns the newest version, made of the fewest bytes that lead to it.
+
+    Args:
+      directory: The path or URL of the directory.
+      head: Its head, with at least one version.
+      held: A version in memory, perhaps one of those.
+      max_size: The maximum size of the version in bytes.
+
+    Raises:
+      FileNotFoundError: If an object is gone.
+      CorruptionError: If an object is damaged.
+    """
+    versions = head.versions
+    start, is_anchor = _start(versions, held)
+    if is_anchor:
+        held = _read_anchor(directory, versions[start], max_size)
+    assert held is not None, "`_start` returns an anchor otherwise"
+    content = held.content
+    for version in versions[start + 1 :]:
+        path = patch_path(directory, version.name)
+        with naming(path):
+            opening = Opening(mmap=False, base=content, max_size=max_size)
+            content = read_whole(path, opening)
+    return Held(versions[-1].name, content)
+
+
+def _start(versions: Sequence[Version], held: Held | None) -> tuple[int, bool]:
+    """Returns the index of the version to start at, and whether at its anchor."""
+    found: list[tuple[int, int, bool]] = []
+    patches = 0
+    for at, version in reversed([*enumerate(versions)]):
+        if held is not None and version.name == held.name:
+            found.append((patches, at, False))
+        if version.anchor is not None:
+            found.append((patches + version.anchor.nbytes, at, True))
+        if version.patch is None:
+            break
+        patches += version.patch
+    _, at, is_anchor = min(found)
+    return at, is_anchor
+
+
+def _read_anchor(directory: str, version: Version, max_size: int | None) -> Held:
+    path = anchor_path(directory, version.name)
+    with naming(path):
+        content = read_whole(path, Opening(mmap=False, max_size=max_size))
+        if version.anchor != (content.nbytes, sum_of(content)):
+            raise CorruptionError(
+                f"the anchor is damaged: expected the size and CRC-32 {version.anchor}, found "
+                f"{content.nbytes} bytes; wait for the next one"
+            )
+    return Held(version.name, content)

@@ -1,0 +1,404 @@
+"""Sends the versions of a tree through a directory or store: `Publisher` and `Subscriber`."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import operator
+import re
+import secrets
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Unpack
+
+import treepack._core as core
+from treepack._src.checkpoint.load import restore_described
+from treepack._src.options import (
+    Reading,
+    ReadOptions,
+    Static,
+    StorageOptions,
+    Template,
+    check,
+    check_known,
+    takes,
+)
+from treepack._src.printable import warn
+from treepack._src.saving.layout import described_layout
+from treepack._src.saving.lease import FILE as LEASE
+from treepack._src.saving.lease import BusyError, Lease
+from treepack._src.series.names import directory_of
+from treepack._src.series.published import (
+    HEAD,
+    NAME,
+    Anchor,
+    Head,
+    Held,
+    Version,
+    anchor_path,
+    assembled,
+    head_of,
+    patch_path,
+    read_head,
+    sum_of,
+)
+from treepack._src.storage.entries import entries
+from treepack._src.storage.naming import naming
+from treepack._src.storage.place import Location, absolute, joined, local, located, shown
+from treepack._src.storage.store import ConditionError
+from treepack._src.storage.stores import store_of
+from treepack._src.storage.write import write_content
+from treepack.errors import CorruptionError, TreepackError
+
+# Numbers with more digits are not versions.
+_MOST_VERSION = 10**18
+
+# The anchors that stay, with all versions after the first of them.
+_ANCHORS = 2
+
+# The seconds between two looks at the head: at first, and at most.
+_PAUSE_S, _MOST_PAUSE_S = 0.01, 1.0
+
+# The number of times that an object may be removed while it is read, since later ones come.
+_ATTEMPTS = 5
+
+_OBJECT = re.compile(rf"({NAME})\.(?:treepack|patch)")
+_TEMPORARY = re.compile(
+    rf"\.(?:{NAME}\.(?:treepack|patch)|{re.escape(HEAD)}|{re.escape(LEASE)})\.treepack-.*\.tmp"
+)
+
+
+class Publisher:
+    """Publishes the versions of a tree, such as a policy, to any number of `Subscriber`s.
+
+    A version goes to the directory as a patch of the version before (see `dumps`), and now and
+    then as an *anchor*, which has the whole tree. The last two anchors stay, and all versions since
+    the first of them. A version appears atomically, when a small file that names it,
+    `head.json`, is replaced.
+
+    A publisher that starts continues after the newest version there, which it reads. Of two
+    publishers, the one that did not push last gets an error. The last version stays in memory,
+    encoded, and a push briefly needs as much once more.
+
+    Args:
+      path: The directory, or its URL. The first push makes it.
+      anchor_every: The number of versions from one anchor to the next.
+      durable: Whether to wait until a version is on the local disk (fsync); see `save`.
+      storage_options: See `save`.
+
+    Raises:
+      CorruptionError: A ValueError. If the head in the directory is damaged.
+      OSError: If the directory cannot be read.
+
+    Examples:
+      >>> import numpy as np, tempfile, treepack
+      >>> place = tempfile.mkdtemp()
+      >>> publisher = treepack.Publisher(place, anchor_every=50)
+      >>> subscriber = treepack.Subscriber(place)
+      >>> policy = {"w": np.zeros(1000, np.float32)}
+      >>> for step in range(3):
+      ...     policy["w"][step] = 1
+      ...     publisher.push(policy, version=step)
+      >>> version, found = subscriber.latest()
+      >>> version, found["w"].sum()
+      (2, np.float32(3.0))
+    """
+
+    def __init__(
+        self,
+        path: Location,
+        *,
+        anchor_every: int = 50,
+        durable: bool = True,
+        storage_options: StorageOptions = None,
+    ):
+        if operator.index(anchor_every) < 1:
+            raise ValueError(f"anchor_every must be at least 1, not {anchor_every}")
+        self._directory = _directory(path, storage_options)
+        self._anchor_every, self._durable = anchor_every, durable
+        self._head, _ = read_head(self._directory)
+        self._held: Held | None = None
+        self._has_tidied = False
+        # The head and version of a push whose outcome is unknown.
+        self._unknown: tuple[Head, Held] | None = None
+
+    def push(self, tree: Any, *, version: int, static: Static = "skip-code") -> None:
+        """Publishes a version of the tree: all of it or nothing, whatever interrupts it.
+
+        The tree may change afterwards. After an OSError, the version may be published or not:
+        repeat the call.
+
+        Args:
+          tree: Any tree; see `save`. Arrays on accelerators are fetched once.
+          version: Its number, such as the training step; greater than that of all before.
+          static: Static data and leaves that have no form in files; see `save`.
+
+        Raises:
+          TreepackError: A ValueError. If the version is not newer than the newest one, or another
+            publisher has pushed meanwhile.
+          OSError: If it cannot be written.
+          UnserializableLeafError: A TypeError, with the path. If a leaf cannot be stored.
+          MultiprocessArrayError: A TypeError. If an array is not fully held by this process.
+
+        Warns:
+          UserWarning: If older versions cannot be removed.
+        """
+        number = operator.index(version)
+        if not 0 <= number < _MOST_VERSION:
+            raise ValueError(f"a version is an integer from 0 to 10**18 - 1, not {number}")
+        with _claimed(self._directory):
+            before, is_repeated = self._settle(number)
+            base = self._base()
+            held = None if base is None else base.content
+            layout = described_layout(tree, 64, static=static, index=True, base=held)
+            patch = data = core.Content.lent(layout.to_bytes(threads=None))
+            if held is not None:
+                data, _ = core.join(patch, held, max_size=None, threads=None)
+            if is_repeated and held is not None:
+                if sum_of(data) != sum_of(held):
+                    raise TreepackError(f"version {number} was published with another tree")
+                return
+            name = f"version_{number}-{secrets.token_hex(8)}"
+            versions = self._write(name, None if held is None else patch, data)
+            self._commit(head_of(versions), Held(name, data), before)
+            if versions[-1].anchor is not None or not self._has_tidied:
+                self._tidy()
+
+    def _settle(self, number: int) -> tuple[Any, bool]:
+        """Finds out which version is the newest, and checks that this one is newer.
+
+        Returns:
+          The version of the head in the store, and whether the last push, of this number, was
+          published though it raised an error.
+
+        Raises:
+          BusyError: If another publisher has pushed.
+        """
+        found, before = read_head(self._directory)
+        is_repeated = False
+        if self._unknown is not None and found.data == self._unknown[0].data:
+            self._head, self._held = self._unknown
+            is_repeated = self._head.versions[-1].number == number
+        self._unknown = None
+        if found.data != self._head.data:
+            raise self._busy(found)
+        newest = found.versions[-1].number if found.versions else -1
+        if number <= newest and not is_repeated:
+            raise TreepackError(
+                f"version {number} is not newer than version {newest}, the newest in "
+                f"{shown(self._directory)}: push a later version, or to another directory"
+            )
+        return before, is_repeated
+
+    def _base(self) -> Held | None:
+        """Returns the newest version, read once; `None` if there is none, or it is damaged."""
+        if self._held is None and self._head.versions:
+            with contextlib.suppress(TreepackError, FileNotFoundError):  # then comes an anchor
+                self._held = assembled(self._directory, self._head, None, None)
+        return self._held
+
+    def _write(self, name: str, patch: core.Content | None, data: core.Content) -> list[Version]:
+        """Writes the objects of a version; returns the versions that stay with it."""
+        old = self._head.versions
+        since = next((at for at, it in enumerate(reversed(old)) if it.anchor is not None), 0)
+        anchor = None
+        if patch is None or since + 1 >= self._anchor_every:
+            anchor = Anchor(data.nbytes, sum_of(data))
+            write_content(anchor_path(self._directory, name), data, durable=self._durable)
+        if patch is not None:
+            write_content(patch_path(self._directory, name), patch, durable=self._durable)
+        versions = [*old, Version(name, None if patch is None else patch.nbytes, anchor)]
+        anchors = [at for at, it in enumerate(versions) if it.anchor is not None]
+        versions = versions[anchors[-_ANCHORS:][0] :]
+        return [versions[0]._replace(patch=None), *versions[1:]]
+
+    def _commit(self, head: Head, held: Held, before: Any) -> None:
+        """Replaces the head, on the condition that it has not changed."""
+        store, place = store_of(joined(self._directory, HEAD))
+        self._unknown = head, held
+        try:
+            store.put(place, head.data or b"", before, durable=self._durable)
+        except Exception as error:
+            found = None
+            with contextlib.suppress(Exception):  # the next push looks again
+                found, _ = read_head(self._directory)
+            if found is None or found.data != head.data:
+                if isinstance(error, ConditionError):
+                    raise self._busy(found or self._head) from error
+                raise
+        self._unknown, self._head, self._held = None, head, held
+
+    def _busy(self, found: Head) -> BusyError:
+        there = f"version {found.versions[-1].number}" if found.versions else "no version"
+        return BusyError(
+            f"another publisher has changed {shown(self._directory)}, where {there} is the newest "
+            "now: only one may push; a new Publisher continues after that version"
+        )
+
+    def _tidy(self) -> None:
+        """Removes objects that the head does not name: old ones, and those of failed pushes."""
+        named = {it.name for it in self._head.versions}
+        patched = {it.name for it in self._head.versions if it.patch is not None}
+        gone = []
+        try:
+            for entry in entries(self._directory):
+                path = joined(self._directory, entry.name)
+                store, place = store_of(path)
+                if found := _OBJECT.fullmatch(entry.name):
+                    kept = patched if entry.name.endswith(".patch") else named
+                    gone += [place] if found[1] not in kept else []
+                elif store.is_local and _TEMPORARY.fullmatch(entry.name):
+                    with contextlib.suppress(OSError):  # its writer is alive
+                        core.remove_if_dead(local(path))
+            store_of(self._directory)[0].delete(gone)
+            self._has_tidied = True
+        except (OSError, TreepackError) as error:
+            newest = self._head.versions[-1].number
+            warn(f"version {newest} is published, but older ones could not be removed: {error}")
+
+
+class Subscriber:
+    """Receives the versions of a `Publisher`, from any process or host.
+
+    It keeps the newest version that it has received in memory, encoded. For a newer one it reads
+    the patches from there, or an anchor and the patches after it, whichever are fewer bytes. Each
+    version is whole: all bytes are compared with checksums.
+
+    Args:
+      path: The directory, or its URL.
+      max_size: The maximum size of a version in bytes, encoded.
+      storage_options: See `load`.
+
+    Examples:
+      >>> import tempfile, treepack
+      >>> place = tempfile.mkdtemp()
+      >>> treepack.Publisher(place).push({"temperature": 0.7}, version=12)
+      >>> subscriber = treepack.Subscriber(place)
+      >>> subscriber.wait(newer_than=11, timeout=60)
+      (12, {'temperature': 0.7})
+    """
+
+    def __init__(
+        self,
+        path: Location,
+        *,
+        max_size: int | None = None,
+        storage_options: StorageOptions = None,
+    ):
+        check("max_size", max_size)
+        self._directory, self._max_size = _directory(path, storage_options), max_size
+        self._held: Held | None = None
+
+    @takes(ReadOptions, Reading)
+    def latest(
+        self, template: Template | None = None, **options: Unpack[ReadOptions]
+    ) -> tuple[int, Template]:
+        """Returns the newest version: its number and its tree.
+
+        Args:
+          template: A template of the tree; see `load`.
+          strict: See `load`, as for all others.
+
+        Raises:
+          FileNotFoundError: If no version was published.
+          TreepackError: A ValueError. If the version is damaged, or larger than `max_size`.
+          MismatchError: A ValueError. If it does not fit the template.
+          OSError: If it cannot be read.
+        """
+        check_known(Subscriber.latest, options)
+        how = Reading.of(options)
+        head, _ = read_head(self._directory)
+        if not head.versions:
+            raise FileNotFoundError(
+                errno.ENOENT, "no version was published here yet", shown(self._directory)
+            )
+        return self._restored(head, template, how)
+
+    @takes(ReadOptions, Reading)
+    def wait(
+        self,
+        template: Template | None = None,
+        *,
+        newer_than: int | None = None,
+        timeout: float = 60.0,
+        **options: Unpack[ReadOptions],
+    ) -> tuple[int, Template]:
+        """Waits for a newer version, and returns the newest one: its number and its tree.
+
+        It looks at the head up to a hundred times a second, then less often, at least once in a
+        second.
+
+        Args:
+          template: A template of the tree; see `load`.
+          newer_than: The number of a version; by default that of the last one received, if any.
+          timeout: The maximum time to wait in seconds.
+          strict: See `load`, as for all others.
+
+        Raises:
+          TimeoutError: An OSError. If no newer version was published in time.
+          TreepackError: See `latest`, as for other errors.
+        """
+        check("timeout", timeout)
+        check_known(Subscriber.wait, options)
+        how = Reading.of(options)
+        if newer_than is None:
+            newer_than = -1 if self._held is None else self._held.number
+        end, pause = time.monotonic() + timeout, _PAUSE_S
+        while True:
+            head, _ = read_head(self._directory)
+            if head.versions and head.versions[-1].number > newer_than:
+                return self._restored(head, template, how)
+            left = end - time.monotonic()
+            if left <= 0:
+                after = f" after version {newer_than}" if newer_than >= 0 else ""
+                raise TimeoutError(
+                    errno.ETIMEDOUT,
+                    f"no version{after} was published in {timeout:g} s",
+                    shown(self._directory),
+                )
+            time.sleep(min(pause, left))
+            pause = min(2 * pause, _MOST_PAUSE_S)
+
+    def _restored(self, head: Head, template: Any, how: Reading) -> tuple[int, Any]:
+        """Reads the newest version, unless it is held, and restores it."""
+        for left in reversed(range(_ATTEMPTS)):
+            if self._held is not None and self._held.name == head.versions[-1].name:
+                break
+            try:
+                self._held = assembled(self._directory, head, self._held, self._max_size)
+            except FileNotFoundError as error:
+                found, _ = read_head(self._directory)  # later versions may have come
+                if not left or found.data == head.data or not found.versions:
+                    raise CorruptionError(
+                        f"{shown(self._directory)} lacks an object that its head names: {error}"
+                    ) from error
+                head = found
+        assert self._held is not None
+        return self._held.number, restore_described(self._held.content, template, how)
+
+
+def _directory(path: Location, storage_options: StorageOptions) -> str:
+    # The program may go to another directory.
+    return absolute(directory_of(located(path, storage_options)))
+
+
+@contextlib.contextmanager
+def _claimed(directory: str) -> Iterator[None]:
+    """Holds the lease of a local directory; a store has conditions instead.
+
+    Raises:
+      BusyError: If another publisher is pushing.
+    """
+    store, place = store_of(directory)
+    if not store.is_local:
+        yield
+        return
+    core.make_directories(place)
+    lease = Lease(Path(place))
+    with naming(directory):
+        lease.take("publisher")
+    try:
+        yield
+    finally:
+        lease.release()
