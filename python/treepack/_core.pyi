@@ -44,6 +44,7 @@ __all__ = [
     "has_older_types",
     "is_patch",
     "join",
+    "lay_raw",
     "make_directories",
     "mark_older",
     "other_kinds",

@@ -246,7 +246,6 @@ def test_only_save_writes_to_urls(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     state = _convert.State({"w": np.ones(3)}, None)
     for write in (
         lambda url: treepack.write_stream(url, [("w", np.ones(3))]),
-        lambda url: _formats.write_safetensors(state, url, "."),
         lambda url: _formats.write_npz(state, url, "."),
     ):
         with pytest.raises(ValueError, match="is a URL"):

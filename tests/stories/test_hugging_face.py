@@ -53,8 +53,8 @@ def test_a_llama_goes_there_and_back(tmp_path: Path) -> None:
     for name in ("input_layernorm", "post_attention_layernorm"):
         expected["layers"][name] = {"scale": stacked(name)}
     jax.tree.map(np.testing.assert_array_equal, params, expected)
-    wheres = jax.tree.map(lambda leaf: leaf.sharding, (params, template))
-    assert wheres[0] == wheres[1]
+    places = jax.tree.map(lambda leaf: leaf.sharding, (params, template))
+    assert places[0] == places[1]
     kernel = params["layers"]["up_proj"]["kernel"]
     assert kernel.sharding.num_devices > 1
     assert not kernel.is_fully_replicated
