@@ -1350,6 +1350,23 @@ def test_a_lease_goes_whatever_goes_wrong(tmp_path: Path, monkeypatch: pytest.Mo
     assert len(list(tmp_path.iterdir())) == 2
 
 
+def test_a_lease_whose_temporary_file_stays_is_released(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unlink = Path.unlink
+
+    def fail(path: Path, missing_ok: bool = False) -> None:
+        if path.name.startswith(f".{lease.FILE}"):
+            raise OSError("enough")
+        unlink(path, missing_ok=missing_ok)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", fail)
+        with pytest.raises(OSError, match="enough"):
+            lease.Lease(tmp_path).take("x")
+    assert not (tmp_path / lease.FILE).exists()
+
+
 def test_what_another_job_has_saved_meanwhile_stays(tmp_path: Path) -> None:
     for place in ("memory://sharded/two-jobs", tmp_path):
         save_to(place, 0)

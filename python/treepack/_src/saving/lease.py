@@ -82,31 +82,35 @@ class Lease:
         # empty one.
         made = self._path.with_name(f".{FILE}.treepack-{secrets.token_hex(8)}.tmp")
         try:
-            self._files.append(os.open(made, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666))
-            about = {
-                "host": socket.gethostname(),
-                "pid": os.getpid(),
-                "since": time.time(),
-                "system": _system(),
-                "is_locked": _lock(self._files[0], wait=True) is True,
-                "name": name,
-                "token": secrets.token_hex(8),
-            }
-            data = json.dumps(about).encode()
-            self._write(data)
-            self._data = data
-            _held.add(self)
-            self._take_name(made, data, shared)
-            if self._is_shared:
-                return
-            with contextlib.suppress(RuntimeError, MemoryError):  # then the lock must be enough
-                target = self._files[0] if os.utime in os.supports_fd else self._path
-                self._renewer = Thread(functools.partial(_renew, target, self._stopped))
+            try:
+                self._take(made, name, shared)
+            finally:
+                made.unlink(missing_ok=True)
         except BaseException:
             self.release()
             raise
-        finally:
-            made.unlink(missing_ok=True)
+
+    def _take(self, made: Path, name: str, shared: Sequence[Lease]) -> None:
+        self._files.append(os.open(made, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666))
+        about = {
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "since": time.time(),
+            "system": _system(),
+            "is_locked": _lock(self._files[0], wait=True) is True,
+            "name": name,
+            "token": secrets.token_hex(8),
+        }
+        data = json.dumps(about).encode()
+        self._write(data)
+        self._data = data
+        _held.add(self)
+        self._take_name(made, data, shared)
+        if self._is_shared:
+            return
+        with contextlib.suppress(RuntimeError, MemoryError):  # then the lock must be enough
+            target = self._files[0] if os.utime in os.supports_fd else self._path
+            self._renewer = Thread(functools.partial(_renew, target, self._stopped))
 
     def _write(self, data: bytes) -> None:
         if os.write(self._files[0], data) < len(data):
