@@ -112,8 +112,7 @@ impl File<'static> {
     /// program would end with SIGBUS. A replaced file keeps its old content.
     ///
     /// # Errors
-    /// If the file is missing or not a checkpoint. Sharded checkpoints are directories; the Python
-    /// package reads them.
+    /// If the file is missing or not a checkpoint. Directories are for the Python package.
     pub fn open(path: impl AsRef<path::Path>) -> Result<Self> {
         Self::from_source(Mapping::open(path.as_ref())?)
     }

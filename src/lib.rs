@@ -35,8 +35,7 @@
 //! source ──events──▶ leaves | objects | values
 //! ```
 //!
-//! Each module imports only from those above it. Only `py`, behind the feature `python`, knows of
-//! Python.
+//! Only `py`, behind the feature `python`, knows of Python.
 
 mod error;
 

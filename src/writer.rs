@@ -33,8 +33,7 @@ const BLOCK_BYTES: usize = 1 << 20;
 /// A tree to write, with an index of its leaves and their checksums.
 ///
 /// Leaves are added by [path](Path); keys become maps. Array bytes are borrowed until they are
-/// written. treepack, flax and eformer read the file; in Python the arrays are NumPy's. The crate's
-/// page has an example.
+/// written. treepack, flax and eformer read the file; in Python the arrays are NumPy's.
 pub struct Writer<'a> {
     root: Node<'a>,
     metadata: Option<Value>,
@@ -206,8 +205,7 @@ impl<'a> Writer<'a> {
 
     /// Writes a file atomically.
     ///
-    /// Creates missing directories and follows a link. The file replaces an existing one once it is
-    /// complete.
+    /// Creates missing directories and follows a link.
     ///
     /// # Errors
     /// If a key is reserved or the file cannot be written. The old file then stays.

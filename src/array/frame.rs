@@ -7,8 +7,7 @@
 //!   flax's `MAX_CHUNK_SIZE`.
 //!
 //! Wider headers align the payload. Where the plain form cannot, a single chunk can: it has more
-//! headers, and leading unit dimensions, which readers drop when they reshape it to the outer
-//! shape.
+//! headers, and leading unit dimensions, which readers reshape away.
 
 use std::borrow::Cow;
 use std::ops::Range;

@@ -1,8 +1,8 @@
 //! Differences: the encoding of a tree as a patch of another one.
 //!
-//! A patch is to an encoding what gzip is: another form of the same bytes. It keeps the encoding,
-//! but for the elements of arrays that a base has, too, at the same path and of the same dtype and
-//! shape. Patch and base make the encoding again, byte for byte, so nothing else knows of patches.
+//! A patch keeps the encoding except the elements of arrays that a base has at the same path, dtype
+//! and shape. Patch and base make the encoding again, byte for byte, so nothing else knows of
+//! patches.
 //!
 //! ```text
 //! layout, base ──make──▶ layout of the patch        patch, base ──join──▶ encoding

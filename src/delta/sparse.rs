@@ -1,9 +1,9 @@
 //! Few changes of a block: gaps between them and their zigzag differences, coded by frequency.
 //!
-//! Both are numbers, each written as the Huffman code of its class and the bits that the class leaves
-//! open. A class is an exponent and two more bits, within which numbers are about equally
-//! frequent. So gaps take hardly more than their entropy whatever the rate of changes, with a code of
-//! some tens of lengths, which pays for small blocks, too.
+//! Both are numbers, each written as the Huffman code of its class and the bits that the class
+//! leaves open. A class is an exponent and two more bits, within which numbers are about equally
+//! frequent. So gaps take about their entropy at any rate of changes, with a code that pays for
+//! small blocks, too.
 //!
 //! ```text
 //! changes (u32) | lengths of the codes of gaps, of differences | bits

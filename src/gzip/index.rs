@@ -1,8 +1,8 @@
 //! The index of a gzip stream's blocks, at its end.
 //!
 //! Readers skip extra subfields in a member's header (RFC 1952, section 2.3.1.1), so the index is
-//! stored in empty members after the data. The last one has a fixed size, like BGZF's end marker,
-//! so that readers can begin there:
+//! stored in empty members after the data. The last one has a fixed size, so that readers can begin
+//! there:
 //!
 //! ```text
 //! data:  header, blocks, 03 00, checksum, size

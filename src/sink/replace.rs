@@ -31,8 +31,8 @@ pub enum Durability {
 /// symbolic link. Writes directly to a path that is not a regular file (a pipe, a device), which
 /// cannot be replaced.
 ///
-/// The new file always has the permissions of the old one, and its group where the file system
-/// allows that; its owner is the saving user. Other hard links keep the old content.
+/// The new file has the permissions of the old one, and its group where possible; its owner is the
+/// saving user. Other hard links keep the old content.
 pub fn replace_file(
     path: &Path,
     durability: Durability,

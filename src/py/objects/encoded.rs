@@ -1,8 +1,8 @@
 //! Encoded bytes as a cursor, which reads them once, in order.
 //!
-//! Most data have the keys of their template or record in the same order: then no state dict is
-//! made. The walk ends at the first mismatch; the caller reads the data again in another form,
-//! whose walk reports it.
+//! Most data have the keys of their template or record in order: then no state dict is made. The
+//! walk ends at the first mismatch; the caller reads the data in another form, whose walk reports
+//! it.
 
 use std::ops::Range;
 

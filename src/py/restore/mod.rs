@@ -1,8 +1,8 @@
 //! Restores trees, by a template or by a record.
 //!
 //! A template holds objects: children are looked up by name, and Python restores containers that
-//! Rust does not know. A record lists the children of each node in order. So there are two walks.
-//! Both read saved data through a [`Cursor`], which hides its form.
+//! Rust does not know. A record lists the children of each node in order. So two walks read saved
+//! data through a [`Cursor`], which hides its form.
 //!
 //! | file | contents |
 //! |---|---|
