@@ -54,8 +54,8 @@ def policies() -> tuple[dict[str, Any], dict[str, Any]]:
 def test_any_two_trees_are_a_base_and_a_patch(tree: Any, held: Any):
     for other in (held, tree):
         data = treepack.dumps(other)
-        # Bytes are data, not a tree, and `None` is no base.
-        is_tree = not isinstance(other, (bytes, bytearray, memoryview, None.__class__))
+        # Bytes are data, not a tree; a text is a path, and `None` is no base.
+        is_tree = not isinstance(other, (bytes, bytearray, memoryview, str, None.__class__))
         base = other if is_tree else data
         patch = treepack.dumps(tree, base=base)
         assert treepack.dumps(tree, base=data) == patch

@@ -306,6 +306,15 @@ def test_names_that_are_prefixes_of_others_are_refused(tmp_path: Path) -> None:
         treepack.load(path)
 
 
+def test_unknown_dtypes_are_left_out_beside_empty_containers() -> None:
+    tree = {"e": {}, "v": np.ones(2), "w": np.ones(3, np.float32)}
+    data = treepack.dumps(tree).replace(b"float32", b"floatXX")
+    template = {"e": {}, "v": np.zeros(2)}
+    loaded = treepack.open(data).load(template, unexpected="ignore")
+    assert loaded["e"] == {}
+    np.testing.assert_array_equal(loaded["v"], tree["v"])
+
+
 @pytest.mark.parametrize("kind", ["data", "file", "directory", "URL"])
 def test_packed_elements_are_an_error_only_where_they_are_needed(tmp_path: Path, kind: str) -> None:
     header = {

@@ -119,6 +119,8 @@ SAVES: dict[str, Write] = {
     ),
 }
 
+# Kinds that consist of the others, whose calls fail with each error: here with one in turn.
+COMPOSED = {kind for kind in SAVES if kind.startswith("run ")}
 
 # The names of files that tell their format.
 NAMES = {"convert to npz": "model.npz", "convert to safetensors": "model.safetensors"}

@@ -216,6 +216,8 @@ def _without_unreadable(place: Place, target: Any, found: _Choice) -> _Choice:
     ends = [*catalog.ends(place.value)]
     unneeded = set()
     for path, value in ends:
+        if catalog.children(value) is not None:
+            continue  # an empty container
         kind = catalog.leaf(value)[1]
         parts = _paths.parts((found.renamed or {}).get(path, path))
         above = (tuple(parts[:count]) for count in range(len(parts) + 1))
