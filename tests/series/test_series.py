@@ -5,12 +5,13 @@ from __future__ import annotations
 import gc
 import os
 import random
+import signal
 import subprocess
 import sys
 import warnings
 import weakref
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -136,6 +137,53 @@ def test_resume_passes_over_what_is_damaged(tmp_path: Path, kind: str) -> None:
             assert [it for it, _ in run.skipped] == skipped
             assert str(path) in str(run.skipped[-1][1]) or kind == "a folder"
             assert run.local == {"seen": step - 1}
+
+
+@pytest.mark.parametrize("verify", ["manifest", "all"])
+@pytest.mark.parametrize("byte", [b"\0", b"\n", b"\x1f"])
+def test_a_file_of_one_byte_is_passed_over(
+    tmp_path: Path, byte: bytes, verify: Literal["manifest", "all"]
+) -> None:
+    """Which is an integer of MessagePack."""
+    run = saved(tmp_path, 1, 2)
+    Path(run.path(2)).write_bytes(byte)
+    with pytest.warns(UserWarning, match="is passed over"):
+        check(run.resume(None, verify=verify), 1)
+    assert [step for step, _ in run.skipped] == [2]
+
+
+def test_directories_of_other_programs_stay(tmp_path: Path) -> None:
+    (tmp_path / "step_1").mkdir()
+    (tmp_path / "step_1" / "notes").write_text("mine")
+    run = treepack.Series(tmp_path, keep=treepack.Keep(last=1))
+    with pytest.raises(treepack.TreepackError, match="files of another program"):
+        run.save(1, {"w": 1})
+    for step in (2, 3, 4):
+        run.save(step, {"w": 1})
+    assert (tmp_path / "step_1" / "notes").read_text() == "mine"
+    assert not (tmp_path / "step_2").exists()
+
+
+def test_a_second_signal_does_not_end_the_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    after: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, _: after.append(number))
+    try:
+        run = treepack.Series(tmp_path)
+        monkeypatch.setattr(run, "wait", lambda: signal.raise_signal(signal.SIGTERM))
+        with pytest.raises(SystemExit), run.preemption():
+            signal.raise_signal(signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert after == []
+
+
+def test_options_that_cannot_work_are_errors(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="must not end with a digit"):
+        treepack.Series(tmp_path, prefix="v1")
+    with pytest.raises(TypeError, match=r"must be a treepack\.Keep"):
+        treepack.Series(tmp_path, keep=3)  # type: ignore[arg-type]
 
 
 def test_a_run_in_which_nothing_is_whole_is_an_error_that_names_all(tmp_path: Path) -> None:

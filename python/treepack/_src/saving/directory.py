@@ -61,6 +61,14 @@ def is_unfinished(names: Iterable[str]) -> bool:
     return all(name == LEASE or _SHARD_FILE.fullmatch(name) for name in names)
 
 
+def has_other_files(names: Iterable[str]) -> bool:
+    """Returns whether some of the entries belong neither to a sharded checkpoint nor to a save."""
+    own = {MANIFEST, LEASE}
+    return not all(
+        name in own or _SHARD_FILE.fullmatch(name) or ".treepack-" in name for name in names
+    )
+
+
 class Written(NamedTuple):
     """A file with shards.
 

@@ -87,6 +87,9 @@ class Contents:
             and found.keys() == {_KEY, "metadata"}
             and isinstance(found[_KEY], dict)
         )
+        catalog = reader.catalog
+        if catalog.record is None and catalog.children(0) is None:
+            raise CorruptionError("it is a single value without a record, as of a truncated file")
         self._series: dict[str, Any] = found[_KEY] if self._is_ours else {}
         self._metadata = found["metadata"] if self._is_ours else found
         if self._series.get("step", step) != step:

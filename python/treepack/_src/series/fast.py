@@ -247,7 +247,11 @@ class Fast:
         listing = folder.listing()
         numbered = folder.numbered(listing)
         newest = max((it.step for it in self.checkpoints.whole()), default=0)
-        bad = [step for step in numbered if step < newest and step in self.checkpoints.damaged]
+        bad = [
+            step
+            for step, found in numbered.items()
+            if step < newest and step in self.checkpoints.damaged and not found.is_foreign
+        ]
         discard(folder, [folder.name(step) for step in (*bad, *steps)], listing)
         unfinished = [it for it, found in numbered.items() if it < newest and not found.is_complete]
         remove_leftovers(folder, [folder.name(step) for step in unfinished], listing)

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from treepack._src.options import StorageOptions
-from treepack._src.saving.directory import is_unfinished
+from treepack._src.saving.directory import has_other_files, is_unfinished
 from treepack._src.storage.entries import entries
 from treepack._src.storage.place import joined, like, resolved
 from treepack._src.storage.store import Entry
@@ -110,6 +110,11 @@ class Found:
     def is_complete(self) -> bool:
         """Whether its save has ended."""
         return self.inside is None or not is_unfinished(entry.name for entry in self.inside)
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether it is a directory with files of other programs."""
+        return self.inside is not None and has_other_files(entry.name for entry in self.inside)
 
 
 class Listing:

@@ -107,6 +107,15 @@ class Series:
         directory = directory_of(located(path, storage_options))
         if os.path.basename(prefix) != prefix:  # noqa: PTH119  # a URL is no path
             raise ValueError(f"prefix is the beginning of a name, not of a path: {prefix!r:.100}")
+        if prefix[-1:].isdigit():
+            raise ValueError(
+                f"prefix must not end with a digit, which would be read as one of the step: "
+                f"{prefix!r:.100}"
+            )
+        if not isinstance(keep, Keep | None):
+            raise TypeError(
+                f"keep must be a treepack.Keep, such as Keep(last=3), not {keep!r:.100}"
+            )
         check_positive("every", every)
         check_positive("seconds", seconds)
         self.skipped: list[tuple[int, BaseException]] = []
@@ -383,6 +392,7 @@ class Series:
         preemption.begin()
         try:
             yield
+            self._exit_if_asked()  # before the old handler is back: the signal may come again
         finally:
             self._preemption = None
             preemption.end()
@@ -434,8 +444,8 @@ class Series:
             try:
                 with opened(self.path(step), _checked(step)) as contents:
                     return read(contents)
-            except FileNotFoundError:  # it was copied meanwhile
-                if is_last or self._fast is None:
+            except FileNotFoundError:  # it was copied or removed meanwhile
+                if is_last:
                     raise
         raise AssertionError("the last attempt returns or raises")
 

@@ -200,6 +200,11 @@ def room_for(checkpoints: Checkpoints, step: int, is_sharded: bool) -> Iterator[
                     f"become {forms[is_sharded]}, which cannot replace it at once: remove it, or "
                     "save a later step"
                 )
+            if same.is_foreign:
+                raise InvalidCheckpointError(
+                    f"{shown(checkpoints.path(step))} is a directory with files of another "
+                    "program: move it away, or save a later step"
+                )
             remove(checkpoints.path(step))
         yield
 
@@ -262,7 +267,11 @@ def _tidy(checkpoints: Checkpoints, keep: Keep, saved: int) -> None:
         kept = keep.kept(whole) | pinned(folder, {entry.name for entry in listing.entries})
         oldest = whole[-keep.last :][0].step if len(whole) >= keep.last else 0
         gone = [step for step in complete if step <= saved and step not in kept]
-        gone = [step for step in gone if step not in checkpoints.damaged or step < oldest]
+        gone = [
+            step
+            for step in gone
+            if step not in checkpoints.damaged or (step < oldest and not numbered[step].is_foreign)
+        ]
         discard(folder, [folder.name(step) for step in gone], listing)
         unfinished = [step for step in numbered if step < saved and step not in complete]
         remove_leftovers(folder, [folder.name(step) for step in unfinished], listing)
