@@ -258,7 +258,7 @@ impl Cut {
     fn len(&self) -> usize {
         let Bounds { start, count, step } = self.bounds;
         if count == 0 || step >= self.size {
-            return count;
+            return count; // no two are in one shard
         }
         (start + (count - 1) * step) / self.size - start / self.size + 1
     }

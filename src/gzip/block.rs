@@ -246,7 +246,7 @@ fn store(data: &[u8], out: &mut Vec<u8>) -> Result<Encoded> {
     out.try_reserve(bound(data.len()))?;
     for chunk in data.chunks(STORED_BYTES) {
         let len = u16::try_from(chunk.len()).expect("a chunk is that short");
-        out.push(0);
+        out.push(0); // stored, not final
         out.extend_from_slice(&len.to_le_bytes());
         out.extend_from_slice(&(!len).to_le_bytes());
         out.extend_from_slice(chunk);

@@ -14,6 +14,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 import treepack
 from treepack import CorruptionError, MismatchError, TreepackError
+from trees import nested
 
 LAYERS = 12  # so that the order of numbers is not that of texts
 
@@ -136,7 +137,7 @@ def test_layers_are_unstacked_as_they_were_stacked(
     flat = {name: array.astype(ml_dtypes.bfloat16) for name, array in flat.items()}
     flat["lm_head.weight"] = np.arange(30, dtype=np.float32).reshape(2, 3, 5)
     path = tmp_path / "model.safetensors"
-    treepack.save(path, _nested(flat), metadata={"format": "flax"})
+    treepack.save(path, nested(flat), metadata={"format": "flax"})
     pattern = "model/layers/*/up/weight"
     sources = {
         "up": treepack.stack(pattern, axis=axis, transpose=transpose),
@@ -170,14 +171,3 @@ def test_layers_are_unstacked_as_they_were_stacked(
     assert again.read_bytes() == path.read_bytes()
     treepack.save(again, whole, rename=sources)  # the same sources
     assert again.read_bytes() == path.read_bytes()
-
-
-def _nested(flat: dict[str, np.ndarray]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, array in flat.items():
-        *above, last = name.split(".")
-        node = found
-        for key in above:
-            node = node.setdefault(key, {})
-        node[last] = array
-    return found

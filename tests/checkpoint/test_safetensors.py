@@ -28,6 +28,7 @@ import treepack
 from commands import call
 from treepack import CorruptionError, DecodeError, MismatchError, serialization
 from treepack._src.storage.safetensors import SAFETENSORS
+from trees import nested
 
 INDEX = "model.safetensors.index.json"
 
@@ -45,17 +46,6 @@ def arrays() -> dict[str, np.ndarray]:
         "empty": np.zeros((0, 3), np.float16),
         "mask": np.array([True, False]),
     }
-
-
-def nested(flat: dict[str, np.ndarray]) -> dict[str, Any]:
-    tree: dict[str, Any] = {}
-    for name, array in flat.items():
-        *above, last = name.split(".")
-        node = tree
-        for key in above:
-            node = node.setdefault(key, {})
-        node[last] = array
-    return tree
 
 
 def write_repository(folder: Path, *, has_index: bool, flat: dict[str, np.ndarray] | None = None):

@@ -158,3 +158,15 @@ def altered(data: bytes, old: bytes, new: bytes) -> bytes:
     data = data.replace(old, new)
     record = record_of(data)
     return data[: -24 - len(record)] + sealed(record)
+
+
+def nested(flat: dict[str, np.ndarray]) -> dict[str, Any]:
+    """Returns the tree whose keys are the parts of names between dots."""
+    tree: dict[str, Any] = {}
+    for name, array in flat.items():
+        *above, last = name.split(".")
+        node = tree
+        for key in above:
+            node = node.setdefault(key, {})
+        node[last] = array
+    return tree

@@ -351,7 +351,7 @@ _TEMPORARY = re.compile(rf"\.({SHARD.pattern}|lease\.treepack)\.treepack-.*\.tmp
 
 
 def _write_directory(path: str, writing: _Parts, progress: Progress) -> None:
-    """Writes files to a directory, the index last, and removes those of the save before."""
+    """Writes files to a directory, the index last, and removes the files of earlier saves."""
     store, place = store_of(path)
     with _claimed(store, place):
         before = {entry.name for entry in entries(path)}

@@ -43,7 +43,7 @@ from treepack._src.storage.write import copy_file, write_small
 from treepack.errors import CorruptionError, TreepackError
 
 FILE = "fast.treepack"
-"""The file with the random name of a run, in its directory and in that of its fast tier."""
+"""The file with the random name of a run, in its directory and in its fast directory."""
 
 # The number of checkpoints beside the one that is written: the one being copied and the newest.
 _MOST = 2

@@ -237,7 +237,7 @@ class Publisher:
         )
 
     def _tidy(self) -> None:
-        """Removes objects that the head does not name: old ones, and those of failed pushes."""
+        """Removes objects that the head does not name: old ones, and leftovers of failed pushes."""
         named = {it.name for it in self._head.versions}
         patched = {it.name for it in self._head.versions if it.patch is not None}
         gone = []

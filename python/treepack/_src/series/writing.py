@@ -68,7 +68,7 @@ class Checkpoints:
         return self.summaries(numbered, self.complete(numbered, first))
 
     def summaries(self, numbered: Mapping[int, Found], steps: Iterable[int]) -> list[Summary]:
-        """Returns those of the checkpoints that are whole."""
+        """Returns the summaries of the whole checkpoints."""
         found = (self.summary(it, is_directory=numbered[it].is_directory) for it in steps)
         return [it for it in found if it is not None]
 
