@@ -431,7 +431,7 @@ def restore_checkpoint(
     listing = Listing(inside) if folder.directory == directory else None
     while (last := folder.newest(listing)) is not None:
         try:
-            return restored(folder.path(last.name), last.inside)
+            return restored(folder.path(last.name), last.inside())
         except Exception:
             if last.name in folder.names():
                 raise

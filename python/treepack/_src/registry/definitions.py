@@ -95,7 +95,7 @@ def attributes(value: Any) -> Iterable[str]:
     """Returns the names of the attributes of an object, except cached ones."""
     ty = type(value)
     for name in [*getattr(value, "__dict__", {}), *slots_of(ty)]:
-        is_cached = isinstance(getattr(ty, name, None), functools.cached_property)
+        is_cached = isinstance(getattr(ty, name, None), functools.cached_property)  # noqa: TID251  # of programs
         if not is_cached and name not in ("__dict__", "__weakref__", "__orig_class__"):
             yield name
 

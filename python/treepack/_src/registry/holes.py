@@ -7,7 +7,6 @@ A `TrainState` holds its optimizer, a module a lambda: code that only the progra
 from __future__ import annotations
 
 import difflib
-import functools
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -246,16 +245,19 @@ class Fillings:
             items = [(key, static[key]) for key in static if isinstance(key, (str, tuple))]
             self.by_path = {tuple(_paths.parts(key)): value for key, value in items}
         self.types: dict[str, list[Any]] | None = None
+        self._paths: list[str] | None = None
         self._children: dict[int, tuple[Any, dict[str, Any]]] = {}
 
     @classmethod
     def of(cls, static: Any) -> Fillings | None:
         return None if static is None else cls(static)
 
-    @functools.cached_property
+    @property
     def paths(self) -> list[str]:
         """The paths of the values."""
-        return [_paths.text(parts) for parts in self.by_path]
+        if self._paths is None:
+            self._paths = [_paths.text(parts) for parts in self.by_path]
+        return self._paths
 
     def below(self, node: Any, parts: Sequence[str]) -> tuple[Any] | None:
         """Returns the node at a path below another one, in a 1-tuple; `None` if it is missing."""

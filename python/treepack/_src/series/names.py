@@ -6,7 +6,6 @@ in names count as numbers.
 
 from __future__ import annotations
 
-import functools
 import os
 import re
 from collections.abc import Iterable
@@ -100,21 +99,25 @@ class Found:
     def __init__(self, name: str, path: str, is_directory: bool):
         self.name, self.is_directory = name, is_directory
         self._path = path
+        self._inside: list[Entry] | None = None
 
-    @functools.cached_property
     def inside(self) -> list[Entry] | None:
-        """The entries in it, if it is a directory."""
-        return entries(self._path) if self.is_directory else None
+        """Returns the entries in it, or `None` if it is a file."""
+        if self.is_directory and self._inside is None:
+            self._inside = entries(self._path)
+        return self._inside
 
     @property
     def is_complete(self) -> bool:
         """Whether its save has ended."""
-        return self.inside is None or not is_unfinished(entry.name for entry in self.inside)
+        inside = self.inside()
+        return inside is None or not is_unfinished(entry.name for entry in inside)
 
     @property
     def is_foreign(self) -> bool:
         """Whether it is a directory with files of other programs."""
-        return self.inside is not None and has_other_files(entry.name for entry in self.inside)
+        inside = self.inside()
+        return inside is not None and has_other_files(entry.name for entry in inside)
 
 
 class Listing:
