@@ -335,6 +335,9 @@ class Content:
         The index is damaged if `indexed` finds none.
         """
 
+    def in_memory(self, *, progress: _Progress | None) -> Content:
+        """Reads all bytes into memory, which arrays then view."""
+
     def inflate(
         self, *, max_size: int | None = None, threads: int | None, progress: _Progress | None
     ) -> Content:

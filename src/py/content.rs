@@ -371,6 +371,25 @@ impl Content {
         Ok(is_compressed(&start))
     }
 
+    /// Reads all bytes into memory, which arrays then view.
+    #[pyo3(signature = (*, progress))]
+    fn in_memory(&self, py: Python<'_>, progress: Option<Py<PyAny>>) -> PyResult<Self> {
+        const PART: usize = 8 << 20;
+        let source = self.source();
+        let watcher = Watcher::new(progress, source.len());
+        let pages = py.detach(|| {
+            let mut pages = Pages::with_room(source.len())?;
+            while pages.len() < source.len() {
+                let (start, part) = (pages.len(), PART.min(source.len() - pages.len()));
+                pages.fill(part, |target| source.read_at(start, target))?;
+                watcher.done(pages.len())?;
+            }
+            Ok(pages)
+        });
+        let pages = pages.map_err(|error| watcher.explain(error, PyErr::from))?;
+        Ok(Self(Storage::Read(Arc::new(pages))))
+    }
+
     #[pyo3(signature = (*, max_size=None, threads, progress))]
     fn inflate(
         &self,

@@ -57,7 +57,7 @@ def read_whole(
         if url is None:
             content = _local_content(path, opening.mmap, tell, whole=True)
         else:
-            content = core.Content.lent(_remote.downloaded(url, tell))
+            content = _remote.downloaded(url, tell)
         if content.nbytes == 0 and not may_be_empty:
             raise _empty()
         if content.is_compressed():
@@ -90,7 +90,7 @@ def downloaded(source: Openable, progress: Progress = None) -> Openable:
     url = url_of(source) if isinstance(source, (str, os.PathLike)) else None
     if url is None:
         return source
-    return core.Content.lent(_remote.downloaded(url, progress))
+    return _remote.downloaded(url, progress)
 
 
 def content_of(source: Openable, opening: Opening) -> core.Content | Buffer:

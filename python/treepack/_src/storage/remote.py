@@ -23,9 +23,6 @@ from treepack._src.storage.stores import file_at, remote_store
 from treepack._src.tasks import Task, Thread
 from treepack.errors import TreepackError
 
-# The number of bytes after which reading a whole file reports progress.
-_STEP_BYTES = 8 << 20
-
 # The maximum size in bytes of the parts that go from the pipe to the store.
 _PIECE_BYTES = 4 << 20
 
@@ -99,27 +96,14 @@ def _reading(url: str, part: str) -> Iterator[None]:
         raise OSError(f"{text}: {type(error).__name__}: {error}") from error
 
 
-def downloaded(url: str, progress: Progress = None) -> Buffer:
+def downloaded(url: str, progress: Progress = None) -> core.Content:
     """Reads a whole remote file, several parts at a time."""
     blocks = _blocks(url)
     if blocks is None:
-        return read_small(url)
-    length = blocks.length
-    data = bytearray(length)
-    with (
-        memoryview(data) as view,
-        progress_bar(progress, "load") as tell,
-        fetching([(blocks, (0, length))]),
-    ):
-        done = 0
-        while done < length:
-            part = blocks.read(done, min(_STEP_BYTES, length - done))
-            count = memoryview(part).nbytes
-            view[done : done + count] = part
-            done += count
-            if tell is not None:
-                tell(done, length)
-    return data
+        return core.Content.lent(read_small(url))
+    content = core.Content.elsewhere(blocks.read, blocks.length, blocks.near)
+    with progress_bar(progress, "load") as tell, fetching([(blocks, (0, blocks.length))]):
+        return content.in_memory(progress=tell)
 
 
 def read_small(url: str) -> bytes:
