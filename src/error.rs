@@ -238,7 +238,11 @@ impl fmt::Display for Reason<'_> {
 }
 
 fn truncated(missing: u64) -> String {
-    format!("the data ends inside a value: at least {missing} more bytes are needed")
+    let bytes = if missing == 1 { "byte is" } else { "bytes are" };
+    format!(
+        "the data ends early, inside a value: at least {missing} more {bytes} needed; copy it \
+         again, or read its intact leaves with `treepack salvage`"
+    )
 }
 
 fn listed(paths: &[Path], more: usize) -> impl fmt::Display {

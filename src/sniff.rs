@@ -31,10 +31,10 @@ fn explain_here(error: Error, source: &dyn Source) -> Error {
     }
     match Sample::of(source).as_ref().map(Sample::describe) {
         Ok(Some(format)) => {
-            let reason = format!("the data looks like {format}; {}", error.reason());
+            let reason = format!("the data looks like {format}");
             match error {
                 Error::Trailing { .. } => Error::Trailing { offset, reason },
-                _ => Error::malformed(offset, reason),
+                _ => Error::malformed(offset, format!("{reason}; {}", error.reason())),
             }
         }
         _ => error,
@@ -398,7 +398,9 @@ fn text_of(start: &[u8]) -> Option<Cow<'static, str>> {
         } else {
             "text"
         };
-        return Some(Cow::Owned(format!("{kind} that begins with {shown:?}")));
+        return Some(Cow::Owned(format!(
+            "{kind} that begins with {shown:?}: read it as text, and check the path"
+        )));
     };
     Some(Cow::Borrowed(known))
 }
@@ -455,10 +457,13 @@ mod tests {
     fn text_is_described_by_its_start() {
         let long = "é".repeat(START_BYTES);
         for (text, format) in [
-            ("Not Found", "text that begins with \"Not Found\""),
+            (
+                "Not Found",
+                "text that begins with \"Not Found\": read it as text, and check the path",
+            ),
             (
                 "name: x\nother: y",
-                "YAML text that begins with \"name: x\"",
+                "YAML text that begins with \"name: x\": read it as text, and check the path",
             ),
             (long[..].as_ref(), "text that begins"),
             ("{ \"a\": 1 }", "JSON"),

@@ -19,7 +19,6 @@ import jax.numpy as jnp
 import numpy as np
 
 import treepack
-from treepack import checkpoints
 
 
 @treepack.register_dataclass(serialized_name="smoke.Layer")
@@ -139,8 +138,8 @@ def in_files(folder: Path) -> None:
     check(treepack.load(folder / "shards"))
     treepack.write_stream(folder / "stream", [("a/b", np.ones(2))])
     assert [key for key, _ in treepack.read_stream(folder / "stream")] == [("a", "b")]
-    checkpoints.save_checkpoint(folder / "series", TREE, step=7)
-    check(checkpoints.restore_checkpoint(folder / "series", TREE))
+    treepack.checkpoints.save_checkpoint(folder / "series", TREE, step=7)
+    check(treepack.checkpoints.restore_checkpoint(folder / "series", TREE))
     run = treepack.Series(folder / "run", keep=treepack.Keep(last=1))
     run.save(7, TREE, metrics={"loss": 0.5}, background=True)
     resumed = run.resume(TREE)

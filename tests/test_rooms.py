@@ -12,7 +12,7 @@ ROOMS = [
     *("_src.printable", "errors", "_src.paths", "_src.dtypes", "_src.options"),
     *("_src.tasks", "_src.forks", "_src.interop", "_src.storage", "_src.pytree"),
     *("_src.registry", "_src.restore", "_src.hooks", "_src.checkpoint", "_src.saving"),
-    *("_src.api", "_src.series", "serialization", "__init__", "checkpoints"),
+    *("_src.api", "_src.series", "serialization", "checkpoints", "__init__"),
     *("orbax", "orbax_v1", "_cli", "__main__"),
 ]
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import ForwardRef
 
 import treepack._core as core
-from treepack import errors, serialization
+from treepack import checkpoints, errors, serialization
 from treepack._src import hooks
 from treepack._src.api.bytes import apply_delta, buffers, dumps, loads, pack_into, packed_size
 from treepack._src.api.export import LoadedExported, load_exported, save_exported
@@ -105,6 +105,7 @@ __all__ = [
     "abstract",
     "apply_delta",
     "buffers",
+    "checkpoints",
     "dumps",
     "errors",
     "is_checkpoint",
@@ -137,10 +138,32 @@ __all__ = [
 __version__: str
 
 
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
+# Names of other libraries, and what replaces them.
+_ELSEWHERE = {
+    **dict.fromkeys(("restore", "load_file", "read", "from_file"), "treepack.load"),
+    **dict.fromkeys(("save_file", "dump", "write", "to_file"), "treepack.save"),
+    "safe_open": "treepack.open",
+    "CheckpointManager": "treepack.Series, or Orbax's own with treepack.orbax",
+    **dict.fromkeys(
+        ("Checkpointer", "StandardCheckpointer", "PyTreeCheckpointer", "AsyncCheckpointer"),
+        "treepack.save and treepack.load",
+    ),
+}
+
+
 def __getattr__(name: str) -> str:
     """Looks up the version on first use: eagerly, it would be a quarter of the import time."""
-    if name != "__version__":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from importlib.metadata import version
+    if name == "__version__":
+        from importlib.metadata import version
 
-    return version("treepack")
+        return version("treepack")
+    here = _ELSEWHERE.get(name)
+    for module in (serialization, checkpoints):
+        if name in module.__all__:
+            here = f"{module.__name__}.{name}"
+    hint = "" if here is None else f": use {here}"
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}")

@@ -498,3 +498,7 @@ def available_steps(
     """
     directory = os.fspath(resolved(ckpt_dir, storage_options))
     return [step_type(step) for step in Folder(directory, prefix).steps()]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -11,6 +11,27 @@ from typing import Any, NamedTuple
 
 from treepack._src.printable import printable, printable_lines
 
+__all__ = [
+    "BaseMismatchError",
+    "CorruptionError",
+    "DecodeError",
+    "GzipCorruptionError",
+    "GzipError",
+    "GzipTruncatedError",
+    "HoleError",
+    "InvalidCheckpointError",
+    "Mismatch",
+    "MismatchError",
+    "MissingPathError",
+    "MultiprocessArrayError",
+    "NewerVersionError",
+    "NoIndexError",
+    "StateDictKeyError",
+    "TreepackError",
+    "UnregisteredTypeError",
+    "UnserializableLeafError",
+]
+
 
 class TreepackError(ValueError):
     """Base class of most errors here: a tree cannot be saved or loaded.
@@ -233,3 +254,7 @@ class MultiprocessArrayError(TreepackError):
 
     Once the program has imported flax, it is also a `flax.errors.MPACheckpointingRequiredError`.
     """
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -369,3 +369,7 @@ class _Aggregate:
 def _read_json(file: str) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(read_all(file)) if exists(file) else {}
     return found
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

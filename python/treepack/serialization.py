@@ -130,7 +130,7 @@ def from_bytes(
         ...
       treepack.errors.MismatchError: 1 leaf does not match the template:
         w: expected float64[3,2], found float64[2,3]
-      Pass strict=False to restore the state regardless.
+      Pass strict=False to take the shapes and dtypes of the file.
     """
     found: Template = restore_encoded(target, encoded_bytes, restoring(strict, copy, threads))
     return found
@@ -478,3 +478,7 @@ def patch(*, strict: Strict = True) -> Patch:
             "msgpack_restore": msgpack_restore,
         }
     )
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -77,7 +77,11 @@ impl<'a> Cursor<'a> {
             0 => Ok(()),
             left => Err(Error::Trailing {
                 offset: self.position,
-                reason: format!("{left} trailing bytes after the end of the value"),
+                reason: format!(
+                    "{left} trailing byte{} after the end of the value: remove them, or write the \
+                     file again",
+                    if left == 1 { "" } else { "s" }
+                ),
             }),
         }
     }

@@ -21,12 +21,11 @@ import msgpack
 import numpy as np
 import pytest
 from flax import linen
-from typer.testing import CliRunner
 
 import node_types
 import treepack
+from commands import invoke as run
 from treepack import checkpoints, errors, serialization
-from treepack._cli import app
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "guarantees.md"
 
@@ -264,7 +263,7 @@ def of_files(folder: Path) -> list[tuple[Any, str, list[Any]]]:
         (lambda: treepack.open(zipped), "load it whole|treepack convert", [
             lambda: treepack.load(zipped), lambda: convert(zipped, folder / "foreign.treepack"),
             lambda: treepack.open(gzip.decompress(zipped.read_bytes()))]),
-        (lambda: treepack.load(series), "load one of them", [
+        (lambda: treepack.load(series), "its newest is", [
             lambda: treepack.load(series / "checkpoint_5")]),
         (lambda: treepack.open(text), "mode 'rb'", [
             lambda: treepack.open(io.BytesIO(path.read_bytes()))]),
@@ -330,14 +329,6 @@ class MadeHere:
     """A dataclass that is not registered."""
 
     w: Any
-
-
-def run(*args: Any) -> str:
-    """Runs the command line; its errors are exceptions here."""
-    done = CliRunner().invoke(app, [*map(str, args)])
-    if done.exit_code:
-        raise done.exception if isinstance(done.exception, Exception) else ValueError(done.output)
-    return done.output
 
 
 def convert(source: Path, target: Path, *, load: bool = True) -> Any:

@@ -300,7 +300,7 @@ def test_a_file_that_is_cut_short_while_it_is_open(tmp_path: Path) -> None:
     with treepack.open(path) as file:
         array = file["w"]
         os.truncate(path, 100_000)
-        with pytest.raises(treepack.DecodeError, match=r"ends inside a value.*at w"):
+        with pytest.raises(treepack.DecodeError, match=r"ends early, inside a value.*at w"):
             array[100:900]
 
 

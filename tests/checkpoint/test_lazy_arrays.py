@@ -149,7 +149,7 @@ def test_nothing_is_read_to_list_what_the_index_tells(tmp_path: Path) -> None:
     assert (len(lazy), lazy.ndim) == (300, 2)
     assert repr(lazy) == "LazyArray('params/l7/w', shape=(300, 64), dtype=float32)"
     assert "params/l0/w" in repr(file)
-    assert "step" in file._repr_html_() or "and 23 more" in file._repr_html_()
+    assert "step" in file._repr_html_() or "and 25 more" in file._repr_html_()
     assert file["list/1"].shape == ()
     assert source.reads == []
     assert source.tell() == 0
@@ -288,7 +288,7 @@ def test_where_the_chunks_of_an_array_are_is_found_out_once(chunk_size: Any) -> 
 
 def test_what_only_arrays_have_says_how_to_get_it() -> None:
     lazy = treepack.open(treepack.dumps({"w": np.arange(6.0)}))["w"]
-    for name in ("mean", "reshape", "item", "max"):
+    for name in ("reshape", "item", "argmax"):
         with pytest.raises(AttributeError, match=rf"read it first, as by array\[...\]\.{name}"):
             getattr(lazy, name)
     with pytest.raises(AttributeError, match=r"'LazyArray' object has no attribute 'cpu'$"):

@@ -330,7 +330,7 @@ def test_how_it_looks(tmp_path: Path) -> None:
     assert "&lt;b&gt;" in file._repr_html_()
     assert "<b>" not in file._repr_html_()
     many = treepack.open(treepack.dumps([0] * 30))
-    assert "and 10 more" in repr(many)
+    assert "and 12 more" in repr(many)
 
 
 def test_wide_containers_are_fast() -> None:

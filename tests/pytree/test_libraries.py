@@ -635,7 +635,7 @@ def test_patching_flax_without_a_comparison_of_leaves() -> None:
     same_leaves(found, expected)
     with serialization.patch(), pytest.raises(treepack.MismatchError, match="strict=False"):
         flax.serialization.from_bytes(template, encoded)
-    with pytest.raises(ValueError, match="strict must be one of"):
+    with pytest.raises(ValueError, match="strict must be "):
         serialization.patch(strict="no")  # type: ignore[arg-type]
 
 

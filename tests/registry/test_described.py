@@ -192,7 +192,7 @@ def test_a_process_without_the_types_names_them(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     first, second = done.stdout.splitlines()
     assert first == "list w b"
-    assert second.startswith("tests.Frozen unregistered type 'tests.Frozen': register")
+    assert second.startswith("tests.Frozen unregistered type 'tests.Frozen': pass")
     assert 'unknown="dict"' in second
 
 
@@ -637,7 +637,7 @@ def test_plain_containers_of_files_and_directories(tmp_path: Path) -> None:
     with pytest.raises(IsADirectoryError) as caught:
         serialization.load_from_file(None, tmp_path / "directory")
     assert "containers='plain'" in caught.value.__notes__[0]
-    with pytest.raises(ValueError, match="containers must be one of"):
+    with pytest.raises(ValueError, match="containers must be "):
         treepack.load(tmp_path / "file", containers="dict")  # type: ignore[arg-type]
 
 

@@ -93,5 +93,5 @@ def sealed_end(data: bytes) -> bytes:
 
 def test_the_option_is_checked() -> None:
     for read in (treepack.read_metadata, treepack.open):
-        with pytest.raises(ValueError, match="unknown must be one of"):
+        with pytest.raises(ValueError, match="unknown must be "):
             read(treepack.dumps({}), unknown="dicts")  # type: ignore[operator]

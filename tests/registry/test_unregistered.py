@@ -429,7 +429,7 @@ def test_data_without_a_form_are_never_left_out_by_themselves() -> None:
     assert treepack.loads(data, {"m": Layer(0, config)})["m"] == Layer(1, config)
     with pytest.raises(treepack.errors.HoleError, match="at m/act"):
         treepack.loads(data, static={"n": Layer(0)})
-    with pytest.raises(ValueError, match="static must be one of"):
+    with pytest.raises(ValueError, match="static must be "):
         treepack.dumps({}, static={"tx": 1})  # type: ignore[arg-type]
     for tree in ({"f": len}, Layer(1, len), train_state()):
         with pytest.raises(TypeError):

@@ -381,7 +381,9 @@ def test_many_dtype_objects():
 
 @pytest.mark.parametrize("load", [treepack.loads, functools.partial(serialization.from_bytes, {})])
 def test_what_the_data_are_comes_first(load: Any):
-    with pytest.raises(treepack.DecodeError, match=r"^the data looks like an HTML page: .*; 14 tr"):
+    with pytest.raises(
+        treepack.DecodeError, match=r"^the data looks like an HTML page: [^;]*; look[^;]* \(byte 1"
+    ):
         load(b"<!DOCTYPE html>")
     with pytest.raises(treepack.DecodeError, match=r"^the data is empty \(0 bytes\) \(byte 0"):
         load(b"")

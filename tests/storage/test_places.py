@@ -89,7 +89,7 @@ def test_what_is_no_place_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     ]
     for write in writes:
         for place in (io.BytesIO(), None, b"name", {}):
-            told = f"expected a path or a URL, got {type(place).__name__}"
+            told = f"expected a path or a URL, got {type(place).__name__}: the path"
             with pytest.raises(TypeError, match=told):
                 write(place, TREE)
         with pytest.raises(FileNotFoundError, match="The path is empty: ''"):

@@ -16,6 +16,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import typer.main
+from typer.testing import CliRunner
 
 import treepack.__main__
 from treepack._cli import app
@@ -49,6 +50,14 @@ def run(*args: str, status: int = 0) -> str:
     )
     assert done.returncode == status, done.stdout + done.stderr
     return done.stdout if status < 2 else done.stderr
+
+
+def invoke(*args: Any) -> str:
+    """Runs a command in this process; its errors are exceptions."""
+    done = CliRunner().invoke(app, [*map(str, args)])
+    if done.exit_code:
+        raise done.exception if isinstance(done.exception, Exception) else ValueError(done.output)
+    return done.output
 
 
 def refused(*args: str, status: int = 2) -> str:

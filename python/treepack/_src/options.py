@@ -5,9 +5,11 @@ from __future__ import annotations
 import collections.abc
 import contextlib
 import dataclasses
+import difflib
 import functools
 import importlib
 import inspect
+import math
 import operator
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -76,6 +78,9 @@ Containers = Literal["saved", "plain"]
 Missing = Literal["error", "target"]
 """Whether leaves of a template that the file lacks are an error, or stay unchanged."""
 
+Mismatched = Literal["error", "target"]
+"""Whether arrays of another shape than the template's are an error, or the template's stay."""
+
 Unexpected = Literal["ignore", "error"]
 """Whether leaves of a file that the template lacks are ignored or an error; by default, they are
 ignored in dicts."""
@@ -112,23 +117,52 @@ _CHOICES = {
     "unknown": _values(Unknown),
     "containers": _values(Containers),
     "missing": _values(Missing),
+    "mismatched": _values(Mismatched),
     "unexpected": _values(Unexpected),
     "on_corrupt": _values(OnCorrupt),
     "static": _values(Static),
     "replicas": _values(Replicas),
+    "format": (None, "safetensors"),
+    **dict.fromkeys(("copy", "sharded"), (True, False, None)),
+    **dict.fromkeys(
+        ("background", "cast", "durable", "mmap", "return_report", "verify"), _values(bool)
+    ),
 }
+
+# Numbers: their description, the function that checks their type, and their minimum.
+_NUMBERS: dict[str, tuple[str, Callable[[Any], Any], float]] = {
+    "max_size": ("a number of bytes of at least 0", operator.index, 0),
+    "timeout": ("a number of seconds above 0", float, math.nextafter(0, 1)),
+    "level": ("from 0 to 9", operator.index, -math.inf),  # the core checks further limits
+    "threads": ("an integer", operator.index, -math.inf),
+    "align": ("a power of two from 1 to 64", operator.index, -math.inf),
+    "step": ("an integer", operator.index, -math.inf),
+}
+
+_OPTIONAL = frozenset(("max_size", "level", "threads", "step", "unexpected"))
 
 
 def check(name: str, value: Any) -> None:
-    """Raises a ValueError if an option has an invalid value."""
-    if name == "max_size":
-        if value is not None and value < 0:
-            raise ValueError(f"max_size must be at least 0 bytes, got {value!r:.100}")
-    elif name == "timeout":
-        if not value > 0:
-            raise ValueError(f"timeout must be more than 0 seconds, got {value!r:.100}")
-    elif value not in _CHOICES[name]:
-        raise ValueError(f"{name} must be one of {_CHOICES[name]}, got {value!r}")
+    """Raises a ValueError if an option has an invalid value; a TypeError if it is not a number."""
+    if value is None and name in _OPTIONAL:
+        return
+    if (choices := _CHOICES.get(name)) is not None:
+        # Other types may compare in any way, such as arrays.
+        if not isinstance(value, _OF_CHOICES) or value not in choices:
+            *texts, last = map(repr, choices)
+            raise ValueError(f"{name} must be {', '.join(texts)} or {last}, got {value!r:.100}")
+    elif (number := _NUMBERS.get(name)) is not None:
+        text, typed, least = number
+        error: type[Exception] = TypeError
+        with contextlib.suppress(TypeError, ValueError):
+            if not isinstance(value, str):
+                if typed(value) >= least:
+                    return
+                error = ValueError
+        raise error(f"{name} must be {text}, got {value!r:.100}")
+
+
+_OF_CHOICES = (bool, str, type(None), np.bool_)
 
 
 def check_compress(compress: Compress, level: int | None) -> None:
@@ -177,6 +211,11 @@ class _Options:
 
     __slots__: tuple[str, ...] = ()
 
+    def __post_init__(self) -> None:
+        for name in self.__slots__:
+            if name != "static":  # of `Reading`, a tree; `leaving_out` checks that of `Saved`
+                check(name, getattr(self, name))
+
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> Self:
         """Makes an instance from the options of a verb that are its fields."""
@@ -220,9 +259,16 @@ def check_known(verb: Callable[..., Any], options: Mapping[str, Any]) -> None:
     """Raises a TypeError, as Python does, for an option that a verb lacks."""
     if options:
         known: Any = verb
-        if unknown := options.keys() - known.__signature__.parameters.keys():
+        names = known.__signature__.parameters.keys()
+        if unknown := options.keys() - names:
+            near = difflib.get_close_matches(min(unknown), names, n=1)
             raise TypeError(
                 f"{verb.__name__}() got an unexpected keyword argument {min(unknown)!r}"
+                + (
+                    f": is it {near[0]!r}?"
+                    if near
+                    else f"; it has {', '.join(it for it in names if it != 'self')}"
+                )
             )
 
 
@@ -237,6 +283,7 @@ class Writing(_Options):
     threads: int | None = None
 
     def __post_init__(self) -> None:
+        _Options.__post_init__(self)
         check_compress(self.compress, self.level)
 
 
@@ -259,6 +306,7 @@ class Saved(_Options):
     base: Any = None
 
     def __post_init__(self) -> None:
+        _Options.__post_init__(self)
         if self.step is not None:
             self.step = operator.index(self.step)
 
@@ -278,8 +326,6 @@ class Export(_Options):
           options: The options of `save`.
           is_file: Whether the suffix of the path is of a single safetensors file.
         """
-        if self.format not in (None, "safetensors"):
-            raise ValueError(f"format must be None or 'safetensors', got {self.format!r:.100}")
         if is_file:
             self.format = "safetensors"
         if self.format is None:
@@ -324,9 +370,6 @@ class Opening(_Options):
     progress: Progress = None
     unchanged: list[str] = dataclasses.field(default_factory=list)
 
-    def __post_init__(self) -> None:
-        check("max_size", self.max_size)
-
 
 @dataclasses.dataclass(kw_only=True, slots=True)
 class Reading(_Options):
@@ -353,10 +396,7 @@ class Reading(_Options):
     progress: Progress = None
 
     def __post_init__(self) -> None:
-        check("strict", self.strict)
-        check("arrays", self.arrays)
-        check("unknown", self.unknown)
-        check("containers", self.containers)
+        _Options.__post_init__(self)
         if self.dtype is not None:
             self.dtype = float_dtype(self.dtype)
         if self.device is not None and self.sharding is not None:
@@ -392,10 +432,6 @@ class Sharing(_Options):
     replicas: Replicas = "read"
     timeout: float = TIMEOUT_S
 
-    def __post_init__(self) -> None:
-        check("replicas", self.replicas)
-        check("timeout", self.timeout)
-
 
 class DropInReading(Reading):
     """How the functions of the drop-in read trees."""
@@ -414,23 +450,28 @@ class Selection(_Options):
     """Which leaves are loaded, and how the others are handled; see `load`."""
 
     select: Any = None
+    exclude: Any = None
     rename: Any = None
     missing: Missing = "error"
+    mismatched: Mismatched = "error"
     unexpected: Unexpected | None = None
     verify: bool = False
     on_corrupt: OnCorrupt = "error"
     return_report: bool = False
 
-    def __post_init__(self) -> None:
-        check("missing", self.missing)
-        if self.unexpected is not None:
-            check("unexpected", self.unexpected)
-        check("on_corrupt", self.on_corrupt)
-
     def check(self, target: Any) -> None:
         """Raises a ValueError for options that require a target."""
-        if self.rename is not None and target is None:
-            raise ValueError("rename= requires a target, whose paths it maps to")
+        if target is not None:
+            return
+        if self.rename is not None:
+            raise ValueError(
+                "rename= requires a target, whose paths it maps to: pass one as the second argument"
+            )
+        for name in ("missing", "mismatched"):
+            if getattr(self, name) != "error":
+                raise ValueError(
+                    f"{name}= requires a target, whose leaves stay: pass one as the second argument"
+                )
 
     @property
     def verifies(self) -> bool:
@@ -506,8 +547,10 @@ class ChoiceOptions(ReadOptions, total=False):
     """Options of `Reading`, `Selection` and `Sharing` that `Series.resume` has as well."""
 
     select: Any
+    exclude: Any
     rename: Any
     missing: Missing
+    mismatched: Mismatched
     unexpected: Unexpected | None
     replicas: Replicas
 

@@ -6,6 +6,7 @@ The parts are dict keys, indices of elements and names of fields. In a part, `~`
 
 from __future__ import annotations
 
+import bisect
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
@@ -145,7 +146,9 @@ def parts(path: Any) -> list[str]:
         return path.parts
     if isinstance(path, (tuple, list)):
         return [entry if isinstance(entry, str) else key_name(entry) for entry in path]
-    raise TypeError(f"a path must be a string or a key path of JAX, got {path!r:.100}")
+    raise TypeError(
+        f"a path must be a string, such as 'params/0/w', or a key path of JAX, got {path!r:.100}"
+    )
 
 
 def literal(
@@ -182,6 +185,38 @@ def literal(
 
 # Limits the search for similar names, which is slow.
 _MOST_NAMES = 1000
+_MOST_LENGTH = 300
+
+
+def meant(typo: str, paths: Iterable[str]) -> str | None:
+    """Returns the path that a missing one means: its end, or with other separators or case.
+
+    The paths are those of leaves; their containers count as well. `None` if none or several match.
+    """
+    wanted = _folded(typo)
+    found: dict[str, int] = {}
+    for path in itertools.islice(paths, _MOST_NAMES):
+        names = path.split("/") if len(path) <= _MOST_LENGTH else []
+        for count in range(1, len(names) + 1):
+            above = "/".join(names[:count])
+            if _folded(above)[-len(wanted) :] == wanted:
+                found[above] = count
+    least = min(found.values(), default=0)
+    nearest = [path for path, count in found.items() if count == least]
+    return nearest[0] if len(nearest) == 1 else None
+
+
+def _folded(path: str) -> list[str]:
+    return path.casefold().replace(".", "/").strip("/").split("/")
+
+
+def has(ordered: Sequence[str], path: str) -> bool:
+    """Returns whether sorted paths have a path, or one below it."""
+    below = f"{path}/"
+    at, after = bisect.bisect_left(ordered, path), bisect.bisect_left(ordered, below)
+    return ordered[at : at + 1] == [path] or (
+        after < len(ordered) and ordered[after].startswith(below)
+    )
 
 
 def put(tree: dict[str, Any], parts: Sequence[str], leaf: Any) -> None:

@@ -6,9 +6,11 @@ line breaks, and characters that reverse text or are invisible.
 
 from __future__ import annotations
 
+import itertools
 import sys
 import unicodedata
 import warnings
+from collections.abc import Collection, Iterable
 from typing import Any
 
 
@@ -19,6 +21,21 @@ def printable(text: str) -> str:
     return "".join(
         char if char.isprintable() else char.encode("unicode_escape").decode() for char in text
     )
+
+
+def public_names(value: object, internal: Collection[str]) -> list[str]:
+    """Returns the names that a prompt completes: neither internal ones, nor those with `_`."""
+    return [name for name in object.__dir__(value) if name[0] != "_" and name not in internal]
+
+
+def shortened(parts: Iterable[str], count: int) -> str:
+    """Joins the first parts of a repr, at most `MOST_ROWS`; `count` is their number."""
+    more = f", … and {count - MOST_ROWS} more" if count > MOST_ROWS else ""
+    return ", ".join(itertools.islice(parts, MOST_ROWS)) + more
+
+
+# The maximum number of rows or elements in a repr, which has at most 20 lines.
+MOST_ROWS = 18
 
 
 def printable_lines(text: str) -> str:

@@ -184,6 +184,7 @@ def save(
       {'layers': [(Array([0., 0.], dtype=float32), 'relu')]}
     """
     check_known(save, options)
+    check("background", background)
     saved, export = Saved.of(options), Export.of(options)
     progress = options.get("progress")
     place = located(path, options.get("storage_options"))
@@ -311,12 +312,15 @@ def load(
         paths; or a pytree of bools, each of which applies to everything below it. With a target,
         its other leaves stay unchanged. Without a target, incomplete containers become dicts. A
         pattern that matches nothing in the file or the target is an error.
+      exclude: The leaves not to load, in the form of `select`. With a target, they stay unchanged.
       rename: Maps paths in the file to paths in the target: a dict of paths, with wildcards as in
         `select` or as tuples, such as `{"old/*/w": "new/*/kernel"}`, at least one of which must
         match; or a function of paths. Keys whose values are `stack(...)` or `transpose(...)` are
         paths in the target, which is made from these leaves. `select` and errors use the new paths.
       missing: Whether leaves of the target that the file lacks are an error, or stay unchanged
         (`"target"`).
+      mismatched: Whether arrays whose shape differs from the target's are an error, or the target's
+        stay unchanged (`"target"`).
       unexpected: Whether leaves of the file that the target lacks are an error (`"error"`) or
         ignored (`"ignore"`). By default they are ignored in dicts and other mappings of the target,
         and an error in its other nodes, such as a dataclass that lost a field.
@@ -403,13 +407,13 @@ def load(
       treepack.errors.MismatchError: '...model.treepack': 1 leaf does not match the template:
         w: expected bfloat16[2,2], found float32[2,2]
       Pass cast=True to cast floats to the dtypes of the template.
-      Pass strict=False to restore the state regardless.
+      Pass strict=False to take the shapes and dtypes of the file.
       >>> treepack.load(path, dtype=jnp.float16)["w"].dtype
       dtype('float16')
     """
     check_known(load, options)
-    selection, how = Selection.of(options), Reading.of(options)
-    selection.return_report = return_report
+    selection = Selection.of({**options, "return_report": return_report})
+    how = Reading.of(options)
     together, opening = Sharing.of(options), Opening.of(options)
     opening.base = base_of(opening.base)
     path = resolved(path, options.get("storage_options"))

@@ -65,6 +65,30 @@ class ArrayLike(NDArrayOperatorsMixin):
         converted: np.ndarray = np.asarray(self).astype(dtype)
         return converted
 
+    def numpy(self) -> np.ndarray:
+        """Returns the array."""
+        return np.asarray(self)
+
+    def max(self, *args: Any, **options: Any) -> Any:
+        """Returns the maximum, as `numpy.ndarray.max` does."""
+        return np.asarray(self).max(*args, **options)
+
+    def mean(self, *args: Any, **options: Any) -> Any:
+        """Returns the mean, as `numpy.ndarray.mean` does."""
+        return np.asarray(self).mean(*args, **options)
+
+    def min(self, *args: Any, **options: Any) -> Any:
+        """Returns the minimum, as `numpy.ndarray.min` does."""
+        return np.asarray(self).min(*args, **options)
+
+    def std(self, *args: Any, **options: Any) -> Any:
+        """Returns the standard deviation, as `numpy.ndarray.std` does."""
+        return np.asarray(self).std(*args, **options)
+
+    def sum(self, *args: Any, **options: Any) -> Any:
+        """Returns the sum, as `numpy.ndarray.sum` does."""
+        return np.asarray(self).sum(*args, **options)
+
     @property
     def T(self) -> np.ndarray:  # noqa: N802 (NumPy's name)
         """The array with reversed dimensions."""

@@ -6,7 +6,7 @@ import difflib
 import html
 import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, KeysView, Mapping
 from typing import Any, Unpack
 
 import treepack._core as core
@@ -28,7 +28,7 @@ from treepack._src.options import (
     check_known,
     takes,
 )
-from treepack._src.printable import cells, padded, printable
+from treepack._src.printable import MOST_ROWS, cells, padded, printable, shortened
 from treepack._src.registry.holes import Fillings
 from treepack._src.storage.content import Openable
 from treepack._src.storage.naming import name_file, naming
@@ -37,9 +37,6 @@ from treepack.errors import MissingPathError
 
 # Limits the search for similar names, which is slow.
 _MOST_NAMES = 1000
-
-# The maximum number of leaves in a repr.
-_MOST_ROWS = 20
 
 
 class Tree(Mapping[str, Any]):
@@ -112,14 +109,20 @@ class Tree(Mapping[str, Any]):
         hint = ""
         if (similar := self._similar(parts)) is not None:
             hint = f"is it {similar!r}?"
+        elif isinstance(path, str) and "*" in path:
+            hint = f"a path has no wildcards here: call load(select={path!r})"
         for near in difflib.get_close_matches(path, names, n=1) if names else ():
             hint = f"is it {near!r}, written {_paths.text(names[near])!r}?"
         missing = path if isinstance(path, str) else _paths.text(parts)
         return MissingPathError(missing, self._place.reader.filename, hint)
 
     def _similar(self, parts: list[str]) -> str | None:
-        """Returns a path with its first missing part replaced by a similar name, or `None`."""
-        catalog = self._catalog
+        """Returns a similar path, or `None`."""
+        catalog, start = self._catalog, self._place.value
+        leaves = (path for path, _ in catalog.leaves(start))
+        if (meant := _paths.meant("/".join(parts), leaves)) is not None:
+            return meant
+        # Otherwise the first missing part is replaced by a similar name.
         for count, part in enumerate(parts):
             value = catalog.find(parts[:count], self._place.value)
             names = [] if value is None else [name for name, _ in catalog.children(value) or ()]
@@ -150,6 +153,10 @@ class Tree(Mapping[str, Any]):
     def __iter__(self) -> Iterator[str]:
         children = self._catalog.children(self._place.value)
         return iter([_paths.text([name]) for name, _ in children or ()])
+
+    def keys(self) -> KeysView[str]:
+        """Returns the keys."""
+        return _Keys(self)
 
     def __len__(self) -> int:
         return len(self._catalog.children(self._place.value) or ())
@@ -182,6 +189,24 @@ class Tree(Mapping[str, Any]):
         """The total size of its leaves in bytes, uncompressed and without headers of arrays."""
         return totals(self._catalog, self._place.value)[1]
 
+    @property
+    def num_params(self) -> int:
+        """The number of elements of its arrays."""
+        kinds = self._catalog.kinds(self._place.value)
+        arrays = [(kind, count) for kind, count, _ in kinds if kind[0] == "array"]
+        return sum(count * math.prod(dtype_and_shape(kind)[1]) for kind, count in arrays)
+
+    def to_dict(self) -> Any:
+        """Loads it into dicts and lists of NumPy arrays.
+
+        Examples:
+          >>> import numpy as np, treepack
+          >>> with treepack.open(treepack.dumps({"w": (np.ones(2), 7)})) as file:
+          ...     print(file.to_dict(), file.num_params)
+          {'w': [array([1., 1.]), 7]} 2
+        """
+        return self.load(arrays="numpy", containers="plain")
+
     @takes(PartOptions, Selection, Reading, Sharing)
     def load(
         self,
@@ -203,8 +228,8 @@ class Tree(Mapping[str, Any]):
           [array([1., 1.]), array([0., 0.])] {'step': 7}
         """
         check_known(Tree.load, options)
-        selection, reading = Selection.of(options), Reading.of(options)
-        selection.return_report = return_report
+        selection = Selection.of({**options, "return_report": return_report})
+        reading = Reading.of(options)
         together = sharing(target, reading, Sharing.of(options))
         with naming(self._place.reader.given), together as group:
             return load_part(self._place, target, selection, reading, group)
@@ -275,15 +300,22 @@ class Tree(Mapping[str, Any]):
 
     def _rows(self) -> list[tuple[str, str, str]]:
         catalog = self._catalog
-        found = itertools.islice(catalog.leaves(self._place.value), _MOST_ROWS)
+        found = itertools.islice(catalog.leaves(self._place.value), MOST_ROWS)
         return [(printable(path), *leaf_text(catalog, value)) for path, value in found]
 
     def _and_more(self) -> str:
-        more = self._catalog.totals(self._place.value)[0] - _MOST_ROWS
+        more = self._catalog.totals(self._place.value)[0] - MOST_ROWS
         return f"\n  and {more} more" if more > 0 else ""
 
     def __reduce__(self) -> Any:
         return Tree, (self._place,)
+
+
+class _Keys(KeysView[str]):
+    """The keys of a tree; their repr lists them."""
+
+    def __repr__(self) -> str:
+        return f"KeysView([{shortened(map(repr, self), len(self))}])"
 
 
 def place_of(tree: Tree) -> Place:
@@ -309,6 +341,7 @@ class File(Tree):
     object: unpickling opens the file again.
 
     Attributes:
+      path: The path or URL, as it was passed; `None` for data in memory.
       metadata: The `metadata` of the save, or `None`. Raises an UnregisteredTypeError if a type in
         it is not registered, or returns a dict in its place; see `unknown` of `open`.
       damage: A description of damage to the file, or `None`: with `salvage=True`, why some of it
@@ -337,6 +370,10 @@ class File(Tree):
     @property
     def damage(self) -> str | None:
         return self._place.reader.damage
+
+    @property
+    def path(self) -> str | None:
+        return self._place.reader.filename
 
     def close(self) -> None:
         """Closes the file. Arrays that view it stay valid."""
@@ -402,6 +439,7 @@ def open(
       ['params', 'step'] (1000, 8) [1. 1.] 3
     """
     check("unknown", unknown)
+    check("mmap", mmap)
     source = resolved(source, storage_options)
     try:
         return File(open_reader(source, salvage=salvage, mmap=mmap, max_size=max_size), unknown)

@@ -15,7 +15,7 @@ from treepack._src.checkpoint.casting import cast_floats
 from treepack._src.checkpoint.placement import converter
 from treepack._src.checkpoint.reader import Place
 from treepack._src.checkpoint.replicas import Together
-from treepack._src.checkpoint.select import Renaming, Selector, meant_of
+from treepack._src.checkpoint.select import Renaming, Selector, compiled, meant_of
 from treepack._src.checkpoint.sources import SourceArray, array_of, resolve, split
 from treepack._src.interop import jax as _jax
 from treepack._src.options import Buffer, Reading, Selection, progress_bar
@@ -24,6 +24,7 @@ from treepack._src.printable import warn
 from treepack._src.pytree.state_dict import leaf_paths, leaves_of, state_leaves
 from treepack._src.registry.code import check_is_tree
 from treepack._src.registry.holes import Fillings
+from treepack._src.restore.compare import signature
 from treepack._src.restore.record import assembled, catalog_of, flags, take
 from treepack._src.restore.report import ABSENT, Coverage
 from treepack._src.restore.template import (
@@ -47,13 +48,15 @@ def load_part(
     found = _choose(place, target, selection, how)
     if target is not None and selection.unexpected != "error":
         found = _without_unreadable(place, target, found)
+    if selection.mismatched == "target":
+        found = _without_mismatched(place, target, found)
     partial = Coverage(
         found.selector.means,
         selection.missing == "target" or found.is_cut,
         {None: None, "ignore": True, "error": False}[selection.unexpected],
         notes=selection.return_report,
     )
-    partial.skipped.update(found.corrupt)
+    partial.skipped.update(found.corrupt, found.mismatched)
     convert = converter(how, may_change=place.reader.may_change, copy=how.copy, group=group)
     if convert is not None and selection.return_report:
         convert = partial.watching(convert)
@@ -119,6 +122,7 @@ class _Choice(NamedTuple):
       renamed: The new paths of all leaves and empty containers, if `rename=` is given.
       made: Arrays that are made of others, by their new paths.
       corrupt: The new paths of damaged leaves that are left out.
+      mismatched: The new paths of arrays that are left out for their shape.
       is_cut: Whether further leaves may be missing because of damage.
     """
 
@@ -128,12 +132,15 @@ class _Choice(NamedTuple):
     made: dict[str, SourceArray]
     corrupt: list[str]
     is_cut: bool
+    mismatched: Sequence[str] = ()
 
 
 def _choose(place: Place, target: Any, selection: Selection, how: Reading) -> _Choice:
     catalog = place.catalog
     selector = Selector(selection.select)
-    renamed, made = (None, {}) if selection.rename is None else _renamed(place, selection.rename)
+    renamed, made = (
+        (None, {}) if selection.rename is None else _renamed(place, target, selection.rename)
+    )
     names = [] if renamed is None else [*dict.fromkeys(renamed.values())]
 
     def mark() -> tuple[core.Marks | None, list[int]]:
@@ -145,19 +152,21 @@ def _choose(place: Place, target: Any, selection: Selection, how: Reading) -> _C
         return marks, selector.unmatched(range(len(selector.patterns)), names)
 
     marks, unmatched = mark()
-    if unmatched:
+    if unmatched or selection.exclude is not None:
         ends = Room().all(catalog.ends(place.value)) if renamed is None else ()
         there = [*(dict(ends) if renamed is None else names)]
         there += () if target is None else leaf_paths(target, _paths.ROOT)
         selector = selector.settled(unmatched, lambda: there)
-        marks, unmatched = mark()
-        if target is not None or selection.missing != "target":
-            selector.check(selector.unmatched(unmatched, there), "file", lambda: there)
+        selector.check(selector.unmatched(unmatched, there), "file", lambda: there)
+        if selection.exclude is not None:
+            selector = selector.without(compiled(selection.exclude, "file", there, "exclude"))
+        marks, _ = mark()
     corrupt: dict[int, str] = {}
     if selection.verifies:
         verified = marks
         if renamed is not None and marks is not None:
-            ends = ((renamed[path], value) for path, value in catalog.ends(place.value))
+            ends = catalog.ends(place.value)
+            ends = ((renamed[path], value) for path, value in ends if path in renamed)
             taken = {value for new, value in ends if new in made and selector.means(new)}
             verified = catalog.mark({*marks.values, *taken})
         corrupt = _corrupt(place, verified, renamed, selection, how)
@@ -168,11 +177,14 @@ def _choose(place: Place, target: Any, selection: Selection, how: Reading) -> _C
     return _Choice(selector, marks, renamed, made, [*dict.fromkeys(corrupt.values())], is_cut)
 
 
-def _renamed(place: Place, rename: Any) -> tuple[dict[str, str], dict[str, SourceArray]]:
-    """Returns the new paths of all leaves and empty containers, and the arrays made of others."""
+def _renamed(
+    place: Place, target: Any, rename: Any
+) -> tuple[dict[str, str], dict[str, SourceArray]]:
+    """Returns the new paths of leaves and empty containers, and the arrays made of others."""
     names, sources = split(rename)
-    renaming = Renaming(names)
-    paths = [path for path, _ in Room().all(place.catalog.ends(place.value))]
+    ends = dict(Room().all(place.catalog.ends(place.value)))
+    paths = list(ends)
+    renaming = Renaming(names, paths, [*leaf_paths(target, _paths.ROOT)])
     made = {}
     taken: dict[str, str] = {}
     for new, source in sources.items():
@@ -181,6 +193,12 @@ def _renamed(place: Place, rename: Any) -> tuple[dict[str, str], dict[str, Sourc
         taken.update(dict.fromkeys(found, new))
     renamed = {path: renaming(path) for path in paths if path not in taken}
     renaming.check(renamed, "file")
+    # An empty container is left out where leaves move to its place.
+    empty = {path for path in renamed if place.catalog.children(ends[path]) is not None}
+    leaves = sorted([*made, *(new for path, new in renamed.items() if path not in empty)])
+    for path in empty:
+        if _paths.has(leaves, renamed[path]):
+            del renamed[path]
     if len({*renamed.values(), *made}) < len(renamed) + len(made):
         raise TreepackError("rename= maps two leaves to the same path: choose other names")
     return renamed | taken, made
@@ -226,6 +244,24 @@ def _without_unreadable(place: Place, target: Any, found: _Choice) -> _Choice:
     marks = found.marks
     marked = {value for _, value in ends if marks is None or value in marks}
     return found._replace(marks=catalog.mark(marked - unneeded))
+
+
+def _without_mismatched(place: Place, target: Any, found: _Choice) -> _Choice:
+    """Leaves out arrays whose shape differs from the template's; its leaves stay."""
+    shapes = {parts: it.shape for parts, leaf in leaves_of(target, ()) if (it := signature(leaf))}
+    catalog = place.catalog
+    marked, mismatched = set(), []
+    for path, value in catalog.ends(place.value):
+        if found.marks is not None and value not in found.marks:
+            continue
+        kind = catalog.leaf(value)[1] if catalog.children(value) is None else ("",)
+        new = (found.renamed or {}).get(path, path)
+        shape = shapes.get(tuple(_paths.parts(new)))
+        if kind[0] == "array" and shape is not None and tuple(kind[2]) != shape:
+            mismatched.append(new)
+        else:
+            marked.add(value)
+    return found._replace(marks=catalog.mark(marked), mismatched=mismatched)
 
 
 def _corrupt(

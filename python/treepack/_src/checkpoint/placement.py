@@ -142,7 +142,7 @@ def _where(device: Any, sharding: Any) -> Where | None:
             at = f" at {_paths.text(parts)}" if parts else ""
             raise ValueError(
                 f"{option}{at} must be a JAX device or sharding, such as jax.devices()[0], got "
-                f"{leaf!r:.100}" + "; make a NamedSharding of a mesh" * hasattr(leaf, "axis_names")
+                f"{leaf!r:.100}{_wrapped(leaf)}"
             )
     if () in shardings:
         return lambda *_: given
@@ -152,6 +152,15 @@ def _where(device: Any, sharding: Any) -> Where | None:
         return _paths.at_or_above(shardings, path, missing)
 
     return found
+
+
+def _wrapped(leaf: Any) -> str:
+    """Returns the remedy for a part of a sharding; empty for other values."""
+    import jax
+
+    if isinstance(leaf, jax.sharding.PartitionSpec):
+        return f": wrap it, as NamedSharding(mesh, {leaf!r:.100})"
+    return ": wrap it, as NamedSharding(mesh, P(...))" * hasattr(leaf, "axis_names")
 
 
 def _is_function(sharding: Any) -> bool:

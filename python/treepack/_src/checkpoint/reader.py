@@ -16,6 +16,7 @@ from treepack._src import dtypes as _dtypes
 from treepack._src import paths as _paths
 from treepack._src.checkpoint.arraylike import ArrayLike
 from treepack._src.options import Reading, Status
+from treepack._src.printable import public_names
 from treepack._src.restore.compare import Signature, described
 from treepack._src.restore.report import ABSENT
 from treepack._src.storage.content import Openable, Opened, open_parts
@@ -545,6 +546,9 @@ class LazyArray(ArrayLike, Deferred):
             raise AttributeError(
                 f"'LazyArray' object has no attribute {name!r}{hint}", name=name, obj=self
             )
+
+    def __dir__(self) -> list[str]:
+        return public_names(self, ("flat_range", "ranges", "read_to", "reader", "value", "view"))
 
     def __repr__(self) -> str:
         return f"LazyArray({self.path!r}, shape={self.shape}, dtype={self.dtype.name})"

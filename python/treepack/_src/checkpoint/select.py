@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import itertools
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -54,6 +54,8 @@ class Selector:
             return
         patterns = _patterns_in(select)
         if patterns is not None:
+            if not patterns:
+                raise ValueError(f"select={select!r} selects nothing: leave it out to select all")
             self.patterns = list(patterns)
             several = [select] if isinstance(select, (str, tuple)) else select
             self._tuples = {_text(it): it for it in several if isinstance(it, tuple)}
@@ -116,25 +118,20 @@ class Selector:
         `unmatched` has the numbers of patterns that match nothing. Replaces those that match
         exactly one path without escapes.
         """
-        literal = {number: parts for number in unmatched if (parts := self._literal(number, paths))}
+        texts = {number: self.patterns[number] for number in unmatched}
+        literal = {
+            number: parts
+            for number, text in texts.items()
+            if text not in self._tuples and (parts := _literal(text, paths()))
+        }
         if not literal:
             return self
         patterns = enumerate(self.patterns)
         return Selector([literal.get(at) or self._tuples.get(it, it) for at, it in patterns])
 
-    def _literal(self, number: int, paths: Callable[[], Iterable[str]]) -> tuple[str, ...] | None:
-        pattern = self.patterns[number]
-        if pattern in self._tuples or ("/" not in pattern and "~" not in pattern):
-            return None
-        found: set[tuple[str, ...]] = set()
-        for path in paths():
-            if "~" in path:
-                parts = tuple(_paths.parts(path))
-                ends = itertools.accumulate(len(part) + 1 for part in parts)
-                if f"{'/'.join(parts)}/".startswith(f"{pattern}/"):
-                    counts = (at + 1 for at, end in enumerate(ends) if end == len(pattern) + 1)
-                    found.update(parts[:count] for count in counts)
-        return found.pop() if len(found) == 1 else None
+    def without(self, other: Selector) -> Selector:
+        """Returns the selection without the leaves of another one."""
+        return Selector(lambda path: self.means(path) and not other.means(path))
 
     def check(
         self,
@@ -154,7 +151,9 @@ class Selector:
         typos = [self.patterns[number] for number in unmatched]
         if not typos:
             return
-        error = f"{name} matches nothing in the {where}: {', '.join(typos)}"
+        error = (
+            f"{name} matches nothing in the {where}: {', '.join(map(printable, typos)) or repr('')}"
+        )
         for typo in typos:
             parts = self._tuples.get(typo, ())
             if len(parts) > 1 and all(isinstance(part, str) for part in parts):
@@ -164,15 +163,42 @@ class Selector:
         raise TreepackError(error + _similar(typos[0], paths()))
 
 
+def _literal(text: str, paths: Iterable[str]) -> tuple[str, ...] | None:
+    """Returns the parts of the only path, of a leaf or container, that is `text` without escapes.
+
+    `None` if none or several are.
+    """
+    if "/" not in text and "~" not in text:
+        return None
+    found: set[tuple[str, ...]] = set()
+    for path in paths:
+        if "~" in path:
+            parts = tuple(_paths.parts(path))
+            ends = itertools.accumulate(len(part) + 1 for part in parts)
+            if f"{'/'.join(parts)}/".startswith(f"{text}/"):
+                counts = (at + 1 for at, end in enumerate(ends) if end == len(text) + 1)
+                found.update(parts[:count] for count in counts)
+    return found.pop() if len(found) == 1 else None
+
+
 def _similar(typo: str, paths: Iterable[str]) -> str:
-    """Returns a hint about a path similar to one without escapes, or an empty string."""
+    """Returns a hint about a path similar to one without escapes, or about the paths that exist."""
     texts = {"/".join(_paths.parts(it)): it for it in itertools.islice(paths, _MOST_PATHS)}
-    near = difflib.get_close_matches(typo, texts, n=1)
-    return f"; is it {texts[near[0]]!r}?" if near else ""
+    meant = _paths.meant(typo, texts.values())
+    near = [meant] if meant else [texts[it] for it in difflib.get_close_matches(typo, texts, n=1)]
+    if near:
+        return f"; is it {near[0]!r}?"
+    shown = [printable(it[:_MOST_TEXT]) for it in itertools.islice(texts.values(), _MOST_SHOWN)]
+    shown += ["…"] * (len(texts) > _MOST_SHOWN)
+    return f"; it has {', '.join(shown) or 'no leaves'}"
 
 
 # Limits the search for similar paths, which is slow.
 _MOST_PATHS = 1000
+
+# The maximum number of paths in an error, and of the characters of each.
+_MOST_SHOWN = 5
+_MOST_TEXT = 100
 
 
 def _no_bool(path: str) -> TreepackError:
@@ -327,8 +353,13 @@ class _Around:
 class Renaming:
     """The compiled `rename=`: a function from paths to new paths."""
 
-    def __init__(self, rename: Any):
+    def __init__(self, rename: Any, paths: Collection[str] = (), targets: Collection[str] = ()):
         """Compiles `rename`.
+
+        Args:
+          rename: The option.
+          paths: The paths to rename.
+          targets: The paths that new paths may be. Of both, paths without escapes are recognised.
 
         Raises:
           TypeError: If it is neither a dict nor a function.
@@ -337,9 +368,13 @@ class Renaming:
         self._rules: list[tuple[str, bool, list[str | None]]] = []
         self._function: Callable[[str], str] | None = None
         if isinstance(rename, Mapping):
-            self._rules = [
-                (_text(old), _is_literal(old), _replacement(old, new))
+            sides = sorted(paths), sorted(targets)
+            pairs = [
+                (_escaped(old, new, sides[0]), _escaped(new, old, sides[1]))
                 for old, new in rename.items()
+            ]
+            self._rules = [
+                (_text(old), _is_literal(old), _replacement(old, new)) for old, new in pairs
             ]
         elif callable(rename):
             self._function = rename
@@ -395,6 +430,16 @@ _WILDCARDS = re.compile(r"(\*\*/|\*\*|\*|\?)")
 def _is_literal(old: Any) -> bool:
     """Returns whether a pattern has no wildcards: comparing paths is faster than matching."""
     return isinstance(old, tuple) or not _WILDCARDS.search(old)
+
+
+def _escaped(text: Any, other: Any, ordered: Sequence[str]) -> Any:
+    """Returns the parts of one of the sorted paths if `text` is that path without escapes.
+
+    Returns patterns, tuples and paths unchanged; `other` is the other side of the rule.
+    """
+    if not isinstance(text, str) or not _is_literal(text) or not _is_literal(other):
+        return text
+    return text if _paths.has(ordered, text) else _literal(text, ordered) or text
 
 
 def _replacement(old: Any, new: Any) -> list[str | None]:

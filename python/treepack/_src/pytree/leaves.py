@@ -84,7 +84,7 @@ def explain(value: Any) -> str:
         return f"{text}: a linen Module is configuration; save its variables"
     if flax.is_graph_definition(value):
         return f"{text}: it defines a model; save nnx.state(model)"
-    hint = _hint(value)
+    hint = remedy(value)
     if hint is not None:
         return f"{text}: {hint}"
     if isinstance(value, _BUILTIN):
@@ -113,7 +113,7 @@ _is_namespace = instance_of("argparse", "Namespace")
 _is_partition_spec = instance_of("jax.sharding", "PartitionSpec")
 
 
-def _hint(value: Any) -> str | None:
+def remedy(value: Any) -> str | None:
     """Returns a remedy for values that are common among leaves, or `None`."""
     if isinstance(value, (np.dtype, type)):
         return "a dtype or class is not a leaf; save its name"
@@ -123,7 +123,9 @@ def _hint(value: Any) -> str | None:
         return "save its .total_seconds()"
     if isinstance(value, (decimal.Decimal, fractions.Fraction, uuid.UUID, pathlib.PurePath)):
         return "save str(...) of it, or pass it as metadata="
-    if isinstance(value, (set, frozenset, range, collections.deque)):
+    if isinstance(value, (set, frozenset)):
+        return "a set has no order: save sorted(...) of it, or pass it as metadata="
+    if isinstance(value, (range, collections.deque)):
         return "save list(...) of it, or pass it as metadata="
     if _is_partition_spec(value):
         return "save tuple(...) of it, or pass it as metadata="

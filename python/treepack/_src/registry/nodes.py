@@ -14,7 +14,7 @@ from treepack._src.options import left_out
 from treepack._src.pytree import handlers
 from treepack._src.pytree.containers import NodeKind, check_unique_keys, is_inert_factory
 from treepack._src.pytree.kinds import PYTREE, Pruned, joined, kind_of
-from treepack._src.pytree.leaves import explain
+from treepack._src.pytree.leaves import explain, remedy
 from treepack._src.pytree.state_dict import leaves_of, to_state_dict
 from treepack._src.registry import holes as _holes
 from treepack._src.registry import static as _static
@@ -23,7 +23,6 @@ from treepack._src.registry.codec import as_parts, checked_factory, one
 from treepack._src.registry.inert import checked_keys
 from treepack._src.registry.libraries import library_name, library_of
 from treepack._src.registry.names import default_name
-from treepack._src.registry.static import remark_on_main
 from treepack._src.registry.types import (
     TYPES,
     FieldNames,
@@ -217,15 +216,15 @@ def _unknown(names: list[str]) -> UnregisteredTypeError:
     missing = {name: it for name, it in libraries.items() if it is not None and not imported(it)}
     remedies = [f"import {library}" for library in sorted({*missing.values()})]
     if len(missing) < len(libraries):
+        which = "it under this name" if len(names) == 1 else "them under these names"
         remedies.append(
-            "register them (see treepack.register_dataclass; aliases= takes the name of a class "
-            "before a move)"
+            f"register {which} (see treepack.register_dataclass and its serialized_name=; aliases= "
+            "takes the name of a class before a move)"
         )
     quoted = ", ".join(map(repr, names))
     return UnregisteredTypeError(
-        f"unregistered type{'s' if len(names) > 1 else ''} {quoted}: {' and '.join(remedies)}"
-        f"{''.join(dict.fromkeys(map(remark_on_main, names)))}; or pass a template as target, or "
-        'unknown="dict" to get dicts in their place',
+        f"unregistered type{'s' if len(names) > 1 else ''} {quoted}: pass a template as target, or "
+        f'unknown="dict" to get dicts in their place, or {" and ".join(remedies)}',
         names[0],
     )
 
@@ -351,8 +350,8 @@ def _flatten_unnamed(node: Any, kind: NodeKind) -> tuple[bytes, dict[str, Any]]:
     children = kind.children(node)
     if type(children) is not dict:
         raise TypeError(
-            f"the handler of {default_name(type(node))} must return a dict: save the result of "
-            "serialization.to_state_dict instead of the object"
+            f"the handler of {default_name(type(node))} must return a dict: "
+            + (remedy(node) or "save the result of serialization.to_state_dict instead of it")
         )
     return core.encode_value(_holes.Hole(None, default_name(type(node)))), children
 

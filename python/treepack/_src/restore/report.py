@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from treepack._src.paths import Room, Trail
+from treepack._src.printable import shortened
 from treepack._src.pytree.state_dict import leaf_paths, state_leaves
 from treepack._src.restore.compare import signature
 
@@ -141,3 +142,8 @@ class Report(NamedTuple):
     unexpected: list[str]
     cast: list[str]
     corrupt: list[str]
+
+    def __repr__(self) -> str:
+        fields = zip(self._fields, self, strict=True)
+        lists = (f"{name}=[{shortened(map(repr, paths), len(paths))}]" for name, paths in fields)
+        return f"Report({', '.join(lists)})"

@@ -33,6 +33,8 @@ NOTHING = "nothing"
 # Matches the description of an array of floats or integers: its kind and shape.
 _CASTABLE = re.compile(r"b?(float)\w*(\[[\d,]*\])|u?(int)\w*(\[[\d,]*\])")
 
+_ARRAY = re.compile(r"\w+(\[[\d,]*\])")
+
 
 class Restore:
     """One restore, from the outermost call to its end, as a context manager.
@@ -111,7 +113,11 @@ class Restore:
         text = f"{count} not match the template:{''.join(lines)}{self._about_names(found)}"
         if self.sentence is None:
             of_names = any(NOTHING in (it.expected, it.found) for it in found)
-            hint = "" if of_names else "\nPass strict=False to restore the state regardless."
+            hint = (
+                "" if of_names else "\nPass strict=False to take the shapes and dtypes of the file."
+            )
+            if (found[0].path, found[0].expected) == (_paths.ROOT, "str"):
+                hint = "\nThe second argument is a template: for a part of the file, pass select=."
             return MismatchError(f"{text}{self._about_cast(found)}{hint}", found)
         if not self.reading.is_drop_in:
             return MismatchError(text, found)
@@ -162,9 +168,18 @@ class Restore:
         pairs = [(_CASTABLE.fullmatch(it.expected), _CASTABLE.fullmatch(it.found)) for it in found]
         same = [one for one, two in pairs if one and two and one.groups() == two.groups()]
         kinds = ("floats",) * any(it[1] for it in same) + ("integers",) * any(it[3] for it in same)
-        if not kinds:
-            return ""
-        return f"\nPass cast=True to cast {' and '.join(kinds)} to the dtypes of the template."
+        hints = ""
+        both = [(_ARRAY.fullmatch(it.expected), _ARRAY.fullmatch(it.found)) for it in found]
+        if any(one and two and one[1] != two[1] for one, two in both):
+            hints = (
+                '\nPass mismatched="target" to treepack.load to keep arrays whose shape differs in '
+                "the file."
+            )
+        if kinds:
+            hints += (
+                f"\nPass cast=True to cast {' and '.join(kinds)} to the dtypes of the template."
+            )
+        return hints
 
     def below(self, child: Any, state: Any, name: str) -> Any:
         """Restores a child of the template."""

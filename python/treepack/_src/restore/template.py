@@ -28,7 +28,7 @@ from treepack._src.pytree import handlers
 from treepack._src.pytree import prng as _prng
 from treepack._src.pytree.containers import Difference, NodeKind
 from treepack._src.pytree.kinds import Pruned, kind_of
-from treepack._src.pytree.state_dict import map_leaves, state_leaves, to_state_dict
+from treepack._src.pytree.state_dict import leaves_of, map_leaves, state_leaves, to_state_dict
 from treepack._src.registry.names import default_name
 from treepack._src.registry.nodes import is_named
 from treepack._src.registry.types import name_of
@@ -240,6 +240,8 @@ def restore_child(target: Any, state: Any, name: str, restore: Restore) -> Any:
         state = {}  # records each leaf as missing
     if kind is None:
         return _restore_leaf(target, state, name, restore)
+    if state is None and restore.strict != "exact" and not any(leaves_of(target, ())):
+        return restore.keep(target, name)  # Orbax stores nodes without leaves as `None`
     if kind.final:
         return _restore_by_handler(kind, target, state, name, restore)
     if not isinstance(state, Mapping):

@@ -20,6 +20,7 @@ from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from treepack._src.options import Progress, progress_bar
+from treepack._src.printable import public_names
 from treepack._src.storage.place import real, shown
 from treepack._src.tasks import Milestone, Thread
 from treepack.errors import TreepackError
@@ -184,6 +185,11 @@ class Saving(AskedFuture[None]):
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Waits until the save has ended, and returns its error or `None`."""
         return super().exception(timeout)
+
+    def __dir__(self) -> list[str]:
+        hidden = ("attempt", "give_up", "has_begun", "has_unasked_error", "wait")
+        futures = ("set_exception", "set_result", "set_running_or_notify_cancel")
+        return public_names(self, (*hidden, *futures))
 
     def __repr__(self) -> str:
         if not self.done():

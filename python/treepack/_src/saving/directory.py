@@ -242,6 +242,9 @@ class LocalDirectory(Directory):
 
     def _claim(self, name: str) -> None:
         path = Path(self._path)
+        if path.is_file():
+            text = "A file has this name, and sharded=True writes a directory: choose another name"
+            raise NotADirectoryError(errno.ENOTDIR, text, str(self._path))
         if not path.is_dir():
             core.make_directories(path)
         try:

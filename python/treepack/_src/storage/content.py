@@ -117,7 +117,12 @@ def inflated(data: Buffer, opening: Opening) -> core.Content | Buffer:
             f"expected a bytes-like object, got the path {shown(data)!r}: use treepack.load for "
             "files"
         )
-    view = memoryview(data)
+    try:
+        view = memoryview(data)
+    except TypeError:
+        raise TypeError(
+            f"expected a bytes-like object, such as dumps returns, got {type(data).__name__}"
+        ) from None
     if not view.contiguous:
         return data
     if core.Content.lent(data).is_compressed():

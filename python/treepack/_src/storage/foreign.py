@@ -25,6 +25,9 @@ _ORBAX_STEP = frozenset(("_CHECKPOINT_METADATA", "orbax.checkpoint", *_ORBAX_ITE
 # The maximum number of names in an error.
 _MOST_NAMES = 5
 
+# Names of checkpoints of flax and of `Series` by default; groups: the step.
+_STEP = re.compile(r"(?:checkpoint|step)_(\d+)")
+
 
 def names_in(path: str | os.PathLike[str]) -> list[str]:
     """Returns the sorted names in a directory; empty if it cannot be listed."""
@@ -100,6 +103,13 @@ def directory_text(path: str | os.PathLike[str], manifest: str, look: _Look) -> 
       look: Returns the names in a directory.
     """
     names = look(path)
+    steps = {int(found[1]): name for name in names if (found := _STEP.fullmatch(name))}
+    if steps:
+        newest = steps[max(steps)]
+        return (
+            f"it is a series with the steps {', '.join(map(str, sorted(steps)[-_MOST_NAMES:]))}: "
+            f"its newest is {shown(joined(path, newest))!r}"
+        )
     # The item of a step of Orbax, or of the last step.
     inside = [joined(name, item) for name in names[-1:] for item in look(joined(path, name))]
     for name in [*names[:_MOST_TRIED], *inside[:_MOST_TRIED]]:
@@ -152,7 +162,7 @@ _KNOWN: list[tuple[_T, str]] = [
         "it looks like a directory of Zarr: read it with zarr, and save its arrays",
     ),
     (
-        re.compile(r".*\.(treepack|msgpack)|checkpoint_\d+").fullmatch,
+        re.compile(r".*\.(treepack|msgpack)").fullmatch,
         "it is not a checkpoint, but contains files that may be: load one of them",
     ),
 ]

@@ -108,7 +108,10 @@ def located(path: Any, storage_options: Mapping[str, Any] | None = None) -> Any:
     """
     found = resolved(path, storage_options)
     if not isinstance(found, (str, os.PathLike)) or isinstance(os.fspath(found), bytes):
-        raise TypeError(f"expected a path or a URL, got {type(path).__name__}")
+        raise TypeError(
+            f"expected a path or a URL, got {type(path).__name__}: the path comes first, as in "
+            "save(path, tree)"
+        )
     check_name(found)
     return found
 

@@ -52,7 +52,11 @@ def save_layout(
 
         url = url_of(path)
         if url is None:
-            save(local(path))
+            try:
+                save(local(path))
+            except IsADirectoryError as error:
+                error.add_note("choose a file in it; save(..., sharded=True) writes a directory")
+                raise
         else:
             _remote.write(url, save, nbytes)
 

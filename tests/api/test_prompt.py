@@ -1,0 +1,80 @@
+"""The prompt and notebooks: what names complete, what values look like."""
+
+from __future__ import annotations
+
+import types
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import treepack
+from treepack import checkpoints, errors, orbax, serialization
+
+MANY = {f"a{number}": np.float32(number) for number in range(20_000)}
+
+
+@pytest.mark.parametrize("module", [treepack, checkpoints, errors, orbax, serialization])
+def test_public_names_alone_complete(module: types.ModuleType) -> None:
+    assert sorted(module.__all__) == dir(module)
+    assert all(hasattr(module, name) for name in dir(module))
+
+
+def test_no_internal_names_complete(tmp_path: Path) -> None:
+    with treepack.open(treepack.dumps({"w": np.ones(2)})) as file:
+        names = dir(file["w"])
+    assert {"shape", "dtype", "path", "mean", "numpy", "astype", "T", "nbytes"} <= {*names}
+    assert {"reader", "value", "ranges", "read_to", "view"}.isdisjoint(names)
+    saving = treepack.save(tmp_path / "a", MANY, background=True)
+    assert {"result", "done", "path", "progress", "exception", "add_done_callback"} <= {
+        *dir(saving)
+    }
+    assert {"attempt", "give_up", "wait", "set_result"}.isdisjoint(dir(saving))
+    saving.result()
+
+
+def test_arrays_of_files_compute(tmp_path: Path) -> None:
+    array = np.arange(12.0).reshape(4, 3)
+    with treepack.open(treepack.dumps({"w": array})) as file:
+        lazy = file["w"]
+        for name in ("max", "mean", "min", "std", "sum"):
+            assert getattr(lazy, name)() == getattr(array, name)()
+            for options in ({"axis": 0}, {"axis": (0, 1), "keepdims": True}):
+                expected = getattr(array, name)(**options)
+                np.testing.assert_array_equal(getattr(lazy, name)(**options), expected)
+        np.testing.assert_array_equal(lazy.numpy(), array)
+        assert type(lazy.numpy()) is np.ndarray
+
+
+def test_a_file_knows_its_path_and_size(tmp_path: Path) -> None:
+    tree = {"a": (np.ones((2, 3)), 7), "b": {"c": np.ones(4, np.int8)}}
+    path = tmp_path / "model"
+    treepack.save(path, tree)
+    with treepack.open(path) as file:
+        assert (file.path, file.num_params, file.nbytes) == (str(path), 10, 53)
+        assert file["b"].num_params == 4
+        loaded = file.to_dict()
+    assert type(loaded["a"]) is list
+    np.testing.assert_array_equal(loaded["a"][0], tree["a"][0])
+    assert treepack.open(treepack.dumps(tree)).path is None
+
+
+def lines(value: Any) -> int:
+    """Returns the lines of a repr in a terminal of 120 columns."""
+    return sum(1 + len(line) // 120 for line in repr(value).splitlines())
+
+
+def test_reprs_have_at_most_twenty_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    treepack.save("many", MANY)
+    file = treepack.open("many")
+    found = treepack.verify("many")
+    _, report = treepack.load("many", MANY, return_report=True)
+    for value in (file, file.keys(), found, found.leaves, report):
+        assert lines(value) <= 20, value
+    assert "and 19982 more" in repr(report)
+    assert "'a0': 'ok', " in repr(found)
+    few = treepack.open(treepack.dumps({"a": 1, "b": {"c": 2}}))
+    assert repr(few.keys()) == "KeysView(['a', 'b'])"
+    assert repr(treepack.verify(treepack.dumps({"a": 1})).leaves) == "{'a': 'unchecked'}"

@@ -1,0 +1,118 @@
+"""Loads files into templates of changed models: renamed, moved, of other shapes, partly."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import flax.serialization
+import jax
+import numpy as np
+import optax
+import pytest
+
+import treepack
+from treepack import serialization
+
+HAIKU = {"mlp/~/linear_0": {"w": np.ones(2), "b": np.zeros(1)}, "step": 1}
+
+PLAIN = {"dense": HAIKU["mlp/~/linear_0"], "step": 1}
+
+
+@pytest.fixture(params=["file", "sharded", "bytes"])
+def saved(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
+    """Returns a function that saves a tree; its result can be loaded."""
+
+    def save(tree: Any) -> Any:
+        if request.param == "bytes":
+            return treepack.dumps(tree)
+        treepack.save(tmp_path / "tree", tree, sharded=request.param == "sharded")
+        return tmp_path / "tree"
+
+    return save
+
+
+def same(one: Any, other: Any) -> None:
+    assert jax.tree.structure(one) == jax.tree.structure(other)
+    jax.tree.map(np.testing.assert_array_equal, one, other)
+
+
+def test_paths_without_escapes_are_renamed(saved: Any) -> None:
+    zeros = jax.tree.map(np.zeros_like, PLAIN)
+    for old in ("mlp/~/linear_0", "mlp~1~0~1linear_0", ("mlp/~/linear_0",)):
+        same(treepack.load(saved(HAIKU), zeros, rename={old: "dense"}), PLAIN)
+    same(treepack.load(saved(HAIKU), zeros, rename={"mlp/~/linear_0/w": "dense/w"} | {
+        "mlp/~/linear_0/b": "dense/b"}), PLAIN)  # fmt: skip
+    zeros = jax.tree.map(np.zeros_like, HAIKU)
+    same(treepack.load(saved(PLAIN), zeros, rename={"dense": "mlp/~/linear_0"}), HAIKU)
+    with pytest.raises(treepack.TreepackError, match="matches nothing"):
+        treepack.load(saved(HAIKU), zeros, rename={"mlp/linear_0": "dense"})
+
+
+def test_an_ambiguous_path_without_escapes_stays_as_it_is() -> None:
+    data = treepack.dumps({"a/b": {"c": 1}, "a": {"b/c": 2}})
+    with pytest.raises(treepack.TreepackError, match="matches nothing"):
+        treepack.load(data, {"x": 0}, rename={"a/b/c": "x"})
+
+
+def test_a_subtree_moves_next_to_its_empty_namesake(saved: Any) -> None:
+    params = {"w": np.ones(3, np.float32)}
+    alone = optax.adamw(1e-3)
+    old = jax.tree.map(lambda leaf: leaf + 1, alone.init(params))
+    new = optax.chain(optax.clip(1.0), alone).init(params)
+    loaded = treepack.load(saved({"opt": old}), {"opt": new}, rename={"opt/0": "opt/1/0"})
+    same(loaded, {"opt": (new[0], old)})
+    back = treepack.load(
+        saved({"opt": (new[0], old)}), {"opt": alone.init(params)}, rename={"opt/1/0": "opt/0"}
+    )
+    same(back, {"opt": old})
+
+
+def test_arrays_of_another_shape_stay_the_targets(saved: Any) -> None:
+    source = saved({"head": np.ones((2, 3)), "body": np.ones(3), "n": 1})
+    target = {"head": np.zeros((4, 3)), "body": np.zeros(3), "n": 0}
+    with pytest.raises(treepack.MismatchError, match='Pass mismatched="target"'):
+        treepack.load(source, target)
+    loaded, report = treepack.load(source, target, mismatched="target", return_report=True)
+    same(loaded, {**target, "body": np.ones(3), "n": 1})
+    assert (report.loaded, report.kept) == (["body", "n"], ["head"])
+    # Other differences are errors still.
+    with pytest.raises(treepack.MismatchError, match="body: expected float32"):
+        treepack.load(source, {**target, "body": np.zeros(3, np.float32)}, mismatched="target")
+    with pytest.raises(treepack.MismatchError, match="n: expected"):
+        treepack.load(source, {**target, "n": {"m": 0}}, mismatched="target")
+    moved = {"tail": target["head"], "body": target["body"], "n": 0}
+    found = treepack.load(source, moved, rename={"head": "tail"}, mismatched="target")
+    same(found, {**moved, "body": np.ones(3), "n": 1})
+
+
+def test_excluded_leaves_are_not_loaded(saved: Any) -> None:
+    tree = {"a": {"w": np.ones(1), "b": np.ones(2)}, "c": np.ones(3)}
+    source, zeros = saved(tree), jax.tree.map(np.zeros_like, tree)
+    same(treepack.load(source, exclude="a/w"), {"a": {"b": tree["a"]["b"]}, "c": tree["c"]})
+    same(treepack.load(source, exclude=["a/*", "c"], select="c"), {})
+    same(
+        treepack.load(source, zeros, exclude="**/b"),
+        {**tree, "a": {**tree["a"], "b": zeros["a"]["b"]}},
+    )
+    same(treepack.load(source, select="a", exclude={"a": {"w": True, "b": False}, "c": False}), {
+        "a": {"b": tree["a"]["b"]}})  # fmt: skip
+    with pytest.raises(treepack.TreepackError, match="exclude matches nothing in the file: w"):
+        treepack.load(source, exclude="w")
+
+
+def test_a_node_without_leaves_takes_none(saved: Any) -> None:
+    """Orbax stores the empty states of optax as `None`."""
+    params = {"w": np.ones(3, np.float32)}
+    state = optax.adamw(1e-3).init(params)
+    stored = {**flax.serialization.to_state_dict(state), "1": None, "2": None}
+    for verb in (
+        lambda target: treepack.load(saved(stored), target),
+        lambda target: treepack.loads(flax.serialization.msgpack_serialize(stored), target),
+        lambda target: serialization.from_state_dict(target, stored),
+    ):
+        same(verb(state), state)
+    with pytest.raises(treepack.MismatchError, match=r"0: expected a subtree \(ScaleByAdamState\)"):
+        treepack.load(saved({**stored, "0": None}), state)
+    with pytest.raises(treepack.MismatchError):
+        treepack.load(saved(stored), state, strict="exact")
