@@ -212,8 +212,6 @@ def of_arrays(folder: Path) -> list[tuple[Any, str, list[Any]]]:
             lambda: treepack.dumps({"k": color.value})]),
         (lambda: treepack.dumps({"a": arguments}), r"save vars\(\.\.\.\)", [
             lambda: treepack.dumps({"a": vars(arguments)})]),
-        (lambda: treepack.dumps({}, metadata=arguments), r"save vars\(\.\.\.\)", [
-            lambda: treepack.dumps({}, metadata=vars(arguments))]),
         (lambda: treepack.dumps({"f": functools.partial(len, [1])}), 'static="skip"', [
             lambda: treepack.dumps({"f": functools.partial(len, [1])}, static="skip")]),
         (lambda: jax.jit(lambda it: treepack.dumps({"a": it}))(1.0), "outside of jit", [

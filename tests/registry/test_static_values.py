@@ -366,7 +366,7 @@ def test_the_advice_about_static_data_succeeds() -> None:
         for save in (
             functools.partial(core.encode_value, value),
             functools.partial(treepack.dumps, WithStatic(1, value)),
-            functools.partial(treepack.dumps, {}, metadata=value),
+            functools.partial(treepack.dumps, {}, metadata=Unknown(2)),
         ):
             with pytest.raises(TypeError, match=advice):
                 save()

@@ -123,7 +123,9 @@ def save(
         not stored; use `metadata` for that.
       timeout: The maximum time in seconds that processes which save together wait for each other.
       metadata: Any value to store with the tree, such as a step or a configuration, of plain Python
-        types or of types registered with `register_auxdata`. See `read_metadata`. For safetensors a
+        types or of types registered with `register_auxdata`. Unregistered dataclasses, namedtuples,
+        enums, `argparse.Namespace`s and `ConfigDict`s are stored as plain dicts and values. See
+        `read_metadata`. For safetensors a
         dict of strings, by default `{"format": "flax"}`.
       static: How to treat static data and leaves that cannot be stored. `"skip-code"` leaves out
         code: functions, optimizers that consist of functions, definitions of models. A template or

@@ -11,9 +11,11 @@ import datetime
 import decimal
 import enum
 import fractions
+import operator
 import pathlib
 import types
 import uuid
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -92,20 +94,20 @@ def explain(value: Any) -> str:
         return f"{text}: convert it to {builtin.__name__}"
     plain = as_plain(value)
     if plain is not None:
-        return f"{text}: save {plain}"
+        return f"{text}: save {plain[0]}"
     return (
         f"{text}; if it is a container, register its type with jax.tree_util.register_pytree_node, "
         'or leave it out with treepack.save(static="skip")'
     )
 
 
-def as_plain(value: Any) -> str | None:
-    """Returns an expression that converts a configuration of a known type to a dict, or `None`."""
+def as_plain(value: Any) -> tuple[str, Callable[[Any], Any]] | None:
+    """Returns how a configuration of a known type becomes a dict: as text, and as a function."""
     if _is_namespace(value) or isinstance(value, types.SimpleNamespace):
-        return "vars(...) of it"
+        return "vars(...) of it", vars
     methods = ("model_dump", "to_dict")  # pydantic's models, ConfigDict
     found = next((name for name in methods if callable(getattr(type(value), name, None))), None)
-    return None if found is None else f"its .{found}()"
+    return None if found is None else (f"its .{found}()", operator.methodcaller(found))
 
 
 _is_namespace = instance_of("argparse", "Namespace")

@@ -136,6 +136,6 @@ def refusal(value: Any) -> str:
     functions = f"encode={base} and decode={type(value).__name__ if base else ''}"
     plain = as_plain(value)
     return (
-        f"{text}; {'' if plain is None else f'save {plain}, or '}call treepack.register_auxdata "
+        f"{text}; {'' if plain is None else f'save {plain[0]}, or '}call treepack.register_auxdata "
         f"on its type, with {functions}"
     )

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from treepack._src.interop import flax
 from treepack._src.pytree.containers import fields_of, from_fields, has_setter, is_namedtuple
+from treepack._src.pytree.leaves import as_plain
 from treepack._src.registry.libraries import library_name
 from treepack._src.registry.names import Names, default_name, reads_nothing
 
@@ -89,6 +90,20 @@ def parts_of(value: Any) -> Any:
     if is_tuple and not is_namedtuple(ty):
         return tuple(tuple.__iter__(value))
     return fields_of(value) if all(hasattr(value, name) for name in names) else None
+
+
+def plain_parts(value: Any) -> Any:
+    """Returns a configuration of an unregistered type as a dict, an enum member as its value.
+
+    `None` for other values.
+    """
+    if AUXDATA.named(type(value)) is not None:
+        return None
+    if isinstance(value, enum.Enum):
+        return value.value if type(value.value) in (str, int, float, bool) else value.name
+    parts = parts_of(value)
+    plain = as_plain(value)
+    return parts if plain is None else plain[1](value)
 
 
 def attributes(value: Any) -> Iterable[str]:

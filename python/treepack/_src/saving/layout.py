@@ -15,6 +15,7 @@ from treepack._src.printable import warn
 from treepack._src.pytree import handlers
 from treepack._src.pytree.state_dict import leaves_of
 from treepack._src.registry.code import is_code
+from treepack._src.registry.definitions import plain_parts
 from treepack._src.storage.content import whole_content
 from treepack.errors import TreepackError
 
@@ -116,7 +117,7 @@ def described_layout(
             max_chunk_size=Chunks.max_nbytes(),
             overridden=[],
             structure=True,
-            metadata=None if metadata is None else _encoded(metadata, "metadata"),
+            metadata=None if metadata is None else _encoded(metadata),
             index=index,
             checksums=checksums,
             snapshot=snapshot,
@@ -135,16 +136,33 @@ def described_layout(
     return layout
 
 
-def _encoded(value: Any, path: str) -> bytes:
-    """Encodes metadata; errors name the path in the metadata."""
+def _encoded(metadata: Any) -> bytes:
+    """Encodes metadata; configurations of unregistered types become plain values."""
     try:
-        return core.encode_value(value)
+        return core.encode_value(metadata)
+    except TypeError:
+        return core.encode_value(_plain(metadata, "metadata"))
+
+
+def _plain(value: Any, path: str) -> Any:
+    """Returns a part of metadata with plain values for configurations of unregistered types.
+
+    Raises:
+      TypeError: If a value cannot be stored; the message has its path.
+    """
+    try:
+        core.encode_value(value)
     except TypeError as error:
-        is_list = type(value) in (list, tuple)
-        parts = dict(enumerate(value)) if is_list else value if type(value) is dict else {}
         reason = error
-    for key, part in parts.items():
-        _encoded(part, _paths.join(path, str(key)))
+    else:
+        return value
+    if type(value) in (list, tuple, dict):
+        names = value if type(value) is dict else range(len(value))
+        parts = [_plain(value[name], _paths.join(path, str(name))) for name in names]
+        if any(part is not value[name] for name, part in zip(names, parts, strict=True)):
+            return dict(zip(names, parts, strict=True)) if names is value else type(value)(parts)
+    elif (found := plain_parts(value)) is not None:
+        return _plain(found, path)
     raise TypeError(f"at {path}: {reason}") from reason.__cause__
 
 
