@@ -263,6 +263,17 @@ def test_large_arrays_are_not_copied_into_the_pieces():
     assert b"".join(pieces) == expected  # they keep the arrays alive
 
 
+def test_frames_are_loaded():
+    tree = {"w": np.arange(5000.0), "b": np.ones(3), "n": 1}
+    frames = treepack.buffers(tree, described=True)
+    assert len(frames) > 1
+    for received in (frames, [bytes(frame) for frame in frames]):
+        for loaded in (treepack.loads(received), treepack.loads(received, tree)):
+            np.testing.assert_equal(loaded, tree)
+    with pytest.raises(TypeError, match="sequence item 1: expected a bytes-like object, int found"):
+        treepack.loads([frames[0], 1])
+
+
 def test_the_pieces_are_what_a_socket_sends():
     tree = large(1 << 20)
     pieces = treepack.buffers(tree, align=16)

@@ -104,6 +104,14 @@ def test_floats_in_lists_become_another_dtype(folder: Path) -> None:
     }
 
 
+def test_parts_of_a_part_are_left_out(folder: Path) -> None:
+    call("get", "flax", "params", "part.treepack", "--skip", "dense/*", "--skip", "scale")
+    assert treepack.load("part.treepack") == {}
+    call("get", "flax", "params", "part.treepack", "--skip", "dense/kernel")
+    assert sorted(dict(treepack.open("part.treepack").leaves())) == ["dense/bias", "scale"]
+    assert "is it 'scale'" in refused("get", "flax", "params", "part.treepack", "--skip", "scael")
+
+
 def test_what_cannot_be_converted(folder: Path) -> None:
     for command in (["convert", "flax"], ["get", "flax", "params"], ["salvage", "flax"]):
         assert ".pt file, which is for PyTorch: choose .treepack" in refused(*command, "new.pt")

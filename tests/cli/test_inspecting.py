@@ -27,7 +27,7 @@ def test_ls(folder: Path) -> None:
         "  scale     bfloat16[8]          16 B",
         "step        int                   1 B",
     ]
-    assert call("ls", "flax", "--depth", "0").splitlines()[1:] == [
+    assert call("ls", "flax", "--depth", "1").splitlines()[1:] == [
         "params  3 leaves  23.5 KiB",
         "step    int            1 B",
     ]
@@ -48,6 +48,11 @@ def test_ls(folder: Path) -> None:
     ]
 
 
+def test_depth_is_the_number_of_levels(folder: Path) -> None:
+    levels = [call("ls", "flax", "--depth", str(depth)).splitlines()[1:] for depth in range(4)]
+    assert [len(rows) for rows in levels] == [0, 2, 4, 6]
+
+
 def test_all_levels_are_listed_by_default(folder: Path) -> None:
     text = call("ls", "--help")
     assert "--depth" in text
@@ -55,7 +60,7 @@ def test_all_levels_are_listed_by_default(folder: Path) -> None:
     assert (
         call("ls", "model")
         == call("ls", "model", "--depth", "9")
-        != call("ls", "model", "--depth", "0")
+        != call("ls", "model", "--depth", "1")
     )
 
 

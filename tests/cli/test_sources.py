@@ -312,7 +312,11 @@ def test_the_largest_size() -> None:
         *(["convert", "one", "x"], ["get", "one", "w", "x"], ["salvage", "one", "x"]),
         *(["ls", "one.npz"], ["convert", "one.npz", "x"]),
     ):
-        assert "exceed" in refused(*command, "--max-size", "1000")
+        for size in ("1000", "1KB", "0.001 MB"):
+            assert "exceed" in refused(*command, "--max-size", size)
+        assert "or such as '1GB', got '1 kilo'" in " ".join(
+            refused(*command, "--max-size", "1 kilo").replace("│", " ").split()
+        )
     call("convert", "one.npz", "x", "--max-size", "900000")
     assert not Path("y").exists()
 
@@ -339,7 +343,7 @@ def test_an_empty_path_is_not_the_working_directory() -> None:
 
 
 def test_the_version() -> None:
-    assert run("--version") == f"treepack {treepack.__version__}\n"
+    assert run("--version") == run("-V") == f"treepack {treepack.__version__}\n"
 
 
 def test_errors_of_treepack_itself_are_no_damage() -> None:

@@ -19,6 +19,17 @@ from commands import call, refused
 from treepack._cli import output
 
 
+def test_a_pipe_that_closes_is_no_error(folder: Path) -> None:
+    treepack.save("many", {f"{index:05}": index for index in range(20_000)})
+    command = [sys.executable, "-m", "treepack", "ls", "--flat", "many"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline() == b"00000  int  1 B\n"
+        process.stdout.close()
+        assert (process.stderr.read(), process.wait()) == (b"", 0)
+
+
 @pytest.mark.campaign
 def test_pipes_and_completion(folder: Path) -> None:
     command = f"{sys.executable} -m treepack ls --flat many | head -n 1"

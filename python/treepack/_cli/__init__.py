@@ -29,13 +29,17 @@ from treepack.errors import CorruptionError, MissingPathError, UnserializableLea
 
 
 class _Commands(TyperGroup):
-    """Prints EOFErrors of truncated files, which click would treat as the end of user input."""
+    """Handles errors that click would handle in another way."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
-        except EOFError as error:  # a truncated file
+        except EOFError as error:  # a truncated file, not the end of user input
             sys.exit(_fail(error))
+        except BrokenPipeError:
+            # The reader, such as `head`, has enough. Python must not flush to it at exit.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            sys.exit(0)
 
 
 app = typer.Typer(
@@ -60,7 +64,11 @@ def _main(
     version: Annotated[
         bool,
         typer.Option(
-            "--version", help="Print the version of treepack.", callback=_version, is_eager=True
+            "--version",
+            "-V",
+            help="Print the version of treepack.",
+            callback=_version,
+            is_eager=True,
         ),
     ] = False,
 ) -> None:
@@ -79,10 +87,6 @@ def run() -> None:
     output.print_anywhere()
     try:
         app()
-    except BrokenPipeError:
-        # The reader closed the pipe. Python must not flush to it at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(141)
     except MemoryError:
         sys.exit(_fail("out of memory"))
     except _TOLD as error:

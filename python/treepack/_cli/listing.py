@@ -26,6 +26,7 @@ from treepack._src.checkpoint.reader import LazyArray
 from treepack._src.dtypes import is_complex
 from treepack._src.printable import printable, safe_repr
 from treepack._src.pytree.prng import is_key, unwrap
+from treepack._src.saving.safetensors import bytes_of
 from treepack._src.storage.place import shown
 from treepack.errors import MissingPathError
 
@@ -44,7 +45,10 @@ SEP = Annotated[
 MAX_SIZE = Annotated[
     int | None,
     typer.Option(
-        "--max-size", min=0, help="The maximum decompressed size in bytes.", metavar="BYTES"
+        "--max-size",
+        parser=bytes_of,
+        help="The maximum decompressed size in bytes, or such as 1GB.",
+        metavar="SIZE",
     ),
 ]
 
@@ -228,6 +232,8 @@ def _row(entries: _Entries, path: str, node: Any) -> output.Row:
 def _tree(entries: _Entries, node: Any, level: int, depth: int | None) -> list[output.Row]:
     """Returns the rows of a container, each followed by the rows of its children."""
     found: list[output.Row] = []
+    if level == depth:
+        return found
     for name, child in entries.children(node) or ():
         indented = f"{'  ' * level}{name}"
         if entries.children(child) is None:
@@ -236,8 +242,7 @@ def _tree(entries: _Entries, node: Any, level: int, depth: int | None) -> list[o
         count, nbytes = entries.totals(child)
         row = indented, count_text(count), size_text(nbytes)
         found.append((row, ("bold", "dim", "green")))
-        if depth is None or level < depth:
-            found.extend(_tree(entries, child, level + 1, depth))
+        found.extend(_tree(entries, child, level + 1, depth))
     return found
 
 

@@ -67,11 +67,17 @@ def rows(lines: Iterable[Row], right: frozenset[int] = frozenset()) -> None:
         widths[0] = min(widths[0], max(shutil.get_terminal_size().columns - others, 20))
     console = Console(soft_wrap=True, highlight=False)
     for cells, styles in found:
-        line = Text()
-        for at, (cell, style) in enumerate(zip(cells, styles, strict=True)):
+        parts = []
+        for at, cell in enumerate(cells):
             cell = _end(cell, widths[0]) if is_cut and at == 0 else cell
             room = " " * (widths[at] - cell_len(cell))  # none beside a longer cell
-            line.append(room + cell if at in right else cell + room, style)
+            parts.append(room + cell if at in right else cell + room)
+        if console.color_system is None:  # `Console.print` takes 50 times as long
+            print("  ".join(parts).rstrip())
+            continue
+        line = Text()
+        for part, style in zip(parts, styles, strict=True):
+            line.append(part, style)
             line.append("  ")
         line.rstrip()
         console.print(line)

@@ -43,6 +43,10 @@ SHARDS = Annotated[
         ),
     ),
 ]
+SKIP = Annotated[
+    list[str] | None,
+    typer.Option(metavar="PATTERN", help="Leave out these leaves. May be repeated."),
+]
 DTYPE = Annotated[
     str | None, typer.Option(help="Cast float arrays to this dtype, such as bfloat16.")
 ]
@@ -61,10 +65,7 @@ def convert(
             ),
         ),
     ] = None,
-    skip: Annotated[
-        list[str] | None,
-        typer.Option(metavar="PATTERN", help="Leave out these leaves. May be repeated."),
-    ] = None,
+    skip: SKIP = None,
     gzip: GZIP = None,
     numbers: NUMBERS = False,
     level: LEVEL = None,
@@ -96,6 +97,7 @@ def get(
     source: FILE,
     path: PATH,
     target: TARGET,
+    skip: SKIP = None,
     gzip: GZIP = None,
     numbers: NUMBERS = False,
     level: LEVEL = None,
@@ -108,6 +110,7 @@ def get(
     with sources.opened(source, max_size) as file, sources.copying(file):
         with naming(source):
             state = _convert.state_of(file, 0 if path == "." else value_at(file, path))
+            state = sources.selected(state, [], skip or [])
             state = _convert.check_whole(state)
         _Target(target, gzip, numbers, level, align, dtype, sep).write(state)
 

@@ -94,15 +94,16 @@ def dumps(
 
 @takes(BytesOptions, Reading)
 def loads(
-    data: Buffer, target: Template | None = None, **options: Unpack[BytesOptions]
+    data: Buffer | list[Any], target: Template | None = None, **options: Unpack[BytesOptions]
 ) -> Template:
     """Decodes a tree from bytes: as it was saved, or in the structure of a target.
 
     Takes the options of `load`, and raises the same errors. Arrays that are views view `data`.
 
     Args:
-      data: The result of `dumps`, or the content of a file of `save`; any bytes-like object.
-        Without a target, encodings of flax and of `treepack.serialization` become dicts and lists.
+      data: The result of `dumps`, or the content of a file of `save`; any bytes-like object, or a
+        list of them, such as the frames of `buffers`, which are joined. Without a target, encodings
+        of flax and of `treepack.serialization` become dicts and lists.
       target: A template.
       strict: How leaves are compared with the target: `True`, `"exact"` or `False`; see `load`.
       cast: Whether to cast floats to the dtypes of the target, and integers where no value changes.
@@ -140,7 +141,7 @@ def loads(
     check_known(loads, options)
     how, opening = Reading.of(options), Opening.of(options)
     base, opening.base = opening.base, base_of(opening.base)
-    encoded = inflated(data, opening)
+    encoded = inflated(b"".join(data) if isinstance(data, list) else data, opening)
     held = device_leaves(base, opening.unchanged)
     found: Template = restore_described(encoded, target, how, held=held)
     return found

@@ -216,6 +216,21 @@ _UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([KMGT]B)", re.IGNORECASE)
 
+
+def bytes_of(size: str) -> int:
+    """Returns a size such as `1GB` or `1000` in bytes; units are powers of 1000.
+
+    Raises:
+      ValueError: If it has another form.
+    """
+    found = _SIZE.fullmatch(size.strip())
+    if found:
+        return int(float(found[1]) * _UNITS[found[2].upper()])
+    if size.strip().isdecimal():
+        return int(size)
+    raise ValueError(f"a size must be a number of bytes, or such as '1GB', got {size!r:.100}")
+
+
 DEFAULT_SIZE = "5GB"
 
 
@@ -225,11 +240,9 @@ def size_of(size: int | str) -> int:
     Raises:
       ValueError: If it is neither a positive number nor a text such as `"5GB"`.
     """
-    if isinstance(size, str):
-        found = _SIZE.fullmatch(size.strip())
-        nbytes = int(float(found[1]) * _UNITS[found[2].upper()]) if found else 0
-    else:
-        nbytes = operator.index(size)
+    nbytes = 0
+    with contextlib.suppress(ValueError):
+        nbytes = bytes_of(size) if isinstance(size, str) else operator.index(size)
     if nbytes <= 0:
         raise ValueError(
             "max_shard_size must be a number of bytes, or a text with the unit KB, MB, GB or TB, "
