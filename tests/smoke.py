@@ -125,6 +125,7 @@ def in_files(folder: Path) -> None:
     assert treepack.abstract(path)["layer"].w.shape == (4, 2)
     assert treepack.read_metadata(path) == {"step": 3}
     checked: treepack.Verification = treepack.verify(path)
+    assert treepack.diff(path, treepack.load(path)) == []
     assert checked.ok
     file: treepack.File
     with treepack.open(path) as file:

@@ -13,6 +13,7 @@ import treepack._core as core
 from treepack import checkpoints, errors, serialization
 from treepack._src import hooks
 from treepack._src.api.bytes import apply_delta, buffers, dumps, loads, pack_into, packed_size
+from treepack._src.api.compare import diff
 from treepack._src.api.export import LoadedExported, load_exported, save_exported
 from treepack._src.api.files import abstract, is_checkpoint, load, read_metadata, save
 from treepack._src.api.streams import read_stream, write_stream
@@ -106,6 +107,7 @@ __all__ = [
     "apply_delta",
     "buffers",
     "checkpoints",
+    "diff",
     "dumps",
     "errors",
     "is_checkpoint",

@@ -148,6 +148,7 @@ def opened(folder: Path) -> None:
     assert [key for key, _ in treepack.read_stream(folder / "stream")] == [("a", "b"), ("c",)]
     treepack.save(path, treepack.read_stream(folder / "stream"))
     found: treepack.Verification = treepack.verify(path, threads=1)
+    assert [it.kind for it in treepack.diff(path, path, rtol=0.1)] == []
     assert found.ok
 
 

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
-import numpy as np
 import typer
 
 import treepack
-from treepack._cli import output, values
+from treepack._cli import output
 from treepack._cli.listing import FILE, MAX_SIZE
 from treepack._cli.sources import opened
-from treepack._src.checkpoint.file import kind_text
-from treepack._src.checkpoint.reader import LazyArray
-from treepack._src.pytree.prng import is_key, unwrap
 from treepack._src.storage.place import shown
 
 
@@ -67,62 +63,7 @@ def diff(
 ) -> None:
     """Compares names, shapes, dtypes and values of two files. Exit status 1: they differ."""
     with opened(one, max_size) as left, opened(other, max_size) as right:
-        ours, theirs = dict(left.leaves()), dict(right.leaves())
-        rows: list[output.Row] = []
-        for path in ours.keys() | theirs.keys():
-            found = _difference(ours.get(path, _NOTHING), theirs.get(path, _NOTHING), rtol, atol)
-            if found is not None:
-                rows.append(((path, *found), ("", "yellow", "")))
-        order = {path: number for number, path in enumerate(dict.fromkeys([*ours, *theirs]))}
-        output.rows(sorted(rows, key=lambda row: order[row[0][0]]))
-    count = len(ours.keys() | theirs.keys())
-    output.line(f"{len(rows)} of {count} leaves differ", "yellow" if rows else "green")
-    raise typer.Exit(int(bool(rows)))
-
-
-_NOTHING = object()
-
-
-def _difference(one: Any, other: Any, rtol: float, atol: float) -> tuple[str, str] | None:
-    """Returns the kind and a description of the difference of two leaves, or `None`."""
-    if one is _NOTHING or other is _NOTHING:
-        return ("only in the second" if one is _NOTHING else "only in the first"), _kind(
-            other if one is _NOTHING else one
-        )
-    if isinstance(one, LazyArray) and isinstance(other, LazyArray):
-        if one.shape != other.shape:
-            return "shape", f"{_kind(one)} and {_kind(other)}"
-        found = values.difference(one, other)
-        is_near = found.absolute <= atol or found.relative <= rtol
-        if one.dtype != other.dtype:
-            apart = "" if found.elements == 0 else f", {_apart(found)}"
-            return "dtype", f"{one.dtype.name} and {other.dtype.name}{apart}"
-        return None if found.elements == 0 or is_near else ("values", _apart(found))
-    if type(one) is type(other) and _equal(one, other):
-        return None
-    return "value", f"{_text(one)} and {_text(other)}"
-
-
-def _apart(found: values.Difference) -> str:
-    return (
-        f"{found.elements} elements, by {found.absolute:.3g} at most, relative {found.relative:.3g}"
-    )
-
-
-def _equal(one: Any, other: Any) -> bool:
-    if is_key(one) and is_key(other):
-        (name, one), (other_name, other) = unwrap(one), unwrap(other)
-        return name == other_name and bool(np.array_equal(one, other))
-    if isinstance(one, np.ndarray):  # read whole, since its header has no shape
-        return one.dtype == other.dtype and bool(np.array_equal(one, other))
-    return bool(one == other or (one != one and other != other))  # NaN
-
-
-def _kind(leaf: Any) -> str:
-    if isinstance(leaf, LazyArray):
-        return kind_text(("array", leaf.dtype.name, leaf.shape))
-    return type(leaf).__name__
-
-
-def _text(leaf: Any) -> str:
-    return _kind(leaf) if isinstance(leaf, LazyArray) else f"{leaf!r:.40}"
+        found = treepack.diff(left, right, rtol=rtol, atol=atol)
+    output.rows((tuple(it), ("", "yellow", "")) for it in found)
+    output.line(repr(found).partition("\n")[0], "yellow" if found else "green")
+    raise typer.Exit(int(bool(found)))

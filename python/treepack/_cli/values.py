@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from treepack._cli.output import BARS
-from treepack._src import dtypes as _dtypes
+from treepack._src.api.compare import blocks
 from treepack._src.checkpoint.reader import LazyArray
-
-# The number of elements in a block.
-_BLOCK = 4 << 20
 
 
 class Statistics(NamedTuple):
@@ -26,13 +22,6 @@ class Statistics(NamedTuple):
     infinite: int
     nan: int
     counts: list[int]
-
-
-def blocks(array: LazyArray) -> Iterator[np.ndarray]:
-    """Yields the elements of an array as float64 or complex128, block by block."""
-    for start in range(0, array.size, _BLOCK):
-        found = array.flat_range(start, min(array.size, start + _BLOCK))
-        yield found.astype(np.complex128 if _dtypes.is_complex(found.dtype) else np.float64)
 
 
 def is_numeric(array: LazyArray) -> bool:
@@ -74,34 +63,6 @@ def histogram(counts: list[int]) -> str:
     """Draws counts as a row of bars."""
     most = max(counts)
     return "".join(BARS[-(-count * (len(BARS) - 1) // most)] for count in counts)
-
-
-class Difference(NamedTuple):
-    """The largest differences between two arrays, and the number of differing elements."""
-
-    absolute: float
-    relative: float
-    elements: int
-
-
-def difference(one: LazyArray, other: LazyArray) -> Difference:
-    """Compares two arrays of the same shape; NaNs are equal to each other."""
-    absolute = relative = 0.0
-    count = 0
-    for left, right in zip(blocks(one), blocks(other), strict=True):
-        same = (left == right) | (np.isnan(left) & np.isnan(right))
-        if same.all():
-            continue
-        left, right = left[~same], right[~same]
-        count += left.size
-        with np.errstate(all="ignore"):
-            apart = np.abs(left - right)
-            size = np.maximum(np.abs(left), np.abs(right))
-            apart = np.where(np.isnan(apart), np.inf, apart)
-            far = np.where(np.isinf(apart), np.inf, apart / size)
-        absolute = max(absolute, float(apart.max()))
-        relative = max(relative, float(far.max()))
-    return Difference(absolute, relative, count)
 
 
 def preview(array: LazyArray) -> str:

@@ -355,6 +355,12 @@ _DAMAGED_HEADER = "the header of the compressed stream is damaged"
 _DAMAGED_INDEX = "the index of the compressed blocks is damaged"
 
 
+def is_source(value: Any) -> bool:
+    """Returns whether a value is a path, data or a file object."""
+    kinds = (str, os.PathLike, bytes, bytearray, memoryview, mmap_module.mmap)
+    return isinstance(value, kinds) or _is_file_object(value)
+
+
 def _is_file_object(source: Any) -> bool:
     return hasattr(source, "read") and not isinstance(source, mmap_module.mmap)
 

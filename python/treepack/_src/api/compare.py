@@ -1,0 +1,175 @@
+"""Compares two checkpoints leaf by leaf: `diff`."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from treepack._src import dtypes as _dtypes
+from treepack._src.api.bytes import dumps
+from treepack._src.checkpoint.file import Tree, kind_text, open
+from treepack._src.checkpoint.reader import LazyArray
+from treepack._src.printable import MOST_ROWS, printable
+from treepack._src.pytree.prng import is_key, unwrap
+from treepack._src.storage.content import is_source
+
+
+class Difference(NamedTuple):
+    """A difference between two checkpoints; see `diff`.
+
+    Attributes:
+      path: The path of the leaf.
+      kind: `"only in the first"`, `"only in the second"`, `"shape"`, `"dtype"`, `"values"` of
+        arrays, or `"value"` of other leaves.
+      text: A description.
+    """
+
+    path: str
+    kind: str
+    text: str
+
+
+class Differences(list[Difference]):
+    """The differences between two checkpoints, the result of `diff`; empty if they are equal.
+
+    Attributes:
+      leaves: The number of leaves that were compared.
+    """
+
+    leaves: int = 0
+
+    def __repr__(self) -> str:
+        rows = [printable(f"  {it.path}: {it.kind}, {it.text}") for it in self[:MOST_ROWS]]
+        more = [f"  and {len(self) - MOST_ROWS} more"] * (len(self) > MOST_ROWS)
+        return "\n".join([f"{len(self)} of {self.leaves} leaves differ", *rows, *more])
+
+
+def diff(one: Any, other: Any, *, rtol: float = 0.0, atol: float = 0.0) -> Differences:
+    """Compares names, shapes, dtypes and values of two checkpoints or trees.
+
+    Reads arrays a block at a time.
+
+    Args:
+      one: Anything that `open` takes, an open `File` or a `Tree` of one, or a tree.
+      other: Likewise.
+      rtol: The relative tolerance for values.
+      atol: The absolute tolerance for values.
+
+    Returns:
+      A list of the differences.
+
+    Examples:
+      >>> import numpy as np, treepack
+      >>> treepack.diff({"w": np.zeros(3), "n": 1}, {"w": np.array([0, 0, 0.5]), "n": 1})
+      1 of 2 leaves differ
+        w: values, 1 elements, by 0.5 at most, relative 1
+    """
+    with _opened(one) as left, _opened(other) as right:
+        ours, theirs = dict(left.leaves()), dict(right.leaves())
+        found = Differences()
+        paths = dict.fromkeys([*ours, *theirs])
+        for path in paths:
+            pair = ours.get(path, _NOTHING), theirs.get(path, _NOTHING)
+            if (text := _difference(*pair, rtol, atol)) is not None:
+                found.append(Difference(path, *text))
+        found.leaves = len(paths)
+    return found
+
+
+@contextlib.contextmanager
+def _opened(source: Any) -> Iterator[Tree]:
+    if isinstance(source, Tree):
+        yield source
+        return
+    with open(source if is_source(source) else dumps(source)) as file:
+        yield file
+
+
+_NOTHING = object()
+
+
+def _difference(one: Any, other: Any, rtol: float, atol: float) -> tuple[str, str] | None:
+    """Returns the kind and a description of the difference of two leaves, or `None`."""
+    if one is _NOTHING or other is _NOTHING:
+        return ("only in the second" if one is _NOTHING else "only in the first"), _kind(
+            other if one is _NOTHING else one
+        )
+    if isinstance(one, LazyArray) and isinstance(other, LazyArray):
+        if one.shape != other.shape:
+            return "shape", f"{_kind(one)} and {_kind(other)}"
+        found = compared(one, other)
+        is_near = found.absolute <= atol or found.relative <= rtol
+        if one.dtype != other.dtype:
+            apart = "" if found.elements == 0 else f", {_apart(found)}"
+            return "dtype", f"{one.dtype.name} and {other.dtype.name}{apart}"
+        return None if found.elements == 0 or is_near else ("values", _apart(found))
+    if type(one) is type(other) and _equal(one, other):
+        return None
+    return "value", f"{_text(one)} and {_text(other)}"
+
+
+def _apart(found: Apart) -> str:
+    return (
+        f"{found.elements} elements, by {found.absolute:.3g} at most, relative {found.relative:.3g}"
+    )
+
+
+def _equal(one: Any, other: Any) -> bool:
+    if is_key(one) and is_key(other):
+        (name, one), (other_name, other) = unwrap(one), unwrap(other)
+        return name == other_name and bool(np.array_equal(one, other))
+    if isinstance(one, np.ndarray):  # read whole, since its header has no shape
+        return one.dtype == other.dtype and bool(np.array_equal(one, other))
+    return bool(one == other or (one != one and other != other))  # NaN
+
+
+def _kind(leaf: Any) -> str:
+    if isinstance(leaf, LazyArray):
+        return kind_text(("array", leaf.dtype.name, leaf.shape))
+    return type(leaf).__name__
+
+
+def _text(leaf: Any) -> str:
+    return _kind(leaf) if isinstance(leaf, LazyArray) else f"{leaf!r:.40}"
+
+
+# The number of elements in a block.
+_BLOCK = 4 << 20
+
+
+def blocks(array: LazyArray) -> Iterator[np.ndarray]:
+    """Yields the elements of an array as float64 or complex128, block by block."""
+    for start in range(0, array.size, _BLOCK):
+        found = array.flat_range(start, min(array.size, start + _BLOCK))
+        yield found.astype(np.complex128 if _dtypes.is_complex(found.dtype) else np.float64)
+
+
+class Apart(NamedTuple):
+    """The largest differences between two arrays, and the number of differing elements."""
+
+    absolute: float
+    relative: float
+    elements: int
+
+
+def compared(one: LazyArray, other: LazyArray) -> Apart:
+    """Compares two arrays of the same shape; NaNs are equal to each other."""
+    absolute = relative = 0.0
+    count = 0
+    for left, right in zip(blocks(one), blocks(other), strict=True):
+        same = (left == right) | (np.isnan(left) & np.isnan(right))
+        if same.all():
+            continue
+        left, right = left[~same], right[~same]
+        count += left.size
+        with np.errstate(all="ignore"):
+            distance = np.abs(left - right)
+            size = np.maximum(np.abs(left), np.abs(right))
+            distance = np.where(np.isnan(distance), np.inf, distance)
+            far = np.where(np.isinf(distance), np.inf, distance / size)
+        absolute = max(absolute, float(distance.max()))
+        relative = max(relative, float(far.max()))
+    return Apart(absolute, relative, count)
