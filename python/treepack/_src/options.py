@@ -212,14 +212,24 @@ class _Options:
     __slots__: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        for name in self.__slots__:
-            if name != "static":  # of `Reading`, a tree; `leaving_out` checks that of `Saved`
-                check(name, getattr(self, name))
+        kind: Any = type(self)
+        for name, default in _checked(kind):
+            value = getattr(self, name)
+            if value is not default:
+                check(name, value)
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> Self:
         """Makes an instance from the options of a verb that are its fields."""
         return cls(**{name: options[name] for name in cls.__slots__ if name in options})
+
+
+@functools.cache
+def _checked(options: Any) -> list[tuple[str, Any]]:
+    """Returns the names and defaults of the options that `check` knows."""
+    # The `static` of `Reading` is a tree; `leaving_out` checks that of `Saved`.
+    known = (_CHOICES.keys() | _NUMBERS.keys()) - {"static"}
+    return [(it.name, it.default) for it in dataclasses.fields(options) if it.name in known]
 
 
 V = TypeVar("V", bound=Callable[..., Any])
