@@ -91,7 +91,8 @@ def check_positive(name: str, value: float | None) -> None:
 def spaced(items: Iterable[tuple[T, float]], distance: float) -> Iterator[T]:
     """Yields the first of items, and each that is far enough from the one yielded before.
 
-    Items that go do not change which of the others are yielded, nor do those that come later.
+    Items that go do not change which of the others are yielded, nor do those that come later. One
+    before the last that was yielded, as of a clock that was set back, is far enough, too.
 
     Args:
       items: The items with their positions, in order.
@@ -99,7 +100,7 @@ def spaced(items: Iterable[tuple[T, float]], distance: float) -> Iterator[T]:
     """
     last = -math.inf
     for item, position in items:
-        if position - last >= distance:
+        if not last <= position < last + distance:
             last = position
             yield item
 
