@@ -9,6 +9,7 @@ import stat
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from eformer.pytree import serialization as eformer
 from flax import serialization as flax
 
 import treepack
+from treepack._src.storage import disk
 from trees import assert_same
 from waiting import in_time
 
@@ -390,3 +392,28 @@ def test_suffixes_of_other_formats_are_refused(tmp_path: Path, name: str) -> Non
     with pytest.raises(ValueError, match=f"{suffix} file, .*: choose .treepack"):
         treepack.write_stream(tmp_path / name, [("a", 1)])
     assert list(tmp_path.iterdir()) == []
+
+
+def test_others_may_change_a_directory_that_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """As threads do that remove it as well, or claim it."""
+    folder = tmp_path / "folder"
+    (folder / "inner").mkdir(parents=True)
+    for name in ("a", "b", "inner/c"):
+        (folder / name).touch()
+
+    def before(call: str, change: Callable[[], object]) -> None:
+        original, changes = getattr(os, call), [change]
+
+        def wrapped(*args: Any, **options: Any) -> Any:
+            if changes:
+                changes.pop()()
+            return original(*args, **options)
+
+        monkeypatch.setattr(os, call, wrapped)
+
+    before("unlink", lambda: [it.unlink() for it in folder.rglob("*") if it.is_file()])
+    before("rmdir", (folder / "inner" / "lease.treepack").touch)
+    disk.Disk().remove(str(folder))
+    assert not folder.exists()

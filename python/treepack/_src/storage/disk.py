@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import errno
 import os
 import shutil
 from collections.abc import Sequence
@@ -11,6 +11,11 @@ from typing import Any
 
 import treepack._core as core
 from treepack._src.storage.store import Entry, Store, Stored
+
+# Other threads may remove a directory at the same time, or claim it, which makes its lease.
+_CHANGES = {errno.ENOENT, errno.ENOTEMPTY, errno.EISDIR, errno.ENOTDIR}
+
+_ATTEMPTS = 20
 
 
 class Disk(Store):
@@ -43,11 +48,16 @@ class Disk(Store):
         return Path(path).is_dir()
 
     def remove(self, path: str) -> None:
-        with contextlib.suppress(FileNotFoundError):
-            if self.is_directory(path) and not Path(path).is_symlink():
-                shutil.rmtree(path)
-            else:
-                Path(path).unlink()
+        for left in reversed(range(_ATTEMPTS)):
+            try:
+                if self.is_directory(path) and not Path(path).is_symlink():
+                    shutil.rmtree(path)
+                else:
+                    Path(path).unlink(missing_ok=True)
+                return
+            except OSError as error:
+                if error.errno not in _CHANGES or left == 0:
+                    raise
 
 
 def _is_directory(entry: os.DirEntry[Any]) -> bool:
