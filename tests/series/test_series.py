@@ -6,10 +6,12 @@ import gc
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import warnings
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import commands
 import tiers
 import treepack
 from treepack import (
@@ -137,6 +140,40 @@ def test_resume_passes_over_what_is_damaged(tmp_path: Path, kind: str) -> None:
             assert [it for it, _ in run.skipped] == skipped
             assert str(path) in str(run.skipped[-1][1]) or kind == "a folder"
             assert run.local == {"seen": step - 1}
+
+
+def make_socket(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as made:
+        made.bind(str(path))
+
+
+SPECIAL: dict[str, Callable[[Path], None]] = {
+    "a pipe": lambda path: os.mkfifo(path),
+    "a device": lambda path: path.symlink_to("/dev/null"),
+    "a link to itself": lambda path: path.symlink_to(path),
+    "a socket": make_socket,
+}
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="the system has no pipes with names")
+@pytest.mark.parametrize("sharded", [False, True])
+@pytest.mark.parametrize("kind", SPECIAL)
+def test_files_of_the_system_are_passed_over(tmp_path: Path, kind: str, sharded: bool) -> None:
+    """Reading a pipe, or writing to it, would wait for another program."""
+    run = saved(tmp_path, 1, sharded=sharded)
+    SPECIAL[kind](tmp_path / "step_2")
+    with pytest.warns(UserWarning, match="step 2 of .* is passed over"):
+        check(run.resume(TEMPLATE), 1)
+    assert "step_2': it is not a regular file" in str(run.skipped[0][1])
+    with pytest.raises(TreepackError, match="not a regular file"):
+        run.metrics(2)
+    listed = commands.run("ls", str(tmp_path))
+    assert "1 of 2 checkpoints can be resumed" in listed
+    assert "not whole: it is not a regular file" in listed
+    run.save(2, state(2))
+    check(run.resume(TEMPLATE), 2)
+    assert run.skipped == []
+    assert treepack.verify(run.path(2)).ok
 
 
 @pytest.mark.parametrize("verify", ["manifest", "all"])
@@ -354,8 +391,19 @@ def test_arguments_are_checked(tmp_path: Path) -> None:
     run = Series(tmp_path)
     with pytest.raises(TypeError, match="unexpected keyword argument 'select'"):
         run.save(1, {}, select="a")  # type: ignore[call-overload]
-    with pytest.raises((TypeError, ValueError)):
-        run.save(1, {}, metrics={"loss": "low"})
+    values: list[Any] = ["low", [1], None, 2j, np.zeros(3), 10**400]
+    for run in (Series(tmp_path), Series(tmp_path, sharded=True)):
+        for value in values:
+            with pytest.raises(TypeError, match=r"metrics\['loss'\] must be a number, not"):
+                run.save(1, {}, metrics={"loss": value})
+        with pytest.raises(TypeError, match="metrics must be numbers by name"):
+            run.save(1, {}, metrics=[1.0])  # type: ignore[call-overload]
+        for local, path in ((object(), "local"), ({"a": [1, object()]}, "local/a/1")):
+            with pytest.raises(treepack.UnserializableLeafError, match=f"at {path}: "):
+                run.save(1, {}, local=local)
+        with pytest.raises(ValueError, match="unique") as told:
+            run.save(1, {}, local={1: 2, "1": 3})
+        assert "the argument local" in told.value.__notes__[-1]
     with pytest.raises(treepack.UnserializableLeafError, match="a/b"):
         run.save(1, {"a": {"b": object()}})
     with pytest.raises(ValueError, match="prefix"):

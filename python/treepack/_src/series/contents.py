@@ -25,13 +25,15 @@ from treepack._src.checkpoint.sharded import ShardedReader
 from treepack._src.options import PartOptions
 from treepack._src.saving.directory import process_of
 from treepack._src.series.keep import Summary
-from treepack._src.storage.content import downloaded
+from treepack._src.storage.content import downloaded, is_special
 from treepack._src.storage.naming import naming
 from treepack.errors import (
     CorruptionError,
+    DecodeError,
     NewerVersionError,
     NoIndexError,
     UnregisteredTypeError,
+    UnserializableLeafError,
 )
 
 _KEY = "series"
@@ -57,8 +59,41 @@ def is_damage(error: BaseException) -> bool:
 
 def own(summary: Summary, local: Any) -> dict[str, Any]:
     """Returns the metadata of one process."""
-    item = {} if local is None else {"local": dumps(local, static="error")}
+    item = {} if local is None else {"local": _encoded(local)}
     return {"time": summary.time, "metrics": {**summary.metrics}, **item}
+
+
+def numbers(metrics: Any) -> dict[str, float]:
+    """Returns metrics as they are stored.
+
+    Raises:
+      TypeError: If one is not a number.
+    """
+    if not isinstance(metrics, Mapping):
+        raise TypeError(
+            f'metrics must be numbers by name, such as {{"loss": loss}}, not {metrics!r:.100}'
+        )
+    found = {}
+    for name, value in metrics.items():
+        try:
+            found[str(name)] = float(value)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise TypeError(
+                f"metrics[{name!r:.100}] must be a number, not {value!r:.100}"
+            ) from error
+    return found
+
+
+def _encoded(local: Any) -> bytes:
+    """Encodes a local item; errors name it."""
+    try:
+        return dumps(local, static="error")
+    except UnserializableLeafError as error:
+        path = "local" if error.path == "." else f"local/{error.path}"
+        raise UnserializableLeafError(error.message, path) from error.__cause__
+    except Exception as error:
+        error.add_note("treepack: while encoding the argument local")
+        raise
 
 
 def metadata_of(step: int, metadata: Any, own: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -198,6 +233,11 @@ def _item(own: Mapping[str, Any]) -> Any:
     return None if data is None else loads(data, copy=True)
 
 
+def _check_not_special(path: str) -> None:
+    if is_special(path):
+        raise DecodeError("it is not a regular file")
+
+
 @contextlib.contextmanager
 def opened(path: str, step: int, *, is_directory: bool = False) -> Iterator[Contents]:
     """Yields the checkpoint of a step. Its errors name the file.
@@ -207,7 +247,10 @@ def opened(path: str, step: int, *, is_directory: bool = False) -> Iterator[Cont
     Raises:
       Exception: If it cannot be read; see `is_damage`.
     """
-    with naming(path), contextlib.closing(open_reader(path, is_directory=is_directory)) as reader:
+    with naming(path):
+        _check_not_special(path)
+        reader = open_reader(path, is_directory=is_directory)
+    with naming(path), contextlib.closing(reader):
         yield Contents(reader, step)
 
 
@@ -238,6 +281,7 @@ def opened_to_load(
         if is_directory:
             reader: Reader = ShardedReader.open(path, mmap=mmap is not False, max_size=max_size)
         else:
+            _check_not_special(path)
             source = downloaded(path) if whole else path
             reader = Reader.open(source, mmap=bool(mmap), max_size=max_size)
         reader.given = path

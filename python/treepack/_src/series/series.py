@@ -214,7 +214,7 @@ class Series:
         self._wait()
         self._check_processes()
         keep = self._keep if self._fast is None else None
-        commit = Commit(self._first, keep, step, metrics or {}, local)
+        commit = Commit(self._first, keep, step, {} if metrics is None else metrics, local)
         commit.prepare(state, saved, how, snapshot=background)
         progress = options.get("progress")
         commit.then = self._intervals.restart()

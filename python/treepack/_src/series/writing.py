@@ -19,10 +19,11 @@ from treepack._src.saving.background import Write
 from treepack._src.saving.directory import LocalDirectory, directory_at
 from treepack._src.saving.layout import file_layout
 from treepack._src.saving.sharded import ShardedWrite
-from treepack._src.series.contents import is_damage, metadata_of, opened, own
+from treepack._src.series.contents import is_damage, metadata_of, numbers, opened, own
 from treepack._src.series.keep import Keep, Summary
 from treepack._src.series.names import Folder, Found
 from treepack._src.series.retention import discard, remove_leftovers
+from treepack._src.storage.content import is_special
 from treepack._src.storage.entries import remove
 from treepack._src.storage.place import shown
 from treepack._src.storage.write import save_layout
@@ -122,7 +123,7 @@ class Commit:
         checkpoints: Checkpoints,
         keep: Keep | None,
         step: int,
-        metrics: Mapping[str, Any],
+        metrics: Any,
         local: Any,
     ):
         self._checkpoints, self._keep, self.step = checkpoints, keep, step
@@ -156,8 +157,7 @@ class Commit:
 
     def _own(self) -> dict[str, Any]:
         """Returns the metadata of this process; an error in them is one of the save."""
-        metrics = {str(name): float(value) for name, value in self._metrics.items()}
-        self._summary = self._summary._replace(metrics=metrics)
+        self._summary = self._summary._replace(metrics=numbers(self._metrics))
         return own(self._summary, self._local)
 
     def __call__(self, progress: Progress) -> None:
@@ -206,6 +206,8 @@ def room_for(checkpoints: Checkpoints, step: int, is_sharded: bool) -> Iterator[
                     "program: move it away, or save a later step"
                 )
             remove(checkpoints.path(step))
+        elif same is not None and is_special(checkpoints.path(step)):
+            remove(checkpoints.path(step))  # a save would write into the pipe or device
         yield
 
 

@@ -392,6 +392,18 @@ def _of_file_object(file: Any) -> tuple[core.Content, Blocks]:
     return core.Content.elsewhere(blocks.read, length, _NEAR_BYTES), blocks
 
 
+def is_special(path: str | os.PathLike[str]) -> bool:
+    """Returns whether a local path is a pipe, which blocks its reader, a device or the like."""
+    store, place = store_of(path)
+    if not store.is_local:
+        return False
+    try:
+        mode = Path(place).stat().st_mode
+    except OSError as error:
+        return error.errno == errno.ELOOP
+    return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
+
+
 def size_of(path: str | os.PathLike[str]) -> int:
     """Returns the size of a local or remote file in bytes."""
     url = url_of(path)
