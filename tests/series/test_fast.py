@@ -15,62 +15,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 import tiers
 import treepack
-from treepack import InvalidCheckpointError, Keep, Series, TreepackError
+from fast_runs import Gate, check, damage, forms, run_at, save, state, steps_in
+from treepack import Keep, Series, TreepackError
 from treepack._src.series import fast as fast_module
-
-forms = pytest.mark.parametrize("sharded", [False, True])
-
-
-def state(step: int) -> dict[str, Any]:
-    return {"w": np.full(3000, step, np.float32), "step": step}
-
-
-def run_at(folder: Path, **options: Any) -> Series:
-    return Series(folder / "run", fast=folder / "fast", **options)
-
-
-def save(run: Series, *steps: int, **options: Any) -> None:
-    for step in steps:
-        run.save(step, state(step), metrics={"loss": 1 / (step + 1)}, local=step, **options)
-
-
-def check(run: Series, step: int) -> None:
-    found = run.resume(state(0))
-    assert found is not None
-    assert found[0] == found[1]["step"] == run.local == step
-    assert (found[1]["w"] == step).all()
-    assert treepack.load(run.path(step))["step"] == step
-    assert run.metrics(step) == {"loss": 1 / (step + 1)}
-
-
-def steps_in(folder: Path) -> list[int]:
-    return Series(folder).steps()
-
-
-class Gate:
-    """Holds drains before they copy, until it is opened."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch):
-        self.copied: list[int] = []
-        self.has_come = threading.Event()
-        self._opened = threading.Event()
-        original = fast_module.Fast._copy
-
-        def copy(fast: Any, summary: Any) -> None:
-            self.has_come.set()
-            self._opened.wait()
-            original(fast, summary)
-            self.copied.append(summary.step)
-
-        monkeypatch.setattr(fast_module.Fast, "_copy", copy)
-
-    def open(self) -> None:
-        self._opened.set()
 
 
 @pytest.fixture
@@ -253,14 +204,6 @@ def test_the_size_of_the_fast_directory_counts(
     assert run.steps() == [0, 1, 2, 3]
 
 
-def damage(path: str) -> None:
-    if Path(path).is_dir():
-        path = str(next(it for it in Path(path).iterdir() if "manifest" not in it.name))
-    data = bytearray(Path(path).read_bytes())
-    data[2000] ^= 1
-    Path(path).write_bytes(data)
-
-
 @forms
 def test_resume_takes_the_last_whole_one_of_both(tmp_path: Path, gate: Gate, sharded: bool) -> None:
     run = run_at(tmp_path, sharded=sharded)
@@ -297,28 +240,6 @@ def test_of_one_step_the_later_save_counts(tmp_path: Path) -> None:
     again.wait()
     assert again.path(1) == str(tmp_path / "run" / "step_1")
     assert treepack.load(again.path(1)) == {"from": "fast"}
-
-
-def test_steps_before_a_later_one_are_refused(tmp_path: Path, gate: Gate) -> None:
-    run = run_at(tmp_path)
-    save(run, 5)
-    for it in (run, run_at(tmp_path)):
-        with pytest.raises(InvalidCheckpointError, match="fast, since step 5"):
-            save(it, 4)
-    gate.open()
-    run.wait()
-    shutil.rmtree(tmp_path / "fast")
-    with pytest.raises(InvalidCheckpointError, match="run, since step 5"):
-        save(run_at(tmp_path), 4)
-    save(run, 4)  # which has saved step 5 itself
-    with pytest.raises(InvalidCheckpointError, match="run, since step 5"):
-        run.wait()
-    for name in ("run", "fast"):
-        shutil.rmtree(tmp_path / name / "step_5", ignore_errors=True)
-    (tmp_path / "run" / "step_5").unlink()
-    run.wait()
-    check(run, 4)
-    assert Path(run.path(4)).parent == tmp_path / "run"
 
 
 def test_what_another_machine_has_gone_past_is_not_copied(tmp_path: Path, gate: Gate) -> None:

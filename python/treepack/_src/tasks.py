@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from queue import Empty, SimpleQueue
 from threading import Event
-from typing import Generic, TypeVar
+from typing import ClassVar, Generic, TypeVar
 
 T = TypeVar("T")
 
@@ -25,6 +25,9 @@ class Milestone:
     `threading.Event` and futures have a lock that the interrupted call may hold, and a wait that is
     interrupted at its start misses a wake-up that the handler waits for as well.
     """
+
+    waiting: ClassVar[list[int]] = []
+    """The threads that wait, once for each wait."""
 
     def __init__(self) -> None:
         self.is_reached = False
@@ -38,9 +41,15 @@ class Milestone:
     def wait(self, timeout: float | None = None) -> bool:
         """Waits until it is reached, or for this many seconds; returns whether it is reached."""
         if not self.is_reached:
-            with contextlib.suppress(Empty):
+            thread = _thread.get_ident()
+            self.waiting.append(thread)
+            try:
                 self._tokens.get(timeout=None if timeout is None else max(timeout, 0))
                 self._tokens.put(None)  # for the next wait
+            except Empty:
+                pass
+            finally:
+                self.waiting.remove(thread)
         return self.is_reached
 
 

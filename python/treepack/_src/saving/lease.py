@@ -43,6 +43,18 @@ class BusyError(TreepackError):
     """Another job is saving to the same directory."""
 
 
+class OwnBusyError(BusyError):
+    """Another thread of this process is saving to the same directory.
+
+    Attributes:
+      thread: The identity of that thread.
+    """
+
+    def __init__(self, text: str, thread: int):
+        super().__init__(text)
+        self.thread = thread
+
+
 class _UnknownError(BusyError):
     """The lease of that job is empty, perhaps not yet written."""
 
@@ -99,7 +111,7 @@ class Lease:
             "system": _system(),
             "is_locked": _lock(self._files[0], wait=True) is True,
             "name": name,
-            "token": secrets.token_hex(8),
+            "token": f"{_process}-{threading.get_ident()}-{secrets.token_hex(8)}",
         }
         data = json.dumps(about).encode()
         self._write(data)
@@ -176,15 +188,15 @@ class Lease:
             about = _about(os.read(file, _MOST))
             age = _now(self._path.parent) - os.fstat(file).st_mtime
             if not about and age <= EXPIRY_S:
-                raise _UnknownError(self._busy(about, age))
+                raise _UnknownError(self._text(about, age))
             # Other processes do not remove a file that is locked here.
             lock = _lock(file)
             if lock is False:
-                raise BusyError(self._busy(about))
+                raise self._busy(about)
             is_here = about.get("is_locked") and about.get("system") == _system()
             if lock is None or not is_here:
                 if age <= EXPIRY_S:
-                    raise BusyError(self._busy(about, age))
+                    raise self._busy(about, age)
                 self.spared = str(about.get("name"))
             self._remove(os.fstat(file))
         finally:
@@ -205,7 +217,13 @@ class Lease:
             finally:
                 aside.unlink()
 
-    def _busy(self, about: dict[str, Any], age: float | None = None) -> str:
+    def _busy(self, about: dict[str, Any], age: float | None = None) -> BusyError:
+        process, _, rest = str(about.get("token")).partition("-")
+        thread = rest.partition("-")[0]
+        text = self._text(about, age)
+        return OwnBusyError(text, int(thread)) if process == _process else BusyError(text)
+
+    def _text(self, about: dict[str, Any], age: float | None = None) -> str:
         text = f"{self._path.parent} is being saved to by {_holder(about)}"
         if age is not None:
             text += (
@@ -287,12 +305,17 @@ def _end(files: list[int], stopped: threading.Event) -> None:
 
 _held: weakref.WeakSet[Lease] = weakref.WeakSet()
 
+# The random name of this process, in its leases.
+_process = secrets.token_hex(8)
+
 # The maximum size of a lease in bytes.
 _MOST = 4096
 
 
 def _leave_all() -> None:
     """Leaves all leases to the parent: the lock would last as long as this process."""
+    global _process
+    _process = secrets.token_hex(8)
     for lease in [*_held]:
         lease._leave()
 

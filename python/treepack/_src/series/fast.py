@@ -5,8 +5,8 @@
     drain, a thread         └──▶ copy, commit in the durable directory ──▶ rules of `Keep`
 
 The drain copies the oldest first. A checkpoint is drained if the durable directory has a whole one
-of its step or a later one that was not saved before it. Nothing else is recorded, so a killed
-program leaves nothing to repair.
+of a later step, or of its step that was not saved before it. Nothing else is recorded, so a killed
+program leaves nothing to repair; the next save, or `Series.wait`, goes on with its copies.
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import math
 import secrets
 import shutil
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -72,6 +74,8 @@ class Fast:
         self._place = "drain", real(durable.folder.directory)
         self._drains: list[_Drain] = []
         self._run: str | None = None  # the random name of the run, once it is known
+        self._saved: int | None = None  # the last step that was saved here
+        self._copied: int | None = None  # the last one that was copied
 
     def __str__(self) -> str:
         return shown(self.checkpoints.folder.directory)
@@ -82,24 +86,47 @@ class Fast:
         Raises:
           InvalidCheckpointError: If a later one is in one of both directories.
         """
-        if self._run is None:
-            check_last(self._durable, commit.step, self._durable.folder.numbered())
         self.check(bind=True)
+        both = self.checkpoints, self._durable
+        for one, other in zip(self._unknown(), reversed(both), strict=False):
+            check_last(one, commit.step, one.folder.numbered(), other)
         self._make_room()
         commit(progress)
+        self._saved = commit.step
         self.drain()
 
-    def check(self, *, bind: bool = False) -> None:
+    def now(self, step: int) -> float:
+        """Returns the time for a save of a step: after all before of this step, whatever the clock.
+
+        The later of two saves of a step would otherwise depend on the clock.
+        """
+        summaries = [it.summary(step) for it in self._unknown() if step in it.steps()]
+        times = [it.time for it in summaries if it is not None and it.time is not None]
+        return max([time.time(), *(math.nextafter(it, math.inf) for it in times)])
+
+    def _unknown(self) -> list[Checkpoints]:
+        """Returns the directories that may have later checkpoints.
+
+        While the one that was saved last is in the fast directory, the durable one has none that
+        this program has not refused: looking would take requests to a store.
+        """
+        is_known = self._saved in self.checkpoints.folder.numbered()
+        return [self.checkpoints] if is_known else [self.checkpoints, self._durable]
+
+    def check(self, *, bind: bool = False, afresh: bool = False) -> None:
         """Checks that the fast directory belongs to the run.
 
         Args:
-          bind: Whether a new directory becomes the fast one of the run.
+          bind: Whether a new directory becomes the fast one of the run, or one that was removed
+            while it is saved to.
+          afresh: Whether to look again in the durable directory.
 
         Raises:
           TreepackError: If it belongs to another run, or to one that was removed.
         """
         durable, fast = (it.folder.directory for it in (self._durable, self.checkpoints))
-        run, mine = self._run or _name_in(durable), _name_in(fast)
+        there = _name_in(durable) if afresh or self._run is None else self._run
+        run, mine = there or self._run, _name_in(fast)
         if (mine is None and self.checkpoints.steps()) or mine not in (None, run):
             raise TreepackError(
                 f"the fast directory {self} has checkpoints of another run than "
@@ -107,11 +134,10 @@ class Fast:
                 "remove this one if they are not needed"
             )
         if bind:
-            if run is None:
-                run = secrets.token_hex(16)
-                write_small(joined(durable, FILE), run.encode(), durable=True)
-            if mine is None:
-                write_small(joined(fast, FILE), run.encode(), durable=True)
+            run = run or secrets.token_hex(16)
+            for directory, name in ((durable, there), (fast, mine)):
+                if name is None:
+                    write_small(joined(directory, FILE), run.encode(), durable=True)
             self._run = run
 
     def steps(self) -> list[int]:
@@ -128,7 +154,10 @@ class Fast:
 
     def is_older(self, step: int) -> bool:
         """Returns whether the durable directory has a later save of a step that is here, too."""
-        mine, other = self.checkpoints.summary(step), self._durable.summary(step)
+        both = self.checkpoints, self._durable
+        for it in both:
+            it.refresh()  # others may have saved it again
+        mine, other = (it.summary(step) for it in both)
         return mine is not None and other is not None and (other.time or 0) > (mine.time or 0)
 
     def drain(self) -> None:
@@ -178,9 +207,9 @@ class Fast:
         """Copies the checkpoints that are not drained, the oldest first, and removes old ones."""
         wait_at(self._place, drain)
         drain.has_looked = True
-        self.check()
+        self.check(bind=self._run is not None, afresh=True)
         tried: set[tuple[int, float | None]] = set()
-        errors: list[TreepackError] = []
+        errors: list[BaseException] = []
         while left := [it for it in self._tidy(spared=0) if it[:2] not in tried]:
             try:
                 self._copy(left[0])
@@ -191,16 +220,41 @@ class Fast:
             except TreepackError as error:  # of this one, such as that it has come too late
                 errors.append(error)
             tried.add(left[0][:2])
+        self._check_saved()
         if errors:
             raise errors[-1]
 
+    def _check_saved(self) -> None:
+        """Raises an error if the checkpoint that was saved last cannot be copied."""
+        step = self._saved
+        if step == self._copied or self.checkpoints.steps()[-1:] != [step]:
+            return
+        assert step is not None, "it is a step"
+        check_last(self._durable, step, self._durable.folder.numbered(), self.checkpoints)
+        error = self.checkpoints.damaged.get(step)
+        if error is not None and not self._durable.whole(step):
+            raise error
+
     def _copy(self, summary: Summary) -> None:
+        """Copies a checkpoint to the durable directory.
+
+        Raises:
+          TreepackError: If it does not equal its checksums.
+        """
         step = summary.step
         source, target = self.checkpoints.path(step), self._durable.path(step)
         is_directory = Path(source).is_dir()
+        try:
+            with opened(source, step, is_directory=is_directory) as contents:
+                contents.verify(0, 1)
+        except TreepackError as error:
+            if is_damage(error):
+                self.checkpoints.damaged[step] = error.with_traceback(None)
+            raise
         with room_for(self._durable, step, is_directory):
             (_copy_directory if is_directory else copy_file)(source, target)
             has_saved(self._durable, summary, self._keep)
+        self._copied = step
 
     def _whole(self) -> list[Summary]:
         self.checkpoints.refresh()
@@ -298,8 +352,8 @@ class Fast:
 
 
 def _replaces(one: Summary, other: Summary) -> bool:
-    """Returns whether another checkpoint is a copy of one, or was saved after it."""
-    return other.step >= one.step and (other.time or 0) >= (one.time or 0)
+    """Returns whether another checkpoint is a copy of one, or comes after it."""
+    return (other.step, other.time or 0) >= (one.step, one.time or 0)
 
 
 def _name_in(directory: str) -> str | None:

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import operator
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal, TypeVar, Unpack, overload
 
@@ -213,8 +214,10 @@ class Series:
         saved.sharded = _jax.processes()[1] > 1 if self._sharded is None else self._sharded
         self._wait()
         self._check_processes()
-        keep = self._keep if self._fast is None else None
-        commit = Commit(self._first, keep, step, {} if metrics is None else metrics, local)
+        keep, now = (
+            (self._keep, time.time()) if self._fast is None else (None, self._fast.now(step))
+        )
+        commit = Commit(self._first, keep, step, now, {} if metrics is None else metrics, local)
         commit.prepare(state, saved, how, snapshot=background)
         progress = options.get("progress")
         commit.then = self._intervals.restart()
@@ -292,8 +295,6 @@ class Series:
         finally:
             self.skipped = resuming.skipped
         self.local = None if found is None else found.local
-        if found is not None and self._fast is not None:
-            self._fast.drain()  # the checkpoints of a killed program
         return None if found is None else (found.step, found.state)
 
     def steps(self) -> list[int]:

@@ -18,6 +18,7 @@ from treepack._src.printable import warn
 from treepack._src.saving.background import Write
 from treepack._src.saving.directory import LocalDirectory, directory_at
 from treepack._src.saving.layout import file_layout
+from treepack._src.saving.lease import OwnBusyError
 from treepack._src.saving.sharded import ShardedWrite
 from treepack._src.series.contents import is_damage, metadata_of, numbers, opened, own
 from treepack._src.series.keep import Keep, Summary
@@ -27,10 +28,14 @@ from treepack._src.storage.content import is_special
 from treepack._src.storage.entries import remove
 from treepack._src.storage.place import shown
 from treepack._src.storage.write import save_layout
+from treepack._src.tasks import Milestone
 from treepack.errors import InvalidCheckpointError, TreepackError
 
 PIN = ".keep"
 """What the name of the file that pins a checkpoint has after that of the checkpoint."""
+
+# The seconds between looks whether another thread still saves to the directory.
+_LOOK_S = 0.005
 
 
 class Checkpoints:
@@ -123,12 +128,14 @@ class Commit:
         checkpoints: Checkpoints,
         keep: Keep | None,
         step: int,
+        seconds: float,
         metrics: Any,
         local: Any,
     ):
+        """`seconds` is the time of the save."""
         self._checkpoints, self._keep, self.step = checkpoints, keep, step
         self._metrics, self._local = metrics, local
-        self._summary = Summary(step, time.time(), {})
+        self._summary = Summary(step, seconds, {})
         self._write: Write | None = None
         self._leads = True
         self._is_sharded = False
@@ -211,15 +218,27 @@ def room_for(checkpoints: Checkpoints, step: int, is_sharded: bool) -> Iterator[
         yield
 
 
-def check_last(checkpoints: Checkpoints, step: int, numbered: Mapping[int, Found]) -> None:
-    """Raises an InvalidCheckpointError if a later checkpoint is there."""
-    for later in reversed(checkpoints.complete(numbered, step + 1)):
-        if checkpoints.summaries(numbered, [later]):
-            raise InvalidCheckpointError(
-                f"step {step} cannot be saved to {shown(checkpoints.folder.directory)}, since step "
-                f"{later} is there, which resume would take: save a later step, or remove "
-                f"{shown(checkpoints.path(later))} and all after it if training goes on before it"
-            )
+def check_last(
+    checkpoints: Checkpoints, step: int, numbered: Mapping[int, Found], *others: Checkpoints
+) -> None:
+    """Raises an InvalidCheckpointError if a later checkpoint is there.
+
+    The error also names those in other directories that `resume` would take.
+    """
+    later = reversed(checkpoints.complete(numbered, step + 1))
+    last = next((it for it in later if checkpoints.summaries(numbered, [it])), None)
+    if last is None:
+        return
+    paths = [
+        shown(it.path(first))
+        for it in (checkpoints, *others)
+        for first in it.complete(it.folder.numbered(), step + 1)[:1]
+    ]
+    raise InvalidCheckpointError(
+        f"step {step} cannot be saved to {shown(checkpoints.folder.directory)}, since step {last} "
+        f"is there, which resume would take: save a later step, or, if training goes on before it, "
+        f"remove {' and '.join(paths)} and all later ones"
+    )
 
 
 def has_saved(checkpoints: Checkpoints, summary: Summary, keep: Keep | None) -> None:
@@ -233,6 +252,9 @@ def has_saved(checkpoints: Checkpoints, summary: Summary, keep: Keep | None) -> 
 def claimed(folder: Folder) -> Iterator[None]:
     """Holds the lease of a local directory, so that no other job saves to it or removes from it.
 
+    It waits for other threads of this process, except for one that waits itself: perhaps in a
+    signal handler, for this call.
+
     Raises:
       BusyError: If another job holds it.
     """
@@ -240,7 +262,14 @@ def claimed(folder: Folder) -> Iterator[None]:
     if not isinstance(directory, LocalDirectory):  # in a store nobody could tell
         yield
         return
-    directory.claim(secrets.token_hex(4))
+    while True:
+        try:
+            directory.claim(secrets.token_hex(4))
+            break
+        except OwnBusyError as error:
+            if error.thread in Milestone.waiting:
+                raise
+        time.sleep(_LOOK_S)
     try:
         yield
     finally:
