@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import signal
+import threading
 from collections import Counter
 from typing import Any
 
@@ -13,6 +15,7 @@ from treepack._src.interop import group as groups
 from treepack._src.interop import jax as _jax
 from treepack._src.interop.group import Group, Message
 from treepack._src.saving.directory import Written
+from waiting import HANG_S
 
 
 class Store:
@@ -139,3 +142,38 @@ def test_processes_that_miss_saves_meet_at_the_next_step(
     for number in {*range(len(of_first))} - {*met}:
         message = store.values.get(f"treepack/{number}/done/1", "it missed step")
         assert "it missed step" in message
+
+
+@pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="signals of threads")
+def test_a_signal_handler_may_wait_for_a_save_that_takes_a_round(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """While the main thread takes one."""
+    store = Store()
+    rounds = groups._Rounds()
+    monkeypatch.setattr(groups, "_rounds", itertools.count())
+    monkeypatch.setattr(groups, "_others_rounds", rounds)
+    monkeypatch.setattr(_jax, "processes", lambda: (0, 2, store))
+    Group(timeout=1e-6, step=1).announce("1")
+    monkeypatch.setattr(_jax, "processes", lambda: (1, 2, store))
+    original, main = Group.meet, threading.main_thread().ident
+    has_ended = []
+
+    def handle(*_: Any) -> None:
+        save = threading.Thread(target=rounds.take, args=(7,), daemon=True)
+        save.start()
+        save.join(HANG_S / 10)
+        has_ended.append(not save.is_alive())
+
+    def meet(group: Group, number: int, text: str) -> None:
+        signal.pthread_kill(main or 0, signal.SIGUSR1)
+        original(group, number, text)
+
+    monkeypatch.setattr(Group, "meet", meet)
+    before = signal.signal(signal.SIGUSR1, handle)
+    try:
+        assert Group(timeout=1e-6, step=1).announced() == "1"
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert has_ended == [True]
+    assert rounds.next == 1

@@ -12,6 +12,7 @@ devices and therefore works in the background.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import math
@@ -19,12 +20,15 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 from treepack._src.interop import jax as _jax
 from treepack._src.options import TIMEOUT_S, check
+from treepack._src.tasks import Task, Thread
 from treepack.errors import TreepackError
+
+T = TypeVar("T")
 
 # The maximum time that one request waits, in seconds.
 _PATIENCE_S = 10.0
@@ -84,14 +88,27 @@ class _Rounds:
 
     Concurrent saves take rounds in the order of their calls, regardless of which thread receives an
     announcement.
+
+    A thread of its own makes each change, since a signal handler that interrupted it in the main
+    thread might wait for a save that needs the lock.
     """
 
     def __init__(self) -> None:
         self.next = 0  # the first round not taken by this process
-        self._lock = threading.RLock()
+        self._lock = threading.Lock()
         self._calls = itertools.count()
         self._groups: weakref.WeakValueDictionary[int, Group] = weakref.WeakValueDictionary()
         self._taken: set[int] = set()  # later ones
+
+    def _locked(self, change: Callable[[], T]) -> T:
+        def work() -> T:
+            with self._lock:
+                return change()
+
+        task = Task(work)
+        with contextlib.suppress(RuntimeError, MemoryError):  # then this thread makes it
+            Thread(task.attempt).join()
+        return task.result()
 
     def join(self, group: Group) -> None:
         """Adds the newest save."""
@@ -99,22 +116,26 @@ class _Rounds:
 
     def leave(self, group: Group) -> int:
         """Removes a save without a round; returns the round that it should take."""
-        with self._lock:
-            free = (it for it in itertools.count(self.next) if it not in self._taken)
-            for call, other in sorted(self._groups.items()):
-                number = next(free)
-                if other is group:
-                    del self._groups[call]
-                    return number
-            return next(free)
+        return self._locked(lambda: self._leave(group))
+
+    def _leave(self, group: Group) -> int:
+        free = (it for it in itertools.count(self.next) if it not in self._taken)
+        for call, other in sorted(self._groups.items()):
+            number = next(free)
+            if other is group:
+                del self._groups[call]
+                return number
+        return next(free)
 
     def take(self, number: int) -> None:
         """Ends a round for this process."""
-        with self._lock:
-            self._taken.add(number)
-            while self.next in self._taken:
-                self._taken.remove(self.next)
-                self.next += 1
+        self._locked(lambda: self._take(number))
+
+    def _take(self, number: int) -> None:
+        self._taken.add(number)
+        while self.next in self._taken:
+            self._taken.remove(self.next)
+            self.next += 1
 
     def announced(self, number: int, step: int | None, text: str, *, has_ended: bool) -> None:
         """Assigns a round to the save of its step, or to the first save if either has no step.
@@ -123,25 +144,27 @@ class _Rounds:
         back. If only saves of higher steps are left, the next round is received. If no save is
         left, the round waits for a later call.
         """
-        with self._lock:
-            if number != self.next:
-                return  # another thread received it as well
-            if has_ended:
-                return self.take(number)
-            for call, group in sorted(self._groups.items()):
-                is_lower = step is not None and group.step is not None and group.step < step
-                if is_lower:
-                    group.passed = step
-                elif None in (step, group.step) or group.step == step:
-                    group.meet(number, text)
-                else:
-                    continue
-                del self._groups[call]
-                if not is_lower:
-                    return self.take(number)
-            for group in self._groups.values():
-                group.skip(number, step)
-                return self.take(number)
+        self._locked(lambda: self._announced(number, step, text, has_ended=has_ended))
+
+    def _announced(self, number: int, step: int | None, text: str, *, has_ended: bool) -> None:
+        if number != self.next:
+            return  # another thread received it as well
+        if has_ended:
+            return self._take(number)
+        for call, group in sorted(self._groups.items()):
+            is_lower = step is not None and group.step is not None and group.step < step
+            if is_lower:
+                group.passed = step
+            elif None in (step, group.step) or group.step == step:
+                group.meet(number, text)
+            else:
+                continue
+            del self._groups[call]
+            if not is_lower:
+                return self._take(number)
+        for group in self._groups.values():
+            group.skip(number, step)
+            return self._take(number)
 
 
 _others_rounds = _Rounds()
