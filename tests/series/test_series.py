@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import warnings
 import weakref
 from collections.abc import Callable
@@ -214,6 +215,39 @@ def test_a_second_signal_does_not_end_the_wait(
     finally:
         signal.signal(signal.SIGTERM, before)
     assert after == []
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGUSR1"), reason="signals of the user")
+@pytest.mark.parametrize("background", [False, True])
+@pytest.mark.parametrize("sharded", [False, True])
+def test_a_signal_may_interrupt_the_save_of_a_handler(
+    tmp_path: Path, sharded: bool, background: bool
+) -> None:
+    """Which saves as well, while the first save still waits."""
+    run = Series(tmp_path, sharded=sharded)
+    handled = []
+
+    def interrupt(*_: Any) -> None:
+        if len(handled) < 3 and threading.current_thread() is threading.main_thread():
+            signal.raise_signal(signal.SIGUSR1)
+
+    def handle(*_: Any) -> None:
+        if len(handled) < 3:
+            handled.append(len(handled) + 1)
+            save(handled[-1], background=background)
+
+    def save(value: int, **options: Any) -> None:
+        saving = run.save(5, {"value": value}, progress=interrupt, **options)
+        if saving is not None:
+            saving.result()
+
+    before = signal.signal(signal.SIGUSR1, handle)
+    try:
+        save(0)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert handled == [1, 2, 3]
+    assert run.resume() == (5, {"value": 0})
 
 
 def test_options_that_cannot_work_are_errors(tmp_path: Path) -> None:

@@ -46,7 +46,8 @@ class AskedFuture(Future[T]):
         super().__init__()
         self.set_running_or_notify_cancel()  # it cannot be cancelled
         self._name = name
-        self._works = [work]  # popped, so that it runs once and is not kept alive afterwards
+        self._works = [work]  # popped, so that it is not kept alive afterwards
+        self._claims: dict[str, tuple[int]] = {}  # the thread that runs it
         self._end = Milestone()
         self._error: BaseException | None = None
         self._unasked: Any = None
@@ -54,7 +55,12 @@ class AskedFuture(Future[T]):
     @property
     def has_begun(self) -> bool:
         """Whether a thread has begun the work, or `give_up` ended it."""
-        return not self._works
+        return bool(self._claims)
+
+    @property
+    def is_suspended(self) -> bool:
+        """Whether a signal handler in this thread has interrupted the work: it goes on later."""
+        return self._claims.get("first") == (threading.get_ident(),) and not self.done()
 
     @property
     def has_unasked_error(self) -> bool:
@@ -63,10 +69,9 @@ class AskedFuture(Future[T]):
 
     def attempt(self) -> None:
         """Runs the work, unless another thread has begun it."""
-        try:
-            work = self._works.pop()
-        except IndexError:
+        if not self._claim():
             return
+        work = self._works.pop()
         try:
             self._value = work()
         except BaseException as error:  # `result` raises it
@@ -83,13 +88,17 @@ class AskedFuture(Future[T]):
 
     def give_up(self, error: BaseException) -> bool:
         """Ends it with an error unless the work has begun; returns whether it ended it."""
-        try:
-            self._works.pop()
-        except IndexError:
+        if not self._claim():
             return False
+        self._works.clear()
         _under_way.pop(self, None)
         self._fail(error)
         return True
+
+    def _claim(self) -> bool:
+        """Returns whether the caller is the first to call this, in one step for signal handlers."""
+        mine = (threading.get_ident(),)
+        return self._claims.setdefault("first", mine) is mine
 
     def _fail(self, error: BaseException) -> None:
         self._error = error
@@ -97,14 +106,15 @@ class AskedFuture(Future[T]):
         self.set_exception(error)
 
     def wait(self) -> None:
-        """Waits for the end, without retrieving the error.
+        """Waits for the end, without retrieving the error, unless it `is_suspended`.
 
         Begins the work if no thread has: the thread that is about to begin may be the one that a
         signal handler interrupted to wait here.
         """
         if not self.has_begun:
             _start(self)
-        self._end.wait()
+        if not self.is_suspended:
+            self._end.wait()
 
     def done(self) -> bool:
         """Returns whether it has ended."""
@@ -133,6 +143,7 @@ class AskedFuture(Future[T]):
         future: Any = self
         future._condition = threading.Condition()  # the old lock may be held
         future._waiters, future._done_callbacks = [], []  # the old ones are the parent's
+        self._claim()
         self._works.clear()
         if not self.done():
             self._fail(
