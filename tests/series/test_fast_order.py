@@ -107,6 +107,23 @@ def test_of_one_step_the_later_save_counts_whatever_the_clock(
     monkeypatch.undo()
 
 
+def test_a_save_counts_after_one_whose_fast_copy_is_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = run_at(tmp_path)
+    save(run, 1)
+    run.wait()
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now - 3600)
+    damage(str(tmp_path / "fast" / "step_1"))
+    with pytest.warns(UserWarning, match="is taken from"):
+        check(run, 1)
+    run.save(1, "second")
+    assert run_at(tmp_path).resume() == (1, "second")
+    run.wait()
+    assert Series(tmp_path / "run").resume() == (1, "second")
+
+
 @forms
 def test_the_durable_directory_may_be_removed_meanwhile(
     tmp_path: Path, gate: Gate, sharded: bool
@@ -115,9 +132,11 @@ def test_the_durable_directory_may_be_removed_meanwhile(
     run = run_at(tmp_path, sharded=sharded)
     save(run, 1)
     run.wait()
+    again = run_at(tmp_path, sharded=sharded)
+    check(again, 1)
     shutil.rmtree(tmp_path / "run")
-    save(run, 2)
-    run.wait()
+    save(again, 2)
+    again.wait()
     assert steps_in(tmp_path / "run") == [1, 2]
     check(run_at(tmp_path), 2)
     shutil.rmtree(tmp_path / "run")

@@ -74,8 +74,7 @@ class Fast:
         self._place = "drain", real(durable.folder.directory)
         self._drains: list[_Drain] = []
         self._run: str | None = None  # the random name of the run, once it is known
-        self._saved: int | None = None  # the last step that was saved here
-        self._copied: int | None = None  # the last one that was copied
+        self._saved = self._copied = -1  # the last step that was saved here, and that was copied
 
     def __str__(self) -> str:
         return shown(self.checkpoints.folder.directory)
@@ -107,11 +106,12 @@ class Fast:
     def _unknown(self) -> list[Checkpoints]:
         """Returns the directories that may have later checkpoints.
 
-        While the one that was saved last is in the fast directory, the durable one has none that
-        this program has not refused: looking would take requests to a store.
+        While the one that was saved last is whole in the fast directory, the durable one has none
+        that this program has not refused: looking would take requests to a store.
         """
-        is_known = self._saved in self.checkpoints.folder.numbered()
-        return [self.checkpoints] if is_known else [self.checkpoints, self._durable]
+        saved, fast = self._saved, self.checkpoints
+        is_known = saved in fast.folder.numbered() and fast.summary(saved) is not None
+        return [fast] if is_known else [fast, self._durable]
 
     def check(self, *, bind: bool = False, afresh: bool = False) -> None:
         """Checks that the fast directory belongs to the run.
@@ -138,7 +138,7 @@ class Fast:
             for directory, name in ((durable, there), (fast, mine)):
                 if name is None:
                     write_small(joined(directory, FILE), run.encode(), durable=True)
-            self._run = run
+        self._run = run
 
     def steps(self) -> list[int]:
         """Returns the steps of the checkpoints of both directories, in order."""
@@ -229,7 +229,6 @@ class Fast:
         step = self._saved
         if step == self._copied or self.checkpoints.steps()[-1:] != [step]:
             return
-        assert step is not None, "it is a step"
         check_last(self._durable, step, self._durable.folder.numbered(), self.checkpoints)
         error = self.checkpoints.damaged.get(step)
         if error is not None and not self._durable.whole(step):
