@@ -17,9 +17,11 @@ import pytest
 
 import treepack
 from treepack import serialization
+from treepack._src.interop.group import Group, _Rounds
 from treepack._src.pytree import handlers
 from treepack._src.pytree.containers import NAMEDTUPLE
 from treepack._src.registry import names, nodes, unregistered
+from treepack._src.saving.directory import RemoteDirectory, interrupted
 
 ROUNDS = 20
 
@@ -255,3 +257,31 @@ def test_a_name_is_taken_back_while_it_is_looked_up() -> None:
     assert table.named(thing) == ("one", 1)
     table._by_name = {}  # as `put_back` does, which has not come to the other tables yet
     assert table.name_of(thing) is table.entry_of(thing) is None
+
+
+def test_saves_begin_and_end_while_others_are_looked_for(tmp_path: Path) -> None:
+    """Those that a handler has interrupted, and those that wait for a round of process 0."""
+    claimed = [RemoteDirectory(f"memory://claimed/{it}") for it in range(300)]
+    rounds = _Rounds()
+    waiting = [Group() for _ in range(300)]
+    for number, directory in enumerate(claimed):
+        directory.claim(str(number))
+        rounds.join(waiting[number])
+
+    def begin(_: int) -> None:
+        made = [RemoteDirectory(f"memory://claimed/{it}") for it in range(5)]
+        for directory in made:
+            directory.claim("other")
+        groups = [Group() for _ in made]
+        for group in groups:
+            rounds.join(group)
+        for directory in made:
+            directory.release()
+
+    def look(_: int) -> None:
+        assert interrupted(tmp_path) == []
+        assert rounds.leave(Group()) >= 0
+
+    at_once([look, begin, begin])
+    for directory in claimed:
+        directory.release()

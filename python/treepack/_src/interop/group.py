@@ -97,7 +97,7 @@ class _Rounds:
         self.next = 0  # the first round not taken by this process
         self._lock = threading.Lock()
         self._calls = itertools.count()
-        self._groups: weakref.WeakValueDictionary[int, Group] = weakref.WeakValueDictionary()
+        self._groups: dict[int, weakref.ref[Group]] = {}
         self._taken: set[int] = set()  # later ones
 
     def _locked(self, change: Callable[[], T]) -> T:
@@ -112,7 +112,13 @@ class _Rounds:
 
     def join(self, group: Group) -> None:
         """Adds the newest save."""
-        self._groups[next(self._calls)] = group
+        call, groups = next(self._calls), self._groups
+        groups[call] = weakref.ref(group, lambda _: groups.pop(call, None))
+
+    def _waiting(self) -> list[tuple[int, Group]]:
+        """Returns the saves without a round, in the order of their calls."""
+        found = ((call, it()) for call, it in sorted(self._groups.copy().items()))
+        return [(call, group) for call, group in found if group is not None]
 
     def leave(self, group: Group) -> int:
         """Removes a save without a round; returns the round that it should take."""
@@ -120,7 +126,7 @@ class _Rounds:
 
     def _leave(self, group: Group) -> int:
         free = (it for it in itertools.count(self.next) if it not in self._taken)
-        for call, other in sorted(self._groups.items()):
+        for call, other in self._waiting():
             number = next(free)
             if other is group:
                 del self._groups[call]
@@ -151,7 +157,7 @@ class _Rounds:
             return  # another thread received it as well
         if has_ended:
             return self._take(number)
-        for call, group in sorted(self._groups.items()):
+        for call, group in self._waiting():
             is_lower = step is not None and group.step is not None and group.step < step
             if is_lower:
                 group.passed = step
@@ -162,7 +168,7 @@ class _Rounds:
             del self._groups[call]
             if not is_lower:
                 return self._take(number)
-        for group in self._groups.values():
+        for _, group in self._waiting():
             group.skip(number, step)
             return self._take(number)
 

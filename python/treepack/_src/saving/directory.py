@@ -85,8 +85,8 @@ class Written(NamedTuple):
     plan: Any
 
 
-# The claimed directories.
-_claimed: weakref.WeakSet[Directory] = weakref.WeakSet()
+# The claimed directories by identity. Other threads change it, so it is copied, which is one step.
+_claimed: dict[int, weakref.ref[Directory]] = {}
 
 
 def interrupted(path: str | os.PathLike[str]) -> list[Directory]:
@@ -96,7 +96,8 @@ def interrupted(path: str | os.PathLike[str]) -> list[Directory]:
     checkpoint.
     """
     mine = real(path), threading.get_ident()
-    return [it for it in [*_claimed] if it.claimed == mine]
+    claims = (it() for it in _claimed.copy().values())
+    return [it for it in claims if it is not None and it.claimed == mine]
 
 
 def _is_of(name: str, save: str) -> bool:
@@ -135,7 +136,7 @@ class Directory(abc.ABC):
         """
         self._interrupted = interrupted(self._path)
         self._name, self.claimed = name, (real(self._path), threading.get_ident())
-        _claimed.add(self)
+        _claimed[id(self)] = weakref.ref(self)
         try:
             self._claim(name)
         except BaseException:
@@ -197,7 +198,7 @@ class Directory(abc.ABC):
     def release(self) -> None:
         """Ends the claim, so that other jobs may save."""
         self.claimed = None
-        _claimed.discard(self)
+        _claimed.pop(id(self), None)
 
     def names(self) -> set[str]:
         """Returns the names of all files."""
