@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import shutil
+import signal
 import threading
 import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -188,6 +190,35 @@ def test_two_series_of_a_program_wait_for_each_other(tmp_path: Path, gate: Gate)
         other.wait()
     check(other, 7)
     check(run, 7)
+
+
+def test_a_copy_does_not_wait_for_a_save_that_a_handler_has_interrupted(
+    tmp_path: Path, gate: Gate
+) -> None:
+    """If the handler waits for the copy."""
+    run, other = run_at(tmp_path), Series(tmp_path / "run", prefix="ema_")
+    save(run, 1)
+    handled = []
+
+    def handle(*_: Any) -> None:
+        gate.open()
+        with pytest.raises(TreepackError, match="is being saved to by process"):
+            run.wait()
+        handled.append(True)
+
+    def interrupt(*_: Any) -> None:
+        if not handled:
+            signal.raise_signal(signal.SIGTERM)
+
+    before = signal.signal(signal.SIGTERM, handle)
+    try:
+        save(other, 1, progress=interrupt)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert handled == [True]
+    run.wait()
+    check(run, 1)
+    assert steps_in(tmp_path / "run") == [1]
 
 
 def test_reading_copies_nothing(tmp_path: Path, gate: Gate) -> None:
