@@ -151,12 +151,12 @@ def test_what_a_directory_of_orbax_has() -> None:
         in message
     )
     code = (
-        "import sys, treepack.__main__ as m; sys.modules['orbax.checkpoint'] = None; "
+        "import sys, treepack.__main__ as m; sys.modules['tensorstore'] = None; "
         "sys.argv = ['treepack', 'ls', 'source/3']; m.main()"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert "pip install 'treepack[orbax]'" in done.stderr
+    assert "requires TensorStore: pip install tensorstore" in done.stderr
 
 
 def test_lists_that_begin_like_streams() -> None:

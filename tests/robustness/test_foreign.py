@@ -20,8 +20,6 @@ import jax
 import jax.numpy as jnp
 import msgpack
 import numpy as np
-import orbax.checkpoint as ocp
-import orbax.checkpoint.experimental.v1 as ocp_v1
 import pytest
 
 import treepack
@@ -165,40 +163,6 @@ def test_an_empty_file(tmp_path: Path) -> None:
             treepack.DecodeError, match=r"empty \(0 bytes\): write or copy it again"
         ):
             verb(tmp_path / "file")
-
-
-def orbax_v0(path: Path) -> Path:
-    with ocp.StandardCheckpointer() as checkpointer:
-        checkpointer.save(path, TREE)
-    return path
-
-
-def orbax_v1(path: Path) -> Path:
-    ocp_v1.save_pytree(path, TREE)
-    return path
-
-
-def orbax_manager(path: Path) -> Path:
-    with ocp.CheckpointManager(path) as manager:
-        manager.save(3, args=ocp.args.Composite(state=ocp.args.StandardSave(TREE)))
-    return path
-
-
-def orbax_step(path: Path) -> Path:
-    return orbax_manager(path) / "3"
-
-
-@pytest.mark.parametrize("make", [orbax_v0, orbax_v1, orbax_manager, orbax_step])
-def test_checkpoints_of_orbax(tmp_path: Path, make: Callable[[Path], Path]) -> None:
-    path = make(tmp_path / "checkpoint")
-    for verb in (
-        *(treepack.load, treepack.open, treepack.verify),
-        *(treepack.abstract, treepack.read_metadata),
-    ):
-        with pytest.raises(
-            treepack.DecodeError, match=r"of Orbax: .*docs/orbax\.md.*treepack\.orb"
-        ):
-            verb(path)
 
 
 @pytest.mark.parametrize(

@@ -77,7 +77,7 @@ def ls(
     if path == "." and (run := runs.found_at(file, prefix)) is not None:
         runs.show(file, run, as_json=as_json)
         return
-    found = sources.foreign(file, sep, max_size, lists=True)
+    found = sources.foreign(file, sep, max_size)
     if found is not None:
         _list(file, _Plain(found.tree), found.metadata, path, flat, as_json, depth)
         return

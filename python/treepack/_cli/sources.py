@@ -4,19 +4,15 @@
 |---|---|
 | safetensors, npz | by the suffix, or by the first bytes |
 | streams of EasyLM and EasyDeL | by the first bytes |
-| checkpoints of Orbax | a directory with items of Orbax |
-| msgpack of treepack, flax and eformer; gzip of these | by default |
+| everything that `treepack.open` reads | by default |
 """
 
 from __future__ import annotations
 
 import contextlib
-import logging
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 import treepack._core as core
 from treepack import read_stream
@@ -27,11 +23,8 @@ from treepack._src import paths as _paths
 from treepack._src.checkpoint.file import File, open, place_of
 from treepack._src.checkpoint.load import listed
 from treepack._src.checkpoint.select import chosen, compiled, ends_of
-from treepack._src.checkpoint.shards import MANIFEST
 from treepack._src.options import Opening
-from treepack._src.printable import printable
 from treepack._src.storage.content import read_whole
-from treepack._src.storage.foreign import orbax_items
 from treepack._src.storage.naming import naming
 from treepack._src.storage.place import check_name, local, resolved
 from treepack._src.storage.safetensors import SEPARATOR
@@ -87,28 +80,19 @@ def copying(file: File) -> Iterator[None]:
             ) from error
 
 
-def foreign(
-    source: str, separator: str, max_size: int | None, *, lists: bool = False
-) -> State | None:
-    """Returns the state of a file of another format than msgpack; `None` for msgpack.
-
-    With `lists`, arrays may be descriptions with shape and dtype, which cannot be read.
-    """
+def foreign(source: str, separator: str, max_size: int | None) -> State | None:
+    """Returns the state of a file of a format that `treepack.open` does not read, or `None`."""
     with naming(source):
         check_name(source)
-        return _foreign(resolved(source), separator, max_size, lists)
+        return _foreign(resolved(source), separator, max_size)
 
 
-def _foreign(source: str, separator: str, max_size: int | None, lists: bool) -> State | None:
+def _foreign(source: str, separator: str, max_size: int | None) -> State | None:
     if not store_of(source)[0].is_local:
         if _convert.format_of(source) == "npz":
             raise TreepackError("npz is not read from URLs: download it")
         return None
     place = Path(local(source))
-    if place.is_dir():
-        is_ours = (place / MANIFEST).exists()
-        items = None if is_ours else orbax_items(place)
-        return None if items is None else _orbax(place, items, lists)
     format: str | None = _convert.format_of(place)
     if format == "msgpack" and place.is_file() and place.stat().st_size:
         format = core.convertible(core.Content.map(place))
@@ -124,40 +108,6 @@ def _foreign(source: str, separator: str, max_size: int | None, lists: bool) -> 
                 _paths.put(tree, key, leaf)
             return State(tree, None)
     return None
-
-
-def _orbax(path: Path, items: list[str], lists: bool) -> State:
-    """Reads an item of Orbax; with `lists` only its shapes and dtypes."""
-    if len(items) != 1:
-        inside = sorted(it.name for it in path.iterdir() if it.is_dir())
-        names = ", ".join(map(printable, items or inside)) or "nothing"
-        raise TreepackError(
-            f"a directory of Orbax with {names}: pass the path of one of them, such as "
-            f"{printable(str(path / (items or inside or ['STEP'])[0]))}"
-        )
-    try:
-        import jax
-        import orbax.checkpoint as ocp  # type: ignore[import-untyped]
-    except ImportError as error:
-        raise ImportError(
-            "reading checkpoints of Orbax requires Orbax: pip install 'treepack[orbax]'"
-        ) from error
-    logging.getLogger("absl").setLevel(logging.ERROR)  # Orbax warns about optional files
-    place = (path / items[0]).absolute()
-    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
-        described = checkpointer.metadata(place)
-        described = getattr(described, "item_metadata", described)
-        described = getattr(described, "tree", described)
-        if lists:
-            return State(described, None)
-
-        def how(leaf: Any) -> Any:
-            is_array = hasattr(leaf, "shape") and not isinstance(leaf, ocp.metadata.ScalarMetadata)
-            return ocp.RestoreArgs(restore_type=np.ndarray if is_array else None)
-
-        arguments = jax.tree.map(how, described)
-        args = ocp.args.PyTreeRestore(restore_args=arguments)
-        return State(checkpointer.restore(place, args=args), None)
 
 
 def selected(state: State, select: list[str], skip: list[str]) -> State:

@@ -83,7 +83,7 @@ def convert(
 
     Files of treepack keep their whole content unless leaves are selected.
     .treepack and .safetensors keep the metadata. Files may be larger than
-    memory, but directories of Orbax are read whole.
+    memory.
     """
     made = _Target(target, gzip, numbers, level, align, dtype, sep, max_shard_size)
     with sources.states(source, sep, max_size) as state:

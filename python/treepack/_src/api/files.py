@@ -292,8 +292,8 @@ def load(
     Args:
       path: A file of `save` or its URL, the directory of a sharded checkpoint, a `UPath`, bytes, or
         a file object; see `open`. Without a target, files of flax and of `treepack.serialization`
-        become dicts and lists, and safetensors, files or directories of them, dicts of NumPy
-        arrays. Gzip is recognised by its first bytes.
+        become dicts and lists, safetensors, files or directories of them, dicts of NumPy arrays,
+        and directories of Orbax both. Gzip is recognised by its first bytes.
       target: A template. The result has its containers. Only shape, dtype and sharding of its
         leaves matter, so `jax.ShapeDtypeStruct`s suffice (from `jax.eval_shape` or `abstract`).
         Where the target has JAX arrays or `ShapeDtypeStruct`s, arrays become JAX arrays on the same
@@ -394,7 +394,8 @@ def load(
       TreepackError: A ValueError, if JAX would change the dtype of an array or the value of an
         integer, if an array cannot be placed on its device or sharding, or if another process fails
         with `replicas="broadcast"`.
-      ImportError: If JAX arrays were saved and jax is not installed; see `arrays`.
+      ImportError: If JAX arrays were saved and jax is not installed, see `arrays`; or for a
+        directory of Orbax, if TensorStore is not installed.
 
     Examples:
       >>> import jax, jax.numpy as jnp, tempfile, treepack
@@ -532,9 +533,10 @@ def read_metadata(
 def is_checkpoint(path_or_data: Openable, *, storage_options: StorageOptions = None) -> bool:
     """Returns whether a path, URL or data are a checkpoint that treepack reads.
 
-    Such a checkpoint is a file of treepack, flax or eformer, with or without gzip, or the directory
-    of a sharded checkpoint. Files of newer versions count, and so do files whose arrays are damaged
-    (see `verify`). Reads no array, and only the first bytes of gzip from other programs.
+    Such a checkpoint is a file of treepack, flax or eformer, with or without gzip, the directory of
+    a sharded checkpoint or of Orbax, or a file or directory of safetensors. Files of newer versions
+    count, and so do files whose arrays are damaged (see `verify`). Reads no array, and only the
+    first bytes of gzip from other programs.
 
     Args:
       path_or_data: Any source that `open` takes.
@@ -545,6 +547,7 @@ def is_checkpoint(path_or_data: Openable, *, storage_options: StorageOptions = N
 
     Raises:
       OSError: If the file cannot be read for another reason, such as its permissions.
+      ImportError: If it is a directory of Orbax, and TensorStore is not installed.
       TreepackError: If a file in a store is replaced during the call.
 
     Examples:

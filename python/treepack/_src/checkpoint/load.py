@@ -21,6 +21,7 @@ from treepack._src.interop import jax as _jax
 from treepack._src.options import Buffer, Reading, Selection, progress_bar
 from treepack._src.paths import Room, Trail
 from treepack._src.printable import warn
+from treepack._src.pytree.kinds import kind_of
 from treepack._src.pytree.state_dict import leaf_paths, leaves_of, state_leaves
 from treepack._src.registry.code import check_is_tree
 from treepack._src.registry.holes import Fillings
@@ -86,7 +87,7 @@ def _restored(
                 "without rename=, and save it again"
             )
         record = None
-        state = _renamed_state(place, found, how, _on_devices(target))
+        state = _renamed_state(place, found, how, _stay_lazy(target, how))
     else:
         if place.reader.is_one_file and not needs_state(target, whole, how):
             with place.reader.fetching(place.value, found.marks):
@@ -101,10 +102,10 @@ def _restored(
                     convert=convert,
                 )
         record = None if whole is None else (whole, place.positions())
-        state = place.reader.read(place, how, found.marks, _on_devices(target))
+        state = place.reader.read(place, how, found.marks, _stay_lazy(target, how))
     return restore_tree(
         target,
-        state,
+        place.reader.fitted(state, target),
         _paths.ROOT,
         how,
         convert=convert,
@@ -214,14 +215,36 @@ def _mark_renamed(
     return catalog.mark({ends[path] for path in meant_of(are_leaves, selector)})
 
 
-# Takes the parts of a path, returns whether its array goes to devices.
-OnDevices = Callable[[Sequence[str]], bool]
+# Takes the parts of a path, returns whether its array may stay lazy.
+StayLazy = Callable[[Sequence[str]], bool]
 
 
-def _on_devices(target: Any) -> OnDevices:
-    """Returns a predicate on paths: whether a template has a JAX array there."""
-    paths = {parts for parts, leaf in leaves_of(target, ()) if _jax.is_abstract(leaf)}
-    return lambda parts: tuple(parts) in paths
+def _stay_lazy(target: Any, how: Reading) -> StayLazy:
+    """Returns a predicate on paths: whether a template has a JAX array there, or nothing."""
+    on_devices = {parts for parts, leaf in leaves_of(target, ()) if _jax.is_abstract(leaf)}
+    outline = _outline(target)
+
+    def stays(parts: Sequence[str]) -> bool:
+        if tuple(parts) in on_devices:
+            return how.arrays != "numpy"
+        node = outline
+        for part in parts:
+            if node is None or part not in node:
+                return node is not None
+            node = node[part]
+        return False
+
+    return stays
+
+
+_Outline = dict[str, "_Outline | None"]
+
+
+def _outline(node: Any) -> _Outline | None:
+    """Returns the mappings of a template; `None` for other nodes, which may need any key."""
+    if not isinstance(node, Mapping) or (kind := kind_of(node)) is None or kind.final:
+        return None
+    return {str(name): _outline(child) for name, child in kind.children(node).items()}
 
 
 def _without_unreadable(place: Place, target: Any, found: _Choice) -> _Choice:
@@ -335,12 +358,12 @@ def _assembled(
     return {} if found is ABSENT else found
 
 
-def _renamed_state(place: Place, choice: _Choice, how: Reading, on_devices: OnDevices) -> Any:
+def _renamed_state(place: Place, choice: _Choice, how: Reading, stays: StayLazy) -> Any:
     """Reads the state of a tree under new paths."""
     renamed, marks, made = choice.renamed or {}, choice.marks, choice.made
 
     def goes(parts: Sequence[str]) -> bool:
-        return on_devices(_paths.parts(renamed[_paths.text(parts)]))
+        return stays(_paths.parts(renamed[_paths.text(parts)]))
 
     state: Any = {}
     root: list[Any] = []
@@ -360,7 +383,7 @@ def _renamed_state(place: Place, choice: _Choice, how: Reading, on_devices: OnDe
     for new, array in made.items():
         if choice.selector.means(new) and new not in choice.corrupt:
             parts = _paths.parts(new)
-            is_lazy = how.arrays != "numpy" and (how.everywhere or on_devices(parts))
+            is_lazy = stays(parts) or (how.everywhere and how.arrays != "numpy")
             _paths.put(state, parts, array if is_lazy else np.asarray(array))
     if root and state:
         raise TreepackError(

@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
+from treepack._src.checkpoint.orbax import OrbaxReader
 from treepack._src.checkpoint.reader import Reader
 from treepack._src.checkpoint.safetensors import RepositoryReader, SafetensorsReader
 from treepack._src.checkpoint.sharded import NoManifestError, ShardedReader
 from treepack._src.options import check
 from treepack._src.storage.content import Openable, Opened, open_parts
+from treepack._src.storage.orbax import item_in
 from treepack._src.storage.safetensors import has_suffix, is_safetensors
 from treepack.errors import DecodeError, TreepackError
 
@@ -23,7 +25,7 @@ def open_reader(
     base: Any = None,
     **options: Any,
 ) -> Reader:
-    """Opens a file, or the directory of a sharded checkpoint or of safetensors.
+    """Opens a file, or the directory of a sharded checkpoint, of safetensors or of Orbax.
 
     See `treepack.open`. With `is_directory` the source is known to be a directory. `base` is the
     base of a patch; see `open_parts`.
@@ -46,9 +48,12 @@ def open_reader(
     try:
         return ShardedReader.open(source, **options)
     except NoManifestError as error:
-        if not any(map(has_suffix, error.names)):
+        if any(map(has_suffix, error.names)):
+            return RepositoryReader.open(source, **options)
+        item = None if error.is_above else item_in(source)
+        if item is None:
             raise
-    return RepositoryReader.open(source, **options)
+    return OrbaxReader.open(item, **options)
 
 
 def _is_safetensors(found: Opened) -> bool:

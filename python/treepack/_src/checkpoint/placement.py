@@ -442,6 +442,9 @@ def _put(
         for item in batch:
             if may_change and isinstance(item.leaf, np.ndarray):
                 item.leaf = np.array(item.leaf)
+            if isinstance(item.leaf, LazyArray):
+                for index in _parts_of(item):
+                    item.leaf.begin(index)
         boxes = [box for item in batch for box in item.boxes.values()]
         with fetching(ranges_of(boxes)), reading(boxes, core.thread_count(threads)) as read:
             if together is not None and isinstance(place, Rows):
@@ -498,7 +501,10 @@ def _put_parts(item: Item, place: Any, read: Callable[[Box], np.ndarray]) -> Any
     parts = {key: read(box) for key, box in item.boxes.items()}
 
     def part(index: Any) -> Any:
-        return parts[_key(index)] if parts else array[index]
+        key = _key(index)
+        if key not in parts:
+            parts[key] = array[index]
+        return parts[key]
 
     try:
         if _jax.is_array(array) and place.is_fully_addressable:

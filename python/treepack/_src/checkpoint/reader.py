@@ -193,17 +193,21 @@ class Reader:
         place: Place,
         reading: Reading,
         marks: core.Marks | None = None,
-        on_devices: Callable[[Sequence[str]], bool] | None = None,
+        stays: Callable[[Sequence[str]], bool] | None = None,
     ) -> Any:
         """Reads the state at a place, with `ABSENT` for unmarked leaves.
 
-        Arrays may stay lazy where `on_devices` is true of their paths, which are relative to the
-        place; without it, where they were arrays of jax, or all arrays become some.
+        Arrays may stay lazy where `stays` is true of their paths, which are relative to the place;
+        without it, where they were arrays of jax, or all arrays become some.
         """
         with self.fetching(place.value, marks):
             return self.catalog.read(
                 place.value, copy=reading.copy, threads=reading.threads, marks=marks, absent=ABSENT
             )
+
+    def fitted(self, state: Any, target: Any) -> Any:
+        """Returns a state that was read for a template, in the form that the template needs."""
+        return state
 
     def fetching(
         self, value: int = 0, marks: core.Marks | None = None
@@ -509,6 +513,9 @@ class LazyArray(ArrayLike, Deferred):
         found = core.ranges_of_box(self.shape, size, bounds, near) if is_there else []
         inside = [(data + first, min(stop, data + last)) for first, last in found]
         yield from self.reader.stored(joined([(start, max(data, start + 1)), *inside], near))
+
+    def begin(self, index: Sequence[slice]) -> None:
+        """Begins to read a box in the background, where a library does that."""
 
     def read_to(self, bounds: Bounds, target: np.ndarray, *, threads: int | None = None) -> None:
         """Reads the elements of a box.

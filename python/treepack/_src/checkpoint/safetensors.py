@@ -13,11 +13,11 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import treepack._core as core
-from treepack._src import dtypes as _dtypes
+from treepack._src.checkpoint.laid import layout_of, unchecked
 from treepack._src.checkpoint.reader import Reader
 from treepack._src.checkpoint.sharded import ShardedReader
 from treepack._src.options import Status
@@ -41,9 +41,6 @@ from treepack._src.storage.stores import store_of
 from treepack._src.tasks import run
 from treepack.errors import DecodeError
 
-# As MAX_CHUNK_SIZE of flax: longer arrays have no form in one piece.
-_CHUNK_BYTES = 2**30
-
 
 class SafetensorsReader(Reader):
     """A safetensors file, whose names are paths with dots between their keys."""
@@ -55,7 +52,7 @@ class SafetensorsReader(Reader):
     ):
         """`found` is the content of `source`, `header` its header; `options` reopen it."""
         header = read_header(found.content) if header is None else header
-        layout = _layout(header.arrays, header.metadata)
+        layout = layout_of(nested(header.arrays, SEPARATOR), header.metadata)
         laid = core.Content.laid(layout, found.content)
         super().__init__(source, found._replace(content=laid), **options)
 
@@ -91,7 +88,7 @@ class RepositoryReader(ShardedReader):
         for name, file in index.items():
             if name not in arrays:
                 raise DecodeError(f"the array is not in {file}, where the index has it", path=name)
-        layout = _layout(arrays, metadata or None, hollow=True)
+        layout = layout_of(nested(arrays, SEPARATOR), metadata or None, hollow=True)
         by_array = {id(array): numbers[name] for name, array in arrays.items()}
         plan = core.ShardPlan(
             [
@@ -130,9 +127,7 @@ class RepositoryReader(ShardedReader):
         self, *, threads: int | None, progress: Callable[[int, int], object] | None
     ) -> tuple[dict[int, Status], str | None]:
         """Marks all leaves as unchecked: only headers are checked, since there are no checksums."""
-        lacking = (it for it in self.catalog.dtypes if _dtypes.resolve(it.encode()) is None)
-        damage = self.damage or next(map(_dtypes.unsupported, lacking), None)
-        return dict.fromkeys(self.catalog.leaf_values(0), "unchecked"), damage
+        return unchecked(self)
 
 
 # The name of a file that is the checkpoint itself.
@@ -188,19 +183,3 @@ def _read_index(path: str, names: list[str]) -> dict[str, str]:
     if missing:
         raise DecodeError(f"{found[0]} names {missing[0]}, which is not in the directory")
     return files
-
-
-def _layout(
-    arrays: Mapping[str, InContent], metadata: Mapping[str, str] | None, *, hollow: bool = False
-) -> core.Layout:
-    """Lays out the tree of arrays that are read where they lie."""
-    return core.walk(
-        nested(arrays, SEPARATOR),
-        state_dict=True,
-        align=1,
-        max_chunk_size=_CHUNK_BYTES,
-        structure=True,
-        metadata=None if metadata is None else core.encode_value(dict(metadata)),
-        index=True,
-        hollow=hollow,
-    )

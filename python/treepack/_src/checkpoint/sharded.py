@@ -36,7 +36,7 @@ from treepack._src.pytree import prng as _prng
 from treepack._src.storage.content import Openable, Opened, read_all, size_of
 from treepack._src.storage.deferred import Computed
 from treepack._src.storage.fetch import fetching
-from treepack._src.storage.foreign import directory_text, names_in
+from treepack._src.storage.foreign import contained, directory_text, names_in
 from treepack._src.storage.naming import name_file, naming
 from treepack._src.storage.place import absolute, joined
 from treepack._src.storage.store import ConditionError, RemoteStore
@@ -67,9 +67,11 @@ class NoManifestError(DecodeError):
 
     Attributes:
       names: The names in it.
+      is_above: Whether it contains a directory with a manifest.
     """
 
     names: Sequence[str] = ()
+    is_above: bool = False
 
 
 def unless_replaced(work: Callable[[], T]) -> T:
@@ -138,9 +140,10 @@ class ShardedReader(Reader):
             data = read_all(self._place(MANIFEST))
         except FileNotFoundError:
             look: Any = functools.cache(names_in)  # each directory is listed once
-            reason = f"the directory has no {MANIFEST}: {directory_text(source, MANIFEST, look)}"
+            inside = contained(source, MANIFEST, look)
+            reason = f"the directory has no {MANIFEST}: {directory_text(source, inside, look)}"
             error = NoManifestError(reason)
-            error.names = look(source)
+            error.names, error.is_above = look(source), inside is not None
             raise error from None
         try:
             manifest = core.Manifest.decode(data, max_size=self._max_size)
@@ -325,7 +328,7 @@ class ShardedReader(Reader):
         place: Place,
         reading: Reading,
         marks: core.Marks | None = None,
-        on_devices: Callable[[Sequence[str]], bool] | None = None,
+        stays: Callable[[Sequence[str]], bool] | None = None,
     ) -> Any:
         """Reads the state at a place, with `ABSENT` for unmarked leaves.
 
@@ -334,11 +337,11 @@ class ShardedReader(Reader):
         read_now: list[ShardedArray] = []
 
         def waits(array: LazyArray) -> bool:
-            if reading.arrays == "numpy" or not isinstance(array, ShardedArray):
+            if not isinstance(array, ShardedArray):
                 return False
-            if on_devices is None:
-                return reading.everywhere or not array.is_host
-            return on_devices(array.parts[len(place.parts) :])
+            if stays is not None:
+                return stays(array.parts[len(place.parts) :])
+            return reading.arrays != "numpy" and (reading.everywhere or not array.is_host)
 
         def expected(value: int, parts: list[str]) -> None:
             kind = self.kind(value, parts)

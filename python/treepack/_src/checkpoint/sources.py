@@ -10,8 +10,8 @@ import numpy as np
 
 import treepack._core as core
 from treepack._src import paths as _paths
+from treepack._src.checkpoint.boxed import BoxedArray
 from treepack._src.checkpoint.reader import LazyArray, Place, bounds_of
-from treepack._src.storage.deferred import Computed
 from treepack.errors import TreepackError
 
 Axes = bool | tuple[int, ...]
@@ -184,7 +184,7 @@ def array_of(source: Source, place: Place, paths: Sequence[str]) -> SourceArray:
     return SourceArray(source, arrays)
 
 
-class SourceArray(LazyArray):
+class SourceArray(BoxedArray):
     """An array that is read from the leaves of a source."""
 
     def __init__(self, source: Source, arrays: list[LazyArray]):
@@ -225,25 +225,7 @@ class SourceArray(LazyArray):
             target = np.moveaxis(made, self._axis, 0)[at]
             yield self._arrays[layer], target.transpose(order), [inner[it] for it in order]
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        if copy is False:
-            raise ValueError(
-                f"{self.path} consists of several arrays and must be copied: pass copy=None"
-            )
-        found = self._read([range(size) for size in self.shape])
-        return found if dtype is None else found.astype(dtype, copy=False)
-
-    def view(self) -> np.ndarray | None:
-        """Returns `None`: the elements are not contiguous in memory."""
-        return None
-
-    def flat_range(self, start: int, stop: int) -> np.ndarray:
-        """Reads a range of its elements in C order."""
-        boxes = core.boxes_of_range(self.shape, start, min(stop, self.size))
-        parts = [self._read([range(*it) for it in box]).reshape(-1) for box in boxes]
-        return np.concatenate([np.empty(0, self.dtype), *parts])
-
     def _deferred(self) -> tuple[core.Content, list[tuple[int, int]]]:
         for array in self._arrays:
             array._deferred()  # compares it with its checksum
-        return Computed(self.shape, self.dtype, self.flat_range)._deferred()
+        return super()._deferred()

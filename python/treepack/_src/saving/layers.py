@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -14,7 +13,7 @@ from treepack._src.checkpoint.reader import LazyArray
 from treepack._src.checkpoint.select import Renaming
 from treepack._src.checkpoint.sources import Source, axes_of, split
 from treepack._src.pytree.leaves import host_view
-from treepack._src.storage.deferred import Computed, Deferred
+from treepack._src.storage.deferred import Deferred, Held
 from treepack.errors import TreepackError
 
 Leaves = Iterable[tuple[tuple[str, ...], Any]]
@@ -79,25 +78,16 @@ def _held(leaf: Any, *, snapshot: bool) -> Any:
     return np.frombuffer(data, leaf.dtype).reshape(leaf.shape)
 
 
-class _Layer(Computed):
-    """A part of an array, transposed when it is written. It is in memory only then."""
+class _Layer(Held):
+    """A part of an array, transposed when it is written."""
 
     def __init__(self, held: Any, at: tuple[Any, ...], order: tuple[int, ...]):
         shape = [*held.shape]
         if at:
             shape.pop(len(at) - 1)
         dtype = np.dtype(held.dtype).newbyteorder("=")
-        super().__init__(tuple(shape[axis] for axis in order), dtype, self._elements)
+        super().__init__(tuple(shape[axis] for axis in order), dtype)
         self._held, self._at, self._order = held, at, order
-        self._made: np.ndarray | None = None
-        self._lock = threading.Lock()
-
-    def _elements(self, start: int, stop: int) -> np.ndarray:
-        """Returns a range of elements in C order; the last range drops the layer."""
-        with self._lock:
-            made = self._make() if self._made is None else self._made
-            self._made = made if stop < self.size else None
-        return made[start:stop]
 
     def _make(self) -> np.ndarray:
         held, at = self._held, self._at

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -68,6 +69,26 @@ class Computed(Deferred):
 
     def _deferred(self) -> tuple[core.Content, list[tuple[int, int]]]:
         return core.Content.elsewhere(self._read, self.nbytes, _NEAR_BYTES), [(0, self.nbytes)]
+
+
+class Held(Computed):
+    """An array that is made whole when its first bytes are read. It is in memory only then."""
+
+    def __init__(self, shape: tuple[int, ...], dtype: np.dtype[Any]):
+        super().__init__(shape, dtype, self._elements)
+        self._made: np.ndarray | None = None
+        self._lock = threading.Lock()
+
+    def _elements(self, start: int, stop: int) -> np.ndarray:
+        """Returns a range of elements in C order; the last range drops the array."""
+        with self._lock:
+            made = self._make() if self._made is None else self._made
+            self._made = made if stop < self.size else None
+        return made[start:stop]
+
+    def _make(self) -> np.ndarray:
+        """Returns all elements in C order."""
+        raise NotImplementedError
 
 
 class InContent(Deferred):

@@ -16,11 +16,12 @@ from treepack._src.storage.place import joined, shown
 
 # Files that every Orbax item has: `PYTREE_METADATA_FILE` in `path/format_utils.py` of Orbax, and
 # the manifest of OCDBT, in which TensorStore keeps its arrays.
-_ORBAX_ITEM = frozenset(("_METADATA", "manifest.ocdbt"))
+ORBAX_TREE = "_METADATA"
+_ORBAX_ITEM = frozenset((ORBAX_TREE, "manifest.ocdbt"))
 
 # Files of a step: `_STEP_METADATA_FILENAME` in `metadata/checkpoint.py`, and with version 1 of
 # Orbax's API `ORBAX_CHECKPOINT_INDICATOR_FILE` in `layout/checkpoint_layout.py`.
-_ORBAX_STEP = frozenset(("_CHECKPOINT_METADATA", "orbax.checkpoint", *_ORBAX_ITEM))
+ORBAX_STEP = frozenset(("_CHECKPOINT_METADATA", "orbax.checkpoint", *_ORBAX_ITEM))
 
 # The maximum number of names in an error.
 _MOST_NAMES = 5
@@ -49,14 +50,14 @@ def orbax_items(path: str | os.PathLike[str], look: _Look = names_in) -> list[st
     subdirectories. `look` returns the names in a directory.
     """
     names = look(path)
-    if "_METADATA" in names:
+    if ORBAX_TREE in names:
         return ["."]
     inside = {name: set(look(joined(path, name))) for name in names[:_MOST_LISTED]}
-    items = [name for name, found in inside.items() if "_METADATA" in found]
-    if items or not _ORBAX_STEP.isdisjoint(names):
+    items = [name for name, found in inside.items() if ORBAX_TREE in found]
+    if items or not ORBAX_STEP.isdisjoint(names):
         return items
     # A manager's directory of steps.
-    return [] if any(not _ORBAX_STEP.isdisjoint(found) for found in inside.values()) else None
+    return [] if any(not ORBAX_STEP.isdisjoint(found) for found in inside.values()) else None
 
 
 # Prefixes with which Orbax, T5X and flax refer to a value in another file.
@@ -94,8 +95,8 @@ _MOST_TRIED = 20
 _MOST_LISTED = 100
 
 
-def directory_text(path: str | os.PathLike[str], manifest: str, look: _Look) -> str:
-    """Describes a directory without a manifest, with a remedy.
+def contained(path: str | os.PathLike[str], manifest: str, look: _Look) -> str | None:
+    """Returns a checkpoint of treepack in a directory, as in a step of Orbax, or `None`.
 
     Args:
       path: The directory.
@@ -114,7 +115,21 @@ def directory_text(path: str | os.PathLike[str], manifest: str, look: _Look) -> 
     inside = [joined(name, item) for name in names[-1:] for item in look(joined(path, name))]
     for name in [*names[:_MOST_TRIED], *inside[:_MOST_TRIED]]:
         if manifest in look(joined(path, name)):
-            return f"it contains a checkpoint: load {shown(joined(path, name))!r}"
+            return joined(path, name)
+    return None
+
+
+def directory_text(path: str | os.PathLike[str], inside: str | None, look: _Look) -> str:
+    """Describes a directory without a manifest, with a remedy.
+
+    Args:
+      path: The directory.
+      inside: The checkpoint of treepack that it contains, or `None`.
+      look: Returns the names in a directory.
+    """
+    names = look(path)
+    if inside is not None:
+        return f"it contains a checkpoint: load {shown(inside)!r}"
     for fits, text in _KNOWN:
         if any(map(fits, names)):
             return text
@@ -128,8 +143,8 @@ def directory_text(path: str | os.PathLike[str], manifest: str, look: _Look) -> 
 
 
 _ORBAX = (
-    "it looks like a checkpoint of Orbax: convert it with `treepack convert`, or restore it with "
-    "Orbax and save the tree; see docs/orbax.md. treepack.orbax saves with Orbax's managers"
+    "it looks like a checkpoint of Orbax, which is read from local directories: download it; see "
+    "docs/orbax.md. treepack.orbax saves with Orbax's managers"
 )
 
 _T = Callable[[str], object]
@@ -138,7 +153,7 @@ _T = Callable[[str], object]
 # Face are from `utils/constants.py` of huggingface_hub, SavedModel and checkpoint names from
 # https://www.tensorflow.org/guide, names of Zarr from https://zarr-specs.readthedocs.io.
 _KNOWN: list[tuple[_T, str]] = [
-    (_ORBAX_STEP.__contains__, _ORBAX),
+    (ORBAX_STEP.__contains__, _ORBAX),
     (
         re.compile(r".*\.safetensors\.index\.json").fullmatch,
         "it has an index of safetensors, but no file of arrays: download those, too",

@@ -1,0 +1,295 @@
+"""Checkpoints of Orbax as checkpoints: their metadata become the encoding of a tree.
+
+    _METADATA ──▶ tree of arrays in TensorStore ──▶ layout ──▶ content ──▶ catalog, as of any file
+
+TensorStore reads the boxes of arrays. Orbax itself is not needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+import treepack._core as core
+from treepack._src import paths as _paths
+from treepack._src.checkpoint.boxed import BoxedArray
+from treepack._src.checkpoint.laid import layout_of, unchecked
+from treepack._src.checkpoint.reader import LazyArray, Place, Reader, dtype_and_shape
+from treepack._src.options import Reading, Status
+from treepack._src.printable import printable
+from treepack._src.pytree import prng as _prng
+from treepack._src.pytree.kinds import kind_of
+from treepack._src.storage.content import Openable, Opened, read_all
+from treepack._src.storage.deferred import Held
+from treepack._src.storage.foreign import ORBAX_REFERENCES
+from treepack._src.storage.orbax import (
+    AGGREGATE,
+    ARRAYS,
+    EMPTY,
+    SCALAR,
+    STRING,
+    Item,
+    Leaf,
+    open_arrays,
+    read_item,
+    result,
+    string_at,
+    strings_of,
+    tree_of,
+)
+from treepack._src.storage.place import absolute, joined
+from treepack.errors import CorruptionError, DecodeError, TreepackError
+
+
+class OrbaxReader(Reader):
+    """An item of Orbax in a local directory."""
+
+    is_one_file = False
+
+    def __init__(
+        self,
+        source: Openable,
+        *,
+        salvage: bool = False,
+        mmap: bool = True,
+        max_size: int | None = None,
+    ):
+        """Reads the metadata, strings and numbers.
+
+        Args:
+          source: The directory.
+          salvage: See `treepack.open`.
+          mmap: Has no effect.
+          max_size: The maximum size of all arrays.
+        """
+        item = read_item(absolute(source))
+        values = _values(item)
+        arrays = [it for it in values if isinstance(it, Stored)]
+        self._arrays = {it.leaf.parts: it for it in arrays}
+        nbytes = sum(array.nbytes for array in arrays)
+        if max_size is not None and nbytes > max_size:
+            raise TreepackError(f"the arrays of {nbytes} bytes exceed max_size={max_size}")
+        layout = layout_of(tree_of(item.leaves, values), item.metadata)
+        content = core.Content.laid(layout, core.Content.lent(b""))
+        found = Opened(content, nbytes=nbytes)
+        super().__init__(source, found, salvage=salvage, mmap=mmap, max_size=max_size)
+
+    @classmethod
+    def open(cls, source: Openable, **options: Any) -> Reader:
+        """Opens a directory; see `treepack.open`."""
+        return cls(source, **options)
+
+    def array(self, value: int, parts: list[str], kind: tuple[Any, ...]) -> LazyArray:
+        """Returns a `LazyArray` of an array, or of the data of a PRNG key."""
+        stored = self._arrays.get(tuple(parts))
+        if stored is None:  # among the metadata
+            return super().array(value, parts, kind)
+        return _Array(self, value, parts, *dtype_and_shape(kind), stored)
+
+    def read(
+        self,
+        place: Place,
+        reading: Reading,
+        marks: core.Marks | None = None,
+        stays: Callable[[Sequence[str]], bool] | None = None,
+    ) -> Any:
+        """Reads the state at a place, with `ABSENT` for unmarked leaves.
+
+        Arrays that go to devices stay lazy: each device reads its part. TensorStore reads all
+        others at the same time.
+        """
+        started: dict[int, Any] = {}
+
+        def begin(value: int, parts: list[str]) -> None:
+            found = self.leaf(value, parts)
+            is_needed = isinstance(found, _Array) and reading.copy is not False
+            if is_needed and not waits(parts[len(place.parts) :]):
+                started[value] = found.start([range(size) for size in found.shape])
+
+        def waits(parts: list[str]) -> bool:
+            return reading.everywhere if stays is None else stays(parts)
+
+        def leaf(value: int, parts: list[str]) -> Any:
+            if value in started:
+                return np.asarray(result(started.pop(value), _paths.text(parts)))
+            found = self.leaf(value, parts)
+            if isinstance(found, LazyArray) and not waits(parts[len(place.parts) :]):
+                return found.__array__(copy=reading.copy)
+            return found
+
+        place.state(begin, marks)
+        return place.state(leaf, marks)
+
+    def fitted(self, state: Any, target: Any) -> Any:
+        """Returns a state with empty containers where a template has them, and Orbax stored `None`.
+
+        Orbax writes `None` for empty namedtuples, such as `optax.EmptyState`.
+        """
+        kind = kind_of(target)
+        if kind is None or not (state is None or isinstance(state, dict)):
+            return state
+        children = kind.children(target)
+        if not isinstance(children, Mapping):
+            return state
+        if state is None:
+            return state if children else {}
+        return {
+            name: self.fitted(child, children[name]) if name in children else child
+            for name, child in state.items()
+        }
+
+    @property
+    def is_summed(self) -> bool:
+        """Whether there are checksums to verify."""
+        return False
+
+    def verify(
+        self, *, threads: int | None, progress: Callable[[int, int], object] | None
+    ) -> tuple[dict[int, Status], str | None]:
+        """Marks all leaves as unchecked: Orbax stores no checksums of arrays."""
+        return unchecked(self)
+
+
+def _values(item: Item) -> list[Any]:
+    """Returns the values of the leaves of an item; arrays are `Stored`."""
+    is_stored = [it.type in (*ARRAYS, SCALAR) and not it.is_aggregated for it in item.leaves]
+    stored = [leaf for leaf, there in zip(item.leaves, is_stored, strict=True) if there]
+    arrays = {leaf: Stored(leaf, store) for leaf, store in _opened(item, stored)}
+    small = [it for it in stored if it.type == SCALAR or it.name in item.keys]
+    reads = {leaf: arrays[leaf].store.read() for leaf in small}
+    aggregated = _aggregated(item) if any(it.is_aggregated for it in item.leaves) else None
+    strings = None
+    values: list[Any] = []
+    for leaf in item.leaves:
+        if leaf.type in EMPTY:
+            values.append(EMPTY[leaf.type]())
+        elif leaf.is_aggregated:
+            values.append(_at(aggregated, leaf))
+        elif leaf in reads:
+            values.append(_small(item, leaf, np.asarray(result(reads[leaf], leaf.path))))
+        elif leaf in arrays:
+            values.append(arrays[leaf])
+        elif leaf.type == STRING:
+            strings = strings_of(item) if strings is None else strings
+            values.append(_at_name(strings, leaf))
+        else:
+            raise DecodeError(
+                f"the value has the type {printable(leaf.type)}, which only its program reads: "
+                "restore it with Orbax and that handler, and save the result",
+                path=leaf.path,
+            )
+    return values
+
+
+def _opened(item: Item, leaves: Sequence[Leaf]) -> Iterable[tuple[Leaf, Any]]:
+    return zip(leaves, open_arrays(item, leaves), strict=True) if leaves else ()
+
+
+def _small(item: Item, leaf: Leaf, data: np.ndarray) -> Any:
+    """Returns a number or a typed PRNG key."""
+    impl = item.keys.get(leaf.name)
+    if impl is not None:
+        key = _prng.wrap(impl, data)
+        if key is None:
+            raise DecodeError(
+                f"the PRNG key has the implementation {printable(impl)}, which JAX lacks, or JAX "
+                "is not installed",
+                path=leaf.path,
+            )
+        return key
+    if data.ndim:
+        raise DecodeError(f"expected a number, found an array of {data.shape}", path=leaf.path)
+    return data.item()
+
+
+def _aggregated(item: Item) -> Any:
+    try:
+        return core.restore(read_all(joined(item.path, AGGREGATE)), None, None)
+    except FileNotFoundError:
+        raise CorruptionError(f"{AGGREGATE}, which has values, is missing") from None
+
+
+def _at(state: Any, leaf: Leaf) -> Any:
+    """Returns the value of a leaf in the file of older versions."""
+    try:
+        for part, is_index in zip(leaf.parts, leaf.are_indices, strict=True):
+            state = state[int(part) if is_index and not isinstance(state, dict) else part]
+    except (LookupError, TypeError, ValueError) as error:
+        raise DecodeError(f"{AGGREGATE} lacks the value", path=leaf.path) from error
+    if isinstance(state, str) and state.startswith(ORBAX_REFERENCES):
+        raise DecodeError(
+            f"{AGGREGATE} has the reference {printable(state)} in place of the value",
+            path=leaf.path,
+        )
+    return state
+
+
+def _at_name(strings: Any, leaf: Leaf) -> str:
+    try:
+        return str(string_at(strings, leaf.name))
+    except (LookupError, TypeError) as error:
+        raise DecodeError("the string is missing", path=leaf.path) from error
+
+
+class Stored(Held):
+    """An array of TensorStore.
+
+    Attributes:
+      leaf: Its leaf.
+      store: The open array.
+    """
+
+    def __init__(self, leaf: Leaf, store: Any):
+        self.leaf, self.store = leaf, store
+        super().__init__(tuple(store.shape), np.dtype(store.dtype.numpy_dtype))
+
+    def _make(self) -> np.ndarray:
+        return np.asarray(result(self.store.read(), self.leaf.path)).reshape(-1)
+
+
+class _Array(BoxedArray):
+    """An array of an item, whose boxes TensorStore reads."""
+
+    def __init__(
+        self,
+        reader: Reader,
+        value: int,
+        parts: list[str],
+        dtype: str,
+        shape: tuple[int, ...],
+        stored: Stored,
+    ):
+        super().__init__(reader, value, parts, dtype, shape)
+        self._stored = stored
+        self._started: dict[tuple[range, ...], Any] = {}
+        self._whole = tuple(map(range, shape))
+
+    def begin(self, index: Sequence[slice]) -> None:
+        """Begins to read a box; the whole array if it is one chunk, which TensorStore decodes."""
+        box = self._whole
+        if self._stored.store.chunk_layout.read_chunk.shape != self.shape:
+            box = tuple(range(*it.indices(n)) for it, n in zip(index, self.shape, strict=True))
+        if box not in self._started:
+            self._started[box] = self.start(box)
+
+    def start(self, box: Sequence[range]) -> Any:
+        """Returns a future of the elements of a box."""
+        return self._stored.store[_index(box)].read()
+
+    def _read(self, box: Sequence[range]) -> np.ndarray:
+        if 0 in map(len, box):
+            return np.empty(tuple(map(len, box)), self.dtype)
+        if self._whole in self._started:
+            found: np.ndarray = result(self._started[self._whole], self.path)[(*_index(box), ...)]
+            return found
+        started = self._started.pop(tuple(box), None)
+        return np.asarray(result(self.start(box) if started is None else started, self.path))
+
+    def _deferred(self) -> tuple[core.Content, list[tuple[int, int]]]:
+        return self._stored._deferred()
+
+
+def _index(box: Sequence[range]) -> tuple[slice, ...]:
+    return tuple(slice(it.start, it.stop, it.step) for it in box)

@@ -1,0 +1,310 @@
+"""Reads the metadata of Orbax's directories, and opens their arrays by TensorStore.
+
+Orbax stores a tree in a directory, an *item*. Its file `_METADATA` has the path and type of each
+leaf (`metadata/tree.py` of Orbax). Arrays and numbers are arrays of Zarr, in one OCDBT database or
+in a directory each, named by the keys of their path with dots between them. Strings are in a file
+of JSON, and so are the implementations of typed PRNG keys.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+import treepack._core as core
+from treepack._src import paths as _paths
+from treepack._src.printable import printable
+from treepack._src.storage.content import read_all
+from treepack._src.storage.entries import entries, exists
+from treepack._src.storage.foreign import ORBAX_STEP, ORBAX_TREE, names_in, orbax_items
+from treepack._src.storage.place import joined, shown
+from treepack._src.storage.stores import store_of
+from treepack.errors import CorruptionError, DecodeError
+
+T = TypeVar("T")
+
+# The name of a database of OCDBT, of files and of a folder in an item. `AGGREGATE` has the values
+# of older versions, in MessagePack.
+_DATABASE = "manifest.ocdbt"
+_DATA = frozenset((_DATABASE, "_sharding"))
+_STRINGS = "_strings.json"
+_KEYS = "array_metadatas"
+AGGREGATE = "checkpoint"
+
+# A part of the names of directories whose save has not finished: `TMP_DIR_SUFFIX` in `path/step.py`
+# of Orbax.
+_UNFINISHED = ".orbax-checkpoint-tmp"
+
+# The types of leaves: `serialization/type_handlers.py` and `metadata/empty_values.py` of Orbax. It
+# writes `None` for an empty namedtuple as well.
+ARRAYS = ("jax.Array", "np.ndarray")
+SCALAR = "scalar"
+STRING = "string"
+EMPTY: dict[str, Callable[[], Any]] = {
+    "None": lambda: None,
+    "NamedTuple": lambda: None,
+    "Dict": dict,
+    "List": list,
+    "Tuple": tuple,
+}
+
+# The key type of an element of a list or tuple; names of other nodes have another.
+_SEQUENCE = 1
+
+# The memory in bytes for the nodes of a database.
+_CACHE_BYTES = 100_000_000
+
+
+class Leaf(NamedTuple):
+    """A leaf of an item.
+
+    Attributes:
+      parts: The parts of its path.
+      are_indices: Whether each part is an index of a list or tuple.
+      type: Its type, as Orbax names it.
+      is_aggregated: Whether its value is in the file `checkpoint`.
+    """
+
+    parts: tuple[str, ...]
+    are_indices: tuple[bool, ...]
+    type: str
+    is_aggregated: bool
+
+    @property
+    def path(self) -> str:
+        """Its path as text."""
+        return _paths.text(self.parts)
+
+    @property
+    def name(self) -> str:
+        """The name of its array."""
+        return ".".join(self.parts)
+
+
+class Item(NamedTuple):
+    """The metadata of an item.
+
+    Attributes:
+      path: The directory.
+      leaves: Its leaves.
+      metadata: The metadata of the caller, or `None`.
+      options: The driver of TensorStore, and how it reads chunks that are missing.
+      keys: The implementations of typed PRNG keys, by the names of their arrays.
+    """
+
+    path: str
+    leaves: list[Leaf]
+    metadata: Any
+    options: dict[str, Any]
+    keys: dict[str, str]
+
+
+def item_in(path: str | os.PathLike[str]) -> str | None:
+    """Returns the only item of a local directory of Orbax, or the directory itself, or `None`.
+
+    Raises:
+      DecodeError: If it has several items or none; the message names them.
+    """
+    items = orbax_items(path) if store_of(path)[0].is_local else None
+    if items is None:
+        return None
+    if _UNFINISHED in os.path.basename(os.path.normpath(path)):  # noqa: PTH119
+        raise DecodeError("the directory is from a save of Orbax that has not finished")
+    items = [name for name in items if _UNFINISHED not in name]
+    if len(items) == 1:
+        return os.fspath(path) if items[0] == "." else joined(path, items[0])
+    raise DecodeError(_refused(path, sorted(items)))
+
+
+def _refused(path: str | os.PathLike[str], items: list[str]) -> str:
+    """Returns why a directory of several items or none is refused, with a remedy."""
+    names = [it.name for it in entries(path) if it.is_directory and _UNFINISHED not in it.name]
+    for name in () if items else (".", *names):
+        place = os.fspath(path) if name == "." else joined(path, name)
+        if not _DATA.isdisjoint(names_in(place)):
+            return (
+                f"{shown(place)!r} has arrays of Orbax, but lacks {ORBAX_TREE}, which names their "
+                "tree: restore it with a template, as by orbax.checkpoint.StandardCheckpointer()"
+                ".restore(path, template), and save the result"
+            )
+    inside = items or sorted(names)
+    listed = ", ".join(map(printable, inside)) or "nothing"
+    if not items and not ORBAX_STEP.isdisjoint(names_in(path)):
+        return f"a checkpoint of Orbax without a tree: it contains {listed}"
+    example = printable(shown(joined(path, (inside or ["STEP"])[0])))
+    return f"a directory of Orbax with {listed}: pass the path of one of them, such as {example}"
+
+
+def read_item(path: str) -> Item:
+    """Reads the metadata of an item.
+
+    Raises:
+      DecodeError: If they are damaged.
+      CorruptionError: If the database of the arrays is missing.
+    """
+    described = _json(path, ORBAX_TREE)
+    with _parsing(ORBAX_TREE):
+        leaves = [_leaf(entry) for entry in described["tree_metadata"].values()]
+        driver = "zarr3" if described.get("use_zarr3") else "zarr"
+        fills = not described.get("store_array_data_equal_to_fill_value", False)
+        in_database = described.get("use_ocdbt")
+        metadata = described.get("custom_metadata")
+    names = names_in(path)
+    if in_database and _DATABASE not in names and any(it.type in ARRAYS for it in leaves):
+        raise CorruptionError(
+            f"{_DATABASE}, which lists the arrays, is missing: the save or a copy has not finished"
+        )
+    options = {"driver": driver, "fill_missing_data_reads": fills}
+    keys: dict[str, str] = {}
+    for name in names_in(joined(path, _KEYS)) if _KEYS in names else ():
+        file = f"{_KEYS}/{name}"
+        listed = _json(path, file)
+        with _parsing(file):
+            for it in listed["array_metadatas"]:
+                array = it["array_metadata"]
+                impl = (array.get("ext_metadata") or {}).get("random_key_impl")
+                if impl is not None:
+                    keys[str(array["param_name"])] = str(impl)
+    return Item(path, leaves, metadata, options, keys)
+
+
+def _leaf(entry: Any) -> Leaf:
+    keys, value = entry["key_metadata"], entry["value_metadata"]
+    parts = tuple(str(key["key"]) for key in keys)
+    if len(parts) >= core.MAX_DEPTH:
+        raise ValueError(f"a path has {len(parts)} parts, but trees have less levels")
+    indices = tuple(key["key_type"] == _SEQUENCE for key in keys)
+    name = str(value["value_type"])
+    return Leaf(parts, indices, name, bool(value["skip_deserialize"]) and name not in EMPTY)
+
+
+def strings_of(item: Item) -> Mapping[str, Any]:
+    """Returns the strings of an item by their names, nested where names have slashes."""
+    found: Mapping[str, Any] = _json(item.path, _STRINGS)
+    return found
+
+
+def string_at(strings: Any, name: str) -> Any:
+    """Returns a string by its name, which Orbax used as a JSON pointer (RFC 6901)."""
+    for part in name.split("/"):
+        strings = strings[part.replace("~1", "/").replace("~0", "~")]
+    return strings
+
+
+def tree_of(leaves: Sequence[Leaf], values: Iterable[Any]) -> Any:
+    """Returns the tree of leaves, in dicts and lists.
+
+    Raises:
+      DecodeError: If two leaves have the same path, or a list lacks elements.
+    """
+    tree: dict[str, Any] = {}
+    containers: dict[tuple[str, ...], bool] = {}
+    for leaf, value in zip(leaves, values, strict=True):
+        if not leaf.parts:
+            if len(leaves) > 1:
+                raise DecodeError(f"{ORBAX_TREE} has a leaf at the root, and others")
+            return value
+        for level, is_index in enumerate(leaf.are_indices):
+            if containers.setdefault(leaf.parts[:level], is_index) != is_index:
+                raise DecodeError(f"{ORBAX_TREE} has a node with indices and names", path=leaf.path)
+        with _parsing(ORBAX_TREE):
+            _paths.put(tree, leaf.parts, value)
+    root = {"": tree}
+    for parts in sorted((it for it in containers if containers[it]), key=len, reverse=True):
+        above: Any = root
+        for part in ("", *parts)[:-1]:
+            above = above[part]
+        last = parts[-1] if parts else ""
+        found = above[last]
+        if found.keys() != {str(at) for at in range(len(found))}:
+            raise DecodeError(f"{ORBAX_TREE} lacks elements of a list", path=_paths.text(parts))
+        above[last] = [found[str(at)] for at in range(len(found))]
+    return root[""]
+
+
+# Opening arrays
+
+
+def open_arrays(item: Item, leaves: Sequence[Leaf]) -> list[Any]:
+    """Opens the arrays of leaves, many at a time; reads their shapes and dtypes.
+
+    Raises:
+      CorruptionError: If one of them is missing or damaged.
+      ImportError: If TensorStore is not installed.
+    """
+    try:
+        import tensorstore
+    except ImportError as error:
+        raise ImportError(
+            "reading checkpoints of Orbax requires TensorStore: pip install tensorstore"
+        ) from error
+    context = tensorstore.Context({"cache_pool#ocdbt": {"total_bytes_limit": _CACHE_BYTES}})
+    is_database = exists(joined(item.path, _DATABASE))
+    opening = []
+    for leaf in leaves:
+        spec = {**item.options, "kvstore": _kvstore(item, leaf, is_database)}
+        started = tensorstore.open(spec, open=True, read=True, context=context)
+        opening.append(functools.partial(result, started, leaf.path))
+    return [wait() for wait in opening]
+
+
+def _kvstore(item: Item, leaf: Leaf, is_database: bool) -> dict[str, Any]:
+    """Returns the place of an array as TensorStore takes it."""
+    if is_database:
+        base = {"driver": "file", "path": f"{item.path}/"}
+        return {
+            "driver": "ocdbt",
+            "base": base,
+            "path": leaf.name,
+            "cache_pool": "cache_pool#ocdbt",
+        }
+    if leaf.name.startswith("/") or ".." in leaf.name.split("/"):
+        raise DecodeError("the name of the array leads out of the directory", path=leaf.path)
+    return {"driver": "file", "path": os.path.join(item.path, leaf.name)}  # noqa: PTH118
+
+
+def result(started: Any, path: str) -> Any:
+    """Waits for TensorStore.
+
+    Raises:
+      CorruptionError: If it cannot read the array at a path.
+    """
+    try:
+        return started.result()
+    except ValueError as error:
+        text = str(error).partition(" [tensorstore_spec")[0]
+        raise CorruptionError(f"at {path}: TensorStore cannot read the array: {text}") from error
+
+
+def _json(path: str, name: str) -> Any:
+    """Reads a file of JSON in a directory.
+
+    Raises:
+      DecodeError: If it is not JSON.
+      CorruptionError: If it is missing.
+    """
+    try:
+        with _parsing(name):
+            return json.loads(read_all(joined(path, name)))
+    except FileNotFoundError as error:
+        raise CorruptionError(f"{name} is missing: the checkpoint is incomplete") from error
+
+
+class _parsing:  # noqa: N801
+    """Converts the errors of parsing a file."""
+
+    def __init__(self, name: str):
+        self._name = name
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: BaseException | None, _: Any) -> None:
+        if isinstance(error, DecodeError):
+            return
+        if isinstance(error, (ValueError, TypeError, LookupError, AttributeError, RecursionError)):
+            text = f"{type(error).__name__}: {error}"
+            raise DecodeError(f"{self._name} is not metadata of Orbax: {text:.200}") from error
