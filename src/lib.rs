@@ -109,6 +109,9 @@ pub mod delta;
 
 mod sniff;
 
+#[doc(hidden)]
+pub mod safetensors;
+
 mod dtype;
 
 mod file;

@@ -146,6 +146,18 @@ impl Manifest {
         })
     }
 
+    /// The files and arrays of a manifest that is not written, without its encoding.
+    pub fn unwritten(files: Vec<ShardFile>, arrays: Vec<Grid>) -> Self {
+        Self {
+            version: VERSION,
+            writer: String::new(),
+            files,
+            arrays,
+            gaps: Vec::new(),
+            skeleton: ByteBuf::new(),
+        }
+    }
+
     fn compressed<P: Payload>(
         layout: &Layout<P>,
         gap: impl Fn(&P) -> Option<usize>,
@@ -153,26 +165,7 @@ impl Manifest {
     ) -> Result<(Vec<Gap>, Vec<u8>)> {
         let encoder = || ZlibEncoder::new(Growing::default(), level);
         let mut encoder = zlib::state(encoder)?;
-        let mut gaps = Vec::new();
-        let mut before = 0;
-        let mut bytes = Vec::new();
-        for slice in layout.slices(0..layout.len()) {
-            if let Slice::Payload(payload, ..) = &slice
-                && let Some(array) = gap(payload)
-            {
-                let gap = Gap {
-                    before: std::mem::take(&mut before),
-                    nbytes: slice.len() as u64,
-                    array: u32::try_from(array).map_err(|_| Error::OutOfMemory)?,
-                };
-                grow::push(&mut gaps, gap)?;
-                continue;
-            }
-            bytes.clear();
-            crate::raw::append_with(&mut bytes, slice.len(), |target| slice.copy_to(0, target))?;
-            encoder.write_all(&bytes)?;
-            before += slice.len() as u64;
-        }
+        let gaps = gaps_of(layout, gap, |bytes| Ok(encoder.write_all(bytes)?))?;
         // Not `finish`, which drops the encoder by value: zlib-rs 0.6 does not support that (its
         // issue 491).
         encoder.try_finish()?;
@@ -258,36 +251,7 @@ impl Manifest {
     /// `max_size` bounds the decompressed skeleton; by default, 1 MiB plus a hundred times the
     /// compressed size.
     pub fn encoding(&self, max_size: Option<usize>) -> Result<Sparse> {
-        let bytes = self.inflated(max_size)?;
-        let (mut len, mut there) = (0_usize, 0_usize);
-        let mut gaps = Vec::new();
-        gaps.try_reserve_exact(self.gaps.len())?;
-        for gap in &self.gaps {
-            let sizes = usize::try_from(gap.before)
-                .and_then(|before| Ok((before, usize::try_from(gap.nbytes)?)));
-            let Ok((before, nbytes)) = sizes else {
-                return damaged("a gap is too large");
-            };
-            there = there.saturating_add(before);
-            let start = len.checked_add(before);
-            let end = start.and_then(|start| start.checked_add(nbytes));
-            let (Some(start), Some(end), true) = (start, end, there <= bytes.len()) else {
-                return damaged("a gap is outside the encoding");
-            };
-            if nbytes > 0 {
-                gaps.push(PlacedGap {
-                    place: start..end,
-                    array: gap.array as usize,
-                    before: there,
-                });
-            }
-            len = end;
-        }
-        let is_length = |len: &usize| isize::try_from(*len).is_ok();
-        match len.checked_add(bytes.len() - there).filter(is_length) {
-            Some(len) => Ok(Sparse { bytes, gaps, len }),
-            None => damaged("a gap is too large"),
-        }
+        Sparse::new(self.inflated(max_size)?, &self.gaps)
     }
 
     fn inflated(&self, max_size: Option<usize>) -> Result<Vec<u8>> {
@@ -311,6 +275,35 @@ impl Manifest {
             _ => Ok(bytes),
         }
     }
+}
+
+/// Calls `write` with the parts of a layout that are no gaps.
+fn gaps_of<P: Payload>(
+    layout: &Layout<P>,
+    gap: impl Fn(&P) -> Option<usize>,
+    mut write: impl FnMut(&[u8]) -> Result<()>,
+) -> Result<Vec<Gap>> {
+    let mut gaps = Vec::new();
+    let mut before = 0;
+    let mut bytes = Vec::new();
+    for slice in layout.slices(0..layout.len()) {
+        if let Slice::Payload(payload, ..) = &slice
+            && let Some(array) = gap(payload)
+        {
+            let gap = Gap {
+                before: std::mem::take(&mut before),
+                nbytes: slice.len() as u64,
+                array: u32::try_from(array).map_err(|_| Error::OutOfMemory)?,
+            };
+            grow::push(&mut gaps, gap)?;
+            continue;
+        }
+        bytes.clear();
+        crate::raw::append_with(&mut bytes, slice.len(), |target| slice.copy_to(0, target))?;
+        write(&bytes)?;
+        before += slice.len() as u64;
+    }
+    Ok(gaps)
 }
 
 fn most_inflated(nbytes: usize) -> usize {
@@ -339,6 +332,45 @@ struct PlacedGap {
 }
 
 impl Sparse {
+    /// The encoding of a layout, in which `gap` returns the array of a missing payload.
+    pub fn of<P: Payload>(layout: &Layout<P>, gap: impl Fn(&P) -> Option<usize>) -> Result<Self> {
+        let mut bytes = Vec::new();
+        let gaps = gaps_of(layout, gap, |more| grow::extend(&mut bytes, more))?;
+        Self::new(bytes, &gaps)
+    }
+
+    fn new(bytes: Vec<u8>, found: &[Gap]) -> Result<Self> {
+        let (mut len, mut there) = (0_usize, 0_usize);
+        let mut gaps = Vec::new();
+        gaps.try_reserve_exact(found.len())?;
+        for gap in found {
+            let sizes = usize::try_from(gap.before)
+                .and_then(|before| Ok((before, usize::try_from(gap.nbytes)?)));
+            let Ok((before, nbytes)) = sizes else {
+                return damaged("a gap is too large");
+            };
+            there = there.saturating_add(before);
+            let start = len.checked_add(before);
+            let end = start.and_then(|start| start.checked_add(nbytes));
+            let (Some(start), Some(end), true) = (start, end, there <= bytes.len()) else {
+                return damaged("a gap is outside the encoding");
+            };
+            if nbytes > 0 {
+                gaps.push(PlacedGap {
+                    place: start..end,
+                    array: gap.array as usize,
+                    before: there,
+                });
+            }
+            len = end;
+        }
+        let is_length = |len: &usize| isize::try_from(*len).is_ok();
+        match len.checked_add(bytes.len() - there).filter(is_length) {
+            Some(len) => Ok(Sparse { bytes, gaps, len }),
+            None => damaged("a gap is too large"),
+        }
+    }
+
     pub fn is_whole(&self, range: Range<usize>) -> bool {
         self.present(range.clone()) == range.len()
     }

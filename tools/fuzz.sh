@@ -7,7 +7,7 @@
 . "$(dirname "$0")/common.sh"
 export ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1
 core='compress compress_numbers decompress decompress_numbers manifest open patch patch_make
-  read structure'
+  read safetensors structure'
 python='remote trees'
 options='-dict=dictionary -max_len=32768 -timeout=60 -verbosity=0'
 programs=target/$(host)/release

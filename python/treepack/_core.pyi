@@ -251,6 +251,58 @@ def problems(tree: Any, *, overridden: list[type]) -> list[tuple[str, str]]:
     """Returns the paths of all parts of a tree that cannot be written, with the reasons."""
 
 @final
+class Tensors:
+    """The header of a safetensors file."""
+
+    @staticmethod
+    def read(content: Content) -> Tensors:
+        """Reads the header, and no array.
+
+        Raises:
+          DecodeError: A ValueError. If the reader of safetensors would refuse the file.
+        """
+
+    @property
+    def checksum(self) -> int:
+        """The CRC-32 of the header."""
+
+    @property
+    def metadata(self) -> dict[str, str] | None:
+        """The texts under `__metadata__`."""
+
+    def arrays(self) -> list[tuple[str, str, tuple[int, ...], int]]:
+        """Returns the name, dtype, shape and offset of each array, in the order of their bytes."""
+
+    def layout(self, content: Content, metadata: bytes | None = None) -> Layout:
+        """Lays out the tree of the arrays, which lie in `content`; dots in names are levels.
+
+        Raises:
+          DecodeError: A ValueError. If names do not form a tree.
+        """
+
+    @staticmethod
+    def manifest(
+        headers: list[Tensors],
+        files: list[tuple[str, int]],
+        index: dict[str, str],
+        metadata: bytes | None = None,
+        *,
+        max_size: int | None = None,
+    ) -> Manifest:
+        """Makes the manifest of several files, which is not written.
+
+        Args:
+          headers: Their headers.
+          files: Their names and sizes in bytes.
+          index: The file of each array; arrays in other files are left out. Empty without an index.
+          metadata: The encoded metadata.
+          max_size: The maximum size of the manifest.
+
+        Raises:
+          DecodeError: A ValueError. If an array is in two files, or is missing.
+          TreepackError: If the manifest is larger than `max_size`.
+        """
+
 class Content:
     """Encoded bytes in a file, in memory or elsewhere."""
 

@@ -26,6 +26,13 @@ pub struct Manifest {
     encoding: Arc<Sparse>,
 }
 
+impl Manifest {
+    pub fn new(manifest: manifest::Manifest, encoding: Sparse) -> Self {
+        let encoding = Arc::new(encoding);
+        Self { manifest, encoding }
+    }
+}
+
 /// The name of a file, its length, and the CRC-32 of its record.
 type FileRow = (String, u64, u32);
 
@@ -51,8 +58,8 @@ impl Manifest {
             record: 0,
         });
         let manifest = layout.get().manifest(py, grow::collect(files)?, grids)?;
-        let encoding = Arc::new(manifest.encoding(None)?);
-        Ok(Self { manifest, encoding })
+        let encoding = manifest.encoding(None)?;
+        Ok(Self::new(manifest, encoding))
     }
 
     #[staticmethod]
@@ -63,8 +70,8 @@ impl Manifest {
     ) -> PyResult<Self> {
         keep_reserve()?;
         let manifest = manifest::Manifest::decode(data)?;
-        let encoding = Arc::new(manifest.encoding(gzip::limit(max_size))?);
-        Ok(Self { manifest, encoding })
+        let encoding = manifest.encoding(gzip::limit(max_size))?;
+        Ok(Self::new(manifest, encoding))
     }
 
     #[pyo3(signature = (files, writer=None))]

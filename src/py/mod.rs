@@ -11,6 +11,7 @@
 //! | `content.rs`, `pipe.rs`, `gzip.rs` | bytes of a file or buffer; pipes; compression |
 //! | `catalog/`, `select.rs` | leaves by path; selection of leaves |
 //! | `manifest.rs`, `plan.rs`, `grid.rs`, `boxes.rs` | sharded checkpoints: manifest, plan of writers, grids, boxes |
+//! | `safetensors.rs` | headers of safetensors, as layouts and manifests |
 //! | `replacement.rs` | files that Python writes, replaced atomically |
 //! | `value.rs` | typed values: static data, keys, metadata |
 //! | `classes.rs`, `fields.rs`, `dtypes.rs` | kinds of values; containers with fixed fields; dtypes |
@@ -53,6 +54,7 @@ mod pipe;
 mod plan;
 mod replacement;
 mod restore;
+mod safetensors;
 mod save;
 mod select;
 mod value;
@@ -111,6 +113,8 @@ mod _core {
     use super::restore::{
         assemble, has_older_types, mark_older, other_kinds, record_metadata, restore_state,
     };
+    #[pymodule_export]
+    use super::safetensors::Tensors;
     #[pymodule_export]
     use super::save::{lay_raw, problems, walk, write_file};
     #[pymodule_export]

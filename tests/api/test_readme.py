@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import re
+import shlex
 import shutil
 import sys
 import time
@@ -81,12 +82,14 @@ def test_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     treepack.save("model.treepack", tree)
     treepack.save("other.treepack", tree)
     Path("model.msgpack").write_bytes(flax.to_bytes(tree))
+    layers = {f"layers.{at}.w": np.ones((2, 3), np.float32) for at in range(2)}
+    safetensors.save_file(layers, "hf.safetensors")
     Path("cut.treepack").write_bytes(Path("model.treepack").read_bytes()[:-100])
     shell = "".join(code for text in TEXTS.values() for _, code in blocks("sh", text))
     commands = re.findall(r"^treepack (.*?)(?: +#.*)?$", shell, re.M)
     assert len(commands) >= 8
     for command in commands:
-        call(*command.split(), status=int("salvage" in command))
+        call(*shlex.split(command), status=int("salvage" in command))
 
 
 @pytest.mark.parametrize("page", [page for page in TEXTS if blocks("console", TEXTS[page])])

@@ -354,3 +354,61 @@ def test_names_as_deep_as_trees(folder: Path) -> None:
     call("convert", "new", "new.npz")
     with np.load("new.npz") as archive:
         assert archive[".".join("a" * 511)].dtype == np.float16
+
+
+# Layers
+
+
+def write_layers(path: str) -> dict[str, np.ndarray]:
+    flat = {
+        f"model.layers.{at}.w": np.arange(6, dtype=np.float32).reshape(2, 3) + at
+        for at in range(11)
+    }
+    flat["head.w"] = np.arange(8, dtype=np.float32).reshape(2, 4)
+    flat["norm"] = np.ones(3, np.float32)
+    safetensors.numpy.save_file(flat, path)
+    return flat
+
+
+@pytest.mark.parametrize("sep", [".", "/"])
+def test_layers_are_stacked_and_split(folder: Path, sep: str) -> None:
+    flat = write_layers("one.safetensors")
+    if sep != ".":
+        flat = {name.replace(".", sep): array for name, array in flat.items()}
+        safetensors.numpy.save_file(flat, "one.safetensors")
+    options = ("--transpose", "w", "--transpose", "head/w", "--rename", "norm=scale", "--sep", sep)
+    call("convert", "one.safetensors", "two.treepack", "--stack", "w=model/layers/*/w", *options)
+    loaded = treepack.load("two.treepack")
+    assert loaded.keys() == {"w", "head", "scale"}
+    expected = np.stack([flat[f"model{sep}layers{sep}{at}{sep}w"].T for at in range(11)])
+    np.testing.assert_array_equal(loaded["w"], expected)
+    np.testing.assert_array_equal(loaded["head"]["w"], flat[f"head{sep}w"].T)
+    assert treepack.verify("two.treepack").ok
+    options = ("--transpose", "w", "--transpose", "head/w", "--rename", "scale=norm", "--sep", sep)
+    call("convert", "two.treepack", "back.safetensors", "--unstack", "w=model/layers/*/w", *options)
+    found = safetensors.numpy.load_file("back.safetensors")
+    assert found.keys() == flat.keys()
+    for name, array in flat.items():
+        np.testing.assert_array_equal(found[name], array)
+
+
+def test_layers_that_do_not_fit(folder: Path) -> None:
+    flat = write_layers("one.safetensors")
+    for option, message in {
+        ("--stack", "w"): "takes two paths with = between them",
+        ("--stack", "w=model/layers/w"): "one *, for the number of the layer",
+        ("--stack", "w=other/*/w"): "matches nothing",
+        ("--stack", "norm=model/layers/*/w"): "a leaf at norm already",
+        ("--unstack", "x=layers/*/w"): "no array at x",
+        ("--transpose", "x"): "no array at x",
+        ("--rename", "x=y"): "x",
+    }.items():
+        assert message in refused("convert", "one.safetensors", "new.treepack", *option)
+    assert not Path("new.treepack").exists()
+    del flat["model.layers.3.w"]
+    safetensors.numpy.save_file(flat, "one.safetensors")
+    options = ("--stack", "w=model/layers/*/w")
+    assert "lacks model/layers/3/w" in refused("convert", "one.safetensors", "new", *options)
+    flat["model.layers.3.w"] = np.zeros((1, 3), np.float32)
+    safetensors.numpy.save_file(flat, "one.safetensors")
+    assert "different shapes" in refused("convert", "one.safetensors", "new", *options)

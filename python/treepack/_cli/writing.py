@@ -9,7 +9,7 @@ import typer
 
 from treepack._cli import convert as _convert
 from treepack._cli import formats as _formats
-from treepack._cli import output, sources
+from treepack._cli import layers, output, sources
 from treepack._cli.listing import ANY_FILE, FILE, MAX_SIZE, PATH, SEP
 from treepack._src.checkpoint.file import count_text, open, place_of, size_text, value_at
 from treepack._src.checkpoint.select import ends_of
@@ -72,6 +72,37 @@ def convert(
     align: ALIGN = 64,
     dtype: DTYPE = None,
     max_shard_size: SHARDS = None,
+    rename: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="FROM=TO",
+            help="Rename leaves, such as old/*/w=new/*/kernel. May be repeated.",
+        ),
+    ] = None,
+    stack: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="PATH=PATTERN",
+            help=(
+                "Stack the arrays of layers, such as layers/*/w with * for the number, to one at "
+                "PATH. May be repeated."
+            ),
+        ),
+    ] = None,
+    unstack: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="PATH=PATTERN",
+            help="Split the array at PATH into those of layers: reverts --stack. May be repeated.",
+        ),
+    ] = None,
+    transpose: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="PATH",
+            help="Reverse the axes of the array at PATH, or of its layers. May be repeated.",
+        ),
+    ] = None,
     sep: SEP = ".",
     max_size: MAX_SIZE = None,
 ) -> None:
@@ -89,6 +120,7 @@ def convert(
     with sources.states(source, sep, max_size) as state:
         with naming(source):
             state = sources.selected(state, select or [], skip or [])
+            state = layers.renamed(state, rename or [], stack or [], unstack or [], transpose or [])
             state = _convert.check_whole(state)
         made.write(state)
 

@@ -23,7 +23,7 @@ mod state;
 use pyo3::prelude::*;
 use pyo3::types::PyList;
 
-pub use self::payload::LeafPayload;
+pub use self::payload::{InSource, LeafPayload};
 pub use self::snapshot::snapshot;
 use self::state::Walk;
 pub use self::state::{Options, Recorded};

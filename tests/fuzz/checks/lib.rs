@@ -12,6 +12,7 @@ pub mod codec;
 pub mod compressing;
 pub mod files;
 pub mod frame;
+pub mod headers;
 pub mod patches;
 pub mod records;
 pub mod seeds;

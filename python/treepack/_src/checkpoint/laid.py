@@ -13,7 +13,7 @@ from treepack._src.options import Status
 _CHUNK_BYTES = 2**30
 
 
-def layout_of(tree: Any, metadata: Any, *, hollow: bool = False) -> core.Layout:
+def layout_of(tree: Any, metadata: Any) -> core.Layout:
     """Lays out a tree of arrays that are read where they lie."""
     return core.walk(
         tree,
@@ -23,7 +23,6 @@ def layout_of(tree: Any, metadata: Any, *, hollow: bool = False) -> core.Layout:
         structure=True,
         metadata=None if metadata is None else core.encode_value(metadata),
         index=True,
-        hollow=hollow,
     )
 
 

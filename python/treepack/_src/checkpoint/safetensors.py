@@ -4,8 +4,8 @@ A file is read as the treepack file of its arrays would be: its header becomes a
 arrays lie in the file. Files at paths are read as a sharded checkpoint of them: their headers
 become a manifest.
 
-    header ──▶ tree of arrays in the file ──▶ layout ──▶ content ──▶ catalog, as of any file
-    headers ──▶ tree of all arrays ──▶ layout with gaps ──▶ manifest, as of a sharded checkpoint
+    header ──▶ layout of arrays in the file ──▶ content ──▶ catalog, as of any file
+    headers ──▶ layout with gaps ──▶ manifest, as of a sharded checkpoint
 """
 
 from __future__ import annotations
@@ -17,24 +17,19 @@ from collections.abc import Callable
 from typing import Any
 
 import treepack._core as core
-from treepack._src.checkpoint.laid import layout_of, unchecked
+from treepack._src.checkpoint.laid import unchecked
 from treepack._src.checkpoint.reader import Reader
 from treepack._src.checkpoint.sharded import ShardedReader
 from treepack._src.options import Status
 from treepack._src.storage.content import Openable, Opened, open_parts, read_all
-from treepack._src.storage.deferred import InContent
 from treepack._src.storage.foreign import names_in
 from treepack._src.storage.naming import naming
 from treepack._src.storage.place import joined
 from treepack._src.storage.safetensors import (
     INDEX_SUFFIX,
-    SEPARATOR,
     SHARD,
     WHOLE,
-    Header,
     has_suffix,
-    nested,
-    read_header,
 )
 from treepack._src.storage.store import RemoteStore
 from treepack._src.storage.stores import store_of
@@ -48,12 +43,13 @@ class SafetensorsReader(Reader):
     bytes_before = bytes_after = 0  # the headers around arrays are in memory
 
     def __init__(
-        self, source: Openable, found: Opened, header: Header | None = None, **options: Any
+        self, source: Openable, found: Opened, header: core.Tensors | None = None, **options: Any
     ):
         """`found` is the content of `source`, `header` its header; `options` reopen it."""
-        header = read_header(found.content) if header is None else header
-        layout = layout_of(nested(header.arrays, SEPARATOR), header.metadata)
-        laid = core.Content.laid(layout, found.content)
+        header = core.Tensors.read(found.content) if header is None else header
+        metadata = header.metadata
+        encoded = None if metadata is None else core.encode_value(metadata)
+        laid = core.Content.laid(header.layout(found.content, encoded), found.content)
         super().__init__(source, found._replace(content=laid), **options)
 
 
@@ -73,45 +69,33 @@ class RepositoryReader(ShardedReader):
         files = sorted(set(index.values())) or _files_in(names) or [_ITSELF]
         opened = self._open_all(files)
         self._opened = dict(zip(files, opened, strict=True))
-        arrays: dict[str, InContent] = {}
-        numbers: dict[str, int] = {}
         metadata: dict[str, str] = {}
-        for number, (file, (_, header)) in enumerate(zip(files, opened, strict=True)):
+        for _, header in opened:
             metadata.update(header.metadata or {})
-            for name, array in header.arrays.items():
-                if index and index.get(name) != file:
-                    continue
-                if name in arrays:
-                    both = f"{files[numbers[name]]} and {file}"
-                    raise DecodeError(f"the array is in two files: {both}", path=name)
-                arrays[name], numbers[name] = array, number
-        for name, file in index.items():
-            if name not in arrays:
-                raise DecodeError(f"the array is not in {file}, where the index has it", path=name)
-        layout = layout_of(nested(arrays, SEPARATOR), metadata or None, hollow=True)
-        by_array = {id(array): numbers[name] for name, array in arrays.items()}
-        plan = core.ShardPlan(
-            [
-                ([], core.ShardHolders([[by_array[id(array)]]]), array.nbytes, True)
-                for array in layout.hollow
-            ]
+        manifest = core.Tensors.manifest(
+            [header for _, header in opened],
+            [(file, found.nbytes) for file, (found, _) in zip(files, opened, strict=True)],
+            index,
+            core.encode_value(metadata) if metadata else None,
+            max_size=self._max_size,
         )
-        listed = [(files[number], opened[number][0].nbytes, 0) for number in plan.processes]
-        data = core.Manifest.planned(layout, plan).with_files(listed)
-        return data, core.Manifest.decode(data, max_size=self._max_size)
+        identity = [
+            (file, header.checksum) for file, (_, header) in zip(files, opened, strict=True)
+        ]
+        return repr(identity).encode(), manifest
 
-    def _open_all(self, names: list[str]) -> list[tuple[Opened, Header]]:
+    def _open_all(self, names: list[str]) -> list[tuple[Opened, core.Tensors]]:
         """Opens all files and reads their headers, of remote ones many at a time."""
         store, _ = store_of(self._path)
-        opening: list[Callable[[], tuple[Opened, Header]]]
+        opening: list[Callable[[], tuple[Opened, core.Tensors]]]
         opening = [functools.partial(self._open, name) for name in names]
         return run(opening, store.at_once if isinstance(store, RemoteStore) else 1)
 
-    def _open(self, name: str) -> tuple[Opened, Header]:
+    def _open(self, name: str) -> tuple[Opened, core.Tensors]:
         place = self._place(name)
         with naming(place):
             found = open_parts(place, regular=name != _ITSELF)
-            return found, read_header(found.content)
+            return found, core.Tensors.read(found.content)
 
     def _checked(self, name: str, nbytes: int, record: int) -> Reader:
         place, (found, header) = self._place(name), self._opened[name]

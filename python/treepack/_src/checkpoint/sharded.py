@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 import treepack._core as core
+from treepack._src import dtypes as _dtypes
 from treepack._src import paths as _paths
 from treepack._src.checkpoint.boxes import DAMAGE, Box, find, ranges_of
 from treepack._src.checkpoint.reader import (
@@ -135,7 +136,7 @@ class ShardedReader(Reader):
         return joined(self._path, name)
 
     def _read_manifest(self, source: Openable) -> tuple[bytes, core.Manifest]:
-        """Returns the manifest, encoded and decoded."""
+        """Returns bytes that differ between checkpoints, and the manifest."""
         try:
             data = read_all(self._place(MANIFEST))
         except FileNotFoundError:
@@ -302,10 +303,12 @@ class ShardedReader(Reader):
 
     def array(self, value: int, parts: list[str], kind: tuple[Any, ...]) -> LazyArray:
         """Returns a `LazyArray` of an array, or of the data of a PRNG key."""
-        number = self.catalog.array_elsewhere(value)
+        dtype, shape = dtype_and_shape(kind)
+        is_known = _dtypes.resolve(dtype.encode()) is not None  # else, `LazyArray` raises
+        number = self.catalog.array_elsewhere(value) if is_known else None
         if number is None:  # its bytes are in the manifest
             return super().array(value, parts, kind)
-        return ShardedArray(self, value, parts, *dtype_and_shape(kind), number)
+        return ShardedArray(self, value, parts, dtype, shape, number)
 
     def compare(self, value: int, parts: list[str]) -> None:
         """Compares a leaf with its checksum; leaves in the manifest share one checksum."""

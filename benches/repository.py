@@ -1,0 +1,242 @@
+"""Loads a repository of safetensors onto a mesh, beside safetensors and Orbax.
+
+    python benches/repository.py               # 1 GiB of bfloat16 in 8 files, 4 devices on CPU
+    python benches/repository.py --mib 256
+
+A time is CPU time (user and system) and wall time until all arrays are on their devices; medians
+of calls that take turns, with the files in the page cache. *rows* and *columns* divide each array
+between the devices, *stacked* makes one transposed array of all layers. Bytes read are those that
+the system reads from the disk for the result, divided by its size, after the page cache was
+dropped. Memory is the peak of a process beyond what it had before and beyond the result; where
+`-` stands, the library lacks the operation.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=4"
+os.environ["JAX_PLATFORMS"] = "cpu"
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import safetensors
+import safetensors.numpy
+from jax.sharding import NamedSharding, PartitionSpec
+
+import treepack
+
+FILES, LAYERS = 8, 32
+
+
+def write(folder: Path, mib: int) -> None:
+    """Writes the files and their index."""
+    side = int((mib * (1 << 20) / LAYERS / 2) ** 0.5)
+    random = np.random.default_rng(0)
+    files = {}
+    for file in range(FILES):
+        name = f"model-{file + 1:05}-of-{FILES:05}.safetensors"
+        layers = range(file * LAYERS // FILES, (file + 1) * LAYERS // FILES)
+        flat = {
+            f"layers.{at}.w": random.integers(0, 1 << 16, (side, side), np.uint16).view(
+                ml_dtypes.bfloat16
+            )
+            for at in layers
+        }
+        safetensors.numpy.save_file(flat, folder / name)
+        with (folder / name).open("rb") as written:  # only clean pages can be dropped
+            os.fsync(written.fileno())
+        files |= dict.fromkeys(flat, name)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": files}))
+
+
+def place(*axes: str | None) -> NamedSharding:
+    """Returns a sharding over all devices."""
+    return NamedSharding(jax.make_mesh((4,), ("x",)), PartitionSpec(*axes))
+
+
+def shape_of(folder: Path) -> tuple[int, ...]:
+    """Returns the shape of an array."""
+    with treepack.open(folder) as file:
+        return tuple(file["layers/0/w"].shape)
+
+
+def ours(folder: Path, sharding: NamedSharding) -> Any:
+    """Loads all arrays with treepack."""
+    struct = jax.ShapeDtypeStruct(shape_of(folder), jnp.bfloat16, sharding=sharding)
+    return treepack.load(folder, {"layers": {str(at): {"w": struct} for at in range(LAYERS)}})
+
+
+def theirs(folder: Path, sharding: NamedSharding) -> Any:
+    """Loads all arrays with safetensors and `device_put`."""
+    found = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        with safetensors.safe_open(path, "flax") as file:
+            for name in file.keys():  # noqa: SIM118
+                found[name] = jax.device_put(file.get_tensor(name), sharding)
+    return found
+
+
+def orbax(folder: Path, sharding: NamedSharding) -> Any:
+    """Loads all arrays by Orbax's layout of safetensors."""
+    import orbax.checkpoint.experimental.v1 as ocp
+
+    struct = jax.ShapeDtypeStruct(shape_of(folder), jnp.bfloat16, sharding=sharding)
+    template = {f"layers.{at}.w": struct for at in range(LAYERS)}
+    layout = ocp.options.CheckpointLayout.SAFETENSORS
+    with ocp.Context(checkpoint_layout=layout):
+        return ocp.load_pytree(folder, template)
+
+
+def stacked(folder: Path, sharding: NamedSharding) -> Any:
+    """Stacks the transposed layers on the devices."""
+    shape = (LAYERS, *shape_of(folder)[::-1])
+    template = {"w": jax.ShapeDtypeStruct(shape, jnp.bfloat16, sharding=sharding)}
+    rename = {"w": treepack.stack("layers/*/w", transpose=True)}
+    return treepack.load(folder, template, rename=rename)
+
+
+def stacked_on_host(folder: Path, _: Any) -> Any:
+    """Stacks the transposed layers in memory."""
+    shape = (LAYERS, *shape_of(folder)[::-1])
+    template = {"w": np.broadcast_to(np.zeros((), ml_dtypes.bfloat16), shape)}
+    rename = {"w": treepack.stack("layers/*/w", transpose=True)}
+    return treepack.load(folder, template, rename=rename)
+
+
+def stacked_by_numpy(folder: Path, _: Any) -> Any:
+    """Does it with safetensors and NumPy."""
+    layers = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        with safetensors.safe_open(path, "np") as file:
+            for name in file.keys():  # noqa: SIM118
+                layers[int(name.split(".")[1])] = file.get_tensor(name).T
+    return np.stack([layers[at] for at in range(LAYERS)])
+
+
+def stacked_by_numpy_on_devices(folder: Path, sharding: NamedSharding) -> Any:
+    """Does it with safetensors, NumPy and `device_put`."""
+    return jax.device_put(stacked_by_numpy(folder, sharding), sharding)
+
+
+ROWS: dict[str, tuple[tuple[str | None, ...], dict[str, Callable[[Path, Any], Any]]]] = {
+    "rows": (("x", None), {"treepack": ours, "safetensors": theirs, "Orbax v1": orbax}),
+    "columns": ((None, "x"), {"treepack": ours, "safetensors": theirs, "Orbax v1": orbax}),
+    "stacked": (
+        ("x", None, None),
+        {"treepack": stacked, "NumPy": stacked_by_numpy_on_devices},
+    ),
+    "stacked, NumPy": ((), {"treepack": stacked_on_host, "NumPy": stacked_by_numpy}),
+}
+
+
+def timed(call: Callable[[], Any]) -> tuple[float, float]:
+    """Returns the CPU time and the wall time of a call."""
+    before, start = resource.getrusage(resource.RUSAGE_SELF), time.perf_counter()
+    made = call()
+    jax.block_until_ready(made)
+    wall, after = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_SELF)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, wall
+
+
+def status(name: str) -> int:
+    """Returns a size of this process in bytes, such as that of its memory of its own."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(name):
+            return int(line.split()[1]) << 10
+    raise LookupError(name)
+
+
+def bytes_read() -> int:
+    """Returns the number of bytes that this process read from disks."""
+    lines = Path("/proc/self/io").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith("read_bytes")).split()[1])
+
+
+def once(folder: Path, row: str, library: str, *, cold: bool) -> None:
+    """Prints the bytes read, or the peak of memory beyond the result, of one load."""
+    axes, calls = ROWS[row]
+    sharding = place(*axes)
+    treepack.open(folder).close()
+    jax.block_until_ready(jax.device_put(np.zeros(8, np.float32), jax.devices()[0]))
+    if cold:
+        for path in folder.glob("*.safetensors"):
+            with path.open("rb") as file:
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        before = bytes_read()
+        made = calls[library](folder, sharding)
+        jax.block_until_ready(made)
+        for leaf in jax.tree.leaves(made):  # views of the file are read when they are used
+            for shard in getattr(leaf, "addressable_shards", ()):
+                np.asarray(shard.data).view(np.uint16).max()
+        print(bytes_read() - before)
+        return
+    Path("/proc/self/clear_refs").write_text("5")  # forgets the peak
+    before = status("RssAnon")
+    made = calls[library](folder, sharding)
+    jax.block_until_ready(made)
+    # The peak has mapped pages of the file as well, which the system takes back.
+    print(status("VmHWM") - status("RssFile") - before, status("RssAnon") - before)
+
+
+def apart(folder: Path, row: str, library: str, mode: str) -> list[int]:
+    """Runs `once` in a process of its own; returns what it prints."""
+    command = [sys.executable, __file__, "--once", str(folder), row, library, mode]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    return [*map(int, done.stdout.split())]
+
+
+def main() -> None:
+    """Prints a table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--mib", type=int, default=1024)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--once", nargs=4)
+    options = parser.parse_args()
+    if options.once:
+        folder, row, library, mode = options.once
+        once(Path(folder), row, library, cold=mode == "cold")
+        return
+    with tempfile.TemporaryDirectory(dir=Path.cwd()) as name:
+        folder = Path(name)
+        write(folder, options.mib)
+        size = options.mib << 20
+        print(f"{'':15} {'':12} {'CPU':>7} {'wall':>8} {'read':>6} {'memory':>9}")
+        for row, (axes, calls) in ROWS.items():
+            times: dict[str, list[tuple[float, float]]] = {library: [] for library in calls}
+            run = {
+                library: functools.partial(call, folder, place(*axes))
+                for library, call in calls.items()
+            }
+            for number in range(options.rounds + 1):
+                for library, call in run.items():
+                    found = timed(call)
+                    if number:
+                        times[library].append(found)
+            for library in calls:
+                cpu, wall = (statistics.median(it) for it in zip(*times[library], strict=True))
+                [read] = apart(folder, row, library, "cold")
+                peak, _ = apart(folder, row, library, "warm")
+                print(
+                    f"{row:15} {library:12} {cpu:6.2f}s {wall:7.2f}s {read / size:6.2f} "
+                    f"{(peak - size) / (1 << 20):5.0f} MiB",
+                    flush=True,
+                )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,73 @@
+"""Renames, stacks, splits and transposes leaves: options of `treepack convert`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from treepack._cli.convert import State
+from treepack._src import paths as _paths
+from treepack._src.checkpoint import sources
+from treepack._src.pytree.state_dict import state_leaves
+from treepack._src.saving.layers import Stack
+from treepack._src.saving.layers import renamed as _renamed
+from treepack.errors import TreepackError
+
+
+def renamed(
+    state: State,
+    rename: Iterable[str],
+    stack: Iterable[str],
+    unstack: Iterable[str],
+    transpose: Iterable[str],
+) -> State:
+    """Returns a state with other names and layers, without the record.
+
+    Layers are stacked first, and leaves renamed last. Paths of options are those before renaming.
+
+    Raises:
+      ValueError: If an option has another form.
+      TreepackError: If it matches nothing, or the arrays do not fit.
+    """
+    stacks, splits = _pairs("--stack", stack), _pairs("--unstack", unstack)
+    turned = {_paths.text(_paths.parts(path)) for path in transpose}
+    names = _pairs("--rename", rename)
+    if not (stacks or splits or turned or names):
+        return state
+    leaves = {str(path): leaf for path, leaf in state_leaves(state.tree, _paths.Trail(), ends=True)}
+    for path, pattern in stacks.items():
+        source = sources.stack(pattern, transpose=path in turned)
+        found = sources.resolve(source, leaves)
+        made = Stack(source, [_array(leaves.pop(it), it) for it in found])
+        if path in leaves:
+            raise TreepackError(f"--stack: there is a leaf at {path} already")
+        leaves[path] = made
+    ours: dict[str, Any] = {**names}
+    for path in (splits.keys() | turned) & leaves.keys():
+        _array(leaves[path], path)
+    for path, pattern in splits.items():
+        ours[path] = sources.unstack(pattern, transpose=path in turned)
+    for path in turned - stacks.keys() - splits.keys():
+        ours[path] = sources.transpose(path)
+    tree: dict[str, Any] = {}
+    parts = ((tuple(_paths.parts(path)), leaf) for path, leaf in leaves.items())
+    for at, leaf in _renamed(parts, ours or None, snapshot=False):
+        _paths.put(tree, at, leaf)
+    return state._replace(tree=tree, record=None)
+
+
+def _pairs(option: str, given: Iterable[str]) -> dict[str, str]:
+    """Parses options of the form `ONE=OTHER`."""
+    found: dict[str, str] = {}
+    for text in given:
+        one, equals, other = text.partition("=")
+        if not (one and equals and other):
+            raise ValueError(f"{option} takes two paths with = between them, got {text!r}")
+        found[_paths.text(_paths.parts(one))] = other
+    return found
+
+
+def _array(leaf: Any, path: str) -> Any:
+    if not hasattr(leaf, "shape"):
+        raise TreepackError(f"{path} is not an array: it has no layers and axes")
+    return leaf

@@ -1,0 +1,221 @@
+//! Headers of safetensors, as layouts of files and as manifests of directories.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyList, PyString};
+
+use super::content::Content;
+use super::gzip;
+use super::layout::Layout;
+use super::manifest::Manifest;
+use super::memory::{
+    keep_reserve, list_of_results, new_dict, new_string, new_tuple_of, new_uint, sizes,
+};
+use super::options::integer_or_none;
+use super::walk::{InSource, LeafPayload};
+use crate::array::{Alignment, Array, ChunkLimit, Framing};
+use crate::encoder::Encoder;
+use crate::error::Path;
+use crate::layout;
+use crate::manifest::{self, Grid, ShardFile, Sparse};
+use crate::safetensors::{Header, Tensor, encode};
+use crate::source::{Pieces, Source as _};
+use crate::structure::Kind;
+use crate::{Error, Result, grow, wire};
+
+/// The header of a file.
+#[pyclass(frozen, module = "treepack._core")]
+pub struct Tensors(Header);
+
+#[pymethods]
+impl Tensors {
+    #[staticmethod]
+    fn read(content: &Bound<'_, Content>) -> PyResult<Self> {
+        keep_reserve()?;
+        let source = content.get().source();
+        Ok(Self(content.py().detach(|| Header::read(source))?))
+    }
+
+    /// Returns the CRC-32 of the header.
+    #[getter]
+    fn checksum(&self) -> u32 {
+        self.0.checksum
+    }
+
+    /// Returns the texts under `__metadata__`, or `None`.
+    #[getter]
+    fn metadata<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyDict>>> {
+        let Some(metadata) = &self.0.metadata else {
+            return Ok(None);
+        };
+        let found = new_dict(py)?;
+        for (key, text) in metadata {
+            let key = new_string(py, key.as_bytes())?;
+            found.set_item(key, new_string(py, text.as_bytes())?)?;
+        }
+        Ok(Some(found))
+    }
+
+    /// Returns the name, the dtype, the shape and the offset of each array.
+    fn arrays<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
+        let rows = self.0.arrays.iter().map(|it| {
+            let name = new_string(py, it.name.as_bytes())?.into_any();
+            let dtype = new_string(py, it.dtype.as_bytes())?.into_any();
+            let shape = sizes(py, &it.shape)?.into_any();
+            let start = new_uint(py, it.start as u64)?.into_any();
+            Ok(new_tuple_of(py, [name, dtype, shape, start])?.into_any())
+        });
+        list_of_results(py, rows)
+    }
+
+    /// Lays out the tree of the arrays, which lie in `content`.
+    #[pyo3(signature = (content, metadata=None))]
+    fn layout(&self, content: &Bound<'_, Content>, metadata: Option<Vec<u8>>) -> PyResult<Layout> {
+        keep_reserve()?;
+        let source = content.get().shared();
+        let arrays = &self.0.arrays;
+        let names = arrays.iter().map(|it| it.name.as_str());
+        let made = laid(names, metadata, |out, number| {
+            let array = &arrays[number];
+            let place = array.start..array.start + array.nbytes;
+            let pieces = Arc::new(Pieces::new(grow::collect([place])?)?);
+            out.array(&array.header(), Kind::Plain, |out, range| {
+                out.push(LeafPayload::Source(Box::new(InSource {
+                    source: source.clone(),
+                    pieces: pieces.clone(),
+                    range,
+                })))
+            })
+        })?;
+        Ok(Layout::new(made, Vec::new()))
+    }
+
+    /// Makes the manifest of several files, which is not written.
+    ///
+    /// `index` has the file of each array, and leaves out others; it is empty if there is none.
+    #[staticmethod]
+    #[pyo3(signature = (headers, files, index, metadata=None, *, max_size=None))]
+    fn manifest<'py>(
+        py: Python<'py>,
+        headers: Vec<PyRef<'py, Self>>,
+        files: Vec<(String, u64)>,
+        index: &Bound<'py, PyDict>,
+        metadata: Option<Vec<u8>>,
+        #[pyo3(from_py_with = integer_or_none)] max_size: Option<i64>,
+    ) -> PyResult<Manifest> {
+        keep_reserve()?;
+        let mut arrays: Vec<(&Tensor, u32)> = Vec::new();
+        let mut known: HashMap<&str, u32> = HashMap::new();
+        for (number, (header, (file, _))) in headers.iter().zip(&files).enumerate() {
+            let number = u32::try_from(number).map_err(|_| Error::OutOfMemory)?;
+            known
+                .try_reserve(header.0.arrays.len())
+                .map_err(Error::from)?;
+            for array in &header.0.arrays {
+                if !index.is_empty() {
+                    let place = index.get_item(new_string(py, array.name.as_bytes())?)?;
+                    let place = place.map(|it| it.cast_into::<PyString>()).transpose()?;
+                    if place
+                        .map(|it| it.to_str().map(|it| it == file))
+                        .transpose()?
+                        != Some(true)
+                    {
+                        continue;
+                    }
+                }
+                if let Some(other) = known.insert(&array.name, number) {
+                    let other = &files[other as usize].0;
+                    let reason = format!("the array is in two files: {other} and {file}");
+                    return Err(misplaced(&array.name, reason).into());
+                }
+                grow::push(&mut arrays, (array, number))?;
+            }
+        }
+        if arrays.len() < index.len() {
+            for (name, file) in index {
+                let (name, file) = (name.cast::<PyString>()?.to_str()?, file.cast::<PyString>()?);
+                if !known.contains_key(name) {
+                    let reason = format!("the array is not in {file}, where the index has it");
+                    return Err(misplaced(name, reason).into());
+                }
+            }
+        }
+        let names = arrays.iter().map(|(array, _)| array.name.as_str());
+        let layout = laid(names, metadata, |out, number| {
+            let header = arrays[number].0.header();
+            let is_empty = header.nbytes() == 0;
+            out.array(&header, Kind::Plain, |out, range| match is_empty {
+                true => Ok(()),
+                false => out.push(LeafPayload::Gap {
+                    number,
+                    len: range.len(),
+                }),
+            })
+        })?;
+        let grids = arrays.iter().map(|(_, number)| {
+            Ok(Grid {
+                counts: Vec::new(),
+                files: grow::to_vec(&[*number])?.into(),
+                host: true,
+            })
+        });
+        let files = files.into_iter().map(|(name, nbytes)| ShardFile {
+            name,
+            nbytes,
+            record: 0,
+        });
+        let gap = |leaf: &LeafPayload| match leaf {
+            LeafPayload::Gap { number, .. } => Some(*number),
+            _ => None,
+        };
+        let (files, grids) = (grow::collect(files)?, grow::try_collect(grids)?);
+        let encoding = Sparse::of(&layout, gap)?;
+        if let Some(max_size) = gzip::limit(max_size)
+            && encoding.present(0..encoding.len()) > max_size
+        {
+            return Err(Error::OutputLimit { max_size }.into());
+        }
+        Ok(Manifest::new(
+            manifest::Manifest::unwritten(files, grids),
+            encoding,
+        ))
+    }
+}
+
+impl Tensor {
+    fn header(&self) -> Array<'_> {
+        Array {
+            code: wire::EXT_NDARRAY,
+            shape: &self.shape,
+            dtype: self.dtype,
+            itemsize: self.itemsize,
+        }
+    }
+}
+
+/// Lays out arrays by their names, with a record and an index.
+fn laid<'a>(
+    names: impl IntoIterator<Item = &'a str>,
+    metadata: Option<Vec<u8>>,
+    array: impl FnMut(&mut Encoder<LeafPayload>, usize) -> Result<()>,
+) -> Result<layout::Layout<LeafPayload>> {
+    let framing = Framing {
+        align: Alignment::new(1)?,
+        chunks: ChunkLimit::DEFAULT, // longer arrays have no form in one piece
+        may_box: true,
+    };
+    let mut out = Encoder::indexed(framing, false);
+    encode(&mut out, names, array)?;
+    out.finish(metadata)
+}
+
+fn misplaced(name: &str, reason: String) -> Error {
+    let mut path = Path::default();
+    path.push_outer(name);
+    Error::At {
+        path,
+        error: Box::new(Error::Structure(reason)),
+    }
+}

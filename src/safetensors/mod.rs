@@ -1,0 +1,14 @@
+//! Headers of safetensors files (<https://huggingface.co/docs/safetensors>).
+//!
+//! | file | contents |
+//! |---|---|
+//! | `json.rs` | a strict reader of JSON |
+//! | `header.rs` | the arrays in a file, checked as the reader of safetensors checks them |
+//! | `tree.rs` | names such as `a.b.c` as a tree for an encoder |
+
+mod header;
+mod json;
+mod tree;
+
+pub use header::{Header, Tensor};
+pub use tree::encode;

@@ -1,0 +1,154 @@
+//! Names such as `a.b.c` as a tree for an encoder.
+
+use std::collections::HashMap;
+
+use crate::encoder::Encoder;
+use crate::error::Path;
+use crate::layout::Payload;
+use crate::structure::Kind;
+use crate::wire::MAX_DEPTH;
+use crate::{Error, Result, grow};
+
+const SEPARATOR: char = '.';
+
+struct Node<'a> {
+    key: &'a str,
+    /// Its position among the names, if it is an array.
+    array: Option<usize>,
+    children: usize,
+    first: usize,
+    last: usize,
+    next: usize,
+}
+
+/// No node: the root is a child of none.
+const NONE: usize = 0;
+
+/// Encodes a map of the arrays with these names. `array` writes one by its position.
+pub fn encode<'a, P: Payload>(
+    encoder: &mut Encoder<P>,
+    names: impl IntoIterator<Item = &'a str>,
+    mut array: impl FnMut(&mut Encoder<P>, usize) -> Result<()>,
+) -> Result<()> {
+    let mut nodes = Nodes::new()?;
+    for (number, name) in names.into_iter().enumerate() {
+        nodes.add(name, number)?;
+    }
+    let nodes = &nodes.nodes;
+    encoder.map(nodes[0].children)?;
+    let mut open = grow::to_vec(&[nodes[0].first])?;
+    while let Some(next) = open.last_mut() {
+        let at = *next;
+        if at == NONE {
+            open.pop();
+            encoder.end(Kind::Dict)?;
+            continue;
+        }
+        let node = &nodes[at];
+        *next = node.next;
+        encoder.key(node.key)?;
+        match node.array {
+            Some(number) => array(encoder, number)?,
+            None => {
+                encoder.map(node.children)?;
+                grow::push(&mut open, node.first)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+struct Nodes<'a> {
+    nodes: Vec<Node<'a>>,
+    by_key: HashMap<(usize, &'a str), usize>,
+    /// The nodes of the last name: most names share theirs.
+    path: Vec<usize>,
+}
+
+impl<'a> Nodes<'a> {
+    fn new() -> Result<Self> {
+        let mut made = Self {
+            nodes: Vec::new(),
+            by_key: HashMap::new(),
+            path: Vec::new(),
+        };
+        made.push("")?;
+        Ok(made)
+    }
+
+    fn push(&mut self, key: &'a str) -> Result<usize> {
+        let node = Node {
+            key,
+            array: None,
+            children: 0,
+            first: NONE,
+            last: NONE,
+            next: NONE,
+        };
+        grow::push(&mut self.nodes, node)?;
+        Ok(self.nodes.len() - 1)
+    }
+
+    fn add(&mut self, name: &'a str, number: usize) -> Result<()> {
+        let count = name.matches(SEPARATOR).count() + 1;
+        if count >= MAX_DEPTH {
+            let short = &name[..name.floor_char_boundary(100)];
+            return Err(refused(&format!(
+                "the name {short}… has {count} parts, but trees have less than {MAX_DEPTH} levels"
+            )));
+        }
+        let mut above = 0;
+        let mut is_shared = true;
+        for (level, key) in name.split(SEPARATOR).enumerate() {
+            if self.nodes[above].array.is_some() {
+                return Err(misplaced(name, "its parent is a leaf"));
+            }
+            let known = self.path.get(level).copied();
+            let found = match known.filter(|node| is_shared && self.nodes[*node].key == key) {
+                Some(node) => node,
+                None => {
+                    is_shared = false;
+                    self.path.truncate(level);
+                    let node = self.child(above, key)?;
+                    grow::push(&mut self.path, node)?;
+                    node
+                }
+            };
+            above = found;
+        }
+        self.path.truncate(count);
+        let node = &mut self.nodes[above];
+        if node.array.is_some() || node.first != NONE {
+            return Err(misplaced(name, "other leaves have this path"));
+        }
+        node.array = Some(number);
+        Ok(())
+    }
+
+    fn child(&mut self, above: usize, key: &'a str) -> Result<usize> {
+        self.by_key.try_reserve(1)?;
+        if let Some(found) = self.by_key.get(&(above, key)) {
+            return Ok(*found);
+        }
+        let made = self.push(key)?;
+        self.by_key.insert((above, key), made);
+        let last = self.nodes[above].last;
+        match last {
+            NONE => self.nodes[above].first = made,
+            last => self.nodes[last].next = made,
+        }
+        self.nodes[above].last = made;
+        self.nodes[above].children += 1;
+        Ok(made)
+    }
+}
+
+fn misplaced(name: &str, reason: &str) -> Error {
+    let mut path = Path::default();
+    name.rsplit(SEPARATOR).for_each(|key| path.push_outer(key));
+    refused(&format!("cannot place {path}: {reason}"))
+}
+
+fn refused(reason: &str) -> Error {
+    Error::Structure(format!("{reason}: choose another separator with --sep"))
+}

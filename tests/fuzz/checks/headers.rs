@@ -1,0 +1,62 @@
+//! Any bytes are the header of a safetensors file, whose arrays fill it, or an error.
+
+use treepack::array::{Alignment, ChunkLimit, Framing};
+use treepack::encoder::Encoder;
+use treepack::raw::RawBytes;
+use treepack::safetensors::{Header, encode};
+
+/// Checks a file whose header has these bytes, with as many bytes of arrays as it needs.
+pub fn safetensors(text: &[u8]) {
+    let mut file = (text.len() as u64).to_le_bytes().to_vec();
+    file.extend_from_slice(text);
+    let needed = match Header::read(&RawBytes::from(&file[..])) {
+        Ok(header) => {
+            check(&header, &file);
+            return;
+        }
+        Err(error) => claimed_end(&error.to_string()),
+    };
+    let Some(end) = needed.filter(|end| (file.len()..1 << 20).contains(end)) else {
+        return;
+    };
+    file.resize(end, 0);
+    check(
+        &Header::read(&RawBytes::from(&file[..])).expect("it has the size"),
+        &file,
+    );
+}
+
+/// The end of the arrays, of which the error tells.
+fn claimed_end(error: &str) -> Option<usize> {
+    let (_, rest) = error.split_once("the arrays end at byte ")?;
+    rest.split(',').next()?.parse().ok()
+}
+
+fn check(header: &Header, file: &[u8]) {
+    let mut end = file.len() - header.arrays.iter().map(|it| it.nbytes).sum::<usize>();
+    for array in &header.arrays {
+        assert_eq!(array.start, end);
+        assert_eq!(
+            array.shape.iter().product::<usize>() * array.itemsize,
+            array.nbytes
+        );
+        end += array.nbytes;
+    }
+    assert_eq!(end, file.len());
+    let framing = Framing {
+        align: Alignment::new(1).unwrap(),
+        chunks: ChunkLimit::DEFAULT,
+        may_box: true,
+    };
+    let mut encoder = Encoder::<Vec<u8>>::indexed(framing, false);
+    let mut found = vec![false; header.arrays.len()];
+    let names = header.arrays.iter().map(|it| it.name.as_str());
+    let encoded = encode(&mut encoder, names, |out, number| {
+        assert!(!std::mem::replace(&mut found[number], true));
+        out.nil()
+    });
+    if encoded.is_ok() {
+        assert!(found.iter().all(|found| *found));
+        encoder.finish(None).expect("all its values are there");
+    }
+}
