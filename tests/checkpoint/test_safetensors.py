@@ -7,6 +7,7 @@ import json
 import pickle
 import shutil
 import struct
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -231,6 +232,19 @@ def test_a_file_that_is_overwritten_is_noticed(tmp_path: Path) -> None:
         shutil.copyfile(tmp_path / "other", path)
         with pytest.raises(CorruptionError):
             np.asarray(file["model/layers/2/w"])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="it lists mappings")
+@pytest.mark.parametrize("mmap", [True, False])
+def test_files_are_mapped_only_on_request(tmp_path: Path, mmap: bool) -> None:
+    folder = write_repository(tmp_path / "it", has_index=True)
+    for path in (folder, next(folder.glob("*.safetensors"))):
+        loaded = treepack.load(path, mmap=mmap)
+        maps = Path("/proc/self/maps").read_text()
+        assert (str(path) in maps) == mmap
+        if path == folder:
+            check_same(loaded, nested(arrays()))
+        del loaded
 
 
 def test_what_is_wrong_with_a_repository(tmp_path: Path) -> None:

@@ -94,13 +94,14 @@ class RepositoryReader(ShardedReader):
     def _open(self, name: str) -> tuple[Opened, core.Tensors]:
         place = self._place(name)
         with naming(place):
-            found = open_parts(place, regular=name != _ITSELF)
+            found = open_parts(place, mmap=self._mmap, regular=name != _ITSELF)
             return found, core.Tensors.read(found.content)
 
     def _checked(self, name: str, nbytes: int, record: int) -> Reader:
         place, (found, header) = self._place(name), self._opened[name]
         with naming(place):
-            return SafetensorsReader(place, found, header, salvage=False, mmap=True, max_size=None)
+            options = self._options | {"salvage": False, "max_size": None}
+            return SafetensorsReader(place, found, header, **options)
 
     @property
     def is_summed(self) -> bool:

@@ -116,7 +116,7 @@ class ShardedReader(Reader):
         self._locked = Locked()
         # The working directory may change before all files are open.
         self._path = absolute(source)
-        self._max_size = max_size
+        self._max_size, self._mmap = max_size, mmap
         self._data, self.manifest = self._read_manifest(source)
         self._expected = self.manifest.files
         nbytes = len(self._data) + sum(nbytes for _, nbytes, _ in self._expected)
