@@ -205,6 +205,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--mib", type=int, default=1024)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--library", action="append", help="measures only these; may be repeated")
     parser.add_argument("--once", nargs=4)
     options = parser.parse_args()
     if options.once:
@@ -216,7 +217,9 @@ def main() -> None:
         write(folder, options.mib)
         size = options.mib << 20
         print(f"{'':15} {'':12} {'CPU':>7} {'wall':>8} {'read':>6} {'memory':>9}")
-        for row, (axes, calls) in ROWS.items():
+        for row, (axes, known) in ROWS.items():
+            wanted = options.library or known
+            calls = {library: call for library, call in known.items() if library in wanted}
             times: dict[str, list[tuple[float, float]]] = {library: [] for library in calls}
             run = {
                 library: functools.partial(call, folder, place(*axes))

@@ -116,7 +116,7 @@ impl Tensors {
             for array in &header.0.arrays {
                 if !index.is_empty() {
                     let place = index.get_item(new_string(py, array.name.as_bytes())?)?;
-                    let place = place.map(|it| it.cast_into::<PyString>()).transpose()?;
+                    let place = place.map(Bound::cast_into::<PyString>).transpose()?;
                     if place
                         .map(|it| it.to_str().map(|it| it == file))
                         .transpose()?
@@ -146,12 +146,12 @@ impl Tensors {
         let layout = laid(names, metadata, |out, number| {
             let header = arrays[number].0.header();
             let is_empty = header.nbytes() == 0;
-            out.array(&header, Kind::Plain, |out, range| match is_empty {
-                true => Ok(()),
-                false => out.push(LeafPayload::Gap {
-                    number,
-                    len: range.len(),
-                }),
+            out.array(&header, Kind::Plain, |out, range| {
+                if is_empty {
+                    return Ok(());
+                }
+                let len = range.len();
+                out.push(LeafPayload::Gap { number, len })
             })
         })?;
         let grids = arrays.iter().map(|(_, number)| {

@@ -200,7 +200,7 @@ fn metadata(json: &mut Json<'_>) -> Result<Option<Vec<(String, String)>>> {
 /// The fields of an entry, as they are found.
 #[derive(Default)]
 struct Fields<'a> {
-    dtype: Option<Option<Cow<'a, str>>>,
+    dtype: Option<std::result::Result<Cow<'a, str>, &'a str>>,
     shape: Option<std::result::Result<Vec<u64>, &'a str>>,
     offsets: Option<std::result::Result<Vec<u64>, &'a str>>,
 }
@@ -214,8 +214,8 @@ impl Tensor {
         if json.is_object() {
             json.object(|json, key| {
                 match &*key {
-                    "dtype" if json.is_string() => fields.dtype = Some(Some(json.string()?)),
-                    "dtype" => fields.dtype = Some(json.skip().map(|_| None)?),
+                    "dtype" if json.is_string() => fields.dtype = Some(Ok(json.string()?)),
+                    "dtype" => fields.dtype = Some(Err(json.skip()?)),
                     "shape" => fields.shape = Some(json.counts()?),
                     "data_offsets" => fields.offsets = Some(json.counts()?),
                     _ => drop(json.skip()?),
@@ -271,7 +271,7 @@ fn checked(fields: Fields<'_>) -> std::result::Result<(Dtype, Vec<usize>, usize,
         let reason = "invalid header entry: expected the keys dtype, shape, data_offsets";
         return Err(reason.to_owned().into());
     };
-    let Some(named) = dtype else {
+    let Ok(named) = dtype else {
         return Err("invalid dtype: expected a string".to_owned().into());
     };
     let shape = shape.map_err(|text| {

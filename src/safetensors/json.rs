@@ -185,7 +185,7 @@ impl<'a> Json<'a> {
                     self.at += 2;
                     units[1] = self.unit()?;
                 }
-                let units = &units[..1 + usize::from(units[1] != 0)];
+                let units = &units[..=usize::from(units[1] != 0)];
                 match char::decode_utf16(units.iter().copied()).next() {
                     Some(Ok(found)) if units.len() == found.len_utf16() => found,
                     _ => return Err(self.invalid("a string has half a surrogate pair")),

@@ -34,7 +34,7 @@ pub fn encode<'a, P: Payload>(
     for (number, name) in names.into_iter().enumerate() {
         nodes.add(name, number)?;
     }
-    let nodes = &nodes.nodes;
+    let nodes = &nodes.all;
     encoder.map(nodes[0].children)?;
     let mut open = grow::to_vec(&[nodes[0].first])?;
     while let Some(next) = open.last_mut() {
@@ -47,19 +47,18 @@ pub fn encode<'a, P: Payload>(
         let node = &nodes[at];
         *next = node.next;
         encoder.key(node.key)?;
-        match node.array {
-            Some(number) => array(encoder, number)?,
-            None => {
-                encoder.map(node.children)?;
-                grow::push(&mut open, node.first)?;
-            }
+        if let Some(number) = node.array {
+            array(encoder, number)?;
+        } else {
+            encoder.map(node.children)?;
+            grow::push(&mut open, node.first)?;
         }
     }
     Ok(())
 }
 
 struct Nodes<'a> {
-    nodes: Vec<Node<'a>>,
+    all: Vec<Node<'a>>,
     by_key: HashMap<(usize, &'a str), usize>,
     /// The nodes of the last name: most names share theirs.
     path: Vec<usize>,
@@ -68,7 +67,7 @@ struct Nodes<'a> {
 impl<'a> Nodes<'a> {
     fn new() -> Result<Self> {
         let mut made = Self {
-            nodes: Vec::new(),
+            all: Vec::new(),
             by_key: HashMap::new(),
             path: Vec::new(),
         };
@@ -85,8 +84,8 @@ impl<'a> Nodes<'a> {
             last: NONE,
             next: NONE,
         };
-        grow::push(&mut self.nodes, node)?;
-        Ok(self.nodes.len() - 1)
+        grow::push(&mut self.all, node)?;
+        Ok(self.all.len() - 1)
     }
 
     fn add(&mut self, name: &'a str, number: usize) -> Result<()> {
@@ -100,24 +99,23 @@ impl<'a> Nodes<'a> {
         let mut above = 0;
         let mut is_shared = true;
         for (level, key) in name.split(SEPARATOR).enumerate() {
-            if self.nodes[above].array.is_some() {
+            if self.all[above].array.is_some() {
                 return Err(misplaced(name, "its parent is a leaf"));
             }
             let known = self.path.get(level).copied();
-            let found = match known.filter(|node| is_shared && self.nodes[*node].key == key) {
-                Some(node) => node,
-                None => {
-                    is_shared = false;
-                    self.path.truncate(level);
-                    let node = self.child(above, key)?;
-                    grow::push(&mut self.path, node)?;
-                    node
-                }
+            let known = known.filter(|node| is_shared && self.all[*node].key == key);
+            above = if let Some(node) = known {
+                node
+            } else {
+                is_shared = false;
+                self.path.truncate(level);
+                let node = self.child(above, key)?;
+                grow::push(&mut self.path, node)?;
+                node
             };
-            above = found;
         }
         self.path.truncate(count);
-        let node = &mut self.nodes[above];
+        let node = &mut self.all[above];
         if node.array.is_some() || node.first != NONE {
             return Err(misplaced(name, "other leaves have this path"));
         }
@@ -132,13 +130,13 @@ impl<'a> Nodes<'a> {
         }
         let made = self.push(key)?;
         self.by_key.insert((above, key), made);
-        let last = self.nodes[above].last;
+        let last = self.all[above].last;
         match last {
-            NONE => self.nodes[above].first = made,
-            last => self.nodes[last].next = made,
+            NONE => self.all[above].first = made,
+            last => self.all[last].next = made,
         }
-        self.nodes[above].last = made;
-        self.nodes[above].children += 1;
+        self.all[above].last = made;
+        self.all[above].children += 1;
         Ok(made)
     }
 }
