@@ -15,8 +15,9 @@ from treepack._src import hooks
 from treepack._src.api.bytes import apply_delta, buffers, dumps, loads, pack_into, packed_size
 from treepack._src.api.compare import diff
 from treepack._src.api.export import LoadedExported, load_exported, save_exported
-from treepack._src.api.files import abstract, is_checkpoint, load, read_metadata, save
+from treepack._src.api.files import load, save
 from treepack._src.api.streams import read_stream, write_stream
+from treepack._src.api.structure import abstract, is_checkpoint, read_metadata
 from treepack._src.checkpoint.file import File, Tree, open
 from treepack._src.checkpoint.reader import LazyArray
 from treepack._src.checkpoint.sources import stack, transpose, unstack

@@ -31,7 +31,8 @@ import orbax.checkpoint as ocp  # type: ignore[import-untyped]
 
 from treepack import serialization
 from treepack._src import paths as _paths
-from treepack._src.api.files import abstract, load
+from treepack._src.api.files import load
+from treepack._src.api.structure import abstract
 from treepack._src.options import (
     Arrays,
     Compress,

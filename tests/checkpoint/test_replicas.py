@@ -21,7 +21,7 @@ from support import processes, s3
 START = """
 import json, os, re, signal, sys, time
 from pathlib import Path
-from treepack._src.checkpoint import placement, replicas
+from treepack._src.checkpoint import placement, replicas, transfer
 
 def mesh(*shape, devices=None):
     devices = np.array(jax.devices() if devices is None else devices)
@@ -131,7 +131,7 @@ assert sorted(reads) == sorted(it for it in tree if it not in ("key", "host", "s
 reads.clear()
 steps, agree = [], replicas.Together.agree
 replicas.Together.agree = lambda self, plan: (steps.append(plan), agree(self, plan))[1]
-placement.BATCH_BYTES = 2 * model.nbytes
+transfer.BATCH_BYTES = 2 * model.nbytes
 found = load(path, tree)
 assert len(steps) == 1 + 9 + 1, steps  # the plan; batches of what all have; of what two have
 assert {"split", "here"} <= {*reads}
@@ -277,12 +277,12 @@ for failing in (0, 1):
         if len(calls) == 2 and here:
             raise KeyboardInterrupt
         return spread(*given)
-    placement.spread, placement.BATCH_BYTES = second, 1
+    transfer.spread, transfer.BATCH_BYTES = second, 1
     if here:
         raised(lambda: load(mine, tree), error=KeyboardInterrupt)
     else:
         raised(lambda: load(mine, tree), f"process {failing}: KeyboardInterrupt")
-    placement.spread, placement.BATCH_BYTES = spread, 1 << 28
+    transfer.spread, transfer.BATCH_BYTES = spread, 1 << 28
     # Another target, or other places, or another save.
     again()
     told = "process 1: its load differs from the first process"
@@ -374,7 +374,7 @@ treepack.save(path, tree, sharded=True, durable=False)
 if index == 1:
     def killed(*_):
         os.kill(os.getpid(), signal.SIGKILL)
-    placement.spread = killed  # after all have agreed on the plan
+    transfer.spread = killed  # after all have agreed on the plan
 raised(lambda: load(path, tree, timeout=5), "process 1: did not call load, or did not finish")
 print("told", flush=True)
 os._exit(0)  # jax would wait for the other one

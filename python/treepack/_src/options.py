@@ -11,7 +11,6 @@ import importlib
 import inspect
 import math
 import operator
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import (
     TYPE_CHECKING,
@@ -608,48 +607,3 @@ def progress_bar(progress: Progress, title: str) -> Iterator[Callable[[int, int]
         yield progress
     else:
         raise TypeError(f"progress must be a callable, a bool or None, got {progress!r}")
-
-
-# The option `static` of the current save, per thread: the core calls the hooks that need it, and
-# does not know the option.
-
-
-class LeavingOut:
-    """Which static data and code one save leaves out.
-
-    Attributes:
-      static: Which static data that cannot be stored are left out.
-      has_code: Whether leaves that are code have been left out.
-    """
-
-    def __init__(self, static: Static = "error"):
-        self.static = static
-        self.has_code = False
-
-
-class _Local(threading.local):
-    current = LeavingOut()
-
-
-_local = _Local()
-
-
-@contextlib.contextmanager
-def leaving_out(static: Static) -> Iterator[LeavingOut]:
-    """Sets which static data this thread leaves out when it saves."""
-    check("static", static)
-    outer, _local.current = _local.current, LeavingOut(static)
-    try:
-        yield _local.current
-    finally:
-        _local.current = outer
-
-
-def left_out() -> Static:
-    """Returns which static data this thread leaves out."""
-    return _local.current.static
-
-
-def leave_out_code() -> None:
-    """Records that the save of this thread leaves out a leaf that is code."""
-    _local.current.has_code = True

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any, Literal, Unpack, overload
 
 from treepack._src.api.streams import spooled
-from treepack._src.checkpoint.file import File, open, place_of
+from treepack._src.checkpoint.file import File, place_of
 from treepack._src.checkpoint.load import load_part, restore_described
 from treepack._src.checkpoint.opening import open_reader
 from treepack._src.checkpoint.placement import sharing
@@ -17,7 +17,6 @@ from treepack._src.checkpoint.reader import Place
 from treepack._src.checkpoint.select import chosen
 from treepack._src.checkpoint.sharded import unless_replaced
 from treepack._src.options import (
-    Containers,
     Export,
     LoadOptions,
     Opening,
@@ -26,9 +25,7 @@ from treepack._src.options import (
     SaveOptions,
     Selection,
     Sharing,
-    StorageOptions,
     Template,
-    Unknown,
     Writing,
     check,
     check_iterator,
@@ -41,7 +38,7 @@ from treepack._src.saving.directory import interrupted
 from treepack._src.saving.layout import base_of, file_layout
 from treepack._src.saving.safetensors import SafetensorsWrite
 from treepack._src.saving.sharded import ShardedWrite, is_distributed
-from treepack._src.storage.content import Openable, content_of, downloaded, inflated_head
+from treepack._src.storage.content import Openable, content_of, downloaded
 from treepack._src.storage.naming import filename_of, naming
 from treepack._src.storage.place import (
     Location,
@@ -54,14 +51,9 @@ from treepack._src.storage.place import (
     resolved,
 )
 from treepack._src.storage.safetensors import has_suffix, is_safetensors
-from treepack._src.storage.store import ConditionError
 from treepack._src.storage.write import save_layout
 from treepack.errors import (
     DecodeError,
-    GzipError,
-    GzipTruncatedError,
-    NewerVersionError,
-    NoIndexError,
     TreepackError,
 )
 
@@ -456,133 +448,3 @@ def load(
 
     with naming(path):
         return unless_replaced(attempt)
-
-
-def abstract(
-    path_or_data: Openable,
-    *,
-    unknown: Unknown = "error",
-    containers: Containers = "saved",
-    static: Any = None,
-    max_size: int | None = None,
-    storage_options: StorageOptions = None,
-) -> Any:
-    """Returns the structure of a saved tree, with shapes and dtypes in place of its arrays.
-
-    Reads no array. The result is a template for `load`, as `jax.eval_shape` returns it for a
-    function that makes such a tree. Arrays that were sharded over several devices have their
-    `sharding` if the number of devices is the same; see docs/sharded.md. This initializes JAX, so
-    call `jax.distributed.initialize` before.
-
-    Args:
-      path_or_data: A file of `save`, the result of `dumps`, or any other source that `open` takes.
-      unknown: See `load`.
-      containers: See `load`.
-      static: See `load`.
-      max_size: See `load`.
-      storage_options: See `save`.
-
-    Returns:
-      The tree, with `jax.ShapeDtypeStruct`s in place of arrays.
-
-    Raises:
-      DecodeError: See `load`, also for further errors.
-
-    Examples:
-      >>> import numpy as np, treepack
-      >>> treepack.abstract(treepack.dumps([np.zeros((2, 3)), "text"]))
-      [ShapeDtypeStruct(shape=(2, 3), dtype=float64), 'text']
-    """
-    check("unknown", unknown)
-    source = resolved(path_or_data, storage_options)
-    with naming(source), _opened(source, max_size) as file:
-        return file.abstract(unknown=unknown, containers=containers, static=static)
-
-
-def read_metadata(
-    path_or_data: Openable,
-    *,
-    unknown: Unknown = "error",
-    max_size: int | None = None,
-    storage_options: StorageOptions = None,
-) -> Any:
-    """Returns the `metadata` of a saved tree, or `None`, without reading arrays.
-
-    Args:
-      path_or_data: A file of `save`, the result of `dumps`, or any other source that `open` takes.
-      unknown: Whether values that cannot be rebuilt, such as values of unregistered types, are an
-        error, or become dicts of their parts (`"dict"`); see `open`.
-      max_size: See `load`.
-      storage_options: See `save`.
-
-    Raises:
-      UnregisteredTypeError: A DecodeError with the name and a path such as `metadata/c/act`, if a
-        type is not registered.
-      DecodeError: See `load`, also for further errors.
-
-    Examples:
-      >>> import treepack
-      >>> treepack.read_metadata(treepack.dumps([], metadata={"step": 3, "shape": (1, 2)}))
-      {'step': 3, 'shape': (1, 2)}
-    """
-    source = resolved(path_or_data, storage_options)
-    with naming(source), _opened(source, max_size, unknown) as file:
-        return file.metadata
-
-
-def is_checkpoint(path_or_data: Openable, *, storage_options: StorageOptions = None) -> bool:
-    """Returns whether a path, URL or data are a checkpoint that treepack reads.
-
-    Such a checkpoint is a file of treepack, flax or eformer, with or without gzip, the directory of
-    a sharded checkpoint or of Orbax, or a file or directory of safetensors. Files of newer versions
-    count, and so do files whose arrays are damaged (see `verify`). Reads no array, and only the
-    first bytes of gzip from other programs.
-
-    Args:
-      path_or_data: Any source that `open` takes.
-      storage_options: See `save`.
-
-    Returns:
-      Whether it is a checkpoint; `False` if the file does not exist.
-
-    Raises:
-      OSError: If the file cannot be read for another reason, such as its permissions.
-      ImportError: If it is a directory of Orbax, and TensorStore is not installed.
-      TreepackError: If a file in a store is replaced during the call.
-
-    Examples:
-      >>> import tempfile, treepack
-      >>> path = f"{tempfile.mkdtemp()}/model.treepack"
-      >>> treepack.is_checkpoint(path)
-      False
-      >>> treepack.save(path, {"step": 3})
-      >>> treepack.is_checkpoint(path)
-      True
-      >>> treepack.is_checkpoint(b"step: 3")
-      False
-    """
-    source = resolved(path_or_data, storage_options)
-    try:
-        with naming(source), open(source) as file:
-            place = place_of(file)
-            is_map = place.catalog.children(0) is not None and not place.catalog.is_list(0)
-            return is_map or place.catalog.record is not None
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    except NewerVersionError:
-        return True
-    except NoIndexError:
-        head = inflated_head(source, 1)
-        return head != b"" and (0x80 <= head[0] <= 0x8F or head[0] in (0xDE, 0xDF))  # a map
-    except ConditionError:  # the file was replaced
-        raise
-    except (TreepackError, EOFError):
-        return False
-
-
-def _opened(path_or_data: Openable, max_size: int | None, unknown: Unknown = "error") -> File:
-    """Opens a file or data; inflates gzip without an index."""
-    try:
-        return open(path_or_data, max_size=max_size, unknown=unknown)
-    except (GzipError, GzipTruncatedError):
-        return open(content_of(path_or_data, Opening(max_size=max_size)), unknown=unknown)

@@ -5,6 +5,7 @@ box ──▶ the files it needs ──opened──▶ its shards found ──�
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import functools
 import math
@@ -39,25 +40,41 @@ _ALIGN = 64
 _CAST_BYTES = 16 << 20
 
 
-class Files(Protocol):
-    """The files of a sharded checkpoint, by number.
+class Files(Reader, abc.ABC):
+    """Reads a checkpoint whose files have numbers.
 
     Attributes:
-      is_local: Whether reading them needs no requests to a store.
-      catalogs: The catalogs of open files.
+      manifest: Lists the files, and the file of each shard.
+      catalogs: The catalogs of the files that are open.
     """
 
-    is_local: bool
+    manifest: core.Manifest
     catalogs: list[core.Catalog | None]
 
+    @property
+    @abc.abstractmethod
+    def identity(self) -> str:
+        """An identifier that differs between saves to the same directory."""
+
+    @abc.abstractmethod
     def file(self, number: int) -> Reader:
-        """Opens a file."""
+        """Returns a file after checking that it matches the manifest.
 
+        Raises:
+          CorruptionError: If the file is missing, or is another file.
+        """
+
+    @abc.abstractmethod
     def need_files(self, numbers: Iterable[int]) -> None:
-        """Opens the files that are not open yet."""
+        """Opens the files that are not open yet.
 
+        Raises:
+          CorruptionError: If a file is missing, or is another file.
+        """
+
+    @abc.abstractmethod
     def explained(self, number: int, error: BaseException) -> BaseException:
-        """Converts an error in reading a file."""
+        """Converts an error in reading a file to an error that names the file."""
 
 
 class Sharded(Protocol):

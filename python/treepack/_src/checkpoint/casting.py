@@ -13,7 +13,7 @@ import treepack._core as core
 from treepack._src import dtypes as _dtypes
 from treepack._src.checkpoint.boxes import Box, aligned
 from treepack._src.checkpoint.replicas import Shared
-from treepack._src.checkpoint.sharded import ShardedArray
+from treepack._src.checkpoint.sharded_array import ShardedArray
 from treepack._src.interop import jax as _jax
 from treepack._src.paths import Trail
 from treepack._src.restore.compare import signature

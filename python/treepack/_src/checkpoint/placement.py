@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
@@ -14,19 +13,17 @@ import numpy as np
 
 import treepack._core as core
 from treepack._src import paths as _paths
-from treepack._src.checkpoint.boxes import Box, expect, find, ranges_of, reading
+from treepack._src.checkpoint.boxes import expect, find
 from treepack._src.checkpoint.casting import Item, cast_items, number_to_array
 from treepack._src.checkpoint.reader import LazyArray
 from treepack._src.checkpoint.replicas import (
-    BATCH_BYTES,
-    Rows,
     Together,
     rows_of,
     share,
-    spread,
     together,
 )
-from treepack._src.checkpoint.sharded import ShardedArray
+from treepack._src.checkpoint.sharded_array import ShardedArray
+from treepack._src.checkpoint.transfer import index_key, parts_of, transfer
 from treepack._src.interop import jax as _jax
 from treepack._src.interop.shardings import fitting
 from treepack._src.options import Reading, Sharing
@@ -35,14 +32,10 @@ from treepack._src.pytree.kinds import kind_of
 from treepack._src.pytree.state_dict import leaves_of
 from treepack._src.restore.compare import like_scalar
 from treepack._src.restore.report import Convert
-from treepack._src.storage.fetch import fetching
 from treepack.errors import DecodeError, TreepackError
 
 if TYPE_CHECKING:
     import jax
-
-# The maximum number of bytes in flight to devices at a time.
-_WINDOW = 1 << 30
 
 
 def sharing(target: Any, how: Reading, options: Sharing) -> AbstractContextManager[Together | None]:
@@ -208,7 +201,7 @@ def _place(
     expect(boxes)
     del boxes
     for place, group in groups.items():
-        put = _put(group, place, may_change, threads, together)
+        put = transfer(group, place, may_change, threads, together)
         for item, made in zip(group, put, strict=True):
             found = item.leaf
             _check_integers(item.path, found, made)
@@ -288,35 +281,10 @@ def _plan(item: Item) -> None:
     """Plans the boxes that devices of this process need of an array in several files."""
     if isinstance(item.leaf, ShardedArray):
         in_place = _is_on_cpu(item.place)
-        for index in _parts_of(item):
-            key = _key(index)
+        for index in parts_of(item):
+            key = index_key(index)
             if key not in item.boxes:
                 item.boxes[key] = item.leaf.plan(index, in_place=in_place)
-
-
-def _parts_of(item: Item) -> Iterable[tuple[slice, ...]]:
-    """Returns the parts of an array that this process reads."""
-    if item.shared is not None:
-        return item.shared.sources.values()
-    return _parts_on(item.place, item.path, item.leaf)
-
-
-def _parts_on(place: Any, path: Trail, array: Any) -> Iterable[tuple[slice, ...]]:
-    """Returns the parts of an array for the devices of this process."""
-    if not _is_split(place):
-        return [(slice(None),) * array.ndim]
-    try:
-        parts = place.addressable_devices_indices_map(array.shape).values()
-    except Exception as error:  # JAX may raise any type for an invalid sharding
-        raise _misplaced(path, array, place, error) from error
-    return [part for part in parts if part is not None]
-
-
-def _is_split(place: Any) -> bool:
-    """Returns whether several devices hold an array or parts of it."""
-    import jax
-
-    return isinstance(place, jax.sharding.Sharding) and len(place.device_set) > 1
 
 
 def _is_on_cpu(place: Any) -> bool:
@@ -425,117 +393,3 @@ def _concrete(sharding: Any) -> Any:
     if mesh is None or mesh.empty or mesh.axis_names != sharding.mesh.axis_names:
         return None
     return jax.sharding.NamedSharding(mesh, sharding.spec)
-
-
-def _put(
-    items: list[Item],
-    place: Any,
-    may_change: bool,
-    threads: int | None,
-    together: Together | None,
-) -> Iterator[jax.Array]:
-    """Places arrays on devices, a window at a time."""
-    import jax
-
-    before: list[jax.Array] = []
-    for batch in _batches(items):
-        for item in batch:
-            if may_change and isinstance(item.leaf, np.ndarray):
-                item.leaf = np.array(item.leaf)
-            if isinstance(item.leaf, LazyArray):
-                for index in _parts_of(item):
-                    item.leaf.begin(index)
-        boxes = [box for item in batch for box in item.boxes.values()]
-        with fetching(ranges_of(boxes)), reading(boxes, core.thread_count(threads)) as read:
-            if together is not None and isinstance(place, Rows):
-                made = _put_shared(batch, together, read)
-            elif _is_split(place):
-                made = [_put_parts(item, place, read) for item in batch]
-            else:
-                made = _put_whole(batch, place, read)
-        jax.block_until_ready(before)  # type: ignore[no-untyped-call]
-        before = made
-        yield from made
-    if isinstance(place, Rows):  # raises errors of other processes here, not at the first use
-        jax.block_until_ready(before)  # type: ignore[no-untyped-call]
-
-
-def _put_shared(
-    batch: list[Item], together: Together, read: Callable[[Box], np.ndarray]
-) -> list[Any]:
-    """Places arrays on the devices of several processes, one of which reads each shard."""
-    boxes = {id(item.shared): item.boxes for item in batch}
-    shared = [item.shared for item in batch if item.shared is not None]
-    return spread(together, shared, lambda it, index: read(boxes[id(it)][_key(index)]))
-
-
-def _put_whole(batch: list[Item], place: Any, read: Callable[[Box], np.ndarray]) -> list[Any]:
-    """Places whole arrays on one device."""
-    import jax
-
-    def whole(item: Item) -> Any:
-        for box in item.boxes.values():
-            return read(box)
-        return np.asarray(item.leaf) if isinstance(item.leaf, LazyArray) else item.leaf
-
-    arrays = [whole(item) for item in batch]
-    # PRNG keys are already on the default device, and slow to move.
-    rest = [at for at, array in enumerate(arrays) if place is not None or not _jax.is_array(array)]
-    made: list[Any] = list(arrays)
-    try:
-        for at, put in zip(rest, jax.device_put([arrays[at] for at in rest], place), strict=True):
-            made[at] = put
-    except Exception as error:
-        if len(batch) == 1:
-            raise _misplaced(batch[0].path, batch[0].leaf, place, error) from error
-        # One by one, to find the array that fails.
-        return [_put_whole([item], place, read)[0] for item in batch]
-    return made
-
-
-def _put_parts(item: Item, place: Any, read: Callable[[Box], np.ndarray]) -> Any:
-    """Places the parts of an array on several devices; equal parts are read once."""
-    import jax
-
-    array = item.leaf
-    parts = {key: read(box) for key, box in item.boxes.items()}
-
-    def part(index: Any) -> Any:
-        key = _key(index)
-        if key not in parts:
-            parts[key] = array[index]
-        return parts[key]
-
-    try:
-        if _jax.is_array(array) and place.is_fully_addressable:
-            return jax.device_put(array, place)  # a typed PRNG key cannot be split
-        dtype = None  # inferred from the parts, unless this process has none
-        if not place.addressable_devices:
-            is_extended = _jax.is_extended(array.dtype)
-            dtype = array.dtype if is_extended else jax.dtypes.canonicalize_dtype(array.dtype)
-        return jax.make_array_from_callback(array.shape, place, part, dtype=dtype)
-    except Exception as error:
-        raise _misplaced(item.path, array, place, error) from error
-
-
-def _misplaced(path: Trail, array: Any, place: Any, error: Exception) -> TreepackError:
-    return TreepackError(
-        f"at {path}: cannot place an array of shape {array.shape} on {place}: "
-        f"{type(error).__name__}: {error}"
-    )
-
-
-def _key(index: tuple[slice, ...]) -> tuple[tuple[Any, Any], ...]:
-    """Returns an index as a hashable key."""
-    return tuple((at.start, at.stop) for at in index)
-
-
-def _batches(items: list[Item]) -> Iterable[list[Item]]:
-    if items[0].shared is not None:  # the same batches in all processes
-        sizes, window = (item.shared.nbytes for item in items if item.shared), BATCH_BYTES
-    else:
-        sizes, window = (getattr(item.leaf, "nbytes", 0) for item in items), _WINDOW
-    ends = itertools.accumulate(sizes)
-    numbered = zip((size // window for size in ends), items, strict=True)
-    for _, group in itertools.groupby(numbered, key=lambda numbered: numbered[0]):
-        yield [item for _, item in group]

@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 import treepack._core as core
-from treepack._src.checkpoint.sharded import ReplacedError, ShardedArray
+from treepack._src.checkpoint.sharded import ReplacedError
+from treepack._src.checkpoint.sharded_array import ShardedArray
 from treepack._src.checkpoint.shards import readers_of, start_of
 from treepack._src.interop import jax as _jax
 from treepack._src.interop.group import Group, Message, OthersError, check_not_forked

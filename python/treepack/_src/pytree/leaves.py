@@ -26,9 +26,9 @@ from treepack._src.interop import jax as _jax
 from treepack._src.interop.libraries import is_marker
 from treepack._src.interop.modules import instance_of
 from treepack._src.interop.shardings import fitting
-from treepack._src.options import left_out
 from treepack._src.pytree import prng as _prng
 from treepack._src.pytree.kinds import describes_array, is_function, kind_of
+from treepack._src.pytree.left_out import left_out
 from treepack._src.storage.deferred import Deferred
 
 if TYPE_CHECKING:

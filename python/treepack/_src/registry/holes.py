@@ -15,9 +15,9 @@ import treepack._core as core
 from treepack._src import paths as _paths
 from treepack._src.interop import equinox, flax
 from treepack._src.interop.libraries import LIBRARIES
-from treepack._src.options import leave_out_code, left_out
 from treepack._src.pytree.containers import is_namedtuple
 from treepack._src.pytree.kinds import kind_of
+from treepack._src.pytree.left_out import leave_out_code, left_out
 from treepack._src.registry.code import holds_arrays, is_code
 from treepack._src.registry.definitions import made_of, name_and_parts
 from treepack._src.registry.libraries import library_of

@@ -10,11 +10,11 @@ import treepack._core as core
 from treepack._src.interop import equinox, flax
 from treepack._src.interop import jax as _jax
 from treepack._src.interop.modules import imported
-from treepack._src.options import left_out
 from treepack._src.pytree import handlers
 from treepack._src.pytree.containers import NodeKind, check_unique_keys, is_inert_factory
 from treepack._src.pytree.kinds import PYTREE, Pruned, joined, kind_of
 from treepack._src.pytree.leaves import explain, remedy
+from treepack._src.pytree.left_out import left_out
 from treepack._src.pytree.state_dict import leaves_of, to_state_dict
 from treepack._src.registry import holes as _holes
 from treepack._src.registry import static as _static

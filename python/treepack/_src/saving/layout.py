@@ -10,9 +10,10 @@ from typing import Any, ClassVar
 import treepack._core as core
 from treepack._src import paths as _paths
 from treepack._src.checkpoint.file import File, place_of
-from treepack._src.options import Saved, Static, Writing, leaving_out
+from treepack._src.options import Saved, Static, Writing
 from treepack._src.printable import warn
 from treepack._src.pytree import handlers
+from treepack._src.pytree.left_out import leaving_out
 from treepack._src.pytree.state_dict import leaves_of
 from treepack._src.registry.code import is_code
 from treepack._src.registry.definitions import plain_parts
