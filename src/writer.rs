@@ -103,11 +103,7 @@ impl<'a> Writer<'a> {
     /// Sets whether [`save`](Self::save) waits for the disk, so that the file survives a power
     /// loss. `true` by default; otherwise the file survives only a crash of the program.
     pub fn durable(&mut self, durable: bool) -> &mut Self {
-        self.durability = if durable {
-            Durability::Synced
-        } else {
-            Durability::Cached
-        };
+        self.durability = durable.into();
         self
     }
 

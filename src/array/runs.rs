@@ -139,11 +139,7 @@ impl Runs {
 
     /// Includes gaps in memory.
     pub fn extent(&self) -> usize {
-        let more = self
-            .repeats
-            .iter()
-            .map(|repeat| (repeat.count - 1) * repeat.target);
-        self.nbytes + more.sum::<usize>()
+        extent(self.nbytes, &self.repeats, |repeat| repeat.target)
     }
 
     /// The ranges of the array to read, joined where closer than `near`.
@@ -165,11 +161,7 @@ impl Runs {
     }
 
     pub fn span(&self) -> usize {
-        let more = self
-            .repeats
-            .iter()
-            .map(|repeat| (repeat.count - 1) * repeat.source);
-        self.nbytes + more.sum::<usize>()
+        extent(self.nbytes, &self.repeats, |repeat| repeat.source)
     }
 
     /// The inner repetitions with runs closer than `near`, at most `most` bytes of the array.
@@ -300,11 +292,7 @@ impl Nest<'_> {
     }
 
     fn memory(&self) -> usize {
-        let more = self
-            .inner
-            .iter()
-            .map(|repeat| (repeat.count - 1) * repeat.target);
-        self.nbytes + more.sum::<usize>()
+        extent(self.nbytes, self.inner, |repeat| repeat.target)
     }
 
     fn copy(&self, bytes: RawBytes<'_>, target: &mut [MaybeUninit<u8>]) -> Result<()> {
@@ -377,6 +365,11 @@ impl NestPart<'_> {
         }
         Ok(())
     }
+}
+
+fn extent(nbytes: usize, repeats: &[Repeat], distance: impl Fn(&Repeat) -> usize) -> usize {
+    let more = repeats.iter().map(|it| (it.count - 1) * distance(it));
+    nbytes + more.sum::<usize>()
 }
 
 fn each(

@@ -190,8 +190,6 @@ pub struct Difference<'a> {
     pub elements: Elements,
     /// Where its elements are in the encoding.
     pub place: Range<usize>,
-    /// The CRC-32 of its elements.
-    pub crc: u32,
     pub blocks: Vec<Block<'a>>,
 }
 
@@ -205,7 +203,6 @@ impl Difference<'_> {
 /// A patch whose checksum was compared.
 #[derive(Debug)]
 pub struct Patch<'a> {
-    pub record: Record,
     pub differences: Vec<Difference<'a>>,
     pub skeleton: Skeleton<'a>,
 }
@@ -241,7 +238,6 @@ impl<'a> Patch<'a> {
             return damaged("it has another length");
         }
         Ok(Self {
-            record,
             differences,
             skeleton,
         })
@@ -325,8 +321,7 @@ fn read_difference<'a>(
     if nbytes == 0 {
         return Err(malformed("has no elements"));
     }
-    let (crc, _) = next(4).ok_or_else(short)?;
-    let crc = u32::from_le_bytes(*crc.first_chunk().expect("4 bytes"));
+    next(4).ok_or_else(short)?; // the CRC-32 of the elements: blocks have their own
     skeleton.push(head_end - usize::from(len)..head_end)?;
     let place = skeleton
         .gap(nbytes)
@@ -358,7 +353,6 @@ fn read_difference<'a>(
         offset,
         elements,
         place,
-        crc,
         blocks,
     })
 }

@@ -9,7 +9,8 @@ use super::super::memory::dict_next;
 use super::cursor::{Child, Cursor, Found, Named, Ordered, TemplateChild};
 use super::keys::Name;
 use super::nodes::damaged;
-use super::template::{Session, Walk};
+use super::session::Session;
+use super::template::Walk;
 use crate::grow;
 
 #[pyfunction]
