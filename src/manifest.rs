@@ -8,7 +8,6 @@
 //! ```
 
 use std::io::{Read, Write};
-use std::mem::MaybeUninit;
 use std::ops::{Deref, Range};
 use std::sync::Arc;
 
@@ -20,6 +19,7 @@ use serde_bytes::ByteBuf;
 
 use crate::grow::{self, Growing, decode};
 use crate::layout::{Layout, Payload, Slice};
+use crate::raw::Uninit;
 use crate::source::{Source, missing};
 use crate::structure::mismatch;
 use crate::{Error, Result, zlib};
@@ -408,11 +408,7 @@ impl Source for Sparse {
         self.len
     }
 
-    fn read_at<'t>(
-        &self,
-        offset: usize,
-        target: &'t mut [MaybeUninit<u8>],
-    ) -> Result<&'t mut [u8]> {
+    fn read_at<'t>(&self, offset: usize, target: &'t mut Uninit) -> Result<&'t mut [u8]> {
         let run = self.run(offset);
         if run < target.len() {
             return Err(missing(offset + run));
@@ -435,6 +431,7 @@ impl Source for Sparse {
 #[cfg(test)]
 mod tests {
     use std::iter::once;
+    use std::mem::MaybeUninit;
 
     use proptest::prelude::*;
 
@@ -457,11 +454,7 @@ mod tests {
             }
         }
 
-        fn copy_to<'t>(
-            &self,
-            start: usize,
-            target: &'t mut [MaybeUninit<u8>],
-        ) -> Result<&'t mut [u8]> {
+        fn copy_to<'t>(&self, start: usize, target: &'t mut Uninit) -> Result<&'t mut [u8]> {
             match self {
                 Self::There(bytes) => bytes.copy_to(start, target),
                 Self::Gap(_) => panic!("a gap must not be read"),

@@ -1,10 +1,10 @@
 //! Reads a box of an array as runs: contiguous bytes at equal distances.
 
-use std::mem::{self, MaybeUninit};
+use std::mem;
 use std::num::NonZero;
 use std::ops::Range;
 
-use crate::raw::RawBytes;
+use crate::raw::{RawBytes, Uninit};
 use crate::source::{Pieces, Source, read_to};
 use crate::{Result, grow, parallel};
 
@@ -190,7 +190,7 @@ impl Runs {
     pub fn read(
         &self,
         array: &dyn Source,
-        target: &mut [MaybeUninit<u8>],
+        target: &mut Uninit,
         threads: NonZero<usize>,
         check: impl FnMut() -> Result<()>,
     ) -> Result<()> {
@@ -223,7 +223,7 @@ impl Runs {
         nest: &Nest<'_>,
         near: usize,
         span: usize,
-        target: &'a mut [MaybeUninit<u8>],
+        target: &'a mut Uninit,
     ) -> Result<Vec<NestPart<'a>>> {
         let mut blocks = Vec::new();
         let (mut rest, mut taken) = (target, 0);
@@ -295,7 +295,7 @@ impl Nest<'_> {
         extent(self.nbytes, self.inner, |repeat| repeat.target)
     }
 
-    fn copy(&self, bytes: RawBytes<'_>, target: &mut [MaybeUninit<u8>]) -> Result<()> {
+    fn copy(&self, bytes: RawBytes<'_>, target: &mut Uninit) -> Result<()> {
         each(self.inner, 0, 0, &mut |from, to| {
             let run = bytes.slice(from..from + self.nbytes);
             run.copy_to(&mut target[to..to + self.nbytes]);
@@ -308,7 +308,7 @@ struct NestPart<'a> {
     start: usize,
     rows: Repeat,
     is_near: bool,
-    memory: &'a mut [MaybeUninit<u8>],
+    memory: &'a mut Uninit,
 }
 
 impl NestPart<'_> {
@@ -396,6 +396,7 @@ pub(super) mod tests {
     use super::*;
     use proptest::prelude::*;
     use std::iter;
+    use std::mem::MaybeUninit;
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     struct Elsewhere(Vec<u8>, usize);
@@ -405,11 +406,7 @@ pub(super) mod tests {
             self.0.len()
         }
 
-        fn read_at<'t>(
-            &self,
-            offset: usize,
-            target: &'t mut [MaybeUninit<u8>],
-        ) -> Result<&'t mut [u8]> {
+        fn read_at<'t>(&self, offset: usize, target: &'t mut Uninit) -> Result<&'t mut [u8]> {
             self.0.read_at(offset, target)
         }
 
@@ -549,11 +546,7 @@ pub(super) mod tests {
                 self.0.len()
             }
 
-            fn read_at<'t>(
-                &self,
-                offset: usize,
-                target: &'t mut [MaybeUninit<u8>],
-            ) -> Result<&'t mut [u8]> {
+            fn read_at<'t>(&self, offset: usize, target: &'t mut Uninit) -> Result<&'t mut [u8]> {
                 self.1.fetch_add(1, Ordering::Relaxed);
                 self.0.read_at(offset, target)
             }

@@ -9,7 +9,7 @@ use super::{Catalog, Key};
 use crate::events::{Event, Reader};
 use crate::source::{Source, read_to};
 use crate::structure::{Footer, Index, RECORD_KEY, Record};
-use crate::watch::Watch;
+use crate::watch::{Every, Watch};
 use crate::wire::Cursor;
 use crate::{Error, Result, grow};
 
@@ -98,13 +98,9 @@ impl Catalog {
         let mut open: Vec<Open> = Vec::new();
         let mut keys: Vec<Key> = Vec::new();
         let mut before = 0;
-        let mut until_check = CHECK_VALUES;
+        let mut every = Every::new(CHECK_VALUES);
         loop {
-            until_check -= 1;
-            if until_check == 0 {
-                watch.check()?;
-                until_check = CHECK_VALUES;
-            }
+            every.step(|| watch.check())?;
             let event = reader.next()?;
             // Repeated keys of an outline are numbers.
             let is_key = open.last().is_some_and(|open| open.done.is_multiple_of(2));

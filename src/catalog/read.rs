@@ -8,7 +8,7 @@ use crate::error::Path;
 use crate::events::{Closed, Event, Reader};
 use crate::source::{Source, missing, read_to};
 use crate::structure::{Footer, Index, LeafKind, RECORD_KEY, ROOT_KEY, Record, checksums_of};
-use crate::watch::Watch;
+use crate::watch::{Every, Watch};
 use crate::wire::PRNG_MARKER;
 use crate::{Error, Result, grow};
 
@@ -133,14 +133,10 @@ impl Catalog {
         open: &mut Vec<Open>,
         watch: &dyn Watch,
     ) -> Result<()> {
-        let mut until_check = CHECK_VALUES;
+        let mut every = Every::new(CHECK_VALUES);
         let mut region = 0;
         loop {
-            until_check -= 1;
-            if until_check == 0 {
-                watch.check()?;
-                until_check = CHECK_VALUES;
-            }
+            every.step(|| watch.check())?;
             let start = reader.offset();
             let event = reader.next()?;
             let Some(key) = self.key_of(open.last_mut(), reader, event)? else {

@@ -10,6 +10,7 @@ use super::open::{Kept, Key, Open, path, unhashable};
 use super::recent::RecentHeaders;
 use super::{Container, Event, Events, Span, Text};
 use crate::source::Source;
+use crate::watch::Every;
 use crate::wire::{self, Cursor, Head};
 use crate::{Error, Result};
 
@@ -108,13 +109,9 @@ impl<'a> Reader<'a> {
     }
 
     fn all(&mut self, mut check: impl FnMut() -> Result<()>) -> Result<()> {
-        let mut until_check = CHECK_VALUES;
+        let mut every = Every::new(CHECK_VALUES);
         loop {
-            until_check -= 1;
-            if until_check == 0 {
-                check()?;
-                until_check = CHECK_VALUES;
-            }
+            every.step(&mut check)?;
             self.next()?;
             while let Some(open) = self.open.last()
                 && open.left == 0

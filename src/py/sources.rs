@@ -1,6 +1,5 @@
 //! Sources whose bytes Python holds, returns or names.
 
-use std::mem::MaybeUninit;
 use std::ops::Range;
 
 use pyo3::exceptions::PyValueError;
@@ -9,7 +8,7 @@ use pyo3::prelude::*;
 use super::layout::Layout;
 use super::memory::Borrowed;
 use crate::catalog::Compared;
-use crate::raw::{AsRaw, Filling, RawBytes};
+use crate::raw::{AsRaw, Filling, RawBytes, Uninit};
 use crate::source::Source;
 use crate::{Error, Result};
 
@@ -18,11 +17,7 @@ impl Source for Borrowed {
         self.as_raw().len()
     }
 
-    fn read_at<'t>(
-        &self,
-        offset: usize,
-        target: &'t mut [MaybeUninit<u8>],
-    ) -> Result<&'t mut [u8]> {
+    fn read_at<'t>(&self, offset: usize, target: &'t mut Uninit) -> Result<&'t mut [u8]> {
         self.as_raw().read_at(offset, target)
     }
 
@@ -48,11 +43,7 @@ impl Source for Elsewhere {
         self.len
     }
 
-    fn read_at<'t>(
-        &self,
-        offset: usize,
-        target: &'t mut [MaybeUninit<u8>],
-    ) -> Result<&'t mut [u8]> {
+    fn read_at<'t>(&self, offset: usize, target: &'t mut Uninit) -> Result<&'t mut [u8]> {
         let len = target.len();
         let mut filling = Filling::new(target);
         while filling.left() > 0 {
@@ -92,11 +83,7 @@ impl Source for Laid {
         self.layout.get().output.len()
     }
 
-    fn read_at<'t>(
-        &self,
-        offset: usize,
-        target: &'t mut [MaybeUninit<u8>],
-    ) -> Result<&'t mut [u8]> {
+    fn read_at<'t>(&self, offset: usize, target: &'t mut Uninit) -> Result<&'t mut [u8]> {
         self.layout.get().output.read_at(offset, target)
     }
 
@@ -123,11 +110,7 @@ impl Source for Copied {
         self.0.len()
     }
 
-    fn read_at<'t>(
-        &self,
-        offset: usize,
-        target: &'t mut [MaybeUninit<u8>],
-    ) -> Result<&'t mut [u8]> {
+    fn read_at<'t>(&self, offset: usize, target: &'t mut Uninit) -> Result<&'t mut [u8]> {
         let read = self.0.read_at(offset, target);
         read.map_err(|error| match error {
             Error::Corrupt { .. } => Error::Payload(Box::new(self.named(error))),
