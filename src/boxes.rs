@@ -2,16 +2,16 @@
 //!
 //! The parts of a box are recomputed each time, and take no memory.
 
+use std::mem::MaybeUninit;
 use std::num::NonZero;
 use std::sync::Arc;
 
 use crate::array::{Bounds, Halves, Runs, ShardGrid, ShardPart, ShardParts};
 use crate::catalog::{ArrayPlace, Catalog, FoundArrays};
 use crate::manifest::FileNumbers;
-use crate::raw::Uninit;
 use crate::source::Source;
 use crate::structure::LeafKind;
-use crate::watch::{Every, Watch};
+use crate::watch::Watch;
 use crate::{Error, Result, grow};
 
 const CHECK_SHARDS: usize = 1 << 10;
@@ -206,9 +206,13 @@ impl ShardBox {
         let array = &*self.array;
         let mut around = grow::filled(None::<Option<usize>>, files.len())?;
         let mut name = String::new();
-        let (mut at, mut every) = (0, Every::new(CHECK_SHARDS));
+        let (mut at, mut until_check) = (0, CHECK_SHARDS);
         self.parts.each(|part| {
-            every.step(|| watch.check())?;
+            until_check -= 1;
+            if until_check == 0 {
+                watch.check()?;
+                until_check = CHECK_SHARDS;
+            }
             let number = array.files[part.shard];
             if files.get(at).is_none_or(|file| file.number != number) {
                 let place = files.binary_search_by_key(&number, |file| file.number);
@@ -252,7 +256,7 @@ impl ShardBox {
     pub fn read(
         &self,
         files: &[OpenFile<'_>],
-        memory: &mut Uninit,
+        memory: &mut [MaybeUninit<u8>],
         strides: &[usize],
         threads: NonZero<usize>,
         watch: &dyn Watch,
@@ -276,7 +280,6 @@ mod tests {
     use crate::array::grid::tests::{boxes, elements, indices};
     use crate::{Dtype, Writer};
     use proptest::prelude::*;
-    use std::mem::MaybeUninit;
 
     const KEYS: [&str; 2] = ["params", "w"];
 

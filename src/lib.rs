@@ -114,22 +114,16 @@ pub mod safetensors;
 
 mod dtype;
 
-mod view;
-
 mod file;
-
-mod bytes;
 
 mod writer;
 
 #[cfg(feature = "python")]
 mod py;
 
-pub use bytes::Bytes;
 pub use dtype::{Dtype, TimeUnit};
 pub use error::{Error, Path, Result};
-pub use file::{File, Leaf};
+pub use file::{ArrayView, File, Leaf};
 pub use source::Source;
 pub use structure::{LeafKind, Value};
-pub use view::ArrayView;
-pub use writer::{Compress, Writer};
+pub use writer::{Bytes, Compress, Writer};

@@ -8,6 +8,7 @@
 //! ```
 
 use std::io::{Read, Write};
+use std::mem::MaybeUninit;
 use std::ops::{Deref, Range};
 use std::sync::Arc;
 
@@ -19,7 +20,6 @@ use serde_bytes::ByteBuf;
 
 use crate::grow::{self, Growing, decode};
 use crate::layout::{Layout, Payload, Slice};
-use crate::raw::Uninit;
 use crate::source::{Source, missing};
 use crate::structure::mismatch;
 use crate::{Error, Result, zlib};
@@ -408,7 +408,11 @@ impl Source for Sparse {
         self.len
     }
 
-    fn read_at<'t>(&self, offset: usize, target: &'t mut Uninit) -> Result<&'t mut [u8]> {
+    fn read_at<'t>(
+        &self,
+        offset: usize,
+        target: &'t mut [MaybeUninit<u8>],
+    ) -> Result<&'t mut [u8]> {
         let run = self.run(offset);
         if run < target.len() {
             return Err(missing(offset + run));
@@ -431,7 +435,6 @@ impl Source for Sparse {
 #[cfg(test)]
 mod tests {
     use std::iter::once;
-    use std::mem::MaybeUninit;
 
     use proptest::prelude::*;
 
@@ -454,7 +457,11 @@ mod tests {
             }
         }
 
-        fn copy_to<'t>(&self, start: usize, target: &'t mut Uninit) -> Result<&'t mut [u8]> {
+        fn copy_to<'t>(
+            &self,
+            start: usize,
+            target: &'t mut [MaybeUninit<u8>],
+        ) -> Result<&'t mut [u8]> {
             match self {
                 Self::There(bytes) => bytes.copy_to(start, target),
                 Self::Gap(_) => panic!("a gap must not be read"),

@@ -20,26 +20,3 @@ impl Watch for () {
         Ok(())
     }
 }
-
-/// Calls a check once in many steps.
-#[derive(Debug)]
-pub struct Every {
-    steps: usize,
-    left: usize,
-}
-
-impl Every {
-    pub fn new(steps: usize) -> Self {
-        Self { steps, left: steps }
-    }
-
-    #[inline]
-    pub fn step(&mut self, check: impl FnOnce() -> Result<()>) -> Result<()> {
-        self.left -= 1;
-        if self.left > 0 {
-            return Ok(());
-        }
-        self.left = self.steps;
-        check()
-    }
-}

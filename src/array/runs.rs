@@ -1,10 +1,10 @@
 //! Reads a box of an array as runs: contiguous bytes at equal distances.
 
-use std::mem;
+use std::mem::{self, MaybeUninit};
 use std::num::NonZero;
 use std::ops::Range;
 
-use crate::raw::{RawBytes, Uninit};
+use crate::raw::RawBytes;
 use crate::source::{Pieces, Source, read_to};
 use crate::{Result, grow, parallel};
 
@@ -139,7 +139,11 @@ impl Runs {
 
     /// Includes gaps in memory.
     pub fn extent(&self) -> usize {
-        extent(self.nbytes, &self.repeats, |repeat| repeat.target)
+        let more = self
+            .repeats
+            .iter()
+            .map(|repeat| (repeat.count - 1) * repeat.target);
+        self.nbytes + more.sum::<usize>()
     }
 
     /// The ranges of the array to read, joined where closer than `near`.
@@ -161,7 +165,11 @@ impl Runs {
     }
 
     pub fn span(&self) -> usize {
-        extent(self.nbytes, &self.repeats, |repeat| repeat.source)
+        let more = self
+            .repeats
+            .iter()
+            .map(|repeat| (repeat.count - 1) * repeat.source);
+        self.nbytes + more.sum::<usize>()
     }
 
     /// The inner repetitions with runs closer than `near`, at most `most` bytes of the array.
@@ -190,7 +198,7 @@ impl Runs {
     pub fn read(
         &self,
         array: &dyn Source,
-        target: &mut Uninit,
+        target: &mut [MaybeUninit<u8>],
         threads: NonZero<usize>,
         check: impl FnMut() -> Result<()>,
     ) -> Result<()> {
@@ -223,7 +231,7 @@ impl Runs {
         nest: &Nest<'_>,
         near: usize,
         span: usize,
-        target: &'a mut Uninit,
+        target: &'a mut [MaybeUninit<u8>],
     ) -> Result<Vec<NestPart<'a>>> {
         let mut blocks = Vec::new();
         let (mut rest, mut taken) = (target, 0);
@@ -292,10 +300,14 @@ impl Nest<'_> {
     }
 
     fn memory(&self) -> usize {
-        extent(self.nbytes, self.inner, |repeat| repeat.target)
+        let more = self
+            .inner
+            .iter()
+            .map(|repeat| (repeat.count - 1) * repeat.target);
+        self.nbytes + more.sum::<usize>()
     }
 
-    fn copy(&self, bytes: RawBytes<'_>, target: &mut Uninit) -> Result<()> {
+    fn copy(&self, bytes: RawBytes<'_>, target: &mut [MaybeUninit<u8>]) -> Result<()> {
         each(self.inner, 0, 0, &mut |from, to| {
             let run = bytes.slice(from..from + self.nbytes);
             run.copy_to(&mut target[to..to + self.nbytes]);
@@ -308,7 +320,7 @@ struct NestPart<'a> {
     start: usize,
     rows: Repeat,
     is_near: bool,
-    memory: &'a mut Uninit,
+    memory: &'a mut [MaybeUninit<u8>],
 }
 
 impl NestPart<'_> {
@@ -367,11 +379,6 @@ impl NestPart<'_> {
     }
 }
 
-fn extent(nbytes: usize, repeats: &[Repeat], distance: impl Fn(&Repeat) -> usize) -> usize {
-    let more = repeats.iter().map(|it| (it.count - 1) * distance(it));
-    nbytes + more.sum::<usize>()
-}
-
 fn each(
     repeats: &[Repeat],
     source: usize,
@@ -396,7 +403,6 @@ pub(super) mod tests {
     use super::*;
     use proptest::prelude::*;
     use std::iter;
-    use std::mem::MaybeUninit;
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     struct Elsewhere(Vec<u8>, usize);
@@ -406,7 +412,11 @@ pub(super) mod tests {
             self.0.len()
         }
 
-        fn read_at<'t>(&self, offset: usize, target: &'t mut Uninit) -> Result<&'t mut [u8]> {
+        fn read_at<'t>(
+            &self,
+            offset: usize,
+            target: &'t mut [MaybeUninit<u8>],
+        ) -> Result<&'t mut [u8]> {
             self.0.read_at(offset, target)
         }
 
@@ -546,7 +556,11 @@ pub(super) mod tests {
                 self.0.len()
             }
 
-            fn read_at<'t>(&self, offset: usize, target: &'t mut Uninit) -> Result<&'t mut [u8]> {
+            fn read_at<'t>(
+                &self,
+                offset: usize,
+                target: &'t mut [MaybeUninit<u8>],
+            ) -> Result<&'t mut [u8]> {
                 self.1.fetch_add(1, Ordering::Relaxed);
                 self.0.read_at(offset, target)
             }

@@ -1,5 +1,6 @@
 //! Compares a leaf with its checksum while it is copied.
 
+use std::mem::MaybeUninit;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -7,7 +8,6 @@ use crc32fast::Hasher;
 
 use super::{BLOCK_BYTES, Catalog};
 use crate::error::Path;
-use crate::raw::Uninit;
 use crate::source::{Source, read_to};
 use crate::{Error, Result, grow};
 
@@ -109,7 +109,11 @@ impl Source for Compared {
         self.source.len()
     }
 
-    fn read_at<'t>(&self, offset: usize, target: &'t mut Uninit) -> Result<&'t mut [u8]> {
+    fn read_at<'t>(
+        &self,
+        offset: usize,
+        target: &'t mut [MaybeUninit<u8>],
+    ) -> Result<&'t mut [u8]> {
         let bytes = self.source.read_at(offset, target)?;
         self.sum(offset, bytes)?;
         Ok(bytes)

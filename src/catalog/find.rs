@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::Catalog;
 use super::tables::Table;
 use crate::Result;
-use crate::watch::{Every, Watch};
+use crate::watch::Watch;
 
 /// Up to this number of children a table is not faster.
 const FEW: usize = 16;
@@ -36,9 +36,13 @@ impl Catalog {
             return Ok(table);
         }
         let mut table = Table::with_room(self.children(value).count())?;
-        let mut every = Every::new(CHECK_CHILDREN);
+        let mut until_check = CHECK_CHILDREN;
         for child in self.children(value) {
-            every.step(|| watch.check())?;
+            until_check -= 1;
+            if until_check == 0 {
+                watch.check()?;
+                until_check = CHECK_CHILDREN;
+            }
             let key = self.key(child);
             table.insert(self.tables.hash(key), child - value, |distance| {
                 self.has_key(value + distance, key)

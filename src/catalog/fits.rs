@@ -8,7 +8,7 @@ use super::Catalog;
 use crate::events::Event;
 use crate::source::Source;
 use crate::structure::{Kind, LeafKind, Node, Record, Value};
-use crate::watch::{Every, Watch};
+use crate::watch::Watch;
 use crate::{Error, Result, grow};
 
 const CHECK_VALUES: usize = 1 << 14;
@@ -32,10 +32,14 @@ impl Catalog {
         if let Some(root) = nodes.first_mut() {
             *root = record.nodes.len() - 1;
         }
-        let mut every = Every::new(CHECK_VALUES);
+        let mut until_check = CHECK_VALUES;
         let mut value = 0;
         while value < self.entries.len() {
-            every.step(|| watch.check())?;
+            until_check -= 1;
+            if until_check == 0 {
+                watch.check()?;
+                until_check = CHECK_VALUES;
+            }
             let node = nodes[value];
             if record.nodes[node].0 == Kind::Plain {
                 value = self.entries[value].end;

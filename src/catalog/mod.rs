@@ -8,8 +8,7 @@
 //! | `heads.rs` | heads known to match the index; reading in order |
 //! | `tables.rs` | hash tables of keys |
 //! | `check.rs` | comparing headers with the index |
-//! | `entries.rs` | adding values |
-//! | `indexed.rs`, `read.rs` | finding leaves by the index; by the headers |
+//! | `read.rs` | finding leaves by index or headers |
 //! | `find.rs` | values by key |
 //! | `arrays.rs` | positions of arrays, and boxes of them |
 //! | `select.rs` | marking selected leaves |
@@ -21,11 +20,9 @@
 mod arrays;
 mod check;
 mod compared;
-mod entries;
 mod find;
 mod fits;
 mod heads;
-mod indexed;
 mod read;
 mod select;
 mod stream;
@@ -38,7 +35,7 @@ use std::sync::Mutex;
 
 pub use arrays::{ArrayPlace, FoundArrays};
 pub use compared::Compared;
-pub use indexed::damaged_rest;
+pub use read::damaged_rest;
 pub use select::Marks;
 pub use stream::stream_items;
 pub use verify::{BLOCK_BYTES, Status};

@@ -1,16 +1,32 @@
-//! Opens a catalog: finds leaves by the index, or else by all headers.
+//! Finds the leaves by the index or the headers.
 
-use std::ops::Range;
+use std::ops::{Range, RangeInclusive};
 
-use super::entries::{CHECK_VALUES, Open};
-use super::{Catalog, Entry};
+use super::check::compare_record_key;
+use super::heads::Checked;
+use super::{Catalog, Entry, Key, LeafSpan};
 use crate::error::Path;
 use crate::events::{Closed, Event, Reader};
 use crate::source::{Source, missing, read_to};
 use crate::structure::{Footer, Index, LeafKind, RECORD_KEY, ROOT_KEY, Record, checksums_of};
-use crate::watch::{Every, Watch};
-use crate::wire::PRNG_MARKER;
+use crate::watch::Watch;
+use crate::wire::{CHUNKED_MARKER, Cursor, PRNG_MARKER};
 use crate::{Error, Result, grow};
+
+const CHECK_VALUES: usize = 1 << 14;
+
+struct Open {
+    entry: usize,
+    start: usize,
+    leaves: usize,
+    text: usize,
+    is_map: bool,
+    left: u32,
+    done: usize,
+    key: Option<Key>,
+    is_text: bool,
+    prng_name: String,
+}
 
 impl Catalog {
     /// Finds all leaves. With `salvage`, skips damaged leaves and notes the reason in
@@ -104,6 +120,164 @@ impl Catalog {
         Ok(())
     }
 
+    /// Finds the leaves by the index at the end of a source; `None` if it has none of its own.
+    fn recorded(source: &dyn Source, salvage: bool, watch: &dyn Watch) -> Result<Option<Self>> {
+        let len = source.len();
+        let end = len - len.min(Footer::BYTES)..len;
+        if source.run(end.start) < end.len() {
+            return Ok(None);
+        }
+        let mut tail = Vec::new();
+        read_to(source, end, &mut tail)?;
+        let whole = Footer::find(&tail).and_then(|footer| footer.whole());
+        let Some(start) = whole.and_then(|whole| len.checked_sub(whole)) else {
+            return Ok(None);
+        };
+        // Include the key and bin header of the record, of any width.
+        let furthest = start.saturating_sub(*KEY_BYTES.end());
+        let mut offsets = furthest..start;
+        let before = offsets.find(|offset| source.run(*offset) == len - offset);
+        let before = before.unwrap_or(start);
+        tail.clear();
+        read_to(source, before..len, &mut tail)?;
+        let record = start - before;
+        let footer = match Footer::read(&tail[record..]) {
+            Ok(footer) => footer,
+            Err(damage) if salvage => return Err(damage),
+            Err(_) => return Ok(None), // the headers may have more
+        };
+        let Some(index) = Record::decode(footer.record(&tail[record..]))?.index else {
+            return Ok(None);
+        };
+        let index = Index::decode(&index)?;
+        let mut lengths = index.heads.iter().chain(&index.sizes);
+        let leaves = lengths.try_fold(0_u64, |sum, len| sum.checked_add(*len));
+        let ends = leaves.and_then(|leaves| leaves.checked_add(index.rest));
+        let ends = ends.and_then(|ends| ends.checked_sub(before as u64));
+        let ends = ends.and_then(|ends| usize::try_from(ends).ok());
+        // Even a damaged key has the right length.
+        let Some(ends) = ends.filter(|ends| KEY_BYTES.contains(&record.saturating_sub(*ends)))
+        else {
+            return Ok(None); // the index belongs to the last leaf, which is itself encoded data
+        };
+        let is_record = is_record(&tail, ends, record);
+        if !salvage && !is_record {
+            return Err(Index::damaged("the record is not under its key"));
+        }
+        let damage = (!is_record).then(damaged_rest);
+        #[allow(clippy::cast_possible_truncation)] // they are before an offset
+        let rest = leaves.unwrap_or(0) as usize..start;
+        let mut catalog = Self {
+            checksums: footer.checksums(&tail[record..])?,
+            rest,
+            record_key: before + ends,
+            damage,
+            is_salvage: salvage,
+            ..Self::default()
+        };
+        catalog.read_index(index, watch)?;
+        let expected = catalog.leaves.len() + 1;
+        catalog.checked = Checked::none(expected)?;
+        catalog.read = Checked::none(expected)?;
+        if ![0, expected].contains(&catalog.checksums.len()) {
+            let found = catalog.checksums.len();
+            return Err(Index::damaged(format_args!(
+                "expected {expected} checksums, found {found}"
+            )));
+        }
+        tail.drain(..record);
+        catalog.record = Some(tail);
+        Ok(Some(catalog))
+    }
+
+    fn read_index(&mut self, index: Index, watch: &dyn Watch) -> Result<()> {
+        let outline = index.outline.into_vec();
+        let mut reader = Reader::new(&outline);
+        let mut places = index.heads.iter().zip(&index.sizes);
+        // The minimum header size since the last leaf; bounds the entries of a hostile index.
+        let mut least = 0;
+        self.kinds = index.kinds;
+        let mut open: Vec<Open> = Vec::new();
+        let mut keys: Vec<Key> = Vec::new();
+        let mut before = 0;
+        let mut until_check = CHECK_VALUES;
+        loop {
+            until_check -= 1;
+            if until_check == 0 {
+                watch.check()?;
+                until_check = CHECK_VALUES;
+            }
+            let event = reader.next()?;
+            // Repeated keys of an outline are numbers.
+            let is_key = open.last().is_some_and(|open| open.done.is_multiple_of(2));
+            let key = match (event, open.last_mut()) {
+                (Event::Uint(number), Some(open)) if is_key => {
+                    let number = usize::try_from(number).ok();
+                    let known = number.and_then(|number| keys.get(number));
+                    let known =
+                        known.ok_or_else(|| Index::damaged("it refers to an unknown key"))?;
+                    open.key = Some(*known);
+                    open.is_text = true;
+                    open.done += 1;
+                    continue;
+                }
+                (_, open) => self.key_of(open, &reader, event)?,
+            };
+            let Some(key) = key else {
+                if let Some(key) = open.last().and_then(|open| open.key) {
+                    grow::push(&mut keys, key)?;
+                }
+                continue;
+            };
+            match event {
+                Event::Map(map) => {
+                    self.begin(&mut open, key, 0, true, map.len)?;
+                    least += self.least_head(self.entries.len() - 1);
+                }
+                Event::Uint(kind) => {
+                    let kind = usize::try_from(kind).ok();
+                    let (Some((head, size)), Some(kind)) =
+                        (places.next(), kind.filter(|kind| *kind < self.kinds.len()))
+                    else {
+                        return Err(Index::damaged(
+                            "its outline does not match its numbers of leaves and kinds",
+                        ));
+                    };
+                    #[allow(clippy::cast_possible_truncation)]
+                    let (start, end) = (before + *head as usize, before + (head + size) as usize);
+                    self.add_leaf(&open, key, before..start, end, kind)?;
+                    least += self.least_head(self.entries.len() - 1);
+                    if *head < least {
+                        return Err(Index::damaged("its keys are longer than the data"));
+                    }
+                    before = end;
+                    least = 0;
+                }
+                _ => {
+                    return Err(Index::damaged("its outline must consist of maps and kinds"));
+                }
+            }
+            while let Some(last) = open.pop_if(|last: &mut Open| last.left == 0) {
+                reader.close()?;
+                self.end(&last);
+            }
+            if open.is_empty() {
+                break;
+            }
+        }
+        reader.finish()?;
+        match places.next() {
+            None if index.rest < least => Err(Index::damaged("its keys are longer than the data")),
+            None if least == 0 && index.rest > 0 => Err(Index::damaged(
+                "it has unknown bytes between the leaves and the record",
+            )),
+            None => Ok(()),
+            Some(_) => Err(Index::damaged(
+                "its outline does not match its numbers of leaves and kinds",
+            )),
+        }
+    }
+
     fn scan(&mut self, source: &dyn Source, watch: &dyn Watch) -> Result<()> {
         let mut open = Vec::new();
         let mut reader = Reader::new(source);
@@ -133,10 +307,14 @@ impl Catalog {
         open: &mut Vec<Open>,
         watch: &dyn Watch,
     ) -> Result<()> {
-        let mut every = Every::new(CHECK_VALUES);
+        let mut until_check = CHECK_VALUES;
         let mut region = 0;
         loop {
-            every.step(|| watch.check())?;
+            until_check -= 1;
+            if until_check == 0 {
+                watch.check()?;
+                until_check = CHECK_VALUES;
+            }
             let start = reader.offset();
             let event = reader.next()?;
             let Some(key) = self.key_of(open.last_mut(), reader, event)? else {
@@ -192,6 +370,118 @@ impl Catalog {
                 return reader.finish();
             }
         }
+    }
+
+    fn key_of(
+        &mut self,
+        open: Option<&mut Open>,
+        reader: &Reader<'_>,
+        event: Event,
+    ) -> Result<Option<Key>> {
+        let start = self.text.len();
+        let Some(open) = open else {
+            return Ok(Some((start, start)));
+        };
+        if let Some(key) = open
+            .key
+            .filter(|_| open.is_map && !open.done.is_multiple_of(2))
+        {
+            open.done += 1;
+            open.left -= 1;
+            return Ok(Some(key));
+        }
+        if open.is_map {
+            grow::push_str(&mut self.text, &reader.events().key_text(event))?;
+            open.is_text = matches!(event, Event::Str(_));
+        } else {
+            grow::push_str(&mut self.text, &open.done.to_string())?;
+            open.left -= 1;
+        }
+        open.done += 1;
+        let key = (start, self.text.len());
+        open.key = Some(key);
+        Ok((!open.is_map).then_some(key))
+    }
+
+    fn begin(
+        &mut self,
+        open: &mut Vec<Open>,
+        key: Key,
+        start: usize,
+        is_map: bool,
+        len: u32,
+    ) -> Result<()> {
+        let parent = open.last().map_or(0, |open| open.entry);
+        let is_text = open.last().is_none_or(|open| open.is_text);
+        self.entries.try_reserve(1)?;
+        open.try_reserve(1)?;
+        open.push(Open {
+            entry: self.entries.len(),
+            start,
+            leaves: self.leaves.len(),
+            text: self.text.len(),
+            is_map,
+            left: len,
+            done: 0,
+            key: None,
+            is_text: true,
+            prng_name: String::new(),
+        });
+        self.entries.push(Entry {
+            key,
+            is_text,
+            is_list: !is_map,
+            is_leaf: false,
+            len,
+            head: self.leaves.len(),
+            parent,
+            end: 0,
+        });
+        Ok(())
+    }
+
+    fn end(&mut self, open: &Open) {
+        self.entries[open.entry].end = self.entries.len();
+    }
+
+    fn end_early(&mut self, open: &Open) {
+        let first = self.entries.get(open.entry + 1);
+        let first = first.map(|first| &self.text[first.key.0..first.key.1]);
+        if open.entry > 0 && matches!(first, None | Some(CHUNKED_MARKER | PRNG_MARKER)) {
+            self.entries.truncate(open.entry);
+            self.leaves.truncate(open.leaves);
+        } else {
+            self.end(open);
+        }
+    }
+
+    fn add_leaf(
+        &mut self,
+        open: &[Open],
+        key: Key,
+        head: Range<usize>,
+        end: usize,
+        kind: usize,
+    ) -> Result<()> {
+        self.entries.try_reserve(1)?;
+        self.leaves.try_reserve(1)?;
+        self.entries.push(Entry {
+            key,
+            is_text: open.last().is_none_or(|open| open.is_text),
+            is_list: false,
+            is_leaf: true,
+            len: 0,
+            head: self.leaves.len(),
+            parent: open.last().map_or(0, |open| open.entry),
+            end: self.entries.len() + 1,
+        });
+        self.leaves.push(LeafSpan {
+            region: head.start,
+            start: head.end,
+            end,
+            kind,
+        });
+        Ok(())
     }
 
     fn kind_of(&mut self, reader: &Reader<'_>, event: Event) -> Result<usize> {
@@ -276,6 +566,17 @@ impl Catalog {
     }
 }
 
+/// The record's key and bin header, of any width.
+const KEY_BYTES: RangeInclusive<usize> = 1 + RECORD_KEY.len() + 2..=5 + RECORD_KEY.len() + 5;
+
+fn is_record(bytes: &Vec<u8>, offset: usize, record: usize) -> bool {
+    let mut cursor = Cursor::within(bytes, offset..bytes.len());
+    compare_record_key(&mut cursor).is_ok_and(|len| {
+        let begins = cursor.offset();
+        begins == record && begins + len as usize == bytes.len()
+    })
+}
+
 fn is_bare_record(source: &dyn Source, bytes: Range<usize>) -> Result<bool> {
     if bytes.end != source.len() || bytes.len() < Footer::BYTES {
         return Ok(false);
@@ -284,6 +585,11 @@ fn is_bare_record(source: &dyn Source, bytes: Range<usize>) -> Result<bool> {
     read_to(source, bytes.end - Footer::BYTES..bytes.end, &mut footer)?;
     let whole = Footer::find(&footer).and_then(|footer| footer.whole());
     Ok(whole == Some(bytes.len()))
+}
+
+pub fn damaged_rest() -> Error {
+    let reason = "the bytes between the leaves and the record of the structure are damaged";
+    Error::Structure(reason.into())
 }
 
 /// Returns the error for missing bytes if the source is truncated: without a record, headers may be

@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
 use super::block::{BLOCK_BYTES, Block, Kind};
 use super::elements::Elements;
 use crate::grow::{self, decode, encode_named};
-use crate::raw::{Filling, RawBytes, Uninit};
+use crate::raw::{Filling, RawBytes};
 use crate::source::{Source, missing};
 use crate::structure;
 use crate::watch::Watch;
@@ -190,6 +190,8 @@ pub struct Difference<'a> {
     pub elements: Elements,
     /// Where its elements are in the encoding.
     pub place: Range<usize>,
+    /// The CRC-32 of its elements.
+    pub crc: u32,
     pub blocks: Vec<Block<'a>>,
 }
 
@@ -203,6 +205,7 @@ impl Difference<'_> {
 /// A patch whose checksum was compared.
 #[derive(Debug)]
 pub struct Patch<'a> {
+    pub record: Record,
     pub differences: Vec<Difference<'a>>,
     pub skeleton: Skeleton<'a>,
 }
@@ -238,6 +241,7 @@ impl<'a> Patch<'a> {
             return damaged("it has another length");
         }
         Ok(Self {
+            record,
             differences,
             skeleton,
         })
@@ -321,7 +325,8 @@ fn read_difference<'a>(
     if nbytes == 0 {
         return Err(malformed("has no elements"));
     }
-    next(4).ok_or_else(short)?; // the CRC-32 of the elements: blocks have their own
+    let (crc, _) = next(4).ok_or_else(short)?;
+    let crc = u32::from_le_bytes(*crc.first_chunk().expect("4 bytes"));
     skeleton.push(head_end - usize::from(len)..head_end)?;
     let place = skeleton
         .gap(nbytes)
@@ -353,6 +358,7 @@ fn read_difference<'a>(
         offset,
         elements,
         place,
+        crc,
         blocks,
     })
 }
@@ -404,7 +410,11 @@ impl Source for Skeleton<'_> {
         self.len
     }
 
-    fn read_at<'t>(&self, offset: usize, target: &'t mut Uninit) -> Result<&'t mut [u8]> {
+    fn read_at<'t>(
+        &self,
+        offset: usize,
+        target: &'t mut [MaybeUninit<u8>],
+    ) -> Result<&'t mut [u8]> {
         let run = self.run(offset);
         if run < target.len() {
             return Err(missing(offset + run));

@@ -10,7 +10,6 @@ use super::open::{Kept, Key, Open, path, unhashable};
 use super::recent::RecentHeaders;
 use super::{Container, Event, Events, Span, Text};
 use crate::source::Source;
-use crate::watch::Every;
 use crate::wire::{self, Cursor, Head};
 use crate::{Error, Result};
 
@@ -109,9 +108,13 @@ impl<'a> Reader<'a> {
     }
 
     fn all(&mut self, mut check: impl FnMut() -> Result<()>) -> Result<()> {
-        let mut every = Every::new(CHECK_VALUES);
+        let mut until_check = CHECK_VALUES;
         loop {
-            every.step(&mut check)?;
+            until_check -= 1;
+            if until_check == 0 {
+                check()?;
+                until_check = CHECK_VALUES;
+            }
             self.next()?;
             while let Some(open) = self.open.last()
                 && open.left == 0

@@ -172,7 +172,7 @@ mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
     use std::time::{Duration, Instant};
 
-    use crate::raw::Uninit;
+    use std::mem::MaybeUninit;
 
     use super::*;
     use crate::layout::LayoutBuilder;
@@ -188,7 +188,7 @@ mod tests {
             self.len
         }
 
-        fn copy_to<'t>(&self, _: usize, target: &'t mut Uninit) -> Result<&'t mut [u8]> {
+        fn copy_to<'t>(&self, _: usize, target: &'t mut [MaybeUninit<u8>]) -> Result<&'t mut [u8]> {
             self.blocks.fetch_add(1, Ordering::Relaxed);
             Ok(zeroed(target))
         }

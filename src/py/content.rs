@@ -2,10 +2,12 @@
 
 use std::fs::File;
 use std::io::{self, Read};
+use std::mem::MaybeUninit;
+use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::{Arc, Weak};
 
-use pyo3::exceptions::PyIndexError;
+use pyo3::exceptions::{PyIndexError, PyValueError};
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
@@ -13,7 +15,6 @@ use pyo3::types::PyBytes;
 use super::layout::Layout;
 use super::memory::{Borrowed, Owned, new_bytes};
 use super::options::integer_or_none;
-use super::sources::{Copied, Elsewhere, Laid};
 use super::watch::Watcher;
 use super::{errors, gzip};
 use crate::catalog::Compared;
@@ -21,11 +22,33 @@ use crate::gzip::{Contained, Indexed, MAGIC_BYTES, has_traces, is_compressed, me
 use crate::handle;
 use crate::manifest::Sparse;
 use crate::mapping::{self, Mapping, Pages};
-use crate::raw::{AsRaw, RawBytes};
+use crate::raw::{AsRaw, Filling, RawBytes};
 use crate::source::{Source, read_to};
 use crate::structure::MARK;
 use crate::watch::Watch;
 use crate::{Error, Result};
+
+impl Source for Borrowed {
+    fn len(&self) -> usize {
+        self.as_raw().len()
+    }
+
+    fn read_at<'t>(
+        &self,
+        offset: usize,
+        target: &'t mut [MaybeUninit<u8>],
+    ) -> Result<&'t mut [u8]> {
+        self.as_raw().read_at(offset, target)
+    }
+
+    fn memory(&self) -> Option<RawBytes<'_>> {
+        Some(self.as_raw())
+    }
+
+    fn stable(&self) -> Option<&[u8]> {
+        self.as_stable()
+    }
+}
 
 /// Encoded bytes. Arrays that view them keep them alive.
 #[pyclass(frozen, module = "treepack._core")]
@@ -54,6 +77,119 @@ enum Origin {
     File(Arc<Mapping>),
     Lent(Weak<Borrowed>),
     Elsewhere(Weak<Elsewhere>),
+}
+
+/// Bytes from a Python function, which takes an offset and a length, and returns a buffer of 1 to
+/// `length` bytes.
+struct Elsewhere {
+    read: Py<PyAny>,
+    len: usize,
+    near: usize,
+}
+
+impl Source for Elsewhere {
+    fn len(&self) -> usize {
+        self.len
+    }
+
+    fn read_at<'t>(
+        &self,
+        offset: usize,
+        target: &'t mut [MaybeUninit<u8>],
+    ) -> Result<&'t mut [u8]> {
+        let len = target.len();
+        let mut filling = Filling::new(target);
+        while filling.left() > 0 {
+            let done = len - filling.left();
+            let found = Python::attach(|py| {
+                let found = self.read.bind(py).call1((offset + done, len - done))?;
+                let found = Borrowed::buffer(&found)?;
+                let count = found.as_raw().len();
+                if count == 0 || count > len - done {
+                    let reason =
+                        format!("read returned {count} bytes, expected 1 to {}", len - done);
+                    return Err(PyValueError::new_err(reason));
+                }
+                Ok(found)
+            });
+            // The copy to `target` runs detached.
+            let found = found.map_err(|error| Error::Payload(Box::new(error)))?;
+            let bytes = found.as_raw();
+            filling.fill(bytes.len(), |now| bytes.read_at(0, now))?;
+        }
+        Ok(filling.finish())
+    }
+
+    fn near(&self) -> usize {
+        self.near
+    }
+}
+
+/// A layout as a source: reads its arrays where they lie.
+struct Laid {
+    layout: Py<Layout>,
+    near: usize,
+}
+
+impl Source for Laid {
+    fn len(&self) -> usize {
+        self.layout.get().output.len()
+    }
+
+    fn read_at<'t>(
+        &self,
+        offset: usize,
+        target: &'t mut [MaybeUninit<u8>],
+    ) -> Result<&'t mut [u8]> {
+        self.layout.get().output.read_at(offset, target)
+    }
+
+    fn near(&self) -> usize {
+        self.near
+    }
+}
+
+/// A leaf that is compared with its checksum during its copy, and the name of its file.
+struct Copied(Compared, Option<String>);
+
+impl Copied {
+    /// Adds the name of the source file, because callers name the file that they write.
+    fn named(&self, error: Error) -> PyErr {
+        let error = PyErr::from(error);
+        // Best effort: out of memory, the error has no name.
+        let _ = Python::attach(|py| error.value(py).setattr("filename", &self.1));
+        error
+    }
+}
+
+impl Source for Copied {
+    fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    fn read_at<'t>(
+        &self,
+        offset: usize,
+        target: &'t mut [MaybeUninit<u8>],
+    ) -> Result<&'t mut [u8]> {
+        let read = self.0.read_at(offset, target);
+        read.map_err(|error| match error {
+            Error::Corrupt { .. } => Error::Payload(Box::new(self.named(error))),
+            error => error,
+        })
+    }
+
+    fn run(&self, offset: usize) -> usize {
+        self.0.run(offset)
+    }
+
+    fn present(&self, range: Range<usize>) -> usize {
+        self.0.present(range)
+    }
+
+    fn near(&self) -> usize {
+        self.0.near()
+    }
 }
 
 #[pymethods]

@@ -8,7 +8,7 @@
 //! | `walk/` | the walk over a Python tree, which drives an encoder |
 //! | `objects/` | Python objects from events |
 //! | `restore/` | restoring by a template or a record |
-//! | `content.rs`, `sources.rs`, `pipe.rs`, `gzip.rs` | bytes of a file or buffer; their sources; pipes; compression |
+//! | `content.rs`, `pipe.rs`, `gzip.rs` | bytes of a file or buffer; pipes; compression |
 //! | `catalog/`, `select.rs` | leaves by path; selection of leaves |
 //! | `manifest.rs`, `plan.rs`, `grid.rs`, `boxes.rs` | sharded checkpoints: manifest, plan of writers, grids, boxes |
 //! | `safetensors.rs` | headers of safetensors, as layouts and manifests |
@@ -57,7 +57,6 @@ mod restore;
 mod safetensors;
 mod save;
 mod select;
-mod sources;
 mod value;
 mod walk;
 mod watch;

@@ -8,7 +8,7 @@ use pyo3::prelude::*;
 
 use super::errors::file_error;
 use super::watch::Watcher;
-use crate::sink;
+use crate::sink::{self, Durability};
 
 /// A new file that replaces another.
 #[pyclass(frozen, module = "treepack._core")]
@@ -68,13 +68,12 @@ impl Replacement {
         self.with(|it| Ok(it.file().try_clone()?.into_raw_handle().addr()))
     }
 
-    #[pyo3(signature = (*, durable))]
-    fn complete(&self, py: Python<'_>, durable: bool) -> PyResult<()> {
+    fn complete(&self, py: Python<'_>) -> PyResult<()> {
         let Some(taken) = self.take() else {
             return Ok(());
         };
         let watcher = Watcher::signals();
-        let completed = py.detach(|| taken.complete(durable.into(), &watcher));
+        let completed = py.detach(|| taken.complete(Durability::Synced, &watcher));
         completed.map_err(|error| watcher.explain(error, |error| file_error(error, &self.path)))
     }
 

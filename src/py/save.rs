@@ -20,7 +20,7 @@ use super::{delta, errors, gzip};
 use crate::array::{Alignment, ChunkLimit, Framing};
 use crate::layout::{Caching, LayoutBuilder, OutputPiece, Payload};
 use crate::manifest::{Grid, Manifest, ShardFile};
-use crate::sink::{Output, Target, pour, replace_file, write_pipe};
+use crate::sink::{Durability, Output, Target, pour, replace_file, write_pipe};
 use crate::structure::Record;
 use crate::{Result, parallel};
 
@@ -94,9 +94,22 @@ pub fn lay_raw<'py>(
     arrays: &Bound<'py, PyList>,
     snapshot: bool,
 ) -> PyResult<Layout> {
+    let framing = Framing {
+        align: Alignment::new(1)?,
+        chunks: ChunkLimit::new(f64::INFINITY),
+        may_box: false,
+    };
     let options = Options {
+        state_dict: false,
+        sort_keys: false,
+        recorded: Recorded::Nothing,
         raw: Some(header),
-        ..Options::new()?
+        metadata: None,
+        record: None,
+        framing,
+        hollow: false,
+        joined: false,
+        overridden: vec![],
     };
     let mut layout = raw_layout_of(arrays, options)?;
     if snapshot {
@@ -111,10 +124,22 @@ pub fn problems(
     tree: &Bound<'_, PyAny>,
     overridden: Vec<Bound<'_, PyType>>,
 ) -> PyResult<Vec<(String, String)>> {
+    let framing = Framing {
+        align: Alignment::new(1)?,
+        chunks: ChunkLimit::new(f64::INFINITY),
+        may_box: true,
+    };
     let options = Options {
         state_dict: true,
+        sort_keys: false,
+        recorded: Recorded::Nothing,
+        raw: None,
+        metadata: None,
+        record: None,
+        framing,
+        hollow: false,
+        joined: false,
         overridden,
-        ..Options::new()?
     };
     problems_of(tree, options)
 }
@@ -332,10 +357,15 @@ fn save(
     watcher: Watcher,
     write: impl FnOnce(&mut Output<'_>, &Watcher) -> Result<()> + Send,
 ) -> PyResult<u64> {
+    let durability = if durable {
+        Durability::Synced
+    } else {
+        Durability::Cached
+    };
     let write = |file: &mut Output<'_>| write(file, &watcher);
     let saved = match place {
         Destination::Path(path) => {
-            py.detach(|| replace_file(path, durable.into(), size, &watcher, write))
+            py.detach(|| replace_file(path, durability, size, &watcher, write))
         }
         Destination::Pipe(pipe) => {
             let file = pipe.get().file()?;

@@ -15,7 +15,7 @@ use crate::Result;
 pub(crate) fn append_with(
     target: &mut Vec<u8>,
     len: usize,
-    fill: impl for<'t> FnOnce(&'t mut Uninit) -> Result<&'t mut [u8]>,
+    fill: impl for<'t> FnOnce(&'t mut [MaybeUninit<u8>]) -> Result<&'t mut [u8]>,
 ) -> Result<()> {
     target.try_reserve(len)?;
     let before = target.len();
@@ -26,7 +26,7 @@ pub(crate) fn append_with(
     Ok(())
 }
 
-pub fn zeroed(memory: &mut Uninit) -> &mut [u8] {
+pub fn zeroed(memory: &mut [MaybeUninit<u8>]) -> &mut [u8] {
     memory.fill(MaybeUninit::new(0));
     // SAFETY: all of it is zero.
     unsafe { memory.assume_init_mut() }
@@ -34,12 +34,12 @@ pub fn zeroed(memory: &mut Uninit) -> &mut [u8] {
 
 /// Memory filled from its start on. Safe for any writer: it must return the bytes that it wrote.
 pub struct Filling<'a> {
-    memory: &'a mut Uninit,
+    memory: &'a mut [MaybeUninit<u8>],
     filled: usize,
 }
 
 impl<'a> Filling<'a> {
-    pub fn new(memory: &'a mut Uninit) -> Self {
+    pub fn new(memory: &'a mut [MaybeUninit<u8>]) -> Self {
         Self { memory, filled: 0 }
     }
 
@@ -63,7 +63,7 @@ impl<'a> Filling<'a> {
     pub fn fill(
         &mut self,
         len: usize,
-        fill: impl for<'t> FnOnce(&'t mut Uninit) -> Result<&'t mut [u8]>,
+        fill: impl for<'t> FnOnce(&'t mut [MaybeUninit<u8>]) -> Result<&'t mut [u8]>,
     ) -> Result<()> {
         let part = &mut self.memory[self.filled..][..len];
         assert_eq!(filled_of(part, fill)?, len, "{WHOLE}");
@@ -77,7 +77,7 @@ impl<'a> Filling<'a> {
     /// If `fill` returns other bytes.
     pub fn fill_some(
         &mut self,
-        fill: impl for<'t> FnOnce(&'t mut Uninit) -> Result<&'t mut [u8]>,
+        fill: impl for<'t> FnOnce(&'t mut [MaybeUninit<u8>]) -> Result<&'t mut [u8]>,
     ) -> Result<usize> {
         let found = filled_of(&mut self.memory[self.filled..], fill)?;
         self.filled += found;
@@ -92,8 +92,8 @@ impl<'a> Filling<'a> {
 
 #[inline]
 fn filled_of(
-    part: &mut Uninit,
-    fill: impl for<'t> FnOnce(&'t mut Uninit) -> Result<&'t mut [u8]>,
+    part: &mut [MaybeUninit<u8>],
+    fill: impl for<'t> FnOnce(&'t mut [MaybeUninit<u8>]) -> Result<&'t mut [u8]>,
 ) -> Result<usize> {
     let (start, len) = (part.as_ptr().addr(), part.len());
     // A reference to bytes proves that they are initialized.
@@ -102,20 +102,17 @@ fn filled_of(
     Ok(filled.len())
 }
 
-/// Memory to fill.
-pub type Uninit = [MaybeUninit<u8>];
-
 const WHOLE: &str = "`fill` must return all of its memory";
 
 /// A part of memory that several threads fill, with the shared total.
 pub struct Room<'a> {
-    memory: &'a mut Uninit,
+    memory: &'a mut [MaybeUninit<u8>],
     filled: &'a AtomicUsize,
 }
 
 impl Room<'_> {
     pub fn share<T>(
-        memory: &mut Uninit,
+        memory: &mut [MaybeUninit<u8>],
         work: impl FnOnce(Room<'_>) -> Result<T>,
     ) -> Result<(T, Option<&mut [u8]>)> {
         let filled = AtomicUsize::new(0);
@@ -131,6 +128,10 @@ impl Room<'_> {
 
     pub fn len(&self) -> usize {
         self.memory.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.memory.is_empty()
     }
 
     /// # Panics
@@ -155,7 +156,7 @@ impl Room<'_> {
     /// If `fill` returns other bytes.
     pub fn fill(
         self,
-        fill: impl for<'t> FnOnce(&'t mut Uninit) -> Result<&'t mut [u8]>,
+        fill: impl for<'t> FnOnce(&'t mut [MaybeUninit<u8>]) -> Result<&'t mut [u8]>,
     ) -> Result<()> {
         let len = self.len();
         assert_eq!(filled_of(self.memory, fill)?, len, "{WHOLE}");

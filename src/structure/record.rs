@@ -4,8 +4,6 @@
 //! repeat, and values that read back unchanged (dicts with string keys, numbers, NumPy arrays) are
 //! one [`Kind::Plain`].
 
-use std::iter::repeat_n;
-
 use rmp_serde::Deserializer;
 use serde::{Deserialize, Serialize};
 use serde_bytes::ByteBuf;
@@ -112,12 +110,6 @@ impl Kind {
 }
 
 impl Node {
-    /// The node of each child.
-    pub fn children(&self) -> impl Iterator<Item = usize> {
-        let repeats = self.1.iter();
-        repeats.flat_map(|Repeat(times, child)| repeat_n(*child as usize, *times as usize))
-    }
-
     pub fn count(&self) -> u64 {
         self.1.iter().map(|repeat| u64::from(repeat.0)).sum()
     }

@@ -1,5 +1,6 @@
 //! Reads boxes of arrays into Python's memory.
 
+use std::mem::MaybeUninit;
 use std::num::NonZero;
 use std::ops::Range;
 use std::sync::Arc;
@@ -13,14 +14,13 @@ use super::super::watch::Watcher;
 use super::file::Catalog;
 use crate::array::{Bounds, Runs};
 use crate::catalog::ArrayPlace;
-use crate::raw::Uninit;
 use crate::watch::Watch as _;
 use crate::{Result, grow, parallel};
 
 /// Start, count and step for each dimension.
 pub type BoxBounds = Vec<(usize, usize, usize)>;
 
-type Read<'a> = &'a (dyn Fn(&mut Uninit) -> Result<()> + Sync);
+type Read<'a> = &'a (dyn Fn(&mut [MaybeUninit<u8>]) -> Result<()> + Sync);
 
 pub fn bounds_of(bounds: BoxBounds) -> Result<Vec<Bounds>> {
     let bounds = bounds.into_iter();
@@ -91,7 +91,7 @@ impl Catalog {
     ) -> PyResult<()> {
         let source = self.content.get().source();
         let watcher = Watcher::signals();
-        let read = |memory: &mut Uninit| {
+        let read = |memory: &mut [MaybeUninit<u8>]| {
             array.read_runs(source, runs, memory, threads, || watcher.check())
         };
         let done = self.content.get().unless_changed(fill(&read));

@@ -17,7 +17,7 @@ use smallvec::SmallVec;
 
 use super::create::{created, raised};
 use super::pages::{FreshPages, OwnPages};
-use crate::raw::{Filling, RawBytes, Uninit};
+use crate::raw::{Filling, RawBytes};
 
 /// A new array with uninitialized elements.
 pub struct FreshArray<'py> {
@@ -73,12 +73,12 @@ impl<'py> FreshArray<'py> {
         &self.array
     }
 
-    pub fn memory(&mut self) -> &mut Uninit {
+    pub fn memory(&mut self) -> &mut [MaybeUninit<u8>] {
         self.part(0..self.len)
     }
 
     /// Returns an unwritten part.
-    fn part(&mut self, range: Range<usize>) -> &mut Uninit {
+    fn part(&mut self, range: Range<usize>) -> &mut [MaybeUninit<u8>] {
         assert!(range.start <= range.end && range.end <= self.len);
         // SAFETY: `len` bytes at `start` belong to `self.array`, which lives as long as `self`:
         // NumPy allocated them, or its base object holds their pages. No other code uses this part:
@@ -130,7 +130,7 @@ impl<'py> SmallCopies<'py> {
         &mut self,
         dtype: &Bound<'py, PyArrayDescr>,
         shape: &[usize],
-        fill: impl for<'t> FnOnce(&'t mut Uninit) -> crate::Result<&'t mut [u8]>,
+        fill: impl for<'t> FnOnce(&'t mut [MaybeUninit<u8>]) -> crate::Result<&'t mut [u8]>,
     ) -> PyResult<Bound<'py, PyAny>> {
         let len = nbytes(dtype, shape)?;
         assert!(len <= Self::MAX_BYTES);

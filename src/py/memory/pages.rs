@@ -1,6 +1,7 @@
 //! Pages that many arrays share; each array returns its own.
 
 use std::ffi::c_int;
+use std::mem::MaybeUninit;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -10,7 +11,6 @@ use pyo3::prelude::*;
 
 use super::create::raised;
 use crate::mapping::fresh_pages;
-use crate::raw::Uninit;
 
 /// The size from which huge pages pay.
 #[cfg(target_os = "linux")]
@@ -19,7 +19,7 @@ const HUGE_MIN_BYTES: usize = 4 << 20;
 /// Requests huge pages for fresh memory: one page fault per 2 MiB instead of 512, most of the cost
 /// of filling it.
 #[cfg(target_os = "linux")]
-pub fn advise_huge(memory: &mut Uninit) {
+pub fn advise_huge(memory: &mut [MaybeUninit<u8>]) {
     const HUGE: usize = 2 << 20;
     if memory.len() < HUGE_MIN_BYTES {
         return;
@@ -41,7 +41,7 @@ pub fn advise_huge(memory: &mut Uninit) {
 }
 
 #[cfg(not(target_os = "linux"))]
-pub fn advise_huge(_memory: &mut Uninit) {}
+pub fn advise_huge(_memory: &mut [MaybeUninit<u8>]) {}
 
 /// Fresh memory for large arrays of a large tree, in a shared mapping of huge pages. An array that
 /// NumPy allocates begins and ends in small pages, whose faults cost more than the copy.

@@ -17,7 +17,7 @@ use super::super::memory::{
 };
 use super::super::watch::Signals;
 use super::super::{errors, value};
-use super::keys::{Here, unhashable, with_keys};
+use super::keys::{Here, dict_of};
 use super::known::{Known, UNFLATTEN, has_holes, is_constant};
 use super::nodes::damaged;
 use super::plan::{How, Names, Parts, Plan, PlannedNode, below};
@@ -472,4 +472,36 @@ impl<'a, 'py> Assembly<'a, 'py> {
             }
         }
     }
+}
+
+fn with_keys<'py>(keys: &Bound<'py, PyAny>, built: Vec<Bound<'py, PyAny>>) -> Assembled<'py> {
+    let py = keys.py();
+    let keys = match keys.cast::<PyList>() {
+        Ok(keys) if keys.len() == built.len() => keys,
+        Ok(keys) => {
+            return damaged(format!(
+                "a dict has {} keys and {} children",
+                keys.len(),
+                built.len()
+            ));
+        }
+        Err(_) => return damaged("the keys of a dict are not a list"),
+    };
+    let count = built.len();
+    let dict = dict_of(py, keys.iter(), built).map_err(|error| unhashable(py, error))?;
+    if dict.len() != count {
+        return damaged("a key occurs twice");
+    }
+    Ok(dict.into_any())
+}
+
+#[allow(clippy::unnecessary_box_returns)] // see `Walked`
+fn unhashable(py: Python<'_>, error: PyErr) -> Box<Failure> {
+    if error.is_instance_of::<PyMemoryError>(py)
+        || !error.is_instance_of::<PyException>(py)
+        || errors::is(py, &error, "TreepackError")
+    {
+        return error.into();
+    }
+    Failure::structure(format!("a key cannot be hashed: {error}"))
 }

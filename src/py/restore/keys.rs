@@ -3,16 +3,12 @@
 use std::borrow::Cow;
 use std::cell::OnceCell;
 
-use pyo3::exceptions::{PyException, PyMemoryError};
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyList, PyString};
+use pyo3::types::{PyDict, PyString};
 use smallvec::SmallVec;
 
-use super::super::errors;
-use super::super::failure::{Failure, Walked};
 use super::super::hooks::Hooks;
 use super::super::memory::{new_dict, new_string};
-use super::nodes::damaged;
 use crate::grow;
 
 #[inline(never)]
@@ -26,42 +22,6 @@ pub(super) fn dict_of<'py>(
         dict.set_item(key, child)?;
     }
     Ok(dict)
-}
-
-/// Makes a dict with the keys of a list.
-pub(super) fn with_keys<'py>(
-    keys: &Bound<'py, PyAny>,
-    built: Vec<Bound<'py, PyAny>>,
-) -> Walked<Bound<'py, PyAny>> {
-    let py = keys.py();
-    let keys = match keys.cast::<PyList>() {
-        Ok(keys) if keys.len() == built.len() => keys,
-        Ok(keys) => {
-            return damaged(format!(
-                "a dict has {} keys and {} children",
-                keys.len(),
-                built.len()
-            ));
-        }
-        Err(_) => return damaged("the keys of a dict are not a list"),
-    };
-    let count = built.len();
-    let dict = dict_of(py, keys.iter(), built).map_err(|error| unhashable(py, error))?;
-    if dict.len() != count {
-        return damaged("a key occurs twice");
-    }
-    Ok(dict.into_any())
-}
-
-#[allow(clippy::unnecessary_box_returns)] // see `Walked`
-pub(super) fn unhashable(py: Python<'_>, error: PyErr) -> Box<Failure> {
-    if error.is_instance_of::<PyMemoryError>(py)
-        || !error.is_instance_of::<PyException>(py)
-        || errors::is(py, &error, "TreepackError")
-    {
-        return error.into();
-    }
-    Failure::structure(format!("a key cannot be hashed: {error}"))
 }
 
 #[derive(Clone)]

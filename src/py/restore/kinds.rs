@@ -12,7 +12,7 @@ use super::super::memory::{dict_next, has_string_keys, new_dict};
 use super::super::watch::Signals;
 use super::keys::{Here, Name};
 use super::nodes::{children, node_at};
-use crate::structure::{Kind, Node, Record};
+use crate::structure::{Kind, Node, Record, Repeat};
 
 /// Returns the kinds of saved containers by trail; `None` if the template has the same.
 #[pyfunction]
@@ -121,13 +121,16 @@ impl<'py> Kinds<'_, 'py> {
         let Ok(dict) = children(state, node) else {
             return Ok(true); // missing or damaged: reported elsewhere
         };
-        let mut position = 0;
-        for (index, child) in node.children().enumerate() {
-            if let Some((key, state)) = dict_next(dict, &mut position)
-                && let Some(target) = target(index, &key)?
-                && !self.is_same(&target, &state, child)?
-            {
-                return Ok(false);
+        let (mut position, mut index) = (0, 0);
+        for Repeat(times, child) in &node.1 {
+            for _ in 0..*times {
+                if let Some((key, state)) = dict_next(dict, &mut position)
+                    && let Some(target) = target(index, &key)?
+                    && !self.is_same(&target, &state, *child as usize)?
+                {
+                    return Ok(false);
+                }
+                index += 1;
             }
         }
         Ok(true)
@@ -193,10 +196,12 @@ impl<'py> Kinds<'_, 'py> {
             return Ok(());
         };
         let mut position = 0;
-        for child in node.children() {
-            if let Some((key, state)) = dict_next(dict, &mut position) {
-                let name = Name::of(key);
-                self.collect(&state, child, &here.below(&name), found)?;
+        for Repeat(times, child) in &node.1 {
+            for _ in 0..*times {
+                if let Some((key, state)) = dict_next(dict, &mut position) {
+                    let name = Name::of(key);
+                    self.collect(&state, *child as usize, &here.below(&name), found)?;
+                }
             }
         }
         Ok(())

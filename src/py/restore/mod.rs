@@ -9,7 +9,6 @@
 //! | `cursor.rs` | the traits that walks read saved data through |
 //! | `state.rs` | cursor over state dicts (others: `../objects/encoded.rs`, `../catalog/selected.rs`) |
 //! | `template.rs`, `matching.rs` | the walk over a template; comparing leaves without Python |
-//! | `session.rs` | the restoring in Python that this walk is part of |
 //! | `record.rs` | the walk over a record |
 //! | `plan.rs`, `assembly.rs` | its plan; making nodes from that |
 //! | `known.rs` | registered types |
@@ -27,7 +26,6 @@ mod nodes;
 mod older;
 mod plan;
 mod record;
-mod session;
 mod state;
 mod template;
 
@@ -38,6 +36,5 @@ pub use self::matching::Matching;
 pub use self::older::{has_older_types, mark_older};
 pub use self::plan::How;
 pub use self::record::{Walk as RecordWalk, assemble, record_metadata};
-pub use self::session::Session;
 pub use self::state::restore_state;
-pub use self::template::Walk;
+pub use self::template::{Session, Walk};

@@ -31,7 +31,7 @@ use super::nodes::{check_count, damaged, node_at};
 use super::plan::{How, Names, Parts, Plan, PlannedNode, below};
 use super::state::State;
 use crate::grow;
-use crate::structure::{Axis, Kind, Record, Sharding};
+use crate::structure::{Axis, Kind, Node, Record, Repeat, Sharding};
 
 #[pyfunction]
 #[pyo3(signature = (
@@ -200,15 +200,16 @@ impl<'a, 'py, C: Ordered<'py>> Walk<'a, 'py, C> {
         number: usize,
         here: &Here<'_, 'py>,
     ) -> Walked<Plan<'py>> {
-        let saved = &self.record.nodes[number];
-        let kind = &saved.0;
+        let Node(kind, repeats) = &self.record.nodes[number];
         let count = self.cursor.count(&node);
         // All below a plain part is plain.
         let is_plain = matches!(kind, Kind::Plain);
         if !is_plain {
-            check_count(saved, count as u64)?;
+            check_count(&self.record.nodes[number], count as u64)?;
         }
-        let children = saved.children();
+        let children = repeats
+            .iter()
+            .flat_map(|Repeat(times, child)| repeat_n(*child as usize, *times as usize));
         let children = children.chain(repeat_n(number, if is_plain { count } else { 0 }));
         let is_list = matches!(kind, Kind::List | Kind::Tuple);
         let mut names = match self.cursor.dict(&node) {

@@ -9,8 +9,7 @@ use super::super::memory::dict_next;
 use super::cursor::{Child, Cursor, Found, Named, Ordered, TemplateChild};
 use super::keys::Name;
 use super::nodes::damaged;
-use super::session::Session;
-use super::template::Walk;
+use super::template::{Session, Walk};
 use crate::grow;
 
 #[pyfunction]

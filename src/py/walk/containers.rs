@@ -1,8 +1,11 @@
 //! Writes values by type, and containers: one recursion with a branch per kind.
 
 use pyo3::exceptions::{PyException, PyRuntimeError, PyTypeError};
+use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::{PyBool, PyBytes, PyComplex, PyDict, PyFloat, PyList, PyString, PyTuple};
+use pyo3::types::{
+    PyBool, PyByteArray, PyBytes, PyComplex, PyDict, PyFloat, PyList, PyString, PyTuple,
+};
 use serde_bytes::ByteBuf;
 
 use super::super::classes::Class;
@@ -68,6 +71,59 @@ impl<'py> Walk<'py> {
                 Class::Ext | Class::Node if self.options.state_dict => self.node(value, place),
                 class => self.other(class, value),
             };
+        }
+        Ok(())
+    }
+
+    #[inline(never)]
+    fn other(&mut self, class: Class, value: &Bound<'py, PyAny>) -> Walked {
+        let py = self.py;
+        match class {
+            Class::Array => self.array(value.cast()?, wire::EXT_NDARRAY)?,
+            Class::Scalar => {
+                let array = py
+                    .import(intern!(py, "numpy"))?
+                    .call_method1(intern!(py, "asarray"), (value,))?;
+                self.array(array.cast()?, wire::EXT_NPSCALAR)?;
+            }
+            Class::Masked => {
+                let plain = self.hooks.to_contiguous.bind(py).call1((value,));
+                let plain = plain.map_err(|error| self.unsupported(error))?;
+                self.array(plain.cast()?, wire::EXT_NDARRAY)?;
+            }
+            Class::JaxArray => self.jax_array(value)?,
+            Class::Deferred => self.deferred_array(value)?,
+            Class::PrngKey => self.prng_key(value)?,
+            Class::BytesLike => {
+                let kind = if value.is_instance_of::<PyByteArray>() {
+                    Kind::Bytearray
+                } else {
+                    Kind::Memoryview
+                };
+                let bytes = py.get_type::<PyBytes>().call1((value,))?;
+                self.bytes(bytes.cast()?, kind)?;
+            }
+            Class::Ext => {
+                let code: i8 = value.getattr(intern!(py, "code"))?.extract()?;
+                let data = value.getattr(intern!(py, "data"))?;
+                self.out.ext(code, data.cast::<PyBytes>()?.as_bytes())?;
+            }
+            Class::Timestamp => {
+                let data = value.call_method0(intern!(py, "to_bytes"))?;
+                let data = data.cast::<PyBytes>()?;
+                self.out.ext(wire::EXT_TIMESTAMP, data.as_bytes())?;
+            }
+            Class::Unsupported | Class::Code => {
+                let why = self.hooks.explain.bind(py).call1((value,))?;
+                return Err(Failure::leaf(why.extract::<String>()?));
+            }
+            Class::Node => {
+                return Err(Failure::leaf(format!(
+                    "cannot serialize a {} here: msgpack_serialize takes dicts, lists, tuples \
+                     and leaves; use to_bytes, or call to_state_dict on the tree first",
+                    errors::type_name(&value.get_type())
+                )));
+            }
         }
         Ok(())
     }
@@ -202,7 +258,7 @@ impl<'py> Walk<'py> {
     }
 
     #[allow(clippy::unnecessary_box_returns)] // see `Walked`
-    pub(super) fn unsupported(&self, error: PyErr) -> Box<Failure> {
+    fn unsupported(&self, error: PyErr) -> Box<Failure> {
         if error.is_instance_of::<PyTypeError>(self.py) {
             Failure::leaf(error.value(self.py).to_string())
         } else {
@@ -408,6 +464,16 @@ impl<'py> Walk<'py> {
             return Err(changed("list").into());
         }
         Ok(self.out.end(kind)?)
+    }
+
+    #[inline(never)]
+    fn prng_key(&mut self, value: &Bound<'py, PyAny>) -> Walked {
+        let answer = self.hooks.unwrap_key.bind(self.py).call1((value,))?;
+        let (name, data): (Bound<'py, PyString>, Bound<'py, PyAny>) = answer.extract()?;
+        self.split(value)?;
+        self.out.prng_key(name.to_str()?)?;
+        self.jax_array(&data)?;
+        Ok(self.out.end_prng_key()?)
     }
 }
 

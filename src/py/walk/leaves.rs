@@ -1,11 +1,9 @@
-//! Writes leaves: numbers, strings, bytes, and values of rare classes.
+//! Writes leaves without a dtype: numbers, strings, bytes.
 
 use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::{PyByteArray, PyBytes, PyDict, PyString};
+use pyo3::types::{PyBytes, PyDict, PyString};
 
-use super::super::classes::Class;
-use super::super::errors;
 use super::super::failure::{Failure, Walked};
 use super::super::memory::Borrowed;
 use super::payload::LeafPayload;
@@ -57,69 +55,6 @@ impl<'py> Walk<'py> {
         let borrowed = borrow(content, || Ok(Borrowed::bytes(value)))?;
         let put = |out: &mut LayoutBuilder<LeafPayload>| put(out, content, borrowed);
         Ok(self.out.bin(content.len(), kind, put)?)
-    }
-
-    #[inline(never)]
-    pub(super) fn other(&mut self, class: Class, value: &Bound<'py, PyAny>) -> Walked {
-        let py = self.py;
-        match class {
-            Class::Array => self.array(value.cast()?, wire::EXT_NDARRAY)?,
-            Class::Scalar => {
-                let array = py
-                    .import(intern!(py, "numpy"))?
-                    .call_method1(intern!(py, "asarray"), (value,))?;
-                self.array(array.cast()?, wire::EXT_NPSCALAR)?;
-            }
-            Class::Masked => {
-                let plain = self.hooks.to_contiguous.bind(py).call1((value,));
-                let plain = plain.map_err(|error| self.unsupported(error))?;
-                self.array(plain.cast()?, wire::EXT_NDARRAY)?;
-            }
-            Class::JaxArray => self.jax_array(value)?,
-            Class::Deferred => self.deferred_array(value)?,
-            Class::PrngKey => self.prng_key(value)?,
-            Class::BytesLike => {
-                let kind = if value.is_instance_of::<PyByteArray>() {
-                    Kind::Bytearray
-                } else {
-                    Kind::Memoryview
-                };
-                let bytes = py.get_type::<PyBytes>().call1((value,))?;
-                self.bytes(bytes.cast()?, kind)?;
-            }
-            Class::Ext => {
-                let code: i8 = value.getattr(intern!(py, "code"))?.extract()?;
-                let data = value.getattr(intern!(py, "data"))?;
-                self.out.ext(code, data.cast::<PyBytes>()?.as_bytes())?;
-            }
-            Class::Timestamp => {
-                let data = value.call_method0(intern!(py, "to_bytes"))?;
-                let data = data.cast::<PyBytes>()?;
-                self.out.ext(wire::EXT_TIMESTAMP, data.as_bytes())?;
-            }
-            Class::Unsupported | Class::Code => {
-                let why = self.hooks.explain.bind(py).call1((value,))?;
-                return Err(Failure::leaf(why.extract::<String>()?));
-            }
-            Class::Node => {
-                return Err(Failure::leaf(format!(
-                    "cannot serialize a {} here: msgpack_serialize takes dicts, lists, tuples \
-                     and leaves; use to_bytes, or call to_state_dict on the tree first",
-                    errors::type_name(&value.get_type())
-                )));
-            }
-        }
-        Ok(())
-    }
-
-    #[inline(never)]
-    fn prng_key(&mut self, value: &Bound<'py, PyAny>) -> Walked {
-        let answer = self.hooks.unwrap_key.bind(self.py).call1((value,))?;
-        let (name, data): (Bound<'py, PyString>, Bound<'py, PyAny>) = answer.extract()?;
-        self.split(value)?;
-        self.out.prng_key(name.to_str()?)?;
-        self.jax_array(&data)?;
-        Ok(self.out.end_prng_key()?)
     }
 }
 

@@ -18,10 +18,11 @@ use super::super::memory::{Alike, BytesLender};
 use super::super::watch::Signals;
 use super::devices::{Devices, WINDOW_BYTES};
 use super::payload::LeafPayload;
-use crate::array::{Alignment, Array, ChunkLimit, Framing, Like};
+use crate::Error;
+use crate::array::{Array, Framing, Like};
 use crate::encoder::Encoder;
 use crate::structure::{Kind, Record};
-use crate::{Error, Result, wire};
+use crate::wire;
 
 /// The recorded parts of a tree; each includes those before it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -50,28 +51,6 @@ pub struct Options<'py> {
     pub joined: bool,
     /// Types that now have handlers, and are walked natively otherwise.
     pub overridden: Vec<Bound<'py, PyType>>,
-}
-
-impl Options<'_> {
-    /// Neither records nor aligns nor divides.
-    pub fn new() -> Result<Self> {
-        Ok(Self {
-            state_dict: false,
-            sort_keys: false,
-            recorded: Recorded::Nothing,
-            raw: None,
-            metadata: None,
-            record: None,
-            framing: Framing {
-                align: Alignment::new(1)?,
-                chunks: ChunkLimit::new(f64::INFINITY),
-                may_box: false,
-            },
-            hollow: false,
-            joined: false,
-            overridden: Vec::new(),
-        })
-    }
 }
 
 #[derive(Clone, Copy)]

@@ -48,15 +48,15 @@ fn check(header: &Header, file: &[u8]) {
         chunks: ChunkLimit::DEFAULT,
         may_box: true,
     };
-    let mut encoder = Encoder::<Vec<u8>>::indexed(framing, false);
+    let mut writer = Encoder::<Vec<u8>>::indexed(framing, false);
     let mut found = vec![false; header.arrays.len()];
     let names = header.arrays.iter().map(|it| it.name.as_str());
-    let encoded = encode(&mut encoder, names, |out, number| {
+    let encoded = encode(&mut writer, names, |out, number| {
         assert!(!std::mem::replace(&mut found[number], true));
         out.nil()
     });
     if encoded.is_ok() {
         assert!(found.iter().all(|found| *found));
-        encoder.finish(None).expect("all its values are there");
+        writer.finish(None).expect("all its values are there");
     }
 }
