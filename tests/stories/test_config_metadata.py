@@ -58,6 +58,10 @@ class Point(NamedTuple):
     x: int
 
 
+class Arguments(argparse.Namespace):
+    """Like `argparse.Namespace`, which another test may have registered."""
+
+
 @dataclasses.dataclass
 class Unregistered:
     mode: Mode = Mode.FAST
@@ -66,7 +70,7 @@ class Unregistered:
 
 def test_configurations_of_unregistered_types_are_plain(tmp_path: Path) -> None:
     nested = [
-        *(Mode.ODD, Point(1), argparse.Namespace(a=Mode.FAST), ConfigDict({"b": {"c": 2}})),
+        *(Mode.ODD, Point(1), Arguments(a=Mode.FAST), ConfigDict({"b": {"c": 2}})),
         types.SimpleNamespace(d=Unregistered()),
     ]
     plain = {

@@ -242,7 +242,10 @@ def size_of(size: int | str) -> int:
     """
     nbytes = 0
     with contextlib.suppress(ValueError):
-        nbytes = bytes_of(size) if isinstance(size, str) else operator.index(size)
+        if not isinstance(size, str):
+            nbytes = operator.index(size)
+        elif not size.strip().isdecimal():  # it lacks its unit
+            nbytes = bytes_of(size)
     if nbytes <= 0:
         raise ValueError(
             "max_shard_size must be a number of bytes, or a text with the unit KB, MB, GB or TB, "
