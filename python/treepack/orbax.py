@@ -99,7 +99,7 @@ class TreepackHandler(_AsyncHandler):
         threads: int | None = None,
         restore: TreepackRestore | None = None,
     ):
-        self._how = Writing(
+        self._writing = Writing(
             compress=compress, level=level, align=align, durable=durable, threads=threads
         )
         self._restore = restore or TreepackRestore()
@@ -127,7 +127,7 @@ class TreepackHandler(_AsyncHandler):
             directory,
             args.item,
             Saved(metadata=args.metadata, static=args.static, step=step_of(directory)),
-            self._how,
+            self._writing,
             snapshot=snapshot,
         )
 

@@ -24,7 +24,7 @@ from treepack.errors import TreepackError
 
 
 def write_msgpack(
-    state: State, path: str | os.PathLike[str], how: Writing, progress: Progress = None
+    state: State, path: str | os.PathLike[str], writing: Writing, progress: Progress = None
 ) -> None:
     """Writes a state in the form that the suffix of the file stands for.
 
@@ -36,19 +36,22 @@ def write_msgpack(
         state = state._replace(record=None)  # structs of flax reject unknown keys
     elif state.record is None and (suffix == ".treepack" or state.described):
         save_layout(
-            file_layout(state.tree, Saved(metadata=state.metadata), how), path, how, progress
+            file_layout(state.tree, Saved(metadata=state.metadata), writing),
+            path,
+            writing,
+            progress,
         )
         return
     described = state.record is not None
     layout = plain_layout(
         state.tree,
-        how.align,
+        writing.align,
         structure=described,
         index=described,
-        checksums=described and not how.compress,
+        checksums=described and not writing.compress,
         record=state.record,
     )
-    save_layout(layout, path, how, progress)
+    save_layout(layout, path, writing, progress)
 
 
 def write_safetensors(

@@ -228,8 +228,8 @@ class _Target:
             if self.level is not None and not compress:
                 raise ValueError("--level requires --gzip, or a target that ends with .gz")
             method: Compress = "numbers" if self.numbers else compress
-            how = Writing(compress=method, level=self.level, align=self.align)
+            writing = Writing(compress=method, level=self.level, align=self.align)
             with output.bar("write") as progress:
-                _formats.write_msgpack(state, path, how, progress)
+                _formats.write_msgpack(state, path, writing, progress)
         text = "" if size is not None else f": {size_text(size_of(path))}"
         output.line(f"{shown(self.path)}{text}", "green")

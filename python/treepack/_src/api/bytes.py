@@ -139,11 +139,11 @@ def loads(
       (array([0, 1, 2], dtype=int32), {'n': 1})
     """
     check_known(loads, options)
-    how, opening = Reading.of(options), Opening.of(options)
+    reading, opening = Reading.of(options), Opening.of(options)
     base, opening.base = opening.base, base_of(opening.base)
     encoded = inflated(b"".join(data) if isinstance(data, list) else data, opening)
     held = device_leaves(base, opening.unchanged)
-    found: Template = restore_described(encoded, target, how, held=held)
+    found: Template = restore_described(encoded, target, reading, held=held)
     return found
 
 

@@ -194,16 +194,16 @@ def save(
         saved.sharded = is_distributed(tree)
     if options.get("compress") is None:
         options["compress"] = not saved.sharded and has_gzip_suffix(place)
-    how = Writing.of(options)
+    writing = Writing.of(options)
     if saved.base is not None and saved.sharded:
         raise ValueError("base= is for trees that are saved to one file: leave it out")
     wait_for(place)
     if isinstance(tree, Iterator):
         with spooled(tree, place) as tree:
-            save_layout(file_layout(tree, saved, how), place, how, progress)
+            save_layout(file_layout(tree, saved, writing), place, writing, progress)
         return None
     if saved.sharded:
-        together = ShardedWrite(place, tree, saved, how, snapshot=background)
+        together = ShardedWrite(place, tree, saved, writing, snapshot=background)
         return run(
             place,
             together,
@@ -213,10 +213,10 @@ def save(
             abandon=together.abandon,
         )
     name = _name_beside(saved.base, place)
-    layout = file_layout(tree, saved, how, snapshot=background, base_name=name)
+    layout = file_layout(tree, saved, writing, snapshot=background, base_name=name)
     # The program may change its working directory during the save.
     where = absolute(place) if background else place
-    write = functools.partial(save_layout, layout, where, how)
+    write = functools.partial(save_layout, layout, where, writing)
     del layout  # so that the traceback of an error does not hold it
     return run(place, write, progress, background=background)
 
@@ -230,9 +230,9 @@ def _exported(
             "safetensors are written by one process, and arrays have shards on devices of others: "
             "gather them, as by jax.experimental.multihost_utils.process_allgather"
         )
-    how = Writing.of({**options, "compress": False})
+    writing = Writing.of({**options, "compress": False})
     wait_for(place)
-    write = functools.partial(SafetensorsWrite, place, saved=saved, how=how, export=export)
+    write = functools.partial(SafetensorsWrite, place, saved=saved, writing=writing, export=export)
     if isinstance(tree, Iterator):
         with spooled(tree, place) as tree:
             write(tree=tree, snapshot=False)(options.get("progress"))
@@ -408,7 +408,7 @@ def load(
     """
     check_known(load, options)
     selection = Selection.of({**options, "return_report": return_report})
-    how = Reading.of(options)
+    reading = Reading.of(options)
     together, opening = Sharing.of(options), Opening.of(options)
     opening.base = base_of(opening.base)
     path = resolved(path, options.get("storage_options"))
@@ -416,7 +416,7 @@ def load(
 
     def attempt() -> Any:
         nonlocal is_directory
-        with sharing(target, how, together) as group:
+        with sharing(target, reading, together) as group:
             source = path
             if selection.is_whole and not is_directory and not has_suffix(path):
                 try:
@@ -425,7 +425,7 @@ def load(
                     is_directory = True  # a sharded checkpoint, or no checkpoint
                 else:
                     try:
-                        return restore_described(source, target, how)
+                        return restore_described(source, target, reading)
                     except DecodeError:
                         if not is_safetensors(source):
                             raise
@@ -444,7 +444,7 @@ def load(
             )
             reader.given = path
             with contextlib.closing(reader):
-                return load_part(Place(reader, 0, []), target, selection, how, group)
+                return load_part(Place(reader, 0, []), target, selection, reading, group)
 
     with naming(path):
         return unless_replaced(attempt)

@@ -38,15 +38,15 @@ from treepack.errors import CorruptionError, DecodeError, NewerVersionError, Tre
 
 
 def load_part(
-    place: Place, target: Any, selection: Selection, how: Reading, group: Together | None
+    place: Place, target: Any, selection: Selection, reading: Reading, group: Together | None
 ) -> Any:
     """Loads a part of a file, with or without a target; `group` is from `sharing`."""
-    how.check(target)
+    reading.check(target)
     check_is_tree(target)
     selection.check(target)
     if selection.on_corrupt == "skip":
         place = place._replace(reader=place.reader.salvaging())
-    found = _choose(place, target, selection, how)
+    found = _choose(place, target, selection, reading)
     if target is not None and selection.unexpected != "error":
         found = _without_unreadable(place, target, found)
     if selection.mismatched == "target":
@@ -58,24 +58,24 @@ def load_part(
         notes=selection.return_report,
     )
     partial.skipped.update(found.corrupt, found.mismatched)
-    convert = converter(how, may_change=place.reader.may_change, copy=how.copy, group=group)
+    convert = converter(reading, may_change=place.reader.may_change, copy=reading.copy, group=group)
     if convert is not None and selection.return_report:
         convert = partial.watching(convert)
     if target is None:
-        loaded = _assembled(place, found.marks, convert, how, partial.was_cast)
+        loaded = _assembled(place, found.marks, convert, reading, partial.was_cast)
         report = partial.report(found.corrupt)
         if selection.return_report:
             marks, leaves = found.marks, Room().all(place.catalog.leaves(place.value))
             paths = (path for path, value in leaves if marks is None or value in marks)
             report = report._replace(loaded=list(dict.fromkeys(paths)))
     else:
-        loaded = _restored(place, target, found, partial, convert, how)
+        loaded = _restored(place, target, found, partial, convert, reading)
         report = partial.report(found.corrupt)
     return (loaded, report) if selection.return_report else loaded
 
 
 def _restored(
-    place: Place, target: Any, found: _Choice, partial: Coverage, convert: Any, how: Reading
+    place: Place, target: Any, found: _Choice, partial: Coverage, convert: Any, reading: Reading
 ) -> Any:
     """Returns the target with chosen leaves from a file."""
     catalog = place.catalog
@@ -87,27 +87,27 @@ def _restored(
                 "without rename=, and save it again"
             )
         record = None
-        state = _renamed_state(place, found, how, _stay_lazy(target, how))
+        state = _renamed_state(place, found, reading, _stay_lazy(target, reading))
     else:
-        if place.reader.is_one_file and not needs_state(target, whole, how):
+        if place.reader.is_one_file and not needs_state(target, whole, reading):
             with place.reader.fetching(place.value, found.marks):
                 return restore_selected(
                     target,
                     catalog,
                     place.value,
-                    how,
+                    reading,
                     marks=found.marks,
                     selector=found.selector.selector,
                     partial=partial,
                     convert=convert,
                 )
         record = None if whole is None else (whole, place.positions())
-        state = place.reader.read(place, how, found.marks, _stay_lazy(target, how))
+        state = place.reader.read(place, reading, found.marks, _stay_lazy(target, reading))
     return restore_tree(
         target,
         place.reader.fitted(state, target),
         _paths.ROOT,
-        how,
+        reading,
         convert=convert,
         partial=partial,
         record=record,
@@ -136,7 +136,7 @@ class _Choice(NamedTuple):
     mismatched: Sequence[str] = ()
 
 
-def _choose(place: Place, target: Any, selection: Selection, how: Reading) -> _Choice:
+def _choose(place: Place, target: Any, selection: Selection, reading: Reading) -> _Choice:
     catalog = place.catalog
     selector = Selector(selection.select)
     renamed, made = (
@@ -170,7 +170,7 @@ def _choose(place: Place, target: Any, selection: Selection, how: Reading) -> _C
             ends = ((renamed[path], value) for path, value in ends if path in renamed)
             taken = {value for new, value in ends if new in made and selector.means(new)}
             verified = catalog.mark({*marks.values, *taken})
-        corrupt = _corrupt(place, verified, renamed, selection, how)
+        corrupt = _corrupt(place, verified, renamed, selection, reading)
     if corrupt:
         values = range(catalog.values) if marks is None else marks.values
         marks = catalog.mark(set(values) - corrupt.keys())
@@ -219,14 +219,14 @@ def _mark_renamed(
 StayLazy = Callable[[Sequence[str]], bool]
 
 
-def _stay_lazy(target: Any, how: Reading) -> StayLazy:
+def _stay_lazy(target: Any, reading: Reading) -> StayLazy:
     """Returns a predicate on paths: whether a template has a JAX array there, or nothing."""
     on_devices = {parts for parts, leaf in leaves_of(target, ()) if _jax.is_abstract(leaf)}
     outline = _outline(target)
 
     def stays(parts: Sequence[str]) -> bool:
         if tuple(parts) in on_devices:
-            return how.arrays != "numpy"
+            return reading.arrays != "numpy"
         node = outline
         for part in parts:
             if node is None or part not in node:
@@ -292,7 +292,7 @@ def _corrupt(
     marks: core.Marks | None,
     renamed: Mapping[str, str] | None,
     selection: Selection,
-    how: Reading,
+    reading: Reading,
 ) -> dict[int, str]:
     """Compares leaves with their checksums; returns the damaged leaves with their new paths.
 
@@ -311,8 +311,8 @@ def _corrupt(
             "dumps"
         )
     place.reader.remember()  # exactly the verified bytes are loaded
-    with progress_bar(how.progress, "verify") as tell:
-        statuses, damage = place.reader.verify(threads=how.threads, progress=tell)
+    with progress_bar(reading.progress, "verify") as tell:
+        statuses, damage = place.reader.verify(threads=reading.threads, progress=tell)
     if damage is not None:
         if selection.on_corrupt == "error":
             raise CorruptionError(f"the file is damaged: {damage}")
@@ -346,19 +346,21 @@ def _assembled(
     place: Place,
     marks: core.Marks | None,
     convert: Any,
-    how: Reading,
+    reading: Reading,
     note: Callable[[Trail], None],
 ) -> Any:
     """Builds a tree of the marked leaves; complete containers keep their types."""
     catalog = place.catalog
-    state = cast_floats(place.reader.read(place, how, marks), how.dtype, how.threads, note)
+    state = cast_floats(
+        place.reader.read(place, reading, marks), reading.dtype, reading.threads, note
+    )
     found = assembled(
-        state, catalog.record, how, convert=convert, absent=ABSENT, at=place.positions()
+        state, catalog.record, reading, convert=convert, absent=ABSENT, at=place.positions()
     )
     return {} if found is ABSENT else found
 
 
-def _renamed_state(place: Place, choice: _Choice, how: Reading, stays: StayLazy) -> Any:
+def _renamed_state(place: Place, choice: _Choice, reading: Reading, stays: StayLazy) -> Any:
     """Reads the state of a tree under new paths."""
     renamed, marks, made = choice.renamed or {}, choice.marks, choice.made
 
@@ -368,7 +370,7 @@ def _renamed_state(place: Place, choice: _Choice, how: Reading, stays: StayLazy)
     state: Any = {}
     root: list[Any] = []
     ordered = sorted(renamed)
-    found = place.reader.read(place, how, marks, goes)
+    found = place.reader.read(place, reading, marks, goes)
     for trail, leaf in state_leaves(found, Trail(), ends=True):
         path = str(trail)
         if leaf is ABSENT:  # a leaf or container that is not loaded
@@ -383,7 +385,7 @@ def _renamed_state(place: Place, choice: _Choice, how: Reading, stays: StayLazy)
     for new, array in made.items():
         if choice.selector.means(new) and new not in choice.corrupt:
             parts = _paths.parts(new)
-            is_lazy = stays(parts) or (how.everywhere and how.arrays != "numpy")
+            is_lazy = stays(parts) or (reading.everywhere and reading.arrays != "numpy")
             _paths.put(state, parts, array if is_lazy else np.asarray(array))
     if root and state:
         raise TreepackError(
@@ -405,29 +407,33 @@ def _list_path(path: str, renamed: Mapping[str, str], ordered: Sequence[str]) ->
 
 
 def restore_described(
-    data: Buffer | core.Content, target: Any, how: Reading, *, held: Mapping[str, Any] | None = None
+    data: Buffer | core.Content,
+    target: Any,
+    reading: Reading,
+    *,
+    held: Mapping[str, Any] | None = None,
 ) -> Any:
     """Restores a tree from the bytes of its file, as `load` does; see `converter` for `held`."""
-    how.check(target)
+    reading.check(target)
     check_is_tree(target)
-    convert = converter(how, may_change=not isinstance(data, (bytes, core.Content)), held=held)
+    convert = converter(reading, may_change=not isinstance(data, (bytes, core.Content)), held=held)
     if target is not None:
-        return restore_encoded(target, data, how, convert=convert)
-    if how.dtype is None:  # casting requires a state
+        return restore_encoded(target, data, reading, convert=convert)
+    if reading.dtype is None:  # casting requires a state
         found = core.restore_recorded(
             data,
-            how.copy,
-            how.threads,
+            reading.copy,
+            reading.threads,
             convert=convert,
-            static=Fillings.of(how.static),
-            **flags(how),
+            static=Fillings.of(reading.static),
+            **flags(reading),
         )
         if found is not None:
             return found[0]
-    state, record = take(core.restore(data, how.copy, how.threads))
+    state, record = take(core.restore(data, reading.copy, reading.threads))
     if record is None:  # a damaged key is found here
         catalog_of(data)
     elif type(record) is not bytes:
         raise DecodeError(f"{core.RECORD_KEY!r} is a {type(record).__name__}, not bytes")
-    state = cast_floats(state, how.dtype, how.threads, lambda _: None)
-    return assembled(state, record, how, convert=convert)
+    state = cast_floats(state, reading.dtype, reading.threads, lambda _: None)
+    return assembled(state, record, reading, convert=convert)

@@ -38,12 +38,14 @@ if TYPE_CHECKING:
     import jax
 
 
-def sharing(target: Any, how: Reading, options: Sharing) -> AbstractContextManager[Together | None]:
+def sharing(
+    target: Any, reading: Reading, options: Sharing
+) -> AbstractContextManager[Together | None]:
     """Returns a context for a load in which processes share the shards that they read."""
     _, count, _ = _jax.processes() if options.replicas == "broadcast" else (0, 1, None)
-    if count == 1 or how.arrays == "numpy" or how.device is not None:
+    if count == 1 or reading.arrays == "numpy" or reading.device is not None:
         return contextlib.nullcontext()
-    return together(_processes(target, how.sharding, count), options.timeout)
+    return together(_processes(target, reading.sharding, count), options.timeout)
 
 
 def _processes(target: Any, sharding: Any, count: int) -> Sequence[int]:
@@ -61,7 +63,7 @@ def _processes(target: Any, sharding: Any, count: int) -> Sequence[int]:
 
 
 def converter(
-    how: Reading,
+    reading: Reading,
     *,
     may_change: bool = False,
     copy: bool | None = None,
@@ -71,7 +73,7 @@ def converter(
     """Compiles the options about arrays into a function that converts leaves.
 
     Args:
-      how: The options.
+      reading: The options of reading.
       may_change: Whether other code may change the memory of the arrays found.
       copy: The option `copy` for arrays that do not go to devices.
       group: The processes that load together; see `sharing`.
@@ -81,10 +83,10 @@ def converter(
       A function that converts all leaves; `None` if it would be a no-op.
     """
     # JAX aliases memory where possible, and relies on it not changing.
-    may_change = may_change and how.copy is not True
-    cast, threads = how.cast, how.threads
-    placed = how.arrays != "numpy"
-    where = _where(how.device, how.sharding)
+    may_change = may_change and reading.copy is not True
+    cast, threads = reading.cast, reading.threads
+    placed = reading.arrays != "numpy"
+    where = _where(reading.device, reading.sharding)
     if not placed and not cast:
         return None
 
@@ -96,7 +98,13 @@ def converter(
             for item in items:
                 item.leaf = number_to_array(item.target, item.leaf)
             _place(
-                items, where, may_change, threads, group, held or {}, everywhere=how.arrays == "jax"
+                items,
+                where,
+                may_change,
+                threads,
+                group,
+                held or {},
+                everywhere=reading.arrays == "jax",
             )
             for item in items:
                 if isinstance(item.leaf, LazyArray):

@@ -286,7 +286,7 @@ class SafetensorsWrite:
         path: str | os.PathLike[str],
         tree: Any,
         saved: Saved,
-        how: Writing,
+        writing: Writing,
         export: Export,
         *,
         snapshot: bool,
@@ -296,7 +296,7 @@ class SafetensorsWrite:
         metadata = text_metadata(saved.metadata)
         size = DEFAULT_SIZE if export.max_shard_size is None else export.max_shard_size
         most = None if has_suffix(path) else size_of(size)
-        self._write = write_of(path, arrays, metadata, how, most, snapshot=snapshot)
+        self._write = write_of(path, arrays, metadata, writing, most, snapshot=snapshot)
 
     def __call__(self, progress: Progress) -> None:
         """Writes it."""
@@ -307,7 +307,7 @@ def write_of(
     path: str | os.PathLike[str],
     arrays: Mapping[str, Any],
     metadata: Mapping[str, str] | None,
-    how: Writing,
+    writing: Writing,
     max_shard_size: int | None,
     *,
     remedy: str | None = None,
@@ -319,19 +319,19 @@ def write_of(
     """
     several = [arrays] if max_shard_size is None else split(arrays, max_shard_size)
     told = {} if remedy is None else {"remedy": remedy}
-    writing = _Parts([part_of(part, metadata, **told) for part in several], how, snapshot=snapshot)
+    made = _Parts([part_of(part, metadata, **told) for part in several], writing, snapshot=snapshot)
     where = absolute(path)  # the working directory may change
     if max_shard_size is None:
-        return lambda progress: writing.write([where], progress)
-    return lambda progress: _write_directory(where, writing, progress)
+        return lambda progress: made.write([where], progress)
+    return lambda progress: _write_directory(where, made, progress)
 
 
 class _Parts:
     """The files of a save."""
 
-    def __init__(self, parts: list[Part], how: Writing, *, snapshot: bool):
+    def __init__(self, parts: list[Part], writing: Writing, *, snapshot: bool):
         self.parts = parts
-        self._how = how
+        self._writing = writing
         self._layouts = (part.layout(snapshot=snapshot) for part in parts)
         if snapshot:
             self._layouts = (layout for layout in [*self._layouts])
@@ -339,7 +339,7 @@ class _Parts:
     @property
     def durable(self) -> bool:
         """Whether to wait for the disk."""
-        return self._how.durable
+        return self._writing.durable
 
     def write(self, paths: list[str], progress: Progress) -> None:
         """Writes each file to its path; once."""
@@ -348,7 +348,7 @@ class _Parts:
         with progress_bar(progress, "save") as tell:
             for path, part in zip(paths, self.parts, strict=True):
                 each = None if tell is None else _from(tell, before, total)
-                save_layout(next(self._layouts), path, self._how, each)
+                save_layout(next(self._layouts), path, self._writing, each)
                 before += part.nbytes
 
 
@@ -366,21 +366,21 @@ def _from(
 _TEMPORARY = re.compile(rf"\.({SHARD.pattern}|lease\.treepack)\.treepack-.*\.tmp")
 
 
-def _write_directory(path: str, writing: _Parts, progress: Progress) -> None:
+def _write_directory(path: str, made: _Parts, progress: Progress) -> None:
     """Writes files to a directory, the index last, and removes the files of earlier saves."""
     store, place = store_of(path)
     with _claimed(store, place):
         before = {entry.name for entry in entries(path)}
         _check_free(path, before)
-        names = _names(len(writing.parts), before)
+        names = _names(len(made.parts), before)
         try:
-            writing.write([joined(path, name) for name in names], progress)
+            made.write([joined(path, name) for name in names], progress)
         except BaseException:
             _remove(path, {*names} - before - {WHOLE})
             raise
         if names != [WHOLE]:  # after an error, a store may have it
-            index = _index(dict(zip(names, writing.parts, strict=True)))
-            write_small(joined(path, INDEX), index, durable=writing.durable)
+            index = _index(dict(zip(names, made.parts, strict=True)))
+            write_small(joined(path, INDEX), index, durable=made.durable)
         old = {it for it in before if SHARD.fullmatch(it) or _TEMPORARY.fullmatch(it)}
         old |= {WHOLE, INDEX} & before
         if names == [WHOLE] and INDEX in old:

@@ -307,13 +307,13 @@ class Subscriber:
           OSError: If it cannot be read.
         """
         check_known(Subscriber.latest, options)
-        how = Reading.of(options)
+        reading = Reading.of(options)
         head, _ = read_head(self._directory)
         if not head.versions:
             raise FileNotFoundError(
                 errno.ENOENT, "no version was published here yet", shown(self._directory)
             )
-        return self._restored(head, template, how)
+        return self._restored(head, template, reading)
 
     @takes(ReadOptions, Reading)
     def wait(
@@ -341,14 +341,14 @@ class Subscriber:
         """
         check("timeout", timeout)
         check_known(Subscriber.wait, options)
-        how = Reading.of(options)
+        reading = Reading.of(options)
         if newer_than is None:
             newer_than = -1 if self._held is None else self._held.number
         end, pause = time.monotonic() + timeout, _PAUSE_S
         while True:
             head, _ = read_head(self._directory)
             if head.versions and head.versions[-1].number > newer_than:
-                return self._restored(head, template, how)
+                return self._restored(head, template, reading)
             left = end - time.monotonic()
             if left <= 0:
                 after = f" after version {newer_than}" if newer_than >= 0 else ""
@@ -360,7 +360,7 @@ class Subscriber:
             time.sleep(min(pause, left))
             pause = min(2 * pause, _MOST_PAUSE_S)
 
-    def _restored(self, head: Head, template: Any, how: Reading) -> tuple[int, Any]:
+    def _restored(self, head: Head, template: Any, reading: Reading) -> tuple[int, Any]:
         """Reads the newest version, unless it is held, and restores it."""
         for left in reversed(range(_ATTEMPTS)):
             if self._held is not None and self._held.name == head.versions[-1].name:
@@ -375,7 +375,7 @@ class Subscriber:
                     ) from error
                 head = found
         assert self._held is not None
-        return self._held.number, restore_described(self._held.content, template, how)
+        return self._held.number, restore_described(self._held.content, template, reading)
 
 
 def _directory(path: Location, storage_options: StorageOptions) -> str:

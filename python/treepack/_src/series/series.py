@@ -209,7 +209,7 @@ class Series:
         check_known(Series.save, options)
         step = _checked(step)
         options["compress"] = options.get("compress") or False
-        saved, how = Saved.of(options), Writing.of(options)
+        saved, writing = Saved.of(options), Writing.of(options)
         saved.timeout = self._timeout
         saved.sharded = _jax.processes()[1] > 1 if self._sharded is None else self._sharded
         self._wait()
@@ -218,7 +218,7 @@ class Series:
             (self._keep, time.time()) if self._fast is None else (None, self._fast.now(step))
         )
         commit = Commit(self._first, keep, step, now, {} if metrics is None else metrics, local)
-        commit.prepare(state, saved, how, snapshot=background)
+        commit.prepare(state, saved, writing, snapshot=background)
         progress = options.get("progress")
         commit.then = self._intervals.restart()
         write = commit if self._fast is None else functools.partial(self._fast.save, commit)

@@ -45,14 +45,14 @@ class FileWrite:
         self,
         target: Any,
         place: Place,
-        how: Writing,
+        writing: Writing,
         progress: Progress,
         commit: Callable[[], None],
         *,
         snapshot: bool,
     ):
-        self._layouts = [state_layout(target, how.align, snapshot=snapshot)]
-        self._rest = place.absolute, how, progress
+        self._layouts = [state_layout(target, writing.align, snapshot=snapshot)]
+        self._rest = place.absolute, writing, progress
         self._commit = commit
 
     def __call__(self) -> None:

@@ -142,25 +142,25 @@ class Commit:
         self.abandon: Callable[[BaseException], object] | None = None
         self.then: Callable[[], None] = lambda: None
 
-    def prepare(self, state: Any, saved: Saved, how: Writing, *, snapshot: bool) -> None:
+    def prepare(self, state: Any, saved: Saved, writing: Writing, *, snapshot: bool) -> None:
         """Encodes a state; with `snapshot`, it may change after this.
 
         Args:
           state: The tree.
           saved: The options of the save; its metadata are those of the program.
-          how: How it is written.
+          writing: The options of writing.
           snapshot: Whether the encoding does not depend on the tree any more.
         """
         path = self._checkpoints.path(self.step)
         saved.step, self._is_sharded = self.step, bool(saved.sharded)
         if saved.sharded:
             saved.own, saved.metadata = self._own, metadata_of(self.step, saved.metadata)
-            together = ShardedWrite(path, state, saved, how, snapshot=snapshot)
+            together = ShardedWrite(path, state, saved, writing, snapshot=snapshot)
             self._write, self.abandon, self._leads = together, together.abandon, together.leads
         else:
             saved.metadata = metadata_of(self.step, saved.metadata, self._own())
-            layout = file_layout(state, saved, how, snapshot=snapshot)
-            self._write = functools.partial(save_layout, layout, path, how)
+            layout = file_layout(state, saved, writing, snapshot=snapshot)
+            self._write = functools.partial(save_layout, layout, path, writing)
 
     def _own(self) -> dict[str, Any]:
         """Returns the metadata of this process; an error in them is one of the save."""

@@ -26,7 +26,7 @@ _PIECE_BYTES = 4 << 20
 
 
 def save_layout(
-    layout: core.Layout, path: str | os.PathLike[str], how: Writing, progress: Progress = None
+    layout: core.Layout, path: str | os.PathLike[str], writing: Writing, progress: Progress = None
 ) -> None:
     """Writes an encoding to a file, atomically.
 
@@ -39,16 +39,18 @@ def save_layout(
 
         def save(place: str | os.PathLike[str] | core.Pipe) -> int:
             layout = layouts.pop()
-            if how.compress:
+            if writing.compress:
                 return layout.save_gzip(
                     place,
-                    how.level,
-                    numbers=how.compress == "numbers",
-                    durable=how.durable,
-                    threads=how.threads,
+                    writing.level,
+                    numbers=writing.compress == "numbers",
+                    durable=writing.durable,
+                    threads=writing.threads,
                     progress=tell,
                 )
-            return layout.save(place, durable=how.durable, threads=how.threads, progress=tell)
+            return layout.save(
+                place, durable=writing.durable, threads=writing.threads, progress=tell
+            )
 
         url = url_of(path)
         if url is None:
