@@ -29,6 +29,7 @@ __all__ = [
     "ShardHolders",
     "ShardPlan",
     "Shards",
+    "Tensors",
     "apply_delta",
     "assemble",
     "boxes_of_range",
@@ -303,6 +304,7 @@ class Tensors:
           TreepackError: If the manifest is larger than `max_size`.
         """
 
+@final
 class Content:
     """Encoded bytes in a file, in memory or elsewhere."""
 
