@@ -418,8 +418,11 @@ while ended < 3:
     assert step >= last, (turn, step, last)
     assert step == tree["step"] == run.local and (tree["w"] == step).all()
     assert step == run.steps()[-1]
-    assert len([it for it in (folder / "fast").glob("step_*")]) <= 3
+    # A kill may leave a directory that was being removed, which is no checkpoint any more.
+    names = [*(folder / "fast").glob("step_*")]
+    assert sum(it.is_file() or (it / "manifest.treepack").exists() for it in names) <= 3, names
     run.wait()
+    assert len([*(folder / "fast").glob("step_*")]) <= 3
     durable = series()
     assert durable.resume()[0] == step and run.path(step) == durable.path(step)
     assert all(treepack.verify(durable.path(it)).ok for it in durable.steps())

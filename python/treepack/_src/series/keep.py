@@ -100,7 +100,7 @@ def spaced(items: Iterable[tuple[T, float]], distance: float) -> Iterator[T]:
     """
     last = -math.inf
     for item, position in items:
-        if not last <= position < last + distance:
+        if not 0 <= position - last < distance:
             last = position
             yield item
 
