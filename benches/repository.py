@@ -154,7 +154,7 @@ def timed(call: Callable[[], Any]) -> tuple[float, float]:
 
 
 def status(name: str) -> int:
-    """Returns a size of this process in bytes, such as that of its memory of its own."""
+    """Returns a size of this process in bytes, such as `RssAnon`."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(name):
             return int(line.split()[1]) << 10

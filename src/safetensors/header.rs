@@ -45,7 +45,7 @@ const DTYPES: &[(&str, &str, u64)] = &[
 #[derive(Debug)]
 pub struct Tensor {
     pub name: String,
-    /// NumPy's name; that of packed elements is unknown to NumPy.
+    /// NumPy's name, or the name of packed elements, which NumPy lacks.
     pub dtype: &'static str,
     /// In bytes where elements are packed.
     pub shape: Vec<usize>,

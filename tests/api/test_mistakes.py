@@ -448,7 +448,7 @@ def with_w(shape: tuple[int, ...], dtype: Any = np.float32) -> Any:
 
 
 def salvage(source: str, target: str) -> None:
-    """Runs `treepack salvage`, whose status tells that the file is damaged."""
+    """Runs `treepack salvage`, whose exit status is not 0 for a damaged file."""
     with pytest.raises(ValueError, match="damaged: "):
         invoke("salvage", source, target)
 

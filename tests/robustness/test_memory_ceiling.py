@@ -104,7 +104,7 @@ def load(path, tree):
     return jax.block_until_ready(found)
 
 load(folder + "/small", small)
-# Arrays lie in the memory that the file was read to, except cast ones, and those of safetensors,
+# Arrays lie in the memory that the file was read to, except cast arrays and arrays of safetensors,
 # which are not aligned as JAX needs.
 copies = {"cast": 0.5, "safetensors": 1}
 limit((int(args[4]) * (1 + copies.get(kind, 0)) + 256) * MIB)

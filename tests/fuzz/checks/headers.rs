@@ -26,7 +26,7 @@ pub fn safetensors(text: &[u8]) {
     );
 }
 
-/// The end of the arrays, of which the error tells.
+/// Returns the end of the arrays that the error names.
 fn claimed_end(error: &str) -> Option<usize> {
     let (_, rest) = error.split_once("the arrays end at byte ")?;
     rest.split(',').next()?.parse().ok()
