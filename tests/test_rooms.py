@@ -1,6 +1,7 @@
 """The rooms of the package, and who imports whom; CONTRIBUTING has the map."""
 
 import ast
+import functools
 import re
 from pathlib import Path
 
@@ -17,9 +18,16 @@ ROOMS = [
 ]
 
 MODULES = {
-    ".".join(path.relative_to(PACKAGE).with_suffix("").parts): ast.parse(path.read_text())
+    ".".join(path.relative_to(PACKAGE).with_suffix("").parts): path
     for path in PACKAGE.rglob("*.py")
 }
+
+
+@functools.cache
+def trees() -> dict[str, ast.Module]:
+    """Returns the modules by name; a second of parsing that other tests do without."""
+    return {name: ast.parse(path.read_text()) for name, path in MODULES.items()}
+
 
 # Methods and attributes of NamedTuples, of Python itself and of other libraries.
 OTHERS = {
@@ -64,7 +72,7 @@ def imports_of(tree: ast.AST) -> list[tuple[ast.stmt, str]]:
 def test_a_room_imports_only_rooms_below_it() -> None:
     upward = [
         f"{module} imports {imported}"
-        for module, tree in MODULES.items()
+        for module, tree in trees().items()
         if (room := room_of(module)) is not None
         for _, imported in imports_of(tree)
         if (below := room_of(imported)) is None or below > room
@@ -88,7 +96,7 @@ def test_no_imports_run_in_a_circle() -> None:
     def visit(module: str, path: list[str]) -> None:
         assert module not in path, " imports ".join([*path, module])
         if module not in done:
-            for _, imported in imports_of(MODULES[module]):
+            for _, imported in imports_of(trees()[module]):
                 visit(imported, [*path, module])
             done.add(module)
 
@@ -99,7 +107,7 @@ def test_no_imports_run_in_a_circle() -> None:
 def test_only_storage_tells_a_path_from_a_url() -> None:
     telling = {
         module
-        for module, tree in MODULES.items()
+        for module, tree in trees().items()
         for node in ast.walk(tree)
         if isinstance(node, ast.ImportFrom) and "url_of" in {alias.name for alias in node.names}
     }
@@ -108,7 +116,7 @@ def test_only_storage_tells_a_path_from_a_url() -> None:
 
 def test_imports_stand_at_the_top() -> None:
     """Whoever needs one elsewhere, or for type checkers alone, holds too much."""
-    for module, tree in MODULES.items():
+    for module, tree in trees().items():
         if module != "__main__":  # which tells what the command line lacks
             assert {*(node for node, _ in imports_of(tree))} <= {*tree.body}, module
         names = {ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.expr)}
@@ -118,7 +126,7 @@ def test_imports_stand_at_the_top() -> None:
 
 def test_imports_name_the_whole_path() -> None:
     """So that the other tests of this file see them."""
-    for module, tree in MODULES.items():
+    for module, tree in trees().items():
         imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
         assert not [ast.unparse(node) for node in imports if node.level], module
 
@@ -147,7 +155,7 @@ def touched_in(tree: ast.AST) -> set[str]:
 
 
 def test_nobody_touches_what_is_private_to_another_module() -> None:
-    for module, tree in MODULES.items():
+    for module, tree in trees().items():
         private = {name for name in touched_in(tree) if name[0] == "_" != name[1]}
         assert private - defined_in(tree) <= OTHERS, module
         imported = [

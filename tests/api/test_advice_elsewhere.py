@@ -133,5 +133,6 @@ assert treepack.load(f"{path}/a", state)["w"].sharding == rows
 """
 
 
+@pytest.mark.campaign
 def test_what_errors_of_several_processes_say_to_do_succeeds(tmp_path: Path) -> None:
     processes.run(TOGETHER, 2, tmp_path)

@@ -28,6 +28,7 @@ def names(directory: Path) -> list[str]:
     return sorted(path.name for path in directory.iterdir())
 
 
+@pytest.mark.campaign
 def test_it_needs_neither_flax_nor_orbax_nor_jax(tmp_path: Path) -> None:
     program = """
 import sys

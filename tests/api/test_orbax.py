@@ -85,6 +85,7 @@ with ocp.CheckpointManager(args[0]) as manager:
 """
 
 
+@pytest.mark.campaign
 def test_another_program_restores_without_arguments(tmp_path: Path) -> None:
     with ocp.CheckpointManager(tmp_path) as manager:
         manager.save(1, args=TreepackSave(state(1)))

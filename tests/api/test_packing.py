@@ -98,7 +98,7 @@ DTYPES = (
 
 
 @pytest.mark.parametrize("described", [False, True])
-@pytest.mark.parametrize("align", [16, 64])
+@tiers.parametrize("align", [16, 64])
 def test_packed_arrays_of_any_size_are_views_that_are_aligned(described: bool, align: int):
     of_dtypes = [np.zeros((), dtype) for dtype in DTYPES]
     for before in range(0, 66, 5):
@@ -136,6 +136,7 @@ memory.close()
 """
 
 
+@pytest.mark.campaign
 def test_another_process_views_small_arrays_in_shared_memory():
     tree = {"w": [np.ones(size, np.float32) for size in range(20)]}
     memory = SharedMemory(create=True, size=treepack.packed_size(tree, described=True))
@@ -374,6 +375,7 @@ print("done")
 """
 
 
+@pytest.mark.campaign
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the system cannot fork")
 def test_a_forked_process_goes_on_working():
     command = [sys.executable, "-c", FORK]

@@ -312,6 +312,7 @@ for source in (sys.argv[1], data):
 """
 
 
+@pytest.mark.campaign
 def test_paths_are_made_when_they_are_asked_for(tmp_path: Path) -> None:
     # All paths together have 6 GB.
     subprocess.run([sys.executable, "-c", LIMITED, tmp_path / "long"], check=True, timeout=60)

@@ -12,6 +12,7 @@ import pytest
 import safetensors.numpy
 from jax.sharding import NamedSharding, PartitionSpec
 
+import tiers
 import treepack
 from treepack import CorruptionError, MismatchError, TreepackError
 from trees import nested
@@ -42,8 +43,8 @@ def sources(**options: Any) -> dict[str, Any]:
     return {"up": treepack.stack("model/layers/*/up/weight", **options)}
 
 
-@pytest.mark.parametrize("axis", [0, 1, 2, -1])
-@pytest.mark.parametrize("transpose", [False, True, (1, 0)])
+@tiers.parametrize("axis", [0, 1, 2, -1], quick=2)
+@tiers.parametrize("transpose", [False, True, (1, 0)], quick=2)
 @pytest.mark.parametrize("spec", [None, ("x",), (None, "x"), (None, None, "x")])
 def test_layers_are_stacked(path: Path, axis: int, transpose: Any, spec: Any) -> None:
     axes = (1, 0) if transpose else (0, 1)
@@ -124,10 +125,10 @@ def test_each_layer_is_verified(tmp_path: Path) -> None:
     assert not kept["up"].any()
 
 
-@pytest.mark.parametrize("axis", [0, 1, -1])
+@tiers.parametrize("axis", [0, 1, -1], quick=2)
 @pytest.mark.parametrize("transpose", [False, True, (1, 0), (0, 1)])
 @pytest.mark.parametrize("kind", ["numpy", "jax", "sharded", "file"])
-@pytest.mark.parametrize("background", [False, True])
+@tiers.parametrize("background", [False, True])
 def test_layers_are_unstacked_as_they_were_stacked(
     tmp_path: Path, axis: int, transpose: Any, kind: str, background: bool
 ) -> None:

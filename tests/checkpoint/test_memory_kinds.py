@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
+import tiers
 import treepack
 
 KINDS = [memory.kind for memory in jax.devices()[0].addressable_memories()]
@@ -96,7 +97,7 @@ VERBS = [
 ]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@tiers.parametrize("kind", KINDS, quick=2)
 @pytest.mark.parametrize("verb", VERBS)
 def test_arrays_come_to_the_memory_of_the_template(
     tmp_path: Path, verb: Callable[..., Any], kind: str

@@ -441,6 +441,7 @@ def test_max_size(made: Any) -> None:
     treepack.open(made(write_standard), max_size=10_000).close()
 
 
+@pytest.mark.campaign
 def test_neither_orbax_nor_jax_is_needed(made: Any) -> None:
     code = (
         "import sys, treepack\n"

@@ -332,6 +332,7 @@ assert len(calls) == 2, len(calls)
 )
 
 
+@pytest.mark.campaign
 def test_a_checkpoint_that_is_saved_again_is_read_again_by_all(tmp_path: Path) -> None:
     program = "import jax.experimental.multihost_utils, shutil\n" + SAVED_AGAIN
     processes.run(program, 2, tmp_path / "checkpoint")

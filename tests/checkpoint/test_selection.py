@@ -182,6 +182,7 @@ def test_a_file_that_lacks_what_is_meant_does_not_pass() -> None:
     assert file.load(template, select="b")["b"] == {"w": 2}
 
 
+@pytest.mark.campaign
 def test_patterns_and_masks_take_linear_time() -> None:
     """Whoever tries all ways, or all leaves for each, does not come to an end here."""
     path = "/".join(["a" * 2000] * 3)
@@ -199,6 +200,7 @@ def test_patterns_and_masks_take_linear_time() -> None:
     assert len(file.load(select=names)) == 50_000
 
 
+@pytest.mark.campaign
 def test_renaming_takes_linear_time() -> None:
     data = msgpack.packb({**{f"a{number}": [number] for number in range(20_000)}, "c": 1})
     found = treepack.open(data).load({"c": 0}, rename=lambda path: path, unexpected="ignore")

@@ -304,6 +304,7 @@ def test_dtypes_that_safetensors_lacks(name: str, remedy: str) -> None:
 # Limits and statuses
 
 
+@pytest.mark.campaign
 def test_the_largest_size() -> None:
     treepack.save("one", {"w": np.zeros(100_000)}, compress=True)
     np.savez_compressed("one.npz", w=np.zeros(100_000))
@@ -346,6 +347,7 @@ def test_the_version() -> None:
     assert run("--version") == run("-V") == f"treepack {treepack.__version__}\n"
 
 
+@pytest.mark.campaign
 def test_errors_of_treepack_itself_are_no_damage() -> None:
     write_flax("one")
     code = (
@@ -357,6 +359,7 @@ def test_errors_of_treepack_itself_are_no_damage() -> None:
     assert "Traceback" in done.stderr
 
 
+@pytest.mark.campaign
 def test_files_of_numpy_are_read_without_jax() -> None:
     treepack.save("one", TREE, metadata={"a": 1})
     write_safetensors("two.safetensors")

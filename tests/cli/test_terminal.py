@@ -19,6 +19,7 @@ from commands import call, refused
 from treepack._cli import output
 
 
+@pytest.mark.campaign
 def test_a_pipe_that_closes_is_no_error(folder: Path) -> None:
     treepack.save("many", {f"{index:05}": index for index in range(20_000)})
     command = [sys.executable, "-m", "treepack", "ls", "--flat", "many"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 import processes
 
 PROGRAM = """
@@ -32,5 +34,6 @@ print("done")
 """
 
 
+@pytest.mark.campaign
 def test_replicated_arrays_are_saved_and_sharded_ones_refused() -> None:
     assert "done" in processes.run(PROGRAM, 2)

@@ -129,6 +129,7 @@ def test_flax_types():
     same_error("from_state_dict", FrozenDict({"a": 1}), {})
 
 
+@pytest.mark.campaign
 def test_flax_is_not_imported_for_this():
     import subprocess
     import sys

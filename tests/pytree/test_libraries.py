@@ -673,6 +673,7 @@ def test_hints_by_kind(value: Any, hint: str) -> None:
 # Pickles
 
 
+@pytest.mark.campaign
 def test_the_package_can_be_pickled_by_value() -> None:
     cloudpickle = pytest.importorskip("cloudpickle")
     code = (

@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 NUMPY_ONLY = """
 import dataclasses, sys
 import numpy as np, ml_dtypes
@@ -80,6 +82,7 @@ def test_without_jax(tmp_path) -> None:
     run(ABSENT + NUMPY_ONLY, str(tmp_path / "tree"))
 
 
+@pytest.mark.campaign
 def test_arrays_of_jax_where_there_is_none(tmp_path) -> None:
     path = str(tmp_path / "tree")
     run("import sys, jax.numpy as jnp, treepack\ntreepack.save(sys.argv[1], [jnp.ones(3)])", path)
@@ -105,6 +108,7 @@ def test_arrays_of_jax_where_there_is_none(tmp_path) -> None:
     run(code, path)
 
 
+@pytest.mark.campaign
 def test_a_tree_that_was_saved_without_jax_has_its_types_with_it() -> None:
     run(
         "import numpy as np, treepack\n"

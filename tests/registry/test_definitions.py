@@ -152,6 +152,7 @@ def test_the_advice_about_tuples_succeeds() -> None:
             assert found == value
 
 
+@pytest.mark.campaign
 def test_a_program_that_registers_their_names_reads_them() -> None:
     data = treepack.dumps(Layer(1, Config(4, Color.BLUE)))
     code = """if True:

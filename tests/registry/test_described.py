@@ -176,6 +176,7 @@ def test_another_process_reads_it(tmp_path: Path) -> None:
     assert done.stdout.split() == list(NODES)
 
 
+@pytest.mark.campaign
 def test_a_process_without_the_types_names_them(tmp_path: Path) -> None:
     path = tmp_path / "tree"
     path.write_bytes(treepack.dumps({"layers": [NODES["frozen"]]}))
@@ -481,6 +482,7 @@ def test_damaged_records_are_refused(data: Any, message: str) -> None:
         treepack.loads(with_record({"a": 1}, data))
 
 
+@pytest.mark.campaign
 def test_every_truncation_and_many_changes_of_a_record() -> None:
     tree = [NODES["pair"], {1: (2,)}, NODES["frozen"], jnp.zeros(2)]
     state = raw_state(treepack.dumps(tree))

@@ -307,6 +307,7 @@ def test_a_namedtuple_with_other_attributes_than_elements() -> None:
     assert tuple(treepack.loads(treepack.dumps(tree))) == (1, 2)
 
 
+@pytest.mark.campaign
 def test_a_dtype_that_calls_back_when_it_goes() -> None:
     code = """if True:
         import numpy as np

@@ -219,6 +219,7 @@ def test_damaged_parts_are_errors(name: str, parts: Any) -> None:
         core.decode_value(named(name, parts))
 
 
+@pytest.mark.campaign
 def test_a_library_that_is_not_imported_is_told_and_not_imported() -> None:
     cases = {
         "flax.core": named("flax.core.FrozenDict", {"a": 1}),

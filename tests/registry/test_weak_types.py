@@ -170,6 +170,7 @@ def test_sharded_checkpoints(tmp_path: Path) -> None:
     assert weak_types(treepack.load(tmp_path / "sharded")) == weak_types(tree)
 
 
+@pytest.mark.campaign
 def test_numpy_alone_does_without_jax() -> None:
     program = """
 import sys, numpy as np, treepack

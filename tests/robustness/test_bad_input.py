@@ -247,6 +247,7 @@ def test_errors_can_be_pickled():
     assert len(raised) == 3
 
 
+@pytest.mark.campaign
 def test_memory_is_given_back():
     import gc
     import sys

@@ -239,6 +239,7 @@ def test_a_private_file_stays_private_while_it_is_replaced(tmp_path: Path):
     assert seen[-1] == [0o600]
 
 
+@pytest.mark.campaign
 def test_what_replaces_a_private_file_is_private_from_the_first(tmp_path: Path):
     path, trace = tmp_path / "model", tmp_path / "trace"
     treepack.serialization.save_to_file({}, path)
@@ -248,6 +249,7 @@ def test_what_replaces_a_private_file_is_private_from_the_first(tmp_path: Path):
     assert modes == ["0600"]
 
 
+@pytest.mark.campaign
 def test_files_of_killed_writers_are_removed_by_the_next(tmp_path: Path):
     path = tmp_path / "model"
     code = (
@@ -384,6 +386,7 @@ def traced(calls: str, code: str, path: Path, trace: Path) -> None:
     subprocess.run([*command, sys.executable, "-c", code, str(path)], check=True)
 
 
+@pytest.mark.campaign
 def test_new_directories_are_synced(tmp_path: Path):
     trace = tmp_path / "trace"
     code = "import sys, treepack; treepack.serialization.save_to_file({}, sys.argv[1])"
@@ -493,6 +496,7 @@ def test_keys_of_one_hash_do_not_take_long():
         treepack.serialization.msgpack_restore(complex_keys(40_000))
 
 
+@pytest.mark.campaign
 def test_late_chunk_markers_around_much_take_no_longer_than_it_does():
     much = msgpack.packb([None] * 3_000_000)
     data = much

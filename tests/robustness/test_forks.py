@@ -70,7 +70,7 @@ read()
 
 
 @tiers.parametrize("leaf", ["small", "large"])
-@pytest.mark.parametrize("sharded", [False, True])
+@tiers.parametrize("sharded", [False, True])
 def test_a_fork_reads_what_another_thread_reads(tmp_path: Path, sharded: bool, leaf: str) -> None:
     path = tmp_path / "model"
     tree = {"small": jnp.ones(300), "large": jnp.ones(1 << 18)}

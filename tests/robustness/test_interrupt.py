@@ -248,6 +248,7 @@ def test_a_timer_does_not_keep_a_file_from_being_saved(tmp_path: Path):
     assert path.stat().st_size > 240_000_000
 
 
+@pytest.mark.campaign
 def test_room_that_signals_never_let_be_reserved(tmp_path: Path):
     """The same where no attempt is fast enough, which takes no timer."""
     path, trace = tmp_path / "model", tmp_path / "trace"

@@ -47,6 +47,7 @@ def test_nothing_is_left_behind() -> None:
     assert ended.stdout.endswith("1056 cycles in 1 threads: 0 figures grow\n")
 
 
+@pytest.mark.campaign
 def test_what_is_left_behind_is_found() -> None:
     """100 bytes in each cycle, and one of each other thing in each tenth."""
     kinds = ["bytes in use", "mappings", "handles", "threads", "files", "objects", "types"]

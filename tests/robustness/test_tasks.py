@@ -115,6 +115,7 @@ def open_files() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
+@pytest.mark.campaign
 def test_files_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     tree = {"w": np.arange(3_000_000.0)}  # more than one part
     url = "memory://tasks/model"

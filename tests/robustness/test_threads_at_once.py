@@ -126,6 +126,7 @@ def test_containers_change_while_they_are_saved() -> None:
     at_once([*saves, lengthen, lengthen, turn, turn])
 
 
+@pytest.mark.campaign
 def test_registrations_that_fail_take_only_their_own_names_back() -> None:
     class Mode:
         pass

@@ -435,6 +435,7 @@ def test_the_program_may_go_to_another_directory(
     assert list(Path().iterdir()) == []
 
 
+@pytest.mark.campaign
 def test_a_fork_does_not_wait_for_what_its_parent_saves(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", FORKED, str(tmp_path / "model")],

@@ -111,6 +111,7 @@ np.testing.assert_array_equal(found["rows"], found["host"])
 """
 
 
+@pytest.mark.campaign
 def test_fewer_devices(tmp_path: Path) -> None:
     treepack.save(tmp_path / "a", tree())
     processes.run(FEWER, 1, tmp_path / "a", devices=2)

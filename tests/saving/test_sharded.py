@@ -955,6 +955,7 @@ def test_other_processes_need_not_have_the_types(saved: Path) -> None:
         treepack.load(saved, unknown="perhaps")
 
 
+@pytest.mark.campaign
 def test_manifests_are_small(tmp_path: Path) -> None:
     program = (
         TREE
@@ -1123,6 +1124,7 @@ for step in (51, 52):  # a process fails before it knows what process 0 saves
 )
 
 
+@pytest.mark.campaign
 def test_a_process_that_has_missed_a_save(tmp_path: Path) -> None:
     processes.run(MISSED, 2, tmp_path / "checkpoint")
 
@@ -1419,6 +1421,7 @@ sys.stdin.readline()  # so that the other one can tell who has the lease
 """
 
 
+@pytest.mark.campaign
 def test_two_jobs_that_race_for_a_directory(tmp_path: Path) -> None:
     """Set TREEPACK_RACES to let them save more often."""
     count = int(os.environ.get("TREEPACK_RACES", "20"))
@@ -1646,6 +1649,7 @@ for found in (treepack.load(args[0], tree)["keys"],
 )
 
 
+@pytest.mark.campaign
 def test_keys_of_several_processes(tmp_path: Path) -> None:
     processes.run(KEYS, 2, tmp_path / "checkpoint", devices=2)
 
@@ -1702,7 +1706,7 @@ SOURCES: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("source", SOURCES)
-@pytest.mark.parametrize("options", [{}, {"cast": True}, {"strict": False}, {"strict": "exact"}])
+@tiers.parametrize("options", [{}, {"cast": True}, {"strict": False}, {"strict": "exact"}], quick=2)
 @pytest.mark.parametrize("register", [None, flax.register_serialization_state])
 def test_handlers_get_what_the_template_has_once(
     tmp_path: Path, source: str, options: Any, register: Any

@@ -429,6 +429,7 @@ def test_an_open_file_is_copied_array_by_array(tmp_path: Path) -> None:
     assert np.array_equal(check_same_file["a"], np.arange(5000.0))
 
 
+@pytest.mark.campaign
 def test_large_headers_are_refused() -> None:
     arrays = {"a" * 60_000_000: np.ones(1), "b" * 60_000_000: np.ones(1)}
     with pytest.raises(TreepackError, match="safetensors allows at most 100000000"):

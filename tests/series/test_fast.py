@@ -336,6 +336,7 @@ run.save(3, {"w": np.zeros(1 << 20)}, background=True)
 """
 
 
+@pytest.mark.campaign
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
 def test_the_program_ends_after_the_copy_and_may_fork(tmp_path: Path) -> None:
     job = python(ENDS, tmp_path)

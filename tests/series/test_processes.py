@@ -106,6 +106,7 @@ check(run.resume(template), 1)
 )
 
 
+@pytest.mark.campaign
 def test_an_error_of_one_process_is_one_of_all(tmp_path: Path) -> None:
     assert "process 1" in processes.run(FAILS, 2, tmp_path / "run", devices=2)
 

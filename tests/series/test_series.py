@@ -158,7 +158,7 @@ SPECIAL: dict[str, Callable[[Path], None]] = {
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="the system has no pipes with names")
 @pytest.mark.parametrize("sharded", [False, True])
-@pytest.mark.parametrize("kind", SPECIAL)
+@tiers.parametrize("kind", SPECIAL)
 def test_files_of_the_system_are_passed_over(tmp_path: Path, kind: str, sharded: bool) -> None:
     """Reading a pipe, or writing to it, would wait for another program."""
     run = saved(tmp_path, 1, sharded=sharded)
@@ -447,6 +447,7 @@ def test_arguments_are_checked(tmp_path: Path) -> None:
     assert [*tmp_path.iterdir()] == []
 
 
+@pytest.mark.campaign
 def test_nothing_is_held(tmp_path: Path) -> None:
     run = Series(tmp_path)
     for background in (False, True):
@@ -495,6 +496,7 @@ def test_of_two_jobs_one_is_told(tmp_path: Path) -> None:
     assert [it.name for it in tmp_path.iterdir()] == ["step_1"]
 
 
+@pytest.mark.campaign
 def test_it_needs_no_jax(tmp_path: Path) -> None:
     program = """
 import sys

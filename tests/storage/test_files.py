@@ -20,6 +20,7 @@ import pytest
 from eformer.pytree import serialization as eformer
 from flax import serialization as flax
 
+import tiers
 import treepack
 from treepack._src.storage import disk
 from trees import assert_same
@@ -99,7 +100,7 @@ assert treepack.verify(path).ok
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc/self/statm")
-@pytest.mark.parametrize("sharded", [False, True])
+@tiers.parametrize("sharded", [False, True])
 def test_parts_of_files_are_read_below_a_limit_of_addresses(tmp_path: Path, sharded: bool):
     path = tmp_path / "model"
     tree = {"w": np.zeros((1 << 17, 1024), np.uint8), "b": 3}
@@ -126,7 +127,7 @@ def test_a_file_can_be_loaded_changed_and_saved_in_place(tmp_path: Path):
     assert_same(treepack.serialization.load_from_file(None, path), {"a": np.arange(10_000), "b": 2})
 
 
-@pytest.mark.parametrize("compress", [False, True])
+@tiers.parametrize("compress", [False, True])
 def test_a_failure_leaves_the_old_file_and_no_litter(tmp_path: Path, compress: bool):
     path = tmp_path / "model"
     treepack.serialization.save_to_file({"a": 1}, path)
@@ -243,6 +244,7 @@ for folder in map(Path, sys.argv[2:]):
 """
 
 
+@pytest.mark.campaign
 def test_forked_processes_draw_other_temporary_names(tmp_path: Path):
     folders = [tmp_path / name for name in "abc"]
     for folder in folders:
@@ -319,6 +321,7 @@ def test_gzip_functions():
         treepack.serialization.decompress_bytes(theirs, max_size=len(data) - 1)
 
 
+@pytest.mark.campaign
 def test_other_threads_run_during_long_work(tmp_path: Path):
     """A thread counts; while everything else is detached it gets on."""
     tree = {"a": np.ones(2**26, np.float32), "b": np.ones(2**22, np.float16)}

@@ -56,6 +56,7 @@ def test_all_verbs(server: gcs.Server, sharded: bool, scheme: str) -> None:
         treepack.load(url, storage_options=options)
 
 
+@pytest.mark.campaign
 def test_uploads_in_parts(server: gcs.Server) -> None:
     large = {"w": np.arange(5 << 20)}
     treepack.save("gs://bucket/large", large, storage_options=server.options)

@@ -131,7 +131,7 @@ def test_the_index_of_any_length_is_read():
     assert found == len(data)
 
 
-@pytest.mark.parametrize("level", [None, 1, 6])
+@tiers.parametrize("level", [None, 1, 6])
 def test_the_bytes_do_not_depend_on_threads(level: int | None, monkeypatch: pytest.MonkeyPatch):
     data = CORPORA["mixed"]
     expected = treepack.serialization.compress_bytes(data, level=level, threads=1)
@@ -170,6 +170,7 @@ def test_a_stream_is_like_any_bytes(allocator: str):
     subprocess.run([sys.executable, "-X", "dev", "-c", SHRUNK], env=environment, check=True)
 
 
+@pytest.mark.campaign
 def test_the_ratio_is_that_of_the_content():
     def ratio(name: str) -> float:
         return len(CORPORA[name]) / len(treepack.serialization.compress_bytes(CORPORA[name]))
@@ -189,7 +190,7 @@ def test_the_ratio_is_that_of_the_content():
     assert ratio("zeros") > 100
 
 
-@pytest.mark.parametrize("level", range(1, 10))
+@tiers.parametrize("level", range(1, 10), quick=2)
 def test_no_level_is_worse_than_literals(level: int):
     for name in ("bfloat16", "float32", "noise"):
         data = CORPORA[name]
@@ -429,6 +430,7 @@ def test_a_bar_is_shown_if_tqdm_is_there(capsys: pytest.CaptureFixture[str]):
         treepack.serialization.compress_bytes(b"", progress=3)  # type: ignore[arg-type]
 
 
+@pytest.mark.campaign
 def test_data_that_change_meanwhile_give_a_sound_stream():
     """What is compressed is a mix of old and new, but the checksum is that of the mix."""
     data = RNG.integers(0, 255, 32 << 20, dtype=np.uint8)

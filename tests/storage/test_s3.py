@@ -16,6 +16,7 @@ import jax
 import numpy as np
 import pytest
 
+import tiers
 import treepack
 from support import processes, s3
 from treepack import checkpoints
@@ -56,7 +57,7 @@ def count(server: s3.Server) -> int:
 
 
 @pytest.mark.parametrize("sharded", [False, True])
-@pytest.mark.parametrize("compress", [False, True])
+@tiers.parametrize("compress", [False, True])
 def test_all_verbs(server: s3.Server, sharded: bool, compress: bool) -> None:
     url, options = server.url(f"verbs/{sharded}-{compress}"), server.options
     for step in range(2):

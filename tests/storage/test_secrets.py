@@ -15,6 +15,7 @@ import fsspec
 import numpy as np
 import pytest
 
+import tiers
 import treepack
 from support import servers
 from treepack import checkpoints
@@ -188,7 +189,7 @@ def test_logins_are_sent(server: int, monkeypatch: pytest.MonkeyPatch) -> None:
     assert {*Handler.logins} == {None}
 
 
-@pytest.mark.parametrize("command", ["ls", "verify", "show", "diff", "convert"])
+@tiers.parametrize("command", ["ls", "verify", "show", "diff", "convert"], quick=2)
 def test_the_command_line(
     server: int, command: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -55,6 +55,7 @@ def test_the_state_of_a_model(tmp_path: Path) -> None:
     assert again(jnp.ones((2, 3))).shape == (2, 4)
 
 
+@pytest.mark.campaign
 def test_parameters_alone(tmp_path: Path) -> None:
     model, _ = trained()
     treepack.save(tmp_path / "params.treepack", nnx.state(model, nnx.Param))

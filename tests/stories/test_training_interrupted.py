@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 import treepack
 
@@ -32,6 +33,7 @@ except KeyboardInterrupt:
 """
 
 
+@pytest.mark.campaign
 def test_the_file_is_one_of_the_steps(tmp_path: Path) -> None:
     path = tmp_path / "state.treepack"
     program = subprocess.Popen(
