@@ -12,7 +12,7 @@ SOURCES := $(shell find src -name '*.rs') Cargo.toml Cargo.lock pyproject.toml
   fuzz fuzz-core fuzz-python fuzz-coverage fuzz-minimize audit audit-offline soak breaches licenses \
   sanitize sanitize-miri sanitize-address sanitize-thread sanitize-extension sanitize-written \
   wheels wheels-linux wheel sdist check-packages try-wheels try-sdist crate \
-  check-targets check-systems test-aarch64 test-aarch64-wheel test-windows test-oldest
+  check-targets check-systems test-aarch64 test-aarch64-wheel test-windows test-oldest test-newest
 help:
 	@sed -n 's/^## //p' $(MAKEFILE_LIST)
 
@@ -101,7 +101,7 @@ example: $(VENV)/.built $(VENV)/.packages
 clean:
 	rm -rf $(VENV) target dist site
 
-## Scripts of tools/, each with its targets: audit.sh, breaches.py, fuzz.sh, oldest.sh (the oldest versions),
+## Scripts of tools/, each with its targets: audit.sh, breaches.py, fuzz.sh, newest.sh and oldest.sh (versions of other packages),
 ##                    packages.sh (wheels, sdist, crate), sanitize.sh, soak.sh, systems.sh (other systems)
 fuzz fuzz-core fuzz-python fuzz-coverage fuzz-minimize:
 	@sh tools/fuzz.sh $(@:fuzz-%=%)
@@ -116,8 +116,8 @@ check-targets test-aarch64 test-aarch64-wheel test-windows:
 # Each system, libc and architecture once.
 check-systems:
 	@sh tools/systems.sh check-targets aarch64-unknown-linux-musl aarch64-apple-darwin x86_64-pc-windows-gnu
-test-oldest:
-	@sh tools/oldest.sh
+test-oldest test-newest:
+	@sh tools/$(@:test-%=%).sh
 soak:
 	@sh tools/soak.sh
 breaches: $(VENV)/.testable $(VENV)/.packages

@@ -1,10 +1,10 @@
 """Saves checkpoints of treepack with version 1 of Orbax's API.
 
 `pip install treepack[orbax]`. With `registry`, `save`, `load`, `metadata`, their `_checkpointables`
-variants and `training.Checkpointer` of `orbax.checkpoint.experimental.v1` use `TreepackHandler`, in
-any number of processes. A checkpointable is a directory in the format of
-`treepack.save(sharded=True)`, which `treepack.load`, `treepack.open` and the command line also
-read.
+variants and `training.Checkpointer` of `orbax.checkpoint.experimental.v1`, or of
+`orbax.checkpoint.v1` where Orbax has that, use `TreepackHandler`, in any number of processes. A
+checkpointable is a directory in the format of `treepack.save(sharded=True)`, which `treepack.load`,
+`treepack.open` and the command line also read.
 
 Examples:
   >>> import jax.numpy as jnp, tempfile
@@ -23,14 +23,11 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import sys
 from collections.abc import Awaitable, Generator, Iterable
 from typing import Any
 
 import jax
-import orbax.checkpoint.experimental.v1 as ocp  # type: ignore[import-untyped]
-from orbax.checkpoint.experimental.v1._src.context.context import (  # type: ignore[import-untyped]
-    get_context,
-)
 
 from treepack._src.options import Compress, Saved, Writing
 from treepack._src.saving.sharded import ShardedWrite
@@ -39,6 +36,11 @@ from treepack._src.storage.write import write_small
 from treepack.errors import TreepackError
 from treepack.orbax import TreepackHandler as TreepackV0Handler
 from treepack.orbax import TreepackRestore, TreepackSave, metadata_of, restored, step_of
+
+try:  # the place in versions after 0.12.8
+    import orbax.checkpoint.v1 as ocp  # type: ignore[import-not-found, import-untyped, unused-ignore]
+except ModuleNotFoundError:
+    import orbax.checkpoint.experimental.v1 as ocp  # type: ignore[import-untyped, unused-ignore]
 
 __all__ = ["TreepackHandler", "TreepackRestore", "TreepackSave", "registry"]
 
@@ -117,7 +119,7 @@ class TreepackHandler:
 
 def _option(path: str) -> Any:
     """Returns an option of Orbax's context, or `None` if this version of Orbax lacks it."""
-    found = get_context()
+    found = sys.modules[ocp.Context.__module__].get_context()  # has no public name
     for name in path.split("."):
         found = getattr(found, name, None)
     return found

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import importlib
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -207,6 +209,23 @@ def test_steps_are_known_from_temporary_directories() -> None:
         ("gs://a/5/state", None),
     ):
         assert step_of(name) == step
+
+
+def test_the_module_of_later_versions_is_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Orbax's main branch has `orbax.checkpoint.v1` and no experimental one."""
+    monkeypatch.setitem(sys.modules, "orbax.checkpoint.v1", ocp)
+    monkeypatch.setitem(sys.modules, "orbax.checkpoint.experimental.v1", None)
+    monkeypatch.setattr(treepack, "orbax_v1", sys.modules["treepack.orbax_v1"])
+    monkeypatch.delitem(sys.modules, "treepack.orbax_v1")
+    later = importlib.import_module("treepack.orbax_v1")
+    assert later.TreepackHandler is not TreepackHandler
+    context = ocp.Context()
+    context.checkpointables.registry = later.registry()
+    with context:
+        ocp.save(tmp_path / "5", {"w": jnp.ones(3)})
+        assert ocp.load(tmp_path / "5")["w"].tolist() == [1, 1, 1]
 
 
 SEVERAL = """

@@ -1,0 +1,14 @@
+#!/bin/sh
+# Runs the tests of Python on the wheel of this system, with the newest versions that pip finds. PYTHON is the
+# interpreter: by default the newest of python3.15, python3.14 and python3.13.
+for newest in python3.15 python3.14 python3.13; do
+  PYTHON=${PYTHON:-$(command -v $newest || true)}
+done
+. "$(dirname "$0")/common.sh"
+sh tools/packages.sh wheel
+environment .venv/newest
+echo 'Installs the newest versions into .venv/newest: minutes.'
+pip_in .venv/newest install --upgrade --upgrade-strategy eager --group test
+pip_in .venv/newest install --force-reinstall --no-deps --no-index --find-links dist treepack
+".venv/newest/$scripts/python" -m pip list --format freeze | grep -E '^(jax|jaxlib|flax|numpy|fsspec|orbax-checkpoint|treepack)='
+".venv/newest/$scripts/python" -m pytest -n auto --maxprocesses 8 --dist worksteal -m 'not campaign' tests --pyargs treepack
