@@ -130,6 +130,7 @@ licenses:
 WORKERS = $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 TIER := quick
 TIER_all := -m '' --hypothesis-profile=all --durations=40 --junitxml=target/tests.xml
+TIER_nightly := -m '' --hypothesis-profile=nightly --durations=40
 CASES_quick := PROPTEST_CASES=16
 PROGRAMS_quick := --lib --test core
 test-python: $(VENV)/.testable $(VENV)/.packages

@@ -180,15 +180,15 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.rglob("*") if path.name.endswith(".tmp"))
 
 
-def fail_each(kind: str, folder: Path, errors: list[str], *, each: bool) -> None:
-    """Fails each call of a save, with each error or with one of them in turn."""
+def fail_each(kind: str, folder: Path, errors: list[str], *, each: bool, stride: int) -> None:
+    """Fails one of `stride` calls of a save, with each error or with one of them in turn."""
     save = SAVES[kind]
     inside = folder / ("full" if errors == [FULL] else "inside")
     inside.mkdir()
     path = inside / name_of(kind)
     save(path, OLD)
     count = 0
-    for number in itertools.count(1, 7 if kind in COMPOSED else 1):
+    for number in itertools.count(1, stride):
         for name in errors if each else [errors[number % len(errors)]]:
             problem = f"{kind}: call {number}, {name}"
             fault = f"full/{number}" if name == FULL else f"fail/{number}/{getattr(errno, name)}"
@@ -489,10 +489,12 @@ def run(tracer: Path | None, folder: Path, call: str, *arguments: str) -> tuple[
 def test_a_call_that_fails_or_a_full_disk_leaves_the_old_or_the_new(
     kind: str, tracer: Path, in_memory: Path
 ) -> None:
-    each = tiers.either(False, True)
+    is_composed = kind in COMPOSED
+    each = tiers.either(False, not is_composed, nightly=True)
+    calls = f"each={each}, stride={tiers.either(7, 7, nightly=1) if is_composed else 1}"
     folder = "pathlib.Path(sys.argv[1])"
-    call = f"fail_each({kind!r}, {folder}, list(it.ERRORS), each={each})"
-    call += f"; it.fail_each({kind!r}, {folder}, [it.FULL], each={each})"
+    call = f"fail_each({kind!r}, {folder}, list(it.ERRORS), {calls})"
+    call += f"; it.fail_each({kind!r}, {folder}, [it.FULL], {calls})"
     print(run(tracer, in_memory, call)[0])
 
 

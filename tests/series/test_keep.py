@@ -86,7 +86,7 @@ class Model:
         return not math.isnan(value) and better < count
 
 
-@settings(max_examples=tiers.either(50, 10_000))
+@settings(max_examples=tiers.either(50, 2000, nightly=10_000))
 @given(keep=KEEPS, events=st.lists(EVENTS, max_size=12))
 def test_the_rules_keep_what_a_model_keeps(keep: treepack.Keep, events: list[Any]) -> None:
     """Of whole checkpoints that are not pinned, without files."""
@@ -103,7 +103,9 @@ def test_the_rules_keep_what_a_model_keeps(keep: treepack.Keep, events: list[Any
         assert there == model.there
 
 
-@settings(max_examples=int(os.environ.get("TREEPACK_HISTORIES", tiers.either(50, 300))))
+@settings(
+    max_examples=int(os.environ.get("TREEPACK_HISTORIES", tiers.either(50, 100, nightly=5000)))
+)
 @given(keep=KEEPS, events=st.lists(EVENTS, max_size=tiers.either(8, 12)))
 def test_what_stays_is_what_a_model_keeps(keep: treepack.Keep, events: list[Any]) -> None:
     """Set TREEPACK_HISTORIES to the number of histories."""

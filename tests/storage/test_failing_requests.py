@@ -176,10 +176,13 @@ def plans(requests: int, first: int, *, every: bool) -> Iterator[tuple[int, Faul
     """Yields the number of a request, what happens to it, and whether to all after it as well.
 
     Of few, each request has one of the faults, from the first on. Where there are many requests,
-    every other fault also stays.
+    each has three faults, of which every other one also stays; at night, it has all.
     """
     if every:
+        some = 1 if requests <= MANY else tiers.either(1, 3, nightly=1)
         for number, (at, fault) in itertools.product(range(requests), enumerate(FAULTS)):
+            if (number + at) % some:
+                continue
             yield number, fault, False
             if requests <= MANY or (number + at) % 2:
                 yield number, fault, True

@@ -1,4 +1,8 @@
-"""Two tiers of tests: `make test` has every behaviour once, `make test-all` everything."""
+"""Three tiers of tests, each with more examples than the one before.
+
+`make test` has every behaviour once, `make test-all` everything, and the workflow of each night
+(`TIER=nightly`) the campaigns at full length.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-EXAMPLES = {"quick": 25, "all": 150}
+EXAMPLES = {"quick": 25, "all": 150, "nightly": 1000}
 
 # No test depends on how fast the machine is, nor on how fast examples are made.
 for _name, _count in EXAMPLES.items():
@@ -26,9 +30,12 @@ def examples(count: int) -> settings:
     return settings(max_examples=max(1, count * settings().max_examples // EXAMPLES["all"]))
 
 
-def either(quick: Any, every: Any) -> Any:
-    """Returns `quick` in `make test`, `every` in `make test-all`."""
-    return every if settings().max_examples >= EXAMPLES["all"] else quick
+def either(quick: Any, every: Any, nightly: Any = None) -> Any:
+    """Returns `quick` in `make test`, `every` in `make test-all`; `nightly`, if given, at night."""
+    count = settings().max_examples
+    if nightly is not None and count >= EXAMPLES["nightly"]:
+        return nightly
+    return every if count >= EXAMPLES["all"] else quick
 
 
 def params(
