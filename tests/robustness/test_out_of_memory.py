@@ -346,7 +346,7 @@ def test_there_is_a_memory_error_in_every_verb(tmp_path: Path):
         [sys.executable, "-c", HELPERS + SWEEP, step, str(tmp_path)],
         capture_output=True,
         text=True,
-        timeout=None if "TREEPACK_SWEEP" in os.environ else 300,
+        timeout=None if "TREEPACK_SWEEP" in os.environ else 1800,
         env=environment,
     )
     assert done.returncode == 0, done.stdout + done.stderr

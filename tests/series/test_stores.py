@@ -112,7 +112,7 @@ url, options, sharded = sys.argv[1], json.loads(sys.argv[2]), sys.argv[3] == "Tr
 objects._PART_BYTES = 5 << 20
 run = treepack.Series(url, keep=treepack.Keep(last=2), sharded=sharded, storage_options=options,
                       fast=sys.argv[4] or None)
-state = {"w": np.full(3000, 4, np.float32), "step": 4, "more": np.full(13 << 20, 4, np.uint8)}
+state = {"w": np.full(3000, 4, np.float32), "step": 4, "more": np.full(6 << 20, 4, np.uint8)}
 run.save(4, state, local=4)
 print("saved", flush=True)
 run.wait()

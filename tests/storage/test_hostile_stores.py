@@ -168,7 +168,10 @@ def test_hostile_files_in_stores_are_those_on_the_disk(
 ) -> None:
     """Set TREEPACK_HOSTILE to the number of cases to try more of them."""
     cases = Cases()
-    first, count = 10_000, int(os.environ.get("TREEPACK_HOSTILE", tiers.either(40, 1060)))
+    first, count = (
+        10_000,
+        int(os.environ.get("TREEPACK_HOSTILE", tiers.either(40, 400, nightly=10_000))),
+    )
     only = ("file", "bytes", "flax", "gzip", "numbers", "stream")
     found: list[str] = []
     for seed in range(first, first + count):
