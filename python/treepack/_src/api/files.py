@@ -141,7 +141,7 @@ def save(
         in the tree, which become these arrays.
       compress: `True` compresses with gzip. `None` does so if the file name ends with `.gz`, except
         in sharded saves. `"numbers"` compresses the exponents of floats: it is smaller and faster
-        for weights, but only treepack reads the file; see docs/compression.md.
+        for weights, but only treepack reads the file; see docs/guide.md.
       level: The gzip level from 0 (stored) to 9 (smallest). `None` chooses by the content.
       align: A power of two from 1 to 64. Arrays of at least 1 KiB begin at multiples of `align`
         bytes. With 64, JAX on CPU can use the arrays of a mapped file in place.
