@@ -1,6 +1,6 @@
 //! Finds the files and parts of boxes of sharded arrays, and reads them.
 //!
-//! The parts of a box are recomputed each time, and take no memory.
+//! The parts of a box are computed each time, and take no memory.
 
 use std::mem::MaybeUninit;
 use std::num::NonZero;
@@ -27,8 +27,8 @@ pub struct ShardedArray {
     shard_bytes: usize,
 }
 
-/// An array of the tree: the manifest's catalog, and a leaf number. Keys are not copied: a long one
-/// may be above many arrays.
+/// An array: the manifest's catalog, and a leaf number. A copied key could be long, and above many
+/// arrays.
 pub type ManifestPlace = (Arc<Catalog>, usize);
 
 #[derive(Clone, Copy)]

@@ -10,8 +10,8 @@ use crate::{Error, Result};
 
 static KEPT: AtomicUsize = AtomicUsize::new(0);
 
-/// A mapped file: kept open, or beyond a limit reopened for each read. Has no lock, which a forked
-/// process might find held forever.
+/// A mapped file: kept open, or beyond a limit reopened for each read. It has no lock, which a fork
+/// could inherit held.
 #[derive(Debug)]
 pub struct Handle {
     file: Option<File>,

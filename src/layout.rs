@@ -198,7 +198,6 @@ impl<P: Payload> Slice<'_, P> {
     }
 }
 
-/// A part of a layout that is taken apart.
 pub(crate) enum Taken<'a, P> {
     Headers(&'a [u8]),
     Payload(P),

@@ -35,7 +35,7 @@
 //! source ──events──▶ leaves | objects | values
 //! ```
 //!
-//! Only `py`, behind the feature `python`, knows of Python.
+//! Only `py`, behind the feature `python`, depends on Python.
 
 mod error;
 

@@ -1,11 +1,7 @@
 //! The manifest of a sharded checkpoint, written after the files of shards.
 //!
-//! It holds everything else: the encoding that one file would have, with *gaps* for the arrays, and
-//! each array's division into shards and files.
-//!
-//! ```text
-//! record (MessagePack) | CRC-32 of it (u32) | mark (8 bytes)
-//! ```
+//! It holds the encoding that one file would have, with *gaps* for the arrays, and each array's
+//! division into shards and files (docs/sharded.md, "The manifest").
 
 use std::io::{Read, Write};
 use std::mem::MaybeUninit;
@@ -96,7 +92,7 @@ pub struct Manifest {
     /// The encoding without the gaps' bytes, compressed (zlib, RFC 1950).
     #[serde(deserialize_with = "decode::bytes")]
     pub skeleton: ByteBuf,
-    /// Name and version; empty if unknown.
+    /// The program's name and version; empty if unknown.
     #[serde(default, deserialize_with = "decode::text")]
     #[serde(skip_serializing_if = "String::is_empty")]
     pub writer: String,
@@ -277,7 +273,7 @@ impl Manifest {
     }
 }
 
-/// Calls `write` with the parts of a layout that are no gaps.
+/// Calls `write` with the parts of a layout that are not gaps.
 fn gaps_of<P: Payload>(
     layout: &Layout<P>,
     gap: impl Fn(&P) -> Option<usize>,

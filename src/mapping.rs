@@ -185,8 +185,8 @@ impl Source for Pages {
     }
 }
 
-/// An open file, mapped where the system allows it: not on every file system (FUSE with direct
-/// I/O), nor beyond a limit of addresses.
+/// An open file, mapped where the system allows it: some file systems (FUSE with direct I/O) and
+/// address limits do not.
 ///
 /// As a [`Source`] it reads the file, so that headers make no pages resident.
 ///

@@ -1,7 +1,6 @@
 //! Spreads work over short-lived threads.
 //!
-//! Without a pool, a process can fork before and after. Starting a thread takes some 50 µs, little
-//! beside the work.
+//! Without a pool, a process can fork. Starting a thread takes some 50 µs.
 
 use std::collections::BTreeMap;
 use std::num::NonZero;
@@ -20,7 +19,6 @@ pub const BLOCK: usize = 4 << 20;
 /// The environment variable for the default number of threads.
 pub const NUM_THREADS: &str = "TREEPACK_NUM_THREADS";
 
-/// More than any machine or system supports.
 const MOST_THREADS: usize = 1 << 16;
 
 /// The number of threads for `bytes`: one below `min_bytes`; otherwise the requested number, or

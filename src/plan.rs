@@ -55,7 +55,7 @@ pub struct Split {
     pub host: bool,
 }
 
-/// Equal in all processes with equal splits.
+/// The plan, equal in all processes with equal splits.
 #[derive(Debug)]
 pub struct Plan {
     pub splits: Vec<Split>,

@@ -4,9 +4,8 @@
 //! `?` one character. A match selects everything below it.
 //!
 //! All patterns are matched at once, key by key, as a set of positions in the patterns (Thompson's
-//! simulation; Russ Cox, "Regular Expression Matching Can Be Simple And Fast"). So the time is
-//! linear in the text for any patterns, and no path is built. Patterns without wildcards are looked
-//! up in a table.
+//! simulation; Russ Cox, "Regular Expression Matching Can Be Simple And Fast"). The time is linear
+//! in the text, and no path is built. Patterns without wildcards are in a table.
 
 use std::collections::HashMap;
 

@@ -10,7 +10,7 @@ pub trait Watch: Sync {
     fn done(&self, bytes: usize) -> Result<()>;
 }
 
-/// No-op: the work runs to its end.
+/// No-op.
 impl Watch for () {
     fn check(&self) -> Result<()> {
         Ok(())

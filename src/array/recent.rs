@@ -1,4 +1,4 @@
-//! Caches headers of recent arrays for copying.
+//! Caches headers of recent arrays.
 
 use std::ops::Range;
 

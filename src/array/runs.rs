@@ -17,9 +17,9 @@ const FAR_READS: usize = 64;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Repeat {
     pub count: usize,
-    /// Between starts in the array.
+    /// Distance between starts in the array.
     pub source: usize,
-    /// Between starts in memory.
+    /// Distance between starts in memory.
     pub target: usize,
 }
 
@@ -44,7 +44,7 @@ pub struct Runs {
 pub struct Bounds {
     pub start: usize,
     pub count: usize,
-    /// Distance of neighbours; not zero.
+    /// Distance between neighbours; not zero.
     pub step: usize,
 }
 

@@ -22,7 +22,7 @@ impl Catalog {
         !self.checked.is_empty()
     }
 
-    /// Compares a value's path, keys and containers, with the data.
+    /// Compares a value's keys and containers with the data.
     ///
     /// In salvage, and where requests are slow, only compares the headers right before the value.
     pub fn check_place(&self, source: &dyn Source, value: usize) -> Result<()> {

@@ -11,8 +11,7 @@ use crate::error::Path;
 use crate::source::{Source, read_to};
 use crate::{Error, Result, grow};
 
-/// A source that sums one leaf as it is read. On a mismatch, the last read fails, so no copy
-/// completes.
+/// A source that sums one leaf as it is read. On a checksum mismatch, the last read fails.
 pub struct Compared {
     source: Arc<dyn Source + Send + Sync>,
     region: Range<usize>,

@@ -1,5 +1,5 @@
-//! Finds values by key: by comparison in a small container, by a hash table built on first use in a
-//! large one.
+//! Finds values by key: by comparison in small containers, by a hash table built on first use in
+//! large ones.
 
 use std::sync::Arc;
 

@@ -1,8 +1,8 @@
 //! Replaces a base's encoding by a patch's, in the same memory.
 //!
-//! A block is decoded before it changes, and compared with its checksum while it does. Differences lead
-//! back, too: after an error, the blocks that were changed are changed back. What cannot fail is
-//! left for the end.
+//! A block is decoded before it changes, and compared with its checksum while it changes.
+//! Differences can be undone: after an error, changed blocks are restored. Steps that cannot fail
+//! come last.
 
 use std::num::NonZero;
 use std::sync::Mutex;
@@ -18,7 +18,6 @@ use crate::raw::RawBytes;
 use crate::watch::Watch;
 use crate::{Error, Result, grow, parallel};
 
-/// A block of the memory.
 struct Change<'m, 'p> {
     elements: Elements,
     block: Block<'p>,
@@ -135,7 +134,7 @@ fn forth(
     join.check(mismatches)
 }
 
-/// Changes a block back that a decoder has read.
+/// Restores a block that a decoder has read.
 fn change_back(decoder: &mut Decoder, elements: Elements, memory: &mut [u8]) {
     decoder.rewind();
     for (number, part) in memory.chunks_mut(PART_BYTES).enumerate() {

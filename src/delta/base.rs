@@ -1,4 +1,4 @@
-//! The arrays of a base by path, and the arrays that differ from them.
+//! Finds the arrays of a base by path.
 
 use std::ops::Range;
 
@@ -95,7 +95,7 @@ impl Array<'_> {
         self.place.parts()
     }
 
-    /// Where a range of its elements is.
+    /// Locates a range of its elements.
     pub fn pieces(&self, range: Range<usize>) -> Result<Pieces> {
         self.place.pieces(range)
     }

@@ -1,15 +1,4 @@
-//! Blocks of an array: each in the kind that takes the fewest bytes.
-//!
-//! ```text
-//! block: kind (u8) | CRC-32 of the base's block (u32) | length (u32) | bytes
-//! ```
-//!
-//! | kind | bytes |
-//! |---|---|
-//! | 0, equal | none |
-//! | 1, sparse | see `sparse.rs` |
-//! | 2, dense | zigzag differences of all elements, as blocks of numbers (`gzip/numbers.rs`) |
-//! | 3, stored | the block itself |
+//! Blocks of an array: each in the kind that takes the fewest bytes (docs/format.md, "Patches").
 
 use std::ops::Range;
 
@@ -24,13 +13,13 @@ use crate::{Result, grow};
 
 /// Bytes of each block of an array but the last.
 ///
-/// At 0.1 % changes, the codes of a block and its head take some percent of it.
+/// At 0.1 % changes, codes and header take some percent of a block.
 pub const BLOCK_BYTES: usize = 2 << 20;
 
-/// Compared at a time: both sides stay in the first caches.
+/// Bytes compared at a time: both sides stay in the L1 cache.
 const TILE_BYTES: usize = 16 << 10;
 
-/// From one change in this many elements on, all elements are differences.
+/// From one change in `FEW` elements on, a block is dense.
 const FEW: usize = 3;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -50,13 +39,12 @@ impl Kind {
     }
 }
 
-/// An encoded block.
 pub struct Encoded {
     pub kind: Kind,
     /// The bytes of a sparse or dense block; a stored block has the result's.
     pub bytes: Vec<u8>,
     pub base: Hasher,
-    /// Of the result.
+    /// The checksum of the result.
     pub result: Hasher,
 }
 
@@ -162,7 +150,6 @@ impl Sums {
     }
 }
 
-/// A block of a patch.
 #[derive(Debug, Clone, Copy)]
 pub struct Block<'a> {
     pub kind: Kind,
@@ -170,7 +157,7 @@ pub struct Block<'a> {
     pub bytes: &'a [u8],
 }
 
-/// Bytes of a block that are changed at a time, so that they stay in the first cache.
+/// Bytes changed at a time, which stay in the L1 cache.
 pub const PART_BYTES: usize = 32 << 10;
 
 /// Decodes blocks, and keeps its memory between them.
@@ -204,13 +191,13 @@ impl Decoder {
         Ok(is_whole)
     }
 
-    /// Goes back to the first part of the block.
+    /// Returns to the first part of the block.
     pub fn rewind(&mut self) {
         let gap = self.changes.gaps.first().copied().unwrap_or(0);
         self.next = (0, gap as usize);
     }
 
-    /// Replaces the part of the base at `start` by the result's, or back. Parts come in order.
+    /// Replaces the base's part at `start` by the result's, or the reverse. Parts come in order.
     /// Stored blocks are unchanged.
     pub fn change(
         &mut self,

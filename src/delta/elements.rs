@@ -1,4 +1,4 @@
-//! Elements as integers, their differences, and the way back.
+//! Elements as integers, and their differences.
 //!
 //! Floats become integers in the order of their values, so that one unit in the last place is a
 //! difference of 1. The mapping is one to one: NaNs and −0.0 survive. A difference is written zigzag
@@ -11,7 +11,7 @@ use multiversion::multiversion;
 use super::sparse::Changes;
 use crate::Result;
 
-/// How the elements of an array are compared.
+/// The comparison of an array's elements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Elements {
     /// Bytes of an element: 1, 2, 4 or 8.
@@ -51,7 +51,7 @@ impl Elements {
     }
 }
 
-/// Whether differences lead from the base to the result, or back.
+/// From the base to the result, or back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Direction {
     Forth,
@@ -73,7 +73,7 @@ trait Element: Copy + PartialEq {
 
 macro_rules! element {
     ($unsigned:ty, $signed:ty) => {
-        // Integers are cut to the width, and loops inlined with their set of instructions.
+        // Casts cut integers to the width; loops are inlined with their caller's instruction set.
         #[allow(
             clippy::cast_possible_truncation,
             clippy::cast_possible_wrap,
@@ -102,7 +102,7 @@ macro_rules! element {
             #[inline(always)]
             fn minus<const FLOATS: bool>(self, base: Self) -> u64 {
                 const SHIFT: u32 = <$unsigned>::BITS - 1;
-                // All bits of a negative float turn, and only the sign of others.
+                // Inverts all bits of a negative float, and only the sign of others.
                 let ordered = |element: Self| match FLOATS {
                     true => element ^ ((element as $signed >> SHIFT) as Self | 1 << SHIFT),
                     false => element,
@@ -134,7 +134,7 @@ element!(u16, i16);
 element!(u32, i32);
 element!(u64, i64);
 
-/// Calls the function that is compiled for the elements.
+/// Calls the function compiled for the elements.
 macro_rules! for_elements {
     ($elements:expr, $function:ident($($argument:expr),*)) => {
         match ($elements.width, $elements.are_floats) {
@@ -162,13 +162,12 @@ pub fn collect(elements: Elements, new: &[u8], base: &[u8], changes: &mut Change
 
 const WORD_BYTES: usize = size_of::<u64>();
 
-/// A cache line.
 type Line = [[u8; WORD_BYTES]; 8];
 
-/// Lines that are compared before changes are looked for, so that this does not depend on chance.
+/// Lines compared at a time, without a branch for each, which would be mispredicted.
 const LINES: usize = 64;
 
-/// Looks for changes from the start of a block on.
+/// Searches a block for changes.
 struct Search<'a, E, const FLOATS: bool> {
     changes: &'a mut Changes,
     /// Elements before these bytes that count as a gap.
@@ -207,12 +206,12 @@ fn collect_of<E: Element, const FLOATS: bool>(new: &[u8], base: &[u8], changes: 
 }
 
 /// The number of elements in these bytes.
-#[allow(clippy::cast_possible_truncation)] // of a part of a block
+#[allow(clippy::cast_possible_truncation)] // of at most a block
 fn elements_in<E: Element>(bytes: usize) -> u32 {
     (bytes / E::WIDTH) as u32
 }
 
-#[allow(clippy::inline_always)] // with the set of instructions of their caller
+#[allow(clippy::inline_always)] // for the caller's instruction set
 impl<E: Element, const FLOATS: bool> Search<'_, E, FLOATS> {
     #[inline(always)]
     fn lines(&mut self, at: usize, lines: &[Line], base: &[Line]) {
@@ -266,13 +265,13 @@ fn elements_bytes<E: Element>() -> u32 {
 }
 
 #[inline(always)]
-#[allow(clippy::inline_always)] // with the set of instructions of its caller
+#[allow(clippy::inline_always)] // for the caller's instruction set
 fn differ(line: &Line, base: &Line) -> bool {
     let bytes = line.as_flattened().iter().zip(base.as_flattened());
     bytes.fold(0, |all, (new, base)| all | new ^ base) != 0
 }
 
-/// Changes elements of the next bytes of a block, where `next` has the number of the next change and the
+/// Changes elements of a block's next bytes. `next` has the number of the next change, and the
 /// elements before it.
 pub fn apply(
     elements: Elements,

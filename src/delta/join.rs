@@ -1,4 +1,4 @@
-//! Makes the encoding of a patch and its base.
+//! Joins a patch and its base to the encoding.
 //!
 //! The checksum of the patch was compared before. Each block of the base is compared with its
 //! checksum while it is copied, in one pass.
@@ -29,7 +29,7 @@ const MOST_PATHS: usize = 100;
 pub struct Join<'a> {
     pub(super) patch: &'a Patch<'a>,
     pub(super) catalog: Catalog,
-    /// For each difference its leaf's value in the catalog, and the elements that it is from.
+    /// For each difference, its leaf in the catalog, and the base's elements.
     pub(super) partners: Vec<(usize, Pieces)>,
     /// Values of the arrays that do not change.
     unchanged: Vec<usize>,
@@ -38,7 +38,7 @@ pub struct Join<'a> {
 /// A part of the encoding.
 pub(super) enum Part<'a> {
     Skeleton(&'a [u8]),
-    /// A block, by the number of its difference and its own.
+    /// The number of a difference, and of its block.
     Block(usize, usize),
 }
 
@@ -100,13 +100,11 @@ impl<'a> Join<'a> {
         })
     }
 
-    /// Paths of the arrays that do not change.
     pub fn unchanged(&self) -> Result<Vec<String>> {
         let paths = self.unchanged.iter();
         grow::collect(paths.map(|value| self.catalog.path_of(*value).to_string()))
     }
 
-    /// The length of the encoding.
     pub fn len(&self) -> usize {
         self.patch.skeleton.len()
     }
@@ -135,7 +133,7 @@ impl<'a> Join<'a> {
         Ok(parts)
     }
 
-    /// Fills memory of the length of the encoding with it, and returns it.
+    /// Fills memory of the encoding's length, and returns it.
     ///
     /// # Panics
     /// If the lengths differ.
@@ -225,7 +223,7 @@ pub(super) fn malformed(difference: &Difference<'_>) -> Error {
     )
 }
 
-/// Values of leaves that are not the ones that a patch needs.
+/// Values of leaves that do not match the base that a patch needs.
 #[derive(Default)]
 pub(super) struct Mismatches(Vec<usize>);
 

@@ -21,7 +21,7 @@ use crate::{Result, grow, parallel};
 /// Smaller arrays are not worth the head of a difference.
 const MIN_BYTES: usize = 48;
 
-/// A layout as a source of which the payloads are not read.
+/// A layout as a source; its payloads are not read.
 pub struct Headers<'a, P>(pub &'a Layout<P>);
 
 impl<P: Payload + Sync> Source for Headers<'_, P> {
@@ -51,18 +51,18 @@ impl<P: Payload + Sync> Source for Headers<'_, P> {
 struct Unit {
     /// Its extension in the layout.
     extension: Extension,
-    /// Its elements there.
+    /// Its elements in the layout.
     place: Range<usize>,
     elements: Elements,
-    /// Its partner's elements.
+    /// The partner's elements.
     base: Pieces,
 }
 
-/// Bytes of the layout, and the difference in their place.
+/// Bytes of the layout, and the difference that replaces them.
 struct Replaced(Range<usize>, Vec<u8>);
 
-/// Makes a patch that gives the layout with a base again. `name` is the base's file, relative to that
-/// of the patch, or empty.
+/// Makes a patch from a base to a layout. `name` is the base's file, relative to the patch's, or
+/// empty.
 pub fn make<P: Payload + Sync>(
     layout: Layout<P>,
     base: &Base<'_>,
@@ -202,7 +202,7 @@ fn replacement<P: Payload + Sync>(
     Ok(Some(Replaced(whole, out)))
 }
 
-/// A patch that is put together, and the checksum of its bytes.
+/// A growing patch, and the checksum of its bytes.
 struct Assembly<P> {
     out: LayoutBuilder<P>,
     sum: Hasher,

@@ -1,8 +1,8 @@
 //! Differences: the encoding of a tree as a patch of another one.
 //!
-//! A patch keeps the encoding except the elements of arrays that a base has at the same path, dtype
-//! and shape. Patch and base make the encoding again, byte for byte, so nothing else knows of
-//! patches.
+//! A patch keeps the encoding except the elements of arrays that a base has with the same path,
+//! dtype and shape. Patch and base give the encoding back, byte for byte, so no other module knows
+//! of patches.
 //!
 //! ```text
 //! layout, base ──make──▶ layout of the patch        patch, base ──join──▶ encoding

@@ -1,15 +1,7 @@
 //! A patch: the encoding of a tree, with differences in place of arrays.
 //!
-//! ```text
-//! patch: 93 | c4 08 mark | tree | bin header | record | CRC-32 (u32) | length of the record (u32) | mark (8 bytes)
-//! difference, in the tree: header of an extension of code 68 | elements (u8)
-//!     | length of the head (u16) | head | bytes of the array (u64) | CRC-32 of them (u32) | blocks
-//! ```
-//!
-//! It is MessagePack: a list of the mark, the tree and bytes. The checksum is of all bytes before it. A
-//! difference replaces the extension that is an array, or a chunk of one; its *head* is that extension
-//! up to its elements. Everything else stands in the patch as in the encoding, so that base and
-//! patch make the encoding again, byte for byte.
+//! docs/format.md, "Patches", has the layout. A difference replaces the extension that is an array, or
+//! a chunk of one; its *head* is that extension up to its elements.
 
 use std::mem::MaybeUninit;
 use std::ops::Range;
@@ -39,13 +31,12 @@ const FOOTER_BYTES: usize = 16;
 /// The first bytes of a patch: the header of a list of three values, and the mark as bytes.
 pub const START: [u8; 11] = *b"\x93\xc4\x08\x93treepd\n";
 
-/// The bytes before the bytes of a block: kind, checksum and length.
+/// The header of a block: kind, checksum and length.
 const BLOCK_HEAD_BYTES: usize = 9;
 
 #[derive(Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Record {
     version: u32,
-    /// Length of the encoding.
     nbytes: u64,
     /// The base's file, relative to the patch's file.
     #[serde(default, deserialize_with = "decode::text")]
@@ -53,7 +44,7 @@ pub struct Record {
     pub base: String,
 }
 
-/// Whether data begin or end as a patch does: a damaged one is one, too.
+/// Returns whether data begin or end as a patch, even a damaged one.
 pub fn is_patch(source: &dyn Source) -> Result<bool> {
     let mut bytes = [MaybeUninit::uninit(); START.len()];
     let Some(rest) = source.len().checked_sub(bytes.len()) else {
@@ -65,12 +56,12 @@ pub fn is_patch(source: &dyn Source) -> Result<bool> {
         Err(_) => return Ok(false), // the reader of the encoding reports or salvages the damage
     };
     if end.ends_with(&structure::MARK) || end.ends_with(&MARK) {
-        return Ok(end.ends_with(&MARK)); // of a store, the end will be needed anyway
+        return Ok(end.ends_with(&MARK)); // in a store, the end is needed anyway
     }
     Ok(source.read_at(0, &mut bytes)? == START)
 }
 
-/// The bytes after the tree, for an encoding of `nbytes` bytes; `sum` is of the bytes before.
+/// The bytes after the tree, for an encoding of `nbytes` bytes; `sum` covers those before.
 pub fn tail(nbytes: usize, base: &str, sum: &mut crc32fast::Hasher) -> Result<Vec<u8>> {
     let record = Record {
         version: VERSION,
@@ -89,15 +80,14 @@ pub fn tail(nbytes: usize, base: &str, sum: &mut crc32fast::Hasher) -> Result<Ve
     Ok(out)
 }
 
-/// An extension in encoded bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Extension {
-    /// Where its header begins.
+    /// The offset of its header.
     pub start: usize,
     pub body: Range<usize>,
 }
 
-/// The extensions of a code in a source, which is one value, in order.
+/// The extensions of a code in a source of one value, in order.
 pub fn extensions(
     source: &dyn Source,
     part: Range<usize>,
@@ -124,7 +114,7 @@ pub fn value_len(source: &dyn Source, watch: &dyn Watch) -> Result<usize> {
     Ok(cursor.offset())
 }
 
-/// Reads all headers of the value at the start of a part, and passes its extensions to `each`.
+/// Reads the headers of the value at the start of a part, and passes its extensions to `each`.
 fn read_value<'a>(
     source: &'a dyn Source,
     part: Range<usize>,
@@ -171,7 +161,6 @@ pub fn difference(elements: Elements, head: &[u8], nbytes: usize, crc: u32) -> R
     Ok(out)
 }
 
-/// Appends a block.
 pub fn write_block(out: &mut Vec<u8>, block: Block<'_>) -> Result<()> {
     let len = u32::try_from(block.bytes.len()).expect("a block is small");
     out.try_reserve(BLOCK_HEAD_BYTES + block.bytes.len())?;
@@ -188,7 +177,7 @@ pub struct Difference<'a> {
     /// Its offset in the patch.
     pub offset: usize,
     pub elements: Elements,
-    /// Where its elements are in the encoding.
+    /// The range of its elements in the encoding.
     pub place: Range<usize>,
     /// The CRC-32 of its elements.
     pub crc: u32,
@@ -367,7 +356,7 @@ fn read_difference<'a>(
 #[derive(Debug)]
 pub struct Skeleton<'a> {
     bytes: &'a [u8],
-    /// Ranges of the encoding in order, and where their bytes begin in the patch.
+    /// Ranges of the encoding in order, and their offsets in the patch.
     pieces: Vec<(Range<usize>, usize)>,
     len: usize,
 }

@@ -3,26 +3,13 @@
 //! Both are numbers, each written as the Huffman code of its class and the bits that the class
 //! leaves open. A class is an exponent and two more bits, within which numbers are about equally
 //! frequent. So gaps take about their entropy at any rate of changes, with a code that pays for
-//! small blocks, too.
-//!
-//! ```text
-//! changes (u32) | lengths of the codes of gaps, of differences | bits
-//! lengths: their number (u8), and four bits for each, the first in the lower half of a byte
-//! bits: for each change the gap, and the zigzag difference minus 1
-//! number: code of its class, rest
-//! ```
-//!
-//! Bits and codes are those of DEFLATE: the lowest bit of a byte comes first, and the code of the
-//! only class of all numbers has no bits. Numbers below 4 are their own class. The class of another
-//! one, with highest bit `e`, is `4 (e - 1)` plus the two bits below it, and its rest are the other
-//! `e - 2` bits.
+//! small blocks, too. docs/format.md, "Patches", has the layout.
 
 use multiversion::multiversion;
 
 use crate::gzip::{BitReader, BitWriter, MAX_BITS, code_bits, code_lengths, codes};
 use crate::{Result, grow};
 
-/// Changed elements of a block.
 #[derive(Debug, Default)]
 pub struct Changes {
     /// Unchanged elements before each.
@@ -57,7 +44,7 @@ const CLASSES: usize = 252;
 /// The class of a number, and the number of bits of its rest.
 #[inline(always)]
 #[allow(clippy::cast_possible_truncation)] // at most 251
-#[allow(clippy::inline_always)] // with the set of instructions of its caller
+#[allow(clippy::inline_always)] // for the caller's instruction set
 fn class(number: u64) -> (u8, u32) {
     if number < 4 {
         return (number as u8, 0);
@@ -120,7 +107,7 @@ fn is_single(lengths: &[u8]) -> bool {
     lengths.iter().filter(|&&length| length > 0).count() == 1
 }
 
-/// Changes with their codes, ready to be written.
+/// Changes with their codes.
 pub struct Coded<'a> {
     changes: &'a Changes,
     gaps: Lengths,
@@ -142,13 +129,11 @@ impl<'a> Coded<'a> {
         }
     }
 
-    /// The number of bytes.
     pub fn len(&self) -> usize {
         let bytes = usize::try_from(self.bits.div_ceil(8)).unwrap_or(usize::MAX);
         4 + table_bytes(&self.gaps) + table_bytes(&self.values) + bytes
     }
 
-    /// Appends the changes to `out`.
     pub fn write(&self, out: &mut Vec<u8>) -> Result<()> {
         let count = u32::try_from(self.changes.len()).expect("a block is small");
         grow::extend(out, &count.to_le_bytes())?;
@@ -200,7 +185,7 @@ const HALF: u32 = 32;
 
 /// The code of a number with a short rest, the rest above it, and their number of bits.
 #[inline(always)]
-#[allow(clippy::inline_always)] // with the set of instructions of its caller
+#[allow(clippy::inline_always)] // for the caller's instruction set
 fn coded(codes: &Codes, number: u64) -> (u64, u32) {
     let (class, rest) = class(number);
     let (code, bits) = codes[usize::from(class)];
@@ -231,8 +216,8 @@ fn write_table(lengths: &Lengths, out: &mut Vec<u8>) -> Result<()> {
     grow::extend(out, last)
 }
 
-/// By the next `MAX_BITS` bits: the class times 2^16, plus the bits of code and rest times 2^8, plus
-/// those of the code; `NONE` for no class.
+/// Indexed by the next `MAX_BITS` bits: the class times 2^16, plus the bits of code and rest times
+/// 2^8, plus the bits of the code; `NONE` for no class.
 type Table = [u32; 1 << MAX_BITS];
 
 const NONE: u32 = u32::MAX;
@@ -345,9 +330,9 @@ fn read_numbers(
     Some(())
 }
 
-/// Takes a number from the 56 bits that are ready, of which a gap before it takes at most 30.
+/// Takes a number from the 56 bits that are ready; a gap before it takes at most 30.
 #[inline(always)]
-#[allow(clippy::inline_always)] // with the set of instructions of its caller
+#[allow(clippy::inline_always)] // for the caller's instruction set
 #[allow(clippy::cast_possible_truncation)] // only the lowest bits count
 fn take(reader: &mut BitReader<'_>, table: &Table, firsts: &[u64; CLASSES]) -> Option<u64> {
     /// Bits of code and rest that are ready.

@@ -397,7 +397,7 @@ impl<P: Payload> Encoder<P> {
         self.end(Kind::Dict)
     }
 
-    /// `metadata` is a typed value, recorded with the structure.
+    /// `metadata` is a typed value.
     pub fn finish(self, metadata: Option<Vec<u8>>) -> Result<Layout<P>> {
         self.finish_watched(metadata, &())
     }

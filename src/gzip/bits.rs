@@ -64,7 +64,7 @@ impl<'a> BitWriter<'a> {
 #[derive(Clone, Copy)]
 pub struct BitReader<'a> {
     input: &'a [u8],
-    /// Of the next refill; may be past the end.
+    /// The offset of the next refill; may be past the end.
     position: usize,
     /// Unused bits below a sentinel: the zeros above it count the bits taken.
     bits: u64,

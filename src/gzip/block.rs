@@ -172,7 +172,7 @@ impl Coder {
             }
         };
         out.clear();
-        // Enough for the worst case, so that the output does not depend on the old capacity.
+        // Room for the worst case: the output must not depend on the old capacity.
         out.try_reserve(data.len() + data.len() / 8 + 1024)?;
         loop {
             let consumed = usize::try_from(zlib.total_in()).expect("a block fits in memory");
@@ -266,7 +266,7 @@ pub fn samples<T>(data: &[T], count: usize) -> impl Iterator<Item = &[T]> {
 
 /// Returns whether samples repeat, or any row holds a single byte.
 ///
-/// Floats of trained models hardly ever repeat; masks, indices and quantised weights do.
+/// Trained floats hardly ever repeat; masks, indices and quantised weights do.
 pub fn has_repeats(data: &[u8]) -> bool {
     const TABLE_BITS: u32 = 12;
     const SAMPLE_BYTES: usize = 1 << 10;

@@ -151,8 +151,7 @@ pub fn compress<P: Payload + Sync>(
     watch.done(bytes)
 }
 
-/// The phase of elements of up to eight bytes in a range, by the payload with the largest share of
-/// it.
+/// The phase of elements of up to eight bytes in a range, by the payload with the largest share.
 fn phase<P: Payload>(layout: &Layout<P>, range: Range<usize>) -> usize {
     let (mut at, mut most, mut phase) = (0_usize, 0, 0);
     for slice in layout.slices(range) {

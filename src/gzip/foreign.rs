@@ -1,7 +1,7 @@
 //! Inflates gzip streams of other writers.
 //!
-//! One member of known size in stable memory is inflated in one call, the fastest way; all others
-//! in steps, with the behaviour and errors of Python's `gzip.decompress`.
+//! One member of known size in stable memory is inflated in one call, which is fastest; all others
+//! in steps, as by Python's `gzip.decompress`, errors included.
 
 use std::io::{self, BufRead, Read};
 use std::mem::MaybeUninit;

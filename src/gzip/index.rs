@@ -1,32 +1,8 @@
 //! The index of a gzip stream's blocks, at its end.
 //!
 //! Readers skip extra subfields in a member's header (RFC 1952, section 2.3.1.1), so the index is
-//! stored in empty members after the data. The last one has a fixed size, so that readers can begin
-//! there:
-//!
-//! ```text
-//! data:  header, blocks, 03 00, checksum, size
-//! index: header with subfield "TP" = entries, 03 00, 0, 0     as many as needed
-//! end:   header with subfield "TE" = 40 bytes, 03 00, 0, 0
-//! ```
-//!
-//! All numbers are little-endian.
-//!
-//! | "TP", for each block | bytes |
-//! |---|---|
-//! | compressed length; the highest bit is set for only literals | 4 |
-//! | CRC-32 of the content | 4 |
-//! | "TE" | bytes |
-//! |---|---|
-//! | version: 1 | 4 |
-//! | content of each block but the last | 4 |
-//! | total content | 8 |
-//! | number of blocks | 8 |
-//! | length of the members "TP" | 8 |
-//! | CRC-32 of all entries | 4 |
-//! | zero | 4 |
-//!
-//! A single block has no index.
+//! stored in empty members after the data (docs/format.md, "Gzip"). The last one has a fixed size, so
+//! that readers can begin there. A single block has no index.
 
 use super::format::{BLOCK_BYTES, END_BYTES, HEADER, MAX_EXPANSION, NUMBERS_HEADER};
 use crate::source::{Source, read_to};

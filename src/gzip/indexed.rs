@@ -50,8 +50,8 @@ impl<S: Source> Indexed<S> {
         (!self.adds_up()).then_some(damage)
     }
 
-    /// Returns whether the checksum of the stream matches those of its blocks. Partial reads
-    /// compare only the latter.
+    /// Returns whether the stream's checksum matches its blocks' checksums, which alone partial
+    /// reads compare.
     pub fn adds_up(&self) -> bool {
         let mut whole = Hasher::new();
         for (number, block) in self.index.blocks.iter().enumerate() {

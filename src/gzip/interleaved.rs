@@ -49,7 +49,7 @@ impl Interleaved {
         len: usize,
         mut take: impl FnMut(usize, &[u8]),
     ) -> bool {
-        // Fills the lanes with the last block, still faster than decoding in sequence.
+        // Filling the lanes with the last block is still faster than decoding in sequence.
         let block = |lane: usize| blocks[lane.min(blocks.len() - 1)];
         let mut take = |lane: usize, piece: &[u8]| {
             if lane < blocks.len() {

@@ -2,23 +2,7 @@
 //!
 //! In trained weights, exponents are regular and mantissas random. So exponents are coded as
 //! DEFLATE literals and the rest is stored, which is faster both ways. The blocks are framed like
-//! gzip, after another header:
-//!
-//! ```text
-//! data:  c1 "treepack" 01, blocks, 03 00, checksum, size; then the index of gzip
-//! ```
-//!
-//! | a block | bytes |
-//! |---|---|
-//! | bytes of an element: 1, 2, 4 or 8 | 1 |
-//! | bytes before the first element | 1 |
-//! | coded planes, the first one in the lowest bit | 1 |
-//! | coded planes of four streams of literals | 1 |
-//! | length of the content | 4 |
-//! | bytes after this header | 4 |
-//! | CRC-32 of the content | 4 |
-//! | the bytes before the first element, and those after the last | |
-//! | the planes: stored, or a length (4) and non-final DEFLATE blocks | |
+//! gzip, after another header (docs/format.md, "Numbers").
 
 use super::block::{self, Encoded, Method, has_repeats, samples};
 use super::decoders::Decoders;
@@ -227,14 +211,14 @@ enum Plane<'a> {
     Deflate(&'a [u8]),
 }
 
-/// Of the content, and of the bytes after the header.
+/// The lengths of the content, and of the bytes after the header.
 fn lengths(header: &[u8]) -> Option<(usize, usize)> {
     let word = |at: usize| Some(u32::from_le_bytes(*header.get(at..)?.first_chunk()?) as usize);
     let (len, stored) = (word(4)?, word(8)?);
     ((1..=BLOCK_BYTES).contains(&len) && stored <= len).then_some((len, stored))
 }
 
-/// Parses the first block of `bytes`, which has `len` bytes of content; returns the bytes after it, too.
+/// Parses the first block of `bytes`, with `len` bytes of content; returns the rest, too.
 pub fn split(bytes: &[u8], len: usize) -> Option<(NumberBlock<'_>, &[u8])> {
     let (_, stored) = lengths(bytes)?;
     let (block, rest) = bytes.split_at_checked(BLOCK_HEADER_BYTES + stored)?;

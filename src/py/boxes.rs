@@ -42,7 +42,7 @@ impl Shards {
         if shard >= self.0.grid().len() {
             return Err(fewer());
         }
-        let watcher = Watcher::whenever_asked();
+        let watcher = Watcher::at_each_call();
         let found = self.0.find(shard, catalog.core(), &watcher);
         found.map_err(|error| watcher.explain(error, PyErr::from))
     }
@@ -203,7 +203,7 @@ impl ShardBox {
     }
 }
 
-/// With more parts, other Python threads should run.
+/// With more parts, detaches from Python.
 const MANY: usize = 1 << 12;
 
 type Read<T> = std::result::Result<T, Failed>;

@@ -1,4 +1,4 @@
-//! The bytes of a file or a buffer: mapped, read, or returned by a Python function.
+//! The bytes of a file or buffer: mapped, read, or returned by a Python function.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -57,7 +57,7 @@ pub struct Content(Storage);
 enum Storage {
     File(Arc<Mapping>),
     Read(Arc<Pages>),
-    /// Decompressed gzip, checksum compared.
+    /// Decompressed gzip with a matching checksum.
     Inflated(Arc<Pages>),
     Lent(Arc<Borrowed>),
     /// Decompressed on each read.

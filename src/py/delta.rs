@@ -1,4 +1,4 @@
-//! Patches: what leads from one encoding to another.
+//! Patches from one encoding to another.
 
 use std::num::NonZero;
 
@@ -49,7 +49,7 @@ fn with_base<T: Send>(
     done.map_err(|error| watcher.explain(error, PyErr::from))
 }
 
-/// The layout of a patch that gives a layout with the base again.
+/// The layout of a patch from the base to a layout.
 pub fn patch_of(
     layout: core_layout::Layout<LeafPayload>,
     base: &Bound<'_, PyAny>,
@@ -73,7 +73,7 @@ fn with_bytes<T>(source: &dyn Source, work: impl FnOnce(&[u8]) -> Result<T>) -> 
     work(&bytes)
 }
 
-/// Whether data end as a patch does; see `_core.pyi`.
+/// See `_core.pyi`.
 #[pyfunction]
 pub fn is_patch(data: &Bound<'_, PyAny>) -> PyResult<bool> {
     if let Ok(content) = data.cast::<Content>() {
@@ -83,7 +83,7 @@ pub fn is_patch(data: &Bound<'_, PyAny>) -> PyResult<bool> {
     Ok(delta::is_patch(&Borrowed::buffer(data)?)?)
 }
 
-/// The name of the base of a patch; see `_core.pyi`.
+/// See `_core.pyi`.
 #[pyfunction]
 pub fn patch_base(patch: &Bound<'_, Content>) -> PyResult<String> {
     let source = patch.get().source();
@@ -93,7 +93,7 @@ pub fn patch_base(patch: &Bound<'_, Content>) -> PyResult<String> {
     Ok(found?)
 }
 
-/// The encoding that a patch and its base are, and unchanged leaves; see `_core.pyi`.
+/// See `_core.pyi`.
 #[pyfunction]
 #[pyo3(signature = (patch, base, *, max_size, threads))]
 pub fn join(
@@ -121,7 +121,7 @@ pub fn join(
     Ok((Content::made(pages), unchanged))
 }
 
-/// Replaces the encoding in a buffer; see `_core.pyi`.
+/// See `_core.pyi`.
 #[pyfunction]
 #[pyo3(signature = (patch, buffer, *, offset, threads))]
 pub fn apply_delta(

@@ -1,4 +1,4 @@
-//! Arrays that are cut into shards of one shape.
+//! Arrays divided into shards of one shape.
 
 use pyo3::exceptions::{PyIndexError, PyValueError};
 use pyo3::prelude::*;

@@ -21,12 +21,12 @@
 //! | `failure.rs`, `errors.rs` | failures of walks; Python exceptions |
 //! | `memory/` | all `unsafe`: memory that belongs to Python or NumPy |
 //!
-//! **Locks**, with and without the GIL. No lock is held while Python may run, dropped references
-//! included, so every wait is short. Locks that are held while bytes are read, perhaps by Python,
+//! **Locks**, with and without the GIL. No lock is held while Python may run, for example to drop a
+//! reference, so every wait is short. Locks that are held while bytes are read, perhaps by Python,
 //! are only tried (`try_lock`); only detached threads wait for the lock of
 //! [`crate::window::Window`]. A reference borrowed from a list or dict becomes owned while the
 //! container is locked (`memory/dict.rs`; pyo3's iterators of dicts panic if another thread changes
-//! them). The state of a walk belongs to its thread.
+//! them).
 //!
 //! **Recursion.** Walks recurse as deep as the tree. The functions that they call are
 //! `#[inline(never)]`, which keeps stack frames small.
@@ -61,7 +61,7 @@ mod value;
 mod walk;
 mod watch;
 
-/// The native core of treepack; see `_core.pyi`.
+/// The native core; see `_core.pyi`.
 #[cfg_attr(feature = "free-threaded", pyo3::pymodule(gil_used = false))]
 #[cfg_attr(not(feature = "free-threaded"), pyo3::pymodule(gil_used = true))]
 mod _core {

@@ -38,7 +38,6 @@ impl Tensors {
         Ok(Self(content.py().detach(|| Header::read(source))?))
     }
 
-    /// Returns the CRC-32 of the header.
     #[getter]
     fn checksum(&self) -> u32 {
         self.0.checksum
@@ -58,7 +57,7 @@ impl Tensors {
         Ok(Some(found))
     }
 
-    /// Returns the name, the dtype, the shape and the offset of each array.
+    /// Returns name, dtype, shape and offset of each array.
     fn arrays<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
         let rows = self.0.arrays.iter().map(|it| {
             let name = new_string(py, it.name.as_bytes())?.into_any();
@@ -92,7 +91,7 @@ impl Tensors {
         Ok(Layout::new(made, Vec::new()))
     }
 
-    /// Makes the manifest of several files, which is not written.
+    /// Makes the manifest of several files, which is never written.
     ///
     /// `index` has the file of each array, and leaves out others; it is empty if there is none.
     #[staticmethod]

@@ -206,7 +206,7 @@ impl Layout {
         let range = start..start + needed;
         let watcher = Watcher::signals();
         let target = buffer.memory();
-        // Whether arrays of devices are in host memory is not known yet.
+        // Arrays of devices may not be in host memory yet.
         let overlaps =
             |leaf: &LeafPayload| leaf.memory().is_none_or(|memory| memory.overlaps(target));
         let filled = if self.output.payloads().any(overlaps) {

@@ -55,8 +55,8 @@ impl Watcher {
         self
     }
 
-    /// Checks signals at every call, for rare calls.
-    pub fn whenever_asked() -> Self {
+    /// For rare calls.
+    pub fn at_each_call() -> Self {
         Self {
             often: Duration::ZERO,
             ..Self::signals()

@@ -15,7 +15,7 @@ const LENGTH_BYTES: usize = 8;
 
 const METADATA: &str = "__metadata__";
 
-/// The names of dtypes there and here, and the bits of an element.
+/// Each dtype's name in safetensors, its name here, and the bits of an element.
 const DTYPES: &[(&str, &str, u64)] = &[
     ("BF16", "bfloat16", 16),
     ("F32", "float32", 32),
@@ -41,7 +41,6 @@ const DTYPES: &[(&str, &str, u64)] = &[
     ("F6_E3M2", "F6_E3M2_packed", 6),
 ];
 
-/// An array in a file.
 #[derive(Debug)]
 pub struct Tensor {
     pub name: String,
@@ -55,7 +54,6 @@ pub struct Tensor {
     pub nbytes: usize,
 }
 
-/// The header of a file.
 #[derive(Debug, Default)]
 pub struct Header {
     /// In the order of their bytes.
@@ -197,7 +195,7 @@ fn metadata(json: &mut Json<'_>) -> Result<Option<Vec<(String, String)>>> {
     }
 }
 
-/// The fields of an entry, as they are found.
+/// The fields of an entry, in any order.
 #[derive(Default)]
 struct Fields<'a> {
     dtype: Option<std::result::Result<Cow<'a, str>, &'a str>>,

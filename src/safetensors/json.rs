@@ -255,7 +255,7 @@ impl<'a> Json<'a> {
         Ok(())
     }
 
-    /// Reads `null`, if it comes next.
+    /// Reads `null` if it is next.
     pub fn null(&mut self) -> Result<bool> {
         let is_null = self.peek() == Some(b'n');
         if is_null {
@@ -268,7 +268,7 @@ impl<'a> Json<'a> {
         self.peek() == Some(b'{')
     }
 
-    /// Errors if more than spaces follow.
+    /// Fails if more than spaces follow.
     pub fn end(&mut self) -> Result<()> {
         match self.peek() {
             None => Ok(()),

@@ -20,7 +20,7 @@ const COPY_BYTES: usize = 1 << 20;
 /// The most bytes of a call, so that the watch is checked often.
 const WRITE_BYTES: usize = 8 << 20;
 
-/// The block for sums, which stays in the caches until it is written.
+/// Bytes summed at a time, which stay in the caches until they are written.
 const SUM_BYTES: usize = 1 << 20;
 
 const NO_PANIC: &str = "nothing panics while it holds the lock";

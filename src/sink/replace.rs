@@ -250,8 +250,7 @@ fn destination(path: &Path) -> io::Result<(PathBuf, Option<fs::Metadata>)> {
     fs::metadata(&path).map(|found| (path, Some(found)))
 }
 
-/// Reserves room, so that a full disk fails early and blocks are contiguous. Systems without it let
-/// the file grow.
+/// Reserves room, so that a full disk fails early and blocks are contiguous.
 #[cfg(target_os = "linux")]
 fn preallocate(file: &File, size: usize, watch: &dyn Watch) -> Result<()> {
     use rustix::fs::{FallocateFlags, fallocate};

@@ -75,8 +75,8 @@ pub fn create(directory: &Path, target: &OsStr, private: bool) -> io::Result<Nam
 
 /// Removes an incomplete temporary file.
 ///
-/// Closing it waits until the system has written it, so another thread closes it. With `watch` this
-/// call waits, too: then the disk space is free.
+/// Closing waits until the system has written the file, so another thread closes it. With `watch`
+/// this call waits, too: then the disk space is free.
 pub fn discard(temporary: NamedTempFile, watch: Option<&dyn Watch>) -> Result<()> {
     let (file, path) = temporary.into_parts();
     drop(path);

@@ -1,17 +1,9 @@
 //! The end of a file with a record: checksums of the leaves, and a footer for readers that begin at
 //! the end.
 //!
-//! ```text
-//! record | checksums | footer
-//! length of the record (u64) | number of checksums (u32)
-//! CRC-32 of record and checksums (u32) | mark (8 bytes)
-//! ```
-//!
-//! All numbers are little-endian. A checksum is the CRC-32 from the end of the previous leaf to the
-//! end of its own, so it covers keys and headers. The last one covers the bytes between the last
-//! leaf and the record; the footer's covers the record and the checksums. So each byte before the
-//! footer is covered once. CRC-32 is faster than memory, and checksums of parts can be combined, so
-//! threads can sum them.
+//! docs/format.md, "The record", has the layout. Each byte before the footer is covered by one
+//! checksum. CRC-32 is faster than memory, and checksums of parts can be combined, so threads can
+//! sum them.
 
 use std::fmt::Display;
 use std::ops::Range;

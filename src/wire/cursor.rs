@@ -86,7 +86,7 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    /// Checks that the bytes or elements of the value can follow.
+    /// Checks that the value's bytes or elements can follow.
     pub fn head(&mut self) -> Result<Head> {
         self.head_inlined()
     }

@@ -130,7 +130,7 @@ impl Catalog {
 
     fn find(&self, keys: Vec<String>, value: usize) -> PyResult<Option<usize>> {
         self.check(value)?;
-        let watcher = Watcher::whenever_asked();
+        let watcher = Watcher::at_each_call();
         let keys = keys.iter().map(String::as_str);
         let found = self.catalog.find(value, keys, &watcher);
         found.map_err(|error| watcher.explain(error, PyErr::from))

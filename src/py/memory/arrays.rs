@@ -260,7 +260,7 @@ impl Alike {
     }
 }
 
-/// A snapshot of an array's fields, taken without a call of Python.
+/// A snapshot of an array's fields, taken without calling Python.
 ///
 /// Without the GIL, the lock excludes only code that locks the array, too. NumPy does not lock yet,
 /// but forbids changing an array in place that another thread uses.

@@ -16,8 +16,7 @@ use crate::mapping::fresh_pages;
 #[cfg(target_os = "linux")]
 const HUGE_MIN_BYTES: usize = 4 << 20;
 
-/// Requests huge pages for fresh memory: one page fault per 2 MiB instead of 512, most of the cost
-/// of filling it.
+/// Requests huge pages for fresh memory: page faults are most of the cost of filling it.
 #[cfg(target_os = "linux")]
 pub fn advise_huge(memory: &mut [MaybeUninit<u8>]) {
     const HUGE: usize = 2 << 20;

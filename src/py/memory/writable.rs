@@ -66,7 +66,7 @@ impl Writable {
         detached(py, memory.len(), always_detached, || fill(memory))
     }
 
-    /// Lets `edit` read and write a range, detached if there is much of it.
+    /// Lets `edit` read and write a range; runs it detached if the range is large.
     pub fn edit<T: Send>(
         &mut self,
         py: Python<'_>,
@@ -74,8 +74,8 @@ impl Writable {
         edit: impl FnOnce(&mut [u8]) -> T + Send,
     ) -> T {
         self.fill(py, range, false, |memory| {
-            // SAFETY: a buffer of Python has bytes everywhere. That they may be a mix of old and new
-            // ones if others write to them now is the caller's to prevent: see the policy in `memory`.
+            // SAFETY: all bytes of a Python buffer are initialised. The caller keeps others from
+            // writing to them now (see the policy in `memory`).
             edit(unsafe { memory.assume_init_mut() })
         })
     }

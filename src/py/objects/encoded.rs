@@ -1,7 +1,7 @@
 //! Encoded bytes as a cursor, which reads them once, in order.
 //!
-//! Most data have the keys of their template or record in order: then no state dict is made. The
-//! walk ends at the first mismatch; the caller reads the data in another form, whose walk reports
+//! Most data have the keys of their template or record in order, and need no state dict. At the
+//! first mismatch the walk ends, and the caller reads the data in another form, whose walk reports
 //! it.
 
 use std::ops::Range;

@@ -42,8 +42,8 @@ impl<'py> KeyCache<'py> {
         if self.slots.is_empty() {
             self.slots.resize_with(Self::SLOTS as usize, || None);
         }
-        // FNV-1a, short and good enough for a cache. Its low bits depend on all bytes. The high
-        // bits hardly depend on the last byte, the only difference between `w0` and `w1`.
+        // FNV-1a. Its high bits hardly depend on the last byte, the only difference between `w0`
+        // and `w1`.
         let hash = text.iter().fold(0x811c_9dc5_u32, |hash, byte| {
             (hash ^ u32::from(*byte)).wrapping_mul(0x0100_0193)
         });

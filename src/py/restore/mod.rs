@@ -1,8 +1,8 @@
 //! Restores trees, by a template or by a record.
 //!
-//! A template holds objects: children are looked up by name, and Python restores containers that
-//! Rust does not know. A record lists the children of each node in order. So two walks read saved
-//! data through a [`Cursor`], which hides its form.
+//! The children of a template are looked up by name, and Python restores containers that Rust does
+//! not know. A record lists children in order. So two walks read saved data through a [`Cursor`],
+//! which hides its form.
 //!
 //! | file | contents |
 //! |---|---|

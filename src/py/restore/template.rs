@@ -4,9 +4,9 @@
 //! template + cursor ──walk──▶ plan, open leaves ──settle──▶ leaves ──▶ tree
 //! ```
 //!
-//! A leaf that matches is taken. Other leaves are open: Python compares and converts them in
-//! batches. Rust handles exact dicts, lists, tuples and types with fixed fields, if the saved
-//! container has their children. Python restores all other parts (`template.restore_child`).
+//! Matching leaves are taken; Python compares and converts the others, in batches. Rust handles
+//! exact dicts, lists, tuples and types with fixed fields, if the saved container has their
+//! children. Python restores all other parts (`template.restore_child`).
 //!
 //! Nodes are made only after all leaves match, because code of their types may look at leaves.
 

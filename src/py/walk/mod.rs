@@ -1,8 +1,7 @@
 //! Walks a Python tree, and drives an encoder.
 //!
 //! Dicts, lists, tuples and plain leaves are walked natively. Other values need hooks: `classify`,
-//! once per type, then `expand` for containers. Large arrays in host memory are borrowed. Arrays on
-//! accelerators are fetched when the layout is written.
+//! once per type, then `expand` for containers.
 //!
 //! | file | contents |
 //! |---|---|
@@ -42,7 +41,7 @@ pub fn layout_of(
     let place = walk.root();
     match walk.value(tree, place) {
         Ok(()) => {
-            let watcher = Watcher::whenever_asked();
+            let watcher = Watcher::at_each_call();
             let layout = match record {
                 None => walk.out.finish_watched(metadata, &watcher),
                 Some(record) => walk.out.finish_as(record, &watcher),
