@@ -126,7 +126,7 @@ class MismatchError(TreepackError):
 
 
 class BaseMismatchError(TreepackError):
-    """A patch was made against another base than the one that is given.
+    """A patch was made against a different base than the one passed.
 
     Attributes:
       paths: The leaves that the base lacks, or has with another dtype, shape or content; the

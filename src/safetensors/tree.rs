@@ -93,7 +93,7 @@ impl<'a> Nodes<'a> {
         if count >= MAX_DEPTH {
             let short = &name[..name.floor_char_boundary(100)];
             return Err(refused(&format!(
-                "the name {short}… has {count} parts, but trees have less than {MAX_DEPTH} levels"
+                "the name {short}… has {count} parts, but trees have fewer than {MAX_DEPTH} levels"
             )));
         }
         let mut above = 0;

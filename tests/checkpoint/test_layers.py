@@ -91,7 +91,7 @@ def test_what_does_not_fit(path: Path, tmp_path: Path) -> None:
         r"stack\('nothing/\*'\) matches nothing", TreepackError, {"up": treepack.stack("nothing/*")}
     )
     says("no axis 3 of 3", TreepackError, sources(axis=3))
-    says("not an order of 2 axes", TreepackError, sources(transpose=(0, 1, 2)))
+    says("a permutation of 2 axes", TreepackError, sources(transpose=(0, 1, 2)))
     says(
         r"up: expected float32\[12,4,6\], found float32\[12,6,4\]",
         MismatchError,
@@ -102,7 +102,9 @@ def test_what_does_not_fit(path: Path, tmp_path: Path) -> None:
     lacks = arrays()
     del lacks["model.layers.7.up.weight"]
     safetensors.numpy.save_file(lacks, tmp_path / "lacks.safetensors")
-    with pytest.raises(TreepackError, match=r"lacks model/layers/7/up/weight, and has 11"):
+    with pytest.raises(
+        TreepackError, match=r"lacks model/layers/7/up/weight, although it has layer 11"
+    ):
         treepack.load(tmp_path / "lacks.safetensors", template, rename=sources(), select="up")
     other = arrays() | {"model.layers.3.up.weight": np.zeros((4, 7), np.float32)}
     safetensors.numpy.save_file(other, tmp_path / "other.safetensors")

@@ -315,7 +315,7 @@ def test_the_largest_size() -> None:
     ):
         for size in ("1000", "1KB", "0.001 MB"):
             assert "exceed" in refused(*command, "--max-size", size)
-        assert "or such as '1GB', got '1 kilo'" in " ".join(
+        assert "or a text such as '1GB', got '1 kilo'" in " ".join(
             refused(*command, "--max-size", "1 kilo").replace("│", " ").split()
         )
     call("convert", "one.npz", "x", "--max-size", "900000")

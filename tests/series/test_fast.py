@@ -223,7 +223,7 @@ def test_resume_takes_the_last_whole_one_of_both(tmp_path: Path, gate: Gate, sha
     check(run, 3)
     save(Series(tmp_path / "fast", sharded=sharded), 4)
     damage(str(tmp_path / "fast" / "step_4"))
-    with pytest.warns(UserWarning, match="step 4 of .* is passed over"):
+    with pytest.warns(UserWarning, match="step 4 of .* is skipped"):
         check(run, 3)
     assert [step for step, _ in run.skipped] == [4]
 

@@ -163,7 +163,7 @@ def test_damaged_checkpoints_are_not_copied(tmp_path: Path, gate: Gate, sharded:
         with pytest.raises(treepack.CorruptionError, match="step_2"):
             run.wait()
     assert steps_in(tmp_path / "run") == [1]
-    with pytest.warns(UserWarning, match="step 2 of .* is passed over"):
+    with pytest.warns(UserWarning, match="step 2 of .* is skipped"):
         check(run_at(tmp_path), 1)
     save(run, 3)
     run.wait()

@@ -61,7 +61,7 @@ with warnings.catch_warnings(record=True) as told:
 assert [step for step, _ in run.skipped] == skipped
 assert run.local == (items if count == 1 else items[index]), run.local
 texts = [str(it.message) for it in told]
-assert len([it for it in texts if "is passed over" in it]) == len(skipped), texts
+assert len([it for it in texts if "is skipped" in it]) == len(skipped), texts
 assert any("processes have saved" in it for it in texts) == (count == 1), texts
 print("resumed")
 """

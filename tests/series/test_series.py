@@ -136,7 +136,7 @@ def test_resume_passes_over_what_is_damaged(tmp_path: Path, kind: str) -> None:
             damage(path, kind, rng)
             if path.is_file() and path.read_bytes() == whole:
                 continue  # zeros were there
-            with pytest.warns(UserWarning, match="is passed over"):
+            with pytest.warns(UserWarning, match="is skipped"):
                 check(run.resume(TEMPLATE), step - 1)
             assert [it for it, _ in run.skipped] == skipped
             assert str(path) in str(run.skipped[-1][1]) or kind == "a folder"
@@ -163,7 +163,7 @@ def test_files_of_the_system_are_passed_over(tmp_path: Path, kind: str, sharded:
     """Reading a pipe, or writing to it, would wait for another program."""
     run = saved(tmp_path, 1, sharded=sharded)
     SPECIAL[kind](tmp_path / "step_2")
-    with pytest.warns(UserWarning, match="step 2 of .* is passed over"):
+    with pytest.warns(UserWarning, match="step 2 of .* is skipped"):
         check(run.resume(TEMPLATE), 1)
     assert "step_2': it is not a regular file" in str(run.skipped[0][1])
     with pytest.raises(TreepackError, match="not a regular file"):
@@ -185,7 +185,7 @@ def test_a_file_of_one_byte_is_passed_over(
     """Which is an integer of MessagePack."""
     run = saved(tmp_path, 1, 2)
     Path(run.path(2)).write_bytes(byte)
-    with pytest.warns(UserWarning, match="is passed over"):
+    with pytest.warns(UserWarning, match="is skipped"):
         check(run.resume(None, verify=verify), 1)
     assert [step for step, _ in run.skipped] == [2]
 
@@ -303,7 +303,7 @@ def test_less_may_be_verified(tmp_path: Path) -> None:
     found = run.resume(verify="manifest")
     assert found is not None
     assert found[0] == 2
-    with pytest.warns(UserWarning, match="passed over"):
+    with pytest.warns(UserWarning, match="is skipped"):
         found = run.resume()
     assert found is not None
     assert found[0] == 1
@@ -339,7 +339,7 @@ def test_a_step_is_saved_again_but_none_before_a_whole_one(tmp_path: Path) -> No
     # A damaged one does not count: training goes on before it.
     Path(run.path(5)).write_bytes(b"")
     for again in (run, Series(tmp_path)):
-        with pytest.warns(UserWarning, match="passed over"):
+        with pytest.warns(UserWarning, match="is skipped"):
             check(again.resume(TEMPLATE), 1 if again is run else 3)
         again.save(3, state(3))
     run.save(5, state(5))
@@ -428,7 +428,7 @@ def test_arguments_are_checked(tmp_path: Path) -> None:
     values: list[Any] = ["low", [1], None, 2j, np.zeros(3), 10**400]
     for run in (Series(tmp_path), Series(tmp_path, sharded=True)):
         for value in values:
-            with pytest.raises(TypeError, match=r"metrics\['loss'\] must be a number, not"):
+            with pytest.raises(TypeError, match=r"metrics\['loss'\] must be a number, got"):
                 run.save(1, {}, metrics={"loss": value})
         with pytest.raises(TypeError, match="metrics must be numbers by name"):
             run.save(1, {}, metrics=[1.0])  # type: ignore[call-overload]

@@ -91,7 +91,7 @@ def test_resume_passes_over_what_is_damaged(server: s3.Server, kind: str, sharde
         if kind == "gone" and run.steps() == [1]:
             check(run, 1)  # without its manifest it is a save that has not ended
         else:
-            with pytest.warns(UserWarning, match="step 2 of .* is passed over"):
+            with pytest.warns(UserWarning, match="step 2 of .* is skipped"):
                 check(run, 1)
         assert [step for step, _ in run.skipped] == [2]
         run.save(3, state(3), local=3)

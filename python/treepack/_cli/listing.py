@@ -47,7 +47,7 @@ MAX_SIZE = Annotated[
     typer.Option(
         "--max-size",
         parser=bytes_of,
-        help="The maximum decompressed size in bytes, or such as 1GB.",
+        help="The maximum decompressed size, in bytes or with a unit, such as 1GB.",
         metavar="SIZE",
     ),
 ]

@@ -119,9 +119,10 @@ def loads(
       static: The static data that were not saved; see `load`.
       base: The tree, encoded bytes or open `File` that a patch was made against; see `dumps`. Other
         data ignore it. JAX arrays of a base tree that did not change are in the result themselves,
-        unless they are tiny, or other devices or dtypes are asked for. NumPy arrays may change
+        unless they are tiny, or other devices or dtypes are requested. NumPy arrays may change
         later, so they are always new.
-      max_size: The maximum size in bytes of what is decompressed or made of a patch.
+      max_size: The maximum size in bytes of decompressed data, or of the encoding of a patch and
+        its base.
       threads: The maximum number of threads.
       progress: A callable of the bytes done and their total, or `True` for a bar; for
         decompressing.
@@ -168,7 +169,7 @@ def packed_size(
       described: Whether to use the encoding of `dumps`.
       metadata: See `dumps`; only with `described=True`.
       static: See `dumps`; only with `described=True`.
-      base: See `pack_into`. Then the size depends on the content, and the patch is made to know it.
+      base: See `pack_into`. Then the size depends on the content, and this makes the patch.
 
     Raises:
       UnserializableLeafError: See `treepack.serialization.to_bytes`, also for further errors.
@@ -300,12 +301,12 @@ def buffers(
 def apply_delta(
     patch: Buffer, buffer: Buffer, *, offset: int = 0, threads: int | None = None
 ) -> int:
-    """Replaces the tree in a buffer by the one that a patch of it leads to.
+    """Applies a patch to the tree in a buffer.
 
-    The buffer has the encoding of `pack_into`. The patch was made by `pack_into`, `buffers` or
-    `dumps` with the same options, with `base=` the tree in the buffer, of a tree whose keys are in
-    the same order. Afterwards, the buffer has the bytes that `pack_into` would have written. Only
-    changed elements are written.
+    The buffer must have an encoding of `pack_into`, and the patch must be of `pack_into`, `buffers`
+    or `dumps` with the same options, with the buffer's tree as `base=`, and with keys in the same
+    order. Afterwards, the buffer has the bytes that `pack_into` would have written. Only changed
+    elements are written.
 
     Each block is compared with its checksum while it changes. An error undoes all changes, so the
     buffer has its old tree again. A killed process undoes nothing, so let readers use another

@@ -117,8 +117,7 @@ def save(
       metadata: Any value to store with the tree, such as a step or a configuration, of plain Python
         types or of types registered with `register_auxdata`. Unregistered dataclasses, namedtuples,
         enums, `argparse.Namespace`s and `ConfigDict`s are stored as plain dicts and values. See
-        `read_metadata`. For safetensors a
-        dict of strings, by default `{"format": "flax"}`.
+        `read_metadata`. For safetensors a dict of strings, by default `{"format": "flax"}`.
       static: How to treat static data and leaves that cannot be stored. `"skip-code"` leaves out
         code: functions, optimizers that consist of functions, definitions of models. A template or
         `load(static=...)` supplies it again. Other data that cannot be stored, including the data
@@ -134,8 +133,8 @@ def save(
       format: `"safetensors"` saves to a directory as on Hugging Face: `model.safetensors`, or files
         `model-00001-of-00002.safetensors` and their index, which is replaced last. Files of an
         earlier save there are removed after it.
-      max_shard_size: The maximum size of each of these files in bytes, or such as `"500MB"`, in
-        powers of 1000; by default `"5GB"`. A larger array has a file of its own.
+      max_shard_size: The maximum size of each of these files, in bytes or as a text such as
+        `"500MB"`, in powers of 1000; by default `"5GB"`. A larger array has a file of its own.
       rename: For safetensors: maps paths in the tree to paths in the file, as `rename` of `load`
         maps paths of the file. Keys whose values are `unstack(...)` or `transpose(...)` are paths
         in the tree, which become these arrays.

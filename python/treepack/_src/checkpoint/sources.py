@@ -131,7 +131,9 @@ def resolve(source: Source, paths: Iterable[str]) -> list[str]:
         missing = sorted(set(range(max(numbers, default=-1) + 1)) - numbers.keys())
         if missing:
             named = source.pattern.replace("*", str(missing[0]))
-            raise TreepackError(f"{source}: the file lacks {named}, and has {max(numbers)}")
+            raise TreepackError(
+                f"{source}: the file lacks {named}, although it has layer {max(numbers)}"
+            )
         found = [numbers[at] for at in sorted(numbers)]
     if not found:
         raise TreepackError(f"{source} matches nothing in the file")
@@ -152,7 +154,7 @@ def axes_of(source: Source, ndim: int) -> tuple[int | None, tuple[int, ...]]:
     order = (*range(ndim),) if axes is False else (*range(ndim)[::-1],)
     if isinstance(axes, tuple):
         if sorted(axes) != [*range(ndim)]:
-            raise TreepackError(f"{source}: {axes} is not an order of {ndim} axes")
+            raise TreepackError(f"{source}: expected a permutation of {ndim} axes, got {axes}")
         order = axes
     if source.axis is None:
         return None, order
@@ -177,8 +179,8 @@ def array_of(source: Source, place: Place, paths: Sequence[str]) -> SourceArray:
         first = arrays[0] if arrays else array
         if (array.shape, array.dtype) != (first.shape, first.dtype):
             raise TreepackError(
-                f"{source}: {path} is {array.dtype}{[*array.shape]}, and {paths[0]} is "
-                f"{first.dtype}{[*first.shape]}"
+                f"{source}: expected {first.dtype}{[*first.shape]} at {path}, as at {paths[0]}, "
+                f"found {array.dtype}{[*array.shape]}"
             )
         arrays.append(array)
     return SourceArray(source, arrays)

@@ -57,7 +57,9 @@ def counts(parts: Any) -> tuple[int, ...]:
     """Returns a tuple of counts after checking them."""
     for part in one(tuple, parts):
         if type(part) is not int or not 0 <= part < 2**63:
-            raise ValueError(f"a {type(part).__name__} is not a count, or too large for one")
+            raise ValueError(
+                f"expected a count from 0 to 2**63 - 1, found a value of type {type(part).__name__}"
+            )
     found: tuple[int, ...] = parts
     return found
 

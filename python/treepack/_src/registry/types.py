@@ -196,7 +196,7 @@ def _check_made(node: Any, found: NodeType, names: list[str], children: list[Any
     else:
         same = all(made.get(name) is child for name, child in zip(names, children, strict=True))
     if not same:
-        reason = f"was saved with the children {names}, and now takes {list(made)} in their places"
+        reason = f"was saved with the children {names}, and now has the children {list(made)}"
         raise _refusal(found, reason)
 
 

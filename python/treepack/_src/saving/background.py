@@ -189,7 +189,8 @@ class Saving(AskedFuture[None]):
           timeout: The maximum time in seconds; `None` waits without limit.
 
         Raises:
-          TimeoutError: If the save takes longer. Exception: The error of the save; see `save`.
+          TimeoutError: If the save takes longer.
+          Exception: The error of the save; see `save`.
         """
         super().result(timeout)
 

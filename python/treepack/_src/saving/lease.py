@@ -227,8 +227,8 @@ class Lease:
         text = f"{self._path.parent} is being saved to by {_holder(about)}"
         if age is not None:
             text += (
-                f". Its last sign of life was {max(0, age):.0f} s ago, and it counts as dead after "
-                f"{EXPIRY_S:.0f} s: wait, or remove {self._path} if you know that it is dead"
+                f". It renewed its lease {max(0, age):.0f} s ago, which expires after "
+                f"{EXPIRY_S:.0f} s: wait, or remove {self._path} if that process has ended"
             )
         return text
 
@@ -242,8 +242,8 @@ class Lease:
         if found != self._data:
             by = f"{_holder(_about(found))} saves there now" if found else "it was removed"
             raise BusyError(
-                f"the lease of this process on {self._path.parent} is gone, because it was not "
-                f"renewed for more than {EXPIRY_S:.0f} s, or by hand: {by}"
+                f"the lease of this process on {self._path.parent} is gone: {by}. It was not "
+                f"renewed for more than {EXPIRY_S:.0f} s, or removed by hand"
             )
 
     @property

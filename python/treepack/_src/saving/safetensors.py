@@ -228,7 +228,7 @@ def bytes_of(size: str) -> int:
         return int(float(found[1]) * _UNITS[found[2].upper()])
     if size.strip().isdecimal():
         return int(size)
-    raise ValueError(f"a size must be a number of bytes, or such as '1GB', got {size!r:.100}")
+    raise ValueError(f"expected a number of bytes, or a text such as '1GB', got {size!r:.100}")
 
 
 DEFAULT_SIZE = "5GB"

@@ -71,7 +71,7 @@ def numbers(metrics: Any) -> dict[str, float]:
     """
     if not isinstance(metrics, Mapping):
         raise TypeError(
-            f'metrics must be numbers by name, such as {{"loss": loss}}, not {metrics!r:.100}'
+            f'metrics must be numbers by name, such as {{"loss": loss}}, got {metrics!r:.100}'
         )
     found = {}
     for name, value in metrics.items():
@@ -79,7 +79,7 @@ def numbers(metrics: Any) -> dict[str, float]:
             found[str(name)] = float(value)
         except (TypeError, ValueError, OverflowError) as error:
             raise TypeError(
-                f"metrics[{name!r:.100}] must be a number, not {value!r:.100}"
+                f"metrics[{name!r:.100}] must be a number, got {value!r:.100}"
             ) from error
     return found
 
@@ -124,12 +124,12 @@ class Contents:
         )
         catalog = reader.catalog
         if catalog.record is None and catalog.children(0) is None:
-            raise CorruptionError("it is a single value without a record, as of a truncated file")
+            raise CorruptionError("it is a single value without a record: is it truncated?")
         self._series: dict[str, Any] = found[_KEY] if self._is_ours else {}
         self._metadata = found["metadata"] if self._is_ours else found
         if self._series.get("step", step) != step:
             raise CorruptionError(
-                f"it is the checkpoint of step {self._series['step']!r:.100}, under the name of "
+                f"it is the checkpoint of step {self._series['step']!r:.100}, with the name of "
                 f"step {step}"
             )
 
@@ -202,7 +202,7 @@ class Contents:
             statuses, damage = file.verify(threads=None, progress=None)
             bad = [value for value, status in statuses.items() if status == "corrupt"]
             if bad and damage is None:
-                damage = f"{file.catalog.path_of(bad[0], 0)} does not equal its checksum"
+                damage = f"checksum mismatch at {file.catalog.path_of(bad[0], 0)}"
             if damage is not None:
                 raise CorruptionError(f"{file.short_name} is damaged: {damage}")
 

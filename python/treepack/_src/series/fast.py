@@ -194,7 +194,7 @@ class Fast:
             if drain.has_unasked_error:
                 warn(
                     f"{self} could not be copied to {shown(self._durable.folder.directory)}: "
-                    f"{drain.exception()!r}; saves go on, and try again"
+                    f"{drain.exception()!r}; later saves try again"
                 )
 
     def _take(self, *, are_done: bool) -> list[_Drain]:
@@ -330,8 +330,8 @@ class Fast:
             left = self._undrained(there)
         if dropped := [it.step for it in left[:-1]]:
             warn(
-                f"{self} is full, so steps {', '.join(map(str, dropped))} are removed there, which "
-                f"are perhaps not in {shown(self._durable.folder.directory)}"
+                f"{self} is full: removed steps {', '.join(map(str, dropped))}, perhaps before "
+                f"they were copied to {shown(self._durable.folder.directory)}"
             )
         self._remove([it.step for it in there if it not in left[-1:]])
 
@@ -377,7 +377,8 @@ def _copy_directory(source: str, target: str) -> None:
             nbytes = copy_file(joined(source, name), directory.file(name))
             if nbytes != expected:
                 raise CorruptionError(
-                    f"{joined(source, name)} has {nbytes} bytes, and its manifest says {expected}"
+                    f"{joined(source, name)} has the wrong size: expected {expected} bytes, "
+                    f"found {nbytes}"
                 )
         directory.commit(data, directory.names(), durable=True)
     finally:

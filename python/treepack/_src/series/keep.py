@@ -30,18 +30,18 @@ class Summary(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Keep:
-    """Which checkpoints of a series stay; a checkpoint that no rule keeps is removed.
+    """Rules for the checkpoints of a series that stay; all others are removed.
 
     Checkpoints whose records cannot be read do not count.
 
     Args:
-      last: How many of the last ones stay; at least 1.
-      every: The least number of steps between older ones that stay as well. The first checkpoint
-        stays, the first that is at least `every` steps after it, and so on.
-      seconds: The least number of seconds between the saves of older ones that stay as well.
-      best: The name of a metric and how many of the best ones by it stay as well: those with the
-        least values, or with `"max"` as a third element those with the greatest. Of equal values
-        the later one is better; checkpoints without the metric, or with NaN, are never best.
+      last: The number of last checkpoints that stay; at least 1.
+      every: The minimum number of steps between older checkpoints that also stay: the first one,
+        the first that is at least `every` steps after it, and so on.
+      seconds: The minimum number of seconds between the saves of older checkpoints that also stay.
+      best: The name of a metric, and the number of best checkpoints by it that also stay: with the
+        least values, or with `"max"` as a third element the greatest. Of equal values the later one
+        is better; checkpoints without the metric, or with NaN, are never best.
 
     Raises:
       ValueError: If a number is too small, or `best` has another form.
@@ -63,7 +63,7 @@ class Keep:
 
     def __post_init__(self) -> None:
         if operator.index(self.last) < 1:
-            raise ValueError(f"last must be at least 1, not {self.last}")
+            raise ValueError(f"last must be at least 1, got {self.last}")
         check_positive("every", self.every)
         check_positive("seconds", self.seconds)
         if self.best is not None:
@@ -85,14 +85,14 @@ class Keep:
 def check_positive(name: str, value: float | None) -> None:
     """Raises a ValueError if an interval is not more than 0."""
     if value is not None and not value > 0:
-        raise ValueError(f"{name} must be more than 0, not {value!r:.100}")
+        raise ValueError(f"{name} must be more than 0, got {value!r:.100}")
 
 
 def spaced(items: Iterable[tuple[T, float]], distance: float) -> Iterator[T]:
     """Yields the first of items, and each that is far enough from the one yielded before.
 
-    Items that go do not change which of the others are yielded, nor do those that come later. One
-    before the last that was yielded, as of a clock that was set back, is far enough, too.
+    Removed and later items do not change the choice among the others. An item before the last one
+    yielded is far enough, too: the clock was set back.
 
     Args:
       items: The items with their positions, in order.
@@ -119,8 +119,8 @@ def _check_best(best: Best) -> None:
     name, count, mode = (*best, "min")[:3] if is_some else (None, 0, "")
     if not isinstance(name, str) or not isinstance(count, int) or mode not in ("min", "max"):
         raise ValueError(
-            "best must be the name of a metric, how many stay, and perhaps 'min' or 'max', such as "
-            f'("loss", 2) or ("accuracy", 2, "max"), not {best!r:.100}'
+            "best must be the name of a metric, the number of checkpoints to keep, and optionally "
+            f'"min" or "max", such as ("loss", 2) or ("accuracy", 2, "max"), got {best!r:.100}'
         )
     if count < 1:
-        raise ValueError(f"best must keep at least 1 checkpoint, not {count}")
+        raise ValueError(f"best must keep at least 1 checkpoint, got {count}")

@@ -30,7 +30,7 @@ SCHEME_RE = re.compile(r"(?P<scheme>[a-z][a-z0-9.+-]+://)?(?P<path>.*)", re.IGNO
 """The scheme of a URL, if it is one, and the rest."""
 
 MP_ARRAY_POSTFIX = "_gda"
-"""What the names of directories with the arrays of several processes end with, in flax's form."""
+"""The suffix of directories with the arrays of several processes, in flax's form."""
 
 # An integer as Python writes it, so that a step has one name; of at most 63 bits.
 _INTEGER = re.compile(r"0|[1-9][0-9]{0,17}")

@@ -38,9 +38,8 @@ class Preemption:
             self._before = signal.signal(signal.SIGTERM, self._note)
         elif not _jax.has_preemption_service():
             raise TreepackError(
-                "several processes agree by the preemption service of jax on the step after which "
-                "they end, and it is off: set jax_enable_preemption_service before "
-                "jax.distributed.initialize"
+                "the preemption service of jax is off, by which several processes agree on their "
+                "last step: set jax_enable_preemption_service before jax.distributed.initialize"
             )
 
     def reach(self, step: int) -> None:

@@ -72,14 +72,14 @@ _TEMPORARY = re.compile(
 class Publisher:
     """Publishes the versions of a tree, such as a policy, to any number of `Subscriber`s.
 
-    A version goes to the directory as a patch of the version before (see `dumps`), and now and
-    then as an *anchor*, which has the whole tree. The last two anchors stay, and all versions since
-    the first of them. A version appears atomically, when a small file that names it,
+    Each version is written to the directory as a patch of the previous one (see `dumps`), and at
+    intervals also as an *anchor*, which has the whole tree. The last two anchors stay, and all
+    versions since the first of them. A version appears atomically, when a small file that names it,
     `head.json`, is replaced.
 
     A publisher that starts continues after the newest version there, which it reads. Of two
     publishers, the one that did not push last gets an error. The last version stays in memory,
-    encoded, and a push briefly needs as much once more.
+    encoded, and a push briefly needs twice that.
 
     Args:
       path: The directory, or its URL. The first push makes it.
@@ -114,7 +114,7 @@ class Publisher:
         storage_options: StorageOptions = None,
     ):
         if operator.index(anchor_every) < 1:
-            raise ValueError(f"anchor_every must be at least 1, not {anchor_every}")
+            raise ValueError(f"anchor_every must be at least 1, got {anchor_every}")
         self._directory = _directory(path, storage_options)
         self._anchor_every, self._durable = anchor_every, durable
         self._head, _ = read_head(self._directory)
@@ -124,19 +124,20 @@ class Publisher:
         self._unknown: tuple[Head, Held] | None = None
 
     def push(self, tree: Any, *, version: int, static: Static = "skip-code") -> None:
-        """Publishes a version of the tree: all of it or nothing, whatever interrupts it.
+        """Publishes a version of the tree, atomically.
 
         The tree may change afterwards. After an OSError, the version may be published or not:
         repeat the call.
 
         Args:
           tree: Any tree; see `save`. Arrays on accelerators are fetched once.
-          version: Its number, such as the training step; greater than that of all before.
+          version: The number of the version, such as the training step; greater than all previous
+            ones.
           static: Static data and leaves that have no form in files; see `save`.
 
         Raises:
           TreepackError: A ValueError. If the version is not newer than the newest one, or another
-            publisher has pushed meanwhile.
+            publisher has pushed since.
           OSError: If it cannot be written.
           UnserializableLeafError: A TypeError, with the path. If a leaf cannot be stored.
           MultiprocessArrayError: A TypeError. If an array is not fully held by this process.
@@ -146,7 +147,7 @@ class Publisher:
         """
         number = operator.index(version)
         if not 0 <= number < _MOST_VERSION:
-            raise ValueError(f"a version is an integer from 0 to 10**18 - 1, not {number}")
+            raise ValueError(f"version must be an integer from 0 to 10**18 - 1, got {number}")
         with _claimed(self._directory):
             before, is_repeated = self._settle(number)
             base = self._base()
@@ -261,9 +262,9 @@ class Publisher:
 class Subscriber:
     """Receives the versions of a `Publisher`, from any process or host.
 
-    It keeps the newest version that it has received in memory, encoded. For a newer one it reads
-    the patches from there, or an anchor and the patches after it, whichever are fewer bytes. Each
-    version is whole: all bytes are compared with checksums.
+    It keeps the newest received version in memory, encoded. For a newer one it reads the patches
+    since then, or an anchor and the patches after it, whichever are fewer bytes. Each version is
+    whole: all bytes are compared with checksums.
 
     Args:
       path: The directory, or its URL.
@@ -326,12 +327,11 @@ class Subscriber:
     ) -> tuple[int, Template]:
         """Waits for a newer version, and returns the newest one: its number and its tree.
 
-        It looks at the head up to a hundred times a second, then less often, at least once in a
-        second.
+        It reads the head up to a hundred times a second, and later at least once a second.
 
         Args:
           template: A template of the tree; see `load`.
-          newer_than: The number of a version; by default that of the last one received, if any.
+          newer_than: The number of a version; by default the last one received.
           timeout: The maximum time to wait in seconds.
           strict: See `load`, as for all others.
 

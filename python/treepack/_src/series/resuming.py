@@ -97,7 +97,7 @@ class Resuming:
         directory = shown(self._checkpoints.folder.directory)
         for step, error in self.skipped:
             if not isinstance(error, UnfinishedError):
-                warn(f"step {step} of {directory} is passed over: {error}")
+                warn(f"step {step} of {directory} is skipped: {error}")
         if found is not None and found.local is not None and found.saved != self._count:
             warn(
                 f"{found.saved} processes have saved step {found.step}, and {self._count} resume "
@@ -132,8 +132,8 @@ class Resuming:
             return None
         errors = "; ".join(f"step {step}: {error}" for step, error in self.skipped)
         raise CorruptionError(
-            f"no checkpoint in {shown(self._checkpoints.folder.directory)} is whole: {errors}. See "
-            "what treepack salvage can read of them, or begin anew in another directory"
+            f"no checkpoint in {shown(self._checkpoints.folder.directory)} is whole: {errors}. "
+            "Copy the intact leaves with `treepack salvage`, or begin a run in another directory"
         )
 
     def _candidates(self) -> list[tuple[int, Checkpoints, Found]]:

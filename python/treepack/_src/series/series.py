@@ -47,22 +47,22 @@ T = TypeVar("T")
 _MOST_STEP = 10**18
 
 Verify = Literal["manifest", "all"]
-"""What `resume` verifies: the record, or all bytes."""
+"""The bytes that `resume` verifies: the record, or all."""
 
 
 class Series:
-    """The checkpoints of a training run, by steps: saved whole, kept by rules, resumed.
+    """The checkpoints of a training run: saved atomically, kept by rules, resumed.
 
-    The checkpoint of step 1000 is `step_1000` in the directory: a file that `save` could have
-    written, or, of several processes, such a directory. Its tree is the state, so that `load`,
-    `open`, `verify` and the command line read it by itself. Files with other names are left alone.
+    The checkpoint of step 1000 is `step_1000` in the directory: a file as `treepack.save` writes
+    it, or with several processes a directory. Its tree is the state, for `load`, `open`, `verify`
+    and the command line. Files with other names are left alone.
 
     Args:
       path: The directory of the run, or its URL. The first save makes it.
-      keep: Which checkpoints stay; see `Keep`. `None` removes nothing.
+      keep: The rules for the checkpoints that stay. `None` removes nothing.
       every: The steps that `should_save` saves: the multiples of this number.
-      seconds: The least number of seconds between saves by `should_save`. Without this and `every`,
-        it saves each step.
+      seconds: The minimum number of seconds between saves by `should_save`. Without this and
+        `every`, it saves each step.
       prefix: The prefix of the names of checkpoints, so that several series may share a directory.
       sharded: Whether a checkpoint is a directory. `None` makes one if there are several processes
         of `jax.distributed`, all of which then make the same calls.
@@ -70,12 +70,12 @@ class Series:
       fast: A local directory, such as `"/dev/shm/run"`, to which `save` saves; a thread copies from
         there to `path`. It holds at most three checkpoints: if copying takes longer than the
         intervals between saves, those that only `last` keeps are not copied, and `save` waits
-        for the others. For one process.
+        for the others. Only for programs of one process.
       storage_options: See `save`.
 
     Attributes:
-      skipped: The checkpoints that the last `resume` has passed over because they are not whole:
-        pairs of a step and its error, the latest first.
+      skipped: The checkpoints that the last `resume` skipped because they are not whole: pairs of a
+        step and its error, the latest first.
       local: The argument `local` of this process in the save of the resumed step. If another number
         of processes saved it, the list of all their arguments.
 
@@ -106,8 +106,10 @@ class Series:
     ):
         check("timeout", timeout)
         directory = directory_of(located(path, storage_options))
-        if os.path.basename(prefix) != prefix:  # noqa: PTH119  # a URL is no path
-            raise ValueError(f"prefix is the beginning of a name, not of a path: {prefix!r:.100}")
+        if os.path.basename(prefix) != prefix:  # noqa: PTH119  # a URL is not a path
+            raise ValueError(
+                f"prefix must be the start of a file name, without a directory, got {prefix!r:.100}"
+            )
         if prefix[-1:].isdigit():
             raise ValueError(
                 f"prefix must not end with a digit, which would be read as one of the step: "
@@ -115,7 +117,7 @@ class Series:
             )
         if not isinstance(keep, Keep | None):
             raise TypeError(
-                f"keep must be a treepack.Keep, such as Keep(last=3), not {keep!r:.100}"
+                f"keep must be a treepack.Keep, such as Keep(last=3), got {keep!r:.100}"
             )
         check_positive("every", every)
         check_positive("seconds", seconds)
@@ -167,17 +169,16 @@ class Series:
         background: bool = False,
         **options: Unpack[StepOptions],
     ) -> Saving | None:
-        """Saves the checkpoint of a step: all of it or nothing, whatever interrupts it.
+        """Saves the checkpoint of a step, atomically.
 
-        A checkpoint of this step is replaced. Saves wait for each other. One in the background that
-        has failed is a warning at the next save, which goes on, and the error of `wait` and of its
-        `Saving`.
+        Replaces a checkpoint of this step. Saves wait for each other. After a failed save in the
+        background, the next save warns and continues; `wait` and the `Saving` raise the error.
 
         Args:
-          step: The step, which is not before a whole checkpoint.
+          step: The step, not less than the step of any whole checkpoint.
           state: Any tree; see `treepack.save`.
           metrics: Numbers by name, such as `{"loss": loss}`, for `metrics` and for rules of `Keep`.
-            Of several processes, process 0's count.
+            Of several processes, process 0 provides them.
           local: A small tree of this process alone, such as the state of its data iterator;
             `resume` sets `local` to it.
           background: Whether to write in a thread, and to return a `Saving` as soon as the program
@@ -189,7 +190,7 @@ class Series:
           align: The alignment of arrays.
           durable: Whether the checkpoint is on the disk before others are removed.
           threads: The maximum number of threads that copy or compress.
-          progress: A callable of bytes done and in all, or `True` for a bar.
+          progress: A callable of the bytes done and their total, or `True` for a bar.
 
         Returns:
           With `background=True` a `Saving`, whose `result()` waits until all is written.
@@ -203,8 +204,8 @@ class Series:
           TypeError: If a metric is not a number.
 
         Warns:
-          UserWarning: If the save before has failed in the background, or older checkpoints cannot
-            be removed.
+          UserWarning: If the previous save has failed in the background, or older checkpoints
+            cannot be removed.
         """
         check_known(Series.save, options)
         step = _checked(step)
@@ -247,15 +248,15 @@ class Series:
     ) -> tuple[int, Template] | None:
         """Returns the last whole checkpoint: its step and its state.
 
-        Checkpoints that are damaged are passed over with a warning each. They are in `skipped`, and
-        so are later ones whose save has not ended. Their files stay.
+        Skips damaged checkpoints, with a warning for each. `skipped` lists them, and later ones
+        whose save has not ended. Their files stay.
 
         Args:
           template: A template of the state; see `treepack.load`.
-          verify: `"all"` compares all bytes with their checksums, `"manifest"` only those of the
-            record, and sizes: then bytes that were changed in an array are not noticed.
-          mmap: Whether to map files rather than read them. `None` maps those of a directory, of
-            which each device needs its part. On network file systems, a mapped file must not be
+          verify: `"all"` compares all bytes with their checksums. `"manifest"` compares only the
+            record and sizes, so changed bytes in an array go unnoticed.
+          mmap: Whether to map files rather than read them. `None` maps the files of a directory,
+            since each device needs only a part. On network file systems, a mapped file must not be
             removed by another host, as later saves do.
           max_size: The maximum decompressed size in bytes.
           select: See `treepack.load`, as for all others.
@@ -264,15 +265,14 @@ class Series:
           The step and the state; `None` if no checkpoint was ever completed.
 
         Raises:
-          CorruptionError: A ValueError. If there are checkpoints, and none of them is whole; it
-            names all.
+          CorruptionError: A ValueError. If there are checkpoints, but no whole one; it names all.
           MismatchError: A ValueError. If the checkpoint does not fit the template; earlier ones are
             not tried then.
           UnregisteredTypeError: See `treepack.load`, as for other errors that are not damage.
 
         Warns:
-          UserWarning: If a checkpoint is passed over; or if `local` is a list because another
-            number of processes has saved.
+          UserWarning: If a checkpoint is skipped; or if `local` is a list because another number of
+            processes has saved.
         """
         if verify not in ("manifest", "all"):
             raise ValueError(f"verify must be 'manifest' or 'all', got {verify!r:.100}")
@@ -298,13 +298,13 @@ class Series:
         return None if found is None else (found.step, found.state)
 
     def steps(self) -> list[int]:
-        """Returns the steps of all checkpoints, in order; their names tell, no file is read."""
+        """Returns the steps of all checkpoints, in order. Reads only names, no file."""
         return (self._checkpoints if self._fast is None else self._fast).steps()
 
     def path(self, step: int) -> str:
         """Returns the path or URL of the checkpoint of a step.
 
-        With `fast=`, the one in `path` once it is copied there, and until then the other.
+        With `fast=`, the copy in `path` once it exists, and until then the checkpoint in `fast`.
         """
         step = _checked(step)
         return (self._checkpoints if self._fast is None else self._fast.holder(step)).path(step)
@@ -328,7 +328,7 @@ class Series:
         return self._read(step, lambda contents: contents.metadata())
 
     def keep(self, step: int) -> None:
-        """Keeps a checkpoint whatever the rules say, also after a restart.
+        """Keeps a checkpoint regardless of the rules, also after a restart.
 
         It writes an empty file beside it, such as `step_1000.keep`. Remove that file to leave the
         checkpoint to the rules again. Of several processes, process 0 writes it.
@@ -341,10 +341,10 @@ class Series:
             write_small(self._checkpoints.path(step) + PIN, b"", durable=True)
 
     def should_save(self, step: int) -> bool:
-        """Returns whether a step is saved: by `every` and `seconds`, and when the program ends.
+        """Returns whether to save a step: by `every` and `seconds`, or before the program ends.
 
-        Of several processes, all call it for each step, and get the same answer: the clock is that
-        of process 0.
+        With several processes, all must call it for each step. They get the same answer, by the
+        clock of process 0.
 
         Examples:
           >>> import tempfile, treepack
@@ -363,11 +363,11 @@ class Series:
     def preemption(self) -> Iterator[None]:
         """Saves once more before the program ends by SIGTERM.
 
-        Within the block, SIGTERM makes `should_save` true. The next `save` waits until all is
-        written, and exits with the status 143 (`SystemExit`), as does the end of the block, if no
-        save comes. In one process this replaces the handler of SIGTERM for the time of the block,
-        and is for the main thread. Several processes use the preemption service of
-        `jax.distributed`, and call `should_save` for each step.
+        Within the block, SIGTERM makes `should_save` true. The next `save`, or else the end of the
+        block, waits until all is written, and exits with the status 143 (`SystemExit`). In one
+        process this replaces the handler of SIGTERM during the block, and must be called in the
+        main thread. Several processes use the preemption service of `jax.distributed`, and call
+        `should_save` for each step.
 
         Raises:
           SystemExit: If the program received SIGTERM.
@@ -405,7 +405,7 @@ class Series:
         """Waits until all saves in the background have ended, and with `fast=` are copied.
 
         Raises:
-          Exception: The error of the last one, if it has failed, or of the copy.
+          Exception: The error of the last save, or of the copy.
         """
         wait_at(self._place)
         if self._fast is not None:
@@ -474,5 +474,5 @@ def _checked(step: Any) -> int:
     """Returns a step as an integer."""
     found = operator.index(step)
     if not 0 <= found < _MOST_STEP:
-        raise ValueError(f"a step is an integer from 0 to 10**18 - 1, not {found}")
+        raise ValueError(f"step must be an integer from 0 to 10**18 - 1, got {found}")
     return found

@@ -32,7 +32,7 @@ from treepack._src.tasks import Milestone
 from treepack.errors import InvalidCheckpointError, TreepackError
 
 PIN = ".keep"
-"""What the name of the file that pins a checkpoint has after that of the checkpoint."""
+"""The suffix of the file that pins a checkpoint, after the checkpoint's name."""
 
 # The seconds between looks whether another thread still saves to the directory.
 _LOOK_S = 0.005
@@ -204,8 +204,8 @@ def room_for(checkpoints: Checkpoints, step: int, is_sharded: bool) -> Iterator[
                 forms = ["a file", "a directory"]
                 raise InvalidCheckpointError(
                     f"{shown(checkpoints.path(step))} is {forms[same.is_directory]}, and would "
-                    f"become {forms[is_sharded]}, which cannot replace it at once: remove it, or "
-                    "save a later step"
+                    f"become {forms[is_sharded]}, which cannot replace it atomically: remove it, "
+                    "or save a later step"
                 )
             if same.is_foreign:
                 raise InvalidCheckpointError(
@@ -235,9 +235,9 @@ def check_last(
         for first in it.complete(it.folder.numbered(), step + 1)[:1]
     ]
     raise InvalidCheckpointError(
-        f"step {step} cannot be saved to {shown(checkpoints.folder.directory)}, since step {last} "
-        f"is there, which resume would take: save a later step, or, if training goes on before it, "
-        f"remove {' and '.join(paths)} and all later ones"
+        f"step {step} cannot be saved to {shown(checkpoints.folder.directory)}: resume would load "
+        f"step {last}, which is there. Save a later step, or remove {' and '.join(paths)} and all "
+        f"later ones"
     )
 
 

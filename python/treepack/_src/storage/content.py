@@ -77,7 +77,9 @@ def whole_content(base: Openable) -> core.Content:
     """
     content = open_parts(base, join=False).content
     if core.is_patch(content):
-        raise TreepackError("the base is a patch itself: save the tree without base=, or pass it")
+        raise TreepackError(
+            "the base is a patch itself: pass its tree, or a file that was saved without base="
+        )
     return content
 
 
@@ -170,7 +172,7 @@ def _joined(
         try:
             base = whole_content(beside(path, name))
         except FileNotFoundError as error:
-            error.add_note(f"treepack: {shown(path)!r} is a patch of this file; pass base=")
+            error.add_note(f"treepack: {shown(path)!r} is a patch of this file: pass base=")
             raise
     return core.join(patch, base, max_size=max_size, threads=threads)
 

@@ -175,7 +175,9 @@ def _leaf(entry: Any) -> Leaf:
     keys, value = entry["key_metadata"], entry["value_metadata"]
     parts = tuple(str(key["key"]) for key in keys)
     if len(parts) >= core.MAX_DEPTH:
-        raise ValueError(f"a path has {len(parts)} parts, but trees have less levels")
+        raise ValueError(
+            f"a path has {len(parts)} parts, but trees have fewer than {core.MAX_DEPTH} levels"
+        )
     indices = tuple(key["key_type"] == _SEQUENCE for key in keys)
     name = str(value["value_type"])
     return Leaf(parts, indices, name, bool(value["skip_deserialize"]) and name not in EMPTY)

@@ -149,7 +149,7 @@ def nested(flat: Mapping[str, Any], separator: str) -> Any:
         parts = name.split(separator) if separator else [name]
         if len(parts) >= core.MAX_DEPTH:
             raise DecodeError(
-                f"a name has {len(parts)} parts, but trees have less than {core.MAX_DEPTH} "
+                f"a name has {len(parts)} parts, but trees have fewer than {core.MAX_DEPTH} "
                 "levels: choose another separator with --sep",
                 path=name[:100],
             )
