@@ -266,7 +266,7 @@ def save_checkpoint_multiprocess(
     if orbax_checkpointer is not None:
         _orbax.wait_for(orbax_checkpointer)
         if is_first:
-            commit()  # an asynchronous checkpointer has no callback, so that is of earlier steps
+            commit()  # before the save: an asynchronous checkpointer has no callback
         _orbax.save(place.absolute, target, orbax_checkpointer, overwrite=overwrite)
         return place.path
     state = to_state_dict(target)

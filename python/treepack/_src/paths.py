@@ -191,7 +191,8 @@ _MOST_LENGTH = 300
 def meant(typo: str, paths: Iterable[str]) -> str | None:
     """Returns the path that a missing one means: its end, or with other separators or case.
 
-    The paths are those of leaves; their containers count as well. `None` if none or several match.
+    `paths` has the paths of leaves; containers above them count as well. `None` if none or several
+    match.
     """
     wanted = _folded(typo)
     found: dict[str, int] = {}

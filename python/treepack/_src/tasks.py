@@ -22,8 +22,8 @@ T = TypeVar("T")
 class Milestone:
     """An event that a signal handler may wait for, whatever call it interrupts.
 
-    `threading.Event` and futures have a lock that the interrupted call may hold, and a wait that is
-    interrupted at its start misses a wake-up that the handler waits for as well.
+    The interrupted call may hold the lock of a `threading.Event` or future, and a wait that is
+    interrupted at its start misses a wake-up that the handler also waits for.
     """
 
     waiting: ClassVar[list[int]] = []
@@ -39,7 +39,7 @@ class Milestone:
         self._tokens.put(None)
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Waits until it is reached, or for this many seconds; returns whether it is reached."""
+        """Waits until it is reached, at most `timeout` seconds; returns whether it is reached."""
         if not self.is_reached:
             thread = _thread.get_ident()
             self.waiting.append(thread)
@@ -67,7 +67,7 @@ class Task(Generic[T]):
 
     @property
     def is_suspended(self) -> bool:
-        """Whether it cannot end before this call does.
+        """Whether it cannot end before this call.
 
         A thread of this process's parent has begun it, or the call that a signal handler has
         interrupted, in this thread.
@@ -140,8 +140,8 @@ def started(
 
     At the end it sets `stopped` and waits for the tasks that have begun. The others never begin.
     """
-    # Short: an error that passes a `finally` needs an integer of the place in the code. If that is
-    # above 256 and there is no memory for it, CPython tries without end.
+    # Short: an error that passes a `finally` allocates its code offset as an integer, if that is
+    # above 256. Without memory for it, CPython retries without end.
     tasks = [Task(work) for work in works]
     stopped = stopped or Event()
     process = os.getpid()
@@ -231,7 +231,7 @@ class Thread:
 
 
 class _Ticket:
-    """A mark that only the thread holds, so that it goes with it."""
+    """A mark that only the thread holds, and that ends with it."""
 
 
 def _run(ticket: _Ticket, signals: SimpleQueue[object], works: list[Callable[[], object]]) -> None:

@@ -1,4 +1,4 @@
-"""Trees in bytes: `dumps`, `loads`, encoding into buffers, and patches of those."""
+"""Trees in bytes: `dumps`, `loads`, encodings in buffers, and patches."""
 
 from __future__ import annotations
 

@@ -121,7 +121,7 @@ class _Choice(NamedTuple):
       selector: The compiled `select=`.
       marks: The leaves and empty containers to load; `None` for all.
       renamed: The new paths of all leaves and empty containers, if `rename=` is given.
-      made: Arrays that are made of others, by their new paths.
+      made: Arrays assembled from others, by their new paths.
       corrupt: The new paths of damaged leaves that are left out.
       mismatched: The new paths of arrays that are left out for their shape.
       is_cut: Whether further leaves may be missing because of damage.
@@ -181,7 +181,7 @@ def _choose(place: Place, target: Any, selection: Selection, reading: Reading) -
 def _renamed(
     place: Place, target: Any, rename: Any
 ) -> tuple[dict[str, str], dict[str, SourceArray]]:
-    """Returns the new paths of leaves and empty containers, and the arrays made of others."""
+    """Returns the new paths of leaves and empty containers, and the assembled arrays."""
     names, sources = split(rename)
     ends = dict(Room().all(place.catalog.ends(place.value)))
     paths = list(ends)

@@ -119,7 +119,7 @@ def wait_for_all(name: str) -> None:
 
 
 def has_preemption_service() -> bool:
-    """Returns whether processes of `jax.distributed` tell each other that they are preempted."""
+    """Returns whether processes of `jax.distributed` announce their preemption to each other."""
     distributed = imported("jax._src.distributed")
     state = None if distributed is None else distributed.global_state
     return getattr(state, "preemption_sync_manager", None) is not None

@@ -96,7 +96,7 @@ class AskedFuture(Future[T]):
         return True
 
     def _claim(self) -> bool:
-        """Returns whether the caller is the first to call this, in one step for signal handlers."""
+        """Returns whether this is the first call; atomic, also for signal handlers."""
         mine = (threading.get_ident(),)
         return self._claims.setdefault("first", mine) is mine
 

@@ -1,9 +1,9 @@
 """Claims the directory of a sharded checkpoint, commits to it, and cleans it.
 
 Only one job can commit. In a local directory it holds a lease while it saves (`lease.py`). In a
-store, which has no locks, it replaces the manifest by a request on the condition that the manifest
-has not changed since it began. There, only files from before the commit are deleted after it, so
-that files of a job that begins in between stay.
+store, which has no locks, a conditional request replaces the manifest only if it has not changed
+since the save began. There, the cleanup deletes only files from before the commit, so files of a
+job that begins in between stay.
 """
 
 from __future__ import annotations
@@ -190,9 +190,9 @@ class Directory(abc.ABC):
 
     @abc.abstractmethod
     def clean(self) -> None:
-        """Removes the files of saves that were not committed or were replaced.
+        """Removes the files of uncommitted and replaced saves, as far as possible.
 
-        Best effort. Files of a job that may be alive stay.
+        Files of a job that may be alive stay.
         """
 
     def release(self) -> None:
@@ -437,9 +437,9 @@ def writer() -> str:
 
 
 def remove_unfinished(path: str) -> None:
-    """Removes the directory of a save that was killed, unless another job saves to it.
+    """Removes the directory of a killed save as far as possible, unless another job saves to it.
 
-    Best effort. In a store, where the state is unknown, it stays.
+    In a store, where the state is unknown, it stays.
     """
     directory = directory_at(path)
     if not isinstance(directory, LocalDirectory):

@@ -105,9 +105,9 @@ def described_layout(
     """Lays out a tree with a record of its structure.
 
     An `index` finds leaves without reading all headers, `checksums` find damage; only files can
-    have those. With `snapshot` the layout does not depend on the tree any more, and with `hollow`
-    it has only the places of arrays. With `align_all` small arrays are aligned, too, and with
-    `joined` they are copied to the result at once. With a `base` it is a patch; see `_core.walk`.
+    have these two. With `snapshot` the layout is independent of the tree, and with `hollow` it has
+    gaps for arrays. With `align_all` small arrays are aligned, too, and with `joined` they are
+    copied to the result at once. With a `base` it is a patch; see `_core.walk`.
     """
     with leaving_out(static) as left_out:
         layout = core.walk(

@@ -2,7 +2,8 @@
 
 It names host, process and time, and is renewed during the save. If the file system has locks, its
 holder also locks it, and the lock ends with the process. A lease that is not locked, or that
-another host has not renewed for long, belongs to a dead process: the next process replaces it.
+another host has not renewed for `EXPIRY_S`, belongs to a dead process: the next process replaces
+it.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ class Lease:
     """The lease that this process holds while it saves to a directory.
 
     Attributes:
-      spared: The name of a save whose process may be alive though its lease has expired: its files
+      spared: The name of a save whose lease has expired, but whose process may be alive: its files
         stay for now.
     """
 
@@ -80,12 +81,12 @@ class Lease:
         weakref.finalize(self, _end, self._files, self._stopped).atexit = False
 
     def take(self, name: str, shared: Sequence[Lease] = ()) -> None:
-        """Takes it for a save with this name; the caller must `release` it.
+        """Takes the lease for a save with this name; the caller must `release` it.
 
         Args:
           name: The name.
-          shared: Leases of saves that go on only after this one has ended: if one of them has
-            been taken, both have it.
+          shared: Leases of interrupted saves, which continue after this one: if one of them is
+            held, both share it.
 
         Raises:
           BusyError: If another job holds it.
@@ -130,7 +131,7 @@ class Lease:
         os.close(os.dup(self._files[0]))  # which is when NFS shows it to other hosts
 
     def _take_name(self, made: Path, data: bytes, shared: Sequence[Lease]) -> None:
-        """Gives the file the name that only one job can take, or takes part in a lease."""
+        """Gives the file its final name, which only one job can do, or shares a lease."""
         busy = BusyError(f"{self._path.parent} is being saved to by several other jobs")
         for _ in range(_ATTEMPTS):
             try:
@@ -156,7 +157,7 @@ class Lease:
     def _create(self, data: bytes) -> None:
         """Creates the file where the file system has no hard links.
 
-        A thread does it, so that a signal handler which saves here as well finds it written soon.
+        A thread does this, so that a signal handler which also saves here soon finds it written.
         """
 
         def create() -> None:
@@ -203,7 +204,7 @@ class Lease:
             os.close(file)
 
     def _remove(self, dead: os.stat_result) -> None:
-        """Removes the lease of a dead process, but no successor of it."""
+        """Removes the lease of a dead process, but not a newer lease."""
         aside = self._path.with_name(f".{FILE}.treepack-{secrets.token_hex(8)}.tmp")
         with contextlib.suppress(FileNotFoundError):
             if not os.path.samestat(dead, self._path.lstat()):
@@ -233,7 +234,7 @@ class Lease:
         return text
 
     def check(self) -> None:
-        """Checks that this process still holds it.
+        """Checks that this process still holds the lease.
 
         Raises:
           BusyError: If another job took this process for dead.
@@ -248,7 +249,7 @@ class Lease:
 
     @property
     def is_held(self) -> bool:
-        """Whether this process holds it."""
+        """Whether this process holds the lease."""
         return bool(self._data) and self._found() == self._data
 
     def _found(self) -> bytes:
@@ -282,7 +283,7 @@ class Lease:
         _held.discard(self)
 
     def _leave(self) -> None:
-        """Closes the file, which ends the lock if no other process has the same."""
+        """Closes the file, which ends the lock unless a forked process shares it."""
         _close(self._files)
 
 
@@ -313,7 +314,7 @@ _MOST = 4096
 
 
 def _leave_all() -> None:
-    """Leaves all leases to the parent: the lock would last as long as this process."""
+    """Leaves all leases to the parent; otherwise a lock would last as long as this process."""
     global _process
     _process = secrets.token_hex(8)
     for lease in [*_held]:

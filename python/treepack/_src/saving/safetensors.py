@@ -3,9 +3,9 @@
     tree ──▶ arrays by name ──▶ parts of at most max_shard_size ──▶ header and raw bytes of each
 
 One file is replaced atomically. A directory has one `model.safetensors`, or parts and an index of
-them. The index is replaced last, and names only parts of its own save: parts have names that no
-earlier save in the directory has, and those of earlier saves are removed after the index. So a
-reader finds the old or the new checkpoint, whatever interrupts a save.
+them. The index is replaced last, and names only parts of its own save: each save has new names of
+parts, and the parts of earlier saves are removed after the index. So a reader finds the old or the
+new checkpoint, whenever a save is interrupted.
 """
 
 from __future__ import annotations
@@ -196,7 +196,7 @@ _OTHER_DTYPE = "save it with another dtype, as by array.astype"
 
 
 def text_metadata(metadata: Any) -> Mapping[str, str]:
-    """Returns metadata of `save`; by default the ones that name flax.
+    """Returns metadata of `save`; by default `{"format": "flax"}`.
 
     Raises:
       TypeError: Unless they are a dict of strings.
@@ -423,7 +423,7 @@ def _check_free(path: str, names: set[str]) -> None:
 
 
 def _names(count: int, taken: set[str]) -> list[str]:
-    """Returns the names of the files, which no other files have that a reader may be reading."""
+    """Returns the names of the files, which differ from all files that a reader may be reading."""
     if count == 1:
         return [WHOLE]
     for middle in ("", f"-{secrets.token_hex(4)}"):
@@ -442,7 +442,7 @@ def _index(files: Mapping[str, Part]) -> bytes:
 
 
 def _remove(path: str, names: set[str]) -> None:
-    """Removes files, and temporary ones of dead processes; warns of those that must stay."""
+    """Removes files, and temporary files of dead processes; warns of files that must stay."""
     kept = []
     for name in sorted(names):
         try:

@@ -48,8 +48,8 @@ _DAMAGE = (*DAMAGE, CorruptionError, FileNotFoundError, EOFError)
 def is_damage(error: BaseException) -> bool:
     """Returns whether an error in reading means that the checkpoint is not whole.
 
-    It does not if the program lacks a type or a newer treepack, if a store does not answer, or if
-    gzip of another program cannot be read in parts.
+    Not damage are a type or version that the program lacks, a store that does not answer, and gzip
+    of another program, which cannot be read in parts.
     """
     if isinstance(error, (NewerVersionError, NoIndexError, UnregisteredTypeError)):
         return False
@@ -165,7 +165,7 @@ class Contents:
         )
 
     def locals(self, index: int, count: int) -> tuple[Any, int]:
-        """Returns the local item of a process, or a list of all if their number is another one.
+        """Returns the local item of a process; a list of all if the number of processes differs.
 
         Args:
           index: The number of the process.
@@ -189,7 +189,7 @@ class Contents:
         return (items if any(it is not None for it in items) else None), saved
 
     def verify(self, index: int, count: int) -> None:
-        """Compares a part of the files with their checksums: the share of one of several processes.
+        """Compares the files with their checksums, or the share of one of several processes.
 
         Raises:
           CorruptionError: If there is damage.

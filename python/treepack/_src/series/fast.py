@@ -47,7 +47,7 @@ from treepack.errors import CorruptionError, TreepackError
 FILE = "fast.treepack"
 """The file with the random name of a run, in its directory and in its fast directory."""
 
-# The number of checkpoints beside the one that is written: the one being copied and the newest.
+# The number of checkpoints besides the one being written: the one being copied and the newest.
 _MOST = 2
 
 
@@ -55,7 +55,7 @@ class _Drain(AskedFuture[None]):
     """A drain in its thread.
 
     Attributes:
-      has_looked: Whether it may have missed checkpoints that are committed from now on.
+      has_looked: Whether it may miss checkpoints that are committed from now on.
     """
 
     has_looked = False
@@ -83,7 +83,7 @@ class Fast:
         """Saves a checkpoint here, and begins to drain it.
 
         Raises:
-          InvalidCheckpointError: If a later one is in one of both directories.
+          InvalidCheckpointError: If a later one is in either directory.
         """
         self.check(bind=True)
         both = self.checkpoints, self._durable
@@ -95,9 +95,9 @@ class Fast:
         self.drain()
 
     def now(self, step: int) -> float:
-        """Returns the time for a save of a step: after all before of this step, whatever the clock.
+        """Returns the time for a save of a step: after all its previous saves.
 
-        The later of two saves of a step would otherwise depend on the clock.
+        Even if the clock was set back, times show which of two saves is later.
         """
         summaries = [it.summary(step) for it in self._unknown() if step in it.steps()]
         times = [it.time for it in summaries if it is not None and it.time is not None]
@@ -106,8 +106,8 @@ class Fast:
     def _unknown(self) -> list[Checkpoints]:
         """Returns the directories that may have later checkpoints.
 
-        While the one that was saved last is whole in the fast directory, the durable one has none
-        that this program has not refused: looking would take requests to a store.
+        While the last saved one is whole in the fast directory, the durable directory has no later
+        one, and looking would take requests to a store.
         """
         saved, fast = self._saved, self.checkpoints
         is_known = saved in fast.folder.numbered() and fast.summary(saved) is not None
@@ -117,8 +117,8 @@ class Fast:
         """Checks that the fast directory belongs to the run.
 
         Args:
-          bind: Whether a new directory becomes the fast one of the run, or one that was removed
-            while it is saved to.
+          bind: Whether a new directory becomes the fast directory of the run, or one that was
+            removed during the run.
           afresh: Whether to look again in the durable directory.
 
         Raises:
@@ -146,14 +146,14 @@ class Fast:
         return sorted({*self.checkpoints.steps()} | {*self._durable.steps()})
 
     def holder(self, step: int) -> Checkpoints:
-        """Returns the directory from which a step is read: the durable one if it is drained."""
+        """Returns the directory from which to read a step: the durable one if it is drained."""
         if step not in self.checkpoints.steps():
             return self._durable
         is_drained = all(it.step != step for it in self._undrained(self._whole()))
         return self._durable if is_drained and step in self._durable.steps() else self.checkpoints
 
     def is_older(self, step: int) -> bool:
-        """Returns whether the durable directory has a later save of a step that is here, too."""
+        """Returns whether the durable directory has a later save of a step than this directory."""
         both = self.checkpoints, self._durable
         for it in both:
             it.refresh()  # others may have saved it again
@@ -174,7 +174,7 @@ class Fast:
         self._drains.append(drain)
 
     def finish(self) -> None:
-        """Waits until all is drained.
+        """Waits until all checkpoints are drained.
 
         Raises:
           Exception: If it cannot be copied.
@@ -198,7 +198,7 @@ class Fast:
                 )
 
     def _take(self, *, are_done: bool) -> list[_Drain]:
-        """Takes the drains from the list: all, or those that have ended."""
+        """Removes and returns the drains: all, or those that have ended."""
         taken = [it for it in [*self._drains] if it.done() or not are_done]
         self._drains = [it for it in self._drains if it not in taken]
         return taken
@@ -238,7 +238,7 @@ class Fast:
         """Copies a checkpoint to the durable directory.
 
         Raises:
-          TreepackError: If it does not equal its checksums.
+          TreepackError: If it does not match its checksums.
         """
         step = summary.step
         source, target = self.checkpoints.path(step), self._durable.path(step)
@@ -267,7 +267,7 @@ class Fast:
         return [it for it in there if not any(map(functools.partial(_replaces, it), later))]
 
     def _tidy(self, *, spared: int) -> list[Summary]:
-        """Removes the drained except the newest, and those between that only `last` keeps.
+        """Removes drained checkpoints except the newest, and those between that only `last` keeps.
 
         Args:
           spared: The number of the first checkpoints that stay, as a drain may be copying them.
@@ -285,7 +285,7 @@ class Fast:
         return left
 
     def _wanted(self, there: Sequence[Summary]) -> set[int]:
-        """Returns the steps that rules keep, seen over both directories; the last one is one."""
+        """Returns the steps that rules keep, over both directories; the last step is among them."""
         if self._keep is None:
             return {it.step for it in there}
         folder = self._durable.folder
@@ -295,7 +295,7 @@ class Fast:
         return keep.kept([both[step] for step in sorted(both)]) | pinned(folder, names)
 
     def _remove(self, steps: Sequence[int]) -> None:
-        """Removes checkpoints, and those before the newest one that are not whole."""
+        """Removes checkpoints, and damaged ones before the newest."""
         folder = self.checkpoints.folder
         listing = folder.listing()
         numbered = folder.numbered(listing)
@@ -336,7 +336,7 @@ class Fast:
         self._remove([it.step for it in there if it not in left[-1:]])
 
     def _has_room(self) -> bool:
-        """Returns whether there may be one more; it needs about as much space as the newest."""
+        """Returns whether there is room for one more, about as large as the newest."""
         steps = self.checkpoints.steps()
         if not steps or len(steps) > _MOST:
             return not steps
@@ -366,7 +366,7 @@ def _copy_directory(source: str, target: str) -> None:
     """Copies a sharded checkpoint, in one commit.
 
     Raises:
-      CorruptionError: If a file has another size than its manifest says.
+      CorruptionError: If the size of a file differs from the manifest.
     """
     data = read_all(joined(source, MANIFEST))
     files = core.Manifest.decode(data).files

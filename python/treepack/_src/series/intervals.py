@@ -17,10 +17,10 @@ from collections.abc import Callable
 from treepack._src.interop import jax as _jax
 from treepack._src.interop.group import Group
 
-# Process 0 looks at its clock about so often, in seconds.
+# The seconds between looks of process 0 at its clock, about.
 _LOOK_S = 1.0
 
-# A process that has missed saves may have so many generations to hear.
+# The number of old generations whose messages a process that missed saves may still read.
 _KEPT = 16
 
 # The clocks of all processes, which make them in the same order.
@@ -36,7 +36,7 @@ class Intervals:
         self._last = time.monotonic()
 
     def is_due(self, step: int) -> bool:
-        """Returns whether a step is saved, in all processes the same."""
+        """Returns whether to save a step; the same in all processes."""
         is_due = self._every is None and self._seconds is None
         if self._every is not None:
             is_due = step % self._every == 0

@@ -35,10 +35,10 @@ MP_ARRAY_POSTFIX = "_gda"
 # An integer as Python writes it, so that a step has one name; of at most 63 bits.
 _INTEGER = re.compile(r"0|[1-9][0-9]{0,17}")
 
-# What flax calls a file before it is complete, after the prefix.
+# flax's name of an incomplete file, after the prefix.
 TEMPORARY = "tmp"
 
-# What Orbax has in the names of directories before they are complete.
+# The part of a directory's name by which Orbax marks it as incomplete.
 _ORBAX_TEMPORARY = ".orbax-checkpoint-tmp"
 
 # The temporary files of the core.
@@ -89,7 +89,7 @@ def directory_of(given: Any, storage_options: StorageOptions = None) -> str:
 
 
 class Found:
-    """An entry that is, or will be, a checkpoint; a directory is listed when it is looked into.
+    """An entry that is, or will be, a checkpoint; a directory is listed on first use.
 
     Attributes:
       name: Its name.
@@ -121,7 +121,7 @@ class Found:
 
 
 class Listing:
-    """The content of the directory of a series at a time.
+    """The content of the directory of a series at one time.
 
     Attributes:
       entries: All of it.

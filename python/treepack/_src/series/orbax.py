@@ -1,4 +1,4 @@
-"""Checkpoints of Orbax among those of a series, as flax saves and restores them."""
+"""Checkpoints of Orbax in a series, as flax saves and restores them."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def restore(path: str, target: Any, checkpointer: Any, transforms: Any, *, stric
 
 
 def _restore_args(ocp: Any, target: Any) -> Any:
-    """Returns how each leaf is restored: as NumPy's, if none has a sharding."""
+    """Returns how to restore each leaf: as NumPy arrays if no leaf has a sharding."""
     import jax
     import numpy as np
 

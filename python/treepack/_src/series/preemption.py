@@ -1,8 +1,8 @@
 """Notices SIGTERM, which a program receives before its machine is taken away.
 
-In one process a handler of SIGTERM notes it, and does nothing else: the interrupted call may hold
-locks. Several processes must end after the same step, which the preemption service of
-`jax.distributed` finds; that has a handler of its own.
+In one process, a handler of SIGTERM only records it: the interrupted call may hold locks. Several
+processes must end after the same step, which the preemption service of `jax.distributed` chooses,
+by its own handler.
 """
 
 from __future__ import annotations
@@ -43,18 +43,18 @@ class Preemption:
             )
 
     def reach(self, step: int) -> None:
-        """Notes that this process comes to a step; several processes call it for each step."""
+        """Records that this process reaches a step; several processes call it for each step."""
         if not self._is_alone and self.number is None and _jax.is_preempted_at(step):
             self.number = signal.SIGTERM
 
     def end(self) -> None:
         """Restores the handler that was there before."""
         if self._is_alone:
-            # A handler that was not installed by Python cannot be had back.
+            # A handler that was not installed by Python cannot be restored.
             signal.signal(signal.SIGTERM, self._before or signal.SIG_DFL)
 
     def exit(self) -> SystemExit:
-        """Returns the end of the program, with the status of one that a signal has ended."""
+        """Returns the exit of the program, with the status of a program that a signal has ended."""
         return SystemExit(128 + (self.number or 0))
 
     def _note(self, number: int, frame: FrameType | None) -> None:

@@ -162,12 +162,12 @@ def _version(found: dict[str, Any]) -> Version:
 
 
 def assembled(directory: str, head: Head, held: Held | None, max_size: int | None) -> Held:
-    """Returns the newest version, made of the fewest bytes that lead to it.
+    """Returns the newest version, assembled from the fewest bytes.
 
     Args:
       directory: The path or URL of the directory.
       head: Its head, with at least one version.
-      held: A version in memory, perhaps one of those.
+      held: A version in memory, perhaps one of the head's.
       max_size: The maximum size of the version in bytes.
 
     Raises:
@@ -189,7 +189,7 @@ def assembled(directory: str, head: Head, held: Held | None, max_size: int | Non
 
 
 def _start(versions: Sequence[Version], held: Held | None) -> tuple[int, bool]:
-    """Returns the index of the version to start at, and whether at its anchor."""
+    """Returns the index of the version to start at, and whether to read its anchor."""
     found: list[tuple[int, int, bool]] = []
     patches = 0
     for at, version in reversed([*enumerate(versions)]):

@@ -60,7 +60,7 @@ _ANCHORS = 2
 # The seconds between two looks at the head: at first, and at most.
 _PAUSE_S, _MOST_PAUSE_S = 0.01, 1.0
 
-# The number of times that an object may be removed while it is read, since later ones come.
+# The number of retries if objects are removed while they are read, since later versions come.
 _ATTEMPTS = 5
 
 _OBJECT = re.compile(rf"({NAME})\.(?:treepack|patch)")
@@ -167,7 +167,7 @@ class Publisher:
                 self._tidy()
 
     def _settle(self, number: int) -> tuple[Any, bool]:
-        """Finds out which version is the newest, and checks that this one is newer.
+        """Finds the newest version, and checks that this one is newer.
 
         Returns:
           The version of the head in the store, and whether the last push, of this number, was
@@ -385,7 +385,7 @@ def _directory(path: Location, storage_options: StorageOptions) -> str:
 
 @contextlib.contextmanager
 def _claimed(directory: str) -> Iterator[None]:
-    """Holds the lease of a local directory; a store has conditions instead.
+    """Holds the lease of a local directory; a store has conditional requests instead.
 
     Raises:
       BusyError: If another publisher is pushing.

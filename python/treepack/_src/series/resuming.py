@@ -24,7 +24,7 @@ from treepack._src.series.writing import Checkpoints
 from treepack._src.storage.place import shown
 from treepack.errors import CorruptionError
 
-# The number of times that a checkpoint may be removed while it is read, since later ones are saved.
+# The number of retries if a checkpoint is removed while it is read, since later ones are saved.
 _ATTEMPTS = 5
 
 
@@ -53,7 +53,7 @@ class UnfinishedError(CorruptionError):
 
 
 class Resuming:
-    """How a checkpoint is looked for and loaded.
+    """The search for the last whole checkpoint, and its load.
 
     Attributes:
       skipped: The checkpoints that are not whole, so far.
@@ -79,7 +79,7 @@ class Resuming:
         self._index, self._count, _ = _jax.processes()
 
     def __call__(self) -> Loaded | None:
-        """Loads the last whole checkpoint, in all processes the same.
+        """Loads the last whole checkpoint, the same in all processes.
 
         Returns:
           The checkpoint; `None` if none was ever completed.
@@ -106,7 +106,7 @@ class Resuming:
         return found
 
     def _search(self, attempt: Callable[[int, Checkpoints, bool], Loaded]) -> Loaded | None:
-        """Makes attempts with one step after another, the latest first."""
+        """Tries one step after another, the latest first."""
         for left in reversed(range(_ATTEMPTS)):
             self.skipped = []
             for step, checkpoints, entry in self._candidates():
@@ -151,7 +151,7 @@ class Resuming:
         return sorted(found, key=lambda it: (-it[0], it[0] in older and it[1] is not tiers[-1]))
 
     def _forgive(self, step: int, checkpoints: Checkpoints) -> None:
-        """Takes a step that is loaded from one directory from those that are skipped."""
+        """Removes a step that another directory has whole from the skipped ones."""
         for skipped, error in self.skipped:
             if skipped == step and not isinstance(error, UnfinishedError):
                 warn(f"step {step} is taken from {shown(checkpoints.path(step))}: {error}")
@@ -261,7 +261,7 @@ class _Outcome:
 
     @property
     def is_error(self) -> bool:
-        """Whether it is an error that is not damage; one of another process is neither."""
+        """Whether it is an error other than damage; an error of another process is neither."""
         return self.error is not None and not (
             is_damage(self.error) or isinstance(self.error, OthersError)
         )
@@ -279,10 +279,10 @@ class _Outcome:
         return Message(error=text) if self.is_error else Message(differs=text)
 
 
-# The times that all processes have resumed a series.
+# The number of resumes of all processes.
 _rounds = itertools.count()
 
-# The messages of a round that all processes have left.
+# The messages of a round that all processes have finished.
 _left: list[str] = []
 
 

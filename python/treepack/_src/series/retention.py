@@ -1,4 +1,4 @@
-"""Removes the checkpoints of a series that another one, which is complete, leaves without use."""
+"""Removes checkpoints of a series that a later complete one replaces."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ def tidy(
     Args:
       folder: The series.
       saved: The name of the new one.
-      keep: How many of the last ones stay.
+      keep: The number of last checkpoints that stay.
       overwrite: Whether later ones are removed.
-      keep_every_n_steps: The least distance between older ones that stay as well.
+      keep_every_n_steps: The minimum distance between older checkpoints that also stay.
 
     Warns:
       UserWarning: If permission to remove some is denied.

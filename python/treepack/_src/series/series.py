@@ -131,7 +131,7 @@ class Series:
         self._intervals = Intervals(every, seconds, timeout)
         self._preemption: Preemption | None = None
         self._fast = None if fast is None else Fast(_checked_fast(fast, directory), durable, keep)
-        # Those to which a save goes.
+        # The checkpoints to which a save goes.
         self._first = durable if self._fast is None else self._fast.checkpoints
 
     @overload
@@ -424,7 +424,7 @@ class Series:
             raise self._preemption.exit()
 
     def _wait(self) -> None:
-        """Waits for the save before, and warns of its error unless it was retrieved."""
+        """Waits for the previous save, and warns of its error unless it was retrieved."""
         wait_at(self._place)
         last, self._last = self._last, None
         if last is not None and last.has_unasked_error:
@@ -439,7 +439,7 @@ class Series:
             )
 
     def _read(self, step: int, read: Callable[[Contents], T]) -> T:
-        """Calls a function with a checkpoint that is there."""
+        """Calls a function with an existing checkpoint."""
         for is_last in (False, True):
             self._check_existing(step)
             try:

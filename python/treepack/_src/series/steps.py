@@ -1,4 +1,4 @@
-"""The file of a step: where it goes, how it is written, and placeholders that flax left in it."""
+"""The file of a step: its place, its writing, and placeholders of flax in it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Place:
 
 
 class FileWrite:
-    """A save to a file; a call writes it, once, and commits it."""
+    """A save to a file; calling it, once, writes and commits the file."""
 
     def __init__(
         self,

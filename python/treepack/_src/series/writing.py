@@ -34,7 +34,7 @@ from treepack.errors import InvalidCheckpointError, TreepackError
 PIN = ".keep"
 """The suffix of the file that pins a checkpoint, after the checkpoint's name."""
 
-# The seconds between looks whether another thread still saves to the directory.
+# The seconds between checks whether another thread still saves to the directory.
 _LOOK_S = 0.005
 
 
@@ -60,7 +60,7 @@ class Checkpoints:
         return [step for step, found in self.folder.numbered().items() if found.is_complete]
 
     def complete(self, numbered: Mapping[int, Found], first: int = 0) -> list[int]:
-        """Returns the steps as `steps`, from `first` on, without looking again into known ones.
+        """Returns `steps` from `first` on, without looking again into known ones.
 
         In a store, each look takes a request.
         """
@@ -79,7 +79,7 @@ class Checkpoints:
         return [it for it in found if it is not None]
 
     def refresh(self) -> None:
-        """Forgets the contents that it has read: others may have replaced the checkpoints."""
+        """Forgets the contents read so far: others may have replaced the checkpoints."""
         self._summaries.clear()
 
     def add(self, summary: Summary) -> None:
@@ -117,7 +117,7 @@ class Checkpoints:
 
 
 class Commit:
-    """The save of one step. A call writes and commits it; process 0 then removes others.
+    """The save of one step. Calling it writes and commits; process 0 then removes others.
 
     Attributes:
       step: The step.
@@ -147,7 +147,7 @@ class Commit:
 
         Args:
           state: The tree.
-          saved: The options of the save; its metadata are those of the program.
+          saved: The options of the save, with the metadata of the program.
           writing: The options of writing.
           snapshot: Whether the encoding does not depend on the tree any more.
         """
@@ -188,7 +188,7 @@ class Commit:
 
 @contextlib.contextmanager
 def room_for(checkpoints: Checkpoints, step: int, is_sharded: bool) -> Iterator[None]:
-    """Claims the directory for the save of a step, and removes a damaged checkpoint in its way.
+    """Claims the directory for the save of a step, and removes a damaged checkpoint of it.
 
     Raises:
       BusyError: If another job saves there.
@@ -259,7 +259,7 @@ def claimed(folder: Folder) -> Iterator[None]:
       BusyError: If another job holds it.
     """
     directory = directory_at(folder.directory)
-    if not isinstance(directory, LocalDirectory):  # in a store nobody could tell
+    if not isinstance(directory, LocalDirectory):  # in a store the owner is unknown
         yield
         return
     while True:
@@ -283,9 +283,10 @@ def pinned(folder: Folder, names: set[str]) -> set[int]:
 
 
 def _tidy(checkpoints: Checkpoints, keep: Keep, saved: int) -> None:
-    """Removes the checkpoints that no rule keeps any more; an error is a warning, as all is saved.
+    """Removes the checkpoints that no rule keeps any more.
 
-    A damaged one is removed once `keep.last` later ones are whole.
+    An error is a warning, since the save has succeeded. A damaged one is removed once `keep.last`
+    later ones are whole.
     """
     try:
         folder = checkpoints.folder

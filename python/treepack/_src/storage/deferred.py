@@ -11,7 +11,7 @@ import numpy as np
 
 import treepack._core as core
 
-# Computing this many more bytes costs less than another call.
+# Computing up to this number of further bytes costs less than another call.
 _NEAR_BYTES = 2 << 20
 
 
@@ -72,7 +72,7 @@ class Computed(Deferred):
 
 
 class Held(Computed):
-    """An array that is made whole when its first bytes are read. It is in memory only then."""
+    """An array that is computed whole when its first bytes are read, and dropped after its last."""
 
     def __init__(self, shape: tuple[int, ...], dtype: np.dtype[Any]):
         super().__init__(shape, dtype, self._elements)

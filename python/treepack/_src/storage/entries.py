@@ -18,7 +18,7 @@ def entries(directory: _Path) -> list[Entry]:
 
 
 def listed(directory: _Path) -> list[Entry] | None:
-    """Returns the entries of a directory; `None` if there is none there that may be listed."""
+    """Returns the entries of a directory; `None` if it is missing or may not be listed."""
     store, path = store_of(directory)
     return store.listed(path)
 
@@ -55,6 +55,6 @@ def remove_file(path: _Path) -> None:
 
 
 def remove(path: _Path) -> None:
-    """Removes a file, or a directory with all that is in it, unless it is gone already."""
+    """Removes a file, or a directory with its content, unless it is gone already."""
     store, place = store_of(path)
     store.remove(place)

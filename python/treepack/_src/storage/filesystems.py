@@ -1,8 +1,8 @@
 """Files of any file system of `fsspec`.
 
-A file appears when all of it has been written, where the file system allows that: object stores
-show an object when its upload is complete, local and memory file systems rename. There are no
-conditions: of two programs that write at the same time, the last one wins.
+A file appears atomically where the file system allows it: object stores show an object when its
+upload is complete, local and memory file systems rename. Requests have no conditions: of two
+programs that write at the same time, the last one wins.
 """
 
 from __future__ import annotations
