@@ -1270,7 +1270,7 @@ def test_a_lease_of_another_host_expires(tmp_path: Path, monkeypatch: pytest.Mon
     others = [tmp_path / "0123abcd-00001.treepack", tmp_path / "0123abce-00001.treepack"]
     for other in others:
         shutil.copy(next(tmp_path.glob("*-00000.treepack")), other)
-    told = r"by process 7 on elsewhere since 1970-01-01 00:00:00 UTC.*counts as dead after 120 s"
+    told = r"by process 7 on elsewhere since 1970-01-01 00:00:00 UTC.*expires after 120 s"
     with pytest.raises(treepack.TreepackError, match=told):
         save_to(tmp_path, 1)
     assert file.exists()
