@@ -143,7 +143,7 @@ def test_one_commit_stands_for_each_action():
     assert len({line.partition("@")[0] for line in used}) == len(used)
 
 
-def test_the_site_is_where_the_package_says_and_asks_nobody_else():
+def test_the_site_is_where_the_package_says_and_needs_no_other_host():
     assert SITE["site_url"] == PROJECT["project"]["urls"]["Documentation"]
     # With a repository in the head of each page, scripts ask GitHub for its stars.
     assert "repo_url" not in SITE

@@ -154,7 +154,7 @@ def touched_in(tree: ast.AST) -> set[str]:
     return found
 
 
-def test_nobody_touches_what_is_private_to_another_module() -> None:
+def test_no_module_uses_private_names_of_another() -> None:
     for module, tree in trees().items():
         private = {name for name in touched_in(tree) if name[0] == "_" != name[1]}
         assert private - defined_in(tree) <= OTHERS, module

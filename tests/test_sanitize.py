@@ -46,7 +46,7 @@ def test_what_is_left_out_is_there() -> None:
         ("echo '5 passed'; echo 'WARNING: AddressSanitizer failed to allocate' > reports/1", 0, ""),
     ],
 )
-def test_what_ran_is_told_if_nothing_was_found(
+def test_the_run_tests_are_reported_if_nothing_was_found(
     tmp_path: Path, script: str, status: int, line: str
 ) -> None:
     ended = subprocess.run(
@@ -59,7 +59,9 @@ def test_what_ran_is_told_if_nothing_was_found(
 @pytest.mark.campaign
 @pytest.mark.skipif(not shutil.which("valgrind"), reason="needs valgrind")
 @pytest.mark.parametrize("argument", ["", "--uninitialized"])
-def test_what_was_never_set_is_told_when_it_is_written(tmp_path: Path, argument: str) -> None:
+def test_uninitialised_bytes_are_reported_when_they_are_written(
+    tmp_path: Path, argument: str
+) -> None:
     about = ["--about", r"_core\.abi3|points to uninitialised"]
     valgrind = ["valgrind", "--quiet", "--log-file=reports/%p", sys.executable]
     written = [str(ROOT / "tests" / "support" / "written.py"), *argument.split()]

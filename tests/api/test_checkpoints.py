@@ -93,7 +93,7 @@ def test_what_cannot_be_saved_leaves_the_older_ones(tmp_path: Path) -> None:
     assert names(tmp_path) == ["checkpoint_1"]
 
 
-def test_a_save_of_flax_that_was_killed_is_no_checkpoint(tmp_path: Path) -> None:
+def test_a_save_of_flax_that_was_killed_is_not_a_checkpoint(tmp_path: Path) -> None:
     checkpoints.save_checkpoint(tmp_path, {"a": 1}, 1)
     (tmp_path / "checkpoint_tmp").write_bytes(b"half")
     assert checkpoints.restore_checkpoint(tmp_path, None) == {"a": 1}
@@ -143,7 +143,7 @@ def test_the_background_sees_the_tree_as_it_was(tmp_path: Path, monkeypatch: Any
     assert checkpoints.restore_checkpoint(tmp_path / "a", None)["w"].sum() == 0
 
 
-def test_errors_of_the_background_are_told_once(tmp_path: Path, caplog: Any) -> None:
+def test_errors_of_the_background_are_reported_once(tmp_path: Path, caplog: Any) -> None:
     manager = checkpoints.AsyncManager()
     manager.save_async(lambda: 1 / 0)
     with pytest.raises(ZeroDivisionError):
@@ -340,7 +340,7 @@ def test_another_process_may_remove_what_is_being_restored(
     assert checkpoints.restore_checkpoint(tmp_path, None) == {"a": 2}
 
 
-def test_the_steps_that_are_there_are_told(tmp_path: Path) -> None:
+def test_errors_list_the_existing_steps(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="checkpoint_3; there is no checkpoint"):
         checkpoints.restore_checkpoint(tmp_path, None, step=3)
     for step in (1, 2):

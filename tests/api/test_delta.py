@@ -221,7 +221,7 @@ def test_an_array_that_moves_is_not_patched_in_place():
     assert buffer == before
 
 
-def test_a_stream_is_no_base():
+def test_a_stream_is_not_a_base():
     with pytest.raises(treepack.UnserializableLeafError):
         treepack.dumps({}, base=io.BytesIO())
 

@@ -78,7 +78,7 @@ def test_files_and_directories_of_treepack(tmp_path: Path) -> None:
     ],
     ids=range(11),
 )
-def test_what_is_none(tmp_path: Path, data: bytes) -> None:
+def test_data_other_than_checkpoints(tmp_path: Path, data: bytes) -> None:
     path = tmp_path / "file"
     path.write_bytes(data)
     assert not treepack.is_checkpoint(path)

@@ -141,7 +141,7 @@ def test_checkpointers_and_options(tmp_path: Path) -> None:
         checkpointer.restore(tmp_path / "b")
 
 
-def test_what_cannot_be_saved_is_no_step(tmp_path: Path) -> None:
+def test_a_failed_save_leaves_no_step(tmp_path: Path) -> None:
     with ocp.CheckpointManager(tmp_path) as manager:
         with pytest.raises(treepack.UnserializableLeafError, match="bad"):
             manager.save(0, args=TreepackSave({"bad": object()}))

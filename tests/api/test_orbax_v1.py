@@ -151,7 +151,7 @@ def test_a_series(tmp_path: Path) -> None:
         same(found["b"][0], 4)
 
 
-def test_what_cannot_be_saved_is_no_checkpoint(tmp_path: Path) -> None:
+def test_a_failed_save_leaves_no_checkpoint(tmp_path: Path) -> None:
     with using():
         with pytest.raises(treepack.UnserializableLeafError, match="bad"):
             ocp.save_checkpointables(tmp_path / "a", {"state": {"w": jnp.ones(3), "bad": object()}})
@@ -291,7 +291,7 @@ with ocp.Context(checkpointables_options=options, async_options=at_once):
 
 
 @pytest.mark.campaign
-def test_what_one_process_gives_up_is_told_to_others(tmp_path: Path) -> None:
+def test_a_save_that_one_process_gives_up_is_an_error_in_others(tmp_path: Path) -> None:
     processes.run(GIVEN_UP, 2, tmp_path)
 
 

@@ -350,7 +350,9 @@ print(*more)
     ("argument", "variable", "started"),
     [("None", "3", 2), ("None", "1", 0), ("4", "1", 3), ("1", None, 0)],
 )
-def test_so_many_threads_are_started(argument: str, variable: str | None, started: int):
+def test_the_requested_number_of_threads_is_started(
+    argument: str, variable: str | None, started: int
+):
     environment = {**os.environ}
     environment.pop("TREEPACK_NUM_THREADS", None)
     if variable:
@@ -401,7 +403,7 @@ def _operations(path: Path) -> dict[str, Callable[[], Any]]:
 
 
 @pytest.mark.campaign
-def test_other_threads_go_on_meanwhile(tmp_path: Path):
+def test_other_threads_continue_during_a_copy(tmp_path: Path):
     """The main thread is never made to hand over Python, so only a release lets others run."""
     interval = sys.getswitchinterval()
     count = 0

@@ -158,7 +158,7 @@ def test_streams_in_both_directions(tmp_path: Path) -> None:
     assert treepack.load(tmp_path / "saved")["step"] == 7
 
 
-def test_what_is_no_stream(tmp_path: Path) -> None:
+def test_files_other_than_streams(tmp_path: Path) -> None:
     path = tmp_path / "bad"
     easylm(path, {("a",): np.arange(10)})
     good = path.read_bytes()

@@ -216,7 +216,7 @@ def test_a_damaged_index_of_gzip(tmp_path: Path) -> None:
             file.load(verify=True)
 
 
-def test_gzip_without_an_index_is_no_damage(tmp_path: Path) -> None:
+def test_gzip_without_an_index_is_not_damage(tmp_path: Path) -> None:
     noise = np.random.default_rng(0).bytes(3 << 19)
     data = gzip.compress(treepack.serialization.to_bytes({"a": noise}), 1)
     with pytest.raises(treepack.errors.NoIndexError, match="no index") as caught:
@@ -232,7 +232,7 @@ def test_gzip_without_an_index_is_no_damage(tmp_path: Path) -> None:
 # Damage outside of leaves
 
 
-def test_damage_outside_of_leaves_is_told(
+def test_damage_outside_of_leaves_is_reported(
     tmp_path: Path, parts: tuple[bytes, dict[str, Any]]
 ) -> None:
     data = bytearray(file_of(*parts))
@@ -313,7 +313,7 @@ for source in (sys.argv[1], data):
 
 
 @pytest.mark.campaign
-def test_paths_are_made_when_they_are_asked_for(tmp_path: Path) -> None:
+def test_paths_are_made_on_demand(tmp_path: Path) -> None:
     # All paths together have 6 GB.
     subprocess.run([sys.executable, "-c", LIMITED, tmp_path / "long"], check=True, timeout=60)
 
@@ -359,7 +359,7 @@ def test_a_file_in_a_cycle_goes(form: str) -> None:
     "change",
     [{"kinds": []}, {"outline": b"\x90"}, {"heads": [1]}, {"rest": "x"}, {"sizes": [1]}],
 )
-def test_a_damaged_index_is_told_though_all_headers_are_there(
+def test_a_damaged_index_is_reported_though_all_headers_are_intact(
     parts: tuple[bytes, dict[str, Any]], change: dict[str, Any]
 ) -> None:
     state, record = parts

@@ -76,7 +76,7 @@ def test_every_bit_counts(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("write", [treepack.dumps, serialization.to_bytes])
-def test_what_cannot_be_read_is_no_damage(write: Any) -> None:
+def test_unreadable_files_are_not_damaged(write: Any) -> None:
     data = write({f"{at}": np.zeros(100_000, np.uint8) for at in range(9)})
 
     class Failing(io.BytesIO):

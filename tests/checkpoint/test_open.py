@@ -379,7 +379,7 @@ def test_a_path_that_there_is_not() -> None:
         assert str(caught.value) == f"there is nothing at {path}{hint}"
 
 
-def test_paths_are_asked_for_without_a_search_for_similar_ones(
+def test_paths_are_looked_up_without_a_search_for_similar_ones(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     file = treepack.open(treepack.dumps({"enc": {"kernel": 1}}))

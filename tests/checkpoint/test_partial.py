@@ -370,7 +370,7 @@ def test_masks_of_states_with_empty_containers(tmp_path: Path) -> None:
     assert treepack.load(tmp_path / "saved", select=mask | {"n": True}) == {"n": 1}
 
 
-def test_what_was_cast_is_told(tmp_path: Path) -> None:
+def test_reports_list_cast_leaves(tmp_path: Path) -> None:
     treepack.save(tmp_path / "r", {"a": np.arange(3.0), "b": np.arange(3)})
     _, report = treepack.load(
         tmp_path / "r", {"a": jnp.zeros(3), "b": jnp.zeros(3, int)}, return_report=True

@@ -76,7 +76,7 @@ def test_archives_of_many_arrays_are_opened_once(folder: Path) -> None:
     assert state.tree["a49"].flat_range(0, 2).tolist() == [1, 1]
 
 
-def test_what_is_no_archive(folder: Path) -> None:
+def test_files_other_than_archives(folder: Path) -> None:
     for content in (b"", b"PK", npy(np.ones(2)), b"PK\x03\x04" + bytes(40)):
         Path("bad.npz").write_bytes(content)
         with pytest.raises(DecodeError, match=r"not a readable file of numpy\.savez"):

@@ -140,7 +140,7 @@ def test_files_of_newer_versions(folder: Path) -> None:
     assert "damaged" in call("verify", "cut", "newer", status=1)
 
 
-def test_a_truncated_file_is_told(folder: Path) -> None:
+def test_a_truncated_file_is_reported(folder: Path) -> None:
     """Its error is an EOFError, which click takes for the end of what a user types."""
     Path("cut.gz").write_bytes(treepack.dumps(TREE, compress=True)[:-100])
     for command in ("ls", "show", "diff"):

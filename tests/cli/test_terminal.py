@@ -20,7 +20,7 @@ from treepack._cli import output
 
 
 @pytest.mark.campaign
-def test_a_pipe_that_closes_is_no_error(folder: Path) -> None:
+def test_a_pipe_that_closes_is_not_an_error(folder: Path) -> None:
     treepack.save("many", {f"{index:05}": index for index in range(20_000)})
     command = [sys.executable, "-m", "treepack", "ls", "--flat", "many"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:

@@ -52,7 +52,7 @@ def test_every_public_name_is_here() -> None:
             assert getattr(checkpoints, name) == value
 
 
-def test_what_is_no_directory_has_no_checkpoints(
+def test_a_path_other_than_a_directory_has_no_checkpoints(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -495,7 +495,7 @@ def test_a_dict_that_changes_while_it_is_walked():
         treepack.serialization.to_bytes(target)
 
 
-def test_every_problem_of_a_tree_is_told():
+def test_every_problem_of_a_tree_is_reported():
     class Broken:
         x = property(lambda _: 1 / 0)
 

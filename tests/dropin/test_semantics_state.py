@@ -375,7 +375,7 @@ def test_handlers_may_try_another_way():
     assert found["a"].value["w"].shape == (2,)
 
 
-def test_handlers_may_be_lenient_in_part_and_nothing_is_told_twice():
+def test_handlers_may_be_lenient_in_part_and_nothing_is_reported_twice():
     def handlers(**options: Any) -> tuple[Any, Any]:
         return (
             lambda x: {"w": x.value},

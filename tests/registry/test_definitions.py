@@ -120,7 +120,7 @@ def test_the_file_says_what_they_are() -> None:
     assert treepack.loads(data, template) == [Layer(1, Config(9)), Layer(2, Color.RED)]
 
 
-def test_all_types_that_are_missing_are_told() -> None:
+def test_all_missing_types_are_reported() -> None:
     data = treepack.dumps({"x": Layer(1, (2, Config(4))), "y": Layer(2, Flags.A)})
     with pytest.raises(treepack.errors.HoleError) as caught:
         treepack.loads(data)

@@ -643,7 +643,7 @@ def test_plain_containers_of_files_and_directories(tmp_path: Path) -> None:
         treepack.load(tmp_path / "file", containers="dict")  # type: ignore[arg-type]
 
 
-def test_a_record_under_a_damaged_key_is_no_tree_without_a_record() -> None:
+def test_a_record_under_a_damaged_key_is_damage() -> None:
     data = treepack.dumps({"a": [1, 2]}).replace(b"__treepack__", b"__treepacj__")
     for verb in (treepack.loads, treepack.load, treepack.abstract, treepack.read_metadata):
         with pytest.raises(treepack.DecodeError, match="is not under its key"):
@@ -694,7 +694,7 @@ def many(kind: Any, types: Any, count: int = 300) -> bytes:
     return with_record(state, record([PLAIN, [kind, [[2, 0]]], ["list", [[count, 1]]]], types))
 
 
-def test_what_is_unknown_is_asked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_types_are_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
     from treepack._src.registry import holes as _holes
     from treepack._src.registry import nodes as _nodes
     from treepack._src.registry import static as _static
@@ -829,7 +829,7 @@ def test_names_of_no_implementation_of_keys(monkeypatch: pytest.MonkeyPatch) -> 
     assert asked == []
 
 
-def test_places_that_are_told_show_nothing_as_it_is_not_seen() -> None:
+def test_paths_in_errors_escape_invisible_characters() -> None:
     tree = {"\x1b[2J\n\u202e\xe9": {"l": [1, NODES["pair"]]}}
     place = r"\x1b[2J\n\u202eé/l/1"
     with pytest.raises(treepack.DecodeError) as caught:

@@ -63,7 +63,7 @@ def test_new_fields_get_their_defaults() -> None:
         treepack.loads(data)
 
 
-def test_removed_fields_are_told() -> None:
+def test_removed_fields_are_reported() -> None:
     data = treepack.dumps(define("a", "b")(1, 2))
     define("a")
     with pytest.raises(

@@ -168,7 +168,7 @@ def test_dropped_fields_need_a_default() -> None:
     assert f"{Dropping.__module__}.{Dropping.__qualname__}" not in treepack.registered_types()
 
 
-def test_a_class_that_is_no_dataclass() -> None:
+def test_a_class_that_is_not_a_dataclass() -> None:
     class Free:
         def __init__(self, w: Any, n: int):
             self.w, self.n = w, n
@@ -557,7 +557,7 @@ def test_the_hostile_values_are_what_they_seem() -> None:
     assert core.decode_value(named("numpy.ndarray", ("int8", (1,), b"\3"))) == 3
 
 
-def test_what_a_tree_cannot_register_is_told() -> None:
+def test_types_that_a_tree_cannot_register_are_reported() -> None:
     @dataclasses.dataclass
     class Plain:
         a: Any
@@ -573,7 +573,7 @@ def test_what_a_tree_cannot_register_is_told() -> None:
     assert {warning.filename for warning in caught} == {__file__}
 
 
-def test_an_older_function_is_told() -> None:
+def test_an_older_function_is_an_error() -> None:
     def define() -> Any:
         scope: dict[str, Any] = {"__name__": "registration.functions"}
         exec("def scale(x): return x", scope)

@@ -220,7 +220,7 @@ def test_damaged_parts_are_errors(name: str, parts: Any) -> None:
 
 
 @pytest.mark.campaign
-def test_a_library_that_is_not_imported_is_told_and_not_imported() -> None:
+def test_a_library_that_is_not_imported_is_named_and_not_imported() -> None:
     cases = {
         "flax.core": named("flax.core.FrozenDict", {"a": 1}),
         "flax.typing": named("flax.typing.HashableMapping", {"a": 1}),

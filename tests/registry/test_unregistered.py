@@ -172,7 +172,7 @@ def test_a_process_that_has_imported_the_library(tmp_path: Path) -> None:
         assert f"'optax:{part}'" in without
 
 
-def test_what_a_template_has_to_bring_is_told() -> None:
+def test_errors_name_what_a_template_must_supply() -> None:
     with pytest.raises(treepack.UnregisteredTypeError) as types_told:
         treepack.loads(treepack.dumps([Pair(1, Plain(2)), Layer(3)]))
     for ty in (Pair, Plain, Layer):
@@ -190,7 +190,7 @@ def test_what_a_template_has_to_bring_is_told() -> None:
     }
 
 
-def test_all_holes_are_told_at_once() -> None:
+def test_all_holes_are_reported_at_once() -> None:
     tree = {"a": train_state(), "b": [jnp.tanh, {"c": custom}], "w": jnp.ones(2)}
     data = treepack.dumps(tree)
     with pytest.raises(treepack.errors.HoleError) as caught:
@@ -264,7 +264,7 @@ def test_a_tree_in_static_is_walked_once(monkeypatch: pytest.MonkeyPatch) -> Non
     assert len(asked) < 1000
 
 
-def test_what_only_looks_strange_is_no_error_of_its_own() -> None:
+def test_strange_values_are_not_errors_of_their_own() -> None:
     class Silent:
         def __repr__(self) -> str:
             raise RuntimeError("no text")
@@ -437,7 +437,7 @@ def test_data_without_a_form_are_never_left_out_by_themselves() -> None:
     assert b"tanh" in treepack.dumps(Layer(1, "tanh"), static="error")
 
 
-def test_leaves_without_a_form_are_left_out_if_asked() -> None:
+def test_leaves_without_a_form_are_left_out_on_request() -> None:
     class Marker:
         pass
 
@@ -458,7 +458,7 @@ def test_leaves_without_a_form_are_left_out_if_asked() -> None:
         jax.jit(lambda x: treepack.dumps({"a": x}, static="skip") and x)(1.0)
 
 
-def test_code_at_the_root_is_told(tmp_path: Path) -> None:
+def test_code_at_the_root_is_an_error(tmp_path: Path) -> None:
     for code in (jnp.tanh, MODEL):
         with pytest.warns(UserWarning, match="no data") as warned:
             data = treepack.dumps(code)
@@ -494,7 +494,7 @@ class Attributes:
         self.w = jnp.zeros(2)
 
 
-def test_code_is_no_template(tmp_path: Path) -> None:
+def test_code_is_not_a_template(tmp_path: Path) -> None:
     data = treepack.dumps({"w": jnp.ones(2)})
     treepack.save(tmp_path / "tree", {"w": jnp.ones(2)})
     for target, remedy in (

@@ -195,7 +195,7 @@ def test_code_that_changes_the_template_while_it_is_restored() -> None:
     assert type(found["b"]) is Changing
 
 
-def test_what_is_wrong_is_told_as_ever() -> None:
+def test_mismatches_are_reported_as_before() -> None:
     """Bytes that are damaged, and code of types that raises."""
     data = treepack.dumps(5)[:-20]
     with pytest.raises(treepack.DecodeError, match="at __treepack__"):

@@ -121,7 +121,7 @@ def test_arrays_are_there_when_code_of_types_sees_them() -> None:
         assert found[0].total == 100_000
 
 
-def test_errors_of_code_are_told_with_their_path() -> None:
+def test_errors_of_code_have_their_path() -> None:
     data = treepack.dumps({"a": [Picky(1), Picky(12)]}).replace(b"value\x0c", b"value\x0d")
     assert outcome(data) == without(data)
     with pytest.raises(ValueError, match=r"recorded\.Picky .*not 13 \(at a/1\)"):
@@ -134,7 +134,7 @@ def test_an_interrupt_is_one() -> None:
         treepack.loads(data)
 
 
-def test_types_that_are_not_known_are_told_of() -> None:
+def test_unknown_types_are_reported() -> None:
     data = treepack.dumps([Node(1)])
     other = data.replace(b"recorded.Node", b"recorded.None")
     assert outcome(other) == without(other)
@@ -142,7 +142,7 @@ def test_types_that_are_not_known_are_told_of() -> None:
 
 
 @pytest.mark.parametrize("tree", [BUILT[3], BUILT[7], BUILT[8], [[1], [2]]], ids=repr)
-def test_damage_is_told_as_that_of_the_state(tree: Any) -> None:
+def test_damage_is_reported_as_by_the_state(tree: Any) -> None:
     data = treepack.dumps(tree)
     for at in range(len(data)):
         for bit in (1, 2, 16, 128):

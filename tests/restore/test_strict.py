@@ -135,7 +135,7 @@ class Plain:
     y: Any = None
 
 
-def test_everything_is_told_at_once() -> None:
+def test_all_mismatches_are_reported_at_once() -> None:
     template = {
         "a": F32,
         "kernel": F32,

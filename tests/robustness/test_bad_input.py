@@ -143,7 +143,7 @@ def test_hostile_values(data: bytes):
     assert 0 <= caught.value.offset <= len(data)
 
 
-def test_the_path_is_told():
+def test_errors_have_the_path():
     damaged = array([3], "uint8", b"ab")
     with pytest.raises(treepack.DecodeError, match=r"\[3\].*\(byte \d+, at w\)"):
         treepack.serialization.msgpack_restore(damaged)
@@ -390,7 +390,7 @@ def test_what_the_data_are_comes_first(load: Any):
         load(b"")
 
 
-def test_a_path_is_no_data(tmp_path: Path):
+def test_a_path_is_not_data(tmp_path: Path):
     for path in ("model.treepack", tmp_path / "model.treepack"):
         with pytest.raises(
             TypeError, match=r"got the path '.*model.treepack': use treepack.load for files"

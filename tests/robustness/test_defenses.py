@@ -138,7 +138,7 @@ def test_a_buffer_with_gaps_is_refused():
 @pytest.mark.parametrize(
     ("attribute", "value"), [("shape", (2, 300)), ("dtype", np.uint8), ("strides", (0,))]
 )
-def test_an_array_that_changes_while_its_dtype_is_asked_for(dtype: str, attribute: str, value: Any):
+def test_an_array_that_changes_while_its_dtype_is_read(dtype: str, attribute: str, value: Any):
     # A dtype that is not known yet: Python is asked about it.
     fresh: Any = np.dtype(np.dtype(dtype), metadata={})  # type: ignore[call-overload]
     array = np.arange(600).astype(fresh)
@@ -425,7 +425,7 @@ def test_integers_beyond_all_bounds():
 
 
 @pytest.mark.parametrize("limit", [-1, -(2.0**70), 0, 2**33, float("inf"), float("nan")])
-def test_chunk_sizes_that_nobody_means(limit: float, monkeypatch: pytest.MonkeyPatch):
+def test_absurd_chunk_sizes(limit: float, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(serialization, "MAX_CHUNK_SIZE", limit)
     tree = {"a": np.arange(3), "empty": np.zeros((0, 2)), "scalar": np.float32(1)}
     assert_same(treepack.serialization.msgpack_restore(treepack.serialization.to_bytes(tree)), tree)

@@ -220,7 +220,7 @@ def test_what_needs_all_paths_is_refused_where_they_are_too_long(
 @pytest.mark.parametrize(
     ("name", "strict"), [("numpy", True), ("lists", "exact"), ("sharded", True)]
 )
-def test_mismatches_are_told_as_far_as_there_is_room(
+def test_mismatches_are_reported_as_far_as_there_is_room(
     measured: limits.Limits, long_keys: dict[str, Path], name: str, strict: Any
 ) -> None:
     def work() -> None:

@@ -187,7 +187,7 @@ def test_what_a_directory_is(tmp_path: Path, names: list[str], message: str) -> 
             verb(tmp_path)
 
 
-def test_checkpoints_in_a_directory_are_told(tmp_path: Path) -> None:
+def test_errors_name_checkpoints_in_a_directory(tmp_path: Path) -> None:
     """Those of treepack's handler lie in a step of Orbax's manager."""
     item = tmp_path / "run" / "10" / "state"
     treepack.save(item, {"w": 1}, sharded=True)

@@ -78,7 +78,9 @@ def test_the_last_checkpoint_is_whole_whatever_is_killed(tmp_path: Path) -> None
 
 
 @pytest.mark.campaign
-def test_a_program_may_be_killed_before_its_end_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_program_may_be_killed_before_its_end_is_reported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     (running,) = processes.start("", 1)
     running.communicate()
 

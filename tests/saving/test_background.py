@@ -162,7 +162,7 @@ def test_errors_of_the_tree_and_of_options_are_raised_at_once(tmp_path: Path) ->
         treepack.save(path, iter([("a", 1)]), background=True)
 
 
-def test_an_error_of_who_is_told_ends_the_save(tmp_path: Path) -> None:
+def test_an_error_of_the_progress_callable_ends_the_save(tmp_path: Path) -> None:
     def fail(done: int, total: int) -> None:
         raise RuntimeError("enough")
 
@@ -228,7 +228,7 @@ treepack.save("/proc/there/is/no/such/folder", {"w": np.ones(8)}, background=Tru
 """
 
 
-def test_a_failure_that_nobody_asks_for_is_told_at_exit() -> None:
+def test_a_failure_that_is_not_retrieved_is_logged_at_exit() -> None:
     assert "folder failed" in processes.run(FAILS_AT_EXIT, 1)
 
 

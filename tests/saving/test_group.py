@@ -66,7 +66,7 @@ def told(store: Store, all_groups: list[Group], messages: dict[int, Message]) ->
 
 
 @pytest.mark.parametrize("count", [2, 16, 17, 40, 2000])
-def test_nobody_reads_many_messages(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_process_reads_many_messages(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     store = Store()
     sent = {at: Message(Written(f"file-{at}", at, at, 3)) for at in range(1, count)}
     found = told(store, members(store, count, monkeypatch), sent)

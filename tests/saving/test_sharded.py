@@ -348,7 +348,7 @@ def test_little_is_read_around_what_is_used_of_a_file() -> None:
     assert copied.expected is None  # which is read, not used in place
 
 
-def test_what_nobody_waits_for_is_not_read() -> None:
+def test_boxes_without_a_waiting_reader_are_not_read() -> None:
     """An interrupt or an error ends the reading of what comes after it."""
     calls: list[str] = []
     reads, prefetches = threading.Event(), threading.Event()
@@ -465,7 +465,7 @@ def test_pointers_of_git_lfs_say_so(checkpoint: Path) -> None:
         treepack.load(checkpoint)
 
 
-def test_what_is_no_checkpoint_says_so(checkpoint: Path, tmp_path: Path) -> None:
+def test_directories_other_than_checkpoints_are_described(checkpoint: Path, tmp_path: Path) -> None:
     (checkpoint / shards.MANIFEST).unlink()
     for use in (treepack.load, treepack.open, treepack.verify, treepack.abstract):
         with pytest.raises(treepack.DecodeError, match=r"has no manifest\.treepack"):
@@ -1073,7 +1073,7 @@ assert (treepack.load(path, arrays="numpy")["w"] == 3).all()
 
 
 @pytest.mark.campaign
-def test_processes_that_save_something_else_are_told(tmp_path: Path) -> None:
+def test_processes_that_save_different_trees_get_an_error(tmp_path: Path) -> None:
     processes.run(OTHERS, 2, tmp_path / "checkpoint")
 
 
@@ -1377,7 +1377,7 @@ def test_a_lease_whose_temporary_file_stays_is_released(
     assert not (tmp_path / lease.FILE).exists()
 
 
-def test_what_another_job_has_saved_meanwhile_stays(tmp_path: Path) -> None:
+def test_the_checkpoint_of_another_job_stays(tmp_path: Path) -> None:
     for place in ("memory://sharded/two-jobs", tmp_path):
         save_to(place, 0)
 
@@ -1501,7 +1501,9 @@ def test_arrays_of_numpy_are_as_those_of_a_file(saved: Path, tmp_path: Path) -> 
     assert type(loose["params"]["w"]) is type(loose["params"]["t"]) is np.ndarray
 
 
-def test_what_is_saved_again_meanwhile(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checkpoint_that_is_saved_again_while_it_is_read(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = treepack.open(checkpoint)
     treepack.save(checkpoint, {"w": jnp.ones(3)}, sharded=True)
     with pytest.raises(treepack.CorruptionError, match="replaced by another save: open it again"):

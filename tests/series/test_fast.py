@@ -164,7 +164,7 @@ def test_errors_of_copies_are_warnings_of_later_saves(
     check(Series(tmp_path / "run"), 8)
 
 
-def test_without_a_rule_to_drop_any_a_full_directory_is_told(
+def test_without_a_rule_to_drop_any_a_full_directory_is_an_error(
     tmp_path: Path, full: Callable[[bool], None]
 ) -> None:
     run = run_at(tmp_path)

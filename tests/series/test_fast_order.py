@@ -71,7 +71,7 @@ def test_steps_before_a_later_one_are_refused(
     assert Path(run.path(4)).parent == tmp_path / "run"
 
 
-def test_a_save_that_another_job_has_gone_past_is_told(tmp_path: Path, gate: Gate) -> None:
+def test_a_save_that_another_job_has_gone_past_is_reported(tmp_path: Path, gate: Gate) -> None:
     gate.open()
     run = run_at(tmp_path)
     save(run, 1)
@@ -127,7 +127,7 @@ def test_a_save_counts_after_one_whose_fast_copy_is_damaged(
 
 
 @forms
-def test_the_durable_directory_may_be_removed_meanwhile(
+def test_the_durable_directory_may_be_removed_during_a_drain(
     tmp_path: Path, gate: Gate, sharded: bool
 ) -> None:
     gate.open()

@@ -159,7 +159,7 @@ assert run.steps() == [2]
 )
 
 
-def test_what_one_process_cannot_save_is_told_by_all(tmp_path: Path) -> None:
+def test_all_processes_report_what_one_cannot_save(tmp_path: Path) -> None:
     processes.run(UNSAVED, 2, tmp_path / "run", devices=2)
 
 
@@ -239,7 +239,7 @@ with run.preemption():
 
 
 @pytest.mark.parametrize("count", [1, pytest.param(2, marks=pytest.mark.campaign)])
-def test_a_run_that_is_asked_to_end_saves_once_more(tmp_path: Path, count: int) -> None:
+def test_a_run_that_receives_sigterm_saves_once_more(tmp_path: Path, count: int) -> None:
     """Of several processes one is asked."""
     running = processes.start(PREEMPTED, count, tmp_path / "run", "first", devices=2)
     for process in running:

@@ -364,7 +364,7 @@ def test_a_head_that_no_publisher_writes_is_an_error(where: Path, head: Any) -> 
         treepack.Publisher(where)
 
 
-def test_a_newer_head_is_told(where: Path) -> None:
+def test_a_newer_head_is_an_error(where: Path) -> None:
     where.mkdir()
     (where / HEAD).write_text('{"treepack_versions": 2}')
     with pytest.raises(treepack.NewerVersionError, match="upgrade treepack"):

@@ -125,7 +125,7 @@ KINDS = ["torn", "flipped", "zeroed", "emptied", "another step", "a text", "a fo
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_resume_passes_over_what_is_damaged(tmp_path: Path, kind: str) -> None:
+def test_resume_skips_damaged_checkpoints(tmp_path: Path, kind: str) -> None:
     rng = random.Random(kind)
     run = saved(tmp_path, 1, 2, 3)
     for step, skipped in ((3, [3]), (2, [3, 2])):
@@ -347,7 +347,7 @@ def test_a_step_is_saved_again_but_none_before_a_whole_one(tmp_path: Path) -> No
     assert run.steps() == [1, 3, 5]
 
 
-def test_damaged_ones_take_nobodys_place(tmp_path: Path) -> None:
+def test_damaged_checkpoints_do_not_count_for_rules(tmp_path: Path) -> None:
     run = saved(tmp_path, 1, 2, 3, 4, keep=Keep(last=2))
     assert run.steps() == [3, 4]
     Path(run.path(4)).write_bytes(b"")
@@ -378,7 +378,7 @@ def test_an_error_of_the_rules_does_not_harm_the_save(
     assert run.steps() == [5]
 
 
-def test_a_failed_save_in_the_background_is_told_and_the_next_goes_on(tmp_path: Path) -> None:
+def test_the_save_after_a_failed_one_in_the_background_warns_and_continues(tmp_path: Path) -> None:
     run = Series(tmp_path / "run")
     (tmp_path / "run").write_text("in the way")
     saving = run.save(1, state(1), background=True)
@@ -483,7 +483,7 @@ except BusyError as error:
 """
 
 
-def test_of_two_jobs_one_is_told(tmp_path: Path) -> None:
+def test_of_two_jobs_one_gets_an_error(tmp_path: Path) -> None:
     told = []
 
     def meanwhile(done: int, total: int) -> None:

@@ -76,7 +76,7 @@ def damage(store: Any, path: str, kind: str, rng: random.Random) -> None:
 
 @pytest.mark.parametrize("sharded", [False, True])
 @tiers.parametrize("kind", ["torn", "flipped", "emptied", "gone"])
-def test_resume_passes_over_what_is_damaged(server: s3.Server, kind: str, sharded: bool) -> None:
+def test_resume_skips_damaged_checkpoints(server: s3.Server, kind: str, sharded: bool) -> None:
     """Set TREEPACK_DAMAGES to the number of times for each kind and form."""
     rng = random.Random(kind)
     for _ in range(int(os.environ.get("TREEPACK_DAMAGES", tiers.either(2, 8)))):

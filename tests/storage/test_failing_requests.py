@@ -385,7 +385,7 @@ def test_what_is_replaced_while_it_is_looked_at_is_not_taken_for_nothing(
     assert treepack.is_checkpoint(url, storage_options=options)
 
 
-def test_a_shard_that_is_replaced_meanwhile_is_not_too_large(server: s3.Server) -> None:
+def test_a_shard_that_is_replaced_during_a_read_is_not_too_large(server: s3.Server) -> None:
     url, options = server.url("replaced/shard"), options_of(server, 0)
     treepack.save(url, tree(1), sharded=True, storage_options=options)
 

@@ -66,7 +66,7 @@ def test_uploads_in_parts(server: gcs.Server) -> None:
 
 
 @pytest.mark.parametrize("is_same", [False, True])
-def test_of_two_jobs_one_is_told(server: gcs.Server, is_same: bool) -> None:
+def test_of_two_jobs_one_gets_an_error(server: gcs.Server, is_same: bool) -> None:
     """Also if the manifest has the same e-tag as the one that was there when the save began."""
     url, options, manifest = "gs://bucket/jobs", server.options, "jobs/manifest.treepack"
     treepack.save(url, {"a": np.full(1000, 0)}, sharded=True, storage_options=options)

@@ -346,7 +346,7 @@ def told(work: Callable[..., Any]) -> list[tuple[int, int]]:
     return calls
 
 
-def test_progress_is_told(tmp_path: Path):
+def test_progress_is_reported(tmp_path: Path):
     data = bytes(40 << 20)
     tree = {"w": np.zeros(40 << 20, np.uint8)}
     stream, path, plain = (
@@ -431,7 +431,7 @@ def test_a_bar_is_shown_if_tqdm_is_there(capsys: pytest.CaptureFixture[str]):
 
 
 @pytest.mark.campaign
-def test_data_that_change_meanwhile_give_a_sound_stream():
+def test_data_that_change_during_compression_give_a_valid_stream():
     """What is compressed is a mix of old and new, but the checksum is that of the mix."""
     data = RNG.integers(0, 255, 32 << 20, dtype=np.uint8)
     done = threading.Event()

@@ -53,7 +53,7 @@ READS: list[Any] = [
 ]
 
 
-def test_what_is_no_source_says_what_is_needed(tmp_path: Path) -> None:
+def test_invalid_sources_name_the_valid_ones(tmp_path: Path) -> None:
     treepack.save(tmp_path / "model", TREE)
     with zipfile.ZipFile(tmp_path / "all.zip", "w") as archive:
         archive.write(tmp_path / "model", "model")
@@ -80,7 +80,7 @@ def test_what_is_no_source_says_what_is_needed(tmp_path: Path) -> None:
                     verb(source)
 
 
-def test_what_is_no_place_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_places_are_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     writes: list[Any] = [
         treepack.save,
@@ -262,7 +262,7 @@ def test_epath(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("url", ["s3://bucket/x", "memory://x/y", "file"])
-def test_options_that_are_no_dict_are_told_without_them(url: str) -> None:
+def test_errors_about_options_do_not_show_them(url: str) -> None:
     wrong: Any = "hidden-key"
     for call in (
         lambda: treepack.save(url, TREE, storage_options=wrong),

@@ -490,7 +490,7 @@ class Short(Store):
         return found[:-1]
 
 
-def test_a_short_answer_is_told_with_its_url(store: Store) -> None:
+def test_a_short_response_is_an_error_with_its_url(store: Store) -> None:
     fsspec.register_implementation("short", Short, clobber=True)
     treepack.save("store://bucket/model", {"w": np.ones(50_000)})
     url, size = "short://bucket/model", len(Store.objects["bucket/model"])
@@ -503,7 +503,7 @@ def test_a_short_answer_is_told_with_its_url(store: Store) -> None:
 
 
 @pytest.mark.parametrize("size", [0, 7])
-def test_more_bytes_than_there_are_is_told(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+def test_a_wrong_number_of_bytes_is_an_error(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
     def get(_store: Any, _path: str, *, options: Any) -> Any:
         if options:
             raise obstore.exceptions.GenericError("416 Range Not Satisfiable")
@@ -529,7 +529,7 @@ def test_a_server_that_does_not_answer_is_not_taken_for_a_missing_file() -> None
             assert not isinstance(caught.value, FileNotFoundError)
 
 
-def test_errors_of_other_libraries_are_told_with_the_url(
+def test_errors_of_other_libraries_have_the_url(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fsspec.register_implementation("short", Short, clobber=True)

@@ -259,7 +259,7 @@ def test_what_is_not_there(server: s3.Server) -> None:
 
 
 @pytest.mark.parametrize("status", [401, 403])
-def test_who_may_not_is_told_what_to_do(server: s3.Server, status: int) -> None:
+def test_denied_requests_name_the_remedy(server: s3.Server, status: int) -> None:
     server.proxy.fault = lambda _: status
     for work in (
         treepack.load,
@@ -346,7 +346,7 @@ def test_an_upload_that_fails_leaves_nothing(server: s3.Server) -> None:
     assert treepack.load(url, storage_options=options)["w"].nbytes == 24 << 20
 
 
-def test_of_two_jobs_one_is_told(server: s3.Server) -> None:
+def test_of_two_jobs_one_gets_an_error(server: s3.Server) -> None:
     url, options = server.url("jobs/told"), server.options
     treepack.save(url, {"a": 0}, sharded=True, storage_options=options)
     inner: list[int] = []
@@ -363,7 +363,7 @@ def test_of_two_jobs_one_is_told(server: s3.Server) -> None:
     assert treepack.verify(url, storage_options=options).ok
 
 
-def test_an_answer_that_is_lost_is_no_conflict(server: s3.Server) -> None:
+def test_a_lost_response_is_not_a_conflict(server: s3.Server) -> None:
     url, options = server.url("jobs/lost"), server.options
     turns = itertools.count()
 

@@ -93,7 +93,7 @@ def test_an_unregistered_type_below_a_registered_one_is_an_error() -> None:
         treepack.dumps({}, metadata=[Config(activation=Mode.FAST)])  # type: ignore[arg-type]
 
 
-def test_what_cannot_be_stored_is_told_with_its_place(tmp_path: Path) -> None:
+def test_values_that_cannot_be_stored_are_reported_with_their_path(tmp_path: Path) -> None:
     for value in (object(), Unregistered(nested=object())):
         place = "config/nested" if isinstance(value, Unregistered) else "config"
         with pytest.raises(TypeError, match=rf"at metadata/{place}: .*register_auxdata"):
