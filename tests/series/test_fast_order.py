@@ -43,7 +43,8 @@ def test_steps_before_a_later_one_are_refused(
     paths = [tmp_path / "fast" / "step_5"]
     for it in (run, run_at(tmp_path)):
         with pytest.raises(
-            InvalidCheckpointError, match=f"fast, since step 7 .* remove {paths[0]} and all"
+            InvalidCheckpointError,
+            match=f"fast: resume would load step 7, .* remove {paths[0]} and all",
         ):
             save(it, 4)
     gate.open()
@@ -60,7 +61,8 @@ def test_steps_before_a_later_one_are_refused(
         remove(paths[0])
     for it in (run, run_at(tmp_path)):
         with pytest.raises(
-            InvalidCheckpointError, match=f"run, since step 7 .* remove {paths[1]} and all"
+            InvalidCheckpointError,
+            match=f"run: resume would load step 7, .* remove {paths[1]} and all",
         ):
             save(it, 4)
     remove(paths[1])
@@ -79,7 +81,7 @@ def test_a_save_that_another_job_has_gone_past_is_reported(tmp_path: Path, gate:
     save(Series(tmp_path / "run"), 5)
     save(run, 2)
     with pytest.raises(
-        InvalidCheckpointError, match=r"step 2 cannot be saved to .*run, since step 5"
+        InvalidCheckpointError, match=r"step 2 cannot be saved to .*run: resume would load step 5"
     ):
         run.wait()
     save(run, 6)
