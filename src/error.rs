@@ -147,7 +147,7 @@ pub enum Error {
         more: usize,
     },
     /// Undoing a failed patch ran out of memory.
-    #[error("there was not enough memory to take a failed patch back: the buffer has neither tree")]
+    #[error("out of memory while undoing a failed patch: the buffer has neither tree")]
     Torn,
     /// A file was written to while it was open.
     #[error(

@@ -168,8 +168,7 @@ const PICKLE: &str = "a Python pickle, which may run code when it is read: load 
 const TORCH: &str = "a checkpoint of PyTorch: load it with torch.load(weights_only=True), and save \
                      its tensors as arrays of NumPy";
 
-const ZEROS: &str =
-    "nothing but zeros: the file was never written, as after a loss of power, or is a hole";
+const ZEROS: &str = "only zeros: the file was never written, for example after a power failure";
 
 const MLIR: &[u8] = b"ML\xefR";
 

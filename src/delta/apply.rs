@@ -81,15 +81,15 @@ fn check_places(join: &Join<'_>, room: usize) -> Result<()> {
     if join.len() > room {
         let needed = join.len();
         let reason =
-            format!("the buffer is too small: {needed} bytes are needed, and it has {room}");
+            format!("the buffer is too small: expected at least {needed} bytes, found {room}");
         return Err(Error::Option(reason));
     }
     for (difference, (value, pieces)) in join.patch.differences.iter().zip(&join.partners) {
         if *pieces.as_slice() != [difference.place.clone()] {
             let path = join.catalog.path_of(*value);
             return Err(Error::Option(format!(
-                "{path} has another place in the new encoding, because a value before it became \
-                 longer or shorter, or keys have another order: pack the whole tree"
+                "{path} would move in the new encoding, because the length of a value before it \
+                 or the order of keys changed: pack the whole tree"
             )));
         }
     }

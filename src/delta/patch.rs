@@ -227,7 +227,8 @@ impl<'a> Patch<'a> {
         }
         skeleton.push(at..tree.end)?;
         if skeleton.len as u64 != record.nbytes {
-            return damaged("it has another length");
+            let reason = "its parts do not have the length of the encoding in its record";
+            return damaged(reason);
         }
         Ok(Self {
             record,
@@ -240,7 +241,7 @@ impl<'a> Patch<'a> {
 /// The record of a patch, and the range of its tree.
 pub fn record_of(bytes: &[u8]) -> Result<(Record, Range<usize>)> {
     let Some((before, footer)) = bytes.split_last_chunk::<FOOTER_BYTES>() else {
-        return damaged("it ends early");
+        return damaged("it is truncated");
     };
     if !before.starts_with(&START) {
         return damaged("it does not begin with its mark");
@@ -249,8 +250,9 @@ pub fn record_of(bytes: &[u8]) -> Result<(Record, Range<usize>)> {
     if footer[8..] != MARK {
         return damaged("it does not end with its mark");
     }
-    if crc32fast::hash(before) != word(0) {
-        return damaged("it has another checksum");
+    let found = crc32fast::hash(before);
+    if found != word(0) {
+        return damaged(&structure::mismatch(word(0), found));
     }
     let len = word(4) as usize;
     let mut header = Vec::new();
@@ -265,7 +267,7 @@ pub fn record_of(bytes: &[u8]) -> Result<(Record, Range<usize>)> {
         return damaged("its record is too long");
     };
     if before[end..start] != header {
-        return damaged("its record is not where it should be");
+        return damaged("its record does not end at its footer");
     }
     let record: Record = decode_record(&before[start..])?;
     Ok((record, START.len()..end))
@@ -304,7 +306,7 @@ fn read_difference<'a>(
         Some((part, end - left.len()))
     };
     let (code, _) = next(1).ok_or_else(short)?;
-    let elements = Elements::read(code[0]).ok_or_else(|| malformed("has no such elements"))?;
+    let elements = Elements::read(code[0]).ok_or_else(|| malformed("has unknown elements"))?;
     let (len, _) = next(2).ok_or_else(short)?;
     let len = u16::from_le_bytes([len[0], len[1]]);
     let (_, head_end) = next(len.into()).ok_or_else(short)?;
@@ -323,7 +325,8 @@ fn read_difference<'a>(
     let mut blocks = Vec::new();
     for _ in 0..nbytes.div_ceil(BLOCK_BYTES) {
         let (head, _) = next(BLOCK_HEAD_BYTES).ok_or_else(short)?;
-        let kind = Kind::read(head[0]).ok_or_else(|| malformed("has a block of no known kind"))?;
+        let kind =
+            Kind::read(head[0]).ok_or_else(|| malformed("has a block of an unknown kind"))?;
         let word = |at: usize| u32::from_le_bytes(*head[at..].first_chunk().expect("4 bytes"));
         let (bytes, _) = next(word(5) as usize).ok_or_else(short)?;
         let crc = word(1);
@@ -337,7 +340,7 @@ fn read_difference<'a>(
             Kind::Sparse | Kind::Dense => continue,
         };
         if block.bytes.len() != expected {
-            return Err(malformed("has a block of another length"));
+            return Err(malformed("has a block of the wrong length"));
         }
     }
     if next(1).is_some() {

@@ -13,6 +13,7 @@ use super::format::{MAGIC, MAX_EXPANSION, NUMBERS_HEADER};
 use super::numbers;
 use crate::mapping::Pages;
 use crate::source::{Source, read_to};
+use crate::structure;
 use crate::watch::Watch;
 use crate::{Error, Result, zlib};
 
@@ -152,14 +153,15 @@ fn inflate_members(
         }
         drop(member);
         let claimed = [input.word()?, input.word()?];
-        if claimed[0] != checksum.finalize() {
-            return Err(Error::Gzip(
-                "the checksum of the data does not match".into(),
-            ));
+        let found = checksum.finalize();
+        if claimed[0] != found {
+            return Err(Error::Gzip(structure::mismatch(claimed[0], found)));
         }
         #[allow(clippy::cast_possible_truncation)] // modulo 2^32, as in the format
-        if claimed[1] != (out.len() - begin) as u32 {
-            return Err(Error::Gzip("the size of the data does not match".into()));
+        let size = (out.len() - begin) as u32;
+        if claimed[1] != size {
+            let reason = format!("size mismatch: expected {} bytes, found {size}", claimed[1]);
+            return Err(Error::Gzip(reason));
         }
         while input.fill()?.first() == Some(&0) {
             input.consume(1);

@@ -67,8 +67,7 @@ pub fn check_saved_key(key: &Bound<'_, PyAny>) -> PyResult<()> {
         return Ok(());
     }
     Err(PyTypeError::new_err(format!(
-        "a key {} cannot be read back, since code of what it consists of would compare it: save \
-         str(...) of it",
+        "a key {} cannot be read back, since that would run code of its parts: save str(...) of it",
         key.repr()?
     )))
 }

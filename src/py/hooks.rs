@@ -119,7 +119,7 @@ impl Hooks {
     fn given(py: Python<'_>) -> PyResult<&'static Self> {
         HOOKS.get(py).ok_or_else(|| {
             PyRuntimeError::new_err(
-                "the core is used before its package: `import treepack` has to end first, which \
+                "the core is used before its package: `import treepack` must end first, which \
                  calls set_hooks",
             )
         })

@@ -897,7 +897,7 @@ def test_the_core_is_of_no_use_without_its_package() -> None:
     done = subprocess.run(
         [sys.executable, "-c", code, core.__file__], capture_output=True, text=True, check=True
     )
-    assert done.stdout.count("`import treepack` has to end first") == 2
+    assert done.stdout.count("`import treepack` must end first") == 2
     assert "has no attribute 'classify'" in done.stdout
 
 

@@ -94,7 +94,7 @@ FILES: dict[str, tuple[Callable[[], bytes] | bytes, str]] = {
     "weights": (b'{"metadata": {}, "weight_map": {"w": "x"}}', "index of a checkpoint in several"),
     "yaml": (b"learning_rate: 0.1\nsteps: 5\n", 'YAML text that begins with "learning_rate: 0.1"'),
     "text": (b"Repository not found", 'text that begins with "Repository not found"'),
-    "zeros": (bytes(1 << 13), "nothing but zeros"),
+    "zeros": (bytes(1 << 13), "only zeros"),
     "zstd": (b"\x28\xb5\x2f\xfd" + bytes(9), "Zstandard data: decompress"),
     "xz": (lzma.compress(b"a"), "xz data: decompress"),
     "bz2": (bz2.compress(b"a"), "bzip2 data: decompress"),

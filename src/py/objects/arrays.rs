@@ -77,8 +77,8 @@ impl<'py> Objects<'_, 'py> {
         if copy == CopyMode::Never && nbytes > 0 {
             return Err(Error::malformed(
                 found.offset,
-                "copy=False, but this array can only be had by a copy: its bytes are in \
-                 several chunks, not aligned for its dtype, or not mapped; pass copy=None",
+                "copy=False, but this array must be copied: its bytes are in several chunks, not \
+                 aligned for its dtype, or not mapped; pass copy=None",
             )
             .into());
         }

@@ -384,8 +384,8 @@ impl<'a, 'py, C: Ordered<'py>> Walk<'a, 'py, C> {
         }
         if leaf.is_instance_of::<PyDict>() {
             return damaged(
-                "there is a dict where an array was saved, such as a PRNG key of an \
-                 implementation that is not known here, or any where jax is not installed",
+                "expected an array, found a dict, such as a PRNG key of an unknown \
+                 implementation, or any PRNG key if jax is not installed",
             );
         }
         if self.assembly.how.placeholders

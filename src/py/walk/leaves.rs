@@ -26,7 +26,7 @@ impl<'py> Walk<'py> {
         } else {
             return Err(Failure::overflow(
                 "Integer value out of range: msgpack holds -2**63 to 2**64-1; treepack.save and \
-                 treepack.dumps take others",
+                 treepack.dumps accept others",
             ));
         }
         Ok(())
