@@ -6,8 +6,8 @@
 A time covers the transfer between device and host, and for files the writing or reading in memory
 (/dev/shm where there is one). Each row prints the bytes per second, and the ratio to the transfer
 alone, measured in turns with it. All results are compared bit by bit, and the kinds of memory of
-loaded arrays with those of the saved ones. On a machine without an accelerator it measures the CPU
-backend, where transfers copy nothing.
+loaded and saved arrays. On a machine without an accelerator it measures the CPU backend, where
+transfers copy nothing.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def fresh(tree: dict[str, jax.Array]) -> dict[str, jax.Array]:
 
 
 def check(found: dict[str, Any], expected: dict[str, jax.Array]) -> None:
-    """Compares arrays bit by bit, and where they are.
+    """Compares arrays bit by bit, and their places.
 
     Raises:
       AssertionError: If they differ.

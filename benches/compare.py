@@ -3,9 +3,9 @@
     python benches/compare.py                 # the short run: prints a table
     python benches/compare.py --full          # all peers, larger trees; writes results/
 
-All do the same work on the same tree, taking turns; what each writes is read back by it
-and compared with the tree once. Each workload, and each figure of memory, has a process
-of its own, so that none inherits what another did to the memory allocator.
+All do the same work on the same tree, in turns; each reads its output back, once, which is compared
+with the tree. Each workload, and each figure of memory, has a process of its own, so that none
+inherits the state of the memory allocator.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Row(NamedTuple):
     """One line of the table.
 
     Attributes:
-      op: What is done.
+      op: The operation.
       calls: How each library does it, or why it cannot.
       memory: How many bytes a call needs.
     """
@@ -54,7 +54,7 @@ class Row(NamedTuple):
 
 
 class Run(NamedTuple):
-    """What a workload is made of.
+    """The options of a workload.
 
     Attributes:
       size: The bytes of the large trees.
@@ -250,7 +250,7 @@ def _in_memory(run: Run, tree: Any) -> list[Row]:
 
 
 def _then(last: Callable[[Any], Any], calls: dict[str, Call | str]) -> dict[str, Call | str]:
-    """Returns calls that go on with what the given ones return."""
+    """Returns calls that continue with the results of the given ones."""
 
     def both(first: Call) -> Any:
         return last(first())
@@ -270,7 +270,7 @@ def _to_jax(tree: Any) -> Any:
 
 
 def check(tree: Any, restored: Any) -> None:
-    """Raises unless two trees hold the same bits."""
+    """Raises unless two trees have the same bits."""
     if isinstance(tree, dict):
         if tree.keys() != restored.keys():
             raise ValueError("returns other keys")
@@ -287,7 +287,7 @@ def check(tree: Any, restored: Any) -> None:
 def measure_memory(name: str, op: str, size: int, directory: Path) -> int:
     """Does one operation in this process and returns by how much it raised the peak."""
     library = LIBRARIES[name]()
-    # What an operation needs whatever the size, such as imports, is not its memory.
+    # Memory that an operation needs for any size, such as imports, does not count.
     small = workloads.layers(MIB // 2)
     library.decode(library.encode(small))
     library.save(small, directory / "small")
@@ -385,7 +385,7 @@ def _line(row: dict[str, Any], names: list[str]) -> str:
 
 
 def about(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Returns what the figures depend on."""
+    """Returns the versions and hardware that the figures depend on."""
     cpu = platform.processor() or platform.machine()
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():

@@ -3,7 +3,7 @@
     python benches/compare_gzip.py             # 32 MiB of each kind of data
     python benches/compare_gzip.py --size 128
 
-All take turns on the same data; what each makes is decompressed and compared once.
+All take turns on the same data; each output is decompressed and compared once.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def corpora(size: int) -> dict[str, bytes]:
 
 
 def _libdeflate(stream: bytes) -> bytes:
-    # It wants the size, which ours tell in their last member and others at the end.
+    # It needs the size, which ours have in their last member and others at the end.
     tail = stream[-66:]
     if tail[12:14] == b"TE":
         size = struct.unpack("<Q", tail[24:32])[0]
@@ -83,7 +83,7 @@ COMPRESS: dict[str, Callable[[bytes], Any]] = {
     "zstd 1, 2 threads (no gzip)": zstandard.ZstdCompressor(level=1, threads=2).compress,
 }
 
-# What reads streams of numbers.
+# The reader of streams of numbers.
 NUMBERS: dict[str, Callable[[Any], bytes]] = {
     "treepack": treepack.serialization.decompress_bytes,
 }

@@ -1,4 +1,4 @@
-"""How time and memory are measured."""
+"""Measures time and memory."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ import numpy as np
 
 
 def touch(size: int) -> None:
-    """Writes to fresh memory once and gives it back.
+    """Writes to fresh memory once and frees it.
 
-    A virtual machine that returns idle memory to its host pays many times the normal
-    price for the first touch of a page; that should not be part of what is measured.
-    The memory comes straight from the system, so that no allocator learns from it.
+    On a virtual machine that returns idle memory to its host, the first touch of a page takes many
+    times longer, which should not be measured. The memory comes straight from the system, so that
+    no allocator learns from it.
     """
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
     with mmap.mmap(-1, max(size, mmap.PAGESIZE), flags=flags) as memory:
         if hasattr(mmap, "MADV_HUGEPAGE"):
             memory.madvise(mmap.MADV_HUGEPAGE)
-        # The host clears what it gives; it does so for each processor.
+        # The host clears the memory that it gives, for each processor.
         parts = np.array_split(np.frombuffer(memory, np.uint8)[:: mmap.PAGESIZE], 2)
         list(_COPIERS.map(lambda part: part.fill(1), parts))
         del parts
 
 
 def copy_fresh(source: np.ndarray) -> mmap.mmap:
-    """Copies bytes by two threads into fresh memory: what no encoder can be faster than."""
+    """Copies bytes by two threads into fresh memory: the lower bound of any encoder."""
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
     memory = mmap.mmap(-1, source.size, flags=flags)
     if hasattr(mmap, "MADV_HUGEPAGE"):
@@ -53,7 +53,7 @@ def medians(calls: dict[str, Callable[[], Any]], *, memory: int, rounds: int) ->
     less than 50 ms is measured in a row of calls, which is how such calls occur.
 
     Args:
-      calls: What to measure, by name.
+      calls: The calls by name.
       memory: How many bytes of memory a call needs.
       rounds: How often each is measured.
     """
@@ -67,17 +67,17 @@ def medians(calls: dict[str, Callable[[], Any]], *, memory: int, rounds: int) ->
         for name in order:
             touch(memory)
             times[name].append(seconds(calls[name], rows[name]))
-        order.append(order.pop(0))  # whoever goes first pays for what was before
+        order.append(order.pop(0))  # the first one pays for the work before
     return {name: statistics.median(found) for name, found in times.items()}
 
 
 def seconds(call: Callable[[], Any], count: int) -> float:
-    """Returns the seconds that a call takes, from so many in a row."""
+    """Returns the seconds of a call, measured in a row of `count` calls."""
     gc.collect()
     gc.disable()
     start = time.perf_counter()
     for _ in range(count):
-        call()  # and what it returns is dropped, which is part of its cost
+        call()  # dropping the result is part of its cost
     total = time.perf_counter() - start
     gc.enable()
     return total / count
@@ -86,10 +86,10 @@ def seconds(call: Callable[[], Any], count: int) -> float:
 def peak_memory(call: Callable[[], Any]) -> int:
     """Returns by how many bytes a call raises the memory of this process at its peak.
 
-    Linux tells it. What else the process holds, and has held before, does not count.
+    Linux reports it. Other memory of the process, now or before, does not count.
     """
     gc.collect()
-    # Writing 5 there sets the peak back to what is in use now.
+    # Writing 5 there resets the peak to the current use.
     Path("/proc/self/clear_refs").write_text("5")
     before = _status("VmRSS")
     result = call()

@@ -28,14 +28,14 @@ RUNS = 7
 
 
 def drop(path: Path) -> None:
-    """Lets a file go from the page cache."""
+    """Drops a file from the page cache."""
     with path.open("rb") as file:
         os.fsync(file.fileno())
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def bytes_from_disk() -> int:
-    """Returns how many bytes this process has had from disks."""
+    """Returns the number of bytes that this process has read from disks."""
     for line in Path("/proc/self/io").read_text().splitlines():
         if line.startswith("read_bytes:"):
             return int(line.split()[1])
@@ -136,7 +136,7 @@ def safe_params(path: Path) -> object:
 
 
 def summed(path: Path) -> object:
-    """Reads a file in blocks and sums its bytes, with as many threads as `verify` has."""
+    """Reads a file in blocks and sums its bytes, with the threads of `verify`."""
     from concurrent.futures import ThreadPoolExecutor
 
     size, block = path.stat().st_size, 8 << 20
@@ -182,7 +182,7 @@ def compare(folder: Path, leaves: int, mib: int) -> None:
 
 
 def checksums(folder: Path, mib: int) -> None:
-    """Prints what checksums cost when a file is saved, without waiting for the disk."""
+    """Prints the cost of checksums in a save, without waiting for the disk."""
     tree = model(300, mib << 20)
     path = folder / "sums"
     found: dict[bool, list[float]] = {True: [], False: []}

@@ -1,8 +1,8 @@
 """The libraries that are compared, each as far as it can do the work.
 
-The work is that of flax: a nested dict of arrays becomes bytes or a file, and the same
-nested dict of NumPy arrays, with shapes and dtypes, comes back. What a library does not
-do by itself, such as names for nested leaves, is done here in the cheapest way known.
+The work is flax's: a nested dict of arrays becomes bytes or a file, and the same nested dict of
+NumPy arrays, with shapes and dtypes, comes back. If a library lacks a step, such as names for
+nested leaves, this module does it in the cheapest way known.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Data = Any
 
 @dataclass
 class Library:
-    """How a library does each operation; a string says why it cannot."""
+    """A library's function for each operation, or a string with the reason that it has none."""
 
     encode: Callable[[Tree], Data] | str
     decode: Callable[[Data], Tree] | str

@@ -7,9 +7,9 @@ All processes load all of the model (data-parallel), from a local directory that
 cache, and from a local server of S3, each through a proxy of its own, which counts bytes and delays
 each request: by a latency, and in the last rows also as if the store served all of them so many
 MiB/s and no more. Server, proxies and processes share the cores of this machine, and bytes go from
-process to process by TCP (gloo). A time is that of the slowest process after a barrier, until each
-has read every byte that its device has; medians. Bytes are those that the store serves to one
-process, or to all, in one load.
+process to process by TCP (gloo). Times are of the slowest process after a barrier, until each has
+read every byte of its device; medians. Bytes are served by the store to one process, or to all, in
+one load.
 """
 
 from __future__ import annotations

@@ -194,7 +194,7 @@ def once(folder: Path, row: str, library: str, *, cold: bool) -> None:
 
 
 def apart(folder: Path, row: str, library: str, mode: str) -> list[int]:
-    """Runs `once` in a process of its own; returns what it prints."""
+    """Runs `once` in a process of its own; returns its output."""
     command = [sys.executable, __file__, "--once", str(folder), row, library, mode]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     return [*map(int, done.stdout.split())]

@@ -1,10 +1,10 @@
-"""What a sharded checkpoint costs beside writing and reading bytes, for up to 10,000 hosts.
+"""Measures the overhead of sharded checkpoints of up to 10,000 hosts.
 
     python benches/scale.py
 
-Everything that grows with hosts or shards is measured by itself, with as many devices as a sharding
-has to tell of, but without them: what each process computes, what process 0 does alone, the size of
-the manifest, and what a process does that loads. docs/sharded.md has the figures.
+Everything that grows with hosts or shards is measured by itself, with simulated devices: the
+computation of each process, the work of process 0 alone, the size of the manifest, and the work of
+a loading process. docs/sharded.md has the figures.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ DEVICES_PER_HOST = 4
 
 
 class Device:
-    """A device of a process that is not there."""
+    """A device of a simulated process."""
 
     def __init__(self, number: int):
         self.process_index = number // DEVICES_PER_HOST
@@ -60,7 +60,7 @@ class Rows:
 
 
 def seconds(work: Callable[[], Any], runs: int = 3) -> tuple[float, Any]:
-    """Returns the median time of some work, and what it returns."""
+    """Returns the median time of some work, and its result."""
     times = []
     for _ in range(runs):
         shards._split.cache_clear()
@@ -71,7 +71,7 @@ def seconds(work: Callable[[], Any], runs: int = 3) -> tuple[float, Any]:
 
 
 def plan(hosts: int, replicas: int) -> tuple[float, core.ShardPlan]:
-    """Returns how long a process computes who writes what, and the answer."""
+    """Returns the time of a process to plan the writers, and the plan."""
     devices = [Device(number) for number in range(hosts * DEVICES_PER_HOST)]
     sharding = Rows(devices, replicas)
     shape = (len(devices), 1024)

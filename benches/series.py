@@ -38,7 +38,7 @@ Times = dict[str, list[tuple[float, float]]]
 
 
 def loop_of_treepack(folder: Path, template: Any, train: Any, steps: int) -> None:
-    """Trains, and goes on where it was."""
+    """Trains, and resumes."""
     run = treepack.Series(folder, keep=treepack.Keep(last=2, best=("loss", 1)))
     last, state = run.resume(template) or (0, template)
     for step in range(last + 1, steps + 1):
@@ -48,7 +48,7 @@ def loop_of_treepack(folder: Path, template: Any, train: Any, steps: int) -> Non
 
 
 def loop_of_orbax(folder: Path, template: Any, train: Any, steps: int) -> None:
-    """Trains, and goes on where it was."""
+    """Trains, and resumes."""
     options = ocp.CheckpointManagerOptions(
         preservation_policy=ocp.checkpoint_managers.AnyPreservationPolicy(
             [

@@ -1,20 +1,20 @@
-"""Sharded checkpoints beside those of Orbax, in time and in memory.
+"""Compares sharded checkpoints with Orbax's, in time and memory.
 
     python benches/sharded.py                    # 1 GiB, 2 processes with 4 devices each
     python benches/sharded.py --mib 256 --runs 3
 
 Processes of `jax.distributed` on this machine save the state of a transformer and load it: onto
 the mesh that it was saved from, and onto another one, where each process needs half of what each
-has written. They take turns at going first. A time is that of the slowest process after a barrier;
-medians. What is loaded is compared with what was saved.
+has written. They take turns at going first. Times are of the slowest process after a barrier;
+medians. Loaded and saved trees are compared.
 
 - Arrays that are mapped files have not been read when a load returns. So there is also the time
   until each process has read every byte that its devices have.
-- Devices are those of the CPU. Their memory need not be copied before a save goes on in the
-  background; that of others has to be, which is most of the time until such a save returns.
-- Memory is the peak of what is resident, mapped files included, in fresh processes. There each
-  has a copy of the checkpoint, as on a machine of its own, for the bytes that come from the disk,
-  to which the system adds what it reads ahead.
+- Devices are CPU devices, whose memory need not be copied before a background save returns. Memory
+  of other devices must be copied, which takes most of the time until such a save returns.
+- Memory is the peak of resident memory, mapped files included, in fresh processes. There each has a
+  copy of the checkpoint, as on a machine of its own, for the bytes read from the disk, readahead
+  included.
 """
 
 from __future__ import annotations
@@ -57,12 +57,12 @@ LAYERS = 11
 MESHES = ("same mesh", "other mesh")
 
 Tree = Any
-# Names of rows and what was measured, of each peer.
+# Names of rows and figures, of each peer.
 Figures = dict[str, dict[str, list[float]]]
 Row = tuple[str, float]
 
 
-# What is saved
+# The saved trees
 
 
 def template(mib: int, mesh_name: str = MESHES[0]) -> Tree:
@@ -137,7 +137,7 @@ def read_through(tree: Tree) -> Tree:
 
 
 def check(tree: Tree, like: Tree, whole: Tree) -> None:
-    """Raises unless a tree is what was saved, on the devices that were asked for."""
+    """Raises unless a tree equals the saved one, on the requested devices."""
 
     def check_leaf(found: jax.Array, leaf: jax.ShapeDtypeStruct, value: np.ndarray) -> None:
         assert (found.dtype, found.sharding) == (leaf.dtype, leaf.sharding)
@@ -147,7 +147,7 @@ def check(tree: Tree, like: Tree, whole: Tree) -> None:
     jax.tree.map(check_leaf, tree, like, whole)
 
 
-# Who saves it
+# The peers
 
 
 class Peer(NamedTuple):
@@ -155,9 +155,9 @@ class Peer(NamedTuple):
 
     Attributes:
       save: Returns when all processes have saved; `None` if it does so in the background alone.
-      start: Returns what waits for that.
-      load: Returns what was saved on the devices of a template.
-      prepare: Is called before, once.
+      start: Returns a function that waits for the save.
+      load: Returns the saved tree on the devices of a template.
+      prepare: Called once before all saves.
     """
 
     save: Callable[[Path, Tree], Any] | None
@@ -196,7 +196,7 @@ def _orbax(_: Path, **options: bool) -> Peer:
 
 
 def _flax(_: Path) -> Peer:
-    """Returns what needs no such library: process 0 gets everything and writes a file."""
+    """Returns the baseline: process 0 gathers everything and writes a file."""
 
     def save(path: Path, tree: Tree) -> None:
         whole = multihost_utils.process_allgather(tree, tiled=True)
@@ -212,7 +212,7 @@ def _flax(_: Path) -> Peer:
 
 
 def _dd(root: Path) -> Peer:
-    """Returns what saves nothing: the bytes that each process has, written and synchronized."""
+    """Returns the lower bound: each process writes and syncs its bytes."""
     here = root / f"{jax.process_index()}.bytes"
 
     def save(path: Path, tree: Tree) -> None:
@@ -264,7 +264,7 @@ PEERS: dict[str, Factory] = {
 
 
 def managed() -> dict[str, Factory]:
-    """Returns those that save inside of a `CheckpointManager`."""
+    """Returns the peers that save inside of a `CheckpointManager`."""
     args = ocp.args
     how = {"orbax": (ocp.StandardCheckpointHandler(), args.StandardSave, args.StandardRestore)}
     for name, options in RAW.items():
@@ -278,7 +278,7 @@ def managed() -> dict[str, Factory]:
     return {name: functools.partial(_managed, *parts) for name, parts in how.items()}
 
 
-# What is measured
+# The measurements
 
 
 def barrier() -> None:
@@ -292,7 +292,7 @@ def files_in(folder: Path) -> list[Path]:
 
 
 def clear(folder: Path) -> None:
-    """Removes what all processes have saved."""
+    """Removes the checkpoints of all processes."""
     barrier()
     if jax.process_index() == 0:
         shutil.rmtree(folder)
@@ -301,7 +301,7 @@ def clear(folder: Path) -> None:
 
 def laps(*calls: Callable[[], Any], memory: int, cold: Path | None = None) -> list[float]:
     """Returns after how many seconds each of some calls is done, one after the other."""
-    gc.collect()  # also of what maps files that are to be cold
+    gc.collect()  # also of mappings of files that must be cold
     measure.touch(memory)
     barrier()
     if cold and jax.process_index() == 0:
@@ -362,9 +362,9 @@ def times(folder: Path, factories: dict[str, Factory], mib: int, runs: int) -> F
 
 
 def needs_to_save(folder: Path, name: str, mib: int) -> Iterator[Row]:
-    """Yields what a peer needs to save, as a part of what the process holds."""
+    """Yields the memory that a peer needs to save, relative to the state of the process."""
     peer, path = PEERS[name](folder / name), folder / name / "1"
-    # What it needs whatever the size, such as imports, is not its memory.
+    # Memory that it needs for any size, such as imports, does not count.
     small, like = template(1), template(mib)
     peer.save(folder / name / "0", placed(small, values(small)))
     tree = placed(like, values(like))
@@ -377,7 +377,7 @@ def needs_to_save(folder: Path, name: str, mib: int) -> Iterator[Row]:
 
 
 def needs_to_load(folder: Path, name: str, mib: int, mesh_name: str) -> Iterator[Row]:
-    """Yields what a peer needs to load what `needs_to_save` has left."""
+    """Yields the memory that a peer needs to load the checkpoint of `needs_to_save`."""
     root = folder / f"{jax.process_index()}" / name
     shutil.copytree(folder / name, root, dirs_exist_ok=True)
     peer, like = PEERS[name](root), template(mib, mesh_name)
@@ -398,7 +398,7 @@ PROGRAM = "sys.path.insert(0, args[0]); import sharded; sharded.work(*args[1:])"
 
 
 def work(task: str, peer: str, folder: str, mib: str, runs: str) -> None:
-    """Does what one process of a group does, and writes its figures to a file."""
+    """Runs one process of a group, and writes its figures to a file."""
     root, size = Path(folder), int(mib)
     if task == "times":
         found = times(root / task, PEERS, size, int(runs))
@@ -413,7 +413,7 @@ def work(task: str, peer: str, folder: str, mib: str, runs: str) -> None:
 
 
 def group(options: argparse.Namespace, folder: str, task: str, peer: str = "") -> Figures:
-    """Returns the figures of fresh processes: of each that of the slowest or largest one."""
+    """Returns the figures of fresh processes: the slowest or largest of each."""
     count, devices = options.processes, options.devices
     if task == "managed":
         count, devices = 1, count * devices

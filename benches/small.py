@@ -1,13 +1,13 @@
-"""Small leaves, cold files and numbers, beside what is the least: `make bench NAME=small`.
+"""Compares small leaves, cold files and numbers with lower bounds: `make bench NAME=small`.
 
     python benches/small.py
     python benches/small.py --rounds 21 --folder /somewhere/on/a/disk
 
-A C program that knows such dicts alone (`small.c`, built here by the compiler `CC`) tells what an
-encoder cannot do without. Decoders stand beside flax, `pickle` and the plain restore; parts of
-cold files beside a plain read of as many bytes; weights coded as numbers beside a copy, and beside
-ZipNN if it is installed (`pip install zipnn torch`). Whoever is compared takes turns at going
-first; times are medians of rounds, ratios medians of the ratios of each round.
+A C program for such dicts alone (`small.c`, built here by the compiler `CC`) is the lower bound of
+an encoder. Decoders stand beside flax, `pickle` and the plain restore; parts of cold files beside a
+plain read of as many bytes; weights coded as numbers beside a copy, and beside ZipNN if it is
+installed (`pip install zipnn torch`). All take turns at going first; times are medians of rounds,
+ratios medians of the ratios of each round.
 """
 
 from __future__ import annotations
@@ -77,13 +77,13 @@ def row(
     memory: int = 256 << 20,
     before: Call = lambda: None,
 ) -> None:
-    """Prints what a call takes for each of so many leaves, and what its peer does.
+    """Prints the time of a call per leaf, and of its peer.
 
-    Either needs up to so many bytes of fresh memory, or pages of the cache, if it takes long.
-    `before` is called before each round.
+    If they take long, each needs up to `memory` bytes of fresh memory or page cache. `before` is
+    called before each round.
     """
     calls = (ours, theirs)
-    # What takes less than 50 ms is measured in a row of calls, which is how such calls occur.
+    # Calls of less than 50 ms are measured in a row, as they occur.
     rows = [max(1, int(0.05 / seconds(call, 1))) for call in calls]
     times: list[list[float]] = [[], []]
     for turn in range(rounds):
@@ -118,7 +118,7 @@ def compiled(folder: Path) -> Any:
 
 
 def arrays(count: int, nbytes: int) -> dict[str, np.ndarray]:
-    """Returns arrays of floats of so many bytes each."""
+    """Returns arrays of floats of `nbytes` bytes each."""
     values = np.random.default_rng(0).standard_normal((count, nbytes // 4), np.float32)
     return {f"layer_{at}": value.copy() for at, value in enumerate(values)}
 
@@ -209,7 +209,7 @@ def numbers(rounds: int) -> None:
     row(f"{name}: loads", decode, their_name, lambda: zipnn.decompress(theirs), 1, rounds)
 
 
-# How much is summed at a time: what a core's cache holds.
+# The bytes summed at a time, which a core's cache holds.
 BLOCK = 1 << 20
 
 
@@ -254,7 +254,7 @@ LIBC = ctypes.CDLL(None)
 
 
 def cold(name: str, path: Path, ours: Call, theirs: Call, rounds: int) -> None:
-    """Prints what calls take that read a file from the disk."""
+    """Prints the times of calls that read a file from the disk."""
 
     def dropped(call: Call) -> Call:
         return lambda: (drop(path), call())[1]
@@ -276,7 +276,7 @@ def summed(array: np.ndarray) -> int:
 
 
 def read(path: Path, nbytes: int) -> int:
-    """Reads so many bytes to the same memory, and sums them."""
+    """Reads `nbytes` bytes to the same memory, and sums them."""
     memory = np.zeros(BLOCK, np.uint8)
     total = 0
     with path.open("rb", buffering=0) as file:

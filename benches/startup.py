@@ -1,4 +1,4 @@
-"""What it costs to start: time and memory of a fresh process that imports the library.
+"""Measures the time and memory of a fresh process that imports the library.
 
     python benches/startup.py
 

@@ -4,8 +4,8 @@
     python benches/stores.py --latency 20 --upload-mib 1024
 
 A proxy delays each request, counts them, and forwards them to the server, which runs in this
-process as well: what it needs of the two cores is in all times. Uploads, which would measure the
-proxy, go to the server itself, and take turns with `obstore.put` of the same bytes.
+process as well: its share of the two cores is in all times. Uploads, which would measure the proxy,
+go to the server itself, and take turns with `obstore.put` of the same bytes.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ def without_index(server: s3.Server) -> None:
 
 HOSTS = 2000
 
-# The process that loads its own part of what they have saved.
+# The process that loads its own part of the checkpoint.
 OWN = 1234
 
 
@@ -198,7 +198,7 @@ def many_hosts(server: s3.Server) -> None:
         directory.commit(draft.with_files(found, "bench"), there, durable=False)
 
     def load() -> None:
-        """Reads what a process needs under the same mesh, as `load(sharding=)` does."""
+        """Reads the part of a process under the same mesh, as `load(sharding=)` does."""
         with treepack.open(url, storage_options=options) as file:
             own = [(slice(row, row + 1), slice(None)) for row in rows]
             arrays = [file[name]["kernel"] for name in names]

@@ -1,11 +1,10 @@
-"""The main job on real input: a model is trained, saved, moved between libraries and resumed.
+"""Trains a model, saves it, moves it between libraries, and resumes.
 
     make demo
 
-A small flax model learns scikit-learn's handwritten digits with optax's adamw. Halfway
-its TrainState goes from flax to treepack and back, and training is resumed from it.
-Then the parameters of a GPT-2 (half a gigabyte) are saved and loaded with both libraries,
-each in a fresh process.
+A small flax model learns scikit-learn's handwritten digits with optax's adamw. Halfway, its
+TrainState moves from flax to treepack and back, and training resumes from it. Then both libraries
+save and load the parameters of a GPT-2 (half a gigabyte), each in a fresh process.
 """
 
 from __future__ import annotations
@@ -96,7 +95,7 @@ def expect(condition: bool) -> str:
 
 
 def same(a: Any, b: Any) -> bool:
-    """Tells whether two trees have the same structure and bits."""
+    """Returns whether two trees have the same structure and bits."""
     leaves = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
     return jax.tree.structure(a) == jax.tree.structure(b) and all(
         np.asarray(x).tobytes() == np.asarray(y).tobytes() for x, y in leaves
@@ -122,7 +121,7 @@ def trained_model(directory: Path) -> None:
     show("saved by flax, restored by treepack, every bit the same", expect(same(ours, halfway)))
     show("saved by treepack, restored by flax, every bit the same", expect(same(theirs, halfway)))
     identical = treepack.serialization.to_bytes(halfway, align=1) == by_flax.read_bytes()
-    show("to_bytes(align=1) is byte for byte that of flax", expect(identical))
+    show("to_bytes(align=1) equals the bytes of flax", expect(identical))
     _, resumed = train(ours, STEPS // 2, STEPS)
     show("losses after resuming equal the uninterrupted ones exactly", expect(resumed == rest))
 
@@ -152,7 +151,7 @@ def large_model(directory: Path) -> None:
         (flax_s, flax_peak), (seconds, peak) = found["flax"], found["treepack"]
         print(f"{flax_s / seconds:8.1f} x")
         if op == "load and sum every array":
-            break  # its memory is that of the load, and the pages of the file it reads
+            break  # its memory is the load's, and the pages of the file that it reads
         print(
             f"  {op + ', peak of extra memory':34}{flax_peak / MIB:8.1f} MiB{peak / MIB:8.1f} MiB"
         )
@@ -180,7 +179,7 @@ def measure_one(library: str, op: str, directory: Path) -> tuple[float, int]:
     call: Callable[[], Any] = {"save": save, "load": load}.get(op, total)
     treepack.serialization.from_bytes(
         None, treepack.serialization.to_bytes({"a": np.zeros(1)})
-    )  # what is done only once
+    )  # work that is done only once
     measure.touch(3 * 475 * MIB)
     peak = measure.peak_memory(call)
     seconds = []
@@ -194,7 +193,7 @@ def measure_one(library: str, op: str, directory: Path) -> tuple[float, int]:
 
 
 def main() -> None:
-    """Runs all parts and prints what they found."""
+    """Runs all parts and prints their results."""
     if sys.argv[1:2] == ["--measure"]:
         library, op, directory = sys.argv[2:]
         print(json.dumps(measure_one(library, op, Path(directory))))

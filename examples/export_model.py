@@ -1,7 +1,7 @@
 """Exports a model, saves it with its parameters, and calls both in another process.
 
-The second process imports only `model_types.py`: neither the code of the model, nor what it was
-trained with. Run it with `make example NAME=export_model`.
+The second process imports only `model_types.py`: neither the code of the model, nor the libraries
+that trained it. Run it with `make example NAME=export_model`.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def predict(params: Params, images: jax.Array) -> Prediction:
 
 
 def train(params: Params, images: jax.Array, labels: jax.Array, steps: int) -> Params:
-    """Returns parameters after so many steps of gradient descent."""
+    """Returns parameters after a number of steps of gradient descent."""
 
     def loss(params: Params) -> jax.Array:
         chosen = jnp.take_along_axis(jax.nn.log_softmax(logits(params, images)), labels[:, None], 1)
@@ -84,7 +84,7 @@ def train(params: Params, images: jax.Array, labels: jax.Array, steps: int) -> P
 
 
 def main() -> None:
-    """Trains, exports, saves, and lets another process load and call."""
+    """Trains, exports and saves a model, and calls it in another process."""
     images, labels = load_digits(return_X_y=True)
     images, labels = jnp.asarray(images / 16, jnp.float32), jnp.asarray(labels)
     train_images, test_images, test_labels = images[:1500], images[1500:], labels[1500:]

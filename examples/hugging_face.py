@@ -1,11 +1,11 @@
-"""A model of Hugging Face becomes a scanned, sharded flax model, and goes back.
+"""Loads a model of Hugging Face as a scanned, sharded flax model, and saves it back.
 
     python examples/hugging_face.py
 
-The repository is made here, with random weights under the names of Llama, so that this runs
-offline: pass the directory of a downloaded Llama in its place. PyTorch stores each projection
-of each layer as an array [out, in]; a scanned model has one array [layers, in, out] for all
-layers, which is split over four devices. Each device reads its part from the files.
+The example makes a repository with random weights under the names of Llama, so that it runs
+offline: pass the directory of a downloaded Llama in its place. PyTorch stores each projection of
+each layer as an array [out, in]; a scanned model has one array [layers, in, out] for all layers,
+which is split over four devices. Each device reads its part from the files.
 """
 
 from __future__ import annotations

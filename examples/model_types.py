@@ -1,4 +1,4 @@
-"""The types of a small model: all that a program needs to load it and call it."""
+"""The types of a small model, which a program needs to load and call it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import treepack
 
 @treepack.register_auxdata
 class Activation(enum.Enum):
-    """What is applied between layers."""
+    """The activation between layers."""
 
     RELU = "relu"
     TANH = "tanh"
@@ -22,7 +22,7 @@ class Activation(enum.Enum):
 @treepack.register_dataclass(serialized_name="example.Dense")
 @dataclasses.dataclass(frozen=True)
 class Dense:
-    """A layer: kernel, bias, and what comes after it."""
+    """A layer: kernel, bias and activation."""
 
     kernel: jax.Array
     bias: jax.Array
@@ -31,11 +31,11 @@ class Dense:
 
 @treepack.register_namedtuple(serialized_name="example.Prediction")
 class Prediction(NamedTuple):
-    """What the model returns.
+    """The result of the model.
 
     Attributes:
       label: The most likely class, int32[batch].
-      probability: How likely it is, float32[batch].
+      probability: Its probability, float32[batch].
     """
 
     label: jax.Array

@@ -1,12 +1,12 @@
-"""Trains on the devices of one or many hosts, saves to a store, and goes on where it was preempted.
+"""Trains on the devices of one or many hosts, saves to a store, and resumes after a preemption.
 
     python examples/pod.py s3://bucket/run --mesh 4,2 --devices 8       # interrupt it: kill -TERM
-    python examples/pod.py s3://bucket/run --mesh 2,4 --devices 8       # goes on, on another mesh
+    python examples/pod.py s3://bucket/run --mesh 2,4 --devices 8       # resumes on another mesh
 
 The state is a matrix that is split over both axes of the mesh, and the momentum of an optimizer. A
-series saves it every few steps in the background, and once more when the program is asked to end,
-as machines that are taken away ask it to. Options of the store come from the environment, or as
-JSON. With `--processes`, as many start it, each with its `--index`.
+series saves it every few steps in the background, and once more on SIGTERM, which a preempted
+machine sends. Options of the store come from the environment, or as JSON. With `--processes N`,
+start it N times, each with its `--index`.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ PARSER = argparse.ArgumentParser()
 PARSER.add_argument("url", help="the directory of the run")
 PARSER.add_argument("--mesh", default="1,1", help="the devices in rows and columns")
 PARSER.add_argument("--steps", type=int, default=50)
-PARSER.add_argument("--every", type=int, default=10, help="save after so many steps")
-PARSER.add_argument("--devices", type=int, help="pretend to have so many devices of the CPU")
-PARSER.add_argument("--storage-options", type=json.loads, help="those of the store, as JSON")
+PARSER.add_argument("--every", type=int, default=10, help="the steps between saves")
+PARSER.add_argument("--devices", type=int, help="the number of simulated CPU devices")
+PARSER.add_argument("--storage-options", type=json.loads, help="options of the store, as JSON")
 PARSER.add_argument("--processes", type=int, default=1)
 PARSER.add_argument("--index", type=int, default=0)
 PARSER.add_argument("--coordinator", default="127.0.0.1:9876", help="address of process 0")
@@ -64,7 +64,7 @@ def train(state: State) -> State:
 
 
 def placed(mesh: Mesh, leaf: Any) -> NamedSharding:
-    """Returns where a leaf goes: matrices are split over both axes, all else is on each device."""
+    """Returns the sharding of a leaf: matrices are split over both axes, others replicated."""
     return NamedSharding(mesh, P("x", "y") if leaf.ndim == 2 else P())
 
 
@@ -74,7 +74,7 @@ def loss_of(state: State) -> float:
 
 
 def main() -> None:
-    """Trains until the last step, or until it is asked to end."""
+    """Trains until the last step, or until SIGTERM."""
     if OPTIONS.processes > 1:
         jax.distributed.initialize(OPTIONS.coordinator, OPTIONS.processes, OPTIONS.index)
     shape = [int(count) for count in OPTIONS.mesh.split(",")]

@@ -1,17 +1,17 @@
-"""A learner hands its policy to actors through shared memory.
+"""Sends a learner's policy to actors through shared memory.
 
     python examples/rl_broadcast.py
 
-The learner (this process) packs the policy into shared memory; the actors view it there
-and decide with it, without a copy. Beside it the same with flax's bytes through a pipe.
-What is printed is the latency: from "publish" in the learner until the slowest actor
-holds the policy and has answered, without the time to use it.
+The learner (this process) packs the policy into shared memory; the actors view it there, without a
+copy. For comparison, flax's bytes go through a pipe. The printed latency is the time from "publish"
+in the learner until the slowest actor has the policy and has answered.
 
 Two slots take turns, so that the actors can use one policy while the next is written.
 The largest policy needs 135 MB of shared memory.
 
-Then bfloat16 policies, of which 1 % changes in a round: whole and as patches, through shared
-memory and through a directory. A directory may be on another host; shared memory is faster whole.
+Then bfloat16 policies, 1 % of which changes in each round, are sent whole and as patches, through
+shared memory and through a directory. A directory may be on another host; in shared memory, whole
+policies are faster.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def make_policy(width: int, dtype: Any = np.float32) -> dict[str, Any]:
 
 
 def shared_memory_actor(connection: Connection, name: str) -> None:
-    """Views the policy in shared memory whenever it is told where."""
+    """Views the policy in shared memory after each message."""
     memory = SharedMemory(name)
     policy = None
     while (message := connection.recv()) is not None:
@@ -63,7 +63,7 @@ def shared_memory_actor(connection: Connection, name: str) -> None:
 
 
 def pipe_actor(connection: Connection) -> None:
-    """Receives the policy itself."""
+    """Receives the encoded policy."""
     while data := connection.recv_bytes():
         policy = flax.msgpack_restore(data)
         connection.send(float(policy["layer_3"]["bias"][0]))
@@ -108,7 +108,7 @@ class MemoryPublisher:
         self.turn = 0
 
     def __call__(self, connections: list[Connection]) -> None:
-        """Publishes the policy as it is now."""
+        """Publishes the current policy."""
         self.turn = 1 - self.turn
         offset = self.turn * self.slot
         size = treepack.pack_into(self.policy, self.memory.buf, offset=offset)
@@ -116,7 +116,7 @@ class MemoryPublisher:
             connection.send((offset, size))
 
     def close(self) -> None:
-        """Gives the memory back."""
+        """Frees the memory."""
         self.memory.close()
         self.memory.unlink()
 
@@ -127,7 +127,7 @@ class PatchPublisher(MemoryPublisher):
     held: bytearray | None = None
 
     def __call__(self, connections: list[Connection]) -> None:
-        """Publishes the policy as it is now."""
+        """Publishes the current policy."""
         if self.held is None:
             super().__call__(connections)
             self.held = bytearray(treepack.packed_size(self.policy))
@@ -149,11 +149,11 @@ class FilePublisher:
         self.policy, self.path = policy, path
 
     def publish(self) -> None:
-        """Saves the policy as it is now."""
+        """Saves the current policy."""
         treepack.save(self.path, self.policy, durable=False)
 
     def __call__(self, connections: list[Connection]) -> None:
-        """Publishes the policy as it is now."""
+        """Publishes the current policy."""
         self.publish()
         for connection in connections:
             connection.send(True)
@@ -167,7 +167,7 @@ class DirectoryPublisher(FilePublisher):
         self.publisher, self.version = treepack.Publisher(path, durable=False), 0
 
     def publish(self) -> None:
-        """Pushes the policy as it is now."""
+        """Pushes the current policy."""
         self.version += 1
         self.publisher.push(self.policy, version=self.version)
 
@@ -179,7 +179,7 @@ class PipePublisher:
         self.policy = policy
 
     def __call__(self, connections: list[Connection]) -> None:
-        """Publishes the policy as it is now."""
+        """Publishes the current policy."""
         data = flax.to_bytes(self.policy)
         for connection in connections:
             connection.send_bytes(data)

@@ -3,12 +3,12 @@
     python examples/train_multihost.py                    # three kills
     python examples/train_multihost.py --steps 200 --kills 20
 
-Each run is a number of processes of `jax.distributed` on this machine (gloo), with CPU devices that
-form a mesh. All of them train one model, whose parameters and optimizer state are sharded over the
-mesh, and save every step: Orbax's `CheckpointManager` keeps the last three, treepack's handler
-writes them in the background. Then one process or all are killed, at any moment, and the next run
-goes on from the last step that was saved, with another number of processes and another mesh.
-In the end every loss has to be that of a run that nobody has killed.
+Each run has several processes of `jax.distributed` on this machine (gloo), with CPU devices that
+form a mesh. All train one model, whose parameters and optimizer state are sharded over the mesh,
+and save every step: Orbax's `CheckpointManager` keeps the last three, and treepack's handler writes
+them in the background. Then one process or all are killed at a random moment, and the next run
+resumes from the last saved step, with another number of processes and another mesh. In the end,
+every loss must equal the loss of an undisturbed run.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
-# Sums are taken in another order on another mesh.
+# Another mesh sums in another order.
 TOLERANCE = 1e-4
 
 IN, HIDDEN, OUT, BATCH = 48, 96, 8, 48
 
 
 class Run(NamedTuple):
-    """How many processes, how many devices each has, and the mesh that all of these form."""
+    """The number of processes, the devices of each, and the mesh of all devices."""
 
     processes: int
     devices: int
@@ -52,7 +52,7 @@ RUNS = [
 
 
 def train(run: Run, folder: Path, steps: int) -> None:
-    """Trains from the last step that was saved on, and prints the loss of each step."""
+    """Trains from the last saved step on, and prints the loss of each step."""
     import jax
     import jax.numpy as jnp
     import numpy as np
@@ -130,7 +130,7 @@ def train(run: Run, folder: Path, steps: int) -> None:
             state, loss = step_function(state, *batch(step))
             if jax.process_index() == 0:
                 print("loss", step, float(loss), flush=True)
-            # The state may be donated to the next step: what is saved does not change.
+            # The state may be donated to the next step: the save is independent of it.
             manager.save(step + 1, args=TreepackSave(state))
 
 
@@ -142,7 +142,7 @@ held: list[socket.socket] = []
 
 def start(run: Run, folder: Path, steps: int) -> list[subprocess.Popen[str]]:
     """Starts the processes of a run."""
-    # Nobody else gets this port before process 0 listens on it, which asks to share it.
+    # No other process gets this port before process 0 listens on it, with an option to share it.
     holder = socket.socket()
     holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     holder.bind(("127.0.0.1", 0))
@@ -164,16 +164,16 @@ def start(run: Run, folder: Path, steps: int) -> list[subprocess.Popen[str]]:
 
 
 def follow(processes: list[subprocess.Popen[str]], losses: dict[int, float], most: int) -> bool:
-    """Notes the losses that are printed, and returns after so many, or false at the end.
+    """Collects `most` printed losses; returns false if the run ended before.
 
     Raises:
-      RuntimeError: If a loss is another one than before.
+      RuntimeError: If a loss differs from an earlier one of the same step.
     """
     output = processes[0].stdout
     assert output is not None
     for line in output:
         if not line.startswith("loss "):
-            continue  # what jax prints
+            continue  # output of jax
         _, number, loss = line.split()
         step, value = int(number), float(loss)
         if not math.isclose(losses.setdefault(step, value), value, rel_tol=TOLERANCE):
@@ -232,9 +232,11 @@ def main(steps: int, kills: int, seed: int) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--steps", type=int, default=40, help="how many to train")
-    parser.add_argument("--kills", type=int, default=3, help="how often to kill")
-    parser.add_argument("--seed", type=int, default=0, help="of when and what is killed")
+    parser.add_argument("--steps", type=int, default=40, help="the number of training steps")
+    parser.add_argument("--kills", type=int, default=3, help="the number of kills")
+    parser.add_argument(
+        "--seed", type=int, default=0, help="the seed of times and victims of kills"
+    )
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--worker", type=int, nargs=6, help=argparse.SUPPRESS)
     args = parser.parse_args()

@@ -1,7 +1,7 @@
-"""Takes arguments for unsafe code away, one at a time, and sees a test fail: `make breaches`.
+"""Removes arguments for unsafe code, one at a time, and expects a test to fail: `make breaches`.
 
-`breaches.toml` has the edits that take them away, `unsafe.toml` the tests. It works in a copy of
-the files that git tracks, built without optimisations and with the checks of the standard library.
+`breaches.toml` has the edits that remove them, `unsafe.toml` the tests. It works in a copy of the
+files that git tracks, built without optimisations and with the checks of the standard library.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[1]
 
 @dataclass(frozen=True)
 class Breach:
-    """What is taken away of an item: texts of files, and what takes their places."""
+    """The edits that remove the argument of an item: texts of files, and their replacements."""
 
     file: str
     item: str
@@ -103,7 +103,7 @@ def fails(name: str, root: Path) -> bool:
 
 
 def succeeds(command: list[object], root: Path) -> bool:
-    """Runs a command in the copy, whose package Python imports; what hangs does not succeed."""
+    """Runs a command in the copy, whose package Python imports; a hang counts as failure."""
     environment = {**os.environ, "PYTHONPATH": str(root / "python")}
     line = [str(it) for it in command]
     try:
@@ -114,7 +114,7 @@ def succeeds(command: list[object], root: Path) -> bool:
 
 
 def main() -> None:
-    """Takes away all, or some, and tells of each which tests failed."""
+    """Removes all arguments, or some, and prints which tests failed for each."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--root", type=Path, default=ROOT / "target/breaches", help="of the copy")
     parser.add_argument("--check", action="store_true", help="only whether all can be taken away")
@@ -126,7 +126,7 @@ def main() -> None:
             edited(breach)
         print(f"{len(breaches())} arguments can be taken away")
         return
-    os.environ["RUSTFLAGS"] = "--allow=warnings"  # what is not used any more
+    os.environ["RUSTFLAGS"] = "--allow=warnings"  # of unused code
     copy(options.root)
     chosen = [it for it in breaches() if not options.items or it.item in options.items]
     built(options.root)

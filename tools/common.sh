@@ -1,4 +1,4 @@
-# What scripts of this folder share. They run from the repository root, in the environments of make.
+# Shared by the scripts of this folder, which run from the repository root, in the environments of make.
 set -eu
 cd "$(dirname "$0")/.."
 PYTHON=${PYTHON:-python3}

@@ -12,7 +12,7 @@ python='remote trees'
 options='-dict=dictionary -max_len=32768 -timeout=60 -verbosity=0'
 programs=target/$(host)/release
 
-# Coverage that leads libFuzzer, AddressSanitizer, and what is asserted, as cargo-fuzz asks for them.
+# Coverage that leads libFuzzer, AddressSanitizer, and assertions, as cargo-fuzz sets them.
 flags='-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4
   -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table
   -Cllvm-args=-sanitizer-coverage-trace-compares -Ccodegen-units=1 --cfg fuzzing

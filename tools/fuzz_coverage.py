@@ -1,4 +1,4 @@
-"""Tells which lines of the core the corpora of fuzz targets reach, and which functions none does.
+"""Prints the lines of the core that the corpora of fuzz targets reach, and unreached functions.
 
 `make fuzz-coverage` runs it: `fuzz_coverage.py tests/fuzz folder-of-programs target...`. Each
 program was built with `-Cinstrument-coverage`, and runs over its corpus, and nothing else.
@@ -26,7 +26,7 @@ def tool(name: str) -> str:
 
 
 def collected(fuzz: Path, programs: Path, targets: list[str]) -> Any:
-    """Runs the programs, and returns what they have reached, as llvm-cov exports it."""
+    """Runs the programs, and returns their coverage, as llvm-cov exports it."""
     profiles = programs / "profiles"
     profiles.mkdir(exist_ok=True)
     for target in targets:
@@ -59,7 +59,7 @@ def collected(fuzz: Path, programs: Path, targets: list[str]) -> Any:
 
 
 def unreached(data: Any) -> dict[str, list[str]]:
-    """Returns the functions that were never called, by file; the closures in them are not told."""
+    """Returns the functions that were never called, by file, without the closures in them."""
     counts: dict[tuple[str, int], int] = {}
     for function in data["functions"]:
         place = function["filenames"][0], function["regions"][0][0]

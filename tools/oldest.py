@@ -1,4 +1,4 @@
-"""Prints what tests with the oldest versions of other packages need, as requirements for pip."""
+"""Prints the requirements of tests with the oldest versions of other packages, for pip."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 PROJECT = Path(__file__).parents[1] / "pyproject.toml"
 
-# No dependency, but what the drop-in takes the place of.
+# Not a dependency, but a library that the drop-in replaces.
 ORACLE = "flax"
 
 # eformer wants a newer jax than the oldest, and works with this one. It is installed without its
@@ -25,7 +25,7 @@ IMPORTED_BY_EFORMER = (
 
 
 def oldest() -> Iterator[str]:
-    """The lower bound of each dependency, and what else the tests import."""
+    """The lower bound of each dependency, and other imports of the tests."""
     settings = tomllib.loads(PROJECT.read_text())
     project, tests = settings["project"], settings["dependency-groups"]["test"]
     needed = [*project["dependencies"]]

@@ -29,6 +29,7 @@ PATTERNS = {
     "but for": r"\bbut for\b",
     "meanwhile": r"\b[Mm]eanwhile\b",
 }
+FOLDERS = ("python", "examples", "benches", "tools")
 # The most of each pattern in 1,000 words. It only ever falls.
 BOUNDS = {"docs": 0.5, "docstrings": 0.5, "comments": 0.5}
 
@@ -51,8 +52,8 @@ def docs() -> Iterator[tuple[Path, int, str]]:
 
 
 def docstrings() -> Iterator[tuple[Path, int, str]]:
-    """Yields the lines of docstrings of the package."""
-    for path in ROOT.glob("python/**/*.py"):
+    """Yields the lines of docstrings of the package, examples, benchmarks and tools."""
+    for path in (it for folder in FOLDERS for it in ROOT.glob(f"{folder}/**/*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(
                 node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef

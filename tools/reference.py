@@ -8,7 +8,7 @@ from typing import Any
 
 import griffe
 
-# What the pages of the reference have of the package's face.
+# The public names on the pages of the reference.
 PAGES = (Path(__file__).parents[1] / "docs" / "reference").glob("*.md")
 NAMES = {
     name for page in PAGES for name in re.findall(r"^::: treepack\.(\w+)$", page.read_text(), re.M)
@@ -22,7 +22,7 @@ class Links(griffe.Extension):
     """
 
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
-        """Changes one docstring, but for its examples."""
+        """Changes one docstring, except its examples."""
         if obj.docstring is None:
             return
         text, examples, rest = obj.docstring.value.partition("Examples:\n")

@@ -1,10 +1,10 @@
-"""Runs tests under a sanitizer, and says in one line what has run, if nothing was found.
+"""Runs tests under a sanitizer, and prints one line about them if nothing was found.
 
     python tools/sanitize.py --reports FOLDER [--about PATTERN] NAME COMMAND...
 
 The command prints results as `cargo test` or pytest do. This fails if the command does, if no test
-has run, or if there is a report in the output, or in a file of the folder: sanitizers are told to
-write there, for the output of processes that tests start may be lost.
+has run, or if there is a report in the output, or in a file of the folder: sanitizers write there,
+since the output of processes that tests start may be lost.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-# What is said at the end of a report, of Miri and of other sanitizers; valgrind has no end.
+# The last line of a report of Miri and of other sanitizers; valgrind has none.
 REPORT = re.compile(r"Undefined Behavior:|SUMMARY: \w+Sanitizer:")
 CARGO = re.compile(r"^test result: \w+\. (\d+) passed; \d+ failed; (\d+) ignored", re.MULTILINE)
 PYTEST = re.compile(r"^(?:=+ )?(?:\d+ failed, )?(\d+) passed(?:, (\d+) skipped)?", re.MULTILINE)
 
 
 def reports(folder: Path, about: str | None) -> list[str]:
-    """Returns the reports in a folder; of those of valgrind, which are `about` something."""
+    """Returns the reports in a folder; reports of valgrind only if they are `about` something."""
     files = sorted(path for path in folder.iterdir() if path.is_file())
     texts = [path.read_text(encoding="utf-8", errors="replace") for path in files]
     if about is None:

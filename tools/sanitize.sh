@@ -8,7 +8,7 @@ root=$PWD
 host=$(host)
 reports=$target/reports
 
-# sanitized PART [--about REGEX] NAME COMMAND...: runs a command, and says in a line what that was.
+# sanitized PART [--about REGEX] NAME COMMAND...: runs a command, and prints a line about it.
 sanitized() {
   part=$1 && shift
   "$PYTHON" "$root/tools/sanitize.py" --reports "$reports/$part" "$@"

@@ -1,5 +1,5 @@
 #!/bin/sh
-# What can be checked here of other systems:
+# Checks of other systems on this one:
 #   systems check-targets [TARGET ...]  lints for Linux (glibc, musl), macOS and Windows, or for some
 #                               targets; skipped without rustup
 #   systems test-aarch64        the core under qemu (Debian: gcc-aarch64-linux-gnu, qemu-user-static)
@@ -10,7 +10,7 @@
 
 # The targets of packages, and the one of the tests under wine. Zig is the C compiler of all.
 check_targets() {
-  command -v rustup > /dev/null || { echo 'check-targets is skipped: there is no rustup' && return; }
+  command -v rustup > /dev/null || { echo 'check-targets is skipped: rustup is missing' && return; }
   targets=${*:-x86_64-unknown-linux-gnu x86_64-unknown-linux-musl aarch64-unknown-linux-gnu
     aarch64-unknown-linux-musl x86_64-apple-darwin aarch64-apple-darwin x86_64-pc-windows-gnu}
   # shellcheck disable=SC2086

@@ -60,7 +60,7 @@ def linked() -> Iterator[dict[str, Any]]:
 
 
 def texts(package: dict[str, Any]) -> list[str]:
-    """The licences of a package; of those to choose from the one of MIT, which is short."""
+    """The licences of a package; of several to choose from, the short one of MIT."""
     folder = Path(package["manifest_path"]).parent
     # At the top, and one folder down, where C code lies in some.
     files = [*folder.glob("*"), *folder.glob("*/*")]
