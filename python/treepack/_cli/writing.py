@@ -38,8 +38,8 @@ SHARDS = Annotated[
     typer.Option(
         metavar="SIZE",
         help=(
-            "Write a directory of safetensors as on Hugging Face, of at most this size each, such "
-            "as 5GB."
+            "Write a directory of safetensors as on Hugging Face, in files of at most this size, "
+            "such as 5GB."
         ),
     ),
 ]
@@ -93,7 +93,7 @@ def convert(
         list[str] | None,
         typer.Option(
             metavar="PATH=PATTERN",
-            help="Split the array at PATH into those of layers: reverts --stack. May be repeated.",
+            help="Split the array at PATH into arrays of layers: reverts --stack. May be repeated.",
         ),
     ] = None,
     transpose: Annotated[
