@@ -410,10 +410,10 @@ mod tests {
         let mut bytes = vec![0xdd];
         bytes.extend_from_slice(&100_000_u32.to_be_bytes());
         bytes.resize(bytes.len() + 100_000, 0xc0);
-        let mut asked = 0;
+        let mut calls = 0;
         let stopped = Events::read(&bytes, || {
-            asked += 1;
-            if asked == 3 {
+            calls += 1;
+            if calls == 3 {
                 Err(Error::Stopped)
             } else {
                 Ok(())

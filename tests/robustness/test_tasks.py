@@ -149,13 +149,13 @@ def test_two_saves_at_the_same_time(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             reached.append(number)
         assert go_on.wait(HANG_S)
 
-    wait = _background.AskedFuture.wait
+    wait = _background.LoggedFuture.wait
 
     def waiting(saving: Any) -> None:
         waits.set()
         wait(saving)
 
-    monkeypatch.setattr(_background.AskedFuture, "wait", waiting)
+    monkeypatch.setattr(_background.LoggedFuture, "wait", waiting)
     savings = []
 
     def save(number: int) -> None:

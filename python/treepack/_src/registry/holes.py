@@ -322,7 +322,7 @@ def hole_error(unfilled: list[Unfilled]) -> HoleError:
     remedies = _remedies(dict.fromkeys(name for node in unfilled for name in node.names))
     return HoleError(
         f"{_joined(lines, '; ')}: {remedies}pass a target that has them, or static= a tree that "
-        f"has them, or static={{{_joined(fillings, ', ')}}}{''.join(hints[:_MOST_TOLD])}"
+        f"has them, or static={{{_joined(fillings, ', ')}}}{''.join(hints[:_MOST_SHOWN])}"
     )
 
 
@@ -337,12 +337,12 @@ def _remedies(names: Iterable[str]) -> str:
 
 
 # The maximum number of placeholders in a message; more are only counted.
-_MOST_TOLD = 30
+_MOST_SHOWN = 30
 
 
 def _joined(parts: list[str], separator: str) -> str:
-    more = len(parts) - _MOST_TOLD
-    return separator.join(parts[:_MOST_TOLD]) + (f"{separator}and {more} more" if more > 0 else "")
+    more = len(parts) - _MOST_SHOWN
+    return separator.join(parts[:_MOST_SHOWN]) + (f"{separator}and {more} more" if more > 0 else "")
 
 
 class _Filling:
@@ -443,7 +443,7 @@ class _Filling:
             else:
                 reason = f"are of the unregistered type {hole.name!r}"
                 found.names.append(hole.name)
-            if number >= _MOST_TOLD:  # they are only counted
+            if number >= _MOST_SHOWN:  # they are only counted
                 found.lines.append("")
                 found.fillings.append("")
                 continue

@@ -32,7 +32,7 @@ Write = Callable[[Progress], None]
 T = TypeVar("T")
 
 
-class AskedFuture(Future[T]):
+class LoggedFuture(Future[T]):
     """The future of work that runs once, in a thread; logs an error that is never retrieved.
 
     A signal handler may wait for it, regardless of the call that it interrupts: waiting does not
@@ -50,7 +50,7 @@ class AskedFuture(Future[T]):
         self._claims: dict[str, tuple[int]] = {}  # the thread that runs it
         self._end = Milestone()
         self._error: BaseException | None = None
-        self._unasked: Any = None
+        self._unretrieved: Any = None
 
     @property
     def has_begun(self) -> bool:
@@ -63,9 +63,9 @@ class AskedFuture(Future[T]):
         return self._claims.get("first") == (threading.get_ident(),) and not self.done()
 
     @property
-    def has_unasked_error(self) -> bool:
+    def has_unretrieved_error(self) -> bool:
         """Whether it failed and the error was not retrieved."""
-        return self._unasked is not None and bool(self._unasked.alive)
+        return self._unretrieved is not None and bool(self._unretrieved.alive)
 
     def attempt(self) -> None:
         """Runs the work, unless another thread has begun it."""
@@ -77,7 +77,7 @@ class AskedFuture(Future[T]):
         except BaseException as error:  # `result` raises it
             del work
             traceback.clear_frames(error.__traceback__)  # they hold the arrays
-            self._unasked = weakref.finalize(self, _log, self._name, repr(error))
+            self._unretrieved = weakref.finalize(self, _log, self._name, repr(error))
             self._fail(error)
         else:
             del work  # and the arrays with it, before any wait ends
@@ -134,8 +134,8 @@ class AskedFuture(Future[T]):
         """Waits for the end, and returns the error, or `None`."""
         if not self._end.wait(timeout):
             raise TimeoutError
-        if self._unasked is not None:
-            self._unasked.detach()
+        if self._unretrieved is not None:
+            self._unretrieved.detach()
         return self._error
 
     def _leave(self) -> None:
@@ -157,7 +157,7 @@ def _log(name: str, error: str) -> None:
     logging.getLogger("treepack").error("saving %s failed: %s", name, error)
 
 
-class Saving(AskedFuture[None]):
+class Saving(LoggedFuture[None]):
     """A save in the background, the result of `save(background=True)`.
 
     It is a `concurrent.futures.Future`: `done()` returns whether the save has ended; `result()`
@@ -199,7 +199,7 @@ class Saving(AskedFuture[None]):
         return super().exception(timeout)
 
     def __dir__(self) -> list[str]:
-        hidden = ("attempt", "give_up", "has_begun", "has_unasked_error", "wait")
+        hidden = ("attempt", "give_up", "has_begun", "has_unretrieved_error", "wait")
         futures = ("set_exception", "set_result", "set_running_or_notify_cancel")
         return public_names(self, (*hidden, *futures))
 
@@ -224,7 +224,7 @@ class Saving(AskedFuture[None]):
 
 
 # The unfinished work in order, with its place. Each change is atomic, as signal handlers require.
-_under_way: dict[AskedFuture[Any], Hashable] = {}
+_under_way: dict[LoggedFuture[Any], Hashable] = {}
 
 _threads: list[Thread] = []
 
@@ -272,7 +272,7 @@ def run(
 
 def begin(
     place: Hashable,
-    future: AskedFuture[Any],
+    future: LoggedFuture[Any],
     *,
     at_once: bool = False,
     waits: bool = True,
@@ -298,7 +298,7 @@ def begin(
         raise
 
 
-def _start(future: AskedFuture[Any]) -> None:
+def _start(future: LoggedFuture[Any]) -> None:
     thread = Thread(future.attempt)
     for other in [*_threads]:
         if other.has_ended:
@@ -331,7 +331,7 @@ def wait_for(path: str | os.PathLike[str]) -> None:
     wait_at(real(path))
 
 
-def wait_at(place: Hashable, until: AskedFuture[Any] | None = None) -> None:
+def wait_at(place: Hashable, until: LoggedFuture[Any] | None = None) -> None:
     """Waits for the work at a place; with `until`, only for work that began before it."""
     for future, its_place in _under_way.copy().items():
         if future is until:

@@ -25,7 +25,7 @@ import treepack._core as core
 from treepack._src.checkpoint.shards import MANIFEST
 from treepack._src.options import Progress
 from treepack._src.printable import warn
-from treepack._src.saving.background import AskedFuture, begin, wait_at
+from treepack._src.saving.background import LoggedFuture, begin, wait_at
 from treepack._src.saving.directory import directory_at
 from treepack._src.series.contents import is_damage, opened
 from treepack._src.series.keep import Keep, Summary
@@ -51,7 +51,7 @@ FILE = "fast.treepack"
 _MOST = 2
 
 
-class _Drain(AskedFuture[None]):
+class _Drain(LoggedFuture[None]):
     """A drain in its thread.
 
     Attributes:
@@ -191,7 +191,7 @@ class Fast:
     def warn(self) -> None:
         """Warns of errors of drains that have ended."""
         for drain in self._take(are_done=True):
-            if drain.has_unasked_error:
+            if drain.has_unretrieved_error:
                 warn(
                     f"{self} could not be copied to {shown(self._durable.folder.directory)}: "
                     f"{drain.exception()!r}; later saves try again"

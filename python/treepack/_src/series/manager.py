@@ -7,7 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from typing import Any, TypeVar
 
-from treepack._src.saving.background import AskedFuture, begin, wait_at
+from treepack._src.saving.background import LoggedFuture, begin, wait_at
 
 T = TypeVar("T")
 
@@ -15,10 +15,10 @@ T = TypeVar("T")
 class _OneByOne(Executor):
     """Does one task after another, each in a thread; a signal handler may submit one as well."""
 
-    def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> AskedFuture[T]:
+    def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> LoggedFuture[T]:
         """Begins a task as soon as the one before has ended."""
         work = functools.partial(fn, *args, **kwargs)
-        future = AskedFuture("a checkpoint in the background", work)
+        future = LoggedFuture("a checkpoint in the background", work)
         begin(self, future)
         return future
 
@@ -54,7 +54,7 @@ class AsyncManager:
     def __init__(self, max_workers: int = 1):
         self.executor: _OneByOne = _OneByOne()
         self.save_future: Future[Any] | None = None
-        self._last: AskedFuture[Any] | None = None
+        self._last: LoggedFuture[Any] | None = None
         del max_workers  # a save waits for the one before, as with flax
 
     def wait_previous_save(self) -> None:
@@ -66,7 +66,7 @@ class AsyncManager:
         last = self._last
         if last is not None:
             last.wait()
-            if last.has_unasked_error:
+            if last.has_unretrieved_error:
                 last.result()
 
     def save_async(self, task: Callable[[], Any]) -> None:

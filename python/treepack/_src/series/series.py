@@ -226,14 +226,14 @@ class Series:
         if not background:
             wait_at(self._place)  # for saves that a signal handler began since
             write(progress)
-            self._exit_if_asked()
+            self._exit_if_preempted()
             return None
         saving = Saving(self._first.path(step), write, progress)
         # What this thread has interrupted ends only after this.
         at_once = bool(interrupted(self._first.folder.directory))
         begin(self._place, saving, at_once=at_once, abandon=commit.abandon)
         self._last = saving
-        self._exit_if_asked()
+        self._exit_if_preempted()
         return saving
 
     @takes(ChoiceOptions, Selection, Reading, Sharing)
@@ -393,7 +393,7 @@ class Series:
         preemption.begin()
         try:
             yield
-            self._exit_if_asked()  # before the old handler is back: the signal may come again
+            self._exit_if_preempted()  # before the old handler is back: the signal may come again
         finally:
             self._preemption = None
             preemption.end()
@@ -417,7 +417,7 @@ class Series:
         folder = self._checkpoints.folder
         return f"<treepack.Series {shown(folder.path(folder.begin))!r}>"
 
-    def _exit_if_asked(self) -> None:
+    def _exit_if_preempted(self) -> None:
         """Ends the program after a save if it received SIGTERM."""
         if self._preemption is not None and self._preemption.number is not None:
             self.wait()
@@ -427,7 +427,7 @@ class Series:
         """Waits for the previous save, and warns of its error unless it was retrieved."""
         wait_at(self._place)
         last, self._last = self._last, None
-        if last is not None and last.has_unasked_error:
+        if last is not None and last.has_unretrieved_error:
             warn(f"{shown(last.path)} was not saved: {last.exception()!r}; the next save goes on")
         if self._fast is not None:
             self._fast.warn()
