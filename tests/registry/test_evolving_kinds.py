@@ -334,7 +334,7 @@ def test_fields_that_swap_places_are_no_silent_swap() -> None:
     assert vars(treepack.loads(data)) == {"a": 1, "b": 2}
     new = opaque("b", "a")
     with pytest.raises(
-        treepack.UnregisteredTypeError, match=r"\['a', 'b'\], and now takes \['b', 'a'\]"
+        treepack.UnregisteredTypeError, match=r"\['a', 'b'\], and now has the children \['b', 'a'\]"
     ):
         treepack.loads(data)
     assert vars(treepack.loads(data, new(a=0, b=0))) == {"a": 1, "b": 2}
