@@ -80,8 +80,9 @@ def unless_replaced(work: Callable[[], T]) -> T:
     return work()
 
 
-# The maximum number of retries.
-_ATTEMPTS = 5
+# The maximum number of retries. Each follows another complete save, of which signal handlers may
+# make several while one attempt runs.
+_ATTEMPTS = 50
 
 
 class ShardedReader(Files):
