@@ -37,6 +37,7 @@ __all__ = [
     "check_hashes",
     "compress",
     "convertible",
+    "copy_array",
     "decode_value",
     "decompress",
     "described",
@@ -657,6 +658,32 @@ def boxes_of_range(shape: Sequence[int], start: int, stop: int) -> list[list[tup
 
     Raises:
       IndexError: If the range exceeds the array.
+    """
+
+def copy_array(
+    source: np.ndarray,
+    shape: Sequence[int],
+    itemsize: int,
+    target: np.ndarray,
+    at: int,
+    strides: Sequence[int],
+    *,
+    threads: int | None,
+) -> None:
+    """Copies the bytes of an array in C order to memory in which it has these strides.
+
+    Args:
+      source: Its bytes.
+      shape: Its shape.
+      itemsize: The size of an element in bytes.
+      target: Bytes that do not overlap the source.
+      at: The offset of the first element in `target`.
+      strides: The distances of neighbours in `target`, in bytes, in any order.
+      threads: The maximum number of threads.
+
+    Raises:
+      IndexError: If the target is too small, or elements would overlap.
+      ValueError: If `source` has another size, or overlaps the target.
     """
 
 def ranges_of_box(

@@ -2,7 +2,7 @@
 //!
 //! `frame` chooses an array's `headers`: smallest, widened (`align`), or copied from `recent` ones.
 //! `dims` reads a shape. `shards` is an array in several blocks of memory, `grid` finds the shards
-//! that overlap a box, and `runs` reads a box.
+//! that overlap a box, and `runs` reads a box, `transposed` if memory has another order of dimensions.
 
 mod align;
 mod dims;
@@ -10,8 +10,10 @@ mod frame;
 pub(crate) mod grid;
 mod headers;
 mod recent;
+mod repeat;
 mod runs;
 mod shards;
+mod transposed;
 
 pub use dims::{Dims, resolve};
 #[cfg(feature = "python")]

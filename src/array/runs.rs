@@ -1,10 +1,14 @@
 //! Reads a box of an array as runs: contiguous bytes at equal distances.
 
-use std::mem::{self, MaybeUninit};
+use std::mem::MaybeUninit;
 use std::num::NonZero;
 use std::ops::Range;
 
-use crate::raw::RawBytes;
+use smallvec::SmallVec;
+
+use super::repeat::{Repeat, Rest, each};
+use super::transposed;
+use crate::raw::{RawBytes, Room};
 use crate::source::{Pieces, Source, read_to};
 use crate::{Result, grow, parallel};
 
@@ -14,29 +18,17 @@ const SPAN_BYTES: usize = 256 << 10;
 /// Distant runs in one piece of work.
 const FAR_READS: usize = 64;
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Repeat {
-    pub count: usize,
-    /// Distance between starts in the array.
-    pub source: usize,
-    /// Distance between starts in memory.
-    pub target: usize,
-}
+/// Runs from this size are read one by one where memory has another order.
+const LONG_BYTES: usize = if cfg!(test) { 1 << 15 } else { 1 << 20 };
 
-impl Repeat {
-    fn once(nbytes: usize) -> Self {
-        Self {
-            count: 1,
-            source: nbytes,
-            target: nbytes,
-        }
-    }
-}
+/// Size of the part of an array that is in memory at a time, before it is transposed.
+const WINDOW_BYTES: usize = if cfg!(test) { 1 << 17 } else { 8 << 20 };
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Runs {
     start: usize,
     nbytes: usize,
+    /// The order of the array: the first is outermost.
     repeats: Vec<Repeat>,
 }
 
@@ -58,8 +50,8 @@ impl Bounds {
 }
 
 impl Runs {
-    /// The runs of a box of a C-order array in memory with these strides. `None` if the box exceeds
-    /// the array, or if addresses overlap or descend.
+    /// The runs of a box of a C-order array in memory with these strides, in any order of the
+    /// dimensions. `None` if the box exceeds the array, or elements would overlap.
     pub fn new(
         shape: &[usize],
         itemsize: usize,
@@ -74,25 +66,23 @@ impl Runs {
         if bounds.len() != ndim || strides.len() != ndim || !are_in {
             return None;
         }
-        let mut runs = Self {
-            start: 0,
-            nbytes: itemsize,
-            repeats: Vec::new(),
-        };
+        let mut runs = Self::once(0, itemsize);
         if bounds.iter().any(|bounds| bounds.count == 0) {
             runs.nbytes = 0;
             return Some(runs);
         }
+        let mut order: SmallVec<[usize; 6]> =
+            (0..ndim).filter(|dim| bounds[*dim].count > 1).collect();
+        order.sort_by_key(|dim| strides[*dim]);
+        order.iter().try_fold(itemsize, |extent, dim| {
+            let more = strides[*dim].checked_mul(bounds[*dim].count - 1)?;
+            (strides[*dim] >= extent).then(|| more.checked_add(extent))?
+        })?;
         let mut stride = itemsize;
-        let mut extent = itemsize;
         for dim in (0..ndim).rev() {
             let Bounds { start, count, step } = bounds[dim];
             runs.start += start * stride;
             if count > 1 {
-                if strides[dim] < extent {
-                    return None;
-                }
-                extent = strides[dim].checked_mul(count - 1)?.checked_add(extent)?;
                 runs.repeat(Repeat {
                     count,
                     source: step * stride,
@@ -111,6 +101,14 @@ impl Runs {
             strides[dim - 1] = strides[dim].checked_mul(bounds[dim].count.max(1))?;
         }
         Self::new(shape, itemsize, bounds, &strides)
+    }
+
+    fn once(start: usize, nbytes: usize) -> Self {
+        Self {
+            start,
+            nbytes,
+            repeats: Vec::new(),
+        }
     }
 
     /// Repeats everything; the last of `repeats` is outermost here.
@@ -200,19 +198,148 @@ impl Runs {
         array: &dyn Source,
         target: &mut [MaybeUninit<u8>],
         threads: NonZero<usize>,
-        check: impl FnMut() -> Result<()>,
+        mut check: impl FnMut() -> Result<()>,
     ) -> Result<()> {
         if self.nbytes == 0 {
             return Ok(());
         }
-        // Slow sources get fewer, larger reads.
-        let span = SPAN_BYTES.max(array.near().saturating_mul(4).min(parallel::BLOCK));
+        if !self
+            .repeats
+            .is_sorted_by(|outer, inner| outer.target >= inner.target)
+        {
+            return self.read_transposed(array, target, threads, &mut check);
+        }
+        let span = span_of_reads(array);
         let nest = self.nest(array.near(), span);
         let blocks = self.blocks(&nest, array.near(), span, target)?;
         let nbytes = blocks.iter().map(|block| block.extent(nest)).sum();
         let threads = parallel::worth(threads, nbytes, parallel::MIN_COPY_BYTES);
         let read = |block: NestPart<'_>| block.read(nest, array);
         parallel::for_each(blocks, threads, read, check)
+    }
+
+    /// The bytes of all reads, gaps closer than `near` included.
+    fn bytes_read(&self, near: usize) -> usize {
+        let nest = self.nest(near, usize::MAX);
+        let counts = nest.outer.iter().map(|repeat| repeat.count);
+        counts.fold(nest.extent, usize::saturating_mul)
+    }
+
+    /// Refers to memory that has the bytes of all reads, one after the other.
+    fn join_reads(&mut self, near: usize) {
+        let nest = self.nest(near, usize::MAX);
+        let (mut distance, outer) = (nest.extent, nest.outer.len());
+        for repeat in self.repeats[..outer].iter_mut().rev() {
+            repeat.source = distance;
+            distance *= repeat.count;
+        }
+        self.start = 0;
+    }
+
+    /// Reads runs to memory in which they have another order.
+    fn read_transposed(
+        &self,
+        array: &dyn Source,
+        target: &mut [MaybeUninit<u8>],
+        threads: NonZero<usize>,
+        check: &mut dyn FnMut() -> Result<()>,
+    ) -> Result<()> {
+        if self.nbytes >= LONG_BYTES {
+            return each(&self.repeats, self.start, 0, &mut |from, to| {
+                let target = &mut target[to..to + self.nbytes];
+                Self::once(from, self.nbytes).read(array, target, threads, &mut *check)
+            });
+        }
+        if let Some(memory) = array.memory() {
+            let memory = memory.slice(self.start..memory.len());
+            return transposed::copy(self.nbytes, &self.repeats, memory, target, threads, check);
+        }
+        let mut memory = Vec::new();
+        let (outer, row, rows, inner) = self.windows(array.near());
+        each(outer, self.start, 0, &mut |from, to| {
+            for first in (0..row.count).step_by(rows) {
+                let count = rows.min(row.count - first);
+                let mut repeats = inner.to_vec();
+                repeats.insert(0, Repeat { count, ..*row });
+                let start = from + first * row.source;
+                let nbytes = self.nbytes;
+                let window = Self {
+                    start,
+                    nbytes,
+                    repeats,
+                };
+                let target = &mut target[to + first * row.target..];
+                window.read_window(array, &mut memory, target, threads, check)?;
+            }
+            Ok(())
+        })
+    }
+
+    /// Splits the repetitions where the inner ones fit a window: the outer ones, the rows, their
+    /// number in a window, and the inner ones.
+    fn windows(&self, near: usize) -> (&[Repeat], &Repeat, usize, &[Repeat]) {
+        let inner = |level: usize| Self {
+            start: 0,
+            nbytes: self.nbytes,
+            repeats: self.repeats[level + 1..].to_vec(),
+        };
+        let fits = |level: &usize| inner(*level).bytes_read(near) <= WINDOW_BYTES;
+        let level = (0..self.repeats.len()).find(fits).expect("a run fits");
+        let (row, within) = (&self.repeats[level], inner(level));
+        let is_near = within.nest(near, usize::MAX).outer.is_empty();
+        let distance = match row.source - within.span() {
+            gap if is_near && gap <= near => row.source,
+            _ => within.bytes_read(near),
+        };
+        let rows = (WINDOW_BYTES / distance).max(1);
+        (
+            &self.repeats[..level],
+            row,
+            rows,
+            &self.repeats[level + 1..],
+        )
+    }
+
+    /// Reads all runs to `memory`, and copies them to their places.
+    fn read_window(
+        mut self,
+        array: &dyn Source,
+        memory: &mut Vec<u8>,
+        target: &mut [MaybeUninit<u8>],
+        threads: NonZero<usize>,
+        check: &mut dyn FnMut() -> Result<()>,
+    ) -> Result<()> {
+        let nbytes = self.bytes_read(array.near());
+        memory.try_reserve(nbytes)?;
+        let read = |room: Room<'_>| {
+            let span = span_of_reads(array);
+            let nest = self.nest(array.near(), usize::MAX);
+            let (mut parts, mut rest) = (Vec::new(), Some(room));
+            each(nest.outer, self.start, 0, &mut |start, _| {
+                let (now, later) = rest.take().expect("there is room").split(nest.extent);
+                rest = Some(later);
+                for (at, part) in now.chunks(span).enumerate() {
+                    grow::push(&mut parts, (start + at * span, part))?;
+                }
+                Ok(())
+            })?;
+            let fill =
+                |(start, room): (usize, Room<'_>)| room.fill(|part| array.read_at(start, part));
+            parallel::for_each(parts, threads, fill, &mut *check)
+        };
+        let room = &mut memory.spare_capacity_mut()[..nbytes];
+        let ((), bytes) = Room::share(room, read)?;
+        let bytes: &[u8] = bytes.expect("all of it was read");
+        self.join_reads(array.near());
+        let threads = parallel::worth(threads, nbytes, parallel::BLOCK);
+        transposed::copy(
+            self.nbytes,
+            &self.repeats,
+            bytes.into(),
+            target,
+            threads,
+            check,
+        )
     }
 
     pub fn gather(&self, source: &dyn Source, parts: &Pieces) -> Result<Vec<u8>> {
@@ -234,15 +361,9 @@ impl Runs {
         target: &'a mut [MaybeUninit<u8>],
     ) -> Result<Vec<NestPart<'a>>> {
         let mut blocks = Vec::new();
-        let (mut rest, mut taken) = (target, 0);
-        let mut take = |start: usize, len: usize| {
-            let (_, later) = mem::take(&mut rest).split_at_mut(start - taken);
-            let (target, later) = later.split_at_mut(len);
-            (rest, taken) = (later, start + len);
-            target
-        };
+        let mut rest = Rest::new(target);
         let Some((row, outer)) = nest.outer.split_last() else {
-            let memory = take(0, nest.memory());
+            let memory = rest.take(0, nest.memory());
             let most = if nest.inner.is_empty() {
                 parallel::BLOCK
             } else {
@@ -273,7 +394,7 @@ impl Runs {
                     start: source + first * row.source,
                     rows: Repeat { count, ..*row },
                     is_near,
-                    memory: take(
+                    memory: rest.take(
                         target + first * row.target,
                         (count - 1) * row.target + nest.memory(),
                     ),
@@ -283,6 +404,11 @@ impl Runs {
         })?;
         Ok(blocks)
     }
+}
+
+/// The size of a read of several runs: slow sources get fewer, larger reads.
+fn span_of_reads(array: &dyn Source) -> usize {
+    SPAN_BYTES.max(array.near().saturating_mul(4).min(parallel::BLOCK))
 }
 
 #[derive(Clone, Copy)]
@@ -379,24 +505,6 @@ impl NestPart<'_> {
     }
 }
 
-fn each(
-    repeats: &[Repeat],
-    source: usize,
-    target: usize,
-    found: &mut impl FnMut(usize, usize) -> Result<()>,
-) -> Result<()> {
-    match repeats.split_first() {
-        None => found(source, target),
-        Some((outer, inner)) => {
-            for at in 0..outer.count {
-                let (source, target) = (source + at * outer.source, target + at * outer.target);
-                each(inner, source, target, found)?;
-            }
-            Ok(())
-        }
-    }
-}
-
 #[cfg(test)]
 #[allow(clippy::cast_possible_truncation)]
 pub(super) mod tests {
@@ -434,20 +542,32 @@ pub(super) mod tests {
         unsafe { found.assume_init_ref() }.to_vec()
     }
 
-    fn boxes() -> impl Strategy<Value = (Vec<usize>, Vec<Bounds>, Vec<usize>, usize)> {
-        let dim = (1usize..7).prop_flat_map(|len| {
-            (0..len, 1usize..4, 0usize..7, 0usize..3).prop_map(move |(start, step, most, room)| {
+    type Box = (Vec<usize>, Vec<Bounds>, Vec<usize>, usize);
+
+    /// Boxes of arrays of up to `most` indices in each dimension, in any order in memory.
+    fn boxes(most: usize, ndim: usize) -> impl Strategy<Value = Box> {
+        let dim = (1..=most, 0usize..4, any::<u8>()).prop_flat_map(move |(len, room, order)| {
+            let found = (0..len, 1usize..4, 0..=most);
+            found.prop_map(move |(start, step, most)| {
                 let count = most.min((len - start).div_ceil(step));
-                (len, Bounds { start, count, step }, room)
+                (
+                    len,
+                    Bounds { start, count, step },
+                    room.saturating_sub(1),
+                    order,
+                )
             })
         });
-        (prop::collection::vec(dim, 0..4), 1usize..5).prop_map(|(dims, itemsize)| {
-            let mut strides = Vec::new();
+        let itemsize = prop_oneof![1usize..5, Just(8), Just(16)];
+        (prop::collection::vec(dim, 0..ndim), itemsize).prop_map(|(dims, itemsize)| {
+            let mut strides = vec![0; dims.len()];
             let mut extent = itemsize;
-            for (_, bounds, room) in dims.iter().rev() {
-                let stride = extent + room;
-                strides.insert(0, stride);
-                extent += bounds.count.saturating_sub(1) * stride;
+            let mut order: Vec<usize> = (0..dims.len()).rev().collect();
+            order.sort_by_key(|at| dims[*at].3 / 64);
+            for at in order {
+                let (_, bounds, room, _) = dims[at];
+                strides[at] = extent + room;
+                extent += bounds.count.saturating_sub(1) * strides[at];
             }
             let shape = dims.iter().map(|dim| dim.0).collect();
             let bounds = dims.iter().map(|dim| dim.1).collect();
@@ -476,29 +596,72 @@ pub(super) mod tests {
         found
     }
 
+    /// Compares a box with its elements, copied one by one.
+    fn check((shape, bounds, strides, itemsize): Box, near: usize) {
+        let nbytes = itemsize * shape.iter().product::<usize>();
+        let bytes: Vec<u8> = (0..nbytes).map(|at| (at ^ at >> 8) as u8 ^ 0x5a).collect();
+        let runs = Runs::new(&shape, itemsize, &bounds, &strides).unwrap();
+        let places = places(&shape, &bounds, &strides, itemsize);
+        assert_eq!(runs.nbytes(), places.len() * itemsize);
+        let size = places.iter().map(|place| place.1 + itemsize).max();
+        assert_eq!(runs.extent(), size.unwrap_or(0));
+        let mut expected = vec![0; runs.extent()];
+        let ranges = runs.ranges(near).unwrap();
+        for (from, to) in places {
+            expected[to..to + itemsize].copy_from_slice(&bytes[from..from + itemsize]);
+            let before = ranges.partition_point(|range| range.end <= from);
+            assert!(ranges[before].contains(&from));
+        }
+        for array in [&bytes as &dyn Source, &Elsewhere(bytes.clone(), near)] {
+            assert!(read(&runs, array) == expected, "{runs:?}");
+        }
+    }
+
     proptest! {
         #[test]
-        fn all_elements_come_to_where_they_belong(
-            (shape, bounds, strides, itemsize) in boxes(),
-            near in 0usize..40,
-        ) {
-            let nbytes = itemsize * shape.iter().product::<usize>();
-            let bytes: Vec<u8> = (0..nbytes).map(|at| at as u8 ^ 0x5a).collect();
-            let runs = Runs::new(&shape, itemsize, &bounds, &strides).unwrap();
-            let places = places(&shape, &bounds, &strides, itemsize);
-            prop_assert_eq!(runs.nbytes(), places.len() * itemsize);
-            let size = places.iter().map(|place| place.1 + itemsize).max().unwrap_or(0);
-            prop_assert_eq!(runs.extent(), size);
-            let mut expected = vec![0; size];
-            for (from, to) in places {
-                expected[to..to + itemsize].copy_from_slice(&bytes[from..from + itemsize]);
-                prop_assert!(runs.ranges(near).unwrap().iter().any(|range| range.contains(&from)));
-            }
-            for array in [&bytes as &dyn Source, &Elsewhere(bytes.clone(), near)] {
-                let found = read(&runs, array);
-                prop_assert_eq!(&found, &expected);
-            }
+        fn all_elements_come_to_where_they_belong(found in boxes(6, 5), near in 0usize..40) {
+            check(found, near);
         }
+
+        #[test]
+        #[cfg_attr(miri, ignore = "takes minutes")]
+        fn all_elements_of_many_tiles_come_to_where_they_belong(
+            found in boxes(150, 4).prop_filter("small", |(shape, ..)| {
+                shape.iter().product::<usize>() < 1 << 15
+            }),
+            near in prop_oneof![0usize..40, 0usize..10_000],
+        ) {
+            check(found, near);
+        }
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "takes minutes")]
+    fn large_arrays_are_transposed_in_windows() {
+        let all = |count| Bounds {
+            start: 0,
+            count,
+            step: 1,
+        };
+        for (shape, order, near) in [
+            ([3, 300, 200], [2, 1, 0], usize::MAX),
+            ([3, 300, 200], [0, 2, 1], 64),
+            ([2, 1 << 17, 1], [1, 0, 2], 0),
+            ([2, 2, 1 << 15], [1, 0, 2], 0),
+        ] {
+            let bounds = shape.map(all);
+            let (mut strides, mut stride) = ([0; 3], 2);
+            for dim in order.into_iter().rev() {
+                (strides[dim], stride) = (stride, stride * shape[dim]);
+            }
+            check((shape.into(), bounds.into(), strides.into(), 2), near);
+        }
+        let columns = Bounds {
+            start: 1,
+            ..all(100)
+        };
+        let bounds = vec![all(2_000), columns];
+        check((vec![2_000, 500], bounds, vec![1, 2_000], 1), 16);
     }
 
     #[test]

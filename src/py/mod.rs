@@ -76,7 +76,7 @@ mod _core {
     #[pymodule_export]
     use super::boxes::{ShardBox, Shards};
     #[pymodule_export]
-    use super::catalog::{Catalog, restore_selected};
+    use super::catalog::{Catalog, copy_array, restore_selected};
     #[pymodule_export]
     use super::classes::Class;
     #[pymodule_export]

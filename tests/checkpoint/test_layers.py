@@ -14,6 +14,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 import tiers
 import treepack
+import treepack._core as core
 from treepack import CorruptionError, MismatchError, TreepackError
 from trees import nested
 
@@ -28,12 +29,12 @@ def arrays() -> dict[str, np.ndarray]:
     return flat | {"lm_head.weight": np.arange(30, dtype=np.float32).reshape(2, 3, 5)}
 
 
-@pytest.fixture(params=["safetensors", "file", "directory"])
+@pytest.fixture(params=["safetensors", "file", "gzip", "directory"])
 def path(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     path = tmp_path / "model.safetensors"
     safetensors.numpy.save_file(arrays(), path)
     if request.param != "safetensors":
-        saved = tmp_path / "saved"
+        saved = tmp_path / ("saved.gz" if request.param == "gzip" else "saved")
         treepack.save(saved, treepack.load(path), sharded=request.param == "directory")
         return saved
     return path
@@ -78,6 +79,40 @@ def test_an_array_is_transposed_beside_others(path: Path, axes: Any) -> None:
     assert found["first"]["up"]["weight"][1, 0] == 6
     assert {"head", "first/up/weight"} <= set(report.loaded)
     assert "model/layers/1/up/weight" in report.unexpected
+
+
+@pytest.mark.parametrize("mmap", [True, False])
+def test_large_arrays_are_transposed_in_windows(tmp_path: Path, mmap: bool) -> None:
+    made = np.random.default_rng(0).integers(0, 1 << 16, (2, 2100, 2300), np.uint16)
+    treepack.save(tmp_path / "saved", {"layers": list(made)})
+    rename = {"up": treepack.stack("layers/*", transpose=True)}
+    template = {"up": made.transpose(0, 2, 1)}
+    found = treepack.load(tmp_path / "saved", template, rename=rename, mmap=mmap)["up"]
+    assert found.flags.c_contiguous
+    assert np.array_equal(found, template["up"])
+    treepack.save(tmp_path / "again.safetensors", {"up": found}, rename=rename)
+    again = treepack.load(tmp_path / "again.safetensors")["layers"]
+    assert all(np.array_equal(again[str(at)], made[at]) for at in range(2))
+
+
+def test_memory_that_does_not_fit_is_refused() -> None:
+    memory = np.zeros(24, np.uint8)
+
+    def copy(source: Any, target: Any, at: int, strides: tuple[int, ...]) -> None:
+        core.copy_array(source, (3, 4), 2, target, at, strides, threads=None)
+
+    source = np.arange(24, dtype=np.uint8)
+    copy(source, memory, 0, (2, 6))
+    turned = memory.view(np.uint16).reshape(4, 3)
+    assert np.array_equal(turned, source.view(np.uint16).reshape(3, 4).T)
+    for error, wrong in (
+        (IndexError, (source, memory, 1, (2, 6))),
+        (IndexError, (source, memory, 0, (2, 4))),
+        (ValueError, (source[:23], memory, 0, (2, 6))),
+        (ValueError, (memory, memory, 0, (2, 6))),
+    ):
+        with pytest.raises(error):
+            copy(*wrong)
 
 
 def test_what_does_not_fit(path: Path, tmp_path: Path) -> None:

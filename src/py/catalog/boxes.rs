@@ -5,15 +5,17 @@ use std::num::NonZero;
 use std::ops::Range;
 use std::sync::Arc;
 
-use pyo3::exceptions::PyIndexError;
+use pyo3::exceptions::{PyIndexError, PyValueError};
 use pyo3::prelude::*;
 
 use super::super::dtypes::Dtype;
-use super::super::memory::{FreshArray, detached};
+use super::super::memory::{Borrowed, FreshArray, Writable, detached};
+use super::super::options::integer_or_none;
 use super::super::watch::Watcher;
 use super::file::Catalog;
 use crate::array::{Bounds, Runs};
 use crate::catalog::ArrayPlace;
+use crate::raw::AsRaw as _;
 use crate::watch::Watch as _;
 use crate::{Result, grow, parallel};
 
@@ -34,6 +36,54 @@ pub(super) fn runs(
 ) -> PyResult<Runs> {
     let found = array.runs(&bounds_of(bounds)?, strides);
     found.ok_or_else(|| PyIndexError::new_err("the array has no such box"))
+}
+
+/// Copies the bytes of a C-order array to memory with these strides.
+#[pyfunction]
+#[pyo3(signature = (source, shape, itemsize, target, at, strides, *, threads))]
+#[allow(clippy::too_many_arguments)] // as in Python
+pub fn copy_array(
+    source: &Bound<'_, PyAny>,
+    shape: Vec<usize>,
+    itemsize: usize,
+    target: &Bound<'_, PyAny>,
+    at: usize,
+    strides: Vec<usize>,
+    #[pyo3(from_py_with = integer_or_none)] threads: Option<i64>,
+) -> PyResult<()> {
+    let py = source.py();
+    let (source, mut target) = (Borrowed::buffer(source)?, Writable::get(target)?);
+    let nbytes = shape
+        .iter()
+        .try_fold(itemsize, |all, len| all.checked_mul(*len));
+    if nbytes != Some(source.as_raw().len()) || source.as_raw().overlaps(target.memory()) {
+        let reason = "the memory of the array has another size, or overlaps the target";
+        return Err(PyValueError::new_err(reason));
+    }
+    let all = |count| Bounds {
+        start: 0,
+        count,
+        step: 1,
+    };
+    let bounds: Vec<Bounds> = shape.iter().copied().map(all).collect();
+    let runs = Runs::new(&shape, itemsize, &bounds, &strides);
+    let runs = runs.ok_or_else(|| PyIndexError::new_err("elements would overlap in memory"))?;
+    let threads = read_threads(threads, &runs)?;
+    let range = range_in(&target, at, &runs)?;
+    let watcher = Watcher::signals();
+    let memory = source.as_raw();
+    let done = target.fill(py, range, true, |target| {
+        runs.read(&memory, target, threads, || watcher.check())
+    });
+    done.map_err(|error| watcher.explain(error, PyErr::from))
+}
+
+pub(super) fn range_in(target: &Writable, at: usize, runs: &Runs) -> PyResult<Range<usize>> {
+    let range = at..at.saturating_add(runs.extent());
+    if range.end > target.len() {
+        return Err(PyIndexError::new_err("the memory is too small for the box"));
+    }
+    Ok(range)
 }
 
 impl Catalog {

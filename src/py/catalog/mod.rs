@@ -23,7 +23,7 @@ use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList, PyString, PyTuple};
 
-use self::boxes::{read_threads, runs};
+use self::boxes::{range_in, read_threads, runs};
 use self::paths::{Paths, numbered};
 use self::state::Selection;
 use super::content::Content;
@@ -41,7 +41,7 @@ use crate::sniff::{self, explain};
 use crate::source::{self, Source as _};
 use crate::{Error, Result, grow, parallel};
 
-pub use self::boxes::{BoxBounds, bounds_of};
+pub use self::boxes::{BoxBounds, bounds_of, copy_array};
 pub use self::file::Catalog;
 pub use self::selected::restore_selected;
 
@@ -309,10 +309,7 @@ impl Catalog {
         let runs = runs(&array, bounds, Some(&strides))?;
         let threads = read_threads(threads, &runs)?;
         let mut target = Writable::get(target)?;
-        let range = at..at.saturating_add(runs.extent());
-        if range.end > target.len() {
-            return Err(PyIndexError::new_err("the memory is too small for the box"));
-        }
+        let range = range_in(&target, at, &runs)?;
         self.read_runs(py, value, &array, &runs, threads, |read| {
             target.fill(py, range, true, read)
         })

@@ -8,8 +8,24 @@ from typing import Any
 import numpy as np
 
 import treepack._core as core
-from treepack._src.checkpoint.reader import Bounds, LazyArray
+from treepack._src.checkpoint.reader import Bounds, LazyArray, memory_of
 from treepack._src.storage.deferred import Computed
+
+
+def copy(source: np.ndarray, target: np.ndarray, *, threads: int | None = None) -> None:
+    """Copies an array to one of the same shape and dtype, such as a transposed view of memory.
+
+    Args:
+      source: The array to copy.
+      target: An array in C order, or a view of a part of one with its axes in any order.
+      threads: The maximum number of threads.
+    """
+    if target.size == 0:
+        return
+    memory, at, strides = memory_of(target)
+    data = np.ascontiguousarray(source).reshape(-1).view(np.uint8)
+    itemsize = source.dtype.itemsize
+    core.copy_array(data, source.shape, itemsize, memory, at, strides, threads=threads)
 
 
 class BoxedArray(LazyArray):
@@ -33,9 +49,8 @@ class BoxedArray(LazyArray):
 
     def read_to(self, bounds: Bounds, target: np.ndarray, *, threads: int | None = None) -> None:
         """Reads the elements of a box to an array."""
-        bits = np.dtype(f"V{self.dtype.itemsize}")  # NumPy copies bytes faster than values
         box = [range(at, at + count * step, step) for at, count, step in bounds]
-        target.view(bits)[...] = self._read(box).view(bits)
+        copy(self._read(box), target, threads=threads)
 
     def flat_range(self, start: int, stop: int) -> np.ndarray:
         """Reads a range of its elements in C order."""

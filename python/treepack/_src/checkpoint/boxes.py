@@ -201,7 +201,7 @@ class Box:
                     index = *[slice(None)] * axis, part
                     self._read_to(half, _at(target, index), threads, check)
                 return
-            made = np.empty(target.shape, stored)
+            made = np.empty_like(target, stored)  # with its order of axes
             self._read_to(shards, made, threads, check)
             _dtypes.cast(made, target, functools.reduce(Trail, self.array.parts, Trail()))
             return
@@ -314,6 +314,9 @@ def _prefetch(boxes: list[Box], stopped: Event) -> None:
 def aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
     """Allocates an array that JAX on CPU can use in place."""
     nbytes = math.prod(shape) * dtype.itemsize
+    [pages] = core.fresh_memory([nbytes])
+    if pages is not None:
+        return pages.view(dtype).reshape(shape)
     memory = np.empty(nbytes + _ALIGN, np.uint8)
     start = -memory.ctypes.data % _ALIGN
     return memory[start : start + nbytes].view(dtype).reshape(shape)

@@ -11,7 +11,8 @@ import numpy as np
 import treepack._core as core
 from treepack._src import paths as _paths
 from treepack._src.checkpoint.boxed import BoxedArray
-from treepack._src.checkpoint.reader import LazyArray, Place, bounds_of
+from treepack._src.checkpoint.boxes import aligned
+from treepack._src.checkpoint.reader import Bounds, LazyArray, Place, bounds_of
 from treepack.errors import TreepackError
 
 Axes = bool | tuple[int, ...]
@@ -202,16 +203,16 @@ class SourceArray(BoxedArray):
         self.shape = tuple(shape)
 
     def _read(self, box: Sequence[range]) -> np.ndarray:
-        """Returns the elements of a box."""
-        made = np.empty(tuple(map(len, box)), self.dtype)
-        is_in_order = self._axes == (*range(len(self._axes)),)
-        bits = np.dtype(f"V{self.dtype.itemsize}")  # NumPy copies bytes faster than values
-        for array, target, inside in self._parts(box, made):
-            if is_in_order:
-                array.read_to(bounds_of(inside), target)
-            else:
-                target.view(bits)[...] = array._read(inside).view(bits)
+        """Returns the elements of a box, in memory that JAX on CPU can use in place."""
+        made = aligned(tuple(map(len, box)), self.dtype)
+        self.read_to(bounds_of(box), made)
         return made
+
+    def read_to(self, bounds: Bounds, target: np.ndarray, *, threads: int | None = None) -> None:
+        """Reads the elements of a box, each array to its place in the target."""
+        box = [range(at, at + count * step, step) for at, count, step in bounds]
+        for array, part, inside in self._parts(box, target):
+            array.read_to(bounds_of(inside), part, threads=threads)
 
     def _parts(
         self, box: Sequence[range], made: np.ndarray

@@ -9,6 +9,7 @@ import numpy as np
 
 import treepack._core as core
 from treepack._src import paths as _paths
+from treepack._src.checkpoint.boxed import copy
 from treepack._src.checkpoint.reader import LazyArray
 from treepack._src.checkpoint.select import Renaming
 from treepack._src.checkpoint.sources import Source, axes_of, split
@@ -92,9 +93,10 @@ class _Layer(Held):
     def _make(self) -> np.ndarray:
         held, at = self._held, self._at
         found = _from_shards(held, at) if hasattr(held, "addressable_shards") else held[at]
-        bits = np.dtype(f"V{self.dtype.itemsize}")  # NumPy copies bytes faster than values
-        turned = np.asarray(found).astype(self.dtype, copy=False).view(bits).transpose(self._order)
-        return np.ascontiguousarray(turned).view(self.dtype).reshape(-1)
+        made = np.empty(self.shape, self.dtype)
+        turned = made.transpose(np.argsort(self._order))
+        copy(np.asarray(found).astype(self.dtype, copy=False), turned)
+        return made.reshape(-1)
 
 
 def _from_shards(array: Any, at: tuple[Any, ...]) -> np.ndarray:
@@ -139,9 +141,9 @@ class Stack(Held):
 
     def _make(self) -> np.ndarray:
         made = np.empty(self.shape, self.dtype)
-        bits = np.dtype(f"V{self.dtype.itemsize}")  # NumPy copies bytes faster than values
-        layers = np.moveaxis(made, self._axis, 0).view(bits)
+        layers = np.moveaxis(made, self._axis, 0)
+        back = np.argsort(self._order)
         for layer, array in zip(layers, self._arrays, strict=True):
             found = np.asarray(_held(array, snapshot=False)).astype(self.dtype, copy=False)
-            layer[...] = found.view(bits).transpose(self._order)
+            copy(found, layer.transpose(back))
         return made.reshape(-1)

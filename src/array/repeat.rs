@@ -1,0 +1,63 @@
+//! Equal distances between parts of memory, in the array and in the target.
+
+use std::mem::{self, MaybeUninit};
+
+use crate::Result;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Repeat {
+    pub count: usize,
+    /// Distance between starts in the array.
+    pub source: usize,
+    /// Distance between starts in memory.
+    pub target: usize,
+}
+
+impl Repeat {
+    pub fn once(nbytes: usize) -> Self {
+        Self {
+            count: 1,
+            source: nbytes,
+            target: nbytes,
+        }
+    }
+}
+
+pub fn each(
+    repeats: &[Repeat],
+    source: usize,
+    target: usize,
+    found: &mut impl FnMut(usize, usize) -> Result<()>,
+) -> Result<()> {
+    match repeats.split_first() {
+        None => found(source, target),
+        Some((outer, inner)) => {
+            for at in 0..outer.count {
+                let (source, target) = (source + at * outer.source, target + at * outer.target);
+                each(inner, source, target, found)?;
+            }
+            Ok(())
+        }
+    }
+}
+
+/// Memory that is handed out in ascending parts.
+pub struct Rest<'a> {
+    memory: &'a mut [MaybeUninit<u8>],
+    taken: usize,
+}
+
+impl<'a> Rest<'a> {
+    pub fn new(memory: &'a mut [MaybeUninit<u8>]) -> Self {
+        Self { memory, taken: 0 }
+    }
+
+    /// # Panics
+    /// If the part is taken, or exceeds the memory.
+    pub fn take(&mut self, start: usize, len: usize) -> &'a mut [MaybeUninit<u8>] {
+        let (_, later) = mem::take(&mut self.memory).split_at_mut(start - self.taken);
+        let (part, later) = later.split_at_mut(len);
+        (self.memory, self.taken) = (later, start + len);
+        part
+    }
+}
