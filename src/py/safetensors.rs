@@ -97,7 +97,6 @@ impl Tensors {
     #[staticmethod]
     #[pyo3(signature = (headers, files, index, metadata=None, *, max_size=None))]
     fn manifest<'py>(
-        py: Python<'py>,
         headers: Vec<PyRef<'py, Self>>,
         files: Vec<(String, u64)>,
         index: &Bound<'py, PyDict>,
@@ -106,40 +105,19 @@ impl Tensors {
     ) -> PyResult<Manifest> {
         keep_reserve()?;
         let mut arrays: Vec<(&Tensor, u32)> = Vec::new();
-        let mut known: HashMap<&str, u32> = HashMap::new();
         for (number, (header, (file, _))) in headers.iter().zip(&files).enumerate() {
             let number = u32::try_from(number).map_err(|_| Error::OutOfMemory)?;
-            known
-                .try_reserve(header.0.arrays.len())
-                .map_err(Error::from)?;
             for array in &header.0.arrays {
-                if !index.is_empty() {
-                    let place = index.get_item(new_string(py, array.name.as_bytes())?)?;
-                    let place = place.map(Bound::cast_into::<PyString>).transpose()?;
-                    if place
-                        .map(|it| it.to_str().map(|it| it == file))
-                        .transpose()?
-                        != Some(true)
-                    {
-                        continue;
-                    }
+                if index.is_empty() || is_in(index, &array.name, file)? {
+                    grow::push(&mut arrays, (array, number))?;
                 }
-                if let Some(other) = known.insert(&array.name, number) {
-                    let other = &files[other as usize].0;
-                    let reason = format!("the array is in two files: {other} and {file}");
-                    return Err(misplaced(&array.name, reason).into());
-                }
-                grow::push(&mut arrays, (array, number))?;
             }
         }
-        if arrays.len() < index.len() {
-            for (name, file) in index {
-                let (name, file) = (name.cast::<PyString>()?.to_str()?, file.cast::<PyString>()?);
-                if !known.contains_key(name) {
-                    let reason = format!("the array is not in {file}, where the index has it");
-                    return Err(misplaced(name, reason).into());
-                }
-            }
+        // Names are unique in a file, and in an index.
+        if index.is_empty() && files.len() > 1 {
+            check_once(&arrays, &files)?;
+        } else if arrays.len() < index.len() {
+            return Err(missing(&arrays, index)?);
         }
         let names = arrays.iter().map(|(array, _)| array.name.as_str());
         let layout = laid(names, metadata, |out, number| {
@@ -208,6 +186,41 @@ fn laid<'a>(
     let mut out = Encoder::indexed(framing, false);
     encode(&mut out, names, array)?;
     out.finish(metadata)
+}
+
+/// Returns whether an index has an array in a file.
+fn is_in(index: &Bound<'_, PyDict>, name: &str, file: &str) -> PyResult<bool> {
+    let place = index.get_item(new_string(index.py(), name.as_bytes())?)?;
+    let place = place.map(Bound::cast_into::<PyString>).transpose()?;
+    Ok(place.is_some_and(|it| it.to_str().is_ok_and(|it| it == file)))
+}
+
+/// Fails if an array is in two files.
+fn check_once(arrays: &[(&Tensor, u32)], files: &[(String, u64)]) -> Result<()> {
+    let mut known: HashMap<&str, u32> = HashMap::new();
+    known.try_reserve(arrays.len())?;
+    for (array, number) in arrays {
+        if let Some(other) = known.insert(&array.name, *number) {
+            let [other, file] = [other, *number].map(|number| &files[number as usize].0);
+            let reason = format!("the array is in two files: {other} and {file}");
+            return Err(misplaced(&array.name, reason));
+        }
+    }
+    Ok(())
+}
+
+/// Names the first array of an index that is not in its file.
+fn missing(arrays: &[(&Tensor, u32)], index: &Bound<'_, PyDict>) -> PyResult<PyErr> {
+    let mut known = grow::collect(arrays.iter().map(|(array, _)| array.name.as_str()))?;
+    known.sort_unstable();
+    for (name, file) in index {
+        let name = name.cast::<PyString>()?.to_string_lossy();
+        if known.binary_search(&&*name).is_err() {
+            let reason = format!("the array is not in {file}, where the index has it");
+            return Ok(misplaced(&name, reason).into());
+        }
+    }
+    Ok(Error::Structure("the index has other arrays".into()).into())
 }
 
 fn misplaced(name: &str, reason: String) -> Error {

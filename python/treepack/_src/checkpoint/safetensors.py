@@ -160,7 +160,7 @@ def _read_index(path: str, names: list[str]) -> dict[str, str]:
         raise DecodeError(f"the directory has several indices: {', '.join(found)}")
     try:
         files = json.loads(read_all(joined(path, found[0])))["weight_map"]
-        if not isinstance(files, dict) or not all(isinstance(it, str) for it in files.values()):
+        if not isinstance(files, dict) or not {*map(type, files.values())} <= {str}:
             raise TypeError("weight_map must be a map of strings to strings")
     except (ValueError, TypeError, LookupError, RecursionError) as error:
         raise DecodeError(f"{found[0]} is not an index of safetensors: {error}") from error
