@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import treepack._core as core
@@ -26,8 +27,18 @@ def layout_of(tree: Any, metadata: Any) -> core.Layout:
     )
 
 
-def unchecked(reader: Reader) -> tuple[dict[int, Status], str | None]:
-    """Returns the result of `Reader.verify` for a file without checksums: all are unchecked."""
-    lacking = (it for it in reader.catalog.dtypes if _dtypes.resolve(it.encode()) is None)
-    damage = reader.damage or next(map(_dtypes.unsupported, lacking), None)
-    return dict.fromkeys(reader.catalog.leaf_values(0), "unchecked"), damage
+class Unchecked(Reader):
+    """Reads a checkpoint whose format has no checksums."""
+
+    @property
+    def is_summed(self) -> bool:
+        """Whether there are checksums to verify."""
+        return False
+
+    def verify(
+        self, *, threads: int | None, progress: Callable[[int, int], object] | None
+    ) -> tuple[dict[int, Status], str | None]:
+        """Marks all leaves as unchecked; see `Reader.verify`."""
+        lacking = (it for it in self.catalog.dtypes if _dtypes.resolve(it.encode()) is None)
+        damage = self.damage or next(map(_dtypes.unsupported, lacking), None)
+        return dict.fromkeys(self.catalog.leaf_values(0), "unchecked"), damage

@@ -15,9 +15,9 @@ import numpy as np
 import treepack._core as core
 from treepack._src import paths as _paths
 from treepack._src.checkpoint.boxed import BoxedArray
-from treepack._src.checkpoint.laid import layout_of, unchecked
+from treepack._src.checkpoint.laid import Unchecked, layout_of
 from treepack._src.checkpoint.reader import LazyArray, Place, Reader, dtype_and_shape
-from treepack._src.options import Reading, Status
+from treepack._src.options import Reading
 from treepack._src.printable import printable
 from treepack._src.pytree import prng as _prng
 from treepack._src.pytree.kinds import kind_of
@@ -43,7 +43,7 @@ from treepack._src.storage.place import absolute, joined
 from treepack.errors import CorruptionError, DecodeError, TreepackError
 
 
-class OrbaxReader(Reader):
+class OrbaxReader(Unchecked):
     """An item of Orbax in a local directory."""
 
     is_one_file = False
@@ -139,17 +139,6 @@ class OrbaxReader(Reader):
             name: self.fitted(child, children[name]) if name in children else child
             for name, child in state.items()
         }
-
-    @property
-    def is_summed(self) -> bool:
-        """Whether there are checksums to verify."""
-        return False
-
-    def verify(
-        self, *, threads: int | None, progress: Callable[[int, int], object] | None
-    ) -> tuple[dict[int, Status], str | None]:
-        """Marks all leaves as unchecked: Orbax stores no checksums of arrays."""
-        return unchecked(self)
 
 
 def _values(item: Item) -> list[Any]:

@@ -17,10 +17,9 @@ from collections.abc import Callable
 from typing import Any
 
 import treepack._core as core
-from treepack._src.checkpoint.laid import unchecked
+from treepack._src.checkpoint.laid import Unchecked
 from treepack._src.checkpoint.reader import Reader
 from treepack._src.checkpoint.sharded import ShardedReader
-from treepack._src.options import Status
 from treepack._src.storage.content import Openable, Opened, open_parts, read_all
 from treepack._src.storage.foreign import names_in
 from treepack._src.storage.naming import naming
@@ -53,7 +52,7 @@ class SafetensorsReader(Reader):
         super().__init__(source, found._replace(content=laid), **options)
 
 
-class RepositoryReader(ShardedReader):
+class RepositoryReader(Unchecked, ShardedReader):
     """A safetensors file at a path, or a directory of such files, whose arrays are one tree.
 
     Each device reads its part of an array.
@@ -102,17 +101,6 @@ class RepositoryReader(ShardedReader):
         with naming(place):
             options = self._options | {"salvage": False, "max_size": None}
             return SafetensorsReader(place, found, header, **options)
-
-    @property
-    def is_summed(self) -> bool:
-        """Whether there are checksums to verify."""
-        return False
-
-    def verify(
-        self, *, threads: int | None, progress: Callable[[int, int], object] | None
-    ) -> tuple[dict[int, Status], str | None]:
-        """Marks all leaves as unchecked: only headers are checked, since there are no checksums."""
-        return unchecked(self)
 
 
 # The name of a file that is the checkpoint itself.
