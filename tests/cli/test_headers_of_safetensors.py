@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 import random
 import re
-import struct
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import safetensors
 import safetensors.numpy
@@ -17,17 +15,12 @@ import safetensors.numpy
 import tiers
 import treepack.__main__
 from commands import call, refused
+from hostile.headers import PACKED, mutated, packed
 from treepack import DecodeError
 from treepack._cli import convert as _convert
 from treepack._src.storage.safetensors import SAFETENSORS
 
 ARRAY: dict[str, Any] = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
-
-
-def packed(header: Any, body: bytes, length: int | None = None) -> bytes:
-    """The bytes of a file of safetensors."""
-    text = header if isinstance(header, bytes) else json.dumps(header).encode()
-    return struct.pack("<Q", len(text) if length is None else length) + text + body
 
 
 def hostile_headers() -> dict[str, bytes]:
@@ -106,51 +99,6 @@ def test_the_command_line_refuses_hostile_headers(folder: Path) -> None:
         call("convert", "deep.safetensors", "new")
     call("convert", "deep.safetensors", "new", "--sep", "/")
     assert list(treepack.open("new")) == [path]
-
-
-# Dtypes of packed elements, and the bytes of an element.
-PACKED = [("F4", 0.5), ("F6_E2M3", 0.75), ("F6_E3M2", 0.75)]
-
-
-def mutated(random: random.Random) -> bytes:
-    """A file of safetensors with some things wrong, or none."""
-    header: dict[str, Any] = {"__metadata__": {"k": "v"}} if random.random() < 0.3 else {}
-    body = 0
-    for name in random.sample("abcd", random.randrange(4)):
-        dtype, size = random.choice([("F32", 4), ("BF16", 2), ("BOOL", 1), *PACKED])
-        shape = [random.randrange(4) for _ in range(random.randrange(3))]
-        stop = body + int(size * int(np.prod(shape)))
-        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [body, stop]}
-        body = stop
-    names = random.sample(list(header), len(header))
-    header = {name: header[name] for name in names}
-    for _ in range(random.randrange(3)):
-        entry: Any = header.get(random.choice("abcd"), {})
-        if "shape" not in entry:
-            continue
-        number = random.choice([-1, 0, 1, 2, 4, 8, 2**31, 2**63, 2**64 - 1, 2**64, 1.0, None, "1"])
-        which = random.choice(["data_offsets", "data_offsets", "shape", "dtype", "more", "gone"])
-        if which == "data_offsets":
-            entry[which][random.randrange(2)] = number
-        elif which == "shape":
-            entry[which].insert(0, number)
-        elif which == "dtype":
-            entry[which] = random.choice(
-                ["F16", "U8", "C64", "F8_E8M0", "F8_E4M3FNUZ", "F4", "F6_E3M2", "f32", "", None, 1]
-            )
-        elif which == "more":
-            entry[random.choice(["x", "Shape"])] = number
-        else:
-            del entry[random.choice(["dtype", "shape", "data_offsets"])]
-            break
-    text = bytearray(json.dumps(header).encode() + b" " * random.randrange(3))
-    if random.random() < 0.3 and text:
-        text[random.randrange(len(text))] = random.choice(b'0123456789-.eE{}[]",:ab \\\xff\0')
-    length, wrong = (
-        len(text) + random.choice([0] * 20 + [-1, 1]),
-        random.choice([0] * 20 + [-1, 1]),
-    )
-    return packed(bytes(text), random.randbytes(max(0, body + wrong)), length)
 
 
 # The format forbids the first two, though its reader does not look; NumPy cannot have the third.
