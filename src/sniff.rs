@@ -89,7 +89,9 @@ impl Sample {
     fn convertible(&self) -> Option<Convertible> {
         if self.is_safetensors() {
             Some(Convertible::Safetensors)
-        } else if self.zipped().is_some_and(|name| name.ends_with(b".npy")) {
+        } else if self.zipped().is_some_and(|name| name.ends_with(b".npy"))
+            || self.start.starts_with(NO_MEMBERS)
+        {
             Some(Convertible::Npz)
         } else {
             is_stream(&self.start).then_some(Convertible::Stream)
@@ -155,9 +157,12 @@ impl Sample {
     }
 }
 
+/// The start of an archive without members, APPNOTE.TXT of PKWARE, section 4.3.16
+const NO_MEMBERS: &[u8] = b"PK\x05\x06";
+
 const SAFETENSORS: &str = "a safetensors file: read it with treepack.load";
 
-const NPZ: &str = "an npz archive of NumPy: convert it with `treepack convert`";
+const NPZ: &str = "an npz archive of NumPy: read it with treepack.load";
 
 const STREAM: &str =
     "a stream of EasyLM: read it with treepack.read_stream, or convert it with `treepack convert`";

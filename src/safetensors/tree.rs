@@ -148,5 +148,7 @@ fn misplaced(name: &str, reason: &str) -> Error {
 }
 
 fn refused(reason: &str) -> Error {
-    Error::Structure(format!("{reason}: choose another separator with --sep"))
+    Error::Structure(format!(
+        "{reason}: read it by `treepack convert` with another --sep"
+    ))
 }

@@ -72,7 +72,10 @@ import sys
 import numpy as np
 import node_types, treepack
 
-exported, params = treepack.load_exported(sys.argv[1])
+found = treepack.load_exported(sys.argv[1])
+assert repr(found) == "<treepack.LoadedExported <lambda>, params: dict>"
+exported, params = found
+np.testing.assert_array_equal(found.call(params, np.ones(3, np.float32)), [0, 1, 2])
 assert type(params["layer"]) is node_types.Struct and not params["layer"].w.flags.writeable
 np.testing.assert_array_equal(exported.call(params, np.ones(3, np.float32)), [0, 1, 2])
 print("done")

@@ -37,8 +37,9 @@ def npz() -> bytes:
         # As large as none that is looked into.
         gzip.compress(flax.serialization.to_bytes({"w": np.zeros(3_000_000)}), 0),
         bytes([0x80]),
+        npz(),
     ],
-    ids=range(7),
+    ids=range(8),
 )
 def test_checkpoints(tmp_path: Path, data: bytes) -> None:
     path = tmp_path / "file"
@@ -68,7 +69,6 @@ def test_files_and_directories_of_treepack(tmp_path: Path) -> None:
         b"step: 3\n",
         json.dumps({"a": 1}).encode(),
         pickle.dumps(TREE),
-        npz(),
         msgpack.packb([1, 2]),
         msgpack.packb(7),
         gzip.compress(b"text"),
@@ -76,7 +76,7 @@ def test_files_and_directories_of_treepack(tmp_path: Path) -> None:
         flax.serialization.to_bytes(TREE)[:1000],
         bytes([0x81]) * 50,
     ],
-    ids=range(11),
+    ids=range(10),
 )
 def test_data_other_than_checkpoints(tmp_path: Path, data: bytes) -> None:
     path = tmp_path / "file"

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import concurrent.futures
+import gc
 import gzip
 import io
 import mmap
 import pickle
+import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -427,3 +429,17 @@ def test_a_text_that_leads_to_two_places_leads_to_none() -> None:
     for _ in range(60):
         deep = {"a": deep, "a/a": {}}
     assert "/".join(["a"] * 62) not in treepack.open(treepack.dumps(deep))
+
+
+def test_a_view_is_collected_with_a_cycle_that_holds_its_file() -> None:
+    ignored: list[object] = []
+    data = np.frombuffer(treepack.dumps({"w": np.ones(3000)}), np.uint8)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "unraisablehook", ignored.append)
+        view = memoryview(data)  # older than the cycle, so it is cleared first
+        cycle: list[object] = [view, treepack.open(view)]
+        cycle.append(cycle)
+        del view, cycle
+        gc.collect()
+    assert not ignored
+    assert sys.getrefcount(data) == 2

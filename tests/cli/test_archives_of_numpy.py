@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import io
 import os
+import pickle
 import zipfile
 from pathlib import Path
+from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
-from commands import call, refused
-from treepack import DecodeError
-from treepack._cli import convert as _convert
+import treepack
+from commands import call
+from treepack import CorruptionError, DecodeError
 
 
 def npy(array: np.ndarray) -> bytes:
@@ -46,41 +49,109 @@ def test_archives_that_are_refused(folder: Path, method: int) -> None:
         ([("a.npy", negative)], "short read"),
         ([("a.npy", good), ("a.npy", good)], "two arrays"),
         ([("a.npy", good), ("a", good)], "two arrays"),
-        ([("a.txt", b"what is no array")], "magic"),
+        ([("b.npy", good), ("a.txt", b"what is no array")], "magic"),
         ([("a.npy", objects)], "never read"),
         ([("a.npy", good.replace(b"(20,), ", b"((20,),"))], "not a readable file of numpy.savez"),
     ):
         archive_of(*members, method=method)
         with pytest.raises(DecodeError, match=message):
-            _convert.read_npz("bad.npz", ".")
+            treepack.load("bad.npz")
+        damage = treepack.verify("bad.npz").damage
+        assert damage is not None
+        assert message in damage
     archive_of(("a.npy", good), method=method, flipped=60)
     with pytest.raises(DecodeError):
-        _convert.read_npz("bad.npz", ".")
+        treepack.load("bad.npz")
     archive_of(("a.npy", good), method=zipfile.ZIP_LZMA)
     with pytest.raises(DecodeError, match="method 14"):
-        _convert.read_npz("bad.npz", ".")
-    archive_of(("folder/", b""), ("folder/a.npy", good), method=method)
-    np.testing.assert_array_equal(
-        np.asarray(_convert.read_npz("bad.npz", "/").tree["folder"]["a"].flat_range(0, 20))
-        if method == zipfile.ZIP_STORED
-        else _convert.read_npz("bad.npz", "/").tree["folder"]["a"],
-        np.ones(20),
-    )
+        treepack.load("bad.npz")
+    archive_of(("folder/a.npy", good), ("other/", b""), method=method)
+    np.testing.assert_array_equal(treepack.load("bad.npz")["folder/a"], np.ones(20))
 
 
 def test_archives_of_many_arrays_are_opened_once(folder: Path) -> None:
     np.savez("many.npz", **{f"a{index}": np.ones(2) for index in range(50)})
     before = len(os.listdir("/dev/fd"))  # noqa: PTH208
-    state = _convert.read_npz("many.npz", ".")
-    assert len(os.listdir("/dev/fd")) <= before + 2  # noqa: PTH208
-    assert state.tree["a49"].flat_range(0, 2).tolist() == [1, 1]
+    with treepack.open("many.npz") as file:
+        assert len(os.listdir("/dev/fd")) <= before + 2  # noqa: PTH208
+        assert file["a49"][:].tolist() == [1, 1]
 
 
 def test_files_other_than_archives(folder: Path) -> None:
-    for content in (b"", b"PK", npy(np.ones(2)), b"PK\x03\x04" + bytes(40)):
+    for content, message in (
+        (b"PK", "text that begins"),
+        (npy(np.ones(2)), r"\.npy file: load it with numpy\.load"),
+        (b"PK\x03\x04" + bytes(40), "zip"),
+    ):
         Path("bad.npz").write_bytes(content)
-        with pytest.raises(DecodeError, match=r"not a readable file of numpy\.savez"):
+        with pytest.raises(DecodeError, match=message):
             call("convert", "bad.npz", "new")
-    np.savez("text.npz", a=np.array(["x"]))
-    assert "cannot serialize" in refused("convert", "text.npz", "new")
-    assert not Path("new").exists()
+        with pytest.raises(DecodeError, match=r"not a readable file of numpy\.savez"):
+            call("convert", "bad.npz", "new", "--sep", "/")
+        assert not Path("new").exists()
+
+
+ARRAYS = {
+    "whole": np.arange(6.0).reshape(2, 3),
+    "turned": np.asfortranarray(np.arange(6).reshape(2, 3)),
+    "swapped": np.arange(6, dtype=">i4"),
+    "empty": np.zeros((0, 3)),
+    "large": np.arange(3_000_000, dtype=np.int16).reshape(3000, 1000),
+    "layers.0.scale": np.array(2.5),
+    "half/b": np.ones(3, ml_dtypes.bfloat16),
+    "day": np.array(["2020-02-02"], "M8[D]"),
+    "complex": np.ones(3, np.complex64),
+}
+
+
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+def test_every_verb_reads_archives(folder: Path, save: Any) -> None:
+    save("some.npz", **ARRAYS, names=np.array([["a", "bc"]]))
+    data = Path("some.npz").read_bytes()
+    loaded = treepack.load("some.npz")
+    assert loaded["names"] == [["a", "bc"]]
+    with treepack.open("some.npz") as file, treepack.open(io.BytesIO(data)) as other:
+        for name, array in ARRAYS.items():
+            path = name.replace("/", "~1").replace(".", "/")
+            for found in (file[path], other[path], pickle.loads(pickle.dumps(file))[path]):
+                assert (found.shape, found.dtype) == (array.shape, array.dtype.newbyteorder("="))
+                np.testing.assert_array_equal(np.asarray(found), array)
+        assert file["large"][7:9, 5].tolist() == ARRAYS["large"][7:9, 5].tolist()
+        assert file["names/0/1"] == "bc"
+        np.testing.assert_array_equal(loaded["large"], ARRAYS["large"])
+    template = {"whole": np.zeros((2, 3)), "layers": {"0": {"scale": np.zeros(())}}}
+    assert treepack.load("some.npz", template)["layers"]["0"]["scale"] == 2.5
+    assert treepack.load("some.npz", select="turned")["turned"].tolist() == [[0, 1, 2], [3, 4, 5]]
+    assert set(treepack.verify("some.npz").leaves.values()) == {"ok"}
+    assert treepack.is_checkpoint(data)
+    assert treepack.read_metadata("some.npz") is None
+    assert not treepack.diff("some.npz", data)
+    call("get", "some.npz", "layers", "layers.treepack")
+    call("salvage", "some.npz", "all.treepack")
+    assert treepack.load("layers.treepack")["0"]["scale"] == 2.5
+    assert not treepack.diff("some.npz", "all.treepack")
+    np.savez_compressed("packed.npz", a=np.zeros(99))
+    with pytest.raises(treepack.TreepackError, match="max_size=10"):
+        treepack.load("packed.npz", max_size=10)
+
+
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+def test_damaged_arrays(folder: Path, save: Any) -> None:
+    save("some.npz", a=ARRAYS["large"], b=np.ones(5))
+    data = bytearray(Path("some.npz").read_bytes())
+    data[len(data) // 2] ^= 1
+    Path("some.npz").write_bytes(data)
+    found = treepack.verify("some.npz")
+    assert (dict(found.leaves), found.damage) == ({"a": "corrupt", "b": "ok"}, None)
+    with treepack.open("some.npz") as file:
+        assert file["b"][:].tolist() == [1] * 5
+        for _ in range(2):
+            with pytest.raises(CorruptionError, match="a is damaged"):
+                file["a"][0, :5]
+    for options in ({}, {"verify": True}, {"select": "a"}):
+        with pytest.raises(CorruptionError, match="a"):
+            treepack.load("some.npz", **options)
+    with pytest.raises(CorruptionError, match=r"a is damaged: `treepack salvage`"):
+        call("convert", "some.npz", "new.treepack")
+    assert call("salvage", "some.npz", "rest.treepack", status=1)
+    assert treepack.load("rest.treepack")["b"].tolist() == [1] * 5

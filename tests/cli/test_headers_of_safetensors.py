@@ -82,7 +82,7 @@ def test_what_safetensors_refuses_is_refused(folder: Path, name: str) -> None:
         safetensors.deserialize(data)
     Path("hostile.safetensors").write_bytes(data)
     with pytest.raises(DecodeError):
-        _convert.read_safetensors("hostile.safetensors", ".")
+        _convert.read_named("hostile.safetensors", "safetensors", ".")
 
 
 def test_the_command_line_refuses_hostile_headers(folder: Path) -> None:
@@ -95,7 +95,7 @@ def test_the_command_line_refuses_hostile_headers(folder: Path) -> None:
         call("convert", "hostile.safetensors", "new")
     path = "a." * 5000
     Path("deep.safetensors").write_bytes(packed({path: ARRAY}, bytes(8)))
-    with pytest.raises(DecodeError, match="another separator"):
+    with pytest.raises(DecodeError, match="another --sep"):
         call("convert", "deep.safetensors", "new")
     call("convert", "deep.safetensors", "new", "--sep", "/")
     assert list(treepack.open("new")) == [path]
@@ -117,10 +117,10 @@ def test_any_header_is_read_as_safetensors_reads_it(folder: Path) -> None:
         except safetensors.SafetensorError:
             refused += 1
             with pytest.raises(DecodeError):
-                _convert.read_safetensors("any.safetensors", "")
+                _convert.read_named("any.safetensors", "safetensors", "")
             continue
         try:
-            found = _convert.read_safetensors("any.safetensors", "").tree
+            found = _convert.read_named("any.safetensors", "safetensors", "").tree
         except DecodeError as error:
             if not re.search(NOT_TAKEN, str(error)):
                 raise

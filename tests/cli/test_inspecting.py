@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 from pathlib import Path
 
+import flax.serialization
 import jax
+import jax.numpy as jnp
+import ml_dtypes
 import msgpack
 import numpy as np
 import pytest
@@ -173,3 +178,77 @@ def test_values_without_a_repr_are_named_by_their_type(folder: Path) -> None:
     treepack.save("odd", {"a": 1}, metadata=axes)
     assert "metadata: <StateAxes>" in call("ls", "odd").splitlines()
     assert json.loads(call("ls", "odd", "--json"))["metadata"] == "<StateAxes>"
+
+
+def test_changes_by_module(folder: Path) -> None:
+    tree = {"enc": {"w": np.ones((3, 3), np.float32), "b": np.zeros(2)}, "w": np.array([3.0, 4.0])}
+    treepack.save("one", {**tree, "n": np.ones(2), "day": np.array(["2020-01-01"], "M8[D]")})
+    other = {"enc": {"w": tree["enc"]["w"].copy(), "b": np.ones(2)}, "w": tree["w"]}
+    other["enc"]["w"][0, 1] = np.nan
+    treepack.save("other", {**other, "n": np.array([1, np.inf]), "day": np.array(["NaT"], "M8[D]")})
+    found = json.loads(call("diff", "one", "other", "--json", "--stats", status=1))
+    assert found["modules"] == {
+        "enc": {
+            **{"arrays": 2, "norm": 3.0, "other_norm": math.sqrt(10), "change": math.sqrt(2)},
+            **{"largest": 1.0, "nan": 0, "other_nan": 1},
+        },
+        ".": {
+            **{"arrays": 2, "norm": math.sqrt(27), "other_norm": "inf", "change": "inf"},
+            **{"largest": "inf", "nan": 0, "other_nan": 0},
+        },
+    }
+    assert [it["path"] for it in found["differences"]] == ["enc/w", "enc/b", "n", "day"]
+    assert found["leaves"] == 5
+    assert "modules" not in json.loads(call("diff", "one", "one", "--json"))
+    lines = call("diff", "one", "other", "--stats", status=1).splitlines()
+    assert lines[4].split() == [
+        "module",
+        "arrays",
+        "norm",
+        "other",
+        "norm",
+        "change",
+        "largest",
+        "NaN",
+        "other",
+        "NaN",
+    ]
+    assert lines[5].split() == ["enc", "2", "3", "3.162", "1.414", "1", "0", "1"]
+
+
+def test_arrays_that_are_not_finite(folder: Path) -> None:
+    half = np.array([1, np.nan, np.inf, -np.inf], ml_dtypes.bfloat16)
+    treepack.save(
+        "one", {"a": {"h": half, "c": np.array([np.nan + 1j])}, "i": np.arange(3), "s": "x"}
+    )
+    listed = call("ls", "--nan", "one").splitlines()
+    assert [line.split() for line in listed[:2]] == [
+        ["a/h", "bfloat16[4]", "1", "NaN,", "2", "infinite"],
+        ["a/c", "complex128[1]", "1", "NaN,", "0", "infinite"],
+    ]
+    assert listed[2] == "one: 2 leaves with NaN or infinity"
+    assert call("ls", "--nan", "one", "i") == "one: 0 leaves with NaN or infinity\n"
+
+
+def test_info(folder: Path) -> None:
+    tree = {"w": np.ones((3, 4), np.float32), "b": np.ones(4), "n": 1}
+    treepack.save("one.treepack", tree, metadata={"lr": 0.1})
+    treepack.save("one.gz", tree)
+    treepack.save("one.safetensors", {"w": tree["w"]})
+    Path("one.msgpack").write_bytes(flax.serialization.to_bytes(tree))
+    np.savez("one.npz", w=tree["w"])
+    treepack.save("sharded", {"w": jnp.ones((3, 4))}, sharded=True)
+    for name, format, summed, count in (
+        ("one.treepack", "treepack", "yes", 3),
+        ("one.gz", "treepack, compressed", "yes", 3),
+        ("one.safetensors", "safetensors", "no", 1),
+        ("one.msgpack", "msgpack, as of flax", "no", 3),
+        ("one.npz", "npz of NumPy", "yes", 1),
+        ("sharded", "treepack, a sharded directory", "yes", 1),
+    ):
+        rows = dict(re.split("  +", it, maxsplit=1) for it in call("info", name).splitlines()[1:])
+        assert (rows["format"], rows["checksums"]) == (format, summed), name
+        assert rows["parameters"] == ("16" if count == 3 else "12")
+        assert rows["content"].startswith(f"{count} lea")
+    assert "{'lr': 0.1}" in call("info", "one.treepack")
+    assert "float32 (1), float64 (1), int (1)" in call("info", "one.treepack")

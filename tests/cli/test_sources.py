@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import flax.serialization
+import fsspec
 import jax
 import ml_dtypes
 import msgpack
@@ -375,8 +376,13 @@ def test_files_of_numpy_are_read_without_jax() -> None:
 
 
 def test_other_formats_at_urls() -> None:
-    message = "'memory://x.npz': npz is not read from URLs: download it"
-    assert message in refused("ls", "memory://x.npz")
+    store = fsspec.filesystem("memory")
+    for name in (write_npz("x.npz"), write_safetensors("x.safetensors")):
+        store.pipe(name, Path(name).read_bytes())
+        url = f"memory://{name}"
+        for options in ([], ["--sep", "/"]):
+            listed = [call("ls", "--flat", it, *options) for it in (url, name)]
+            assert listed[0] == listed[1]
 
 
 def test_a_stream_with_a_key_is_listed() -> None:

@@ -84,7 +84,6 @@ FILES: dict[str, tuple[Callable[[], bytes] | bytes, str]] = {
     "legacy torch": (TORCH_LEGACY, "PyTorch: load it with torch"),
     "keras": (zipped("metadata.json", "model.weights.h5"), "Keras"),
     "hdf5": (b"\x89HDF\r\n\x1a\n" + bytes(40), "HDF5 file, such as weights of Keras"),
-    "npz": (npz, "npz archive of NumPy: convert it with `treepack convert`"),
     "npy": (npy, r"\.npy file: load it with numpy\.load"),
     "zip": (zipped("a.txt"), "zip archive: unpack it"),
     "lfs": (b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 5\n", "git lfs pull"),

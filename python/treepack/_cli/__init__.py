@@ -2,7 +2,7 @@
 
 | module | commands |
 |---|---|
-| `listing` | `ls`, `show` |
+| `listing` | `ls`, `show`, `info` |
 | `runs` | `ls` of the directory of a run |
 | `checking` | `verify`, `diff` |
 | `writing` | `convert`, `get`, `salvage` |
@@ -45,7 +45,7 @@ class _Commands(TyperGroup):
 app = typer.Typer(
     name="treepack",
     cls=_Commands,
-    help="Inspects, checks and converts checkpoints of treepack, flax and eformer.",
+    help="Inspects, checks and converts checkpoints of treepack, flax and other libraries.",
     epilog="Exit status: 0 for success, 1 if files differ or are damaged, 2 for other errors.",
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -72,11 +72,11 @@ def _main(
         ),
     ] = False,
 ) -> None:
-    """Inspects, checks and converts checkpoints of treepack, flax and eformer."""
+    """Inspects, checks and converts checkpoints of treepack, flax and other libraries."""
 
 
 for command in (
-    *(listing.ls, listing.show, checking.verify, checking.diff),
+    *(listing.ls, listing.show, listing.info, checking.verify, checking.diff),
     *(writing.convert, writing.get, writing.salvage),
 ):
     app.command()(command)

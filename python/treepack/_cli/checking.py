@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import dataclasses
+import json
+from typing import Annotated, Any
 
 import typer
 
 import treepack
-from treepack._cli import output
-from treepack._cli.listing import FILE, MAX_SIZE
+from treepack._cli import output, values
+from treepack._cli.listing import KINDS, MAX_SIZE
 from treepack._cli.sources import opened
 from treepack._src.storage.place import shown
 
 
 def verify(
-    files: Annotated[list[str], typer.Argument(help="Checkpoints.")],
+    files: Annotated[list[str], typer.Argument(metavar="FILE", help=f"{KINDS}.")],
     quiet: Annotated[
         bool, typer.Option("--quiet", "-q", help="Print nothing; only set the exit status.")
     ] = False,
@@ -55,15 +57,48 @@ def verify(
 
 
 def diff(
-    one: FILE,
-    other: FILE,
+    one: Annotated[str, typer.Argument(metavar="FILE", help=f"{KINDS}.")],
+    other: Annotated[str, typer.Argument(metavar="OTHER", help="Another one, of any format.")],
     rtol: Annotated[float, typer.Option(help="Relative tolerance for values.")] = 0.0,
     atol: Annotated[float, typer.Option(help="Absolute tolerance for values.")] = 0.0,
+    stats: Annotated[
+        bool,
+        typer.Option(
+            "--stats",
+            help="Print norms, the norm of the change, the largest change and NaNs of each module.",
+        ),
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
     max_size: MAX_SIZE = None,
 ) -> None:
     """Compares names, shapes, dtypes and values of two files. Exit status 1: they differ."""
     with opened(one, max_size) as left, opened(other, max_size) as right:
         found = treepack.diff(left, right, rtol=rtol, atol=atol)
+        modules = values.changes(left, right) if stats else {}
+    if as_json:
+        result: dict[str, Any] = {
+            "files": [shown(one), shown(other)],
+            "leaves": found.leaves,
+            "differences": [it._asdict() for it in found],
+        }
+        if stats:
+            rows = {path: dataclasses.asdict(it) for path, it in modules.items()}
+            result["modules"] = {path: output.finite(row) for path, row in rows.items()}
+        print(json.dumps(result, indent=1))
+        raise typer.Exit(int(bool(found)))
     output.rows((tuple(it), ("", "yellow", "")) for it in found)
+    if modules:
+        output.rows([(_STATS, ("dim",) * len(_STATS)), *map(_stats_row, modules.items())], _RIGHT)
     output.line(repr(found).partition("\n")[0], "yellow" if found else "green")
     raise typer.Exit(int(bool(found)))
+
+
+_STATS = ("module", "arrays", "norm", "other norm", "change", "largest", "NaN", "other NaN")
+_RIGHT = frozenset(range(1, len(_STATS)))
+
+
+def _stats_row(module: tuple[str, values.Change]) -> output.Row:
+    path, change = module
+    cells = (f"{it:.4g}" for it in dataclasses.astuple(change))
+    style = "red" if change.nan or change.other_nan else ""
+    return (path, *cells), ("bold", *[style] * (len(_STATS) - 1))

@@ -6,27 +6,25 @@ they are written. So files may be larger than memory.
 
 from __future__ import annotations
 
-import math
 import os
-import struct
-import zipfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-import ml_dtypes
 import numpy as np
 
 import treepack._core as core
 from treepack._src import dtypes as _dtypes
 from treepack._src import paths as _paths
 from treepack._src.checkpoint.file import File, place_of
+from treepack._src.checkpoint.npz import NpzReader
 from treepack._src.checkpoint.safetensors import RepositoryReader, SafetensorsReader
 from treepack._src.printable import printable
 from treepack._src.pytree.state_dict import map_leaves
 from treepack._src.restore.report import ABSENT
-from treepack._src.storage.deferred import Deferred, InContent, rows_cast
+from treepack._src.storage.content import open_parts
+from treepack._src.storage.deferred import Deferred, rows_cast
 from treepack._src.storage.foreign import reference_text
+from treepack._src.storage.npz import read_npz
 from treepack._src.storage.safetensors import nested, read_header
 from treepack.errors import CorruptionError, DecodeError, TreepackError
 
@@ -82,7 +80,7 @@ def state_of(file: File, value: int = 0, marks: core.Marks | None = None) -> Sta
         except (CorruptionError, DecodeError) as error:
             return Damaged(error)
 
-    is_foreign = isinstance(place.reader, (SafetensorsReader, RepositoryReader))
+    is_foreign = isinstance(place.reader, (NpzReader, SafetensorsReader, RepositoryReader))
     record = None if is_foreign else place.catalog.record  # theirs is made while they are opened
     state = place.state(leaf, marks)
     if marks is not None:
@@ -145,108 +143,18 @@ _MOST_PATHS = 5
 PART_BYTES = 8 << 20
 
 
-def read_safetensors(path: str | os.PathLike[str], separator: str) -> State:
-    """Reads a file of safetensors.
+def read_named(source: str, format: Format, separator: str, max_size: int | None = None) -> State:
+    """Reads the headers of a file of safetensors, or of an archive of NumPy.
 
     Raises:
-      DecodeError: If the reader of safetensors would reject the file.
+      DecodeError: If the file is damaged, or has another format.
+      TreepackError: If the decompressed arrays are larger than `max_size`.
     """
-    header = read_header(core.Content.map(path))
+    content = open_parts(source).content
+    if format == "npz":
+        return State(nested(read_npz(content, max_size), separator), None)
+    header = read_header(content)
     return State(nested(header.arrays, separator), None, header.metadata)
-
-
-# The maximum compression ratio in zip files of NumPy.
-_MAX_RATIO = 1032
-
-
-def read_npz(path: str | os.PathLike[str], separator: str, *, max_size: int | None = None) -> State:
-    """Reads a file of `numpy.savez`. Compressed arrays are read now, up to `max_size` bytes.
-
-    Raises:
-      DecodeError: If the file has another format, has other content than arrays, or is damaged.
-      TreepackError: If the arrays are larger than `max_size`.
-    """
-    flat: dict[str, Any] = {}
-    left = max_size
-    name = None
-    try:
-        content = core.Content.map(path)
-        with zipfile.ZipFile(path) as archive:
-            for member in archive.infolist():
-                name = member.filename.removesuffix(".npy")
-                if member.is_dir():
-                    continue
-                if name in flat:
-                    raise ValueError("two arrays in the archive have this name")
-                if left is not None and member.compress_type != zipfile.ZIP_STORED:
-                    left -= member.file_size
-                    if left < 0:
-                        raise _TooLargeError(
-                            f"the decompressed arrays exceed max_size={max_size} bytes"
-                        )
-                flat[name] = _zipped(content, archive, member)
-    except (OSError, MemoryError, _TooLargeError):
-        raise
-    except Exception as error:  # zipfile and NumPy may raise any type
-        raise DecodeError(f"not a readable file of numpy.savez: {error}", path=name) from error
-    return State(nested(flat, separator), None)
-
-
-class _TooLargeError(TreepackError):
-    """Arrays are larger than `max_size` allows."""
-
-
-def _zipped(content: core.Content, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Any:
-    """Returns an array of an archive; a view if it is stored uncompressed."""
-    is_stored = member.compress_type == zipfile.ZIP_STORED
-    if not is_stored and member.compress_type != zipfile.ZIP_DEFLATED:
-        raise ValueError(f"unsupported zip compression method {member.compress_type}")
-    if member.file_size > member.compress_size * (1 if is_stored else _MAX_RATIO):
-        raise ValueError(
-            f"{member.compress_size} compressed bytes cannot expand to {member.file_size} bytes"
-        )
-    with archive.open(member) as file:
-        version = np.lib.format.read_magic(file)
-        if version not in _HEADERS:
-            raise ValueError(f"unsupported .npy version {version}")
-        shape, fortran, dtype = _HEADERS[version](file)
-        if dtype.hasobject:
-            raise ValueError("the array has pickled objects, which are never read")
-        before, nbytes = file.tell(), math.prod(shape) * dtype.itemsize
-        if dtype.type is np.void and dtype.names is None and dtype.subdtype is None:
-            dtype = _of_void(dtype)
-        if min(shape, default=0) < 0 or before + nbytes > member.file_size:
-            raise ValueError(f"short read: the file ends before an array of shape {shape}")
-        lies_there = is_stored and not fortran and dtype.isnative
-        data = b"" if lies_there else file.read(nbytes)
-        while file.read(PART_BYTES):  # the checksum is compared at the end
-            pass
-    if not lies_there:
-        return np.ndarray(shape, dtype, data, order="F" if fortran else "C")
-    lengths = content.read_range(member.header_offset + 26, member.header_offset + 30)
-    start = member.header_offset + 30 + sum(struct.unpack("<HH", lengths)) + before
-    return InContent(shape, dtype, content, start)
-
-
-def _of_void(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Returns the dtype of elements whose dtype NumPy stored as a size.
-
-    NumPy writes bfloat16 as `|V2`; `recover_dtype` of big_vision reads
-    it as bfloat16, too. One-byte dtypes are ambiguous.
-    """
-    if dtype.itemsize != 2:
-        raise ValueError(
-            f"unknown dtype of {dtype.itemsize} bytes: NumPy stored {dtype.str}. Load the array "
-            "with numpy.load, and view it with its original dtype"
-        )
-    found: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
-    return found
-
-
-_HEADERS: dict[tuple[int, int], Callable[[Any], Any]] = {
-    (1, 0): np.lib.format.read_array_header_1_0,
-    (2, 0): np.lib.format.read_array_header_2_0,
-}
 
 
 # Changing

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import json
+from collections import Counter
 from collections.abc import Iterator
 from typing import Annotated, Any, NamedTuple, Protocol
 
@@ -30,15 +32,16 @@ from treepack._src.saving.safetensors import bytes_of
 from treepack._src.storage.place import shown
 from treepack.errors import MissingPathError
 
-FILE = Annotated[str, typer.Argument(help="A checkpoint of treepack, flax or eformer.")]
-ANY_FILE = Annotated[
+KINDS = (
+    "A file of treepack, flax, eformer, safetensors or NumPy (npz), a sharded directory, or one of "
+    "Hugging Face or Orbax"
+)
+FILE = Annotated[str, typer.Argument(metavar="FILE", help=f"{KINDS}.")]
+ANY_FILE = Annotated[str, typer.Argument(metavar="FILE", help=f"{KINDS}, or a stream of EasyLM.")]
+PATH = Annotated[
     str,
-    typer.Argument(
-        help="A checkpoint of treepack, flax or eformer; safetensors, npz, a stream of EasyLM, or "
-        "a directory of Orbax."
-    ),
+    typer.Argument(metavar="PATH", help="A path in the file, such as params/layers/0/kernel."),
 ]
-PATH = Annotated[str, typer.Argument(help="A path in the file, such as params/layers/0/kernel.")]
 SEP = Annotated[
     str, typer.Option("--sep", help="The separator between keys in names of safetensors and npz.")
 ]
@@ -63,17 +66,24 @@ def ls(
     depth: Annotated[
         int | None, typer.Option(help="The maximum number of levels to print.", min=0)
     ] = None,
+    nan: Annotated[
+        bool,
+        typer.Option("--nan", help="List only the arrays with NaN or infinity; reads the arrays."),
+    ] = False,
     sep: SEP = ".",
     max_size: MAX_SIZE = None,
     prefix: Annotated[
         str, typer.Option("--prefix", help="The prefix of the names of a run's checkpoints.")
     ] = "step_",
 ) -> None:
-    """Lists the content of a file: shapes, dtypes, sizes, and metadata. Reads no array.
+    """Lists the content of a file: shapes, dtypes, sizes, and metadata, without reading arrays.
 
     Of the directory of a run it lists the checkpoints: their sizes, metrics, and whether they can
     be resumed.
     """
+    if nan:
+        _list_nan(file, path, max_size)
+        return
     if path == "." and (run := runs.found_at(file, prefix)) is not None:
         runs.show(file, run, as_json=as_json)
         return
@@ -84,6 +94,43 @@ def ls(
     with sources.opened(file, max_size) as opened:
         entries = _InFile(opened)
         _list(file, entries, opened.metadata, path, flat, as_json, depth)
+
+
+def _list_nan(file: str, path: str, max_size: int | None) -> None:
+    """Prints a row for each array with elements that are not finite."""
+    with sources.opened(file, max_size) as opened:
+        tree = opened if path == _paths.ROOT else opened[path]
+        leaves = tree.leaves() if isinstance(tree, Tree) else [(path, tree)]
+        rows: list[output.Row] = []
+        for name, leaf in leaves:
+            if isinstance(leaf, LazyArray) and (found := values.not_finite(leaf)):
+                kind = kind_text(("array", leaf.dtype.name, leaf.shape))
+                rows.append(((name, kind, found), ("", "cyan", "red")))
+    output.rows(rows)
+    output.line(f"{shown(file)}: {count_text(len(rows))} with NaN or infinity", "bold")
+
+
+def info(file: FILE, max_size: MAX_SIZE = None) -> None:
+    """Summarizes a file: its format, sizes, dtypes, checksums, and metadata. Reads no array."""
+    with sources.opened(file, max_size) as opened:
+        place = place_of(opened)
+        reader, catalog = place.reader, place.catalog
+        dtypes: Counter[str] = Counter()
+        for kind, count, _ in catalog.kinds(0):
+            dtypes[kind[1] if kind[0] == "array" else kind[0]] += count
+        listed = ", ".join(f"{printable(name)} ({count})" for name, count in dtypes.most_common())
+        metadata = "" if opened.metadata is None else printable(safe_repr(opened.metadata))[:_TEXT]
+        rows = [
+            ("format", sources.format_text(reader)),
+            *([("stored", size_text(reader.nbytes))] if reader.nbytes else []),
+            ("content", f"{count_text(sum(dtypes.values()))}, {size_text(opened.nbytes)}"),
+            ("parameters", f"{opened.num_params:,}"),
+            ("leaves of", listed),
+            ("checksums", "yes" if reader.is_summed else "no"),
+            ("metadata", metadata or "none"),
+        ]
+    output.line(shown(file), "bold")
+    output.rows([(row, ("dim", "")) for row in rows])
 
 
 class _Leaf(NamedTuple):
@@ -226,7 +273,10 @@ _TEXT = 500
 
 def _row(entries: _Entries, path: str, node: Any) -> output.Row:
     leaf = entries.leaf(node)
-    return (path, kind_text(leaf.kind), size_text(leaf.nbytes)), ("", "cyan", "green")
+    return (path, _kind_text(leaf.kind), size_text(leaf.nbytes)), ("", "cyan", "green")
+
+
+_kind_text = functools.lru_cache(kind_text)  # few kinds, of many leaves
 
 
 def _tree(entries: _Entries, node: Any, level: int, depth: int | None) -> list[output.Row]:

@@ -5,20 +5,13 @@ from __future__ import annotations
 import codecs
 import contextlib
 import io
+import math
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from rich.cells import cell_len
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    Progress,
-    TextColumn,
-    TimeRemainingColumn,
-    TransferSpeedColumn,
-)
 from rich.text import Text
 
 from treepack._src.printable import printable, printable_lines
@@ -57,22 +50,26 @@ def rows(lines: Iterable[Row], right: frozenset[int] = frozenset()) -> None:
     if not found:
         return
     count = max(len(cells) for cells, _ in found)
-    sizes = [[cell_len(cells[at]) for cells, _ in found if at < len(cells)] for at in range(count)]
+    sizes = [[_width(cell) for cell in cells] for cells, _ in found]
+    columns = [[row[at] for row in sizes if at < len(row)] for at in range(count)]
     # One long cell does not make all others as wide: many rows would take the square of its size.
-    widths = [max((it for it in column if it <= _MOST_WIDTH), default=0) for column in sizes]
+    widths = [max((it for it in column if it <= _MOST_WIDTH), default=0) for column in columns]
     is_cut = sys.stdout.isatty()
     if is_cut:
-        widths[0] = max(sizes[0])
+        widths[0] = max(columns[0])
         others = sum(widths[1:]) + 2 * (count - 1)
         widths[0] = min(widths[0], max(shutil.get_terminal_size().columns - others, 20))
     console = Console(soft_wrap=True, highlight=False)
-    for cells, styles in found:
+    is_plain = console.color_system is None
+    for (cells, styles), lengths in zip(found, sizes, strict=True):
+        if is_cut and lengths[0] > widths[0]:
+            cells[0] = _end(cells[0], widths[0])
+            lengths[0] = _width(cells[0])
         parts = []
-        for at, cell in enumerate(cells):
-            cell = _end(cell, widths[0]) if is_cut and at == 0 else cell
-            room = " " * (widths[at] - cell_len(cell))  # none beside a longer cell
+        for at, (cell, length) in enumerate(zip(cells, lengths, strict=True)):
+            room = " " * (widths[at] - length)  # none beside a longer cell
             parts.append(room + cell if at in right else cell + room)
-        if console.color_system is None:  # `Console.print` takes 50 times as long
+        if is_plain:  # `Console.print` takes 50 times as long
             print("  ".join(parts).rstrip())
             continue
         line = Text()
@@ -81,6 +78,10 @@ def rows(lines: Iterable[Row], right: frozenset[int] = frozenset()) -> None:
             line.append("  ")
         line.rstrip()
         console.print(line)
+
+
+def _width(cell: str) -> int:
+    return len(cell) if cell.isascii() else cell_len(cell)
 
 
 # The most characters that a column is wide for the sake of its widest cell.
@@ -95,6 +96,11 @@ def _end(cell: str, width: int) -> str:
     while cell_len(cell[start:]) > width - 1:
         start += 1
     return f"…{cell[start:]}"
+
+
+def finite(numbers: dict[str, float]) -> dict[str, float | str]:
+    """Returns numbers that JSON can have: `nan`, `inf` and `-inf` as texts."""
+    return {name: it if math.isfinite(it) else str(it) for name, it in numbers.items()}
 
 
 def line(text: str, style: str = "") -> None:
@@ -113,13 +119,15 @@ def bar(label: str) -> Iterator[Callable[[int, int], object] | None]:
     if not sys.stderr.isatty():
         yield None
         return
+    from rich import progress as bars  # takes a tenth of the time of a short command
+
     columns = (
-        TextColumn(label),
-        BarColumn(),
-        DownloadColumn(binary_units=True),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
+        bars.TextColumn(label),
+        bars.BarColumn(),
+        bars.DownloadColumn(binary_units=True),
+        bars.TransferSpeedColumn(),
+        bars.TimeRemainingColumn(),
     )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+    with bars.Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task(label)
         yield lambda done, total: progress.update(task, completed=done, total=total)

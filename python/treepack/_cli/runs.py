@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from typing import Any, NamedTuple
 
 from treepack._cli import output
@@ -60,7 +59,7 @@ def show(name: str, folder: Folder, *, as_json: bool) -> None:
         for step, entry in folder.numbered(listing).items()
     ]
     if as_json:
-        rows = [{**row._asdict(), "metrics": _finite(row.metrics)} for row in found]
+        rows = [{**row._asdict(), "metrics": output.finite(row.metrics)} for row in found]
         print(json.dumps({"run": shown(name), "checkpoints": rows}, indent=1))
         return
     whole = sum(row.damage is None for row in found)
@@ -68,11 +67,6 @@ def show(name: str, folder: Folder, *, as_json: bool) -> None:
     summary = f"{whole} of {len(found)} checkpoints can be resumed, {size_text(nbytes)}"
     output.line(f"{shown(name)}: {summary}", "bold")
     output.rows((_cells(row) for row in found), frozenset({1}))
-
-
-def _finite(metrics: dict[str, float]) -> dict[str, float | str]:
-    """Returns metrics that JSON can have: `nan`, `inf` and `-inf` as texts."""
-    return {name: it if math.isfinite(it) else str(it) for name, it in metrics.items()}
 
 
 def _row(folder: Folder, step: int, entry: Found, *, is_pinned: bool) -> _Row:

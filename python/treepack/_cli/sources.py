@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import treepack._core as core
 from treepack import read_stream
@@ -22,14 +22,19 @@ from treepack._cli.convert import State
 from treepack._src import paths as _paths
 from treepack._src.checkpoint.file import File, open, place_of
 from treepack._src.checkpoint.load import listed
+from treepack._src.checkpoint.npz import NpzReader
+from treepack._src.checkpoint.orbax import OrbaxReader
+from treepack._src.checkpoint.reader import Reader
+from treepack._src.checkpoint.safetensors import RepositoryReader, SafetensorsReader
 from treepack._src.checkpoint.select import chosen, compiled, ends_of
+from treepack._src.checkpoint.sharded import ShardedReader
 from treepack._src.options import Opening
 from treepack._src.storage.content import read_whole
 from treepack._src.storage.naming import naming
 from treepack._src.storage.place import check_name, local, resolved
 from treepack._src.storage.safetensors import SEPARATOR
 from treepack._src.storage.stores import store_of
-from treepack.errors import CorruptionError, DecodeError, NoIndexError, TreepackError
+from treepack.errors import CorruptionError, DecodeError, NoIndexError
 
 
 def opened(source: str, max_size: int | None) -> File:
@@ -43,6 +48,24 @@ def opened(source: str, max_size: int | None) -> File:
             file = open(content, max_size=max_size, unknown="dict")
         place_of(file).reader.given = source
         return file
+
+
+def format_text(reader: Reader) -> str:
+    """Returns the format of an open file in words."""
+    for kind, text in _FORMATS.items():
+        if isinstance(reader, kind):
+            return text
+    name = "msgpack, as of flax" if reader.catalog.record is None else "treepack"
+    return f"{name}, compressed" if reader.inflated else name
+
+
+_FORMATS: dict[type[Reader], str] = {
+    NpzReader: "npz of NumPy",
+    OrbaxReader: "Orbax",
+    SafetensorsReader: "safetensors",
+    RepositoryReader: "safetensors",
+    ShardedReader: "treepack, a sharded directory",
+}
 
 
 @contextlib.contextmanager
@@ -88,23 +111,19 @@ def foreign(source: str, separator: str, max_size: int | None) -> State | None:
 
 
 def _foreign(source: str, separator: str, max_size: int | None) -> State | None:
-    if not store_of(source)[0].is_local:
-        if _convert.format_of(source) == "npz":
-            raise TreepackError("npz is not read from URLs: download it")
-        return None
-    place = Path(local(source))
-    format: str | None = _convert.format_of(place)
-    if format == "msgpack" and place.is_file() and place.stat().st_size:
-        format = core.convertible(core.Content.map(place))
-    if format == "safetensors":
+    format: _convert.Format | Literal["stream"] | None = _convert.format_of(source)
+    if format == "msgpack" and store_of(source)[0].is_local:
+        place = Path(local(source))
+        if place.is_file() and place.stat().st_size:
+            format = core.convertible(core.Content.map(place))
+    if format == "npz" or format == "safetensors":
         # With other separators, paths differ from the reader's.
-        return None if separator == SEPARATOR else _convert.read_safetensors(place, separator)
-    if format == "npz":
-        return _convert.read_npz(place, separator, max_size=max_size)
+        is_usual = separator == SEPARATOR
+        return None if is_usual else _convert.read_named(source, format, separator, max_size)
     if format == "stream":
         with contextlib.suppress(DecodeError):  # a list in flax's format may begin like a stream
             tree: dict[str, Any] = {}
-            for key, leaf in read_stream(place):
+            for key, leaf in read_stream(source):
                 _paths.put(tree, key, leaf)
             return State(tree, None)
     return None

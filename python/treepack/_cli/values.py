@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from treepack._cli.output import BARS
+from treepack._src import paths as _paths
 from treepack._src.api.compare import blocks
+from treepack._src.checkpoint.file import Tree
 from treepack._src.checkpoint.reader import LazyArray
 
 
@@ -57,6 +61,67 @@ def statistics(array: LazyArray, bins: int) -> Statistics | None:
     return Statistics(
         minimum, maximum, mean, deviation, zeros, infinite, nan, [int(it) for it in counts]
     )
+
+
+def not_finite(array: LazyArray) -> str:
+    """Counts the elements that are not finite, as text; empty if there are none."""
+    nan = infinite = 0
+    for block in blocks(array) if array.dtype.kind not in "biumM" else ():
+        nan += int(np.isnan(block).sum())
+        infinite += int(np.isinf(block).sum())
+    return f"{nan} NaN, {infinite} infinite" if nan or infinite else ""
+
+
+@dataclasses.dataclass
+class Change:
+    """The change of a module between two files.
+
+    Attributes:
+      arrays: The number of arrays of the same shape in both.
+      norm: The Euclidean norm of the first version.
+      other_norm: The Euclidean norm of the second version.
+      change: The Euclidean norm of their difference.
+      largest: The largest absolute difference of two elements.
+      nan: The number of NaNs in the first version.
+      other_nan: The number of NaNs in the second version.
+    """
+
+    arrays: int = 0
+    norm: float = 0.0
+    other_norm: float = 0.0
+    change: float = 0.0
+    largest: float = 0.0
+    nan: int = 0
+    other_nan: int = 0
+
+    def add(self, one: LazyArray, other: LazyArray) -> None:
+        """Adds two arrays of the same shape; norms and differences leave out NaNs."""
+        self.arrays += 1
+        for left, right in zip(blocks(one), blocks(other), strict=True):
+            nans = np.isnan(left), np.isnan(right)
+            self.nan += int(nans[0].sum())
+            self.other_nan += int(nans[1].sum())
+            left, right = np.where(nans[0], 0, left), np.where(nans[1], 0, right)
+            with np.errstate(all="ignore"):
+                apart = np.abs(np.where(nans[0] | nans[1] | (left == right), 0, left - right))
+            self.norm = math.hypot(self.norm, float(np.linalg.norm(left)))
+            self.other_norm = math.hypot(self.other_norm, float(np.linalg.norm(right)))
+            self.change = math.hypot(self.change, float(np.linalg.norm(apart)))
+            self.largest = max(self.largest, float(apart.max(initial=0.0)))
+
+
+def changes(one: Tree, other: Tree) -> dict[str, Change]:
+    """Compares the modules of two trees, the containers of arrays, by path."""
+    theirs = dict(other.leaves())
+    found: dict[str, Change] = {}
+    for path, array in one.leaves():
+        match = theirs.get(path)
+        if not isinstance(array, LazyArray) or not isinstance(match, LazyArray):
+            continue
+        if array.shape == match.shape and is_numeric(array) and is_numeric(match):
+            module = _paths.text(_paths.parts(path)[:-1])
+            found.setdefault(module, Change()).add(array, match)
+    return found
 
 
 def histogram(counts: list[int]) -> str:

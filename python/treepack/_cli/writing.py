@@ -21,7 +21,9 @@ from treepack._src.storage.place import check_suffix, has_gzip_suffix, resolved,
 from treepack._src.storage.safetensors import has_suffix
 from treepack.errors import NewerVersionError
 
-TARGET = Annotated[str, typer.Argument(help="The new file; its suffix selects the format.")]
+TARGET = Annotated[
+    str, typer.Argument(metavar="TARGET", help="The new file; its suffix selects the format.")
+]
 GZIP = Annotated[
     bool | None, typer.Option("--gzip/--no-gzip", help="Whether to compress with gzip.")
 ]

@@ -593,12 +593,17 @@ def progress_bar(progress: Progress, title: str) -> Iterator[Callable[[int, int]
         yield None
     elif progress is True:
         try:
-            from tqdm import tqdm
+            from tqdm.auto import tqdm
         except ImportError as error:
             raise ImportError("progress=True requires tqdm: pip install tqdm") from error
-        with tqdm(desc=title, unit="B", unit_scale=True, unit_divisor=1024) as bar:
+        with contextlib.ExitStack() as stack:
+            bar: Any = None
 
             def tell(done: int, total: int) -> None:
+                nonlocal bar
+                if bar is None:  # none without work, as for a mapped file
+                    bar = tqdm(desc=title, unit="B", unit_scale=True, unit_divisor=1024)
+                    stack.enter_context(bar)
                 bar.total = total
                 bar.update(done - bar.n)
 

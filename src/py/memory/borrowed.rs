@@ -8,7 +8,7 @@ use pyo3::buffer::PyUntypedBuffer;
 use pyo3::exceptions::PyTypeError;
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyString};
+use pyo3::types::{PyBytes, PyMemoryView, PyString};
 
 use super::arrays::{ArrayParts, Owned};
 use crate::raw::{AsRaw, RawBytes};
@@ -134,7 +134,8 @@ pub fn exported(export: &PyUntypedBuffer) -> RawBytes<'_> {
 /// The export of a buffer, released with this object: the base of arrays over its memory.
 #[pyclass(frozen, module = "treepack._core")]
 pub struct Export {
-    /// The exporter, by the reference of the export.
+    /// The exporter, by the reference of the export; `None` for a `memoryview`, which Python must
+    /// not clear before the buffer is released: then releasing it would be a segmentation fault.
     exporter: Option<ManuallyDrop<Py<PyAny>>>,
     _buffer: PyUntypedBuffer,
 }
@@ -143,7 +144,10 @@ impl Export {
     fn new(py: Python<'_>, buffer: PyUntypedBuffer) -> Self {
         // SAFETY: the buffer holds this reference until it is released, with this object.
         // `ManuallyDrop` keeps the copy from releasing it, too.
-        let exporter = buffer.obj(py).map(|exporter| unsafe {
+        let exporter = buffer
+            .obj(py)
+            .filter(|it| !it.is_instance_of::<PyMemoryView>());
+        let exporter = exporter.map(|exporter| unsafe {
             ManuallyDrop::new(Bound::from_owned_ptr(py, exporter.as_ptr()).unbind())
         });
         Self {

@@ -22,6 +22,7 @@ from treepack._src.options import (
     check_known,
     takes,
 )
+from treepack._src.printable import printable
 from treepack._src.pytree.kinds import kind_of
 from treepack._src.storage.content import Openable, content_of
 from treepack._src.storage.naming import naming
@@ -40,12 +41,20 @@ class LoadedExported(NamedTuple):
     """The result of `load_exported`.
 
     Attributes:
-      exported: The function; call it as `exported.call(...)`.
+      exported: The function; `call(...)` calls it, and so does `exported.call(...)`.
       params: The tree that was saved with it.
     """
 
     exported: jax_export.Exported
     params: Any
+
+    def __repr__(self) -> str:  # that of `Exported` has the whole program
+        name = printable(self.exported.fun_name)
+        return f"<treepack.LoadedExported {name}, params: {type(self.params).__name__}>"
+
+    def call(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls the function."""
+        return self.exported.call(*args, **kwargs)
 
 
 @takes(FileOptions, Saved, Writing, compress=None)

@@ -39,6 +39,7 @@ from treepack._src.saving.layout import base_of, file_layout
 from treepack._src.saving.safetensors import SafetensorsWrite
 from treepack._src.saving.sharded import ShardedWrite, is_distributed
 from treepack._src.storage.content import Openable, content_of, downloaded
+from treepack._src.storage.foreign import other_format
 from treepack._src.storage.naming import filename_of, naming
 from treepack._src.storage.place import (
     Location,
@@ -50,7 +51,7 @@ from treepack._src.storage.place import (
     real,
     resolved,
 )
-from treepack._src.storage.safetensors import has_suffix, is_safetensors
+from treepack._src.storage.safetensors import has_suffix
 from treepack._src.storage.write import save_layout
 from treepack.errors import (
     DecodeError,
@@ -426,7 +427,7 @@ def load(
                     try:
                         return restore_described(source, target, reading)
                     except DecodeError:
-                        if not is_safetensors(source):
+                        if other_format(source) is None:
                             raise
             if selection.verifies and selection.select is None and not is_directory:
                 try:  # once, so that exactly the verified bytes are loaded

@@ -405,8 +405,8 @@ def open(
 
     Args:
       source: A path or URL (`str`, `PathLike` or `UPath`), bytes, or a seekable file object, with
-        msgpack of treepack, flax or eformer, or gzip of treepack. Or the directory of a sharded
-        checkpoint.
+        msgpack of treepack, flax or eformer, gzip of treepack, safetensors, or npz of NumPy. Or a
+        directory: a sharded checkpoint, or one of safetensors or Orbax.
       salvage: Whether to open a truncated or damaged file, too, with the leaves that are intact.
         `File.damage` describes the damage.
       mmap: Whether to map the file. `False` reads the whole file now.

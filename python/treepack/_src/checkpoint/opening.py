@@ -5,14 +5,16 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
+from treepack._src.checkpoint.npz import NpzReader
 from treepack._src.checkpoint.orbax import OrbaxReader
 from treepack._src.checkpoint.reader import Reader
 from treepack._src.checkpoint.safetensors import RepositoryReader, SafetensorsReader
 from treepack._src.checkpoint.sharded import NoManifestError, ShardedReader
 from treepack._src.options import check
 from treepack._src.storage.content import Openable, Opened, open_parts
+from treepack._src.storage.foreign import other_format
 from treepack._src.storage.orbax import item_in
-from treepack._src.storage.safetensors import has_suffix, is_safetensors
+from treepack._src.storage.safetensors import has_suffix
 from treepack.errors import DecodeError, TreepackError
 
 
@@ -37,14 +39,14 @@ def open_reader(
             if has_suffix(source):  # a file of treepack is first read at its end
                 return RepositoryReader.open(source, **options)
             found = open_parts(source, base=base, **options)
-            if salvage and _is_safetensors(found):
-                return SafetensorsReader(source, found, **options)
-            try:
-                return Reader(source, found, **options)
-            except DecodeError:
-                if not _is_safetensors(found):
-                    raise
-            return SafetensorsReader(source, found, **options)
+            other = _other(found) if salvage else None
+            if other is None:
+                try:
+                    return Reader(source, found, **options)
+                except DecodeError:
+                    if (other := _other(found)) is None:
+                        raise
+            return other(source, found, **options)
     try:
         return ShardedReader.open(source, **options)
     except NoManifestError as error:
@@ -56,8 +58,11 @@ def open_reader(
     return OrbaxReader.open(item, **options)
 
 
-def _is_safetensors(found: Opened) -> bool:
-    """Returns whether the data begin as safetensors; not if their beginning is damaged."""
+def _other(found: Opened) -> type[Reader] | None:
+    """Returns the reader of data in another format; `None` if their beginning is damaged."""
     with contextlib.suppress(TreepackError):
-        return is_safetensors(found.content)
-    return False
+        return _READERS.get(other_format(found.content))
+    return None
+
+
+_READERS: dict[str | None, type[Reader]] = {"safetensors": SafetensorsReader, "npz": NpzReader}

@@ -308,11 +308,16 @@ def inflated_head(source: Openable, count: int) -> bytes:
     if not _is_gzip(content):
         found, _ = content.salvage(max_size=None)
         return found.read_range(0, min(count, found.nbytes))
-    with gzip.GzipFile(fileobj=io.BufferedReader(_Raw(content))) as file:
+    with gzip.GzipFile(fileobj=file_of(content)) as file:
         try:
             return file.read(count)
         except (OSError, EOFError, zlib.error):
             return b""
+
+
+def file_of(content: core.Content) -> io.BufferedReader:
+    """Returns a file object of a content."""
+    return io.BufferedReader(_Raw(content))
 
 
 class _Raw(io.RawIOBase):
@@ -325,9 +330,18 @@ class _Raw(io.RawIOBase):
     def readable(self) -> bool:
         return True
 
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        self._at = offset + (0, self._at, self._content.nbytes)[whence]
+        if self._at < 0:
+            raise ValueError("cannot seek before the start")
+        return self._at
+
     def readinto(self, target: Any) -> int:
-        stop = min(self._content.nbytes, self._at + len(target))
-        part = self._content.read_range(self._at, stop)
+        stop = max(self._at, min(self._content.nbytes, self._at + len(target)))
+        part = self._content.read_range(self._at, stop) if self._at < stop else b""
         target[: len(part)] = part
         self._at = stop
         return len(part)
@@ -339,7 +353,7 @@ def _check_whole(content: core.Content) -> None:
         content.inflate(threads=None, progress=None)
         return
     try:
-        with gzip.open(io.BufferedReader(_Raw(content))) as file:
+        with gzip.open(file_of(content)) as file:
             while file.read(_SMALL_BYTES):
                 pass
     except EOFError as error:

@@ -63,9 +63,13 @@ class Computed(Deferred):
     def _read(self, start: int, length: int) -> bytes:
         itemsize = self.dtype.itemsize
         first, last = start // itemsize, -(-(start + length) // itemsize)
-        made: bytes = self._flat_range(first, last).tobytes()
+        made: bytes = self._elements(first, last).tobytes()
         skipped = start - first * itemsize
         return made[skipped : skipped + length]
+
+    def _elements(self, start: int, stop: int) -> np.ndarray:
+        """Returns a range of elements in C order."""
+        return self._flat_range(start, stop)
 
     def _deferred(self) -> tuple[core.Content, list[tuple[int, int]]]:
         return core.Content.elsewhere(self._read, self.nbytes, _NEAR_BYTES), [(0, self.nbytes)]
@@ -75,15 +79,20 @@ class Held(Computed):
     """An array that is computed whole when its first bytes are read, and dropped after its last."""
 
     def __init__(self, shape: tuple[int, ...], dtype: np.dtype[Any]):
-        super().__init__(shape, dtype, self._elements)
+        self.shape, self.dtype = shape, dtype
         self._made: np.ndarray | None = None
+        self._left = 0
         self._lock = threading.Lock()
 
     def _elements(self, start: int, stop: int) -> np.ndarray:
-        """Returns a range of elements in C order; the last range drops the array."""
+        """Returns a range of elements in C order; drops the array after as many as it has."""
         with self._lock:
-            made = self._make() if self._made is None else self._made
-            self._made = made if stop < self.size else None
+            if self._made is None:
+                self._made, self._left = self._make(), self.size
+            made = self._made
+            self._left -= stop - start  # threads read in any order
+            if self._left <= 0:
+                self._made = None
         return made[start:stop]
 
     def _make(self) -> np.ndarray:

@@ -1,7 +1,4 @@
-"""Recognises directories of other programs, and references to their files in leaves.
-
-The core recognises files.
-"""
+"""Recognises files and directories of other programs, and references to them in leaves."""
 
 from __future__ import annotations
 
@@ -10,6 +7,8 @@ import os
 import re
 from collections.abc import Callable
 
+import treepack._core as core
+from treepack._src.options import Buffer
 from treepack._src.printable import printable
 from treepack._src.storage.entries import entries
 from treepack._src.storage.place import joined, shown
@@ -28,6 +27,13 @@ _MOST_NAMES = 5
 
 # Names of checkpoints of flax and of `Series` by default; groups: the step.
 _STEP = re.compile(r"(?:checkpoint|step)_(\d+)")
+
+
+def other_format(data: core.Content | Buffer) -> str | None:
+    """Returns the format of data that are read without being msgpack, or `None`."""
+    content = data if isinstance(data, core.Content) else core.Content.lent(data)
+    found = core.convertible(content)
+    return None if found == "stream" else found
 
 
 def names_in(path: str | os.PathLike[str]) -> list[str]:
@@ -104,19 +110,19 @@ def contained(path: str | os.PathLike[str], manifest: str, look: _Look) -> str |
       look: Returns the names in a directory.
     """
     names = look(path)
-    steps = {int(found[1]): name for name in names if (found := _STEP.fullmatch(name))}
-    if steps:
-        newest = steps[max(steps)]
-        return (
-            f"it is a series with the steps {', '.join(map(str, sorted(steps)[-_MOST_NAMES:]))}: "
-            f"its newest is {shown(joined(path, newest))!r}"
-        )
+    if steps := _steps(names):
+        return joined(path, steps[max(steps)])
     # The item of a step of Orbax, or of the last step.
     inside = [joined(name, item) for name in names[-1:] for item in look(joined(path, name))]
     for name in [*names[:_MOST_TRIED], *inside[:_MOST_TRIED]]:
         if manifest in look(joined(path, name)):
             return joined(path, name)
     return None
+
+
+def _steps(names: list[str]) -> dict[int, str]:
+    """Returns the checkpoints of a series by their steps."""
+    return {int(found[1]): name for name in names if (found := _STEP.fullmatch(name))}
 
 
 def directory_text(path: str | os.PathLike[str], inside: str | None, look: _Look) -> str:
@@ -129,7 +135,9 @@ def directory_text(path: str | os.PathLike[str], inside: str | None, look: _Look
     """
     names = look(path)
     if inside is not None:
-        return f"it contains a checkpoint: load {shown(inside)!r}"
+        steps = ", ".join(map(str, sorted(_steps(names))[-_MOST_NAMES:]))
+        text = f"is a series with the steps {steps}" if steps else "contains a checkpoint"
+        return f"it {text}: load {shown(inside)!r}"
     for fits, text in _KNOWN:
         if any(map(fits, names)):
             return text

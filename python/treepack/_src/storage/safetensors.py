@@ -14,7 +14,6 @@ import numpy as np
 import treepack._core as core
 from treepack._src import dtypes as _dtypes
 from treepack._src import paths as _paths
-from treepack._src.options import Buffer
 from treepack._src.storage.deferred import InContent
 from treepack.errors import DecodeError, TreepackError
 
@@ -81,12 +80,6 @@ def has_suffix(source: Any) -> bool:
     return is_path and os.fsdecode(source).lower().endswith(_SUFFIX)
 
 
-def is_safetensors(data: core.Content | Buffer) -> bool:
-    """Returns whether data begin as a safetensors file does."""
-    content = data if isinstance(data, core.Content) else core.Content.lent(data)
-    return core.convertible(content) == "safetensors"
-
-
 def read_header(content: core.Content) -> Header:
     """Reads the header of a safetensors file, and no array.
 
@@ -150,11 +143,13 @@ def nested(flat: Mapping[str, Any], separator: str) -> Any:
         if len(parts) >= core.MAX_DEPTH:
             raise DecodeError(
                 f"a name has {len(parts)} parts, but trees have fewer than {core.MAX_DEPTH} "
-                "levels: choose another separator with --sep",
+                "levels: read it by `treepack convert` with another --sep",
                 path=name[:100],
             )
         try:
             _paths.put(tree, parts, value)
         except TreepackError as error:
-            raise TreepackError(f"{error}: choose another separator with --sep") from None
+            raise TreepackError(
+                f"{error}: read it by `treepack convert` with another --sep"
+            ) from None
     return tree

@@ -1,0 +1,59 @@
+"""Archives of `numpy.savez` as checkpoints.
+
+headers ──▶ nested dicts of arrays ──▶ layout ──▶ content ──▶ catalog, as of any file
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import treepack._core as core
+from treepack._src import paths as _paths
+from treepack._src.checkpoint.laid import layout_of
+from treepack._src.checkpoint.reader import Reader
+from treepack._src.options import Status
+from treepack._src.pytree.state_dict import leaves_of
+from treepack._src.storage.content import Openable, Opened
+from treepack._src.storage.npz import Packed, Stored, read_npz
+from treepack._src.storage.safetensors import SEPARATOR, nested
+from treepack.errors import CorruptionError
+
+
+class NpzReader(Reader):
+    """An archive of NumPy, whose names are paths with dots between their keys."""
+
+    bytes_before = bytes_after = 0  # the headers around arrays are in memory
+
+    def __init__(self, source: Openable, found: Opened, **options: Any):
+        """`found` is the content of `source`; `options` reopen it."""
+        tree = nested(read_npz(found.content, options["max_size"]), SEPARATOR)
+        leaves = ((_paths.text(parts), leaf) for parts, leaf in leaves_of(tree, ()))
+        self._arrays = {path: leaf for path, leaf in leaves if isinstance(leaf, (Stored, Packed))}
+        laid = core.Content.laid(layout_of(tree, None), core.Content.lent(b""))
+        super().__init__(source, found._replace(content=laid, blocks=None), **options)
+
+    @property
+    def is_summed(self) -> bool:
+        """Whether there are checksums to verify."""
+        return True
+
+    def verify(
+        self, *, threads: int | None, progress: Callable[[int, int], object] | None
+    ) -> tuple[dict[int, Status], str | None]:
+        """Compares the arrays with their CRCs in the archive."""
+        found: dict[int, Status] = {}
+        done, total = 0, sum(it.nbytes for it in self._arrays.values())
+        for value in self.catalog.leaf_values(0):
+            found[value] = "ok"
+            array = self._arrays.get(self.catalog.path_of(value, 0))
+            if array is None:  # a string, which was compared when it was read
+                continue
+            try:
+                array.check()
+            except CorruptionError:
+                found[value] = "corrupt"
+            done += array.nbytes
+            if progress is not None:
+                progress(done, total)
+        return found, self.damage
