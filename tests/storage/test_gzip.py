@@ -489,3 +489,12 @@ def test_a_sharded_save_ignores_the_suffix(tmp_path: Path) -> None:
     treepack.save(path, {"a": np.zeros(3)}, sharded=True)
     assert path.is_dir()
     assert all(file.read_bytes()[:2] != b"\x1f\x8b" for file in path.iterdir())
+
+
+def test_no_bar_is_shown_without_work(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("tqdm")
+    path = tmp_path / "mapped"
+    treepack.save(path, {"w": np.ones(1000)}, progress=True)
+    assert "save: 100%" in capsys.readouterr().err
+    treepack.load(path, progress=True)
+    assert capsys.readouterr().err == ""

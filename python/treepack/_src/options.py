@@ -602,8 +602,8 @@ def progress_bar(progress: Progress, title: str) -> Iterator[Callable[[int, int]
             def tell(done: int, total: int) -> None:
                 nonlocal bar
                 if bar is None:  # none without work, as for a mapped file
-                    bar = tqdm(desc=title, unit="B", unit_scale=True, unit_divisor=1024)
-                    stack.enter_context(bar)
+                    units: Any = {"unit": "B", "unit_scale": True, "unit_divisor": 1024}
+                    bar = stack.enter_context(tqdm(desc=title, total=total, **units))
                 bar.total = total
                 bar.update(done - bar.n)
 

@@ -54,7 +54,8 @@ class LoadedExported(NamedTuple):
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the function."""
-        return self.exported.call(*args, **kwargs)
+        call: Any = self.exported.call
+        return call(*args, **kwargs)
 
 
 @takes(FileOptions, Saved, Writing, compress=None)

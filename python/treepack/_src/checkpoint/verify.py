@@ -147,8 +147,9 @@ def verify(
     """Compares a file with its checksums.
 
     Files of `save` have a checksum for each leaf, also within sharded checkpoints. Gzip files of
-    treepack have one for each block, other gzip files one in total, npz one for each array. Files without checksums, such
-    as flax's and results of `dumps`, have their headers read, and their leaves are `"unchecked"`.
+    treepack have one for each block, other gzip files one in total, npz one for each array. Files
+    without checksums, such as flax's and results of `dumps`, have their headers read, and their
+    leaves are `"unchecked"`.
 
     Args:
       source: See `open`.

@@ -218,8 +218,8 @@ def _unknown(names: list[str]) -> UnregisteredTypeError:
     if len(missing) < len(libraries):
         which = "it under this name" if len(names) == 1 else "them under these names"
         remedies.append(
-            f"register {which} (see treepack.register_dataclass and its serialized_name=; aliases= "
-            "takes the name of a class before a move)"
+            f"register {which}: @treepack.register_dataclass(serialized_name={names[0]!r}), or "
+            "register_namedtuple, register_node (aliases= takes the name of a class before a move)"
         )
     quoted = ", ".join(map(repr, names))
     return UnregisteredTypeError(

@@ -110,14 +110,16 @@ class Restore:
         lines = [f"\n  {printable(_line(mismatch))}" for mismatch in found[:_MOST_LINES]]
         if len(found) > _MOST_LINES:
             lines.append(f"\n  and {len(found) - _MOST_LINES} more, in the error's mismatches")
-        text = f"{count} not match the template:{''.join(lines)}{self._about_names(found)}"
+        text = f"{count} not match the template:{''.join(lines)}"
+        if (found[0].path, found[0].expected) == (_paths.ROOT, "str"):
+            hint = "The second argument is a template: for a part of the file, pass select=."
+            return MismatchError(f"{text}\n{hint}", found)
+        text += self._about_names(found)
         if self.sentence is None:
             of_names = any(NOTHING in (it.expected, it.found) for it in found)
             hint = (
                 "" if of_names else "\nPass strict=False to take the shapes and dtypes of the file."
             )
-            if (found[0].path, found[0].expected) == (_paths.ROOT, "str"):
-                hint = "\nThe second argument is a template: for a part of the file, pass select=."
             return MismatchError(f"{text}{self._about_cast(found)}{hint}", found)
         if not self.reading.is_drop_in:
             return MismatchError(text, found)
