@@ -142,11 +142,11 @@ pub struct Export {
 
 impl Export {
     fn new(py: Python<'_>, buffer: PyUntypedBuffer) -> Self {
-        // SAFETY: the buffer holds this reference until it is released, with this object.
-        // `ManuallyDrop` keeps the copy from releasing it, too.
         let exporter = buffer
             .obj(py)
             .filter(|it| !it.is_instance_of::<PyMemoryView>());
+        // SAFETY: the buffer holds this reference until it is released, with this object.
+        // `ManuallyDrop` keeps the copy from releasing it, too.
         let exporter = exporter.map(|exporter| unsafe {
             ManuallyDrop::new(Bound::from_owned_ptr(py, exporter.as_ptr()).unbind())
         });
