@@ -10,7 +10,7 @@ import pytest
 
 @pytest.mark.campaign
 def test_a_run_without_the_cache_removes_only_its_own_folder(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "pytest", "--collect-only", "-p", "no:cacheprovider"]
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-m", "", "-p", "no:cacheprovider"]
     kept = tmp_path / "kept"
     kept.touch()
     done = subprocess.run(

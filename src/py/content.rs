@@ -10,10 +10,10 @@ use std::sync::{Arc, Weak};
 use pyo3::exceptions::{PyIndexError, PyValueError};
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
-use pyo3::types::PyBytes;
+use pyo3::types::{PyBytes, PyTuple};
 
 use super::layout::Layout;
-use super::memory::{Borrowed, Owned, new_bytes};
+use super::memory::{Borrowed, Owned, new_bytes, sizes};
 use super::options::integer_or_none;
 use super::watch::Watcher;
 use super::{errors, gzip};
@@ -246,7 +246,12 @@ impl Content {
 
     /// Returns the range of the file that holds a range of the content: whole blocks of gzip, or
     /// arrays of a layout.
-    fn stored(&self, start: usize, stop: usize) -> PyResult<(usize, usize)> {
+    fn stored<'py>(
+        &self,
+        py: Python<'py>,
+        start: usize,
+        stop: usize,
+    ) -> PyResult<Bound<'py, PyTuple>> {
         if start > stop || stop > self.source().len() {
             return Err(PyIndexError::new_err("the range exceeds the content"));
         }
@@ -255,7 +260,7 @@ impl Content {
             Storage::Laid(laid, _) => laid.layout.get().stored(start..stop),
             _ => start..stop,
         };
-        Ok((range.start, range.end))
+        sizes(py, &[range.start, range.end])
     }
 
     /// Decompresses gzip block by block, when read; `None` without an index of blocks.

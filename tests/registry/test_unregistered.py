@@ -250,7 +250,7 @@ def test_types_of_one_name() -> None:
     other = collections.namedtuple("Same", "a b", module="somewhere")
     with pytest.raises(treepack.UnregisteredTypeError) as caught:
         treepack.loads(treepack.dumps([first(1), other(2, 3)]))
-    assert str(caught.value).count("somewhere.Same") == 1
+    assert str(caught.value).startswith("unregistered type 'somewhere.Same': pass a template")
 
 
 def test_a_tree_in_static_is_walked_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -88,9 +88,10 @@ impl Catalog {
         self.catalog.len()
     }
 
-    fn totals(&self, value: usize) -> PyResult<(usize, usize)> {
+    fn totals<'py>(&self, py: Python<'py>, value: usize) -> PyResult<Bound<'py, PyTuple>> {
         self.check(value)?;
-        Ok(self.catalog.totals(value))
+        let (leaves, nbytes) = self.catalog.totals(value);
+        sizes(py, &[leaves, nbytes])
     }
 
     fn kinds<'py>(&self, py: Python<'py>, value: usize) -> PyResult<Bound<'py, PyList>> {
@@ -204,15 +205,22 @@ impl Catalog {
     }
 
     /// Index, kind, start and end of a leaf, and the start of its checksum's range.
-    fn leaf<'py>(
-        &self,
-        py: Python<'py>,
-        value: usize,
-    ) -> PyResult<(usize, Bound<'py, PyTuple>, usize, usize, usize)> {
+    fn leaf<'py>(&self, py: Python<'py>, value: usize) -> PyResult<Bound<'py, PyTuple>> {
         let leaf = self.leaf_of(value)?;
         let place = self.catalog.place(leaf);
         let kind = self.description(py, self.catalog.kind(leaf))?;
-        Ok((leaf, kind, place.start, place.end, place.region))
+        let uint = |number: usize| Ok::<_, PyErr>(new_uint(py, number as u64)?.into_any());
+        let [start, end] = [uint(place.start)?, uint(place.end)?];
+        new_tuple_of(
+            py,
+            [
+                uint(leaf)?,
+                kind.into_any(),
+                start,
+                end,
+                uint(place.region)?,
+            ],
+        )
     }
 
     #[pyo3(signature = (value, *, copy, threads, marks=None, absent=None, r#abstract=false))]

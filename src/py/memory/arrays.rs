@@ -12,10 +12,12 @@ use pyo3::exceptions::PyMemoryError;
 use pyo3::prelude::*;
 use pyo3::pyclass::boolean_struct::True;
 use pyo3::sync::critical_section::with_critical_section;
+use pyo3::types::PyList;
 use pyo3::{PyClass, PyTypeInfo, ffi};
 use smallvec::SmallVec;
 
-use super::create::{created, raised};
+use super::create::{created, list_of_results, raised};
+use super::keep_reserve;
 use super::pages::{FreshPages, OwnPages};
 use crate::raw::{Filling, RawBytes};
 
@@ -89,7 +91,8 @@ impl<'py> FreshArray<'py> {
 
 /// Makes arrays of bytes; `None` where the allocator has better memory.
 #[pyfunction]
-pub fn fresh_memory(py: Python<'_>, sizes: Vec<usize>) -> PyResult<Vec<Option<Bound<'_, PyAny>>>> {
+pub fn fresh_memory(py: Python<'_>, sizes: Vec<usize>) -> PyResult<Bound<'_, PyList>> {
+    keep_reserve()?;
     let mut later = sizes
         .iter()
         .fold(0, |sum: usize, &size| sum.saturating_add(size));
@@ -98,12 +101,12 @@ pub fn fresh_memory(py: Python<'_>, sizes: Vec<usize>) -> PyResult<Vec<Option<Bo
     let mut array = |nbytes| {
         later = later.saturating_sub(nbytes);
         let Some(pages) = pages.take(nbytes, later) else {
-            return Ok(None);
+            return Ok(py.None().into_bound(py));
         };
         let array = FreshArray::over(pages, &dtype, &[nbytes], true)?;
-        Ok(Some(array.object().clone()))
+        Ok(array.object().clone())
     };
-    sizes.into_iter().map(&mut array).collect()
+    list_of_results(py, sizes.into_iter().map(&mut array))
 }
 
 /// Read-only copies of small payloads, in shared blocks: a view costs half of an array that owns
