@@ -48,7 +48,7 @@ class LoadedExported(NamedTuple):
     exported: jax_export.Exported
     params: Any
 
-    def __repr__(self) -> str:  # that of `Exported` has the whole program
+    def __repr__(self) -> str:  # the repr of `Exported` has the whole program
         name = printable(self.exported.fun_name)
         return f"<treepack.LoadedExported {name}, params: {type(self.params).__name__}>"
 
