@@ -183,7 +183,11 @@ fn shown<'py>(
     new_string(py, text.as_bytes())
 }
 
+// Out of line: a recursion whose frames hold an error of either kind needs twice the stack.
+
 impl From<Error> for Box<Failure> {
+    #[cold]
+    #[inline(never)]
     fn from(error: Error) -> Self {
         let (error, path) = error.split();
         let cause = match error {
@@ -196,18 +200,24 @@ impl From<Error> for Box<Failure> {
 }
 
 impl From<PyErr> for Box<Failure> {
+    #[cold]
+    #[inline(never)]
     fn from(error: PyErr) -> Self {
         Failure::new(Cause::Raised(error))
     }
 }
 
 impl From<pyo3::CastError<'_, '_>> for Box<Failure> {
+    #[cold]
+    #[inline(never)]
     fn from(error: pyo3::CastError<'_, '_>) -> Self {
         PyErr::from(error).into()
     }
 }
 
 impl From<pyo3::CastIntoError<'_>> for Box<Failure> {
+    #[cold]
+    #[inline(never)]
     fn from(error: pyo3::CastIntoError<'_>) -> Self {
         PyErr::from(error).into()
     }

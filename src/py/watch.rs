@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use pyo3::prelude::*;
 
-use super::memory::keep_reserve;
+use super::memory::{has_reserve, keep_reserve};
 use crate::watch::Watch;
 use crate::{Error, Result};
 
@@ -149,27 +149,38 @@ impl Signals {
     /// Counts values that needed no memory.
     #[inline]
     pub fn check_many(&self, py: Python<'_>, values: usize) -> PyResult<()> {
-        let checked = self.checked(py, values);
-        if checked.is_err() {
+        if self.count(values) {
+            return self.look(py);
+        }
+        Ok(())
+    }
+
+    /// Counts values. Returns whether `look` must be called.
+    #[inline]
+    pub fn count(&self, values: usize) -> bool {
+        let left = self.left.get().saturating_sub(values);
+        self.left.set(left);
+        left == 0 || !has_reserve()
+    }
+
+    /// Checks the memory reserve, and signals if enough values were counted.
+    #[cold]
+    pub fn look(&self, py: Python<'_>) -> PyResult<()> {
+        let looked = keep_reserve().map_err(PyErr::from).and_then(|()| {
+            if self.left.get() > 0 {
+                return Ok(());
+            }
+            self.left.set(Self::VALUES);
+            look_at_signals(py)
+        });
+        if looked.is_err() {
             self.has_raised.set(true);
         }
-        checked
+        looked
     }
 
     /// Returns whether a check has raised, so that an error is not about the data.
     pub fn has_raised(&self) -> bool {
         self.has_raised.get()
-    }
-
-    #[inline]
-    fn checked(&self, py: Python<'_>, values: usize) -> PyResult<()> {
-        keep_reserve()?;
-        let left = self.left.get().saturating_sub(values);
-        self.left.set(left);
-        if left > 0 {
-            return Ok(());
-        }
-        self.left.set(Self::VALUES);
-        look_at_signals(py)
     }
 }

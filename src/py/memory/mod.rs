@@ -50,5 +50,5 @@ pub use create::{
 pub use detached::detached;
 pub use dict::{dict_next, has_string_keys};
 pub use pages::FreshPages;
-pub use reserve::keep as keep_reserve;
+pub use reserve::{exists as has_reserve, keep as keep_reserve};
 pub use writable::Writable;

@@ -73,10 +73,12 @@ fn give_up() -> bool {
 /// Ensures that the reserve exists.
 #[inline]
 pub fn keep() -> Result<()> {
-    if KEPT.load(Ordering::Relaxed).is_null() {
-        return fill();
-    }
-    Ok(())
+    if exists() { Ok(()) } else { fill() }
+}
+
+#[inline]
+pub fn exists() -> bool {
+    !KEPT.load(Ordering::Relaxed).is_null()
 }
 
 #[cold]

@@ -172,8 +172,8 @@ impl<'a, 'py, C: Ordered<'py>> Walk<'a, 'py, C> {
     ) -> Walked<Plan<'py>> {
         let kind = &self.record.nodes[number].0;
         let is_container = self.is_container(number);
-        if is_container {
-            self.assembly.signals.check(self.py)?;
+        if is_container && self.assembly.signals.count(1) {
+            self.look_at_signals()?;
         }
         let is_ready = matches!(kind, Kind::Plain) && !self.assembly.how.converts_everywhere();
         match self.cursor.enter(place, || Ok(!is_container))? {
@@ -182,6 +182,11 @@ impl<'a, 'py, C: Ordered<'py>> Walk<'a, 'py, C> {
             Found::Leaf(leaf) | Found::State(leaf) => self.leaf(leaf, number, here),
             Found::Kept | Found::Absent => Ok(Plan::Absent),
         }
+    }
+
+    #[cold]
+    fn look_at_signals(&self) -> Walked {
+        Ok(self.assembly.signals.look(self.py)?)
     }
 
     #[inline]
@@ -200,41 +205,17 @@ impl<'a, 'py, C: Ordered<'py>> Walk<'a, 'py, C> {
         number: usize,
         here: &Here<'_, 'py>,
     ) -> Walked<Plan<'py>> {
-        let Node(kind, repeats) = &self.record.nodes[number];
         let count = self.cursor.count(&node);
+        let Node(kind, repeats) = &self.record.nodes[number];
         // All below a plain part is plain.
         let is_plain = matches!(kind, Kind::Plain);
-        if !is_plain {
-            check_count(&self.record.nodes[number], count as u64)?;
-        }
         let children = repeats
             .iter()
             .flat_map(|Repeat(times, child)| repeat_n(*child as usize, *times as usize));
         let children = children.chain(repeat_n(number, if is_plain { count } else { 0 }));
-        let is_list = matches!(kind, Kind::List | Kind::Tuple);
-        let mut names = match self.cursor.dict(&node) {
-            Some(dict) => Names::State(dict),
-            None if is_list => Names::Indices,
-            None => match self.shared_names(kind)? {
-                Some(shared) if shared.len() == count => Names::Shared(shared),
-                _ => Names::Keys(Vec::new()),
-            },
-        };
-        // A damaged file may have any count.
-        let mut parts = Parts::with_room(count.min(1 << 10))?;
+        let (mut names, mut parts) = self.opened(&node, number)?;
         for (index, child) in children.enumerate() {
-            let known = match &names {
-                _ if is_list => Some(Name::Index(index)),
-                Names::Shared(shared) => shared.get(index).cloned(),
-                _ => None,
-            };
-            let next = match known {
-                Some(name) => (self.cursor.next_is(&mut node, &name)?).map(|place| (name, place)),
-                None => self.cursor.next(&mut node)?,
-            };
-            let Some((name, place)) = next else {
-                return damaged("a container has a key that its record does not have");
-            };
+            let (name, place) = self.next(&mut node, number, &names, index)?;
             if let Names::Keys(names) = &mut names {
                 grow::push(names, name.clone())?;
             }
@@ -253,6 +234,50 @@ impl<'a, 'py, C: Ordered<'py>> Walk<'a, 'py, C> {
             return damaged("a container has more children than it was saved with");
         }
         self.planned(number, names, parts, here)
+    }
+
+    // This and `next` are apart to keep frames of the recursion small.
+    #[inline(never)]
+    fn opened(&mut self, node: &C::Node, number: usize) -> Walked<(Names<'py>, Parts<'py>)> {
+        let count = self.cursor.count(node);
+        let kind = &self.record.nodes[number].0;
+        if !matches!(kind, Kind::Plain) {
+            check_count(&self.record.nodes[number], count as u64)?;
+        }
+        let names = match self.cursor.dict(node) {
+            Some(dict) => Names::State(dict),
+            None if matches!(kind, Kind::List | Kind::Tuple) => Names::Indices,
+            None => match self.shared_names(kind)? {
+                Some(shared) if shared.len() == count => Names::Shared(shared),
+                _ => Names::Keys(Vec::new()),
+            },
+        };
+        // A damaged file may have any count.
+        Ok((names, Parts::with_room(count.min(1 << 10))?))
+    }
+
+    #[inline(never)]
+    fn next(
+        &mut self,
+        node: &mut C::Node,
+        number: usize,
+        names: &Names<'py>,
+        index: usize,
+    ) -> Walked<(Name<'py>, C::Place)> {
+        let is_list = matches!(self.record.nodes[number].0, Kind::List | Kind::Tuple);
+        let known = match names {
+            _ if is_list => Some(Name::Index(index)),
+            Names::Shared(shared) => shared.get(index).cloned(),
+            _ => None,
+        };
+        let next = match known {
+            Some(name) => (self.cursor.next_is(node, &name)?).map(|place| (name, place)),
+            None => self.cursor.next(node)?,
+        };
+        match next {
+            Some(next) => Ok(next),
+            None => damaged("a container has a key that its record does not have"),
+        }
     }
 
     /// Returns the children's names, if all nodes of this type have the same.

@@ -3,9 +3,7 @@
 use pyo3::exceptions::{PyException, PyRuntimeError, PyTypeError};
 use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::{
-    PyBool, PyByteArray, PyBytes, PyComplex, PyDict, PyFloat, PyList, PyString, PyTuple,
-};
+use pyo3::types::{PyByteArray, PyBytes, PyDict, PyList, PyString, PyTuple};
 use serde_bytes::ByteBuf;
 
 use super::super::classes::Class;
@@ -29,8 +27,13 @@ struct Reduced<'py> {
 
 impl<'py> Walk<'py> {
     /// Writes `value`. Recurses through containers.
+    ///
+    /// Functions of the recursion call only those that return a `Walked`: errors of the core and of
+    /// Python in their frames would need twice the stack.
     pub fn value(&mut self, value: &Bound<'py, PyAny>, place: Position) -> Walked {
-        self.signals.check(self.py)?;
+        if self.signals.count(1) {
+            return self.value_after_signals(value, place);
+        }
         let class = value.get_type_ptr();
         let types = &self.types;
         let overridden = &self.options.overridden;
@@ -38,41 +41,57 @@ impl<'py> Walk<'py> {
             return self.node(value, place);
         }
         if class == types.dict {
-            return self.dict(value.cast()?, place);
+            self.dict(value, place)
         } else if class == types.array {
-            return self.array(value.cast()?, wire::EXT_NDARRAY);
+            self.plain_array(value)
         } else if class == types.list {
-            return self.sequence(value.cast::<PyList>()?.iter(), Kind::List, place);
+            self.list(value, place)
         } else if class == types.tuple {
-            return self.sequence(value.cast::<PyTuple>()?.iter(), Kind::Tuple, place);
+            self.tuple(value, place)
         } else if class == types.string {
-            return self.string(value.cast()?);
+            self.string(value)
         } else if class == types.bool {
-            self.out.bool(value.cast::<PyBool>()?.is_true())?;
+            self.bool(value)
         } else if class == types.int {
-            return self.int(value);
+            self.int(value)
         } else if class == types.float {
-            self.out.float(value.cast::<PyFloat>()?.value())?;
+            self.float(value)
         } else if value.is_none() {
-            self.out.nil()?;
+            self.none()
         } else if class == types.bytes {
-            return self.bytes(value.cast()?, Kind::Plain);
+            self.plain_bytes(value)
         } else if class == types.complex {
-            let value = value.cast::<PyComplex>()?;
-            self.out
-                .complex(wire::Complex(value.real(), value.imag()))?;
+            self.complex(value)
         } else {
-            return match self.classes.of(value)? {
-                Class::Ext | Class::Node if self.out.is_described() => {
-                    self.typed_node(value, place)
-                }
-                Class::Code if self.out.is_described() => self.reduced(value, place),
-                Class::Ext if !place.state => self.other(Class::Ext, value),
-                Class::Ext | Class::Node if self.options.state_dict => self.node(value, place),
-                class => self.other(class, value),
-            };
+            self.by_class(value, place)
         }
-        Ok(())
+    }
+
+    #[inline(never)]
+    fn by_class(&mut self, value: &Bound<'py, PyAny>, place: Position) -> Walked {
+        match self.class(value)? {
+            Class::Ext | Class::Node if self.out.is_described() => self.typed_node(value, place),
+            Class::Code if self.out.is_described() => self.reduced(value, place),
+            Class::Ext if !place.state => self.other(Class::Ext, value),
+            Class::Ext | Class::Node if self.options.state_dict => self.node(value, place),
+            class => self.other(class, value),
+        }
+    }
+
+    #[cold]
+    fn value_after_signals(&mut self, value: &Bound<'py, PyAny>, place: Position) -> Walked {
+        self.signals.look(self.py)?;
+        self.value(value, place)
+    }
+
+    #[inline(never)]
+    fn class(&mut self, value: &Bound<'py, PyAny>) -> Walked<Class> {
+        Ok(self.classes.of(value)?)
+    }
+
+    #[inline(never)]
+    fn plain_array(&mut self, value: &Bound<'py, PyAny>) -> Walked {
+        self.array(value.cast()?, wire::EXT_NDARRAY)
     }
 
     #[inline(never)]
@@ -101,7 +120,7 @@ impl<'py> Walk<'py> {
                     Kind::Memoryview
                 };
                 let bytes = py.get_type::<PyBytes>().call1((value,))?;
-                self.bytes(bytes.cast()?, kind)?;
+                self.bytes(&bytes, kind)?;
             }
             Class::Ext => {
                 let code: i8 = value.getattr(intern!(py, "code"))?.extract()?;
@@ -134,7 +153,7 @@ impl<'py> Walk<'py> {
             && (place.state || !fields.pytree)
         {
             self.children(&fields.names, &children, place.below()?)?;
-            return Ok(self.out.end(Kind::Dict)?);
+            return self.end(Kind::Dict);
         }
         let (state, fixed) = self.expand(value)?;
         let place = Position {
@@ -143,7 +162,7 @@ impl<'py> Walk<'py> {
         };
         match state.cast_exact::<PyDict>() {
             // The state itself, even if dict has a handler.
-            Ok(state) => self.dict(state, place),
+            Ok(_) => self.dict(&state, place),
             // A level of the recursion, not of the output.
             Err(_) => self.value(&state, place.below()?),
         }
@@ -215,7 +234,7 @@ impl<'py> Walk<'py> {
                 ..place
             };
             self.children(&fields.names, &children, place.below()?)?;
-            return Ok(self.out.end(kind)?);
+            return self.end(kind);
         }
         self.reduced(value, place)
     }
@@ -230,7 +249,7 @@ impl<'py> Walk<'py> {
             ..place
         };
         self.pairs(&reduced.children, place.below()?)?;
-        Ok(self.out.end(Kind::Typed(reduced.class, reduced.data))?)
+        self.end(Kind::Typed(reduced.class, reduced.data))
     }
 
     /// Takes a container apart in Python; `None` for a jax array with a handler.
@@ -266,19 +285,18 @@ impl<'py> Walk<'py> {
         }
     }
 
-    fn dict(&mut self, dict: &Bound<'py, PyDict>, place: Position) -> Walked {
+    fn dict(&mut self, value: &Bound<'py, PyAny>, place: Position) -> Walked {
+        let dict = value.cast::<PyDict>()?;
         if self.options.sort_keys {
             return self.sorted_pairs(dict, place.below()?);
         }
-        if self.pairs(dict, place.below()?)? {
-            return Ok(self.out.end(Kind::Dict)?);
-        }
-        self.end_with_keys(dict)
+        let all_strings = self.pairs(dict, place.below()?)?;
+        self.end_dict(dict, all_strings)
     }
 
     #[inline(never)]
-    fn end_with_keys(&mut self, dict: &Bound<'py, PyDict>) -> Walked {
-        let kind = if self.out.is_described() {
+    fn end_dict(&mut self, dict: &Bound<'py, PyDict>, all_strings: bool) -> Walked {
+        let kind = if !all_strings && self.out.is_described() {
             let keys = value::encode_keys(&dict.keys());
             Kind::dict_with_keys(keys.map_err(|error| self.unsupported(error))?)
         } else {
@@ -290,11 +308,7 @@ impl<'py> Walk<'py> {
     /// Starts a map with the items of a dict; returns whether all keys are strings.
     fn pairs(&mut self, dict: &Bound<'py, PyDict>, below: Position) -> Walked<bool> {
         let count = dict.len();
-        if !below.state && self.out.is_described() && !has_string_keys(dict) {
-            self.out.map_of_values(count)?;
-        } else {
-            self.out.map(count)?;
-        }
+        self.map(dict, count, below)?;
         let mut position = 0;
         let mut seen = 0;
         let mut all_strings = true;
@@ -305,7 +319,7 @@ impl<'py> Walk<'py> {
             };
             if below.state && all_strings && key.get_type_ptr() != self.types.string {
                 all_strings = false;
-                self.hooks.check_unique_keys.bind(self.py).call1((dict,))?;
+                self.check_keys(dict)?;
             }
             if seen == count {
                 break;
@@ -317,6 +331,21 @@ impl<'py> Walk<'py> {
             return Err(changed("dictionary").into());
         }
         Ok(all_strings)
+    }
+
+    #[inline(never)]
+    fn map(&mut self, dict: &Bound<'py, PyDict>, count: usize, below: Position) -> Walked {
+        if !below.state && self.out.is_described() && !has_string_keys(dict) {
+            Ok(self.out.map_of_values(count)?)
+        } else {
+            Ok(self.out.map(count)?)
+        }
+    }
+
+    #[inline(never)]
+    fn check_keys(&self, dict: &Bound<'py, PyDict>) -> Walked {
+        self.hooks.check_unique_keys.bind(self.py).call1((dict,))?;
+        Ok(())
     }
 
     #[inline(never)]
@@ -364,28 +393,15 @@ impl<'py> Walk<'py> {
         value: &Bound<'py, PyAny>,
         place: Position,
     ) -> Walked {
-        if key.get_type_ptr() == self.types.string {
-            let text = key.cast::<PyString>()?.to_str()?;
-            self.out.key(text)?;
-            return self.child(value, place, || text.into());
-        }
-        self.pair_with_key(key, value, place)
-    }
-
-    #[inline(never)]
-    fn pair_with_key(
-        &mut self,
-        key: &Bound<'py, PyAny>,
-        value: &Bound<'py, PyAny>,
-        place: Position,
-    ) -> Walked {
-        self.key_of_pair(key, place)?;
+        self.key(key, place)?;
         self.child(value, place, || text_of(key))
     }
 
     #[inline(never)]
-    fn key_of_pair(&mut self, key: &Bound<'py, PyAny>, place: Position) -> Walked {
-        if place.state {
+    fn key(&mut self, key: &Bound<'py, PyAny>, place: Position) -> Walked {
+        if key.get_type_ptr() == self.types.string {
+            return Ok(self.out.key(key.cast::<PyString>()?.to_str()?)?);
+        } else if place.state {
             return Ok(self.out.key(key.str()?.to_str()?)?);
         } else if key.is_instance_of::<PyTuple>() {
             return Err(Failure::leaf(format!(
@@ -436,6 +452,15 @@ impl<'py> Walk<'py> {
     }
 
     #[inline(never)]
+    fn list(&mut self, value: &Bound<'py, PyAny>, place: Position) -> Walked {
+        self.sequence(value.cast::<PyList>()?.iter(), Kind::List, place)
+    }
+
+    #[inline(never)]
+    fn tuple(&mut self, value: &Bound<'py, PyAny>, place: Position) -> Walked {
+        self.sequence(value.cast::<PyTuple>()?.iter(), Kind::Tuple, place)
+    }
+
     fn sequence(
         &mut self,
         items: impl ExactSizeIterator<Item = Bound<'py, PyAny>>,
@@ -444,18 +469,14 @@ impl<'py> Walk<'py> {
     ) -> Walked {
         let place = place.below()?;
         let len = items.len();
-        if place.state {
-            self.out.map(len)?;
-        } else {
-            self.out.list(len)?;
-        }
+        self.start_sequence(len, place)?;
         let mut count = 0;
         for item in items {
             if count == len {
                 return Err(changed("list").into());
             }
             if place.state {
-                self.out.key(&count.to_string())?;
+                self.index(count)?;
             }
             self.child(&item, place, || count.to_string())?;
             count += 1;
@@ -463,6 +484,27 @@ impl<'py> Walk<'py> {
         if count != len {
             return Err(changed("list").into());
         }
+        self.end(kind)
+    }
+
+    #[inline(never)]
+    fn start_sequence(&mut self, len: usize, place: Position) -> Walked {
+        let started = if place.state {
+            self.out.map(len)
+        } else {
+            self.out.list(len)
+        };
+        Ok(started?)
+    }
+
+    #[inline(never)]
+    fn index(&mut self, index: usize) -> Walked {
+        // `to_string` took a quarter of the time of a list of numbers.
+        Ok(self.out.key(itoa::Buffer::new().format(index))?)
+    }
+
+    #[inline(never)]
+    fn end(&mut self, kind: Kind) -> Walked {
         Ok(self.out.end(kind)?)
     }
 

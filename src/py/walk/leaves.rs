@@ -2,7 +2,7 @@
 
 use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyDict, PyString};
+use pyo3::types::{PyBool, PyBytes, PyComplex, PyComplexMethods, PyDict, PyFloat, PyString};
 
 use super::super::failure::{Failure, Walked};
 use super::super::memory::Borrowed;
@@ -16,6 +16,31 @@ use crate::wire;
 const INLINE_MAX_BYTES: usize = 64;
 
 impl<'py> Walk<'py> {
+    #[inline(never)]
+    pub fn none(&mut self) -> Walked {
+        Ok(self.out.nil()?)
+    }
+
+    #[inline(never)]
+    pub fn bool(&mut self, value: &Bound<'py, PyAny>) -> Walked {
+        let value = value.cast::<PyBool>()?;
+        Ok(self.out.bool(value.is_true())?)
+    }
+
+    #[inline(never)]
+    pub fn float(&mut self, value: &Bound<'py, PyAny>) -> Walked {
+        let value = value.cast::<PyFloat>()?;
+        Ok(self.out.float(value.value())?)
+    }
+
+    #[inline(never)]
+    pub fn complex(&mut self, value: &Bound<'py, PyAny>) -> Walked {
+        let value = value.cast::<PyComplex>()?;
+        let value = wire::Complex(value.real(), value.imag());
+        Ok(self.out.complex(value)?)
+    }
+
+    #[inline(never)]
     pub fn int(&mut self, value: &Bound<'py, PyAny>) -> Walked {
         if let Ok(value) = value.extract::<u64>() {
             self.out.uint(value)?;
@@ -44,13 +69,21 @@ impl<'py> Walk<'py> {
         Ok(self.out.ext(wire::EXT_INT, body.as_bytes())?)
     }
 
-    pub fn string(&mut self, value: &Bound<'py, PyString>) -> Walked {
+    #[inline(never)]
+    pub fn string(&mut self, value: &Bound<'py, PyAny>) -> Walked {
+        let value = value.cast::<PyString>()?;
         let text = value.to_str()?.as_bytes();
         let borrowed = borrow(text, || Borrowed::string(value))?;
         Ok(self.out.str(text.len(), |out| put(out, text, borrowed))?)
     }
 
-    pub fn bytes(&mut self, value: &Bound<'py, PyBytes>, kind: Kind) -> Walked {
+    #[inline(never)]
+    pub fn plain_bytes(&mut self, value: &Bound<'py, PyAny>) -> Walked {
+        self.bytes(value, Kind::Plain)
+    }
+
+    pub fn bytes(&mut self, value: &Bound<'py, PyAny>, kind: Kind) -> Walked {
+        let value = value.cast::<PyBytes>()?;
         let content = value.as_bytes();
         let borrowed = borrow(content, || Ok(Borrowed::bytes(value)))?;
         let put = |out: &mut LayoutBuilder<LeafPayload>| put(out, content, borrowed);
