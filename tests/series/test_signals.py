@@ -56,14 +56,15 @@ def works(step):
 
 files = ("series/series.py", "series/writing.py", "series/retention.py", "saving/background.py",
          "_src/tasks.py", "saving/lease.py", "saving/directory.py")
-at_each_step(files[:3] if kind == "sharded" else files, works, handler)
+fast = ("series/fast.py", *files)
+at_each_step({"sharded": files[:3], "fast": fast}.get(kind, files), works, handler)
 print("steps", now)
 """
 )
 
 
 @pytest.mark.campaign
-@pytest.mark.parametrize("kind", ["file", "background", "sharded"])
+@pytest.mark.parametrize("kind", ["file", "background", "sharded", "fast"])
 def test_a_handler_may_save_at_any_time(in_memory: Path, kind: str) -> None:
     support = Path(__file__).parents[1] / "support"
     assert "steps" in processes.run(AT_EACH_STEP, 1, kind, in_memory / "x", support)
