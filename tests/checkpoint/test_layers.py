@@ -16,6 +16,7 @@ import tiers
 import treepack
 import treepack._core as core
 from treepack import CorruptionError, MismatchError, TreepackError
+from treepack._src.checkpoint import boxed
 from trees import nested
 
 LAYERS = 12  # so that the order of numbers is not that of texts
@@ -66,6 +67,41 @@ def test_layers_are_stacked(path: Path, axis: int, transpose: Any, spec: Any) ->
     half = {"up": jax.ShapeDtypeStruct(expected.shape, np.float16, sharding=where)}
     cast = treepack.load(path, half, rename=rename, select="up", cast=True)["up"]
     assert np.array_equal(cast, expected.astype(np.float16))
+
+
+@tiers.parametrize("axis", [1, None, 0, 2], quick=2)
+@tiers.parametrize("transpose", [True, False], quick=1)
+@pytest.mark.parametrize("is_split", [False, True])
+def test_layers_are_cast_in_blocks(
+    path: Path, axis: int | None, transpose: bool, is_split: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A block has the size that was set, or is one layer or row of the file."""
+    name = "model/layers/{}/up/weight"
+    each = [arrays()[name.format(at).replace("/", ".")] for at in range(LAYERS)]
+    each = [it.T if transpose else it for it in each]
+    if axis is None:
+        expected, most = each[3], 12
+        source = treepack.transpose(name.format(3), (1, 0) if transpose else (0, 1))
+    else:
+        expected, most = np.stack(each, axis), 2 * 48
+        source = treepack.stack(name.format("*"), axis=axis, transpose=transpose)
+    where = NamedSharding(jax.make_mesh((2,), ("x",)), PartitionSpec()) if is_split else None
+    template: Any = np.zeros(expected.shape, np.float16)
+    if is_split:
+        template = jax.ShapeDtypeStruct(expected.shape, np.float16, sharding=where)
+    sizes = []
+
+    def spy(array: np.ndarray, target: np.ndarray, path: object) -> None:
+        sizes.append(target.nbytes)
+        cast(array, target, path)
+
+    cast = boxed._dtypes.cast
+    monkeypatch.setattr(boxed._dtypes, "cast", spy)
+    monkeypatch.setattr(boxed, "CAST_BYTES", most)
+    found = treepack.load(path, {"up": template}, rename={"up": source}, select="up", cast=True)
+    assert np.array_equal(found["up"], expected.astype(np.float16))
+    assert max(sizes) <= most
+    assert len(sizes) > 1
 
 
 @pytest.mark.parametrize("axes", [None, (0, 2, 1), (1, 2, 0)])

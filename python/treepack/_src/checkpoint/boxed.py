@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 import treepack._core as core
+from treepack._src import dtypes as _dtypes
+from treepack._src.checkpoint.boxes import CAST_BYTES, aligned
 from treepack._src.checkpoint.reader import Bounds, LazyArray, memory_of
 from treepack._src.storage.deferred import Computed
 
@@ -29,7 +31,17 @@ def copy(source: np.ndarray, target: np.ndarray, *, threads: int | None = None) 
 
 
 class BoxedArray(LazyArray):
-    """An array whose elements `_read` returns, always as copies."""
+    """An array whose elements `_read` returns, always as copies.
+
+    Attributes:
+      outer: The axis along which parts of it are contiguous in files.
+    """
+
+    outer = 0
+
+    def cast(self, dtype: Any) -> BoxedArray:
+        """Returns the same array, cast when it is read."""
+        return _Cast(self, dtype)
 
     def _read(self, box: Sequence[range]) -> np.ndarray:
         """Returns the elements of a box."""
@@ -60,3 +72,41 @@ class BoxedArray(LazyArray):
 
     def _deferred(self) -> tuple[core.Content, list[tuple[int, int]]]:
         return Computed(self.shape, self.dtype, self.flat_range)._deferred()
+
+
+class _Cast(BoxedArray):
+    """An array that is cast when it is read, in blocks."""
+
+    def __init__(self, array: BoxedArray, dtype: Any):
+        self.reader, self.value, self.parts = array.reader, array.value, array.parts
+        self.dtype, self.shape = np.dtype(dtype), array.shape
+        self._array = array
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return super().__array__(dtype)  # `copy=False` does not exclude casts
+
+    def begin(self, index: Sequence[slice]) -> None:
+        """Begins to read a box in the background, where a library does that."""
+        self._array.begin(index)
+
+    def _read(self, box: Sequence[range]) -> np.ndarray:
+        made = aligned(tuple(map(len, box)), self.dtype)
+        for block, target in self._blocks(box, made):
+            _dtypes.cast(self._array._read(block), target, self.path)
+        return made
+
+    def _blocks(
+        self, box: Sequence[range], made: np.ndarray
+    ) -> Iterator[tuple[list[range], np.ndarray]]:
+        """Yields the boxes of blocks, and their places in the result."""
+        if made.ndim == 0:
+            yield [], made
+            return
+        axis = self._array.outer
+        count = max(1, CAST_BYTES * len(box[axis]) // max(1, made.nbytes))
+        inside = np.moveaxis(made, axis, 0)
+        for start in range(0, len(box[axis]), count):
+            part = slice(start, start + count)
+            block = [*box]
+            block[axis] = box[axis][part]
+            yield block, np.moveaxis(inside[part], 0, axis)

@@ -36,8 +36,8 @@ DAMAGE = (DecodeError, GzipError, GzipTruncatedError)
 # The alignment at which JAX on CPU uses memory in place.
 _ALIGN = 64
 
-# The approximate size of the blocks in which an array of many shards is cast.
-_CAST_BYTES = 16 << 20
+CAST_BYTES = 16 << 20
+"""The approximate size of the blocks in which an array is cast."""
 
 
 class Files(Reader, abc.ABC):
@@ -194,7 +194,7 @@ class Box:
     ) -> None:
         stored = self.array.stored
         if target.dtype != stored:
-            halves = shards.halves() if target.nbytes > _CAST_BYTES else None
+            halves = shards.halves() if target.nbytes > CAST_BYTES else None
             if halves is not None:
                 axis, count, first, second = halves
                 for half, part in (first, slice(count)), (second, slice(count, None)):

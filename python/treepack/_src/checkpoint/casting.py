@@ -11,6 +11,7 @@ import numpy as np
 
 import treepack._core as core
 from treepack._src import dtypes as _dtypes
+from treepack._src.checkpoint.boxed import BoxedArray
 from treepack._src.checkpoint.boxes import Box, aligned
 from treepack._src.checkpoint.replicas import Shared
 from treepack._src.checkpoint.sharded_array import ShardedArray
@@ -62,7 +63,7 @@ def cast_items(items: Iterable[Item], threads: int | None) -> None:
             or expected.kind not in ("float", "int")
         ):
             continue
-        if isinstance(item.leaf, ShardedArray):
+        if isinstance(item.leaf, (BoxedArray, ShardedArray)):
             item.leaf = item.leaf.cast(expected.dtype)  # lazily: each device reads its part
             continue
         if isinstance(item.leaf, np.generic):
@@ -108,7 +109,7 @@ def cast_floats(
         if actual is None or actual.kind != "float" or actual.dtype == dtype:
             return
         note(path)
-        if isinstance(found, ShardedArray):
+        if isinstance(found, (BoxedArray, ShardedArray)):
             container[key] = found.cast(dtype)  # lazily: each device reads its part
         elif isinstance(found, np.generic):
             container[key] = _cast_scalar(found, dtype, path)

@@ -385,7 +385,8 @@ def _renamed_state(place: Place, choice: _Choice, reading: Reading, stays: StayL
     for new, array in made.items():
         if choice.selector.means(new) and new not in choice.corrupt:
             parts = _paths.parts(new)
-            is_lazy = stays(parts) or (reading.everywhere and reading.arrays != "numpy")
+            is_placed = stays(parts) or (reading.everywhere and reading.arrays != "numpy")
+            is_lazy = is_placed or reading.cast
             _paths.put(state, parts, array if is_lazy else np.asarray(array))
     if root and state:
         raise TreepackError(

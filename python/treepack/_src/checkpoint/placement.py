@@ -106,9 +106,9 @@ def converter(
                 held or {},
                 everywhere=reading.arrays == "jax",
             )
-            for item in items:
-                if isinstance(item.leaf, LazyArray):
-                    item.leaf = item.leaf.__array__(copy=copy)
+        for item in items:
+            if isinstance(item.leaf, LazyArray):
+                item.leaf = item.leaf.__array__(copy=copy)
         return [like_scalar(item.target, item.leaf) for item in items]
 
     return convert

@@ -37,7 +37,8 @@ class Source:
 def stack(pattern: str, *, axis: int = 0, transpose: Axes = False) -> Source:
     """Stacks the arrays of several layers, as the source of one leaf in `load(rename=)`.
 
-    Each array is read into its place in the result, or each device reads its part of each array.
+    Each array is read into its place in the result, or each device reads its part of each array;
+    each process reads for its own devices, also with `replicas="broadcast"`. A cast goes in blocks.
 
     Args:
       pattern: The paths of the arrays in the file, with one `*` for the number of the layer. The
@@ -201,6 +202,8 @@ class SourceArray(BoxedArray):
         if self._axis is not None:
             shape.insert(self._axis, len(arrays))
         self.shape = tuple(shape)
+        inner = self._axes.index(0) if ndim else 0
+        self.outer = inner if self._axis is None else self._axis
 
     def _read(self, box: Sequence[range]) -> np.ndarray:
         """Returns the elements of a box, in memory that JAX on CPU can use in place."""
