@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -137,6 +138,23 @@ def test_columns_count_cells(folder: Path, monkeypatch: pytest.MonkeyPatch) -> N
     lines = shown.getvalue().splitlines()
     assert [cell_len(line) for line in lines] == [40] * 4
     assert lines[3].startswith("\u2026\u5c42")
+
+
+def test_colors_leave_the_text_as_it_is(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    treepack.save("model", {f"a{number}": {"w": np.ones(number)} for number in range(50)})
+    plain = call("ls", "model")
+    printed: list[object] = []
+    console_print = output.Console.print
+    monkeypatch.setattr(
+        output.Console,
+        "print",
+        lambda self, *texts, **options: (printed.append(1), console_print(self, *texts, **options)),
+    )
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    colored = call("ls", "model")
+    assert re.sub("\x1b\\[[0-9;]*m", "", colored) == plain
+    assert "\x1b[36mfloat64[49]\x1b[0m" in colored
+    assert len(printed) < 10  # it takes 50 times as long as `print`: not once for each row
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "cp1252"])
