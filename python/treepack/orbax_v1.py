@@ -223,3 +223,7 @@ def registry(
     for name in sorted(names):
         made.add(handler, checkpointable_name=name)
     return made
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import rlcompleter
 import types
 from pathlib import Path
 from typing import Any
@@ -10,27 +11,51 @@ import numpy as np
 import pytest
 
 import treepack
-from treepack import checkpoints, errors, orbax, serialization
+from treepack import checkpoints, errors, orbax, orbax_v1, serialization
 
 MANY = {f"a{number}": np.float32(number) for number in range(20_000)}
 
 
-@pytest.mark.parametrize("module", [treepack, checkpoints, errors, orbax, serialization])
+@pytest.mark.parametrize(
+    "module", [treepack, checkpoints, errors, orbax, orbax_v1, serialization]
+)
 def test_public_names_alone_complete(module: types.ModuleType) -> None:
     assert sorted(module.__all__) == dir(module)
     assert all(hasattr(module, name) for name in dir(module))
 
 
-def test_no_internal_names_complete(tmp_path: Path) -> None:
-    with treepack.open(treepack.dumps({"w": np.ones(2)})) as file:
-        names = dir(file["w"])
-    assert {"shape", "dtype", "path", "mean", "numpy", "astype", "T", "nbytes"} <= {*names}
-    assert {"reader", "value", "ranges", "read_to", "view"}.isdisjoint(names)
-    saving = treepack.save(tmp_path / "a", MANY, background=True)
-    assert {"result", "done", "path", "progress", "exception", "add_done_callback"} <= {
-        *dir(saving)
-    }
-    assert {"attempt", "give_up", "wait", "set_result"}.isdisjoint(dir(saving))
+def completed(value: Any) -> set[str]:
+    """Returns the names that Python's prompt completes behind a dot."""
+    completer = rlcompleter.Completer({"value": value})
+    names = {it.removeprefix("value.").rstrip("()") for it in completer.attr_matches("value.")}
+    return {name for name in names if name[0] != "_"}
+
+
+OF_ARRAYS = {
+    *("T", "astype", "dtype", "max", "mean", "min", "nbytes", "ndim", "numpy", "path", "shape"),
+    *("size", "std", "sum"),
+}
+
+
+def test_no_internal_names_of_arrays_complete(folder: Path) -> None:
+    tree = {"a": {"0": np.ones(2), "1": np.ones(2)}, "w": np.ones(2)}
+    treepack.save("file", tree)
+    treepack.save("directory", tree, sharded=True)
+    treepack.save("a.safetensors", tree)
+    np.savez("a.npz", w=np.ones(2))
+    for path in ("file", "directory", "a.safetensors", "a.npz"):
+        with treepack.open(path) as file:
+            array = file["w"]
+            assert {*dir(array)} == completed(array) == OF_ARRAYS
+
+
+def test_no_internal_names_of_saves_complete(folder: Path) -> None:
+    saving = treepack.save("a", MANY, background=True)
+    names = {*("path", "progress", "done", "result", "exception", "running")}
+    names |= {*("add_done_callback", "cancel", "cancelled")}
+    assert {*dir(saving)} == names
+    of_futures = {"set_exception", "set_result", "set_running_or_notify_cancel"}
+    assert completed(saving) == names | of_futures
     saving.result()
 
 

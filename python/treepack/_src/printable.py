@@ -23,9 +23,16 @@ def printable(text: str) -> str:
     )
 
 
-def public_names(value: object, internal: Collection[str]) -> list[str]:
-    """Returns the names that a prompt completes: neither internal ones, nor those with `_`."""
-    return [name for name in object.__dir__(value) if name[0] != "_" and name not in internal]
+class Completing(type):
+    """The type of classes whose prompts and `help` show only some of the public names.
+
+    A prompt completes the names of `dir(value)` and of `dir(type(value))`.
+    """
+
+    _shown: Collection[str]
+
+    def __dir__(cls) -> list[str]:
+        return [name for name in super().__dir__() if name[0] == "_" or name in cls._shown]
 
 
 def shortened(parts: Iterable[str], count: int) -> str:

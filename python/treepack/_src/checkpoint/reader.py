@@ -16,7 +16,7 @@ from treepack._src import dtypes as _dtypes
 from treepack._src import paths as _paths
 from treepack._src.checkpoint.arraylike import ArrayLike
 from treepack._src.options import Reading, Status
-from treepack._src.printable import public_names
+from treepack._src.printable import Completing
 from treepack._src.restore.compare import Signature, described
 from treepack._src.restore.report import ABSENT
 from treepack._src.storage.content import Openable, Opened, open_parts
@@ -393,7 +393,7 @@ class Place(NamedTuple):
 Bounds = list[tuple[int, int, int]]
 
 
-class LazyArray(ArrayLike, Deferred):
+class LazyArray(ArrayLike, Deferred, metaclass=Completing):
     """An array in an open file, which is read when it is used.
 
     Operators, functions of NumPy, `np.asarray` and `jnp.asarray` read the whole array. Indexing
@@ -401,7 +401,6 @@ class LazyArray(ArrayLike, Deferred):
     functions take only arrays: pass them `jnp.asarray(lazy)`.
 
     Attributes:
-      parts: The parts of its path in the file.
       shape: The shape of the array.
       dtype: Its NumPy dtype.
 
@@ -411,6 +410,11 @@ class LazyArray(ArrayLike, Deferred):
       ...     print(file["w"].shape, file["w"][1:3, 0], (2 * file["w"] - 1).max())
       (4, 3) [3. 6.] 21.0
     """
+
+    _shown = (
+        *("path", "shape", "dtype", "ndim", "size", "nbytes", "T"),
+        *("astype", "numpy", "max", "mean", "min", "std", "sum"),
+    )
 
     def __init__(
         self, reader: Reader, value: int, parts: list[str], dtype: str, shape: tuple[int, ...]
@@ -555,7 +559,7 @@ class LazyArray(ArrayLike, Deferred):
             )
 
     def __dir__(self) -> list[str]:
-        return public_names(self, ("flat_range", "ranges", "read_to", "reader", "value", "view"))
+        return sorted(self._shown)
 
     def __repr__(self) -> str:
         return f"LazyArray({self.path!r}, shape={self.shape}, dtype={self.dtype.name})"

@@ -20,7 +20,7 @@ from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from treepack._src.options import Progress, progress_bar
-from treepack._src.printable import public_names
+from treepack._src.printable import Completing
 from treepack._src.storage.place import real, shown
 from treepack._src.tasks import Milestone, Thread
 from treepack.errors import TreepackError
@@ -32,7 +32,7 @@ Write = Callable[[Progress], None]
 T = TypeVar("T")
 
 
-class LoggedFuture(Future[T]):
+class LoggedFuture(Future[T], metaclass=Completing):
     """The future of work that runs once, in a thread; logs an error that is never retrieved.
 
     A signal handler may wait for it, regardless of the call that it interrupts: waiting does not
@@ -40,6 +40,10 @@ class LoggedFuture(Future[T]):
     """
 
     _value: T
+    _shown = (
+        *("path", "progress", "done", "result", "exception", "running"),
+        *("add_done_callback", "cancel", "cancelled"),
+    )
 
     def __init__(self, name: str, work: Callable[[], T]):
         """`name` names the destination in messages."""
@@ -199,9 +203,7 @@ class Saving(LoggedFuture[None]):
         return super().exception(timeout)
 
     def __dir__(self) -> list[str]:
-        hidden = ("attempt", "give_up", "has_begun", "has_unretrieved_error", "wait")
-        futures = ("set_exception", "set_result", "set_running_or_notify_cancel")
-        return public_names(self, (*hidden, *futures))
+        return sorted(self._shown)
 
     def __repr__(self) -> str:
         if not self.done():
