@@ -16,9 +16,7 @@ from treepack import checkpoints, errors, orbax, orbax_v1, serialization
 MANY = {f"a{number}": np.float32(number) for number in range(20_000)}
 
 
-@pytest.mark.parametrize(
-    "module", [treepack, checkpoints, errors, orbax, orbax_v1, serialization]
-)
+@pytest.mark.parametrize("module", [treepack, checkpoints, errors, orbax, orbax_v1, serialization])
 def test_public_names_alone_complete(module: types.ModuleType) -> None:
     assert sorted(module.__all__) == dir(module)
     assert all(hasattr(module, name) for name in dir(module))

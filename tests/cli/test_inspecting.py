@@ -13,12 +13,14 @@ import jax.numpy as jnp
 import ml_dtypes
 import msgpack
 import numpy as np
+import orbax.checkpoint as ocp
 import pytest
 from flax import nnx
 
 import treepack.__main__
 from commands import TREE, call, refused, run
 from treepack import serialization
+from treepack._src.checkpoint.file import size_text
 from trees import record_of, sealed
 
 
@@ -230,6 +232,12 @@ def test_arrays_that_are_not_finite(folder: Path) -> None:
     assert call("ls", "--nan", "one", "i") == "one: 0 leaves with NaN or infinity\n"
 
 
+def size_on_disk(path: Path) -> int:
+    """Returns the size of a file, or of all files in a directory."""
+    files = [path, *path.rglob("*")]
+    return sum(it.stat().st_size for it in files if it.is_file())
+
+
 def test_info(folder: Path) -> None:
     tree = {"w": np.ones((3, 4), np.float32), "b": np.ones(4), "n": 1}
     treepack.save("one.treepack", tree, metadata={"lr": 0.1})
@@ -238,6 +246,10 @@ def test_info(folder: Path) -> None:
     Path("one.msgpack").write_bytes(flax.serialization.to_bytes(tree))
     np.savez("one.npz", w=tree["w"])
     treepack.save("sharded", {"w": jnp.ones((3, 4))}, sharded=True)
+    Path("hub").mkdir()
+    treepack.save("hub/model.safetensors", {"w": tree["w"]})
+    with ocp.PyTreeCheckpointer() as checkpointer:
+        checkpointer.save(folder / "orbax", {"w": tree["w"]})
     for name, format, summed, count in (
         ("one.treepack", "treepack", "yes", 3),
         ("one.gz", "treepack, compressed", "yes", 3),
@@ -245,10 +257,13 @@ def test_info(folder: Path) -> None:
         ("one.msgpack", "msgpack, as of flax", "no", 3),
         ("one.npz", "npz of NumPy", "yes", 1),
         ("sharded", "treepack, a sharded directory", "yes", 1),
+        ("hub", "safetensors", "no", 1),
+        ("orbax", "Orbax", "no", 1),
     ):
         rows = dict(re.split("  +", it, maxsplit=1) for it in call("info", name).splitlines()[1:])
         assert (rows["format"], rows["checksums"]) == (format, summed), name
         assert rows["parameters"] == ("16" if count == 3 else "12")
         assert rows["content"].startswith(f"{count} lea")
+        assert rows["stored"] == size_text(size_on_disk(Path(name)))
     assert "{'lr': 0.1}" in call("info", "one.treepack")
     assert "float32 (1), float64 (1), int (1)" in call("info", "one.treepack")

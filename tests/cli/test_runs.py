@@ -6,10 +6,12 @@ import json
 from pathlib import Path
 
 import numpy as np
+import orbax.checkpoint as ocp
 import pytest
 
 import treepack
 from commands import call, refused, run
+from treepack import checkpoints
 
 
 @pytest.fixture
@@ -51,6 +53,22 @@ def test_programs_get_all_of_it(made: Path) -> None:
     assert rows[10]["nbytes"] < sum(it.stat().st_size for it in Path("run/step_10").iterdir())
     assert rows[2]["pinned"]
     assert rows[3]["damage"].startswith("the file is empty")
+
+
+def test_series_of_flax_and_managers_of_orbax_are_listed(folder: Path) -> None:
+    for step in (9, 10):
+        checkpoints.save_checkpoint("series", {"w": np.zeros(9)}, step, keep=2)
+    with ocp.CheckpointManager(folder / "manager") as manager:
+        for step in (9, 10):
+            manager.save(step, args=ocp.args.StandardSave({"w": np.zeros(9)}))
+    for name, begin in (("series", "checkpoint_"), ("manager", "")):
+        title, *rows = call("ls", name).splitlines()
+        assert title.startswith(f"{name}: 2 of 2 checkpoints can be resumed")
+        assert [row.split()[0] for row in rows] == [f"{begin}9", f"{begin}10"]
+    assert "such as manager/10" in refused("verify", "manager")
+    assert "1 leaf" in call("ls", "manager/10/default")  # it has a directory for each number
+    Path("dates/2024").mkdir(parents=True)
+    assert "not a checkpoint" in refused("ls", "dates")
 
 
 def test_a_run_has_a_prefix(made: Path) -> None:

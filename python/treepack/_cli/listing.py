@@ -73,8 +73,13 @@ def ls(
     sep: SEP = ".",
     max_size: MAX_SIZE = None,
     prefix: Annotated[
-        str, typer.Option("--prefix", help="The prefix of the names of a run's checkpoints.")
-    ] = "step_",
+        str | None,
+        typer.Option(
+            "--prefix",
+            help="The prefix of the names of a run's checkpoints.",
+            show_default="step_, checkpoint_, or none for Orbax",
+        ),
+    ] = None,
 ) -> None:
     """Lists the content of a file: shapes, dtypes, sizes, and metadata, without reading arrays.
 

@@ -1,4 +1,4 @@
-"""`treepack ls` of a directory of `treepack.Series`: a line for each step."""
+"""`treepack ls` of a directory of checkpoints by steps: a line for each."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from treepack._src.series.contents import is_damage, opened
 from treepack._src.series.names import Folder, Found, Listing, directory_of
 from treepack._src.series.writing import pinned
 from treepack._src.storage.entries import entries, is_directory
+from treepack._src.storage.foreign import orbax_items
 from treepack._src.storage.place import absolute, shown
 
 
@@ -39,15 +40,25 @@ class _Row(NamedTuple):
     damage: str | None
 
 
-def found_at(path: str, prefix: str) -> Folder | None:
-    """Returns the series in a directory with this prefix, unless it is a checkpoint or has none."""
+# The prefixes of `treepack.Series`, flax's checkpoints and Orbax's managers.
+_PREFIXES = ("step_", "checkpoint_", "")
+
+
+def found_at(path: str, prefix: str | None) -> Folder | None:
+    """Returns the series in a directory, unless it is a checkpoint or has none.
+
+    Without a prefix, it finds those of the libraries.
+    """
     if not is_directory(path):
         return None
-    folder = Folder(absolute(directory_of(path)), prefix)
-    listing = Listing(entries(folder.directory))
-    names = {entry.name for entry in listing.entries}
-    is_run = MANIFEST not in names and any(folder.step(name) is not None for name in names)
-    return folder if is_run else None
+    for begin in _PREFIXES if prefix is None else (prefix,):
+        folder = Folder(absolute(directory_of(path)), begin)
+        listing = Listing(entries(folder.directory))
+        names = {entry.name for entry in listing.entries}
+        is_run = MANIFEST not in names and any(folder.step(name) is not None for name in names)
+        if is_run and (begin or prefix is not None or orbax_items(path) == []):
+            return folder
+    return None
 
 
 def show(name: str, folder: Folder, *, as_json: bool) -> None:

@@ -8,6 +8,7 @@ TensorStore reads the boxes of arrays. Orbax itself is not needed.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -73,8 +74,13 @@ class OrbaxReader(Unchecked):
             raise TreepackError(f"the arrays of {nbytes} bytes exceed max_size={max_size}")
         layout = layout_of(tree_of(item.leaves, values), item.metadata)
         content = core.Content.laid(layout, core.Content.lent(b""))
-        found = Opened(content, nbytes=nbytes)
-        super().__init__(source, found, salvage=salvage, mmap=mmap, max_size=max_size)
+        super().__init__(source, Opened(content), salvage=salvage, mmap=mmap, max_size=max_size)
+
+    @property
+    def nbytes(self) -> int:
+        """The size of its files in bytes, as they are stored."""
+        files = Path(absolute(self._source)).rglob("*")
+        return sum(it.stat().st_size for it in files if it.is_file())
 
     @classmethod
     def open(cls, source: Openable, **options: Any) -> Reader:

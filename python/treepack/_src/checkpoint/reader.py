@@ -50,7 +50,6 @@ class Reader:
       given: The source as the caller passed it.
       may_change: Whether the source is memory that other code may change.
       inflated: The number of bytes decompressed from gzip.
-      nbytes: The size of the file in bytes.
       is_local: Whether reading it needs no requests to a store.
       is_one_file: Whether all leaves are in this file.
     """
@@ -69,7 +68,7 @@ class Reader:
         is_fixed = is_path or isinstance(source, (bytes, core.Content)) or hasattr(source, "read")
         self.may_change: bool = not is_fixed
         self.inflated: int = found.inflated
-        self.nbytes: int = found.nbytes
+        self._nbytes = found.nbytes
         self._blocks = found.blocks
         self.is_local: bool = found.blocks is None or hasattr(source, "read")
         self._content = None if self.is_local else found.content
@@ -102,6 +101,11 @@ class Reader:
         if catalog is None:
             raise ValueError(f"the file {self.name} is closed: open it again")
         return catalog
+
+    @property
+    def nbytes(self) -> int:
+        """The size of its files in bytes, as they are stored."""
+        return self._nbytes
 
     @property
     def is_closed(self) -> bool:

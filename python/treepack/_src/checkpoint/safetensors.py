@@ -58,6 +58,11 @@ class RepositoryReader(Unchecked, ShardedReader):
     Each device reads its part of an array.
     """
 
+    @property
+    def nbytes(self) -> int:
+        """The size of the files with arrays."""
+        return sum(nbytes for _, nbytes, _ in self._expected)
+
     def _place(self, name: str) -> str:
         return joined(self._path, name) if name else self._path
 

@@ -122,7 +122,7 @@ class ShardedReader(Files):
             raise DecodeError(
                 f"the manifest is damaged: its arrays cannot fit into files of {nbytes} bytes"
             )
-        found = Opened(self.manifest.content, inflated=self.manifest.inflated)
+        found = Opened(self.manifest.content, inflated=self.manifest.inflated, nbytes=nbytes)
         super().__init__(source, found, salvage=salvage, mmap=mmap, max_size=max_size)
         self.is_local = store_of(self._path)[0].is_local
         self._remembers = False

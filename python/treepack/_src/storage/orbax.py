@@ -130,11 +130,11 @@ def _refused(path: str | os.PathLike[str], items: list[str]) -> str:
                 "tree: restore it with a template, as by orbax.checkpoint.StandardCheckpointer()"
                 ".restore(path, template), and save the result"
             )
-    inside = items or sorted(names)
+    inside = items or sorted(names, key=lambda it: (len(it), it))  # the newest step last
     listed = ", ".join(map(printable, inside)) or "nothing"
     if not items and not ORBAX_STEP.isdisjoint(names_in(path)):
         return f"a checkpoint of Orbax without a tree: it contains {listed}"
-    example = printable(shown(joined(path, (inside or ["STEP"])[0])))
+    example = printable(shown(joined(path, (inside or ["STEP"])[-1])))
     return f"a directory of Orbax with {listed}: pass the path of one of them, such as {example}"
 
 
