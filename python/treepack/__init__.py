@@ -147,9 +147,26 @@ def __dir__() -> list[str]:
 
 # Names of other libraries, and what replaces them.
 _ELSEWHERE = {
-    **dict.fromkeys(("restore", "load_file", "read", "from_file"), "treepack.load"),
-    **dict.fromkeys(("save_file", "dump", "write", "to_file"), "treepack.save"),
-    "safe_open": "treepack.open",
+    **dict.fromkeys(
+        (
+            *("restore", "load_file", "read", "from_file", "load_checkpoint", "load_params"),
+            *("load_pytree", "load_state_dict", "tree_deserialise_leaves"),
+        ),
+        "treepack.load",
+    ),
+    **dict.fromkeys(
+        (
+            *("save_file", "dump", "write", "to_file", "savez", "save_params", "save_pytree"),
+            "tree_serialise_leaves",
+        ),
+        "treepack.save",
+    ),
+    **dict.fromkeys(("safe_open", "inspect"), "treepack.open"),
+    **dict.fromkeys(("metadata", "load_metadata"), "treepack.read_metadata"),
+    **{
+        verb: f"the command line, as in `treepack {verb} --help`"
+        for verb in ("ls", "show", "info", "convert", "get", "salvage")
+    },
     "CheckpointManager": "treepack.Series, or Orbax's own with treepack.orbax",
     **dict.fromkeys(
         ("Checkpointer", "StandardCheckpointer", "PyTreeCheckpointer", "AsyncCheckpointer"),

@@ -141,6 +141,13 @@ PATHS: list[Row] = [
             "save('memory://m', TREE)"]),
     ("save('protocol://b/m', TREE)", "'protocol://b/m': Protocol not known", [
         "save('memory://m', TREE)"]),
+    ("load(TREE, 'model')", r"the path comes first, as in load\(path, target\)", [
+        "load('model', TREE)"]),
+    ("load('model', ['params'])", "a template: for a part of the file, pass select=", [
+        "load('model', select='params')"]),
+    ("file.params", r"no attribute 'params': is it \['params'\]\?$", ["file['params']"]),
+    ("file['params'].w", r"no attribute 'w': is it \['w'\]\?$", ["file['params']['w']"]),
+    ("file.weights", "no attribute 'weights'$", ["file['params']"]),
     ("save(TREE, 'x')", r"got dict: the path comes first, as in save\(path, tree\)", [
         "save('x', TREE)"]),
     ("save('', TREE)", "The path is empty", ["save('x', TREE)"]),
@@ -423,6 +430,12 @@ LEAVES: list[Row] = [
         "treepack.Series('run')"]),
     ("treepack.restore_checkpoint('series', None)", "use treepack.checkpoints.restore_checkpoint", [
         "treepack.checkpoints.restore_checkpoint('series', None)"]),
+    ("treepack.info('model')", "use the command line, as in `treepack info --help`", [
+        "run('info', 'model')"]),
+    ("treepack.Series('run').latest_step()", r"use steps\(\), as in run\.steps\(\)\[-1\]", [
+        "treepack.Series('run').steps()[-1]"]),
+    ("treepack.Series('run').restore(2)", r"use resume\(target\), or .*path\(step\), target\)", [
+        "load(treepack.Series('run').path(2), TREE)", "treepack.Series('run').resume(TREE)"]),
     ("treepack.register_dataclass(3)", "expected a class, got 3", [
         "treepack.register_dataclass(dataclasses.make_dataclass('A', ['a']))"]),
     ("treepack.register_namedtuple(Config)", "not a namedtuple: use treepack.register_node", [

@@ -165,7 +165,7 @@ def test_all_mismatches_are_reported_at_once() -> None:
     ]
     assert found["kernel"] == ("kernel", "float32[2]", "nothing", "kernle")
     assert found["kernle"] == ("kernle", "nothing", "float32[2]", "")
-    assert found["list"][1:3] == ("2 elements", "1 elements")
+    assert found["list"][1:3] == ("2 elements", "1 element")
     assert found["struct/y/z"][1:3] == ("int", "nothing")
     assert found["leaf"][1:3] == ("float32[2]", "a subtree with the keys ['b']")
     assert found["node"][1:3] == ("a subtree (dict)", "int")

@@ -83,8 +83,7 @@ def ls(
 ) -> None:
     """Lists the content of a file: shapes, dtypes, sizes, and metadata, without reading arrays.
 
-    Of the directory of a run it lists the checkpoints: their sizes, metrics, and whether they can
-    be resumed.
+    Of a run it lists checkpoints: sizes, metrics, and whether each can be resumed.
     """
     if nan:
         _list_nan(file, path, max_size)

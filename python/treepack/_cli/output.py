@@ -62,7 +62,7 @@ def rows(lines: Iterable[Row], right: frozenset[int] = frozenset()) -> None:
     console = Console(soft_wrap=True, highlight=False)
     used = {style for _, styles in found for style in styles}
     escapes = {style: _escapes(console, style) for style in used}
-    lines = []
+    made = []
     for (cells, styles), lengths in zip(found, sizes, strict=True):
         if is_cut and lengths[0] > widths[0]:
             cells[0] = _end(cells[0], widths[0])
@@ -73,8 +73,8 @@ def rows(lines: Iterable[Row], right: frozenset[int] = frozenset()) -> None:
             before, after = escapes[style]
             text = f"{before}{cell}{after}"
             parts.append(room + text if at in right else text + room)
-        lines.append("  ".join(parts).rstrip())
-    print("\n".join(lines))
+        made.append("  ".join(parts).rstrip())
+    print("\n".join(made))
 
 
 def _escapes(console: Console, style: str) -> tuple[str, str]:

@@ -410,6 +410,10 @@ def load(
     selection = Selection.of({**options, "return_report": return_report})
     reading = Reading.of(options)
     together, opening = Sharing.of(options), Opening.of(options)
+    if isinstance(target, (str, os.PathLike)) and not isinstance(path, (str, os.PathLike)):
+        raise TypeError(
+            f"the path comes first, as in load(path, target), got target={target!r:.100}"
+        )
     opening.base = base_of(opening.base)
     path = resolved(path, options.get("storage_options"))
     is_directory = False

@@ -7,7 +7,7 @@ import html
 import itertools
 import math
 from collections.abc import Iterator, KeysView, Mapping
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 import treepack._core as core
 from treepack._src import dtypes as _dtypes
@@ -83,6 +83,16 @@ class Tree(Mapping[str, Any]):
                 name_file(error, reader.given)
                 raise
         return Tree(Place(reader, value, parts))
+
+    if not TYPE_CHECKING:  # type checkers would accept any attribute
+
+        def __getattr__(self, name: str) -> Any:
+            is_key = name[0] != "_" and not self._place.reader.is_closed and name in self
+            hint = f": is it [{name!r}]?" if is_key else ""
+            kind = type(self).__name__
+            raise AttributeError(
+                f"{kind!r} object has no attribute {name!r}{hint}", name=name, obj=self
+            )
 
     def _literally(self, path: Any) -> tuple[tuple[int, list[str]] | None, dict[str, list[str]]]:
         """Looks up a path without escapes.

@@ -397,7 +397,7 @@ class Place(NamedTuple):
 Bounds = list[tuple[int, int, int]]
 
 
-class LazyArray(ArrayLike, Deferred, metaclass=Completing):
+class LazyArray(ArrayLike, Deferred, metaclass=Completing):  # type: ignore[metaclass]
     """An array in an open file, which is read when it is used.
 
     Operators, functions of NumPy, `np.asarray` and `jnp.asarray` read the whole array. Indexing

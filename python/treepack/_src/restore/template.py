@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import difflib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sized
 from typing import Any, TypeVar, overload
 
 import numpy as np
@@ -329,16 +329,21 @@ def _partial_names(
     return known, [name for name in missing if name not in kept], [*more]
 
 
+def _counted(elements: Sized) -> str:
+    return "1 element" if len(elements) == 1 else f"{len(elements)} elements"
+
+
 def _note_names(
     target: Any, state: Any, children: dict[str, Any], missing: list[str], restore: Restore
 ) -> None:
     """Records missing and unexpected children."""
     more = [name for name in state if name not in children]
-    if isinstance(target, (list, tuple)) and not hasattr(target, "_fields"):
-        counts = f"{len(children)} elements", f"{len(state)} elements"
-        if counts[0] != counts[1]:
-            restore.note_here(*counts)
-            return
+    is_sequence = isinstance(target, (list, tuple)) and not hasattr(target, "_fields")
+    if is_sequence and len(children) != len(state):
+        are_paths = all(isinstance(child, str) for child in children.values())
+        expected = "str" if are_paths and children else _counted(children)
+        restore.note_here(expected, _counted(state))
+        return
     names = [str(name) for name in more]
     for name in missing:
         child = children[name]

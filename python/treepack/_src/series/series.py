@@ -8,7 +8,7 @@ import operator
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Literal, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, overload
 
 from treepack._src.interop import jax as _jax
 from treepack._src.options import (
@@ -413,6 +413,14 @@ class Series:
         if self._last is not None:
             self._last.result()
 
+    if not TYPE_CHECKING:  # type checkers would accept any attribute
+
+        def __getattr__(self, name: str) -> Any:
+            use = f": use {_OF_ORBAX[name]}" if name in _OF_ORBAX else ""
+            raise AttributeError(
+                f"'Series' object has no attribute {name!r}{use}", name=name, obj=self
+            )
+
     def __repr__(self) -> str:
         folder = self._checkpoints.folder
         return f"<treepack.Series {shown(folder.path(folder.begin))!r}>"
@@ -458,6 +466,18 @@ class Series:
             folder = shown(self._checkpoints.folder.directory)
             there = f"there are {', '.join(map(str, steps))}" if steps else "there is none"
             raise TreepackError(f"no checkpoint of step {step} in {folder}: {there}")
+
+
+# The names of Orbax's CheckpointManager, and what replaces them.
+_OF_ORBAX = {
+    **dict.fromkeys(
+        ("restore", "load"), "resume(target), or treepack.load(run.path(step), target)"
+    ),
+    **dict.fromkeys(("latest_step", "all_steps", "latest"), "steps(), as in run.steps()[-1]"),
+    **dict.fromkeys(("wait_until_finished", "close"), "wait()"),
+    "best_step": "metrics(step) of steps()",
+    "delete": "keep=treepack.Keep(...), which removes the others",
+}
 
 
 def _checked_fast(fast: str | os.PathLike[str], directory: str) -> str:

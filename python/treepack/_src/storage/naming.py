@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 from treepack._src.storage.place import shown
-from treepack.errors import TreepackError
+from treepack.errors import MissingPathError, TreepackError
 
 
 def filename_of(source: Any) -> str | None:
@@ -32,7 +32,7 @@ def name_file(error: BaseException, source: Any) -> None:
     elif isinstance(error, OSError):
         if error.filename is None and error.errno is not None:
             error.filename = name
-    elif isinstance(error, Exception) and not isinstance(error, MemoryError):
+    elif isinstance(error, Exception) and not isinstance(error, (MemoryError, MissingPathError)):
         note = f"treepack: while reading {name!r}"
         if note not in getattr(error, "__notes__", ()):
             error.add_note(note)
