@@ -8,6 +8,7 @@ from typing import Any
 from treepack._cli.convert import State
 from treepack._src import paths as _paths
 from treepack._src.checkpoint import sources
+from treepack._src.checkpoint.select import Renaming, twice
 from treepack._src.pytree.state_dict import state_leaves
 from treepack._src.saving.layers import Stack
 from treepack._src.saving.layers import renamed as _renamed
@@ -23,7 +24,8 @@ def renamed(
 ) -> State:
     """Returns a state with other names and layers, without the record.
 
-    Layers are stacked first, and leaves renamed last. Paths of options are those before renaming.
+    Layers are stacked first, then leaves renamed, then split and transposed. `--unstack` and
+    `--transpose` take the path of a leaf before or after renaming.
 
     Raises:
       ValueError: If an option has another form.
@@ -42,15 +44,21 @@ def renamed(
         if path in leaves:
             raise TreepackError(f"--stack: there is a leaf at {path} already")
         leaves[path] = made
-    ours: dict[str, Any] = {**names}
-    for path in (splits.keys() | turned) & leaves.keys():
-        _array(leaves[path], path)
+    new_names = Renaming(names or None, [*leaves])
+    renaming = {path: new_names(path) for path in leaves}
+    new_names.check(leaves, "file")
+    turned = {renaming.get(path, path) for path in turned - stacks.keys()}
+    splits = {renaming.get(path, path): pattern for path, pattern in splits.items()}
+    ours: dict[str, Any] = {path: sources.transpose(path) for path in turned - splits.keys()}
     for path, pattern in splits.items():
         ours[path] = sources.unstack(pattern, transpose=path in turned)
-    for path in turned - stacks.keys() - splits.keys():
-        ours[path] = sources.transpose(path)
+    parts = [(tuple(_paths.parts(renaming[path])), leaf) for path, leaf in leaves.items()]
+    for at, leaf in parts:
+        if (path := _paths.text(at)) in ours:
+            _array(leaf, path)
+    if len({at for at, _ in parts}) < len(parts):
+        raise TreepackError(f"--rename: choose other names; it maps {twice(renaming)}")
     tree: dict[str, Any] = {}
-    parts = ((tuple(_paths.parts(path)), leaf) for path, leaf in leaves.items())
     for at, leaf in _renamed(parts, ours or None, snapshot=False):
         _paths.put(tree, at, leaf)
     return state._replace(tree=tree, record=None)

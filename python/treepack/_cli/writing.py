@@ -95,14 +95,20 @@ def convert(
         list[str] | None,
         typer.Option(
             metavar="PATH=PATTERN",
-            help="Split the array at PATH into arrays of layers: reverts --stack. May be repeated.",
+            help=(
+                "Split the array at PATH into arrays of layers: reverts --stack. PATH is that "
+                "before or after --rename. May be repeated."
+            ),
         ),
     ] = None,
     transpose: Annotated[
         list[str] | None,
         typer.Option(
             metavar="PATH",
-            help="Reverse the axes of the array at PATH, or of its layers. May be repeated.",
+            help=(
+                "Reverse the axes of the array at PATH, or of its layers. PATH is that before or "
+                "after --rename. May be repeated."
+            ),
         ),
     ] = None,
     sep: SEP = ".",

@@ -196,6 +196,17 @@ def check_iterator(saved: Saved, *, background: bool) -> None:
         )
 
 
+def check_plain(saved: Saved, *, is_whole: bool) -> None:
+    """Raises a ValueError for options that flax's format lacks; `is_whole` for a whole tree."""
+    given = (name for name in ("metadata", "sharded", "base") if getattr(saved, name))
+    name = next(given, None if is_whole else "an iterator")
+    if name is not None:
+        name += "=" * is_whole
+        raise ValueError(
+            f".msgpack is flax's format, which does not support {name}: choose the suffix .treepack"
+        )
+
+
 def float_dtype(dtype: Any) -> np.dtype[Any]:
     """Returns a float dtype; raises a ValueError for any other dtype."""
     found = resolve(dtype.encode()) if isinstance(dtype, str) else np.dtype(dtype)

@@ -15,6 +15,7 @@ from treepack._src.checkpoint.reader import LazyArray
 from treepack._src.printable import MOST_ROWS, printable
 from treepack._src.pytree.prng import is_key, unwrap
 from treepack._src.storage.content import is_source
+from treepack._src.storage.place import resolved
 
 
 class Difference(NamedTuple):
@@ -84,6 +85,7 @@ def _opened(source: Any) -> Iterator[Tree]:
     if isinstance(source, Tree):
         yield source
         return
+    source = resolved(source)
     with open(source if is_source(source) else dumps(source)) as file:
         yield file
 

@@ -30,12 +30,13 @@ from treepack._src.options import (
     check,
     check_iterator,
     check_known,
+    check_plain,
     takes,
 )
 from treepack._src.restore.report import Report
 from treepack._src.saving.background import Saving, run, wait_for
 from treepack._src.saving.directory import interrupted
-from treepack._src.saving.layout import base_of, file_layout
+from treepack._src.saving.layout import base_of, file_layout, plain_file_layout
 from treepack._src.saving.safetensors import SafetensorsWrite
 from treepack._src.saving.sharded import ShardedWrite, is_distributed
 from treepack._src.storage.content import Openable, content_of, downloaded
@@ -46,12 +47,13 @@ from treepack._src.storage.place import (
     absolute,
     beside,
     check_suffix,
+    has_flax_suffix,
     has_gzip_suffix,
     located,
     real,
     resolved,
 )
-from treepack._src.storage.safetensors import has_suffix
+from treepack._src.storage.safetensors import has_suffix, repository_of
 from treepack._src.storage.write import save_layout
 from treepack.errors import (
     DecodeError,
@@ -92,6 +94,9 @@ def save(
 
     Writes directly from the arrays to a temporary file in the same directory, then renames it.
     After any failure, the file is either the old or the new one. Missing directories are created.
+
+    With the suffix `.msgpack` it writes the file as flax does, also for targets of flax that are
+    not dicts: without structure, index, checksums and metadata, so `load` needs a template.
 
     With the suffix `.safetensors` or `format="safetensors"`, only the arrays are saved, as
     safetensors, which other libraries read: names are paths with dots between their keys.
@@ -190,6 +195,9 @@ def save(
     if export.format is not None:
         return _exported(place, tree, saved, export, options, background=background)
     check_suffix(place)
+    is_plain = has_flax_suffix(place)
+    if is_plain:
+        check_plain(saved, is_whole=not isinstance(tree, Iterator))
     if saved.sharded is None and not isinstance(tree, Iterator):
         saved.sharded = is_distributed(tree)
     if options.get("compress") is None:
@@ -213,7 +221,10 @@ def save(
             abandon=together.abandon,
         )
     name = _name_beside(saved.base, place)
-    layout = file_layout(tree, saved, writing, snapshot=background, base_name=name)
+    if is_plain:
+        layout = plain_file_layout(tree, saved, writing, snapshot=background)
+    else:
+        layout = file_layout(tree, saved, writing, snapshot=background, base_name=name)
     # The program may change its working directory during the save.
     where = absolute(place) if background else place
     write = functools.partial(save_layout, layout, where, writing)
@@ -243,7 +254,7 @@ def _exported(
 
 def _name_beside(base: Any, place: Any) -> str:
     """Returns the name of a base that is a file in the directory of a place, or an empty string."""
-    file = filename_of(place_of(base).reader.given) if isinstance(base, File) else base
+    file = filename_of(place_of(base).reader.given) if isinstance(base, File) else resolved(base)
     if not isinstance(file, (str, os.PathLike)):
         return ""
     name = os.path.basename(os.fspath(file))  # noqa: PTH119
@@ -415,7 +426,7 @@ def load(
             f"the path comes first, as in load(path, target), got target={target!r:.100}"
         )
     opening.base = base_of(opening.base)
-    path = resolved(path, options.get("storage_options"))
+    path = repository_of(resolved(path, options.get("storage_options")))
     is_directory = False
 
     def attempt() -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -15,8 +16,8 @@ from treepack._src.checkpoint.casting import cast_floats
 from treepack._src.checkpoint.placement import converter
 from treepack._src.checkpoint.reader import Place
 from treepack._src.checkpoint.replicas import Together
-from treepack._src.checkpoint.select import Renaming, Selector, compiled, meant_of
-from treepack._src.checkpoint.sources import SourceArray, array_of, resolve, split
+from treepack._src.checkpoint.select import Renaming, Selector, compiled, meant_of, twice
+from treepack._src.checkpoint.sources import Source, SourceArray, array_of, resolve, split
 from treepack._src.interop import jax as _jax
 from treepack._src.options import Buffer, Reading, Selection, progress_bar
 from treepack._src.paths import Room, Trail
@@ -34,7 +35,13 @@ from treepack._src.restore.template import (
     restore_selected,
     restore_tree,
 )
-from treepack.errors import CorruptionError, DecodeError, NewerVersionError, TreepackError
+from treepack.errors import (
+    CorruptionError,
+    DecodeError,
+    HoleError,
+    NewerVersionError,
+    TreepackError,
+)
 
 
 def load_part(
@@ -62,7 +69,7 @@ def load_part(
     if convert is not None and selection.return_report:
         convert = partial.watching(convert)
     if target is None:
-        loaded = _assembled(place, found.marks, convert, reading, partial.was_cast)
+        loaded = _part(place, found.marks, convert, reading, partial.was_cast, selection)
         report = partial.report(found.corrupt)
         if selection.return_report:
             marks, leaves = found.marks, Room().all(place.catalog.leaves(place.value))
@@ -185,15 +192,20 @@ def _renamed(
     names, sources = split(rename)
     ends = dict(Room().all(place.catalog.ends(place.value)))
     paths = list(ends)
-    renaming = Renaming(names, paths, [*leaf_paths(target, _paths.ROOT)])
+    targets = [*leaf_paths(target, _paths.ROOT)]
+    renaming = Renaming(names, paths, targets)
     made = {}
     taken: dict[str, str] = {}
     for new, source in sources.items():
         found = resolve(source, paths)
         made[new] = array_of(source, place, found)
         taken.update(dict.fromkeys(found, new))
-    renamed = {path: renaming(path) for path in paths if path not in taken}
+    renamed = {path: renaming(path) for path in paths}
     renaming.check(renamed, "file")
+    for path in taken:  # the template may have a leaf twice, as tied embeddings
+        new = renamed.pop(path)
+        if new in targets and new not in made:
+            made[new] = array_of(Source(path), place, [path])
     # An empty container is left out where leaves move to its place.
     empty = {path for path in renamed if place.catalog.children(ends[path]) is not None}
     leaves = sorted([*made, *(new for path, new in renamed.items() if path not in empty)])
@@ -201,7 +213,10 @@ def _renamed(
         if _paths.has(leaves, renamed[path]):
             del renamed[path]
     if len({*renamed.values(), *made}) < len(renamed) + len(made):
-        raise TreepackError("rename= maps two leaves to the same path: choose other names")
+        pairs = renamed | {str(sources[new]): new for new in made if new in sources}
+        raise TreepackError(
+            f"rename= maps two leaves to the same path: choose other names; it maps {twice(pairs)}"
+        )
     return renamed | taken, made
 
 
@@ -340,6 +355,24 @@ def listed(paths: list[str], most: int = 10) -> str:
     more = "" if len(paths) <= most else f" and {len(paths) - most} more"
     verb = "is" if len(paths) == 1 else "are"
     return f"{', '.join(paths[:most])}{more} {verb}"
+
+
+def _part(
+    place: Place,
+    marks: core.Marks | None,
+    convert: Any,
+    reading: Reading,
+    note: Callable[[Trail], None],
+    selection: Selection,
+) -> Any:
+    """Builds a tree of the marked leaves; of a selection, nodes without their code become dicts."""
+    try:
+        return _assembled(place, marks, convert, reading, note)
+    except HoleError:  # there are no unregistered types, which would be raised first
+        if selection.select is None and selection.exclude is None:
+            raise
+    as_dicts = dataclasses.replace(reading, unknown="dict")
+    return _assembled(place, marks, convert, as_dicts, note)
 
 
 def _assembled(

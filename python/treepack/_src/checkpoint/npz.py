@@ -21,13 +21,15 @@ from treepack.errors import CorruptionError
 
 
 class NpzReader(Reader):
-    """An archive of NumPy, whose names are paths with dots between their keys."""
+    """An archive of NumPy, whose names are paths with dots, or else slashes, between their keys."""
 
     bytes_before = bytes_after = 0  # the headers around arrays are in memory
 
     def __init__(self, source: Openable, found: Opened, **options: Any):
         """`found` is the content of `source`; `options` reopen it."""
-        tree = nested(read_npz(found.content, options["max_size"]), SEPARATOR)
+        arrays = read_npz(found.content, options["max_size"])
+        has_paths = any("/" in name for name in arrays) and not any("." in name for name in arrays)
+        tree = nested(arrays, "/" if has_paths else SEPARATOR)
         leaves = ((_paths.text(parts), leaf) for parts, leaf in leaves_of(tree, ()))
         self._arrays = {path: leaf for path, leaf in leaves if isinstance(leaf, (Stored, Packed))}
         laid = core.Content.laid(layout_of(tree, None), core.Content.lent(b""))

@@ -14,7 +14,7 @@ from treepack._src.options import check
 from treepack._src.storage.content import Openable, Opened, open_parts
 from treepack._src.storage.foreign import other_format
 from treepack._src.storage.orbax import item_in
-from treepack._src.storage.safetensors import has_suffix
+from treepack._src.storage.safetensors import has_suffix, repository_of
 from treepack.errors import DecodeError, TreepackError
 
 
@@ -44,6 +44,8 @@ def open_reader(
                 try:
                     return Reader(source, found, **options)
                 except DecodeError:
+                    if (directory := repository_of(source)) is not source:
+                        return open_reader(directory, is_directory=True, **options)
                     if (other := _other(found)) is None:
                         raise
             return other(source, found, **options)

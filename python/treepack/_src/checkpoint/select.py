@@ -160,7 +160,7 @@ class Selector:
                 alone = Selector([*parts])
                 if not alone.unmatched(range(len(alone.patterns)), paths()):
                     error += f". A tuple is one path: for several patterns, pass a list: {[*parts]}"
-        raise TreepackError(error + _similar(typos[0], paths()))
+        raise TreepackError(error + similar(typos[0], paths()))
 
 
 def _literal(text: str, paths: Iterable[str]) -> tuple[str, ...] | None:
@@ -181,7 +181,7 @@ def _literal(text: str, paths: Iterable[str]) -> tuple[str, ...] | None:
     return found.pop() if len(found) == 1 else None
 
 
-def _similar(typo: str, paths: Iterable[str]) -> str:
+def similar(typo: str, paths: Iterable[str]) -> str:
     """Returns a hint about a path similar to one without escapes, or about the paths that exist."""
     texts = {"/".join(_paths.parts(it)): it for it in itertools.islice(paths, _MOST_PATHS)}
     meant = _paths.meant(typo, texts.values())
@@ -412,8 +412,18 @@ class Renaming:
         """
         if not self._matches:
             patterns = ", ".join(pattern for pattern, *_ in self._rules)
-            similar = _similar(self._rules[0][0], paths)
-            raise TreepackError(f"rename matches nothing in the {where}: {patterns}{similar}")
+            near = similar(self._rules[0][0], paths)
+            raise TreepackError(f"rename matches nothing in the {where}: {patterns}{near}")
+
+
+def twice(renamed: Mapping[str, str]) -> str:
+    """Describes two leaves with the same new path."""
+    seen: dict[str, str] = {}
+    for path, new in renamed.items():
+        if new in seen:
+            return f"{seen[new]} and {path} to {new}"
+        seen[new] = path
+    raise AssertionError("all new paths differ")
 
 
 def _joined(new: str, rest: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from treepack._src import paths as _paths
 from treepack._src.checkpoint.boxed import BoxedArray
 from treepack._src.checkpoint.boxes import aligned
 from treepack._src.checkpoint.reader import Bounds, LazyArray, Place, bounds_of
+from treepack._src.checkpoint.select import similar
 from treepack.errors import TreepackError
 
 Axes = bool | tuple[int, ...]
@@ -102,7 +103,9 @@ def transpose(path: str, axes: tuple[int, ...] | None = None) -> Source:
       >>> treepack.load(data, {"head": np.ones((2, 5))}, rename=rename)["head"].shape
       (2, 5)
     """
-    return Source(path, None, True if axes is None else axes)
+    if axes is not None and not all(isinstance(axis, int) for axis in axes):
+        raise TypeError(f"axes must be a tuple of ints, such as (1, 0), got {axes!r:.100}")
+    return Source(path, None, True if axes is None else tuple(axes))
 
 
 def split(rename: Any) -> tuple[Any, dict[str, Source]]:
@@ -116,7 +119,7 @@ def split(rename: Any) -> tuple[Any, dict[str, Source]]:
     return (names or None), found
 
 
-def resolve(source: Source, paths: Iterable[str]) -> list[str]:
+def resolve(source: Source, paths: Collection[str]) -> list[str]:
     """Returns the paths of a source's leaves, in order.
 
     Raises:
@@ -138,7 +141,8 @@ def resolve(source: Source, paths: Iterable[str]) -> list[str]:
             )
         found = [numbers[at] for at in sorted(numbers)]
     if not found:
-        raise TreepackError(f"{source} matches nothing in the file")
+        near = similar(source.pattern.replace("*", "0"), paths)
+        raise TreepackError(f"{source} matches nothing in the file{near}")
     return found
 
 

@@ -322,7 +322,8 @@ def hole_error(unfilled: list[Unfilled]) -> HoleError:
     remedies = _remedies(dict.fromkeys(name for node in unfilled for name in node.names))
     return HoleError(
         f"{_joined(lines, '; ')}: {remedies}pass a target that has them, or static= a tree that "
-        f"has them, or static={{{_joined(fillings, ', ')}}}{''.join(hints[:_MOST_SHOWN])}"
+        f'has them, or static={{{_joined(fillings, ", ")}}}, or containers="plain" to get dicts'
+        f"{''.join(hints[:_MOST_SHOWN])}"
     )
 
 

@@ -18,6 +18,7 @@ from treepack._src.pytree.state_dict import leaves_of
 from treepack._src.registry.code import is_code
 from treepack._src.registry.definitions import plain_parts
 from treepack._src.storage.content import whole_content
+from treepack._src.storage.place import resolved
 from treepack.errors import TreepackError
 
 
@@ -49,6 +50,7 @@ def base_of(base: Any) -> Base | None:
     Raises:
       TreepackError: If it is a sharded checkpoint or a patch.
     """
+    base = resolved(base)
     if isinstance(base, (bytes, bytearray, memoryview, mmap.mmap, str, os.PathLike)):
         return whole_content(base)
     if isinstance(base, File):
@@ -169,6 +171,12 @@ def _plain(value: Any, path: str) -> Any:
 
 def _is_nothing(leaf: Any) -> bool:
     return leaf is None or is_code(leaf)
+
+
+def plain_file_layout(tree: Any, saved: Saved, writing: Writing, *, snapshot: bool) -> core.Layout:
+    """Lays out the state of a tree for a file of flax."""
+    with leaving_out(saved.static):
+        return state_layout(tree, writing.align, snapshot=snapshot, threads=writing.threads)
 
 
 def file_layout(

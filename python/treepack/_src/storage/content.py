@@ -167,13 +167,18 @@ def _joined(
         is_name = name not in {"", ".", ".."} and "/" not in name and os.sep not in name
         if not isinstance(path, (str, os.PathLike)) or not is_name:
             raise TreepackError(
-                "this is a patch: pass base=, the tree or the data that it was made against"
+                "this is a patch: pass base=, the tree or data that it was made against, to load "
+                "or loads"
             )
         try:
             base = whole_content(beside(path, name))
         except FileNotFoundError as error:
-            error.add_note(f"treepack: {shown(path)!r} is a patch of this file: pass base=")
-            raise
+            raise FileNotFoundError(
+                errno.ENOENT,
+                f"{shown(path)} is a patch of this file, which is missing: put it there, or call "
+                "load with base=",
+                error.filename,
+            ) from None
     return core.join(patch, base, max_size=max_size, threads=threads)
 
 

@@ -173,6 +173,11 @@ def check_suffix(path: str | os.PathLike[str]) -> None:
         )
 
 
+def has_flax_suffix(path: str | os.PathLike[str]) -> bool:
+    """Returns whether a file name says that flax reads the file."""
+    return os.fsdecode(path).lower().removesuffix(".gz").endswith(".msgpack")
+
+
 def joined(path: str | os.PathLike[str], name: str) -> str:
     """Returns the path or URL of a file in a directory."""
     url = url_of(path)

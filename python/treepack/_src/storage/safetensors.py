@@ -15,6 +15,7 @@ import treepack._core as core
 from treepack._src import dtypes as _dtypes
 from treepack._src import paths as _paths
 from treepack._src.storage.deferred import InContent
+from treepack._src.storage.place import beside
 from treepack.errors import DecodeError, TreepackError
 
 # NumPy's dtypes to dtypes of safetensors, in the order in which its writer sorts arrays: the
@@ -78,6 +79,14 @@ def has_suffix(source: Any) -> bool:
     """Returns whether the name of a file says that it is a safetensors file."""
     is_path = isinstance(source, (str, os.PathLike))
     return is_path and os.fsdecode(source).lower().endswith(_SUFFIX)
+
+
+def repository_of(source: Any) -> Any:
+    """Returns the directory of an index of safetensors; other sources are returned unchanged."""
+    if not isinstance(source, (str, os.PathLike)):
+        return source
+    is_index = os.fsdecode(source).endswith(INDEX_SUFFIX)
+    return (beside(source, "") or os.curdir) if is_index else source
 
 
 def read_header(content: core.Content) -> Header:

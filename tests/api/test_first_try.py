@@ -1,0 +1,160 @@
+"""What people of other libraries type first, without having read further."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import equinox as eqx
+import flax.linen as nn
+import flax.serialization
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+from flax.training.train_state import TrainState
+from safetensors.numpy import save_file
+from upath import UPath
+
+import treepack
+from commands import call, refused
+
+
+@pytest.fixture(autouse=True)
+def _in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+WEIGHT = np.arange(6.0).reshape(2, 3)
+
+
+@pytest.mark.parametrize(
+    ("options", "kernel", "bias"),
+    [
+        (["--rename", "fc/weight=fc/kernel", "--transpose", "fc/weight"], "fc/kernel", "fc/bias"),
+        (["--rename", "fc/weight=fc/kernel", "--transpose", "fc/kernel"], "fc/kernel", "fc/bias"),
+        (["--rename", "fc=head", "--transpose", "fc/weight"], "head/weight", "head/bias"),
+        (["--rename", "fc=head", "--transpose", "head/weight"], "head/weight", "head/bias"),
+    ],
+)
+def test_renamed_leaves_are_transposed(options: list[str], kernel: str, bias: str) -> None:
+    save_file({"fc.weight": WEIGHT, "fc.bias": np.ones(2)}, "torch.safetensors")
+    call("convert", "torch.safetensors", "made.treepack", *options)
+    with treepack.open("made.treepack") as file:
+        assert {path for path, _ in file.leaves()} == {kernel, bias}
+        np.testing.assert_array_equal(file[kernel], WEIGHT.T)
+
+
+def test_renamed_leaves_are_split_and_collisions_are_named() -> None:
+    treepack.save("flax", {"a": {"w": WEIGHT}, "b": {"w": WEIGHT}})
+    call("convert", "flax", "made", "--rename", "a/w=a/k", "--unstack", "a/k=layers/*/w")
+    assert "layers/1/w" in call("ls", "made", "--flat")
+    assert "it maps a/w and b/w to b/w" in refused("convert", "flax", "made", "--rename", "a=b")
+    with pytest.raises(treepack.TreepackError, match="it maps a/w and b/w to c"):
+        treepack.load("flax", {"c": WEIGHT}, rename={"a/w": "c", "b/w": "c"})
+
+
+def test_a_leaf_has_two_places_in_a_template() -> None:
+    treepack.save("model", {"model": {"embed": WEIGHT}})
+    both = {"model/embed": "embed", "head": treepack.transpose("model/embed")}
+    template = {"embed": np.zeros((2, 3)), "head": np.zeros((3, 2))}
+    for options in ({}, {"verify": True}):
+        found = treepack.load("model", template, rename=both, **options)
+        np.testing.assert_array_equal(found["embed"], WEIGHT)
+        np.testing.assert_array_equal(found["head"], WEIGHT.T)
+    tied = {"model": {"embed": np.zeros((2, 3))}, "head": np.zeros((3, 2))}
+    found = treepack.load("model", tied, rename={"head": both["head"]})
+    np.testing.assert_array_equal(found["model"]["embed"], WEIGHT)
+
+
+def state() -> TrainState:
+    """Makes the state of a training."""
+    model = nn.Dense(3)
+    params = model.init(jax.random.key(0), jnp.ones((1, 2)))["params"]
+    return TrainState.create(apply_fn=model.apply, params=params, tx=optax.adam(1e-3))
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_flax_reads_what_the_suffix_says(background: bool) -> None:
+    saved = state().replace(step=11)
+    saving = treepack.save("state.msgpack", saved, background=background)
+    if saving is not None:
+        saving.result()
+    data = Path("state.msgpack").read_bytes()
+    assert flax.serialization.from_bytes(state(), data).step == 11
+    assert flax.serialization.msgpack_restore(data).keys() == {"step", "params", "opt_state"}
+    assert treepack.load("state.msgpack", jax.eval_shape(state)).step == 11
+    treepack.save("small.msgpack.gz", saved, select="params")
+    assert list(treepack.load("small.msgpack.gz")) == ["params"]
+    unsupported: list[dict[str, Any]] = [{"metadata": 1}, {"sharded": True}, {"base": {"w": 1}}]
+    for options in unsupported:
+        with pytest.raises(ValueError, match=f"support {min(options)}=: choose the suffix .treepa"):
+            treepack.save("state.msgpack", {"w": np.ones(1)}, **options)
+    with pytest.raises(ValueError, match="support an iterator: choose"):
+        treepack.save("state.msgpack", iter([("w", np.ones(1))]))
+    assert Path("state.msgpack").read_bytes() == data
+
+
+def test_a_selection_needs_no_code() -> None:
+    treepack.save("eqx", {"model": eqx.nn.MLP(4, 1, 16, 2, key=jax.random.key(0))})
+    found = treepack.load("eqx", select="model/layers/0")
+    assert found["model"]["layers"]["0"].weight.shape == (16, 4)  # a whole node
+    treepack.save("nnx", {"a": nnx.Linear(4, 8, rngs=nnx.Rngs(0)), "t": (1, 2)})
+    found = treepack.load("nnx", select=["a", "t"])
+    assert {"kernel", "bias"} < set(found["a"])
+    assert found["t"] == (1, 2)
+    with pytest.raises(treepack.HoleError, match='or containers="plain" to get dicts'):
+        treepack.load("nnx")
+    assert {"kernel", "bias"} < set(treepack.load("nnx", containers="plain")["a"])
+
+
+def test_paths_of_other_file_systems_are_paths() -> None:
+    tree = {"w": np.arange(3.0)}
+    place = UPath("memory://first_try/a")
+    treepack.save(place, tree)
+    assert not treepack.diff(place, tree)
+    assert not treepack.diff(tree, place)
+    treepack.save(UPath("memory://first_try/b"), tree, base=place)
+    np.testing.assert_array_equal(treepack.load("memory://first_try/b")["w"], tree["w"])
+
+
+def test_slashes_are_levels_in_npz() -> None:
+    np.savez("flat.npz", **{"params/dense/w": np.ones((3, 4)), "step": 5})
+    template = {"params": {"dense": {"w": np.zeros((3, 4))}}, "step": 0}
+    assert treepack.load("flat.npz", template)["step"] == 5
+    assert "params/dense/w" in call("ls", "flat.npz", "--flat")
+    treepack.save("haiku", {"mlp/~/linear": {"w": np.ones(2)}})
+    call("convert", "haiku", "haiku.npz")
+    assert list(treepack.load("haiku.npz")) == ["mlp/~/linear"]  # as it was converted
+
+
+def test_the_index_of_a_repository_is_its_path() -> None:
+    treepack.save("hub", {"a": WEIGHT, "b": WEIGHT}, format="safetensors", max_shard_size=60)
+    index = Path("hub/model.safetensors.index.json")
+    assert index.exists()
+    for path in (index, str(index.absolute())):
+        np.testing.assert_array_equal(treepack.load(path)["b"], WEIGHT)
+        with treepack.open(path) as file:
+            assert file["a"].shape == (2, 3)
+
+
+def test_a_base_that_is_missing_is_named() -> None:
+    tree = {"w": np.arange(300.0)}
+    treepack.save("base", tree)
+    treepack.save("patch", tree, base="base")
+    Path("base").unlink()
+    with pytest.raises(FileNotFoundError, match=r"patch is a patch of this file, .* with base="):
+        treepack.load("patch")
+    treepack.load("patch", base=tree)
+    with pytest.raises(treepack.TreepackError, match=r"pass base=, .*, to load or loads"):
+        treepack.read_metadata(treepack.dumps(tree, base=tree))
+
+
+def test_sources_that_are_wrong() -> None:
+    treepack.save("model", {"layers": [{"w": WEIGHT}] * 2})
+    with pytest.raises(TypeError, match=r"axes must be a tuple of ints, such as \(1, 0\), got"):
+        treepack.transpose("layers/0/w", "ab")  # type: ignore[arg-type]
+    with pytest.raises(treepack.TreepackError, match=r"stack.* nothing .*; is it 'layers/0/w'"):
+        treepack.load("model", {"a": WEIGHT}, rename={"a": treepack.stack("layer/*/w")})
