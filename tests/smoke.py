@@ -171,6 +171,7 @@ def failures(folder: Path) -> None:
         treepack.MultiprocessArrayError,
         treepack.NewerVersionError,
         treepack.NoIndexError,
+        treepack.NoManifestError,
         treepack.StateDictKeyError,
         treepack.UnregisteredTypeError,
         treepack.UnserializableLeafError,

@@ -7,6 +7,7 @@ are `ValueError`s, as flax raises for the same mistakes. Errors while reading na
 from __future__ import annotations
 
 import gzip
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from treepack._src.printable import printable, printable_lines
@@ -26,6 +27,7 @@ __all__ = [
     "MultiprocessArrayError",
     "NewerVersionError",
     "NoIndexError",
+    "NoManifestError",
     "StateDictKeyError",
     "TreepackError",
     "UnregisteredTypeError",
@@ -123,6 +125,18 @@ class MismatchError(TreepackError):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (*self.args, self.mismatches), vars(self)
+
+
+class NoManifestError(DecodeError):
+    """A directory is not a checkpoint: it has no manifest.
+
+    Attributes:
+      names: The names in it.
+      is_above: Whether it contains a directory with a manifest.
+    """
+
+    names: Sequence[str] = ()
+    is_above: bool = False
 
 
 class BaseMismatchError(TreepackError):

@@ -51,7 +51,7 @@ def test_equal_trees_of_all_sources(tmp_path: Path) -> None:
         ),
         (
             {"a": {**TREE["a"], "w": np.array([0.0, 1, 2, 3, 4, 6])}},
-            ("a/w", "values", "1 elements, by 1 at most, relative 0.167"),
+            ("a/w", "values", "1 element, by 1 at most, relative 0.167"),
         ),
     ],
 )

@@ -74,7 +74,7 @@ def test_each_is_public_and_documented(ty: type[Exception]) -> None:
 
 def test_there_are_no_others() -> None:
     """Whoever catches what is public catches all; others only tell treepack itself more."""
-    assert len(EXCEPTIONS) == 17
+    assert len(EXCEPTIONS) == 18
     public = tuple(EXCEPTIONS)
     found = subclasses(Exception) - set(EXCEPTIONS)
     assert {it for it in found if not issubclass(it, public)} == set()
@@ -261,7 +261,7 @@ def of_files(folder: Path) -> list[tuple[Any, str, list[Any]]]:
         (lambda: treepack.open(zipped), "load it whole|treepack convert", [
             lambda: treepack.load(zipped), lambda: convert(zipped, folder / "foreign.treepack"),
             lambda: treepack.open(gzip.decompress(zipped.read_bytes()))]),
-        (lambda: treepack.load(series), "it is a series with the steps 5: load", [
+        (lambda: treepack.load(series), "it is a series with the step 5: load", [
             lambda: treepack.load(series / "checkpoint_5")]),
         (lambda: treepack.open(text), "mode 'rb'", [
             lambda: treepack.open(io.BytesIO(path.read_bytes()))]),

@@ -158,3 +158,71 @@ def test_sources_that_are_wrong() -> None:
         treepack.transpose("layers/0/w", "ab")  # type: ignore[arg-type]
     with pytest.raises(treepack.TreepackError, match=r"stack.* nothing .*; is it 'layers/0/w'"):
         treepack.load("model", {"a": WEIGHT}, rename={"a": treepack.stack("layer/*/w")})
+
+
+def test_the_best_checkpoint_is_loaded() -> None:
+    run = treepack.Series("run", keep=treepack.Keep(last=1, best=("acc", 1, "max")))
+    assert run.best() is None
+    for step, acc in enumerate([0.1, 0.9, 0.3]):
+        run.save(step, {"w": np.full(2, step)}, metrics={"acc": acc})
+    assert (run.best(), run.steps()) == (1, [1, 2])
+    assert treepack.load(run.path(1))["w"][0] == 1
+    Path(run.path(1)).write_bytes(b"")
+    assert run.best() == 2
+    with pytest.raises(ValueError, match=r'best=."loss", 1..'):
+        treepack.Series("run").best()
+
+
+def test_leaves_elsewhere_in_a_file_are_found() -> None:
+    params = {"dense": {"w": np.ones((4, 4)), "b": np.ones(4)}}
+    treepack.save("state", {"params": params, "opt": (np.ones(2),), "step": 1})
+
+    def hint(target: Any) -> str:
+        with pytest.raises(treepack.MismatchError) as caught:
+            treepack.load("state", target)
+        return str(caught.value).splitlines()[-1]
+
+    assert "below params: pass {'params': target}, or load them by treepack.open" in hint(params)
+    assert treepack.load("state", {"params": params})["params"].keys() == {"dense"}
+    assert treepack.open("state")["params"].load(params).keys() == {"dense"}
+    moved = {"model": params, "step": 1}
+    assert hint(moved).endswith("pass rename={'params': 'model'}.")
+    assert treepack.load("state", moved, rename={"params": "model"})["step"] == 1
+    shapes = {"params": {"dense": {"w": (4, 4), "b": (4,)}}, "opt": ((2,),), "step": 1}
+    assert hint(shapes).endswith("for a shape, pass jax.ShapeDtypeStruct((4, 4), dtype).")
+    assert "rename={" not in hint({"w": (4, 4), "b": (4,)})
+
+
+def test_verify_goes_on_and_verifies_a_run() -> None:
+    run = treepack.Series("run")
+    for step in range(2):
+        run.save(step, {"w": np.ones(2)})
+    treepack.save("good", {"w": np.ones(2)})
+    printed = call("verify", "absent", "good", "run", status=2)
+    assert "No such file or directory: 'absent'" in printed
+    assert "good: 1 ok" in printed
+    assert "run/step_0: 1 ok\nrun/step_1: 1 ok" in printed
+    treepack.save("base", {"w": np.ones(300)})
+    treepack.save("patch", {"w": np.ones(300)}, base="base")
+    treepack.save("base", {"w": np.zeros(300)})
+    assert "another base" in str(treepack.verify("patch").damage)
+
+
+@pytest.mark.parametrize("suffix", [".npz", ".safetensors"])
+def test_one_array_keeps_its_name(suffix: str) -> None:
+    treepack.save("model", {"params": {"w": np.ones(2)}})
+    call("get", "model", "params/w", f"w{suffix}")
+    assert list(treepack.load(f"w{suffix}")) == ["w"]
+
+
+def test_a_file_in_place_of_a_command() -> None:
+    treepack.save("model", {"w": 1})
+    assert "list it with `treepack ls model`" in refused("model")
+    assert "No such command" in refused("other")
+
+
+def test_reprs_say_what_they_are() -> None:
+    treepack.save("model", {"w": np.ones(2)})
+    assert repr(treepack.verify("model")).startswith("Verification(ok=True, leaves={")
+    found = repr(treepack.diff({"w": np.array([1, np.nan])}, {"w": np.array([1.0, 2.0])}))
+    assert "1 element, some of them NaN or infinite in one only" in found

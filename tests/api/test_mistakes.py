@@ -436,6 +436,22 @@ LEAVES: list[Row] = [
         "treepack.Series('run').steps()[-1]"]),
     ("treepack.Series('run').restore(2)", r"use resume\(target\), or .*path\(step\), target\)", [
         "load(treepack.Series('run').path(2), TREE)", "treepack.Series('run').resume(TREE)"]),
+    ("treepack.Series('run').save(TREE, 4)", "step must be an integer, .* as in save.step, state", [
+        "treepack.Series('run').save(4, TREE)"]),
+    ("treepack.Series('run').resume(TREE, verify='none')", "must be 'manifest' or 'all'", [
+        "treepack.Series('run').resume(TREE, verify='manifest')"]),
+    ("treepack.Series('series', prefix='checkpoint_').resume()", "verify=.manifest. to Series.resume", [
+        "treepack.Series('series', prefix='checkpoint_').resume(verify='manifest')"]),
+    ("treepack.Keep(3)", r"rules have names: pass Keep\(last=3\)", ["treepack.Keep(last=3)"]),
+    ("treepack.Keep(last='3')", "last must be an integer, got '3'", ["treepack.Keep(last=3)"]),
+    ("save('x', (it for it in [1, 2]))", r"pairs of .*, such as \('params/w', array\), got 1", [
+        "save('x', (it for it in [('a', 1)]))"]),
+    ("load('model', TREE, rename={treepack.transpose('params/w'): 'params/w'})",
+        r"path to the source: pass \{'params/w': transpose\('params/w'\)\}", [
+            "load('model', with_w((3, 2)), rename={'params/w': treepack.transpose('params/w')})"]),
+    ("loads(dumps(TREE), select='step')", "treepack.load\\(data, ...\\) takes it", [
+        "load(dumps(TREE), select='step')"]),
+    ("file['params/w'].load()", r"read it by array\[\.\.\.\]", ["file['params/w'][...]"]),
     ("treepack.register_dataclass(3)", "expected a class, got 3", [
         "treepack.register_dataclass(dataclasses.make_dataclass('A', ['a']))"]),
     ("treepack.register_namedtuple(Config)", "not a namedtuple: use treepack.register_node", [

@@ -268,6 +268,7 @@ def failures() -> None:
         treepack.GzipTruncatedError,
         treepack.GzipCorruptionError,
         treepack.NoIndexError,
+        treepack.NoManifestError,
         treepack.HoleError,
         treepack.MissingPathError,
         treepack.InvalidCheckpointError,

@@ -65,7 +65,7 @@ def test_series_of_flax_and_managers_of_orbax_are_listed(folder: Path) -> None:
         title, *rows = call("ls", name).splitlines()
         assert title.startswith(f"{name}: 2 of 2 checkpoints can be resumed")
         assert [row.split()[0] for row in rows] == [f"{begin}9", f"{begin}10"]
-    assert "such as manager/10" in refused("verify", "manager")
+    assert "such as manager/10" in refused("info", "manager")
     assert "1 leaf" in call("ls", "manager/10/default")  # it has a directory for each number
     Path("dates/2024").mkdir(parents=True)
     assert "not a checkpoint" in refused("ls", "dates")

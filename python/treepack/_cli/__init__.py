@@ -17,6 +17,7 @@ from __future__ import annotations
 import os
 import sys
 import traceback
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -24,12 +25,17 @@ from typer.core import TyperGroup
 
 import treepack
 from treepack._cli import checking, listing, output, writing
-from treepack._src.printable import printable_lines
 from treepack.errors import CorruptionError, MissingPathError, UnserializableLeafError
 
 
 class _Commands(TyperGroup):
     """Handles errors that click would handle in another way."""
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        found = super().get_command(ctx, cmd_name)
+        if found is None and Path(cmd_name).exists():
+            ctx.fail(f"{cmd_name} is a file: list it with `treepack ls {cmd_name}`")
+        return found
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -101,6 +107,5 @@ _TOLD = (OSError, ValueError, OverflowError, ImportError, MissingPathError, Unse
 
 def _fail(error: Exception | str) -> int:
     """Prints an error; returns the exit status."""
-    text = "\n".join([f"treepack: {error}", *getattr(error, "__notes__", [])])
-    print(printable_lines(text), file=sys.stderr)
+    output.error(error)
     return 1 if isinstance(error, CorruptionError) else 2

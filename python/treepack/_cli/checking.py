@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 import treepack
-from treepack._cli import output, values
+from treepack._cli import output, runs, values
 from treepack._cli.listing import KINDS, MAX_SIZE
 from treepack._cli.sources import opened
 from treepack._src.storage.place import shown
@@ -24,13 +24,18 @@ def verify(
 ) -> None:
     """Compares files with their checksums.
 
-    Exit status: 1 if a file is damaged, otherwise 2 if a newer version of
-    treepack wrote a file.
+    Of a run it compares all checkpoints. Exit status: 1 if a file is damaged, otherwise
+    2 if a file cannot be read, or a newer version of treepack wrote it.
     """
-    damaged = newer = False
-    for file in files:
-        with output.bar("verify") as progress:
-            found = treepack.verify(file, max_size=max_size, progress=progress)
+    damaged = newer = failed = False
+    for file in [path for given in files for path in runs.files_of(given)]:
+        try:
+            with output.bar("verify") as progress:
+                found = treepack.verify(file, max_size=max_size, progress=progress)
+        except OSError as error:
+            failed = True
+            output.error(error)
+            continue
         damaged |= found.damage is not None or bool(found.corrupt)
         newer |= found.newer is not None
         if quiet:
@@ -53,7 +58,7 @@ def verify(
         output.line(f"{shown(file)}: {text or 'no leaves'}", style)
         if unchecked:
             output.line("  unchecked: the file has no checksums; only its headers were read", "dim")
-    raise typer.Exit(1 if damaged else 2 if newer else 0)
+    raise typer.Exit(1 if damaged else 2 if newer or failed else 0)
 
 
 def diff(

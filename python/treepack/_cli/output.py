@@ -113,6 +113,12 @@ def line(text: str, style: str = "") -> None:
     Console(soft_wrap=True, highlight=False).print(Text(printable(text), style))
 
 
+def error(error: Exception | str) -> None:
+    """Prints an error with its notes to standard error."""
+    text = "\n".join([f"treepack: {error}", *getattr(error, "__notes__", [])])
+    print(printable_lines(text), file=sys.stderr)
+
+
 def block(text: str) -> None:
     """Prints lines, such as the rows of an array."""
     Console(soft_wrap=True, highlight=False).print(Text(printable_lines(text)))

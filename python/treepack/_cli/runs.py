@@ -15,7 +15,7 @@ from treepack._src.series.names import Folder, Found, Listing, directory_of
 from treepack._src.series.writing import pinned
 from treepack._src.storage.entries import entries, is_directory
 from treepack._src.storage.foreign import orbax_items
-from treepack._src.storage.place import absolute, shown
+from treepack._src.storage.place import absolute, joined, shown
 
 
 class _Row(NamedTuple):
@@ -59,6 +59,12 @@ def found_at(path: str, prefix: str | None) -> Folder | None:
         if is_run and (begin or prefix is not None or orbax_items(path) == []):
             return folder
     return None
+
+
+def files_of(path: str) -> list[str]:
+    """Returns the paths of the checkpoints of a run, or the path itself."""
+    run = found_at(path, None)
+    return [path] if run is None else [joined(path, it.name) for it in run.numbered().values()]
 
 
 def show(name: str, folder: Folder, *, as_json: bool) -> None:

@@ -11,6 +11,7 @@ from treepack._cli import convert as _convert
 from treepack._cli import formats as _formats
 from treepack._cli import layers, output, sources
 from treepack._cli.listing import ANY_FILE, FILE, MAX_SIZE, PATH, SEP
+from treepack._src import paths as _paths
 from treepack._src.checkpoint.file import count_text, open, place_of, size_text, value_at
 from treepack._src.checkpoint.select import ends_of
 from treepack._src.options import Compress, Export, Writing, float_dtype
@@ -152,6 +153,8 @@ def get(
             state = _convert.state_of(file, 0 if path == "." else value_at(file, path))
             state = sources.selected(state, [], skip or [])
             state = _convert.check_whole(state)
+            if _convert.format_of(target) != "msgpack" and not isinstance(state.tree, (dict, list)):
+                state = state._replace(tree={_paths.parts(path)[-1]: state.tree})
         _Target(target, gzip, numbers, level, align, dtype, sep).write(state)
 
 

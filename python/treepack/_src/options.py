@@ -281,6 +281,10 @@ def check_known(verb: Callable[..., Any], options: Mapping[str, Any]) -> None:
         known: Any = verb
         names = known.__signature__.parameters.keys()
         if unknown := options.keys() - names:
+            if verb.__name__ == "loads" and unknown <= LoadOptions.__annotations__.keys():
+                raise TypeError(
+                    f"loads() has no {min(unknown)}=: treepack.load(data, ...) takes it"
+                )
             near = difflib.get_close_matches(min(unknown), names, n=1)
             raise TypeError(
                 f"{verb.__name__}() got an unexpected keyword argument {min(unknown)!r}"

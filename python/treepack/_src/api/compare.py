@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -66,7 +67,7 @@ def diff(one: Any, other: Any, *, rtol: float = 0.0, atol: float = 0.0) -> Diffe
       >>> import numpy as np, treepack
       >>> treepack.diff({"w": np.zeros(3), "n": 1}, {"w": np.array([0, 0, 0.5]), "n": 1})
       1 of 2 leaves differ
-        w: values, 1 elements, by 0.5 at most, relative 1
+        w: values, 1 element, by 0.5 at most, relative 1
     """
     with _opened(one) as left, _opened(other) as right:
         ours, theirs = dict(left.leaves()), dict(right.leaves())
@@ -114,9 +115,10 @@ def _difference(one: Any, other: Any, rtol: float, atol: float) -> tuple[str, st
 
 
 def _apart(found: Apart) -> str:
-    return (
-        f"{found.elements} elements, by {found.absolute:.3g} at most, relative {found.relative:.3g}"
-    )
+    count = f"{found.elements} element{'s' * (found.elements != 1)}"
+    if math.isinf(found.absolute):
+        return f"{count}, some of them NaN or infinite in one only"
+    return f"{count}, by {found.absolute:.3g} at most, relative {found.relative:.3g}"
 
 
 def _equal(one: Any, other: Any) -> bool:

@@ -98,7 +98,13 @@ def spooled(leaves: Iterable[tuple[Any, Any]], path: str | os.PathLike[str]) -> 
 
 def _collected(leaves: Iterable[tuple[Any, Any]], file: Any, path: Any) -> Any:
     found: list[tuple[list[str], Any, int | None]] = []
-    for key, leaf in leaves:
+    for pair in leaves:
+        if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+            raise TypeError(
+                "an iterator must yield pairs of a path and a leaf, such as ('params/w', array), "
+                f"got {pair!r:.100}"
+            )
+        key, leaf = pair
         if isinstance(leaf, Deferred) or not _is_large(leaf):
             found.append((_paths.parts(key), leaf, None))
             continue

@@ -13,6 +13,7 @@ import treepack._core as core
 from treepack._src import dtypes as _dtypes
 from treepack._src import paths as _paths
 from treepack._src.checkpoint.casting import cast_floats
+from treepack._src.checkpoint.moved import hinting
 from treepack._src.checkpoint.placement import converter
 from treepack._src.checkpoint.reader import Place
 from treepack._src.checkpoint.replicas import Together
@@ -76,7 +77,8 @@ def load_part(
             paths = (path for path, value in leaves if marks is None or value in marks)
             report = report._replace(loaded=list(dict.fromkeys(paths)))
     else:
-        loaded = _restored(place, target, found, partial, convert, reading)
+        with hinting(lambda: place.catalog, place.value, target):
+            loaded = _restored(place, target, found, partial, convert, reading)
         report = partial.report(found.corrupt)
     return (loaded, report) if selection.return_report else loaded
 
@@ -323,7 +325,7 @@ def _corrupt(
     if not place.reader.is_summed and place.reader.damage is None:
         raise TreepackError(
             "there are no checksums to verify: the file is not from treepack.save, or was made by "
-            "dumps"
+            'dumps; leave out verify=, or pass verify="manifest" to Series.resume'
         )
     place.reader.remember()  # exactly the verified bytes are loaded
     with progress_bar(reading.progress, "verify") as tell:
@@ -452,7 +454,8 @@ def restore_described(
     check_is_tree(target)
     convert = converter(reading, may_change=not isinstance(data, (bytes, core.Content)), held=held)
     if target is not None:
-        return restore_encoded(target, data, reading, convert=convert)
+        with hinting(lambda: catalog_of(data), 0, target):
+            return restore_encoded(target, data, reading, convert=convert)
     if reading.dtype is None:  # casting requires a state
         found = core.restore_recorded(
             data,

@@ -9,13 +9,13 @@ from treepack._src.checkpoint.npz import NpzReader
 from treepack._src.checkpoint.orbax import OrbaxReader
 from treepack._src.checkpoint.reader import Reader
 from treepack._src.checkpoint.safetensors import RepositoryReader, SafetensorsReader
-from treepack._src.checkpoint.sharded import NoManifestError, ShardedReader
+from treepack._src.checkpoint.sharded import ShardedReader
 from treepack._src.options import check
 from treepack._src.storage.content import Openable, Opened, open_parts
 from treepack._src.storage.foreign import other_format
 from treepack._src.storage.orbax import item_in
 from treepack._src.storage.safetensors import has_suffix, repository_of
-from treepack.errors import DecodeError, TreepackError
+from treepack.errors import DecodeError, NoManifestError, TreepackError
 
 
 def open_reader(

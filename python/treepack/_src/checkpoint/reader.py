@@ -558,6 +558,7 @@ class LazyArray(ArrayLike, Deferred, metaclass=Completing):  # type: ignore[meta
         def __getattr__(self, name: str) -> Any:
             is_of_arrays = hasattr(np.ndarray, name) and not name.startswith("_")
             hint = f": read it first, as by array[...].{name}" if is_of_arrays else ""
+            hint = ": read it by array[...], or a part by array[:10]" if name == "load" else hint
             raise AttributeError(
                 f"'LazyArray' object has no attribute {name!r}{hint}", name=name, obj=self
             )

@@ -44,6 +44,7 @@ from treepack.errors import (
     CorruptionError,
     DecodeError,
     NewerVersionError,
+    NoManifestError,
     TreepackError,
 )
 
@@ -58,18 +59,6 @@ _MOST_INFLATED = 1032
 
 class ReplacedError(CorruptionError):
     """The files of a checkpoint are missing because it was saved again."""
-
-
-class NoManifestError(DecodeError):
-    """A directory has no manifest.
-
-    Attributes:
-      names: The names in it.
-      is_above: Whether it contains a directory with a manifest.
-    """
-
-    names: Sequence[str] = ()
-    is_above: bool = False
 
 
 def unless_replaced(work: Callable[[], T]) -> T:

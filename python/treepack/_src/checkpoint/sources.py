@@ -112,6 +112,9 @@ def split(rename: Any) -> tuple[Any, dict[str, Source]]:
     """Splits `rename=` into the names of leaves, and the sources by the paths of the tree."""
     if not isinstance(rename, Mapping):
         return rename, {}
+    for key, path in rename.items():
+        if isinstance(key, Source):
+            raise TypeError(f"rename= maps the path to the source: pass {{{path!r}: {key}}}")
     found = {
         _paths.text(_paths.parts(path)): it for path, it in rename.items() if isinstance(it, Source)
     }

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import treepack._core as core
 from treepack._src import paths as _paths
 from treepack._src.checkpoint.opening import open_reader
-from treepack._src.checkpoint.sharded import NoManifestError, unless_replaced
+from treepack._src.checkpoint.sharded import unless_replaced
 from treepack._src.options import Progress, Status, StorageOptions, progress_bar
 from treepack._src.paths import Room
 from treepack._src.printable import shortened
@@ -18,7 +18,12 @@ from treepack._src.storage.content import Openable
 from treepack._src.storage.entries import is_directory
 from treepack._src.storage.naming import naming
 from treepack._src.storage.place import resolved
-from treepack.errors import DecodeError, NewerVersionError
+from treepack.errors import (
+    BaseMismatchError,
+    DecodeError,
+    NewerVersionError,
+    NoManifestError,
+)
 
 
 class Statuses(Mapping[str, Status]):
@@ -113,6 +118,10 @@ class Verification(NamedTuple):
     damage: str | None
     newer: str | None = None
 
+    def __repr__(self) -> str:
+        fields = (f"{name}={getattr(self, name)!r}" for name in ("ok", *self._fields))
+        return f"Verification({', '.join(fields)})"
+
     @property
     def ok(self) -> bool:
         """Whether the whole file could be checked, and no damage was found."""
@@ -202,6 +211,8 @@ def verify(
         return Verification({}, None, error.reason)
     except NoManifestError:
         raise
+    except BaseMismatchError as error:
+        return Verification({}, error.reason)
     except DecodeError as error:  # the header of safetensors
         if isinstance(source, (str, os.PathLike)) and is_directory(source):
             raise

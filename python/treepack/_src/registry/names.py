@@ -8,11 +8,11 @@ import inspect
 import os
 import sys
 import threading
-import warnings
 import weakref
 from collections.abc import Callable, Iterable
 from typing import Any, Generic, NamedTuple, TypeVar, cast
 
+from treepack._src.printable import warn
 from treepack.errors import UnregisteredTypeError
 
 T = TypeVar("T")
@@ -182,7 +182,7 @@ class Names(Generic[T]):
         if known is None:
             known = default_name(thing)
             if is_unstable(thing):
-                warnings.warn(unstable_text(known, "pass serialized_name="), stacklevel=3)
+                warn(unstable_text(known, "pass serialized_name="))
         return known
 
     def name_of(self, thing: Any) -> str | None:

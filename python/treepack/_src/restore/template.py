@@ -245,7 +245,10 @@ def restore_child(target: Any, state: Any, name: str, restore: Restore) -> Any:
     if kind.final:
         return _restore_by_handler(kind, target, state, name, restore)
     if not isinstance(state, Mapping):
-        if len(children := kind.children(target)) == 1:  # such as a variable of nnx
+        is_shape = isinstance(target, tuple) and all(isinstance(it, int) for it in target)
+        if (
+            len(children := kind.children(target)) == 1 and not is_shape
+        ):  # such as a variable of nnx
             path = restore.path_of(name)
             restore.deeper = restore.deeper or (path, _paths.Trail(path, *children))
         restore.note(name, f"a subtree ({type(target).__name__})", described(state))

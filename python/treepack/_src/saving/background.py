@@ -208,7 +208,8 @@ class Saving(LoggedFuture[None]):
     def __repr__(self) -> str:
         if not self.done():
             done, total = self.progress
-            return f"<treepack.Saving {self._name!r}: {done} of {total} bytes>"
+            progress = f"{done} of {total} bytes" if total else "waits for earlier saves"
+            return f"<treepack.Saving {self._name!r}: {progress}>"
         outcome = "saved" if self._error is None else repr(self._error)
         return f"<treepack.Saving {self._name!r}: {outcome}>"
 

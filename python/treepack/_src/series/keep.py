@@ -6,7 +6,7 @@ import dataclasses
 import math
 import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 T = TypeVar("T")
 
@@ -61,7 +61,16 @@ class Keep:
     seconds: float | None = None
     best: Best | None = None
 
+    if not TYPE_CHECKING:  # type checkers take `__init__`
+
+        def __new__(cls, *args: Any, **_: Any) -> Keep:
+            if args:
+                raise TypeError(f"rules have names: pass Keep(last={args[0]!r:.100})")
+            return object.__new__(cls)
+
     def __post_init__(self) -> None:
+        if not hasattr(self.last, "__index__"):
+            raise TypeError(f"last must be an integer, got {self.last!r:.100}")
         if operator.index(self.last) < 1:
             raise ValueError(f"last must be at least 1, got {self.last}")
         check_positive("every", self.every)
@@ -78,7 +87,7 @@ class Keep:
             times = ((it.step, it.time) for it in checkpoints if it.time is not None)
             steps.update(spaced(times, self.seconds))
         if self.best is not None:
-            steps.update(_best_steps(checkpoints, *self.best))
+            steps.update(best_steps(checkpoints, *self.best))
         return steps
 
 
@@ -105,7 +114,7 @@ def spaced(items: Iterable[tuple[T, float]], distance: float) -> Iterator[T]:
             yield item
 
 
-def _best_steps(
+def best_steps(
     checkpoints: Iterable[Summary], name: str, count: int, mode: str = "min"
 ) -> list[int]:
     sign = 1 if mode == "min" else -1

@@ -32,8 +32,8 @@ from treepack._src.saving.directory import interrupted
 from treepack._src.series.contents import Contents, opened
 from treepack._src.series.fast import Fast
 from treepack._src.series.intervals import Intervals
-from treepack._src.series.keep import Keep, check_positive
-from treepack._src.series.names import Folder, directory_of
+from treepack._src.series.keep import Keep, best_steps, check_positive
+from treepack._src.series.names import IN_ORBAX, Folder, directory_of
 from treepack._src.series.preemption import Preemption
 from treepack._src.series.resuming import Resuming
 from treepack._src.series.writing import PIN, Checkpoints, Commit
@@ -302,7 +302,7 @@ class Series:
         return (self._checkpoints if self._fast is None else self._fast).steps()
 
     def path(self, step: int) -> str:
-        """Returns the path or URL of the checkpoint of a step.
+        """Returns the path or URL of the checkpoint of a step, whether or not it is there.
 
         With `fast=`, the copy in `path` once it exists, and until then the checkpoint in `fast`.
         """
@@ -326,6 +326,23 @@ class Series:
           UnregisteredTypeError: If a type in them is not registered.
         """
         return self._read(step, lambda contents: contents.metadata())
+
+    def best(self) -> int | None:
+        """Returns the step of the best checkpoint by the metric of `Keep(best=...)`, or `None`.
+
+        `treepack.load(run.path(run.best()), target)` loads it. Damaged checkpoints do not count.
+
+        Raises:
+          ValueError: If the series has no such rule.
+        """
+        rule = None if self._keep is None else self._keep.best
+        if rule is None:
+            raise ValueError('best() requires a metric: pass keep=Keep(best=("loss", 1)) to Series')
+        found = []
+        for step in self.steps():
+            with contextlib.suppress(TreepackError):  # damaged, or removed meanwhile
+                found.append(self._read(step, lambda contents: contents.summary()))
+        return next(iter(best_steps(found, rule[0], 1, *rule[2:])), None)
 
     def keep(self, step: int) -> None:
         """Keeps a checkpoint regardless of the rules, also after a restart.
@@ -416,7 +433,7 @@ class Series:
     if not TYPE_CHECKING:  # type checkers would accept any attribute
 
         def __getattr__(self, name: str) -> Any:
-            use = f": use {_OF_ORBAX[name]}" if name in _OF_ORBAX else ""
+            use = f": use {IN_ORBAX[name]}" if name in IN_ORBAX else ""
             raise AttributeError(
                 f"'Series' object has no attribute {name!r}{use}", name=name, obj=self
             )
@@ -468,18 +485,6 @@ class Series:
             raise TreepackError(f"no checkpoint of step {step} in {folder}: {there}")
 
 
-# The names of Orbax's CheckpointManager, and what replaces them.
-_OF_ORBAX = {
-    **dict.fromkeys(
-        ("restore", "load"), "resume(target), or treepack.load(run.path(step), target)"
-    ),
-    **dict.fromkeys(("latest_step", "all_steps", "latest"), "steps(), as in run.steps()[-1]"),
-    **dict.fromkeys(("wait_until_finished", "close"), "wait()"),
-    "best_step": "metrics(step) of steps()",
-    "delete": "keep=treepack.Keep(...), which removes the others",
-}
-
-
 def _checked_fast(fast: str | os.PathLike[str], directory: str) -> str:
     """Returns the absolute path of the fast directory of the series in a directory."""
     found = directory_of(located(fast))
@@ -492,6 +497,10 @@ def _checked_fast(fast: str | os.PathLike[str], directory: str) -> str:
 
 def _checked(step: Any) -> int:
     """Returns a step as an integer."""
+    if not hasattr(step, "__index__"):
+        raise TypeError(
+            f"step must be an integer, got {step!r:.100}: it comes first, as in save(step, state)"
+        )
     found = operator.index(step)
     if not 0 <= found < _MOST_STEP:
         raise ValueError(f"step must be an integer from 0 to 10**18 - 1, got {found}")

@@ -136,7 +136,8 @@ def directory_text(path: str | os.PathLike[str], inside: str | None, look: _Look
     names = look(path)
     if inside is not None:
         steps = ", ".join(map(str, sorted(_steps(names))[-_MOST_NAMES:]))
-        text = f"is a series with the steps {steps}" if steps else "contains a checkpoint"
+        several = "s" * ("," in steps)
+        text = f"is a series with the step{several} {steps}" if steps else "contains a checkpoint"
         return f"it {text}: load {shown(inside)!r}"
     for fits, text in _KNOWN:
         if any(map(fits, names)):
