@@ -138,6 +138,14 @@ def test_the_index_of_a_repository_is_its_path() -> None:
         np.testing.assert_array_equal(treepack.load(path)["b"], WEIGHT)
         with treepack.open(path) as file:
             assert file["a"].shape == (2, 3)
+        assert treepack.is_checkpoint(path)
+        assert treepack.verify(path).unchecked == ["a", "b"]
+        assert treepack.abstract(path)["a"].shape == (2, 3)
+        assert treepack.read_metadata(path) == {"format": "flax"}
+        assert not treepack.diff(path, "hub")
+        assert call("ls", str(path), "--flat") == call("ls", "hub", "--flat")
+        call("convert", str(path), "copy")
+        assert not treepack.diff("copy", "hub")
 
 
 def test_a_base_that_is_missing_is_named() -> None:
@@ -226,3 +234,17 @@ def test_reprs_say_what_they_are() -> None:
     assert repr(treepack.verify("model")).startswith("Verification(ok=True, leaves={")
     found = repr(treepack.diff({"w": np.array([1, np.nan])}, {"w": np.array([1.0, 2.0])}))
     assert "1 element, some of them NaN or infinite in one only" in found
+
+
+def test_one_array_becomes_npy() -> None:
+    tree = {"params": {"w": WEIGHT, "h": jnp.ones(2, jnp.bfloat16)}, "none": None}
+    treepack.save("model", tree)
+    call("get", "model", "params/w", "w.npy")
+    np.testing.assert_array_equal(np.load("w.npy"), WEIGHT)
+    assert "choose .npz for several" in refused("get", "model", "params", "p.npy")
+    assert "choose .npz for several" in refused("convert", "model", "p.npy")
+    assert "--dtype" in refused("get", "model", "params/h", "h.npy")
+    call("get", "model", "params/h", "h.npy", "--dtype", "float32")
+    assert np.load("h.npy").dtype == np.float32
+    refused("get", "model", "none", "n.npy")
+    assert not Path("n.npy").exists()

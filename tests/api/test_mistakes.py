@@ -440,7 +440,7 @@ LEAVES: list[Row] = [
         "treepack.Series('run').save(4, TREE)"]),
     ("treepack.Series('run').resume(TREE, verify='none')", "must be 'manifest' or 'all'", [
         "treepack.Series('run').resume(TREE, verify='manifest')"]),
-    ("treepack.Series('series', prefix='checkpoint_').resume()", "verify=.manifest. to Series.resume", [
+    ("treepack.Series('series', prefix='checkpoint_').resume()", "verify=.manifest. to Series", [
         "treepack.Series('series', prefix='checkpoint_').resume(verify='manifest')"]),
     ("treepack.Keep(3)", r"rules have names: pass Keep\(last=3\)", ["treepack.Keep(last=3)"]),
     ("treepack.Keep(last='3')", "last must be an integer, got '3'", ["treepack.Keep(last=3)"]),

@@ -28,9 +28,9 @@ from treepack._src.storage.npz import read_npz
 from treepack._src.storage.safetensors import nested, read_header
 from treepack.errors import CorruptionError, DecodeError, TreepackError
 
-Format = Literal["msgpack", "safetensors", "npz"]
+Format = Literal["msgpack", "safetensors", "npz", "npy"]
 
-_SUFFIXES: dict[str, Format] = {".safetensors": "safetensors", ".npz": "npz"}
+_SUFFIXES: dict[str, Format] = {".safetensors": "safetensors", ".npz": "npz", ".npy": "npy"}
 
 
 class State(NamedTuple):

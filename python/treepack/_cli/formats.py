@@ -115,20 +115,39 @@ def write_npz(state: State, path: str | os.PathLike[str], separator: str) -> Non
                     f"at {printable(name[:100])}: invalid name: npz allows no NUL and at most "
                     f"{_MAX_ZIP_NAME} bytes"
                 )
-            if (
-                array.dtype.isbuiltin == 2
-            ):  # of ml_dtypes: NumPy would read it as another dtype, or not at all
-                text = without_dtype("npz", array, _FLOAT_REMEDY)
-                raise TreepackError(f"at {printable(name)}: {text}")
+            _check_dtype(array, name, "npz")
             with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
-                head = {
-                    "descr": np.lib.format.dtype_to_descr(array.dtype),
-                    "fortran_order": False,
-                    "shape": array.shape,
-                }
-                np.lib.format.write_array_header_1_0(member, head)
-                for part in _parts(array):
-                    member.write(part)
+                _write_array(member, array)
+
+
+def write_npy(state: State, path: str | os.PathLike[str]) -> None:
+    """Writes an array to a file that `numpy.load` reads."""
+    if isinstance(state.tree, (dict, list)):
+        raise TreepackError(
+            "a .npy file has one array: get one by its path, or choose .npz for several"
+        )
+    [(_, array)] = _arrays(state.tree)
+    _check_dtype(array, _paths.ROOT, "npy")
+    with replacing(path) as file:
+        _write_array(file, array)
+
+
+def _check_dtype(array: Any, name: str, format: str) -> None:
+    if array.dtype.isbuiltin == 2:
+        # Of ml_dtypes: NumPy would read it as another dtype, or not at all.
+        text = without_dtype(format, array, _FLOAT_REMEDY)
+        raise TreepackError(f"at {printable(name)}: {text}")
+
+
+def _write_array(file: Any, array: Any) -> None:
+    head = {
+        "descr": np.lib.format.dtype_to_descr(array.dtype),
+        "fortran_order": False,
+        "shape": array.shape,
+    }
+    np.lib.format.write_array_header_1_0(file, head)
+    for part in _parts(array):
+        file.write(part)
 
 
 def _named(tree: Any, separator: str) -> dict[str, Any]:

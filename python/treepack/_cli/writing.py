@@ -153,7 +153,9 @@ def get(
             state = _convert.state_of(file, 0 if path == "." else value_at(file, path))
             state = sources.selected(state, [], skip or [])
             state = _convert.check_whole(state)
-            if _convert.format_of(target) != "msgpack" and not isinstance(state.tree, (dict, list)):
+            if _convert.format_of(target) in ("safetensors", "npz") and not isinstance(
+                state.tree, (dict, list)
+            ):
                 state = state._replace(tree={_paths.parts(path)[-1]: state.tree})
         _Target(target, gzip, numbers, level, align, dtype, sep).write(state)
 
@@ -231,6 +233,8 @@ class _Target:
         if format == "safetensors":
             with output.bar("write") as progress:
                 _formats.write_safetensors(state, path, self.sep, size, progress)
+        elif format == "npy":
+            _formats.write_npy(state, path)
         elif format == "npz":
             _formats.write_npz(state, path, self.sep)
         else:

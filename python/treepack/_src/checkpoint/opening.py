@@ -14,7 +14,7 @@ from treepack._src.options import check
 from treepack._src.storage.content import Openable, Opened, open_parts
 from treepack._src.storage.foreign import other_format
 from treepack._src.storage.orbax import item_in
-from treepack._src.storage.safetensors import has_suffix, repository_of
+from treepack._src.storage.safetensors import has_suffix, names_tensors, repository_of
 from treepack.errors import DecodeError, NoManifestError, TreepackError
 
 
@@ -36,16 +36,14 @@ def open_reader(
     options |= {"salvage": salvage, "max_size": max_size}
     if not is_directory:
         with contextlib.suppress(IsADirectoryError):
-            if has_suffix(source):  # a file of treepack is first read at its end
-                return RepositoryReader.open(source, **options)
+            if names_tensors(source):  # a file of treepack is first read at its end
+                return RepositoryReader.open(repository_of(source), **options)
             found = open_parts(source, base=base, **options)
             other = _other(found) if salvage else None
             if other is None:
                 try:
                     return Reader(source, found, **options)
                 except DecodeError:
-                    if (directory := repository_of(source)) is not source:
-                        return open_reader(directory, is_directory=True, **options)
                     if (other := _other(found)) is None:
                         raise
             return other(source, found, **options)

@@ -81,6 +81,12 @@ def has_suffix(source: Any) -> bool:
     return is_path and os.fsdecode(source).lower().endswith(_SUFFIX)
 
 
+def names_tensors(source: Any) -> bool:
+    """Returns whether the name of a file says that it is a safetensors file, or their index."""
+    is_path = isinstance(source, (str, os.PathLike))
+    return is_path and os.fsdecode(source).lower().endswith((_SUFFIX, INDEX_SUFFIX))
+
+
 def repository_of(source: Any) -> Any:
     """Returns the directory of an index of safetensors; other sources are returned unchanged."""
     if not isinstance(source, (str, os.PathLike)):
