@@ -157,7 +157,7 @@ def test_a_base_that_is_missing_is_named() -> None:
         treepack.load("patch")
     treepack.load("patch", base=tree)
     with pytest.raises(treepack.TreepackError, match=r"pass base=, .*, to load or loads"):
-        treepack.read_metadata(treepack.dumps(tree, base=tree))
+        treepack.abstract(treepack.dumps(tree, base=tree))
 
 
 def test_sources_that_are_wrong() -> None:
@@ -248,3 +248,21 @@ def test_one_array_becomes_npy() -> None:
     assert np.load("h.npy").dtype == np.float32
     refused("get", "model", "none", "n.npy")
     assert not Path("n.npy").exists()
+
+
+@pytest.mark.parametrize("size", [1, 300, 70_000])
+def test_metadata_of_a_patch_need_no_base(size: int) -> None:
+    tree = {"w": np.arange(3000.0)}
+    metadata = {"text": "x" * size, "__treepack__": ["__treepack__"]}
+    data = treepack.dumps(tree, base=tree, metadata=metadata)
+    assert treepack.read_metadata(data) == metadata
+    assert treepack.read_metadata(treepack.dumps(tree, base=tree, metadata=1, compress=True)) == 1
+    treepack.save("base", tree)
+    treepack.save("patch", tree, base="base", metadata=metadata)
+    treepack.save("base", {"w": np.zeros(3000)})
+    assert treepack.read_metadata("patch") == metadata
+    Path("base").unlink()
+    assert treepack.read_metadata("patch") == metadata
+    Path("cut").write_bytes(data[:-30] + bytes([data[-30] ^ 1]) + data[-29:])
+    with pytest.raises(treepack.TreepackError):
+        treepack.read_metadata("cut")

@@ -6,7 +6,7 @@ from typing import Any
 
 from treepack._src.checkpoint.file import File, open, place_of
 from treepack._src.options import Containers, Opening, StorageOptions, Unknown, check
-from treepack._src.storage.content import Openable, content_of, inflated_head
+from treepack._src.storage.content import Openable, content_of, inflated_head, record_of_patch
 from treepack._src.storage.naming import naming
 from treepack._src.storage.place import resolved
 from treepack._src.storage.store import ConditionError
@@ -70,7 +70,8 @@ def read_metadata(
     """Returns the `metadata` of a saved tree, or `None`, without reading arrays.
 
     Args:
-      path_or_data: A file of `save`, the result of `dumps`, or any other source that `open` takes.
+      path_or_data: A file of `save`, the result of `dumps`, or any other source that `open` takes;
+        also a patch, without its base.
       unknown: Whether values that cannot be rebuilt, such as values of unregistered types, are an
         error, or become dicts of their parts (`"dict"`); see `open`.
       max_size: See `load`.
@@ -87,8 +88,15 @@ def read_metadata(
       {'step': 3, 'shape': (1, 2)}
     """
     source = resolved(path_or_data, storage_options)
-    with naming(source), _opened(source, max_size, unknown) as file:
-        return file.metadata
+    with naming(source):
+        try:
+            with _opened(source, max_size, unknown) as file:
+                return file.metadata
+        except (TreepackError, FileNotFoundError):
+            if (record := record_of_patch(source, max_size)) is None:
+                raise
+        with open(record, unknown=unknown) as file:  # without its base
+            return file.metadata
 
 
 def is_checkpoint(path_or_data: Openable, *, storage_options: StorageOptions = None) -> bool:
