@@ -266,3 +266,17 @@ def test_metadata_of_a_patch_need_no_base(size: int) -> None:
     Path("cut").write_bytes(data[:-30] + bytes([data[-30] ^ 1]) + data[-29:])
     with pytest.raises(treepack.TreepackError):
         treepack.read_metadata("cut")
+
+
+def test_a_misspelt_file_name() -> None:
+    treepack.save("folder/model.treepack", {"w": 1})
+    for verb in (treepack.load, treepack.open, treepack.verify):
+        with pytest.raises(FileNotFoundError) as caught:
+            verb("folder/modl.treepack")
+        assert caught.value.__notes__ == ["treepack: is it 'folder/model.treepack'?"]
+    with pytest.raises(FileNotFoundError) as caught:
+        treepack.load("memory://first_try/absent")
+    assert not hasattr(caught.value, "__notes__")
+    assert "is it 'folder/model.treepack'" in refused("ls", "folder/modl.treepack")
+    with Path("file").open("wb") as file, pytest.raises(TypeError, match="or write the result of"):
+        treepack.save(file, {"w": 1})  # type: ignore[call-overload]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+import itertools
 import os
 from typing import Any
 
@@ -32,10 +34,29 @@ def name_file(error: BaseException, source: Any) -> None:
     elif isinstance(error, OSError):
         if error.filename is None and error.errno is not None:
             error.filename = name
+        if isinstance(error, FileNotFoundError) and not hasattr(error, "__notes__"):
+            for near in _similar(source) if error.filename in (name, source) else ():
+                error.add_note(f"treepack: is it {near!r}?")
     elif isinstance(error, Exception) and not isinstance(error, (MemoryError, MissingPathError)):
         note = f"treepack: while reading {name!r}"
         if note not in getattr(error, "__notes__", ()):
             error.add_note(note)
+
+
+def _similar(source: Any) -> list[str]:
+    """Returns the path of the local file with the most similar name in the same directory."""
+    folder, name = os.path.split(os.fsdecode(source))
+    try:
+        with os.scandir(folder or os.curdir) as found:
+            names = [entry.name for entry in itertools.islice(found, _MOST_NAMES)]
+    except (OSError, ValueError):  # a URL
+        return []
+    near = difflib.get_close_matches(name, names, n=1)
+    return [os.path.join(folder, it) for it in near]  # noqa: PTH118
+
+
+# Limits the search, which is slow.
+_MOST_NAMES = 1000
 
 
 class naming:  # noqa: N801  # a context manager is written like a function

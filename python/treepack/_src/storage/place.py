@@ -108,10 +108,10 @@ def located(path: Any, storage_options: Mapping[str, Any] | None = None) -> Any:
     """
     found = resolved(path, storage_options)
     if not isinstance(found, (str, os.PathLike)) or isinstance(os.fspath(found), bytes):
-        raise TypeError(
-            f"expected a path or a URL, got {type(path).__name__}: the path comes first, as in "
-            "save(path, tree)"
-        )
+        remedy = "the path comes first, as in save(path, tree)"
+        if hasattr(path, "write"):
+            remedy = "pass its path, or write the result of dumps(tree) to it"
+        raise TypeError(f"expected a path or a URL, got {type(path).__name__}: {remedy}")
     check_name(found)
     return found
 
@@ -169,7 +169,7 @@ def check_suffix(path: str | os.PathLike[str]) -> None:
         hint = ", and run `treepack convert` on it" if suffix in _CONVERTED else ""
         raise ValueError(
             f"{shown(path)!r}: cannot write msgpack to a {suffix} file, which is for "
-            f"{_FOREIGN[suffix]}: choose .treepack or .msgpack{hint}"
+            f"{_FOREIGN[suffix]}: choose .treepack, .msgpack or .safetensors{hint}"
         )
 
 
