@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 from typing import Any
 
@@ -280,3 +281,16 @@ def test_a_misspelt_file_name() -> None:
     assert "is it 'folder/model.treepack'" in refused("ls", "folder/modl.treepack")
     with Path("file").open("wb") as file, pytest.raises(TypeError, match="or write the result of"):
         treepack.save(file, {"w": 1})  # type: ignore[call-overload]
+
+
+def test_a_third_argument_of_save() -> None:
+    with pytest.raises(TypeError, match=r"name the rest, as in metadata={'step': 1}"):
+        treepack.save("model", {"w": 1}, {"step": 1})  # type: ignore[call-overload]
+    assert "_more" not in inspect.signature(treepack.save).parameters
+
+
+def test_a_new_name_of_a_leaf() -> None:
+    treepack.save("model", {"kernle": np.ones(3)})
+    with pytest.raises(treepack.MismatchError, match=r"rename={'kernle': 'kernel'} to treepack.lo"):
+        treepack.load("model", {"kernel": np.ones(3)})
+    treepack.load("model", {"kernel": np.ones(3)}, rename={"kernle": "kernel"})

@@ -268,6 +268,7 @@ def takes(types: Any, *kinds: Any, **defaults: Any) -> Callable[[V], V]:
     def shown(verb: V) -> V:
         signature = inspect.signature(verb)
         given = [*signature.parameters.values()][:-1]
+        given = [it for it in given if it.kind is not inspect.Parameter.VAR_POSITIONAL]
         known: Any = verb
         known.__signature__ = signature.replace(parameters=[*given, *options])
         return verb

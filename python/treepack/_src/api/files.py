@@ -83,7 +83,7 @@ def save(
 
 @takes(SaveOptions, Saved, Writing, Export, compress=None)
 def save(
-    path: Location, tree: Any, *, background: bool = False, **options: Unpack[SaveOptions]
+    path: Location, tree: Any, *_more: Any, background: bool = False, **options: Unpack[SaveOptions]
 ) -> Saving | None:
     """Saves a tree to a file, atomically.
 
@@ -182,6 +182,8 @@ def save(
       >>> treepack.load(path)
       {'layers': [(Array([0., 0.], dtype=float32), 'relu')]}
     """
+    if _more:
+        raise TypeError("save() takes a path and a tree: name the rest, as in metadata={'step': 1}")
     check_known(save, options)
     check("background", background)
     saved, export = Saved.of(options), Export.of(options)

@@ -152,6 +152,11 @@ class Restore:
                     f"\nPass rename={{{printable(old)!r}: {printable(new)!r}}} and so on to "
                     f"treepack.load, or {function}: one side has its leaves one level deeper."
                 )
+            if (near := next((it for it in found if it.similar), None)) is not None:
+                old, new = printable(near.similar), printable(near.path)
+                hints += (
+                    f"\nPass rename={{{old!r}: {new!r}}} to treepack.load if this is its new name."
+                )
             if any(it.found == NOTHING for it in found):
                 hints += (
                     '\nPass missing="target" to treepack.load to keep leaves that the file lacks.'
