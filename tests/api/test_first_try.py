@@ -294,3 +294,10 @@ def test_a_new_name_of_a_leaf() -> None:
     with pytest.raises(treepack.MismatchError, match=r"rename={'kernle': 'kernel'} to treepack.lo"):
         treepack.load("model", {"kernel": np.ones(3)})
     treepack.load("model", {"kernel": np.ones(3)}, rename={"kernle": "kernel"})
+
+
+def test_many_leaves_elsewhere_take_no_memory() -> None:
+    data = treepack.dumps({f"a{number}": {"w": number} for number in range(5000)})
+    with pytest.raises(treepack.MismatchError) as caught:
+        treepack.loads(data, {f"b{number}": {"w": number} for number in range(5000)})
+    assert "has the leaves" not in str(caught.value)

@@ -158,7 +158,7 @@ PATHS: list[Row] = [
         "file has this name, and sharded=True writes a directory: choose another name: .*model'", [
             "save('sharded2', TREE, sharded=True)"]),
     ("save('zero/x', TREE)", "Not a directory: 'zero/x'", ["save('folder/x', TREE)"]),
-    ("save('x.npz', TREE)", r"\.npz file.*choose \.treepack .* run `treepack convert` on it", [
+    ("save('x.npz', TREE)", r"\.npz file.*choose \.treepack.* run `treepack convert` on it", [
         "save('x.treepack', TREE)", "run('convert', 'x.treepack', 'x.npz')"]),
     ("save('x.json', TREE)", r"\.json file.*choose \.treepack", ["save('x.treepack', TREE)"]),
     ("save('x.pt', TREE)", r"\.pt file.*choose \.treepack", ["save('x.treepack', TREE)"]),
