@@ -167,9 +167,10 @@ def check_suffix(path: str | os.PathLike[str]) -> None:
     suffix = os.path.splitext(os.fsdecode(path).lower().removesuffix(".gz"))[1]  # noqa: PTH122
     if suffix in _FOREIGN:
         hint = ", and run `treepack convert` on it" if suffix in _CONVERTED else ""
+        arrays = "" if suffix == ".safetensors" else ", or .safetensors for arrays alone"
         raise ValueError(
             f"{shown(path)!r}: cannot write msgpack to a {suffix} file, which is for "
-            f"{_FOREIGN[suffix]}: choose .treepack, .msgpack or .safetensors{hint}"
+            f"{_FOREIGN[suffix]}: choose .treepack or .msgpack{arrays}{hint}"
         )
 
 
