@@ -198,10 +198,10 @@ def check_iterator(saved: Saved, *, background: bool) -> None:
 
 def check_plain(saved: Saved, *, is_whole: bool) -> None:
     """Raises a ValueError for options that flax's format lacks; `is_whole` for a whole tree."""
-    given = (name for name in ("metadata", "sharded", "base") if getattr(saved, name))
-    name = next(given, None if is_whole else "an iterator")
-    if name is not None:
-        name += "=" * is_whole
+    names = ("metadata", "sharded", "base")
+    left_out = (None, False)
+    given = [f"{it}=" for it in names if all(getattr(saved, it) is not no for no in left_out)]
+    for name in given if is_whole else ["an iterator", *given]:
         raise ValueError(
             f".msgpack is flax's format, which does not support {name}: choose the suffix .treepack"
         )

@@ -197,11 +197,11 @@ def save(
     if export.format is not None:
         return _exported(place, tree, saved, export, options, background=background)
     check_suffix(place)
+    if saved.sharded is None and not isinstance(tree, Iterator):
+        saved.sharded = is_distributed(tree)
     is_plain = has_flax_suffix(place)
     if is_plain:
         check_plain(saved, is_whole=not isinstance(tree, Iterator))
-    if saved.sharded is None and not isinstance(tree, Iterator):
-        saved.sharded = is_distributed(tree)
     if options.get("compress") is None:
         options["compress"] = not saved.sharded and has_gzip_suffix(place)
     writing = Writing.of(options)
