@@ -89,7 +89,8 @@ def test_invalid_places_are_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     ]
     for write in writes:
         for place in (io.BytesIO(), None, b"name", {}):
-            told = f"expected a path or a URL, got {type(place).__name__}: the path"
+            remedy = "pass its path, or write" if isinstance(place, io.BytesIO) else "the path"
+            told = f"expected a path or a URL, got {type(place).__name__}: {remedy}"
             with pytest.raises(TypeError, match=told):
                 write(place, TREE)
         with pytest.raises(FileNotFoundError, match="The path is empty: ''"):
