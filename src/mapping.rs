@@ -190,8 +190,7 @@ impl Source for Pages {
 ///
 /// As a [`Source`] it reads the file, so that headers make no pages resident.
 ///
-/// A file that is replaced by rename keeps its old content in existing mappings. A process that
-/// *truncates* it in place ends the program with SIGBUS, as with every `mmap`.
+/// Truncating the file in place ends the program with SIGBUS, as with every `mmap`.
 #[derive(Debug)]
 pub struct Mapping {
     file: Handle,
