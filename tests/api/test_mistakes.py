@@ -299,7 +299,7 @@ OPTIONS: list[Row] = [
 ]  # fmt: skip
 
 PARTS: list[Row] = [
-    ("file['w']", "'model': there is nothing at w: is it 'params/w'", ["file['params/w']"]),
+    ("file['w']", "'model': .* w: is it 'params/w'", ["file['params/w']"]),
     ("file['/params/w']", "at /params/w: is it 'params/w'", ["file['params/w']"]),
     ("file['params.w']", "at params.w: is it 'params/w'", ["file['params/w']"]),
     ("file['params/W']", "at params/W: is it 'params/w'", ["file['params/w']"]),
@@ -409,7 +409,7 @@ LEAVES: list[Row] = [
     ("dumps({'__treepack__': 3})", "the key \"__treepack__\" is reserved", [
         "dumps({'treepack': 3})"]),
     ("dumps({Thing(): 3})", r"a key .*save str\(\.\.\.\) of it", ["dumps({str(Thing()): 3})"]),
-    ("dumps({}, metadata=Thing())", "at metadata: .*register_auxdata on its type, with encode=", [
+    ("dumps({}, metadata=Thing())", "at metadata: .*encode=", [
         "treepack.register_auxdata(Thing, serialized_name='Thing', encode=vars,"
         " decode=lambda it: Thing())", "dumps({}, metadata=Thing())"]),
     ("dumps({}, metadata={'a': [closed]})", "at metadata/a/0: .*register_function", [

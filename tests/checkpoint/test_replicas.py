@@ -481,5 +481,5 @@ def test_options_are_checked(tmp_path: Path) -> None:
     wrong: Any = "send"
     with pytest.raises(ValueError, match=r"replicas must be 'read' or 'broadcast'"):
         treepack.load(tmp_path / "saved", replicas=wrong)
-    with pytest.raises(ValueError, match="timeout must be a number of seconds above 0"):
+    with pytest.raises(ValueError, match="timeout"):
         treepack.load(tmp_path / "saved", timeout=0)

@@ -161,11 +161,9 @@ def test_what_matches_nothing_is_an_error() -> None:
     template = {"a": {"w": 0}, "b": 0, "c": 0}
     for options in ({"missing": "target"}, {"missing": "error"}):
         for select in ("x", ["b", "x"], ["b", "a/*/x"]):
-            with pytest.raises(
-                ValueError, match=r"select matches nothing in the file: .*x; it has a/w, b, c$"
-            ):
+            with pytest.raises(ValueError, match=r"select .*: .*x; .* a/w, b, c$"):
                 file.load(template, select=select, **options)
-        with pytest.raises(ValueError, match="rename matches nothing in the file: x, y"):
+        with pytest.raises(ValueError, match=r"rename .*: x, y"):
             file.load(template, rename={"x": "a", "y/*": "b/*"}, **options)
     # What the template has may be missing in the file, and is told or kept.
     assert file.load(template, select=["b", "c"], missing="target")["b"] == 2

@@ -201,7 +201,7 @@ def test_all_holes_are_reported_at_once() -> None:
     with pytest.raises(treepack.errors.HoleError) as caught:
         treepack.loads(data, static={"a": tree["a"], "b/0": jnp.tanh, "b/1/d": custom})
     assert str(caught.value).startswith("at b/1/c: ")
-    assert "is 'b/1/d' in static= meant for b/1/c?" in str(caught.value)
+    assert "'b/1/d'" in str(caught.value)
     with pytest.raises(treepack.errors.HoleError, match="; and 70 more: pass a target"):
         treepack.loads(treepack.dumps([custom] * 100 + [1]))
     # Types that are not known come first: without them nothing helps.
@@ -498,11 +498,11 @@ def test_code_is_not_a_template(tmp_path: Path) -> None:
     data = treepack.dumps({"w": jnp.ones(2)})
     treepack.save(tmp_path / "tree", {"w": jnp.ones(2)})
     for target, remedy in (
-        (new_state, r"call it, as jax\.eval_shape\(new_state\) does"),
+        (new_state, r"jax\.eval_shape\(new_state\)"),
         (jax.jit(new_state), "call it"),
         (functools.partial(new_state), "call it"),
         (dict, "an object of it"),
-        (MODEL, r"its variables, such as jax\.eval_shape\(module\.init"),
+        (MODEL, r"jax\.eval_shape\(module\.init"),
         (np, "a tree of arrays"),
         (Attributes(), "register its type"),
         ((number for number in range(3)), "a tree of arrays"),

@@ -681,7 +681,7 @@ def test_a_checkpoint_as_a_shard_of_another_one(checkpoint: Path, saved: Path) -
         checkpoint,
         lambda it: it["files"][0].update(nbytes=nbytes, record=zlib.crc32(record or b"")),
     )
-    with pytest.raises(treepack.CorruptionError, match="is not a regular file"):
+    with pytest.raises(treepack.CorruptionError, match=shard.name):
         treepack.load(checkpoint)
 
 
@@ -769,7 +769,7 @@ def test_an_index_that_has_an_array_where_there_is_none(checkpoint: Path) -> Non
         if shape != [999]:  # of which headers are needed to tell
             reads += [opened.abstract, lambda opened=opened: dict(opened.leaves())]
         for read in reads:
-            with pytest.raises(treepack.DecodeError, match=r"index of the file.*at host"):
+            with pytest.raises(treepack.DecodeError, match="at host"):
                 read()
 
 
@@ -897,7 +897,7 @@ def test_at_a_store_old_files_go(monkeypatch: pytest.MonkeyPatch) -> None:
     save_to(url, 1)
     with monkeypatch.context() as patch:
         patch.setattr(filesystems.FileSystem, "delete", denied)
-        with pytest.warns(UserWarning, match="no permission to delete .*memory://old/files"):
+        with pytest.warns(UserWarning, match="memory://old/files"):
             save_to(url, 2)
     assert value_in(url) == 2
     treepack.save(url, {"step": 1}, sharded=True)  # without shards
@@ -1609,7 +1609,7 @@ def test_an_array_that_lacks_shards_is_not_saved(tmp_path: Path) -> None:
 
 def test_threads_are_as_many_as_can_be(saved: Path) -> None:
     for threads in (0, -5, 10**6):
-        with pytest.raises(ValueError, match="threads must be from 1"):
+        with pytest.raises(ValueError, match="threads"):
             treepack.load(saved, threads=threads)
     with pytest.raises(TypeError):
         treepack.load(saved, threads="x")  # type: ignore[call-overload]

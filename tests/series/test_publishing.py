@@ -222,9 +222,9 @@ def test_two_publishers_at_the_same_time_never_mix(
         one.push(policy(1), version=1)
     except treepack.TreepackError as error:
         errors.append(error)
-    told = "only one may push|is being saved to by process"
+    message = r"version \d+ is the newest|process \d+"
     assert len(errors) == 1
-    with pytest.raises(treepack.TreepackError, match=told):
+    with pytest.raises(treepack.TreepackError, match=message):
         raise errors[0]
     assert treepack.Subscriber(**place).latest()[0] in (1, 2)
 
@@ -279,9 +279,9 @@ def test_a_subscriber_whose_objects_go_reads_the_head_again(
 
 def test_waiting_ends_with_a_newer_version(where: Path) -> None:
     publisher, subscriber = treepack.Publisher(where), treepack.Subscriber(where)
-    with pytest.raises(TimeoutError, match=r"no version was published in 0.01 s.*policy"):
+    with pytest.raises(TimeoutError, match=r"0\.01 s.*policy"):
         subscriber.wait(timeout=0.01)
-    with pytest.raises(ValueError, match="timeout must be a number of seconds above 0"):
+    with pytest.raises(ValueError, match="timeout"):
         subscriber.wait(timeout=0)
     received: list[int] = []
 

@@ -297,7 +297,7 @@ def test_gzip_functions():
         assert treepack.serialization.decompress_bytes(compressed) == data
         assert compressed == treepack.serialization.compress_bytes(bytearray(data), level=level)
     for level in (10, -1):
-        with pytest.raises(ValueError, match=f"level must be from 0 to 9, got {level}"):
+        with pytest.raises(ValueError, match=f"level .*9, got {level}"):
             treepack.serialization.compress_bytes(data, level=level)
     theirs = gzip.compress(data)
     many = theirs + bytes(7) + gzip.compress(b"more") + b"\0"

@@ -426,7 +426,7 @@ def test_a_bar_is_shown_if_tqdm_is_there(capsys: pytest.CaptureFixture[str]):
     pytest.importorskip("tqdm")
     treepack.serialization.compress_bytes(bytes(10 << 20), progress=True)
     assert "compress: 100%" in capsys.readouterr().err
-    with pytest.raises(TypeError, match="progress must be a callable, a bool or None"):
+    with pytest.raises(TypeError, match="progress"):
         treepack.serialization.compress_bytes(b"", progress=3)  # type: ignore[arg-type]
 
 

@@ -194,5 +194,5 @@ def test_an_index_of_more_elements_than_there_can_be_is_damage(
         for url, options in stores.values():
             array = treepack.open(url, storage_options=options)["w"]
             assert array.shape == tuple(shape)
-            with pytest.raises(treepack.DecodeError, match="the index of the file"):
+            with pytest.raises(treepack.DecodeError):
                 array[...]

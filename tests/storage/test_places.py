@@ -92,10 +92,10 @@ def test_invalid_places_are_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPat
             told = f"expected a path or a URL, got {type(place).__name__}: the path"
             with pytest.raises(TypeError, match=told):
                 write(place, TREE)
-        with pytest.raises(FileNotFoundError, match="The path is empty: ''"):
+        with pytest.raises(FileNotFoundError, match=": ''"):
             write("", TREE)
     for verb in READS[:-2]:
-        with pytest.raises(FileNotFoundError, match="The path is empty: ''"):
+        with pytest.raises(FileNotFoundError, match=": ''"):
             verb("")
     assert not treepack.is_checkpoint("")
     assert not list(tmp_path.iterdir())
@@ -132,7 +132,7 @@ def test_options_without_a_url_are_an_error(tmp_path: Path) -> None:
             treepack.abstract,
             treepack.read_metadata,
         ):
-            with pytest.raises(ValueError, match="storage_options= apply only to URLs"):
+            with pytest.raises(ValueError, match="storage_options="):
                 verb(source, storage_options={"a": 1})
     with pytest.raises(ValueError, match="storage_options="):
         treepack.save(path, TREE, storage_options={})

@@ -128,7 +128,7 @@ def test_requests_of_a_series(server: s3.Server) -> None:
     assert count(server) == 3, "a listing, whether it is a file, the file"
     assert checkpoints.restore_checkpoint(url, None, 1, storage_options=options) == {"a": 1}
     assert count(server) == 2
-    with pytest.raises(ValueError, match=r"Matching checkpoint not found: .*the steps 1, 2"):
+    with pytest.raises(ValueError, match="the steps 1, 2"):
         checkpoints.restore_checkpoint(url, None, 7, storage_options=options)
     count(server)
     nowhere = server.url("requests/nowhere")
@@ -269,7 +269,7 @@ def test_denied_requests_name_the_remedy(server: s3.Server, status: int) -> None
     ):
         with pytest.raises(PermissionError) as caught:
             work(server.url("forbidden"), storage_options=server.options)  # type: ignore[operator]
-        assert "pass storage_options= with" in "".join(caught.value.__notes__)
+        assert "storage_options=" in "".join(caught.value.__notes__)
 
 
 def test_missing_credentials(server: s3.Server, monkeypatch: pytest.MonkeyPatch) -> None:
