@@ -336,9 +336,9 @@ def convert(source: Path, target: Path, *, load: bool = True) -> Any:
 
 @pytest.mark.parametrize("rows", [advice, of_arrays, of_files])
 def test_what_errors_say_to_do_succeeds(tmp_path: Path, rows: Any) -> None:
-    for call, told, follow in rows(tmp_path):
+    for call, message, follow in rows(tmp_path):
         with pytest.raises((ValueError, TypeError, OSError, KeyError, AttributeError)) as caught:
             call()
-        assert re.search(told, str(caught.value), re.S), caught.value
+        assert re.search(message, str(caught.value), re.S), caught.value
         for other in follow:
             other()

@@ -489,13 +489,15 @@ def names(folder: None) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize(("mistake", "told", "cures"), ROWS, ids=[row[0] for row in ROWS])
-def test_the_cure_works(names: dict[str, Any], mistake: str, told: str, cures: list[str]) -> None:
+@pytest.mark.parametrize(("mistake", "message", "cures"), ROWS, ids=[row[0] for row in ROWS])
+def test_the_cure_works(
+    names: dict[str, Any], mistake: str, message: str, cures: list[str]
+) -> None:
     names = {**names, "file": treepack.open("model")}
     with pytest.raises(Exception) as caught:  # noqa: PT011  # the text is checked
         eval(mistake, names)
     text = "\n".join([str(caught.value), *getattr(caught.value, "__notes__", ())])
-    assert re.search(told, text, re.S), text
+    assert re.search(message, text, re.S), text
     for cure in cures:
         eval(cure, names)
 

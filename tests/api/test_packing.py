@@ -312,7 +312,7 @@ def test_wrong_numbers_of_threads_are_refused(monkeypatch: pytest.MonkeyPatch):
             ValueError, match=f"TREEPACK_NUM_THREADS must be .* got {text!r}".replace("'", '"')
         ):
             treepack.serialization.to_bytes(tree)
-    assert treepack.serialization.to_bytes(tree, threads=1)  # which is not asked then
+    assert treepack.serialization.to_bytes(tree, threads=1)  # the variable is not read then
 
 
 COUNT_THREADS = """

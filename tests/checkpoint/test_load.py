@@ -67,18 +67,18 @@ def test_save_and_load(tmp_path: Path) -> None:
 @pytest.mark.parametrize("compress", [False, True])
 def test_options_of_save(tmp_path: Path, compress: bool) -> None:
     path = tmp_path / "model"
-    told: list[tuple[int, int]] = []
+    calls: list[tuple[int, int]] = []
     treepack.save(
         path,
         TREE,
         compress=compress,
         level=6 if compress else None,
         durable=False,
-        progress=lambda done, total: told.append((done, total)),
+        progress=lambda done, total: calls.append((done, total)),
     )
     content = path.read_bytes()
     plain = gzip.decompress(content) if compress else content
-    assert told[-1][0] == told[-1][1] == len(plain)
+    assert calls[-1][0] == calls[-1][1] == len(plain)
     assert (content[:2] == b"\x1f\x8b") is compress
     if compress:
         before = plain.index(b"__treepack__")

@@ -1,4 +1,4 @@
-"""Files of newer versions of treepack: they are told from damage."""
+"""Files of newer versions of treepack: distinguished from damage."""
 
 from __future__ import annotations
 

@@ -313,9 +313,9 @@ def test_values_in_one_file(tmp_path: Path) -> None:
 
 def refuses(path: Path, message: str, kind: type[Exception] = DecodeError) -> None:
     for verb in (treepack.open, treepack.load, treepack.abstract, treepack.verify):
-        with pytest.raises(kind, match=message) as told:
+        with pytest.raises(kind, match=message) as caught:
             verb(path)
-        assert "Event loop" not in str(told.value)
+        assert "Event loop" not in str(caught.value)
     assert not treepack.is_checkpoint(path)
     with pytest.raises(kind, match=message):
         treepack.load(path, {"w": np.zeros(2)})

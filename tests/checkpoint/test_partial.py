@@ -290,7 +290,7 @@ def test_damaged_leaves_are_left_out(tmp_path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[4000] ^= 1
     path.write_bytes(data)
-    treepack.load(path)  # nobody looks
+    treepack.load(path)  # without verification
     with pytest.raises(treepack.CorruptionError, match="a is damaged"):
         treepack.load(path, verify=True)
     treepack.load(path, verify=True, select="c")

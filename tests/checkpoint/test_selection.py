@@ -165,7 +165,7 @@ def test_what_matches_nothing_is_an_error() -> None:
                 file.load(template, select=select, **options)
         with pytest.raises(ValueError, match=r"rename .*: x, y"):
             file.load(template, rename={"x": "a", "y/*": "b/*"}, **options)
-    # What the template has may be missing in the file, and is told or kept.
+    # Leaves of the template may be missing in the file: an error, or kept.
     assert file.load(template, select=["b", "c"], missing="target")["b"] == 2
     with pytest.raises(treepack.MismatchError, match="c: missing"):
         file.load(template, select=["b", "c"])

@@ -192,14 +192,14 @@ def test_damaged_leaves_are_not_copied(folder: Path, leaf: str) -> None:
     damage(Path("model"), "params/scale")
     corrupt = treepack.verify("model").corrupt
     assert {*corrupt} == {leaf, "params/scale"}
-    told = f"'model': {', '.join(corrupt)} are damaged: `treepack salvage` copies"
+    message = f"'model': {', '.join(corrupt)} are damaged: `treepack salvage` copies"
     for target in (["new"], ["new.msgpack"], ["new", "--gzip"], ["new", "--dtype", "float16"]):
-        with pytest.raises(CorruptionError, match=told):
+        with pytest.raises(CorruptionError, match=message):
             call("convert", "model", *target)
-        with pytest.raises(CorruptionError, match=told):
+        with pytest.raises(CorruptionError, match=message):
             call("get", "model", leaf, *target)
     for target in ("new.npz", "new.safetensors"):
-        with pytest.raises(CorruptionError, match=told):
+        with pytest.raises(CorruptionError, match=message):
             call("get", "model", "params", target, "--dtype", "float32")
     assert not Path("new").exists()
     assert "are damaged" in refused("convert", "model", "new", status=1)

@@ -67,7 +67,7 @@ def hostile_headers() -> dict[str, bytes]:
         "half a character": packed(b'{"\\ud800":' + json.dumps(ARRAY).encode() + b"}", zeros[:8]),
         "no UTF-8": packed(b'{"\xff":' + json.dumps(ARRAY).encode() + b"}", zeros[:8]),
         "deep": packed(b'{"a":' + b"[" * 100_000, b""),
-        "deep in what nobody reads": one(more=json.loads("[" * 200 + "]" * 200)),
+        "deep in an unread value": one(more=json.loads("[" * 200 + "]" * 200)),
         "more after the header": packed(b"{}\0", b""),
         "too large": packed(b"{}", b"", length=100_000_001),
         "cut": b"\x02\0\0",

@@ -109,7 +109,7 @@ def test_what_files_bring_is_escaped(folder: Path) -> None:
 
 
 class Terminal(io.StringIO):
-    """What somebody looks at."""
+    """Shown on a terminal."""
 
     def isatty(self) -> bool:
         """Tells so."""

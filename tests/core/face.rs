@@ -535,7 +535,7 @@ fn map(pairs: Vec<(&str, rmpv::Value)>) -> Vec<u8> {
 }
 
 #[test]
-fn leaves_of_all_kinds_are_told() {
+fn leaves_of_all_kinds_are_listed() {
     let key = map(vec![
         ("__prng_key__", "threefry2x32".into()),
         ("data", array("uint32", &[2], &[1, 0, 0, 0, 2, 0, 0, 0])),
@@ -574,7 +574,7 @@ fn leaves_of_all_kinds_are_told() {
 }
 
 #[test]
-fn of_damage_below_a_long_key_the_first_paths_are_told() {
+fn damage_below_a_long_key_names_the_first_paths() {
     const LEAVES: usize = 20;
     let key = "k".repeat(1 << 20);
     let mut writer = Writer::new();

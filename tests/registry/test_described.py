@@ -673,8 +673,8 @@ def test_hostile_parts_of_static_data(name: str, parts: Any) -> None:
 # What would take long
 
 
-class Asked:
-    """Counts how often things are asked for by name."""
+class Lookups:
+    """Counts the lookups by name."""
 
     def __init__(self, names: Any):
         self.names = names
@@ -699,7 +699,7 @@ def test_unknown_types_are_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> No
     from treepack._src.registry import nodes as _nodes
     from treepack._src.registry import static as _static
 
-    types, static = Asked(_nodes.TYPES), Asked(_static.AUXDATA)
+    types, static = Lookups(_nodes.TYPES), Lookups(_static.AUXDATA)
     monkeypatch.setattr(_nodes, "TYPES", types)
     monkeypatch.setattr(_static, "AUXDATA", static)
     filled = []
@@ -816,9 +816,9 @@ def test_many_keys_are_put_where_they_are(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_names_of_no_implementation_of_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     """It takes jax long to find out in `eval_shape`, and a file may have many."""
-    asked = []
+    calls = []
     eval_shape = jax.eval_shape
-    monkeypatch.setattr(jax, "eval_shape", lambda *it: asked.append(it) or eval_shape(*it))
+    monkeypatch.setattr(jax, "eval_shape", lambda *it: calls.append(it) or eval_shape(*it))
     keys = treepack.serialization.msgpack_serialize([jax.random.key(0)] * 300)
     parts = keys.split(b"threefry2x32")
     names = [f"no-such-{index:04d}".encode() for index in range(300)]
@@ -826,7 +826,7 @@ def test_names_of_no_implementation_of_keys(monkeypatch: pytest.MonkeyPatch) -> 
     found = treepack.serialization.msgpack_restore(data)
     assert found[7]["__prng_key__"] == "no-such-0007"
     assert treepack.open(data).abstract()[7].keys() == found[7].keys()
-    assert asked == []
+    assert calls == []
 
 
 def test_paths_in_errors_escape_invisible_characters() -> None:

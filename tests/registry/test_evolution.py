@@ -204,14 +204,14 @@ def test_new_fields_into_a_template(tmp_path: Path) -> None:
     assert (found["x"].a, found["x"].mode) == (1, None)
     assert found["x"].b.tolist() == [1, 1]
     assert (report.loaded, report.kept) == (["x/a"], ["x/b"])
-    # A field that is gone is told.
+    # A removed field is an error.
     gone = define(static("mode"), ("b", Any, dataclasses.field(default=2)))
     with pytest.raises(treepack.MismatchError, match="x/a: unexpected"):
         treepack.load(path, {"x": gone(None, 0)})
 
 
 class Mode(enum.Enum):
-    """Static data that nobody has to read."""
+    """Static data that no reader needs."""
 
     ONE = 1
 

@@ -1,4 +1,4 @@
-"""Trees of types that nobody registered, with code: saved, and loaded by name or template."""
+"""Trees of unregistered types, with code: saved, and loaded by name or template."""
 
 from __future__ import annotations
 
@@ -173,12 +173,12 @@ def test_a_process_that_has_imported_the_library(tmp_path: Path) -> None:
 
 
 def test_errors_name_what_a_template_must_supply() -> None:
-    with pytest.raises(treepack.UnregisteredTypeError) as types_told:
+    with pytest.raises(treepack.UnregisteredTypeError) as caught:
         treepack.loads(treepack.dumps([Pair(1, Plain(2)), Layer(3)]))
     for ty in (Pair, Plain, Layer):
-        assert f"{ty.__module__}.{ty.__name__}" in str(types_told.value)
-    assert 'unknown="dict"' in str(types_told.value)
-    assert "template" in str(types_told.value)
+        assert f"{ty.__module__}.{ty.__name__}" in str(caught.value)
+    assert 'unknown="dict"' in str(caught.value)
+    assert "template" in str(caught.value)
     with pytest.raises(treepack.errors.HoleError, match=r"at f: .*tanh"):
         treepack.loads(treepack.dumps({"f": jnp.tanh, "x": 1}))
     with pytest.raises(treepack.errors.HoleError, match=r"at apply_fn: .*at tx: "):
@@ -257,11 +257,11 @@ def test_a_tree_in_static_is_walked_once(monkeypatch: pytest.MonkeyPatch) -> Non
     types_of_it = [collections.namedtuple(f"N{i}", "a") for i in range(50)]
     tree = [*(ty(1) for ty in types_of_it), *({"f": len} for _ in range(50))]
     data = treepack.dumps(tree)
-    asked = []
+    calls = []
     kind_of = nodes.kind_of
-    monkeypatch.setattr(nodes, "kind_of", lambda value: asked.append(0) or kind_of(value))
+    monkeypatch.setattr(nodes, "kind_of", lambda value: calls.append(0) or kind_of(value))
     assert treepack.loads(data, static=tree) == tree
-    assert len(asked) < 1000
+    assert len(calls) < 1000
 
 
 def test_strange_values_are_not_errors_of_their_own() -> None:

@@ -1,4 +1,4 @@
-"""Threads that end before they begin, as they do for want of memory: nobody waits for them."""
+"""Threads that cannot start, as without memory: no other thread waits for them."""
 
 from __future__ import annotations
 

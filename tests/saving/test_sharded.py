@@ -105,7 +105,7 @@ FAILURES = (
     + """
 path = args[0]
 tree = make(mesh(2, 1))
-treepack.save(path, tree)  # told by its arrays
+treepack.save(path, tree)  # recognised by its arrays
 before = sorted(os.listdir(path))
 
 def fails(tree, what, **options):
@@ -170,11 +170,11 @@ def test_directories_that_are_not_the_same_are_noticed(tmp_path: Path) -> None:
 LATE = (
     TREE
     + """
-path, told = args[0], args[0] + ".told"
+path, marker = args[0], args[0] + ".marker"
 tree = make(mesh(2, 1))
 treepack.save(path, tree)
 if index == 1:
-    while not os.path.exists(told):
+    while not os.path.exists(marker):
         time.sleep(0.05)
 else:
     try:
@@ -183,7 +183,7 @@ else:
         assert "process 1: did not call save" in str(error), error
     else:
         raise AssertionError("no error")
-    open(told, "w").close()
+    open(marker, "w").close()
 check(treepack.load(path, make(mesh(2, 1))))
 if index == 1:
     try:
@@ -865,7 +865,7 @@ def test_leftovers_go_and_nothing_else(checkpoint: Path) -> None:
     with (checkpoint / leftovers[1]).open("rb") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         treepack.save(checkpoint, {"w": np.ones(3)}, sharded=True)
-        assert (checkpoint / leftovers[1]).exists()  # somebody writes it
+        assert (checkpoint / leftovers[1]).exists()  # its writer is alive
     treepack.save(checkpoint, {"w": np.ones(3)}, sharded=True)
     names = {path.name for path in checkpoint.iterdir()}
     assert names >= set(others)
@@ -880,9 +880,9 @@ def test_files_that_may_not_be_deleted_are_named(
     [old] = tmp_path.glob("*-00000.treepack")
     with monkeypatch.context() as patch:
         patch.setattr(directory.LocalDirectory, "_remove", denied)
-        with pytest.warns(UserWarning, match=f"no permission to delete .*{old.name}") as told:
+        with pytest.warns(UserWarning, match=f"no permission to delete .*{old.name}") as caught:
             save_to(tmp_path, 1)
-    assert len(told) == 1
+    assert len(caught) == 1
     assert value_in(tmp_path) == 1
     save_to(tmp_path, 2)
     assert not old.exists()
@@ -912,7 +912,7 @@ def test_temporary_files_of_the_dead_go_and_those_of_the_living_stay(tmp_path: P
         assert path.exists()
     treepack.save(tmp_path, {"w": np.ones(3)}, sharded=True)
     assert not path.exists()
-    os.mkfifo(path)  # which nobody opens to write
+    os.mkfifo(path)  # without a writer
     treepack.save(tmp_path, {"w": np.ones(3)}, sharded=True)
     assert path.exists()
 
@@ -1177,12 +1177,12 @@ def test_a_directory_that_another_job_saves_to(tmp_path: Path) -> None:
     save_to(tmp_path, 0)
 
     def another() -> None:
-        told = rf"is being saved to by process {os.getpid()} on \S+ since \d{{4}}-\d\d-\d\d \d"
+        message = rf"is being saved to by process {os.getpid()} on \S+ since \d{{4}}-\d\d-\d\d \d"
         for _ in range(2):
-            with pytest.raises(treepack.TreepackError, match=told):
+            with pytest.raises(treepack.TreepackError, match=message):
                 save_to(tmp_path, 2)
         saving = treepack.save(tmp_path / ".", {}, sharded=True, background=True)
-        with pytest.raises(treepack.TreepackError, match=told):
+        with pytest.raises(treepack.TreepackError, match=message):
             saving.result(60)
         assert value_in(tmp_path) == 0
 
@@ -1270,8 +1270,8 @@ def test_a_lease_of_another_host_expires(tmp_path: Path, monkeypatch: pytest.Mon
     others = [tmp_path / "0123abcd-00001.treepack", tmp_path / "0123abce-00001.treepack"]
     for other in others:
         shutil.copy(next(tmp_path.glob("*-00000.treepack")), other)
-    told = r"by process 7 on elsewhere since 1970-01-01 00:00:00 UTC.*expires after 120 s"
-    with pytest.raises(treepack.TreepackError, match=told):
+    message = r"by process 7 on elsewhere since 1970-01-01 00:00:00 UTC.*expires after 120 s"
+    with pytest.raises(treepack.TreepackError, match=message):
         save_to(tmp_path, 1)
     assert file.exists()
     assert all(other.exists() for other in others)
@@ -1429,8 +1429,8 @@ def test_two_jobs_that_race_for_a_directory(tmp_path: Path) -> None:
         processes.start(RACES, 1, tmp_path, job, count, stdin=subprocess.PIPE)[0] for job in (1, 2)
     ]
     try:
-        told = [job.stdout.readline().split() for job in jobs if job.stdout is not None]
-        pids = [words[1] for words in told if words[0] == "ready"]
+        lines = [job.stdout.readline().split() for job in jobs if job.stdout is not None]
+        pids = [words[1] for words in lines if words[0] == "ready"]
         for job, pid in zip(jobs, reversed(pids), strict=True):
             assert job.stdin is not None
             job.stdin.write(f"{pid}\n")

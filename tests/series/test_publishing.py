@@ -186,9 +186,11 @@ def test_a_version_must_be_newer(where: Path) -> None:
 def test_of_two_publishers_one_gets_an_error(place: dict[str, Any]) -> None:
     one, two = treepack.Publisher(**place), treepack.Publisher(**place)
     one.push(policy(1), version=1)
-    told = "another publisher has changed .*, where version 1 is the newest now: only one may push"
+    message = (
+        "another publisher has changed .*, where version 1 is the newest now: only one may push"
+    )
     for _ in range(2):
-        with pytest.raises(treepack.TreepackError, match=told):
+        with pytest.raises(treepack.TreepackError, match=message):
             two.push(policy(2), version=2)
     one.push(policy(2), version=2)
     three = treepack.Publisher(**place)
@@ -432,21 +434,21 @@ def start(work):
 
 follower, newest = treepack.Subscriber(folder), 0
 for kill in range(kills):
-    publisher, told = start(publish)
-    lines = [told.readline()]
+    publisher, published = start(publish)
+    lines = [published.readline()]
     subscriber, heard = start(subscribe)
     for _ in range(rng.randrange(4)):
-        lines.append(told.readline())
+        lines.append(published.readline())
     time.sleep(rng.random() * 0.01)  # to any place in a push
     os.kill(publisher, signal.SIGKILL)
     os.waitpid(publisher, 0)
     assert heard.readline(), "it has ended"
     os.kill(subscriber, signal.SIGKILL)
     os.waitpid(subscriber, 0)
-    versions = [int(line) for line in [*lines, *told]]
-    told.close(), heard.close()
+    versions = [int(line) for line in [*lines, *published]]
+    published.close(), heard.close()
     assert versions == list(range(versions[0], versions[0] + len(versions)))
-    assert versions[0] in (newest + 1, newest + 2)  # of which it may not have told
+    assert versions[0] in (newest + 1, newest + 2)  # the last one may be unreported
     for reader in (follower, treepack.Subscriber(folder)):
         version, tree = reader.latest()
         check(version, tree)

@@ -434,9 +434,9 @@ def test_arguments_are_checked(tmp_path: Path) -> None:
         for local, path in ((object(), "local"), ({"a": [1, object()]}, "local/a/1")):
             with pytest.raises(treepack.UnserializableLeafError, match=f"at {path}: "):
                 run.save(1, {}, local=local)
-        with pytest.raises(ValueError, match="unique") as told:
+        with pytest.raises(ValueError, match="unique") as caught:
             run.save(1, {}, local={1: 2, "1": 3})
-        assert "the argument local" in told.value.__notes__[-1]
+        assert "the argument local" in caught.value.__notes__[-1]
     with pytest.raises(treepack.UnserializableLeafError, match="a/b"):
         run.save(1, {"a": {"b": object()}})
     with pytest.raises(ValueError, match="prefix"):
@@ -483,15 +483,15 @@ except BusyError as error:
 
 
 def test_of_two_jobs_one_gets_an_error(tmp_path: Path) -> None:
-    told = []
+    outputs = []
 
     def meanwhile(done: int, total: int) -> None:
-        if not told:
+        if not outputs:
             command = [sys.executable, "-c", BUSY, str(tmp_path)]
-            told.append(subprocess.run(command, capture_output=True, text=True).stdout)
+            outputs.append(subprocess.run(command, capture_output=True, text=True).stdout)
 
     Series(tmp_path).save(1, state(1), progress=meanwhile)
-    assert f"process {os.getpid()}" in told[0]
+    assert f"process {os.getpid()}" in outputs[0]
     assert [it.name for it in tmp_path.iterdir()] == ["step_1"]
 
 

@@ -1,4 +1,4 @@
-"""Gzip: read by everybody, the same for any number of threads, bounded, told of, and sound."""
+"""Gzip: readable by others, equal for any number of threads, bounded, with progress, and sound."""
 
 from __future__ import annotations
 
@@ -340,7 +340,7 @@ def test_the_largest_bound() -> None:
         )
 
 
-def told(work: Callable[..., Any]) -> list[tuple[int, int]]:
+def reported(work: Callable[..., Any]) -> list[tuple[int, int]]:
     calls: list[tuple[int, int]] = []
     work(progress=lambda done, total: calls.append((done, total)))
     return calls
@@ -392,7 +392,7 @@ def test_progress_is_reported(tmp_path: Path):
         ),
     }
     for name, (work, total) in works.items():
-        calls = told(work)
+        calls = reported(work)
         assert calls[-1] == (total, total), name
         assert [done for done, _ in calls] == sorted({done for done, _ in calls}), name
         few = name in ("save", "read")  # which take large steps

@@ -89,8 +89,8 @@ def test_invalid_places_are_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     ]
     for write in writes:
         for place in (io.BytesIO(), None, b"name", {}):
-            told = f"expected a path or a URL, got {type(place).__name__}: the path"
-            with pytest.raises(TypeError, match=told):
+            message = f"expected a path or a URL, got {type(place).__name__}: the path"
+            with pytest.raises(TypeError, match=message):
                 write(place, TREE)
         with pytest.raises(FileNotFoundError, match=": ''"):
             write("", TREE)
@@ -268,9 +268,9 @@ def test_errors_about_options_do_not_show_them(url: str) -> None:
         lambda: treepack.save(url, TREE, storage_options=wrong),
         lambda: resolved(url, wrong),
     ):
-        with pytest.raises(TypeError, match=r"storage_options= must be a dict.*got str") as told:
+        with pytest.raises(TypeError, match=r"storage_options= must be a dict.*got str") as caught:
             call()
-        assert "hidden-key" not in str(told.value)
+        assert "hidden-key" not in str(caught.value)
 
 
 @pytest.mark.parametrize("url", ["memory://", "memory://bucket-like/folder/"])

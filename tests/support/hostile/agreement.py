@@ -81,7 +81,7 @@ _OF_TYPES += ("would hash a key", "make all paths together much longer than the 
 
 
 def _is_of_program(error: BaseException | None) -> bool:
-    return isinstance(error, _OF_PROGRAM) or any(told in str(error) for told in _OF_TYPES)
+    return isinstance(error, _OF_PROGRAM) or any(phrase in str(error) for phrase in _OF_TYPES)
 
 
 def check(data: bytes, path: str, max_size: int, use: Use, *, compare: bool) -> list[str]:
