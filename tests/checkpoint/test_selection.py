@@ -171,6 +171,17 @@ def test_what_matches_nothing_is_an_error() -> None:
         file.load(template, select=["b", "c"])
 
 
+def test_a_selection_must_reach_the_target() -> None:
+    """Otherwise the target would come back as it was, as if it were loaded."""
+    file = treepack.open(treepack.dumps({"params": {"w": 1}, "step": 2}))
+    for select in ("params", ["params/w", "step"], "params/*"):
+        with pytest.raises(treepack.TreepackError, match=r"params.* found w: .*'params'"):
+            file.load({"w": 0}, select=select)
+    assert file.load({"params": {"w": 0}}, select=["params", "step"]) == {"params": {"w": 1}}
+    assert file.load({"w": 0}, rename={"params/w": "w"}, select="w") == {"w": 1}
+    assert file.load({"w": 0}, select="params", unexpected="ignore") == {"w": 0}
+
+
 def test_a_file_that_lacks_what_is_meant_does_not_pass() -> None:
     """A part of the file without anything that is meant is looked at all the same."""
     file = treepack.open(treepack.dumps({"a": {"x": 1}, "b": {"w": 2}}))

@@ -89,7 +89,7 @@ def unstack(pattern: str, *, axis: int = 0, transpose: Axes = False) -> Source:
 def transpose(path: str, axes: tuple[int, ...] | None = None) -> Source:
     """Transposes an array, as the source of one leaf in `load(rename=)`.
 
-    In `save(rename=)` it reverts this: the leaf becomes the array in the file.
+    In `save(rename=)`, the leaf is transposed into this path.
 
     Args:
       path: The path of the array in the file.
