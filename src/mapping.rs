@@ -371,8 +371,8 @@ impl Source for Mapping {
             None => match self.pages() {
                 Some(pages) => pages.read_at(offset, target),
                 None => Err(io::Error::other(
-                    "the file was replaced, after it was closed because too many files are open: \
-                     open it again, or raise `ulimit -n`",
+                    "the file was replaced while too many open files kept it closed: open it again, \
+                     or raise `ulimit -n`",
                 )
                 .into()),
             },

@@ -288,7 +288,7 @@ fn what_is_not_there_is_an_error() {
         assert!(matches!(error, Error::NoLeaf { path: found } if found == path));
     }
     let error = file.get("flag").unwrap_err().to_string();
-    assert_eq!(error, "the leaf is bool, not an array (at flag)");
+    assert_eq!(error, "expected an array, found bool (at flag)");
     let error = file.leaf("step").unwrap().value().unwrap_err();
     assert_eq!(
         error.to_string(),

@@ -212,7 +212,7 @@ def test_managers_of_both_go_with_both(tmp_path: Path) -> None:
 def test_errors_are_of_both_classes(tmp_path: Path) -> None:
     checkpoints.save_checkpoint(tmp_path, {}, 3)
     for kind in (InvalidCheckpointError, ValueError, flax.errors.InvalidCheckpointError):
-        with pytest.raises(kind, match=r"checkpoint_2 cannot be saved, since .*checkpoint_3"):
+        with pytest.raises(kind, match=r"checkpoint_2.* .*checkpoint_3"):
             checkpoints.save_checkpoint(tmp_path, {}, 2)
 
 

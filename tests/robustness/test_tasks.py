@@ -64,7 +64,7 @@ def test_the_caller_does_what_no_thread_has_begun() -> None:
 
 @pytest.mark.usefixtures("no_thread_begins")
 def test_a_thread_that_never_begins_is_an_error() -> None:
-    with pytest.raises(MemoryError, match="before it began"):
+    with pytest.raises(MemoryError, match="could not start"):
         _tasks.Thread(lambda: None)
 
 

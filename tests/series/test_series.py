@@ -333,7 +333,7 @@ def test_a_step_is_saved_again_but_none_before_a_whole_one(tmp_path: Path) -> No
     assert found is not None
     assert found[1]["step"] == 6
     for later in (run, Series(tmp_path)):
-        with pytest.raises(InvalidCheckpointError, match="load step 5, which is there"):
+        with pytest.raises(InvalidCheckpointError, match="step 5"):
             later.save(4, state(4))
     # A damaged one does not count: training goes on before it.
     Path(run.path(5)).write_bytes(b"")

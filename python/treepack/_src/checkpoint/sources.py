@@ -161,7 +161,7 @@ def axes_of(source: Source, ndim: int) -> tuple[int | None, tuple[int, ...]]:
     if source.axis is None:
         return None, order
     if not -ndim - 1 <= source.axis <= ndim:
-        raise TreepackError(f"{source}: there is no axis {source.axis} of {ndim + 1}")
+        raise TreepackError(f"{source}: expected an axis from 0 to {ndim}, got {source.axis}")
     return source.axis % (ndim + 1), order
 
 
