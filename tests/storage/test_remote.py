@@ -230,10 +230,10 @@ def test_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     import sys
 
     monkeypatch.setitem(sys.modules, "fsspec.core", None)
-    with pytest.raises(ImportError, match=r"fsspec .*treepack\[remote\]"):
+    with pytest.raises(ImportError, match="pip install fsspec"):
         treepack.save("sftp://host/model", {})
     monkeypatch.setitem(sys.modules, "obstore", None)
-    with pytest.raises(ImportError, match=r"obstore .*treepack\[remote\]"):
+    with pytest.raises(ImportError, match="pip install obstore"):
         treepack.save("s3://nowhere/model", {})
     assert fsspec.__version__
 

@@ -97,8 +97,8 @@ def save(
     safetensors, which other libraries read: names are paths with dots between their keys.
 
     Args:
-      path: The file (a leading `~` is the home folder), a `UPath`, or a URL of a store (`pip
-        install treepack[remote]`), where the object appears once it is complete. Suffixes of other
+      path: The file (a leading `~` is the home folder), a `UPath`, or a URL of a store
+        (with obstore or fsspec), where the object appears once it is complete. Suffixes of other
         formats, such as `.npz`, are an error. A file keeps the permissions of the file that
         it replaces; a new one follows the umask.
       tree: Any tree of dicts, lists, tuples, registered nodes and leaves. Or an iterator of pairs
