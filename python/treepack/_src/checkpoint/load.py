@@ -325,8 +325,8 @@ def _corrupt(
         raise DecodeError(place.reader.damage)
     if not place.reader.is_summed and place.reader.damage is None:
         raise TreepackError(
-            "there are no checksums to verify, since the file is not from treepack.save: leave out "
-            "verify=True"
+            "there are no checksums to verify: the file is not from treepack.save, or was made by "
+            "dumps"
         )
     place.reader.remember()  # exactly the verified bytes are loaded
     with progress_bar(reading.progress, "verify") as tell:
