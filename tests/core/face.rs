@@ -290,10 +290,8 @@ fn what_is_not_there_is_an_error() {
     let error = file.get("flag").unwrap_err().to_string();
     assert_eq!(error, "expected an array, found bool (at flag)");
     let error = file.leaf("step").unwrap().value().unwrap_err();
-    assert_eq!(
-        error.to_string(),
-        "the leaf is int32, not a plain value (at step)"
-    );
+    let text = error.to_string();
+    assert_eq!(text, "expected a plain value, found int32 (at step)");
     let missing = File::open("no/such/file").unwrap_err();
     assert!(matches!(missing, Error::Io(error) if error.kind() == std::io::ErrorKind::NotFound));
     assert!(File::open(golden("orbax")).is_err());
