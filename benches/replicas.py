@@ -103,7 +103,7 @@ def measure(
     def serve(request: s3.Request) -> None:
         if most is not None:
             with served:
-                time.sleep(s3.asked(request) / 2**20 / most)
+                time.sleep(s3.requested_bytes(request) / 2**20 / most)
 
     urls = [proxy.url for proxy in proxies]
     for task in ("save", "read", "broadcast"):
@@ -117,12 +117,12 @@ def measure(
         if task == "save":
             continue
         first, then = (float(printed.split(word)[1].split()[0]) for word in ("first", "then"))
-        told = f"{name}: {task}".ljust(36) + f"{first:7.2f} s{then:7.2f} s"
+        row = f"{name}: {task}".ljust(36) + f"{first:7.2f} s{then:7.2f} s"
         if proxies:
-            asked = [sum(map(s3.asked, proxy.requests)) for proxy in proxies]
-            mib = [nbytes / (options.runs + 1) / 2**20 for nbytes in asked]
-            told += f"{max(mib):16.1f}{sum(mib):9.1f}"
-        print(told, flush=True)
+            requested = [sum(map(s3.requested_bytes, proxy.requests)) for proxy in proxies]
+            mib = [nbytes / (options.runs + 1) / 2**20 for nbytes in requested]
+            row += f"{max(mib):16.1f}{sum(mib):9.1f}"
+        print(row, flush=True)
 
 
 if __name__ == "__main__":

@@ -186,8 +186,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=os.environ.get("TMPDIR")) as folder:
         print(f"\nlooking at the end of one file: {1000 * look(Path(folder)):.2f} ms")
         count, found, loaded = reading_all(Path(folder) / "all")
-        told = f"{1e6 * found:.2f} us to find each, {1e6 * loaded:.2f} us to find and read it"
-        print(f"one process reads all {count:,} shards: {told}")
+        times = f"{1e6 * found:.2f} us to find each, {1e6 * loaded:.2f} us to find and read it"
+        print(f"one process reads all {count:,} shards: {times}")
     print(f"telling something, and hearing it: {1000 * message():.2f} ms")
 
 

@@ -93,11 +93,11 @@ def row(
                 touch(memory)
             times[at].append(seconds(calls[at], rows[at]) / count)
     ratio = statistics.median(a / b for a, b in zip(*times, strict=True))
-    told = [told_time(statistics.median(found)) for found in times]
-    print(f"{name:44}{told[0]:>10}{told[1]:>12}{ratio:8.2f}  x {peer}", flush=True)
+    shown = [shown_time(statistics.median(found)) for found in times]
+    print(f"{name:44}{shown[0]:>10}{shown[1]:>12}{ratio:8.2f}  x {peer}", flush=True)
 
 
-def told_time(time: float) -> str:
+def shown_time(time: float) -> str:
     """Returns a time in words."""
     return f"{time * 1e9:.0f} ns" if time < 1e-3 else f"{time * 1e3:.0f} ms"
 

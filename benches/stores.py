@@ -85,9 +85,9 @@ def row(server: s3.Server, name: str, work: Callable[[], Any]) -> None:
         start = time.perf_counter()
         work()
         times.append(time.perf_counter() - start)
-    told = f"{statistics.median(times):6.2f} s{len(server.proxy.requests):10}"
+    cells = f"{statistics.median(times):6.2f} s{len(server.proxy.requests):10}"
     sent = server.proxy.sent / 2**20
-    print(f"{name:56}{told}{server.proxy.most:9}{sent:9.1f}", flush=True)
+    print(f"{name:56}{cells}{server.proxy.most:9}{sent:9.1f}", flush=True)
 
 
 def directories(server: s3.Server) -> None:
@@ -151,9 +151,9 @@ def without_index(server: s3.Server) -> None:
             with treepack.open(f"{server.proxy.url}/flax") as file:
                 use(file)
 
-        told = f"flax, {name}, {len(data) >> 20} MiB: open, "
-        row(server, f"{told}list", lambda: opened(lambda file: list(file.leaves())))
-        row(server, f"{told}rows", lambda path=path: opened(lambda file: file[path][5:15]))
+        label = f"flax, {name}, {len(data) >> 20} MiB: open, "
+        row(server, f"{label}list", lambda: opened(lambda file: list(file.leaves())))
+        row(server, f"{label}rows", lambda path=path: opened(lambda file: file[path][5:15]))
 
 
 HOSTS = 2000
@@ -208,8 +208,8 @@ def many_hosts(server: s3.Server) -> None:
                 found = [read(box)[0, 0] for box in boxes]
         assert found == rows * len(names)
 
-    shards_told = f"{HOSTS} hosts, {HOSTS * len(rows) * len(names):,} shards"
-    row(server, f"{shards_told}: commit", commit)
+    shards_label = f"{HOSTS} hosts, {HOSTS * len(rows) * len(names):,} shards"
+    row(server, f"{shards_label}: commit", commit)
     row(server, "the same: open", lambda: treepack.open(url, storage_options=options).close())
     row(server, f"the same: load one's own {len(rows) * len(names):,} shards", load)
 
@@ -234,8 +234,8 @@ def upload(server: s3.Server, nbytes: int) -> None:
                 works[at]()
                 times[at].append(time.perf_counter() - start)
     ours, theirs = (statistics.median(some[2:]) for some in times)
-    told = f"{ours:.2f} s, obstore.put {theirs:.2f} s: {theirs / ours:.2f} x as fast"
-    print(f"upload of {nbytes >> 20} MiB: {told}")
+    figures = f"{ours:.2f} s, obstore.put {theirs:.2f} s: {theirs / ours:.2f} x as fast"
+    print(f"upload of {nbytes >> 20} MiB: {figures}")
 
 
 if __name__ == "__main__":

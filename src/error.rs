@@ -123,7 +123,7 @@ pub enum Error {
         path: String,
     },
     /// The leaf is of another kind than requested.
-    #[error("the leaf is {found}, not {wanted}")]
+    #[error("expected {wanted}, found {found}")]
     OtherKind {
         /// The kind of the leaf.
         found: String,
@@ -139,7 +139,7 @@ pub enum Error {
         more: usize,
     },
     /// A patch belongs to other data than the given base.
-    #[error("the patch was made against another base; these leaves differ: {}", listed(paths, *more))]
+    #[error("the patch was made against another base: pass that one, or send the whole tree; these leaves differ: {}", listed(paths, *more))]
     BaseMismatch {
         /// The first leaves that are missing in the base, or differ in dtype, shape or content.
         paths: Vec<Path>,

@@ -232,7 +232,7 @@ pub mod decode {
             // As in `serde::de::Error::unknown_variant`.
             rmp_serde::decode::Error::Syntax(text) if text.starts_with("unknown variant") => {
                 let name = text.split('`').nth(1).unwrap_or_default();
-                let reason = format!("this treepack does not know {name:?} in a record");
+                let reason = format!("unknown {name:?} in a record");
                 Error::Newer { reason }
             }
             error => other(error),

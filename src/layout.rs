@@ -1,7 +1,6 @@
 //! An output that is not written yet: header bytes, with payloads between them.
 //!
-//! A [`Layout`] knows all offsets and copies any byte range [a, b) of the output. Every sink
-//! (memory, file, gzip) builds on that.
+//! A [`Layout`] knows all offsets and copies any byte range [a, b) of the output, for every sink.
 
 use std::mem::MaybeUninit;
 use std::ops::Range;

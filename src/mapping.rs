@@ -190,8 +190,7 @@ impl Source for Pages {
 ///
 /// As a [`Source`] it reads the file, so that headers make no pages resident.
 ///
-/// A file that is replaced by rename keeps its old content in existing mappings. A process that
-/// *truncates* it in place ends the program with SIGBUS, as with every `mmap`.
+/// Truncating the file in place ends the program with SIGBUS, as with every `mmap`.
 #[derive(Debug)]
 pub struct Mapping {
     file: Handle,
@@ -372,8 +371,8 @@ impl Source for Mapping {
             None => match self.pages() {
                 Some(pages) => pages.read_at(offset, target),
                 None => Err(io::Error::other(
-                    "the file was replaced, after it was closed because too many files are open: \
-                     open it again, or raise `ulimit -n`",
+                    "the file was replaced while too many open files kept it closed: open it again, \
+                     or raise `ulimit -n`",
                 )
                 .into()),
             },

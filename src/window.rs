@@ -62,7 +62,7 @@ impl<A: Fetch> Window<A> {
         Ok(slots.len() - 1)
     }
 
-    /// Drops the array after its last byte. The caller must hold nothing that [`Fetch`] needs.
+    /// Drops the array after its last byte.
     pub fn copy_to<'t>(
         &self,
         number: usize,
@@ -80,8 +80,7 @@ impl<A: Fetch> Window<A> {
         Ok(copied)
     }
 
-    /// Fetches all arrays now. Each stays until it is copied. The caller must hold nothing that
-    /// [`Fetch`] needs.
+    /// Fetches all arrays now. Each stays until it is copied.
     pub fn fetch_all(&self) -> Result<()> {
         let mut slots = self.slots.lock().map_err(|_| poisoned())?;
         for slot in slots.iter_mut() {

@@ -46,8 +46,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.pluginmanager.hasplugin("cacheprovider"):
         os.environ["JAX_COMPILATION_CACHE_DIR"] = str(config.cache.mkdir("jax"))
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
-    told = "ignore:Error (reading|writing) persistent compilation cache entry"
-    config.addinivalue_line("filterwarnings", told)
+    warning = "ignore:Error (reading|writing) persistent compilation cache entry"
+    config.addinivalue_line("filterwarnings", warning)
     if not hasattr(config, "workerinput"):  # workers inherit it
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
         folder = os.environ["TMPDIR"] = tempfile.tempdir = tempfile.mkdtemp(

@@ -109,9 +109,9 @@ def in_files(folder: Path) -> None:
     back = {"a": treepack.unstack("layers/*"), "b": sources["b"]}
     treepack.save(folder / "model.safetensors", made, rename=back)
     assert treepack.load(folder / "model.safetensors")["layers"]["1"][0] == 1
-    told: list[int] = []
-    told: list[int] = []
-    progress: treepack.Progress = lambda done, total: told.append(done)  # noqa: E731
+    calls: list[int] = []
+    calls: list[int] = []
+    progress: treepack.Progress = lambda done, total: calls.append(done)  # noqa: E731
     arrays: treepack.Arrays = "saved"
     strict: treepack.Strict = "exact"
     saving: treepack.Saving = treepack.save(path, TREE, metadata={"step": 3}, background=True)
@@ -133,7 +133,7 @@ def in_files(folder: Path) -> None:
         rows: treepack.LazyArray = tree["w"]
         np.testing.assert_array_equal(rows[1:3], [[2, 3], [4, 5]])
     treepack.save(folder / "model.treepack.gz", TREE, progress=progress)
-    assert told
+    assert calls
     check(treepack.load(folder / "model.treepack.gz"))
     treepack.save(folder / "shards", TREE, sharded=True, step=1)
     check(treepack.load(folder / "shards"))
@@ -187,8 +187,8 @@ def failures(folder: Path) -> None:
     try:
         treepack.load(path, verify=True)
     except treepack.CorruptionError as damage:
-        told = str(damage)
-    assert "damaged.treepack" in told
+        text = str(damage)
+    assert "damaged.treepack" in text
     try:
         treepack.loads(treepack.dumps({"w": np.ones(3)}), {"w": np.ones(4)}, strict=True)
     except treepack.MismatchError as differences:

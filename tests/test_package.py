@@ -128,7 +128,7 @@ def test_workflows_pin_what_they_use_and_may_do_little(path: Path):
 
 
 def test_artifacts_are_kept_as_long_as_is_said():
-    """GitHub keeps none longer than 90 days for public repositories, whatever is asked for."""
+    """For public repositories, GitHub keeps none longer than 90 days."""
     found = [
         int(step["with"]["retention-days"])
         for path in WORKFLOWS

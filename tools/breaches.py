@@ -137,10 +137,10 @@ def main() -> None:
     for breach in chosen:
         with breached(breach, options.root):
             built(options.root)
-            told = {test: fails(test, options.root) for test in tests_of(breach)}
-        noticed = [test for test, failed in told.items() if failed]
+            outcomes = {test: fails(test, options.root) for test in tests_of(breach)}
+        noticed = [test for test, failed in outcomes.items() if failed]
         silent += not noticed
-        answer = ", ".join(noticed) if noticed else f"NOTHING FAILED of {', '.join(told)}"
+        answer = ", ".join(noticed) if noticed else f"NOTHING FAILED of {', '.join(outcomes)}"
         print(f"{breach.file} {breach.item}, {breach.why}: {answer}", flush=True)
     print(f"{len(chosen)} breaches, of {silent} no test fails")
     sys.exit(silent > 0)

@@ -12,9 +12,7 @@ def main() -> None:
     except ImportError as error:
         if error.name not in ("typer", "rich", "click"):
             raise
-        print(
-            "the command line requires typer and rich: pip install 'treepack[cli]'", file=sys.stderr
-        )
+        print("the command line requires typer and rich: pip install typer rich", file=sys.stderr)
         sys.exit(2)
     run()
 

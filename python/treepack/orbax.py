@@ -1,6 +1,6 @@
 """Saves checkpoints of treepack with Orbax, whose managers keep steps, retention and metrics.
 
-`pip install treepack[orbax]`. `TreepackHandler` works inside `CheckpointManager`, `Composite`,
+Needs `orbax-checkpoint`. `TreepackHandler` works inside `CheckpointManager`, `Composite`,
 `Checkpointer` and `AsyncCheckpointer`, in any number of processes. An item is a directory in the
 format of `treepack.save(sharded=True)`, which `treepack.load`, `treepack.open` and the command line
 also read.

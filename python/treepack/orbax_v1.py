@@ -1,6 +1,6 @@
 """Saves checkpoints of treepack with version 1 of Orbax's API.
 
-`pip install treepack[orbax]`. With `registry`, `save`, `load`, `metadata`, their `_checkpointables`
+Needs `orbax-checkpoint`. With `registry`, `save`, `load`, `metadata`, their `_checkpointables`
 variants and `training.Checkpointer` of `orbax.checkpoint.experimental.v1`, or of
 `orbax.checkpoint.v1` where Orbax has that, use `TreepackHandler`, in any number of processes. A
 checkpointable is a directory in the format of `treepack.save(sharded=True)`, which `treepack.load`,

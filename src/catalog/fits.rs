@@ -1,6 +1,4 @@
 //! Compares the structure record with the tree in the data.
-//!
-//! Detects a record of another tree without the program's types.
 
 use std::collections::{HashMap, HashSet};
 

@@ -1,8 +1,7 @@
 //! Elements as integers, and their differences.
 //!
 //! Floats become integers in the order of their values, so that one unit in the last place is a
-//! difference of 1. The mapping is one to one: NaNs and −0.0 survive. A difference is written zigzag
-//! (0, −1, 1, −2, …), modulo the width, so it leads from one element to any other.
+//! difference of 1, and NaNs and −0.0 survive (docs/format.md, "Patches").
 
 use std::marker::PhantomData;
 

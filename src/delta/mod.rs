@@ -1,8 +1,7 @@
 //! Differences: the encoding of a tree as a patch of another one.
 //!
 //! A patch keeps the encoding except the elements of arrays that a base has with the same path,
-//! dtype and shape. Patch and base give the encoding back, byte for byte, so no other module knows
-//! of patches.
+//! dtype and shape.
 //!
 //! ```text
 //! layout, base ──make──▶ layout of the patch        patch, base ──join──▶ encoding

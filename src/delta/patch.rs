@@ -1,7 +1,6 @@
 //! A patch: the encoding of a tree, with differences in place of arrays.
 //!
-//! docs/format.md, "Patches", has the layout. A difference replaces the extension that is an array, or
-//! a chunk of one; its *head* is that extension up to its elements.
+//! docs/format.md, "Patches", has the layout.
 
 use std::mem::MaybeUninit;
 use std::ops::Range;

@@ -1,9 +1,7 @@
 //! Few changes of a block: gaps between them and their zigzag differences, coded by frequency.
 //!
-//! Both are numbers, each written as the Huffman code of its class and the bits that the class
-//! leaves open. A class is an exponent and two more bits, within which numbers are about equally
-//! frequent. So gaps take about their entropy at any rate of changes, with a code that pays for
-//! small blocks, too. docs/format.md, "Patches", has the layout.
+//! The numbers of a class (docs/format.md, "Patches") are about equally frequent. So gaps take about
+//! their entropy at any rate of changes, with a code that pays for small blocks, too.
 
 use multiversion::multiversion;
 

@@ -1,8 +1,7 @@
 //! The index of a gzip stream's blocks, at its end.
 //!
-//! Readers skip extra subfields in a member's header (RFC 1952, section 2.3.1.1), so the index is
-//! stored in empty members after the data (docs/format.md, "Gzip"). The last one has a fixed size, so
-//! that readers can begin there. A single block has no index.
+//! It is stored in empty members after the data (docs/format.md, "Gzip"). The last one has a fixed
+//! size, so that readers can begin there.
 
 use super::format::{BLOCK_BYTES, END_BYTES, HEADER, MAX_EXPANSION, NUMBERS_HEADER};
 use crate::source::{Source, read_to};

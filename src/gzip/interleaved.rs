@@ -1,7 +1,4 @@
-//! Decodes several literals-only blocks at once.
-//!
-//! A lookup takes several cycles and yields the start of the next symbol; lookups in other blocks
-//! fill the wait. Output is staged in the L1 cache.
+//! Decodes several literals-only blocks at once: lookups in other blocks fill the wait for a symbol.
 
 use multiversion::multiversion;
 

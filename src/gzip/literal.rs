@@ -1,6 +1,4 @@
-//! Encodes literals-only blocks, without a search for matches.
-//!
-//! Weights do not repeat; gzip can only exploit that some bytes are more frequent.
+//! Encodes literals-only blocks, without a search for matches: weights do not repeat.
 
 // Symbols and bit counts are small; casts to bytes keep the lowest byte.
 #![allow(clippy::cast_possible_truncation)]

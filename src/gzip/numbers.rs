@@ -1,8 +1,6 @@
 //! Blocks of numbers: the bytes of elements in planes, some of them entropy-coded.
 //!
-//! In trained weights, exponents are regular and mantissas random. So exponents are coded as
-//! DEFLATE literals and the rest is stored, which is faster both ways. The blocks are framed like
-//! gzip, after another header (docs/format.md, "Numbers").
+//! docs/format.md, "Numbers", has the layout, and docs/design.md, "Compression", the reasons.
 
 use super::block::{self, Encoded, Method, has_repeats, samples};
 use super::decoders::Decoders;

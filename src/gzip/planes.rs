@@ -1,7 +1,6 @@
 //! Splits elements into planes of bytes, and joins them.
 //!
-//! Elements of several bytes are rotated left by one bit, which moves a float's sign lowest and its
-//! exponent highest. The lowest bytes form the first plane, the highest the last.
+//! docs/format.md, "Numbers", has the rotation of elements and the order of planes.
 
 // Casts keep the lowest byte of an element.
 #![allow(clippy::cast_possible_truncation)]

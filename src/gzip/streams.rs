@@ -1,14 +1,9 @@
 //! Codes a plane as four streams of one code, a quarter of its bytes each, decoded side by side.
 //!
-//! Exponents take three bits or less, so one lookup finds several. Lookups alternate between
-//! streams because each position depends on the previous lookup.
+//! Exponents take three bits or less, so one lookup finds several. Lookups alternate between streams.
 //!
-//! Each stream is a DEFLATE block of literals. The header, which all share, is stored once. It may
-//! end within a byte, so the first byte of each stream repeats the last bits of the header:
-//!
-//! ```text
-//! plane: lengths of the head and of three streams (4 bytes each), the head, four streams
-//! ```
+//! Each stream is a DEFLATE block of literals whose header is stored once (docs/format.md,
+//! "Numbers"). It may end within a byte, so the first byte of each stream repeats its last bits.
 
 // Casts extract the fields of entries.
 #![allow(clippy::cast_possible_truncation)]

@@ -58,7 +58,7 @@ pub fn check_key(key: &Bound<'_, PyAny>) -> PyResult<()> {
         return Ok(());
     }
     let kind = key.get_type().qualname()?;
-    let reason = format!("a damaged value: code of {kind} would hash a key of the file");
+    let reason = format!("a damaged value: hashing a key of the file would run code of {kind}");
     Err(errors::to_py(key.py(), Error::Structure(reason), None))
 }
 

@@ -64,7 +64,6 @@ pub struct Header {
 }
 
 impl Header {
-    /// Reads no array.
     pub fn read(source: &dyn Source) -> Result<Self> {
         let len = source.len();
         if len < LENGTH_BYTES {

@@ -142,7 +142,7 @@ impl<'a> Json<'a> {
             let from = self.at;
             let rest = &text.as_bytes()[from..];
             let Some(len) = rest.iter().position(plain) else {
-                return Err(self.invalid("a string does not end"));
+                return Err(self.invalid("unterminated string"));
             };
             self.at += len + 1;
             if let Some(made) = &mut made {
@@ -159,7 +159,7 @@ impl<'a> Json<'a> {
                     grow::push_str(&mut begun, self.escape()?.encode_utf8(&mut buffer))?;
                     made = Some(begun);
                 }
-                _ => return Err(self.invalid("a string has a control character")),
+                _ => return Err(self.invalid("control character in a string")),
             }
         }
         Ok(made.map_or(Cow::Borrowed(&text[start..self.at - 1]), Cow::Owned))
@@ -188,7 +188,7 @@ impl<'a> Json<'a> {
                 let units = &units[..=usize::from(units[1] != 0)];
                 match char::decode_utf16(units.iter().copied()).next() {
                     Some(Ok(found)) if units.len() == found.len_utf16() => found,
-                    _ => return Err(self.invalid("a string has half a surrogate pair")),
+                    _ => return Err(self.invalid("lone surrogate in a string")),
                 }
             }
             _ => {
@@ -272,7 +272,7 @@ impl<'a> Json<'a> {
     pub fn end(&mut self) -> Result<()> {
         match self.peek() {
             None => Ok(()),
-            Some(_) => Err(self.invalid("more follows its end")),
+            Some(_) => Err(self.invalid("unexpected text after its end")),
         }
     }
 
@@ -325,7 +325,7 @@ impl<'a> Keys<'a> {
 }
 
 pub fn twice(key: &str) -> String {
-    format!("the key '{}' appears twice", shortened(key))
+    format!("duplicate key '{}'", shortened(key))
 }
 
 pub fn invalid(offset: usize, reason: &str) -> Error {

@@ -1,4 +1,4 @@
-//! Writes a [`crate::layout::Layout`] to memory or a file. ([`crate::gzip`] compresses it.)
+//! Writes a [`crate::layout::Layout`] to memory or a file.
 //!
 //! | file | content |
 //! |---|---|

@@ -30,9 +30,6 @@ pub enum Durability {
 /// Reserves room for the expected `size`; 0 if unknown. Creates missing directories and follows a
 /// symbolic link. Writes directly to a path that is not a regular file (a pipe, a device), which
 /// cannot be replaced.
-///
-/// The new file has the permissions of the old one, and its group where possible; its owner is the
-/// saving user. Other hard links keep the old content.
 pub fn replace_file(
     path: &Path,
     durability: Durability,

@@ -1,9 +1,8 @@
 //! The end of a file with a record: checksums of the leaves, and a footer for readers that begin at
 //! the end.
 //!
-//! docs/format.md, "The record", has the layout. Each byte before the footer is covered by one
-//! checksum. CRC-32 is faster than memory, and checksums of parts can be combined, so threads can
-//! sum them.
+//! docs/format.md, "The record", has the layout. CRC-32 is faster than memory, and checksums of parts
+//! can be combined, so threads can sum them.
 
 use std::fmt::Display;
 use std::ops::Range;

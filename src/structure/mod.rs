@@ -1,8 +1,7 @@
 //! The structure of a tree, which its state dict lacks: containers, types, keys.
 //!
 //! A self-describing tree is a state dict with one more top-level key, [`RECORD_KEY`], whose byte
-//! string is a [`Record`] of how to rebuild the tree. Other readers see an extra key. A tree that
-//! is a single leaf is stored under [`ROOT_KEY`].
+//! string is a [`Record`]. A tree that is a single leaf is stored under [`ROOT_KEY`].
 //!
 //! | file | content |
 //! |---|---|

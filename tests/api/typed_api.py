@@ -84,8 +84,8 @@ def register() -> dict[str, type]:
 def files(folder: Path) -> None:
     path = folder / "model"
     tree: dict[str, Layer | Point] = {"layer": Layer(jnp.ones((4, 2))), "point": Point(1.0)}
-    told: list[int] = []
-    progress: treepack.Progress = lambda done, total: told.append(done)  # noqa: E731
+    calls: list[int] = []
+    progress: treepack.Progress = lambda done, total: calls.append(done)  # noqa: E731
     strict: treepack.Strict = "exact"
     arrays: treepack.Arrays = "numpy"
     sources = {

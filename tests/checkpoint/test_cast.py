@@ -110,7 +110,7 @@ def test_what_dtype_cannot_be() -> None:
     data = treepack.dumps({"w": np.ones(2)})
     with pytest.raises(ValueError, match="cast=True"):
         treepack.loads(data, {"w": np.ones(2)}, dtype=np.float32)
-    with pytest.raises(ValueError, match=r"must be a float dtype .*got int32"):
+    with pytest.raises(ValueError, match="got int32"):
         treepack.loads(data, dtype=np.int32)
 
 

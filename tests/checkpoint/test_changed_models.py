@@ -97,7 +97,7 @@ def test_excluded_leaves_are_not_loaded(saved: Any) -> None:
     )
     same(treepack.load(source, select="a", exclude={"a": {"w": True, "b": False}, "c": False}), {
         "a": {"b": tree["a"]["b"]}})  # fmt: skip
-    with pytest.raises(treepack.TreepackError, match="exclude matches nothing in the file: w"):
+    with pytest.raises(treepack.TreepackError, match=r"exclude .*: w\b"):
         treepack.load(source, exclude="w")
 
 

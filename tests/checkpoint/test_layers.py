@@ -161,7 +161,7 @@ def test_what_does_not_fit(path: Path, tmp_path: Path) -> None:
     says(
         r"stack\('nothing/\*'\) matches nothing", TreepackError, {"up": treepack.stack("nothing/*")}
     )
-    says("no axis 3 of 3", TreepackError, sources(axis=3))
+    says("from 0 to 2, got 3", TreepackError, sources(axis=3))
     says("a permutation of 2 axes", TreepackError, sources(transpose=(0, 1, 2)))
     says(
         r"up: expected float32\[12,4,6\], found float32\[12,6,4\]",

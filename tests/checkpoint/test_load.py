@@ -67,18 +67,18 @@ def test_save_and_load(tmp_path: Path) -> None:
 @pytest.mark.parametrize("compress", [False, True])
 def test_options_of_save(tmp_path: Path, compress: bool) -> None:
     path = tmp_path / "model"
-    told: list[tuple[int, int]] = []
+    calls: list[tuple[int, int]] = []
     treepack.save(
         path,
         TREE,
         compress=compress,
         level=6 if compress else None,
         durable=False,
-        progress=lambda done, total: told.append((done, total)),
+        progress=lambda done, total: calls.append((done, total)),
     )
     content = path.read_bytes()
     plain = gzip.decompress(content) if compress else content
-    assert told[-1][0] == told[-1][1] == len(plain)
+    assert calls[-1][0] == calls[-1][1] == len(plain)
     assert (content[:2] == b"\x1f\x8b") is compress
     if compress:
         before = plain.index(b"__treepack__")
@@ -393,9 +393,7 @@ def test_keys_do_not_change_with_the_buffer() -> None:
 
 def test_integers_that_do_not_fit_32_bits() -> None:
     data = treepack.dumps({"n": np.array([2**40 + 5])})
-    with pytest.raises(
-        treepack.TreepackError, match="at n: integers of int64 do not fit into int32"
-    ):
+    with pytest.raises(treepack.TreepackError, match=r"at n: .*int64.*int32"):
         treepack.loads(data, {"n": jnp.zeros(1, jnp.int32)})
     assert treepack.loads(data, {"n": jnp.zeros(1, jnp.int32)}, arrays="numpy")["n"][0] > 2**40
     assert treepack.loads(treepack.dumps([np.array([7])]), [jnp.zeros(1, jnp.int32)])[0][0] == 7
@@ -485,7 +483,7 @@ def test_a_template_of_an_abstract_mesh() -> None:
 
 
 def test_paths_that_were_urls() -> None:
-    with pytest.raises(ValueError, match="is a URL that pathlib changed"):
+    with pytest.raises(ValueError, match="gs:/bucket/model"):
         treepack.save(Path("gs://bucket/model"), {})
 
 
@@ -517,10 +515,7 @@ def test_a_size_below_zero_is_refused_whatever_is_read(tmp_path: Path) -> None:
     treepack.save(tmp_path / "directory", {"a": 1}, sharded=True)
     for read in (treepack.load, treepack.open, treepack.verify, treepack.abstract):
         for name in ("file", "directory"):
-            with pytest.raises(
-                ValueError,
-                match=r"max_size must be a number of bytes of at least 0, such as 10\*\*9, got -",
-            ):
+            with pytest.raises(ValueError, match=r"max_size .*, got -"):
                 read(tmp_path / name, max_size=-1)
     with pytest.raises(ValueError, match=r"max_size .* got -1"):
         treepack.loads(treepack.dumps(1), max_size=-1)

@@ -136,20 +136,20 @@ READS_PATHS: dict[str, Callable[[Any], Any]] = {
 @contextlib.contextmanager
 def names(name: str | None) -> Iterator[list[str]]:
     """Checks that an error, if there is one, is documented and tells a name once."""
-    told: list[str] = []
+    texts: list[str] = []
     caught: list[Exception] = []
     try:
-        yield told
+        yield texts
     except (treepack.TreepackError, treepack.MissingPathError, OSError) as error:
         caught.append(error)
     for error in caught:
-        told.append(str(error))
+        texts.append(str(error))
         for same in (copy.copy(error), pickle.loads(pickle.dumps(error))):
-            assert (str(same), same.args) == (told[0], error.args)
+            assert (str(same), same.args) == (texts[0], error.args)
         assert getattr(error, "filename", None) == name
         if name is not None:
-            assert told[0].count(repr(name)) == 1, told[0]
-            assert name not in told[0].replace(repr(name), ""), told[0]
+            assert texts[0].count(repr(name)) == 1, texts[0]
+            assert name not in texts[0].replace(repr(name), ""), texts[0]
 
 
 @pytest.mark.filterwarnings("ignore:.*undamaged leaves are loaded")
@@ -158,9 +158,9 @@ def test_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str) ->
     monkeypatch.chdir(tmp_path)
     data = CONTENTS[content]()
     Path("a file").write_bytes(data)
-    told = {}
+    texts = {}
     for verb, read in {**READS, **READS_PATHS}.items():
-        with names("a file") as told[verb]:
+        with names("a file") as texts[verb]:
             read("a file")
         with names(str(tmp_path / "a file")):
             read(tmp_path / "a file")
@@ -170,11 +170,11 @@ def test_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str) ->
         with names(None):
             read(io.BytesIO(data))
         if content != "empty":  # whose message is about a file
-            assert [f"'a file': {text}" for text in bare] == told[verb], verb
+            assert [f"'a file': {text}" for text in bare] == texts[verb], verb
         with open("a file", "rb") as file, names("a file") as others:  # noqa: PTH123
             read(file)
         # In parts of file objects, headers are read only where they are needed.
-        assert others == told[verb] or content in ("empty", "a changed header"), verb
+        assert others == texts[verb] or content in ("empty", "a changed header"), verb
     if content in (
         "whole",
         "compressed",
@@ -183,10 +183,10 @@ def test_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str) ->
         "gzip of others",
         "a changed leaf",
     ):
-        assert told["load other"]
-        assert told["load select nothing"]
+        assert texts["load other"]
+        assert texts["load select nothing"]
     else:
-        assert told["load"]
+        assert texts["load"]
 
 
 @pytest.mark.filterwarnings("ignore:.*undamaged leaves are loaded")
@@ -204,9 +204,9 @@ def test_urls(content: str) -> None:
 def test_what_is_not_there(tmp_path: Path) -> None:
     for place in (str(tmp_path / "none"), "memory://named-errors/none"):
         for verb, read in {**READS, **READS_PATHS}.items():
-            with names(place) as told:
+            with names(place) as texts:
                 read(place)
-            assert told or verb in ("is_checkpoint", "checkpoints", "checkpoints other"), verb
+            assert texts or verb in ("is_checkpoint", "checkpoints", "checkpoints other"), verb
 
 
 @pytest.fixture(params=["", "compressed"])
@@ -245,7 +245,7 @@ FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
 }
 
 
-# What else is told: what was asked for, or the leaf.
+# Other parts of messages: the selection, or the leaf.
 OTHERS = ("template", "max_size", "nothing", "bools", "the same path", "w is damaged: pass")
 
 
@@ -261,9 +261,9 @@ def test_directories(directory: Path, monkeypatch: pytest.MonkeyPatch, fault: st
     for verb, read in {**READS, **paths}.items():
         if verb == "exported":
             continue
-        with names("a directory") as told:
+        with names("a directory") as texts:
             read("a directory")
-        for text in told:
+        for text in texts:
             assert text.count(culprit) <= 1 or not culprit.startswith("-"), verb
             assert culprit in text or any(other in text for other in OTHERS), verb
 
@@ -282,9 +282,9 @@ def test_what_is_read_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
                 *(np.asarray, jnp.asarray, lambda it: it + 1, lambda it: it[131_000:131_080]),
                 *(lambda it: it[()], lambda it: it.flat_range(0, 1 << 18)),
             ):
-                with names("file.gz") as told:
+                with names("file.gz") as texts:
                     use(lazy)
-                assert told
+                assert texts
     with pytest.raises(ValueError, match=r"the file 'file\.gz' is closed"):
         np.asarray(array)
     with pytest.raises(ValueError, match=r"the file 'file\.gz' is closed"):

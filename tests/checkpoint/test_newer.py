@@ -1,4 +1,4 @@
-"""Files of newer versions of treepack: they are told from damage."""
+"""Files of newer versions of treepack: distinguished from damage."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ NEWER: dict[str, dict[str, Any]] = {
 
 DATA = treepack.dumps(TREE, metadata={"a": 1})
 
-TOLD = "it was written by a newer treepack; upgrade treepack"
+UPGRADE = "it was written by a newer treepack; upgrade treepack"
 
 
 @pytest.mark.parametrize("name", ["version", "node"])
@@ -42,23 +42,23 @@ def test_files(tmp_path: Path, name: str) -> None:
         lambda path: treepack.load(path, TREE, select="w"),
         lambda path: treepack.load(path, verify=True),
     ):
-        with pytest.raises(treepack.NewerVersionError, match=TOLD) as caught:
+        with pytest.raises(treepack.NewerVersionError, match=UPGRADE) as caught:
             verb(path)
         assert not isinstance(caught.value, treepack.CorruptionError)
     found = treepack.verify(path)
     assert not found.ok
     assert found.damage is None
     assert found.newer is not None
-    assert TOLD in found.newer
+    assert UPGRADE in found.newer
     assert dict(found.leaves) == {"w": "unchecked", "step": "unchecked"}
     with treepack.open(path, salvage=True) as file:
-        assert TOLD in (file.damage or "")
+        assert UPGRADE in (file.damage or "")
         np.testing.assert_array_equal(file["w"], TREE["w"])
 
 
 def test_values() -> None:
     data = with_record(DATA, **NEWER["value"])
-    with pytest.raises(treepack.NewerVersionError, match=f'not know "decimal".*{TOLD}'):
+    with pytest.raises(treepack.NewerVersionError, match=f'unknown "decimal".*{UPGRADE}'):
         treepack.read_metadata(data)
 
 
@@ -68,11 +68,11 @@ def test_manifests(tmp_path: Path) -> None:
     record = msgpack.unpackb(manifest.read_bytes()[:-12])
     manifest.write_bytes(sealed_manifest(msgpack.packb({**record, "version": 2})))
     for verb in (treepack.load, treepack.open):
-        with pytest.raises(treepack.NewerVersionError, match=f"has version 2.*{TOLD}"):
+        with pytest.raises(treepack.NewerVersionError, match=f"has version 2.*{UPGRADE}"):
             verb(tmp_path / "directory")
     found = treepack.verify(tmp_path / "directory")
     assert (found.ok, found.damage) == (False, None)
-    assert TOLD in (found.newer or "")
+    assert UPGRADE in (found.newer or "")
 
 
 @pytest.mark.parametrize("version", [0, -1])

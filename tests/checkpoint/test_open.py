@@ -202,7 +202,7 @@ def test_parts_keep_their_structure(tmp_path: Path) -> None:
         whole = file.load(select=["a", "b/0"])
         assert type(whole["a"]) is State
         assert type(whole["b"]["0"]) is State
-        with pytest.raises(ValueError, match="matches nothing in the file: nothing"):
+        with pytest.raises(ValueError, match=r": nothing\b"):
             file.load(select=["a", "nothing"])
         assert file["a/inner"].load(select="0") == {"0": ()}
 

@@ -313,9 +313,9 @@ def test_values_in_one_file(tmp_path: Path) -> None:
 
 def refuses(path: Path, message: str, kind: type[Exception] = DecodeError) -> None:
     for verb in (treepack.open, treepack.load, treepack.abstract, treepack.verify):
-        with pytest.raises(kind, match=message) as told:
+        with pytest.raises(kind, match=message) as caught:
             verb(path)
-        assert "Event loop" not in str(told.value)
+        assert "Event loop" not in str(caught.value)
     assert not treepack.is_checkpoint(path)
     with pytest.raises(kind, match=message):
         treepack.load(path, {"w": np.zeros(2)})
@@ -352,7 +352,7 @@ def test_missing_data(tmp_path: Path) -> None:
     path = write_standard(tmp_path / "a")
     shutil.copytree(path, tmp_path / "b")
     shutil.rmtree(path / "d")
-    refuses(path, "at .*: TensorStore cannot read the array: NOT_FOUND", CorruptionError)
+    refuses(path, "at .*: NOT_FOUND", CorruptionError)
     (tmp_path / "b" / "manifest.ocdbt").unlink()
     refuses(tmp_path / "b", r"manifest\.ocdbt, which lists the arrays, is missing", CorruptionError)
 
@@ -456,7 +456,7 @@ def test_neither_orbax_nor_jax_is_needed(made: Any) -> None:
         [sys.executable, "-c", code, path], capture_output=True, text=True, env=os.environ
     )
     assert done.stdout == "[1. 1.]\n"
-    assert "requires TensorStore: pip install tensorstore" in done.stderr
+    assert "pip install tensorstore" in done.stderr
 
 
 def write_plain(path: Path) -> Path:

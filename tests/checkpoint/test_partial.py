@@ -167,11 +167,11 @@ def test_names_that_make_no_sense() -> None:
     ):
         with pytest.raises(ValueError, match=message):
             file.load(template, rename=rename)
-    with pytest.raises(ValueError, match="rename= requires a target"):
+    with pytest.raises(ValueError, match="rename="):
         file.load(rename={"a": "b"})
-    with pytest.raises(TypeError, match="rename= must be a dict"):
+    with pytest.raises(TypeError, match=r"rename=.*got 3"):
         file.load(template, rename=3)
-    with pytest.raises(TypeError, match="select= must be a pattern"):
+    with pytest.raises(TypeError, match=r"select=.*got 3"):
         file.load(select=3)
     with pytest.raises(ValueError, match="missing must be "):
         file.load(missing="ignore")  # type: ignore[arg-type]
@@ -278,7 +278,7 @@ def test_casts_and_placement(tmp_path: Path) -> None:
     assert found["n"] is template["n"]
     with pytest.raises(treepack.MismatchError, match="m/w: expected"):
         treepack.load(tmp_path / "saved", template, select="m")
-    with pytest.raises(ValueError, match="cast=True requires a target"):
+    with pytest.raises(ValueError, match="cast=True"):
         treepack.load(tmp_path / "saved", cast=True, select="m")
 
 
@@ -290,8 +290,8 @@ def test_damaged_leaves_are_left_out(tmp_path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[4000] ^= 1
     path.write_bytes(data)
-    treepack.load(path)  # nobody looks
-    with pytest.raises(treepack.CorruptionError, match="a is damaged: pass on_corrupt"):
+    treepack.load(path)  # without verification
+    with pytest.raises(treepack.CorruptionError, match="a is damaged"):
         treepack.load(path, verify=True)
     treepack.load(path, verify=True, select="c")
     assert list(treepack.load(path, verify=True, on_corrupt="skip")) == ["b", "c"]

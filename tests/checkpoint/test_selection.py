@@ -161,16 +161,25 @@ def test_what_matches_nothing_is_an_error() -> None:
     template = {"a": {"w": 0}, "b": 0, "c": 0}
     for options in ({"missing": "target"}, {"missing": "error"}):
         for select in ("x", ["b", "x"], ["b", "a/*/x"]):
-            with pytest.raises(
-                ValueError, match=r"select matches nothing in the file: .*x; it has a/w, b, c$"
-            ):
+            with pytest.raises(ValueError, match=r"select .*: .*x; .* a/w, b, c$"):
                 file.load(template, select=select, **options)
-        with pytest.raises(ValueError, match="rename matches nothing in the file: x, y"):
+        with pytest.raises(ValueError, match=r"rename .*: x, y"):
             file.load(template, rename={"x": "a", "y/*": "b/*"}, **options)
-    # What the template has may be missing in the file, and is told or kept.
+    # Leaves of the template may be missing in the file: an error, or kept.
     assert file.load(template, select=["b", "c"], missing="target")["b"] == 2
     with pytest.raises(treepack.MismatchError, match="c: missing"):
         file.load(template, select=["b", "c"])
+
+
+def test_a_selection_must_reach_the_target() -> None:
+    """Otherwise the target would come back as it was, as if it were loaded."""
+    file = treepack.open(treepack.dumps({"params": {"w": 1}, "step": 2}))
+    for select in ("params", ["params/w", "step"], "params/*"):
+        with pytest.raises(treepack.TreepackError, match=r"params.* found w: .*'params'"):
+            file.load({"w": 0}, select=select)
+    assert file.load({"params": {"w": 0}}, select=["params", "step"]) == {"params": {"w": 1}}
+    assert file.load({"w": 0}, rename={"params/w": "w"}, select="w") == {"w": 1}
+    assert file.load({"w": 0}, select="params", unexpected="ignore") == {"w": 0}
 
 
 def test_a_file_that_lacks_what_is_meant_does_not_pass() -> None:

@@ -80,13 +80,13 @@ def test_archives_of_many_arrays_are_opened_once(folder: Path) -> None:
 def test_files_other_than_archives(folder: Path) -> None:
     for content, message in (
         (b"PK", "text that begins"),
-        (npy(np.ones(2)), r"\.npy file: load it with numpy\.load"),
+        (npy(np.ones(2)), r"\.npy file"),
         (b"PK\x03\x04" + bytes(40), "zip"),
     ):
         Path("bad.npz").write_bytes(content)
         with pytest.raises(DecodeError, match=message):
             call("convert", "bad.npz", "new")
-        with pytest.raises(DecodeError, match=r"not a readable file of numpy\.savez"):
+        with pytest.raises(DecodeError, match=r"bad\.npz"):
             call("convert", "bad.npz", "new", "--sep", "/")
         assert not Path("new").exists()
 

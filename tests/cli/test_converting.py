@@ -117,8 +117,8 @@ def test_what_cannot_be_converted(folder: Path) -> None:
         assert ".pt file, which is for PyTorch: choose .treepack" in refused(*command, "new.pt")
     for args, message in (
         (("convert", "model", "x.safetensors"), "at key: expected an array, found PRNGKeyArray"),
-        (("convert", "flax", "x.npz"), "npz does not support dtype bfloat16"),
-        (("convert", "flax", "x", "--dtype", "int8"), "must be a float dtype"),
+        (("convert", "flax", "x.npz"), "bfloat16"),
+        (("convert", "flax", "x", "--dtype", "int8"), "got int8"),
         (("convert", "flax", "x.npz", "--gzip"), "apply only to msgpack"),
         (("get", "model", "nothing", "x"), "nothing at nothing"),
         (("ls", "nothing-like-this://host/x"), "Protocol not known"),
@@ -129,7 +129,7 @@ def test_what_cannot_be_converted(folder: Path) -> None:
     Path("keys").write_bytes(serialization.to_bytes({"a.b": np.ones(2)}))
     assert "choose another one with --sep" in refused("convert", "keys", "x.npz")
     treepack.save("large", {"n": 2**70})
-    assert "at n: Integer value out of range" in refused("convert", "large", "x.msgpack")
+    assert "at n: " in refused("convert", "large", "x.msgpack")
     names = ["bad.safetensors", "flax", "keys", "large", "model"]
     assert sorted(os.listdir()) == names  # noqa: PTH208
 
@@ -192,14 +192,14 @@ def test_damaged_leaves_are_not_copied(folder: Path, leaf: str) -> None:
     damage(Path("model"), "params/scale")
     corrupt = treepack.verify("model").corrupt
     assert {*corrupt} == {leaf, "params/scale"}
-    told = f"'model': {', '.join(corrupt)} are damaged: `treepack salvage` copies"
+    message = f"'model': {', '.join(corrupt)} are damaged: `treepack salvage` copies"
     for target in (["new"], ["new.msgpack"], ["new", "--gzip"], ["new", "--dtype", "float16"]):
-        with pytest.raises(CorruptionError, match=told):
+        with pytest.raises(CorruptionError, match=message):
             call("convert", "model", *target)
-        with pytest.raises(CorruptionError, match=told):
+        with pytest.raises(CorruptionError, match=message):
             call("get", "model", leaf, *target)
     for target in ("new.npz", "new.safetensors"):
-        with pytest.raises(CorruptionError, match=told):
+        with pytest.raises(CorruptionError, match=message):
             call("get", "model", "params", target, "--dtype", "float32")
     assert not Path("new").exists()
     assert "are damaged" in refused("convert", "model", "new", status=1)
@@ -396,7 +396,7 @@ def test_layers_that_do_not_fit(folder: Path) -> None:
     flat = write_layers("one.safetensors")
     for option, message in {
         ("--stack", "w"): "takes two paths with = between them",
-        ("--stack", "w=model/layers/w"): "one *, for the number of the layer",
+        ("--stack", "w=model/layers/w"): "one *",
         ("--stack", "w=other/*/w"): "matches nothing",
         ("--stack", "norm=model/layers/*/w"): "a leaf at norm already",
         ("--unstack", "x=layers/*/w"): "no array at x",

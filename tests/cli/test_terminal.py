@@ -58,7 +58,7 @@ def test_without_its_libraries(folder: Path) -> None:
     code = "import sys; sys.modules['typer'] = None; import treepack.__main__ as m; m.main()"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert "pip install 'treepack[cli]'" in done.stderr
+    assert "pip install typer rich" in done.stderr
 
 
 # A title of the window, a cleared screen, a line of its own, text from right to left, nothing that
@@ -110,7 +110,7 @@ def test_what_files_bring_is_escaped(folder: Path) -> None:
 
 
 class Terminal(io.StringIO):
-    """What somebody looks at."""
+    """Shown on a terminal."""
 
     def isatty(self) -> bool:
         """Tells so."""

@@ -298,7 +298,7 @@ fn small_arrays_are_aligned_for_their_elements_where_all_are_meant() {
         (8, "int64"),
         (16, "complex128"),
     ];
-    let (mut met, mut of_lines) = (0, 0);
+    let (mut reached, mut of_lines) = (0, 0);
     for (itemsize, dtype) in elements {
         for shape in [
             &[][..],
@@ -335,7 +335,7 @@ fn small_arrays_are_aligned_for_their_elements_where_all_are_meant() {
                                 0,
                                 "{dtype} {shape:?} {before}"
                             );
-                            met += usize::from(align == 64);
+                            reached += usize::from(align == 64);
                             of_lines +=
                                 usize::from(align == 64 && read.payload_offset.is_multiple_of(64));
                         }
@@ -344,7 +344,7 @@ fn small_arrays_are_aligned_for_their_elements_where_all_are_meant() {
             }
         }
     }
-    assert!(of_lines > met / 3, "{of_lines} of {met}");
+    assert!(of_lines > reached / 3, "{of_lines} of {reached}");
 }
 
 #[test]
@@ -385,7 +385,7 @@ fn a_shape_may_have_one_open_dimension_or_be_one_integer() {
     assert_eq!(dims(&[-1], 0, 4), Some(vec![0]));
     assert_eq!(dims(&[0, 5], 0, 4), Some(vec![0, 5]));
     assert_eq!(dims(&[], 4, 4), Some(vec![]));
-    // Two open ones, one that cannot be told, sizes that do not fit, an overflow.
+    // Two open dimensions, one that cannot be inferred, sizes that do not fit, an overflow.
     assert_eq!(dims(&[-1, -1], 4, 1), None);
     assert_eq!(dims(&[0, -1], 0, 1), None);
     assert_eq!(dims(&[5, -1], 12, 1), None);
@@ -444,7 +444,7 @@ impl treepack::layout::Payload for Huge {
         _: usize,
         _: &'t mut [std::mem::MaybeUninit<u8>],
     ) -> treepack::Result<&'t mut [u8]> {
-        unreachable!("nobody asks for them")
+        unreachable!("never called")
     }
 }
 

@@ -288,12 +288,10 @@ fn what_is_not_there_is_an_error() {
         assert!(matches!(error, Error::NoLeaf { path: found } if found == path));
     }
     let error = file.get("flag").unwrap_err().to_string();
-    assert_eq!(error, "the leaf is bool, not an array (at flag)");
+    assert_eq!(error, "expected an array, found bool (at flag)");
     let error = file.leaf("step").unwrap().value().unwrap_err();
-    assert_eq!(
-        error.to_string(),
-        "the leaf is int32, not a plain value (at step)"
-    );
+    let text = error.to_string();
+    assert_eq!(text, "expected a plain value, found int32 (at step)");
     let missing = File::open("no/such/file").unwrap_err();
     assert!(matches!(missing, Error::Io(error) if error.kind() == std::io::ErrorKind::NotFound));
     assert!(File::open(golden("orbax")).is_err());
@@ -535,7 +533,7 @@ fn map(pairs: Vec<(&str, rmpv::Value)>) -> Vec<u8> {
 }
 
 #[test]
-fn leaves_of_all_kinds_are_told() {
+fn leaves_of_all_kinds_are_listed() {
     let key = map(vec![
         ("__prng_key__", "threefry2x32".into()),
         ("data", array("uint32", &[2], &[1, 0, 0, 0, 2, 0, 0, 0])),
@@ -574,7 +572,7 @@ fn leaves_of_all_kinds_are_told() {
 }
 
 #[test]
-fn of_damage_below_a_long_key_the_first_paths_are_told() {
+fn damage_below_a_long_key_names_the_first_paths() {
     const LEAVES: usize = 20;
     let key = "k".repeat(1 << 20);
     let mut writer = Writer::new();

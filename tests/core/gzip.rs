@@ -134,10 +134,10 @@ fn a_range_needs_only_its_own_blocks() {
     assert!(matches!(in_order(&stream), Err(Error::Gzip(_))));
 }
 
-/// What a watch is told, until it is more than allowed.
-struct Told(Mutex<Vec<usize>>, usize);
+/// Records the calls of a watch, up to a limit.
+struct Recorder(Mutex<Vec<usize>>, usize);
 
-impl Watch for Told {
+impl Watch for Recorder {
     fn check(&self) -> Result<()> {
         Ok(())
     }
@@ -152,39 +152,39 @@ impl Watch for Told {
     }
 }
 
-fn told(most: usize) -> Told {
-    Told(Mutex::default(), most)
+fn recorder(most: usize) -> Recorder {
+    Recorder(Mutex::default(), most)
 }
 
 #[test]
 fn progress_ends_with_all_and_can_stop() {
     let data = data(9 * BLOCK + 77);
     let layout = layout(&data);
-    let ends_with = |watch: Told, all: usize| {
-        let told = watch.0.into_inner().unwrap();
-        assert!(told.is_sorted() && told.last() == Some(&all), "{told:?}");
+    let ends_with = |watch: Recorder, all: usize| {
+        let calls = watch.0.into_inner().unwrap();
+        assert!(calls.is_sorted() && calls.last() == Some(&all), "{calls:?}");
     };
     for threads in 1..4 {
         let threads = NonZero::new(threads).unwrap();
         let mut stream = Vec::new();
-        let watch = told(usize::MAX);
+        let watch = recorder(usize::MAX);
         compress(&layout, Method::Adaptive, threads, &mut stream, &watch).unwrap();
         ends_with(watch, data.len());
-        let watch = told(BLOCK);
+        let watch = recorder(BLOCK);
         let stopped = compress(&layout, Method::Adaptive, threads, &mut Vec::new(), &watch);
         assert!(matches!(stopped, Err(Error::Stopped)));
         let indexed = Indexed::open(&stream).unwrap().unwrap();
         let mut out = vec![MaybeUninit::new(0); indexed.len()];
-        let watch = told(usize::MAX);
+        let watch = recorder(usize::MAX);
         let whole = indexed.inflate(&mut out, threads, &watch).unwrap();
         assert!(whole.is_some_and(|whole| whole == data));
         ends_with(watch, data.len());
-        let stopped = indexed.inflate(&mut out, threads, &told(BLOCK));
+        let stopped = indexed.inflate(&mut out, threads, &recorder(BLOCK));
         assert!(matches!(stopped, Err(Error::Stopped)));
-        let watch = told(usize::MAX);
+        let watch = recorder(usize::MAX);
         inflate_in_steps(&stream, 0, None, &watch).unwrap();
         ends_with(watch, stream.len());
-        let stopped = inflate_in_steps(&stream, 0, None, &told(BLOCK));
+        let stopped = inflate_in_steps(&stream, 0, None, &recorder(BLOCK));
         assert!(matches!(stopped, Err(Error::Stopped)));
     }
 }

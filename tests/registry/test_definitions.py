@@ -1,4 +1,4 @@
-"""Static data of types that nobody registered, written by the definitions of these types."""
+"""Static data of unregistered types, written by the definitions of these types."""
 
 from __future__ import annotations
 

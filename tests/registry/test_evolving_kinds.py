@@ -159,7 +159,13 @@ CHANGES: dict[str, tuple[Fields, Fields, Fields, Fields, str | None]] = {
         {"l": "l", "k": "k"},
         None,
     ),
-    "a field less": ({"w": REQUIRED, "v": 0.5}, {}, {"w": REQUIRED}, {}, "it no longer has"),
+    "a field less": (
+        {"w": REQUIRED, "v": 0.5},
+        {},
+        {"w": REQUIRED},
+        {},
+        "'v', which it no longer has",
+    ),
     "a new field without a default": (
         {"w": REQUIRED},
         {},

@@ -140,12 +140,12 @@ trees = st.recursive(leaves, nodes, max_leaves=12)
 
 @pytest.mark.parametrize("node", [Pair(1, 2), Struct(1, 2), Layer(1, 2), Module(1, 2)])
 def test_types_of_libraries_are_known(node: Any) -> None:
-    """Whatever version it is: else each of their nodes would be asked about in Python."""
+    """Whatever version it is: otherwise Python would describe each of their nodes."""
     assert _fixed_fields.fixed_fields(node) is not None
 
 
 def one_by_one(call: Callable[[], Any]) -> Any:
-    """Calls a function while Python is asked for each node."""
+    """Calls a function while Python describes each node."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(_fixed_fields, "_of_kind", lambda *_: None)
         return call()

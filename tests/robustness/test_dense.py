@@ -211,7 +211,7 @@ def test_what_needs_all_paths_is_refused_where_they_are_too_long(
     check_work(measured, work, NBYTES, MANY)
     with treepack.open(long_keys["numpy"]) as file:
         if use == "select nothing":
-            with pytest.raises(treepack.TreepackError, match="matches nothing in the file"):
+            with pytest.raises(treepack.TreepackError, match="select"):
                 TOO_LONG[use](file[LONG])
         else:
             TOO_LONG[use](file[LONG])

@@ -84,11 +84,11 @@ FILES: dict[str, tuple[Callable[[], bytes] | bytes, str]] = {
     "legacy torch": (TORCH_LEGACY, "PyTorch: load it with torch"),
     "keras": (zipped("metadata.json", "model.weights.h5"), "Keras"),
     "hdf5": (b"\x89HDF\r\n\x1a\n" + bytes(40), "HDF5 file, such as weights of Keras"),
-    "npy": (npy, r"\.npy file: load it with numpy\.load"),
+    "npy": (npy, r"\.npy file"),
     "zip": (zipped("a.txt"), "zip archive: unpack it"),
     "lfs": (b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 5\n", "git lfs pull"),
-    "html": (b"\n<html><body>404</body></html>", "HTML page: the download went wrong"),
-    "xml": (b"<?xml version='1.0'?><Error/>", "XML document: the download went wrong"),
+    "html": (b"\n<html><body>404</body></html>", "HTML page"),
+    "xml": (b"<?xml version='1.0'?><Error/>", "XML document"),
     "json": (b'{\n  "a": 1\n}', "JSON"),
     "weights": (b'{"metadata": {}, "weight_map": {"w": "x"}}', "index of a checkpoint in several"),
     "yaml": (b"learning_rate: 0.1\nsteps: 5\n", 'YAML text that begins with "learning_rate: 0.1"'),
@@ -158,16 +158,14 @@ def test_our_own_files_look_like_nothing_else(tmp_path: Path) -> None:
 def test_an_empty_file(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for verb in (treepack.load, treepack.open, treepack.abstract, treepack.read_metadata):
-        with pytest.raises(
-            treepack.DecodeError, match=r"empty \(0 bytes\): write or copy it again"
-        ):
+        with pytest.raises(treepack.DecodeError, match=r"\(0 bytes\)"):
             verb(tmp_path / "file")
 
 
 @pytest.mark.parametrize(
     ("names", "message"),
     [
-        ([], "is empty, or its save has not finished"),
+        ([], "is empty"),
         (["config.json", "model.safetensors.index.json"], "index of safetensors, but no file"),
         (["config.json", "flax_model.msgpack"], r"load its files flax_model\*\.msgpack"),
         (["pytorch_model.bin"], "PyTorch"),

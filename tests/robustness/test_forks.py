@@ -1,4 +1,4 @@
-"""A fork while other threads of the parent read: the child reads as well, and waits for nobody."""
+"""A fork while other threads of the parent read: the child reads, too, and waits for no thread."""
 
 from __future__ import annotations
 

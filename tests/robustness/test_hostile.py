@@ -76,10 +76,10 @@ def test_files_that_are_written_elsewhere_are_refused(tmp_path: Path) -> None:
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="resets the peak of memory")
 def test_memory_is_measured() -> None:
     measured = limits.Limits()
-    for size, is_told in ((1 << 20, False), (64 << 20, True), (1 << 20, False)):
+    for size, is_found in ((1 << 20, False), (64 << 20, True), (1 << 20, False)):
         with measured.memory("", 1000, 1 << 20) as found:
             np.ones(size, np.uint8).sum()
-        assert bool(found) == is_told, size
+        assert bool(found) == is_found, size
     assert measured.largest[0] >= 60 << 20
 
 

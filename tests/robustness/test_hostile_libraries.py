@@ -228,6 +228,6 @@ def test_code_of_the_program_gets_no_objects_with_functions() -> None:
 
     treepack.register_node(Box, serialized_name="tests.hostile.Box")
     data = treepack.dumps([Box()])
-    with pytest.raises(treepack.UnregisteredTypeError, match="pass a template as target"):
+    with pytest.raises(treepack.UnregisteredTypeError, match=r"tests\.hostile\.Box"):
         treepack.loads(data)
     assert not called

@@ -45,10 +45,10 @@ def test_the_last_checkpoint_is_whole_whatever_is_killed(tmp_path: Path) -> None
     first = 0
     for _ in range(int(os.environ.get("TREEPACK_KILLS", "3"))):
         running = processes.start(KILLED, 2, path, first)
-        told = running[0].stdout
-        assert told is not None
+        lines = running[0].stdout
+        assert lines is not None
         for _ in range(rng.randrange(1, 5)):
-            line = told.readline()
+            line = lines.readline()
             assert line, "it has ended"
         time.sleep(rng.random() * 0.05)
         victims = running if rng.random() < 0.5 else [rng.choice(running)]

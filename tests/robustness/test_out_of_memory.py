@@ -20,7 +20,7 @@ import os, resource
 def size():
     return int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 
-def told(name, work, more):
+def outcome(name, work, more):
     """Tells what becomes of work in another process that has so many megabytes more."""
     reading, writing = os.pipe()
     child = os.fork()
@@ -125,7 +125,7 @@ CASES = {
 }
 
 def failed(name, work):
-    found = {more: told(name, work, more) for more in (3, 20)}
+    found = {more: outcome(name, work, more) for more in (3, 20)}
     for more, what in found.items():
         if what != "MemoryError":
             print(f"{name} with {more} MB: {what}", flush=True)
@@ -170,7 +170,7 @@ treepack.register_namedtuple(Pair, serialized_name="memory.Pair")
 treepack.loads(treepack.dumps([Pair(1, (1, [1])), {1: 2}]))  # imports all that is needed
 data = open(sys.argv[1], "rb").read()
 read = {"metadata": treepack.read_metadata}.get(sys.argv[2], treepack.loads)
-found = {told("", lambda: read(data), more / 8) for more in range(2, 160, 7)}
+found = {outcome("", lambda: read(data), more / 8) for more in range(2, 160, 7)}
 sys.exit(0 if {"MemoryError"} <= found <= {"MemoryError", "enough"} else str(found))
 """
 
@@ -317,7 +317,7 @@ for name, work in VERBS.items():
     fill()
     more, enough = 0.1, 0
     while enough < 2 and more < 30:
-        found = told(name, work, more)
+        found = outcome(name, work, more)
         enough += found == "enough"
         if found not in FINE and "errno 12" not in found.lower():
             print(f"{name} with {more:.3f} MB: {found}", flush=True)
@@ -395,7 +395,7 @@ for verb, work in VERBS.items():
     for name, data in FILES.items():
         tried(work, data)  # imports all that is needed
         for more in range(1, 12):
-            found = told("", lambda: tried(work, data), more / 2)
+            found = outcome("", lambda: tried(work, data), more / 2)
             if found not in ("enough", "MemoryError", LOST):
                 print(f"{verb} of {name} with {more / 2} MB: {found}", flush=True)
                 failed += 1

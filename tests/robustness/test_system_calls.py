@@ -1,7 +1,7 @@
 """Every call of the system that a save makes, failed in turn; and power lost after each of them.
 
 Calls that file systems may lack are refused, too. A tracer (`tests/support/tracer.c`) sees calls as
-the kernel does, whoever makes them.
+the kernel does, for every thread.
 """
 
 from __future__ import annotations
@@ -207,12 +207,12 @@ def fail_each(kind: str, folder: Path, errors: list[str], *, each: bool, stride:
             now = which(kind, path)
             assert now == "new" or error is not None, problem
             if error is not None:
-                told = " ".join([str(error), *getattr(error, "__notes__", [])])
+                text = " ".join([str(error), *getattr(error, "__notes__", [])])
                 assert isinstance(error, (OSError, MemoryError, treepack.TreepackError)), problem
-                named = str(inside) in told or "out of memory" in told
-                # Python says so of files whose position cannot be asked for.
+                named = str(inside) in text or "out of memory" in text
+                # Python's error for files without a position.
                 named = named or isinstance(error, (MemoryError, io.UnsupportedOperation))
-                assert named, f"{problem}: {told}"
+                assert named, f"{problem}: {text}"
             save(path, OLD)
             assert which(kind, path) == "old", problem
             assert names(inside) == [], problem
@@ -279,13 +279,13 @@ def kill_often(kind: str, folder: Path, instants: int) -> None:
     rng = random.Random(kind)
     left = 0
     for _ in range(instants):
-        ready, told = os.pipe()
+        ready, sender = os.pipe()
         child = os.fork()
         if not child:
             for tree in itertools.cycle((NEW, OLD)):
                 SAVES[kind](path, tree)
-                os.write(told, b".")
-        os.close(told)
+                os.write(sender, b".")
+        os.close(sender)
         for _ in range(rng.randrange(1, 4)):
             assert os.read(ready, 1), "it has ended"
         time.sleep(rng.random() * 0.01)

@@ -1,4 +1,4 @@
-"""Threads that end before they begin, as they do for want of memory: nobody waits for them."""
+"""Threads that cannot start, as without memory: no other thread waits for them."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_the_caller_does_what_no_thread_has_begun() -> None:
 
 @pytest.mark.usefixtures("no_thread_begins")
 def test_a_thread_that_never_begins_is_an_error() -> None:
-    with pytest.raises(MemoryError, match="before it began"):
+    with pytest.raises(MemoryError, match="could not start"):
         _tasks.Thread(lambda: None)
 
 

@@ -42,7 +42,7 @@ def test_a_save_in_the_background_is_like_another(tmp_path: Path) -> None:
 
 
 class Gate:
-    """Who is told of a save, and holds it up."""
+    """Holds up the saves that report to it."""
 
     def __init__(self) -> None:
         self.open, self.reached = threading.Event(), threading.Event()
@@ -58,7 +58,7 @@ def test_what_becomes_of_the_tree_afterwards_does_not_matter(
 ) -> None:
     rng = np.random.default_rng(0)
     gate = Gate()
-    first = rng.random(1 << 20)  # more than what is written before anybody is told
+    first = rng.random(1 << 20)  # more than is written before the first report
     tree = {
         "first": first,
         "arrays": [rng.random(size) for size in (1, 100, 1000, 200_000)],
@@ -197,7 +197,7 @@ def is_at_its_end():
         frame = frame.f_back
     return frame is not None
 
-def told(done, total):
+def report(done, total):
     while not is_at_its_end():
         time.sleep(0.001)
     assert not Path(path).exists()
@@ -205,7 +205,7 @@ def told(done, total):
 def save(where):
     global path
     path = where
-    treepack.save(path, {"w": np.ones(1 << 23)}, background=True, progress=told)
+    treepack.save(path, {"w": np.ones(1 << 23)}, background=True, progress=report)
 
 if args[1] == "program":
     save(args[0])
@@ -290,9 +290,9 @@ def gate(done, total):
     reached.set()
     assert go_on.wait(60)
 
-told = []
+calls = []
 saving = treepack.save(path, np.zeros(1 << 20), background=True, progress=gate)
-saving.add_done_callback(told.append)
+saving.add_done_callback(calls.append)
 assert reached.wait(60)
 
 def save_again():
@@ -305,7 +305,7 @@ def save_again():
         assert "the parent process continues to save" in str(error), error
     else:
         raise AssertionError("no error")
-    assert saving.done() and not told
+    assert saving.done() and not calls
 
 in_child(save_again)
 assert treepack.load(path) == "child"
@@ -332,7 +332,7 @@ done.set()
 thread.join()
 go_on.set()
 saving.result(60)
-assert told == [saving]
+assert calls == [saving]
 assert treepack.load(path).shape == (1 << 20,)
 """
 

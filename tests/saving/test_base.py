@@ -72,7 +72,7 @@ def test_a_base_elsewhere_is_given(files: tuple[Path, Path], tmp_path: Path):
     (tmp_path / "far").mkdir()
     path = tmp_path / "far" / "new.treepack"
     treepack.save(path, tree, base=files[0])
-    with pytest.raises(treepack.TreepackError, match=r"new.treepack': this is a patch: pass base="):
+    with pytest.raises(treepack.TreepackError, match=r"new\.treepack': .*base="):
         treepack.load(path)
     with treepack.open(files[0]) as file:
         for base in (files[0], str(files[0]), file, held, files[0].read_bytes()):
@@ -109,7 +109,7 @@ def test_a_base_that_has_changed_is_another_one(files: tuple[Path, Path]):
 
 def test_sharded_saves_have_no_base(files: tuple[Path, Path], tmp_path: Path):
     held, tree = trees()
-    with pytest.raises(ValueError, match="base= is for trees that are saved to one file"):
+    with pytest.raises(ValueError, match="base="):
         treepack.save(tmp_path / "sharded", tree, base=held, sharded=True)
     treepack.save(tmp_path / "sharded", held, sharded=True)
     for base in (tmp_path / "sharded", treepack.open(tmp_path / "sharded")):

@@ -19,7 +19,7 @@ from waiting import HANG_S
 
 
 class Store:
-    """The key-value store of `jax.distributed`, as long as nobody has to wait."""
+    """The key-value store of `jax.distributed`, for processes that need not wait."""
 
     def __init__(self) -> None:
         self.values: dict[str, str] = {}
@@ -37,7 +37,7 @@ class Store:
             del self.values[name]
 
     def blocking_key_value_get(self, key: str, patience_ms: int) -> str:
-        """Returns a value; nobody will set a missing one."""
+        """Returns a value; a missing one is never set."""
         self.reads[self.reader] += 1
         if key not in self.values:
             raise RuntimeError("DEADLINE_EXCEEDED")
@@ -53,7 +53,7 @@ def members(store: Store, count: int, monkeypatch: pytest.MonkeyPatch) -> list[G
     return found
 
 
-def told(store: Store, all_groups: list[Group], messages: dict[int, Message]) -> Any:
+def exchanged(store: Store, all_groups: list[Group], messages: dict[int, Message]) -> Any:
     """Lets all processes tell, the first of each group last; returns what process 0 gathers."""
     size = groups.group_size(len(all_groups))
     for is_first in (False, True):
@@ -69,7 +69,7 @@ def told(store: Store, all_groups: list[Group], messages: dict[int, Message]) ->
 def test_no_process_reads_many_messages(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     store = Store()
     sent = {at: Message(Written(f"file-{at}", at, at, 3)) for at in range(1, count)}
-    found = told(store, members(store, count, monkeypatch), sent)
+    found = exchanged(store, members(store, count, monkeypatch), sent)
     assert found == sent
     assert max(store.reads.values()) <= max(16 + count // 16, 2.1 * count**0.5)
 
@@ -78,14 +78,14 @@ def test_no_process_reads_many_messages(count: int, monkeypatch: pytest.MonkeyPa
 def test_errors_of_all_arrive(failed: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     store = Store()
     sent = {at: Message(error="enough" if at in failed else "") for at in range(1, 40)}
-    assert told(store, members(store, 40, monkeypatch), sent) == sent
+    assert exchanged(store, members(store, 40, monkeypatch), sent) == sent
 
 
 @pytest.mark.parametrize("missing", [[1], [16], [17], [32, 33], [38, 39]])
 def test_who_does_not_come_is_named(missing: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     store = Store()
     sent = {at: Message() for at in range(1, 40) if at not in missing}
-    found = told(store, members(store, 40, monkeypatch), sent)
+    found = exchanged(store, members(store, 40, monkeypatch), sent)
     assert found.keys() == {*range(1, 40)}
     assert {at for at, message in found.items() if "did not call save" in message.error} == {
         *missing
@@ -94,7 +94,7 @@ def test_who_does_not_come_is_named(missing: list[int], monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("is_at_once", [False, True])
 @pytest.mark.parametrize(
-    ("of_first", "of_second", "met"),
+    ("of_first", "of_second", "common"),
     [  # steps of process 0, of which all but the last three have ended, and of the other one
         ([1, 2, 3], [1, 2, 3], [0, 1, 2]),
         ([1, 2, 3], [2, 3], [1, 2]),
@@ -111,7 +111,7 @@ def test_who_does_not_come_is_named(missing: list[int], monkeypatch: pytest.Monk
 def test_processes_that_miss_saves_meet_at_the_next_step(
     of_first: list[int | None],
     of_second: list[int | None],
-    met: list[int | str],
+    common: list[int | str],
     is_at_once: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -138,8 +138,8 @@ def test_processes_that_miss_saves_meet_at_the_next_step(
         found = [outcome(group) for group in reversed(second)][::-1]
     else:
         found = [outcome(Group(timeout=1e-6, step=step)) for step in of_second]
-    assert found == met
-    for number in {*range(len(of_first))} - {*met}:
+    assert found == common
+    for number in {*range(len(of_first))} - {*common}:
         message = store.values.get(f"treepack/{number}/done/1", "it missed step")
         assert "it missed step" in message
 

@@ -106,7 +106,7 @@ def test_code_is_chosen_as_it_is_saved() -> None:
 
 
 def test_selections_that_make_no_sense(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="select matches nothing in the tree: x"):
+    with pytest.raises(ValueError, match=r"select .*: x\b"):
         treepack.dumps({"a": 1}, select=["a", "x"])
     with pytest.raises(ValueError, match="pass a list"):
         treepack.dumps({"a": 1, "b": 2}, select=("a", "b"))

@@ -105,7 +105,7 @@ FAILURES = (
     + """
 path = args[0]
 tree = make(mesh(2, 1))
-treepack.save(path, tree)  # told by its arrays
+treepack.save(path, tree)  # recognised by its arrays
 before = sorted(os.listdir(path))
 
 def fails(tree, what, **options):
@@ -170,11 +170,11 @@ def test_directories_that_are_not_the_same_are_noticed(tmp_path: Path) -> None:
 LATE = (
     TREE
     + """
-path, told = args[0], args[0] + ".told"
+path, marker = args[0], args[0] + ".marker"
 tree = make(mesh(2, 1))
 treepack.save(path, tree)
 if index == 1:
-    while not os.path.exists(told):
+    while not os.path.exists(marker):
         time.sleep(0.05)
 else:
     try:
@@ -183,7 +183,7 @@ else:
         assert "process 1: did not call save" in str(error), error
     else:
         raise AssertionError("no error")
-    open(told, "w").close()
+    open(marker, "w").close()
 check(treepack.load(path, make(mesh(2, 1))))
 if index == 1:
     try:
@@ -681,7 +681,7 @@ def test_a_checkpoint_as_a_shard_of_another_one(checkpoint: Path, saved: Path) -
         checkpoint,
         lambda it: it["files"][0].update(nbytes=nbytes, record=zlib.crc32(record or b"")),
     )
-    with pytest.raises(treepack.CorruptionError, match="is not a regular file"):
+    with pytest.raises(treepack.CorruptionError, match=shard.name):
         treepack.load(checkpoint)
 
 
@@ -769,7 +769,7 @@ def test_an_index_that_has_an_array_where_there_is_none(checkpoint: Path) -> Non
         if shape != [999]:  # of which headers are needed to tell
             reads += [opened.abstract, lambda opened=opened: dict(opened.leaves())]
         for read in reads:
-            with pytest.raises(treepack.DecodeError, match=r"index of the file.*at host"):
+            with pytest.raises(treepack.DecodeError, match="at host"):
                 read()
 
 
@@ -865,7 +865,7 @@ def test_leftovers_go_and_nothing_else(checkpoint: Path) -> None:
     with (checkpoint / leftovers[1]).open("rb") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         treepack.save(checkpoint, {"w": np.ones(3)}, sharded=True)
-        assert (checkpoint / leftovers[1]).exists()  # somebody writes it
+        assert (checkpoint / leftovers[1]).exists()  # its writer is alive
     treepack.save(checkpoint, {"w": np.ones(3)}, sharded=True)
     names = {path.name for path in checkpoint.iterdir()}
     assert names >= set(others)
@@ -880,9 +880,9 @@ def test_files_that_may_not_be_deleted_are_named(
     [old] = tmp_path.glob("*-00000.treepack")
     with monkeypatch.context() as patch:
         patch.setattr(directory.LocalDirectory, "_remove", denied)
-        with pytest.warns(UserWarning, match=f"no permission to delete .*{old.name}") as told:
+        with pytest.warns(UserWarning, match=f"no permission to delete .*{old.name}") as caught:
             save_to(tmp_path, 1)
-    assert len(told) == 1
+    assert len(caught) == 1
     assert value_in(tmp_path) == 1
     save_to(tmp_path, 2)
     assert not old.exists()
@@ -897,7 +897,7 @@ def test_at_a_store_old_files_go(monkeypatch: pytest.MonkeyPatch) -> None:
     save_to(url, 1)
     with monkeypatch.context() as patch:
         patch.setattr(filesystems.FileSystem, "delete", denied)
-        with pytest.warns(UserWarning, match="no permission to delete .*memory://old/files"):
+        with pytest.warns(UserWarning, match="memory://old/files"):
             save_to(url, 2)
     assert value_in(url) == 2
     treepack.save(url, {"step": 1}, sharded=True)  # without shards
@@ -912,7 +912,7 @@ def test_temporary_files_of_the_dead_go_and_those_of_the_living_stay(tmp_path: P
         assert path.exists()
     treepack.save(tmp_path, {"w": np.ones(3)}, sharded=True)
     assert not path.exists()
-    os.mkfifo(path)  # which nobody opens to write
+    os.mkfifo(path)  # without a writer
     treepack.save(tmp_path, {"w": np.ones(3)}, sharded=True)
     assert path.exists()
 
@@ -1177,12 +1177,12 @@ def test_a_directory_that_another_job_saves_to(tmp_path: Path) -> None:
     save_to(tmp_path, 0)
 
     def another() -> None:
-        told = rf"is being saved to by process {os.getpid()} on \S+ since \d{{4}}-\d\d-\d\d \d"
+        message = rf"is being saved to by process {os.getpid()} on \S+ since \d{{4}}-\d\d-\d\d \d"
         for _ in range(2):
-            with pytest.raises(treepack.TreepackError, match=told):
+            with pytest.raises(treepack.TreepackError, match=message):
                 save_to(tmp_path, 2)
         saving = treepack.save(tmp_path / ".", {}, sharded=True, background=True)
-        with pytest.raises(treepack.TreepackError, match=told):
+        with pytest.raises(treepack.TreepackError, match=message):
             saving.result(60)
         assert value_in(tmp_path) == 0
 
@@ -1270,8 +1270,8 @@ def test_a_lease_of_another_host_expires(tmp_path: Path, monkeypatch: pytest.Mon
     others = [tmp_path / "0123abcd-00001.treepack", tmp_path / "0123abce-00001.treepack"]
     for other in others:
         shutil.copy(next(tmp_path.glob("*-00000.treepack")), other)
-    told = r"by process 7 on elsewhere since 1970-01-01 00:00:00 UTC.*expires after 120 s"
-    with pytest.raises(treepack.TreepackError, match=told):
+    message = r"by process 7 on elsewhere since 1970-01-01 00:00:00 UTC.*expires after 120 s"
+    with pytest.raises(treepack.TreepackError, match=message):
         save_to(tmp_path, 1)
     assert file.exists()
     assert all(other.exists() for other in others)
@@ -1429,8 +1429,8 @@ def test_two_jobs_that_race_for_a_directory(tmp_path: Path) -> None:
         processes.start(RACES, 1, tmp_path, job, count, stdin=subprocess.PIPE)[0] for job in (1, 2)
     ]
     try:
-        told = [job.stdout.readline().split() for job in jobs if job.stdout is not None]
-        pids = [words[1] for words in told if words[0] == "ready"]
+        lines = [job.stdout.readline().split() for job in jobs if job.stdout is not None]
+        pids = [words[1] for words in lines if words[0] == "ready"]
         for job, pid in zip(jobs, reversed(pids), strict=True):
             assert job.stdin is not None
             job.stdin.write(f"{pid}\n")
@@ -1609,7 +1609,7 @@ def test_an_array_that_lacks_shards_is_not_saved(tmp_path: Path) -> None:
 
 def test_threads_are_as_many_as_can_be(saved: Path) -> None:
     for threads in (0, -5, 10**6):
-        with pytest.raises(ValueError, match="threads must be from 1"):
+        with pytest.raises(ValueError, match="threads"):
             treepack.load(saved, threads=threads)
     with pytest.raises(TypeError):
         treepack.load(saved, threads="x")  # type: ignore[call-overload]

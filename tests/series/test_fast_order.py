@@ -80,9 +80,7 @@ def test_a_save_that_another_job_has_gone_past_is_reported(tmp_path: Path, gate:
     run.wait()
     save(Series(tmp_path / "run"), 5)
     save(run, 2)
-    with pytest.raises(
-        InvalidCheckpointError, match=r"step 2 cannot be saved to .*run: resume would load step 5"
-    ):
+    with pytest.raises(InvalidCheckpointError, match=r"step 2 .*run: .*step 5"):
         run.wait()
     save(run, 6)
     run.wait()
@@ -147,7 +145,7 @@ def test_the_durable_directory_may_be_removed_during_a_drain(
     save(run_at(tmp_path / "other"), 1)
     (tmp_path / "other" / "run").rename(tmp_path / "run")  # of another run
     save(run, 3)
-    with pytest.raises(TreepackError, match="has checkpoints of another run"):
+    with pytest.raises(TreepackError, match="another run"):
         run.wait()
 
 
@@ -204,7 +202,7 @@ def test_a_copy_does_not_wait_for_a_save_that_a_handler_has_interrupted(
 
     def handle(*_: Any) -> None:
         gate.open()
-        with pytest.raises(TreepackError, match="is being saved to by process"):
+        with pytest.raises(TreepackError, match=r"process \d+ "):
             run.wait()
         handled.append(True)
 

@@ -55,12 +55,12 @@ RESUMES = (
     + """
 run = treepack.Series(args[0], timeout=60)
 expected, skipped, items = json.loads(args[1])
-with warnings.catch_warnings(record=True) as told:
+with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
     check(run.resume(template), expected)
 assert [step for step, _ in run.skipped] == skipped
 assert run.local == (items if count == 1 else items[index]), run.local
-texts = [str(it.message) for it in told]
+texts = [str(it.message) for it in caught]
 assert len([it for it in texts if "is skipped" in it]) == len(skipped), texts
 assert any("processes have saved" in it for it in texts) == (count == 1), texts
 print("resumed")
@@ -122,13 +122,14 @@ for step in range(1, 8):
     try:
         run.save(step, state(step), background=step == 5)
         run.wait()
-        told = ""
+        error_text = ""
     except treepack.TreepackError as error:
-        told = str(error)
-    missed = "missed" in told
-    assert missed == (step in (2, 3, 6)), (index, step, told)
+        error_text = str(error)
+    missed = "missed" in error_text
+    assert missed == (step in (2, 3, 6)), (index, step, error_text)
     if missed:
-        assert f"process {behind}" in told and f"step {step}" in told and "next" in told, told
+        parts = f"process {behind}", f"step {step}", "next"
+        assert all(part in error_text for part in parts), error_text
 assert run.steps() == [1, 4, 5, 7], run.steps()
 check(run.resume(template), 7)
 print("healed")
@@ -195,10 +196,10 @@ CLOCKS = (
     + """
 import time
 run = treepack.Series(args[0], seconds=0.2, every=1000, timeout=60)
-saved, asked = [], 0
+saved, calls = [], 0
 for step in range(100_000):
     time.sleep(0.001 * index)  # processes run apart
-    asked += 1
+    calls += 1
     if run.should_save(step):
         run.save(step, state(step), background=True)
         saved.append(step)
@@ -240,7 +241,7 @@ with run.preemption():
 
 @pytest.mark.parametrize("count", [1, pytest.param(2, marks=pytest.mark.campaign)])
 def test_a_run_that_receives_sigterm_saves_once_more(tmp_path: Path, count: int) -> None:
-    """Of several processes one is asked."""
+    """One of several processes receives the signal."""
     running = processes.start(PREEMPTED, count, tmp_path / "run", "first", devices=2)
     for process in running:
         assert process.stdout is not None
@@ -251,5 +252,5 @@ def test_a_run_that_receives_sigterm_saves_once_more(tmp_path: Path, count: int)
         output = process.communicate(timeout=300)[0]
         assert process.returncode == 143, output
     (saved,) = treepack.Series(tmp_path / "run").steps()
-    told = processes.run(PREEMPTED, count, tmp_path / "run", "again", devices=2)
-    assert f"resumed {saved}" in told
+    log = processes.run(PREEMPTED, count, tmp_path / "run", "again", devices=2)
+    assert f"resumed {saved}" in log

@@ -186,9 +186,11 @@ def test_a_version_must_be_newer(where: Path) -> None:
 def test_of_two_publishers_one_gets_an_error(place: dict[str, Any]) -> None:
     one, two = treepack.Publisher(**place), treepack.Publisher(**place)
     one.push(policy(1), version=1)
-    told = "another publisher has changed .*, where version 1 is the newest now: only one may push"
+    message = (
+        "another publisher has changed .*, where version 1 is the newest now: only one may push"
+    )
     for _ in range(2):
-        with pytest.raises(treepack.TreepackError, match=told):
+        with pytest.raises(treepack.TreepackError, match=message):
             two.push(policy(2), version=2)
     one.push(policy(2), version=2)
     three = treepack.Publisher(**place)
@@ -222,9 +224,9 @@ def test_two_publishers_at_the_same_time_never_mix(
         one.push(policy(1), version=1)
     except treepack.TreepackError as error:
         errors.append(error)
-    told = "only one may push|is being saved to by process"
+    message = r"version \d+ is the newest|process \d+"
     assert len(errors) == 1
-    with pytest.raises(treepack.TreepackError, match=told):
+    with pytest.raises(treepack.TreepackError, match=message):
         raise errors[0]
     assert treepack.Subscriber(**place).latest()[0] in (1, 2)
 
@@ -279,9 +281,9 @@ def test_a_subscriber_whose_objects_go_reads_the_head_again(
 
 def test_waiting_ends_with_a_newer_version(where: Path) -> None:
     publisher, subscriber = treepack.Publisher(where), treepack.Subscriber(where)
-    with pytest.raises(TimeoutError, match=r"no version was published in 0.01 s.*policy"):
+    with pytest.raises(TimeoutError, match=r"0\.01 s.*policy"):
         subscriber.wait(timeout=0.01)
-    with pytest.raises(ValueError, match="timeout must be a number of seconds above 0"):
+    with pytest.raises(ValueError, match="timeout"):
         subscriber.wait(timeout=0)
     received: list[int] = []
 
@@ -432,21 +434,21 @@ def start(work):
 
 follower, newest = treepack.Subscriber(folder), 0
 for kill in range(kills):
-    publisher, told = start(publish)
-    lines = [told.readline()]
+    publisher, published = start(publish)
+    lines = [published.readline()]
     subscriber, heard = start(subscribe)
     for _ in range(rng.randrange(4)):
-        lines.append(told.readline())
+        lines.append(published.readline())
     time.sleep(rng.random() * 0.01)  # to any place in a push
     os.kill(publisher, signal.SIGKILL)
     os.waitpid(publisher, 0)
     assert heard.readline(), "it has ended"
     os.kill(subscriber, signal.SIGKILL)
     os.waitpid(subscriber, 0)
-    versions = [int(line) for line in [*lines, *told]]
-    told.close(), heard.close()
+    versions = [int(line) for line in [*lines, *published]]
+    published.close(), heard.close()
     assert versions == list(range(versions[0], versions[0] + len(versions)))
-    assert versions[0] in (newest + 1, newest + 2)  # of which it may not have told
+    assert versions[0] in (newest + 1, newest + 2)  # the last one may be unreported
     for reader in (follower, treepack.Subscriber(folder)):
         version, tree = reader.latest()
         check(version, tree)

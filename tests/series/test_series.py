@@ -165,12 +165,11 @@ def test_files_of_the_system_are_passed_over(tmp_path: Path, kind: str, sharded:
     SPECIAL[kind](tmp_path / "step_2")
     with pytest.warns(UserWarning, match="step 2 of .* is skipped"):
         check(run.resume(TEMPLATE), 1)
-    assert "step_2': it is not a regular file" in str(run.skipped[0][1])
-    with pytest.raises(TreepackError, match="not a regular file"):
+    assert "step_2': " in str(run.skipped[0][1])
+    with pytest.raises(TreepackError, match="step_2"):
         run.metrics(2)
     listed = commands.run("ls", str(tmp_path))
-    assert "1 of 2 checkpoints can be resumed" in listed
-    assert "not whole: it is not a regular file" in listed
+    assert "1 of 2 checkpoints" in listed
     run.save(2, state(2))
     check(run.resume(TEMPLATE), 2)
     assert run.skipped == []
@@ -253,7 +252,7 @@ def test_a_signal_may_interrupt_the_save_of_a_handler(
 def test_options_that_cannot_work_are_errors(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="must not end with a digit"):
         treepack.Series(tmp_path, prefix="v1")
-    with pytest.raises(TypeError, match=r"must be a treepack\.Keep"):
+    with pytest.raises(TypeError, match="keep"):
         treepack.Series(tmp_path, keep=3)  # type: ignore[arg-type]
 
 
@@ -319,7 +318,7 @@ def test_files_of_others_are_resumed(tmp_path: Path) -> None:
     assert run.metadata(3) == {"mine": 1}
     checkpoints.save_checkpoint(tmp_path, state(4), 4, keep=9)
     check(run.resume(TEMPLATE, verify="manifest"), 4)
-    with pytest.raises(TreepackError, match="no checksums to verify"):
+    with pytest.raises(TreepackError, match="checksums"):
         run.resume(TEMPLATE)
     run.save(5, state(5))
     assert run.steps() == [3, 4, 5]
@@ -334,7 +333,7 @@ def test_a_step_is_saved_again_but_none_before_a_whole_one(tmp_path: Path) -> No
     assert found is not None
     assert found[1]["step"] == 6
     for later in (run, Series(tmp_path)):
-        with pytest.raises(InvalidCheckpointError, match="load step 5, which is there"):
+        with pytest.raises(InvalidCheckpointError, match="step 5"):
             later.save(4, state(4))
     # A damaged one does not count: training goes on before it.
     Path(run.path(5)).write_bytes(b"")
@@ -366,7 +365,7 @@ def test_an_error_of_the_rules_does_not_harm_the_save(
         raise PermissionError(1, "not permitted", "x")
 
     monkeypatch.setattr("treepack._src.series.retention.remove_file", fail)
-    with pytest.warns(UserWarning, match=r"no permission to delete.*step_2"):
+    with pytest.warns(UserWarning, match="step_2"):
         run.save(3, state(3))
     monkeypatch.undo()
     monkeypatch.setattr("treepack._src.series.writing.discard", fail)
@@ -435,9 +434,9 @@ def test_arguments_are_checked(tmp_path: Path) -> None:
         for local, path in ((object(), "local"), ({"a": [1, object()]}, "local/a/1")):
             with pytest.raises(treepack.UnserializableLeafError, match=f"at {path}: "):
                 run.save(1, {}, local=local)
-        with pytest.raises(ValueError, match="unique") as told:
+        with pytest.raises(ValueError, match="unique") as caught:
             run.save(1, {}, local={1: 2, "1": 3})
-        assert "the argument local" in told.value.__notes__[-1]
+        assert "the argument local" in caught.value.__notes__[-1]
     with pytest.raises(treepack.UnserializableLeafError, match="a/b"):
         run.save(1, {"a": {"b": object()}})
     with pytest.raises(ValueError, match="prefix"):
@@ -484,15 +483,15 @@ except BusyError as error:
 
 
 def test_of_two_jobs_one_gets_an_error(tmp_path: Path) -> None:
-    told = []
+    outputs = []
 
     def meanwhile(done: int, total: int) -> None:
-        if not told:
+        if not outputs:
             command = [sys.executable, "-c", BUSY, str(tmp_path)]
-            told.append(subprocess.run(command, capture_output=True, text=True).stdout)
+            outputs.append(subprocess.run(command, capture_output=True, text=True).stdout)
 
     Series(tmp_path).save(1, state(1), progress=meanwhile)
-    assert f"is being saved to by process {os.getpid()}" in told[0]
+    assert f"process {os.getpid()}" in outputs[0]
     assert [it.name for it in tmp_path.iterdir()] == ["step_1"]
 
 

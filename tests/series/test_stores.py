@@ -152,17 +152,17 @@ def test_a_program_that_is_killed_at_any_request_leaves_whole_ones(
         command = [sys.executable, "-c", KILLED, url, json.dumps(options), str(sharded), fast]
         job = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         server.proxy.fault = killing(job, turn, after)
-        told = job.communicate()[0]
-        has_ended = "ended" in told
+        output = job.communicate()[0]
+        has_ended = "ended" in output
         server.proxy.wait_until_idle()
         server.proxy.fault = lambda _: None
         if has_fast:
             both = run_of(server, url, keep=treepack.Keep(last=2), sharded=sharded, fast=fast)
             found = both.resume(state(0), strict=False)
             assert found is not None
-            assert found[0] == found[1]["step"] == both.local == (4 if "saved" in told else 3)
+            assert found[0] == found[1]["step"] == both.local == (4 if "saved" in output else 3)
             both.wait()
-            if "saved" in told:
+            if "saved" in output:
                 check_durable(server, url)
         steps = [step for step in run.steps() if treepack.verify(run.path(step)).ok]
         assert steps in ([2, 3], [2, 3, 4], [3, 4])
@@ -210,10 +210,10 @@ def test_a_save_takes_few_requests(server: s3.Server, sharded: bool) -> None:
         run.save(step, state(step), local=step)
     server.proxy.requests.clear()
     run.save(5, state(5), local=5)
-    told = [request.method for request in server.proxy.requests]
+    methods = [request.method for request in server.proxy.requests]
     # Whether a later one is there; the file; what there is; what goes. Of a directory also what is
     # there before and after, the end of the file, the manifest, and the files that go.
-    assert len(told) <= (11 if sharded else 4), server.proxy.requests
+    assert len(methods) <= (11 if sharded else 4), server.proxy.requests
     server.proxy.requests.clear()
     check(run, 5)
     assert len(server.proxy.requests) <= (4 if sharded else 3), server.proxy.requests

@@ -224,8 +224,8 @@ def check_error(error: BaseException, url: str) -> None:
     """
     assert isinstance(error, (OSError, treepack.TreepackError, UserWarning)), repr(error)
     assert url in str(error), repr(error)
-    told = "".join(traceback.format_exception(error))
-    assert "s3cr3t" not in told, told
+    text = "".join(traceback.format_exception(error))
+    assert "s3cr3t" not in text, text
 
 
 URLS = itertools.count()

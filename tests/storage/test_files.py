@@ -162,16 +162,16 @@ def test_a_process_that_is_killed_while_it_saves_leaves_the_old_file(tmp_path: P
     code = (
         "import signal, sys, numpy, treepack\n"
         "left = int(sys.argv[2])\n"
-        "def told(done, total):\n"
+        "def report(done, total):\n"
         "    global left\n"
         "    left -= 1\n"
         "    if left == 0:\n"
         "        print('saving', flush=True)\n"
         "        signal.pause()\n"
         "tree = {'a': numpy.ones(4_000_000)}\n"
-        "treepack.serialization.save_to_file(tree, sys.argv[1], progress=told)\n"
+        "treepack.serialization.save_to_file(tree, sys.argv[1], progress=report)\n"
     )
-    for times in (1, 2, 4):  # that it is told of progress, before it is killed
+    for times in (1, 2, 4):  # reports of progress before the kill
         with subprocess.Popen(
             [sys.executable, "-c", code, str(path), str(times)], stdout=subprocess.PIPE
         ) as process:
@@ -297,7 +297,7 @@ def test_gzip_functions():
         assert treepack.serialization.decompress_bytes(compressed) == data
         assert compressed == treepack.serialization.compress_bytes(bytearray(data), level=level)
     for level in (10, -1):
-        with pytest.raises(ValueError, match=f"level must be from 0 to 9, got {level}"):
+        with pytest.raises(ValueError, match=f"level .*9, got {level}"):
             treepack.serialization.compress_bytes(data, level=level)
     theirs = gzip.compress(data)
     many = theirs + bytes(7) + gzip.compress(b"more") + b"\0"

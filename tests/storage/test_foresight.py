@@ -103,12 +103,12 @@ def test_listing_takes_few_rounds_and_bytes(
 def test_wrong_or_failed_foresight_changes_nothing(at_once: int) -> None:
     random_ = random.Random(at_once)
     data = memoryview(random_.randbytes(20 << 20))
-    asked: list[int] = [0]
+    position: list[int] = [0]
 
     def fetches(start: int, stop: int) -> memoryview:
         assert 0 <= start < stop <= len(data)
-        if not start <= asked[0] < stop and random_.random() < 0.3:
-            raise OSError("nobody has asked for it")
+        if not start <= position[0] < stop and random_.random() < 0.3:
+            raise OSError("it was not requested")
         return data[start:stop]
 
     for _ in range(30):
@@ -120,7 +120,7 @@ def test_wrong_or_failed_foresight_changes_nothing(at_once: int) -> None:
                 at, way = random_.randrange(len(data)), random_.randrange(1 << 20)
             length = random_.choice([1, 512, 3000, 70_000, 1 << 20])
             at = (at + (length if turn < 0.4 else way)) % (len(data) - 1)
-            asked[0], length = at, min(length, len(data) - at)
+            position[0], length = at, min(length, len(data) - at)
             expected = data[at:][:length]
             found = blocks.read(at, length)
             assert 0 < len(found) <= length

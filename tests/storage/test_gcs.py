@@ -85,7 +85,7 @@ def test_of_two_jobs_one_gets_an_error(server: gcs.Server, is_same: bool) -> Non
         treepack.save(url, {"a": np.full(1000, 2)}, sharded=True, storage_options=options)
     same(treepack.load(url, storage_options=options), {"a": np.full(1000, int(not is_same))})
     assert treepack.verify(url, storage_options=options).ok
-    assert len(entries(resolved(url, options))) == 2, "the files of the one that is told are gone"
+    assert len(entries(resolved(url, options))) == 2, "the files of the one with the error are gone"
 
 
 def test_jobs_race_for_a_directory(server: gcs.Server) -> None:

@@ -33,13 +33,13 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """Sends a range of the file, or an empty list."""
-        asked = self.headers.get("Range")
+        range_ = self.headers.get("Range")
         if "list-type" in self.path:
             status, headers, data = 200, [], LISTING
-        elif asked and not self.file:
+        elif range_ and not self.file:
             status, headers, data = 416, [("Content-Range", "bytes */0")], b""
         else:
-            status, headers, data = s3.part_of(self.file, asked)
+            status, headers, data = s3.part_of(self.file, range_)
         self.send_response(status)
         for name, value in headers:
             self.send_header(name, value)
@@ -194,5 +194,5 @@ def test_an_index_of_more_elements_than_there_can_be_is_damage(
         for url, options in stores.values():
             array = treepack.open(url, storage_options=options)["w"]
             assert array.shape == tuple(shape)
-            with pytest.raises(treepack.DecodeError, match="the index of the file"):
+            with pytest.raises(treepack.DecodeError):
                 array[...]

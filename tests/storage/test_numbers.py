@@ -110,7 +110,7 @@ def test_how_to_compress_is_checked(tmp_path: Path) -> None:
             treepack.dumps(1, compress=how)  # type: ignore[arg-type]
         with pytest.raises(ValueError, match="compress must be"):
             treepack.save(tmp_path / "saved", 1, compress=how)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="level requires compress=True"):
+    with pytest.raises(ValueError, match="level"):
         treepack.dumps(1, compress="numbers", level=3)
     for compress in (serialization.compress_bytes, serialization.to_compressed_bytes):
         for how in ("zstd", False):

@@ -112,7 +112,7 @@ def test_requests_of_a_directory(server: s3.Server) -> None:
 
 
 def test_requests_of_a_series(server: s3.Server) -> None:
-    """Each listing is asked for once."""
+    """Each listing is requested once."""
     url, options = server.url("requests/series"), server.options
     for step in range(2):
         checkpoints.save_checkpoint(url, {"a": step}, step, keep=2, storage_options=options)
@@ -128,7 +128,7 @@ def test_requests_of_a_series(server: s3.Server) -> None:
     assert count(server) == 3, "a listing, whether it is a file, the file"
     assert checkpoints.restore_checkpoint(url, None, 1, storage_options=options) == {"a": 1}
     assert count(server) == 2
-    with pytest.raises(ValueError, match=r"Matching checkpoint not found: .*the steps 1, 2"):
+    with pytest.raises(ValueError, match="the steps 1, 2"):
         checkpoints.restore_checkpoint(url, None, 7, storage_options=options)
     count(server)
     nowhere = server.url("requests/nowhere")
@@ -269,7 +269,7 @@ def test_denied_requests_name_the_remedy(server: s3.Server, status: int) -> None
     ):
         with pytest.raises(PermissionError) as caught:
             work(server.url("forbidden"), storage_options=server.options)  # type: ignore[operator]
-        assert "pass storage_options= with" in "".join(caught.value.__notes__)
+        assert "storage_options=" in "".join(caught.value.__notes__)
 
 
 def test_missing_credentials(server: s3.Server, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -280,9 +280,9 @@ def test_missing_credentials(server: s3.Server, monkeypatch: pytest.MonkeyPatch)
     place = {"endpoint": server.proxy.url, "metadata_endpoint": server.proxy.url}
     with pytest.raises(PermissionError, match=server.url("x")) as caught:
         treepack.load(server.url("x"), storage_options={"region": "us-east-1", **place})
-    told = "".join(caught.value.__notes__)
-    assert "no credentials" in told
-    assert "AWS_ACCESS_KEY_ID" in told
+    text = "".join(caught.value.__notes__)
+    assert "no credentials" in text
+    assert "AWS_ACCESS_KEY_ID" in text
 
 
 def test_files_and_directories_do_not_hide_each_other(server: s3.Server) -> None:
@@ -347,7 +347,7 @@ def test_an_upload_that_fails_leaves_nothing(server: s3.Server) -> None:
 
 
 def test_of_two_jobs_one_gets_an_error(server: s3.Server) -> None:
-    url, options = server.url("jobs/told"), server.options
+    url, options = server.url("jobs/one"), server.options
     treepack.save(url, {"a": 0}, sharded=True, storage_options=options)
     inner: list[int] = []
 
@@ -373,7 +373,7 @@ def test_a_lost_response_is_not_a_conflict(server: s3.Server) -> None:
 
     server.proxy.fault = lose
     treepack.save(url, {"a": 2}, sharded=True, storage_options=options)
-    assert next(turns) == 2, "it was asked for twice"
+    assert next(turns) == 2, "it was requested twice"
     assert treepack.load(url, storage_options=options) == {"a": 2}
 
 
@@ -404,11 +404,11 @@ def test_jobs_race_for_a_directory(server: s3.Server, tmp_path: Path) -> None:
     saves = tiers.either(0, 150, nightly=600)
     command = [sys.executable, str(program), url, json.dumps(options), str(saves)]
     jobs = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(4)]
-    told = [job.communicate()[0] for job in jobs]
+    outputs = [job.communicate()[0] for job in jobs]
     assert [job.returncode for job in jobs] == [0] * 4
-    won = [int(text.split()[1]) for text in told]
-    lost = [int(text.split()[3]) for text in told]
-    assert sum(won) + sum(lost) == 4 * saves, "each one that has lost is told"
+    won = [int(text.split()[1]) for text in outputs]
+    lost = [int(text.split()[3]) for text in outputs]
+    assert sum(won) + sum(lost) == 4 * saves, "each job that has lost gets an error"
     assert sum(won) >= saves, "of those that commit at a time, one wins"
     assert treepack.verify(url, storage_options=server.options).ok
 
@@ -452,7 +452,7 @@ def test_kills_leave_the_old_or_the_new(
 
         server.proxy.fault = kill
         has_ended = "ended" in job.communicate()[0]
-        server.proxy.wait_until_idle()  # the server may still do what a dead client has asked for
+        server.proxy.wait_until_idle()  # the server may still do requests of a dead client
         server.proxy.fault = lambda _: None
         loaded = treepack.load(url, storage_options=server.options)
         assert loaded["w"].min() == loaded["w"].max() == loaded["v"].min() == loaded["v"].max()
@@ -486,21 +486,21 @@ def test_a_program_that_is_preempted_goes_on_on_another_mesh(server: s3.Server) 
         return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
     job = start("preempted", "2,2")
-    told = ""
+    output = ""
     for line in job.stdout:
-        told += line
+        output += line
         if line.startswith("step 3"):
             job.terminate()
             break
-    told += job.communicate()[0]
-    assert job.returncode in (0, 143), told  # it may have come to its end
-    last = int(told.split("step ")[-1].split(",")[0])
+    output += job.communicate()[0]
+    assert job.returncode in (0, 143), output  # it may have come to its end
+    last = int(output.split("step ")[-1].split(",")[0])
     assert 3 <= last <= 12
-    told = start("preempted", "1,4").communicate()[0]
-    assert f"goes on after step {last}" in told
-    assert "ends after step 12" in told
+    output = start("preempted", "1,4").communicate()[0]
+    assert f"goes on after step {last}" in output
+    assert "ends after step 12" in output
     whole = start("whole", "4,1").communicate()[0]
-    assert whole.splitlines()[-1] == told.splitlines()[-1]
+    assert whole.splitlines()[-1] == output.splitlines()[-1]
     runs = [
         treepack.Series(server.url(f"pod/{name}"), storage_options=server.options)
         for name in ("preempted", "whole")

@@ -209,8 +209,8 @@ def test_the_command_line(
             monkeypatch.setattr("sys.argv", ["treepack", command, url, *rest])
             with pytest.raises(SystemExit):
                 _cli.run()
-            told = "".join(capfd.readouterr())
-            assert_clean(told)
+            output = "".join(capfd.readouterr())
+            assert_clean(output)
 
 
 def test_errors_of_other_stores() -> None:
@@ -276,5 +276,5 @@ def test_what_is_shown(url: str, expected: str) -> None:
 
 def test_what_is_hidden_in_text() -> None:
     text = "GET https://h/b?list-type=2&X-Amz-Signature=12 of http://me:pw@h/x: 404"
-    told = without_secrets(text, "s3://b/x")
-    assert told == "GET https://h/b?list-type=2&X-Amz-Signature=*** of http://***@h/x: 404"
+    hidden = without_secrets(text, "s3://b/x")
+    assert hidden == "GET https://h/b?list-type=2&X-Amz-Signature=*** of http://***@h/x: 404"

@@ -46,13 +46,13 @@ def test_paths_that_are_selected_are_taken_as_they_are(tmp_path: Path) -> None:
         assert {name: sorted(it) for name, it in found.items()} == {"mlp/~/linear_1": ["b", "w"]}
         into = treepack.load(path, {**params, "own": 1}, select=select, missing="target")
         assert into["own"] == 1
-    told = "is it 'mlp~1~0~1linear_1/"
+    message = "is it 'mlp~1~0~1linear_1/"
     for options in ({"select": "mlp/~/linear_2/w"}, {"select": "mlp/~/linear_1/*"}):
-        with pytest.raises(treepack.TreepackError, match=told):
+        with pytest.raises(treepack.TreepackError, match=message):
             treepack.load(path, **options)
-        with pytest.raises(treepack.TreepackError, match=told):
+        with pytest.raises(treepack.TreepackError, match=message):
             treepack.save(path, params, **options)
-    with pytest.raises(treepack.TreepackError, match=told):
+    with pytest.raises(treepack.TreepackError, match=message):
         treepack.load(path, params, rename={"mlp/~/linear_2/w": "w"})
 
 

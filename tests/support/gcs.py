@@ -96,11 +96,11 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self._answer(412, b"<Error><Code>PreconditionFailed</Code></Error>")
             return
         data = self.server.objects[name][0]
-        asked = self.headers.get("Range")
-        if asked is not None and not data:
+        range_ = self.headers.get("Range")
+        if range_ is not None and not data:
             self._answer(416, b"<Error><Code>InvalidRange</Code></Error>")
             return
-        status, headers, part = part_of(data, asked)
+        status, headers, part = part_of(data, range_)
         self._answer(status, part, {**about, **dict(headers)})
 
     def _list(self, prefix: str, delimiter: str | None) -> None:

@@ -41,10 +41,10 @@ atexit.register(_held.close)
 
 
 def own_port() -> int:
-    """Returns a port that nobody else gets, even before a program listens on it.
+    """Returns a port that no other program gets, even before a program listens on it.
 
-    Who binds it has to ask to share it, as the server of jax does; the system gives it to nobody
-    who asks for any port.
+    A program that binds it must share it (SO_REUSEPORT), as the server of jax does; the system does
+    not choose it when a program binds any port.
     """
     held = _held.enter_context(socket.socket())
     held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
@@ -59,7 +59,7 @@ SERVER = """
 import contextlib, json, os, socket, sys, warnings
 import jax, jax.numpy, numpy, treepack
 
-def requested():
+def received():
     control = socket.socket(fileno=int(sys.argv[1]))
     while True:
         message, files, _, _ = socket.recv_fds(control, 1, 4)
@@ -85,23 +85,23 @@ def requested():
     os.dup2(stdin, 0), os.dup2(stdout, 1), os.dup2(stdout, 2)
     os.close(stdin), os.close(stdout)
     with open(request) as file:
-        asked = json.load(file)
-    os.chdir(asked["directory"])
+        job = json.load(file)
+    os.chdir(job["directory"])
     os.environ.clear()
-    os.environ.update(asked["environment"])
-    sys.argv[1:] = asked["args"]
-    return asked["program"]
+    os.environ.update(job["environment"])
+    sys.argv[1:] = job["args"]
+    return job["program"]
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # jax warns of forks: it is not in use yet
-    requested = requested()
-exec(compile(requested, "<program>", "exec"))
+    program = received()
+exec(compile(program, "<program>", "exec"))
 """
 
 
 @functools.cache
 def _server(_: int) -> socket.socket:
-    """Starts one that forks, and returns where it is told of programs."""
+    """Starts one that forks, and returns the pipe that takes programs."""
     ours, theirs = socket.socketpair()
     with theirs:
         server = subprocess.Popen(

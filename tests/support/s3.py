@@ -28,7 +28,7 @@ class Request(NamedTuple):
     nbytes: int
 
 
-def asked(request: Request) -> int:
+def requested_bytes(request: Request) -> int:
     """Returns the number of bytes that a request asks for."""
     if request.method != "GET" or not request.range:
         return 0
@@ -47,7 +47,7 @@ class Proxy(servers.Server):
       latency: Each request takes so many seconds longer.
       requests: Those that have come.
       files: What it answers itself, by paths: the server reads all of a file for each range.
-      fault: Is asked for each request what goes wrong: a status, `"reset"`, `"short"`, `"lost"`
+      fault: Chooses what goes wrong for each request: a status, `"reset"`, `"short"`, `"lost"`
         (after it was done), a function that is called then, or nothing.
       most: The most requests at a time.
       sent: The number of bytes in all answers.
@@ -165,15 +165,15 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         """Says nothing."""
 
 
-def part_of(file: bytes, asked: str | None) -> tuple[int, list[tuple[str, str]], bytes]:
+def part_of(file: bytes, range_: str | None) -> tuple[int, list[tuple[str, str]], bytes]:
     """Returns a file, or a range of it."""
-    if asked is None:
+    if range_ is None:
         return 200, [], file
-    first, last = asked.removeprefix("bytes=").split("-")
+    first, last = range_.removeprefix("bytes=").split("-")
     start = int(first) if first else max(0, len(file) - int(last))
     data = file[start : int(last) + 1 if first and last else None]
-    told = f"bytes {start}-{start + len(data) - 1}/{len(file)}"
-    return 206, [("Content-Range", told)], data
+    content_range = f"bytes {start}-{start + len(data) - 1}/{len(file)}"
+    return 206, [("Content-Range", content_range)], data
 
 
 def answer_of(
@@ -181,7 +181,7 @@ def answer_of(
 ) -> tuple[int, list[tuple[str, str]], bytes]:
     """Returns the status, headers and data with which an application answers."""
     name, _, query = path.partition("?")
-    told: list[Any] = []
+    started: list[Any] = []
     parts = application(
         {
             "REQUEST_METHOD": method,
@@ -203,11 +203,11 @@ def answer_of(
             "wsgi.run_once": False,
             **headers,
         },
-        lambda *args: told.extend(args),
+        lambda *args: started.extend(args),
     )
     with contextlib.closing(parts):
         data = b"".join(parts)
-    return int(told[0].split()[0]), told[1], data
+    return int(started[0].split()[0]), started[1], data
 
 
 class Server(NamedTuple):

@@ -50,7 +50,7 @@ def answered(function: str, work: Callable[[], Any], answer: Callable[[], Any]) 
             callers.append(frame)
             signal.setitimer(signal.ITIMER_REAL, TICK, TICK)
         else:
-            # A tick that nobody has answered is answered by this function, and does not count.
+            # This function answers an unanswered tick, which does not count.
             signal.setitimer(signal.ITIMER_REAL, 0)
             callers.pop()
 

@@ -2,7 +2,7 @@
 
     PYTHONMALLOC=malloc valgrind python tests/support/written.py
 
-Arrays have each dtype, but for long doubles, whose padding nobody sets. They are small, large,
+Arrays have each dtype, except long doubles, whose padding is never set. They are small, large,
 empty, of sizes that no alignment divides, and of any strides. With `--uninitialized` one of them
 was never set, which valgrind has to tell of the first form. jax is not imported, which would take
 valgrind minutes.

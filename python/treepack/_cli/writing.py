@@ -121,7 +121,7 @@ def convert(
     with an index and checksums, or .msgpack as flax writes it. .gz compresses
     the file.
 
-    Files of treepack keep their whole content unless leaves are selected.
+    A .treepack file keeps its types in a new one, unless leaves are selected.
     .treepack and .safetensors keep the metadata. Files may be larger than
     memory.
     """

@@ -217,7 +217,7 @@ class Thread:
         del ticket
         if self._signals.get() is self._end:
             self._signals.put(self._end)
-            raise MemoryError("a thread ended before it began")
+            raise MemoryError("a thread could not start")
 
     @property
     def has_ended(self) -> bool:

@@ -10,11 +10,8 @@
 //!    lent.
 //! 3. Lengths are computed here or compared with the memory, never trusted.
 //!
-//! A program that changes an array during a save gets a mix of old and new bytes, never a damaged
-//! file or a crash.
-//!
-//! Memory *written* here is fresh (no other code has seen the object yet), or the buffer of a
-//! caller of `pack_into`, who must not let others use it.
+//! Memory *written* here is fresh, or the buffer of a caller of `pack_into`, who must not let
+//! others use it.
 //!
 //! | file | contents |
 //! |---|---|

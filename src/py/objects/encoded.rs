@@ -1,8 +1,7 @@
 //! Encoded bytes as a cursor, which reads them once, in order.
 //!
-//! Most data have the keys of their template or record in order, and need no state dict. At the
-//! first mismatch the walk ends, and the caller reads the data in another form, whose walk reports
-//! it.
+//! At the first mismatch the walk ends, and the caller reads the data in another form, whose walk
+//! reports it.
 
 use std::ops::Range;
 

@@ -26,7 +26,7 @@ pub struct Known<'py> {
 
 /// The arguments of a class whose call makes a node; see `NodeType.order`.
 struct Arguments<'py> {
-    /// The names of the children, as the objects met last: most nodes of a type share key objects.
+    /// The names of the children, as the latest objects: most nodes of a type share key objects.
     children: RefCell<Vec<Bound<'py, PyAny>>>,
     fields: usize,
     /// The index of each argument in children and static values, joined.

@@ -1,8 +1,6 @@
 //! Restores trees, by a template or by a record.
 //!
-//! The children of a template are looked up by name, and Python restores containers that Rust does
-//! not know. A record lists children in order. So two walks read saved data through a [`Cursor`],
-//! which hides its form.
+//! Two walks (docs/design.md, "Templates") read saved data through a [`Cursor`], which hides its form.
 //!
 //! | file | contents |
 //! |---|---|

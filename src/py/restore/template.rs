@@ -7,8 +7,6 @@
 //! Matching leaves are taken; Python compares and converts the others, in batches. Rust handles
 //! exact dicts, lists, tuples and types with fixed fields, if the saved container has their
 //! children. Python restores all other parts (`template.restore_child`).
-//!
-//! Nodes are made only after all leaves match, because code of their types may look at leaves.
 
 use std::rc::Rc;
 

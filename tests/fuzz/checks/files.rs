@@ -42,7 +42,7 @@ pub fn sealed(data: &[u8]) -> Option<Vec<u8>> {
 }
 
 /// Each leaf in words, and what it is.
-fn told(file: &File<'_>) -> Vec<String> {
+fn listed(file: &File<'_>) -> Vec<String> {
     let leaves = file.leaves().map(|leaf| {
         let value = leaf.value().map_err(|error| error.to_string());
         let array = leaf.array().map_err(|error| error.to_string());
@@ -59,9 +59,9 @@ fn told(file: &File<'_>) -> Vec<String> {
 
 fn examine(data: &[u8]) {
     if let Ok(file) = File::from_bytes(data) {
-        let leaves = told(&file);
+        let leaves = listed(&file);
         let windowed = File::from_source(Windowed(data)).expect("as in memory");
-        assert_eq!(leaves, told(&windowed));
+        assert_eq!(leaves, listed(&windowed));
         let sound = file.verify().map_err(|error| error.to_string());
         assert_eq!(sound, windowed.verify().map_err(|error| error.to_string()));
         let metadata = file.metadata();
@@ -78,7 +78,7 @@ fn examine(data: &[u8]) {
             for method in [Method::Adaptive, Method::Numbers] {
                 let stream = small_blocks(data, method, 97);
                 let compressed = File::from_bytes(&stream).expect("as without compression");
-                let packed = told(&compressed);
+                let packed = listed(&compressed);
                 assert_eq!(leaves.len(), packed.len());
                 for (leaf, packed) in leaves.iter().zip(&packed) {
                     // Of compressed data, containers are compared with the index only by `verify`.
@@ -145,7 +145,7 @@ fn catalog(data: &[u8]) {
             let keys: Vec<&str> = path.keys().collect();
             assert_eq!(catalog.path_of(value), path);
             // Of equal keys the last counts, in which there may be something else.
-            let found = catalog.find(0, keys, &()).expect("nobody stops it");
+            let found = catalog.find(0, keys, &()).expect("no watch stops it");
             assert!(found.is_none_or(|found| catalog.path_of(found) == path));
             let read = Events::read_part(&data, place.start..place.end);
             assert!(read.is_ok() || !scanned || catalog.record().is_some());

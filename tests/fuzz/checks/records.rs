@@ -21,11 +21,11 @@ pub fn read(data: &[u8]) {
     }
     let events = Events::read(&memory, || Ok(()));
     let windowed = Events::read(&Windowed(data), || Ok(()));
-    let told = |events: &Result<Events>| match events {
+    let shown = |events: &Result<Events>| match events {
         Ok(events) => Ok(described(events)),
         Err(error) => Err(format!("{error:?}")),
     };
-    assert_eq!(told(&events), told(&windowed));
+    assert_eq!(shown(&events), shown(&windowed));
     let Ok(events) = events else {
         return;
     };

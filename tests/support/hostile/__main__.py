@@ -28,7 +28,7 @@ IDLE_S = 900
 
 
 def worker(folder: Path, only: tuple[str, ...], warm_up: int) -> None:
-    """Uses the cases that are asked for, line by line, until there are no more."""
+    """Uses the requested cases, line by line, until there are no more."""
     os.environ["JAX_PLATFORMS"] = "cpu"
     os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=4"
     os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
@@ -43,21 +43,21 @@ def worker(folder: Path, only: tuple[str, ...], warm_up: int) -> None:
     os.environ["TMPDIR"] = tempfile.tempdir = str(inside / "tmp")
     worker = work.Work(inside)
     worker.warm_up(only, warm_up)
-    told = os.fdopen(worker.output.own, "w")
+    out = os.fdopen(worker.output.own, "w")
     is_confined = limits.write_only_in(inside)
     for line in sys.stdin:
         first, last = map(int, line.split())
         for number in range(first, last):
             seed[:] = struct.pack("<q", number)
             worker.run(number, only)
-        print(json.dumps({**worker.told(), "confined": is_confined}), file=told, flush=True)
+        print(json.dumps({**worker.summary(), "confined": is_confined}), file=out, flush=True)
 
 
 class Campaign:
     """Cases of a range of seeds, in processes."""
 
-    def __init__(self, first: int, last: int, asked: argparse.Namespace):
-        self._asked, self._end = asked, time.monotonic() + asked.seconds
+    def __init__(self, first: int, last: int, options: argparse.Namespace):
+        self._options, self._end = options, time.monotonic() + options.seconds
         self.todo: queue.SimpleQueue[tuple[int, int]] = queue.SimpleQueue()
         for start in range(first, last, BLOCK):
             self.todo.put((start, min(last, start + BLOCK)))
@@ -73,7 +73,7 @@ class Campaign:
         self.seconds = 0.0
         self.is_confined = True
         self._lock = threading.Lock()
-        self._threads = [threading.Thread(target=self._run) for _ in range(asked.processes)]
+        self._threads = [threading.Thread(target=self._run) for _ in range(options.processes)]
 
     def run(self) -> None:
         """Runs all."""
@@ -94,8 +94,8 @@ class Campaign:
         """Lets one process work; returns what is left of its block if it ends before."""
         (folder / "seed").write_bytes(bytes(8))
         command = [sys.executable, "-m", "hostile", "--worker", str(folder)]
-        command += ["--warm-up", str(self._asked.warm_up)]
-        command += [it for name in self._asked.only for it in ("--only", name)]
+        command += ["--warm-up", str(self._options.warm_up)]
+        command += [it for name in self._options.only for it in ("--only", name)]
         environment = {**os.environ, "PYTHONHASHSEED": "0"}
         process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
@@ -172,11 +172,11 @@ class Campaign:
             self.largest = max(self.largest, tuple(found["largest"]))
             if self.cases % (10 * BLOCK) == 0:
                 print(f"{self.cases} cases, {sum(self.seen.values())} findings", flush=True)
-            for seed, container, use, told in found["findings"]:
-                key = f"{use}: {_kind(told)}"
+            for seed, container, use, problem in found["findings"]:
+                key = f"{use}: {_kind(problem)}"
                 self.seen[key] += 1
                 if self.seen[key] <= 3:
-                    print(f"seed {seed}, {container}, {use}: {told}", flush=True)
+                    print(f"seed {seed}, {container}, {use}: {problem}", flush=True)
 
     def report(self, wall: float) -> None:
         """Prints what has been done."""
@@ -190,9 +190,9 @@ class Campaign:
         errors: collections.Counter[str] = collections.Counter()
         for counts in self.counts.values():
             for name, count in counts.items():
-                verb, _, told = name.rpartition(": ")
-                verbs[verb][told != "a result"] += count
-                errors[told] += count
+                verb, _, problem = name.rpartition(": ")
+                verbs[verb][problem != "a result"] += count
+                errors[problem] += count
         for verb, (good, bad) in sorted(verbs.items()):
             print(f"  {verb}: {good + bad}, {good} with a result")
         print("outcomes:", dict(errors.most_common()))
@@ -207,9 +207,9 @@ class Campaign:
         )
 
 
-def _kind(told: str) -> str:
+def _kind(problem: str) -> str:
     """Returns what findings of one kind have in common."""
-    lines = told.strip().splitlines()
+    lines = problem.strip().splitlines()
     return "".join(char for char in lines[-1][:160] if not char.isdigit()) if lines else ""
 
 
@@ -223,13 +223,13 @@ def main() -> int:
     parser.add_argument("--warm-up", type=int, default=400, help="cases that are not judged")
     parser.add_argument("--seconds", type=float, default=1e9, help="begin nothing after so long")
     parser.add_argument("--worker", type=Path)
-    asked = parser.parse_args()
-    if asked.worker is not None:
-        worker(asked.worker, tuple(asked.only), asked.warm_up)
+    options = parser.parse_args()
+    if options.worker is not None:
+        worker(options.worker, tuple(options.only), options.warm_up)
         return 0
     begun = time.monotonic()
-    last = asked.first + asked.count
-    campaign = Campaign(asked.first, last, asked)
+    last = options.first + options.count
+    campaign = Campaign(options.first, last, options)
     campaign.run()
     campaign.report(time.monotonic() - begun)
     return min(1, len(campaign.seen) + len(campaign.crashes))

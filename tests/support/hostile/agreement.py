@@ -77,11 +77,11 @@ def _whole(leaf: Any) -> Any:
 _OF_PROGRAM = (errors.UnregisteredTypeError, errors.HoleError)
 _OF_TYPES = ("static data of type", "a node of the type", "implementation that is not known")
 _OF_TYPES += ("extension ", "key cannot be hashed", "keys have the same hash", "a key occurs twice")
-_OF_TYPES += ("would hash a key", "make all paths together much longer than the file")
+_OF_TYPES += ("hashing a key of the file", "make all paths together much longer than the file")
 
 
 def _is_of_program(error: BaseException | None) -> bool:
-    return isinstance(error, _OF_PROGRAM) or any(told in str(error) for told in _OF_TYPES)
+    return isinstance(error, _OF_PROGRAM) or any(phrase in str(error) for phrase in _OF_TYPES)
 
 
 def check(data: bytes, path: str, max_size: int, use: Use, *, compare: bool) -> list[str]:

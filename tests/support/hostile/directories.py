@@ -38,7 +38,7 @@ MARK = b"\x93treepm\n"
 GZIP = b"\x1f\x8b"
 NUMBERS = b"\xc1t"
 
-# Leaves that are asked for.
+# Leaves that uses select.
 NAMES = ["params/w", "host", "key", "none such", "."]
 
 Files = dict[str, bytes]

@@ -21,7 +21,7 @@ SECONDS = 1.0
 TIMES = 8
 FLOOR = 16 * MIB
 
-# Address space above what there is at the start: memory that nobody touches counts here.
+# Address space above what there is at the start: untouched memory counts here.
 SPACE = 2 << 30
 
 # A case that takes so many seconds of CPU is ended by the system.
@@ -119,10 +119,10 @@ _BY_COMMANDS = ("exec", "compile", "import")
 
 
 class Audit:
-    """Collects what a file may not cause, while it is asked to.
+    """Collects what a file may not cause, while it is switched on.
 
     Attributes:
-      seen: What has happened since it was asked.
+      seen: What has happened since then.
     """
 
     def __init__(self) -> None:
@@ -165,5 +165,5 @@ class Output:
         return text
 
 
-Told = Callable[[str, str], None]
-"""Is told the name of a use, and what is wrong."""
+Report = Callable[[str, str], None]
+"""Takes the name of a use, and what is wrong."""

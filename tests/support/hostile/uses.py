@@ -46,10 +46,10 @@ def _into(**options: Any) -> Work:
 
 
 def _selected(case: Case, path: str, _: str) -> Any:
-    asked = case.paths[case.seed % len(case.paths)]
-    part = treepack.load(path, select=asked, max_size=case.max_size, unknown="dict")
+    chosen = case.paths[case.seed % len(case.paths)]
+    part = treepack.load(path, select=chosen, max_size=case.max_size, unknown="dict")
     with treepack.open(path, max_size=case.max_size, unknown="dict") as file:
-        file[asked] if asked != "." else file.load(unknown="dict")
+        file[chosen] if chosen != "." else file.load(unknown="dict")
     return part
 
 
@@ -157,33 +157,33 @@ def command(*args: str) -> tuple[int, str, str]:
         status = ended.code
     finally:
         sys.argv = argv
-    told = err.getvalue()
+    errors = err.getvalue()
     # Damage is 1, for commands that look for it without an error.
-    must_be_told = status == 2 or (status == 1 and args[0] not in ("diff", "salvage"))
-    is_told = not must_be_told or told.startswith("treepack: ") or args[0] == "verify"
-    if status not in (0, 1, 2, None) or "Traceback" in told or not is_told:
-        raise AssertionError(f"treepack {' '.join(args)} ends with {status}: {told}")
-    if any(ord(char) < 32 and char not in "\n\t" for char in out.getvalue() + told):
+    needs_report = status == 2 or (status == 1 and args[0] not in ("diff", "salvage"))
+    is_reported = not needs_report or errors.startswith("treepack: ") or args[0] == "verify"
+    if status not in (0, 1, 2, None) or "Traceback" in errors or not is_reported:
+        raise AssertionError(f"treepack {' '.join(args)} ends with {status}: {errors}")
+    if any(ord(char) < 32 and char not in "\n\t" for char in out.getvalue() + errors):
         raise AssertionError(f"treepack {' '.join(args)} prints control characters")
-    return int(status or 0), out.getvalue(), told
+    return int(status or 0), out.getvalue(), errors
 
 
 def _cli_verify(case: Case, path: str, _: str) -> None:
-    status, *told = command("verify", "--max-size", str(case.max_size), path)
+    status, *outputs = command("verify", "--max-size", str(case.max_size), path)
     expected = 2
     with contextlib.suppress(treepack.TreepackError, OSError):
         found = treepack.verify(path, max_size=case.max_size)
         expected = 0 if found.ok else 2 if found.newer else 1
     if status != expected:
-        raise AssertionError(f"treepack verify ends with {status}, not {expected}: {told}")
+        raise AssertionError(f"treepack verify ends with {status}, not {expected}: {outputs}")
 
 
 def _prints(*args: str) -> Work:
     """Runs a command that prints; paths of a case are at `{path}`."""
 
     def use(case: Case, path: str, _: str) -> None:
-        asked = case.paths[case.seed % len(case.paths)]
-        command(args[0], *[it.format(file=path, path=asked) for it in args[1:]])
+        chosen = case.paths[case.seed % len(case.paths)]
+        command(args[0], *[it.format(file=path, path=chosen) for it in args[1:]])
 
     return use
 
@@ -192,13 +192,13 @@ def _writes(name: str, suffix: str, *args: str) -> Work:
     """Runs a command that writes a file: whole, or not at all."""
 
     def use(case: Case, path: str, folder: str) -> None:
-        asked = [case.paths[case.seed % len(case.paths)]] if name == "get" else []
+        chosen = [case.paths[case.seed % len(case.paths)]] if name == "get" else []
         target = Path(folder, f"{name}{suffix}")
-        status, *told = command(name, path, *asked, str(target), *args)
-        nothing_left = status == 1 and (name != "salvage" or "no leaf is intact" in told[0])
+        status, *outputs = command(name, path, *chosen, str(target), *args)
+        nothing_left = status == 1 and (name != "salvage" or "no leaf is intact" in outputs[0])
         if (status == 2 or nothing_left) == target.exists():
             is_there = target.exists()
-            raise AssertionError(f"{name} ends with {status}, file: {is_there}; {told}")
+            raise AssertionError(f"{name} ends with {status}, file: {is_there}; {outputs}")
         if not target.exists() or suffix != ".treepack" or treepack.verify(target).ok:
             return
         # A whole file keeps its record, right or wrong.

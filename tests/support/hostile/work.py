@@ -82,8 +82,8 @@ class Work:
             found = agreement.check(case.data, path, case.max_size, self.use, compare=is_plain)
             if is_plain and rng.random() < 0.2:
                 found += agreement.check_salvage(case.data, case.max_size, self.use)
-            for told in found:
-                self._found("agreement", told)
+            for problem in found:
+                self._found("agreement", problem)
             choice, count = uses.USES | uses.FILES, USES
         else:
             self.use("verify", lambda: treepack.verify(path, max_size=case.max_size))
@@ -122,8 +122,8 @@ class Work:
                 raise
             except BaseException as error:
                 outcome = Outcome(None, error)
-        told = "a result" if outcome.is_ok else type(outcome.error).__name__
-        self.counts[case.container][f"{name}: {told}"] += 1
+        outcome_name = "a result" if outcome.is_ok else type(outcome.error).__name__
+        self.counts[case.container][f"{name}: {outcome_name}"] += 1
         wrong = [*late, *exceeded, *events]
         if outcome.error is not None:
             wrong += _wrong_in(outcome.error, case)
@@ -131,8 +131,8 @@ class Work:
             self._found(name, it)
         return outcome
 
-    def _found(self, name: str, told: str) -> None:
-        self.findings.append((self._case.seed, self._case.container, name, told))
+    def _found(self, name: str, problem: str) -> None:
+        self.findings.append((self._case.seed, self._case.container, name, problem))
 
     def _check_files(self, case: Case) -> None:
         """Compares what there is in the folder with what should be."""
@@ -158,10 +158,10 @@ class Work:
                 self._found("files", "the file has changed")
         elif sorted(os.listdir(path)) != sorted(case.data):  # noqa: PTH208
             self._found("files", "the directory has changed")
-        if told := self.output.taken():
-            self._found("output", told)
+        if problem := self.output.taken():
+            self._found("output", problem)
 
-    def told(self) -> dict[str, Any]:
+    def summary(self) -> dict[str, Any]:
         """Returns what has been found since the last time."""
         found = {
             "findings": self.findings,
@@ -178,7 +178,7 @@ _CONTROL = re.compile("[\0-\x09\x0b-\x1f\x7f]")
 
 _DOCUMENTED = (treepack.TreepackError, treepack.UnserializableLeafError, OSError)
 
-# Errors of what is asked, rather than of files.
+# Errors of the use, not of files.
 _ASKED = ("matches nothing", "match nothing", "no leaf of the file matches")
 
 

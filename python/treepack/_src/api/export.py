@@ -67,7 +67,7 @@ def save_exported(
 ) -> None:
     """Saves an exported function and its parameters to one file, atomically.
 
-    Needs the package `flatbuffers` (`pip install treepack[export]`). Takes the options of `save`.
+    Needs the package `flatbuffers`. Takes the options of `save`.
 
     Args:
       path: The file. Missing directories are created.

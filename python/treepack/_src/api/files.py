@@ -102,8 +102,8 @@ def save(
     safetensors, which other libraries read: names are paths with dots between their keys.
 
     Args:
-      path: The file (a leading `~` is the home folder), a `UPath`, or a URL of a store (`pip
-        install treepack[remote]`), where the object appears once it is complete. Suffixes of other
+      path: The file (a leading `~` is the home folder), a `UPath`, or a URL of a store
+        (with obstore or fsspec), where the object appears once it is complete. Suffixes of other
         formats, such as `.npz`, are an error. A file keeps the permissions of the file that
         it replaces; a new one follows the umask.
       tree: Any tree of dicts, lists, tuples, registered nodes and leaves. Or an iterator of pairs
@@ -297,15 +297,17 @@ def load(
     Args:
       path: A file of `save` or its URL, the directory of a sharded checkpoint, a `UPath`, bytes, or
         a file object; see `open`. Without a target, files of flax and of `treepack.serialization`
-        become dicts and lists, safetensors, files or directories of them, dicts of NumPy arrays,
-        and directories of Orbax both. Gzip is recognised by its first bytes.
+        become dicts and lists. Safetensors, a file or a directory, become dicts of NumPy arrays.
+        Directories of Orbax become dicts and lists of NumPy arrays. Gzip is recognised by its
+        first bytes.
       target: A template. The result has its containers. Only shape, dtype and sharding of its
         leaves matter, so `jax.ShapeDtypeStruct`s suffice (from `jax.eval_shape` or `abstract`).
         Where the target has JAX arrays or `ShapeDtypeStruct`s, arrays become JAX arrays on the same
         devices (not with 64-bit dtypes unless `jax_enable_x64` is set); elsewhere they become NumPy
         arrays.
-      strict: How leaves are compared with the target. `True`: shapes must be equal, and dtypes must
-        be equal for JAX, which treats 64 bits as 32 unless `jax_enable_x64` is set. `"exact"`:
+      strict: How leaves are compared with the target. `True`: shapes and dtypes must
+        be equal; float64 in the file matches float32 in a target of JAX arrays, unless
+        `jax_enable_x64` is set. `"exact"`:
         dtypes must be equal, dicts must not have keys that the target lacks (`unexpected="ignore"`
         allows them), and containers must have equal types where the file stores them. `False`: not
         compared.
@@ -317,13 +319,15 @@ def load(
         below it and may have wildcards (`*` within one part, `**` across any number of parts); a
         tuple of the parts of a path, without wildcards; a list or set of these; a predicate on
         paths; or a pytree of bools, each of which applies to everything below it. With a target,
+        which has the whole paths (`load(path, {"params": params}, select="params")["params"]`),
         its other leaves stay unchanged. Without a target, incomplete containers become dicts. A
-        pattern that matches nothing in the file or the target is an error.
+        pattern is an error if neither the file nor the target has a match.
       exclude: The leaves not to load, in the form of `select`. With a target, they stay unchanged.
-      rename: Maps paths in the file to paths in the target: a dict of paths, with wildcards as in
-        `select` or as tuples, such as `{"old/*/w": "new/*/kernel"}`, at least one of which must
-        match; or a function of paths. Keys whose values are `stack(...)` or `transpose(...)` are
-        paths in the target, which is made from these leaves. `select` and errors use the new paths.
+      rename: Maps paths in the file to paths in the target, such as `{"old/*/w": "new/*/kernel"}`:
+        a dict of paths, with wildcards as in `select` or as tuples, of which the first match counts
+        and at least one must match; or a function of paths. With `stack` and `transpose`, a path in
+        the target comes first, as in `{"kernel": transpose("w")}`. `select` and errors use the new
+        paths.
       missing: Whether leaves of the target that the file lacks are an error, or stay unchanged
         (`"target"`).
       mismatched: Whether arrays whose shape differs from the target's are an error, or the target's

@@ -22,7 +22,7 @@ from treepack._src.checkpoint.sources import Source, SourceArray, array_of, reso
 from treepack._src.interop import jax as _jax
 from treepack._src.options import Buffer, Reading, Selection, progress_bar
 from treepack._src.paths import Room, Trail
-from treepack._src.printable import warn
+from treepack._src.printable import printable, warn
 from treepack._src.pytree.kinds import kind_of
 from treepack._src.pytree.state_dict import leaf_paths, leaves_of, state_leaves
 from treepack._src.registry.code import check_is_tree
@@ -171,6 +171,8 @@ def _choose(place: Place, target: Any, selection: Selection, reading: Reading) -
         if selection.exclude is not None:
             selector = selector.without(compiled(selection.exclude, "file", there, "exclude"))
         marks, _ = mark()
+    if type(target) is dict and selection.missing == "error" and selection.unexpected is None:
+        _check_begins(selector.patterns, target)
     corrupt: dict[int, str] = {}
     if selection.verifies:
         verified = marks
@@ -185,6 +187,22 @@ def _choose(place: Place, target: Any, selection: Selection, reading: Reading) -
         marks = catalog.mark(set(values) - corrupt.keys())
     is_cut = selection.on_corrupt == "skip" and catalog.damage is not None
     return _Choice(selector, marks, renamed, made, [*dict.fromkeys(corrupt.values())], is_cut)
+
+
+def _check_begins(patterns: Sequence[str], target: dict[Any, Any]) -> None:
+    """Refuses a target that no pattern can reach: it would come back unchanged.
+
+    Raises:
+      TreepackError: If all patterns begin with a key that the target lacks.
+    """
+    begins = ["".join(_paths.parts(pattern)[:1]) for pattern in patterns]
+    keys = {str(key) for key in target}
+    if begins and all(it and it not in keys and not {*it} & {*"*?"} for it in begins):
+        raise TreepackError(
+            f"the target has no leaf that select= selects: expected {printable(patterns[0])}, "
+            f"found {printable(', '.join(keys)) or 'an empty dict'}: pass a target with the whole "
+            f"path, such as {{{begins[0]!r:.100}: ...}}"
+        )
 
 
 def _renamed(

@@ -90,7 +90,7 @@ def unstack(pattern: str, *, axis: int = 0, transpose: Axes = False) -> Source:
 def transpose(path: str, axes: tuple[int, ...] | None = None) -> Source:
     """Transposes an array, as the source of one leaf in `load(rename=)`.
 
-    In `save(rename=)` it reverts this: the leaf becomes the array in the file.
+    In `save(rename=)`, the leaf is transposed into this path.
 
     Args:
       path: The path of the array in the file.
@@ -168,7 +168,7 @@ def axes_of(source: Source, ndim: int) -> tuple[int | None, tuple[int, ...]]:
     if source.axis is None:
         return None, order
     if not -ndim - 1 <= source.axis <= ndim:
-        raise TreepackError(f"{source}: there is no axis {source.axis} of {ndim + 1}")
+        raise TreepackError(f"{source}: expected an axis from 0 to {ndim}, got {source.axis}")
     return source.axis % (ndim + 1), order
 
 

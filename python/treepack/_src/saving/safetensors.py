@@ -318,8 +318,10 @@ def write_of(
     See `part_of` for errors and `remedy`.
     """
     several = [arrays] if max_shard_size is None else split(arrays, max_shard_size)
-    told = {} if remedy is None else {"remedy": remedy}
-    made = _Parts([part_of(part, metadata, **told) for part in several], writing, snapshot=snapshot)
+    options = {} if remedy is None else {"remedy": remedy}
+    made = _Parts(
+        [part_of(part, metadata, **options) for part in several], writing, snapshot=snapshot
+    )
     where = absolute(path)  # the working directory may change
     if max_shard_size is None:
         return lambda progress: made.write([where], progress)

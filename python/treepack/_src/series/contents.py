@@ -124,7 +124,7 @@ class Contents:
         )
         catalog = reader.catalog
         if catalog.record is None and catalog.children(0) is None:
-            raise CorruptionError("it is a single value without a record: is it truncated?")
+            raise CorruptionError("it is a single value without a record: it may be truncated")
         self._series: dict[str, Any] = found[_KEY] if self._is_ours else {}
         self._metadata = found["metadata"] if self._is_ours else found
         if self._series.get("step", step) != step:

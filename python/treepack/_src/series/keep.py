@@ -37,7 +37,8 @@ class Keep:
     Args:
       last: The number of last checkpoints that stay; at least 1.
       every: The minimum number of steps between older checkpoints that also stay: the first one,
-        the first that is at least `every` steps after it, and so on.
+        the first that is at least `every` steps after it, and so on. Of steps 0, 1, 2, …,
+        `every=4` keeps 0, 4, 8, ….
       seconds: The minimum number of seconds between the saves of older checkpoints that also stay.
       best: The name of a metric, and the number of best checkpoints by it that also stay: with the
         least values, or with `"max"` as a third element the greatest. Of equal values the later one

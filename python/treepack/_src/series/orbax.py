@@ -86,5 +86,5 @@ def _needed(reason: str) -> Any:
     try:
         import orbax.checkpoint as ocp  # type: ignore[import-untyped]
     except ImportError as error:
-        raise ImportError(f"{reason}: pip install 'treepack[orbax]'") from error
+        raise ImportError(f"{reason}: pip install orbax-checkpoint") from error
     return ocp

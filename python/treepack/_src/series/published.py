@@ -143,7 +143,7 @@ def _versions(data: bytes) -> tuple[Version, ...]:
     except (ValueError, TypeError, LookupError, RecursionError) as error:
         if isinstance(error, NewerVersionError):
             raise
-        raise CorruptionError(f"this is not the head of published versions: {error}") from error
+        raise CorruptionError(f"not a head of published versions: {error}") from error
     numbers = [it.number for it in versions]
     is_sorted = all(one < two for one, two in itertools.pairwise(numbers))
     if not versions or versions[0].anchor is None or not is_sorted:

@@ -28,9 +28,8 @@ def check_newest(folder: Folder, name: str) -> None:
     if others and (name in others or folder.key(others[-1]) > folder.key(name)):
         error = error_class(InvalidCheckpointError, "flax.errors", "InvalidCheckpointError")
         raise error(
-            f"{shown(folder.path(name))} cannot be saved, since {shown(folder.path(others[-1]))} "
-            "is there: save a later step, or pass overwrite=True to replace this one and remove "
-            "later ones"
+            f"cannot save {shown(folder.path(name))}: {shown(folder.path(others[-1]))} exists: "
+            "save a later step, or pass overwrite=True to replace this one and remove later ones"
         )
 
 

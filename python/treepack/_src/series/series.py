@@ -68,9 +68,9 @@ class Series:
         of `jax.distributed`, all of which then make the same calls.
       timeout: The seconds that processes wait for each other.
       fast: A local directory, such as `"/dev/shm/run"`, to which `save` saves; a thread copies from
-        there to `path`. It holds at most three checkpoints: if copying takes longer than the
-        intervals between saves, those that only `last` keeps are not copied, and `save` waits
-        for the others. Only for programs of one process.
+        there to `path`. It holds at most three checkpoints. If copying takes longer than the
+        intervals between saves, checkpoints that only `last` keeps are not copied; `save` waits
+        until checkpoints that another rule keeps are copied. Only for programs of one process.
       storage_options: See `save`.
 
     Attributes:
@@ -248,8 +248,8 @@ class Series:
     ) -> tuple[int, Template] | None:
         """Returns the last whole checkpoint: its step and its state.
 
-        Skips damaged checkpoints, with a warning for each. `skipped` lists them, and later ones
-        whose save has not ended. Their files stay.
+        Skips damaged checkpoints, with a warning for each. `skipped` lists these and unfinished
+        saves. Their files stay.
 
         Args:
           template: A template of the state; see `treepack.load`.

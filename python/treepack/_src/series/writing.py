@@ -236,7 +236,7 @@ def check_last(
     ]
     raise InvalidCheckpointError(
         f"step {step} cannot be saved to {shown(checkpoints.folder.directory)}: resume would load "
-        f"step {last}, which is there. Save a later step, or remove {' and '.join(paths)} and all "
+        f"step {last}, which exists. Save a later step, or remove {' and '.join(paths)} and all "
         f"later ones"
     )
 

@@ -48,7 +48,7 @@ def file_system(url: str) -> tuple[Any, str]:
         from fsspec.core import url_to_fs  # type: ignore[import-untyped]
     except ImportError as error:
         raise ImportError(
-            f"{shown(url)!r} is a URL, but fsspec is not installed: pip install 'treepack[remote]'"
+            f"{shown(url)!r} is a URL, but fsspec is not installed: pip install fsspec"
         ) from error
     given = file_system_of(url)
     options = options_of(url) if given is None else {}

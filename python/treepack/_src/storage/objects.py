@@ -114,8 +114,7 @@ class ObjectStore(RemoteStore):
             from obstore.store import HTTPStore, from_url
         except ImportError as error:
             raise ImportError(
-                f"{shown(url)!r} is a URL, but obstore is not installed: pip install "
-                "'treepack[remote]'"
+                f"{shown(url)!r} is a URL, but obstore is not installed: pip install obstore"
             ) from error
         scheme, host, _ = _split(url)
         self._obstore: Any = obstore

@@ -53,21 +53,21 @@ class Server:
     """The files of an input, and its answers.
 
     Attributes:
-      is_true: Whether no answer so far was one that nobody can find out.
+      is_true: Whether a reader can detect each wrong answer so far.
       has_failed: Whether an answer was another than a store should give.
     """
 
     def __init__(self, script: bytes, files: dict[str, bytes]):
         self.script, self.files = script, files
-        self.asked: Counter[Any] = Counter()
+        self.requests: Counter[Any] = Counter()
         self.is_true = True
         self.has_failed = False
 
     def _answer(self, *request: Any) -> tuple[int, int]:
         """Returns how a request is answered, which its number among equal ones decides as well."""
-        self.asked[request] += 1
+        self.requests[request] += 1
         at = sum(it if isinstance(it, int) else len(it) for it in request)
-        at = (at + 7 * self.asked[request]) % max(1, len(self.script) // 2) * 2
+        at = (at + 7 * self.requests[request]) % max(1, len(self.script) // 2) * 2
         kind, how = (*self.script[at : at + 2], 0, 0)[:2]
         self.has_failed = self.has_failed or kind > 0
         if kind >= 256 - len(ERRORS):
@@ -206,10 +206,10 @@ def compare(found: Any, expected: Any, *, has_failed: bool) -> None:
         for key, value in found.items():
             compare(value, expected[key], has_failed=has_failed)
         return
-    shown, told = text(found), text(expected)
+    shown, wanted = text(found), text(expected)
     if has_failed and "the data looks like " not in shown:
-        shown, told = HINT.sub("", shown), HINT.sub("", told)
-    assert is_error(found) or shown == told, (found, expected)
+        shown, wanted = HINT.sub("", shown), HINT.sub("", wanted)
+    assert is_error(found) or shown == wanted, (found, expected)
 
 
 def check(data: bytes) -> None:
