@@ -111,7 +111,7 @@ class Restore:
         if len(found) > _MOST_LINES:
             lines.append(f"\n  and {len(found) - _MOST_LINES} more, in the error's mismatches")
         text = f"{count} not match the template:{''.join(lines)}"
-        if (found[0].path, found[0].expected) == (_paths.ROOT, "str"):
+        if found[0].path == _paths.ROOT and found[0].expected.endswith(("str", "(str)")):
             hint = "The second argument is a template: for a part of the file, pass select=."
             return MismatchError(f"{text}\n{hint}", found)
         text += self._about_names(found)

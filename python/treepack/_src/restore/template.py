@@ -246,9 +246,8 @@ def restore_child(target: Any, state: Any, name: str, restore: Restore) -> Any:
         return _restore_by_handler(kind, target, state, name, restore)
     if not isinstance(state, Mapping):
         is_shape = isinstance(target, tuple) and all(isinstance(it, int) for it in target)
-        if (
-            len(children := kind.children(target)) == 1 and not is_shape
-        ):  # such as a variable of nnx
+        children = kind.children(target)
+        if len(children) == 1 and not is_shape:  # such as a variable of nnx
             path = restore.path_of(name)
             restore.deeper = restore.deeper or (path, _paths.Trail(path, *children))
         restore.note(name, f"a subtree ({type(target).__name__})", described(state))
@@ -343,9 +342,8 @@ def _note_names(
     more = [name for name in state if name not in children]
     is_sequence = isinstance(target, (list, tuple)) and not hasattr(target, "_fields")
     if is_sequence and len(children) != len(state):
-        are_paths = all(isinstance(child, str) for child in children.values())
-        expected = "str" if are_paths and children else _counted(children)
-        restore.note_here(expected, _counted(state))
+        are_paths = children and all(isinstance(child, str) for child in children.values())
+        restore.note_here(_counted(children) + " (str)" * bool(are_paths), _counted(state))
         return
     names = [str(name) for name in more]
     for name in missing:
