@@ -2,13 +2,13 @@
 //!
 //! The parts of a box are computed each time, and take no memory.
 
-use std::mem::MaybeUninit;
 use std::num::NonZero;
 use std::sync::Arc;
 
 use crate::array::{Bounds, Halves, Runs, ShardGrid, ShardPart, ShardParts};
 use crate::catalog::{ArrayPlace, Catalog, FoundArrays};
 use crate::manifest::FileNumbers;
+use crate::raw::Uninit;
 use crate::source::Source;
 use crate::structure::LeafKind;
 use crate::watch::Watch;
@@ -256,7 +256,7 @@ impl ShardBox {
     pub fn read(
         &self,
         files: &[OpenFile<'_>],
-        memory: &mut [MaybeUninit<u8>],
+        memory: &mut Uninit,
         strides: &[usize],
         threads: NonZero<usize>,
         watch: &dyn Watch,
@@ -276,6 +276,8 @@ impl ShardBox {
 #[cfg(test)]
 #[allow(clippy::cast_possible_truncation)] // numbers may repeat
 mod tests {
+    use std::mem::MaybeUninit;
+
     use super::*;
     use crate::array::grid::tests::{boxes, elements, indices};
     use crate::{Dtype, Writer};

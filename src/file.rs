@@ -2,7 +2,6 @@
 
 use std::borrow::Cow;
 use std::fmt;
-use std::mem::MaybeUninit;
 use std::ops::Range;
 use std::path;
 use std::sync::Arc;
@@ -16,7 +15,7 @@ use crate::error::Path;
 use crate::events::{Event, no_dtype};
 use crate::gzip::{self, Indexed};
 use crate::mapping::{Mapping, Pages};
-use crate::raw::{RawBytes, Room, append_with};
+use crate::raw::{RawBytes, Room, Uninit, append_with};
 use crate::source::{Pieces, Source, SourcePieces, read_to};
 use crate::structure::{LeafKind, Record, Value};
 use crate::{Error, Result, grow, parallel, sniff};
@@ -312,11 +311,7 @@ impl Source for Memory<'_> {
         self.0.len()
     }
 
-    fn read_at<'t>(
-        &self,
-        offset: usize,
-        target: &'t mut [MaybeUninit<u8>],
-    ) -> Result<&'t mut [u8]> {
+    fn read_at<'t>(&self, offset: usize, target: &'t mut Uninit) -> Result<&'t mut [u8]> {
         RawBytes::from(&*self.0).read_at(offset, target)
     }
 
@@ -562,7 +557,7 @@ impl<'a> ArrayView<'a> {
         }
     }
 
-    fn read<'t>(&self, target: &'t mut [MaybeUninit<u8>]) -> Result<&'t mut [u8]> {
+    fn read<'t>(&self, target: &'t mut Uninit) -> Result<&'t mut [u8]> {
         let threads = parallel::threads(None, target.len(), parallel::MIN_COPY_BYTES)?;
         let ((), whole) = Room::share(target, |room| {
             let blocks = grow::collect(room.chunks(parallel::BLOCK).enumerate())?;
@@ -574,11 +569,7 @@ impl<'a> ArrayView<'a> {
         Ok(whole.expect("the blocks cover the memory"))
     }
 
-    pub(crate) fn copy_to<'t>(
-        &self,
-        start: usize,
-        target: &'t mut [MaybeUninit<u8>],
-    ) -> Result<&'t mut [u8]> {
+    pub(crate) fn copy_to<'t>(&self, start: usize, target: &'t mut Uninit) -> Result<&'t mut [u8]> {
         self.in_parts().read_at(start, target)
     }
 

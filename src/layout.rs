@@ -2,12 +2,11 @@
 //!
 //! A [`Layout`] knows all offsets and copies any byte range [a, b) of the output, for every sink.
 
-use std::mem::MaybeUninit;
 use std::ops::Range;
 
 use smallvec::SmallVec;
 
-use crate::raw::{AsRaw, Buffer, Filling, Lender, RawBytes};
+use crate::raw::{AsRaw, Buffer, Filling, Lender, RawBytes, Uninit};
 use crate::source::Source;
 use crate::structure::Seal;
 use crate::{Error, Result, grow, stream};
@@ -22,7 +21,7 @@ pub trait Payload {
     ///
     /// # Panics
     /// If there are too few bytes.
-    fn copy_to<'t>(&self, start: usize, target: &'t mut [MaybeUninit<u8>]) -> Result<&'t mut [u8]>;
+    fn copy_to<'t>(&self, start: usize, target: &'t mut Uninit) -> Result<&'t mut [u8]>;
 
     fn memory(&self) -> Option<RawBytes<'_>> {
         None
@@ -36,7 +35,7 @@ impl<M: AsRaw> Payload for M {
     }
 
     #[inline]
-    fn copy_to<'t>(&self, start: usize, target: &'t mut [MaybeUninit<u8>]) -> Result<&'t mut [u8]> {
+    fn copy_to<'t>(&self, start: usize, target: &'t mut Uninit) -> Result<&'t mut [u8]> {
         let memory = self.as_raw().slice(start..start + target.len());
         Ok(memory.copy_to(target))
     }
@@ -180,11 +179,7 @@ impl<P: Payload> Slice<'_, P> {
     /// # Panics
     /// If there are too few bytes.
     #[inline]
-    pub fn copy_to<'t>(
-        &self,
-        start: usize,
-        target: &'t mut [MaybeUninit<u8>],
-    ) -> Result<&'t mut [u8]> {
+    pub fn copy_to<'t>(&self, start: usize, target: &'t mut Uninit) -> Result<&'t mut [u8]> {
         match self {
             Self::Headers(bytes) => {
                 Ok(target.write_copy_of_slice(&bytes[start..start + target.len()]))
@@ -264,7 +259,7 @@ impl<P: Payload> Layout<P> {
     pub fn copy_to<'t>(
         &self,
         start: usize,
-        target: &'t mut [MaybeUninit<u8>],
+        target: &'t mut Uninit,
         caching: Caching,
     ) -> Result<&'t mut [u8]> {
         let range = start..start + target.len();
@@ -347,11 +342,7 @@ impl<P: Payload + Sync> Source for Layout<P> {
         self.len
     }
 
-    fn read_at<'t>(
-        &self,
-        offset: usize,
-        target: &'t mut [MaybeUninit<u8>],
-    ) -> Result<&'t mut [u8]> {
+    fn read_at<'t>(&self, offset: usize, target: &'t mut Uninit) -> Result<&'t mut [u8]> {
         self.copy_to(offset, target, Caching::Usual)
     }
 }

@@ -4,7 +4,6 @@
 //! division into shards and files (docs/sharded.md, "The manifest").
 
 use std::io::{Read, Write};
-use std::mem::MaybeUninit;
 use std::ops::{Deref, Range};
 use std::sync::Arc;
 
@@ -16,6 +15,7 @@ use serde_bytes::ByteBuf;
 
 use crate::grow::{self, Growing, decode};
 use crate::layout::{Layout, Payload, Slice};
+use crate::raw::Uninit;
 use crate::source::{Source, missing};
 use crate::structure::mismatch;
 use crate::{Error, Result, zlib};
@@ -404,11 +404,7 @@ impl Source for Sparse {
         self.len
     }
 
-    fn read_at<'t>(
-        &self,
-        offset: usize,
-        target: &'t mut [MaybeUninit<u8>],
-    ) -> Result<&'t mut [u8]> {
+    fn read_at<'t>(&self, offset: usize, target: &'t mut Uninit) -> Result<&'t mut [u8]> {
         let run = self.run(offset);
         if run < target.len() {
             return Err(missing(offset + run));
@@ -430,6 +426,8 @@ impl Source for Sparse {
 
 #[cfg(test)]
 mod tests {
+    use std::mem::MaybeUninit;
+
     use std::iter::once;
 
     use proptest::prelude::*;
@@ -453,11 +451,7 @@ mod tests {
             }
         }
 
-        fn copy_to<'t>(
-            &self,
-            start: usize,
-            target: &'t mut [MaybeUninit<u8>],
-        ) -> Result<&'t mut [u8]> {
+        fn copy_to<'t>(&self, start: usize, target: &'t mut Uninit) -> Result<&'t mut [u8]> {
             match self {
                 Self::There(bytes) => bytes.copy_to(start, target),
                 Self::Gap(_) => panic!("a gap must not be read"),

@@ -5,7 +5,6 @@ use std::fs::File;
 #[cfg(target_os = "linux")]
 use std::fs::Metadata;
 use std::io;
-use std::mem::MaybeUninit;
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
@@ -17,9 +16,9 @@ use memmap2::{Mmap, MmapMut, MmapOptions};
 
 pub use crate::handle::open;
 use crate::handle::{Handle, open_regular};
-#[cfg(target_os = "linux")]
-use crate::raw::zeroed;
 use crate::raw::{AsRaw, Filling, RawBytes};
+#[cfg(target_os = "linux")]
+use crate::raw::{Uninit, zeroed};
 use crate::source::Source;
 #[cfg(unix)]
 use crate::system;
@@ -132,12 +131,12 @@ impl Pages {
     pub(crate) fn fill(
         &mut self,
         len: usize,
-        fill: impl for<'t> FnOnce(&'t mut [MaybeUninit<u8>]) -> Result<&'t mut [u8]>,
+        fill: impl for<'t> FnOnce(&'t mut Uninit) -> Result<&'t mut [u8]>,
     ) -> Result<()> {
         let room = &mut self.room(len)?[..len];
         // SAFETY: `u8` and `MaybeUninit<u8>` have the same layout, and no code in this crate
         // uninitialises bytes.
-        let room = unsafe { &mut *(std::ptr::from_mut(room) as *mut [MaybeUninit<u8>]) };
+        let room = unsafe { &mut *(std::ptr::from_mut(room) as *mut Uninit) };
         Filling::new(room).fill(len, fill)?;
         self.add(len);
         Ok(())
@@ -172,11 +171,7 @@ impl Source for Pages {
         self.len
     }
 
-    fn read_at<'t>(
-        &self,
-        offset: usize,
-        target: &'t mut [MaybeUninit<u8>],
-    ) -> Result<&'t mut [u8]> {
+    fn read_at<'t>(&self, offset: usize, target: &'t mut Uninit) -> Result<&'t mut [u8]> {
         self.as_raw().read_at(offset, target)
     }
 
@@ -283,7 +278,7 @@ impl Mapping {
         &self,
         file: &File,
         offset: usize,
-        target: &'t mut [MaybeUninit<u8>],
+        target: &'t mut Uninit,
     ) -> Result<&'t mut [u8]> {
         use rustix::io::{Errno, ReadWriteFlags, preadv2};
         let mut filling = Filling::new(target);
@@ -357,11 +352,7 @@ impl Source for Mapping {
         self.len
     }
 
-    fn read_at<'t>(
-        &self,
-        offset: usize,
-        target: &'t mut [MaybeUninit<u8>],
-    ) -> Result<&'t mut [u8]> {
+    fn read_at<'t>(&self, offset: usize, target: &'t mut Uninit) -> Result<&'t mut [u8]> {
         match self.file.opened(target.len()) {
             #[cfg(target_os = "linux")]
             Some(file) if target.len() <= MOST_OF_HEADERS => {
@@ -395,11 +386,7 @@ pub fn wait_for_input(_: &File, watch: &dyn Watch) -> Result<()> {
 }
 
 #[cfg(unix)]
-pub fn read_at<'t>(
-    file: &File,
-    offset: usize,
-    target: &'t mut [MaybeUninit<u8>],
-) -> Result<&'t mut [u8]> {
+pub fn read_at<'t>(file: &File, offset: usize, target: &'t mut Uninit) -> Result<&'t mut [u8]> {
     read_on(file, offset, Filling::new(target))
 }
 
@@ -423,11 +410,7 @@ fn read_on<'t>(file: &File, offset: usize, mut filling: Filling<'t>) -> Result<&
 }
 
 #[cfg(not(unix))]
-pub fn read_at<'t>(
-    file: &File,
-    offset: usize,
-    target: &'t mut [MaybeUninit<u8>],
-) -> Result<&'t mut [u8]> {
+pub fn read_at<'t>(file: &File, offset: usize, target: &'t mut Uninit) -> Result<&'t mut [u8]> {
     use std::os::windows::fs::FileExt;
     const MOST: usize = 1 << 20;
     let mut offset = offset as u64;
@@ -436,7 +419,7 @@ pub fn read_at<'t>(
         let left = filling.left() as u64;
         let read = filling.fill_some(|target| {
             let len = target.len().min(MOST);
-            target[..len].fill(MaybeUninit::new(0));
+            target[..len].fill(std::mem::MaybeUninit::new(0));
             // SAFETY: it has just been filled.
             let target = unsafe { target[..len].assume_init_mut() };
             match file.seek_read(target, offset) {
@@ -456,6 +439,8 @@ pub fn read_at<'t>(
 
 #[cfg(test)]
 mod tests {
+    use std::mem::MaybeUninit;
+
     use super::*;
 
     #[cfg(unix)] // elsewhere it cannot be replaced

@@ -4,7 +4,7 @@ use std::mem::MaybeUninit;
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::raw::{Filling, RawBytes, append_with};
+use crate::raw::{Filling, RawBytes, Uninit, append_with};
 use crate::{Error, Result, grow};
 
 /// Encoded bytes that can be read in any order.
@@ -100,11 +100,7 @@ impl Source for RawBytes<'_> {
         RawBytes::len(*self)
     }
 
-    fn read_at<'t>(
-        &self,
-        offset: usize,
-        target: &'t mut [MaybeUninit<u8>],
-    ) -> Result<&'t mut [u8]> {
+    fn read_at<'t>(&self, offset: usize, target: &'t mut Uninit) -> Result<&'t mut [u8]> {
         Ok(self.slice(offset..offset + target.len()).copy_to(target))
     }
 
@@ -120,7 +116,7 @@ macro_rules! behind {
                 (**self).len()
             }
 
-            fn read_at<'t>(&self, offset: usize, target: &'t mut [MaybeUninit<u8>]) -> Result<&'t mut [u8]> {
+            fn read_at<'t>(&self, offset: usize, target: &'t mut Uninit) -> Result<&'t mut [u8]> {
                 (**self).read_at(offset, target)
             }
 
@@ -153,11 +149,7 @@ impl Source for Vec<u8> {
         self.as_slice().len()
     }
 
-    fn read_at<'t>(
-        &self,
-        offset: usize,
-        target: &'t mut [MaybeUninit<u8>],
-    ) -> Result<&'t mut [u8]> {
+    fn read_at<'t>(&self, offset: usize, target: &'t mut Uninit) -> Result<&'t mut [u8]> {
         Ok(target.write_copy_of_slice(&self[offset..offset + target.len()]))
     }
 
@@ -223,11 +215,7 @@ impl Source for SourcePieces<'_> {
         self.parts.len()
     }
 
-    fn read_at<'t>(
-        &self,
-        offset: usize,
-        target: &'t mut [MaybeUninit<u8>],
-    ) -> Result<&'t mut [u8]> {
+    fn read_at<'t>(&self, offset: usize, target: &'t mut Uninit) -> Result<&'t mut [u8]> {
         let range = offset..offset + target.len();
         let mut filling = Filling::new(target);
         for part in self.parts.of(range) {

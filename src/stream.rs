@@ -6,9 +6,7 @@
 //! cleared them.
 #![allow(unsafe_code)]
 
-use std::mem::MaybeUninit;
-
-use crate::raw::RawBytes;
+use crate::raw::{RawBytes, Uninit};
 
 /// Smaller copies do not gain from streaming.
 pub const MIN_BYTES: usize = 32 << 20;
@@ -19,7 +17,7 @@ const MIN_SLICE: usize = 4 << 10;
 ///
 /// # Panics
 /// If the lengths differ.
-pub fn copy<'t>(source: RawBytes<'_>, target: &'t mut [MaybeUninit<u8>]) -> &'t mut [u8] {
+pub fn copy<'t>(source: RawBytes<'_>, target: &'t mut Uninit) -> &'t mut [u8] {
     assert_eq!(source.len(), target.len());
     if source.len() < MIN_SLICE {
         return source.copy_to(target);
@@ -40,7 +38,7 @@ const LINE: usize = 64;
 /// Copies whole cache lines to an aligned target.
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 #[allow(clippy::cast_ptr_alignment)] // loads need none, and stores have it
-fn copy_lines(source: RawBytes<'_>, target: &mut [MaybeUninit<u8>]) {
+fn copy_lines(source: RawBytes<'_>, target: &mut Uninit) {
     use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_sfence, _mm_stream_si128};
     const LANE: usize = size_of::<__m128i>();
     assert_eq!(source.len(), target.len());
@@ -64,12 +62,14 @@ fn copy_lines(source: RawBytes<'_>, target: &mut [MaybeUninit<u8>]) {
 }
 
 #[cfg(not(all(target_arch = "x86_64", not(miri))))]
-fn copy_lines(source: RawBytes<'_>, target: &mut [MaybeUninit<u8>]) {
+fn copy_lines(source: RawBytes<'_>, target: &mut Uninit) {
     source.copy_to(target);
 }
 
 #[cfg(test)]
 mod tests {
+    use std::mem::MaybeUninit;
+
     use super::*;
 
     #[test]

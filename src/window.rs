@@ -3,10 +3,10 @@
 //! Transfers from an accelerator overlap with writing, within a window, so the host never holds the
 //! whole model.
 
-use std::mem::MaybeUninit;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::layout::Payload;
+use crate::raw::Uninit;
 use crate::{Error, Result};
 
 pub trait Fetch {
@@ -67,7 +67,7 @@ impl<A: Fetch> Window<A> {
         &self,
         number: usize,
         start: usize,
-        target: &'t mut [MaybeUninit<u8>],
+        target: &'t mut Uninit,
     ) -> Result<&'t mut [u8]> {
         let copied = self.get(number)?.copy_to(start, target)?;
         let mut slots = self.slots.lock().map_err(|_| poisoned())?;
@@ -137,6 +137,8 @@ fn poisoned() -> Error {
 
 #[cfg(test)]
 mod tests {
+    use std::mem::MaybeUninit;
+
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     use super::*;
@@ -164,11 +166,7 @@ mod tests {
             self.0.len()
         }
 
-        fn copy_to<'t>(
-            &self,
-            start: usize,
-            target: &'t mut [MaybeUninit<u8>],
-        ) -> Result<&'t mut [u8]> {
+        fn copy_to<'t>(&self, start: usize, target: &'t mut Uninit) -> Result<&'t mut [u8]> {
             self.0.copy_to(start, target)
         }
     }

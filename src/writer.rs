@@ -4,7 +4,6 @@ use std::borrow::Cow;
 use std::collections::HashMap;
 use std::fmt;
 use std::io;
-use std::mem::MaybeUninit;
 use std::num::NonZero;
 use std::ops::Range;
 use std::path;
@@ -17,7 +16,7 @@ use crate::error::Path;
 use crate::file::ArrayView;
 use crate::gzip::{self, Append, Method};
 use crate::layout::{Caching, Layout, Payload};
-use crate::raw::{RawBytes, append_with};
+use crate::raw::{RawBytes, Uninit, append_with};
 use crate::sink::{Durability, replace_file};
 use crate::structure::{Kind, Seal, Sums, Value};
 use crate::wire::{Complex, EXT_NDARRAY, MAX_DEPTH};
@@ -481,7 +480,7 @@ impl Payload for PayloadRange<'_> {
         self.range.len()
     }
 
-    fn copy_to<'t>(&self, start: usize, target: &'t mut [MaybeUninit<u8>]) -> Result<&'t mut [u8]> {
+    fn copy_to<'t>(&self, start: usize, target: &'t mut Uninit) -> Result<&'t mut [u8]> {
         let start = self.range.start + start;
         match &self.bytes.0 {
             Inner::View(array) => array.copy_to(start, target),

@@ -1,8 +1,9 @@
 //! Equal distances between parts of memory, in the array and in the target.
 
-use std::mem::{self, MaybeUninit};
+use std::mem;
 
 use crate::Result;
+use crate::raw::Uninit;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Repeat {
@@ -43,18 +44,18 @@ pub fn each(
 
 /// Memory that is handed out in ascending parts.
 pub struct Rest<'a> {
-    memory: &'a mut [MaybeUninit<u8>],
+    memory: &'a mut Uninit,
     taken: usize,
 }
 
 impl<'a> Rest<'a> {
-    pub fn new(memory: &'a mut [MaybeUninit<u8>]) -> Self {
+    pub fn new(memory: &'a mut Uninit) -> Self {
         Self { memory, taken: 0 }
     }
 
     /// # Panics
     /// If the part is taken, or exceeds the memory.
-    pub fn take(&mut self, start: usize, len: usize) -> &'a mut [MaybeUninit<u8>] {
+    pub fn take(&mut self, start: usize, len: usize) -> &'a mut Uninit {
         let (_, later) = mem::take(&mut self.memory).split_at_mut(start - self.taken);
         let (part, later) = later.split_at_mut(len);
         (self.memory, self.taken) = (later, start + len);

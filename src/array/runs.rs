@@ -1,6 +1,5 @@
 //! Reads a box of an array as runs: contiguous bytes at equal distances.
 
-use std::mem::MaybeUninit;
 use std::num::NonZero;
 use std::ops::Range;
 
@@ -8,7 +7,7 @@ use smallvec::SmallVec;
 
 use super::repeat::{Repeat, Rest, each};
 use super::transposed;
-use crate::raw::{RawBytes, Room};
+use crate::raw::{RawBytes, Room, Uninit};
 use crate::source::{Pieces, Source, read_to};
 use crate::{Result, grow, parallel};
 
@@ -196,7 +195,7 @@ impl Runs {
     pub fn read(
         &self,
         array: &dyn Source,
-        target: &mut [MaybeUninit<u8>],
+        target: &mut Uninit,
         threads: NonZero<usize>,
         mut check: impl FnMut() -> Result<()>,
     ) -> Result<()> {
@@ -240,7 +239,7 @@ impl Runs {
     fn read_transposed(
         &self,
         array: &dyn Source,
-        target: &mut [MaybeUninit<u8>],
+        target: &mut Uninit,
         threads: NonZero<usize>,
         check: &mut dyn FnMut() -> Result<()>,
     ) -> Result<()> {
@@ -305,7 +304,7 @@ impl Runs {
         mut self,
         array: &dyn Source,
         memory: &mut Vec<u8>,
-        target: &mut [MaybeUninit<u8>],
+        target: &mut Uninit,
         threads: NonZero<usize>,
         check: &mut dyn FnMut() -> Result<()>,
     ) -> Result<()> {
@@ -358,7 +357,7 @@ impl Runs {
         nest: &Nest<'_>,
         near: usize,
         span: usize,
-        target: &'a mut [MaybeUninit<u8>],
+        target: &'a mut Uninit,
     ) -> Result<Vec<NestPart<'a>>> {
         let mut blocks = Vec::new();
         let mut rest = Rest::new(target);
@@ -433,7 +432,7 @@ impl Nest<'_> {
         self.nbytes + more.sum::<usize>()
     }
 
-    fn copy(&self, bytes: RawBytes<'_>, target: &mut [MaybeUninit<u8>]) -> Result<()> {
+    fn copy(&self, bytes: RawBytes<'_>, target: &mut Uninit) -> Result<()> {
         each(self.inner, 0, 0, &mut |from, to| {
             let run = bytes.slice(from..from + self.nbytes);
             run.copy_to(&mut target[to..to + self.nbytes]);
@@ -446,7 +445,7 @@ struct NestPart<'a> {
     start: usize,
     rows: Repeat,
     is_near: bool,
-    memory: &'a mut [MaybeUninit<u8>],
+    memory: &'a mut Uninit,
 }
 
 impl NestPart<'_> {
@@ -508,6 +507,8 @@ impl NestPart<'_> {
 #[cfg(test)]
 #[allow(clippy::cast_possible_truncation)]
 pub(super) mod tests {
+    use std::mem::MaybeUninit;
+
     use super::*;
     use proptest::prelude::*;
     use std::iter;
@@ -520,11 +521,7 @@ pub(super) mod tests {
             self.0.len()
         }
 
-        fn read_at<'t>(
-            &self,
-            offset: usize,
-            target: &'t mut [MaybeUninit<u8>],
-        ) -> Result<&'t mut [u8]> {
+        fn read_at<'t>(&self, offset: usize, target: &'t mut Uninit) -> Result<&'t mut [u8]> {
             self.0.read_at(offset, target)
         }
 
@@ -719,11 +716,7 @@ pub(super) mod tests {
                 self.0.len()
             }
 
-            fn read_at<'t>(
-                &self,
-                offset: usize,
-                target: &'t mut [MaybeUninit<u8>],
-            ) -> Result<&'t mut [u8]> {
+            fn read_at<'t>(&self, offset: usize, target: &'t mut Uninit) -> Result<&'t mut [u8]> {
                 self.1.fetch_add(1, Ordering::Relaxed);
                 self.0.read_at(offset, target)
             }

@@ -3,12 +3,11 @@
 //! Its bytes in C order are copied row by row from the shards into the output, without assembling
 //! the array first.
 
-use std::mem::MaybeUninit;
 use std::ops::Range;
 
 use crate::Result;
 use crate::layout::Payload;
-use crate::raw::{AsRaw, Filling, zeroed};
+use crate::raw::{AsRaw, Filling, Uninit, zeroed};
 
 /// A block of `shape` elements at `start`, in C order.
 #[derive(Debug)]
@@ -172,7 +171,7 @@ impl<M: AsRaw> Payload for Sharded<M> {
         self.shape[..=self.split].iter().product::<usize>() * self.inner
     }
 
-    fn copy_to<'t>(&self, start: usize, target: &'t mut [MaybeUninit<u8>]) -> Result<&'t mut [u8]> {
+    fn copy_to<'t>(&self, start: usize, target: &'t mut Uninit) -> Result<&'t mut [u8]> {
         let end = start + target.len();
         assert!(end <= self.len());
         let mut filling = Filling::new(target);

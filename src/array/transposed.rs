@@ -11,7 +11,7 @@ use std::num::NonZero;
 use smallvec::SmallVec;
 
 use super::repeat::{Repeat, Rest, each};
-use crate::raw::RawBytes;
+use crate::raw::{RawBytes, Uninit};
 use crate::{Result, grow, parallel};
 
 /// Approximate size of the memory in one piece of work.
@@ -29,7 +29,7 @@ const FEW: usize = 8;
 /// Multiple of the rows and columns of all tiles.
 const MAX_EDGE: usize = 128;
 
-type Target = [MaybeUninit<u8>];
+type Target = Uninit;
 
 type Repeats = SmallVec<[Repeat; 6]>;
 

@@ -1,7 +1,6 @@
 //! Locates arrays in a source and reads boxes of them.
 
 use std::collections::HashMap;
-use std::mem::MaybeUninit;
 use std::num::NonZero;
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
@@ -12,6 +11,7 @@ use super::Catalog;
 use super::check::OTHER_LEAF;
 use crate::array::{Bounds, Runs, resolve};
 use crate::events::{ArrayEvent, Event};
+use crate::raw::Uninit;
 use crate::source::{Pieces, Source, SourcePieces};
 use crate::structure::LeafKind;
 use crate::{Error, Result, grow};
@@ -76,7 +76,7 @@ impl ArrayPlace {
         &self,
         source: &dyn Source,
         runs: &Runs,
-        target: &mut [MaybeUninit<u8>],
+        target: &mut Uninit,
         threads: NonZero<usize>,
         check: impl FnMut() -> Result<()>,
     ) -> Result<()> {

@@ -1,6 +1,5 @@
 //! Compares a leaf with its checksum while it is copied.
 
-use std::mem::MaybeUninit;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -8,6 +7,7 @@ use crc32fast::Hasher;
 
 use super::{BLOCK_BYTES, Catalog};
 use crate::error::Path;
+use crate::raw::Uninit;
 use crate::source::{Source, read_to};
 use crate::{Error, Result, grow};
 
@@ -108,11 +108,7 @@ impl Source for Compared {
         self.source.len()
     }
 
-    fn read_at<'t>(
-        &self,
-        offset: usize,
-        target: &'t mut [MaybeUninit<u8>],
-    ) -> Result<&'t mut [u8]> {
+    fn read_at<'t>(&self, offset: usize, target: &'t mut Uninit) -> Result<&'t mut [u8]> {
         let bytes = self.source.read_at(offset, target)?;
         self.sum(offset, bytes)?;
         Ok(bytes)

@@ -5,7 +5,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::Result;
-use crate::raw::RawBytes;
+use crate::raw::{RawBytes, Uninit};
 use crate::source::{Source, read_to};
 
 /// Heads known to match the index. A head is the bytes before a leaf or the record.
@@ -51,11 +51,7 @@ impl Source for InOrder<'_> {
         self.source.len()
     }
 
-    fn read_at<'t>(
-        &self,
-        offset: usize,
-        target: &'t mut [std::mem::MaybeUninit<u8>],
-    ) -> Result<&'t mut [u8]> {
+    fn read_at<'t>(&self, offset: usize, target: &'t mut Uninit) -> Result<&'t mut [u8]> {
         let Ok(mut window) = self.window.try_lock() else {
             // Concurrent readers, and forks that inherit a held lock, read directly.
             return self.source.read_at(offset, target);

@@ -3,7 +3,6 @@
 //! The checksum of the patch was compared before. Each block of the base is compared with its
 //! checksum while it is copied, in one pass.
 
-use std::mem::MaybeUninit;
 use std::num::NonZero;
 use std::ops::Range;
 use std::sync::Mutex;
@@ -15,7 +14,7 @@ use super::block::{BLOCK_BYTES, Decoder, Kind, PART_BYTES};
 use super::elements::Direction;
 use super::patch::{Difference, Patch};
 use crate::catalog::Catalog;
-use crate::raw::{Filling, Room};
+use crate::raw::{Filling, Room, Uninit};
 use crate::source::{Pieces, Source, SourcePieces};
 use crate::watch::Watch;
 use crate::{Error, Result, grow, parallel};
@@ -140,7 +139,7 @@ impl<'a> Join<'a> {
     pub fn fill<'t>(
         &self,
         base: &dyn Source,
-        memory: &'t mut [MaybeUninit<u8>],
+        memory: &'t mut Uninit,
         threads: NonZero<usize>,
         watch: &dyn Watch,
     ) -> Result<&'t mut [u8]> {
@@ -172,7 +171,7 @@ impl<'a> Join<'a> {
         base: &dyn Source,
         number: usize,
         block: usize,
-        memory: &'t mut [MaybeUninit<u8>],
+        memory: &'t mut Uninit,
         decoder: &mut Decoder,
         mismatches: &Mutex<Mismatches>,
     ) -> Result<&'t mut [u8]> {

@@ -1,6 +1,5 @@
 //! Makes a patch of a layout.
 
-use std::mem::MaybeUninit;
 use std::num::NonZero;
 use std::ops::Range;
 
@@ -12,7 +11,7 @@ use super::elements::Elements;
 use super::patch::{Extension, START, difference, extensions, tail, write_block};
 use crate::catalog::Catalog;
 use crate::layout::{Layout, LayoutBuilder, Payload, Slice, Taken};
-use crate::raw::append_with;
+use crate::raw::{Uninit, append_with};
 use crate::source::{Pieces, Source, SourcePieces, read_to};
 use crate::watch::Watch;
 use crate::wire::{EXT_DELTA, EXT_NDARRAY, Head, length};
@@ -29,11 +28,7 @@ impl<P: Payload + Sync> Source for Headers<'_, P> {
         self.0.len()
     }
 
-    fn read_at<'t>(
-        &self,
-        offset: usize,
-        target: &'t mut [MaybeUninit<u8>],
-    ) -> Result<&'t mut [u8]> {
+    fn read_at<'t>(&self, offset: usize, target: &'t mut Uninit) -> Result<&'t mut [u8]> {
         self.0.read_at(offset, target)
     }
 

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use super::block::{BLOCK_BYTES, Block, Kind};
 use super::elements::Elements;
 use crate::grow::{self, decode, encode_named};
-use crate::raw::{Filling, RawBytes};
+use crate::raw::{Filling, RawBytes, Uninit};
 use crate::source::{Source, missing};
 use crate::structure;
 use crate::watch::Watch;
@@ -401,11 +401,7 @@ impl Source for Skeleton<'_> {
         self.len
     }
 
-    fn read_at<'t>(
-        &self,
-        offset: usize,
-        target: &'t mut [MaybeUninit<u8>],
-    ) -> Result<&'t mut [u8]> {
+    fn read_at<'t>(&self, offset: usize, target: &'t mut Uninit) -> Result<&'t mut [u8]> {
         let run = self.run(offset);
         if run < target.len() {
             return Err(missing(offset + run));

@@ -171,11 +171,9 @@ mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
     use std::time::{Duration, Instant};
 
-    use std::mem::MaybeUninit;
-
     use super::*;
     use crate::layout::LayoutBuilder;
-    use crate::raw::zeroed;
+    use crate::raw::{Uninit, zeroed};
 
     struct Zeros<'a> {
         len: usize,
@@ -187,7 +185,7 @@ mod tests {
             self.len
         }
 
-        fn copy_to<'t>(&self, _: usize, target: &'t mut [MaybeUninit<u8>]) -> Result<&'t mut [u8]> {
+        fn copy_to<'t>(&self, _: usize, target: &'t mut Uninit) -> Result<&'t mut [u8]> {
             self.blocks.fetch_add(1, Ordering::Relaxed);
             Ok(zeroed(target))
         }

@@ -4,7 +4,6 @@
 //! in steps, as by Python's `gzip.decompress`, errors included.
 
 use std::io::{self, BufRead, Read};
-use std::mem::MaybeUninit;
 
 use flate2::bufread::DeflateDecoder;
 use libdeflate_sys as libdeflate;
@@ -12,6 +11,7 @@ use libdeflate_sys as libdeflate;
 use super::format::{MAGIC, MAX_EXPANSION, NUMBERS_HEADER};
 use super::numbers;
 use crate::mapping::Pages;
+use crate::raw::Uninit;
 use crate::source::{Source, read_to};
 use crate::structure;
 use crate::watch::Watch;
@@ -40,7 +40,7 @@ pub fn claimed_size(stream: &dyn Source) -> Result<usize> {
 /// In a code of a single symbol, libdeflate accepts both bits; zlib rejects a 1.
 #[must_use]
 #[allow(unsafe_code)] // the safe binding hides the number of consumed bytes
-pub fn inflate_at_once<'t>(stream: &[u8], out: &'t mut [MaybeUninit<u8>]) -> Option<&'t mut [u8]> {
+pub fn inflate_at_once<'t>(stream: &[u8], out: &'t mut Uninit) -> Option<&'t mut [u8]> {
     let (mut taken, mut made) = (0, 0);
     // SAFETY: only this call uses the decompressor, and frees it once. The function reads at most
     // the length of the stream, and writes at most the length of `out` without reading it first. If
@@ -294,6 +294,8 @@ impl BufRead for Input<'_> {
 #[cfg(test)]
 #[allow(unsafe_code)]
 mod tests {
+    use std::mem::MaybeUninit;
+
     use super::*;
     use crate::gzip::oracle::gzip;
 

@@ -1,6 +1,6 @@
 //! Inflates a stream with an index: in parallel, or a range of it.
 
-use std::mem::{self, MaybeUninit};
+use std::mem;
 use std::num::NonZero;
 use std::ops::Range;
 use std::sync::Mutex;
@@ -11,7 +11,7 @@ use super::decoders::Decoders;
 use super::index::{BlockIndex, IndexEntry};
 use super::interleaved::LANES;
 use super::numbers::{self, NumberBlock};
-use crate::raw::Room;
+use crate::raw::{Room, Uninit};
 use crate::source::{Source, read_to};
 use crate::watch::Watch;
 use crate::{Error, Result, grow, parallel};
@@ -68,7 +68,7 @@ impl<S: Source> Indexed<S> {
     /// If `out` does not have `len` bytes.
     pub fn inflate<'t>(
         &self,
-        out: &'t mut [MaybeUninit<u8>],
+        out: &'t mut Uninit,
         threads: NonZero<usize>,
         watch: &dyn Watch,
     ) -> Result<Option<&'t mut [u8]>> {
@@ -296,11 +296,7 @@ impl<S: Source> Source for Indexed<S> {
         self.index.bytes
     }
 
-    fn read_at<'t>(
-        &self,
-        offset: usize,
-        target: &'t mut [MaybeUninit<u8>],
-    ) -> Result<&'t mut [u8]> {
+    fn read_at<'t>(&self, offset: usize, target: &'t mut Uninit) -> Result<&'t mut [u8]> {
         let read = self.read(offset..offset + target.len())?;
         Ok(target.write_copy_of_slice(&read))
     }
@@ -312,6 +308,8 @@ impl<S: Source> Source for Indexed<S> {
 
 #[cfg(test)]
 mod tests {
+    use std::mem::MaybeUninit;
+
     use flate2::{Compress, Compression, FlushCompress};
 
     use super::*;

@@ -1,6 +1,5 @@
 //! Recovers treepack's gzip streams with a damaged header.
 
-use std::mem::MaybeUninit;
 use std::sync::Arc;
 
 use super::foreign::salvage;
@@ -8,6 +7,7 @@ use super::format::{BLOCK_BYTES, END_BYTES, HEADER, NUMBERS_HEADER};
 use super::indexed::Indexed;
 use crate::Result;
 use crate::mapping::Pages;
+use crate::raw::Uninit;
 use crate::source::{Source, read_to};
 use crate::structure::MARK;
 use crate::watch::Watch;
@@ -74,11 +74,7 @@ impl Source for Mended {
         self.stream.len()
     }
 
-    fn read_at<'t>(
-        &self,
-        offset: usize,
-        target: &'t mut [MaybeUninit<u8>],
-    ) -> Result<&'t mut [u8]> {
+    fn read_at<'t>(&self, offset: usize, target: &'t mut Uninit) -> Result<&'t mut [u8]> {
         let found = self.stream.read_at(offset, target)?;
         let header = self.header.get(offset..).unwrap_or_default();
         for (byte, mended) in found.iter_mut().zip(header) {

@@ -2,7 +2,6 @@
 
 use std::fs::File;
 use std::io::{self, Read};
-use std::mem::MaybeUninit;
 use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::{Arc, Weak};
@@ -22,7 +21,7 @@ use crate::gzip::{Contained, Indexed, MAGIC_BYTES, has_traces, is_compressed, me
 use crate::handle;
 use crate::manifest::Sparse;
 use crate::mapping::{self, Mapping, Pages};
-use crate::raw::{AsRaw, Filling, RawBytes};
+use crate::raw::{AsRaw, Filling, RawBytes, Uninit};
 use crate::source::{Source, read_to};
 use crate::structure::MARK;
 use crate::watch::Watch;
@@ -33,11 +32,7 @@ impl Source for Borrowed {
         self.as_raw().len()
     }
 
-    fn read_at<'t>(
-        &self,
-        offset: usize,
-        target: &'t mut [MaybeUninit<u8>],
-    ) -> Result<&'t mut [u8]> {
+    fn read_at<'t>(&self, offset: usize, target: &'t mut Uninit) -> Result<&'t mut [u8]> {
         self.as_raw().read_at(offset, target)
     }
 
@@ -92,11 +87,7 @@ impl Source for Elsewhere {
         self.len
     }
 
-    fn read_at<'t>(
-        &self,
-        offset: usize,
-        target: &'t mut [MaybeUninit<u8>],
-    ) -> Result<&'t mut [u8]> {
+    fn read_at<'t>(&self, offset: usize, target: &'t mut Uninit) -> Result<&'t mut [u8]> {
         let len = target.len();
         let mut filling = Filling::new(target);
         while filling.left() > 0 {
@@ -136,11 +127,7 @@ impl Source for Laid {
         self.layout.get().output.len()
     }
 
-    fn read_at<'t>(
-        &self,
-        offset: usize,
-        target: &'t mut [MaybeUninit<u8>],
-    ) -> Result<&'t mut [u8]> {
+    fn read_at<'t>(&self, offset: usize, target: &'t mut Uninit) -> Result<&'t mut [u8]> {
         self.layout.get().output.read_at(offset, target)
     }
 
@@ -167,11 +154,7 @@ impl Source for Copied {
         self.0.len()
     }
 
-    fn read_at<'t>(
-        &self,
-        offset: usize,
-        target: &'t mut [MaybeUninit<u8>],
-    ) -> Result<&'t mut [u8]> {
+    fn read_at<'t>(&self, offset: usize, target: &'t mut Uninit) -> Result<&'t mut [u8]> {
         let read = self.0.read_at(offset, target);
         read.map_err(|error| match error {
             Error::Corrupt { .. } => Error::Payload(Box::new(self.named(error))),

@@ -1,6 +1,5 @@
 //! Gzip compression and decompression.
 
-use std::mem::MaybeUninit;
 use std::num::NonZero;
 
 use pyo3::prelude::*;
@@ -12,7 +11,7 @@ use super::watch::Watcher;
 use crate::gzip::{self, Indexed, Method};
 use crate::layout::{Layout, LayoutBuilder, Payload};
 use crate::mapping::Pages;
-use crate::raw::Filling;
+use crate::raw::{Filling, Uninit};
 use crate::source::{Source, read_to};
 use crate::watch::Watch;
 use crate::{Error, Result, parallel};
@@ -171,7 +170,7 @@ fn inflate_at_once(
     }
 }
 
-fn inflate_stable<'t>(source: &Borrowed, out: &'t mut [MaybeUninit<u8>]) -> Option<&'t mut [u8]> {
+fn inflate_stable<'t>(source: &Borrowed, out: &'t mut Uninit) -> Option<&'t mut [u8]> {
     gzip::inflate_at_once(source.as_stable()?, out)
 }
 

@@ -8,6 +8,9 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use crate::Result;
 
+/// Memory to fill, whose bytes may be uninitialized.
+pub type Uninit = [MaybeUninit<u8>];
+
 /// Appends the `len` bytes that `fill` writes and returns, all or none.
 ///
 /// # Panics
@@ -15,7 +18,7 @@ use crate::Result;
 pub(crate) fn append_with(
     target: &mut Vec<u8>,
     len: usize,
-    fill: impl for<'t> FnOnce(&'t mut [MaybeUninit<u8>]) -> Result<&'t mut [u8]>,
+    fill: impl for<'t> FnOnce(&'t mut Uninit) -> Result<&'t mut [u8]>,
 ) -> Result<()> {
     target.try_reserve(len)?;
     let before = target.len();
@@ -26,7 +29,7 @@ pub(crate) fn append_with(
     Ok(())
 }
 
-pub fn zeroed(memory: &mut [MaybeUninit<u8>]) -> &mut [u8] {
+pub fn zeroed(memory: &mut Uninit) -> &mut [u8] {
     memory.fill(MaybeUninit::new(0));
     // SAFETY: all of it is zero.
     unsafe { memory.assume_init_mut() }
@@ -34,12 +37,12 @@ pub fn zeroed(memory: &mut [MaybeUninit<u8>]) -> &mut [u8] {
 
 /// Memory filled from its start on. Safe for any writer: it must return the bytes that it wrote.
 pub struct Filling<'a> {
-    memory: &'a mut [MaybeUninit<u8>],
+    memory: &'a mut Uninit,
     filled: usize,
 }
 
 impl<'a> Filling<'a> {
-    pub fn new(memory: &'a mut [MaybeUninit<u8>]) -> Self {
+    pub fn new(memory: &'a mut Uninit) -> Self {
         Self { memory, filled: 0 }
     }
 
@@ -63,7 +66,7 @@ impl<'a> Filling<'a> {
     pub fn fill(
         &mut self,
         len: usize,
-        fill: impl for<'t> FnOnce(&'t mut [MaybeUninit<u8>]) -> Result<&'t mut [u8]>,
+        fill: impl for<'t> FnOnce(&'t mut Uninit) -> Result<&'t mut [u8]>,
     ) -> Result<()> {
         let part = &mut self.memory[self.filled..][..len];
         assert_eq!(filled_of(part, fill)?, len, "{WHOLE}");
@@ -77,7 +80,7 @@ impl<'a> Filling<'a> {
     /// If `fill` returns other bytes.
     pub fn fill_some(
         &mut self,
-        fill: impl for<'t> FnOnce(&'t mut [MaybeUninit<u8>]) -> Result<&'t mut [u8]>,
+        fill: impl for<'t> FnOnce(&'t mut Uninit) -> Result<&'t mut [u8]>,
     ) -> Result<usize> {
         let found = filled_of(&mut self.memory[self.filled..], fill)?;
         self.filled += found;
@@ -92,8 +95,8 @@ impl<'a> Filling<'a> {
 
 #[inline]
 fn filled_of(
-    part: &mut [MaybeUninit<u8>],
-    fill: impl for<'t> FnOnce(&'t mut [MaybeUninit<u8>]) -> Result<&'t mut [u8]>,
+    part: &mut Uninit,
+    fill: impl for<'t> FnOnce(&'t mut Uninit) -> Result<&'t mut [u8]>,
 ) -> Result<usize> {
     let (start, len) = (part.as_ptr().addr(), part.len());
     // A reference to bytes proves that they are initialized.
@@ -106,13 +109,13 @@ const WHOLE: &str = "`fill` must return all of its memory";
 
 /// A part of memory that several threads fill, with the shared total.
 pub struct Room<'a> {
-    memory: &'a mut [MaybeUninit<u8>],
+    memory: &'a mut Uninit,
     filled: &'a AtomicUsize,
 }
 
 impl Room<'_> {
     pub fn share<T>(
-        memory: &mut [MaybeUninit<u8>],
+        memory: &mut Uninit,
         work: impl FnOnce(Room<'_>) -> Result<T>,
     ) -> Result<(T, Option<&mut [u8]>)> {
         let filled = AtomicUsize::new(0);
@@ -156,7 +159,7 @@ impl Room<'_> {
     /// If `fill` returns other bytes.
     pub fn fill(
         self,
-        fill: impl for<'t> FnOnce(&'t mut [MaybeUninit<u8>]) -> Result<&'t mut [u8]>,
+        fill: impl for<'t> FnOnce(&'t mut Uninit) -> Result<&'t mut [u8]>,
     ) -> Result<()> {
         let len = self.len();
         assert_eq!(filled_of(self.memory, fill)?, len, "{WHOLE}");

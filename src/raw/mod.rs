@@ -11,7 +11,6 @@ mod filling;
 mod spare;
 
 use std::marker::PhantomData;
-use std::mem::MaybeUninit;
 use std::ops::Range;
 use std::ptr;
 
@@ -20,7 +19,7 @@ pub(crate) use self::buffer::Tail;
 #[cfg_attr(not(feature = "python"), allow(unused_imports))]
 pub(crate) use self::buffer::{Lender, Loan};
 pub(crate) use self::filling::append_with;
-pub use self::filling::{Filling, Room, zeroed};
+pub use self::filling::{Filling, Room, Uninit, zeroed};
 
 use crate::Result;
 
@@ -101,7 +100,7 @@ impl RawBytes<'_> {
     /// # Panics
     /// If the lengths differ.
     #[inline]
-    pub fn copy_to(self, target: &mut [MaybeUninit<u8>]) -> &mut [u8] {
+    pub fn copy_to(self, target: &mut Uninit) -> &mut [u8] {
         assert_eq!(target.len(), self.len);
         // SAFETY: both have `len` bytes, all of which are written. `target` is borrowed mutably, so
         // they do not overlap.
@@ -174,6 +173,8 @@ impl AsRaw for Vec<u8> {
 
 #[cfg(test)]
 mod tests {
+    use std::mem::MaybeUninit;
+
     use super::*;
 
     #[test]

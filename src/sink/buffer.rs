@@ -1,10 +1,9 @@
 //! Fills memory with a layout, in parallel.
 
-use std::mem::MaybeUninit;
 use std::num::NonZero;
 
 use crate::layout::{Caching, Layout, Payload};
-use crate::raw::Room;
+use crate::raw::{Room, Uninit};
 use crate::watch::Watch;
 use crate::{Result, grow, parallel, stream};
 
@@ -21,7 +20,7 @@ pub enum Target {
 /// If its length is not the layout's, or a payload returns other bytes.
 pub fn pour<'t, P: Payload + Sync>(
     layout: &Layout<P>,
-    memory: &'t mut [MaybeUninit<u8>],
+    memory: &'t mut Uninit,
     target: Target,
     threads: NonZero<usize>,
     watch: &dyn Watch,

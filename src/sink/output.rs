@@ -2,12 +2,11 @@
 
 use std::fs::File;
 use std::io;
-use std::mem::MaybeUninit;
 use std::num::NonZero;
 use std::sync::Mutex;
 
 use crate::layout::{Caching, Layout, Payload};
-use crate::raw::{RawBytes, append_with};
+use crate::raw::{RawBytes, Uninit, append_with};
 use crate::structure::{PartialSums, Seal, Sums};
 use crate::watch::Watch;
 use crate::{Result, parallel, system};
@@ -133,7 +132,7 @@ impl<'a> Output<'a> {
     fn join(
         &mut self,
         len: usize,
-        fill: impl for<'t> FnOnce(&'t mut [MaybeUninit<u8>]) -> Result<&'t mut [u8]>,
+        fill: impl for<'t> FnOnce(&'t mut Uninit) -> Result<&'t mut [u8]>,
     ) -> Result<()> {
         append_with(&mut self.joined, len, fill)?;
         if self.joined.len() >= JOIN_BYTES {

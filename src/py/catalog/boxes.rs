@@ -1,6 +1,5 @@
 //! Reads boxes of arrays into Python's memory.
 
-use std::mem::MaybeUninit;
 use std::num::NonZero;
 use std::ops::Range;
 use std::sync::Arc;
@@ -15,14 +14,14 @@ use super::super::watch::Watcher;
 use super::file::Catalog;
 use crate::array::{Bounds, Runs};
 use crate::catalog::ArrayPlace;
-use crate::raw::AsRaw as _;
+use crate::raw::{AsRaw as _, Uninit};
 use crate::watch::Watch as _;
 use crate::{Result, grow, parallel};
 
 /// Start, count and step for each dimension.
 pub type BoxBounds = Vec<(usize, usize, usize)>;
 
-type Read<'a> = &'a (dyn Fn(&mut [MaybeUninit<u8>]) -> Result<()> + Sync);
+type Read<'a> = &'a (dyn Fn(&mut Uninit) -> Result<()> + Sync);
 
 pub fn bounds_of(bounds: BoxBounds) -> Result<Vec<Bounds>> {
     let bounds = bounds.into_iter();
@@ -141,7 +140,7 @@ impl Catalog {
     ) -> PyResult<()> {
         let source = self.content.get().source();
         let watcher = Watcher::signals();
-        let read = |memory: &mut [MaybeUninit<u8>]| {
+        let read = |memory: &mut Uninit| {
             array.read_runs(source, runs, memory, threads, || watcher.check())
         };
         let done = self.content.get().unless_changed(fill(&read));

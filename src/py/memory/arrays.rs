@@ -19,7 +19,7 @@ use smallvec::SmallVec;
 use super::create::{created, list_of_results, raised};
 use super::keep_reserve;
 use super::pages::{FreshPages, OwnPages};
-use crate::raw::{Filling, RawBytes};
+use crate::raw::{Filling, RawBytes, Uninit};
 
 /// A new array with uninitialized elements.
 pub struct FreshArray<'py> {
@@ -75,12 +75,12 @@ impl<'py> FreshArray<'py> {
         &self.array
     }
 
-    pub fn memory(&mut self) -> &mut [MaybeUninit<u8>] {
+    pub fn memory(&mut self) -> &mut Uninit {
         self.part(0..self.len)
     }
 
     /// Returns an unwritten part.
-    fn part(&mut self, range: Range<usize>) -> &mut [MaybeUninit<u8>] {
+    fn part(&mut self, range: Range<usize>) -> &mut Uninit {
         assert!(range.start <= range.end && range.end <= self.len);
         // SAFETY: `len` bytes at `start` belong to `self.array`, which lives as long as `self`:
         // NumPy allocated them, or its base object holds their pages. No other code uses this part:
@@ -133,7 +133,7 @@ impl<'py> SmallCopies<'py> {
         &mut self,
         dtype: &Bound<'py, PyArrayDescr>,
         shape: &[usize],
-        fill: impl for<'t> FnOnce(&'t mut [MaybeUninit<u8>]) -> crate::Result<&'t mut [u8]>,
+        fill: impl for<'t> FnOnce(&'t mut Uninit) -> crate::Result<&'t mut [u8]>,
     ) -> PyResult<Bound<'py, PyAny>> {
         let len = nbytes(dtype, shape)?;
         assert!(len <= Self::MAX_BYTES);

@@ -17,7 +17,7 @@ use super::create::created;
 use super::detached::detached;
 use super::pages::advise_huge;
 use crate::array::HEADERS_MAX_BYTES;
-use crate::raw::{Buffer, Filling, Lender, Loan};
+use crate::raw::{Buffer, Filling, Lender, Loan, Uninit};
 use crate::watch::Watch;
 use crate::{Error, Result, parallel};
 
@@ -30,7 +30,7 @@ pub fn new_bytes(
     py: Python<'_>,
     len: usize,
     always_detached: bool,
-    fill: impl for<'t> FnOnce(&'t mut [MaybeUninit<u8>]) -> Result<&'t mut [u8]> + Send,
+    fill: impl for<'t> FnOnce(&'t mut Uninit) -> Result<&'t mut [u8]> + Send,
 ) -> PyResult<Result<Bound<'_, PyBytes>>> {
     let (bytes, filled) = filled(py, len, always_detached, |content| {
         Filling::new(content).fill(len, fill)
@@ -43,7 +43,7 @@ fn filled<T: Send>(
     py: Python<'_>,
     len: usize,
     always_detached: bool,
-    fill: impl FnOnce(&mut [MaybeUninit<u8>]) -> T + Send,
+    fill: impl FnOnce(&mut Uninit) -> T + Send,
 ) -> PyResult<(Bound<'_, PyBytes>, T)> {
     let (bytes, start) = fresh(py, len)?;
     // SAFETY: the object is fresh, so no other code reads or writes its `len` bytes.
@@ -121,7 +121,7 @@ pub fn new_bytes_elsewhere<'py>(
     py: Python<'py>,
     len: usize,
     watch: &dyn Watch,
-    fill: impl for<'t> FnOnce(&'t mut [MaybeUninit<u8>]) -> Option<&'t mut [u8]> + Send + 'static,
+    fill: impl for<'t> FnOnce(&'t mut Uninit) -> Option<&'t mut [u8]> + Send + 'static,
 ) -> PyResult<Result<Option<Bound<'py, PyBytes>>>> {
     let (bytes, start) = filled(py, len, false, |content| Start(content.as_mut_ptr()))?;
     let content = (bytes.clone().unbind(), start);
@@ -156,7 +156,7 @@ pub fn new_bytes_at_most(
     py: Python<'_>,
     most: usize,
     always_detached: bool,
-    fill: impl for<'t> FnOnce(&'t mut [MaybeUninit<u8>]) -> Result<&'t mut [u8]> + Send,
+    fill: impl for<'t> FnOnce(&'t mut Uninit) -> Result<&'t mut [u8]> + Send,
 ) -> PyResult<Result<Bound<'_, PyBytes>>> {
     let (bytes, filled) = filled(py, most, always_detached, |content| {
         Filling::new(content).fill_some(fill)

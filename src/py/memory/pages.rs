@@ -1,7 +1,6 @@
 //! Pages that many arrays share; each array returns its own.
 
 use std::ffi::c_int;
-use std::mem::MaybeUninit;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -11,6 +10,7 @@ use pyo3::prelude::*;
 
 use super::create::raised;
 use crate::mapping::fresh_pages;
+use crate::raw::Uninit;
 
 /// The size from which huge pages pay.
 #[cfg(target_os = "linux")]
@@ -18,7 +18,7 @@ const HUGE_MIN_BYTES: usize = 4 << 20;
 
 /// Requests huge pages for fresh memory: page faults are most of the cost of filling it.
 #[cfg(target_os = "linux")]
-pub fn advise_huge(memory: &mut [MaybeUninit<u8>]) {
+pub fn advise_huge(memory: &mut Uninit) {
     const HUGE: usize = 2 << 20;
     if memory.len() < HUGE_MIN_BYTES {
         return;
@@ -40,7 +40,7 @@ pub fn advise_huge(memory: &mut [MaybeUninit<u8>]) {
 }
 
 #[cfg(not(target_os = "linux"))]
-pub fn advise_huge(_memory: &mut [MaybeUninit<u8>]) {}
+pub fn advise_huge(_memory: &mut Uninit) {}
 
 /// Fresh memory for large arrays of a large tree, in a shared mapping of huge pages. An array that
 /// NumPy allocates begins and ends in small pages, whose faults cost more than the copy.

@@ -10,7 +10,7 @@ use pyo3::exceptions::PyBufferError;
 use pyo3::prelude::*;
 
 use super::detached::detached;
-use crate::raw::RawBytes;
+use crate::raw::{RawBytes, Uninit};
 
 pub struct Writable {
     /// Keeps the memory in place.
@@ -56,7 +56,7 @@ impl Writable {
         py: Python<'_>,
         range: Range<usize>,
         always_detached: bool,
-        fill: impl FnOnce(&mut [MaybeUninit<u8>]) -> T + Send,
+        fill: impl FnOnce(&mut Uninit) -> T + Send,
     ) -> T {
         // SAFETY: the export keeps `len` writable bytes at `start` valid. They are only written
         // here; other code that uses them now gets a mix of old and new bytes (see the policy in

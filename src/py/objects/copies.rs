@@ -1,6 +1,5 @@
 //! Copies large arrays together at the end.
 
-use std::mem::MaybeUninit;
 use std::ops::Range;
 
 use pyo3::prelude::*;
@@ -10,6 +9,7 @@ use super::super::memory::{FreshArray, detached};
 use super::super::watch::Watcher;
 use crate::events::Span;
 use crate::parallel;
+use crate::raw::Uninit;
 use crate::source::Source;
 use crate::watch::Watch;
 
@@ -37,13 +37,13 @@ pub(super) fn copy_all(
 }
 
 /// The start of a block in the source, and its target.
-type Block<'m> = (usize, &'m mut [MaybeUninit<u8>]);
+type Block<'m> = (usize, &'m mut Uninit);
 
 /// Splits `memory`, which takes `pieces` of a source in order, into blocks for threads.
 fn add_blocks<'m>(
     blocks: &mut Vec<Block<'m>>,
     pieces: impl IntoIterator<Item = Range<usize>>,
-    memory: &'m mut [MaybeUninit<u8>],
+    memory: &'m mut Uninit,
 ) -> crate::Result<()> {
     let mut rest = memory;
     for piece in pieces {

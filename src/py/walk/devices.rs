@@ -1,7 +1,5 @@
 //! Arrays on accelerators, or sharded, which are fetched when their bytes are copied.
 
-use std::mem::MaybeUninit;
-
 use numpy::{PyUntypedArray, PyUntypedArrayMethods};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
@@ -11,6 +9,7 @@ use super::super::hooks::Hooks;
 use super::super::memory::{ArrayParts, Borrowed};
 use crate::array::{Shard, Sharded};
 use crate::layout::Payload;
+use crate::raw::Uninit;
 use crate::window::{Fetch, Window};
 use crate::{Error, Result, grow};
 
@@ -93,7 +92,7 @@ impl Payload for OnHost {
         }
     }
 
-    fn copy_to<'t>(&self, start: usize, target: &'t mut [MaybeUninit<u8>]) -> Result<&'t mut [u8]> {
+    fn copy_to<'t>(&self, start: usize, target: &'t mut Uninit) -> Result<&'t mut [u8]> {
         match self {
             Self::Whole(memory) => memory.copy_to(start, target),
             Self::Sharded(array) => array.copy_to(start, target),

@@ -1,6 +1,5 @@
 //! Payloads of leaves in a layout.
 
-use std::mem::MaybeUninit;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -9,7 +8,7 @@ use super::devices::Devices;
 use crate::Result;
 use crate::layout::Payload;
 use crate::mapping::Pages;
-use crate::raw::{AsRaw, RawBytes, zeroed};
+use crate::raw::{AsRaw, RawBytes, Uninit, zeroed};
 use crate::source::{Pieces, Source, SourcePieces};
 
 pub enum LeafPayload {
@@ -41,7 +40,7 @@ impl InSource {
             .collect()
     }
 
-    fn copy_to<'t>(&self, start: usize, target: &'t mut [MaybeUninit<u8>]) -> Result<&'t mut [u8]> {
+    fn copy_to<'t>(&self, start: usize, target: &'t mut Uninit) -> Result<&'t mut [u8]> {
         let (source, parts) = (&*self.source, &*self.pieces);
         SourcePieces { source, parts }.read_at(self.range.start + start, target)
     }
@@ -80,7 +79,7 @@ impl Payload for LeafPayload {
     }
 
     #[inline]
-    fn copy_to<'t>(&self, start: usize, target: &'t mut [MaybeUninit<u8>]) -> Result<&'t mut [u8]> {
+    fn copy_to<'t>(&self, start: usize, target: &'t mut Uninit) -> Result<&'t mut [u8]> {
         match self {
             Self::Memory(memory) | Self::Held(memory) => memory.copy_to(start, target),
             Self::Copied(pages, range) => {
