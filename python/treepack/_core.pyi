@@ -928,11 +928,8 @@ class Catalog:
           IndexError: If the box exceeds the array, or the target.
         """
 
-    def prefetch(self, value: int, bounds: _BoxBounds) -> None:
-        """Starts to read a box of an array ahead, if the data are a mapped file."""
-
     def prefetch_only(self, boxes: Sequence[tuple[int, _BoxBounds]]) -> None:
-        """Starts to read boxes of arrays ahead in another thread, by their values.
+        """Starts to read boxes of arrays of a mapped file ahead in another thread, by their values.
 
         From then on, the data around them are not read ahead.
         """

@@ -43,8 +43,7 @@ impl Shards {
             return Err(fewer());
         }
         let watcher = Watcher::at_each_call();
-        let found = self.0.find(shard, catalog.core(), &watcher);
-        found.map_err(|error| watcher.explain(error, PyErr::from))
+        watcher.raise(self.0.find(shard, catalog.core(), &watcher))
     }
 
     #[pyo3(name = "box")]

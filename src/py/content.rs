@@ -269,9 +269,7 @@ impl Content {
         #[pyo3(from_py_with = integer_or_none)] max_size: Option<i64>,
     ) -> PyResult<Option<Self>> {
         let source = self.shared();
-        let watcher = Watcher::signals();
-        let mended = py.detach(|| mended(&source, &watcher));
-        let mended = mended.map_err(|error| watcher.explain(error, PyErr::from))?;
+        let mended = Watcher::signals().detached(py, |watch| mended(&source, watch))?;
         let content = mended.map(|contained| match contained {
             Contained::Indexed(indexed) => Self(Storage::Gzip(Arc::new(indexed), self.origin())),
             Contained::Whole(pages) => Self(Storage::Inflated(Arc::new(pages))),
@@ -365,16 +363,15 @@ impl Content {
         const PART: usize = 8 << 20;
         let source = self.source();
         let watcher = Watcher::new(progress, source.len());
-        let pages = py.detach(|| {
+        let pages = watcher.detached(py, |watch| {
             let mut pages = Pages::with_room(source.len())?;
             while pages.len() < source.len() {
                 let (start, part) = (pages.len(), PART.min(source.len() - pages.len()));
                 pages.fill(part, |target| source.read_at(start, target))?;
-                watcher.done(pages.len())?;
+                watch.done(pages.len())?;
             }
             Ok(pages)
-        });
-        let pages = pages.map_err(|error| watcher.explain(error, PyErr::from))?;
+        })?;
         Ok(Self(Storage::Read(Arc::new(pages))))
     }
 

@@ -46,7 +46,7 @@ fn with_base<T: Send>(
         let done = py.detach(|| work(&Base::open(source, source, watcher)?));
         content.unless_changed(done)
     };
-    done.map_err(|error| watcher.explain(error, PyErr::from))
+    watcher.raise(done)
 }
 
 /// The layout of a patch from the base to a layout.
@@ -148,5 +148,5 @@ pub fn apply_delta(
             delta::apply(&patch, memory, threads, &watcher)
         })
     });
-    done.map_err(|error| watcher.explain(error, PyErr::from))
+    watcher.raise(done)
 }

@@ -43,7 +43,7 @@ pub fn to_bytes<'py>(
         gzip::compress(layout, method, threads, &mut stream, &watcher)?;
         Ok(stream.finish())
     })?;
-    made.map_err(|error| watcher.explain(error, PyErr::from))
+    watcher.raise(made)
 }
 
 #[pyfunction]
@@ -94,7 +94,7 @@ pub fn decompress<'py>(
             whole.ok_or(Error::Stopped)
         })?;
         if !damaged {
-            return made.map_err(|error| watcher.explain(error, PyErr::from));
+            return watcher.raise(made);
         }
         // The next decoder explains the damage, and reports no progress.
     }
@@ -128,8 +128,9 @@ fn inflate_in_steps<'py>(
 ) -> PyResult<Bound<'py, PyBytes>> {
     // The size of the output is unknown, so progress counts the input.
     let watcher = Watcher::new(progress, Source::len(source));
-    let inflated = py.detach(|| gzip::inflate_in_steps(source, 0, max_size, &watcher));
-    let mut pages = inflated.map_err(|error| watcher.explain(error, PyErr::from))?;
+    let mut pages = watcher.detached(py, |watch| {
+        gzip::inflate_in_steps(source, 0, max_size, watch)
+    })?;
     let len = pages.len();
     let made = new_bytes(py, len, false, |target| {
         // Frees pages while copying, so that the content is never in memory twice.
@@ -143,7 +144,7 @@ fn inflate_in_steps<'py>(
         }
         Ok(filling.finish())
     })?;
-    made.map_err(|error| watcher.explain(error, PyErr::from))
+    watcher.raise(made)
 }
 
 /// Output up to this size needs no progress.
@@ -165,7 +166,7 @@ fn inflate_at_once(
     let watcher = Watcher::signals();
     let made = new_bytes_elsewhere(py, size, &watcher, move |out| inflate_stable(&source, out));
     match made {
-        Ok(made) => made.map_err(|error| watcher.explain(error, PyErr::from)),
+        Ok(made) => watcher.raise(made),
         Err(_) => Ok(None),
     }
 }
@@ -188,11 +189,11 @@ pub fn inflate_to_pages(
         check_size(indexed.len(), max_size)?;
         let threads = self::threads(threads, indexed.len())?;
         let watcher = Watcher::new(progress.take(), indexed.len());
-        let inflated = py.detach(|| {
+        let inflated = watcher.detached(py, |watch| {
             let mut pages = Pages::with_room(indexed.len())?;
             let mut damaged = false;
             let filled = pages.fill(indexed.len(), |out| {
-                let whole = indexed.inflate(out, threads, &watcher)?;
+                let whole = indexed.inflate(out, threads, watch)?;
                 damaged = whole.is_none();
                 whole.ok_or(Error::Stopped)
             });
@@ -201,25 +202,23 @@ pub fn inflate_to_pages(
             }
             filled.map(|()| Some(pages))
         });
-        if let Some(pages) = inflated.map_err(|error| watcher.explain(error, PyErr::from))? {
+        if let Some(pages) = inflated? {
             return Ok(pages);
         }
     }
     let at_once = progress.is_none();
-    let watcher = Watcher::new(progress, source.len());
-    let inflated = py.detach(|| {
+    Watcher::new(progress, source.len()).detached(py, |watch| {
         let size = gzip::claimed_size(source)?;
         if at_once
             && size > 0
             && max_size.is_none_or(|max_size| size <= max_size)
-            && let Some(pages) = pages_at_once(source, size, &watcher)?
+            && let Some(pages) = pages_at_once(source, size, watch)?
         {
             return Ok(pages);
         }
         let room = max_size.map_or(size, |max_size| size.min(max_size));
-        gzip::inflate_in_steps(source, room, max_size, &watcher)
-    });
-    inflated.map_err(|error| watcher.explain(error, PyErr::from))
+        gzip::inflate_in_steps(source, room, max_size, watch)
+    })
 }
 
 pub fn salvage(
@@ -227,9 +226,7 @@ pub fn salvage(
     source: &dyn Source,
     max_size: Option<i64>,
 ) -> PyResult<(Pages, Option<Error>)> {
-    let watcher = Watcher::signals();
-    let salvaged = py.detach(|| gzip::salvage(source, limit(max_size), &watcher));
-    salvaged.map_err(|error| watcher.explain(error, PyErr::from))
+    Watcher::signals().detached(py, |watch| gzip::salvage(source, limit(max_size), watch))
 }
 
 fn pages_at_once(source: &dyn Source, size: usize, watch: &dyn Watch) -> Result<Option<Pages>> {

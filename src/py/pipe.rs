@@ -73,7 +73,7 @@ impl Pipe {
             }
             Ok(filling.finish())
         })?;
-        read.map_err(|error| watcher.explain(error, PyErr::from))
+        watcher.raise(read)
     }
 
     /// Closes the file after its last use.

@@ -175,7 +175,7 @@ impl Layout {
         let made = new_bytes(py, self.output.len(), self.needs_python, |memory| {
             pour(&self.output, memory, Target::Fresh, threads, &watcher)
         })?;
-        made.map_err(|error| watcher.explain(error, PyErr::from))
+        watcher.raise(made)
     }
 
     #[pyo3(signature = (buffer, *, offset, threads))]
@@ -222,7 +222,7 @@ impl Layout {
                 pour(&self.output, memory, Target::Used, threads, &watcher).map(drop)
             })
         };
-        filled.map_err(|error| watcher.explain(error, PyErr::from))?;
+        watcher.raise(filled)?;
         Ok(needed)
     }
 

@@ -72,6 +72,19 @@ impl Watcher {
         }
     }
 
+    /// Runs work without the GIL, which Ctrl-C can stop.
+    pub fn detached<T: Send>(
+        &self,
+        py: Python<'_>,
+        work: impl FnOnce(&Self) -> Result<T> + Send,
+    ) -> PyResult<T> {
+        self.raise(py.detach(|| work(self)))
+    }
+
+    pub fn raise<T>(&self, done: Result<T>) -> PyResult<T> {
+        done.map_err(|error| self.explain(error, PyErr::from))
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
         // Only this thread locks it, and never twice.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)

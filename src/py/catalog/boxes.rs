@@ -74,7 +74,7 @@ pub fn copy_array(
     let done = target.fill(py, range, true, |target| {
         runs.read(&memory, target, threads, || watcher.check())
     });
-    done.map_err(|error| watcher.explain(error, PyErr::from))
+    watcher.raise(done)
 }
 
 pub(super) fn range_in(target: &Writable, at: usize, runs: &Runs) -> PyResult<Range<usize>> {

@@ -133,8 +133,7 @@ impl Catalog {
         self.check(value)?;
         let watcher = Watcher::at_each_call();
         let keys = keys.iter().map(String::as_str);
-        let found = self.catalog.find(value, keys, &watcher);
-        found.map_err(|error| watcher.explain(error, PyErr::from))
+        watcher.raise(self.catalog.find(value, keys, &watcher))
     }
 
     fn children<'py>(&self, py: Python<'py>, value: usize) -> PyResult<Option<Bound<'py, PyList>>> {
@@ -169,10 +168,8 @@ impl Catalog {
     }
 
     fn check_record(&self, py: Python<'_>) -> PyResult<()> {
-        let watcher = Watcher::signals();
         let source = self.content.get().source();
-        let done = py.detach(|| self.catalog.check_record(source, &watcher));
-        done.map_err(|error| watcher.explain(error, PyErr::from))
+        Watcher::signals().detached(py, |watch| self.catalog.check_record(source, watch))
     }
 
     #[getter]
@@ -181,10 +178,8 @@ impl Catalog {
     }
 
     fn inner_dtypes(&self, py: Python<'_>) -> PyResult<BTreeSet<String>> {
-        let watcher = Watcher::signals();
         let source = self.content.get().source();
-        let found = py.detach(|| self.catalog.inner_dtypes(source, &watcher));
-        found.map_err(|error| watcher.explain(error, PyErr::from))
+        Watcher::signals().detached(py, |watch| self.catalog.inner_dtypes(source, watch))
     }
 
     fn other_dtypes(&self, inner: BTreeSet<String>) -> BTreeSet<String> {
@@ -265,10 +260,8 @@ impl Catalog {
 
     fn select(&self, py: Python<'_>, value: usize, selector: &Selector) -> PyResult<Marks> {
         self.check(value)?;
-        let watcher = Watcher::signals();
-        let marks = py.detach(|| self.catalog.select(value, selector.get(), &watcher));
-        let marks = marks.map_err(|error| watcher.explain(error, PyErr::from))?;
-        Ok(Marks::new(marks))
+        let select = |watch: &Watcher| self.catalog.select(value, selector.get(), watch);
+        Watcher::signals().detached(py, select).map(Marks::new)
     }
 
     fn mark(&self, values: HashSet<usize>) -> PyResult<Marks> {
@@ -321,14 +314,6 @@ impl Catalog {
         self.read_runs(py, value, &array, &runs, threads, |read| {
             target.fill(py, range, true, read)
         })
-    }
-
-    fn prefetch(&self, py: Python<'_>, value: usize, bounds: BoxBounds) -> PyResult<()> {
-        if let Some(mapping) = self.content.get().mapping() {
-            let ranges = self.ranges(py, value, bounds)?;
-            py.detach(|| mapping.prefetch(ranges));
-        }
-        Ok(())
     }
 
     fn prefetch_only(&self, py: Python<'_>, boxes: Vec<(usize, BoxBounds)>) -> PyResult<()> {
@@ -411,11 +396,9 @@ impl Catalog {
         } else {
             BLOCK_BYTES
         };
-        let found = py.detach(|| {
-            self.catalog
-                .verify(source, checks, block, threads, &watcher)
-        });
-        let found = found.map_err(|error| watcher.explain(error, PyErr::from))?;
+        let found = watcher.detached(py, |watch| {
+            self.catalog.verify(source, checks, block, threads, watch)
+        })?;
         let word = |word: &str| new_string(py, word.as_bytes());
         let words = [word("ok")?, word("corrupt")?, word("unchecked")?];
         let [ok, corrupt, unchecked] = words.map(Bound::into_any);
@@ -429,8 +412,8 @@ impl Catalog {
 
     fn unlike_index(&self, py: Python<'_>) -> PyResult<Vec<usize>> {
         let source = self.content.get().source();
-        let watcher = Watcher::signals();
-        let found = py.detach(|| self.catalog.unlike_index(source, |_| true, &watcher));
-        found.map_err(|error| watcher.explain(error, PyErr::from))
+        Watcher::signals().detached(py, |watch| {
+            self.catalog.unlike_index(source, |_| true, watch)
+        })
     }
 }
