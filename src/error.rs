@@ -174,6 +174,11 @@ impl Error {
         }
     }
 
+    pub(crate) fn at(path: Path, error: Self) -> Self {
+        let error = Box::new(error);
+        Self::At { path, error }
+    }
+
     /// The message without offset and path.
     #[must_use]
     pub fn reason(&self) -> String {
@@ -442,8 +447,7 @@ mod tests {
             assert_eq!(shown, format!("{reason} (byte 17)"));
             let mut path = Path::default();
             path.push_outer("a");
-            let error = Box::new(error);
-            let error = Error::At { path, error };
+            let error = Error::at(path, error);
             assert_eq!(error.to_string(), format!("{shown} (at a)"));
             assert_eq!(error.reason(), reason);
         }

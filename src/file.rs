@@ -423,10 +423,7 @@ impl<'a> Leaf<'a> {
     }
 
     fn at(&self, error: Error) -> Error {
-        Error::At {
-            path: self.path(),
-            error: Box::new(error),
-        }
+        Error::at(self.path(), error)
     }
 }
 

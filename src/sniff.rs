@@ -14,10 +14,7 @@ pub fn explain(error: Error, source: &dyn Source) -> Error {
     let (error, path) = error.split();
     let error = explain_here(error, source);
     match path {
-        Some(path) => Error::At {
-            path,
-            error: Box::new(error),
-        },
+        Some(path) => Error::at(path, error),
         None => error,
     }
 }

@@ -102,11 +102,7 @@ impl<'a> Writer<'a> {
     /// Sets whether [`save`](Self::save) waits for the disk, so that the file survives a power
     /// loss. `true` by default; otherwise the file survives only a crash of the program.
     pub fn durable(&mut self, durable: bool) -> &mut Self {
-        self.durability = if durable {
-            Durability::Synced
-        } else {
-            Durability::Cached
-        };
+        self.durability = durable.into();
         self
     }
 
@@ -149,7 +145,7 @@ impl<'a> Writer<'a> {
         if nbytes(shape, dtype.itemsize()) != Some(bytes.len()) {
             let len = bytes.len();
             let reason = format!("{len} bytes do not fit an array of {dtype}{shape:?}");
-            return Err(at(path.parse()?, Error::Option(reason)));
+            return Err(Error::at(path.parse()?, Error::Option(reason)));
         }
         let shape = grow::to_vec(shape)?;
         self.add(path, Node::Array(dtype, shape, bytes))
@@ -180,7 +176,7 @@ impl<'a> Writer<'a> {
         }
         let reason =
             "a leaf must be a number, text, bytes or none: add the values of a container by path";
-        Err(at(path.parse()?, Error::Option(reason.into())))
+        Err(Error::at(path.parse()?, Error::Option(reason.into())))
     }
 
     fn add(&mut self, path: &str, leaf: Node<'a>) -> Result<()> {
@@ -289,12 +285,7 @@ fn nbytes(shape: &[usize], itemsize: usize) -> Option<usize> {
 
 fn taken(path: &Path) -> Error {
     let reason = "cannot add a leaf here: another leaf is at this path, above it or below it";
-    at(path.clone(), Error::Option(reason.into()))
-}
-
-fn at(path: Path, error: Error) -> Error {
-    let error = Box::new(error);
-    Error::At { path, error }
+    Error::at(path.clone(), Error::Option(reason.into()))
 }
 
 enum Node<'a> {
@@ -381,7 +372,7 @@ fn below(key: &str, error: Error) -> Error {
     let (error, path) = error.split();
     let mut path = path.unwrap_or_default();
     path.push_outer(key);
-    at(path, error)
+    Error::at(path, error)
 }
 
 /// Bytes of an array to write: borrowed, owned, shared, or of an array in a [`File`](crate::File).

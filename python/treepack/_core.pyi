@@ -1014,8 +1014,8 @@ class Replacement:
         """The path of the new file."""
     def descriptor(self) -> int:
         """Returns another descriptor of the new file; on Windows, a handle."""
-    def complete(self) -> None:
-        """Replaces the old file, keeps its permissions, and waits for the disk.
+    def complete(self, *, durable: bool) -> None:
+        """Replaces the old file and keeps its permissions; waits for the disk if `durable`.
 
         Raises:
           OSError: If that fails; the old file stays.

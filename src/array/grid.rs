@@ -1,5 +1,6 @@
 //! Divides an array into equal shards and finds those that overlap a box.
 
+use std::fmt::Write as _;
 use std::ops::Range;
 
 use super::runs::{Bounds, Runs};
@@ -86,10 +87,8 @@ impl ShardGrid {
             after /= count;
             let start = rest / after * size;
             rest %= after;
-            name.push_str(if dim > 0 { "," } else { "" });
-            push_number(name, start);
-            name.push(':');
-            push_number(name, start + size);
+            let comma = if dim > 0 { "," } else { "" };
+            let _ = write!(name, "{comma}{start}:{}", start + size); // into reserved memory
         }
         name.push(']');
         Ok(())
@@ -137,21 +136,6 @@ impl ShardGrid {
         });
         Some((start?, runs))
     }
-}
-
-#[allow(clippy::cast_possible_truncation)] // a digit
-fn push_number(text: &mut String, mut number: usize) {
-    let mut digits = [0; 20];
-    let mut first = digits.len();
-    loop {
-        first -= 1;
-        digits[first] = b'0' + (number % 10) as u8;
-        number /= 10;
-        if number == 0 {
-            break;
-        }
-    }
-    text.extend(digits[first..].iter().map(|digit| char::from(*digit)));
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]

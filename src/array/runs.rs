@@ -136,11 +136,7 @@ impl Runs {
 
     /// Includes gaps in memory.
     pub fn extent(&self) -> usize {
-        let more = self
-            .repeats
-            .iter()
-            .map(|repeat| (repeat.count - 1) * repeat.target);
-        self.nbytes + more.sum::<usize>()
+        extent(self.nbytes, &self.repeats, |repeat| repeat.target)
     }
 
     /// The ranges of the array to read, joined where closer than `near`.
@@ -162,11 +158,7 @@ impl Runs {
     }
 
     pub fn span(&self) -> usize {
-        let more = self
-            .repeats
-            .iter()
-            .map(|repeat| (repeat.count - 1) * repeat.source);
-        self.nbytes + more.sum::<usize>()
+        extent(self.nbytes, &self.repeats, |repeat| repeat.source)
     }
 
     /// The inner repetitions with runs closer than `near`, at most `most` bytes of the array.
@@ -425,11 +417,7 @@ impl Nest<'_> {
     }
 
     fn memory(&self) -> usize {
-        let more = self
-            .inner
-            .iter()
-            .map(|repeat| (repeat.count - 1) * repeat.target);
-        self.nbytes + more.sum::<usize>()
+        extent(self.nbytes, self.inner, |repeat| repeat.target)
     }
 
     fn copy(&self, bytes: RawBytes<'_>, target: &mut Uninit) -> Result<()> {
@@ -502,6 +490,11 @@ impl NestPart<'_> {
         }
         Ok(())
     }
+}
+
+fn extent(nbytes: usize, repeats: &[Repeat], distance: impl Fn(&Repeat) -> usize) -> usize {
+    let more = repeats.iter().map(|it| (it.count - 1) * distance(it));
+    nbytes + more.sum::<usize>()
 }
 
 #[cfg(test)]

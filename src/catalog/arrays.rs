@@ -83,13 +83,6 @@ impl ArrayPlace {
         let parts = &self.parts;
         runs.read(&SourcePieces { source, parts }, target, threads, check)
     }
-
-    /// Reads a box in C order, little-endian. `None` if it exceeds the array.
-    pub fn read_box(&self, source: &dyn Source, bounds: &[Bounds]) -> Result<Option<Vec<u8>>> {
-        let runs = self.runs(bounds, None);
-        runs.map(|runs| runs.gather(source, &self.parts))
-            .transpose()
-    }
 }
 
 impl Catalog {
@@ -144,10 +137,7 @@ impl Catalog {
     }
 
     fn is_another(&self, value: usize) -> Error {
-        Error::At {
-            path: self.path_of(value),
-            error: Box::new(Error::Structure(OTHER_LEAF.into())),
-        }
+        Error::at(self.path_of(value), Error::Structure(OTHER_LEAF.into()))
     }
 }
 
@@ -281,7 +271,10 @@ mod tests {
                 let at = 2 * ((a * SHAPE[1] + b) * SHAPE[2] + c);
                 expected.extend([at as u8, at as u8 + 1]);
             }
-            let read = |bounds: &[Bounds]| w.read_box(&source, bounds).unwrap();
+            let read = |bounds: &[Bounds]| {
+                let runs = w.runs(bounds, None);
+                runs.map(|runs| runs.gather(&source, &w.parts).unwrap())
+            };
             assert_eq!(read(&box_of), Some(expected));
             assert_eq!(read(&SHAPE.map(|count| bounds(0, count, 1))), Some(bytes()));
             assert_eq!(read(&SHAPE.map(|len| bounds(len, 0, 1))), Some(vec![]));

@@ -276,10 +276,7 @@ impl Catalog {
             return error;
         }
         let (error, _) = error.split();
-        Error::At {
-            path: self.path_of(value),
-            error: Box::new(error),
-        }
+        Error::at(self.path_of(value), error)
     }
 
     pub(super) fn least_head(&self, value: usize) -> u64 {

@@ -46,10 +46,7 @@ impl Catalog {
             let done = self.check_node(source, value, node, &mut values, &mut nodes);
             done.map_err(|error| match error {
                 error if error.is_no_damage() => error,
-                error => Error::At {
-                    path: self.path_of(value),
-                    error: Box::new(error),
-                },
+                error => Error::at(self.path_of(value), error),
             })?;
             value += 1;
         }

@@ -293,10 +293,7 @@ impl Catalog {
         }
         read.map_err(|error| match error {
             error if error.is_no_damage() => error,
-            error => Error::At {
-                path,
-                error: Box::new(error),
-            },
+            error => Error::at(path, error),
         })
     }
 

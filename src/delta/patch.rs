@@ -178,8 +178,6 @@ pub struct Difference<'a> {
     pub elements: Elements,
     /// The range of its elements in the encoding.
     pub place: Range<usize>,
-    /// The CRC-32 of its elements.
-    pub crc: u32,
     pub blocks: Vec<Block<'a>>,
 }
 
@@ -193,7 +191,6 @@ impl Difference<'_> {
 /// A patch whose checksum was compared.
 #[derive(Debug)]
 pub struct Patch<'a> {
-    pub record: Record,
     pub differences: Vec<Difference<'a>>,
     pub skeleton: Skeleton<'a>,
 }
@@ -230,7 +227,6 @@ impl<'a> Patch<'a> {
             return damaged(reason);
         }
         Ok(Self {
-            record,
             differences,
             skeleton,
         })
@@ -315,8 +311,7 @@ fn read_difference<'a>(
     if nbytes == 0 {
         return Err(malformed("has no elements"));
     }
-    let (crc, _) = next(4).ok_or_else(short)?;
-    let crc = u32::from_le_bytes(*crc.first_chunk().expect("4 bytes"));
+    next(4).ok_or_else(short)?; // the CRC-32 of the elements: blocks have their own
     skeleton.push(head_end - usize::from(len)..head_end)?;
     let place = skeleton
         .gap(nbytes)
@@ -349,7 +344,6 @@ fn read_difference<'a>(
         offset,
         elements,
         place,
-        crc,
         blocks,
     })
 }

@@ -35,8 +35,7 @@ impl Events {
             Ok(()) => Ok(reader.found),
             Err(error) => {
                 let path = path(&reader.found, &reader.open);
-                let error = Box::new(error);
-                Err(Error::At { path, error })
+                Err(Error::at(path, error))
             }
         }
     }

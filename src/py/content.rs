@@ -429,15 +429,9 @@ impl Content {
     }
 
     fn memory(&self) -> Option<RawBytes<'_>> {
-        match &self.0 {
-            Storage::File(mapping) => mapping.pages(),
-            Storage::Read(pages) | Storage::Inflated(pages) => Some(pages.as_raw()),
-            Storage::Lent(borrowed) => Some(borrowed.as_raw()),
-            Storage::Gzip(..)
-            | Storage::Elsewhere(_)
-            | Storage::Sparse(_)
-            | Storage::Copied(_)
-            | Storage::Laid(..) => None,
+        match self.mapping() {
+            Some(mapping) => mapping.pages(),
+            None => self.source().memory(),
         }
     }
 

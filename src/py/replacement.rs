@@ -8,7 +8,7 @@ use pyo3::prelude::*;
 
 use super::errors::file_error;
 use super::watch::Watcher;
-use crate::sink::{self, Durability};
+use crate::sink;
 
 /// A new file that replaces another.
 #[pyclass(frozen, module = "treepack._core")]
@@ -68,12 +68,13 @@ impl Replacement {
         self.with(|it| Ok(it.file().try_clone()?.into_raw_handle().addr()))
     }
 
-    fn complete(&self, py: Python<'_>) -> PyResult<()> {
+    #[pyo3(signature = (*, durable))]
+    fn complete(&self, py: Python<'_>, durable: bool) -> PyResult<()> {
         let Some(taken) = self.take() else {
             return Ok(());
         };
         let watcher = Watcher::signals();
-        let completed = py.detach(|| taken.complete(Durability::Synced, &watcher));
+        let completed = py.detach(|| taken.complete(durable.into(), &watcher));
         completed.map_err(|error| watcher.explain(error, |error| file_error(error, &self.path)))
     }
 

@@ -226,8 +226,5 @@ fn missing(arrays: &[(&Tensor, u32)], index: &Bound<'_, PyDict>) -> PyResult<PyE
 fn misplaced(name: &str, reason: String) -> Error {
     let mut path = Path::default();
     path.push_outer(name);
-    Error::At {
-        path,
-        error: Box::new(Error::Structure(reason)),
-    }
+    Error::at(path, Error::Structure(reason))
 }

@@ -20,7 +20,7 @@ use super::{delta, errors, gzip};
 use crate::array::{Alignment, ChunkLimit, Framing};
 use crate::layout::{Caching, LayoutBuilder, OutputPiece, Payload};
 use crate::manifest::{Grid, Manifest, ShardFile};
-use crate::sink::{Durability, Output, Target, pour, replace_file, write_pipe};
+use crate::sink::{Output, Target, pour, replace_file, write_pipe};
 use crate::structure::Record;
 use crate::{Result, parallel};
 
@@ -94,22 +94,9 @@ pub fn lay_raw<'py>(
     arrays: &Bound<'py, PyList>,
     snapshot: bool,
 ) -> PyResult<Layout> {
-    let framing = Framing {
-        align: Alignment::new(1)?,
-        chunks: ChunkLimit::new(f64::INFINITY),
-        may_box: false,
-    };
     let options = Options {
-        state_dict: false,
-        sort_keys: false,
-        recorded: Recorded::Nothing,
         raw: Some(header),
-        metadata: None,
-        record: None,
-        framing,
-        hollow: false,
-        joined: false,
-        overridden: vec![],
+        ..unrecorded(false)?
     };
     let mut layout = raw_layout_of(arrays, options)?;
     if snapshot {
@@ -124,24 +111,31 @@ pub fn problems(
     tree: &Bound<'_, PyAny>,
     overridden: Vec<Bound<'_, PyType>>,
 ) -> PyResult<Vec<(String, String)>> {
-    let framing = Framing {
-        align: Alignment::new(1)?,
-        chunks: ChunkLimit::new(f64::INFINITY),
-        may_box: true,
-    };
     let options = Options {
         state_dict: true,
+        overridden,
+        ..unrecorded(true)?
+    };
+    problems_of(tree, options)
+}
+
+fn unrecorded<'py>(may_box: bool) -> PyResult<Options<'py>> {
+    Ok(Options {
+        state_dict: false,
         sort_keys: false,
         recorded: Recorded::Nothing,
         raw: None,
         metadata: None,
         record: None,
-        framing,
+        framing: Framing {
+            align: Alignment::new(1)?,
+            chunks: ChunkLimit::new(f64::INFINITY),
+            may_box,
+        },
         hollow: false,
         joined: false,
-        overridden,
-    };
-    problems_of(tree, options)
+        overridden: Vec::new(),
+    })
 }
 
 #[pymethods]
@@ -357,15 +351,10 @@ fn save(
     watcher: Watcher,
     write: impl FnOnce(&mut Output<'_>, &Watcher) -> Result<()> + Send,
 ) -> PyResult<u64> {
-    let durability = if durable {
-        Durability::Synced
-    } else {
-        Durability::Cached
-    };
     let write = |file: &mut Output<'_>| write(file, &watcher);
     let saved = match place {
         Destination::Path(path) => {
-            py.detach(|| replace_file(path, durability, size, &watcher, write))
+            py.detach(|| replace_file(path, durable.into(), size, &watcher, write))
         }
         Destination::Pipe(pipe) => {
             let file = pipe.get().file()?;

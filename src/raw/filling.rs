@@ -133,10 +133,6 @@ impl Room<'_> {
         self.memory.len()
     }
 
-    pub fn is_empty(&self) -> bool {
-        self.memory.is_empty()
-    }
-
     /// # Panics
     /// If there are fewer than `len` bytes.
     pub fn split(self, len: usize) -> (Self, Self) {

@@ -158,10 +158,7 @@ fn bytes_of(source: &dyn Source, start: usize, len: usize) -> Result<Vec<u8>> {
 fn wrong(name: &str, offset: usize, reason: String) -> Error {
     let mut path = Path::default();
     path.push_outer(name);
-    Error::At {
-        path,
-        error: Box::new(Error::malformed(offset, reason)),
-    }
+    Error::at(path, Error::malformed(offset, reason))
 }
 
 fn metadata(json: &mut Json<'_>) -> Result<Option<Vec<(String, String)>>> {

@@ -25,6 +25,12 @@ pub enum Durability {
     Cached,
 }
 
+impl From<bool> for Durability {
+    fn from(durable: bool) -> Self {
+        if durable { Self::Synced } else { Self::Cached }
+    }
+}
+
 /// Replaces `path` atomically with the output of `write`; returns the number of bytes.
 ///
 /// Reserves room for the expected `size`; 0 if unknown. Creates missing directories and follows a

@@ -3,6 +3,8 @@
 //! Nodes are few, however large the tree: equal subtrees share a node, equal siblings are one
 //! repeat, and values that read back unchanged are one [`Kind::Plain`].
 
+use std::iter::repeat_n;
+
 use rmp_serde::Deserializer;
 use serde::{Deserialize, Serialize};
 use serde_bytes::ByteBuf;
@@ -109,6 +111,12 @@ impl Kind {
 }
 
 impl Node {
+    /// The node of each child.
+    pub fn children(&self) -> impl Iterator<Item = usize> {
+        let repeats = self.1.iter();
+        repeats.flat_map(|Repeat(times, child)| repeat_n(*child as usize, *times as usize))
+    }
+
     pub fn count(&self) -> u64 {
         self.1.iter().map(|repeat| u64::from(repeat.0)).sum()
     }

@@ -76,10 +76,7 @@ impl Catalog {
         let Some((name, dims)) = self.catalog.dtype_and_shape(leaf) else {
             return Ok(None);
         };
-        let damaged = |error: Error| Error::At {
-            path: self.catalog.path_of(value),
-            error: Box::new(error),
-        };
+        let damaged = |error| Error::at(self.catalog.path_of(value), error);
         let start = self.catalog.place(leaf).start;
         let Some(dtype) = Dtype::named(py, name.as_bytes())? else {
             return Err(damaged(no_dtype(name.as_bytes(), start)).into());

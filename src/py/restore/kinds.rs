@@ -12,7 +12,7 @@ use super::super::memory::{dict_next, has_string_keys, new_dict};
 use super::super::watch::Signals;
 use super::keys::{Here, Name};
 use super::nodes::{children, node_at};
-use crate::structure::{Kind, Node, Record, Repeat};
+use crate::structure::{Kind, Node, Record};
 
 /// Returns the kinds of saved containers by trail; `None` if the template has the same.
 #[pyfunction]
@@ -121,16 +121,13 @@ impl<'py> Kinds<'_, 'py> {
         let Ok(dict) = children(state, node) else {
             return Ok(true); // missing or damaged: reported elsewhere
         };
-        let (mut position, mut index) = (0, 0);
-        for Repeat(times, child) in &node.1 {
-            for _ in 0..*times {
-                if let Some((key, state)) = dict_next(dict, &mut position)
-                    && let Some(target) = target(index, &key)?
-                    && !self.is_same(&target, &state, *child as usize)?
-                {
-                    return Ok(false);
-                }
-                index += 1;
+        let mut position = 0;
+        for (index, child) in node.children().enumerate() {
+            if let Some((key, state)) = dict_next(dict, &mut position)
+                && let Some(target) = target(index, &key)?
+                && !self.is_same(&target, &state, child)?
+            {
+                return Ok(false);
             }
         }
         Ok(true)
@@ -196,12 +193,10 @@ impl<'py> Kinds<'_, 'py> {
             return Ok(());
         };
         let mut position = 0;
-        for Repeat(times, child) in &node.1 {
-            for _ in 0..*times {
-                if let Some((key, state)) = dict_next(dict, &mut position) {
-                    let name = Name::of(key);
-                    self.collect(&state, *child as usize, &here.below(&name), found)?;
-                }
+        for child in node.children() {
+            if let Some((key, state)) = dict_next(dict, &mut position) {
+                let name = Name::of(key);
+                self.collect(&state, child, &here.below(&name), found)?;
             }
         }
         Ok(())

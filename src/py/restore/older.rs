@@ -12,7 +12,7 @@ use super::assembly::Assembled;
 use super::keys::dict_of;
 use super::nodes::{children, damaged, node_at};
 use crate::grow;
-use crate::structure::{Kind, Node, NodeType, Record, Repeat};
+use crate::structure::{Kind, Node, NodeType, Record};
 
 #[pyfunction]
 #[pyo3(signature = (state, record, mark, *, at=vec![]))]
@@ -110,18 +110,16 @@ impl<'py> Marking<'_, 'py> {
     ) -> Walked {
         let count = node.count();
         let mut position = 0;
-        for Repeat(times, child) in &node.1 {
-            for _ in 0..*times {
-                let Some((key, state)) = dict_next(dict, &mut position) else {
-                    return damaged("a dict has lost a key");
-                };
-                at.push((made.len() as u64, count));
-                let done = self.node(state, *child as usize, at);
-                at.pop();
-                let done = done.map_err(|failure| failure.below(key.to_string()))?;
-                grow::push(made, done)?;
-                grow::push(keys, key)?;
-            }
+        for child in node.children() {
+            let Some((key, state)) = dict_next(dict, &mut position) else {
+                return damaged("a dict has lost a key");
+            };
+            at.push((made.len() as u64, count));
+            let done = self.node(state, child, at);
+            at.pop();
+            let done = done.map_err(|failure| failure.below(key.to_string()))?;
+            grow::push(made, done)?;
+            grow::push(keys, key)?;
         }
         Ok(())
     }

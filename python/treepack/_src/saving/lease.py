@@ -19,10 +19,13 @@ import tempfile
 import threading
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import treepack._core as core
+from treepack._src.storage.naming import naming
+from treepack._src.storage.stores import store_of
 from treepack._src.tasks import Task, Thread
 from treepack.errors import TreepackError
 
@@ -285,6 +288,33 @@ class Lease:
     def _leave(self) -> None:
         """Closes the file, which ends the lock unless a forked process shares it."""
         _close(self._files)
+
+
+@contextlib.contextmanager
+def leased(path: str, name: str) -> Iterator[None]:
+    """Keeps other jobs from saving to a local directory, which is made; stores have no lease.
+
+    Args:
+      path: The path or URL.
+      name: The name of the save.
+
+    Raises:
+      BusyError: If another job does.
+    """
+    store, place = store_of(path)
+    if not store.is_local:
+        yield
+        return
+    directory = Path(place)
+    if not directory.is_dir():
+        core.make_directories(directory)
+    lease = Lease(directory)
+    with naming(directory):
+        lease.take(name)
+    try:
+        yield
+    finally:
+        lease.release()
 
 
 def _renew(target: int | Path, stopped: threading.Event) -> None:

@@ -34,9 +34,8 @@ from treepack._src.registry.code import is_code
 from treepack._src.restore.compare import signature
 from treepack._src.saving.directory import warn_of_kept
 from treepack._src.saving.layers import Leaves, renamed
-from treepack._src.saving.lease import Lease
+from treepack._src.saving.lease import leased
 from treepack._src.storage.entries import entries, remove_file
-from treepack._src.storage.naming import name_file
 from treepack._src.storage.place import absolute, joined, shown
 from treepack._src.storage.safetensors import (
     INDEX,
@@ -49,8 +48,6 @@ from treepack._src.storage.safetensors import (
     encode_header,
     has_suffix,
 )
-from treepack._src.storage.store import Store
-from treepack._src.storage.stores import store_of
 from treepack._src.storage.write import save_layout, write_small
 from treepack.errors import TreepackError, UnserializableLeafError
 
@@ -370,8 +367,7 @@ _TEMPORARY = re.compile(rf"\.({SHARD.pattern}|lease\.treepack)\.treepack-.*\.tmp
 
 def _write_directory(path: str, made: _Parts, progress: Progress) -> None:
     """Writes files to a directory, the index last, and removes the files of earlier saves."""
-    store, place = store_of(path)
-    with _claimed(store, place):
+    with leased(path, secrets.token_hex(4)):
         before = {entry.name for entry in entries(path)}
         _check_free(path, before)
         names = _names(len(made.parts), before)
@@ -388,31 +384,6 @@ def _write_directory(path: str, made: _Parts, progress: Progress) -> None:
         if names == [WHOLE] and INDEX in old:
             remove_file(joined(path, INDEX))  # readers prefer it, so it goes first
         _remove(path, old - {*names, INDEX})
-
-
-@contextlib.contextmanager
-def _claimed(store: Store, place: str) -> Iterator[None]:
-    """Keeps other jobs from saving to a local directory.
-
-    Raises:
-      BusyError: If another job does.
-    """
-    if not store.is_local:
-        yield
-        return
-    directory = Path(place)
-    if not directory.is_dir():
-        core.make_directories(directory)
-    lease = Lease(directory)
-    try:
-        try:
-            lease.take(secrets.token_hex(4))
-        except OSError as error:
-            name_file(error, place)
-            raise
-        yield
-    finally:
-        lease.release()
 
 
 def _check_free(path: str, names: set[str]) -> None:

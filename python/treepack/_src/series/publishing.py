@@ -8,8 +8,6 @@ import operator
 import re
 import secrets
 import time
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, Unpack
 
 import treepack._core as core
@@ -27,7 +25,7 @@ from treepack._src.options import (
 from treepack._src.printable import warn
 from treepack._src.saving.layout import described_layout
 from treepack._src.saving.lease import FILE as LEASE
-from treepack._src.saving.lease import BusyError, Lease
+from treepack._src.saving.lease import BusyError, leased
 from treepack._src.series.names import directory_of
 from treepack._src.series.published import (
     HEAD,
@@ -44,7 +42,6 @@ from treepack._src.series.published import (
     sum_of,
 )
 from treepack._src.storage.entries import entries
-from treepack._src.storage.naming import naming
 from treepack._src.storage.place import Location, absolute, joined, local, located, shown
 from treepack._src.storage.store import ConditionError
 from treepack._src.storage.stores import store_of
@@ -148,7 +145,7 @@ class Publisher:
         number = operator.index(version)
         if not 0 <= number < _MOST_VERSION:
             raise ValueError(f"version must be an integer from 0 to 10**18 - 1, got {number}")
-        with _claimed(self._directory):
+        with leased(self._directory, "publisher"):
             before, is_repeated = self._settle(number)
             base = self._base()
             held = None if base is None else base.content
@@ -381,24 +378,3 @@ class Subscriber:
 def _directory(path: Location, storage_options: StorageOptions) -> str:
     # The program may go to another directory.
     return absolute(directory_of(located(path, storage_options)))
-
-
-@contextlib.contextmanager
-def _claimed(directory: str) -> Iterator[None]:
-    """Holds the lease of a local directory; a store has conditional requests instead.
-
-    Raises:
-      BusyError: If another publisher is pushing.
-    """
-    store, place = store_of(directory)
-    if not store.is_local:
-        yield
-        return
-    core.make_directories(place)
-    lease = Lease(Path(place))
-    with naming(directory):
-        lease.take("publisher")
-    try:
-        yield
-    finally:
-        lease.release()

@@ -6,7 +6,6 @@ import contextlib
 import functools
 import io
 import os
-import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -18,7 +17,6 @@ from treepack._src.options import Progress, Writing, progress_bar
 from treepack._src.storage import remote as _remote
 from treepack._src.storage.naming import naming
 from treepack._src.storage.place import local, shown, url_of
-from treepack._src.storage.store import RemoteStore
 from treepack._src.storage.stores import file_at, store_of
 
 # The size in bytes of the parts in which data are copied or uploaded.
@@ -73,29 +71,32 @@ def copy_file(source: str | os.PathLike[str], path: str | os.PathLike[str]) -> i
     """Copies a local file to a path or URL, atomically; returns its number of bytes."""
     with Path(source).open("rb", buffering=0) as file:
         nbytes = os.fstat(file.fileno()).st_size
-        url = url_of(path)
-        if url is None:
-            with replacing(path) as copy:
-                shutil.copyfileobj(file, copy, _PIECE_BYTES)
-        else:
-            store, place = file_at(url)
-            store.upload(place, iter(functools.partial(file.read, _PIECE_BYTES), b""), nbytes)
+        parts = iter(functools.partial(file.read, _PIECE_BYTES), b"")
+        _write_parts(path, parts, nbytes, durable=True)
     return nbytes
 
 
 def write_content(path: str | os.PathLike[str], content: core.Content, *, durable: bool) -> None:
     """Writes a file of any size atomically, local or remote."""
-    store, place = store_of(path)
-    if not isinstance(store, RemoteStore):
-        store.put(place, content.read_range(0, content.nbytes), durable=durable)
-        return
     ends = range(0, content.nbytes, _PIECE_BYTES)
     parts = (content.read_range(at, min(at + _PIECE_BYTES, content.nbytes)) for at in ends)
-    store.upload(place, parts, content.nbytes)
+    _write_parts(path, parts, content.nbytes, durable=durable)
+
+
+def _write_parts(
+    path: str | os.PathLike[str], parts: Iterator[bytes], nbytes: int, *, durable: bool
+) -> None:
+    url = url_of(path)
+    if url is None:
+        with replacing(path, durable=durable) as file:
+            file.writelines(parts)
+    else:
+        store, place = file_at(url)
+        store.upload(place, parts, nbytes)
 
 
 @contextlib.contextmanager
-def replacing(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
+def replacing(path: str | os.PathLike[str], *, durable: bool = True) -> Iterator[IO[bytes]]:
     """Yields a file of another format that replaces `path` on success.
 
     Missing directories are created.
@@ -109,7 +110,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
         yield file
         with naming(path):
             file.close()
-            replacement.complete()
+            replacement.complete(durable=durable)
 
 
 @contextlib.contextmanager
