@@ -179,6 +179,14 @@ impl Error {
         Self::At { path, error }
     }
 
+    /// Adds a path to an error of the data.
+    pub(crate) fn of_data_at(self, path: impl FnOnce() -> Path) -> Self {
+        match self {
+            error if error.is_no_damage() => error,
+            error => Self::at(path(), error),
+        }
+    }
+
     /// The message without offset and path.
     #[must_use]
     pub fn reason(&self) -> String {

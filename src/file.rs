@@ -9,7 +9,7 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 
 use crate::array::{Bounds, Runs, resolve};
-use crate::catalog::{BLOCK_BYTES, Catalog, Status, damaged_rest};
+use crate::catalog::{BLOCK_BYTES, Catalog, Status, array_in, damaged_rest};
 use crate::dtype::Dtype;
 use crate::error::Path;
 use crate::events::{Event, no_dtype};
@@ -369,15 +369,8 @@ impl<'a> Leaf<'a> {
     pub fn array(&self) -> Result<ArrayView<'a>> {
         let source = self.file.content.source();
         let events = self.file.catalog.events_of(source, self.value)?;
-        let number = match (events.as_slice(), self.kind()) {
-            (&[Event::Array(number)], LeafKind::Array(..))
-            | (&[Event::Scalar(number)], LeafKind::Scalar(_))
-            | (&[Event::PrngKey(_), .., Event::Array(number)], LeafKind::PrngKey(..)) => {
-                Some(number)
-            }
-            _ => None,
-        };
-        let found = events.array(number.ok_or_else(|| self.is_not("an array"))?);
+        let found = array_in(&events, self.kind());
+        let found = found.ok_or_else(|| self.is_not("an array"))?;
         let dtype = std::str::from_utf8(found.dtype).ok().and_then(Dtype::named);
         let dtype = dtype.ok_or_else(|| self.at(no_dtype(found.dtype, found.offset)))?;
         let shape = resolve(found.dims, found.nbytes(), dtype.itemsize(), found.offset);

@@ -192,11 +192,12 @@ impl io::Write for Growing<'_> {
 pub mod decode {
     use std::fmt;
     use std::marker::PhantomData;
+    use std::result::Result;
 
     use serde::de::{Deserialize, DeserializeSeed, Deserializer, SeqAccess, Visitor};
     use serde_bytes::ByteBuf;
 
-    use crate::{Error, Result};
+    use crate::Error;
 
     const OUT_OF_MEMORY: &str = "out of memory";
 
@@ -239,14 +240,15 @@ pub mod decode {
         })
     }
 
-    fn or_full<T, E: serde::de::Error>(done: Result<T>) -> std::result::Result<T, E> {
+    fn or_full<T, E: serde::de::Error>(done: crate::Result<T>) -> Result<T, E> {
         done.map_err(|_| E::custom(OUT_OF_MEMORY))
     }
 
-    pub fn text<'de, D: Deserializer<'de>>(from: D) -> std::result::Result<String, D::Error> {
+    pub fn text<'de, D: Deserializer<'de>>(from: D) -> Result<String, D::Error> {
         from.deserialize_str(Text)
     }
 
+    #[derive(Clone, Copy)]
     struct Text;
 
     impl Visitor<'_> for Text {
@@ -256,7 +258,7 @@ pub mod decode {
             f.write_str("a string")
         }
 
-        fn visit_str<E: serde::de::Error>(self, text: &str) -> std::result::Result<String, E> {
+        fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<String, E> {
             or_full(super::to_string(text))
         }
     }
@@ -264,19 +266,16 @@ pub mod decode {
     impl<'de> DeserializeSeed<'de> for Text {
         type Value = String;
 
-        fn deserialize<D: Deserializer<'de>>(
-            self,
-            from: D,
-        ) -> std::result::Result<String, D::Error> {
+        fn deserialize<D: Deserializer<'de>>(self, from: D) -> Result<String, D::Error> {
             text(from)
         }
     }
 
-    pub fn bytes<'de, D: Deserializer<'de>>(from: D) -> std::result::Result<ByteBuf, D::Error> {
+    pub fn bytes<'de, D: Deserializer<'de>>(from: D) -> Result<ByteBuf, D::Error> {
         from.deserialize_byte_buf(Bytes)
     }
 
-    pub fn byte_vec<'de, D: Deserializer<'de>>(from: D) -> std::result::Result<Vec<u8>, D::Error> {
+    pub fn byte_vec<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<u8>, D::Error> {
         bytes(from).map(ByteBuf::into_vec)
     }
 
@@ -289,25 +288,23 @@ pub mod decode {
             f.write_str("a byte string")
         }
 
-        fn visit_bytes<E: serde::de::Error>(self, bytes: &[u8]) -> std::result::Result<ByteBuf, E> {
+        fn visit_bytes<E: serde::de::Error>(self, bytes: &[u8]) -> Result<ByteBuf, E> {
             or_full(super::to_vec(bytes)).map(ByteBuf::from)
         }
 
-        fn visit_str<E: serde::de::Error>(self, text: &str) -> std::result::Result<ByteBuf, E> {
+        fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<ByteBuf, E> {
             self.visit_bytes(text.as_bytes())
         }
 
-        fn visit_seq<A: SeqAccess<'de>>(self, items: A) -> std::result::Result<ByteBuf, A::Error> {
-            List(PhantomData).visit_seq(items).map(ByteBuf::from)
+        fn visit_seq<A: SeqAccess<'de>>(self, items: A) -> Result<ByteBuf, A::Error> {
+            List(PhantomData, "").visit_seq(items).map(ByteBuf::from)
         }
     }
 
-    pub fn bytes_or_none<'de, D: Deserializer<'de>>(
-        from: D,
-    ) -> std::result::Result<Option<ByteBuf>, D::Error> {
+    pub fn bytes_or_none<'de, D: Deserializer<'de>>(from: D) -> Result<Option<ByteBuf>, D::Error> {
         struct Found(ByteBuf);
         impl<'de> Deserialize<'de> for Found {
-            fn deserialize<D: Deserializer<'de>>(from: D) -> std::result::Result<Self, D::Error> {
+            fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
                 bytes(from).map(Self)
             }
         }
@@ -316,60 +313,37 @@ pub mod decode {
 
     pub fn list<'de, T: Deserialize<'de>, D: Deserializer<'de>>(
         from: D,
-    ) -> std::result::Result<Vec<T>, D::Error> {
-        from.deserialize_seq(List(PhantomData))
+    ) -> Result<Vec<T>, D::Error> {
+        from.deserialize_seq(List(PhantomData, "a list"))
     }
 
-    struct List<T>(PhantomData<T>);
+    /// A list of items, and its name.
+    struct List<S>(S, &'static str);
 
-    impl<'de, T: Deserialize<'de>> Visitor<'de> for List<T> {
-        type Value = Vec<T>;
+    impl<'de, S: DeserializeSeed<'de> + Copy> Visitor<'de> for List<S> {
+        type Value = Vec<S::Value>;
 
         fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-            f.write_str("a list")
+            f.write_str(self.1)
         }
 
-        fn visit_seq<A: SeqAccess<'de>>(
-            self,
-            mut items: A,
-        ) -> std::result::Result<Vec<T>, A::Error> {
+        fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Self::Value, A::Error> {
             let mut list = Vec::new();
             // Its claimed length is not trusted.
-            while let Some(item) = items.next_element()? {
+            while let Some(item) = items.next_element_seed(self.0)? {
                 or_full(super::push(&mut list, item))?;
             }
             Ok(list)
         }
     }
 
-    pub fn texts<'de, D: Deserializer<'de>>(from: D) -> std::result::Result<Vec<String>, D::Error> {
-        from.deserialize_seq(Texts)
-    }
-
-    struct Texts;
-
-    impl<'de> Visitor<'de> for Texts {
-        type Value = Vec<String>;
-
-        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-            f.write_str("a list of strings")
-        }
-
-        fn visit_seq<A: SeqAccess<'de>>(
-            self,
-            mut items: A,
-        ) -> std::result::Result<Vec<String>, A::Error> {
-            let mut list = Vec::new();
-            while let Some(item) = items.next_element_seed(Text)? {
-                or_full(super::push(&mut list, item))?;
-            }
-            Ok(list)
-        }
+    pub fn texts<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<String>, D::Error> {
+        from.deserialize_seq(List(Text, "a list of strings"))
     }
 
     pub fn boxed<'de, T: Deserialize<'de>, D: Deserializer<'de>>(
         from: D,
-    ) -> std::result::Result<Box<T>, D::Error> {
+    ) -> Result<Box<T>, D::Error> {
         or_full(super::boxed(T::deserialize(from)?))
     }
 
@@ -377,7 +351,7 @@ pub mod decode {
 
     pub fn pair_of_texts<'de, D: Deserializer<'de>>(
         from: D,
-    ) -> std::result::Result<Option<TextLists>, D::Error> {
+    ) -> Result<Option<TextLists>, D::Error> {
         #[derive(serde::Deserialize)]
         struct Pair(
             #[serde(deserialize_with = "texts")] Vec<String>,

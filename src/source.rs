@@ -109,6 +109,24 @@ impl Source for RawBytes<'_> {
     }
 }
 
+/// The methods of a source that reads another, its field of this name, in the same places.
+macro_rules! as_inner {
+    ($field:tt) => {
+        fn run(&self, offset: usize) -> usize {
+            self.$field.run(offset)
+        }
+
+        fn present(&self, range: std::ops::Range<usize>) -> usize {
+            self.$field.present(range)
+        }
+
+        fn near(&self) -> usize {
+            self.$field.near()
+        }
+    };
+}
+pub(crate) use as_inner;
+
 macro_rules! behind {
     ($($pointer:ty: $($bound:ident)+,)*) => {$(
         impl<S: $($bound +)+ ?Sized> Source for $pointer {

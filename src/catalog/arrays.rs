@@ -10,7 +10,7 @@ use smallvec::SmallVec;
 use super::Catalog;
 use super::check::OTHER_LEAF;
 use crate::array::{Bounds, Runs, resolve};
-use crate::events::{ArrayEvent, Event};
+use crate::events::{ArrayEvent, Event, Events};
 use crate::raw::Uninit;
 use crate::source::{Pieces, Source, SourcePieces};
 use crate::structure::LeafKind;
@@ -85,6 +85,18 @@ impl ArrayPlace {
     }
 }
 
+/// Returns the array, the NumPy scalar or the data of the PRNG key that a leaf of this kind is.
+pub fn array_in<'a>(events: &'a Events, kind: &LeafKind) -> Option<ArrayEvent<'a>> {
+    match (events.as_slice(), kind) {
+        (&[Event::Array(number)], LeafKind::Array(..))
+        | (&[Event::Scalar(number)], LeafKind::Scalar(_))
+        | (&[Event::PrngKey(_), .., Event::Array(number)], LeafKind::PrngKey(..)) => {
+            Some(events.array(number))
+        }
+        _ => None,
+    }
+}
+
 impl Catalog {
     /// Finds an array leaf, or a PRNG key's data, and checks it against the catalog.
     ///
@@ -102,14 +114,7 @@ impl Catalog {
     ) -> Result<ArrayPlace> {
         let events = self.events_of(source, value)?;
         let leaf = self.leaf(value).expect("the value is a leaf");
-        let number = match (events.as_slice(), self.kind(leaf)) {
-            (&[Event::Array(number)], LeafKind::Array(..))
-            | (&[Event::PrngKey(_), .., Event::Array(number)], LeafKind::PrngKey(..)) => {
-                Some(number)
-            }
-            _ => None,
-        };
-        let found = number.map(|number| events.array(number));
+        let found = array_in(&events, self.kind(leaf));
         let (Some(found), Some((dtype, expected))) = (found, self.dtype_and_shape(leaf)) else {
             return Err(self.is_another(value));
         };

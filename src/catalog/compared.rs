@@ -8,7 +8,7 @@ use crc32fast::Hasher;
 use super::{BLOCK_BYTES, Catalog};
 use crate::error::Path;
 use crate::raw::Uninit;
-use crate::source::{Source, read_to};
+use crate::source::{Source, as_inner, read_to};
 use crate::{Error, Result, grow};
 
 /// A source that sums one leaf as it is read. On a checksum mismatch, the last read fails.
@@ -114,15 +114,5 @@ impl Source for Compared {
         Ok(bytes)
     }
 
-    fn run(&self, offset: usize) -> usize {
-        self.source.run(offset)
-    }
-
-    fn present(&self, range: Range<usize>) -> usize {
-        self.source.present(range)
-    }
-
-    fn near(&self) -> usize {
-        self.source.near()
-    }
+    as_inner!(source);
 }

@@ -44,10 +44,7 @@ impl Catalog {
                 continue;
             }
             let done = self.check_node(source, value, node, &mut values, &mut nodes);
-            done.map_err(|error| match error {
-                error if error.is_no_damage() => error,
-                error => Error::at(self.path_of(value), error),
-            })?;
+            done.map_err(|error| error.of_data_at(|| self.path_of(value)))?;
             value += 1;
         }
         Ok(())

@@ -1,12 +1,11 @@
 //! Tracks which heads match the index, and reads heads in order.
 
-use std::ops::Range;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::Result;
 use crate::raw::{RawBytes, Uninit};
-use crate::source::{Source, read_to};
+use crate::source::{Source, as_inner, read_to};
 
 /// Heads known to match the index. A head is the bytes before a leaf or the record.
 #[derive(Debug, Default)]
@@ -73,17 +72,7 @@ impl Source for InOrder<'_> {
         Ok(target.write_copy_of_slice(&bytes[from..from + target.len()]))
     }
 
-    fn near(&self) -> usize {
-        self.source.near()
-    }
-
-    fn run(&self, offset: usize) -> usize {
-        self.source.run(offset)
-    }
-
-    fn present(&self, range: Range<usize>) -> usize {
-        self.source.present(range)
-    }
+    as_inner!(source);
 
     fn memory(&self) -> Option<RawBytes<'_>> {
         self.source.memory()

@@ -33,7 +33,7 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Mutex;
 
-pub use arrays::{ArrayPlace, FoundArrays};
+pub use arrays::{ArrayPlace, FoundArrays, array_in};
 pub use compared::Compared;
 pub use read::damaged_rest;
 pub use select::Marks;

@@ -291,10 +291,7 @@ impl Catalog {
         while let Some(last) = open.pop() {
             self.end_early(&last);
         }
-        read.map_err(|error| match error {
-            error if error.is_no_damage() => error,
-            error => Error::at(path, error),
-        })
+        read.map_err(|error| error.of_data_at(|| path))
     }
 
     fn scan_values(

@@ -8,7 +8,7 @@ use super::indexed::Indexed;
 use crate::Result;
 use crate::mapping::Pages;
 use crate::raw::Uninit;
-use crate::source::{Source, read_to};
+use crate::source::{Source, as_inner, read_to};
 use crate::structure::MARK;
 use crate::watch::Watch;
 
@@ -83,7 +83,5 @@ impl Source for Mended {
         Ok(found)
     }
 
-    fn near(&self) -> usize {
-        self.stream.near()
-    }
+    as_inner!(stream);
 }

@@ -2,7 +2,6 @@
 
 use std::fs::File;
 use std::io::{self, Read};
-use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::{Arc, Weak};
 
@@ -22,7 +21,7 @@ use crate::handle;
 use crate::manifest::Sparse;
 use crate::mapping::{self, Mapping, Pages};
 use crate::raw::{AsRaw, Filling, RawBytes, Uninit};
-use crate::source::{Source, read_to};
+use crate::source::{Source, as_inner, read_to};
 use crate::structure::MARK;
 use crate::watch::Watch;
 use crate::{Error, Result};
@@ -162,17 +161,7 @@ impl Source for Copied {
         })
     }
 
-    fn run(&self, offset: usize) -> usize {
-        self.0.run(offset)
-    }
-
-    fn present(&self, range: Range<usize>) -> usize {
-        self.0.present(range)
-    }
-
-    fn near(&self) -> usize {
-        self.0.near()
-    }
+    as_inner!(0);
 }
 
 #[pymethods]

@@ -2,7 +2,6 @@
 
 use std::num::NonZero;
 
-use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
 use super::catalog::Catalog;
@@ -134,12 +133,7 @@ pub fn apply_delta(
     let patch = Borrowed::buffer(patch)?;
     let mut buffer = Writable::get(buffer)?;
     let len = buffer.len();
-    let start = usize::try_from(offset).ok().filter(|&start| start <= len);
-    let Some(start) = start else {
-        return Err(PyValueError::new_err(format!(
-            "offset must be from 0 to the length of the buffer, {len}, got {offset}"
-        )));
-    };
+    let start = buffer.position(offset)?;
     let threads = threads_for(threads, len - start)?;
     let watcher = Watcher::signals();
     let done = buffer.edit(py, start..len, |memory| {

@@ -184,12 +184,7 @@ impl Layout {
         let threads = self.threads(wanted)?;
         let mut buffer = Writable::get(buffer)?;
         let (room, needed) = (buffer.len(), self.output.len());
-        let start = usize::try_from(offset).ok().filter(|&start| start <= room);
-        let Some(start) = start else {
-            return Err(PyValueError::new_err(format!(
-                "offset must be from 0 to the length of the buffer, {room}, got {offset}"
-            )));
-        };
+        let start = buffer.position(offset)?;
         if room - start < needed {
             return Err(PyValueError::new_err(format!(
                 "the buffer is too small: {needed} bytes are needed after offset {start}, and it \

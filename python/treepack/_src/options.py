@@ -56,7 +56,10 @@ jax = OnUse("jax")  # for `Device`, which may be resolved before jax is imported
 Strict = bool | Literal["exact"]
 """How leaves are compared with a template: as JAX sees them, exactly, or not at all (`False`)."""
 
-Progress = Callable[[int, int], object] | bool | None
+Tell = Callable[[int, int], object]
+"""A callable of the bytes done and their total."""
+
+Progress = Tell | bool | None
 """A callable of the bytes done and their total, `True` for a progress bar, or no reports."""
 
 StorageOptions = Mapping[str, Any] | None
@@ -597,8 +600,13 @@ class LoadOptions(PartOptions, total=False):
     storage_options: StorageOptions
 
 
+def tell_from(tell: Tell, before: int, total: int) -> Tell:
+    """Returns a function that reports the progress of a file within all."""
+    return lambda done, _: tell(before + done, total)
+
+
 @contextlib.contextmanager
-def progress_bar(progress: Progress, title: str) -> Iterator[Callable[[int, int], object] | None]:
+def progress_bar(progress: Progress, title: str) -> Iterator[Tell | None]:
     """Yields the callable that reports progress; closes the bar, if any, at the end.
 
     Raises:

@@ -6,7 +6,7 @@ use std::ptr::NonNull;
 use std::slice;
 
 use pyo3::buffer::PyUntypedBuffer;
-use pyo3::exceptions::PyBufferError;
+use pyo3::exceptions::{PyBufferError, PyValueError};
 use pyo3::prelude::*;
 
 use super::detached::detached;
@@ -42,6 +42,16 @@ impl Writable {
 
     pub fn len(&self) -> usize {
         self.len
+    }
+
+    pub fn position(&self, offset: i64) -> PyResult<usize> {
+        let position = usize::try_from(offset).ok();
+        position.filter(|at| *at <= self.len).ok_or_else(|| {
+            PyValueError::new_err(format!(
+                "offset must be from 0 to the length of the buffer, {}, got {offset}",
+                self.len
+            ))
+        })
     }
 
     pub fn memory(&self) -> RawBytes<'_> {

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import treepack._core as core
 from treepack._src import dtypes as _dtypes
-from treepack._src.checkpoint.reader import Reader
-from treepack._src.options import Status
+from treepack._src.checkpoint.reader import Reader, Verified
+from treepack._src.options import Tell
 
 # As MAX_CHUNK_SIZE of flax: longer arrays have no form in one piece.
 _CHUNK_BYTES = 2**30
@@ -35,9 +34,7 @@ class Unchecked(Reader):
         """Whether there are checksums to verify."""
         return False
 
-    def verify(
-        self, *, threads: int | None, progress: Callable[[int, int], object] | None
-    ) -> tuple[dict[int, Status], str | None]:
+    def verify(self, *, threads: int | None, progress: Tell | None) -> Verified:
         """Marks all leaves as unchecked; see `Reader.verify`."""
         lacking = (it for it in self.catalog.dtypes if _dtypes.resolve(it.encode()) is None)
         damage = self.damage or next(map(_dtypes.unsupported, lacking), None)

@@ -5,14 +5,13 @@ headers ──▶ nested dicts of arrays ──▶ layout ──▶ content ─�
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import treepack._core as core
 from treepack._src import paths as _paths
 from treepack._src.checkpoint.laid import layout_of
-from treepack._src.checkpoint.reader import Reader
-from treepack._src.options import Status
+from treepack._src.checkpoint.reader import Reader, Verified
+from treepack._src.options import Status, Tell
 from treepack._src.pytree.state_dict import leaves_of
 from treepack._src.storage.content import Openable, Opened
 from treepack._src.storage.npz import Packed, Stored, read_npz
@@ -40,9 +39,7 @@ class NpzReader(Reader):
         """Whether there are checksums to verify."""
         return True
 
-    def verify(
-        self, *, threads: int | None, progress: Callable[[int, int], object] | None
-    ) -> tuple[dict[int, Status], str | None]:
+    def verify(self, *, threads: int | None, progress: Tell | None) -> Verified:
         """Compares the arrays with their CRCs in the archive."""
         found: dict[int, Status] = {}
         done, total = 0, sum(it.nbytes for it in self._arrays.values())

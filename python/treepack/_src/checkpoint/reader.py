@@ -15,7 +15,7 @@ import treepack._core as core
 from treepack._src import dtypes as _dtypes
 from treepack._src import paths as _paths
 from treepack._src.checkpoint.arraylike import ArrayLike
-from treepack._src.options import Reading, Status
+from treepack._src.options import Reading, Status, Tell
 from treepack._src.printable import Completing
 from treepack._src.restore.compare import Signature, described
 from treepack._src.restore.report import ABSENT
@@ -35,6 +35,9 @@ _KEY_BYTES = 1 << 10
 _AHEAD_BYTES = 64 << 10
 
 DAMAGED_REST = "the bytes between the leaves and the record of the structure are damaged"
+
+# The status of each leaf by its value, and a description of damage outside of leaves.
+Verified = tuple[dict[int, Status], str | None]
 
 # Reads a leaf by its value and the parts of its path.
 ReadLeaf = Callable[[int, list[str]], Any]
@@ -243,9 +246,7 @@ class Reader:
         if self._blocks is not None:
             self._blocks.remember()
 
-    def verify(
-        self, *, threads: int | None, progress: Callable[[int, int], object] | None
-    ) -> tuple[dict[int, Status], str | None]:
+    def verify(self, *, threads: int | None, progress: Tell | None) -> Verified:
         """Compares the file with its checksums.
 
         Returns:

@@ -25,12 +25,13 @@ from treepack._src.checkpoint.reader import (
     LazyArray,
     Place,
     Reader,
+    Verified,
     dtype_and_shape,
 )
 from treepack._src.checkpoint.sharded_array import ShardedArray
 from treepack._src.checkpoint.shards import MANIFEST
 from treepack._src.forks import Locked
-from treepack._src.options import Reading, Status
+from treepack._src.options import Reading, Status, Tell, tell_from
 from treepack._src.pytree import prng as _prng
 from treepack._src.storage.content import Openable, Opened, read_all, size_of
 from treepack._src.storage.fetch import fetching
@@ -361,9 +362,7 @@ class ShardedReader(Files):
         for task in opened:
             task.result().remember()
 
-    def verify(
-        self, *, threads: int | None, progress: Callable[[int, int], object] | None
-    ) -> tuple[dict[int, Status], str | None]:
+    def verify(self, *, threads: int | None, progress: Tell | None) -> Verified:
         """Compares all files with their checksums.
 
         Returns:
@@ -397,11 +396,8 @@ class ShardedReader(Files):
         return statuses, damage
 
     def _verify_files(
-        self,
-        arrays: dict[int, ShardedArray],
-        threads: int | None,
-        progress: Callable[[int, int], object],
-    ) -> tuple[dict[int, Status], str | None]:
+        self, arrays: dict[int, ShardedArray], threads: int | None, progress: Tell
+    ) -> Verified:
         """Returns the status of each array, and a description of damage to files."""
         total = sum(nbytes for _, nbytes, _ in self._expected)
         done = 0
@@ -415,7 +411,7 @@ class ShardedReader(Files):
         for number, (_, nbytes, _) in enumerate(self._expected):
             statuses: dict[int, Status] = {}
             wrong: str | None
-            tell = functools.partial(_advance, progress, done, total)
+            tell = tell_from(progress, done, total)
             try:
                 statuses, wrong = self._verify_file(number, threads, tell)
             except ReplacedError:
@@ -429,9 +425,7 @@ class ShardedReader(Files):
             done += nbytes
         return worst, "; ".join(damage) or None
 
-    def _verify_file(
-        self, number: int, threads: int | None, progress: Callable[[int, int], object]
-    ) -> tuple[dict[int, Status], str | None]:
+    def _verify_file(self, number: int, threads: int | None, progress: Tell) -> Verified:
         file = self.file(number)
         try:
             statuses, wrong = file.verify(threads=threads, progress=progress)
@@ -446,9 +440,3 @@ class ShardedReader(Files):
 
 
 _BADNESS: list[Status] = ["ok", "unchecked", "corrupt"]
-
-
-def _advance(
-    progress: Callable[[int, int], object], before: int, total: int, done: int, _: int
-) -> None:
-    progress(before + done, total)

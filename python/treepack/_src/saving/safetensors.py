@@ -26,7 +26,7 @@ import treepack._core as core
 from treepack._core import Class
 from treepack._src import paths as _paths
 from treepack._src.checkpoint.shards import MANIFEST
-from treepack._src.options import Export, Progress, Saved, Static, Writing, progress_bar
+from treepack._src.options import Export, Progress, Saved, Static, Writing, progress_bar, tell_from
 from treepack._src.printable import printable
 from treepack._src.pytree.leaves import classify, explain
 from treepack._src.pytree.state_dict import leaves_of
@@ -346,16 +346,9 @@ class _Parts:
         before = 0
         with progress_bar(progress, "save") as tell:
             for path, part in zip(paths, self.parts, strict=True):
-                each = None if tell is None else _from(tell, before, total)
+                each = None if tell is None else tell_from(tell, before, total)
                 save_layout(next(self._layouts), path, self._writing, each)
                 before += part.nbytes
-
-
-def _from(
-    tell: Callable[[int, int], object], before: int, total: int
-) -> Callable[[int, int], object]:
-    """Returns a function that reports the progress of a file within all."""
-    return lambda done, _: tell(before + done, total)
 
 
 # The directory

@@ -9,13 +9,12 @@ import mmap as mmap_module
 import os
 import stat
 import zlib
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import treepack._core as core
 from treepack._src.forks import Locked
-from treepack._src.options import Buffer, Opening, Progress, progress_bar
+from treepack._src.options import Buffer, Opening, Progress, Tell, progress_bar
 from treepack._src.storage import remote as _remote
 from treepack._src.storage.fetch import Blocks
 from treepack._src.storage.place import beside, check_name, local, shown, url_of
@@ -480,7 +479,7 @@ def read_all(path: str | os.PathLike[str]) -> bytes:
 def _local_content(
     path: str | os.PathLike[str],
     mmap: bool,
-    tell: Callable[[int, int], object] | None = None,
+    tell: Tell | None = None,
     *,
     regular: bool = False,
     whole: bool = False,
