@@ -3,7 +3,6 @@
 //! For memory whose size depends on the input, or on the tree to write. Small fixed memory is
 //! allocated as usual.
 
-#[cfg(feature = "python")]
 use std::fmt;
 use std::io;
 
@@ -12,7 +11,6 @@ use serde::Serialize;
 use crate::watch::Watch;
 use crate::{Error, Result};
 
-#[cfg(feature = "python")]
 #[inline]
 pub fn with_room<T>(count: usize) -> Result<Vec<T>> {
     let mut list = Vec::new();
@@ -34,7 +32,6 @@ pub fn extend<T: Copy>(list: &mut Vec<T>, items: &[T]) -> Result<()> {
     Ok(())
 }
 
-#[cfg(feature = "python")]
 pub fn add_all<T>(list: &mut Vec<T>, items: impl IntoIterator<Item = T>) -> Result<()> {
     let mut items = items.into_iter();
     list.try_reserve(items.size_hint().0)?;
@@ -48,7 +45,6 @@ pub fn push_str(text: &mut String, more: &str) -> Result<()> {
     Ok(())
 }
 
-#[cfg(feature = "python")]
 pub fn display(item: &impl fmt::Display) -> Result<String> {
     struct Text(String);
     impl fmt::Write for Text {

@@ -81,12 +81,10 @@ impl<P: Payload> LayoutBuilder<P> {
         &mut self.headers
     }
 
-    #[cfg_attr(not(feature = "python"), allow(dead_code))]
     pub(crate) fn borrow_from(&mut self, lender: Box<dyn Lender>) {
         self.headers.borrow_from(lender);
     }
 
-    #[cfg_attr(not(feature = "python"), allow(dead_code))]
     #[inline]
     pub(crate) fn has_payloads(&self) -> bool {
         !self.pieces.is_empty()
@@ -222,7 +220,6 @@ impl<P: Payload> Layout<P> {
         self.seal.as_ref()
     }
 
-    #[cfg_attr(not(feature = "python"), allow(dead_code))]
     pub(crate) fn joined(&self) -> Option<&Buffer> {
         let is_there = self.pieces.is_empty() && self.seal.is_none();
         is_there.then_some(&self.headers)

@@ -37,6 +37,9 @@
 //!
 //! Only `py`, behind the feature `python`, depends on Python.
 
+// It uses more of the engine than the rest of the crate.
+#![cfg_attr(not(feature = "python"), allow(dead_code, unused_imports))]
+
 mod error;
 
 #[doc(hidden)]
@@ -67,7 +70,6 @@ mod stream;
 #[doc(hidden)]
 pub mod layout;
 
-#[cfg(any(test, feature = "python"))]
 mod window;
 
 #[doc(hidden)]

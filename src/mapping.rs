@@ -127,7 +127,6 @@ impl Pages {
     ///
     /// # Panics
     /// If `fill` returns other bytes.
-    #[cfg_attr(not(feature = "python"), allow(dead_code))]
     pub(crate) fn fill(
         &mut self,
         len: usize,

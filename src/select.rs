@@ -278,7 +278,6 @@ impl Selector {
 ///
 /// # Errors
 /// If out of memory: needs a bit for each pair of characters.
-#[cfg(any(test, feature = "python"))]
 pub fn captures<'p>(pattern: &str, path: &'p str) -> Result<Option<(Vec<&'p str>, &'p str)>> {
     let tokens: Vec<_> = tokens(pattern).collect();
     let chars: Vec<_> = path.char_indices().collect();

@@ -49,13 +49,11 @@ pub enum Convertible {
     Stream,
 }
 
-#[cfg(feature = "python")]
 pub fn described(source: &dyn Source) -> Result<Option<String>> {
     Ok(Sample::of(source)?.describe().map(Cow::into_owned))
 }
 
 /// Returns whether the data begin like another format, so they are not damaged msgpack.
-#[cfg(feature = "python")]
 pub fn is_foreign(source: &dyn Source) -> Result<bool> {
     let sample = Sample::of(source)?;
     let is_magic =
@@ -63,7 +61,6 @@ pub fn is_foreign(source: &dyn Source) -> Result<bool> {
     Ok(sample.is_safetensors() || MAGICS.iter().any(is_magic))
 }
 
-#[cfg(feature = "python")]
 pub fn convertible(source: &dyn Source) -> Result<Option<Convertible>> {
     Ok(Sample::of(source)?.convertible())
 }

@@ -35,7 +35,6 @@ impl ShardGrid {
         Some(Self { dims })
     }
 
-    #[allow(clippy::len_without_is_empty)] // at least one
     pub fn len(&self) -> usize {
         self.dims.iter().map(|(count, _)| count).product()
     }

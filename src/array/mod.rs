@@ -16,7 +16,6 @@ mod shards;
 mod transposed;
 
 pub use dims::{Dims, resolve};
-#[cfg(feature = "python")]
 pub(crate) use frame::HEADERS_MAX_BYTES;
 pub(crate) use frame::frame_like;
 pub use frame::{ALIGN_MIN_BYTES, Alignment, ChunkLimit, Framing, KeyPlace, frame};

@@ -74,14 +74,12 @@ impl RecentHeaders {
         Ok(())
     }
 
-    #[cfg_attr(not(feature = "python"), allow(dead_code))]
     pub(crate) fn last(&self) -> Option<Like> {
         self.last.clone()
     }
 
     /// The headers of an array like a recent one, and the width of its key's header, if known for
     /// this offset and key length.
-    #[cfg_attr(not(feature = "python"), allow(dead_code))]
     #[inline]
     pub(crate) fn like(
         &self,

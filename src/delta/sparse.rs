@@ -329,8 +329,7 @@ fn read_numbers(
 }
 
 /// Takes a number from the 56 bits that are ready; a gap before it takes at most 30.
-#[inline(always)]
-#[allow(clippy::inline_always)] // for the caller's instruction set
+#[inline(always)] // for the caller's instruction set
 #[allow(clippy::cast_possible_truncation)] // only the lowest bits count
 fn take(reader: &mut BitReader<'_>, table: &Table, firsts: &[u64; CLASSES]) -> Option<u64> {
     /// Bits of code and rest that are ready.

@@ -61,7 +61,6 @@ impl<P: Payload> Encoder<P> {
 
     /// Writes a header of another format, and then only the bytes of arrays, one after another.
     /// Other values are an error.
-    #[cfg_attr(not(feature = "python"), allow(dead_code))]
     pub(crate) fn raw(header: &[u8], framing: Framing) -> Result<Self> {
         let mut encoder = Self {
             begun: true,
@@ -89,12 +88,10 @@ impl<P: Payload> Encoder<P> {
         }
     }
 
-    #[cfg_attr(not(feature = "python"), allow(dead_code))]
     pub(crate) fn borrow_from(&mut self, lender: Box<dyn Lender>) {
         self.layout.borrow_from(lender);
     }
 
-    #[cfg_attr(not(feature = "python"), allow(dead_code))]
     #[inline]
     pub(crate) fn has_payloads(&self) -> bool {
         self.layout.has_payloads()
@@ -319,14 +316,12 @@ impl<P: Payload> Encoder<P> {
         Ok(())
     }
 
-    #[cfg_attr(not(feature = "python"), allow(dead_code))]
     pub(crate) fn last_headers(&self) -> Option<Like> {
         self.recent.last().filter(|_| self.recording.is_off())
     }
 
     /// Writes an array with the last one's dtype and shape by copying its headers; false if they
     /// are unknown for this offset.
-    #[cfg_attr(not(feature = "python"), allow(dead_code))]
     #[inline]
     pub(crate) fn array_like(&mut self, headers: &Like, bytes: RawBytes<'_>) -> Result<bool> {
         let may_box = self.framing.may_box && self.lists == 0;
@@ -342,7 +337,6 @@ impl<P: Payload> Encoder<P> {
     /// Writes pairs of a key and an array with the last one's dtype and shape, until `next` returns
     /// `None` or a pair that does not fit or differs; returns their number. Allocates nothing, and
     /// drops each pair before the next call.
-    #[cfg_attr(not(feature = "python"), allow(dead_code))]
     #[inline]
     pub(crate) fn pairs_like<'a>(
         &mut self,

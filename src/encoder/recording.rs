@@ -40,7 +40,6 @@ impl Recording {
         self.recorder.is_some()
     }
 
-    #[cfg_attr(not(feature = "python"), allow(dead_code))]
     pub(super) fn is_off(&self) -> bool {
         self.recorder.is_none() && self.listing.is_none() && self.paused.is_none()
     }

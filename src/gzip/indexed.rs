@@ -187,7 +187,6 @@ impl<S: Source> Indexed<S> {
         Ok(out)
     }
 
-    #[cfg(feature = "python")]
     pub(super) fn has_whole_block(&self, tried: usize) -> Result<bool> {
         for number in (0..self.index.blocks.len()).rev().take(tried) {
             let start = number * self.index.block_bytes;

@@ -29,7 +29,6 @@ mod index;
 mod indexed;
 mod interleaved;
 mod literal;
-#[cfg(feature = "python")]
 mod mended;
 pub(crate) mod numbers;
 mod planes;
@@ -49,7 +48,6 @@ pub(crate) use huffman::{bits as code_bits, code_lengths, codes};
 pub(crate) use index::has_traces;
 pub use indexed::Indexed;
 pub(crate) use literal::MAX_BITS;
-#[cfg(feature = "python")]
 pub(crate) use mended::{Contained, mended};
 
 #[cfg(test)]

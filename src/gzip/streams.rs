@@ -233,7 +233,7 @@ fn look(table: &Table, looks: &mut Looks) {
 
 /// Decodes parts from their current positions, until a part or stream is near its end.
 #[inline(always)]
-#[allow(clippy::inline_always, clippy::needless_range_loop)] // once per number and instruction set
+#[allow(clippy::inline_always)] // once per number and instruction set
 fn run<const N: usize>(
     looks: &Looks,
     readers: &mut [BitReader<'_>; N],

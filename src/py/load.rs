@@ -69,7 +69,7 @@ pub fn restore_encoded<'py>(
     data, copy, threads, *, convert=None, everywhere=false, unknown_as_dict=false, plain=false,
     r#static=None,
 ))]
-#[allow(clippy::too_many_arguments, clippy::fn_params_excessive_bools)] // they have names in Python
+#[allow(clippy::too_many_arguments)] // they have names in Python
 pub fn restore_recorded<'py>(
     data: &Bound<'py, PyAny>,
     copy: Option<bool>,

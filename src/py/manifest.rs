@@ -124,7 +124,6 @@ impl Manifest {
         Ok((list_of_results(py, counts)?, grid.host))
     }
 
-    #[allow(clippy::too_many_arguments)] // as in Python
     fn shards(
         &self,
         array: usize,

@@ -45,7 +45,6 @@ impl Loan {
     /// # Safety
     /// The bytes must stay in place until `owner` is dropped. Only the holder of the loan may write
     /// them; other code may only read them, and only after they are written.
-    #[cfg_attr(not(feature = "python"), allow(dead_code))]
     pub(crate) unsafe fn new(
         start: NonNull<u8>,
         len: usize,
@@ -103,12 +102,10 @@ impl Buffer {
 
     const FIRST: usize = 512;
 
-    #[cfg_attr(not(feature = "python"), allow(dead_code))]
     pub(crate) fn borrow_from(&mut self, lender: Box<dyn Lender>) {
         self.lender = Some(lender);
     }
 
-    #[cfg_attr(not(feature = "python"), allow(dead_code))]
     pub(crate) fn owner(&self) -> Option<&(dyn Any + Send + Sync)> {
         match &self.memory {
             Memory::Own(_) => None,
@@ -231,7 +228,6 @@ impl Drop for Tail<'_> {
 }
 
 impl Tail<'_> {
-    #[cfg_attr(not(feature = "python"), allow(dead_code))]
     #[inline]
     pub fn len(&self) -> usize {
         self.len

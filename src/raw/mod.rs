@@ -16,7 +16,6 @@ use std::ptr;
 
 pub use self::buffer::Buffer;
 pub(crate) use self::buffer::Tail;
-#[cfg_attr(not(feature = "python"), allow(unused_imports))]
 pub(crate) use self::buffer::{Lender, Loan};
 pub(crate) use self::filling::append_with;
 pub use self::filling::{Filling, Room, Uninit, zeroed};

@@ -234,7 +234,6 @@ impl Record {
     }
 }
 
-#[allow(clippy::needless_pass_by_value)] // as `map_err` has it
 fn broken(error: rmp_serde::decode::Error) -> Error {
     decode::explain_sealed(&error, |error| damaged(error))
 }

@@ -70,7 +70,6 @@ impl Value {
     }
 
     /// Returns whether it is text, a number, `None`, or a tuple of these.
-    #[cfg(feature = "python")]
     pub(crate) fn is_simple(&self) -> bool {
         match self {
             Self::None | Self::Bool(_) | Self::Int(_) | Self::Float(_) | Self::Str(_) => true,

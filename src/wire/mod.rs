@@ -20,7 +20,6 @@ pub(crate) const EXT_COMPLEX: i8 = 2;
 /// A NumPy scalar, as an array of shape `[]`.
 pub const EXT_NPSCALAR: i8 = 3;
 /// A Python `int` beyond 64 bits: its two's complement, big-endian.
-#[cfg(feature = "python")]
 pub(crate) const EXT_INT: i8 = 73;
 /// Extension type of an array that is a difference from another one; only in patches.
 pub const EXT_DELTA: i8 = 68;

@@ -40,7 +40,6 @@ pub(super) fn runs(
 /// Copies the bytes of a C-order array to memory with these strides.
 #[pyfunction]
 #[pyo3(signature = (source, shape, itemsize, target, at, strides, *, threads))]
-#[allow(clippy::too_many_arguments)] // as in Python
 pub fn copy_array(
     source: &Bound<'_, PyAny>,
     shape: Vec<usize>,

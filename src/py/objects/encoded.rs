@@ -24,7 +24,6 @@ use crate::wire::Head;
 
 /// Restores a template; `None` unless the bytes have its structure. `settle` compares and converts
 /// leaves that do not match exactly.
-#[allow(clippy::too_many_arguments)] // as in Python
 pub fn build_like<'py>(
     template: &Bound<'py, PyAny>,
     settle: &Bound<'py, PyAny>,
