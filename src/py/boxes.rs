@@ -9,7 +9,7 @@ use pyo3::types::{PyList, PyTuple};
 use super::catalog::{BoxBounds, Catalog, bounds_of};
 use super::grid::tuples;
 use super::memory::{Writable, keep_reserve, list_of_results, new_tuple_of, new_uint};
-use super::options::integer_or_none;
+use super::options::{self, Int};
 use super::watch::Watcher;
 use crate::array::Bounds;
 use crate::boxes::{self, Failed, OpenFile};
@@ -27,10 +27,7 @@ impl Shards {
     #[getter]
     fn files<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
         let files = self.0.files().iter();
-        list_of_results(
-            py,
-            files.map(|number| Ok(new_uint(py, (*number).into())?.into_any())),
-        )
+        list_of_results(py, files.map(|number| new_uint(py, (*number).into())))
     }
 
     fn name(&self, shard: usize) -> PyResult<String> {
@@ -163,7 +160,7 @@ impl ShardBox {
         target: &Bound<'_, PyAny>,
         at: usize,
         strides: Vec<usize>,
-        #[pyo3(from_py_with = integer_or_none)] threads: Option<i64>,
+        threads: Option<Int>,
         explain: &Bound<'_, PyAny>,
         check: Option<Py<PyAny>>,
     ) -> PyResult<()> {
@@ -172,7 +169,7 @@ impl ShardBox {
         let mut target = Writable::get(target)?;
         let range = at.min(target.len())..target.len();
         // Runs too short for several threads get one anyway.
-        let threads = parallel::threads(threads, range.len(), parallel::MIN_COPY_BYTES)?;
+        let threads = options::threads(threads, range.len(), parallel::MIN_COPY_BYTES)?;
         let watcher = Watcher::signals().checking(check);
         let done = target.fill(py, range, true, |memory| {
             self.found

@@ -12,7 +12,7 @@ use pyo3::types::{PyBytes, PyTuple};
 
 use super::layout::Layout;
 use super::memory::{Borrowed, Owned, new_bytes, sizes};
-use super::options::integer_or_none;
+use super::options::Int;
 use super::watch::Watcher;
 use super::{errors, gzip};
 use crate::catalog::Compared;
@@ -237,11 +237,7 @@ impl Content {
 
     /// Decompresses gzip block by block, when read; `None` without an index of blocks.
     #[pyo3(signature = (*, max_size=None))]
-    fn indexed(
-        &self,
-        py: Python<'_>,
-        #[pyo3(from_py_with = integer_or_none)] max_size: Option<i64>,
-    ) -> PyResult<Option<Self>> {
+    fn indexed(&self, py: Python<'_>, max_size: Option<Int>) -> PyResult<Option<Self>> {
         let source = self.shared();
         let indexed = py.detach(|| Indexed::open(source))?;
         if let Some(indexed) = &indexed {
@@ -252,11 +248,7 @@ impl Content {
 
     /// Decompresses a file of treepack whose gzip header is damaged; `None` for others.
     #[pyo3(signature = (*, max_size=None))]
-    fn mended(
-        &self,
-        py: Python<'_>,
-        #[pyo3(from_py_with = integer_or_none)] max_size: Option<i64>,
-    ) -> PyResult<Option<Self>> {
+    fn mended(&self, py: Python<'_>, max_size: Option<Int>) -> PyResult<Option<Self>> {
         let source = self.shared();
         let mended = Watcher::signals().detached(py, |watch| mended(&source, watch))?;
         let content = mended.map(|contained| match contained {
@@ -368,8 +360,8 @@ impl Content {
     fn inflate(
         &self,
         py: Python<'_>,
-        #[pyo3(from_py_with = integer_or_none)] max_size: Option<i64>,
-        #[pyo3(from_py_with = integer_or_none)] threads: Option<i64>,
+        max_size: Option<Int>,
+        threads: Option<Int>,
         progress: Option<Py<PyAny>>,
     ) -> PyResult<Self> {
         let pages = gzip::inflate_to_pages(py, self.source(), max_size, threads, progress)?;
@@ -377,11 +369,7 @@ impl Content {
     }
 
     #[pyo3(signature = (*, max_size))]
-    fn salvage(
-        &self,
-        py: Python<'_>,
-        #[pyo3(from_py_with = integer_or_none)] max_size: Option<i64>,
-    ) -> PyResult<(Self, Option<String>)> {
+    fn salvage(&self, py: Python<'_>, max_size: Option<Int>) -> PyResult<(Self, Option<String>)> {
         let (pages, damage) = gzip::salvage(py, self.source(), max_size)?;
         let pages = Arc::new(pages);
         Ok(match damage {

@@ -9,7 +9,7 @@ use super::content::Content;
 use super::gzip::{check_size, limit};
 use super::layout::Layout;
 use super::memory::{Borrowed, Writable, keep_reserve};
-use super::options::{integer, integer_or_none};
+use super::options::{self, Int};
 use super::walk::LeafPayload;
 use super::watch::Watcher;
 use crate::delta::{self, Base, Headers, Join, Patch};
@@ -21,9 +21,9 @@ use crate::{Result, parallel};
 /// Fewer bytes are compared faster by one thread.
 const MIN_PARALLEL_BYTES: usize = 4 << 20;
 
-fn threads_for(requested: Option<i64>, bytes: usize) -> Result<NonZero<usize>> {
+fn threads_for(requested: Option<Int>, bytes: usize) -> Result<NonZero<usize>> {
     keep_reserve()?;
-    parallel::threads(requested, bytes, MIN_PARALLEL_BYTES)
+    options::threads(requested, bytes, MIN_PARALLEL_BYTES)
 }
 
 /// Works with a base detached from Python: the layout of a tree, or encoded bytes.
@@ -53,7 +53,7 @@ pub fn patch_of(
     layout: core_layout::Layout<LeafPayload>,
     base: &Bound<'_, PyAny>,
     name: &str,
-    threads: Option<i64>,
+    threads: Option<Int>,
 ) -> PyResult<core_layout::Layout<LeafPayload>> {
     let threads = threads_for(threads, layout.len())?;
     let watcher = Watcher::signals();
@@ -98,8 +98,8 @@ pub fn patch_base(patch: &Bound<'_, Content>) -> PyResult<String> {
 pub fn join(
     patch: &Bound<'_, Content>,
     base: &Bound<'_, PyAny>,
-    #[pyo3(from_py_with = integer_or_none)] max_size: Option<i64>,
-    #[pyo3(from_py_with = integer_or_none)] threads: Option<i64>,
+    max_size: Option<Int>,
+    threads: Option<Int>,
 ) -> PyResult<(Content, Vec<String>)> {
     let source = patch.get().source();
     let watcher = Watcher::signals();
@@ -126,14 +126,14 @@ pub fn join(
 pub fn apply_delta(
     patch: &Bound<'_, PyAny>,
     buffer: &Bound<'_, PyAny>,
-    #[pyo3(from_py_with = integer)] offset: i64,
-    #[pyo3(from_py_with = integer_or_none)] threads: Option<i64>,
+    offset: Int,
+    threads: Option<Int>,
 ) -> PyResult<usize> {
     let py = patch.py();
     let patch = Borrowed::buffer(patch)?;
     let mut buffer = Writable::get(buffer)?;
     let len = buffer.len();
-    let start = buffer.position(offset)?;
+    let start = buffer.position(offset.0)?;
     let threads = threads_for(threads, len - start)?;
     let watcher = Watcher::signals();
     let done = buffer.edit(py, start..len, |memory| {

@@ -149,7 +149,7 @@ pub fn to_py(py: Python<'_>, error: Error, path: Option<&str>) -> PyErr {
 
 fn base_mismatch(py: Python<'_>, message: &str, paths: &[crate::Path]) -> PyErr {
     let paths = paths.iter();
-    let paths = paths.map(|path| Ok(new_string(py, path_text(path).as_bytes())?.into_any()));
+    let paths = paths.map(|path| new_string(py, path_text(path).as_bytes()));
     let arguments = list_of_results(py, paths)
         .and_then(|paths| Ok((new_string(py, message.as_bytes())?, paths)));
     match arguments {

@@ -1,5 +1,7 @@
 //! Arrays divided into shards of one shape.
 
+use std::ops::Range;
+
 use pyo3::exceptions::{PyIndexError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyList;
@@ -31,11 +33,7 @@ impl ShardGrid {
 
     fn bounds<'py>(&self, py: Python<'py>, shard: usize) -> PyResult<Bound<'py, PyList>> {
         let bounds = self.0.bounds(shard).ok_or_else(missing)?;
-        let bounds = bounds.iter();
-        list_of_results(
-            py,
-            bounds.map(|range| Ok(sizes(py, &[range.start, range.end])?.into_any())),
-        )
+        ranges(py, &bounds)
     }
 
     fn name(&self, shard: usize) -> PyResult<String> {
@@ -57,11 +55,7 @@ pub fn boxes_of_range(
         return Err(PyIndexError::new_err("the range exceeds the array"));
     }
     let boxes = array::boxes_of_range(&shape, start..stop);
-    let boxes = boxes.iter().map(|found| {
-        let found = found.iter().map(|range| [range.start, range.end]);
-        Ok(tuples(py, found)?.into_any())
-    });
-    list_of_results(py, boxes)
+    list_of_results(py, boxes.iter().map(|found| ranges(py, found)))
 }
 
 #[pyfunction]
@@ -74,15 +68,18 @@ pub fn ranges_of_box(
 ) -> PyResult<Bound<'_, PyList>> {
     let runs = Runs::compact(&shape, itemsize, &bounds_of(bounds)?);
     let runs = runs.ok_or_else(|| PyIndexError::new_err("the array has no such box"))?;
-    let ranges = runs.ranges(near)?;
-    tuples(py, ranges.iter().map(|range| [range.start, range.end]))
+    ranges(py, &runs.ranges(near)?)
+}
+
+pub(super) fn ranges<'py>(py: Python<'py>, found: &[Range<usize>]) -> PyResult<Bound<'py, PyList>> {
+    tuples(py, found.iter().map(|range| [range.start, range.end]))
 }
 
 pub(super) fn tuples<const N: usize>(
     py: Python<'_>,
     numbers: impl ExactSizeIterator<Item = [usize; N]>,
 ) -> PyResult<Bound<'_, PyList>> {
-    list_of_results(py, numbers.map(|pair| Ok(sizes(py, &pair)?.into_any())))
+    list_of_results(py, numbers.map(|pair| sizes(py, &pair)))
 }
 
 fn missing() -> PyErr {

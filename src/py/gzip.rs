@@ -6,7 +6,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
 use super::memory::{Borrowed, new_bytes, new_bytes_at_most, new_bytes_elsewhere};
-use super::options::integer_or_none;
+use super::options::{self, Int};
 use super::watch::Watcher;
 use crate::gzip::{self, Indexed, Method};
 use crate::layout::{Layout, LayoutBuilder, Payload};
@@ -16,16 +16,16 @@ use crate::source::{Source, read_to};
 use crate::watch::Watch;
 use crate::{Error, Result, parallel};
 
-pub fn threads(requested: Option<i64>, bytes: usize) -> Result<NonZero<usize>> {
+pub fn threads(requested: Option<Int>, bytes: usize) -> Result<NonZero<usize>> {
     super::memory::keep_reserve()?;
-    parallel::threads(requested, bytes, gzip::MIN_PARALLEL_BYTES)
+    options::threads(requested, bytes, gzip::MIN_PARALLEL_BYTES)
 }
 
-pub fn method(level: Option<i64>, numbers: bool) -> Result<Method> {
+pub fn method(level: Option<Int>, numbers: bool) -> Result<Method> {
     if numbers {
         return Ok(Method::Numbers);
     }
-    gzip::method(level)
+    gzip::method(level.map(|level| level.0))
 }
 
 pub fn to_bytes<'py>(
@@ -33,7 +33,7 @@ pub fn to_bytes<'py>(
     layout: &Layout<impl Payload + Sync>,
     needs_python: bool,
     method: Method,
-    threads: Option<i64>,
+    threads: Option<Int>,
     progress: Option<Py<PyAny>>,
 ) -> PyResult<Bound<'py, PyBytes>> {
     let threads = self::threads(threads, layout.len())?;
@@ -50,9 +50,9 @@ pub fn to_bytes<'py>(
 #[pyo3(signature = (data, level, *, numbers, threads, progress))]
 pub fn compress<'py>(
     data: &Bound<'py, PyAny>,
-    #[pyo3(from_py_with = integer_or_none)] level: Option<i64>,
+    level: Option<Int>,
     numbers: bool,
-    #[pyo3(from_py_with = integer_or_none)] threads: Option<i64>,
+    threads: Option<Int>,
     progress: Option<Py<PyAny>>,
 ) -> PyResult<Bound<'py, PyBytes>> {
     let content = Borrowed::buffer(data)?;
@@ -72,8 +72,8 @@ pub fn compress<'py>(
 #[pyo3(signature = (data, *, max_size, threads, progress))]
 pub fn decompress<'py>(
     data: &Bound<'py, PyAny>,
-    #[pyo3(from_py_with = integer_or_none)] max_size: Option<i64>,
-    #[pyo3(from_py_with = integer_or_none)] threads: Option<i64>,
+    max_size: Option<Int>,
+    threads: Option<Int>,
     progress: Option<Py<PyAny>>,
 ) -> PyResult<Bound<'py, PyBytes>> {
     let py = data.py();
@@ -109,8 +109,8 @@ pub fn decompress<'py>(
 }
 
 /// Converts a limit in bytes, which Python has checked to be non-negative.
-pub fn limit(max_size: Option<i64>) -> Option<usize> {
-    max_size.map(|max_size| usize::try_from(max_size).unwrap_or(0))
+pub fn limit(max_size: Option<Int>) -> Option<usize> {
+    max_size.map(|max_size| usize::try_from(max_size.0).unwrap_or(0))
 }
 
 pub fn check_size(size: usize, max_size: Option<usize>) -> Result<()> {
@@ -178,8 +178,8 @@ fn inflate_stable<'t>(source: &Borrowed, out: &'t mut Uninit) -> Option<&'t mut 
 pub fn inflate_to_pages(
     py: Python<'_>,
     source: &dyn Source,
-    max_size: Option<i64>,
-    threads: Option<i64>,
+    max_size: Option<Int>,
+    threads: Option<Int>,
     progress: Option<Py<PyAny>>,
 ) -> PyResult<Pages> {
     let max_size = limit(max_size);
@@ -224,7 +224,7 @@ pub fn inflate_to_pages(
 pub fn salvage(
     py: Python<'_>,
     source: &dyn Source,
-    max_size: Option<i64>,
+    max_size: Option<Int>,
 ) -> PyResult<(Pages, Option<Error>)> {
     Watcher::signals().detached(py, |watch| gzip::salvage(source, limit(max_size), watch))
 }

@@ -9,7 +9,7 @@ use super::memory::{
     Borrowed, Owned, keep_reserve, list_of_results, new_string, new_tuple_of, new_uint,
 };
 use super::objects::{build, build_like, build_recorded};
-use super::options::integer_or_none;
+use super::options::Int;
 use super::restore::{How, Matching};
 use super::watch::{Signals, Watcher};
 use crate::catalog::stream_items as items;
@@ -22,7 +22,7 @@ use crate::source::Source;
 pub fn restore<'py>(
     data: &Bound<'py, PyAny>,
     copy: Option<bool>,
-    #[pyo3(from_py_with = integer_or_none)] threads: Option<i64>,
+    threads: Option<Int>,
     part: Option<(usize, usize)>,
 ) -> PyResult<Bound<'py, PyAny>> {
     let tree = with_source(data, |source, memory| {
@@ -46,7 +46,7 @@ pub fn restore_encoded<'py>(
     converts: bool,
     everywhere: bool,
     copy: Option<bool>,
-    #[pyo3(from_py_with = integer_or_none)] threads: Option<i64>,
+    threads: Option<Int>,
 ) -> PyResult<Option<(Bound<'py, PyAny>,)>> {
     let matching = Matching::new(data.py(), strict.is_truthy()?, converts, everywhere);
     let tree = with_source(data, |source, memory| {
@@ -73,7 +73,7 @@ pub fn restore_encoded<'py>(
 pub fn restore_recorded<'py>(
     data: &Bound<'py, PyAny>,
     copy: Option<bool>,
-    #[pyo3(from_py_with = integer_or_none)] threads: Option<i64>,
+    threads: Option<Int>,
     convert: Option<Bound<'py, PyAny>>,
     everywhere: bool,
     unknown_as_dict: bool,
@@ -142,11 +142,11 @@ pub fn stream_items<'py>(content: &Bound<'py, Content>) -> PyResult<Bound<'py, P
     let items = found.into_iter().map(|(key, span)| {
         signals.check(py)?;
         let keys = key.iter();
-        let keys = keys.map(|key| Ok(new_string(py, key.as_bytes())?.into_any()));
+        let keys = keys.map(|key| new_string(py, key.as_bytes()));
         let keys = list_of_results(py, keys)?.into_any();
         let start = new_uint(py, span.start as u64)?.into_any();
         let end = new_uint(py, span.end as u64)?.into_any();
-        Ok(new_tuple_of(py, [keys, start, end])?.into_any())
+        new_tuple_of(py, [keys, start, end])
     });
     list_of_results(py, items)
 }

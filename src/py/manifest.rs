@@ -12,7 +12,7 @@ use super::content::Content;
 use super::gzip;
 use super::layout::Layout;
 use super::memory::{copied, keep_reserve, list_of_results, new_string, new_tuple_of, new_uint};
-use super::options::integer_or_none;
+use super::options::Int;
 use super::plan::ShardPlan;
 use crate::array::ShardGrid;
 use crate::boxes::ShardedArray;
@@ -64,10 +64,7 @@ impl Manifest {
 
     #[staticmethod]
     #[pyo3(signature = (data, *, max_size=None))]
-    fn decode(
-        data: &[u8],
-        #[pyo3(from_py_with = integer_or_none)] max_size: Option<i64>,
-    ) -> PyResult<Self> {
+    fn decode(data: &[u8], max_size: Option<Int>) -> PyResult<Self> {
         keep_reserve()?;
         let manifest = manifest::Manifest::decode(data)?;
         let encoding = manifest.encoding(gzip::limit(max_size))?;
@@ -106,7 +103,7 @@ impl Manifest {
             let name = new_string(py, file.name.as_bytes())?.into_any();
             let nbytes = new_uint(py, file.nbytes)?.into_any();
             let record = new_uint(py, file.record.into())?.into_any();
-            Ok(new_tuple_of(py, [name, nbytes, record])?.into_any())
+            new_tuple_of(py, [name, nbytes, record])
         });
         list_of_results(py, files)
     }
@@ -120,7 +117,7 @@ impl Manifest {
     fn grid<'py>(&self, py: Python<'py>, array: usize) -> PyResult<(Bound<'py, PyList>, bool)> {
         let grid = self.array(array)?;
         let counts = grid.counts.iter();
-        let counts = counts.map(|count| Ok(new_uint(py, (*count).into())?.into_any()));
+        let counts = counts.map(|count| new_uint(py, (*count).into()));
         Ok((list_of_results(py, counts)?, grid.host))
     }
 

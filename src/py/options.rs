@@ -1,30 +1,36 @@
 //! Integer options.
 
+use std::num::NonZero;
+
 use pyo3::exceptions::PyOverflowError;
 use pyo3::prelude::*;
 
-use crate::parallel;
+use crate::{Result, parallel};
 
-/// Converts an integer; one outside `i64` becomes the nearest bound, which later checks reject.
-pub fn integer(value: &Bound<'_, PyAny>) -> PyResult<i64> {
-    value.extract().or_else(|error: PyErr| {
-        if !error.is_instance_of::<PyOverflowError>(value.py()) {
-            return Err(error);
-        }
-        Ok(if value.lt(0)? { i64::MIN } else { i64::MAX })
-    })
+/// An integer; one outside `i64` is the nearest bound, which later checks reject.
+#[derive(Clone, Copy)]
+pub struct Int(pub i64);
+
+impl<'py> FromPyObject<'_, 'py> for Int {
+    type Error = PyErr;
+
+    fn extract(value: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        let found = value.extract().or_else(|error: PyErr| {
+            if !error.is_instance_of::<PyOverflowError>(value.py()) {
+                return Err(error);
+            }
+            Ok(if value.lt(0)? { i64::MIN } else { i64::MAX })
+        });
+        found.map(Self)
+    }
 }
 
-pub fn integer_or_none(value: &Bound<'_, PyAny>) -> PyResult<Option<i64>> {
-    if value.is_none() {
-        return Ok(None);
-    }
-    integer(value).map(Some)
+/// See `parallel::threads`.
+pub fn threads(wanted: Option<Int>, bytes: usize, min_bytes: usize) -> Result<NonZero<usize>> {
+    parallel::threads(wanted.map(|count| count.0), bytes, min_bytes)
 }
 
 #[pyfunction]
-pub fn thread_count(
-    #[pyo3(from_py_with = integer_or_none)] threads: Option<i64>,
-) -> PyResult<usize> {
-    Ok(parallel::threads(threads, 0, 0)?.get())
+pub fn thread_count(threads: Option<Int>) -> PyResult<usize> {
+    Ok(self::threads(threads, 0, 0)?.get())
 }

@@ -93,8 +93,5 @@ fn numbers(
     py: Python<'_>,
     numbers: impl ExactSizeIterator<Item = u64>,
 ) -> PyResult<Bound<'_, PyList>> {
-    list_of_results(
-        py,
-        numbers.map(|number| Ok(new_uint(py, number)?.into_any())),
-    )
+    list_of_results(py, numbers.map(|number| new_uint(py, number)))
 }

@@ -13,7 +13,7 @@ use super::manifest::Manifest;
 use super::memory::{
     keep_reserve, list_of_results, new_dict, new_string, new_tuple_of, new_uint, sizes,
 };
-use super::options::integer_or_none;
+use super::options::Int;
 use super::walk::{InSource, LeafPayload};
 use crate::array::{Alignment, Array, ChunkLimit, Framing};
 use crate::encoder::Encoder;
@@ -64,7 +64,7 @@ impl Tensors {
             let dtype = new_string(py, it.dtype.as_bytes())?.into_any();
             let shape = sizes(py, &it.shape)?.into_any();
             let start = new_uint(py, it.start as u64)?.into_any();
-            Ok(new_tuple_of(py, [name, dtype, shape, start])?.into_any())
+            new_tuple_of(py, [name, dtype, shape, start])
         });
         list_of_results(py, rows)
     }
@@ -101,7 +101,7 @@ impl Tensors {
         files: Vec<(String, u64)>,
         index: &Bound<'py, PyDict>,
         metadata: Option<Vec<u8>>,
-        #[pyo3(from_py_with = integer_or_none)] max_size: Option<i64>,
+        max_size: Option<Int>,
     ) -> PyResult<Manifest> {
         keep_reserve()?;
         let mut arrays: Vec<(&Tensor, u32)> = Vec::new();

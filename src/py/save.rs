@@ -12,7 +12,7 @@ use super::memory::{
     Owned, Writable, keep_reserve, lent_bytes, list_of_results, new_bytes, new_list_of,
     remember_size, view,
 };
-use super::options::{integer, integer_or_none};
+use super::options::{self, Int};
 use super::pipe::Destination;
 use super::walk::{LeafPayload, Options, Recorded, layout_of, problems_of, raw_layout_of};
 use super::watch::Watcher;
@@ -38,7 +38,7 @@ pub fn walk(
     tree: &Bound<'_, PyAny>,
     state_dict: bool,
     sort_keys: bool,
-    #[pyo3(from_py_with = integer)] align: i64,
+    align: Int,
     max_chunk_size: f64,
     overridden: Vec<Bound<'_, PyType>>,
     structure: bool,
@@ -52,9 +52,9 @@ pub fn walk(
     joined: bool,
     base: Option<Bound<'_, PyAny>>,
     base_name: &str,
-    #[pyo3(from_py_with = integer_or_none)] threads: Option<i64>,
+    threads: Option<Int>,
 ) -> PyResult<Layout> {
-    let align = Alignment::new(align)?;
+    let align = Alignment::new(align.0)?;
     let framing = Framing {
         align: if align_all { align.of_all() } else { align },
         chunks: ChunkLimit::new(max_chunk_size),
@@ -154,7 +154,7 @@ impl Layout {
     fn to_bytes<'py>(
         &self,
         py: Python<'py>,
-        #[pyo3(from_py_with = integer_or_none)] threads: Option<i64>,
+        threads: Option<Int>,
     ) -> PyResult<Bound<'py, PyBytes>> {
         let threads = self.threads(threads)?;
         let watcher = Watcher::signals();
@@ -176,15 +176,15 @@ impl Layout {
     fn pack_into(
         &self,
         buffer: &Bound<'_, PyAny>,
-        #[pyo3(from_py_with = integer)] offset: i64,
-        #[pyo3(from_py_with = integer_or_none)] threads: Option<i64>,
+        offset: Int,
+        threads: Option<Int>,
     ) -> PyResult<usize> {
         let py = buffer.py();
         let wanted = threads;
         let threads = self.threads(wanted)?;
         let mut buffer = Writable::get(buffer)?;
         let (room, needed) = (buffer.len(), self.output.len());
-        let start = buffer.position(offset)?;
+        let start = buffer.position(offset.0)?;
         if room - start < needed {
             return Err(PyValueError::new_err(format!(
                 "the buffer is too small: {needed} bytes are needed after offset {start}, and it \
@@ -245,9 +245,9 @@ impl Layout {
     fn to_gzip<'py>(
         &self,
         py: Python<'py>,
-        #[pyo3(from_py_with = integer_or_none)] level: Option<i64>,
+        level: Option<Int>,
         numbers: bool,
-        #[pyo3(from_py_with = integer_or_none)] threads: Option<i64>,
+        threads: Option<Int>,
         progress: Option<Py<PyAny>>,
     ) -> PyResult<Bound<'py, PyBytes>> {
         gzip::to_bytes(
@@ -266,7 +266,7 @@ impl Layout {
         py: Python<'_>,
         place: Destination,
         durable: bool,
-        #[pyo3(from_py_with = integer_or_none)] threads: Option<i64>,
+        threads: Option<Int>,
         progress: Option<Py<PyAny>>,
     ) -> PyResult<u64> {
         let threads = self.threads(threads)?;
@@ -287,10 +287,10 @@ impl Layout {
         &self,
         py: Python<'_>,
         place: Destination,
-        level: Option<i64>,
+        level: Option<Int>,
         numbers: bool,
         durable: bool,
-        #[pyo3(from_py_with = integer_or_none)] threads: Option<i64>,
+        threads: Option<Int>,
         progress: Option<Py<PyAny>>,
     ) -> PyResult<u64> {
         let method = gzip::method(level, numbers)?;
@@ -317,8 +317,8 @@ impl Layout {
         py.detach(|| Manifest::new(&self.output, gap, files, arrays))
     }
 
-    fn threads(&self, requested: Option<i64>) -> Result<NonZero<usize>> {
-        parallel::threads(requested, self.output.len(), parallel::MIN_COPY_BYTES)
+    fn threads(&self, requested: Option<Int>) -> Result<NonZero<usize>> {
+        options::threads(requested, self.output.len(), parallel::MIN_COPY_BYTES)
     }
 }
 

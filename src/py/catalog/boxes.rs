@@ -9,7 +9,7 @@ use pyo3::prelude::*;
 
 use super::super::dtypes::Dtype;
 use super::super::memory::{Borrowed, FreshArray, Writable, detached};
-use super::super::options::integer_or_none;
+use super::super::options::{self, Int};
 use super::super::watch::Watcher;
 use super::file::Catalog;
 use crate::array::{Bounds, Runs};
@@ -47,7 +47,7 @@ pub fn copy_array(
     target: &Bound<'_, PyAny>,
     at: usize,
     strides: Vec<usize>,
-    #[pyo3(from_py_with = integer_or_none)] threads: Option<i64>,
+    threads: Option<Int>,
 ) -> PyResult<()> {
     let py = source.py();
     let (source, mut target) = (Borrowed::buffer(source)?, Writable::get(target)?);
@@ -148,6 +148,6 @@ impl Catalog {
 }
 
 /// For large runs this reads the environment, so Python must be attached.
-pub(super) fn read_threads(wanted: Option<i64>, runs: &Runs) -> Result<NonZero<usize>> {
-    parallel::threads(wanted, runs.span(), parallel::MIN_COPY_BYTES)
+pub(super) fn read_threads(wanted: Option<Int>, runs: &Runs) -> Result<NonZero<usize>> {
+    options::threads(wanted, runs.span(), parallel::MIN_COPY_BYTES)
 }

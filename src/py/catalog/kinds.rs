@@ -37,7 +37,7 @@ impl Catalog {
 fn described<'py>(py: Python<'py>, kind: &LeafKind) -> PyResult<Bound<'py, PyTuple>> {
     let text = |text: &str| Ok::<_, PyErr>(new_string(py, text.as_bytes())?.into_any());
     let shaped = |name: &str, dtype: &str, shape: &[u64]| {
-        let dims = shape.iter().map(|dim| Ok(new_uint(py, *dim)?.into_any()));
+        let dims = shape.iter().map(|dim| new_uint(py, *dim));
         let dims = grow::collect(list_of_results(py, dims)?)?;
         let dims = new_tuple_of(py, dims)?.into_any();
         new_tuple_of(py, [text(name)?, text(dtype)?, dims])

@@ -27,12 +27,13 @@ use self::boxes::{range_in, read_threads, runs};
 use self::paths::{Paths, numbered};
 use self::state::Selection;
 use super::content::Content;
+use super::grid::ranges;
 use super::memory::{
     Writable, copied, keep_reserve, list_of_results, new_list_of, new_string, new_tuple_of,
     new_uint, sizes,
 };
 use super::objects::CopyMode;
-use super::options::integer_or_none;
+use super::options::{self, Int};
 use super::select::{Marks, Selector};
 use super::watch::{Signals, Watcher};
 use crate::catalog::{self, BLOCK_BYTES, Status};
@@ -101,7 +102,7 @@ impl Catalog {
             let kind = self.description(py, kind)?.into_any();
             let count = new_uint(py, count as u64)?.into_any();
             let bytes = new_uint(py, bytes as u64)?.into_any();
-            Ok(new_tuple_of(py, [kind, count, bytes])?.into_any())
+            new_tuple_of(py, [kind, count, bytes])
         };
         list_of_results(py, kinds.into_iter().map(row))
     }
@@ -191,7 +192,7 @@ impl Catalog {
         self.check(value)?;
         let inside = value..self.catalog.after(value);
         let leaves = inside.filter(|at| self.catalog.leaf(*at).is_some());
-        list_of_results(py, leaves.map(|at| Ok(new_uint(py, at as u64)?.into_any())))
+        list_of_results(py, leaves.map(|at| new_uint(py, at as u64)))
     }
 
     #[getter]
@@ -225,7 +226,7 @@ impl Catalog {
         py: Python<'py>,
         value: usize,
         copy: Option<bool>,
-        #[pyo3(from_py_with = integer_or_none)] threads: Option<i64>,
+        threads: Option<Int>,
         marks: Option<&Marks>,
         absent: Option<&Bound<'py, PyAny>>,
         r#abstract: bool,
@@ -282,7 +283,6 @@ impl Catalog {
         self.read_fresh(py, value, &array, &runs)
     }
 
-    #[pyo3(signature = (value, bounds))]
     fn read_box<'py>(
         &self,
         py: Python<'py>,
@@ -304,7 +304,7 @@ impl Catalog {
         target: &Bound<'_, PyAny>,
         at: usize,
         strides: Vec<usize>,
-        #[pyo3(from_py_with = integer_or_none)] threads: Option<i64>,
+        threads: Option<Int>,
     ) -> PyResult<()> {
         let array = self.array(py, value)?;
         let runs = runs(&array, bounds, Some(&strides))?;
@@ -353,9 +353,7 @@ impl Catalog {
         value: usize,
     ) -> PyResult<(Py<Content>, Bound<'py, PyList>)> {
         let array = self.array(py, value)?;
-        let pieces = array.parts().iter();
-        let pieces = pieces.map(|part| Ok(sizes(py, &[part.start, part.end])?.into_any()));
-        Ok((self.content.clone_ref(py), list_of_results(py, pieces)?))
+        Ok((self.content.clone_ref(py), ranges(py, array.parts())?))
     }
 
     /// Returns the same for an array that is copied.
@@ -382,12 +380,12 @@ impl Catalog {
     fn verify<'py>(
         &self,
         py: Python<'py>,
-        #[pyo3(from_py_with = integer_or_none)] threads: Option<i64>,
+        threads: Option<Int>,
         progress: Option<Py<PyAny>>,
     ) -> PyResult<Bound<'py, PyList>> {
         let content = self.content.get();
         let source = content.source();
-        let threads = parallel::threads(threads, source.len(), parallel::MIN_COPY_BYTES)?;
+        let threads = options::threads(threads, source.len(), parallel::MIN_COPY_BYTES)?;
         let watcher = Watcher::new(progress, source.len());
         let checks = content.checks_itself();
         // In a remote store, large reads take hardly longer than small ones.

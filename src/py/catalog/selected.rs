@@ -8,7 +8,7 @@ use pyo3::types::PyString;
 
 use super::super::failure::Walked;
 use super::super::objects::Parts;
-use super::super::options::integer_or_none;
+use super::super::options::Int;
 use super::super::restore::{Child, Cursor, Found, Name, Named, Session, TemplateChild, Walk};
 use super::super::select::{Marks, Selector};
 use super::super::watch::Signals;
@@ -32,7 +32,7 @@ pub fn restore_selected<'py>(
     marks: Option<&Marks>,
     selector: Option<&Selector>,
     copy: Option<bool>,
-    #[pyo3(from_py_with = integer_or_none)] threads: Option<i64>,
+    threads: Option<Int>,
 ) -> PyResult<Bound<'py, PyAny>> {
     let py = target.py();
     let file = file.get();

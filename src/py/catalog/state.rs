@@ -8,6 +8,7 @@ use super::super::dtypes::Dtype;
 use super::super::hooks::Hooks;
 use super::super::memory::{new_dict, new_list, new_string, sizes};
 use super::super::objects::{CopyMode, Parts};
+use super::super::options::Int;
 use super::super::watch::Signals;
 use super::file::Catalog;
 use crate::array::MAX_NDIM;
@@ -33,7 +34,7 @@ impl Catalog {
         py: Python<'py>,
         value: usize,
         copy: CopyMode,
-        threads: Option<i64>,
+        threads: Option<Int>,
     ) -> PyResult<Parts<'a, 'py>> {
         let content = self.content.bind(py);
         Parts::new(

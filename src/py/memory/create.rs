@@ -79,13 +79,13 @@ macro_rules! create_of {
     )*};
 }
 
-pub fn list_of_results<'py>(
+pub fn list_of_results<'py, T>(
     py: Python<'py>,
-    items: impl IntoIterator<Item = PyResult<Bound<'py, PyAny>>>,
+    items: impl IntoIterator<Item = PyResult<Bound<'py, T>>>,
 ) -> PyResult<Bound<'py, PyList>> {
     let list = new_list(py)?;
     for item in items {
-        list.append(item?)?;
+        list.append(item?.into_any())?;
     }
     Ok(list)
 }

@@ -6,6 +6,7 @@ use pyo3::prelude::*;
 use smallvec::SmallVec;
 
 use super::super::memory::{FreshArray, detached};
+use super::super::options::{self, Int};
 use super::super::watch::Watcher;
 use crate::events::Span;
 use crate::parallel;
@@ -20,7 +21,7 @@ pub(super) fn copy_all(
     py: Python<'_>,
     source: &dyn Source,
     mut copies: Copies<'_>,
-    threads: Option<i64>,
+    threads: Option<Int>,
     watcher: &Watcher,
 ) -> crate::Result<()> {
     let mut blocks = Vec::new();
@@ -29,7 +30,7 @@ pub(super) fn copy_all(
         add_blocks(&mut blocks, pieces, array.memory())?;
     }
     let bytes = blocks.iter().map(|(_, block)| block.len()).sum();
-    let threads = parallel::threads(threads, bytes, parallel::MIN_COPY_BYTES)?;
+    let threads = options::threads(threads, bytes, parallel::MIN_COPY_BYTES)?;
     detached(py, bytes, false, || {
         let read = |(start, target): Block<'_>| source.read_at(start, target).map(drop);
         parallel::for_each(blocks, threads, read, || watcher.check())

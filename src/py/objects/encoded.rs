@@ -11,6 +11,7 @@ use pyo3::types::{PyBytes, PyDict};
 
 use super::super::failure::{Failure, Walked};
 use super::super::memory::{Owned, new_list_of};
+use super::super::options::Int;
 use super::super::restore::{
     Child, Cursor, Found, Here, How, Matching, Name, Named, Ordered, RecordWalk, TemplateChild,
     Walk, has_older_types,
@@ -31,7 +32,7 @@ pub fn build_like<'py>(
     source: &dyn Source,
     memory: Option<Owned<'_, 'py>>,
     copy: CopyMode,
-    threads: Option<i64>,
+    threads: Option<Int>,
 ) -> PyResult<Option<Bound<'py, PyAny>>> {
     let py = template.py();
     if has_record(template)? {
@@ -73,7 +74,7 @@ pub fn build_recorded<'py>(
     source: &dyn Source,
     memory: Option<Owned<'_, 'py>>,
     copy: CopyMode,
-    threads: Option<i64>,
+    threads: Option<Int>,
 ) -> PyResult<Option<Bound<'py, PyAny>>> {
     let Some((record, place)) = recorded(source)? else {
         return Ok(None);

@@ -22,6 +22,7 @@ use pyo3::prelude::*;
 
 use self::values::Objects;
 use super::memory::Owned;
+use super::options::Int;
 use crate::sniff::explain;
 use crate::source::Source;
 
@@ -35,7 +36,7 @@ pub fn build<'py>(
     part: Range<usize>,
     memory: Option<Owned<'_, 'py>>,
     copy: CopyMode,
-    threads: Option<i64>,
+    threads: Option<Int>,
 ) -> PyResult<Bound<'py, PyAny>> {
     let mut parts = Parts::new(py, source, part.len(), memory, copy, threads)?;
     let tree = parts.read(part)?;
@@ -54,7 +55,7 @@ impl<'a, 'py> Parts<'a, 'py> {
         nbytes: usize,
         memory: Option<Owned<'a, 'py>>,
         copy: CopyMode,
-        threads: Option<i64>,
+        threads: Option<Int>,
     ) -> PyResult<Self> {
         let objects = Objects::new(py, source, 0..0, nbytes, memory, copy, threads);
         Ok(Self(objects?))

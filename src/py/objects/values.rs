@@ -17,12 +17,13 @@ use super::super::memory::{
     FreshPages, Owned, SmallCopies, copied, new_bytes, new_complex, new_dict, new_float, new_int,
     new_list, new_string, new_uint,
 };
+use super::super::options::{self, Int};
 use super::super::watch::{Signals, Watcher};
 use super::copies::{Copies, copy_all};
 use super::keys::KeyCache;
 use crate::events::{Closed, Event, Reader, Span};
 use crate::source::Source;
-use crate::{Error, parallel, wire};
+use crate::{Error, wire};
 
 /// How arrays are made; the first three are NumPy 2's `copy=`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -55,7 +56,7 @@ pub(super) struct Objects<'a, 'py> {
     pub(super) source: &'a dyn Source,
     pub(super) memory: Option<Owned<'a, 'py>>,
     pub(super) copy: CopyMode,
-    pub(super) threads: Option<i64>,
+    pub(super) threads: Option<Int>,
     pub(super) reader: Reader<'a>,
     pub(super) keys: KeyCache<'py>,
     /// By index of the name.
@@ -80,9 +81,9 @@ impl<'a, 'py> Objects<'a, 'py> {
         nbytes: usize,
         memory: Option<Owned<'a, 'py>>,
         copy: CopyMode,
-        threads: Option<i64>,
+        threads: Option<Int>,
     ) -> PyResult<Self> {
-        parallel::threads(threads, 0, 1)?; // rejects invalid numbers
+        options::threads(threads, 0, 1)?; // rejects invalid numbers
         Ok(Self {
             py,
             threads,

@@ -401,7 +401,7 @@ impl<'a, 'py> Assembly<'a, 'py> {
         }
         let make = || {
             let names = self.record.types.iter();
-            let names = names.map(|it| Ok(new_string(py, it.name.as_bytes())?.into_any()));
+            let names = names.map(|it| new_string(py, it.name.as_bytes()));
             let names = list_of_results(py, names)?;
             Hooks::get(py)?
                 .unknown_types

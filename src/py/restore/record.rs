@@ -443,10 +443,7 @@ impl<'a, 'py, C: Ordered<'py>> Walk<'a, 'py, C> {
 /// Makes jax shardings; `None` where devices are missing.
 fn resolved<'py>(py: Python<'py>, shardings: &[Sharding]) -> PyResult<Bound<'py, PyList>> {
     let texts = |texts: &[String]| {
-        let texts = texts
-            .iter()
-            .map(|it| Ok(new_string(py, it.as_bytes())?.into_any()));
-        Ok(list_of_results(py, texts)?.into_any())
+        list_of_results(py, texts.iter().map(|it| new_string(py, it.as_bytes())))
     };
     let axis = |Axis(name, size, is_explicit): &Axis| {
         let parts = (new_string(py, name.as_bytes())?, *size, *is_explicit);
