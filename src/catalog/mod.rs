@@ -8,7 +8,7 @@
 //! | `heads.rs` | heads known to match the index; reading in order |
 //! | `tables.rs` | hash tables of keys |
 //! | `check.rs` | comparing headers with the index |
-//! | `read.rs` | finding leaves by index or headers |
+//! | `read.rs`, `scan.rs` | finding leaves by the index, by headers |
 //! | `find.rs` | values by key |
 //! | `arrays.rs` | positions of arrays, and boxes of them |
 //! | `select.rs` | marking selected leaves |
@@ -24,6 +24,7 @@ mod find;
 mod fits;
 mod heads;
 mod read;
+mod scan;
 mod select;
 mod stream;
 mod tables;

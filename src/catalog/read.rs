@@ -1,31 +1,30 @@
-//! Finds the leaves by the index or the headers.
+//! Finds the leaves by the index, or by the headers in `scan.rs`.
 
 use std::ops::{Range, RangeInclusive};
 
 use super::check::compare_record_key;
 use super::heads::Checked;
 use super::{Catalog, Entry, Key, LeafSpan};
-use crate::error::Path;
-use crate::events::{Closed, Event, Reader};
+use crate::events::{Event, Reader};
 use crate::source::{Source, missing, read_to};
-use crate::structure::{Footer, Index, LeafKind, RECORD_KEY, ROOT_KEY, Record, checksums_of};
+use crate::structure::{Footer, Index, RECORD_KEY, ROOT_KEY, Record, checksums_of};
 use crate::watch::Watch;
-use crate::wire::{CHUNKED_MARKER, Cursor, PRNG_MARKER};
+use crate::wire::Cursor;
 use crate::{Error, Result, grow};
 
-const CHECK_VALUES: usize = 1 << 14;
+pub(super) const CHECK_VALUES: usize = 1 << 14;
 
-struct Open {
-    entry: usize,
-    start: usize,
-    leaves: usize,
-    text: usize,
-    is_map: bool,
-    left: u32,
-    done: usize,
-    key: Option<Key>,
-    is_text: bool,
-    prng_name: String,
+pub(super) struct Open {
+    pub(super) entry: usize,
+    pub(super) start: usize,
+    pub(super) leaves: usize,
+    pub(super) text: usize,
+    pub(super) is_map: bool,
+    pub(super) left: u32,
+    pub(super) done: usize,
+    pub(super) key: Option<Key>,
+    pub(super) is_text: bool,
+    pub(super) prng_name: String,
 }
 
 impl Catalog {
@@ -278,126 +277,7 @@ impl Catalog {
         }
     }
 
-    fn scan(&mut self, source: &dyn Source, watch: &dyn Watch) -> Result<()> {
-        let mut open = Vec::new();
-        let mut reader = Reader::new(source);
-        let read = self.scan_values(source, &mut reader, &mut open, watch);
-        let mut path = Path::default();
-        for open in open.iter().rev() {
-            if let Some((start, end)) = open.key {
-                path.push_outer(&self.text[start..end]);
-            }
-        }
-        while let Some(last) = open.pop() {
-            self.end_early(&last);
-        }
-        read.map_err(|error| error.of_data_at(|| path))
-    }
-
-    fn scan_values(
-        &mut self,
-        source: &dyn Source,
-        reader: &mut Reader<'_>,
-        open: &mut Vec<Open>,
-        watch: &dyn Watch,
-    ) -> Result<()> {
-        let mut until_check = CHECK_VALUES;
-        let mut region = 0;
-        loop {
-            until_check -= 1;
-            if until_check == 0 {
-                watch.check()?;
-                until_check = CHECK_VALUES;
-            }
-            let start = reader.offset();
-            let event = reader.next()?;
-            let Some(key) = self.key_of(open.last_mut(), reader, event)? else {
-                continue;
-            };
-            let is_record = open.len() == 1 && open[0].is_map && self.text[key.0..] == *RECORD_KEY;
-            match event {
-                Event::Bin(span) if is_record => {
-                    let mut record = Vec::new();
-                    read_to(source, span.range(), &mut record)?;
-                    self.record = Some(record);
-                    self.rest = region..span.range().start;
-                }
-                _ if is_record => {
-                    let reason = format!("the value of {RECORD_KEY:?} is not bytes");
-                    return Err(Error::malformed(start, reason));
-                }
-                Event::Map(map) => self.begin(open, key, start, true, map.len)?,
-                Event::List(list) => self.begin(open, key, start, false, list.len)?,
-                Event::Bin(span) if open.len() == 1 && is_bare_record(source, span.range())? => {
-                    return Err(Index::damaged("the record is not under its key"));
-                }
-                event => {
-                    if let (Event::Str(name), Some(map)) = (event, open.last_mut())
-                        && self.text[key.0..] == *PRNG_MARKER
-                    {
-                        map.prng_name = grow::to_string(reader.events().text(name))?;
-                    }
-                    let kind = self.kind_of(reader, event)?;
-                    self.add_leaf(open, key, region..start, reader.offset(), kind)?;
-                    region = reader.offset();
-                }
-            }
-            while let Some(last) = open.last()
-                && last.left == 0
-            {
-                let kind = self.kind_of_closed(reader.close()?, reader, last)?;
-                let Some(last) = open.pop() else { break };
-                let Some(kind) = kind else {
-                    self.end(&last);
-                    continue;
-                };
-                let Entry { key, .. } = self.entries[last.entry];
-                let first = self.leaves.get(last.leaves);
-                let begin = first.map_or(last.start, |leaf| leaf.region);
-                self.entries.truncate(last.entry);
-                self.leaves.truncate(last.leaves);
-                self.text.truncate(last.text);
-                region = reader.offset();
-                self.add_leaf(open, key, begin..last.start, region, kind)?;
-            }
-            if open.is_empty() {
-                return reader.finish();
-            }
-        }
-    }
-
-    fn key_of(
-        &mut self,
-        open: Option<&mut Open>,
-        reader: &Reader<'_>,
-        event: Event,
-    ) -> Result<Option<Key>> {
-        let start = self.text.len();
-        let Some(open) = open else {
-            return Ok(Some((start, start)));
-        };
-        if let Some(key) = open
-            .key
-            .filter(|_| open.is_map && !open.done.is_multiple_of(2))
-        {
-            open.done += 1;
-            open.left -= 1;
-            return Ok(Some(key));
-        }
-        if open.is_map {
-            grow::push_str(&mut self.text, &reader.events().key_text(event))?;
-            open.is_text = matches!(event, Event::Str(_));
-        } else {
-            grow::push_str(&mut self.text, &open.done.to_string())?;
-            open.left -= 1;
-        }
-        open.done += 1;
-        let key = (start, self.text.len());
-        open.key = Some(key);
-        Ok((!open.is_map).then_some(key))
-    }
-
-    fn begin(
+    pub(super) fn begin(
         &mut self,
         open: &mut Vec<Open>,
         key: Key,
@@ -434,22 +314,11 @@ impl Catalog {
         Ok(())
     }
 
-    fn end(&mut self, open: &Open) {
+    pub(super) fn end(&mut self, open: &Open) {
         self.entries[open.entry].end = self.entries.len();
     }
 
-    fn end_early(&mut self, open: &Open) {
-        let first = self.entries.get(open.entry + 1);
-        let first = first.map(|first| &self.text[first.key.0..first.key.1]);
-        if open.entry > 0 && matches!(first, None | Some(CHUNKED_MARKER | PRNG_MARKER)) {
-            self.entries.truncate(open.entry);
-            self.leaves.truncate(open.leaves);
-        } else {
-            self.end(open);
-        }
-    }
-
-    fn add_leaf(
+    pub(super) fn add_leaf(
         &mut self,
         open: &[Open],
         key: Key,
@@ -478,73 +347,6 @@ impl Catalog {
         Ok(())
     }
 
-    fn kind_of(&mut self, reader: &Reader<'_>, event: Event) -> Result<usize> {
-        let kind = match event {
-            Event::Nil => LeafKind::None,
-            Event::Bool(_) => LeafKind::Bool,
-            Event::Int(_) | Event::Uint(_) => LeafKind::Int,
-            Event::Float(_) => LeafKind::Float,
-            Event::Complex(_) => LeafKind::Complex,
-            Event::Str(_) => LeafKind::Str,
-            Event::Bin(_) => LeafKind::Bytes,
-            Event::Ext(..) => LeafKind::Ext,
-            Event::Array(number) | Event::Scalar(number) => {
-                let array = reader.events().array(number);
-                let dtype = grow::to_string(&String::from_utf8_lossy(array.dtype))?;
-                match (event, array.shape()) {
-                    // Reading it fails for lack of a shape.
-                    (_, None) => LeafKind::Other,
-                    (Event::Scalar(_), _) => LeafKind::Scalar(dtype),
-                    (_, Some(shape)) => {
-                        let shape = grow::collect(shape.iter().map(|dim| *dim as u64))?;
-                        LeafKind::Array(dtype, shape)
-                    }
-                }
-            }
-            _ => LeafKind::Other,
-        };
-        self.number_of(kind)
-    }
-
-    fn kind_of_closed(
-        &mut self,
-        closed: Closed,
-        reader: &Reader<'_>,
-        open: &Open,
-    ) -> Result<Option<usize>> {
-        match closed {
-            Closed::Same => Ok(None),
-            Closed::Array(number) => self.kind_of(reader, Event::Array(number)).map(Some),
-            Closed::PrngKey => {
-                let data = self.leaves.last().map(|leaf| &self.kinds[leaf.kind]);
-                let shape = match data {
-                    Some(LeafKind::Array(_, shape)) => grow::to_vec(shape)?,
-                    // Reading it fails for lack of a shape.
-                    Some(LeafKind::Other) => return self.number_of(LeafKind::Other).map(Some),
-                    _ => Vec::new(),
-                };
-                let name = grow::to_string(&open.prng_name)?;
-                self.number_of(LeafKind::PrngKey(name, shape)).map(Some)
-            }
-        }
-    }
-
-    fn number_of(&mut self, kind: LeafKind) -> Result<usize> {
-        if let Some(last) = self.leaves.last()
-            && self.kinds[last.kind] == kind
-        {
-            return Ok(last.kind); // most leaves are like the previous one
-        }
-        if let Some(number) = self.numbers.get(&kind) {
-            return Ok(*number);
-        }
-        let number = self.kinds.len();
-        self.numbers.try_reserve(1)?;
-        self.numbers.insert(kind.try_clone()?, number);
-        grow::push(&mut self.kinds, kind)?;
-        Ok(number)
-    }
-
     fn unwrap_root(&mut self) {
         let is_root = |entry: &Entry| self.text[entry.key.0..entry.key.1] == *ROOT_KEY;
         if (self.record.is_some() || self.damage.is_some())
@@ -569,16 +371,6 @@ fn is_record(bytes: &Vec<u8>, offset: usize, record: usize) -> bool {
         let begins = cursor.offset();
         begins == record && begins + len as usize == bytes.len()
     })
-}
-
-fn is_bare_record(source: &dyn Source, bytes: Range<usize>) -> Result<bool> {
-    if bytes.end != source.len() || bytes.len() < Footer::BYTES {
-        return Ok(false);
-    }
-    let mut footer = Vec::new();
-    read_to(source, bytes.end - Footer::BYTES..bytes.end, &mut footer)?;
-    let whole = Footer::find(&footer).and_then(|footer| footer.whole());
-    Ok(whole == Some(bytes.len()))
 }
 
 pub fn damaged_rest() -> Error {

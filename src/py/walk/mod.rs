@@ -6,7 +6,8 @@
 //! | file | contents |
 //! |---|---|
 //! | `state.rs` | options and state of a walk |
-//! | `containers.rs` | containers, and the choice by type |
+//! | `containers.rs` | dicts and sequences, and the choice by type |
+//! | `nodes.rs` | nodes |
 //! | `leaves.rs`, `arrays.rs` | leaves without a dtype; arrays |
 //! | `payload.rs`, `devices.rs` | payloads; arrays that are fetched late |
 //! | `snapshot.rs` | makes a layout independent of the tree |
@@ -15,6 +16,7 @@ mod arrays;
 mod containers;
 mod devices;
 mod leaves;
+mod nodes;
 mod payload;
 mod snapshot;
 mod state;
