@@ -160,7 +160,9 @@ def test_a_program_that_is_killed_at_any_request_leaves_whole_ones(
             both = run_of(server, url, keep=treepack.Keep(last=2), sharded=sharded, fast=fast)
             found = both.resume(state(0), strict=False)
             assert found is not None
-            assert found[0] == found[1]["step"] == both.local == (4 if "saved" in output else 3)
+            assert found[0] == found[1]["step"] == both.local
+            # The drain sends requests before `save` returns, but not before it has committed.
+            assert found[0] == 4 or (found[0] == 3 and "saved" not in output)
             both.wait()
             if "saved" in output:
                 check_durable(server, url)
