@@ -28,7 +28,8 @@ def hinting(catalog: Callable[[], core.Catalog], start: int, target: Any) -> Ite
             ends = Room().all(found.ends(start))
             there = [path for path, value in ends if found.children(value) is None]
             if hint := _hint(there, target, error.mismatches):
-                error.args = (f"{error.args[0]}\n{hint}", *error.args[1:])
+                listed, _, _ = error.args[0].partition("\nPass ")  # other hints mislead here
+                error.args = (f"{listed}\n{hint}", *error.args[1:])
         raise
 
 
