@@ -267,14 +267,18 @@ def _is_placeholder(leaf: Any) -> bool:
     return leaf is ... or type(leaf) is object
 
 
-# The directory name of a step, perhaps with a prefix, while Orbax writes it.
-_STEP = re.compile(r"(\d+)\.orbax-checkpoint-tmp")
+# The directory name of a step, perhaps with a prefix, while Orbax writes it: to be renamed, or to
+# receive a commit file.
+_STEP = re.compile(r"(\d+)(\.orbax-checkpoint-tmp|$)")
 
 
 def step_of(directory: Any) -> int | None:
     """Returns the step of an item from the path of its directory, or `None`."""
-    found = _STEP.search(Path(os.fspath(directory)).parent.name)
-    return None if found is None else int(found[1])
+    path = Path(os.fspath(directory))
+    found = _STEP.search(path.parent.name)
+    if found is None or (not found[2] and ".orbax-checkpoint-tmp" in path.name):
+        return None  # what is renamed is the item alone
+    return int(found[1])
 
 
 # Files of older versions of Orbax

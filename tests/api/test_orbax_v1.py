@@ -201,12 +201,16 @@ def test_the_handler_can_be_registered_for_a_name(tmp_path: Path) -> None:
         assert ocp.load_checkpointables(tmp_path / "a") == {"mine": (1, "a"), "x": [1]}
 
 
-def test_steps_are_known_from_temporary_directories() -> None:
+def test_steps_are_known_from_directories() -> None:
     for name, step in (
         ("/a/5.orbax-checkpoint-tmp/state", 5),
         ("/a/run_0012.orbax-checkpoint-tmp-3/default", 12),
         ("/a7/b.orbax-checkpoint-tmp", None),
-        ("gs://a/5/state", None),
+        # Where a commit file ends the save, as in stores, no directory is renamed.
+        ("gs://a/5/state", 5),
+        ("/a/run_12/default", 12),
+        ("/a/7/b.orbax-checkpoint-tmp", None),
+        ("/a/b/state", None),
     ):
         assert step_of(name) == step
 

@@ -11,11 +11,9 @@ import errno
 import io
 import itertools
 import os
-import platform
 import random
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -31,14 +29,12 @@ import tiers
 import treepack
 from commands import COMMAND
 from exported import doubling
+from traced import Disk, ask, is_traced, run, write_state
 from treepack import _cli, checkpoints, serialization
 from treepack._src.saving.lease import BusyError
-from waiting import HANG_S
 
 OLD: Any = {"w": np.arange(3000.0), "n": 3}
 NEW: Any = {"w": np.arange(3000.0) + 1, "n": 4}
-
-SUPPORT = Path(__file__).parents[1] / "support"
 
 # Kinds of saves whose files can be opened.
 LOADED = ("file", "gzip", "numbers", "background", "directory", "iterator")
@@ -46,11 +42,6 @@ LOADED = ("file", "gzip", "numbers", "background", "directory", "iterator")
 # Beside calls that fail once: a disk that is full from then on.
 FULL = "FULL"
 ERRORS = ("EIO", "ENOSPC", "EDQUOT", "EACCES", "EMFILE", "ENOMEM", "EINTR", "EROFS", "ESTALE")
-
-is_traced = pytest.mark.skipif(
-    sys.platform != "linux" or platform.machine() != "x86_64" or not shutil.which("cc"),
-    reason="traces calls of Linux on x86-64, and needs a C compiler",
-)
 
 
 def leaves(tree: Any) -> Iterator[tuple[str, Any]]:
@@ -169,11 +160,6 @@ def which(kind: str, path: Path) -> str:
         if np.array_equal(np.asarray(found["w"]), tree["w"]) and found["n"] == tree["n"]:
             return name
     raise AssertionError(f"neither is at {path}")
-
-
-def ask(text: str) -> bool:
-    """Tells the tracer something, and returns what it says."""
-    return os.access(f"/@{text}", os.F_OK)
 
 
 def names(folder: Path) -> list[str]:
@@ -300,141 +286,6 @@ def kill_often(kind: str, folder: Path, instants: int) -> None:
     print(kind, "kills:", instants, "of which in the middle of a save, at least:", left)
 
 
-class Disk:
-    """A folder as a disk has it: what was synced, and what was changed since.
-
-    Nothing but what was synced is there for certain. A file that was written since has what was
-    synced, nothing, zeros, or a part; names changed since are as before or after, in order or one
-    alone.
-    """
-
-    VARIANTS = 4
-
-    def __init__(self, folder: str, before: Path):
-        self.folder = folder
-        self.content: dict[int, bytearray] = {}  # by a number of ours
-        self.synced: dict[int, bytes] = {}
-        self.inodes: dict[str, int] = {}
-        self.names: dict[str, int | None] = {}  # a directory is None
-        self.durable: dict[str, int | None] = {}
-        self.pending: list[tuple[str, str, str, int | None]] = []
-        for path in sorted(before.rglob("*")):
-            name = f"{folder}/{path.relative_to(before)}"
-            self.names[name] = None if path.is_dir() else self._new(path.read_bytes())
-        self.durable = dict(self.names)
-
-    def _new(self, content: bytes) -> int:
-        number = len(self.content)
-        self.content[number] = bytearray(content)
-        self.synced[number] = content
-        return number
-
-    def apply(self, line: str) -> None:
-        """Does what a line of the log says."""
-        what, _, rest = line.partition(" ")
-        if what == "create":
-            inode, name = rest.split(" ", 1)
-            if name not in self.names:
-                self._change("link", name, "", self._new(b""))
-            number = self.names[name]
-            assert number is not None
-            self.inodes[inode] = number
-        elif what in ("write", "truncate", "extend"):
-            inode, at, *data = rest.split(" ")
-            content = self.content[self.inodes[inode]]
-            if what == "write":
-                new = bytes.fromhex(data[0])
-                content.extend(bytes(max(0, int(at) + len(new) - len(content))))
-                content[int(at) : int(at) + len(new)] = new
-            elif what == "truncate":
-                del content[int(at) :]
-                content.extend(bytes(int(at) - len(content)))
-            else:
-                content.extend(bytes(max(0, int(at) - len(content))))
-        elif what == "sync":
-            inode, name = rest.split(" ", 1)
-            if name == self.folder or self.names.get(name, 0) is None:
-                self._sync_directory(name)
-            else:
-                self.synced[self.inodes[inode]] = bytes(self.content[self.inodes[inode]])
-        elif what in ("rename", "link"):
-            old, new = rest.split("\t")
-            self._change(what, old, new, self.names[old])
-        elif what in ("unlink", "rmdir", "mkdir"):
-            self._change(what, rest, "", None)
-        else:
-            assert what in ("say", "fails"), line
-
-    def _change(self, what: str, old: str, new: str, number: int | None) -> None:
-        change = (what, old, new, number)
-        self.pending.append(change)
-        self._changed(self.names, change)
-
-    @staticmethod
-    def _changed(names: dict[str, int | None], change: tuple[str, str, str, int | None]) -> None:
-        what, old, new, number = change
-        if what == "rename":
-            names.pop(old, None)
-            names[new] = number
-        elif what == "link":
-            names[new or old] = number
-        elif what == "mkdir":
-            names[old] = None
-        else:
-            names.pop(old, None)
-
-    def _sync_directory(self, name: str) -> None:
-        rest = []
-        for change in self.pending:
-            if str(Path(change[2] or change[1]).parent) == name:
-                self._changed(self.durable, change)
-            else:
-                rest.append(change)
-        self.pending = rest
-
-    def states(self) -> Iterator[dict[str, bytes | None]]:
-        """Yields what may be there after the power has been lost now."""
-        chosen = [self.pending[:end] for end in range(len(self.pending) + 1)]
-        chosen += [[change] for change in self.pending[1:]]
-        for changes in chosen:
-            names = dict(self.durable)
-            for change in changes:
-                self._changed(names, change)
-            # Nothing is in a directory that is not there.
-            there = {
-                name: number
-                for name, number in names.items()
-                if all(
-                    str(above) in names
-                    for above in Path(name).parents
-                    if str(above).startswith(self.folder + "/")
-                )
-            }
-            for variant in range(self.VARIANTS):
-                yield {
-                    name: None if number is None else self._variant(number, variant)
-                    for name, number in there.items()
-                }
-
-    def _variant(self, number: int, variant: int) -> bytes:
-        content, synced = bytes(self.content[number]), self.synced[number]
-        if content == synced:
-            return content
-        half = len(content) // 2
-        return (synced, content, bytes(len(content)), content[:half] + bytes(half))[variant]
-
-
-def write_state(state: dict[str, bytes | None], disk: Disk, folder: Path) -> None:
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir()
-    for name, content in sorted(state.items()):
-        path = folder / Path(name).relative_to(disk.folder)
-        if content is None:
-            path.mkdir()
-        else:
-            path.write_bytes(content)
-
-
 # Over an old tree, or to new directories.
 PLACES = {"over": "", "new": "new/and/newer"}
 
@@ -455,39 +306,10 @@ def log_saves(folder: Path) -> None:
         ask("log/nothing")
 
 
-@pytest.fixture(scope="module")
-def tracer(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("tracer") / "tracer"
-    subprocess.run(["cc", "-O1", "-o", made, SUPPORT / "tracer.c"], check=True)
-    return made
-
-
-def run(tracer: Path | None, folder: Path, call: str, *arguments: str) -> tuple[str, list[str]]:
-    """Runs a function of this file, perhaps under the tracer; returns its output and the log."""
-    log_path = folder / "log"
-    log_path.write_text("no log\n")
-    traced = [] if tracer is None else [tracer, log_path]
-    code = f"import test_system_calls as it, pathlib, sys; it.{call}"
-    done = subprocess.run(
-        [*traced, sys.executable, "-W", "ignore", "-c", code, folder, *arguments],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=20 * HANG_S,
-    )
-    if done.returncode == 3:
-        pytest.skip("processes cannot be traced here")
-    log = log_path.read_text().splitlines()
-    # The number of a call is that of asm/unistd_64.h.
-    assert done.returncode == 0, f"{done.stderr}\n{str(log[-1:])[:200]}"
-    return done.stdout, log
-
-
 @is_traced
 @tiers.parametrize("kind", SAVES, quick={"file"})
 def test_a_call_that_fails_or_a_full_disk_leaves_the_old_or_the_new(
-    kind: str, tracer: Path, in_memory: Path
+    kind: str, in_memory: Path
 ) -> None:
     is_composed = kind in COMPOSED
     each = tiers.either(False, not is_composed, nightly=True)
@@ -495,19 +317,19 @@ def test_a_call_that_fails_or_a_full_disk_leaves_the_old_or_the_new(
     folder = "pathlib.Path(sys.argv[1])"
     call = f"fail_each({kind!r}, {folder}, list(it.ERRORS), {calls})"
     call += f"; it.fail_each({kind!r}, {folder}, [it.FULL], {calls})"
-    print(run(tracer, in_memory, call)[0])
+    print(run(__name__, call, in_memory)[0])
 
 
 @pytest.mark.campaign
 @is_traced
-def test_file_systems_may_lack_calls(tracer: Path, in_memory: Path) -> None:
-    run(tracer, in_memory, "refuse_some(pathlib.Path(sys.argv[1]))")
+def test_file_systems_may_lack_calls(in_memory: Path) -> None:
+    run(__name__, "refuse_some(pathlib.Path(sys.argv[1]))", in_memory)
 
 
 @pytest.mark.campaign
 @is_traced
-def test_stores_need_no_dev_fd(tracer: Path, in_memory: Path) -> None:
-    run(tracer, in_memory, "save_without_dev_fd()")
+def test_stores_need_no_dev_fd(in_memory: Path) -> None:
+    run(__name__, "save_without_dev_fd()", in_memory)
 
 
 @pytest.mark.campaign
@@ -516,14 +338,14 @@ def test_a_process_that_is_killed_leaves_the_old_or_the_new(in_memory: Path) -> 
     """Set TREEPACK_INSTANTS to kill more often."""
     instants = int(os.environ.get("TREEPACK_INSTANTS", "10"))
     each = f"it.kill_often(kind, pathlib.Path(sys.argv[1]), {instants}) for kind in it.SAVES"
-    print(run(None, in_memory, f"os; [{each}]")[0])
+    print(run(__name__, f"os; [{each}]", in_memory, traced=False)[0])
 
 
 @pytest.fixture(scope="module")
-def logged(tracer: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[Path, list[str]]:
+def logged(tmp_path_factory: pytest.TempPathFactory) -> dict[Path, list[str]]:
     """Logs of the calls that saved a tree, by its folder."""
     folder = tmp_path_factory.mktemp("logged")
-    _, log = run(tracer, folder, "log_saves(pathlib.Path(sys.argv[1]))")
+    _, log = run(__name__, "log_saves(pathlib.Path(sys.argv[1]))", folder)
     found: dict[Path, list[str]] = {}
     for line in log:
         if line.startswith("say /"):
