@@ -48,6 +48,8 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
     warning = "ignore:Error (reading|writing) persistent compilation cache entry"
     config.addinivalue_line("filterwarnings", warning)
+    # Wrong: `gc.get_referrers` skips frozen dicts, and Python 3.14 tracks, so freezes, empty ones.
+    config.addinivalue_line("filterwarnings", "ignore:It looks like `register_random` was passed")
     if not hasattr(config, "workerinput"):  # workers inherit it
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
         folder = os.environ["TMPDIR"] = tempfile.tempdir = tempfile.mkdtemp(

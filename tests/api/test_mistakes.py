@@ -514,6 +514,7 @@ def names(folder: None) -> dict[str, Any]:
         **{it.__name__: it for it in (with_w, closed, salvage)},
         **{"np": np, "jnp": jnp, "P": PartitionSpec, "TREE": TREE, "run": invoke},
         **{"checkpoints": checkpoints, "serialization": serialization},
+        "__name__": __name__,  # the module of dataclasses made here, from Python 3.12 on
         "linen": linen,
         "nnx": nnx,
         "mesh": Mesh(np.array(jax.devices()[:2]), ("tp",)),
