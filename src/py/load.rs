@@ -138,7 +138,7 @@ pub fn stream_items<'py>(content: &Bound<'py, Content>) -> PyResult<Bound<'py, P
     let found = py.detach(|| items(source, &watcher));
     let found =
         found.map_err(|error| watcher.explain(error, |error| explain(error, source).into()))?;
-    let signals = Signals::new();
+    let signals = Signals::new(py);
     let items = found.into_iter().map(|(key, span)| {
         signals.check(py)?;
         let keys = key.iter();

@@ -30,7 +30,7 @@ pub fn decode_value<'py>(py: Python<'py>, data: &[u8]) -> PyResult<Bound<'py, Py
 }
 
 pub fn encode(value: &Bound<'_, PyAny>) -> PyResult<Vec<u8>> {
-    Ok(to_value(value, 0, &Signals::new())?.encode()?)
+    Ok(to_value(value, 0, &Signals::new(value.py()))?.encode()?)
 }
 
 pub fn encode_keys(keys: &Bound<'_, PyList>) -> PyResult<Vec<u8>> {
@@ -53,13 +53,13 @@ pub fn decode_at<'py>(
     let value = Value::decode(data)?;
     let values = Values {
         py,
-        signals: Signals::new(),
+        signals: Signals::new(py),
         unknown_as_dict,
     };
     values.of(&value)
 }
 
-fn to_value(value: &Bound<'_, PyAny>, depth: usize, signals: &Signals) -> PyResult<Value> {
+fn to_value(value: &Bound<'_, PyAny>, depth: usize, signals: &Signals<'_>) -> PyResult<Value> {
     signals.check(value.py())?;
     if depth >= Value::MAX_DEPTH {
         return Err(PyValueError::new_err(format!(
@@ -127,7 +127,7 @@ fn to_value(value: &Bound<'_, PyAny>, depth: usize, signals: &Signals) -> PyResu
 
 struct Values<'py> {
     py: Python<'py>,
-    signals: Signals,
+    signals: Signals<'py>,
     unknown_as_dict: bool,
 }
 

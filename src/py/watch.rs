@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use pyo3::prelude::*;
 
-use super::memory::{has_reserve, keep_reserve};
+use super::memory::{Uncollected, has_reserve, keep_reserve};
 use crate::watch::Watch;
 use crate::{Error, Result};
 
@@ -127,27 +127,30 @@ impl Watch for Watcher {
         self.state().reported = done;
         self.run(|py| {
             callback.call1(py, (done, self.total))?;
-            py.check_signals()
+            look_at_signals(py)
         })
     }
 }
 
 fn look_at_signals(py: Python<'_>) -> PyResult<()> {
+    let _uncollected = Uncollected::new(py);
     py.check_signals()
 }
 
 /// Notices Ctrl-C in a walk that stays attached to Python.
-pub struct Signals {
+pub struct Signals<'py> {
+    _uncollected: Uncollected<'py>,
     left: Cell<usize>,
     has_raised: Cell<bool>,
 }
 
-impl Signals {
+impl<'py> Signals<'py> {
     /// Values from one check of signals to the next.
     pub const VALUES: usize = 1 << 12;
 
-    pub fn new() -> Self {
+    pub fn new(py: Python<'py>) -> Self {
         Self {
+            _uncollected: Uncollected::new(py),
             left: Cell::new(Self::VALUES),
             has_raised: Cell::new(false),
         }

@@ -152,6 +152,22 @@ def test_every_long_call_is_interrupted(name: str, tmp_path: Path):
     assert soon(lambda size: interrupted(function, make(size)))
 
 
+@pytest.mark.parametrize("enabled", [False, True])
+def test_the_collector_does_not_swallow_it(enabled: bool) -> None:
+    """Python ignores errors of its callbacks, such as jax's, and runs them as objects are made."""
+    work, calls = loads(1), []
+    gc.callbacks.append(lambda *_: calls.append(1))
+    try:
+        if not enabled:
+            gc.disable()
+        work()
+        assert len(calls) < 10
+        assert gc.isenabled() is enabled
+    finally:
+        gc.enable()
+        gc.callbacks.pop()
+
+
 @pytest.mark.parametrize("compress", [False, True])
 @pytest.mark.parametrize("durable", [False, True])
 def test_an_interrupted_save_leaves_the_old_file(tmp_path: Path, compress: bool, durable: bool):

@@ -142,7 +142,7 @@ impl Catalog {
         if self.catalog.leaf(value).is_some() {
             return Ok(None);
         }
-        let signals = Signals::new();
+        let signals = Signals::new(py);
         let pairs = self.catalog.children(value).map(|child| {
             signals.check(py)?;
             numbered(py, self.catalog.key(child), child)
@@ -236,7 +236,7 @@ impl Catalog {
             marks: marks.map(|marks| marks.of(&self.catalog)).transpose()?,
             absent,
             is_abstract: r#abstract,
-            signals: &Signals::new(),
+            signals: &Signals::new(py),
         };
         let copy = if r#abstract {
             CopyMode::Abstract

@@ -58,7 +58,7 @@ pub fn restore_selected<'py>(
         keeps_missing,
         takes_more,
         notes: session.notes(),
-        signals: Signals::new(),
+        signals: Signals::new(py),
     };
     let start = selector.map(|selector| match catalog.leaf(value) {
         Some(_) => selector.root(),
@@ -84,7 +84,7 @@ struct Entries<'a, 'py> {
     takes_more: Option<bool>,
     /// Whether Python notes leaves that the template lacks.
     notes: bool,
-    signals: Signals,
+    signals: Signals<'py>,
 }
 
 struct Node {

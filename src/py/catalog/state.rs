@@ -25,7 +25,7 @@ pub(super) struct Selection<'a, 'py> {
     pub(super) absent: Option<&'a Bound<'py, PyAny>>,
     /// Read only shapes and dtypes.
     pub(super) is_abstract: bool,
-    pub(super) signals: &'a Signals,
+    pub(super) signals: &'a Signals<'py>,
 }
 
 impl Catalog {

@@ -19,13 +19,15 @@
 //! | `arrays.rs`, `pages.rs` | NumPy arrays: views, and fresh ones; their pages |
 //! | `borrowed.rs`, `writable.rs` | reading memory of objects; writing to a caller's buffer |
 //! | `dict.rs`, `alike.rs` | iterating over dicts; similar arrays in them |
-//! | `detached.rs`, `reserve.rs` | running without Python; a reserve for errors |
+//! | `detached.rs`, `collector.rs` | running without Python; without its collector of cycles |
+//! | `reserve.rs` | a reserve for errors |
 #![allow(unsafe_code)]
 
 mod alike;
 mod arrays;
 mod borrowed;
 mod bytes;
+mod collector;
 mod create;
 mod detached;
 mod dict;
@@ -40,6 +42,7 @@ pub use bytes::{
     BytesLender, copied, lent_bytes, new_bytes, new_bytes_at_most, new_bytes_elsewhere,
     remember_size,
 };
+pub use collector::Uncollected;
 pub use create::{
     list_of_results, new_complex, new_dict, new_float, new_int, new_list, new_list_of, new_string,
     new_tuple_of, new_uint, sizes,

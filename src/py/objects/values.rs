@@ -69,7 +69,7 @@ pub(super) struct Objects<'a, 'py> {
     pub(super) fresh_pages: FreshPages,
     /// Whether to copy arrays at once, because Python reads them before the end.
     pub(super) at_once: bool,
-    pub(super) signals: Signals,
+    pub(super) signals: Signals<'py>,
 }
 
 impl<'a, 'py> Objects<'a, 'py> {
@@ -99,7 +99,7 @@ impl<'a, 'py> Objects<'a, 'py> {
             copies: Vec::new(),
             small_copies: SmallCopies::default(),
             at_once: false,
-            signals: Signals::new(),
+            signals: Signals::new(py),
         })
     }
 

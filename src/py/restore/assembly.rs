@@ -34,7 +34,7 @@ pub(super) type Assembled<'py> = Walked<Bound<'py, PyAny>>;
 
 pub struct Assembly<'a, 'py> {
     py: Python<'py>,
-    pub(super) signals: Signals,
+    pub(super) signals: Signals<'py>,
     record: &'a Record,
     pub(super) how: How<'py>,
     pub(super) leaves: Vec<Bound<'py, PyAny>>,
@@ -74,7 +74,7 @@ impl<'a, 'py> Assembly<'a, 'py> {
         let fillings = how.fillings.clone();
         Ok(Self {
             py,
-            signals: Signals::new(),
+            signals: Signals::new(py),
             record,
             leaves: Vec::new(),
             types: grow::filled(Lookup::Pending, record.types.len())?,

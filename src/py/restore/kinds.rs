@@ -27,7 +27,7 @@ pub fn other_kinds<'py>(
     let py = state.py();
     let record = Record::read(record)?;
     let kinds = Kinds {
-        signals: Signals::new(),
+        signals: Signals::new(py),
         record: &record,
         fields: RefCell::default(),
         known: RefCell::default(),
@@ -46,7 +46,7 @@ pub fn other_kinds<'py>(
 }
 
 struct Kinds<'a, 'py> {
-    signals: Signals,
+    signals: Signals<'py>,
     record: &'a Record,
     fields: RefCell<FieldsByType<'py>>,
     /// A type of the template, a type number of the record, and whether they are the same.

@@ -35,7 +35,7 @@ pub fn mark_older<'py>(
         marked.push(here || repeats.iter().any(|repeat| marked[repeat.1 as usize]));
     }
     let marking = Marking {
-        signals: Signals::new(),
+        signals: Signals::new(py),
         record: &record,
         older: &older,
         marked: &marked,
@@ -63,7 +63,7 @@ fn is_older(py: Python<'_>, class: &NodeType) -> PyResult<bool> {
 }
 
 struct Marking<'a, 'py> {
-    signals: Signals,
+    signals: Signals<'py>,
     record: &'a Record,
     /// By index of the type.
     older: &'a [bool],

@@ -160,7 +160,7 @@ pub struct Walk<'py, C> {
     pub matching: Matching<'py>,
     /// Without one, the walk ends where it needs Python.
     session: Option<Session<'py>>,
-    pub signals: Signals,
+    pub signals: Signals<'py>,
     /// Stacks of children and plans under way, which save small containers an allocation.
     children: Vec<TemplateChild<'py>>,
     plans: Vec<Plan<'py>>,
@@ -184,7 +184,7 @@ impl<'py, C: Named<'py>> Walk<'py, C> {
             cursor,
             matching,
             session,
-            signals: Signals::new(),
+            signals: Signals::new(py),
             children: Vec::new(),
             plans: Vec::new(),
             open: Vec::new(),

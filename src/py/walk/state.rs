@@ -133,7 +133,7 @@ pub(super) struct LastSmall {
 pub struct Walk<'py> {
     pub py: Python<'py>,
     pub hooks: &'static Hooks,
-    pub signals: Signals,
+    pub signals: Signals<'py>,
     pub types: Types,
     pub options: Options<'py>,
     pub out: Encoder<LeafPayload>,
@@ -178,7 +178,7 @@ impl<'py> Walk<'py> {
         Ok(Self {
             py,
             hooks: Hooks::get(py)?,
-            signals: Signals::new(),
+            signals: Signals::new(py),
             types: Types::new(py),
             out,
             options,
