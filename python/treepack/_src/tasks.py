@@ -237,4 +237,8 @@ class _Ticket:
 def _run(ticket: _Ticket, signals: SimpleQueue[object], works: list[Callable[[], object]]) -> None:
     del ticket  # which the traceback of an error would hold, and the work
     signals.put(None)
-    works.pop()()
+    try:
+        works.pop()()
+    finally:
+        # Without the GIL, only the thread that made the ticket drops it, which may be in `join`.
+        signals.put(None)
