@@ -101,7 +101,7 @@ for count in (1, 400, 405, 395, 440, 3000, 400, 20000, 20001):
 """
 
 
-@tiers.parametrize("allocator", ["pymalloc", "debug", "malloc_debug"])
+@tiers.parametrize("allocator", ["default", "debug", "malloc_debug"])
 def test_what_is_returned_is_like_any_bytes(allocator: str) -> None:
     environment = {**os.environ, "PYTHONMALLOC": allocator}
     subprocess.run([sys.executable, "-X", "dev", "-c", LIKE_ANY], env=environment, check=True)

@@ -164,7 +164,7 @@ for scale in (1, 20, 60, 255):  # from a copy of what is left to hardly any room
 """
 
 
-@tiers.parametrize("allocator", ["pymalloc", "debug", "malloc_debug"])
+@tiers.parametrize("allocator", ["default", "debug", "malloc_debug"])
 def test_a_stream_is_like_any_bytes(allocator: str):
     environment = {**os.environ, "PYTHONMALLOC": allocator}
     subprocess.run([sys.executable, "-X", "dev", "-c", SHRUNK], env=environment, check=True)
