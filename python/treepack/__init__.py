@@ -34,6 +34,7 @@ from treepack._src.series.publishing import Publisher, Subscriber
 from treepack._src.series.series import Series
 from treepack.errors import (
     BaseMismatchError,
+    BusyError,
     CorruptionError,
     DecodeError,
     GzipCorruptionError,
@@ -74,6 +75,7 @@ register_pytree_node_serialization = register_node
 __all__ = [
     "Arrays",
     "BaseMismatchError",
+    "BusyError",
     "CorruptionError",
     "DecodeError",
     "File",

@@ -14,6 +14,7 @@ from treepack._src.printable import printable, printable_lines
 
 __all__ = [
     "BaseMismatchError",
+    "BusyError",
     "CorruptionError",
     "DecodeError",
     "GzipCorruptionError",
@@ -137,6 +138,10 @@ class NoManifestError(DecodeError):
 
     names: Sequence[str] = ()
     is_above: bool = False
+
+
+class BusyError(TreepackError):
+    """Another job saves to the same directory, or publishes to it."""
 
 
 class BaseMismatchError(TreepackError):

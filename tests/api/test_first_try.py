@@ -301,3 +301,50 @@ def test_many_leaves_elsewhere_take_no_memory() -> None:
     with pytest.raises(treepack.MismatchError) as caught:
         treepack.loads(data, {f"b{number}": {"w": number} for number in range(5000)})
     assert "has the leaves" not in str(caught.value)
+
+
+def test_a_verification_is_true_without_damage() -> None:
+    treepack.save("model", {"w": WEIGHT})
+    assert treepack.verify("model")
+    data = bytearray(Path("model").read_bytes())
+    data[data.index(WEIGHT.tobytes())] ^= 1
+    Path("model").write_bytes(data)
+    assert not treepack.verify("model")
+
+
+def test_new_names_that_the_template_lacks() -> None:
+    treepack.save("model", {"norm": np.ones(3), "layers": [{"q": WEIGHT}, {"q": WEIGHT}]})
+    template = {"scale": np.zeros(3), "q": np.zeros((2, 3, 2))}
+    stack = treepack.stack("layers/*/q", transpose=True)
+    for rename, text in (
+        ({"p": stack}, "stack.* for p, which is not a leaf of the target; it has scale, q"),
+        ({"norm": "scael"}, "scael is not in it; is it 'scale'?"),
+        (lambda path: path.replace("norm", "scael"), "scael is not in it; is it 'scale'?"),
+    ):
+        with pytest.raises(treepack.TreepackError, match=text):
+            treepack.load("model", template, rename=rename, missing="target")
+    found = treepack.load("model", template, rename={"norm": "scale", "q": stack})
+    assert np.array_equal(found["q"][1], WEIGHT.T)
+
+
+def test_axes_that_are_reversed_and_templates_that_are_too_deep() -> None:
+    treepack.save("model", {"w": WEIGHT, "step": 1})
+    template = {"w": WEIGHT.T, "step": 1}
+    with pytest.raises(treepack.MismatchError, match=r"Pass rename=\{path: treepack\.transpose"):
+        treepack.load("model", template)
+    rename = {"w": treepack.transpose("w")}
+    assert np.array_equal(treepack.load("model", template, rename=rename)["w"], WEIGHT.T)
+    with pytest.raises(treepack.MismatchError, match=r"at its root: pass target\['state'\]"):
+        treepack.load("model", {"state": {"w": WEIGHT, "step": 1}})
+    deep = {"state": {"w": np.zeros((2, 3)), "step": 0}}
+    found = treepack.load("model", deep, rename=lambda path: "state/" + path)
+    assert np.array_equal(found["state"]["w"], WEIGHT)
+
+
+def test_arguments_of_other_types() -> None:
+    with pytest.raises(TypeError, match="got a str: the path comes first"):
+        treepack.save_exported(jax.export.export(jax.jit(jnp.sin))(1.0), "model")
+    with pytest.raises(TypeError, match=r"the result of jax\.export\.export.*got a PjitFunction$"):
+        treepack.save_exported("model", jax.jit(jnp.sin))
+    with pytest.raises(TypeError, match="version must be an integer, such as the step, got 'v3'"):
+        treepack.Publisher("policy").push({"w": WEIGHT}, version="v3")

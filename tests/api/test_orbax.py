@@ -15,6 +15,7 @@ import pytest
 
 import processes
 import treepack
+from commands import call
 from treepack._src.options import Saved
 from treepack._src.saving.sharded import ShardedWrite
 from treepack.errors import CorruptionError, MismatchError, TreepackError
@@ -90,6 +91,20 @@ def test_another_program_restores_without_arguments(tmp_path: Path) -> None:
     with ocp.CheckpointManager(tmp_path) as manager:
         manager.save(1, args=TreepackSave(state(1)))
     processes.run(FRESH, 1, tmp_path)
+
+
+def test_a_step_with_one_item_is_a_checkpoint(tmp_path: Path) -> None:
+    args = ocp.args.Composite
+    with ocp.CheckpointManager(tmp_path) as manager:
+        for step in range(2):
+            items = {f"item{at}": TreepackSave(state(step)) for at in range(step + 1)}
+            manager.save(step, args=args(**items, config=ocp.args.JsonSave({"lr": 0.1})))
+        manager.wait_until_finished()
+    same(treepack.load(tmp_path / "0"), 0)
+    assert treepack.verify(tmp_path / "0")
+    with pytest.raises(treepack.NoManifestError, match=r"load '.*item0'"):
+        treepack.load(tmp_path / "1")
+    assert "1 of 2 checkpoints can be resumed" in call("ls", str(tmp_path))
 
 
 def test_one_item_of_several(tmp_path: Path) -> None:

@@ -93,6 +93,18 @@ def test_there_are_no_chains(files: tuple[Path, Path], tmp_path: Path):
         treepack.load(files[1])
 
 
+def test_a_patch_does_not_replace_its_base(files: tuple[Path, Path], tmp_path: Path):
+    base = files[0]
+    link = tmp_path / "link"
+    link.symlink_to(base)
+    with treepack.open(base) as file:
+        for given in (base, link, file, base.as_uri()):
+            for place in (base, link, f"{base.parent}/./{base.name}"):
+                with pytest.raises(ValueError, match="is the file of base=, which the patch would"):
+                    treepack.save(place, trees()[1], base=given)
+    assert_same(treepack.load(base), trees()[0])
+
+
 def test_a_base_that_has_changed_is_another_one(files: tuple[Path, Path]):
     held, tree = trees()
     treepack.save(files[0], tree)

@@ -103,6 +103,12 @@ def save_exported(
       Array([2., 2., 2.], dtype=float32)
     """
     check_known(save_exported, options)
+    if not hasattr(exported, "serialize"):
+        order = ": the path comes first" * hasattr(path, "serialize")
+        raise TypeError(
+            "save_exported takes a path and the result of jax.export.export(jax.jit(function))"
+            f"(*arguments), got a {type(exported).__name__}{order}"
+        )
     try:
         function = exported.serialize()
     except ValueError as error:

@@ -132,18 +132,19 @@ def save(
       select: The leaves to save, such as `"**/lora_*"`, in the form that `select` of `load` takes.
         Containers that lose children become dicts. `load(path, target, missing="target")` takes the
         other leaves from a target.
-      base: A file of `save` (its path or an open `File`), or a tree or encoded bytes: arrays that
-        it has at the same path, of the same dtype and shape, are written as differences; see
-        docs/pipelines.md. `load` and `open` find a file in the same directory by its name; it must
-        stay as it is, and may have no base itself. Not for sharded saves.
+      base: Data that readers have: a file of `save` (its path or an open `File`), a tree or encoded
+        bytes. Arrays that are also in it (same path, dtype and shape) are written as differences;
+        see docs/pipelines.md. `load` and `open` find a file in the same directory by its name. It
+        must stay as it is, so it is not the saved file, and has no base itself. Not for sharded
+        saves.
       format: `"safetensors"` saves to a directory as on Hugging Face: `model.safetensors`, or files
         `model-00001-of-00002.safetensors` and their index, which is replaced last. Files of an
         earlier save there are removed after it.
       max_shard_size: The maximum size of each of these files, in bytes or as a text such as
         `"500MB"`, in powers of 1000; by default `"5GB"`. A larger array has a file of its own.
       rename: For safetensors: maps paths in the tree to paths in the file, as `rename` of `load`
-        maps paths of the file. Keys whose values are `unstack(...)` or `transpose(...)` are paths
-        in the tree, which become these arrays.
+        maps paths of the file. A path in the tree may also map to `unstack(...)` or
+        `transpose(...)` of paths in the file.
       compress: `True` compresses with gzip. `None` does so if the file name ends with `.gz`, except
         in sharded saves. `"numbers"` compresses the exponents of floats: it is smaller and faster
         for weights, but only treepack reads the file; see docs/guide.md.
@@ -255,10 +256,19 @@ def _exported(
 
 
 def _name_beside(base: Any, place: Any) -> str:
-    """Returns the name of a base that is a file in the directory of a place, or an empty string."""
+    """Returns the name of a base that is a file in the directory of a place, or an empty string.
+
+    Raises:
+      ValueError: If the place is the file of the base, which would be lost.
+    """
     file = filename_of(place_of(base).reader.given) if isinstance(base, File) else resolved(base)
     if not isinstance(file, (str, os.PathLike)):
         return ""
+    if real(file) == real(place):
+        raise ValueError(
+            f"{place} is the file of base=, which the patch would replace: save to another path, "
+            "or without base="
+        )
     name = os.path.basename(os.fspath(file))  # noqa: PTH119
     there: str = beside(os.fspath(place), name)
     return name if real(there) == real(file) else ""

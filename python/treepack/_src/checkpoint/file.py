@@ -386,7 +386,7 @@ class File(Tree):
         return self._place.reader.filename
 
     def close(self) -> None:
-        """Closes the file. Arrays that view it stay valid."""
+        """Closes the file. NumPy and JAX arrays that were read stay valid; lazy arrays do not."""
         self._place.reader.close()
 
     def __enter__(self) -> File:

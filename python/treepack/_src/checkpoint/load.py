@@ -17,7 +17,7 @@ from treepack._src.checkpoint.moved import hinting
 from treepack._src.checkpoint.placement import converter
 from treepack._src.checkpoint.reader import Place
 from treepack._src.checkpoint.replicas import Together
-from treepack._src.checkpoint.select import Renaming, Selector, compiled, meant_of, twice
+from treepack._src.checkpoint.select import Renaming, Selector, compiled, meant_of, similar, twice
 from treepack._src.checkpoint.sources import Source, SourceArray, array_of, resolve, split
 from treepack._src.interop import jax as _jax
 from treepack._src.options import Buffer, Reading, Selection, progress_bar
@@ -81,6 +81,31 @@ def load_part(
             loaded = _restored(place, target, found, partial, convert, reading)
         report = partial.report(found.corrupt)
     return (loaded, report) if selection.return_report else loaded
+
+
+def _check_reached(
+    sources: Mapping[str, Source], renamed: Mapping[str, str], targets: Sequence[str]
+) -> None:
+    """Checks that the target has the new paths.
+
+    Raises:
+      TreepackError: If it lacks a leaf for a source, or all new paths of other leaves.
+    """
+    for path, source in sources.items():
+        if path not in targets:
+            raise TreepackError(
+                f"rename= has {source} for {printable(path)}, which is not a leaf of the target"
+                f"{similar(path, targets)}"
+            )
+    new = [path for old, path in renamed.items() if path != old]
+    ordered, here = sorted(targets), sorted(new)
+    is_reached = any(_paths.has(ordered, it) for it in new)
+    # Below a leaf of the target, it may be a node that only Python can restore.
+    if new and not is_reached and not any(_paths.has(here, it) for it in targets):
+        raise TreepackError(
+            f"rename= maps no leaf of the file to one of the target: {printable(new[0])} is not in "
+            f"it{similar(new[0], targets)}"
+        )
 
 
 def _restored(
@@ -222,6 +247,7 @@ def _renamed(
         taken.update(dict.fromkeys(found, new))
     renamed = {path: renaming(path) for path in paths}
     renaming.check(renamed, "file")
+    _check_reached(sources, renamed, targets)
     for path in taken:  # the template may have a leaf twice, as tied embeddings
         new = renamed.pop(path)
         if new in targets and new not in made:

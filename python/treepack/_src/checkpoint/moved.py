@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -24,6 +25,8 @@ def hinting(catalog: Callable[[], core.Catalog], start: int, target: Any) -> Ite
         yield
     except MismatchError as error:
         with contextlib.suppress(TreepackError):  # the file is damaged, or its paths are too long
+            if any(map(_is_transposed, error.mismatches)):
+                error.args = (f"{error.args[0]}\n{_TRANSPOSED}", *error.args[1:])
             found = catalog()
             ends = Room().all(found.ends(start))
             there = [path for path, value in ends if found.children(value) is None]
@@ -37,7 +40,15 @@ def _hint(there: Iterable[str], target: Any, mismatches: Collection[Mismatch]) -
     leaves = {_paths.text(parts): leaf for parts, leaf in leaves_of(target, ())}
     if (shape := _shape_in(leaves, mismatches)) is not None:
         return f"A tuple is a subtree: for a shape, pass jax.ShapeDtypeStruct({shape}, dtype)."
+    there = [*there]
     ours, theirs = _below(leaves), _below(there)
+    for name in ours.keys() - theirs.keys() if there else ():
+        if ours[name].issuperset(there):
+            whose = printable(name)
+            return (
+                f"The file has the leaves of {whose} at its root: pass target[{name!r}], or "
+                f"rename=lambda path: {f'{name}/'!r} + path."
+            )
     for name in theirs.keys() - ours.keys() if leaves else ():
         if theirs[name].issuperset(leaves):
             return (
@@ -61,6 +72,24 @@ def _hint(there: Iterable[str], target: Any, mismatches: Collection[Mismatch]) -
         f"The file has the leaves of {printable(new)} below {printable(old)}: pass "
         f"rename={{{old!r}: {new!r}}}."
     )
+
+
+_TRANSPOSED = (
+    "Pass rename={path: treepack.transpose(path)}, or transpose=True to treepack.stack, where axes "
+    "are reversed."
+)
+
+# The dtype and shape of an array in a mismatch.
+_ARRAY = re.compile(r"(\w+)\[([\d,]+)\]")
+
+
+def _is_transposed(mismatch: Mismatch) -> bool:
+    """Returns whether the shapes of two arrays are each other's reverse."""
+    found = [_ARRAY.fullmatch(it) for it in (mismatch.expected, mismatch.found)]
+    if found[0] is None or found[1] is None or found[0][1] != found[1][1]:
+        return False
+    one, other = (it[2].split(",") for it in found if it is not None)
+    return one != other and one == other[::-1]
 
 
 def _below(paths: Iterable[str]) -> dict[str, set[str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from typing import Any
 
 from treepack._src.checkpoint.npz import NpzReader
@@ -10,10 +11,13 @@ from treepack._src.checkpoint.orbax import OrbaxReader
 from treepack._src.checkpoint.reader import Reader
 from treepack._src.checkpoint.safetensors import RepositoryReader, SafetensorsReader
 from treepack._src.checkpoint.sharded import ShardedReader
+from treepack._src.checkpoint.shards import MANIFEST
 from treepack._src.options import check
 from treepack._src.storage.content import Openable, Opened, open_parts
-from treepack._src.storage.foreign import other_format
+from treepack._src.storage.entries import exists
+from treepack._src.storage.foreign import ORBAX_STEP, other_format
 from treepack._src.storage.orbax import item_in
+from treepack._src.storage.place import joined
 from treepack._src.storage.safetensors import has_suffix, names_tensors, repository_of
 from treepack.errors import DecodeError, NoManifestError, TreepackError
 
@@ -52,10 +56,23 @@ def open_reader(
     except NoManifestError as error:
         if any(map(has_suffix, error.names)):
             return RepositoryReader.open(source, **options)
-        item = None if error.is_above else item_in(source)
+        if error.is_above:
+            if (path := _only_item(source, error.names)) is None:
+                raise
+            return ShardedReader.open(path, **options)
+        item = item_in(source)
         if item is None:
             raise
     return OrbaxReader.open(item, **options)
+
+
+def _only_item(source: Any, names: Sequence[str]) -> str | None:
+    """Returns the item of `treepack.orbax` in a step of Orbax's manager, if it is the only one."""
+    if ORBAX_STEP.isdisjoint(names):
+        return None
+    paths = [joined(source, name) for name in names]
+    found = [path for path in paths if exists(joined(path, MANIFEST))]
+    return found[0] if len(found) == 1 else None
 
 
 def _other(found: Opened) -> type[Reader] | None:

@@ -122,6 +122,10 @@ class Verification(NamedTuple):
         fields = (f"{name}={getattr(self, name)!r}" for name in ("ok", *self._fields))
         return f"Verification({', '.join(fields)})"
 
+    def __bool__(self) -> bool:
+        """Returns `ok`."""
+        return self.ok
+
     @property
     def ok(self) -> bool:
         """Whether the whole file could be checked, and no damage was found."""

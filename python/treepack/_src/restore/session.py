@@ -152,7 +152,8 @@ class Restore:
                     f"\nPass rename={{{printable(old)!r}: {printable(new)!r}}} and so on to "
                     f"treepack.load, or {function}: one side has its leaves one level deeper."
                 )
-            if (near := next((it for it in found if it.similar), None)) is not None:
+            renamed = (it for it in found if it.similar and not it.expected.startswith("a subtree"))
+            if (near := next(renamed, None)) is not None:
                 old, new = printable(near.similar), printable(near.path)
                 hints += (
                     f"\nPass rename={{{old!r}: {new!r}}} to treepack.load if this is its new name."

@@ -28,14 +28,14 @@ import treepack._core as core
 from treepack._src.checkpoint.shards import MANIFEST
 from treepack._src.printable import warn
 from treepack._src.saving.lease import FILE as LEASE
-from treepack._src.saving.lease import BusyError, Lease, utc
+from treepack._src.saving.lease import Lease, utc
 from treepack._src.storage.content import open_parts, read_all
 from treepack._src.storage.entries import entries
 from treepack._src.storage.naming import name_file, naming
 from treepack._src.storage.place import joined, local, real, shown
 from treepack._src.storage.store import ABSENT, ConditionError
 from treepack._src.storage.stores import remote_store, store_of
-from treepack.errors import DecodeError
+from treepack.errors import BusyError, DecodeError
 
 # Patterns for names of shard files, their temporary files, and files of leases and manifests.
 _NAME = r"[0-9a-f]{8}-\d{5,}\.treepack"

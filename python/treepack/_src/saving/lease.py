@@ -27,7 +27,7 @@ import treepack._core as core
 from treepack._src.storage.naming import naming
 from treepack._src.storage.stores import store_of
 from treepack._src.tasks import Task, Thread
-from treepack.errors import TreepackError
+from treepack.errors import BusyError
 
 FILE = "lease.treepack"
 
@@ -41,10 +41,6 @@ _ATTEMPTS = 10
 
 # The seconds that its holder needs to write a new one.
 _WRITING_S = 0.01
-
-
-class BusyError(TreepackError):
-    """Another job is saving to the same directory."""
 
 
 class OwnBusyError(BusyError):

@@ -25,7 +25,7 @@ from treepack._src.options import (
 from treepack._src.printable import warn
 from treepack._src.saving.layout import described_layout
 from treepack._src.saving.lease import FILE as LEASE
-from treepack._src.saving.lease import BusyError, leased
+from treepack._src.saving.lease import leased
 from treepack._src.series.names import directory_of
 from treepack._src.series.published import (
     HEAD,
@@ -46,7 +46,7 @@ from treepack._src.storage.place import Location, absolute, joined, local, locat
 from treepack._src.storage.store import ConditionError
 from treepack._src.storage.stores import store_of
 from treepack._src.storage.write import write_content
-from treepack.errors import CorruptionError, TreepackError
+from treepack.errors import BusyError, CorruptionError, TreepackError
 
 # Numbers with more digits are not versions.
 _MOST_VERSION = 10**18
@@ -142,6 +142,8 @@ class Publisher:
         Warns:
           UserWarning: If older versions cannot be removed.
         """
+        if not hasattr(version, "__index__"):
+            raise TypeError(f"version must be an integer, such as the step, got {version!r:.100}")
         number = operator.index(version)
         if not 0 <= number < _MOST_VERSION:
             raise ValueError(f"version must be an integer from 0 to 10**18 - 1, got {number}")
