@@ -328,10 +328,11 @@ def load(
       select: The leaves to load; nothing else is read. One of: a path, which selects everything
         below it and may have wildcards (`*` within one part, `**` across any number of parts); a
         tuple of the parts of a path, without wildcards; a list or set of these; a predicate on
-        paths; or a pytree of bools, each of which applies to everything below it. With a target,
-        which has the whole paths (`load(path, {"params": params}, select="params")["params"]`),
-        its other leaves stay unchanged. Without a target, incomplete containers become dicts. A
-        pattern is an error if neither the file nor the target has a match.
+        paths; or a pytree of bools, each of which applies to everything below it. Other leaves of
+        the target stay unchanged; it has the whole paths, as in
+        `load(path, {"params": params}, select="params")["params"]`. Without a target, incomplete
+        containers become dicts with strings as keys. A pattern is an error if neither the file nor
+        the target has a match.
       exclude: The leaves not to load, in the form of `select`. With a target, they stay unchanged.
       rename: Maps paths in the file to paths in the target, such as `{"old/*/w": "new/*/kernel"}`:
         a dict of paths, with wildcards as in `select` or as tuples, of which the first match counts

@@ -66,9 +66,8 @@ def stack(pattern: str, *, axis: int = 0, transpose: Axes = False) -> Source:
 def unstack(pattern: str, *, axis: int = 0, transpose: Axes = False) -> Source:
     """Splits a leaf into the arrays of several layers in `save(rename=)`: the inverse of `stack`.
 
-    Takes the arguments of the `stack` that loaded the leaf, and is equivalent to it, so that the
-    sources of `load(rename=)` can be passed to `save(rename=)`. Each layer is copied when it is
-    written.
+    Returns the same object as `stack`, so that the sources of `load(rename=)` can be passed to
+    `save(rename=)`. Each layer is copied when it is written.
 
     Args:
       pattern: The paths of the arrays in the file, with one `*` for the number of the layer.

@@ -77,8 +77,8 @@ def register_dataclass(
       data_fields: The names of the fields that are children. By default, the fields of a dataclass
         that `__init__` takes and that are not marked with `metadata=dict(static=True)`.
       meta_fields: The names of the fields that are static data; required with `data_fields`.
-      drop_fields: The names of the fields that are neither: nodes that JAX rebuilds have their
-        defaults.
+      drop_fields: The names of the fields that are neither: they have their defaults in nodes that
+        JAX rebuilds.
       serialized_name: The name in files; by default the module and qualified name of the class, or
         its shortest public path. With an explicit name, the class can be moved.
       aliases: Further names that older files may use.

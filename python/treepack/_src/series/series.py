@@ -76,8 +76,8 @@ class Series:
     Attributes:
       skipped: The checkpoints that the last `resume` skipped because they are not whole: pairs of a
         step and its error, the latest first.
-      local: The argument `local` of this process in the save of the resumed step. If another number
-        of processes saved it, the list of all their arguments.
+      local: The data that this process passed as `local=` to the save of the resumed step. If
+        another number of processes saved it, the list of the data of all of them.
 
     Examples:
       >>> import jax.numpy as jnp, tempfile, treepack
