@@ -269,6 +269,7 @@ def failures() -> None:
         treepack.GzipCorruptionError,
         treepack.NoIndexError,
         treepack.NoManifestError,
+        treepack.BusyError,
         treepack.HoleError,
         treepack.MissingPathError,
         treepack.InvalidCheckpointError,
