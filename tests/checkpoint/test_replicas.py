@@ -252,7 +252,7 @@ for failing in (0, 1):
     again()
     if here:
         (mine / "manifest.treepack").unlink()
-    parts = () if here else (f"process {failing}: DecodeError: ", "manifest.treepack")
+    parts = () if here else (f"process {failing}: NoManifestError: ", "manifest.treepack")
     raised(lambda: load(mine, tree), *parts)
     # No directory.
     again()

@@ -9,7 +9,6 @@ from typing import Any
 
 import treepack._core as core
 from treepack._src import paths as _paths
-from treepack._src.paths import Room
 from treepack._src.printable import printable
 from treepack._src.pytree.state_dict import leaves_of
 from treepack.errors import Mismatch, MismatchError, TreepackError
@@ -27,20 +26,37 @@ def hinting(catalog: Callable[[], core.Catalog], start: int, target: Any) -> Ite
         with contextlib.suppress(TreepackError):  # the file is damaged, or its paths are too long
             if any(map(_is_transposed, error.mismatches)):
                 error.args = (f"{error.args[0]}\n{_TRANSPOSED}", *error.args[1:])
-            found = catalog()
-            ends = Room().all(found.ends(start))
-            there = [path for path, value in ends if found.children(value) is None]
-            if hint := _hint(there, target, error.mismatches):
+            if hint := _hint(_leaves(catalog(), start), target, error.mismatches):
                 listed, _, _ = error.args[0].partition("\nPass ")  # other hints mislead here
                 error.args = (f"{listed}\n{hint}", *error.args[1:])
         raise
 
 
-def _hint(there: Iterable[str], target: Any, mismatches: Collection[Mismatch]) -> str | None:
-    leaves = {_paths.text(parts): leaf for parts, leaf in leaves_of(target, ())}
+def _leaves(catalog: core.Catalog, start: int) -> list[str]:
+    """Returns the paths of leaves; none if there are many, or long ones, as of no real tree."""
+    found: list[str] = []
+    for path, value in catalog.ends(start):
+        if len(found) == _MOST_LEAVES or len(path) > _MOST_TEXT:
+            return []
+        if catalog.children(value) is None:
+            found.append(path)
+    return found
+
+
+def _leaves_of(target: Any) -> dict[str, Any]:
+    """Returns the leaves of a template by path, within the same limits."""
+    found: dict[str, Any] = {}
+    for parts, leaf in leaves_of(target, ()):
+        if len(found) == _MOST_LEAVES or sum(map(len, parts)) > _MOST_TEXT:
+            return {}
+        found[_paths.text(parts)] = leaf
+    return found
+
+
+def _hint(there: list[str], target: Any, mismatches: Collection[Mismatch]) -> str | None:
+    leaves = _leaves_of(target)
     if (shape := _shape_in(leaves, mismatches)) is not None:
         return f"A tuple is a subtree: for a shape, pass jax.ShapeDtypeStruct({shape}, dtype)."
-    there = [*there]
     ours, theirs = _below(leaves), _below(there)
     for name in ours.keys() - theirs.keys() if there else ():
         if ours[name].issuperset(there):
@@ -73,6 +89,10 @@ def _hint(there: Iterable[str], target: Any, mismatches: Collection[Mismatch]) -
         f"rename={{{old!r}: {new!r}}}."
     )
 
+
+# The maximum number of leaves of a file that are compared, and of the characters of a path.
+_MOST_LEAVES = 20_000
+_MOST_TEXT = 400
 
 _TRANSPOSED = (
     "Pass rename={path: treepack.transpose(path)}, or transpose=True to treepack.stack, where axes "
