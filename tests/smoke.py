@@ -172,6 +172,7 @@ def failures(folder: Path) -> None:
         treepack.NewerVersionError,
         treepack.NoIndexError,
         treepack.NoManifestError,
+        treepack.BusyError,
         treepack.StateDictKeyError,
         treepack.UnregisteredTypeError,
         treepack.UnserializableLeafError,

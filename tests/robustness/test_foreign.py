@@ -190,6 +190,8 @@ def test_errors_name_checkpoints_in_a_directory(tmp_path: Path) -> None:
     treepack.save(item, {"w": 1}, sharded=True)
     (tmp_path / "run" / "10" / "_CHECKPOINT_METADATA").write_text("{}")
     (tmp_path / "run" / "9").mkdir()
+    assert treepack.load(tmp_path / "run" / "10") == {"w": 1}
+    treepack.save(tmp_path / "run" / "10" / "zero", {"w": 1}, sharded=True)
     for verb in (treepack.load, treepack.open, treepack.verify):
         with pytest.raises(treepack.DecodeError, match=f"contains a checkpoint: load '{item}'"):
             verb(tmp_path / "run" / "10")

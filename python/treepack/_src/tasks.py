@@ -31,25 +31,30 @@ class Milestone:
 
     def __init__(self) -> None:
         self.is_reached = False
-        self._tokens: SimpleQueue[None] = SimpleQueue()
+        # Each wait has its own: one that a handler interrupts takes nothing from the others.
+        self._waits: list[SimpleQueue[None]] = []
 
     def reach(self) -> None:
         """Ends all waits."""
         self.is_reached = True
-        self._tokens.put(None)
+        for wait in [*self._waits]:
+            wait.put(None)
 
     def wait(self, timeout: float | None = None) -> bool:
         """Waits until it is reached, at most `timeout` seconds; returns whether it is reached."""
         if not self.is_reached:
-            thread = _thread.get_ident()
+            thread, wait = _thread.get_ident(), SimpleQueue[None]()
             self.waiting.append(thread)
             try:
-                self._tokens.get(timeout=None if timeout is None else max(timeout, 0))
-                self._tokens.put(None)  # for the next wait
+                self._waits.append(wait)
+                if not self.is_reached:  # it may have been reached before the list had this wait
+                    wait.get(timeout=None if timeout is None else max(timeout, 0))
             except Empty:
                 pass
             finally:
                 self.waiting.remove(thread)
+                with contextlib.suppress(ValueError):  # interrupted before it was in the list
+                    self._waits.remove(wait)
         return self.is_reached
 
 

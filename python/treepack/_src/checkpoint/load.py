@@ -173,9 +173,7 @@ class _Choice(NamedTuple):
 def _choose(place: Place, target: Any, selection: Selection, reading: Reading) -> _Choice:
     catalog = place.catalog
     selector = Selector(selection.select)
-    renamed, made = (
-        (None, {}) if selection.rename is None else _renamed(place, target, selection.rename)
-    )
+    renamed, made = (None, {}) if selection.rename is None else _renamed(place, target, selection)
     names = [] if renamed is None else [*dict.fromkeys(renamed.values())]
 
     def mark() -> tuple[core.Marks | None, list[int]]:
@@ -231,10 +229,10 @@ def _check_begins(patterns: Sequence[str], target: dict[Any, Any]) -> None:
 
 
 def _renamed(
-    place: Place, target: Any, rename: Any
+    place: Place, target: Any, selection: Selection
 ) -> tuple[dict[str, str], dict[str, SourceArray]]:
     """Returns the new paths of leaves and empty containers, and the assembled arrays."""
-    names, sources = split(rename)
+    names, sources = split(selection.rename)
     ends = dict(Room().all(place.catalog.ends(place.value)))
     paths = list(ends)
     targets = [*leaf_paths(target, _paths.ROOT)]
@@ -247,7 +245,6 @@ def _renamed(
         taken.update(dict.fromkeys(found, new))
     renamed = {path: renaming(path) for path in paths}
     renaming.check(renamed, "file")
-    _check_reached(sources, renamed, targets)
     for path in taken:  # the template may have a leaf twice, as tied embeddings
         new = renamed.pop(path)
         if new in targets and new not in made:
@@ -263,6 +260,8 @@ def _renamed(
         raise TreepackError(
             f"rename= maps two leaves to the same path: choose other names; it maps {twice(pairs)}"
         )
+    # Without `missing="target"` the other leaves are a mismatch.
+    _check_reached(sources, renamed if selection.missing == "target" else {}, targets)
     return renamed | taken, made
 
 
