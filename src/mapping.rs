@@ -16,9 +16,9 @@ use memmap2::{Mmap, MmapMut, MmapOptions};
 
 pub use crate::handle::open;
 use crate::handle::{Handle, open_regular};
-use crate::raw::{AsRaw, Filling, RawBytes};
 #[cfg(target_os = "linux")]
-use crate::raw::{Uninit, zeroed};
+use crate::raw::zeroed;
+use crate::raw::{AsRaw, Filling, RawBytes, Uninit};
 use crate::source::Source;
 #[cfg(unix)]
 use crate::system;
