@@ -1,4 +1,4 @@
-"""What people of other libraries type first, without having read further."""
+"""First calls of users of other libraries, before they read the documentation."""
 
 from __future__ import annotations
 

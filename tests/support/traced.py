@@ -52,7 +52,7 @@ def run(module: str, call: str, folder: Path, *, traced: bool = True) -> tuple[s
     if done.returncode == 3:
         pytest.skip("processes cannot be traced here")
     log = log_path.read_text().splitlines()
-    # The number of a call is that of asm/unistd_64.h.
+    # asm/unistd_64.h lists the numbers of calls.
     assert done.returncode == 0, f"{done.stderr}\n{str(log[-1:])[:200]}"
     return done.stdout, log
 

@@ -11,7 +11,7 @@ from treepack._src.checkpoint.shards import MANIFEST
 from treepack._src.printable import printable
 from treepack._src.saving.lease import utc
 from treepack._src.series.contents import is_damage, opened
-from treepack._src.series.names import Folder, Found, Listing, directory_of
+from treepack._src.series.names import Folder, Found, directory_of
 from treepack._src.series.writing import pinned
 from treepack._src.storage.entries import entries, is_directory
 from treepack._src.storage.foreign import orbax_items
@@ -51,11 +51,14 @@ def found_at(path: str, prefix: str | None) -> Folder | None:
     """
     if not is_directory(path):
         return None
-    for begin in _PREFIXES if prefix is None else (prefix,):
-        folder = Folder(absolute(directory_of(path)), begin)
-        listing = Listing(entries(folder.directory))
-        names = {entry.name for entry in listing.entries}
-        is_run = MANIFEST not in names and any(folder.step(name) is not None for name in names)
+    begins = _PREFIXES if prefix is None else (prefix,)
+    folders = {begin: Folder(absolute(directory_of(path)), begin) for begin in begins}
+    # A prefix may name a directory inside; those of the libraries do not.
+    names = {entry.name for entry in entries(folders[begins[0]].directory)}
+    if MANIFEST in names:
+        return None
+    for begin, folder in folders.items():
+        is_run = any(folder.step(name) is not None for name in names)
         if is_run and (begin or prefix is not None or orbax_items(path) == []):
             return folder
     return None
