@@ -32,4 +32,4 @@ pub use base::Base;
 pub use block::BLOCK_BYTES;
 pub use join::Join;
 pub use make::{Headers, make};
-pub use patch::{Patch, is_patch, record_of};
+pub use patch::{Patch, is_patch, record_of, value_len};
