@@ -3,8 +3,6 @@
 //! Floats become integers in the order of their values, so that one unit in the last place is a
 //! difference of 1, and NaNs and −0.0 survive (docs/format.md, "Patches").
 
-use std::marker::PhantomData;
-
 use multiversion::multiversion;
 
 use super::sparse::Changes;
@@ -64,8 +62,9 @@ trait Element: Copy + PartialEq {
     /// The lowest element of a word.
     fn cut(word: u64) -> Self;
     fn store(self, bytes: &mut [u8]);
+    fn number(self) -> u64;
     /// This element minus a base, zigzag.
-    fn minus<const FLOATS: bool>(self, base: Self) -> u64;
+    fn minus<const FLOATS: bool>(self, base: Self) -> Self;
     /// The element at this zigzag difference from this one.
     fn moved<const FLOATS: bool>(self, zigzag: u64, direction: Direction) -> Self;
 }
@@ -99,7 +98,12 @@ macro_rules! element {
             }
 
             #[inline(always)]
-            fn minus<const FLOATS: bool>(self, base: Self) -> u64 {
+            fn number(self) -> u64 {
+                self.into()
+            }
+
+            #[inline(always)]
+            fn minus<const FLOATS: bool>(self, base: Self) -> Self {
                 const SHIFT: u32 = <$unsigned>::BITS - 1;
                 // Inverts all bits of a negative float, and only the sign of others.
                 let ordered = |element: Self| match FLOATS {
@@ -107,7 +111,7 @@ macro_rules! element {
                     false => element,
                 };
                 let difference = ordered(self).wrapping_sub(ordered(base));
-                (difference << 1 ^ (difference as $signed >> SHIFT) as Self) as u64
+                difference << 1 ^ (difference as $signed >> SHIFT) as Self
             }
 
             #[inline(always)]
@@ -154,54 +158,78 @@ macro_rules! for_elements {
 /// # Panics
 /// If the lengths differ.
 pub fn collect(elements: Elements, new: &[u8], base: &[u8], changes: &mut Changes) -> Result<()> {
-    changes.reserve(new.len() / elements.width)?;
-    for_elements!(elements, collect_of(new, base, changes));
+    let before = changes.gap;
+    let (gaps, values) = changes.room(new.len() / elements.width + STEP)?;
+    let mut search = Search {
+        gaps,
+        values,
+        found: 0,
+        next: 0,
+    };
+    let end = for_elements!(elements, collect_of(new, base, before, &mut search));
+    let (found, next) = (search.found, search.next);
+    changes.take(found);
+    changes.gap = end - next;
     Ok(())
 }
 
-const WORD_BYTES: usize = size_of::<u64>();
+/// Elements compared at a time: one bit for each makes a word.
+const GROUP: usize = 64;
 
-type Line = [[u8; WORD_BYTES]; 8];
+/// Groups compared at a time, without a branch for each, which would be mispredicted.
+const GROUPS: usize = 16;
 
-/// Lines compared at a time, without a branch for each, which would be mispredicted.
-const LINES: usize = 64;
+/// Changes written at a time: a loop over all of a group would be mispredicted.
+const STEP: usize = 4;
 
 /// Searches a block for changes.
-struct Search<'a, E, const FLOATS: bool> {
-    changes: &'a mut Changes,
-    /// Elements before these bytes that count as a gap.
-    before: u32,
+struct Search<'a> {
+    /// Room for `STEP` more than there can be changes.
+    gaps: &'a mut [u32],
+    values: &'a mut [u64],
+    found: usize,
     /// The number of the element after the last change.
     next: u32,
-    elements: PhantomData<E>,
 }
 
-#[multiversion(targets("x86_64+avx2+bmi1+bmi2+lzcnt"))]
-fn collect_of<E: Element, const FLOATS: bool>(new: &[u8], base: &[u8], changes: &mut Changes) {
+/// Returns the number of the element after these bytes; `before` is the first one's.
+#[multiversion(targets("x86_64+avx2+bmi1+bmi2+lzcnt+popcnt"))]
+fn collect_of<E: Element, const FLOATS: bool>(
+    new: &[u8],
+    base: &[u8],
+    before: u32,
+    search: &mut Search<'_>,
+) -> u32 {
     assert_eq!(new.len(), base.len());
-    let mut search = Search::<E, FLOATS> {
-        before: changes.gap,
-        next: 0,
-        changes,
-        elements: PhantomData,
-    };
-    let ((words, rest), (base_words, base_rest)) = (new.as_chunks(), base.as_chunks());
-    let ((lines, words), (base_lines, base_words)) = (words.as_chunks(), base_words.as_chunks());
-    let groups = lines.chunks(LINES).zip(base_lines.chunks(LINES));
-    for (number, (lines, base)) in groups.enumerate() {
-        search.lines(number * LINES * size_of::<Line>(), lines, base);
+    let group_bytes = GROUP * E::WIDTH;
+    let mut first = before;
+    let runs = new.chunks(GROUPS * group_bytes);
+    for (new, base) in runs.zip(base.chunks(GROUPS * group_bytes)) {
+        let (news, bases) = (
+            new.chunks_exact(group_bytes),
+            base.chunks_exact(group_bytes),
+        );
+        let (rest, base_rest) = (news.remainder(), bases.remainder());
+        let mut differing = 0_u32;
+        for (number, (new, base)) in news.zip(bases).enumerate() {
+            differing |= u32::from(differ(new, base)) << number;
+        }
+        while differing != 0 {
+            let start = differing.trailing_zeros() as usize * group_bytes;
+            differing &= differing - 1;
+            let (new, base) = (&new[start..][..group_bytes], &base[start..][..group_bytes]);
+            search.group::<E, FLOATS>(first + elements_in::<E>(start), new, base);
+        }
+        if differ(rest, base_rest) {
+            let first = first + elements_in::<E>(new.len() - rest.len());
+            let (mut new, mut base) = ([0; GROUP * 8], [0; GROUP * 8]);
+            new[..rest.len()].copy_from_slice(rest);
+            base[..rest.len()].copy_from_slice(base_rest);
+            search.group::<E, FLOATS>(first, &new[..group_bytes], &base[..group_bytes]);
+        }
+        first += elements_in::<E>(new.len());
     }
-    let mut at = size_of_val(lines);
-    for (word, base) in words.iter().zip(base_words) {
-        search.word(at, *word, *base);
-        at += WORD_BYTES;
-    }
-    let (mut word, mut base) = ([0; WORD_BYTES], [0; WORD_BYTES]);
-    word[..rest.len()].copy_from_slice(rest);
-    base[..rest.len()].copy_from_slice(base_rest);
-    search.word(at, word, base);
-    let all = search.before + elements_in::<E>(new.len());
-    changes.gap = all - search.next;
+    first
 }
 
 /// The number of elements in these bytes.
@@ -210,64 +238,55 @@ fn elements_in<E: Element>(bytes: usize) -> u32 {
     (bytes / E::WIDTH) as u32
 }
 
-#[allow(clippy::inline_always)] // for the caller's instruction set
-impl<E: Element, const FLOATS: bool> Search<'_, E, FLOATS> {
-    #[inline(always)]
-    fn lines(&mut self, at: usize, lines: &[Line], base: &[Line]) {
-        let mut differing = 0_u64;
-        for (number, (line, base)) in lines.iter().zip(base).enumerate() {
-            differing |= u64::from(differ(line, base)) << number;
-        }
-        while differing != 0 {
-            let number = differing.trailing_zeros() as usize;
-            differing &= differing - 1;
-            let at = at + number * size_of::<Line>();
-            self.line(at, &lines[number], &base[number]);
-        }
-    }
-
-    #[inline(always)]
-    fn line(&mut self, at: usize, line: &Line, base: &Line) {
-        let mut differing = 0_u8;
-        for (number, (word, base)) in line.iter().zip(base).enumerate() {
-            differing |= u8::from(word != base) << number;
-        }
-        while differing != 0 {
-            let number = differing.trailing_zeros() as usize;
-            differing &= differing - 1;
-            self.word(at + number * WORD_BYTES, line[number], base[number]);
-        }
-    }
-
-    #[inline(always)]
-    fn word(&mut self, at: usize, new: [u8; WORD_BYTES], base: [u8; WORD_BYTES]) {
-        let (new, base) = (u64::from_le_bytes(new), u64::from_le_bytes(base));
-        let bits = 8 * elements_bytes::<E>();
-        let first = self.before + elements_in::<E>(at);
-        let mut differing = new ^ base;
-        while differing != 0 {
-            let number = differing.trailing_zeros() / bits;
-            let shift = number * bits;
-            let (element, from) = (E::cut(new >> shift), E::cut(base >> shift));
-            let place = first + number;
-            self.changes.gaps.push(place - self.next);
-            self.changes.values.push(element.minus::<FLOATS>(from) - 1);
-            self.next = place + 1;
-            differing &= u64::MAX.unbounded_shl(shift + bits);
-        }
-    }
-}
-
-#[allow(clippy::cast_possible_truncation)] // at most 8
-fn elements_bytes<E: Element>() -> u32 {
-    E::WIDTH as u32
-}
-
 #[inline(always)]
 #[allow(clippy::inline_always)] // for the caller's instruction set
-fn differ(line: &Line, base: &Line) -> bool {
-    let bytes = line.as_flattened().iter().zip(base.as_flattened());
+fn differ(new: &[u8], base: &[u8]) -> bool {
+    let bytes = new.iter().zip(base);
     bytes.fold(0, |all, (new, base)| all | new ^ base) != 0
+}
+
+#[allow(clippy::inline_always)] // for the caller's instruction set
+impl Search<'_> {
+    /// Appends the changes of a group that has some.
+    #[inline(always)]
+    fn group<E: Element, const FLOATS: bool>(&mut self, first: u32, new: &[u8], base: &[u8]) {
+        let mut differences = [E::cut(0); GROUP];
+        let pairs = new.chunks_exact(E::WIDTH).zip(base.chunks_exact(E::WIDTH));
+        for (place, (new, base)) in differences.iter_mut().zip(pairs) {
+            *place = E::load(new).minus::<FLOATS>(E::load(base));
+        }
+        let mut left = bits_of(differences.map(|difference| u8::from(difference != E::cut(0))));
+        let (mut at, end) = (self.found, self.found + left.count_ones() as usize);
+        let mut next = self.next;
+        self.next = first + (u64::BITS - left.leading_zeros());
+        while at < end {
+            let places = self.gaps[at..][..STEP]
+                .iter_mut()
+                .zip(&mut self.values[at..][..STEP]);
+            for (gap, value) in places {
+                let number = left.trailing_zeros() % u64::BITS;
+                left &= left.wrapping_sub(1);
+                *gap = (first + number).wrapping_sub(next);
+                *value = differences[number as usize].number().wrapping_sub(1);
+                next = first + number + 1;
+            }
+            at += STEP;
+        }
+        self.found = end;
+    }
+}
+
+/// One bit for each byte, which is 0 or 1.
+#[inline(always)]
+#[allow(clippy::inline_always)] // for the caller's instruction set
+fn bits_of(flags: [u8; GROUP]) -> u64 {
+    /// Moves the lowest bit of byte `n` to bit `56 + n`.
+    const GATHER: u64 = 0x0102_0408_1020_4080;
+    let (words, _) = flags.as_chunks();
+    let bits = words
+        .iter()
+        .map(|word| u64::from_le_bytes(*word).wrapping_mul(GATHER) >> 56);
+    bits.rev().fold(0, |all, bits| all << 8 | bits)
 }
 
 /// Changes elements of a block's next bytes. `next` has the number of the next change, and the
@@ -290,14 +309,15 @@ fn apply_of<E: Element, const FLOATS: bool>(
 ) {
     let count = bytes.len() / E::WIDTH;
     let (mut number, mut at) = *next;
-    while at < count && number < changes.values.len() {
+    let (gaps, values) = (changes.gaps(), changes.values());
+    while at < count && number < values.len() {
         let place = &mut bytes[at * E::WIDTH..][..E::WIDTH];
-        let value = changes.values[number].wrapping_add(1);
+        let value = values[number].wrapping_add(1);
         E::load(place)
             .moved::<FLOATS>(value, direction)
             .store(place);
         number += 1;
-        at += 1 + changes.gaps.get(number).map_or(0, |gap| *gap as usize);
+        at += 1 + gaps.get(number).map_or(0, |gap| *gap as usize);
     }
     *next = (number, at.saturating_sub(count));
 }
@@ -318,7 +338,7 @@ fn subtract_of<E: Element, const FLOATS: bool>(new: &mut [u8], base: &[u8]) {
         .zip(base.chunks_exact(E::WIDTH));
     for (place, base) in pairs {
         let difference = E::load(place).minus::<FLOATS>(E::load(base));
-        place.copy_from_slice(&difference.to_le_bytes()[..E::WIDTH]);
+        difference.store(place);
     }
 }
 

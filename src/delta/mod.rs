@@ -9,7 +9,7 @@
 //!
 //! | file | content |
 //! |---|---|
-//! | `sparse.rs` | few changes: gaps and differences, coded by frequency |
+//! | `sparse/` | few changes: gaps and differences, coded by frequency |
 //! | `elements.rs` | elements as integers, and their differences |
 //! | `block.rs` | blocks of an array, each in the smallest kind |
 //! | `patch.rs` | the format of a patch |
