@@ -8,6 +8,8 @@ others come from steps of AdamW on a small network. Sizes are compared with the 
 independent changes, with indices and values (int32 and bfloat16), and with the exclusive or of
 both, compressed by zlib at level 1 (zstd, if `zstandard` is installed). Calls take turns with a
 copy by two threads; ratios are medians of the ratios of each round, in seconds of the processors.
+`loads` returns new memory, which the system fills with zeros first, so it is also compared with a
+copy into new memory.
 """
 
 from __future__ import annotations
@@ -39,7 +41,8 @@ def main() -> None:
     parser.add_argument("--mib", type=int, default=256, help="size of the weights")
     parser.add_argument("--rounds", type=int, default=7)
     options = parser.parse_args()
-    print("changed  smaller  of entropy  indices  xor      encode  loads  apply_delta, of a copy")
+    print(f"{'':46}of a copy: encode  apply_delta  loads  (of one into new memory)")
+    print("changed  smaller  of entropy  indices  xor")
     for rate in RATES:
         moved(rate, options.mib << 20, options.rounds)
     print("\ntrained weights            changed  smaller  xor")
@@ -68,20 +71,23 @@ def moved(rate: float, nbytes: int, rounds: int) -> None:
     def fill() -> None:
         treepack.pack_into(held, buffer)
 
-    nothing: Callable[[], object] = lambda: None  # noqa: E731
-    calls = [
-        (nothing, lambda: treepack.dumps(policy, base=data)),
-        (nothing, lambda: treepack.loads(patch, base=data)),
-        (fill, lambda: treepack.apply_delta(in_place, buffer)),
-    ]
     source, target = np.ones(nbytes, np.uint8), np.ones(nbytes, np.uint8)
+    into_old: Callable[[], object] = lambda: copy(source, target)  # noqa: E731
+    into_new: Callable[[], object] = lambda: copy(source, np.empty_like(source))  # noqa: E731
+    loads: Callable[[], object] = lambda: treepack.loads(patch, base=data)  # noqa: E731
+    calls = [
+        (into_old, lambda: treepack.dumps(policy, base=data)),
+        (into_old, lambda: treepack.apply_delta(in_place, buffer)),
+        (into_old, loads),
+        (into_new, loads),
+    ]
     ratios: list[list[float]] = [[] for _ in calls]
     for _ in range(rounds):
-        for found, (before, call) in zip(ratios, calls, strict=True):
-            before()
-            copied = seconds(lambda: copy(source, target))
+        for found, (peer, call) in zip(ratios, calls, strict=True):
+            fill()
+            copied = seconds(peer)
             found.append(copied / seconds(call))
-    speeds = "   ".join(f"{statistics.median(found):5.2f}" for found in ratios)
+    speeds = "  ".join(f"{statistics.median(found):9.2f}" for found in ratios)
     indices = nbytes / (6 * rate * count)
     xor = nbytes / sum(differing(policy[name], held[name]) for name in held)
     sizes = f"{nbytes / len(patch):7.1f}  {len(patch) / bound:10.3f}  {indices:7.1f}  {xor:5.1f}"
