@@ -259,7 +259,7 @@ impl Source for SourcePieces<'_> {
 pub fn missing(offset: usize) -> Error {
     Error::malformed(
         offset,
-        "the manifest is damaged: bytes outside of arrays are missing",
+        "the manifest or patch is damaged: bytes outside of arrays are missing",
     )
 }
 

@@ -403,13 +403,13 @@ impl Source for Skeleton<'_> {
         let mut filling = Filling::new(target);
         let mut at = offset;
         for (place, from) in &self.pieces[self.piece_at(offset)..] {
+            if filling.left() == 0 {
+                break;
+            }
             let count = filling.left().min(place.end - at);
             let start = from + (at - place.start);
             filling.write(&self.bytes[start..start + count]);
             at += count;
-            if filling.left() == 0 {
-                break;
-            }
         }
         Ok(filling.finish())
     }
@@ -428,4 +428,27 @@ impl Source for Skeleton<'_> {
 
 fn damaged<T>(what: &str) -> Result<T> {
     Err(Error::Structure(format!("the patch is damaged: {what}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::mem::MaybeUninit;
+
+    use super::*;
+
+    #[test]
+    fn no_bytes_are_read_inside_a_gap() {
+        let mut skeleton = Skeleton {
+            bytes: b"ab",
+            pieces: Vec::new(),
+            len: 0,
+        };
+        skeleton.push(0..1).unwrap();
+        skeleton.gap(9).unwrap();
+        skeleton.push(1..2).unwrap();
+        for offset in 0..=skeleton.len() {
+            assert_eq!(skeleton.read_at(offset, &mut []).unwrap(), b"");
+        }
+        assert!(skeleton.read_at(5, &mut [MaybeUninit::uninit()]).is_err());
+    }
 }
