@@ -76,6 +76,14 @@ def test_every_bit_survives(data: st.DataObject):
     assert treepack.loads(patch, base=base)["w"].tobytes() == new
 
 
+@pytest.mark.parametrize("leaf", [2**90, jnp.add, jax.nn.relu])
+def test_a_base_is_any_tree_that_is_saved(leaf: Any):
+    held, new = ({"leaf": leaf, "w": np.arange(100.0) + step} for step in (0, 1))
+    patch = treepack.dumps(new, base=held)
+    assert patch == treepack.dumps(new, base=treepack.dumps(held))
+    assert_same(treepack.loads(patch, new, base=held), new)
+
+
 @pytest.mark.parametrize(
     "kind", ["tree", "jax", "bytes", "state", "aligned", "gzip", "file", "mapped"]
 )

@@ -83,7 +83,7 @@ def dumps(
         metadata,
         static=static,
         joined=not compress and base is None,
-        base=base_of(base),
+        base=base_of(base, static),
         threads=threads,
     )
     if not compress:
@@ -192,7 +192,7 @@ def _layout(
     threads: int | None = None,
 ) -> core.Layout:
     check_described(described, metadata, static)
-    held = base_of(base)
+    held = base_of(base, static)
     if not described:
         return state_layout(tree, align, align_all=True, base=held, threads=threads)
     return described_layout(

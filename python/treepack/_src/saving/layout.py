@@ -44,8 +44,10 @@ Base = core.Layout | core.Content | core.Catalog
 """Encoded data that a patch refers to."""
 
 
-def base_of(base: Any) -> Base | None:
+def base_of(base: Any, static: Static = "skip") -> Base | None:
     """Returns the data of a `base=`: of a tree, encoded bytes, a path or an open file.
+
+    `static` is for a tree; readers need only its arrays.
 
     Raises:
       TreepackError: If it is a sharded checkpoint or a patch.
@@ -60,7 +62,7 @@ def base_of(base: Any) -> Base | None:
         return reader.catalog
     if base is None or isinstance(base, Base):
         return base
-    return state_layout(base, 1)
+    return described_layout(base, 1, static=static)
 
 
 def state_layout(
@@ -195,7 +197,7 @@ def file_layout(
         # A patch has a checksum of its own.
         checksums=not writing.compress and saved.base is None,
         snapshot=snapshot,
-        base=base_of(saved.base),
+        base=base_of(saved.base, saved.static),
         base_name=base_name,
         threads=writing.threads,
     )
