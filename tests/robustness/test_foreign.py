@@ -172,6 +172,7 @@ def test_an_empty_file(tmp_path: Path) -> None:
         (["saved_model.pb"], "TensorFlow"),
         (["ckpt-1.index", "ckpt-1.data-00000-of-00001"], "TensorFlow"),
         ([".zgroup"], "Zarr"),
+        (["head.json", f"version_3-{'0a' * 8}.patch"], r"Subscriber\(directory\)\.latest\(\)"),
         (["step-1.treepack"], "load one of them"),
         (["a\x1b", "b", "c", "d", "e", "f"], r"It contains a\\x1b, b, c, d, e, …"),
     ],

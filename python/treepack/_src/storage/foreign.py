@@ -186,6 +186,11 @@ _KNOWN: list[tuple[_T, str]] = [
         "it looks like a directory of Zarr: read it with zarr, and save its arrays",
     ),
     (
+        re.compile(r"version_\d+-[0-9a-f]{16}\.(treepack|patch)").fullmatch,
+        "it has the versions of a treepack.Publisher: treepack.Subscriber(directory).latest() "
+        "loads the newest",
+    ),
+    (
         re.compile(r".*\.(treepack|msgpack)").fullmatch,
         "it is not a checkpoint, but contains files that may be: load one of them",
     ),
