@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "must return all of its memory")]
+    #[should_panic(expected = "its memory")]
     fn who_fills_something_else_is_found_out() {
         let mut out = Vec::new();
         let _ = append_with(&mut out, 3, |_| Ok(&mut []));

@@ -127,7 +127,7 @@ def unregistered_types() -> list[Any]:
     return [(State(1.0), 2.0), {"a": Struct(1.0)}, Module(1.0), Frozen(w=1.0)]
 
 
-@pytest.mark.filterwarnings("ignore:.*may name another type")
+@pytest.mark.filterwarnings("ignore:.*unregistered_types.<locals>")
 def test_unknown_types_of_a_function_are_registered_as_the_error_says(tmp_path: Path) -> None:
     path = tmp_path / "model.treepack"
     for number, tree in enumerate(unregistered_types()):

@@ -157,7 +157,7 @@ def test_a_base_that_is_missing_is_named() -> None:
     with pytest.raises(FileNotFoundError, match=r"patch is a patch of this file, .* with base="):
         treepack.load("patch")
     treepack.load("patch", base=tree)
-    with pytest.raises(treepack.TreepackError, match=r"pass base=, .*, to load or loads"):
+    with pytest.raises(treepack.TreepackError, match=r"base=.* loads$"):
         treepack.abstract(treepack.dumps(tree, base=tree))
 
 
@@ -279,7 +279,7 @@ def test_a_misspelt_file_name() -> None:
         treepack.load("memory://first_try/absent")
     assert not hasattr(caught.value, "__notes__")
     assert "is it 'folder/model.treepack'" in refused("ls", "folder/modl.treepack")
-    with Path("file").open("wb") as file, pytest.raises(TypeError, match="or write the result of"):
+    with Path("file").open("wb") as file, pytest.raises(TypeError, match=r"BufferedWriter.*dumps"):
         treepack.save(file, {"w": 1})  # type: ignore[call-overload]
 
 
@@ -342,9 +342,9 @@ def test_axes_that_are_reversed_and_templates_that_are_too_deep() -> None:
 
 
 def test_arguments_of_other_types() -> None:
-    with pytest.raises(TypeError, match="got a str: the path comes first"):
+    with pytest.raises(TypeError, match="got a str: "):
         treepack.save_exported(jax.export.export(jax.jit(jnp.sin))(1.0), "model")
     with pytest.raises(TypeError, match=r"the result of jax\.export\.export.*got a PjitFunction$"):
         treepack.save_exported("model", jax.jit(jnp.sin))
-    with pytest.raises(TypeError, match="version must be an integer, such as the step, got 'v3'"):
+    with pytest.raises(TypeError, match="such as the step, got 'v3'"):
         treepack.Publisher("policy").push({"w": WEIGHT}, version="v3")

@@ -114,7 +114,7 @@ PATHS: list[Row] = [
         "open('cut', salvage=True)['params/w'][:]"]),
     ("load('longer')", "1 trailing byte after the end of the value: remove them.*byte", [
         "loads(bytes_of('longer')[:-1])"]),
-    ("load('text')", '^[^;]*text that begins with "hello world": read it as text.*byte 1', [
+    ("load('text')", '^[^;]*"hello world": .*text, .*byte 1', [
         "pathlib.Path('text').read_text()"]),
     ("load('json')", r"^[^;]*JSON text: read it with the module json \(", [
         "json.loads(bytes_of('json'))"]),
@@ -166,15 +166,16 @@ PATHS: list[Row] = [
         "save('d', {'w': np.ones(1)}, format='safetensors')"]),
     ("save('a.safetensors', {'n': 3})", "at n: .*save numpy.asarray", [
         "save('a.safetensors', {'n': np.asarray(3)})"]),
-    ("save('a.safetensors', {'n': 'x', 'w': np.ones(1)})", "at n: .*select= or static=.skip", [
+    ("save('a.safetensors', {'n': 'x', 'w': np.ones(1)})", "at n: .*static=.skip", [
         "save('a.safetensors', {'n': 'x', 'w': np.ones(1)}, static='skip')"]),
     ("save('a.safetensors', {'w': np.ones(1)}, metadata={'n': 1})", "strings .*json.dumps", [
         "save('a.safetensors', {'w': np.ones(1)}, metadata={'n': json.dumps(1)})"]),
-    ("save('x', TREE, max_shard_size='1GB')", "pass format='safetensors', or leave it out", [
+    ("save('x', TREE, max_shard_size='1GB')",
+        "^max_shard_size= applies only to safetensors: pass format='safetensors', or leave it o", [
         "save('d', TREE, format='safetensors', max_shard_size='1GB')"]),
     ("save('d', TREE, format='safetensors', max_shard_size='big')", "'big'.*500MB|'big'", [
         "save('d', TREE, format='safetensors', max_shard_size='500MB')"]),
-    ("save('x', TREE, rename={'a': 'b'})", "pass format='safetensors', or leave it out", [
+    ("save('x', TREE, rename={'a': 'b'})", "^rename= .* or leave it out", [
         "save('x', TREE)"]),
     ("treepack.loads('model')", "got the path 'model': use treepack.load for files", [
         "load('model')"]),
@@ -379,25 +380,25 @@ PARTS: list[Row] = [
 LEAVES: list[Row] = [
     ("dumps({'a': {1, 2}})", r"at a: .*set.* a set has no order: save sorted\(\.\.\.\) of it", [
         "dumps({'a': sorted({1, 2})})", "dumps({}, metadata={'a': {1, 2}})"]),
-    ("dumps({'a': range(3)})", r"at a: .*save list\(\.\.\.\) of it", [
+    ("dumps({'a': range(3)})", r"at a: .*list\(\.\.\.\)", [
         "dumps({'a': list(range(3))})"]),
-    ("dumps({'a': collections.deque([1])})", r"save list\(\.\.\.\) of it", [
+    ("dumps({'a': collections.deque([1])})", r"at a: .*list\(\.\.\.\)", [
         "dumps({'a': list(collections.deque([1]))})"]),
-    ("dumps({'a': np.array(['x'])})", r"at a: .*save its \.tolist\(\)", [
+    ("dumps({'a': np.array(['x'])})", r"at a: .*\.tolist\(\)", [
         "dumps({'a': np.array(['x']).tolist()})"]),
-    ("dumps({'a': np.array([1, None], object)})", r"dtype\('O'\).*save its \.tolist\(\)", [
+    ("dumps({'a': np.array([1, None], object)})", r"dtype\('O'\).*\.tolist\(\)", [
         "dumps({'a': np.array([1, None], object).tolist()})"]),
     ("dumps({'a': np.zeros(1, 'V3')})", r"at a: .*dtype", ["dumps({'a': bytes(3)})"]),
     ("dumps({'a': Color.RED})", r"at a: .*save its \.value", ["dumps({'a': Color.RED.value})"]),
-    ("dumps({'a': argparse.Namespace(b=1)})", r"at a: .*save vars\(\.\.\.\) of it", [
+    ("dumps({'a': argparse.Namespace(b=1)})", r"at a: .*vars\(\.\.\.\)", [
         "dumps({'a': vars(argparse.Namespace(b=1))})"]),
-    ("dumps({'a': types.SimpleNamespace(b=1)})", r"save vars\(\.\.\.\) of it", [
+    ("dumps({'a': types.SimpleNamespace(b=1)})", r"at a: .*vars\(\.\.\.\)", [
         "dumps({'a': vars(types.SimpleNamespace(b=1))})"]),
-    ("dumps({'a': pathlib.Path('x')})", r"save str\(\.\.\.\) of it, or pass it as metadata=", [
+    ("dumps({'a': pathlib.Path('x')})", r"at a: .*str\(\.\.\.\).* metadata=", [
         "dumps({'a': str(pathlib.Path('x'))})", "dumps({}, metadata=pathlib.Path('x'))"]),
     ("dumps({'a': datetime.datetime(2020, 1, 1)})", r"save its \.isoformat\(\)", [
         "dumps({'a': datetime.datetime(2020, 1, 1).isoformat()})"]),
-    ("dumps({'a': decimal.Decimal(1)})", r"save str\(\.\.\.\) of it", [
+    ("dumps({'a': decimal.Decimal(1)})", r"at a: .*str\(\.\.\.\)", [
         "dumps({'a': str(decimal.Decimal(1))})"]),
     ("dumps({'a': np.dtype('int8')})", "save its name", ["dumps({'a': np.dtype('int8').name})"]),
     ("dumps({'a': np.ma.masked_array([1], [True])})", "save data and mask", [
@@ -410,7 +411,7 @@ LEAVES: list[Row] = [
         "dumps({'a': file.to_dict()})"]),
     ("dumps({'a': jax.ShapeDtypeStruct((1,), 'f4')})", "no values.*metadata=", [
         "dumps({}, metadata={'a': jax.ShapeDtypeStruct((1,), 'f4')})"]),
-    ("dumps({'a': P('x')})", r"save tuple\(\.\.\.\) of it", ["dumps({'a': tuple(P('x'))})"]),
+    ("dumps({'a': P('x')})", r"at a: .*tuple\(\.\.\.\)", ["dumps({'a': tuple(P('x'))})"]),
     ("dumps({'a': jax.tree.structure([1])})", "save the tree itself", ["dumps({'a': [1]})"]),
     ("dumps({'m': nnx.graphdef(nnx.Linear(1, 1, rngs=nnx.Rngs(0)))}, static='error')", "nnx.state",
         ["dumps({'m': nnx.state(nnx.Linear(1, 1, rngs=nnx.Rngs(0)))})"]),
@@ -418,7 +419,7 @@ LEAVES: list[Row] = [
     ("dumps({1: 2, '1': 3})", "unique string representation", ["dumps({1: 2, 2: 3})"]),
     ("dumps({'__treepack__': 3})", "the key \"__treepack__\" is reserved", [
         "dumps({'treepack': 3})"]),
-    ("dumps({Thing(): 3})", r"a key .*save str\(\.\.\.\) of it", ["dumps({str(Thing()): 3})"]),
+    ("dumps({Thing(): 3})", r"a key .*str\(\.\.\.\)", ["dumps({str(Thing()): 3})"]),
     ("dumps({}, metadata=Thing())", "at metadata: .*encode=", [
         "treepack.register_auxdata(Thing, serialized_name='Thing', encode=vars,"
         " decode=lambda it: Thing())", "dumps({}, metadata=Thing())"]),

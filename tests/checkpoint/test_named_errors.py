@@ -152,7 +152,7 @@ def names(name: str | None) -> Iterator[list[str]]:
             assert name not in texts[0].replace(repr(name), ""), texts[0]
 
 
-@pytest.mark.filterwarnings("ignore:.*undamaged leaves are loaded")
+@pytest.mark.filterwarnings("ignore:.*is damaged")
 @pytest.mark.parametrize("content", CONTENTS)
 def test_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str) -> None:
     monkeypatch.chdir(tmp_path)
@@ -189,7 +189,7 @@ def test_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str) ->
         assert texts["load"]
 
 
-@pytest.mark.filterwarnings("ignore:.*undamaged leaves are loaded")
+@pytest.mark.filterwarnings("ignore:.*is damaged")
 @pytest.mark.parametrize("content", CONTENTS)
 def test_urls(content: str) -> None:
     url = "memory://named-errors/file"
@@ -249,7 +249,7 @@ FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
 OTHERS = ("template", "max_size", "nothing", "bools", "the same path", "w is damaged: pass")
 
 
-@pytest.mark.filterwarnings("ignore:.*undamaged leaves are loaded")
+@pytest.mark.filterwarnings("ignore:.*is damaged")
 @pytest.mark.parametrize("fault", FAULTS)
 def test_directories(directory: Path, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
     """The directory and the file in it that is at fault are named once each."""

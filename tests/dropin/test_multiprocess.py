@@ -29,7 +29,7 @@ for save in (treepack.serialization.to_bytes, treepack.serialization.msgpack_ser
     else:
         raise AssertionError("no error")
 valid, issues = treepack.serialization.validate_serializable({"a": {"w": sharded}})
-assert not valid and issues[0].startswith("a/w: the array has shards on devices of other"), issues
+assert not valid and issues[0].startswith("a/w: ") and "other processes" in issues[0], issues
 print("done")
 """
 

@@ -538,9 +538,7 @@ def test_nodes_with_other_children_or_static_data(name: str) -> None:
 
 def test_an_unknown_implementation_of_keys() -> None:
     data = altered(treepack.dumps([jax.random.key(1)]), b"threefry2x32", b"threefry2x33")
-    with pytest.raises(
-        treepack.DecodeError, match=r"expected an array, found a dict .*implementation.*at 0"
-    ):
+    with pytest.raises(treepack.DecodeError, match=r"found a dict .*implementation.*at 0"):
         treepack.loads(data)
 
 
@@ -875,5 +873,5 @@ def test_flax_reads_a_file_with_large_integers() -> None:
     read = flax.serialization.msgpack_restore(treepack.dumps({"n": -(2**70), "w": np.ones(2)}))
     assert read["n"] == msgpack.ExtType(73, (-(2**70)).to_bytes(9, "big", signed=True))
     assert read["w"].sum() == 2
-    with pytest.raises(OverflowError, match=r"at n: .*treepack\.save and treepack\.dumps accept"):
+    with pytest.raises(OverflowError, match=r"at n: .*treepack\.dumps"):
         serialization.to_bytes({"n": 2**70})

@@ -163,7 +163,7 @@ def test_dropped_fields_need_a_default() -> None:
         w: Any
         cache: Any
 
-    with pytest.raises(ValueError, match="'cache', which has no default"):
+    with pytest.raises(ValueError, match="'cache'"):
         treepack.register_dataclass(Dropping, ["w"], [], ["cache"])
     assert f"{Dropping.__module__}.{Dropping.__qualname__}" not in treepack.registered_types()
 
@@ -283,7 +283,7 @@ def test_a_registration_that_fails_changes_nothing() -> None:
         return treepack.register_dataclass(made, drop_fields=drop)
 
     first = define()
-    with pytest.raises(ValueError, match="which is not a field"):
+    with pytest.raises(ValueError, match="'other'"):
         define("other")
     assert type(treepack.loads(treepack.dumps(first(1)))) is first
 
@@ -293,7 +293,7 @@ def test_arguments_are_those_of_jax() -> None:
     class Known:
         w: Any = None
 
-    with pytest.raises(TypeError, match="must be passed together"):
+    with pytest.raises(TypeError, match="data_fields and meta_fields"):
         treepack.register_dataclass(Known, ["w"])
     with pytest.raises(ValueError, match=r"already registered with JAX with the fields \['w'\]"):
         treepack.register_dataclass(Known, ["w"], [], ["w"], serialized_name="tests.Known")

@@ -501,7 +501,7 @@ def test_code_is_not_a_template(tmp_path: Path) -> None:
         (new_state, r"jax\.eval_shape\(new_state\)"),
         (jax.jit(new_state), "call it"),
         (functools.partial(new_state), "call it"),
-        (dict, "an object of it"),
+        (dict, r"type \(dict\)"),
         (MODEL, r"jax\.eval_shape\(module\.init"),
         (np, "a tree of arrays"),
         (Attributes(), "register its type"),

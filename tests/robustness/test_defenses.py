@@ -551,7 +551,7 @@ def test_arrays_that_jax_does_not_have_are_one_clear_error(name: str):
     forged = saved.replace(plain[1:], b"\xa1w" + msgpack.packb(msgpack.ExtType(1, array)))
     assert forged != saved
     assert treepack.loads(forged, arrays="numpy")["w"].dtype == dtype
-    with pytest.raises(treepack.DecodeError, match="JAX does not support dtype"):
+    with pytest.raises(treepack.DecodeError, match=r"^JAX .*\(at w"):
         treepack.loads(forged)
-    with pytest.raises(treepack.DecodeError, match="JAX does not support dtype"):
+    with pytest.raises(treepack.DecodeError, match=r"^JAX .*\(at w"):
         treepack.loads(forged, device=jax.devices()[0])

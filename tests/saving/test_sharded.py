@@ -128,7 +128,7 @@ if index == 1:
 fails(bad, "process 1: UnserializableLeafError" if index == 0 else "UnserializableLeafError")
 other = make(mesh(2, 1))
 other["host"] = np.zeros(1000 + index)
-fails(other, "process 1 saved a different tree")
+fails(other, "process 1 saved ")
 
 def enough(done, total):
     if index == 1:
@@ -156,7 +156,7 @@ path = f"{args[0]}-{index}"  # which is not the same directory
 try:
     treepack.save(path, make(mesh(2, 1)))
 except ValueError as error:
-    assert "all processes must write to the same directory" in str(error), error
+    assert f"process 1 saves to '{args[0]}-1', process 0 to '{args[0]}-0': " in str(error), error
 else:
     raise AssertionError("no error")
 """
@@ -1293,7 +1293,7 @@ def test_a_lease_that_tells_nothing(
     tmp_path: Path, data: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / lease.FILE).write_bytes(data)
-    with pytest.raises(treepack.TreepackError, match="is being saved to by another job"):
+    with pytest.raises(treepack.TreepackError, match="another job"):
         save_to(tmp_path, 1)
     monkeypatch.setattr(lease, "EXPIRY_S", -1.0)
     save_to(tmp_path, 1)

@@ -142,7 +142,7 @@ UNSAVED: dict[str, tuple[Any, str]] = {
     "complex": (1j, r"found complex: save numpy.asarray\(1j\)"),
     "bytes": (b"a", "found bytes"),
     "object": (object(), "leaf of type object"),
-    "abstract": (jax.ShapeDtypeStruct((2,), np.float32), "it has no values"),
+    "abstract": (jax.ShapeDtypeStruct((2,), np.float32), "ShapeDtypeStruct"),
     "key": (jax.random.key(0), "jax.random.key_data"),
     "complex128": (np.ones(2, complex), "dtype complex128: save its parts"),
     "int4": (jnp.ones(2, jnp.int4), "dtype int4: "),
@@ -230,7 +230,7 @@ def test_sizes_that_mean_nothing(tmp_path: Path, size: Any) -> None:
 
 def test_options_of_safetensors_are_for_safetensors(tmp_path: Path) -> None:
     for options in ({"max_shard_size": 3}, {"rename": {"a": "b"}}):
-        with pytest.raises(ValueError, match="applies only to safetensors"):
+        with pytest.raises(ValueError, match=f"^{next(iter(options))}= "):
             treepack.save(tmp_path / "a", tree(), **options)
 
 
@@ -452,7 +452,7 @@ def test_the_command_writes_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert "applies to directories" in refused(
         "convert", "one", "x.safetensors", "--max-shard-size", "3KB"
     )
-    assert "must be a number" in refused("convert", "one", "x", "--max-shard-size", "3")
+    assert "got '3'" in refused("convert", "one", "x", "--max-shard-size", "3")
     call("convert", "one", "memory://hub-test/x.safetensors")
     data = fsspec.filesystem("memory").cat("/hub-test/x.safetensors")
     assert struct.unpack("<Q", data[:8])[0] < 1000
