@@ -144,7 +144,7 @@ def save_checkpoint(
       keep_every_n_steps: The minimum number of steps between older checkpoints that are also kept.
       async_manager: Saves in the background; the tree may change as soon as this returns.
       orbax_checkpointer: A checkpointer of Orbax that saves the tree instead of treepack.
-      compress: See `treepack.save`, as for all others. flax does not read compressed files.
+      compress: See `treepack.save`, also for other options. flax does not read compressed files.
       level: From 0 (stored) to 9 (smallest).
       durable: Whether to wait until the file is on the disk before older ones are removed.
       threads: The maximum number of threads that compress.
@@ -227,7 +227,7 @@ def save_checkpoint_multiprocess(
       async_manager: See `save_checkpoint`. Every process must pass one.
       gda_manager: Not supported; it must be `None`.
       orbax_checkpointer: A checkpointer of Orbax that saves the tree instead of treepack.
-      compress: See `save_checkpoint`, as for all others.
+      compress: See `save_checkpoint`, also for other options.
       level: From 0 (stored) to 9 (smallest).
       durable: Whether to wait until the files are on the disk before older ones are removed.
       threads: The maximum number of threads that compress.

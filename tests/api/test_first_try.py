@@ -283,10 +283,11 @@ def test_a_misspelt_file_name() -> None:
         treepack.save(file, {"w": 1})  # type: ignore[call-overload]
 
 
-def test_a_third_argument_of_save() -> None:
+def test_arguments_without_a_name() -> None:
     with pytest.raises(TypeError, match=r"name the rest, as in metadata={'step': 1}"):
         treepack.save("model", {"w": 1}, {"step": 1})  # type: ignore[call-overload]
     assert "_more" not in inspect.signature(treepack.save).parameters
+    assert list(inspect.signature(treepack.Keep).parameters) == ["last", "every", "seconds", "best"]
 
 
 def test_a_new_name_of_a_leaf() -> None:

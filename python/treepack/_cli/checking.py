@@ -24,8 +24,8 @@ def verify(
 ) -> None:
     """Compares files with their checksums.
 
-    Of a run it compares all checkpoints. Exit status: 1 if a file is damaged, otherwise
-    2 if a file cannot be read, or a newer version of treepack wrote it.
+    For a run, compares all of its checkpoints. Exit status: 1 if a file is damaged,
+    otherwise 2 if a file cannot be read, or a newer version of treepack wrote it.
     """
     damaged = newer = failed = False
     for file in [path for given in files for path in runs.files_of(given)]:

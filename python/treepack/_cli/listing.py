@@ -33,7 +33,7 @@ from treepack._src.storage.place import shown
 from treepack.errors import MissingPathError
 
 KINDS = (
-    "A file of treepack, flax, eformer, safetensors or NumPy (npz), a sharded directory, or one of "
+    "A file of treepack, flax, eformer, safetensors or NumPy (npz), or a directory of treepack, "
     "Hugging Face or Orbax"
 )
 FILE = Annotated[str, typer.Argument(metavar="FILE", help=f"{KINDS}.")]
@@ -83,7 +83,7 @@ def ls(
 ) -> None:
     """Lists the content of a file: shapes, dtypes, sizes, and metadata, without reading arrays.
 
-    Of a run it lists checkpoints: sizes, metrics, and whether each can be resumed.
+    For a run, lists its checkpoints: sizes, metrics, and whether each can be resumed.
     """
     if nan:
         _list_nan(file, path, max_size)

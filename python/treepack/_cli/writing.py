@@ -87,7 +87,7 @@ def convert(
         typer.Option(
             metavar="PATH=PATTERN",
             help=(
-                "Stack the arrays of layers, such as layers/*/w with * for the number, to one at "
+                "Stack the arrays of layers, such as layers/*/w (* is the number), into one at "
                 "PATH. May be repeated."
             ),
         ),
@@ -97,8 +97,8 @@ def convert(
         typer.Option(
             metavar="PATH=PATTERN",
             help=(
-                "Split the array at PATH into arrays of layers: reverts --stack. PATH is that "
-                "before or after --rename. May be repeated."
+                "Split the array at PATH into arrays of layers: reverts --stack. PATH may be the "
+                "name before or after --rename. May be repeated."
             ),
         ),
     ] = None,
@@ -107,21 +107,21 @@ def convert(
         typer.Option(
             metavar="PATH",
             help=(
-                "Reverse the axes of the array at PATH, or of its layers. PATH is that before or "
-                "after --rename. May be repeated."
+                "Reverse the axes of the array at PATH, or of its layers. PATH may be the name "
+                "before or after --rename. May be repeated."
             ),
         ),
     ] = None,
     sep: SEP = ".",
     max_size: MAX_SIZE = None,
 ) -> None:
-    """Converts a file: its format, compression and dtype of floats; all leaves or some.
+    """Converts the format, compression or float dtype of a file; all leaves or some.
 
     The suffix of TARGET selects the format: .safetensors, .npz, .treepack
     with an index and checksums, or .msgpack as flax writes it. .gz compresses
     the file.
 
-    A .treepack file keeps its types in a new one, unless leaves are selected.
+    From .treepack to .treepack, types are kept unless leaves are selected.
     .treepack and .safetensors keep the metadata. Files may be larger than
     memory.
     """

@@ -55,8 +55,8 @@ def dumps(
         16.
       base: The receiver's data: a tree, encoded bytes or an open `File`. The result is then a
         patch, which `loads` reads with the same base: arrays that the base has at the same path,
-        of the same dtype and shape, are differences. Those on accelerators are fetched, also the
-        base's.
+        of the same dtype and shape, are differences. Arrays on accelerators are fetched, the base's
+        too.
       threads: The maximum number of threads that copy or compress large arrays.
       progress: A callable of the bytes done and their total, or `True` for a bar; for compressing.
 
@@ -118,9 +118,9 @@ def loads(
       containers: Whether containers keep their saved types, or become dicts and lists (`"plain"`).
       static: The static data that were not saved; see `load`.
       base: The tree, encoded bytes or open `File` that a patch was made against; see `dumps`. Other
-        data ignore it. JAX arrays of a base tree that did not change are in the result themselves,
-        unless they are tiny, or other devices or dtypes are requested. NumPy arrays may change
-        later, so they are always new.
+        data ignore it. The result shares unchanged JAX arrays of a base tree, unless they are tiny,
+        or other devices or dtypes are requested. NumPy arrays may change later, so they are always
+        new.
       max_size: The maximum size in bytes of decompressed data, or of the encoding of a patch and
         its base.
       threads: The maximum number of threads.

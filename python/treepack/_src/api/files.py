@@ -315,12 +315,11 @@ def load(
         Where the target has JAX arrays or `ShapeDtypeStruct`s, arrays become JAX arrays on the same
         devices (not with 64-bit dtypes unless `jax_enable_x64` is set); elsewhere they become NumPy
         arrays.
-      strict: How leaves are compared with the target. `True`: shapes and dtypes must
-        be equal; float64 in the file matches float32 in a target of JAX arrays, unless
-        `jax_enable_x64` is set. `"exact"`:
-        dtypes must be equal, dicts must not have keys that the target lacks (`unexpected="ignore"`
-        allows them), and containers must have equal types where the file stores them. `False`: not
-        compared.
+      strict: How leaves are compared with the target. `True`: shapes and dtypes must be equal;
+        float64 in the file matches float32 in a target of JAX arrays, unless `jax_enable_x64` is
+        set. `"exact"`: dtypes must be equal, dicts must not have keys that the target lacks
+        (`unexpected="ignore"` allows them), and containers must have equal types where the file
+        stores them. `False`: not compared.
       cast: Whether to cast floats to the dtypes of the target, and integers where no value changes.
       dtype: Without a target, the dtype to which all float arrays are cast, such as `jnp.bfloat16`,
         each as it is loaded. Integers, bools, complex numbers, PRNG keys and Python numbers keep

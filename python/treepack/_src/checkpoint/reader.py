@@ -524,7 +524,7 @@ class LazyArray(ArrayLike, Deferred, metaclass=Completing):  # type: ignore[meta
         yield from self.reader.stored(joined([(start, max(data, start + 1)), *inside], near))
 
     def begin(self, index: Sequence[slice]) -> None:
-        """Begins to read a box in the background, where a library does that."""
+        """Begins to read a box in the background, if a library reads the file (Orbax)."""
 
     def read_to(self, bounds: Bounds, target: np.ndarray, *, threads: int | None = None) -> None:
         """Reads the elements of a box.

@@ -72,7 +72,7 @@ def unstack(pattern: str, *, axis: int = 0, transpose: Axes = False) -> Source:
     Args:
       pattern: The paths of the arrays in the file, with one `*` for the number of the layer.
       axis: The axis of the leaf that counts the layers.
-      transpose: See `stack`, whose order of axes is reverted.
+      transpose: As for `stack`; each layer is transposed back.
 
     Examples:
       >>> import numpy as np, tempfile, treepack
@@ -89,7 +89,7 @@ def unstack(pattern: str, *, axis: int = 0, transpose: Axes = False) -> Source:
 def transpose(path: str, axes: tuple[int, ...] | None = None) -> Source:
     """Transposes an array, as the source of one leaf in `load(rename=)`.
 
-    In `save(rename=)`, the leaf is transposed into this path.
+    In `save(rename=)`, it transposes the leaf back, and `path` is its new name.
 
     Args:
       path: The path of the array in the file.

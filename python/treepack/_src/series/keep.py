@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import math
 import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -90,6 +91,10 @@ class Keep:
         if self.best is not None:
             steps.update(best_steps(checkpoints, *self.best))
         return steps
+
+
+if not TYPE_CHECKING:  # `help` would show the signature of `__new__`
+    Keep.__signature__ = inspect.signature(object.__new__(Keep).__init__)
 
 
 def check_positive(name: str, value: float | None) -> None:

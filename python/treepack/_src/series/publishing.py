@@ -298,7 +298,7 @@ class Subscriber:
 
         Args:
           template: A template of the tree; see `load`.
-          strict: See `load`, as for all others.
+          strict: See `load`, also for other options.
 
         Raises:
           FileNotFoundError: If no version was published.
@@ -332,7 +332,7 @@ class Subscriber:
           template: A template of the tree; see `load`.
           newer_than: The number of a version; by default the last one received.
           timeout: The maximum time to wait in seconds.
-          strict: See `load`, as for all others.
+          strict: See `load`, also for other options.
 
         Raises:
           TimeoutError: An OSError. If no newer version was published in time.

@@ -183,7 +183,7 @@ class Series:
             `resume` sets `local` to it.
           background: Whether to write in a thread, and to return a `Saving` as soon as the program
             may change the state; see `treepack.save`.
-          metadata: Any value to be kept with the state; see `treepack.save`, as for all others.
+          metadata: Any value to keep with the state; see `treepack.save`, also for other options.
           static: Static data and leaves that have no form in files.
           compress: Whether to compress, or how.
           level: From 0 (stored) to 9 (smallest).
@@ -259,7 +259,7 @@ class Series:
             since each device needs only a part. On network file systems, a mapped file must not be
             removed by another host, as later saves do.
           max_size: The maximum decompressed size in bytes.
-          select: See `treepack.load`, as for all others.
+          select: See `treepack.load`, also for other options.
 
         Returns:
           The step and the state; `None` if no checkpoint was ever completed.
