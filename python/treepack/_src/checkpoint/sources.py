@@ -1,4 +1,4 @@
-"""Arrays that are made of others when they are loaded, and the way back: `stack` and `unstack`."""
+"""Assembles arrays from several others in loads, and splits them in saves: `stack`, `unstack`."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Exchanges messages between processes that save or load together: three short ones each.
 
-    process 0        prepares the directory ──▶ name and identity of the save ──▶ all every process
-    writes its file ──▶ its report: success, an error or a difference ──▶ the first of its group of
-    processes ──▶ process 0
+    process 0        prepares the directory ──▶ name and identity of the save ──▶ all
+    every process    writes its file ──▶ its report: success, an error or a difference
+                     ──▶ the first process of its group ──▶ process 0
     process 0        commits ──▶ end, or an error ──▶ all
 
 Processes that load agree in the same way before each batch of arrays is sent over the devices

@@ -3,13 +3,12 @@
 | `strict=` | names of children | shapes | dtypes |
 |---|---|---|---|
 | `"exact"` | equal; containers of equal types, where these were saved | equal | equal |
-| `True` | the template's; a mapping of the state may have more | equal | equal as JAX sees them |
+| `True` | the template's; a mapping of the state may have more | equal | equal for JAX |
 | `False` | the template's; a mapping of the state may have more | any | any |
 
 `unexpected=` overrides the treatment of names that the template lacks.
 
-"As JAX sees them" means: compared with a JAX array, 64 bits count as 32 unless `jax_enable_x64` is
-set.
+"Equal for JAX": compared with a JAX array, 64 bits count as 32 unless `jax_enable_x64` is set.
 """
 
 from __future__ import annotations

@@ -227,8 +227,8 @@ class Lease:
         text = f"{self._path.parent} is being saved to by {_holder(about)}"
         if age is not None:
             text += (
-                f". It renewed its lease {max(0, age):.0f} s ago, which expires after "
-                f"{EXPIRY_S:.0f} s: wait, or remove {self._path} if that process has ended"
+                f". Its lease, renewed {max(0, age):.0f} s ago, expires after {EXPIRY_S:.0f} s: "
+                f"wait, or remove {self._path} if that process has ended"
             )
         return text
 

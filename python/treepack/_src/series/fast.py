@@ -4,9 +4,9 @@
                             │
     drain, a thread         └──▶ copy, commit in the durable directory ──▶ rules of `Keep`
 
-The drain copies the oldest first. A checkpoint is drained if the durable directory has a whole one
-of a later step, or of its step that was not saved before it. Nothing else is recorded, so a killed
-program leaves nothing to repair; the next save, or `Series.wait`, goes on with its copies.
+The drain copies the oldest first. A checkpoint counts as drained if the durable directory has a
+whole one of a later step, or of its step that was not saved before it. Nothing else is recorded, so
+a killed program leaves nothing to repair; the next save, or `Series.wait`, continues its copies.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""When a run saves: at intervals of steps, or of seconds by the clock of process 0.
+"""Decides when a run saves: at intervals of steps, or of seconds by the clock of process 0.
 
     process 0    at a step ──▶ whether to save, and the step of the next message ──▶ all
 

@@ -1,4 +1,4 @@
-"""Saves the checkpoints of a series, each in one commit, and removes those without use after it.
+"""Saves the checkpoints of a series, each in one commit, and then removes superseded ones.
 
 claim of the directory ──▶ no later checkpoint ──▶ write, commit ──▶ remove others by the rules
 (a lease, on disks)        is there                (`saving/`)       (process 0)

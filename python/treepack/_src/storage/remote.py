@@ -1,7 +1,7 @@
 """Reads and writes remote files at URLs of any store.
 
-    reading    the end of a file, then few large ranges      Blocks ──▶ _core.Content writing    the
-    output is piped, in parts      layout ──pipe──▶ store
+    reading    the end of a file, then few large ranges    Blocks ──▶ _core.Content
+    writing    the output is piped, in parts               layout ──pipe──▶ store
 
 `fetch.py` fetches ranges that will be read, many at a time.
 """
