@@ -86,7 +86,7 @@ class _Cast(BoxedArray):
         return super().__array__(dtype)  # `copy=False` does not exclude casts
 
     def begin(self, index: Sequence[slice]) -> None:
-        """Begins to read a box in the background, where a library does that."""
+        """Begins to read a box in the background, if a library reads the file (Orbax)."""
         self._array.begin(index)
 
     def _read(self, box: Sequence[range]) -> np.ndarray:

@@ -33,7 +33,7 @@ def hinting(catalog: Callable[[], core.Catalog], start: int, target: Any) -> Ite
 
 
 def _leaves(catalog: core.Catalog, start: int) -> list[str]:
-    """Returns the paths of leaves; none if there are many, or long ones, as of no real tree."""
+    """Returns the paths of leaves; none if they are more or longer than in real trees."""
     found: list[str] = []
     for path, value in catalog.ends(start):
         if len(found) == _MOST_LEAVES or len(path) > _MOST_TEXT:
@@ -129,7 +129,7 @@ def _has_names(paths: Collection[str]) -> bool:
 def _shape_in(
     leaves: Mapping[str, Any], mismatches: Collection[Mismatch]
 ) -> tuple[int, ...] | None:
-    """Returns the first shape that is a tuple of the template, where the file has an array."""
+    """Returns the first tuple of the template that equals the shape of the file's array there."""
     shapes: dict[str, list[Any]] = {}
     for path, leaf in leaves.items():
         shapes.setdefault(path.rpartition("/")[0], []).append(leaf)

@@ -204,8 +204,8 @@ class Reader:
     ) -> Any:
         """Reads the state at a place, with `ABSENT` for unmarked leaves.
 
-        Arrays may stay lazy where `stays` is true of their paths, which are relative to the place;
-        without it, where they were arrays of jax, or all arrays become some.
+        Arrays may stay lazy where `stays` is true of their paths, relative to the place; without
+        it, where they were saved from JAX arrays, or all become JAX arrays.
         """
         with self.fetching(place.value, marks):
             return self.catalog.read(

@@ -21,7 +21,7 @@ Axes = bool | tuple[int, ...]
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """The leaves of a file that become one leaf of a tree, or that are made of it.
+    """The leaves of a file that become one leaf of a tree, or into which it is split.
 
     See `stack`, `unstack` and `transpose`.
     """

@@ -54,7 +54,7 @@ class Preemption:
             signal.signal(signal.SIGTERM, self._before or signal.SIG_DFL)
 
     def exit(self) -> SystemExit:
-        """Returns the exit of the program, with the status of a program that a signal has ended."""
+        """Returns a SystemExit with the status of a program that a signal ended."""
         return SystemExit(128 + (self.number or 0))
 
     def _note(self, number: int, frame: FrameType | None) -> None:

@@ -336,7 +336,7 @@ class Subscriber:
 
         Raises:
           TimeoutError: An OSError. If no newer version was published in time.
-          TreepackError: See `latest`, as for other errors.
+          TreepackError: See `latest`, also for other errors.
         """
         check("timeout", timeout)
         check_known(Subscriber.wait, options)

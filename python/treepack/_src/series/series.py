@@ -268,7 +268,7 @@ class Series:
           CorruptionError: A ValueError. If there are checkpoints, but no whole one; it names all.
           MismatchError: A ValueError. If the checkpoint does not fit the template; earlier ones are
             not tried then.
-          UnregisteredTypeError: See `treepack.load`, as for other errors that are not damage.
+          UnregisteredTypeError: See `treepack.load`, also for other errors except damage.
 
         Warns:
           UserWarning: If a checkpoint is skipped; or if `local` is a list because another number of

@@ -182,7 +182,7 @@ def _joined(
 
 
 def record_of_patch(source: Openable, max_size: int | None) -> bytes | None:
-    """Returns an encoding of nothing but the record in a patch; `None` for other, damaged data."""
+    """Returns an encoding with only the record of a patch; `None` for other or damaged data."""
     try:
         content, _ = _raw(source)
         if content.is_compressed():

@@ -85,7 +85,7 @@ class Held(Computed):
         self._lock = threading.Lock()
 
     def _elements(self, start: int, stop: int) -> np.ndarray:
-        """Returns a range of elements in C order; drops the array after as many as it has."""
+        """Returns a range of elements in C order; drops the array once all were returned."""
         with self._lock:
             if self._made is None:
                 self._made, self._left = self._make(), self.size
