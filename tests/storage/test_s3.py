@@ -254,7 +254,7 @@ def test_what_is_not_there(server: s3.Server) -> None:
                 read(url, storage_options=options)  # type: ignore[operator]
     with pytest.raises(FileNotFoundError, match="no-such-bucket"):
         treepack.save("s3://no-such-bucket/model", TREE, storage_options=options)
-    with pytest.raises(ValueError, match=r"storage_options for s3:// are those of obstore"):
+    with pytest.raises(ValueError, match=r"storage_options for s3:// are options of obstore"):
         treepack.load(server.url("x"), storage_options={**options, "no_option": 1})
 
 

@@ -141,7 +141,7 @@ class ObjectStore(RemoteStore):
             except (obstore.exceptions.BaseError, TypeError, ValueError) as error:
                 raise ValueError(
                     f"{shown(url)}: {_first_line(error)}; storage_options for {scheme}:// are "
-                    f"those of obstore.store.from_url, such as {_CREDENTIALS[self._kind][0]}"
+                    f"options of obstore.store.from_url, such as {_CREDENTIALS[self._kind][0]}"
                 ) from error
 
     def head(self, path: str, count: int) -> Stored:
