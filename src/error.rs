@@ -156,7 +156,7 @@ pub enum Error {
     )]
     Overwritten,
     /// An error at a path in the tree.
-    #[error("{error} (at {path})")]
+    #[error("{} ({}at {path})", Reason(error), before(error.offset()))]
     At {
         /// The path.
         path: Path,
@@ -248,6 +248,10 @@ impl fmt::Display for Reason<'_> {
             other => fmt::Display::fmt(other, f),
         }
     }
+}
+
+fn before(offset: Option<usize>) -> impl fmt::Display {
+    fmt::from_fn(move |f| offset.map_or(Ok(()), |offset| write!(f, "byte {offset}, ")))
 }
 
 fn truncated(missing: u64) -> String {
@@ -456,7 +460,7 @@ mod tests {
             let mut path = Path::default();
             path.push_outer("a");
             let error = Error::at(path, error);
-            assert_eq!(error.to_string(), format!("{shown} (at a)"));
+            assert_eq!(error.to_string(), format!("{reason} (byte 17, at a)"));
             assert_eq!(error.reason(), reason);
         }
     }

@@ -396,11 +396,11 @@ mod tests {
     fn errors_tell_the_path() {
         // {"a": [0, {"b": <reserved byte>}]}
         let text = error(b"\x81\xa1a\x92\x00\x81\xa1b\xc1");
-        assert!(text.ends_with("(at a/1/b)"), "{text}");
+        assert!(text.ends_with("(byte 8, at a/1/b)"), "{text}");
         // The path of a key is its map's.
         let text = error(b"\x81\xa1a\x81\xc1\x00");
-        assert!(text.ends_with("(at a)"), "{text}");
-        assert!(error(b"\x91\x90\x00").ends_with("(at .)"));
+        assert!(text.ends_with("(byte 4, at a)"), "{text}");
+        assert!(error(b"\x91\x90\x00").ends_with("(byte 2, at .)"));
     }
 
     #[test]

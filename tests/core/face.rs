@@ -565,7 +565,7 @@ fn leaves_of_all_kinds_are_listed() {
     assert_eq!(file.get("code").unwrap().dtype(), Dtype::I16);
     let error = file.get("other").unwrap_err().to_string();
     assert!(
-        error.contains("float96") && error.ends_with("(at other)"),
+        error.contains("float96") && error.ends_with("(byte 90, at other)"),
         "{error}"
     );
     assert!(file.verify().unwrap_err().to_string().contains("float96"));
