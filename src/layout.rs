@@ -11,9 +11,7 @@ use crate::source::Source;
 use crate::structure::Seal;
 use crate::{Error, Result, grow, stream};
 
-/// The bytes of a leaf.
-///
-/// They are copied, never lent as a slice, since other code may change them at any time.
+/// The bytes of a leaf, which are copied, never lent as a slice (see [`crate::raw`]).
 pub trait Payload {
     fn len(&self) -> usize;
 

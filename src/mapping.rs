@@ -179,12 +179,12 @@ impl Source for Pages {
     }
 }
 
-/// An open file, mapped where the system allows it: some file systems (FUSE with direct I/O) and
-/// address limits do not.
+/// An open file, mapped unless its file system (FUSE with direct I/O) or an address limit forbids
+/// it.
 ///
 /// As a [`Source`] it reads the file, so that headers make no pages resident.
 ///
-/// Truncating the file in place ends the program with SIGBUS, as with every `mmap`.
+/// Truncating the file in place ends the program with SIGBUS.
 #[derive(Debug)]
 pub struct Mapping {
     file: Handle,
@@ -323,8 +323,8 @@ const MOST_OF_HEADERS: usize = 4 << 10;
 
 /// The last short read of a mapped file that waited for the disk.
 ///
-/// A mapping reads ahead in large blocks, but single pages near cached ones, such as headers: then
-/// 1 GiB from a disk takes fourteen times as many page faults.
+/// A mapping reads ahead in large blocks, but single pages near cached ones: then 1 GiB from a disk
+/// takes fourteen times as many page faults.
 #[cfg(target_os = "linux")]
 #[derive(Debug)]
 struct LastCold(AtomicUsize);

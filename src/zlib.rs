@@ -12,8 +12,8 @@ const STATE_BYTES: usize = 512 << 10;
 
 /// Makes a state, or a value that contains one.
 ///
-/// A panic out of memory allocates, too, and with `RUST_BACKTRACE=1` may deadlock. So one thread at
-/// a time checks for memory and uses it. Other code may take it in between, so panics are caught.
+/// A panic out of memory allocates, and may deadlock with `RUST_BACKTRACE=1`, so one thread at a
+/// time checks for memory. Other code may take it in between, so panics are caught.
 pub fn state<T>(make: impl FnOnce() -> T) -> Result<T> {
     static ONE_BY_ONE: Turns = Turns(AtomicU32::new(0));
     let _turn = ONE_BY_ONE.take();

@@ -335,8 +335,8 @@ impl<P: Payload> Encoder<P> {
     }
 
     /// Writes pairs of a key and an array with the last one's dtype and shape, until `next` returns
-    /// `None` or a pair that does not fit or differs; returns their number. Allocates nothing, and
-    /// drops each pair before the next call.
+    /// `None` or another pair; returns their number. Allocates nothing, and drops each pair before
+    /// the next call.
     #[inline]
     pub(crate) fn pairs_like<'a>(
         &mut self,

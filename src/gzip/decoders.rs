@@ -44,8 +44,8 @@ impl Decoders {
     }
 
     /// Inflates a piece of a stream that must yield `len` bytes and end at a block boundary, so
-    /// that the piece means the same alone as in sequence. To test it, a stored block of random
-    /// bytes is appended and must come out unchanged.
+    /// that it means the same alone as in sequence: an appended stored block of random bytes must
+    /// come out unchanged.
     pub fn inflate(&mut self, piece: &[u8], len: usize) -> Result<Option<&[u8]>> {
         #[allow(clippy::cast_possible_truncation)]
         const LEN: [u8; 2] = (PROBE_BYTES as u16).to_le_bytes();

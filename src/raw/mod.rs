@@ -2,8 +2,7 @@
 //!
 //! Python may run, and other processes may write to mapped files, while bytes are saved or parsed.
 //! Rust's `&[u8]` promises that nothing writes. So such memory is never lent as a slice: it is
-//! copied, and only the copy is used. A copy during a write mixes old and new bytes, as `memcpy`
-//! does in any program.
+//! copied, and only the copy is used. A copy during a write mixes old and new bytes.
 #![allow(unsafe_code)]
 
 mod buffer;

@@ -34,8 +34,7 @@ impl From<bool> for Durability {
 /// Replaces `path` atomically with the output of `write`; returns the number of bytes.
 ///
 /// Reserves room for the expected `size`; 0 if unknown. Creates missing directories and follows a
-/// symbolic link. Writes directly to a path that is not a regular file (a pipe, a device), which
-/// cannot be replaced.
+/// symbolic link. Writes directly to pipes and devices, which cannot be replaced.
 pub fn replace_file(
     path: &Path,
     durability: Durability,

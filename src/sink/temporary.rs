@@ -105,8 +105,7 @@ fn is_of(name: &OsStr, prefix: &OsStr, suffix: &str) -> bool {
 
 /// Renames a complete temporary file over its target.
 ///
-/// Windows does not replace a mapped file, such as one that a program has resumed from. It is then
-/// renamed first, and removed once unmapped.
+/// Windows does not replace a mapped file: it is renamed first, and removed once unmapped.
 pub fn persist(temporary: NamedTempFile, path: &Path) -> io::Result<()> {
     let file = match temporary.persist(path) {
         Ok(file) => file,
@@ -231,8 +230,8 @@ pub fn remove_if_dead(path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Removes a locked file by its name, unless its writer has renamed it, or another process removed
-/// it, before the lock. With the lock neither can, and no other file gets the name.
+/// Removes a locked file by its name, unless it was renamed or removed before the lock, which
+/// prevents both and another file of the name.
 fn remove_locked(file: &File, path: &Path) -> io::Result<()> {
     if Id::of(file)? == Id::at(path)? {
         fs::remove_file(path)?;

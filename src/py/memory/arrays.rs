@@ -265,8 +265,8 @@ impl Alike {
 
 /// A snapshot of an array's fields, taken without calling Python.
 ///
-/// Without the GIL, the lock excludes only code that locks the array, too. NumPy does not lock yet,
-/// but forbids changing an array in place that another thread uses.
+/// Without the GIL, the lock excludes only code that locks the array, too: not NumPy, which forbids
+/// changing an array in place that another thread uses.
 pub struct ArrayParts<'a> {
     shape: SmallVec<[usize; 4]>,
     array: PhantomData<&'a PyUntypedArray>,

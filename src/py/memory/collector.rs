@@ -5,9 +5,8 @@ use pyo3::prelude::*;
 
 /// While it exists, Python collects no cycles, except on demand.
 ///
-/// Objects that the core creates would have it run all the time, and until 3.11 with them, later at
-/// each check of signals. A signal handler that runs in one of its callbacks, such as JAX's, cannot
-/// raise: Python reports the `KeyboardInterrupt`, and goes on.
+/// Objects that the core creates trigger collections, in whose callbacks signal handlers cannot raise
+/// (docs/design.md, "Python").
 pub struct Uncollected<'py> {
     was_enabled: bool,
     _py: Python<'py>,

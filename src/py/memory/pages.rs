@@ -66,7 +66,7 @@ impl FreshPages {
     }
 
     /// Returns pages for `nbytes`, if worthwhile and available; `later` bounds the bytes of all
-    /// arrays after it. (Rounding to pages may need another mapping at the end.)
+    /// arrays after it.
     pub fn take(&mut self, nbytes: usize, later: usize) -> Option<OwnPages> {
         if nbytes < Self::ARRAY_MIN_BYTES || self.tree_bytes < Self::TREE_MIN_BYTES {
             return None;

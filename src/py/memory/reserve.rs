@@ -1,8 +1,8 @@
 //! A reserve of memory for errors.
 //!
-//! Large allocations can fail, with a `MemoryError`. Small ones abort the process, as everywhere in
-//! Rust, but errors need them. So a reserve is kept, and freed when an allocation fails. Walks
-//! check for each value that it exists, and fail without it.
+//! Large allocations can fail, with a `MemoryError`. Small ones abort the process, but errors need
+//! them. So a reserve is kept, and freed when an allocation fails. Walks check for each value that
+//! it exists, and fail without it.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::ptr;

@@ -73,8 +73,8 @@ impl<'py> Name<'py> {
     }
 }
 
-/// A position in a tree, linked to its parent. The `Trail` (see `paths.py`) is made when needed.
-/// Trails share their beginnings: texts would repeat a long key for each leaf below it.
+/// A position in a tree, linked to its parent. Its `Trail` (`paths.py`) is made on demand; a text
+/// would repeat a long key for each leaf below it.
 pub struct Here<'a, 'py> {
     above: Option<(&'a Here<'a, 'py>, &'a Name<'py>)>,
     trail: OnceCell<Bound<'py, PyAny>>,

@@ -16,7 +16,7 @@ use crate::structure::Kind;
 use crate::{grow, wire};
 
 impl<'py> Walk<'py> {
-    /// Writes `value`. Recurses through containers.
+    /// Writes `value`.
     ///
     /// Functions of the recursion call only those that return a `Walked`: errors of the core and of
     /// Python in their frames would need twice the stack.

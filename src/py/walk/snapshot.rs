@@ -13,10 +13,9 @@ use crate::parallel;
 use crate::raw::{RawBytes, Room};
 use crate::watch::Watch;
 
-/// Copies all memory that may change, and fetches the arrays on devices.
+/// Copies memory that may change, and fetches arrays on devices.
 ///
-/// jax memory is only held: jax does not reuse it then, even if the array is donated. Arrays of
-/// open files stay there.
+/// jax memory is only held: jax does not reuse it, even if donated. Arrays of open files stay there.
 pub fn snapshot(py: Python<'_>, layout: &mut Layout<LeafPayload>) -> PyResult<()> {
     let changing = layout.payloads().filter_map(LeafPayload::changing);
     let nbytes = changing.map(RawBytes::len).sum();
