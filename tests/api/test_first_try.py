@@ -348,3 +348,13 @@ def test_arguments_of_other_types() -> None:
         treepack.save_exported("model", jax.jit(jnp.sin))
     with pytest.raises(TypeError, match="version must be an integer, such as the step, got 'v3'"):
         treepack.Publisher("policy").push({"w": WEIGHT}, version="v3")
+
+
+def test_keys_that_are_numbers_in_a_selection() -> None:
+    tree = {"table": {0: WEIGHT, 7: 7, (1, 2): {3: 3, "x": 4}}, "list": [5, 6]}
+    data = treepack.dumps(tree)
+    assert treepack.load(data, select="table/7") == {"table": {7: 7}}
+    found = treepack.load(data, exclude=["table/0", "table/*/x"])
+    assert found == {"table": {7: 7, (1, 2): {3: 3}}, "list": [5, 6]}
+    treepack.save("part", tree, select=["table/7", "list/1"])
+    assert treepack.load("part") == {"table": {7: 7}, "list": {"1": 6}}

@@ -331,8 +331,8 @@ def load(
         paths; or a pytree of bools, each of which applies to everything below it. Other leaves of
         the target stay unchanged; it has the whole paths, as in
         `load(path, {"params": params}, select="params")["params"]`. Without a target, incomplete
-        containers become dicts with strings as keys. A pattern is an error if neither the file nor
-        the target has a match.
+        containers other than dicts become dicts with strings as keys. A pattern is an error if
+        neither the file nor the target has a match.
       exclude: The leaves not to load, in the form of `select`. With a target, they stay unchanged.
       rename: Maps paths in the file to paths in the target, such as `{"old/*/w": "new/*/kernel"}`:
         a dict of paths, with wildcards as in `select` or as tuples, of which the first match counts

@@ -281,7 +281,8 @@ def chosen(tree: Any, select: Any) -> Any:
                 found[str(name)] = below(child, (*parts, str(name)))
         kind = kind_of(node)
         if kind is None or kind.final or len(found) < len(_children(node)):
-            return found
+            is_dict = type(node) is dict  # it keeps its keys
+            return {key: found[str(key)] for key in node if str(key) in found} if is_dict else found
         return kind.make(node, found)  # it keeps all its children, even if these lose some
 
     return below(tree, ()) if wanted else {}
