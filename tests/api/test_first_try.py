@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from pathlib import Path
 from typing import Any
 
@@ -286,7 +287,8 @@ def test_a_misspelt_file_name() -> None:
 def test_a_third_argument_of_save() -> None:
     with pytest.raises(TypeError, match=r"name the rest, as in metadata={'step': 1}"):
         treepack.save("model", {"w": 1}, {"step": 1})  # type: ignore[call-overload]
-    assert "_more" not in inspect.signature(treepack.save).parameters
+    for verb in (treepack.save, treepack.load, treepack.open, treepack.Series.save):
+        assert "_more" not in inspect.signature(verb).parameters
 
 
 def test_a_new_name_of_a_leaf() -> None:
@@ -358,3 +360,38 @@ def test_keys_that_are_numbers_in_a_selection() -> None:
     assert found == {"table": {7: 7, (1, 2): {3: 3}}, "list": [5, 6]}
     treepack.save("part", tree, select=["table/7", "list/1"])
     assert treepack.load("part") == {"table": {7: 7}, "list": {"1": 6}}
+
+
+def test_verification_of_a_patch_without_its_base() -> None:
+    treepack.save("base", {"w": WEIGHT})
+    treepack.save("patch", {"w": WEIGHT + 1}, base="base")
+    treepack.save("folder/patch", {"w": WEIGHT + 1}, base="base")
+    Path("base").rename("moved")
+    for name, text in (
+        ("patch", "which is missing: put it there.*'base'"),
+        ("folder/patch", "base="),
+    ):
+        found = treepack.verify(name)
+        assert not found.ok
+        assert re.search(text, found.damage or "")
+        assert "this file" in call("verify", name, "moved", status=1) or name != "patch"
+    with pytest.raises(FileNotFoundError):
+        treepack.verify("absent")
+
+
+def test_one_of_several_new_names_matches_nothing() -> None:
+    treepack.save("model", {"a": WEIGHT, "b": WEIGHT})
+    template = {"c": WEIGHT, "d": WEIGHT}
+    with pytest.warns(UserWarning, match="rename matches nothing in the file: x; it has a, b$"):
+        treepack.load("model", template, rename={"a": "c", "b": "d", "x": "y"})
+    with pytest.warns(UserWarning, match="rename matches nothing in the tree: bb; is it 'b'"):
+        treepack.save("model.safetensors", {"a": WEIGHT, "b": WEIGHT}, rename={"a": "c", "bb": "d"})
+    # An earlier pattern takes all that a later one matches.
+    treepack.load("model", template, rename={"a": "c", "b": "d", "?": "?", "*": "*"})
+
+
+def test_the_size_of_a_converted_repository() -> None:
+    treepack.save("model", {"w": WEIGHT})
+    assert re.fullmatch(
+        r"made: \d+ B\n", call("convert", "model", "made", "--max-shard-size", "1MB")
+    )

@@ -104,9 +104,8 @@ def is_checkpoint(path_or_data: Openable, *, storage_options: StorageOptions = N
 
     Such a checkpoint is a file of treepack, flax or eformer, with or without gzip, the directory of
     a sharded checkpoint or of Orbax, a file or directory of safetensors, or an archive of NumPy
-    (npz). Files of newer versions
-    count, and so do files whose arrays are damaged (see `verify`). Reads no array, and only the
-    first bytes of gzip from other programs.
+    (npz). Files of newer versions count, and so do files whose arrays are damaged (see `verify`).
+    Reads no array, and only the first bytes of gzip from other programs.
 
     Args:
       path_or_data: Any source that `open` takes.
