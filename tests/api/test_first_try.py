@@ -352,6 +352,37 @@ def test_arguments_of_other_types() -> None:
         treepack.Publisher("policy").push({"w": WEIGHT}, version="v3")
 
 
+def test_a_forgotten_prefix() -> None:
+    tree = {"w": WEIGHT}
+    assert treepack.Series("run").resume(tree) is None  # without a warning
+    treepack.Series("run", prefix="model-").save(9, tree)
+    treepack.Series("run", prefix="model-").save(10, tree)
+    Path("run/events.17").write_text("of another program")
+    Path("run/logs_3").mkdir()
+    with pytest.warns(UserWarning, match="prefix") as caught:
+        assert treepack.Series("run").resume(tree) is None
+    (text,) = [str(it.message) for it in caught]
+    assert "no checkpoint of the prefix 'step_', but 'model-10': pass prefix='model-'" in text
+    assert treepack.Series("run", prefix="model-").resume(tree)[0] == 10
+
+
+def test_a_subscriber_loads_a_part() -> None:
+    treepack.Publisher("policy").push({"params": {"w": WEIGHT}, "step": 3}, version=1)
+    subscriber = treepack.Subscriber("policy")
+    version, found = subscriber.latest(
+        {"w": WEIGHT, "b": 1}, rename={"params/w": "w"}, missing="target"
+    )
+    assert version == 1
+    assert np.array_equal(found["w"], WEIGHT)
+    assert found["b"] == 1
+    assert subscriber.wait(newer_than=0, select="step") == (1, {"step": 3})
+    assert subscriber.latest(select="step") == (1, {"step": 3})
+    with pytest.raises(ValueError, match="missing must be"):
+        subscriber.latest(missing="keep")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="unexpected keyword argument 'slect': is it 'select'"):
+        subscriber.latest(slect="step")  # type: ignore[call-arg]
+
+
 def test_keys_that_are_numbers_in_a_selection() -> None:
     tree = {"table": {0: WEIGHT, 7: 7, (1, 2): {3: 3, "x": 4}}, "list": [5, 6]}
     data = treepack.dumps(tree)
@@ -388,6 +419,19 @@ def test_one_of_several_new_names_matches_nothing() -> None:
         treepack.save("model.safetensors", {"a": WEIGHT, "b": WEIGHT}, rename={"a": "c", "bb": "d"})
     # An earlier pattern takes all that a later one matches.
     treepack.load("model", template, rename={"a": "c", "b": "d", "?": "?", "*": "*"})
+
+
+def test_representations() -> None:
+    assert str(inspect.signature(treepack.Keep)).startswith("(*, last: 'int' = 1, ")
+    run = treepack.Series("run", prefix="model-", keep=treepack.Keep(last=2))
+    assert re.fullmatch(r"<treepack.Series '.*run', prefix='model-', keep=Keep\(.*\)>", repr(run))
+    publisher, subscriber = treepack.Publisher("policy"), treepack.Subscriber("policy")
+    assert re.fullmatch(r"<treepack.Publisher '.*policy': no version published>", repr(publisher))
+    assert re.fullmatch(r"<treepack.Subscriber '.*policy': no version received>", repr(subscriber))
+    publisher.push({"w": WEIGHT}, version=7)
+    subscriber.latest()
+    assert "version 7 published" in repr(publisher)
+    assert "version 7 received" in repr(subscriber)
 
 
 def test_the_size_of_a_converted_repository() -> None:

@@ -22,6 +22,12 @@ RUNS: list[Row] = [
     ("treepack.Keep(last='3')", "last must be an integer, got '3'", ["treepack.Keep(last=3)"]),
     ("treepack.Series('run', keep=3)", r"must be a treepack\.Keep, such as Keep\(last=3\)", [
         "treepack.Series('run', keep=treepack.Keep(last=3))"]),
+    ("treepack.Series('run').save(9, TREE, {'loss': 1})", r"name the rest, as in metrics=\{", [
+        "treepack.Series('run').save(9, TREE, metrics={'loss': 1})"]),
+    ("treepack.Publisher('pub').push(1, TREE)", "required keyword-only argument: 'version'", [
+        "treepack.Publisher('pub').push(TREE, version=1)"]),
+    ("treepack.Subscriber('policy').latest({'v': 1})", 'v: missing.*missing="target"', [
+        "treepack.Subscriber('policy').latest({'v': 1}, missing='target')"]),
     ("open('model', 'w')", r"open\(\) takes one path, and reads it: treepack\.save wr", [
         "open('model')", "save('x', TREE)"]),
     ("load('model', TREE, False)", "name the rest, as in strict=False", [

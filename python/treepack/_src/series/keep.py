@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import math
 import operator
+import types
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
@@ -90,6 +92,11 @@ class Keep:
         if self.best is not None:
             steps.update(best_steps(checkpoints, *self.best))
         return steps
+
+
+known: Any = Keep
+known.__signature__ = inspect.signature(types.MethodType(Keep.__init__, Keep))  # not of `__new__`
+del known
 
 
 def check_positive(name: str, value: float | None) -> None:
