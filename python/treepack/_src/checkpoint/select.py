@@ -17,7 +17,7 @@ import numpy as np
 
 import treepack._core as core
 from treepack._src import paths as _paths
-from treepack._src.printable import printable, warn
+from treepack._src.printable import printable, shortened, warn
 from treepack._src.pytree.kinds import is_function, kind_of
 from treepack._src.pytree.state_dict import expand, leaves_of
 from treepack.errors import TreepackError
@@ -412,10 +412,9 @@ class Renaming:
         if not is_error:
             rules = [it for it in rules if not any(_match(*it, path) for path in paths)]
         if rules:
+            patterns = shortened((printable(it) for it, _ in rules), len(rules))
             near = similar(rules[0][0], paths)
-            text = (
-                f"rename matches nothing in the {where}: {', '.join(it for it, _ in rules)}{near}"
-            )
+            text = f"rename matches nothing in the {where}: {patterns}{near}"
             if is_error:
                 raise TreepackError(text)
             warn(text)
