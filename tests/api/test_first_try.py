@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from pathlib import Path
 from typing import Any
 
@@ -157,7 +158,7 @@ def test_a_base_that_is_missing_is_named() -> None:
     with pytest.raises(FileNotFoundError, match=r"patch is a patch of this file, .* with base="):
         treepack.load("patch")
     treepack.load("patch", base=tree)
-    with pytest.raises(treepack.TreepackError, match=r"base=.* loads$"):
+    with pytest.raises(treepack.TreepackError, match=r"base=.* --base"):
         treepack.abstract(treepack.dumps(tree, base=tree))
 
 
@@ -286,8 +287,8 @@ def test_a_misspelt_file_name() -> None:
 def test_arguments_without_a_name() -> None:
     with pytest.raises(TypeError, match=r"name the rest, as in metadata={'step': 1}"):
         treepack.save("model", {"w": 1}, {"step": 1})  # type: ignore[call-overload]
-    assert "_more" not in inspect.signature(treepack.save).parameters
-    assert list(inspect.signature(treepack.Keep).parameters) == ["last", "every", "seconds", "best"]
+    for verb in (treepack.save, treepack.load, treepack.open, treepack.Series.save):
+        assert "_more" not in inspect.signature(verb).parameters
 
 
 def test_a_new_name_of_a_leaf() -> None:
@@ -349,3 +350,92 @@ def test_arguments_of_other_types() -> None:
         treepack.save_exported("model", jax.jit(jnp.sin))
     with pytest.raises(TypeError, match="such as the step, got 'v3'"):
         treepack.Publisher("policy").push({"w": WEIGHT}, version="v3")
+
+
+def test_a_forgotten_prefix() -> None:
+    tree = {"w": WEIGHT}
+    assert treepack.Series("run").resume(tree) is None  # without a warning
+    treepack.Series("run", prefix="model-").save(9, tree)
+    treepack.Series("run", prefix="model-").save(10, tree)
+    Path("run/events.17").write_text("of another program")
+    Path("run/logs_3").mkdir()
+    with pytest.warns(UserWarning, match="prefix") as caught:
+        assert treepack.Series("run").resume(tree) is None
+    (text,) = [str(it.message) for it in caught]
+    assert "no checkpoint of the prefix 'step_', but 'model-10': pass prefix='model-'" in text
+    assert treepack.Series("run", prefix="model-").resume(tree)[0] == 10
+
+
+def test_a_subscriber_loads_a_part() -> None:
+    treepack.Publisher("policy").push({"params": {"w": WEIGHT}, "step": 3}, version=1)
+    subscriber = treepack.Subscriber("policy")
+    version, found = subscriber.latest(
+        {"w": WEIGHT, "b": 1}, rename={"params/w": "w"}, missing="target"
+    )
+    assert version == 1
+    assert np.array_equal(found["w"], WEIGHT)
+    assert found["b"] == 1
+    assert subscriber.wait(newer_than=0, select="step") == (1, {"step": 3})
+    assert subscriber.latest(select="step") == (1, {"step": 3})
+    with pytest.raises(ValueError, match="missing must be"):
+        subscriber.latest(missing="keep")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="unexpected keyword argument 'slect': is it 'select'"):
+        subscriber.latest(slect="step")  # type: ignore[call-arg]
+
+
+def test_keys_that_are_numbers_in_a_selection() -> None:
+    tree = {"table": {0: WEIGHT, 7: 7, (1, 2): {3: 3, "x": 4}}, "list": [5, 6]}
+    data = treepack.dumps(tree)
+    assert treepack.load(data, select="table/7") == {"table": {7: 7}}
+    found = treepack.load(data, exclude=["table/0", "table/*/x"])
+    assert found == {"table": {7: 7, (1, 2): {3: 3}}, "list": [5, 6]}
+    treepack.save("part", tree, select=["table/7", "list/1"])
+    assert treepack.load("part") == {"table": {7: 7}, "list": {"1": 6}}
+
+
+def test_verification_of_a_patch_without_its_base() -> None:
+    treepack.save("base", {"w": WEIGHT})
+    treepack.save("patch", {"w": WEIGHT + 1}, base="base")
+    treepack.save("folder/patch", {"w": WEIGHT + 1}, base="base")
+    Path("base").rename("moved")
+    for name, text in (
+        ("patch", "which is missing: put it there.*'base'"),
+        ("folder/patch", "base="),
+    ):
+        found = treepack.verify(name)
+        assert not found.ok
+        assert re.search(text, found.damage or "")
+        assert "this file" in call("verify", name, "moved", status=1) or name != "patch"
+    with pytest.raises(FileNotFoundError):
+        treepack.verify("absent")
+
+
+def test_one_of_several_new_names_matches_nothing() -> None:
+    treepack.save("model", {"a": WEIGHT, "b": WEIGHT})
+    template = {"c": WEIGHT, "d": WEIGHT}
+    with pytest.warns(UserWarning, match="rename matches nothing in the file: x; it has a, b$"):
+        treepack.load("model", template, rename={"a": "c", "b": "d", "x": "y"})
+    with pytest.warns(UserWarning, match="rename matches nothing in the tree: bb; is it 'b'"):
+        treepack.save("model.safetensors", {"a": WEIGHT, "b": WEIGHT}, rename={"a": "c", "bb": "d"})
+    # An earlier pattern takes all that a later one matches.
+    treepack.load("model", template, rename={"a": "c", "b": "d", "?": "?", "*": "*"})
+
+
+def test_representations() -> None:
+    assert str(inspect.signature(treepack.Keep)).startswith("(*, last: 'int' = 1, ")
+    run = treepack.Series("run", prefix="model-", keep=treepack.Keep(last=2))
+    assert re.fullmatch(r"<treepack.Series '.*run', prefix='model-', keep=Keep\(.*\)>", repr(run))
+    publisher, subscriber = treepack.Publisher("policy"), treepack.Subscriber("policy")
+    assert re.fullmatch(r"<treepack.Publisher '.*policy': no version published>", repr(publisher))
+    assert re.fullmatch(r"<treepack.Subscriber '.*policy': no version received>", repr(subscriber))
+    publisher.push({"w": WEIGHT}, version=7)
+    subscriber.latest()
+    assert "version 7 published" in repr(publisher)
+    assert "version 7 received" in repr(subscriber)
+
+
+def test_the_size_of_a_converted_repository() -> None:
+    treepack.save("model", {"w": WEIGHT})
+    assert re.fullmatch(
+        r"made: \d+ B\n", call("convert", "model", "made", "--max-shard-size", "1MB")
+    )

@@ -163,15 +163,15 @@ def test_arrays_whose_headers_tell_no_shape_are_compared(folder: Path) -> None:
         elements = np.array([1, 2, last], "<i4").tobytes()
         array = msgpack.ExtType(1, msgpack.packb(([-1], "<i4", elements)))
         Path(name).write_bytes(msgpack.packb({"a": array}))
-    assert call("diff", "one", "one") == "0 of 1 leaves differ\n"
-    assert "1 of 1 leaves differ" in call("diff", "one", "other", status=1)
+    assert call("diff", "one", "one") == "0 of 1 leaf differs\n"
+    assert "1 of 1 leaf differs" in call("diff", "one", "other", status=1)
 
 
 def test_keys_of_other_implementations_differ(folder: Path) -> None:
     for name in ("rbg", "unsafe_rbg"):
         treepack.save(name, {"key": jax.random.key(3, impl=name)})
-    assert call("diff", "rbg", "rbg") == "0 of 1 leaves differ\n"
-    assert "1 of 1 leaves differ" in call("diff", "rbg", "unsafe_rbg", status=1)
+    assert call("diff", "rbg", "rbg") == "0 of 1 leaf differs\n"
+    assert "1 of 1 leaf differs" in call("diff", "rbg", "unsafe_rbg", status=1)
 
 
 def test_values_without_a_repr_are_named_by_their_type(folder: Path) -> None:

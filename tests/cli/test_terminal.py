@@ -32,6 +32,14 @@ def test_a_pipe_that_closes_is_not_an_error(folder: Path) -> None:
         assert (process.stderr.read(), process.wait()) == (b"", 0)
 
 
+def test_a_warning_is_one_line(folder: Path) -> None:
+    treepack.save("saved", {"a": 1})
+    names = ["--rename", "a=b", "--rename", "absent=c"]
+    command = [sys.executable, "-m", "treepack", "convert", "saved", "made", *names]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stderr == "treepack: rename matches nothing in the file: absent; it has a\n"
+
+
 @pytest.mark.campaign
 def test_pipes_and_completion(folder: Path) -> None:
     command = f"{sys.executable} -m treepack ls --flat many | head -n 1"

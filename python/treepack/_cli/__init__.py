@@ -17,6 +17,7 @@ from __future__ import annotations
 import os
 import sys
 import traceback
+import warnings
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -91,6 +92,7 @@ for command in (
 def run() -> None:
     """Runs a command; prints errors that a user can fix without a traceback."""
     output.print_anywhere()
+    warnings.showwarning = lambda message, *_: output.error(str(message))
     try:
         app()
     except MemoryError:

@@ -29,6 +29,7 @@ from treepack._src.checkpoint.safetensors import RepositoryReader, SafetensorsRe
 from treepack._src.checkpoint.select import chosen, compiled, ends_of
 from treepack._src.checkpoint.sharded import ShardedReader
 from treepack._src.options import Opening
+from treepack._src.saving.layout import base_of
 from treepack._src.storage.content import read_whole
 from treepack._src.storage.naming import naming
 from treepack._src.storage.place import check_name, local, resolved
@@ -37,17 +38,17 @@ from treepack._src.storage.stores import store_of
 from treepack.errors import CorruptionError, DecodeError, NoIndexError
 
 
-def opened(source: str, max_size: int | None) -> File:
-    """Opens a file of treepack or flax; gzip without an index is read whole."""
-    try:
-        return open(source, max_size=max_size, unknown="dict")
-    except NoIndexError:
-        source = resolved(source)
-        with output.bar("decompress") as progress, naming(source):
-            content = read_whole(source, Opening(max_size=max_size, progress=progress))
-            file = open(content, max_size=max_size, unknown="dict")
-        place_of(file).reader.given = source
-        return file
+def opened(source: str, max_size: int | None, base: str | None = None) -> File:
+    """Opens a file of treepack or flax; with a base, or gzip without an index, it is read whole."""
+    if base is None:
+        with contextlib.suppress(NoIndexError):
+            return open(source, max_size=max_size, unknown="dict")
+    source = resolved(source)
+    with output.bar("decompress") as progress, naming(source):
+        opening = Opening(max_size=max_size, progress=progress, base=base_of(base))
+        file = open(read_whole(source, opening), max_size=max_size, unknown="dict")
+    place_of(file).reader.given = source
+    return file
 
 
 def format_text(reader: Reader) -> str:
@@ -69,13 +70,15 @@ _FORMATS: dict[type[Reader], str] = {
 
 
 @contextlib.contextmanager
-def states(source: str, separator: str, max_size: int | None) -> Iterator[State]:
-    """Yields the state of a file or directory in any format."""
+def states(
+    source: str, separator: str, max_size: int | None, base: str | None = None
+) -> Iterator[State]:
+    """Yields the state of a file or directory in any format; of a patch with its `base`."""
     found = foreign(source, separator, max_size)
     if found is not None:
         yield found
         return
-    with opened(source, max_size) as file, copying(file):
+    with opened(source, max_size, base) as file, copying(file):
         with naming(source):
             state = _convert.state_of(file)
         yield state

@@ -17,8 +17,9 @@ from treepack._src.checkpoint.select import ends_of
 from treepack._src.options import Compress, Export, Writing, float_dtype
 from treepack._src.saving.safetensors import size_of as shard_size
 from treepack._src.storage.content import size_of
+from treepack._src.storage.entries import entries
 from treepack._src.storage.naming import naming
-from treepack._src.storage.place import check_suffix, has_gzip_suffix, resolved, shown
+from treepack._src.storage.place import check_suffix, has_gzip_suffix, joined, resolved, shown
 from treepack._src.storage.safetensors import has_suffix
 from treepack.errors import NewerVersionError
 
@@ -112,6 +113,12 @@ def convert(
             ),
         ),
     ] = None,
+    base: Annotated[
+        str | None,
+        typer.Option(
+            metavar="BASE", help="The base of FILE, a patch, if it is in another directory."
+        ),
+    ] = None,
     sep: SEP = ".",
     max_size: MAX_SIZE = None,
 ) -> None:
@@ -126,7 +133,7 @@ def convert(
     memory.
     """
     made = _Target(target, gzip, numbers, level, align, dtype, sep, max_shard_size)
-    with sources.states(source, sep, max_size) as state:
+    with sources.states(source, sep, max_size, base) as state:
         with naming(source):
             state = sources.selected(state, select or [], skip or [])
             state = layers.renamed(state, rename or [], stack or [], unstack or [], transpose or [])
@@ -246,5 +253,7 @@ class _Target:
             writing = Writing(compress=method, level=self.level, align=self.align)
             with output.bar("write") as progress:
                 _formats.write_msgpack(state, path, writing, progress)
-        text = "" if size is not None else f": {size_text(size_of(path))}"
-        output.line(f"{shown(self.path)}{text}", "green")
+        files = [path]
+        if size is not None:
+            files = [joined(path, it.name) for it in entries(path) if has_suffix(it.name)]
+        output.line(f"{shown(self.path)}: {size_text(sum(map(size_of, files)))}", "green")

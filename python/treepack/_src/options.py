@@ -248,11 +248,11 @@ def _checked(options: Any) -> list[tuple[str, Any]]:
 V = TypeVar("V", bound=Callable[..., Any])
 
 
-def takes(types: Any, *kinds: Any, **defaults: Any) -> Callable[[V], V]:
-    """Gives a verb with `**options` a signature that lists each option, for `help`.
+def takes(types: Any = None, *kinds: Any, **defaults: Any) -> Callable[[V], V]:
+    """Gives a verb a signature for `help`: each option for `**options`, and no `*_more`.
 
     Args:
-      types: The `TypedDict` of the options.
+      types: The `TypedDict` of the options, if there are any.
       kinds: The dataclasses that have their defaults; other options default to `None`.
       defaults: Other defaults.
     """
@@ -265,13 +265,13 @@ def takes(types: Any, *kinds: Any, **defaults: Any) -> Callable[[V], V]:
             default=defaults.get(name),
             annotation=getattr(annotation, "__forward_arg__", annotation),
         )
-        for name, annotation in types.__annotations__.items()
+        for name, annotation in getattr(types, "__annotations__", {}).items()
     ]
 
     def shown(verb: V) -> V:
         signature = inspect.signature(verb)
-        given = [*signature.parameters.values()][:-1]
-        given = [it for it in given if it.kind is not inspect.Parameter.VAR_POSITIONAL]
+        hidden = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+        given = [it for it in signature.parameters.values() if it.kind not in hidden]
         known: Any = verb
         known.__signature__ = signature.replace(parameters=[*given, *options])
         return verb

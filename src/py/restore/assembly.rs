@@ -159,6 +159,19 @@ impl<'a, 'py> Assembly<'a, 'py> {
             let built = grow::collect(parts.into_iter().flatten())?;
             return self.container(number, names, built, here).map(Some);
         }
+        if let Some(keys) = self.dict_keys(number)? {
+            let none = self.py.None().into_bound(self.py);
+            let all = parts
+                .iter()
+                .map(|part| part.as_ref().unwrap_or(&none).clone());
+            let found = with_keys(&keys, grow::collect(all)?)?;
+            for (key, part) in keys.try_iter()?.zip(&parts) {
+                if part.is_none() {
+                    found.del_item(key?)?;
+                }
+            }
+            return Ok((found.len()? > 0).then_some(found));
+        }
         let found = new_dict(self.py)?;
         for (name, part) in names.names().zip(parts) {
             if let Some(part) = part {
@@ -191,15 +204,24 @@ impl<'a, 'py> Assembly<'a, 'py> {
                     return Ok(made);
                 }
             }
-            Kind::DictWithKeys(keys) => {
-                let keys = self.keys(node, keys).map(Some);
-                if let Some(keys) = self.unless_unknown(keys)? {
+            Kind::DictWithKeys(_) => {
+                if let Some(keys) = self.dict_keys(node)? {
                     return with_keys(&keys, built);
                 }
             }
             _ => {}
         }
         Ok(names.dict(py, built)?.into_any())
+    }
+
+    /// Returns the keys of a dict whose keys are not all strings, unless strings replace them.
+    #[inline(never)]
+    fn dict_keys(&mut self, node: usize) -> Walked<Option<Bound<'py, PyAny>>> {
+        let Kind::DictWithKeys(keys) = &self.record.nodes[node].0 else {
+            return Ok(None);
+        };
+        let keys = self.keys(node, keys).map(Some);
+        self.unless_unknown(keys)
     }
 
     /// Makes a dict instead of a node, with the keys of the mapping that it was; `None` for code.

@@ -42,7 +42,7 @@ def dumps(
 ) -> bytes:
     """Encodes a tree and its structure as msgpack, as `save` writes it to a file.
 
-    Takes the options of `save`, and raises the same errors.
+    Takes options of `save`, and raises the same errors.
 
     Args:
       tree: Any tree of dicts, lists, tuples, registered nodes and leaves.
@@ -98,7 +98,7 @@ def loads(
 ) -> Template:
     """Decodes a tree from bytes: as it was saved, or in the structure of a target.
 
-    Takes the options of `load`, and raises the same errors. Arrays that are views view `data`.
+    Takes options of `load`, and raises the same errors. Arrays that are views view `data`.
 
     Args:
       data: The result of `dumps`, or the content of a file of `save`; any bytes-like object, or a

@@ -11,7 +11,7 @@ import numpy as np
 
 from treepack._src import dtypes as _dtypes
 from treepack._src.api.bytes import dumps
-from treepack._src.checkpoint.file import Tree, kind_text, open
+from treepack._src.checkpoint.file import Tree, count_text, kind_text, open
 from treepack._src.checkpoint.reader import LazyArray
 from treepack._src.printable import MOST_ROWS, printable
 from treepack._src.pytree.prng import is_key, unwrap
@@ -46,7 +46,9 @@ class Differences(list[Difference]):
     def __repr__(self) -> str:
         rows = [printable(f"  {it.path}: {it.kind}, {it.text}") for it in self[:MOST_ROWS]]
         more = [f"  and {len(self) - MOST_ROWS} more"] * (len(self) > MOST_ROWS)
-        return "\n".join([f"{len(self)} of {self.leaves} leaves differ", *rows, *more])
+        verb = "differs" if 1 in (len(self), self.leaves) else "differ"
+        head = f"{len(self)} of {count_text(self.leaves)} {verb}"
+        return "\n".join([head, *rows, *more])
 
 
 def diff(one: Any, other: Any, *, rtol: float = 0.0, atol: float = 0.0) -> Differences:
@@ -66,7 +68,7 @@ def diff(one: Any, other: Any, *, rtol: float = 0.0, atol: float = 0.0) -> Diffe
     Examples:
       >>> import numpy as np, treepack
       >>> treepack.diff({"w": np.zeros(3), "n": 1}, {"w": np.array([0, 0, 0.5]), "n": 1})
-      1 of 2 leaves differ
+      1 of 2 leaves differs
         w: values, 1 element, by 0.5 at most, relative 1
     """
     with _opened(one) as left, _opened(other) as right:

@@ -298,7 +298,7 @@ def load(
 def load(
     path: Openable,
     target: Any = None,
-    *,
+    *_more: Any,
     return_report: bool = False,
     **options: Unpack[LoadOptions],
 ) -> Any:
@@ -330,14 +330,14 @@ def load(
         paths; or a pytree of bools, each of which applies to everything below it. Other leaves of
         the target stay unchanged; it has the whole paths, as in
         `load(path, {"params": params}, select="params")["params"]`. Without a target, incomplete
-        containers become dicts with strings as keys. A pattern is an error if neither the file nor
-        the target has a match.
+        containers other than dicts become dicts with strings as keys. A pattern is an error if
+        neither the file nor the target has a match.
       exclude: The leaves not to load, in the form of `select`. With a target, they stay unchanged.
       rename: Maps paths in the file to paths in the target, such as `{"old/*/w": "new/*/kernel"}`:
         a dict of paths, with wildcards as in `select` or as tuples, of which the first match counts
-        and at least one must match; or a function of paths. With `stack` and `transpose`, a path in
-        the target comes first, as in `{"kernel": transpose("w")}`. `select` and errors use the new
-        paths.
+        (one without a match is a warning, all without are an error); or a function of paths. With
+        `stack` and `transpose`, a path in the target comes first, as in
+        `{"kernel": transpose("w")}`. `select` and errors use the new paths.
       missing: Whether leaves of the target that the file lacks are an error, or stay unchanged
         (`"target"`).
       mismatched: Whether arrays whose shape differs from the target's are an error, or the target's
@@ -433,6 +433,8 @@ def load(
       >>> treepack.load(path, dtype=jnp.float16)["w"].dtype
       dtype('float16')
     """
+    if _more:
+        raise TypeError("load() takes a path and a target: name the rest, as in strict=False")
     check_known(load, options)
     selection = Selection.of({**options, "return_report": return_report})
     reading = Reading.of(options)

@@ -7,7 +7,7 @@ import html
 import itertools
 import math
 from collections.abc import Iterator, KeysView, Mapping
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, Never, Unpack
 
 import treepack._core as core
 from treepack._src import dtypes as _dtypes
@@ -227,7 +227,7 @@ class Tree(Mapping[str, Any]):
     ) -> Any:
         """Loads this container or a part of it; all paths are relative to it.
 
-        Takes the options of `treepack.load`, except `mmap`, `max_size` and `storage_options`.
+        Takes the options of `treepack.load`, except `mmap`, `base`, `max_size`, `storage_options`.
         Without a target, a file that lacks a record of its structure becomes dicts.
 
         Examples:
@@ -399,9 +399,10 @@ class File(Tree):
         return File, (self._place.reader, self._unknown)
 
 
+@takes()
 def open(
     source: Openable,
-    *,
+    *_more: Never,
     salvage: bool = False,
     mmap: bool = True,
     max_size: int | None = None,
@@ -448,6 +449,8 @@ def open(
       ...     print(list(file), file["params/w"].shape, file["params/w"][:2, 0], file["step"])
       ['params', 'step'] (1000, 8) [1. 1.] 3
     """
+    if _more:
+        raise TypeError("open() takes one path, and reads it: treepack.save writes files")
     check("unknown", unknown)
     check("mmap", mmap)
     source = resolved(source, storage_options)

@@ -17,7 +17,7 @@ import numpy as np
 
 import treepack._core as core
 from treepack._src import paths as _paths
-from treepack._src.printable import printable
+from treepack._src.printable import printable, shortened, warn
 from treepack._src.pytree.kinds import is_function, kind_of
 from treepack._src.pytree.state_dict import expand, leaves_of
 from treepack.errors import TreepackError
@@ -281,7 +281,8 @@ def chosen(tree: Any, select: Any) -> Any:
                 found[str(name)] = below(child, (*parts, str(name)))
         kind = kind_of(node)
         if kind is None or kind.final or len(found) < len(_children(node)):
-            return found
+            is_dict = type(node) is dict  # it keeps its keys
+            return {key: found[str(key)] for key in node if str(key) in found} if is_dict else found
         return kind.make(node, found)  # it keeps all its children, even if these lose some
 
     return below(tree, ()) if wanted else {}
@@ -382,38 +383,50 @@ class Renaming:
             raise TypeError(
                 f"rename= must be a dict of patterns or a function of paths, got {rename!r:.100}"
             )
-        self._matches = rename is None or not self._rules
+        self._unmatched = dict.fromkeys(range(len(self._rules)))
 
     def __call__(self, path: str) -> str:
         """Returns the new path of a leaf."""
         if self._function is not None:
             return self._function(path)
-        for pattern, literal, replacement in self._rules:
-            found: tuple[list[str], str] | None
-            if pattern == _paths.ROOT:
-                found = [], path
-            elif literal:
-                rest = path.removeprefix(pattern)
-                found = ([], rest) if f"{path}/".startswith(f"{pattern}/") else None
-            else:
-                found = core.captures(pattern, path)
+        for number, (pattern, literal, replacement) in enumerate(self._rules):
+            found = _match(pattern, literal, path)
             if found is not None:
-                self._matches = True
+                self._unmatched.pop(number, None)
                 wildcards, rest = iter(found[0]), found[1]
                 new = "".join(next(wildcards) if it is None else it for it in replacement)
                 return _joined(new, "" if path == _paths.ROOT else rest)
         return path
 
-    def check(self, paths: Iterable[str], where: str) -> None:
-        """Checks that a pattern matches one of the paths; `where` describes them for the error.
+    def check(self, paths: Collection[str], where: str) -> None:
+        """Checks that patterns match one of the paths; `where` describes these for the error.
 
         Raises:
           TreepackError: If there are patterns, and none matches.
+
+        Warns:
+          UserWarning: If some match nothing. First matches of others may hide theirs.
         """
-        if not self._matches:
-            patterns = ", ".join(pattern for pattern, *_ in self._rules)
-            near = similar(self._rules[0][0], paths)
-            raise TreepackError(f"rename matches nothing in the {where}: {patterns}{near}")
+        rules = [self._rules[number][:2] for number in self._unmatched]
+        is_error = len(rules) == len(self._rules)
+        if not is_error:
+            rules = [it for it in rules if not any(_match(*it, path) for path in paths)]
+        if rules:
+            patterns = shortened((printable(it) for it, _ in rules), len(rules))
+            near = similar(rules[0][0], paths)
+            text = f"rename matches nothing in the {where}: {patterns}{near}"
+            if is_error:
+                raise TreepackError(text)
+            warn(text)
+
+
+def _match(pattern: str, literal: bool, path: str) -> tuple[list[str], str] | None:
+    """Returns the texts that wildcards match and the rest of a path, or `None`."""
+    if pattern == _paths.ROOT:
+        return [], path
+    if not literal:
+        return core.captures(pattern, path)
+    return ([], path.removeprefix(pattern)) if f"{path}/".startswith(f"{pattern}/") else None
 
 
 def twice(renamed: Mapping[str, str]) -> str:

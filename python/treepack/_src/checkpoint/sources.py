@@ -29,10 +29,10 @@ class Source:
     pattern: str
     axis: int | None = None
     axes: Axes = False
+    name: str = dataclasses.field(default="transpose", compare=False)
 
     def __str__(self) -> str:
-        name = "transpose" if self.axis is None else "stack"
-        return f"{name}({self.pattern!r})"
+        return f"{self.name}({self.pattern!r})"
 
 
 def stack(pattern: str, *, axis: int = 0, transpose: Axes = False) -> Source:
@@ -56,17 +56,13 @@ def stack(pattern: str, *, axis: int = 0, transpose: Axes = False) -> Source:
       >>> treepack.load(data, template, rename=rename)["kernel"][:, 0, 0]
       array([0, 1, 2, 3])
     """
-    if pattern.count("*") != 1:
-        raise ValueError(
-            f"stack and unstack need a pattern with one *, for the number of the layer: {pattern!r}"
-        )
-    return Source(pattern, axis, transpose)
+    return _of_layers("stack", pattern, axis, transpose)
 
 
 def unstack(pattern: str, *, axis: int = 0, transpose: Axes = False) -> Source:
     """Splits a leaf into the arrays of several layers in `save(rename=)`: the inverse of `stack`.
 
-    Returns the same object as `stack`, so that the sources of `load(rename=)` can be passed to
+    Its result is equal to that of `stack`, so that the sources of `load(rename=)` can be passed to
     `save(rename=)`. Each layer is copied when it is written.
 
     Args:
@@ -83,7 +79,16 @@ def unstack(pattern: str, *, axis: int = 0, transpose: Axes = False) -> Source:
       ...     file["layers/3/w"].shape
       (3, 2)
     """
-    return stack(pattern, axis=axis, transpose=transpose)
+    return _of_layers("unstack", pattern, axis, transpose)
+
+
+def _of_layers(name: str, pattern: str, axis: int, transpose: Axes) -> Source:
+    if not isinstance(pattern, str) or pattern.count("*") != 1:
+        raise ValueError(
+            f"{name} needs a pattern with one *, for the number of the layer, such as "
+            f"'layers/*/w', got {pattern!r:.100}"
+        )
+    return Source(pattern, axis, transpose, name)
 
 
 def transpose(path: str, axes: tuple[int, ...] | None = None) -> Source:
@@ -144,7 +149,8 @@ def resolve(source: Source, paths: Collection[str]) -> list[str]:
         found = [numbers[at] for at in sorted(numbers)]
     if not found:
         near = similar(source.pattern.replace("*", "0"), paths)
-        raise TreepackError(f"{source} matches nothing in the file{near}")
+        way = "; load stacks arrays, and save splits them" if source.name == "unstack" else ""
+        raise TreepackError(f"{source} matches nothing in the file{near}{way}")
     return found
 
 

@@ -14,7 +14,7 @@ from treepack._src.checkpoint.sharded import unless_replaced
 from treepack._src.options import Progress, Status, StorageOptions, progress_bar
 from treepack._src.paths import Room
 from treepack._src.printable import shortened
-from treepack._src.storage.content import Openable
+from treepack._src.storage.content import Openable, record_of_patch
 from treepack._src.storage.entries import is_directory
 from treepack._src.storage.naming import naming
 from treepack._src.storage.place import resolved
@@ -101,7 +101,7 @@ class Verification(NamedTuple):
       leaves: The status of each leaf by path: `"ok"`, `"corrupt"`, or `"unchecked"`.
       damage: A description of damage outside of leaves, or `None`: a truncated file, or damage to
         its record, to the bytes between leaves and record, or to the gzip stream. For a file of
-        another format, a description of that format.
+        another format, a description of that format; for a patch, of the problem with its base.
       newer: Why only a newer version of treepack can read and check the file, or `None`. Such a
         file is not known to be damaged.
 
@@ -217,6 +217,10 @@ def verify(
         raise
     except BaseMismatchError as error:
         return Verification({}, error.reason)
+    except FileNotFoundError as error:
+        if record_of_patch(source, max_size) is None:
+            raise
+        return Verification({}, f"{error.strerror}: {error.filename!r}")  # without its base
     except DecodeError as error:  # the header of safetensors
         if isinstance(source, (str, os.PathLike)) and is_directory(source):
             raise

@@ -66,9 +66,11 @@ def check_unique_keys(mapping: Mapping[Any, Any]) -> None:
     keys = list(mapping)
     strings = {str(key) for key in keys}
     if len(strings) != len(keys):
-        raise ValueError(
+        error = ValueError(
             f"Dict keys do not have a unique string representation: {strings} vs given: {mapping}"
         )
+        error.add_note("treepack: rename keys that are equal as strings")
+        raise error
 
 
 def is_namedtuple(ty: type) -> bool:

@@ -114,6 +114,8 @@ _is_namespace = instance_of("argparse", "Namespace")
 
 _is_partition_spec = instance_of("jax.sharding", "PartitionSpec")
 
+_is_open_file = instance_of("treepack", "Tree")
+
 
 def remedy(value: Any) -> str | None:
     """Returns a remedy for values that are common among leaves, or `None`."""
@@ -129,6 +131,8 @@ def remedy(value: Any) -> str | None:
         return "a set has no order: save sorted(...) of it, or pass it as metadata="
     if isinstance(value, (range, collections.deque)):
         return "save list(...) of it, or pass it as metadata="
+    if _is_open_file(value):
+        return "save its .load()"
     if _is_partition_spec(value):
         return "save tuple(...) of it, or pass it as metadata="
     if _jax.is_abstract(value):

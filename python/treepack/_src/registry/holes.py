@@ -7,6 +7,7 @@ A `TrainState` holds its optimizer, a module a lambda: code that only the progra
 from __future__ import annotations
 
 import difflib
+import functools
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -323,7 +324,7 @@ def hole_error(unfilled: list[Unfilled]) -> HoleError:
     return HoleError(
         f"{_joined(lines, '; ')}: {remedies}pass a target that has them, or static= a tree that "
         f'has them, or static={{{_joined(fillings, ", ")}}}, or containers="plain" to get dicts'
-        f"{''.join(hints[:_MOST_SHOWN])}"
+        f"{''.join([*dict.fromkeys(hints)][:_MOST_SHOWN])}"
     )
 
 
@@ -451,6 +452,8 @@ class _Filling:
             place = _paths.text([*self.parts, *inside])
             found.lines.append(f"at {place}: the static data {reason}")
             found.fillings.append(f"{place!r}: {self._text(hole)}")
+            if issubclass(self.ty, functools.partial) and not hole.description.startswith("method"):
+                found.hints.append("; treepack.register_function, called before the save, keeps it")
             if place in paths:
                 found.hints.append(
                     f"; the value in static= for {place!r} is not {self._expected(hole)}"

@@ -35,6 +35,9 @@ MP_ARRAY_POSTFIX = "_gda"
 # An integer as Python writes it, so that a step has one name; of at most 63 bits.
 _INTEGER = re.compile(r"0|[1-9][0-9]{0,17}")
 
+# A prefix, and such an integer.
+_NUMBERED = re.compile(rf"(.*\D|)(?:{_INTEGER.pattern})", re.DOTALL)
+
 # flax's name of an incomplete file, after the prefix.
 TEMPORARY = "tmp"
 
@@ -201,6 +204,14 @@ class Folder:
         text = name.removeprefix(self.begin)
         is_step = name.startswith(self.begin) and _INTEGER.fullmatch(text)
         return int(text) if is_step else None
+
+    def others(self) -> dict[str, str]:
+        """Returns the names of the last steps of other prefixes, by prefix."""
+        found: dict[str, str] = {}
+        for name in natural_sort((it.name for it in self.listing().entries), signed=False):
+            if (numbered := _NUMBERED.fullmatch(name)) and numbered[1] != self.begin:
+                found[numbered[1]] = name
+        return found
 
     def last(self) -> str | None:
         """Returns the name of the last complete checkpoint."""

@@ -8,13 +8,16 @@ import operator
 import re
 import secrets
 import time
-from typing import Any, Unpack
+from typing import Any, Never, Unpack
 
 import treepack._core as core
+from treepack._src.checkpoint.file import open
 from treepack._src.checkpoint.load import restore_described
 from treepack._src.options import (
+    ChoiceOptions,
     Reading,
-    ReadOptions,
+    Selection,
+    Sharing,
     Static,
     StorageOptions,
     Template,
@@ -120,7 +123,8 @@ class Publisher:
         # The head and version of a push whose outcome is unknown.
         self._unknown: tuple[Head, Held] | None = None
 
-    def push(self, tree: Any, *, version: int, static: Static = "skip-code") -> None:
+    @takes()
+    def push(self, tree: Any, *_more: Never, version: int, static: Static = "skip-code") -> None:
         """Publishes a version of the tree, atomically.
 
         The tree may change afterwards. After an OSError, the version may be published or not:
@@ -142,6 +146,8 @@ class Publisher:
         Warns:
           UserWarning: If older versions cannot be removed.
         """
+        if _more:
+            raise TypeError("push() takes a tree: name the version, as in push(tree, version=1)")
         if not hasattr(version, "__index__"):
             raise TypeError(f"version must be an integer, such as the step, got {version!r:.100}")
         number = operator.index(version)
@@ -257,6 +263,11 @@ class Publisher:
             newest = self._head.versions[-1].number
             warn(f"version {newest} is published, but older ones could not be removed: {error}")
 
+    def __repr__(self) -> str:
+        versions = self._head.versions
+        found = f"version {versions[-1].number}" if versions else "no version"
+        return f"<treepack.Publisher {shown(self._directory)!r}: {found} published>"
+
 
 class Subscriber:
     """Receives the versions of a `Publisher`, from any process or host.
@@ -290,9 +301,9 @@ class Subscriber:
         self._directory, self._max_size = _directory(path, storage_options), max_size
         self._held: Held | None = None
 
-    @takes(ReadOptions, Reading)
+    @takes(ChoiceOptions, Selection, Reading, Sharing)
     def latest(
-        self, template: Template | None = None, **options: Unpack[ReadOptions]
+        self, template: Template | None = None, **options: Unpack[ChoiceOptions]
     ) -> tuple[int, Template]:
         """Returns the newest version: its number and its tree.
 
@@ -307,22 +318,22 @@ class Subscriber:
           OSError: If it cannot be read.
         """
         check_known(Subscriber.latest, options)
-        reading = Reading.of(options)
+        Reading.of(options), Selection.of(options)  # checks them
         head, _ = read_head(self._directory)
         if not head.versions:
             raise FileNotFoundError(
                 errno.ENOENT, "no version was published here yet", shown(self._directory)
             )
-        return self._restored(head, template, reading)
+        return self._restored(head, template, options)
 
-    @takes(ReadOptions, Reading)
+    @takes(ChoiceOptions, Selection, Reading, Sharing)
     def wait(
         self,
         template: Template | None = None,
         *,
         newer_than: int | None = None,
         timeout: float = 60.0,
-        **options: Unpack[ReadOptions],
+        **options: Unpack[ChoiceOptions],
     ) -> tuple[int, Template]:
         """Waits for a newer version, and returns the newest one: its number and its tree.
 
@@ -340,14 +351,14 @@ class Subscriber:
         """
         check("timeout", timeout)
         check_known(Subscriber.wait, options)
-        reading = Reading.of(options)
+        Reading.of(options), Selection.of(options)  # checks them
         if newer_than is None:
             newer_than = -1 if self._held is None else self._held.number
         end, pause = time.monotonic() + timeout, _PAUSE_S
         while True:
             head, _ = read_head(self._directory)
             if head.versions and head.versions[-1].number > newer_than:
-                return self._restored(head, template, reading)
+                return self._restored(head, template, options)
             left = end - time.monotonic()
             if left <= 0:
                 after = f" after version {newer_than}" if newer_than >= 0 else ""
@@ -359,7 +370,7 @@ class Subscriber:
             time.sleep(min(pause, left))
             pause = min(2 * pause, _MOST_PAUSE_S)
 
-    def _restored(self, head: Head, template: Any, reading: Reading) -> tuple[int, Any]:
+    def _restored(self, head: Head, template: Any, options: ChoiceOptions) -> tuple[int, Any]:
         """Reads the newest version, unless it is held, and restores it."""
         for left in reversed(range(_ATTEMPTS)):
             if self._held is not None and self._held.name == head.versions[-1].name:
@@ -374,7 +385,14 @@ class Subscriber:
                     ) from error
                 head = found
         assert self._held is not None
-        return self._held.number, restore_described(self._held.content, template, reading)
+        content = self._held.content
+        if Selection.of(options).is_whole:
+            return self._held.number, restore_described(content, template, Reading.of(options))
+        return self._held.number, open(content).load(template, **options)
+
+    def __repr__(self) -> str:
+        found = "no version" if self._held is None else f"version {self._held.number}"
+        return f"<treepack.Subscriber {shown(self._directory)!r}: {found} received>"
 
 
 def _directory(path: Location, storage_options: StorageOptions) -> str:

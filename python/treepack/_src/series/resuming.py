@@ -6,26 +6,32 @@ all others              ──▶ load, tell process 0                          
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import json
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from treepack._src.api.structure import is_checkpoint
 from treepack._src.checkpoint.sharded import unless_replaced
 from treepack._src.interop import jax as _jax
 from treepack._src.interop.group import Group, Message, OthersError, text_of
 from treepack._src.options import ChoiceOptions
-from treepack._src.printable import warn
+from treepack._src.printable import printable, warn
 from treepack._src.series.contents import is_damage, opened_to_load
 from treepack._src.series.fast import Fast
 from treepack._src.series.names import Found
 from treepack._src.series.writing import Checkpoints
 from treepack._src.storage.place import shown
-from treepack.errors import CorruptionError
+from treepack.errors import CorruptionError, TreepackError
 
 # The number of retries if a checkpoint is removed while it is read, since later ones are saved.
 _ATTEMPTS = 5
+
+
+# The maximum number of other prefixes of which one file is opened.
+_MOST_OTHERS = 5
 
 
 class Loaded(NamedTuple):
@@ -95,6 +101,8 @@ class Resuming:
             meeting = _Meeting(self._timeout)
             found = self._lead(meeting) if self._index == 0 else self._follow(meeting)
         directory = shown(self._checkpoints.folder.directory)
+        if found is None and not self.skipped and self._index == 0:
+            self._warn_of_others(directory)
         for step, error in self.skipped:
             if not isinstance(error, UnfinishedError):
                 warn(f"step {step} of {directory} is skipped: {error}")
@@ -104,6 +112,17 @@ class Resuming:
                 "it: local is a list of the items of all"
             )
         return found
+
+    def _warn_of_others(self, directory: str) -> None:
+        """Warns of checkpoints whose names begin with another prefix."""
+        folder = self._checkpoints.folder
+        for prefix, name in itertools.islice(folder.others().items(), _MOST_OTHERS):
+            with contextlib.suppress(OSError, ImportError, TreepackError):  # it cannot be read
+                if is_checkpoint(folder.path(name)):
+                    warn(
+                        f"{directory} has no checkpoint of the prefix {folder.begin!r}, but "
+                        f"{printable(name)!r}: pass prefix={prefix!r:.100} to Series, or load it"
+                    )
 
     def _search(self, attempt: Callable[[int, Checkpoints, bool], Loaded]) -> Loaded | None:
         """Tries one step after another, the latest first."""

@@ -163,7 +163,7 @@ class Series:
         self,
         step: int,
         state: Any,
-        *,
+        *_more: Any,
         metrics: Mapping[str, Any] | None = None,
         local: Any = None,
         background: bool = False,
@@ -207,6 +207,10 @@ class Series:
           UserWarning: If the previous save has failed in the background, or older checkpoints
             cannot be removed.
         """
+        if _more:
+            raise TypeError(
+                "save() takes a step and a state: name the rest, as in metrics={'loss': 0.5}"
+            )
         check_known(Series.save, options)
         step = _checked(step)
         options["compress"] = options.get("compress") or False
@@ -271,8 +275,8 @@ class Series:
           UnregisteredTypeError: See `treepack.load`, also for other errors except damage.
 
         Warns:
-          UserWarning: If a checkpoint is skipped; or if `local` is a list because another number of
-            processes has saved.
+          UserWarning: If a checkpoint is skipped; if there are none, but some of another prefix; or
+            if `local` is a list because another number of processes has saved.
         """
         if verify not in ("manifest", "all"):
             raise ValueError(f"verify must be 'manifest' or 'all', got {verify!r:.100}")
@@ -440,7 +444,8 @@ class Series:
 
     def __repr__(self) -> str:
         folder = self._checkpoints.folder
-        return f"<treepack.Series {shown(folder.path(folder.begin))!r}>"
+        options = f"prefix={folder.begin!r}, keep={self._keep!r}"
+        return f"<treepack.Series {shown(folder.directory)!r}, {options}>"
 
     def _exit_if_preempted(self) -> None:
         """Ends the program after a save if it received SIGTERM."""

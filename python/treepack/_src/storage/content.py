@@ -20,6 +20,7 @@ from treepack._src.storage.fetch import Blocks
 from treepack._src.storage.place import beside, check_name, local, shown, url_of
 from treepack._src.storage.stores import store_of
 from treepack.errors import (
+    BaseMismatchError,
     DecodeError,
     GzipCorruptionError,
     GzipTruncatedError,
@@ -157,25 +158,25 @@ def _joined(
       threads: The maximum number of threads.
 
     Raises:
-      TreepackError: If the source is a patch, and `base` is `None`.
-      BaseMismatchError: If the patch was made against another one.
+      BaseMismatchError: If the patch was made against another one, or names none.
     """
     if base is None:
         name = core.patch_base(patch)
         # A file may only name others in its own directory.
         is_name = name not in {"", ".", ".."} and "/" not in name and os.sep not in name
         if not isinstance(path, (str, os.PathLike)) or not is_name:
-            raise TreepackError(
+            raise BaseMismatchError(
                 "this is a patch: pass base=, the tree or data that it was made against, to load "
-                "or loads"
+                "or loads, or --base to `treepack convert`",
+                [],
             )
         try:
             base = whole_content(beside(path, name))
         except FileNotFoundError as error:
             raise FileNotFoundError(
                 errno.ENOENT,
-                f"{shown(path)} is a patch of this file, which is missing: put it there, or call "
-                "load with base=",
+                f"{shown(path)} is a patch of this file, which is missing: put it there, call "
+                "load with base=, or run `treepack convert` with --base",
                 error.filename,
             ) from None
     return core.join(patch, base, max_size=max_size, threads=threads)

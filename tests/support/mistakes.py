@@ -1,0 +1,51 @@
+"""Mistakes in runs, published versions, patches and positions of arguments, for `test_mistakes`."""
+
+from __future__ import annotations
+
+# Each row: a mistake, the error that it raises, and cures.
+Row = tuple[str, str, list[str]]
+
+RUNS: list[Row] = [
+    ("treepack.CheckpointManager('run')", "use treepack.Series, or .* treepack.orbax", [
+        "treepack.Series('run')"]),
+    ("treepack.Series('run').latest_step()", r"use steps\(\), as in run\.steps\(\)\[-1\]", [
+        "treepack.Series('run').steps()[-1]"]),
+    ("treepack.Series('run').restore(2)", r"use resume\(target\), or .*path\(step\), target\)", [
+        "load(treepack.Series('run').path(2), TREE)", "treepack.Series('run').resume(TREE)"]),
+    ("treepack.Series('run').save(TREE, 4)", "step must be an integer, .* as in save.step, state", [
+        "treepack.Series('run').save(4, TREE)"]),
+    ("treepack.Series('run').resume(TREE, verify='none')", "must be 'manifest' or 'all'", [
+        "treepack.Series('run').resume(TREE, verify='manifest')"]),
+    ("treepack.Series('series', prefix='checkpoint_').resume()", "verify=.manifest. to Series", [
+        "treepack.Series('series', prefix='checkpoint_').resume(verify='manifest')"]),
+    ("treepack.Keep(3)", r"rules have names: pass Keep\(last=3\)", ["treepack.Keep(last=3)"]),
+    ("treepack.Keep(last='3')", "last must be an integer, got '3'", ["treepack.Keep(last=3)"]),
+    ("treepack.Series('run', keep=3)", r"must be a treepack\.Keep, such as Keep\(last=3\)", [
+        "treepack.Series('run', keep=treepack.Keep(last=3))"]),
+    ("treepack.Series('run').save(9, TREE, {'loss': 1})", r"name the rest, as in metrics=\{", [
+        "treepack.Series('run').save(9, TREE, metrics={'loss': 1})"]),
+    ("treepack.Publisher('pub').push(1, TREE)", "required keyword-only argument: 'version'", [
+        "treepack.Publisher('pub').push(TREE, version=1)"]),
+    ("treepack.Subscriber('policy').latest({'v': 1})", 'v: missing.*missing="target"', [
+        "treepack.Subscriber('policy').latest({'v': 1}, missing='target')"]),
+    ("open('model', 'w')", r"open\(\) takes one path, and reads it: treepack\.save wr", [
+        "open('model')", "save('x', TREE)"]),
+    ("load('model', TREE, False)", "name the rest, as in strict=False", [
+        "load('model', TREE, strict=False)"]),
+    ("open('elsewhere/patch')", r"this is a patch: pass base=.*to load or loads", [
+        "load('elsewhere/patch', base='base')"]),
+    ("run('ls', 'elsewhere/patch')", "this is a patch: .*--base to `treepack convert`", [
+        "run('convert', 'elsewhere/patch', 'whole', '--base', 'base')", "run('ls', 'whole')"]),
+    ("load('lost')", "lost is a patch of this file, which is missing: put it there,.*: 'gone'", [
+        "load('lost', base='base')", "run('convert', 'lost', 'whole', '--base', 'base')",
+        "save('gone', TREE)", "load('lost')"]),
+    ("treepack.unstack('w')", r"^unstack needs a pattern with one \*.*, got 'w'", [
+        "treepack.unstack('*/w')"]),
+    ("treepack.stack(3)", r"^stack needs a pattern with one \*.*, got 3", [
+        "treepack.stack('*/w')"]),
+    ("load('model', TREE, rename={'w': treepack.unstack('*/w')})",
+        r"unstack\('\*/w'\) matches nothing.*load stacks arrays, and save splits them", [
+            "save('a.safetensors', TREE['params'], rename={'w': treepack.unstack('*/w')})"]),
+    ("load('partial')", r"register_function, called before the save, keeps it$", [
+        "treepack.register_function(half)", "save('partial', partial())", "load('partial')"]),
+]  # fmt: skip
