@@ -115,6 +115,15 @@ def test_what_is_not_there(server: str) -> None:
             read(f"{server}/nothing")  # type: ignore[operator]
 
 
+def test_a_damaged_manifest_on_a_web_server(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/manifest.treepack").write_bytes(bytes(100))
+    with servers.Server(functools.partial(Handler, directory=str(tmp_path))) as found:
+        for source in (tmp_path / "run", f"{found.url}/run/"):
+            with pytest.raises(treepack.DecodeError, match="its end mark is missing"):
+                treepack.verify(source)
+
+
 class Cutting(Handler):
     """Announces more bytes than it sends, or sends fewer than requested."""
 

@@ -222,7 +222,9 @@ def verify(
             raise
         return Verification({}, f"{error.strerror}: {error.filename!r}")  # without its base
     except DecodeError as error:  # the header of safetensors
-        if isinstance(source, (str, os.PathLike)) and is_directory(source):
+        is_path = isinstance(source, (str, os.PathLike))
+        # Web servers do not tell.
+        if is_path and (os.fspath(source).endswith("/") or is_directory(source)):
             raise
         at = "" if error.path is None else f" (at {error.path})"
         return Verification({}, f"{error.reason}{at}")
