@@ -167,16 +167,20 @@ def canary(*args: Any, **keywords: Any) -> list[Any]:
     return []
 
 
+LONG = range(1 << 50)  # a list of it is a MemoryError
+
+
 def gadgets() -> list[bytes]:
-    """Encoded static data with a function where code of a library might call it."""
+    """Encoded static data that code of a library might call, or make a list of."""
     part = functools.partial(canary, "/home")
     names = ("keys", "items", "unflatten", "pop", "get", "shape", "__iter__")
     space = types_of_python.SimpleNamespace(**dict.fromkeys(names, part))
     values = [space, (space, space), [space], {"a": part}, canary, part, (part,), ((part,), part)]
+    values += [LONG, (LONG,), [LONG], (LONG, LONG), {"a": LONG}]
     return [core.encode_value(value) for value in values]
 
 
-def test_no_type_of_the_libraries_calls_functions_of_a_file() -> None:
+def test_no_type_of_the_libraries_uses_functions_and_long_ranges_of_a_file() -> None:
     assert USED
     for name, ty in sorted(types(STEP).items()):
         for children in (field_names(ty), ["0"], []):
@@ -231,3 +235,24 @@ def test_code_of_the_program_gets_no_objects_with_functions() -> None:
     with pytest.raises(treepack.UnregisteredTypeError, match=r"tests\.hostile\.Box"):
         treepack.loads(data)
     assert not called
+
+
+def test_code_of_the_program_gets_short_ranges_only() -> None:
+    @jax.tree_util.register_pytree_node_class
+    class Steps:
+        def __init__(self, of: range):
+            self.of = [*of]
+
+        def tree_flatten(self) -> Any:
+            return (), range(*((self.of[0], self.of[-1] + 1) if self.of else (1 << 50,)))
+
+        @classmethod
+        def tree_unflatten(cls, aux: Any, children: Any) -> Any:
+            return cls(aux)
+
+    treepack.register_node(Steps, serialized_name="tests.hostile.Steps")
+    assert treepack.loads(treepack.dumps([Steps(range(3, 5))]))[0].of == [3, 4]
+    with pytest.raises(treepack.UnregisteredTypeError, match="long ranges"):
+        treepack.loads(treepack.dumps([Steps(range(0))]))
+    key = range(1 << 50)
+    assert [*treepack.loads(treepack.dumps({key: 1}))] == [key]

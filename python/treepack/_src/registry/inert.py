@@ -37,13 +37,16 @@ from treepack.errors import DecodeError
 
 _ATOMS = frozenset(
     {
-        *(type(None), bool, int, float, complex, str, bytes, bytearray, range, slice),
+        *(type(None), bool, int, float, complex, str, bytes, bytearray, slice),
         *(type(...), type(NotImplemented), decimal.Decimal, fractions.Fraction, uuid.UUID),
         *(datetime.date, datetime.time, datetime.datetime, datetime.timedelta),
         *(datetime.timezone, zoneinfo.ZoneInfo, np.ndarray),
         *(type(pathlib.Path()), pathlib.PurePosixPath, pathlib.PureWindowsPath),
     }
 )
+
+# The most numbers of a range: other code may make a list of it, which takes 2 MiB.
+_MOST_STEPS = 1 << 16
 
 _SEQUENCES = frozenset({tuple, list, set, frozenset, deque})
 
@@ -67,6 +70,8 @@ def is_inert(value: Any, more: Callable[[Any], bool] | None = None) -> bool:
     ty = type(value)
     if ty in _ATOMS or isinstance(value, (np.generic, np.dtype)) or _jax.is_array(value):
         return True
+    if ty is range:
+        return not value[_MOST_STEPS:]  # `len` raises an error above 64 bits
     if ty in _SEQUENCES:
         return all(is_inert(part, more) for part in value)
     if ty in _MAPPINGS or flax.is_mapping_type(ty):
@@ -97,7 +102,9 @@ def decode_given(data: bytes) -> Any:
     """Decodes static data for code of the program, or of JAX."""
     value = core.decode_value(data)
     if not is_given(value):
-        raise DecodeError("static data hold functions that code of the program must not receive")
+        raise DecodeError(
+            "static data hold functions, or long ranges, that code of the program must not receive"
+        )
     return value
 
 
@@ -148,7 +155,7 @@ def is_key(value: Any) -> bool:
     if isinstance(value, type):
         # The scalars of JAX have a metaclass with its own hash.
         return _hashes_like(type(value), type) or found_at("jax.numpy", value.__name__) is value
-    if isinstance(value, functools.partial) or is_function(value):
+    if ty is range or isinstance(value, functools.partial) or is_function(value):
         return True
     if AUXDATA.named(ty) is not None or ty in _SEQUENCES or ty in _MAPPINGS:
         return True  # builtin containers raise when hashed

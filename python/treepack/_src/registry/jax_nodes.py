@@ -68,7 +68,8 @@ def jax_node_type(
         if not (is_given(static) if library is None else is_inert(static)):
             raise UnregisteredTypeError(
                 f"nodes of the type {name!r} are rebuilt by code of {library or 'the program'}, "
-                "which must not receive functions from files, nor objects that could hold them: "
+                "which must not receive functions from files, objects that could hold them, nor "
+                "long ranges: "
                 'pass a template as target, or unknown="dict" to get dicts in their place',
                 name,
             )

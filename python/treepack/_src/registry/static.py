@@ -269,7 +269,7 @@ def _rebuilt(name: str, saved: Any, parts: Any) -> Any:
         if auxdata.by_code and not is_given(saved):
             raise DecodeError(
                 f"cannot restore static data of type {name}: they hold objects with functions, "
-                "which decode= must not receive from a file"
+                "or long ranges, which decode= must not receive from a file"
             )
     else:
         decode = (
