@@ -43,10 +43,16 @@ def test_archives_that_are_refused(folder: Path, method: int) -> None:
     longer = good.replace(b"(20,), ", b"(2000,)")
     negative = good.replace(b"(20,)", b"(-2,)")
     objects = npy(np.array([{}, 1], dtype=object))
+    texts = npy(np.zeros(5, "U1"))
     for members, message in (
         ([("a.npy", good[:-3])], "short read"),
         ([("a.npy", longer), ("b.npy", good)], "short read"),
         ([("a.npy", negative)], "short read"),
+        ([("a.npy", good.replace(b"(20,), }" + b" " * 20, b"(%d,0), }" % 10**20))], "short read"),
+        (
+            [("a.npy", texts.replace(b"(5,), }" + b" " * 16, b"(%d,0), }" % (1 << 50)))],
+            "too many empty",
+        ),
         ([("a.npy", good), ("a.npy", good)], "two arrays"),
         ([("a.npy", good), ("a", good)], "two arrays"),
         ([("b.npy", good), ("a.txt", b"what is no array")], "magic"),

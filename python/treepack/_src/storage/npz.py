@@ -6,8 +6,10 @@ The format is in https://numpy.org/doc/stable/reference/generated/numpy.lib.form
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import struct
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -16,7 +18,7 @@ import numpy as np
 
 import treepack._core as core
 from treepack._src import dtypes as _dtypes
-from treepack._src.printable import printable
+from treepack._src.printable import printable, short_repr
 from treepack._src.storage.content import file_of
 from treepack._src.storage.deferred import Computed, Held
 from treepack.errors import CorruptionError, DecodeError, TreepackError
@@ -92,8 +94,12 @@ def _array(content: core.Content, archive: zipfile.ZipFile, member: zipfile.ZipI
     if dtype.hasobject:
         raise ValueError("the array has pickled objects, which are never read")
     is_text = dtype.kind in "SU"
-    if min(shape, default=0) < 0 or before + math.prod(shape) * dtype.itemsize > member.file_size:
-        raise ValueError(f"short read: the file ends before an array of shape {shape}")
+    is_valid = all(0 <= size <= sys.maxsize for size in shape)
+    if not is_valid or before + math.prod(shape) * dtype.itemsize > member.file_size:
+        raise ValueError(f"short read: the file ends before an array of shape {short_repr(shape)}")
+    # Empty strings and lists take memory, too.
+    if is_text and math.prod(itertools.takewhile(bool, shape)) > member.file_size:
+        raise ValueError(f"too many empty strings in an array of shape {short_repr(shape)}")
     if dtype.type is np.void and dtype.names is None and dtype.subdtype is None:
         dtype = _of_void(dtype)
     if not is_text and _dtypes.resolve(dtype.name.encode()) is None:
