@@ -33,7 +33,7 @@ from treepack._src.registry.holes import Fillings
 from treepack._src.storage.content import Openable
 from treepack._src.storage.naming import name_file, naming
 from treepack._src.storage.place import resolved
-from treepack.errors import MissingPathError
+from treepack.errors import CorruptionError, DecodeError, MissingPathError
 
 # Limits the search for similar names, which is slow.
 _MOST_NAMES = 1000
@@ -68,6 +68,7 @@ class Tree(Mapping[str, Any]):
 
         Raises:
           MissingPathError: A KeyError, if the file has no value at the path.
+          CorruptionError: If the leaf is damaged, and `salvage=True` or the damage prevents reading.
         """
         reader, start, above = self._place
         parts = _paths.parts(path)
@@ -78,7 +79,7 @@ class Tree(Mapping[str, Any]):
         parts = [*above, *parts]
         if catalog.children(value) is None:
             try:
-                return reader.leaf(value, parts)
+                return reader.intact_leaf(value, parts)
             except Exception as error:
                 name_file(error, reader.given)
                 raise
@@ -177,6 +178,9 @@ class Tree(Mapping[str, Any]):
     def leaves(self) -> Iterator[tuple[str, Any]]:
         """Yields the relative paths and leaves below this container, in the order of the file.
 
+        After `open(salvage=True)`, damaged leaves are left out; of compressed arrays, damage is an
+        error when they are read.
+
         Examples:
           >>> import numpy as np, treepack
           >>> with treepack.open(treepack.dumps({"a": {"w": np.zeros(3)}, "step": 7})) as file:
@@ -190,8 +194,13 @@ class Tree(Mapping[str, Any]):
             # Leaves below a long key share the string.
             shared = [old if old == new else new for old, new in zip(before, found, strict=False)]
             before = shared + found[len(shared) :]
-            with naming(reader.given):
-                leaf = reader.leaf(value, [*parts, *before])
+            try:
+                with naming(reader.given):
+                    leaf = reader.intact_leaf(value, [*parts, *before])
+            except (CorruptionError, DecodeError):
+                if not reader.salvages:
+                    raise
+                continue
             yield path, leaf
 
     @property
@@ -419,7 +428,8 @@ def open(
         msgpack of treepack, flax or eformer, gzip of treepack, safetensors, or npz of NumPy. Or a
         directory: a sharded checkpoint, or one of safetensors or Orbax.
       salvage: Whether to open a truncated or damaged file, too, with the leaves that are intact.
-        `File.damage` describes the damage.
+        Leaves are compared with their checksums, arrays as a whole. `File.damage` describes the
+        damage outside of leaves.
       mmap: Whether to map the file. `False` reads the whole file now.
       max_size: The maximum decompressed size of gzip in bytes; for a directory, of its manifest and
         all its files together.

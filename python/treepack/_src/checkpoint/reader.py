@@ -127,7 +127,7 @@ class Reader:
 
     def salvaging(self) -> Reader:
         """Returns a reader of the same file with its intact leaves, as with `salvage=True`."""
-        if self._options["salvage"]:
+        if self.salvages:
             return self
         made = object.__new__(type(self))  # `copy.copy` would open the file again
         made.__dict__.update(self.__dict__)
@@ -166,6 +166,22 @@ class Reader:
         if kind[0] == "prng_key":
             return self.prng_key(value, parts, kind)
         return self.catalog.read(value, copy=None, threads=None)
+
+    @property
+    def salvages(self) -> bool:
+        """Whether only the intact leaves of the file are read."""
+        salvage: bool = self._options["salvage"]
+        return salvage
+
+    def intact_leaf(self, value: int, parts: list[str]) -> Any:
+        """Returns a leaf, after comparing it with its checksum if the reader salvages.
+
+        Raises:
+          CorruptionError: If it is damaged.
+        """
+        if self.salvages:
+            self.compare(value, parts)
+        return self.leaf(value, parts)
 
     def undamaged_leaf(self, value: int, parts: list[str]) -> Any:
         """Returns a leaf compared with its checksum; arrays are compared when they are copied.
