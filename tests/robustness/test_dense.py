@@ -16,6 +16,7 @@ import pytest
 import tiers
 import treepack
 import treepack._core as core
+from commands import call, refused
 from hostile import limits
 from treepack import serialization
 from trees import sealed
@@ -215,6 +216,21 @@ def test_what_needs_all_paths_is_refused_where_they_are_too_long(
                 TOO_LONG[use](file[LONG])
         else:
             TOO_LONG[use](file[LONG])
+
+
+@pytest.mark.parametrize("suffix", ["safetensors", "npz"])
+def test_names_that_repeat_long_keys_are_refused(
+    measured: limits.Limits, long_keys: dict[str, Path], tmp_path: Path, suffix: str
+) -> None:
+    target = tmp_path / f"new.{suffix}"
+    call("get", str(long_keys["numpy"]), LONG, str(target))
+
+    def work() -> None:
+        assert "open the container below" in refused(
+            "convert", str(long_keys["numpy"]), str(target)
+        )
+
+    check_work(measured, work, NBYTES, MANY)
 
 
 @pytest.mark.parametrize(

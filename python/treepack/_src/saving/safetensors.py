@@ -91,10 +91,13 @@ def named(leaves: Leaves, separator: str, remedy: str) -> dict[str, Any]:
       remedy: The remedy for ambiguous names, for errors.
 
     Raises:
-      TreepackError: If a key contains the separator, or two leaves have the same name.
+      TreepackError: If a key contains the separator, two leaves have the same name, or long keys
+        make the names together much longer than the keys.
     """
     found: dict[str, Any] = {}
+    room = _paths.Room()
     for parts, leaf in leaves:
+        room.text(_paths.text(parts))
         for count, key in enumerate(parts, 1):
             if separator and separator in key:
                 raise TreepackError(
