@@ -78,6 +78,13 @@ pub trait Source: Sync {
         range.len()
     }
 
+    /// Whether a byte is at hand, without reading an array that another program stores.
+    #[doc(hidden)]
+    fn is_near(&self, offset: usize) -> bool {
+        let _ = offset;
+        true
+    }
+
     /// Gaps below this size are read, too, when that costs less than another read.
     fn near(&self) -> usize {
         usize::MAX
@@ -120,6 +127,10 @@ macro_rules! as_inner {
             self.$field.present(range)
         }
 
+        fn is_near(&self, offset: usize) -> bool {
+            self.$field.is_near(offset)
+        }
+
         fn near(&self) -> usize {
             self.$field.near()
         }
@@ -144,6 +155,10 @@ macro_rules! behind {
 
             fn present(&self, range: Range<usize>) -> usize {
                 (**self).present(range)
+            }
+
+            fn is_near(&self, offset: usize) -> bool {
+                (**self).is_near(offset)
             }
 
             fn near(&self) -> usize {

@@ -18,6 +18,7 @@ use super::{errors, gzip};
 use crate::catalog::Compared;
 use crate::gzip::{Contained, Indexed, MAGIC_BYTES, has_traces, is_compressed, mended};
 use crate::handle;
+use crate::layout::Slice;
 use crate::manifest::Sparse;
 use crate::mapping::{self, Mapping, Pages};
 use crate::raw::{AsRaw, Filling, RawBytes, Uninit};
@@ -128,6 +129,11 @@ impl Source for Laid {
 
     fn read_at<'t>(&self, offset: usize, target: &'t mut Uninit) -> Result<&'t mut [u8]> {
         self.layout.get().output.read_at(offset, target)
+    }
+
+    fn is_near(&self, offset: usize) -> bool {
+        let mut slices = self.layout.get().output.slices(offset..offset + 1);
+        matches!(slices.next(), Some(Slice::Headers(_)))
     }
 
     fn near(&self) -> usize {

@@ -368,6 +368,31 @@ def test_a_missing_chunk_is_an_error(tmp_path: Path) -> None:
         treepack.load(path)
 
 
+@pytest.mark.parametrize("name", ["shape", "chunks"])
+def test_arrays_beyond_memory(tmp_path: Path, name: str) -> None:
+    """TensorStore would end the program."""
+    path = without_database(tmp_path / "a")
+    for array, error in (("p.rows", MemoryError), ("scalars.0", DecodeError)):
+        file = path / array / ".zarray"
+        found = json.loads(file.read_text())
+        file.write_text(
+            json.dumps(found | {"shape": [8, 4], "chunks": [4, 4], name: [1 << 20, 1 << 20]})
+        )
+        with pytest.raises(error):
+            treepack.load(path)
+
+
+def test_no_array_is_read_when_a_directory_is_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(tmp_path / "a", {"v": jnp.ones(1000), "w": jnp.ones(1000)})
+    monkeypatch.setattr(reader, "read", None)
+    with treepack.open(tmp_path / "a") as file:
+        assert file["w"].shape == (1000,)
+    assert treepack.abstract(tmp_path / "a")["v"].shape == (1000,)
+
+
 def test_an_unfinished_save(tmp_path: Path) -> None:
     path = write_standard(tmp_path / "a")
     name = "b.orbax-checkpoint-tmp-12"

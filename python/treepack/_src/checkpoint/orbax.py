@@ -34,6 +34,7 @@ from treepack._src.storage.orbax import (
     Item,
     Leaf,
     open_arrays,
+    read,
     read_item,
     result,
     string_at,
@@ -153,7 +154,10 @@ def _values(item: Item) -> list[Any]:
     stored = [leaf for leaf, there in zip(item.leaves, is_stored, strict=True) if there]
     arrays = {leaf: Stored(leaf, store) for leaf, store in _opened(item, stored)}
     small = [it for it in stored if it.type == SCALAR or it.name in item.keys]
-    reads = {leaf: arrays[leaf].store.read() for leaf in small}
+    for leaf in small:
+        if leaf.name not in item.keys and (shape := arrays[leaf].shape):
+            raise DecodeError(f"expected a number, found an array of {shape}", path=leaf.path)
+    reads = {leaf: read(arrays[leaf].store) for leaf in small}
     aggregated = _aggregated(item) if any(it.is_aggregated for it in item.leaves) else None
     strings = None
     values: list[Any] = []
@@ -194,8 +198,6 @@ def _small(item: Item, leaf: Leaf, data: np.ndarray) -> Any:
                 path=leaf.path,
             )
         return key
-    if data.ndim:
-        raise DecodeError(f"expected a number, found an array of {data.shape}", path=leaf.path)
     return data.item()
 
 
@@ -241,7 +243,7 @@ class Stored(Held):
         super().__init__(tuple(store.shape), np.dtype(store.dtype.numpy_dtype))
 
     def _make(self) -> np.ndarray:
-        return np.asarray(result(self.store.read(), self.leaf.path)).reshape(-1)
+        return np.asarray(result(read(self.store), self.leaf.path)).reshape(-1)
 
 
 class _Array(BoxedArray):
@@ -271,7 +273,7 @@ class _Array(BoxedArray):
 
     def start(self, box: Sequence[range]) -> Any:
         """Returns a future of the elements of a box."""
-        return self._stored.store[_index(box)].read()
+        return read(self._stored.store[_index(box)])
 
     def _read(self, box: Sequence[range]) -> np.ndarray:
         if 0 in map(len, box):

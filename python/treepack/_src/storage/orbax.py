@@ -10,9 +10,12 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
 
 import treepack._core as core
 from treepack._src import paths as _paths
@@ -266,6 +269,21 @@ def _kvstore(item: Item, leaf: Leaf, is_database: bool) -> dict[str, Any]:
     if leaf.name.startswith("/") or ".." in leaf.name.split("/"):
         raise DecodeError("the name of the array leads out of the directory", path=leaf.path)
     return {"driver": "file", "path": os.path.join(item.path, leaf.name)}  # noqa: PTH118
+
+
+def read(store: Any) -> Any:
+    """Begins to read an array; returns a future of it.
+
+    Raises:
+      MemoryError: If it, or one of its chunks, is too large: TensorStore would end the program.
+    """
+    chunk = store.chunk_layout.read_chunk.shape or ()
+    size = max(math.prod(store.shape), math.prod(chunk))
+    try:
+        np.empty(size * store.dtype.numpy_dtype.itemsize, np.uint8)
+    except ValueError as error:  # more than there are addresses
+        raise MemoryError(str(error)) from error
+    return store.read()
 
 
 def result(started: Any, path: str) -> Any:
