@@ -68,7 +68,7 @@ class Tree(Mapping[str, Any]):
 
         Raises:
           MissingPathError: A KeyError, if the file has no value at the path.
-          CorruptionError: If the leaf is damaged, and `salvage=True` or the damage prevents reading.
+          CorruptionError: If the leaf is damaged; always found only after `open(salvage=True)`.
         """
         reader, start, above = self._place
         parts = _paths.parts(path)
