@@ -190,7 +190,7 @@ def test_the_size_of_the_fast_directory_counts(
 
     def usage(path: str) -> Any:
         free = 0 if any(Path(path).glob("step_*")) else 1 << 30
-        return types.SimpleNamespace(free=free)
+        return types.SimpleNamespace(free=free, total=1 << 30)
 
     monkeypatch.setattr(fast_module.shutil, "disk_usage", usage)
     for step in range(4):
@@ -202,6 +202,22 @@ def test_the_size_of_the_fast_directory_counts(
         assert gate.copied[: step + 1] in ([*range(step)], [*range(step + 1)])
     run.wait()
     assert run.steps() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("refuses", [False, True])
+def test_a_fast_directory_of_unknown_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refuses: bool
+) -> None:
+    def usage(path: str) -> Any:
+        if refuses:
+            raise PermissionError(1, "Operation not permitted", path)
+        return types.SimpleNamespace(free=0, total=0)
+
+    monkeypatch.setattr(fast_module.shutil, "disk_usage", usage)
+    run = run_at(tmp_path)
+    save(run, 1, 2)
+    run.wait()
+    assert run.steps() == [1, 2]
 
 
 @forms

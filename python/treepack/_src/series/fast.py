@@ -336,7 +336,10 @@ class Fast:
         self._remove([it.step for it in there if it not in left[-1:]])
 
     def _has_room(self) -> bool:
-        """Returns whether there is room for one more, about as large as the newest."""
+        """Returns whether there is room for one more, about as large as the newest.
+
+        Returns true where the file system does not know: the save notices then.
+        """
         steps = self.checkpoints.steps()
         if not steps or len(steps) > _MOST:
             return not steps
@@ -347,7 +350,11 @@ class Fast:
             if not is_damage(error):
                 raise
             return True
-        return shutil.disk_usage(self.checkpoints.folder.directory).free >= nbytes
+        try:
+            usage = shutil.disk_usage(self.checkpoints.folder.directory)
+        except OSError:
+            return True
+        return usage.free >= nbytes or not usage.total
 
 
 def _replaces(one: Summary, other: Summary) -> bool:
