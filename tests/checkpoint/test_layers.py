@@ -15,6 +15,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 import tiers
 import treepack
 import treepack._core as core
+from commands import call
 from treepack import CorruptionError, MismatchError, TreepackError
 from treepack._src.checkpoint import boxed
 from trees import nested
@@ -199,6 +200,8 @@ def test_each_layer_is_verified(tmp_path: Path) -> None:
         treepack.load(path, template, rename=rename, verify=True)
     kept = treepack.load(path, template, rename=rename, on_corrupt="skip")
     assert not kept["up"].any()
+    with pytest.raises(CorruptionError, match="layers/1 is damaged"):
+        call("convert", str(path), str(tmp_path / "new"), "--stack", "up=layers/*")
 
 
 @tiers.parametrize("axis", [0, 1, -1], quick=2)

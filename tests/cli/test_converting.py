@@ -238,8 +238,12 @@ def test_damaged_arrays_of_open_files_are_not_saved(folder: Path, sharded: bool)
             treepack.save("new", iter(file.leaves()))
         with pytest.raises(CorruptionError):
             treepack.dumps(dict(file))
-        with pytest.raises(CorruptionError, match="w is damaged"):
-            call("convert", "some", "new")
+        for rename in (None, {"w": treepack.transpose("w")}, {"w": treepack.stack("w/*")}):
+            with pytest.raises(CorruptionError):
+                treepack.save("new.safetensors", dict(file), rename=rename)
+        for options in ([], ["--transpose=w"], ["--unstack=w=u/*"]):
+            with pytest.raises(CorruptionError, match="w is damaged"):
+                call("convert", "some", "new", *options)
     assert not Path("new").exists()
 
 

@@ -564,6 +564,14 @@ class LazyArray(ArrayLike, Deferred, metaclass=Completing):  # type: ignore[meta
         with naming(self.reader.given):
             return read(self.value, start * itemsize, stop * itemsize).view(self.dtype)
 
+    def compare(self) -> None:
+        """Compares it with its checksum, if it has one.
+
+        Raises:
+          CorruptionError: If it is damaged.
+        """
+        self.reader.compare(self.value, self.parts)
+
     def _deferred(self) -> tuple[core.Content, list[tuple[int, int]]]:
         with naming(self.reader.given):
             return self.reader.catalog.pieces_to_copy(self.value, self.reader.filename)

@@ -243,7 +243,11 @@ class SourceArray(BoxedArray):
             target = np.moveaxis(made, self._axis, 0)[at]
             yield self._arrays[layer], target.transpose(order), [inner[it] for it in order]
 
-    def _deferred(self) -> tuple[core.Content, list[tuple[int, int]]]:
+    def compare(self) -> None:
+        """Compares the arrays with their checksums."""
         for array in self._arrays:
-            array._deferred()  # compares it with its checksum
+            array.compare()
+
+    def _deferred(self) -> tuple[core.Content, list[tuple[int, int]]]:
+        self.compare()
         return super()._deferred()

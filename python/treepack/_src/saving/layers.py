@@ -66,10 +66,15 @@ def _arrays_of(
 
 
 def _held(leaf: Any, *, snapshot: bool) -> Any:
-    """Returns an array that can be indexed: of NumPy, in a file, or on devices."""
+    """Returns an array that can be indexed: of NumPy, in a file, or on devices.
+
+    Raises:
+      CorruptionError: If it is in a file, and damaged.
+    """
     if isinstance(leaf, np.ndarray):
         return leaf.copy() if snapshot else leaf
     if isinstance(leaf, LazyArray):
+        leaf.compare()
         return leaf
     is_jax = not isinstance(leaf, Deferred)
     view = host_view(leaf) if is_jax else None

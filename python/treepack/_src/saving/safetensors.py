@@ -49,7 +49,7 @@ from treepack._src.storage.safetensors import (
     has_suffix,
 )
 from treepack._src.storage.write import save_layout, write_small
-from treepack.errors import TreepackError, UnserializableLeafError
+from treepack.errors import CorruptionError, TreepackError, UnserializableLeafError
 
 _PLAIN = (bool, int, float, complex, str, bytes)
 
@@ -151,6 +151,8 @@ def _naming(name: str) -> Iterator[None]:
     """Names an array in the errors of a block, as `at name: reason`."""
     try:
         yield
+    except CorruptionError:  # names its file and leaf
+        raise
     except TreepackError as error:
         reason = str(error).removeprefix("at .: ")
         raise TreepackError(f"at {printable(name)}: {reason}") from error
