@@ -178,6 +178,15 @@ def test_what_does_not_fit(path: Path, tmp_path: Path) -> None:
         TreepackError, match=r"lacks model/layers/7/up/weight, although it has layer 11"
     ):
         treepack.load(tmp_path / "lacks.safetensors", template, rename=sources(), select="up")
+    for name, text in (
+        ("9" * 300, r"lacks model/layers/12/up/weight, although it has layer 1\d+"),
+        ("9" * 5000, r"lacks model/layers/12/up/weight, although it has layer inf"),
+        ("03", "layers/03/up/weight and .*layers/3/up/weight are the same layer"),
+    ):
+        more = arrays() | {f"model.layers.{name}.up.weight": np.zeros((4, 6), np.float32)}
+        safetensors.numpy.save_file(more, tmp_path / "more.safetensors")
+        with pytest.raises(TreepackError, match=text):
+            treepack.load(tmp_path / "more.safetensors", template, rename=sources(), select="up")
     other = arrays() | {"model.layers.3.up.weight": np.zeros((4, 7), np.float32)}
     safetensors.numpy.save_file(other, tmp_path / "other.safetensors")
     with pytest.raises(

@@ -135,18 +135,22 @@ def resolve(source: Source, paths: Collection[str]) -> list[str]:
     if source.axis is None:
         found = [path for path in paths if path == source.pattern]
     else:
-        numbers: dict[int, str] = {}
+        numbers: list[tuple[float, str]] = []
         for path in paths:
             captured = core.captures(source.pattern, path)
             if captured is not None and not captured[1] and captured[0][0].isdecimal():
-                numbers[int(captured[0][0])] = path
-        missing = sorted(set(range(max(numbers, default=-1) + 1)) - numbers.keys())
-        if missing:
-            named = source.pattern.replace("*", str(missing[0]))
-            raise TreepackError(
-                f"{source}: the file lacks {named}, although it has layer {max(numbers)}"
-            )
-        found = [numbers[at] for at in sorted(numbers)]
+                numbers.append((float(captured[0][0]), path))  # of any number of digits
+        numbers.sort()
+        for at, (number, path) in enumerate(numbers):
+            if number < at:
+                raise TreepackError(f"{source}: {numbers[at - 1][1]} and {path} are the same layer")
+            if number > at:
+                named = source.pattern.replace("*", str(at))
+                last = numbers[-1][0]
+                raise TreepackError(
+                    f"{source}: the file lacks {named}, although it has layer {last:.0f}"
+                )
+        found = [path for _, path in numbers]
     if not found:
         near = similar(source.pattern.replace("*", "0"), paths)
         way = "; load stacks arrays, and save splits them" if source.name == "unstack" else ""
