@@ -111,6 +111,9 @@ def damage(path: Path, kind: str, rng: random.Random) -> None:
         path.write_bytes(data)
     elif kind == "emptied":
         path.write_bytes(b"")
+    elif kind.startswith("metadata"):
+        series = {"step": np.ones(3)} if "step" in kind else {"step": 3, "local": 5}
+        treepack.save(path, state(3), metadata={"series": series, "metadata": None})
     elif kind == "another step":
         path.write_bytes((path.parent / "step_1").read_bytes())
     elif kind == "a text":
@@ -122,6 +125,7 @@ def damage(path: Path, kind: str, rng: random.Random) -> None:
 
 
 KINDS = ["torn", "flipped", "zeroed", "emptied", "another step", "a text", "a folder"]
+KINDS += ["metadata with a step", "metadata with a local item"]
 
 
 @pytest.mark.parametrize("kind", KINDS)

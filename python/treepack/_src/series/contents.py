@@ -23,6 +23,7 @@ from treepack._src.checkpoint.opening import open_reader
 from treepack._src.checkpoint.reader import Reader
 from treepack._src.checkpoint.sharded import ShardedReader
 from treepack._src.options import PartOptions
+from treepack._src.printable import short_repr
 from treepack._src.saving.directory import process_of
 from treepack._src.series.keep import Summary
 from treepack._src.storage.content import downloaded, is_special
@@ -127,10 +128,10 @@ class Contents:
             raise CorruptionError("it is a single value without a record: it may be truncated")
         self._series: dict[str, Any] = found[_KEY] if self._is_ours else {}
         self._metadata = found["metadata"] if self._is_ours else found
-        if self._series.get("step", step) != step:
+        found = self._series.get("step", step)
+        if type(found) is not int or found != step:
             raise CorruptionError(
-                f"it is the checkpoint of step {self._series['step']!r:.100}, with the name of "
-                f"step {step}"
+                f"it is the checkpoint of step {short_repr(found)}, with the name of step {step}"
             )
 
     def load(self, template: Any, **options: Unpack[PartOptions]) -> Any:
@@ -161,7 +162,7 @@ class Contents:
         return Summary(
             self.step,
             time if isinstance(time, float) and 0 <= time < _END_OF_TIME else None,
-            {name: value for name, value in numbers if isinstance(value, float)},
+            {name: it for name, it in numbers if type(name) is str and isinstance(it, float)},
         )
 
     def locals(self, index: int, count: int) -> tuple[Any, int]:
@@ -230,6 +231,8 @@ def _metadata(reader: Reader, *, unknown_as_dict: bool = True) -> Any:
 
 def _item(own: Mapping[str, Any]) -> Any:
     data = own.get("local")
+    if not isinstance(data, (bytes, type(None))):
+        raise CorruptionError(f"the local item is not a tree: {short_repr(data)}")
     return None if data is None else loads(data, copy=True)
 
 
