@@ -211,3 +211,23 @@ def test_directories_at_urls() -> None:
                 verb(f"memory://{place}")
         with pytest.raises(treepack.DecodeError, match="index of safetensors"):
             verb("memory://weights")
+
+
+READ_POINTER: dict[str, Callable[[Path], object]] = {
+    "one.safetensors": lambda path: treepack.load(path),
+    "model.safetensors.index.json": lambda path: treepack.load(path.parent),
+    "head.json": lambda path: treepack.Subscriber(path.parent).latest(TREE),
+    "base": lambda path: treepack.load(path.parent / "patch", base=path),
+}
+
+
+@pytest.mark.parametrize("name", READ_POINTER)
+def test_pointers_in_place_of_files(tmp_path: Path, name: str) -> None:
+    """A clone without git-LFS has such files; tests of other kinds are beside theirs."""
+    pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 5\n"
+    treepack.save(tmp_path / "whole.safetensors", {"w": np.ones(2)})
+    treepack.save(tmp_path / "whole", TREE)
+    treepack.save(tmp_path / "patch", TREE, base=tmp_path / "whole")
+    (tmp_path / name).write_bytes(pointer)
+    with pytest.raises(treepack.TreepackError, match="git lfs pull"):
+        READ_POINTER[name](tmp_path / name)

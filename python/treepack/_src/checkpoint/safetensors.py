@@ -21,7 +21,7 @@ from treepack._src.checkpoint.laid import Unchecked
 from treepack._src.checkpoint.reader import Reader
 from treepack._src.checkpoint.sharded import ShardedReader
 from treepack._src.storage.content import Openable, Opened, open_parts, read_all
-from treepack._src.storage.foreign import names_in
+from treepack._src.storage.foreign import names_in, substitute
 from treepack._src.storage.naming import naming
 from treepack._src.storage.place import joined
 from treepack._src.storage.safetensors import (
@@ -36,6 +36,15 @@ from treepack._src.tasks import run
 from treepack.errors import DecodeError
 
 
+def _header_of(content: core.Content) -> core.Tensors:
+    try:
+        return core.Tensors.read(content)
+    except DecodeError as error:
+        if (text := substitute(content)) is None:
+            raise
+        raise DecodeError(f"it is {text}; {error.reason}") from error
+
+
 class SafetensorsReader(Reader):
     """A safetensors file, whose names are paths with dots between their keys."""
 
@@ -45,7 +54,7 @@ class SafetensorsReader(Reader):
         self, source: Openable, found: Opened, header: core.Tensors | None = None, **options: Any
     ):
         """`found` is the content of `source`, `header` its header; `options` reopen it."""
-        header = core.Tensors.read(found.content) if header is None else header
+        header = _header_of(found.content) if header is None else header
         metadata = header.metadata
         encoded = None if metadata is None else core.encode_value(metadata)
         laid = core.Content.laid(header.layout(found.content, encoded), found.content)
@@ -99,7 +108,7 @@ class RepositoryReader(Unchecked, ShardedReader):
         place = self._place(name)
         with naming(place):
             found = open_parts(place, mmap=self._mmap, regular=name != _ITSELF)
-            return found, core.Tensors.read(found.content)
+            return found, _header_of(found.content)
 
     def _checked(self, name: str, nbytes: int, record: int) -> Reader:
         place, (found, header) = self._place(name), self._opened[name]
@@ -152,11 +161,13 @@ def _read_index(path: str, names: list[str]) -> dict[str, str]:
     if len(found) > 1:
         raise DecodeError(f"the directory has several indices: {', '.join(found)}")
     try:
-        files = json.loads(read_all(joined(path, found[0])))["weight_map"]
+        data = read_all(joined(path, found[0]))
+        files = json.loads(data)["weight_map"]
         if not isinstance(files, dict) or not {*map(type, files.values())} <= {str}:
             raise TypeError("weight_map must be a map of strings to strings")
     except (ValueError, TypeError, LookupError, RecursionError) as error:
-        raise DecodeError(f"{found[0]} is not an index of safetensors: {error}") from error
+        text = substitute(data) or f"not an index of safetensors: {error}"
+        raise DecodeError(f"{found[0]} is {text}") from error
     missing = sorted(set(files.values()) - set(names))
     if missing:
         raise DecodeError(f"{found[0]} names {missing[0]}, which is not in the directory")

@@ -20,6 +20,7 @@ import treepack._core as core
 from treepack._src.options import Opening
 from treepack._src.saving.directory import writer
 from treepack._src.storage.content import read_whole
+from treepack._src.storage.foreign import substitute
 from treepack._src.storage.naming import naming
 from treepack._src.storage.place import joined
 from treepack._src.storage.store import ABSENT
@@ -143,7 +144,8 @@ def _versions(data: bytes) -> tuple[Version, ...]:
     except (ValueError, TypeError, LookupError, RecursionError) as error:
         if isinstance(error, NewerVersionError):
             raise
-        raise CorruptionError(f"not a head of published versions: {error}") from error
+        text = f"it is {substitute(data) or f'not a head of published versions: {error}'}"
+        raise CorruptionError(text) from error
     numbers = [it.number for it in versions]
     is_sorted = all(one < two for one, two in itertools.pairwise(numbers))
     if not versions or versions[0].anchor is None or not is_sorted:

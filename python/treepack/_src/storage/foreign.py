@@ -36,6 +36,16 @@ def other_format(data: core.Content | Buffer) -> str | None:
     return None if found == "stream" else found
 
 
+def substitute(data: core.Content | Buffer) -> str | None:
+    """Describes a git-LFS pointer, or the page of a failed download, in place of a file."""
+    text = core.described(data if isinstance(data, core.Content) else core.Content.lent(data))
+    return text if text and text.startswith(_SUBSTITUTES) else None
+
+
+# The descriptions of `src/sniff.rs` begin so.
+_SUBSTITUTES = ("a git-LFS pointer", "an HTML page", "an XML document")
+
+
 def names_in(path: str | os.PathLike[str]) -> list[str]:
     """Returns the sorted names in a directory; empty if it cannot be listed."""
     with contextlib.suppress(

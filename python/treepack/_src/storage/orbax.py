@@ -22,7 +22,13 @@ from treepack._src import paths as _paths
 from treepack._src.printable import printable
 from treepack._src.storage.content import read_all
 from treepack._src.storage.entries import entries, exists
-from treepack._src.storage.foreign import ORBAX_STEP, ORBAX_TREE, names_in, orbax_items
+from treepack._src.storage.foreign import (
+    ORBAX_STEP,
+    ORBAX_TREE,
+    names_in,
+    orbax_items,
+    substitute,
+)
 from treepack._src.storage.place import joined, shown
 from treepack._src.storage.stores import store_of
 from treepack.errors import CorruptionError, DecodeError
@@ -307,8 +313,11 @@ def _json(path: str, name: str) -> Any:
       CorruptionError: If it is missing.
     """
     try:
+        data = read_all(joined(path, name))
         with _parsing(name):
-            return json.loads(read_all(joined(path, name)))
+            if text := substitute(data):
+                raise DecodeError(f"{name} is {text}")
+            return json.loads(data)
     except FileNotFoundError as error:
         raise CorruptionError(f"{name} is missing: the checkpoint is incomplete") from error
 
