@@ -448,3 +448,29 @@ def test_a_scalar_of_numpy_in_a_template_gets_a_scalar(dtype: Any, tmp_path: Any
         ):
             assert type(found["a"]) is type(template["a"])
             assert found["a"] == 3
+
+
+LAYER = {"w": F32}
+
+# The template, the state, and an option that the error suggests.
+SUGGESTED: dict[str, tuple[Any, Any, dict[str, Any]]] = {
+    "longer": ([LAYER, LAYER], [LAYER], {"missing": "target"}),
+    "shorter": ([LAYER], [LAYER, LAYER], {"unexpected": "ignore"}),
+    "None in the template": (None, [LAYER], {"exclude": "part"}),
+    "None in the file": ([LAYER], None, {"exclude": "part"}),
+    "None for an array": (F32, None, {"exclude": "part"}),
+}
+
+
+@pytest.mark.parametrize("name", SUGGESTED)
+def test_options_that_an_error_suggests_work(name: str) -> None:
+    template, state, options = SUGGESTED[name]
+    data = treepack.dumps({"part": state, "n": 1})
+    with pytest.raises(MismatchError) as caught:
+        treepack.load(data, {"part": template, "n": 0})
+    [(option, value)] = options.items()
+    assert f"Pass {option}={value!r}".replace("'", '"') in str(caught.value).replace("'", '"')
+    assert "one level deeper" not in str(caught.value)
+    found = treepack.load(data, {"part": template, "n": 0}, **options)
+    assert found["n"] == 1
+    assert jax.tree.structure(found["part"]) == jax.tree.structure(template)

@@ -36,7 +36,8 @@ def dtype_name(dtype: np.dtype) -> str:
     name, native = _dtypes.describe(dtype)
     if name is None or not native:
         raise TypeError(
-            f"the dtype {dtype!r} cannot be saved as static data: save the array's .tolist()"
+            f"the dtype {dtype!r} cannot be saved as static data: save its .descr, or of an array "
+            "the .tolist()"
         )
     return name
 

@@ -35,6 +35,9 @@ _CASTABLE = re.compile(r"b?(float)\w*(\[[\d,]*\])|u?(int)\w*(\[[\d,]*\])")
 
 _ARRAY = re.compile(r"\w+(\[[\d,]*\])")
 
+# Matches the length of a list or tuple.
+_LENGTH = re.compile(r"(\d+) elements?")
+
 
 class Restore:
     """One restore, from the outermost call to its end, as a context manager.
@@ -158,14 +161,24 @@ class Restore:
                 hints += (
                     f"\nPass rename={{{old!r}: {new!r}}} to treepack.load if this is its new name."
                 )
-            if any(it.found == NOTHING for it in found):
+            lengths = [(_LENGTH.match(it.expected), _LENGTH.match(it.found)) for it in found]
+            more = [int(one[1]) - int(two[1]) for one, two in lengths if one and two]
+            if max(more, default=0) > 0 or any(it.found == NOTHING for it in found):
                 hints += (
                     '\nPass missing="target" to treepack.load to keep leaves that the file lacks.'
                 )
-            if any(it.expected == NOTHING for it in found) and not self.refuses_more:
+            is_more = min(more, default=0) < 0 or any(it.expected == NOTHING for it in found)
+            if is_more and not self.refuses_more:
                 hints += (
                     '\nPass unexpected="ignore" to treepack.load to ignore leaves that the '
                     "template lacks, or select= to load fewer leaves."
+                )
+            kinds = ((it.path, {it.expected, it.found} - {NOTHING}) for it in found)
+            none = next((path for path, both in kinds if "None" in both and len(both) > 1), None)
+            if none is not None:
+                hints += (
+                    f"\nPass exclude={printable(none)!r} to treepack.load to keep this part of the "
+                    "template."
                 )
         return hints
 

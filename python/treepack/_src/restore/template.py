@@ -247,7 +247,7 @@ def restore_child(target: Any, state: Any, name: str, restore: Restore) -> Any:
     if not isinstance(state, Mapping):
         is_shape = isinstance(target, tuple) and all(isinstance(it, int) for it in target)
         children = kind.children(target)
-        if len(children) == 1 and not is_shape:  # such as a variable of nnx
+        if len(children) == 1 and not is_shape and state is not None:  # such as a variable of nnx
             path = restore.path_of(name)
             restore.deeper = restore.deeper or (path, _paths.Trail(path, *children))
         restore.note(name, f"a subtree ({type(target).__name__})", described(state))
@@ -444,7 +444,7 @@ def _restore_leaf(target: Any, state: Any, name: str, restore: Restore) -> Any:
     found = difference(target, state, restore.strict, cast=restore.reading.cast)
     if found is not None:
         restore.note(name, *found)
-        if isinstance(state, Mapping) and len(state) == 1:
+        if isinstance(state, Mapping) and len(state) == 1 and target is not None:
             path = restore.path_of(name)
             restore.deeper = restore.deeper or (_paths.Trail(path, str(*state)), path)
     if restore.partial is not None:
