@@ -17,7 +17,7 @@ from treepack._src.forks import Locked
 from treepack._src.options import Buffer, Opening, Progress, Tell, progress_bar
 from treepack._src.storage import remote as _remote
 from treepack._src.storage.fetch import Blocks
-from treepack._src.storage.foreign import substitute
+from treepack._src.storage.naming import naming
 from treepack._src.storage.place import beside, check_name, local, shown, url_of
 from treepack._src.storage.stores import store_of
 from treepack.errors import (
@@ -74,11 +74,13 @@ def whole_content(base: Openable) -> core.Content:
     """Reads a base: a file or bytes, decompressed if they are gzip.
 
     Raises:
+      DecodeError: If it does not encode a tree; names its file.
       TreepackError: If it is a patch itself.
     """
-    content = open_parts(base, join=False).content
-    if text := substitute(content):
-        raise DecodeError(f"the base is {text}")
+    with naming(base):
+        content = open_parts(base, join=False).content
+        if not core.is_patch(content):
+            core.Catalog.open(content, salvage=False)
     if core.is_patch(content):
         raise TreepackError(
             "the base is a patch itself: pass its tree, or a file that was saved without base="
