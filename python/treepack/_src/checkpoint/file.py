@@ -79,7 +79,9 @@ class Tree(Mapping[str, Any]):
         parts = [*above, *parts]
         if catalog.children(value) is None:
             try:
-                return reader.intact_leaf(value, parts)
+                if reader.salvages:
+                    reader.compare(value, parts)
+                return reader.leaf(value, parts)
             except Exception as error:
                 name_file(error, reader.given)
                 raise
@@ -196,7 +198,9 @@ class Tree(Mapping[str, Any]):
             before = shared + found[len(shared) :]
             try:
                 with naming(reader.given):
-                    leaf = reader.intact_leaf(value, [*parts, *before])
+                    if reader.salvages:
+                        reader.compare(value, [*parts, *before])
+                    leaf = reader.leaf(value, [*parts, *before])
             except (CorruptionError, DecodeError):
                 if not reader.salvages:
                     raise

@@ -55,6 +55,7 @@ class Reader:
       inflated: The number of bytes decompressed from gzip.
       is_local: Whether reading it needs no requests to a store.
       is_one_file: Whether all leaves are in this file.
+      salvages: Whether it opens damaged files, and reads only their intact leaves.
     """
 
     is_one_file = True
@@ -67,6 +68,7 @@ class Reader:
         # The working directory may change, or differ where a pickle is loaded.
         self._source = absolute(source) if is_path else source
         self._options = {"salvage": salvage, **options}
+        self.salvages: bool = salvage
         self.given = source
         is_fixed = is_path or isinstance(source, (bytes, core.Content)) or hasattr(source, "read")
         self.may_change: bool = not is_fixed
@@ -132,6 +134,7 @@ class Reader:
         made = object.__new__(type(self))  # `copy.copy` would open the file again
         made.__dict__.update(self.__dict__)
         made._options = {**self._options, "salvage": True}
+        made.salvages = True
         made._catalog = self.catalog.salvaging()
         return made
 
@@ -166,22 +169,6 @@ class Reader:
         if kind[0] == "prng_key":
             return self.prng_key(value, parts, kind)
         return self.catalog.read(value, copy=None, threads=None)
-
-    @property
-    def salvages(self) -> bool:
-        """Whether only the intact leaves of the file are read."""
-        salvage: bool = self._options["salvage"]
-        return salvage
-
-    def intact_leaf(self, value: int, parts: list[str]) -> Any:
-        """Returns a leaf, after comparing it with its checksum if the reader salvages.
-
-        Raises:
-          CorruptionError: If it is damaged.
-        """
-        if self.salvages:
-            self.compare(value, parts)
-        return self.leaf(value, parts)
 
     def undamaged_leaf(self, value: int, parts: list[str]) -> Any:
         """Returns a leaf compared with its checksum; arrays are compared when they are copied.
