@@ -15,7 +15,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 import tiers
 import treepack
 import treepack._core as core
-from commands import call
+from commands import call, refused
 from treepack import CorruptionError, MismatchError, TreepackError
 from treepack._src.checkpoint import boxed
 from trees import nested
@@ -211,6 +211,15 @@ def test_each_layer_is_verified(tmp_path: Path) -> None:
     assert not kept["up"].any()
     with pytest.raises(CorruptionError, match="layers/1 is damaged"):
         call("convert", str(path), str(tmp_path / "new"), "--stack", "up=layers/*")
+
+
+def test_an_array_without_elements_has_few_layers(tmp_path: Path) -> None:
+    path = str(tmp_path / "saved.safetensors")
+    treepack.save(path, {"w": np.zeros((3, 0)), "many": np.zeros((1 << 40, 0))})
+    message = refused("convert", path, str(tmp_path / "new"), "--unstack", "many=l/*")
+    assert f"has {1 << 40} empty layers" in message
+    call("convert", path, str(tmp_path / "new"), "--unstack", "w=l/*")
+    assert treepack.load(tmp_path / "new")["l"]["2"].shape == (0,)
 
 
 @tiers.parametrize("axis", [0, 1, -1], quick=2)

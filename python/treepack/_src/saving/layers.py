@@ -55,6 +55,8 @@ def _arrays_of(
     if ndim < 0:
         raise TreepackError(f"{source}: the array at {path} has no axis of layers")
     axis, order = axes_of(source, ndim)
+    if axis is not None and leaf.shape[axis] > _MOST_EMPTY and 0 in leaf.shape:
+        raise TreepackError(f"{source}: the array at {path} has {leaf.shape[axis]} empty layers")
     held = _held(leaf, snapshot=snapshot)
     back = tuple(map(int, np.argsort(order)))
     if axis is None:
@@ -63,6 +65,10 @@ def _arrays_of(
     for layer in range(leaf.shape[axis]):
         at = (*[slice(None)] * axis, layer)
         yield tuple(_paths.parts(source.pattern.replace("*", str(layer)))), _Layer(held, at, back)
+
+
+# The most layers of an array without elements: the header of a file may have any number.
+_MOST_EMPTY = 1 << 16
 
 
 def _held(leaf: Any, *, snapshot: bool) -> Any:
