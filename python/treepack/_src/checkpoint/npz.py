@@ -16,7 +16,7 @@ from treepack._src.pytree.state_dict import leaves_of
 from treepack._src.storage.content import Openable, Opened
 from treepack._src.storage.npz import Packed, Stored, read_npz
 from treepack._src.storage.safetensors import SEPARATOR, nested
-from treepack.errors import CorruptionError
+from treepack.errors import CorruptionError, DecodeError
 
 
 class NpzReader(Reader):
@@ -31,7 +31,11 @@ class NpzReader(Reader):
         tree = nested(arrays, "/" if has_paths else SEPARATOR)
         leaves = ((_paths.text(parts), leaf) for parts, leaf in leaves_of(tree, ()))
         self._arrays = {path: leaf for path, leaf in leaves if isinstance(leaf, (Stored, Packed))}
-        laid = core.Content.laid(layout_of(tree, None), core.Content.lent(b""))
+        try:
+            layout = layout_of(tree, None)
+        except UnicodeEncodeError as error:
+            raise DecodeError(f"a string is not valid Unicode: {error}") from error
+        laid = core.Content.laid(layout, core.Content.lent(b""))
         super().__init__(source, found._replace(content=laid, blocks=None), **options)
 
     @property

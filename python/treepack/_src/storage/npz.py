@@ -9,7 +9,6 @@ import functools
 import itertools
 import math
 import struct
-import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -94,9 +93,14 @@ def _array(content: core.Content, archive: zipfile.ZipFile, member: zipfile.ZipI
     if dtype.hasobject:
         raise ValueError("the array has pickled objects, which are never read")
     is_text = dtype.kind in "SU"
-    is_valid = all(0 <= size <= sys.maxsize for size in shape)
-    if not is_valid or before + math.prod(shape) * dtype.itemsize > member.file_size:
+    if min(shape, default=0) < 0 or before + math.prod(shape) * dtype.itemsize > member.file_size:
         raise ValueError(f"short read: the file ends before an array of shape {short_repr(shape)}")
+    try:
+        np.broadcast_to(np.zeros((), dtype), shape)
+    except (ValueError, OverflowError) as error:
+        raise ValueError(
+            f"NumPy does not support the shape {short_repr(shape)}: {error}"
+        ) from error
     # Empty strings and lists take memory, too.
     if is_text and math.prod(itertools.takewhile(bool, shape)) > member.file_size:
         raise ValueError(f"too many empty strings in an array of shape {short_repr(shape)}")
