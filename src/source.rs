@@ -78,11 +78,10 @@ pub trait Source: Sync {
         range.len()
     }
 
-    /// Whether a byte is at hand, without reading an array that another program stores.
+    /// The number of bytes from `offset` on before an array that another program stores.
     #[doc(hidden)]
-    fn is_near(&self, offset: usize) -> bool {
-        let _ = offset;
-        true
+    fn at_hand(&self, offset: usize) -> usize {
+        self.len() - offset
     }
 
     /// Gaps below this size are read, too, when that costs less than another read.
@@ -127,8 +126,8 @@ macro_rules! as_inner {
             self.$field.present(range)
         }
 
-        fn is_near(&self, offset: usize) -> bool {
-            self.$field.is_near(offset)
+        fn at_hand(&self, offset: usize) -> usize {
+            self.$field.at_hand(offset)
         }
 
         fn near(&self) -> usize {
@@ -157,8 +156,8 @@ macro_rules! behind {
                 (**self).present(range)
             }
 
-            fn is_near(&self, offset: usize) -> bool {
-                (**self).is_near(offset)
+            fn at_hand(&self, offset: usize) -> usize {
+                (**self).at_hand(offset)
             }
 
             fn near(&self) -> usize {

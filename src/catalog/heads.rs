@@ -62,7 +62,8 @@ impl Source for InOrder<'_> {
             let goes_on = (*start..=*start + bytes.len()).contains(&offset);
             let ahead = if goes_on { 2 * bytes.len() } else { 0 };
             let len = ahead.min(WINDOW_BYTES).max(target.len());
-            let there = self.source.run(offset).max(target.len());
+            let there = self.source.run(offset).min(self.source.at_hand(offset));
+            let there = there.max(target.len());
             let until = offset + len.min(there); // of the present bytes
             bytes.clear();
             *start = offset;

@@ -135,7 +135,7 @@ impl Catalog {
         // Include the key and bin header of the record, of any width.
         let furthest = start.saturating_sub(*KEY_BYTES.end());
         let mut offsets = furthest..start;
-        let before = offsets.find(|at| source.run(*at) == len - at && source.is_near(*at));
+        let before = offsets.find(|at| source.run(*at) == len - at && source.at_hand(*at) > 0);
         let before = before.unwrap_or(start);
         tail.clear();
         read_to(source, before..len, &mut tail)?;

@@ -120,6 +120,8 @@ impl Source for Elsewhere {
 struct Laid {
     layout: Py<Layout>,
     near: usize,
+    /// Whether its arrays are not ranges of a file.
+    is_alone: bool,
 }
 
 impl Source for Laid {
@@ -131,9 +133,15 @@ impl Source for Laid {
         self.layout.get().output.read_at(offset, target)
     }
 
-    fn is_near(&self, offset: usize) -> bool {
-        let mut slices = self.layout.get().output.slices(offset..offset + 1);
-        matches!(slices.next(), Some(Slice::Headers(_)))
+    fn at_hand(&self, offset: usize) -> usize {
+        let output = &self.layout.get().output;
+        if !self.is_alone {
+            return output.len() - offset;
+        }
+        match output.slices(offset..output.len()).next() {
+            Some(Slice::Headers(bytes)) => bytes.len(),
+            _ => 0,
+        }
     }
 
     fn near(&self) -> usize {
@@ -215,11 +223,13 @@ impl Content {
 
     #[staticmethod]
     fn laid(layout: Py<Layout>, file: &Self) -> Self {
-        let near = file.source().near();
-        Self(Storage::Laid(
-            Arc::new(Laid { layout, near }),
-            file.origin(),
-        ))
+        let source = file.source();
+        let laid = Laid {
+            layout,
+            near: source.near(),
+            is_alone: source.is_empty(),
+        };
+        Self(Storage::Laid(Arc::new(laid), file.origin()))
     }
 
     /// Returns the range of the file that holds a range of the content: whole blocks of gzip, or

@@ -223,6 +223,10 @@ impl<'a> Cursor<'a> {
         let mut bytes = [0; 16];
         let left = (self.source.len() - self.position).min(bytes.len());
         let len = left.min(self.source.run(self.position));
+        let len = match self.source.at_hand(self.position) {
+            0 => len, // within an array
+            at_hand => len.min(at_hand),
+        };
         if let Some(memory) = self.memory {
             for (at, byte) in bytes[..len].iter_mut().enumerate() {
                 [*byte] = memory.load(self.position + at).unwrap_or_default();
@@ -254,7 +258,9 @@ impl<'a> Cursor<'a> {
         if len > run {
             return Err(missing(self.position + run));
         }
-        let size = size.max(len).min(run);
+        let size = size
+            .min(run.min(self.source.at_hand(self.position)))
+            .max(len);
         self.window.clear();
         self.window_start = self.position;
         read_to(

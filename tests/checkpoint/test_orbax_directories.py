@@ -386,11 +386,13 @@ def test_no_array_is_read_when_a_directory_is_opened(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with ocp.StandardCheckpointer() as checkpointer:
-        checkpointer.save(tmp_path / "a", {"v": jnp.ones(1000), "w": jnp.ones(1000)})
+        tree = {"l": [jnp.ones(1000), [jnp.ones(2)]], "v": jnp.ones(3), "w": jnp.ones(1000)}
+        checkpointer.save(tmp_path / "a", tree)
     monkeypatch.setattr(reader, "read", None)
     with treepack.open(tmp_path / "a") as file:
         assert file["w"].shape == (1000,)
-    assert treepack.abstract(tmp_path / "a")["v"].shape == (1000,)
+        assert dict(file.leaves())["l/1/0"].shape == (2,)
+    assert treepack.abstract(tmp_path / "a")["l"][0].shape == (1000,)
 
 
 def test_an_unfinished_save(tmp_path: Path) -> None:
