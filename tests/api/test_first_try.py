@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import io
 import re
 from pathlib import Path
 from typing import Any
@@ -268,6 +269,12 @@ def test_metadata_of_a_patch_need_no_base(size: int) -> None:
     Path("cut").write_bytes(data[:-30] + bytes([data[-30] ^ 1]) + data[-29:])
     with pytest.raises(treepack.TreepackError):
         treepack.read_metadata("cut")
+
+
+def test_a_text_as_template() -> None:
+    data = treepack.dumps("saved")
+    assert treepack.load(data, "template") == "saved"
+    assert treepack.load(io.BytesIO(data), "template") == "saved"
 
 
 def test_a_misspelt_file_name() -> None:

@@ -39,7 +39,7 @@ from treepack._src.saving.directory import interrupted
 from treepack._src.saving.layout import base_of, file_layout, plain_file_layout
 from treepack._src.saving.safetensors import SafetensorsWrite
 from treepack._src.saving.sharded import ShardedWrite, is_distributed
-from treepack._src.storage.content import Openable, content_of, downloaded
+from treepack._src.storage.content import Openable, content_of, downloaded, is_source
 from treepack._src.storage.foreign import other_format
 from treepack._src.storage.naming import filename_of, naming
 from treepack._src.storage.place import (
@@ -439,7 +439,7 @@ def load(
     selection = Selection.of({**options, "return_report": return_report})
     reading = Reading.of(options)
     together, opening = Sharing.of(options), Opening.of(options)
-    if isinstance(target, (str, os.PathLike)) and not isinstance(path, (str, os.PathLike)):
+    if isinstance(target, (str, os.PathLike)) and not is_source(path):
         raise TypeError(
             f"the path comes first, as in load(path, target), got target={target!r:.100}"
         )
