@@ -413,52 +413,24 @@ impl Bytes<'_> {
     }
 }
 
-impl<'a> From<&'a [u8]> for Bytes<'a> {
-    fn from(bytes: &'a [u8]) -> Self {
-        Self(Inner::Memory(bytes.into()))
-    }
+macro_rules! from {
+    ($([$($generic:tt)*] $type:ty: $bytes:ident => $inner:expr,)*) => {$(
+        impl<'a, $($generic)*> From<$type> for Bytes<'a> {
+            fn from($bytes: $type) -> Self {
+                Self($inner)
+            }
+        }
+    )*};
 }
-
-impl<'a, const N: usize> From<&'a [u8; N]> for Bytes<'a> {
-    fn from(bytes: &'a [u8; N]) -> Self {
-        bytes.as_slice().into()
-    }
-}
-
-impl<const N: usize> From<[u8; N]> for Bytes<'_> {
-    fn from(bytes: [u8; N]) -> Self {
-        bytes.to_vec().into()
-    }
-}
-
-impl<'a> From<&'a Vec<u8>> for Bytes<'a> {
-    fn from(bytes: &'a Vec<u8>) -> Self {
-        bytes.as_slice().into()
-    }
-}
-
-impl<'a> From<Cow<'a, [u8]>> for Bytes<'a> {
-    fn from(bytes: Cow<'a, [u8]>) -> Self {
-        Self(Inner::Memory(bytes))
-    }
-}
-
-impl From<Vec<u8>> for Bytes<'_> {
-    fn from(bytes: Vec<u8>) -> Self {
-        Self(Inner::Memory(bytes.into()))
-    }
-}
-
-impl From<Arc<[u8]>> for Bytes<'_> {
-    fn from(bytes: Arc<[u8]>) -> Self {
-        Self(Inner::Shared(bytes))
-    }
-}
-
-impl<'a> From<ArrayView<'a>> for Bytes<'a> {
-    fn from(array: ArrayView<'a>) -> Self {
-        Self(Inner::View(array))
-    }
+from! {
+    [] &'a [u8]: bytes => Inner::Memory(bytes.into()),
+    [const N: usize] &'a [u8; N]: bytes => Inner::Memory(bytes.as_slice().into()),
+    [const N: usize] [u8; N]: bytes => Inner::Memory(bytes.to_vec().into()),
+    [] &'a Vec<u8>: bytes => Inner::Memory(bytes.into()),
+    [] Cow<'a, [u8]>: bytes => Inner::Memory(bytes),
+    [] Vec<u8>: bytes => Inner::Memory(bytes.into()),
+    [] Arc<[u8]>: bytes => Inner::Shared(bytes),
+    [] ArrayView<'a>: array => Inner::View(array),
 }
 
 struct PayloadRange<'t> {
@@ -473,11 +445,12 @@ impl Payload for PayloadRange<'_> {
 
     fn copy_to<'t>(&self, start: usize, target: &'t mut Uninit) -> Result<&'t mut [u8]> {
         let start = self.range.start + start;
-        match &self.bytes.0 {
-            Inner::View(array) => array.copy_to(start, target),
-            Inner::Memory(bytes) => Ok(target.write_copy_of_slice(&bytes[start..][..target.len()])),
-            Inner::Shared(bytes) => Ok(target.write_copy_of_slice(&bytes[start..][..target.len()])),
-        }
+        let bytes: &[u8] = match &self.bytes.0 {
+            Inner::View(array) => return array.copy_to(start, target),
+            Inner::Memory(bytes) => bytes,
+            Inner::Shared(bytes) => bytes,
+        };
+        Ok(target.write_copy_of_slice(&bytes[start..][..target.len()]))
     }
 
     fn memory(&self) -> Option<RawBytes<'_>> {

@@ -56,18 +56,12 @@ impl Recording {
 
     #[inline]
     pub(super) fn begin(&mut self, start: usize) -> Result<()> {
-        match self.listed() {
-            Some(listing) => listing.end_leaf(start),
-            None => Ok(()),
-        }
+        self.listed().map_or(Ok(()), |it| it.end_leaf(start))
     }
 
     #[inline]
     pub(super) fn map(&mut self, pairs: u32) -> Result<()> {
-        match self.listed() {
-            Some(listing) => listing.map(Head::Map(pairs)),
-            None => Ok(()),
-        }
+        self.listed().map_or(Ok(()), |it| it.map(Head::Map(pairs)))
     }
 
     #[inline]
@@ -80,10 +74,7 @@ impl Recording {
 
     #[inline]
     pub(super) fn open(&mut self) -> Result<()> {
-        match &mut self.recorder {
-            Some(recorder) => recorder.open(),
-            None => Ok(()),
-        }
+        self.recorder.as_mut().map_or(Ok(()), Recorder::open)
     }
 
     #[inline]
@@ -91,10 +82,8 @@ impl Recording {
         if self.resume(depth) {
             return Ok(());
         }
-        match &mut self.recorder {
-            Some(recorder) => recorder.close(kind),
-            None => Ok(()),
-        }
+        let recorder = self.recorder.as_mut();
+        recorder.map_or(Ok(()), |recorder| recorder.close(kind))
     }
 
     pub(super) fn node_type(&mut self, class: NodeType) -> Result<u32> {

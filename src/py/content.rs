@@ -45,33 +45,43 @@ impl Source for Borrowed {
     }
 }
 
+type Shared = Arc<dyn Source + Send + Sync>;
+
 /// Encoded bytes. Arrays that view them keep them alive.
 #[pyclass(frozen, module = "treepack._core")]
-pub struct Content(Storage);
-
-enum Storage {
-    File(Arc<Mapping>),
-    Read(Arc<Pages>),
-    /// Decompressed gzip with a matching checksum.
-    Inflated(Arc<Pages>),
-    Lent(Arc<Borrowed>),
-    /// Decompressed on each read.
-    Gzip(Arc<Indexed<Arc<dyn Source + Send + Sync>>>, Origin),
-    Elsewhere(Arc<Elsewhere>),
-    /// A manifest, whose arrays are in other files.
-    Sparse(Arc<Sparse>),
-    /// A leaf during its copy.
-    Copied(Arc<Copied>),
-    /// An encoding that is never written, whose arrays lie in a file.
-    Laid(Arc<Laid>, Origin),
+pub struct Content {
+    source: Shared,
+    kind: Kind,
+    /// The file that has the bytes, even compressed.
+    file: Option<Arc<Mapping>>,
+    /// The Python object that has the bytes, even compressed. `source` owns it.
+    object: Option<Weak<dyn Object>>,
 }
 
-/// The owner of a gzip stream, if it is a file or a Python object.
-enum Origin {
-    Other,
-    File(Arc<Mapping>),
-    Lent(Weak<Borrowed>),
-    Elsewhere(Weak<Elsewhere>),
+/// The kind of a source. References are weak, so that only `source` counts as an owner.
+enum Kind {
+    Plain,
+    File,
+    /// Decompressed gzip with a matching checksum.
+    Inflated,
+    /// Decompressed on each read.
+    Gzip(Weak<Indexed<Shared>>),
+    Elsewhere,
+    /// A manifest, whose arrays are in other files.
+    Sparse(Arc<Sparse>),
+    /// An encoding that is never written, whose arrays lie in a file.
+    Laid(Weak<Laid>),
+}
+
+/// A source that owns a Python object.
+trait Object: Send + Sync {
+    fn object(&self) -> &Py<PyAny>;
+}
+
+impl Object for Borrowed {
+    fn object(&self) -> &Py<PyAny> {
+        self.unbound()
+    }
 }
 
 /// Bytes from a Python function, which takes an offset and a length, and returns a buffer of 1 to
@@ -80,6 +90,12 @@ struct Elsewhere {
     read: Py<PyAny>,
     len: usize,
     near: usize,
+}
+
+impl Object for Elsewhere {
+    fn object(&self) -> &Py<PyAny> {
+        &self.read
+    }
 }
 
 impl Source for Elsewhere {
@@ -122,6 +138,12 @@ struct Laid {
     near: usize,
     /// Whether its arrays are not ranges of a file.
     is_alone: bool,
+}
+
+impl Object for Laid {
+    fn object(&self) -> &Py<PyAny> {
+        self.layout.as_any()
+    }
 }
 
 impl Source for Laid {
@@ -185,7 +207,11 @@ impl Content {
         let mapping = py
             .detach(|| Mapping::open(&path))
             .map_err(|error| errors::file_error(error, &path))?;
-        Ok(Self(Storage::File(Arc::new(mapping))))
+        let mapping = Arc::new(mapping);
+        Ok(Self {
+            file: Some(mapping.clone()),
+            ..Self::of(mapping, Kind::File)
+        })
     }
 
     #[staticmethod]
@@ -207,29 +233,31 @@ impl Content {
         let watcher = Watcher::new(progress, expected);
         let content = py.detach(|| read(&file, expected, &watcher));
         let explain = |error| watcher.explain(error, |error| errors::file_error(error, &path));
-        Ok(Self(Storage::Read(Arc::new(content.map_err(explain)?))))
+        Ok(Self::of(Arc::new(content.map_err(explain)?), Kind::Plain))
     }
 
     #[staticmethod]
     pub fn lent(data: &Bound<'_, PyAny>) -> PyResult<Self> {
-        Ok(Self(Storage::Lent(Arc::new(Borrowed::buffer(data)?))))
+        Ok(Self::owning(Borrowed::buffer(data)?, |_| Kind::Plain))
     }
 
     /// Reads by a function. Ranges less than `near` bytes apart are read as one.
     #[staticmethod]
     fn elsewhere(read: Py<PyAny>, len: usize, near: usize) -> Self {
-        Self(Storage::Elsewhere(Arc::new(Elsewhere { read, len, near })))
+        Self::owning(Elsewhere { read, len, near }, |_| Kind::Elsewhere)
     }
 
     #[staticmethod]
     fn laid(layout: Py<Layout>, file: &Self) -> Self {
-        let source = file.source();
         let laid = Laid {
             layout,
-            near: source.near(),
-            is_alone: source.is_empty(),
+            near: file.source.near(),
+            is_alone: file.source.is_empty(),
         };
-        Self(Storage::Laid(Arc::new(laid), file.origin()))
+        Self {
+            file: file.file.clone(),
+            ..Self::owning(laid, Kind::Laid)
+        }
     }
 
     /// Returns the range of the file that holds a range of the content: whole blocks of gzip, or
@@ -243,11 +271,15 @@ impl Content {
         if start > stop || stop > self.source().len() {
             return Err(PyIndexError::new_err("the range exceeds the content"));
         }
-        let range = match &self.0 {
-            Storage::Gzip(indexed, _) => indexed.stored(start..stop),
-            Storage::Laid(laid, _) => laid.layout.get().stored(start..stop),
-            _ => start..stop,
+        let range = start..stop;
+        let stored = match &self.kind {
+            Kind::Gzip(indexed) => indexed.upgrade().map(|it| it.stored(range.clone())),
+            Kind::Laid(laid) => laid
+                .upgrade()
+                .map(|it| it.layout.get().stored(range.clone())),
+            _ => None,
         };
+        let range = stored.unwrap_or(range);
         sizes(py, &[range.start, range.end])
     }
 
@@ -259,7 +291,7 @@ impl Content {
         if let Some(indexed) = &indexed {
             gzip::check_size(indexed.len(), gzip::limit(max_size))?;
         }
-        Ok(indexed.map(|indexed| Self(Storage::Gzip(Arc::new(indexed), self.origin()))))
+        Ok(indexed.map(|indexed| self.gzip(indexed)))
     }
 
     /// Decompresses a file of treepack whose gzip header is damaged; `None` for others.
@@ -268,8 +300,8 @@ impl Content {
         let source = self.shared();
         let mended = Watcher::signals().detached(py, |watch| mended(&source, watch))?;
         let content = mended.map(|contained| match contained {
-            Contained::Indexed(indexed) => Self(Storage::Gzip(Arc::new(indexed), self.origin())),
-            Contained::Whole(pages) => Self(Storage::Inflated(Arc::new(pages))),
+            Contained::Indexed(indexed) => self.gzip(indexed),
+            Contained::Whole(pages) => Self::made(pages),
         });
         if let Some(content) = &content {
             gzip::check_size(content.nbytes(), gzip::limit(max_size))?;
@@ -285,27 +317,14 @@ impl Content {
 
     /// Visits only objects with one owner, because others would be counted for each owner.
     fn __traverse__(&self, visit: PyVisit<'_>) -> std::result::Result<(), PyTraverseError> {
-        match &self.0 {
-            Storage::Lent(borrowed) if Arc::strong_count(borrowed) == 1 => {
-                visit.call(borrowed.unbound())
-            }
-            Storage::Elsewhere(elsewhere) if Arc::strong_count(elsewhere) == 1 => {
-                visit.call(&elsewhere.read)
-            }
-            Storage::Laid(laid, _) if Arc::strong_count(laid) == 1 => visit.call(&laid.layout),
-            Storage::Gzip(indexed, origin) if Arc::strong_count(indexed) == 1 => match origin {
-                Origin::Lent(borrowed) if borrowed.strong_count() == 1 => {
-                    let borrowed = borrowed.upgrade();
-                    borrowed.map_or(Ok(()), |borrowed| visit.call(borrowed.unbound()))
-                }
-                Origin::Elsewhere(elsewhere) if elsewhere.strong_count() == 1 => {
-                    let elsewhere = elsewhere.upgrade();
-                    elsewhere.map_or(Ok(()), |elsewhere| visit.call(&elsewhere.read))
-                }
-                _ => Ok(()),
-            },
-            _ => Ok(()),
+        if Arc::strong_count(&self.source) == 1
+            && let Some(object) = &self.object
+            && object.strong_count() == 1
+            && let Some(object) = object.upgrade()
+        {
+            visit.call(object.object())?;
         }
+        Ok(())
     }
 
     #[getter]
@@ -339,9 +358,9 @@ impl Content {
         // A read, since a page fault in the mapping would read many pages ahead.
         let mut start = Vec::new();
         let source = self.source();
-        if let (Storage::Elsewhere(_), Some(before)) =
-            (&self.0, source.len().checked_sub(MARK.len()))
+        if self.is_elsewhere()
             && !by_start
+            && let Some(before) = source.len().checked_sub(MARK.len())
         {
             // The end is needed anyway, and the start only if the mark is not there.
             read_to(source, before..source.len(), &mut start)?;
@@ -369,7 +388,7 @@ impl Content {
             }
             Ok(pages)
         })?;
-        Ok(Self(Storage::Read(Arc::new(pages))))
+        Ok(Self::of(Arc::new(pages), Kind::Plain))
     }
 
     #[pyo3(signature = (*, max_size=None, threads, progress))]
@@ -387,34 +406,56 @@ impl Content {
     #[pyo3(signature = (*, max_size))]
     fn salvage(&self, py: Python<'_>, max_size: Option<Int>) -> PyResult<(Self, Option<String>)> {
         let (pages, damage) = gzip::salvage(py, self.source(), max_size)?;
-        let pages = Arc::new(pages);
-        Ok(match damage {
-            None => (Self(Storage::Inflated(pages)), None),
-            Some(damage) => (Self(Storage::Read(pages)), Some(damage.to_string())),
-        })
+        let kind = if damage.is_none() {
+            Kind::Inflated
+        } else {
+            Kind::Plain
+        };
+        let content = Self::of(Arc::new(pages), kind);
+        Ok((content, damage.map(|damage| damage.to_string())))
     }
 }
 
 impl Content {
-    fn origin(&self) -> Origin {
-        match &self.0 {
-            Storage::File(mapping) => Origin::File(mapping.clone()),
-            Storage::Lent(borrowed) => Origin::Lent(Arc::downgrade(borrowed)),
-            Storage::Elsewhere(elsewhere) => Origin::Elsewhere(Arc::downgrade(elsewhere)),
-            _ => Origin::Other,
+    fn of(source: Shared, kind: Kind) -> Self {
+        Self {
+            source,
+            kind,
+            file: None,
+            object: None,
+        }
+    }
+
+    fn owning<S: Source + Object + 'static>(source: S, kind: impl Fn(Weak<S>) -> Kind) -> Self {
+        let source = Arc::new(source);
+        let weak = Arc::downgrade(&source);
+        Self {
+            object: Some(weak.clone()),
+            ..Self::of(source, kind(weak))
+        }
+    }
+
+    fn gzip(&self, indexed: Indexed<Shared>) -> Self {
+        let indexed = Arc::new(indexed);
+        let kind = Kind::Gzip(Arc::downgrade(&indexed));
+        Self {
+            source: indexed,
+            kind,
+            file: self.file.clone(),
+            object: self.object.clone(),
         }
     }
 
     pub fn made(pages: Pages) -> Self {
-        Self(Storage::Inflated(Arc::new(pages)))
+        Self::of(Arc::new(pages), Kind::Inflated)
     }
 
     pub fn copied(compared: Compared, file: Option<String>) -> Self {
-        Self(Storage::Copied(Arc::new(Copied(compared, file))))
+        Self::of(Arc::new(Copied(compared, file)), Kind::Plain)
     }
 
     pub fn sparse(sparse: Arc<Sparse>) -> Self {
-        Self(Storage::Sparse(sparse))
+        Self::of(sparse.clone(), Kind::Sparse(sparse))
     }
 
     pub fn owned<'a, 'py>(slf: &'a Bound<'py, Self>) -> Option<Owned<'a, 'py>> {
@@ -429,46 +470,21 @@ impl Content {
     }
 
     pub fn source(&self) -> &(dyn Source + Send + Sync) {
-        match &self.0 {
-            Storage::File(mapping) => mapping,
-            Storage::Read(pages) | Storage::Inflated(pages) => pages,
-            Storage::Lent(borrowed) => borrowed,
-            Storage::Gzip(indexed, _) => indexed,
-            Storage::Elsewhere(elsewhere) => elsewhere,
-            Storage::Sparse(sparse) => sparse,
-            Storage::Copied(copied) => copied,
-            Storage::Laid(laid, _) => laid,
-        }
+        &*self.source
     }
 
-    pub fn shared(&self) -> Arc<dyn Source + Send + Sync> {
-        match &self.0 {
-            Storage::File(mapping) => mapping.clone(),
-            Storage::Read(pages) | Storage::Inflated(pages) => pages.clone(),
-            Storage::Lent(borrowed) => borrowed.clone(),
-            Storage::Elsewhere(elsewhere) => elsewhere.clone(),
-            Storage::Gzip(indexed, _) => indexed.clone(),
-            Storage::Sparse(sparse) => sparse.clone(),
-            Storage::Copied(copied) => copied.clone(),
-            Storage::Laid(laid, _) => laid.clone(),
-        }
+    pub fn shared(&self) -> Shared {
+        self.source.clone()
     }
 
     pub fn mapping(&self) -> Option<&Arc<Mapping>> {
-        match &self.0 {
-            Storage::File(mapping) => Some(mapping),
-            _ => None,
-        }
+        let is_file = matches!(self.kind, Kind::File);
+        self.file.as_ref().filter(|_| is_file)
     }
 
     /// Errors if the file has changed since it was opened.
     pub fn check_unchanged(&self) -> Result<()> {
-        match &self.0 {
-            Storage::File(mapping)
-            | Storage::Gzip(_, Origin::File(mapping))
-            | Storage::Laid(_, Origin::File(mapping)) => mapping.check_unchanged(),
-            _ => Ok(()),
-        }
+        self.file.as_ref().map_or(Ok(()), |it| it.check_unchanged())
     }
 
     pub fn unless_changed<T>(&self, read: Result<T>) -> Result<T> {
@@ -479,25 +495,25 @@ impl Content {
     }
 
     pub fn with_gaps(&self) -> Option<&Sparse> {
-        match &self.0 {
-            Storage::Sparse(sparse) => Some(sparse),
+        match &self.kind {
+            Kind::Sparse(sparse) => Some(sparse),
             _ => None,
         }
     }
 
     pub fn checks_itself(&self) -> bool {
-        matches!(self.0, Storage::Gzip(..) | Storage::Inflated(_))
+        matches!(self.kind, Kind::Gzip(_) | Kind::Inflated)
     }
 
     pub fn stream_damage(&self) -> Option<&'static str> {
-        match &self.0 {
-            Storage::Gzip(indexed, _) => indexed.damage(),
+        match &self.kind {
+            Kind::Gzip(indexed) => indexed.upgrade()?.damage(),
             _ => None,
         }
     }
 
     pub fn is_elsewhere(&self) -> bool {
-        matches!(self.0, Storage::Elsewhere(_))
+        matches!(self.kind, Kind::Elsewhere)
     }
 
     pub fn release(&self) {

@@ -111,6 +111,14 @@ impl<'de> Deserialize<'de> for LeafKind {
 
 struct KindVisitor;
 
+macro_rules! others {
+    ($($visit:ident: $type:ty,)*) => {$(
+        fn $visit<E: serde::de::Error>(self, _: $type) -> std::result::Result<LeafKind, E> {
+            Ok(LeafKind::Other)
+        }
+    )*};
+}
+
 impl<'de> Visitor<'de> for KindVisitor {
     type Value = LeafKind;
 
@@ -122,24 +130,12 @@ impl<'de> Visitor<'de> for KindVisitor {
         Ok(LeafKind::named(name))
     }
 
-    fn visit_bool<E: serde::de::Error>(self, _: bool) -> std::result::Result<LeafKind, E> {
-        Ok(LeafKind::Other)
-    }
-
-    fn visit_i64<E: serde::de::Error>(self, _: i64) -> std::result::Result<LeafKind, E> {
-        Ok(LeafKind::Other)
-    }
-
-    fn visit_u64<E: serde::de::Error>(self, _: u64) -> std::result::Result<LeafKind, E> {
-        Ok(LeafKind::Other)
-    }
-
-    fn visit_f64<E: serde::de::Error>(self, _: f64) -> std::result::Result<LeafKind, E> {
-        Ok(LeafKind::Other)
-    }
-
-    fn visit_bytes<E: serde::de::Error>(self, _: &[u8]) -> std::result::Result<LeafKind, E> {
-        Ok(LeafKind::Other)
+    others! {
+        visit_bool: bool,
+        visit_i64: i64,
+        visit_u64: u64,
+        visit_f64: f64,
+        visit_bytes: &[u8],
     }
 
     fn visit_unit<E: serde::de::Error>(self) -> std::result::Result<LeafKind, E> {

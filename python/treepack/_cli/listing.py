@@ -5,16 +5,16 @@ from __future__ import annotations
 import functools
 import json
 from collections import Counter
-from collections.abc import Iterator
-from typing import Annotated, Any, NamedTuple, Protocol
+from typing import Annotated, Any
 
-import numpy as np
 import typer
 
+import treepack._core as core
 from treepack._cli import output, runs, sources, values
 from treepack._cli.formats import jsonable
 from treepack._src import paths as _paths
 from treepack._src.checkpoint.file import (
+    File,
     Tree,
     count_text,
     kind_text,
@@ -27,10 +27,8 @@ from treepack._src.checkpoint.file import (
 from treepack._src.checkpoint.reader import LazyArray
 from treepack._src.dtypes import is_complex
 from treepack._src.printable import printable, safe_repr
-from treepack._src.pytree.prng import is_key, unwrap
 from treepack._src.saving.safetensors import bytes_of
 from treepack._src.storage.place import shown
-from treepack.errors import MissingPathError
 
 KINDS = (
     "A file of treepack, flax, eformer, safetensors or NumPy (npz), or a directory of treepack, "
@@ -91,13 +89,8 @@ def ls(
     if path == "." and (run := runs.found_at(file, prefix)) is not None:
         runs.show(file, run, as_json=as_json)
         return
-    found = sources.foreign(file, sep, max_size)
-    if found is not None:
-        _list(file, _Plain(found.tree), found.metadata, path, flat, as_json, depth)
-        return
-    with sources.opened(file, max_size) as opened:
-        entries = _InFile(opened)
-        _list(file, entries, opened.metadata, path, flat, as_json, depth)
+    with sources.listable(file, sep, max_size) as opened:
+        _list(file, opened, value_at(opened, path), path, flat, as_json, depth)
 
 
 def _list_nan(file: str, path: str, max_size: int | None) -> None:
@@ -137,136 +130,23 @@ def info(file: FILE, max_size: MAX_SIZE = None) -> None:
     output.rows([(row, ("dim", "")) for row in rows])
 
 
-class _Leaf(NamedTuple):
-    """A leaf: its kind, its size in bytes, and its offset in the file, if known."""
-
-    kind: tuple[Any, ...]
-    nbytes: int
-    offset: int | None = None
-
-
-class _Entries(Protocol):
-    """A listable tree, whose nodes are containers or leaves."""
-
-    def find(self, path: str) -> Any:
-        """Returns the node at a path. If it is missing: `None`, or a MissingPathError."""
-
-    def children(self, node: Any) -> list[tuple[str, Any]] | None:
-        """Returns the names and nodes in a container; `None` for a leaf."""
-
-    def leaves(self, node: Any) -> Iterator[tuple[str, Any]]:
-        """Yields the paths and nodes of the leaves below a node."""
-
-    def leaf(self, node: Any) -> _Leaf:
-        """Returns the kind and the size of a leaf."""
-
-    def totals(self, node: Any) -> tuple[int, int]:
-        """Returns the number of leaves below a node, and their size in bytes."""
-
-
-class _InFile:
-    """The content of a file with a catalog."""
-
-    def __init__(self, file: Tree):
-        self._file = file
-        self._catalog = catalog = place_of(file).catalog
-        self.children, self.leaves = catalog.children, catalog.leaves
-
-    def find(self, path: str) -> int:
-        return value_at(self._file, path)
-
-    def leaf(self, node: int) -> _Leaf:
-        _, kind, start, end, _ = self._catalog.leaf(node)
-        return _Leaf(kind, nbytes_of(kind, end - start), start)
-
-    def totals(self, node: int) -> tuple[int, int]:
-        return totals(self._catalog, node)
-
-
-class _Node(NamedTuple):
-    """Wraps a value, to tell a missing node from the value `None`."""
-
-    value: Any
-
-
-class _Plain:
-    """Dicts and lists of arrays, or of descriptions with shape and dtype."""
-
-    def __init__(self, tree: Any):
-        self._root = _Node(tree)
-
-    def find(self, path: str) -> _Node | None:
-        node = self._root
-        for part in _paths.parts(path):
-            children = dict(self.children(node) or ())
-            if part not in children:
-                found, _ = _paths.literal(path, self._root, lambda it: self.children(it) or ())
-                return found[0][0] if len(found) == 1 else None
-            node = children[part]
-        return node
-
-    def children(self, node: _Node) -> list[tuple[str, _Node]] | None:
-        tree = node.value
-        if isinstance(tree, list):
-            tree = {str(index): child for index, child in enumerate(tree)}
-        if not isinstance(tree, dict):
-            return None
-        return [(str(key), _Node(child)) for key, child in tree.items()]
-
-    def leaves(self, node: _Node) -> Iterator[tuple[str, _Node]]:
-        def below(node: _Node, parts: list[str]) -> Iterator[tuple[str, _Node]]:
-            children = self.children(node)
-            if children is None:
-                yield _paths.text(parts), node
-            for name, child in children or ():
-                yield from below(child, [*parts, name])
-
-        return below(node, [])
-
-    def leaf(self, node: _Node) -> _Leaf:
-        leaf = node.value
-        if is_key(leaf):
-            name, data = unwrap(leaf)
-            return _Leaf(("prng_key", name, data.shape), data.nbytes)
-        shape, dtype = getattr(leaf, "shape", None), getattr(leaf, "dtype", None)
-        if shape is None or dtype is None:
-            return _Leaf((type(leaf).__name__,), 0)
-        dtype, shape = np.dtype(dtype), tuple(shape)
-        nbytes = dtype.itemsize
-        for size in shape:
-            nbytes *= size
-        return _Leaf(("array", dtype.name, shape), nbytes)
-
-    def totals(self, node: _Node) -> tuple[int, int]:
-        sizes = [self.leaf(leaf).nbytes for _, leaf in self.leaves(node)]
-        return len(sizes), sum(sizes)
-
-
 def _list(
-    file: str,
-    entries: _Entries,
-    metadata: Any,
-    path: str,
-    flat: bool,
-    as_json: bool,
-    depth: int | None,
+    file: str, opened: File, value: int, path: str, flat: bool, as_json: bool, depth: int | None
 ) -> None:
-    node = entries.find(path)
-    if node is None:
-        raise MissingPathError(path, shown(file))
+    catalog = place_of(opened).catalog
     if as_json:
-        print(json.dumps(_as_json(entries, file, node, metadata), indent=1))
-    elif entries.children(node) is None:
-        output.rows([_row(entries, path, node)], _SIZES)
+        print(json.dumps(_as_json(catalog, file, value, opened.metadata), indent=1))
+    elif catalog.children(value) is None:
+        output.rows([_row(catalog, path, value)], _SIZES)
     elif flat:
-        output.rows([_row(entries, *it) for it in entries.leaves(node)], _SIZES)
+        output.rows([_row(catalog, *it) for it in catalog.leaves(value)], _SIZES)
     else:
-        count, nbytes = entries.totals(node)
+        count, nbytes = totals(catalog, value)
         output.line(f"{shown(file)}: {count_text(count)}, {size_text(nbytes)}", "bold")
-        if metadata is not None and path == _paths.ROOT:
-            text = printable(safe_repr(metadata))
+        if opened.metadata is not None and path == _paths.ROOT:
+            text = printable(safe_repr(opened.metadata))
             output.line(f"metadata: {text[:_TEXT]}{'…' if len(text) > _TEXT else ''}", "dim")
-        output.rows(_tree(entries, node, 0, depth), _SIZES)
+        output.rows(_tree(catalog, value, 0, depth), _SIZES)
 
 
 _SIZES = frozenset({2})
@@ -275,40 +155,39 @@ _SIZES = frozenset({2})
 _TEXT = 500
 
 
-def _row(entries: _Entries, path: str, node: Any) -> output.Row:
-    leaf = entries.leaf(node)
-    return (path, _kind_text(leaf.kind), size_text(leaf.nbytes)), ("", "cyan", "green")
+def _row(catalog: core.Catalog, path: str, value: int) -> output.Row:
+    _, kind, start, end, _ = catalog.leaf(value)
+    return (path, _kind_text(kind), size_text(nbytes_of(kind, end - start))), ("", "cyan", "green")
 
 
 _kind_text = functools.lru_cache(kind_text)  # few kinds, of many leaves
 
 
-def _tree(entries: _Entries, node: Any, level: int, depth: int | None) -> list[output.Row]:
+def _tree(catalog: core.Catalog, value: int, level: int, depth: int | None) -> list[output.Row]:
     """Returns the rows of a container, each followed by the rows of its children."""
     found: list[output.Row] = []
     if level == depth:
         return found
-    for name, child in entries.children(node) or ():
+    for name, child in catalog.children(value) or ():
         indented = f"{'  ' * level}{name}"
-        if entries.children(child) is None:
-            found.append(_row(entries, indented, child))
+        if catalog.children(child) is None:
+            found.append(_row(catalog, indented, child))
             continue
-        count, nbytes = entries.totals(child)
+        count, nbytes = totals(catalog, child)
         row = indented, count_text(count), size_text(nbytes)
         found.append((row, ("bold", "dim", "green")))
-        found.extend(_tree(entries, child, level + 1, depth))
+        found.extend(_tree(catalog, child, level + 1, depth))
     return found
 
 
-def _as_json(entries: _Entries, name: str, node: Any, metadata: Any) -> dict[str, Any]:
+def _as_json(catalog: core.Catalog, name: str, value: int, metadata: Any) -> dict[str, Any]:
     leaves = []
-    for path, below in entries.leaves(node):
-        leaf = entries.leaf(below)
-        entry: dict[str, Any] = {"path": path, "kind": leaf.kind[0]}
-        if leaf.kind[0] in ("array", "scalar"):
-            entry |= {"dtype": leaf.kind[1], "shape": list(leaf.kind[2])}
-        offset = {} if leaf.offset is None else {"offset": leaf.offset}
-        leaves.append(entry | offset | {"nbytes": leaf.nbytes})
+    for path, below in catalog.leaves(value):
+        _, kind, start, end, _ = catalog.leaf(below)
+        entry: dict[str, Any] = {"path": path, "kind": kind[0]}
+        if kind[0] in ("array", "scalar"):
+            entry |= {"dtype": kind[1], "shape": list(kind[2])}
+        leaves.append(entry | {"offset": start, "nbytes": nbytes_of(kind, end - start)})
     return {"file": shown(name), "metadata": jsonable(metadata), "leaves": leaves}
 
 

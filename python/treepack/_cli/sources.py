@@ -21,6 +21,7 @@ from treepack._cli import output
 from treepack._cli.convert import State
 from treepack._src import paths as _paths
 from treepack._src.checkpoint.file import File, open, place_of
+from treepack._src.checkpoint.laid import layout_of
 from treepack._src.checkpoint.load import listed
 from treepack._src.checkpoint.npz import NpzReader
 from treepack._src.checkpoint.orbax import OrbaxReader
@@ -30,7 +31,7 @@ from treepack._src.checkpoint.select import chosen, compiled, ends_of
 from treepack._src.checkpoint.sharded import ShardedReader
 from treepack._src.options import Opening
 from treepack._src.saving.layout import base_of
-from treepack._src.storage.content import read_whole
+from treepack._src.storage.content import Opened, read_whole
 from treepack._src.storage.naming import naming
 from treepack._src.storage.place import check_name, local, resolved
 from treepack._src.storage.safetensors import SEPARATOR
@@ -49,6 +50,16 @@ def opened(source: str, max_size: int | None, base: str | None = None) -> File:
         file = open(read_whole(source, opening), max_size=max_size, unknown="dict")
     place_of(file).reader.given = source
     return file
+
+
+def listable(source: str, separator: str, max_size: int | None) -> File:
+    """Opens a file of any format, to list its leaves."""
+    found = foreign(source, separator, max_size)
+    if found is None:
+        return opened(source, max_size)
+    layout = layout_of(found.tree, found.metadata)
+    content = core.Content.laid(layout, core.Content.lent(b""))
+    return File(Reader(source, Opened(content), salvage=False))
 
 
 def format_text(reader: Reader) -> str:
