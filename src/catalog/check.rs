@@ -381,16 +381,7 @@ fn has_shapes(events: &Events) -> bool {
 fn is_kind(events: &Events, kind: &LeafKind) -> bool {
     let list = events.as_slice();
     match (kind, list) {
-        (LeafKind::Other, _)
-        | (LeafKind::None, [Event::Nil])
-        | (LeafKind::Bool, [Event::Bool(_)])
-        | (LeafKind::Int, [Event::Int(_) | Event::Uint(_)])
-        | (LeafKind::Float, [Event::Float(_)])
-        | (LeafKind::Complex, [Event::Complex(_)])
-        | (LeafKind::Str, [Event::Str(_)])
-        | (LeafKind::Bytes, [Event::Bin(_)])
-        | (LeafKind::Ext, [Event::Ext(..)])
-        | (LeafKind::Container, [Event::List(_) | Event::Map(_), ..]) => true,
+        (LeafKind::Other, _) | (LeafKind::Container, [Event::List(_) | Event::Map(_), ..]) => true,
         (LeafKind::Array(dtype, shape), [Event::Array(number)]) => {
             is_array(&events.array(*number), dtype, shape)
         }
@@ -407,8 +398,24 @@ fn is_kind(events: &Events, kind: &LeafKind) -> bool {
                 Event::Array(number),
             ],
         ) => events.text(*found) == name && has_shape(&events.array(*number), shape),
+        (kind, [event]) => plain_kind(event).as_ref() == Some(kind),
         _ => false,
     }
+}
+
+/// Returns the kind of a leaf of one event that is not an array.
+pub(super) fn plain_kind(event: &Event) -> Option<LeafKind> {
+    Some(match event {
+        Event::Nil => LeafKind::None,
+        Event::Bool(_) => LeafKind::Bool,
+        Event::Int(_) | Event::Uint(_) => LeafKind::Int,
+        Event::Float(_) => LeafKind::Float,
+        Event::Complex(_) => LeafKind::Complex,
+        Event::Str(_) => LeafKind::Str,
+        Event::Bin(_) => LeafKind::Bytes,
+        Event::Ext(..) => LeafKind::Ext,
+        _ => return None,
+    })
 }
 
 fn is_array(found: &ArrayEvent<'_>, dtype: &str, shape: &[u64]) -> bool {

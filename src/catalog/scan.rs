@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use super::check::plain_kind;
 use super::read::{CHECK_VALUES, Open};
 use super::{Catalog, Entry, Key};
 use crate::error::Path;
@@ -145,14 +146,6 @@ impl Catalog {
 
     fn kind_of(&mut self, reader: &Reader<'_>, event: Event) -> Result<usize> {
         let kind = match event {
-            Event::Nil => LeafKind::None,
-            Event::Bool(_) => LeafKind::Bool,
-            Event::Int(_) | Event::Uint(_) => LeafKind::Int,
-            Event::Float(_) => LeafKind::Float,
-            Event::Complex(_) => LeafKind::Complex,
-            Event::Str(_) => LeafKind::Str,
-            Event::Bin(_) => LeafKind::Bytes,
-            Event::Ext(..) => LeafKind::Ext,
             Event::Array(number) | Event::Scalar(number) => {
                 let array = reader.events().array(number);
                 let dtype = grow::to_string(&String::from_utf8_lossy(array.dtype))?;
@@ -166,7 +159,7 @@ impl Catalog {
                     }
                 }
             }
-            _ => LeafKind::Other,
+            other => plain_kind(&other).unwrap_or(LeafKind::Other),
         };
         self.number_of(kind)
     }

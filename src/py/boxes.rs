@@ -6,8 +6,8 @@ use pyo3::exceptions::{PyIndexError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PyTuple};
 
-use super::catalog::{BoxBounds, Catalog, bounds_of};
-use super::grid::tuples;
+use super::catalog::Catalog;
+use super::grid::{BoxBounds, bounds_of, tuples};
 use super::memory::{Writable, keep_reserve, list_of_results, new_tuple_of, new_uint};
 use super::options::{self, Int};
 use super::watch::Watcher;

@@ -6,9 +6,17 @@ use pyo3::exceptions::{PyIndexError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyList;
 
-use super::catalog::{BoxBounds, bounds_of};
 use super::memory::{list_of_results, sizes};
-use crate::array::{self, Runs};
+use crate::array::{self, Bounds, Runs};
+use crate::{Result, grow};
+
+/// Start, count and step for each dimension.
+pub type BoxBounds = Vec<(usize, usize, usize)>;
+
+pub fn bounds_of(bounds: BoxBounds) -> Result<Vec<Bounds>> {
+    let bounds = bounds.into_iter();
+    grow::collect(bounds.map(|(start, count, step)| Bounds { start, count, step }))
+}
 
 #[pyclass(frozen, module = "treepack._core")]
 pub struct ShardGrid(array::ShardGrid);

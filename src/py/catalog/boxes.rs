@@ -8,6 +8,7 @@ use pyo3::exceptions::{PyIndexError, PyValueError};
 use pyo3::prelude::*;
 
 use super::super::dtypes::Dtype;
+use super::super::grid::{BoxBounds, bounds_of};
 use super::super::memory::{Borrowed, FreshArray, Writable, detached};
 use super::super::options::{self, Int};
 use super::super::watch::Watcher;
@@ -16,17 +17,9 @@ use crate::array::{Bounds, Runs};
 use crate::catalog::ArrayPlace;
 use crate::raw::{AsRaw as _, Uninit};
 use crate::watch::Watch as _;
-use crate::{Result, grow, parallel};
-
-/// Start, count and step for each dimension.
-pub type BoxBounds = Vec<(usize, usize, usize)>;
+use crate::{Result, parallel};
 
 type Read<'a> = &'a (dyn Fn(&mut Uninit) -> Result<()> + Sync);
-
-pub fn bounds_of(bounds: BoxBounds) -> Result<Vec<Bounds>> {
-    let bounds = bounds.into_iter();
-    grow::collect(bounds.map(|(start, count, step)| Bounds { start, count, step }))
-}
 
 pub(super) fn runs(
     array: &ArrayPlace,

@@ -1,11 +1,10 @@
 //! The class `Catalog`.
 
 use std::ops::Range;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use pyo3::exceptions::{PyIndexError, PyTypeError};
 use pyo3::prelude::*;
-use pyo3::types::PyTuple;
 
 use super::super::content::Content;
 use super::super::errors;
@@ -20,8 +19,6 @@ pub struct Catalog {
     pub(super) content: Py<Content>,
     pub(super) catalog: Arc<catalog::Catalog>,
     pub(super) arrays: FoundArrays,
-    /// The last description, by the address of its kind: most leaves repeat it.
-    pub(super) last_description: Mutex<Option<(usize, Py<PyTuple>)>>,
 }
 
 impl Catalog {
@@ -30,7 +27,6 @@ impl Catalog {
             content,
             catalog,
             arrays: FoundArrays::default(),
-            last_description: Mutex::default(),
         }
     }
 

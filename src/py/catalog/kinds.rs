@@ -1,40 +1,13 @@
 //! Descriptions of leaves.
 
-use std::sync::PoisonError;
-
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
 use super::super::memory::{list_of_results, new_string, new_tuple_of, new_uint};
-use super::file::Catalog;
 use crate::grow;
 use crate::structure::LeafKind;
 
-impl Catalog {
-    pub(super) fn description<'py>(
-        &self,
-        py: Python<'py>,
-        kind: &LeafKind,
-    ) -> PyResult<Bound<'py, PyTuple>> {
-        let last = || {
-            self.last_description
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-        };
-        let place = std::ptr::from_ref(kind).addr();
-        if let Some((known, tuple)) = &*last()
-            && *known == place
-        {
-            return Ok(tuple.bind(py).clone());
-        }
-        let tuple = described(py, kind)?;
-        let older = last().replace((place, tuple.clone().unbind()));
-        drop(older); // after unlocking
-        Ok(tuple)
-    }
-}
-
-fn described<'py>(py: Python<'py>, kind: &LeafKind) -> PyResult<Bound<'py, PyTuple>> {
+pub fn described<'py>(py: Python<'py>, kind: &LeafKind) -> PyResult<Bound<'py, PyTuple>> {
     let text = |text: &str| Ok::<_, PyErr>(new_string(py, text.as_bytes())?.into_any());
     let shaped = |name: &str, dtype: &str, shape: &[u64]| {
         let dims = shape.iter().map(|dim| new_uint(py, *dim));

@@ -24,10 +24,11 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList, PyString, PyTuple};
 
 use self::boxes::{range_in, read_threads, runs};
+use self::kinds::described;
 use self::paths::{Paths, numbered};
 use self::state::Selection;
 use super::content::Content;
-use super::grid::ranges;
+use super::grid::{BoxBounds, ranges};
 use super::memory::{
     Writable, copied, keep_reserve, list_of_results, new_list_of, new_string, new_tuple_of,
     new_uint, sizes,
@@ -42,7 +43,7 @@ use crate::sniff::{self, explain};
 use crate::source::{self, Source as _};
 use crate::{Error, Result, grow, parallel};
 
-pub use self::boxes::{BoxBounds, bounds_of, copy_array};
+pub use self::boxes::copy_array;
 pub use self::file::Catalog;
 pub use self::selected::restore_selected;
 
@@ -99,7 +100,7 @@ impl Catalog {
         self.check(value)?;
         let kinds = self.catalog.kinds_in(value)?;
         let row = |(kind, count, bytes): (_, usize, usize)| {
-            let kind = self.description(py, kind)?.into_any();
+            let kind = described(py, kind)?.into_any();
             let count = new_uint(py, count as u64)?.into_any();
             let bytes = new_uint(py, bytes as u64)?.into_any();
             new_tuple_of(py, [kind, count, bytes])
@@ -204,7 +205,7 @@ impl Catalog {
     fn leaf<'py>(&self, py: Python<'py>, value: usize) -> PyResult<Bound<'py, PyTuple>> {
         let leaf = self.leaf_of(value)?;
         let place = self.catalog.place(leaf);
-        let kind = self.description(py, self.catalog.kind(leaf))?;
+        let kind = described(py, self.catalog.kind(leaf))?;
         let uint = |number: usize| Ok::<_, PyErr>(new_uint(py, number as u64)?.into_any());
         let [start, end] = [uint(place.start)?, uint(place.end)?];
         new_tuple_of(

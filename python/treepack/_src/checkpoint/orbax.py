@@ -50,21 +50,13 @@ class OrbaxReader(Unchecked):
 
     is_one_file = False
 
-    def __init__(
-        self,
-        source: Openable,
-        *,
-        salvage: bool = False,
-        mmap: bool = True,
-        max_size: int | None = None,
-    ):
+    def __init__(self, source: Openable, *, max_size: int | None = None, **options: Any):
         """Reads the metadata, strings and numbers.
 
         Args:
           source: The directory.
-          salvage: See `treepack.open`.
-          mmap: Has no effect.
           max_size: The maximum size of all arrays.
+          options: See `Reader`.
         """
         item = read_item(absolute(source))
         values = _values(item)
@@ -75,7 +67,7 @@ class OrbaxReader(Unchecked):
             raise TreepackError(f"the arrays of {nbytes} bytes exceed max_size={max_size}")
         layout = layout_of(tree_of(item.leaves, values), item.metadata)
         content = core.Content.laid(layout, core.Content.lent(b""))
-        super().__init__(source, Opened(content), salvage=salvage, mmap=mmap, max_size=max_size)
+        super().__init__(source, Opened(content), max_size=max_size, **options)
 
     @property
     def nbytes(self) -> int:

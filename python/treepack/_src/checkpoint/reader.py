@@ -62,7 +62,7 @@ class Reader:
     bytes_before = _KEY_BYTES
     bytes_after = _AHEAD_BYTES
 
-    def __init__(self, source: Openable, found: Opened, *, salvage: bool, **options: Any):
+    def __init__(self, source: Openable, found: Opened, *, salvage: bool = False, **options: Any):
         """`found` is the content of `source`; `options` are used to reopen it."""
         is_path = isinstance(source, (str, os.PathLike))
         # The working directory may change, or differ where a pickle is loaded.
@@ -311,24 +311,9 @@ class Reader:
         return _reopened, (type(self), source, self._options, self.filename)
 
     @classmethod
-    def open(
-        cls,
-        source: Openable,
-        *,
-        salvage: bool = False,
-        mmap: bool = True,
-        max_size: int | None = None,
-        regular: bool = False,
-        base: Any = None,
-    ) -> Reader:
-        """Opens a file; with `regular`, it must be a regular file. See `treepack.open`.
-
-        `base` is the base of a patch; see `open_parts`.
-        """
-        found = open_parts(
-            source, mmap=mmap, salvage=salvage, max_size=max_size, regular=regular, base=base
-        )
-        return cls(source, found, salvage=salvage, mmap=mmap, max_size=max_size)
+    def open(cls, source: Openable, *, regular: bool = False, **options: Any) -> Reader:
+        """Opens a file; with `regular`, it must be a regular file. See `treepack.open`."""
+        return cls(source, open_parts(source, regular=regular, **options), **options)
 
 
 def _reopened(

@@ -86,20 +86,15 @@ class ShardedReader(Files):
     is_one_file = False
 
     def __init__(
-        self,
-        source: Openable,
-        *,
-        salvage: bool = False,
-        mmap: bool = True,
-        max_size: int | None = None,
+        self, source: Openable, *, mmap: bool = True, max_size: int | None = None, **options: Any
     ):
         """Reads the manifest.
 
         Args:
           source: The directory.
-          salvage: See `treepack.open`.
           mmap: Whether files are mapped.
           max_size: The maximum decompressed size of the manifest and all files together.
+          options: See `Reader`.
         """
         self._locked = Locked()
         # The working directory may change before all files are open.
@@ -113,7 +108,7 @@ class ShardedReader(Files):
                 f"the manifest is damaged: its arrays cannot fit into files of {nbytes} bytes"
             )
         found = Opened(self.manifest.content, inflated=self.manifest.inflated, nbytes=nbytes)
-        super().__init__(source, found, salvage=salvage, mmap=mmap, max_size=max_size)
+        super().__init__(source, found, mmap=mmap, max_size=max_size, **options)
         self.is_local = store_of(self._path)[0].is_local
         self._remembers = False
         self._files: list[Task[Reader] | None] = [None] * len(self._expected)
