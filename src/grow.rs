@@ -236,6 +236,10 @@ pub mod decode {
         })
     }
 
+    pub fn is_out_of_memory(reason: &str) -> bool {
+        reason.starts_with(OUT_OF_MEMORY)
+    }
+
     fn or_full<T, E: serde::de::Error>(done: crate::Result<T>) -> Result<T, E> {
         done.map_err(|_| E::custom(OUT_OF_MEMORY))
     }

@@ -1,8 +1,9 @@
 //! The arrays in a file, checked as the reader of safetensors checks them.
 
-use std::borrow::Cow;
+use serde::Deserialize;
+use serde_json::value::RawValue;
 
-use super::json::{Json, Keys, invalid, shortened, twice};
+use super::json::{Counts, Key, Object, Skipped, Text, read, shortened};
 use crate::array::MAX_NDIM;
 use crate::error::Path;
 use crate::source::Source;
@@ -16,7 +17,7 @@ const LENGTH_BYTES: usize = 8;
 const METADATA: &str = "__metadata__";
 
 /// Each dtype's name in safetensors, its name here, and the bits of an element.
-const DTYPES: &[(&str, &str, u64)] = &[
+const DTYPES: &[(&str, &str, u16)] = &[
     ("BF16", "bfloat16", 16),
     ("F32", "float32", 32),
     ("F16", "float16", 16),
@@ -97,27 +98,27 @@ impl Header {
             let reason = "not a safetensors file: its header does not begin with a brace";
             return Err(Error::malformed(LENGTH_BYTES, reason));
         }
-        let mut json = Json::new(text, LENGTH_BYTES)?;
-        let mut header = Self::default();
-        let mut has_metadata = false;
-        json.object(|json, key| {
-            if key != METADATA {
-                return grow::push(&mut header.arrays, Tensor::read(json, key)?);
-            }
-            if has_metadata {
-                return Err(invalid(json.offset(), &twice(METADATA)));
-            }
-            has_metadata = true;
-            header.metadata = metadata(json)?;
-            Ok(())
+        let text = std::str::from_utf8(text).map_err(|error| {
+            let reason = "not a safetensors file: invalid header: it is not UTF-8";
+            Error::malformed(LENGTH_BYTES + error.valid_up_to(), reason)
         })?;
-        json.end()?;
-        let mut names = grow::collect(header.arrays.iter().map(|it| it.name.as_str()))?;
-        names.sort_unstable();
-        match names.windows(2).find(|pair| pair[0] == pair[1]) {
-            None => Ok(header),
-            Some(pair) => Err(invalid(LENGTH_BYTES, &twice(pair[0]))),
+        let entries: Object<&RawValue> = read(text, LENGTH_BYTES, |reason| {
+            format!("not a safetensors file: invalid header: {reason}")
+        })?;
+        let mut header = Self::default();
+        for (Key(name), entry) in entries.0 {
+            let offset = LENGTH_BYTES + (entry.get().as_ptr().addr() - text.as_ptr().addr());
+            if name == METADATA {
+                header.metadata = metadata(entry, offset)?;
+                continue;
+            }
+            let array = Tensor::read(&name, entry, offset).map_err(|error| match error {
+                Error::OutOfMemory => error,
+                error => at(&name, error),
+            })?;
+            grow::push(&mut header.arrays, array)?;
         }
+        Ok(header)
     }
 
     /// Sorts the arrays, and checks that they fill the file.
@@ -135,7 +136,7 @@ impl Header {
                      array ends: arrays must not overlap or leave gaps",
                     array.start
                 );
-                return Err(wrong(&array.name, start, reason));
+                return Err(at(&array.name, Error::malformed(start, reason)));
             }
             end += array.nbytes;
             array.start += start;
@@ -155,186 +156,100 @@ fn bytes_of(source: &dyn Source, start: usize, len: usize) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-fn wrong(name: &str, offset: usize, reason: String) -> Error {
+fn at(name: &str, error: Error) -> Error {
     let mut path = Path::default();
     path.push_outer(name);
-    Error::at(path, Error::malformed(offset, reason))
+    Error::at(path, error)
 }
 
-fn metadata(json: &mut Json<'_>) -> Result<Option<Vec<(String, String)>>> {
-    if json.null()? {
-        return Ok(None);
-    }
-    let reason = "invalid __metadata__: expected a map of strings to strings";
-    let error = Error::malformed(json.offset(), reason);
-    if !json.is_object() {
-        return Err(error);
-    }
-    let mut found = Vec::new();
-    let mut keys = Keys::default();
-    let mut are_texts = true;
-    json.object(|json, key| {
-        if json.is_string() {
-            let text = json.string()?.into_owned();
-            grow::push(&mut found, (grow::to_string(&key)?, text))?;
-        } else {
-            are_texts = false;
-            json.skip()?;
-        }
-        keys.add(key)
+fn metadata(entry: &RawValue, offset: usize) -> Result<Option<Vec<(String, String)>>> {
+    let found: Option<Object<Text>> = read(entry.get(), offset, |reason| {
+        format!("invalid __metadata__: expected a map of strings to strings: {reason}")
     })?;
-    keys.check(json)?;
-    if are_texts {
-        Ok(Some(found))
-    } else {
-        Err(error)
-    }
-}
-
-/// The fields of an entry, in any order.
-#[derive(Default)]
-struct Fields<'a> {
-    dtype: Option<std::result::Result<Cow<'a, str>, &'a str>>,
-    shape: Option<std::result::Result<Vec<u64>, &'a str>>,
-    offsets: Option<std::result::Result<Vec<u64>, &'a str>>,
+    let texts = |found: Object<Text>| {
+        let pairs = found.0.into_iter();
+        grow::collect(pairs.map(|(Key(key), Text(text))| (key.into_owned(), text)))
+    };
+    found.map(texts).transpose()
 }
 
 impl Tensor {
     /// Reads the entry of an array; its start is relative to the data.
-    fn read(json: &mut Json<'_>, name: Cow<'_, str>) -> Result<Self> {
-        let offset = json.offset();
-        let mut fields = Fields::default();
-        let mut keys = Keys::default();
-        if json.is_object() {
-            json.object(|json, key| {
-                match &*key {
-                    "dtype" if json.is_string() => fields.dtype = Some(Ok(json.string()?)),
-                    "dtype" => fields.dtype = Some(Err(json.skip()?)),
-                    "shape" => fields.shape = Some(json.counts()?),
-                    "data_offsets" => fields.offsets = Some(json.counts()?),
-                    _ => drop(json.skip()?),
-                }
-                keys.add(key)
-            })?;
-            keys.check(json)?;
-        } else {
-            json.skip()?;
+    fn read(name: &str, entry: &RawValue, offset: usize) -> Result<Self> {
+        let refused = |reason: String| Err(Error::malformed(offset, reason));
+        let fields: Object<&RawValue> = field(entry, offset, "header entry")?;
+        let (mut dtype, mut shape, mut offsets) = (None, None, None);
+        for (Key(key), value) in fields.0 {
+            match &*key {
+                "dtype" => dtype = Some(value),
+                "shape" => shape = Some(value),
+                "data_offsets" => offsets = Some(value),
+                _ => drop(field::<Skipped>(value, offset, "value in a header entry")?),
+            }
         }
-        match checked(fields) {
-            Ok((dtype, shape, begin, nbytes)) => Ok(Self {
-                name: name.into_owned(),
-                dtype: dtype.1,
-                itemsize: if dtype.2 < 8 {
-                    1
-                } else {
-                    (dtype.2 / 8) as usize
-                },
-                shape,
-                start: begin,
-                nbytes,
-            }),
-            Err(Refused::Entry(reason)) => Err(wrong(&name, offset, reason)),
-            Err(Refused::Other(error)) => Err(error),
-        }
-    }
-}
-
-enum Refused {
-    Entry(String),
-    Other(Error),
-}
-
-impl From<String> for Refused {
-    fn from(reason: String) -> Self {
-        Self::Entry(reason)
-    }
-}
-
-impl From<Error> for Refused {
-    fn from(error: Error) -> Self {
-        Self::Other(error)
-    }
-}
-
-type Dtype = (&'static str, &'static str, u64);
-
-/// Returns the dtype, the shape, the offset in the data and the size of an array.
-fn checked(fields: Fields<'_>) -> std::result::Result<(Dtype, Vec<usize>, usize, usize), Refused> {
-    let (Some(dtype), Some(shape), Some(offsets)) = (fields.dtype, fields.shape, fields.offsets)
-    else {
-        let reason = "invalid header entry: expected the keys dtype, shape, data_offsets";
-        return Err(reason.to_owned().into());
-    };
-    let Ok(named) = dtype else {
-        return Err("invalid dtype: expected a string".to_owned().into());
-    };
-    let shape = shape.map_err(|text| {
-        format!(
-            "invalid shape {}: expected a list of counts",
-            shortened(text)
-        )
-    })?;
-    let (begin, end) = match offsets.as_deref() {
-        Ok(&[begin, end]) => (begin, end),
-        Ok(other) => {
-            return Err(format!(
-                "invalid data_offsets of {} numbers: expected two byte offsets",
-                other.len()
-            )
-            .into());
-        }
-        Err(text) => {
-            let text = shortened(text);
-            return Err(format!("invalid data_offsets {text}: expected two byte offsets").into());
-        }
-    };
-    let Some(dtype) = DTYPES.iter().find(|(name, ..)| *name == named) else {
-        return Err(format!("unknown dtype {}", shortened(&named)).into());
-    };
-    let nbits = shape
-        .iter()
-        .try_fold(1_u64, |product, size| product.checked_mul(*size));
-    let Some(nbits) = nbits.and_then(|nbits| nbits.checked_mul(dtype.2)) else {
-        return Err(format!("invalid shape {shape:?}: the array is larger than any memory").into());
-    };
-    if nbits % 8 != 0 {
-        let reason = format!("invalid shape {shape:?}: {nbits} bits do not end with a byte");
-        return Err(reason.into());
-    }
-    let nbytes = nbits / 8;
-    let span = i128::from(end) - i128::from(begin);
-    if i128::from(nbytes) != span {
-        return Err(format!(
-            "size mismatch: the dtype and shape need {nbytes} bytes, the offsets span {span}"
-        )
-        .into());
-    }
-    check_for_numpy(&shape, dtype.2)?;
-    let too_large = |_| Error::OutOfMemory;
-    let nbytes = usize::try_from(nbytes).map_err(too_large)?;
-    let begin = usize::try_from(begin).map_err(too_large)?;
-    let shape = if dtype.2 < 8 {
-        grow::to_vec(&[nbytes])?
-    } else {
-        let sizes = shape
+        let (Some(dtype), Some(shape), Some(offsets)) = (dtype, shape, offsets) else {
+            let reason = "invalid header entry: expected the keys dtype, shape, data_offsets";
+            return refused(reason.into());
+        };
+        let Key(named) = field(dtype, offset, "dtype")?;
+        let Counts(shape) = field(shape, offset, "shape")?;
+        let (begin, end): (usize, usize) = field(offsets, offset, "data_offsets")?;
+        let Some(&(_, dtype, bits)) = DTYPES.iter().find(|(name, ..)| *name == named) else {
+            return refused(format!("unknown dtype {}", shortened(&named)));
+        };
+        let product = shape
             .iter()
-            .map(|size| usize::try_from(*size).map_err(too_large));
-        grow::try_collect(sizes)?
-    };
-    Ok((*dtype, shape, begin, nbytes))
+            .try_fold(1_u64, |product, size| product.checked_mul(*size as u64));
+        let Some(nbits) = product.and_then(|product| product.checked_mul(bits.into())) else {
+            return refused(format!(
+                "invalid shape {shape:?}: the array is larger than any memory"
+            ));
+        };
+        if nbits % 8 != 0 {
+            return refused(format!(
+                "invalid shape {shape:?}: {nbits} bits do not end with a byte"
+            ));
+        }
+        let nbytes = usize::try_from(nbits / 8).map_err(|_| Error::OutOfMemory)?;
+        if end.checked_sub(begin) != Some(nbytes) {
+            let span = end as i128 - begin as i128;
+            return refused(format!(
+                "size mismatch: the dtype and shape need {nbytes} bytes, the offsets span {span}"
+            ));
+        }
+        if !is_for_numpy(&shape, bits) {
+            return refused(format!(
+                "NumPy does not support this shape of {} dimensions",
+                shape.len()
+            ));
+        }
+        Ok(Self {
+            name: grow::to_string(name)?,
+            dtype,
+            itemsize: usize::from(bits.div_ceil(8)),
+            shape: if bits < 8 {
+                grow::to_vec(&[nbytes])?
+            } else {
+                shape
+            },
+            start: begin,
+            nbytes,
+        })
+    }
+}
+
+/// Reads a value of an entry.
+fn field<'a, T: Deserialize<'a>>(value: &'a RawValue, offset: usize, name: &str) -> Result<T> {
+    let text = value.get();
+    read(text, offset, |reason| {
+        format!("invalid {name} {}: {reason}", shortened(text))
+    })
 }
 
 /// NumPy bounds the size that an array without elements would have.
-fn check_for_numpy(shape: &[u64], bits: u64) -> std::result::Result<(), String> {
+fn is_for_numpy(shape: &[usize], bits: u16) -> bool {
     let some = shape.iter().filter(|size| **size > 0);
-    let mut sizes = some.map(|size| u128::from(*size));
-    let itemsize = u128::from(bits.div_ceil(8));
-    let size = sizes.try_fold(itemsize, u128::checked_mul);
-    if shape.len() > MAX_NDIM || size.is_none_or(|size| size > isize::MAX as u128) {
-        return Err(format!(
-            "NumPy does not support this shape of {} dimensions",
-            shape.len()
-        ));
-    }
-    Ok(())
+    let mut sizes = some.map(|size| *size as u128);
+    let size = sizes.try_fold(u128::from(bits.div_ceil(8)), u128::checked_mul);
+    shape.len() <= MAX_NDIM && size.is_some_and(|size| size <= isize::MAX as u128)
 }

@@ -2,7 +2,7 @@
 //!
 //! | file | contents |
 //! |---|---|
-//! | `json.rs` | a strict reader of JSON |
+//! | `json.rs` | JSON of headers |
 //! | `header.rs` | the arrays in a file, checked as the reader of safetensors checks them |
 //! | `tree.rs` | names such as `a.b.c` as a tree for an encoder |
 
