@@ -264,6 +264,13 @@ class Tensors:
           DecodeError: A ValueError. If the reader of safetensors would refuse the file.
         """
 
+    @staticmethod
+    def dtypes() -> list[tuple[str, str]]:
+        """Returns the names of NumPy's dtypes, with their names in safetensors.
+
+        They are in the order in which the writer of safetensors sorts arrays.
+        """
+
     @property
     def checksum(self) -> int:
         """The CRC-32 of the header."""

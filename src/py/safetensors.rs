@@ -20,7 +20,7 @@ use crate::encoder::Encoder;
 use crate::error::Path;
 use crate::layout;
 use crate::manifest::{self, Grid, ShardFile, Sparse};
-use crate::safetensors::{Header, Tensor, encode};
+use crate::safetensors::{DTYPES, Header, Tensor, encode};
 use crate::source::{Pieces, Source as _};
 use crate::structure::Kind;
 use crate::{Error, Result, grow, wire};
@@ -36,6 +36,13 @@ impl Tensors {
         keep_reserve()?;
         let source = content.get().source();
         Ok(Self(content.py().detach(|| Header::read(source))?))
+    }
+
+    /// Returns the names of NumPy's dtypes with their names in safetensors.
+    #[staticmethod]
+    fn dtypes() -> Vec<(&'static str, &'static str)> {
+        let whole = DTYPES.iter().filter(|(.., bits)| *bits >= 8);
+        whole.map(|(theirs, ours, _)| (*ours, *theirs)).collect()
     }
 
     #[getter]

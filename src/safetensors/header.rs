@@ -16,30 +16,31 @@ const LENGTH_BYTES: usize = 8;
 
 const METADATA: &str = "__metadata__";
 
-/// Each dtype's name in safetensors, its name here, and the bits of an element.
-const DTYPES: &[(&str, &str, u16)] = &[
-    ("BF16", "bfloat16", 16),
-    ("F32", "float32", 32),
-    ("F16", "float16", 16),
-    ("F64", "float64", 64),
-    ("BOOL", "bool", 8),
-    ("I8", "int8", 8),
-    ("I16", "int16", 16),
-    ("I32", "int32", 32),
-    ("I64", "int64", 64),
-    ("U8", "uint8", 8),
-    ("U16", "uint16", 16),
-    ("U32", "uint32", 32),
+/// Each dtype's name in safetensors, its name here, and the bits of an element. Its writer sorts
+/// arrays in this order: the largest elements first, so that all are aligned.
+pub const DTYPES: &[(&str, &str, u16)] = &[
     ("U64", "uint64", 64),
+    ("I64", "int64", 64),
+    ("F64", "float64", 64),
     ("C64", "complex64", 64),
+    ("F32", "float32", 32),
+    ("U32", "uint32", 32),
+    ("I32", "int32", 32),
+    ("BF16", "bfloat16", 16),
+    ("F16", "float16", 16),
+    ("U16", "uint16", 16),
+    ("I16", "int16", 16),
+    ("F8_E5M2FNUZ", "float8_e5m2fnuz", 8),
+    ("F8_E4M3FNUZ", "float8_e4m3fnuz", 8),
+    ("F8_E8M0", "float8_e8m0fnu", 8),
     ("F8_E4M3", "float8_e4m3fn", 8),
     ("F8_E5M2", "float8_e5m2", 8),
-    ("F8_E8M0", "float8_e8m0fnu", 8),
-    ("F8_E4M3FNUZ", "float8_e4m3fnuz", 8),
-    ("F8_E5M2FNUZ", "float8_e5m2fnuz", 8),
-    ("F4", "F4_packed", 4),
-    ("F6_E2M3", "F6_E2M3_packed", 6),
+    ("I8", "int8", 8),
+    ("U8", "uint8", 8),
+    ("BOOL", "bool", 8),
     ("F6_E3M2", "F6_E3M2_packed", 6),
+    ("F6_E2M3", "F6_E2M3_packed", 6),
+    ("F4", "F4_packed", 4),
 ];
 
 #[derive(Debug)]

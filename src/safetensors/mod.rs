@@ -10,5 +10,5 @@ mod header;
 mod json;
 mod tree;
 
-pub use header::{Header, Tensor};
+pub use header::{DTYPES, Header, Tensor};
 pub use tree::encode;

@@ -37,7 +37,7 @@ from treepack._src.restore.report import Report
 from treepack._src.saving.background import Saving, run, wait_for
 from treepack._src.saving.directory import interrupted
 from treepack._src.saving.layout import base_of, file_layout, plain_file_layout
-from treepack._src.saving.safetensors import SafetensorsWrite
+from treepack._src.saving.safetensors import safetensors_write
 from treepack._src.saving.sharded import ShardedWrite, is_distributed
 from treepack._src.storage.content import Openable, content_of, downloaded, is_source
 from treepack._src.storage.foreign import other_format
@@ -246,7 +246,7 @@ def _exported(
         )
     writing = Writing.of({**options, "compress": False})
     wait_for(place)
-    write = functools.partial(SafetensorsWrite, place, saved=saved, writing=writing, export=export)
+    write = functools.partial(safetensors_write, place, saved=saved, writing=writing, export=export)
     if isinstance(tree, Iterator):
         with spooled(tree, place) as tree:
             write(tree=tree, snapshot=False)(options.get("progress"))

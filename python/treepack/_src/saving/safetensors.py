@@ -277,32 +277,25 @@ def split(arrays: Mapping[str, Any], max_shard_size: int) -> list[dict[str, Any]
     return [*parts, current] if current or not parts else parts
 
 
-class SafetensorsWrite:
-    """A save of a tree as safetensors; calling it writes it.
+def safetensors_write(
+    path: str | os.PathLike[str],
+    tree: Any,
+    saved: Saved,
+    writing: Writing,
+    export: Export,
+    *,
+    snapshot: bool,
+) -> Callable[[Progress], None]:
+    """Returns a function that writes a tree as safetensors.
 
     A path that ends with `.safetensors` becomes one file, another one a directory.
     """
-
-    def __init__(
-        self,
-        path: str | os.PathLike[str],
-        tree: Any,
-        saved: Saved,
-        writing: Writing,
-        export: Export,
-        *,
-        snapshot: bool,
-    ):
-        leaves = renamed(leaves_to_save(tree, saved.static), export.rename, snapshot=snapshot)
-        arrays = named(leaves, SEPARATOR, "give it another path with rename=")
-        metadata = text_metadata(saved.metadata)
-        size = DEFAULT_SIZE if export.max_shard_size is None else export.max_shard_size
-        most = None if has_suffix(path) else size_of(size)
-        self._write = write_of(path, arrays, metadata, writing, most, snapshot=snapshot)
-
-    def __call__(self, progress: Progress) -> None:
-        """Writes it."""
-        self._write(progress)
+    leaves = renamed(leaves_to_save(tree, saved.static), export.rename, snapshot=snapshot)
+    arrays = named(leaves, SEPARATOR, "give it another path with rename=")
+    metadata = text_metadata(saved.metadata)
+    size = DEFAULT_SIZE if export.max_shard_size is None else export.max_shard_size
+    most = None if has_suffix(path) else size_of(size)
+    return write_of(path, arrays, metadata, writing, most, snapshot=snapshot)
 
 
 def write_of(

@@ -18,29 +18,8 @@ from treepack._src.storage.deferred import InContent
 from treepack._src.storage.place import beside
 from treepack.errors import DecodeError, TreepackError
 
-# NumPy's dtypes to dtypes of safetensors, in the order in which its writer sorts arrays: the
-# largest elements first, so that all are aligned.
-SAFETENSORS = {
-    "uint64": "U64",
-    "int64": "I64",
-    "float64": "F64",
-    "complex64": "C64",
-    "float32": "F32",
-    "uint32": "U32",
-    "int32": "I32",
-    "bfloat16": "BF16",
-    "float16": "F16",
-    "uint16": "U16",
-    "int16": "I16",
-    "float8_e5m2fnuz": "F8_E5M2FNUZ",
-    "float8_e4m3fnuz": "F8_E4M3FNUZ",
-    "float8_e8m0fnu": "F8_E8M0",
-    "float8_e4m3fn": "F8_E4M3",
-    "float8_e5m2": "F8_E5M2",
-    "int8": "I8",
-    "uint8": "U8",
-    "bool": "BOOL",
-}
+# NumPy's dtypes to dtypes of safetensors, in the order in which its writer sorts arrays.
+SAFETENSORS = dict(core.Tensors.dtypes())
 
 ORDER = {dtype: place for place, dtype in enumerate(SAFETENSORS)}
 
