@@ -74,51 +74,30 @@ mod _core {
     #[pymodule_export]
     const MAX_DEPTH: usize = crate::wire::MAX_DEPTH;
     #[pymodule_export]
-    use super::boxes::{ShardBox, Shards};
-    #[pymodule_export]
-    use super::catalog::{Catalog, copy_array, restore_selected};
-    #[pymodule_export]
-    use super::classes::Class;
-    #[pymodule_export]
-    use super::content::Content;
-    #[pymodule_export]
-    use super::delta::{apply_delta, is_patch, join, patch_base};
-    #[pymodule_export]
-    use super::grid::{ShardGrid, boxes_of_range, ranges_of_box};
-    #[pymodule_export]
-    use super::gzip::{compress, decompress};
-    #[pymodule_export]
-    use super::hashes::check_hashes;
-    #[pymodule_export]
-    use super::hooks::set_hooks;
-    #[pymodule_export]
-    use super::layout::Layout;
-    #[pymodule_export]
-    use super::load::{
-        convertible, described, restore, restore_encoded, restore_recorded, stream_items,
+    use super::{
+        boxes::{ShardBox, Shards},
+        catalog::{Catalog, copy_array, restore_selected},
+        classes::Class,
+        content::Content,
+        delta::{apply_delta, is_patch, join, patch_base},
+        grid::{ShardGrid, boxes_of_range, ranges_of_box},
+        gzip::{compress, decompress},
+        hashes::check_hashes,
+        hooks::set_hooks,
+        layout::Layout,
+        load::{convertible, described, restore, restore_encoded, restore_recorded, stream_items},
+        manifest::Manifest,
+        memory::fresh_memory,
+        options::thread_count,
+        pipe::Pipe,
+        plan::{ShardHolders, ShardPlan},
+        replacement::{Replacement, make_directories, remove_if_dead},
+        restore::{
+            assemble, has_older_types, mark_older, other_kinds, record_metadata, restore_state,
+        },
+        safetensors::Tensors,
+        save::{lay_raw, problems, walk, write_file},
+        select::{Marks, Selector, captures},
+        value::{decode_value, encode_value},
     };
-    #[pymodule_export]
-    use super::manifest::Manifest;
-    #[pymodule_export]
-    use super::memory::fresh_memory;
-    #[pymodule_export]
-    use super::options::thread_count;
-    #[pymodule_export]
-    use super::pipe::Pipe;
-    #[pymodule_export]
-    use super::plan::{ShardHolders, ShardPlan};
-    #[pymodule_export]
-    use super::replacement::{Replacement, make_directories, remove_if_dead};
-    #[pymodule_export]
-    use super::restore::{
-        assemble, has_older_types, mark_older, other_kinds, record_metadata, restore_state,
-    };
-    #[pymodule_export]
-    use super::safetensors::Tensors;
-    #[pymodule_export]
-    use super::save::{lay_raw, problems, walk, write_file};
-    #[pymodule_export]
-    use super::select::{Marks, Selector, captures};
-    #[pymodule_export]
-    use super::value::{decode_value, encode_value};
 }

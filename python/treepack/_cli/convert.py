@@ -22,10 +22,10 @@ from treepack._src.printable import printable
 from treepack._src.pytree.state_dict import map_leaves
 from treepack._src.restore.report import ABSENT
 from treepack._src.storage.content import open_parts
-from treepack._src.storage.deferred import Deferred, rows_cast
+from treepack._src.storage.deferred import Deferred, InContent, rows_cast
 from treepack._src.storage.foreign import reference_text
 from treepack._src.storage.npz import read_npz
-from treepack._src.storage.safetensors import nested, read_header
+from treepack._src.storage.safetensors import nested
 from treepack.errors import CorruptionError, DecodeError, TreepackError
 
 Format = Literal["msgpack", "safetensors", "npz", "npy"]
@@ -153,8 +153,13 @@ def read_named(source: str, format: Format, separator: str, max_size: int | None
     content = open_parts(source).content
     if format == "npz":
         return State(nested(read_npz(content, max_size), separator), None)
-    header = read_header(content)
-    return State(nested(header.arrays, separator), None, header.metadata)
+    header = core.Tensors.read(content)
+    arrays = {}
+    for name, dtype, shape, start in header.arrays():
+        is_packed = dtype.endswith("_packed")
+        found = _dtypes.packed(dtype) if is_packed else np.dtype(dtype)
+        arrays[name] = InContent(shape, found, content, start)
+    return State(nested(arrays, separator), None, header.metadata)
 
 
 # Changing

@@ -65,73 +65,35 @@ def base_of(base: Any, static: Static = "skip") -> Base | None:
     return described_layout(base, 1, static=static)
 
 
-def state_layout(
-    target: Any,
-    align: int,
-    *,
-    align_all: bool = False,
-    snapshot: bool = False,
-    joined: bool = False,
-    base: Base | None = None,
-    threads: int | None = None,
-) -> core.Layout:
-    """Lays out the state of a tree; see `_core.walk`."""
+def state_layout(target: Any, align: int, **options: Any) -> core.Layout:
+    """Lays out the state of a tree; see `_core.walk` for the options."""
     return core.walk(
         target,
         state_dict=True,
         align=align,
         max_chunk_size=Chunks.max_nbytes(),
         overridden=handlers.overridden(),
-        align_all=align_all,
-        snapshot=snapshot,
-        joined=joined,
-        base=base,
-        threads=threads,
+        **options,
     )
 
 
 def described_layout(
-    tree: Any,
-    align: int,
-    metadata: Any = None,
-    *,
-    static: Static = "skip-code",
-    index: bool = False,
-    checksums: bool = False,
-    snapshot: bool = False,
-    hollow: bool = False,
-    align_all: bool = False,
-    joined: bool = False,
-    base: Base | None = None,
-    base_name: str = "",
-    threads: int | None = None,
+    tree: Any, align: int, metadata: Any = None, *, static: Static = "skip-code", **options: Any
 ) -> core.Layout:
-    """Lays out a tree with a record of its structure.
+    """Lays out a tree with a record of its structure; see `_core.walk` for the options.
 
-    An `index` finds leaves without reading all headers, `checksums` find damage; only files can
-    have these two. With `snapshot` the layout is independent of the tree, and with `hollow` it has
-    gaps for arrays. With `align_all` small arrays are aligned, too, and with `joined` they are
-    copied to the result at once. With a `base` it is a patch; see `_core.walk`.
+    Only files can have an `index`, which finds leaves without reading all headers, and `checksums`.
     """
     with leaving_out(static) as left_out:
         layout = core.walk(
             tree,
             state_dict=True,
-            sort_keys=False,
             align=align,
             max_chunk_size=Chunks.max_nbytes(),
             overridden=[],
             structure=True,
             metadata=None if metadata is None else _encoded(metadata),
-            index=index,
-            checksums=checksums,
-            snapshot=snapshot,
-            hollow=hollow,
-            align_all=align_all,
-            joined=joined,
-            base=base,
-            base_name=base_name,
-            threads=threads,
+            **options,
         )
     if left_out.has_code and all(_is_nothing(leaf) for _, leaf in leaves_of(tree, ())):
         warn(

@@ -7,14 +7,10 @@ import os
 import re
 import struct
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
-
-import numpy as np
+from typing import Any
 
 import treepack._core as core
-from treepack._src import dtypes as _dtypes
 from treepack._src import paths as _paths
-from treepack._src.storage.deferred import InContent
 from treepack._src.storage.place import beside
 from treepack.errors import DecodeError, TreepackError
 
@@ -42,18 +38,6 @@ _SUFFIX = ".safetensors"
 MAX_HEADER_BYTES = 100_000_000
 
 
-class Header(NamedTuple):
-    """The header of a file.
-
-    Attributes:
-      arrays: The arrays by their names, in the order of their bytes.
-      metadata: The texts under `__metadata__`, or `None`.
-    """
-
-    arrays: dict[str, InContent]
-    metadata: dict[str, str] | None
-
-
 def has_suffix(source: Any) -> bool:
     """Returns whether the name of a file says that it is a safetensors file."""
     is_path = isinstance(source, (str, os.PathLike))
@@ -72,24 +56,6 @@ def repository_of(source: Any) -> Any:
         return source
     is_index = os.fsdecode(source).endswith(INDEX_SUFFIX)
     return (beside(source, "") or os.curdir) if is_index else source
-
-
-def read_header(content: core.Content) -> Header:
-    """Reads the header of a safetensors file, and no array.
-
-    Raises:
-      DecodeError: If the reader of safetensors would refuse the file, for the same reason.
-    """
-    read = core.Tensors.read(content)
-    arrays = {
-        name: InContent(shape, _dtype_of(dtype), content, start)
-        for name, dtype, shape, start in read.arrays()
-    }
-    return Header(arrays, read.metadata)
-
-
-def _dtype_of(name: str) -> np.dtype[Any]:
-    return _dtypes.packed(name) if name.endswith("_packed") else np.dtype(name)
 
 
 def encode_header(arrays: Iterable[tuple[str, Any]], metadata: Mapping[str, str] | None) -> bytes:
