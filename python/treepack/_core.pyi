@@ -50,7 +50,7 @@ __all__ = [
     "make_directories",
     "mark_older",
     "other_kinds",
-    "patch_base",
+    "patch_parts",
     "problems",
     "ranges_of_box",
     "record_metadata",
@@ -225,8 +225,10 @@ def lay_raw(header: bytes, arrays: list[Any], *, snapshot: bool) -> Layout:
 def is_patch(data: Buffer | Content) -> bool:
     """Returns whether data end as a patch does."""
 
-def patch_base(patch: Content) -> str:
-    """Returns the file of the base that a patch names, relative to its own, or an empty string.
+def patch_parts(patch: Content) -> tuple[str, bytes | None]:
+    """Returns the file of the base that a patch names, and the record of its structure, if any.
+
+    The file is relative to the patch, or an empty string.
 
     Raises:
       DecodeError: A ValueError. If the patch is damaged.

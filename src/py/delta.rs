@@ -16,7 +16,8 @@ use crate::delta::{self, Base, Headers, Join, Patch};
 use crate::layout as core_layout;
 use crate::mapping::Pages;
 use crate::source::{Source, read_to};
-use crate::{Result, parallel};
+use crate::structure::Footer;
+use crate::{Result, grow, parallel};
 
 /// Fewer bytes are compared faster by one thread.
 const MIN_PARALLEL_BYTES: usize = 4 << 20;
@@ -84,12 +85,17 @@ pub fn is_patch(data: &Bound<'_, PyAny>) -> PyResult<bool> {
 
 /// See `_core.pyi`.
 #[pyfunction]
-pub fn patch_base(patch: &Bound<'_, Content>) -> PyResult<String> {
+pub fn patch_parts(patch: &Bound<'_, Content>) -> PyResult<(String, Option<Vec<u8>>)> {
     let source = patch.get().source();
-    let found = patch
-        .py()
-        .detach(|| with_bytes(source, |bytes| Ok(delta::record_of(bytes)?.0.base)));
-    Ok(found?)
+    let parts = |bytes: &[u8]| {
+        let (found, tree) = delta::record_of(bytes)?;
+        let tree = &bytes[tree];
+        let whole = Footer::find(tree).and_then(|footer| footer.whole());
+        let start = whole.and_then(|whole| tree.len().checked_sub(whole));
+        let record = start.map(|start| grow::to_vec(&tree[start..]));
+        Ok((found.base, record.transpose()?))
+    };
+    Ok(patch.py().detach(|| with_bytes(source, parts))?)
 }
 
 /// See `_core.pyi`.

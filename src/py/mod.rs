@@ -79,7 +79,7 @@ mod _core {
         catalog::{Catalog, copy_array, restore_selected},
         classes::Class,
         content::Content,
-        delta::{apply_delta, is_patch, join, patch_base},
+        delta::{apply_delta, is_patch, join, patch_parts},
         grid::{ShardGrid, boxes_of_range, ranges_of_box},
         gzip::{compress, decompress},
         hashes::check_hashes,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import treepack._core as core
 from treepack._src.checkpoint.file import File, open, place_of
 from treepack._src.options import Containers, Opening, StorageOptions, Unknown, check
 from treepack._src.storage.content import Openable, content_of, inflated_head, record_of_patch
@@ -95,8 +96,7 @@ def read_metadata(
         except (TreepackError, FileNotFoundError):
             if (record := record_of_patch(source, max_size)) is None:
                 raise
-        with open(record, unknown=unknown) as file:  # without its base
-            return file.metadata
+        return core.record_metadata(record, unknown_as_dict=unknown == "dict")
 
 
 def is_checkpoint(path_or_data: Openable, *, storage_options: StorageOptions = None) -> bool:

@@ -166,7 +166,7 @@ def _joined(
       BaseMismatchError: If the patch was made against another one, or names none.
     """
     if base is None:
-        name = core.patch_base(patch)
+        name, _ = core.patch_parts(patch)
         # A file may only name others in its own directory.
         is_name = name not in {"", ".", ".."} and "/" not in name and os.sep not in name
         if not isinstance(path, (str, os.PathLike)) or not is_name:
@@ -188,36 +188,14 @@ def _joined(
 
 
 def record_of_patch(source: Openable, max_size: int | None) -> bytes | None:
-    """Returns an encoding with only the record of a patch; `None` for other or damaged data."""
+    """Returns the record of the structure in a patch; `None` for other or damaged data."""
     try:
         content, _ = _raw(source)
         if content.is_compressed():
             content = content.inflate(max_size=max_size, threads=None, progress=None)
-        if not core.is_patch(content):
-            return None
-        core.patch_base(content)  # compares the checksum
+        return core.patch_parts(content)[1] if core.is_patch(content) else None
     except (TreepackError, OSError):
         return None
-    data = content.read_range(0, content.nbytes)
-    # docs/format.md, "Patches": after the tree a bin header, the record, and 16 bytes.
-    size = int.from_bytes(data[-12:-8], "little") + 16
-    end = len(data) - size - _bin_header(size)
-    start = end
-    while (start := data.rfind(_RECORD_KEY, 0, start)) >= 0:  # metadata may have this text, too
-        size = end - start - len(_RECORD_KEY)
-        at = start + len(_RECORD_KEY)
-        headers = {0xC4: 2, 0xC5: 3, 0xC6: 5}  # of bytes
-        header = headers.get(data[at], 1)
-        if int.from_bytes(data[at + 1 : at + header], "big") == size - header:
-            return b"\x81" + data[start:end]
-    return None
-
-
-def _bin_header(size: int) -> int:
-    return 2 if size < 1 << 8 else 3 if size < 1 << 16 else 5
-
-
-_RECORD_KEY = b"\xac" + core.RECORD_KEY.encode()
 
 
 class Opened(NamedTuple):
