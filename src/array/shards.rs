@@ -30,10 +30,18 @@ pub struct Sharded<M> {
 
 impl<M: AsRaw> Sharded<M> {
     /// Sorts the shards; `None` unless they form a grid that covers the array exactly once.
-    pub fn new(shape: Vec<usize>, itemsize: usize, shards: Vec<Shard<M>>) -> Option<Self> {
+    pub fn new(mut shape: Vec<usize>, itemsize: usize, mut shards: Vec<Shard<M>>) -> Option<Self> {
+        if shape.is_empty() {
+            // An element is a row of one.
+            shape.push(1);
+            for shard in &mut shards {
+                shard.start.push(0);
+                shard.shape.push(1);
+            }
+        }
         let ndim = shape.len();
         let fits = |shard: &Shard<M>| shard.start.len() == ndim && shard.shape.len() == ndim;
-        if ndim == 0 || !shards.iter().all(fits) {
+        if !shards.iter().all(fits) {
             return None;
         }
         if shape.contains(&0) {

@@ -8,8 +8,6 @@ use pyo3::types::PyList;
 use super::super::hooks::Hooks;
 use super::super::memory::{ArrayParts, Borrowed};
 use crate::array::{Shard, Sharded};
-use crate::layout::Payload;
-use crate::raw::Uninit;
 use crate::window::{Fetch, Window};
 use crate::{Error, Result, grow};
 
@@ -24,17 +22,12 @@ pub struct DeviceArray {
     pub itemsize: usize,
 }
 
-pub enum OnHost {
-    Whole(Borrowed),
-    Sharded(Sharded<Borrowed>),
-}
-
 /// The index of a shard's first element, and the shard.
 type HostShard<'py> = (Vec<usize>, Bound<'py, PyUntypedArray>);
 
 impl Fetch for DeviceArray {
     type Transfer = Py<PyAny>;
-    type Here = OnHost;
+    type Here = Sharded<Borrowed>;
 
     fn start(&self) -> Result<Py<PyAny>> {
         Self::with_python(|py| {
@@ -43,25 +36,20 @@ impl Fetch for DeviceArray {
         })
     }
 
-    fn finish(&self, transfer: Py<PyAny>) -> Result<OnHost> {
+    fn finish(&self, transfer: Py<PyAny>) -> Result<Sharded<Borrowed>> {
         Self::with_python(|py| {
             let finish = Hooks::get(py)?.finish_transfer.bind(py);
             let found = finish.call1((transfer,))?;
             let shards: Vec<HostShard<'_>> = found.cast::<PyList>()?.extract()?;
-            if let [(_, whole)] = &shards[..] {
-                return Ok(OnHost::Whole(self.memory(whole, &self.shape)?));
-            }
             let mut blocks = grow::with_room(shards.len())?;
             for (start, shard) in shards {
-                let shape = shard.shape().to_vec();
                 blocks.push(Shard {
-                    memory: self.memory(&shard, &shape)?,
+                    memory: self.memory(&shard)?,
                     start,
-                    shape,
+                    shape: shard.shape().to_vec(),
                 });
             }
             Sharded::new(self.shape.clone(), self.itemsize, blocks)
-                .map(OnHost::Sharded)
                 .ok_or_else(|| broken("shards that do not form the array"))
         })
     }
@@ -75,28 +63,12 @@ impl DeviceArray {
         })
     }
 
-    fn memory(&self, host: &Bound<'_, PyUntypedArray>, shape: &[usize]) -> PyResult<Borrowed> {
+    fn memory(&self, host: &Bound<'_, PyUntypedArray>) -> PyResult<Borrowed> {
         let same = numpy::PyArrayDescrMethods::itemsize(&host.dtype()) == self.itemsize;
-        if !same || host.shape() != shape || !ArrayParts::of(host).is_contiguous() {
+        if !same || !ArrayParts::of(host).is_contiguous() {
             return Err(broken("another array"));
         }
         Ok(Borrowed::array(host))
-    }
-}
-
-impl Payload for OnHost {
-    fn len(&self) -> usize {
-        match self {
-            Self::Whole(memory) => Payload::len(memory),
-            Self::Sharded(array) => array.len(),
-        }
-    }
-
-    fn copy_to<'t>(&self, start: usize, target: &'t mut Uninit) -> Result<&'t mut [u8]> {
-        match self {
-            Self::Whole(memory) => memory.copy_to(start, target),
-            Self::Sharded(array) => array.copy_to(start, target),
-        }
     }
 }
 
