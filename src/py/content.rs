@@ -439,10 +439,9 @@ impl Content {
         let indexed = Arc::new(indexed);
         let kind = Kind::Gzip(Arc::downgrade(&indexed));
         Self {
-            source: indexed,
-            kind,
             file: self.file.clone(),
             object: self.object.clone(),
+            ..Self::of(indexed, kind)
         }
     }
 

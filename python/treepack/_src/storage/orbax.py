@@ -8,11 +8,12 @@ of JSON, and so are the implementations of typed PRNG keys.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -322,18 +323,13 @@ def _json(path: str, name: str) -> Any:
         raise CorruptionError(f"{name} is missing: the checkpoint is incomplete") from error
 
 
-class _parsing:  # noqa: N801
+@contextlib.contextmanager
+def _parsing(name: str) -> Iterator[None]:
     """Converts the errors of parsing a file."""
-
-    def __init__(self, name: str):
-        self._name = name
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: Any, error: BaseException | None, _: Any) -> None:
-        if isinstance(error, DecodeError):
-            return
-        if isinstance(error, (ValueError, TypeError, LookupError, AttributeError, RecursionError)):
-            text = f"{type(error).__name__}: {error}"
-            raise DecodeError(f"{self._name} is not metadata of Orbax: {text:.200}") from error
+    try:
+        yield
+    except DecodeError:
+        raise
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+        text = f"{type(error).__name__}: {error}"
+        raise DecodeError(f"{name} is not metadata of Orbax: {text:.200}") from error
