@@ -185,7 +185,9 @@ impl Tensor {
                 "dtype" => dtype = Some(value),
                 "shape" => shape = Some(value),
                 "data_offsets" => offsets = Some(value),
-                _ => drop(field::<Skipped>(value, offset, "value in a header entry")?),
+                _ => {
+                    let _: Skipped = field(value, offset, "value in a header entry")?;
+                }
             }
         }
         let (Some(dtype), Some(shape), Some(offsets)) = (dtype, shape, offsets) else {
