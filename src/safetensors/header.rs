@@ -103,6 +103,11 @@ impl Header {
             let reason = "not a safetensors file: invalid header: it is not UTF-8";
             Error::malformed(LENGTH_BYTES + error.valid_up_to(), reason)
         })?;
+        if text.contains('\\') {
+            // The parser copies strings with escapes to a buffer that grows, in the worst case, to
+            // twice their size beside the old one, and would abort.
+            grow::check_room(3 * text.len())?;
+        }
         let entries: Object<&RawValue> = read(text, LENGTH_BYTES, |reason| {
             format!("not a safetensors file: invalid header: {reason}")
         })?;

@@ -436,11 +436,17 @@ def current_path() -> str:
 # The maximum number of differences in a message; `mismatches` has all.
 _MOST_LINES = 50
 
+# The maximum number of characters of a path in a message.
+_MOST_PATH = 1000
+
 
 def _line(found: Mismatch) -> str:
+    path = found.path
+    if len(path) > _MOST_PATH:
+        path = f"{path[: _MOST_PATH // 2]}…{path[-_MOST_PATH // 2 :]}"
     if found.found == NOTHING:
         hint = f"; is it {found.similar}?" if found.similar else ""
-        return f"{found.path}: missing (expected {found.expected}){hint}"
+        return f"{path}: missing (expected {found.expected}){hint}"
     if found.expected == NOTHING:
-        return f"{found.path}: unexpected (found {found.found})"
-    return f"{found.path}: expected {found.expected}, found {found.found}"
+        return f"{path}: unexpected (found {found.found})"
+    return f"{path}: expected {found.expected}, found {found.found}"
