@@ -169,8 +169,29 @@ def test_what_does_not_fit(path: Path, tmp_path: Path) -> None:
         MismatchError,
         sources(transpose=True),
     )
-    with pytest.raises(ValueError, match=r"one \*, for the number"):
-        treepack.stack("a/*/b/*")
+    for pattern in ("a", "a/*/b?", "a/**"):
+        with pytest.raises(ValueError, match=r"one \*, for the number"):
+            treepack.stack(pattern)
+    for wrong in (
+        {"up": treepack.stack("a/*/b/*")},
+        {"up/*": treepack.stack("a/*")},
+        {"up": treepack.transpose("a/*")},
+        {"*": treepack.transpose("lm_head/weight")},
+    ):
+        says("must have the same wildcards as", ValueError, wrong)
+        with pytest.raises(ValueError, match="must have the same wildcards as"):
+            treepack.save(tmp_path / "wrong.safetensors", template, rename=wrong)
+    twin = treepack.transpose("lm_head/weight")
+    tied = {"up": twin, "other": twin, "model/layers/0/up/weight": "up"}
+    says("maps two leaves to the same path", TreepackError, tied, {**template, "other": 1})
+    wanted = treepack.transpose("model/layers/*/up/weight")
+    deep = {"layers": {"0": {"w": {"value": np.zeros((6, 4), np.float32)}}}}
+    says(
+        "layers/\\*/w, which is not .*'layers/0/w/value'",
+        TreepackError,
+        {"layers/*/w": wanted},
+        deep,
+    )
     lacks = arrays()
     del lacks["model.layers.7.up.weight"]
     safetensors.numpy.save_file(lacks, tmp_path / "lacks.safetensors")
@@ -269,3 +290,89 @@ def test_layers_are_unstacked_as_they_were_stacked(
     assert again.read_bytes() == path.read_bytes()
     treepack.save(again, whole, rename=sources)  # the same sources
     assert again.read_bytes() == path.read_bytes()
+
+
+@pytest.mark.parametrize("kind", ["list", "dict"])
+@pytest.mark.parametrize("axes", [None, (1, 0), (0, 1)])
+def test_layers_of_a_list_are_transposed(path: Path, tmp_path: Path, kind: str, axes: Any) -> None:
+    """With the same wildcards on both sides, as in plain renames; layers beyond the target stay."""
+    each = [arrays()[f"model.layers.{at}.up.weight"].transpose(axes) for at in range(LAYERS)]
+    layers: Any = [{"kernel": np.zeros_like(it)} for it in each]
+    if kind == "dict":
+        layers = {f"{at}": it for at, it in enumerate(layers)}
+    rename = {
+        "layers/*/kernel": treepack.transpose("model/layers/*/up/weight", axes),
+        "lm_head/weight": "head",
+    }
+    template = {"layers": layers, "head": arrays()["lm_head.weight"]}
+    found = treepack.load(path, template, rename=rename, unexpected="error")
+    for at, expected in enumerate(each):
+        kernel = found["layers"][at if kind == "list" else str(at)]["kernel"]
+        assert np.array_equal(kernel, expected)
+    with treepack.open(path) as file:
+        again = file.load(template, rename=rename)
+    jax.tree.map(np.testing.assert_array_equal, again, found)
+    back = {**rename, "head": "lm_head/weight"}
+    del back["lm_head/weight"]
+    treepack.save(tmp_path / "back.safetensors", found, rename=back)
+    saved = safetensors.numpy.load_file(tmp_path / "back.safetensors")
+    assert saved.keys() == arrays().keys()
+    for name, array in arrays().items():
+        assert np.array_equal(saved[name], array)
+
+
+def test_wildcards_of_sources(path: Path, tmp_path: Path) -> None:
+    first = arrays()["model.layers.0.up.weight"]
+    rename: dict[str, Any] = {"**/kernel": treepack.transpose("**/weight")}
+    target: dict[str, Any] = {"model": {"layers": {"0": {"up": {"kernel": first.T}}}}}
+    few, report = treepack.load(path, target, rename=rename, return_report=True)  # one of twelve
+    assert np.array_equal(few["model"]["layers"]["0"]["up"]["kernel"], first.T)
+    assert "model/layers/1/up/weight" in report.unexpected
+    with pytest.raises(MismatchError, match="model/layers/1"):
+        treepack.load(path, target, rename=rename, unexpected="error")
+    target["model"]["layers"]["12"] = target["model"]["layers"]["0"]
+    with pytest.raises(MismatchError, match="model/layers/12: missing"):
+        treepack.load(path, target, rename=rename)
+    # The first source of a leaf counts.
+    pair: dict[str, Any] = {
+        "w/1": treepack.transpose("model/layers/1/up/weight", (0, 1)),
+        "w/*": treepack.transpose("model/layers/*/up/weight"),
+    }
+    two = {"w": {"0": first.T, "1": first}}
+    loaded = treepack.load(path, two, rename=pair)
+    assert np.array_equal(loaded["w"]["1"], arrays()["model.layers.1.up.weight"])
+    treepack.save(tmp_path / "two.safetensors", loaded, rename=pair)
+    saved = safetensors.numpy.load_file(tmp_path / "two.safetensors")
+    assert np.array_equal(saved["model.layers.0.up.weight"], first)
+    assert np.array_equal(saved["model.layers.1.up.weight"], arrays()["model.layers.1.up.weight"])
+    # A tuple has no wildcards.
+    star = {("*",): treepack.transpose("lm_head/weight")}
+    head = arrays()["lm_head.weight"]
+    found = treepack.load(path, {"*": head.T}, rename=star)
+    assert np.array_equal(found["*"], head.T)
+    treepack.save(tmp_path / "star.safetensors", {"*": head.T, "b": first}, rename=star)
+    saved = safetensors.numpy.load_file(tmp_path / "star.safetensors")
+    assert saved.keys() == {"lm_head.weight", "b"}
+
+
+@pytest.mark.parametrize("transpose", [True, False])
+def test_experts_of_each_layer_are_stacked(tmp_path: Path, transpose: bool) -> None:
+    flat = {
+        f"layers.{layer}.moe.{expert}.w": np.full((2, 3), 100 * layer + expert)
+        for layer in range(3)
+        for expert in range(11)
+    }
+    safetensors.numpy.save_file(flat, tmp_path / "moe.safetensors")
+    rename = {"layers/*/w": treepack.stack("layers/*/moe/*/w", transpose=transpose)}
+    shape = (11, 3, 2) if transpose else (11, 2, 3)
+    template = {"layers": [{"w": np.zeros(shape, int)} for _ in range(3)]}
+    found = treepack.load(tmp_path / "moe.safetensors", template, rename=rename)
+    assert [it["w"][10, 0, 0] for it in found["layers"]] == [10, 110, 210]
+    treepack.save(tmp_path / "again.safetensors", found, rename=rename)
+    again = safetensors.numpy.load_file(tmp_path / "again.safetensors")
+    assert again.keys() == flat.keys()
+    assert all(np.array_equal(again[name], flat[name]) for name in flat)
+    del flat["layers.1.moe.7.w"]
+    safetensors.numpy.save_file(flat, tmp_path / "moe.safetensors")
+    with pytest.raises(TreepackError, match=r"lacks layers/1/moe/7/w, although it has layer 10"):
+        treepack.load(tmp_path / "moe.safetensors", template, rename=rename)

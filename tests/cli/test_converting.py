@@ -397,11 +397,56 @@ def test_layers_are_stacked_and_split(folder: Path, sep: str) -> None:
         np.testing.assert_array_equal(found[name], array)
 
 
+@pytest.mark.parametrize("pattern", ["model/layers/*/w", "layers/*/kernel", "**/kernel"])
+def test_layers_of_a_list_are_transposed(folder: Path, pattern: str) -> None:
+    """By their names before or after renaming."""
+    flat = write_layers("one.safetensors")
+    rename = ("--rename", "model/layers/*/w=layers/*/kernel", "--rename", "norm=b/kernel")
+    skip = ("--skip", "norm") if pattern != "**/kernel" else ()
+    options = ("--transpose", pattern, *rename[: 4 - len(skip)], *skip)
+    call("convert", "one.safetensors", "two.treepack", *options)
+    loaded = treepack.load("two.treepack")
+    assert loaded.keys() == {"layers", "head"} | ({"b"} if not skip else set())
+    for at in range(11):
+        expected = flat[f"model.layers.{at}.w"].T
+        np.testing.assert_array_equal(loaded["layers"][str(at)]["kernel"], expected)
+    np.testing.assert_array_equal(loaded["head"]["w"], flat["head.w"])
+    back = ("--rename", "layers/*/kernel=model/layers/*/w", "--transpose", "layers/*/kernel")
+    call("convert", "two.treepack", "back.safetensors", *back)
+    found = safetensors.numpy.load_file("back.safetensors")
+    for at in range(11):
+        name = f"model.layers.{at}.w"
+        np.testing.assert_array_equal(found[name], flat[name])
+
+
+@pytest.mark.parametrize("turned", [(), ("--transpose", "**/w"), ("--transpose", "l/*/w")])
+def test_experts_are_stacked_and_split(folder: Path, turned: tuple[str, ...]) -> None:
+    flat = {
+        f"layers.{layer}.moe.{expert}.w": np.full((2, 3), 10 * layer + expert)
+        for layer in range(2)
+        for expert in range(3)
+    }
+    safetensors.numpy.save_file(flat, "one.safetensors")
+    rename = ("--rename", "layers/*/w=l/*/w")
+    stack = ("--stack", "layers/*/w=layers/*/moe/*/w")
+    call("convert", "one.safetensors", "two.treepack", *stack, *turned, *rename)
+    loaded = treepack.load("two.treepack")["l"]
+    assert loaded["1"]["w"].shape == ((3, 3, 2) if turned else (3, 2, 3))
+    assert loaded["1"]["w"][2, 0, 0] == 12
+    unstack = ("--unstack", "l/*/w=layers/*/moe/*/w")
+    call("convert", "two.treepack", "back.safetensors", *unstack, *turned)
+    found = safetensors.numpy.load_file("back.safetensors")
+    assert found.keys() == flat.keys()
+    assert all(np.array_equal(found[name], flat[name]) for name in flat)
+
+
 def test_layers_that_do_not_fit(folder: Path) -> None:
     flat = write_layers("one.safetensors")
     for option, message in {
         ("--stack", "w"): "takes two paths with = between them",
         ("--stack", "w=model/layers/w"): "one *",
+        ("--stack", "w/*=model/layers/*/w"): "the same wildcards",
+        ("--transpose", "model/*/x"): "no array at model/*/x",
         ("--stack", "w=other/*/w"): "matches nothing",
         ("--stack", "norm=model/layers/*/w"): "a leaf at norm already",
         ("--unstack", "x=layers/*/w"): "no array at x",

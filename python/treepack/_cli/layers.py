@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable
 from typing import Any
 
@@ -32,32 +33,47 @@ def renamed(
       TreepackError: If it matches nothing, or the arrays do not fit.
     """
     stacks, splits = _pairs("--stack", stack), _pairs("--unstack", unstack)
-    turned = {_paths.text(_paths.parts(path)) for path in transpose}
+    turned = [_paths.text(_paths.parts(path)) for path in transpose]
     names = _pairs("--rename", rename)
     if not (stacks or splits or turned or names):
         return state
     leaves = {str(path): leaf for path, leaf in state_leaves(state.tree, _paths.Trail(), ends=True)}
+    stacked: dict[str, tuple[sources.Source, list[Any]]] = {}
     for path, pattern in stacks.items():
-        source = sources.stack(pattern, transpose=path in turned)
-        found = sources.resolve(source, leaves)
-        made = Stack(source, [_array(leaves.pop(it), it) for it in found])
-        if path in leaves:
-            raise TreepackError(f"--stack: there is a leaf at {path} already")
-        leaves[path] = made
+        source = sources.stack(pattern)
+        sources.check_wildcards(path, source)
+        for new, (one, found) in sources.resolve(path, source, leaves).items():
+            stacked[new] = one, [_array(leaves.pop(it), it) for it in found]
+            if new in leaves:
+                raise TreepackError(f"--stack: there is a leaf at {new} already")
+            leaves[new] = stacked[new]
     new_names = Renaming(names or None, [*leaves])
     renaming = {path: new_names(path) for path in leaves}
     new_names.check(leaves, "file")
-    turned = {renaming.get(path, path) for path in turned - stacks.keys()}
-    splits = {renaming.get(path, path): pattern for path, pattern in splits.items()}
-    ours: dict[str, Any] = {path: sources.transpose(path) for path in turned - splits.keys()}
+
+    def spread(path: str, source: sources.Source) -> dict[str, Any]:
+        """Returns sources by new names, for a path before or after renaming."""
+        sources.check_wildcards(path, source)
+        found = sources.spread(path, source, renaming)
+        if found:
+            return {renaming[old]: one for old, one in found.items()}
+        return sources.spread(path, source, {*renaming.values()}) or {path: source}
+
+    ours: dict[str, Any] = {}
+    for path in turned:
+        ours |= {new: sources.transpose(new) for new in spread(path, sources.transpose(path))}
+    for path, (source, arrays) in stacked.items():
+        is_turned = ours.pop(renaming[path], None) is not None
+        leaves[path] = Stack(dataclasses.replace(source, axes=is_turned), arrays)
     for path, pattern in splits.items():
-        ours[path] = sources.unstack(pattern, transpose=path in turned)
+        for new, source in spread(path, sources.unstack(pattern)).items():
+            ours[new] = dataclasses.replace(source, axes=new in ours)
     parts = [(tuple(_paths.parts(renaming[path])), leaf) for path, leaf in leaves.items()]
     for at, leaf in parts:
         if (path := _paths.text(at)) in ours:
             _array(leaf, path)
     if len({at for at, _ in parts}) < len(parts):
-        raise TreepackError(f"--rename: choose other names; it maps {twice(renaming)}")
+        raise TreepackError(f"--rename: choose other names; it maps {twice(renaming.items())}")
     tree: dict[str, Any] = {}
     for at, leaf in _renamed(parts, ours or None, snapshot=False):
         _paths.put(tree, at, leaf)

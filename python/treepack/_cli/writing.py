@@ -108,8 +108,8 @@ def convert(
         typer.Option(
             metavar="PATH",
             help=(
-                "Reverse the axes of the array at PATH, or of its layers. PATH may be the name "
-                "before or after --rename. May be repeated."
+                "Reverse the axes of the array at PATH, or of its layers. PATH may have wildcards, "
+                "and be the name before or after --rename. May be repeated."
             ),
         ),
     ] = None,

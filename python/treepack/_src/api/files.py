@@ -337,7 +337,7 @@ def load(
         a dict of paths, with wildcards as in `select` or as tuples, of which the first match counts
         (one without a match is a warning, all without are an error); or a function of paths. With
         `stack` and `transpose`, a path in the target comes first, as in
-        `{"kernel": transpose("w")}`. `select` and errors use the new paths.
+        `{"*/kernel": transpose("*/w")}`. `select` and errors use the new paths.
       missing: Whether leaves of the target that the file lacks are an error, or stay unchanged
         (`"target"`).
       mismatched: Whether arrays whose shape differs from the target's are an error, or the target's

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,7 +18,7 @@ from treepack._src.checkpoint.placement import converter
 from treepack._src.checkpoint.reader import Place
 from treepack._src.checkpoint.replicas import Together
 from treepack._src.checkpoint.select import Renaming, Selector, compiled, meant_of, similar, twice
-from treepack._src.checkpoint.sources import Source, SourceArray, array_of, resolve, split
+from treepack._src.checkpoint.sources import Source, SourceArray, array_of, arrays_of, split
 from treepack._src.interop import jax as _jax
 from treepack._src.options import Buffer, Reading, Selection, progress_bar
 from treepack._src.paths import Room, Trail
@@ -83,20 +83,12 @@ def load_part(
     return (loaded, report) if selection.return_report else loaded
 
 
-def _check_reached(
-    sources: Mapping[str, Source], renamed: Mapping[str, str], targets: Sequence[str]
-) -> None:
-    """Checks that the target has the new paths.
+def _check_reached(renamed: Mapping[str, str], targets: Collection[str]) -> None:
+    """Checks that the target has one of the new paths.
 
     Raises:
-      TreepackError: If it lacks a leaf for a source, or all new paths of other leaves.
+      TreepackError: If it lacks all.
     """
-    for path, source in sources.items():
-        if path not in targets:
-            raise TreepackError(
-                f"rename= has {source} for {printable(path)}, which is not a leaf of the target"
-                f"{similar(path, targets)}"
-            )
     new = [path for old, path in renamed.items() if path != old]
     ordered, here = sorted(targets), sorted(new)
     is_reached = any(_paths.has(ordered, it) for it in new)
@@ -235,14 +227,9 @@ def _renamed(
     names, sources = split(selection.rename)
     ends = dict(Room().all(place.catalog.ends(place.value)))
     paths = list(ends)
-    targets = [*leaf_paths(target, _paths.ROOT)]
+    targets = dict.fromkeys(leaf_paths(target, _paths.ROOT))
     renaming = Renaming(names, paths, targets)
-    made = {}
-    taken: dict[str, str] = {}
-    for new, source in sources.items():
-        found = resolve(source, paths)
-        made[new] = array_of(source, place, found)
-        taken.update(dict.fromkeys(found, new))
+    made, taken = arrays_of(sources, place, ends, targets)
     renamed = {path: renaming(path) for path in paths}
     renaming.check(renamed, "file")
     for path in taken:  # the template may have a leaf twice, as tied embeddings
@@ -251,17 +238,18 @@ def _renamed(
             made[new] = array_of(Source(path), place, [path])
     # An empty container is left out where leaves move to its place.
     empty = {path for path in renamed if place.catalog.children(ends[path]) is not None}
-    leaves = sorted([*made, *(new for path, new in renamed.items() if path not in empty)])
+    full = sorted([*made, *(new for path, new in renamed.items() if path not in empty)])
     for path in empty:
-        if _paths.has(leaves, renamed[path]):
+        if _paths.has(full, renamed[path]):
             del renamed[path]
     if len({*renamed.values(), *made}) < len(renamed) + len(made):
-        pairs = renamed | {str(sources[new]): new for new in made if new in sources}
+        pairs = (*renamed.items(), *((str(array.source), new) for new, array in made.items()))
         raise TreepackError(
             f"rename= maps two leaves to the same path: choose other names; it maps {twice(pairs)}"
         )
     # Without `missing="target"` the other leaves are a mismatch.
-    _check_reached(sources, renamed if selection.missing == "target" else {}, targets)
+    if selection.missing == "target":
+        _check_reached(renamed, targets)
     return renamed | taken, made
 
 

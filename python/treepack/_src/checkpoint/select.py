@@ -366,7 +366,7 @@ class Renaming:
           TypeError: If it is neither a dict nor a function.
           ValueError: If the wildcards of a replacement differ from its pattern.
         """
-        self._rules: list[tuple[str, bool, list[str | None]]] = []
+        self._rules: list[tuple[str, bool, Any]] = []
         self._function: Callable[[str], str] | None = None
         if isinstance(rename, Mapping):
             sides = sorted(paths), sorted(targets)
@@ -374,9 +374,9 @@ class Renaming:
                 (_escaped(old, new, sides[0]), _escaped(new, old, sides[1]))
                 for old, new in rename.items()
             ]
-            self._rules = [
-                (_text(old), _is_literal(old), _replacement(old, new)) for old, new in pairs
-            ]
+            for old, new in pairs:
+                _check_wildcards(old, new)
+                self._rules.append((_text(old), _is_literal(old), new))
         elif callable(rename):
             self._function = rename
         elif rename is not None:
@@ -393,8 +393,8 @@ class Renaming:
             found = _match(pattern, literal, path)
             if found is not None:
                 self._unmatched.pop(number, None)
-                wildcards, rest = iter(found[0]), found[1]
-                new = "".join(next(wildcards) if it is None else it for it in replacement)
+                wildcards, rest = found
+                new = filled(replacement, wildcards)
                 return _joined(new, "" if path == _paths.ROOT else rest)
         return path
 
@@ -429,10 +429,10 @@ def _match(pattern: str, literal: bool, path: str) -> tuple[list[str], str] | No
     return ([], path.removeprefix(pattern)) if f"{path}/".startswith(f"{pattern}/") else None
 
 
-def twice(renamed: Mapping[str, str]) -> str:
+def twice(renamed: Iterable[tuple[str, str]]) -> str:
     """Describes two leaves with the same new path."""
     seen: dict[str, str] = {}
-    for path, new in renamed.items():
+    for path, new in renamed:
         if new in seen:
             return f"{seen[new]} and {path} to {new}"
         seen[new] = path
@@ -452,7 +452,7 @@ _WILDCARDS = re.compile(r"(\*\*/|\*\*|\*|\?)")
 
 def _is_literal(old: Any) -> bool:
     """Returns whether a pattern has no wildcards: comparing paths is faster than matching."""
-    return isinstance(old, tuple) or not _WILDCARDS.search(old)
+    return not wildcards_of(old)
 
 
 def _escaped(text: Any, other: Any, ordered: Sequence[str]) -> Any:
@@ -465,14 +465,29 @@ def _escaped(text: Any, other: Any, ordered: Sequence[str]) -> Any:
     return text if _paths.has(ordered, text) else _literal(text, ordered) or text
 
 
-def _replacement(old: Any, new: Any) -> list[str | None]:
-    """Splits a new path at its wildcards, which become `None`; tuples have none."""
-    if isinstance(new, tuple):
-        return [_text(new)]
-    wildcards = [] if isinstance(old, tuple) else _WILDCARDS.findall(old)
-    parts = _WILDCARDS.split(new)
-    if _WILDCARDS.findall(new) not in (wildcards, []):
+def _check_wildcards(old: Any, new: Any) -> None:
+    if wildcards_of(new) not in (wildcards_of(old), []):
         raise ValueError(
             f"{new!r} must have the same wildcards as {old!r}, in the same order, or none"
         )
-    return [None if _WILDCARDS.fullmatch(part) else part for part in parts]
+
+
+def wildcards_of(path: Any) -> list[str]:
+    """Returns the wildcards of a path; tuples have none."""
+    return [] if isinstance(path, tuple) else _WILDCARDS.findall(path)
+
+
+def filled(path: Any, wildcards: Iterable[str]) -> str:
+    """Replaces the wildcards of a path by the texts that they match."""
+    if not wildcards_of(path):
+        return _text(path)
+    texts = iter(wildcards)
+    return _WILDCARDS.sub(lambda _: next(texts), path)
+
+
+def matches(path: Any, leaves: Collection[str]) -> dict[str, list[str]]:
+    """Returns the leaves that a path matches, with the texts that its wildcards match."""
+    if _is_literal(path):
+        return {_text(path): []} if _text(path) in leaves else {}
+    found = {leaf: core.captures(path, leaf) for leaf in leaves}
+    return {leaf: it[0] for leaf, it in found.items() if it is not None and not it[1]}

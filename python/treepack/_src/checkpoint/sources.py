@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,8 @@ from treepack._src import paths as _paths
 from treepack._src.checkpoint.boxed import BoxedArray
 from treepack._src.checkpoint.boxes import aligned
 from treepack._src.checkpoint.reader import Bounds, LazyArray, Place, bounds_of
-from treepack._src.checkpoint.select import similar
+from treepack._src.checkpoint.select import filled, matches, similar, wildcards_of
+from treepack._src.printable import printable
 from treepack.errors import TreepackError
 
 Axes = bool | tuple[int, ...]
@@ -42,8 +43,10 @@ def stack(pattern: str, *, axis: int = 0, transpose: Axes = False) -> Source:
     each process reads for its own devices, also with `replicas="broadcast"`. A cast goes in blocks.
 
     Args:
-      pattern: The paths of the arrays in the file, with one `*` for the number of the layer. The
-        arrays have one shape and dtype, and are stacked in the order of their numbers.
+      pattern: The paths of the arrays in the file, with a `*` for the number of the layer. The
+        arrays have one shape and dtype, and are stacked in the order of their numbers. The path in
+        the tree has the same wildcards except the last: `{"layers/*/w": stack("layers/*/moe/*/w")}`
+        stacks the experts of each layer.
       axis: The axis of the result that counts the layers.
       transpose: Whether to reverse the axes of each array, as PyTorch's `[out, in]` becomes flax's
         `[in, out]`; or the order of its axes, as `numpy.transpose` takes it.
@@ -66,7 +69,7 @@ def unstack(pattern: str, *, axis: int = 0, transpose: Axes = False) -> Source:
     `save(rename=)`. Each layer is copied when it is written.
 
     Args:
-      pattern: The paths of the arrays in the file, with one `*` for the number of the layer.
+      pattern: As for `stack`.
       axis: The axis of the leaf that counts the layers.
       transpose: As for `stack`; each layer is transposed back.
 
@@ -83,21 +86,22 @@ def unstack(pattern: str, *, axis: int = 0, transpose: Axes = False) -> Source:
 
 
 def _of_layers(name: str, pattern: str, axis: int, transpose: Axes) -> Source:
-    if not isinstance(pattern, str) or pattern.count("*") != 1:
+    if not isinstance(pattern, str) or wildcards_of(pattern)[-1:] != ["*"]:
         raise ValueError(
-            f"{name} needs a pattern with one *, for the number of the layer, such as "
-            f"'layers/*/w', got {pattern!r:.100}"
+            f"{name} needs a pattern with one *, for the number of the layer, after any other "
+            f"wildcards, such as 'layers/*/w', got {pattern!r:.100}"
         )
     return Source(pattern, axis, transpose, name)
 
 
 def transpose(path: str, axes: tuple[int, ...] | None = None) -> Source:
-    """Transposes an array, as the source of one leaf in `load(rename=)`.
+    """Transposes an array, as the source of a leaf in `load(rename=)`.
 
     In `save(rename=)`, it transposes the leaf back, and `path` is its new name.
 
     Args:
-      path: The path of the array in the file.
+      path: The path of the array in the file. With wildcards, which the path in the tree has as
+        well, it transposes each match: `{"layers/*/kernel": transpose("blocks/*/weight")}`.
       axes: The order of its axes, as `numpy.transpose` takes it; by default they are reversed.
 
     Examples:
@@ -112,50 +116,97 @@ def transpose(path: str, axes: tuple[int, ...] | None = None) -> Source:
     return Source(path, None, True if axes is None else tuple(axes))
 
 
-def split(rename: Any) -> tuple[Any, dict[str, Source]]:
-    """Splits `rename=` into the names of leaves, and the sources by the paths of the tree."""
+def split(rename: Any) -> tuple[Any, dict[Any, Source]]:
+    """Splits `rename=` into the names of leaves, and the sources by paths or patterns of the tree.
+
+    Raises:
+      TypeError: If a source is a key.
+      ValueError: If a path has other wildcards than its source.
+    """
     if not isinstance(rename, Mapping):
         return rename, {}
     for key, path in rename.items():
         if isinstance(key, Source):
             raise TypeError(f"rename= maps the path to the source: pass {{{path!r}: {key}}}")
     found = {
-        _paths.text(_paths.parts(path)): it for path, it in rename.items() if isinstance(it, Source)
+        _paths.text(_paths.parts(path)) if isinstance(path, str) else path: it
+        for path, it in rename.items()
+        if isinstance(it, Source)
     }
+    for path, source in found.items():
+        check_wildcards(path, source)
     names = {path: it for path, it in rename.items() if not isinstance(it, Source)}
     return (names or None), found
 
 
-def resolve(source: Source, paths: Collection[str]) -> list[str]:
-    """Returns the paths of a source's leaves, in order.
+def check_wildcards(path: Any, source: Source) -> None:
+    """Checks that a path of the tree has the wildcards of its source, without the layer's.
+
+    Raises:
+      ValueError: If it has others.
+    """
+    theirs = wildcards_of(source.pattern)
+    if source.axis is not None:
+        theirs.pop()
+    if wildcards_of(path) != theirs:
+        but = (
+            ", except its last, for the number of the layer: stack joins one level, as in "
+            "{'layers/*/w': stack('layers/*/experts/*/w')}"
+        )
+        raise ValueError(
+            f"{path!r} must have the same wildcards as {source}, in the same order"
+            f"{'' if source.axis is None else but}"
+        )
+
+
+def resolve(
+    path: Any, source: Source, paths: Collection[str]
+) -> dict[str, tuple[Source, list[str]]]:
+    """Returns the sources without wildcards, and the paths of their leaves in order.
+
+    Args:
+      path: The path, or pattern, in the tree.
+      source: The source.
+      paths: The paths of the file.
+
+    Returns:
+      The sources by their paths in the tree.
 
     Raises:
       TreepackError: If there are none, or a layer is missing.
     """
-    if source.axis is None:
-        found = [path for path in paths if path == source.pattern]
-    else:
-        numbers: list[tuple[float, str]] = []
-        for path in paths:
-            captured = core.captures(source.pattern, path)
-            if captured is not None and not captured[1] and captured[0][0].isdecimal():
-                numbers.append((float(captured[0][0]), path))  # of any number of digits
-        numbers.sort()
-        for at, (number, path) in enumerate(numbers):
-            if number < at:
-                raise TreepackError(f"{source}: {numbers[at - 1][1]} and {path} are the same layer")
-            if number > at:
-                named = source.pattern.replace("*", str(at))
-                last = numbers[-1][0]
-                raise TreepackError(
-                    f"{source}: the file lacks {named}, although it has layer {last:.0f}"
-                )
-        found = [path for _, path in numbers]
+    found: dict[tuple[str, ...], list[tuple[float, str]]] = {}
+    for leaf, captured in matches(source.pattern, paths).items():
+        layer = "0" if source.axis is None else captured.pop()
+        if layer.isdecimal():  # of any number of digits
+            found.setdefault(tuple(captured), []).append((float(layer), leaf))
     if not found:
         near = similar(source.pattern.replace("*", "0"), paths)
         way = "; load stacks arrays, and save splits them" if source.name == "unstack" else ""
         raise TreepackError(f"{source} matches nothing in the file{near}{way}")
-    return found
+    made: dict[str, tuple[Source, list[str]]] = {}
+    for texts, numbers in found.items():
+        numbers.sort()
+        for at, (number, leaf) in enumerate(numbers):
+            if number < at:
+                raise TreepackError(f"{source}: {numbers[at - 1][1]} and {leaf} are the same layer")
+            if number > at:
+                named = filled(source.pattern, [*texts, str(at)])
+                raise TreepackError(
+                    f"{source}: the file lacks {named}, although it has layer {numbers[-1][0]:.0f}"
+                )
+        made[filled(path, texts)] = _one(source, texts), [leaf for _, leaf in numbers]
+    return made
+
+
+def spread(path: Any, source: Source, leaves: Collection[str]) -> dict[str, Source]:
+    """Returns the sources without wildcards of the leaves of a tree that a path matches."""
+    return {leaf: _one(source, texts) for leaf, texts in matches(path, leaves).items()}
+
+
+def _one(source: Source, wildcards: Iterable[str]) -> Source:
+    """Replaces the wildcards of a source, without the layer's."""
+    return dataclasses.replace(source, pattern=filled(source.pattern, [*wildcards, "*"]))
 
 
 def axes_of(source: Source, ndim: int) -> tuple[int | None, tuple[int, ...]]:
@@ -179,6 +230,41 @@ def axes_of(source: Source, ndim: int) -> tuple[int | None, tuple[int, ...]]:
     if not -ndim - 1 <= source.axis <= ndim:
         raise TreepackError(f"{source}: expected an axis from 0 to {ndim}, got {source.axis}")
     return source.axis % (ndim + 1), order
+
+
+def arrays_of(
+    sources: Mapping[Any, Source], place: Place, paths: Collection[str], targets: Collection[str]
+) -> tuple[dict[str, SourceArray], dict[str, str]]:
+    """Returns the arrays of sources by their paths in the tree, and these by the paths of the file.
+
+    Of sources with one path in the tree, the first counts.
+
+    Args:
+      sources: The sources by paths or patterns of the tree.
+      place: The place of the file that is loaded.
+      paths: The paths of its leaves.
+      targets: The paths of the leaves of the target. Matches of wildcards may have others.
+
+    Raises:
+      TreepackError: If a source matches no leaf of the file, or reaches none of the target.
+    """
+    made: dict[str, SourceArray] = {}
+    taken: dict[str, str] = {}
+    for pattern, source in sources.items():
+        found = resolve(pattern, source, paths)
+        if not any(path in targets for path in found):
+            path = next(iter(found))
+            below = next((it for it in targets if it.startswith(f"{path}/")), None)
+            near = similar(path, targets) if below is None else f"; is it {below!r}?"
+            raise TreepackError(
+                f"rename= has {source} for {printable(_paths.text(_paths.parts(pattern)))}, which "
+                f"is not a leaf of the target{near}"
+            )
+        for path, (one, leaves) in found.items():
+            if path in targets and path not in made:
+                made[path] = array_of(one, place, leaves)
+                taken.update(dict.fromkeys(leaves, path))
+    return made, taken
 
 
 def array_of(source: Source, place: Place, paths: Sequence[str]) -> SourceArray:
@@ -209,6 +295,7 @@ class SourceArray(BoxedArray):
 
     def __init__(self, source: Source, arrays: list[LazyArray]):
         first = arrays[0]
+        self.source = source
         self.reader, self.value, self.parts = first.reader, first.value, first.parts
         self.dtype = first.dtype
         self._arrays = arrays

@@ -12,7 +12,7 @@ from treepack._src import paths as _paths
 from treepack._src.checkpoint.boxed import copy
 from treepack._src.checkpoint.reader import LazyArray
 from treepack._src.checkpoint.select import Renaming
-from treepack._src.checkpoint.sources import Source, axes_of, split
+from treepack._src.checkpoint.sources import Source, axes_of, split, spread
 from treepack._src.pytree.leaves import host_view
 from treepack._src.storage.deferred import Deferred, Held
 from treepack.errors import TreepackError
@@ -33,14 +33,18 @@ def renamed(leaves: Leaves, rename: Any, *, snapshot: bool) -> Leaves:
         return leaves
     names, sources = split(rename)
     paths = {_paths.text(parts): leaf for parts, leaf in leaves}
-    for path, source in sources.items():
-        if path not in paths:
+    ours: dict[str, Source] = {}
+    for pattern, source in sources.items():
+        matching = spread(pattern, source, paths)
+        if not matching:
+            path = _paths.text(_paths.parts(pattern))
             raise TreepackError(f"rename: the tree has no array at {path}, for {source}")
+        ours = matching | ours  # the first match counts
     renaming = Renaming(names)
     found: list[tuple[tuple[str, ...], Any]] = []
     for path, leaf in paths.items():
-        if path in sources:
-            found += _arrays_of(path, leaf, sources[path], snapshot=snapshot)
+        if path in ours:
+            found += _arrays_of(path, leaf, ours[path], snapshot=snapshot)
         else:
             found.append((tuple(_paths.parts(renaming(path))), leaf))
     renaming.check(paths, "tree")
@@ -62,9 +66,10 @@ def _arrays_of(
     if axis is None:
         yield tuple(_paths.parts(source.pattern)), _Layer(held, (), back)
         return
+    before, _, after = source.pattern.rpartition("*")
     for layer in range(leaf.shape[axis]):
         at = (*[slice(None)] * axis, layer)
-        yield tuple(_paths.parts(source.pattern.replace("*", str(layer)))), _Layer(held, at, back)
+        yield tuple(_paths.parts(f"{before}{layer}{after}")), _Layer(held, at, back)
 
 
 # The most layers of an array without elements: the header of a file may have any number.
