@@ -73,7 +73,7 @@ def save_exported(
       path: The file. Missing directories are created.
       exported: The result of `jax.export.export`. The node types among its arguments and results
         must be registered, both here and where it is loaded; see `register_tree`.
-      params: Any tree.
+      params: Any tree; it is not compared with the arguments of the function.
       metadata: Any value to store with the tree.
       static: How to treat static data that cannot be stored; see `save`.
       compress: `True` compresses with gzip, `"numbers"` by the exponents of floats; see `save`.
