@@ -242,7 +242,12 @@ def save_to_file(
       {'w': array([0, 1, 2])}
     """
     writing = Writing(compress=compress, level=level, align=align, durable=durable, threads=threads)
-    save_layout(state_layout(target, align), located(filepath, storage_options), writing, progress)
+    place = located(
+        filepath,
+        storage_options,
+        for_file="pass its path, or write the result of to_bytes(target) to it",
+    )
+    save_layout(state_layout(target, align), place, writing, progress)
 
 
 def load_from_file(

@@ -62,6 +62,7 @@ def test_invalid_sources_name_the_valid_ones(tmp_path: Path) -> None:
     os.close(writer)
     with (
         (tmp_path / "model").open() as text,
+        treepack.open(tmp_path / "model") as file,
         tempfile.NamedTemporaryFile("w+") as temporary,
         os.fdopen(reader, "rb") as pipe,
     ):
@@ -70,6 +71,7 @@ def test_invalid_sources_name_the_valid_ones(tmp_path: Path) -> None:
             ([1], TypeError, "got list"),
             (fsspec.open(str(tmp_path / "model")), TypeError, "got OpenFile: open it first"),
             (zipfile.Path(tmp_path / "all.zip", "model"), TypeError, "Path: open it first"),
+            (file, TypeError, "got File: pass its path, or call its methods, such as load"),
             (text, TypeError, "with mode 'rb'"),
             (io.StringIO("x"), TypeError, "with mode 'rb'"),
             (temporary, TypeError, "with mode 'rb'"),
@@ -82,15 +84,21 @@ def test_invalid_sources_name_the_valid_ones(tmp_path: Path) -> None:
 
 def test_invalid_places_are_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    writes: list[Any] = [
-        treepack.save,
-        lambda path, tree: treepack.write_stream(path, [("a", 1)]),
-        lambda path, tree: serialization.save_to_file(tree, path),
+    stream = ": pass its path$"
+    writes: list[tuple[str, Any]] = [
+        (r": pass its path, or write the result of dumps\(tree\) to it", treepack.save),
+        (
+            r": pass its path, or write the result of to_bytes\(target\) to it",
+            lambda path, tree: serialization.save_to_file(tree, path),
+        ),
+        (stream, lambda path, tree: treepack.write_stream(path, [("a", 1)])),
+        (stream, lambda path, tree: next(treepack.read_stream(path))),
+        (stream, lambda path, tree: serialization.load_from_file(tree, path)),
     ]
-    for write in writes:
+    for in_its_place, write in writes:
         for place in (io.BytesIO(), None, b"name", {}):
-            remedy = "pass its path, or write" if isinstance(place, io.BytesIO) else "the path"
-            message = f"expected a path or a URL, got {type(place).__name__}: {remedy}"
+            remedy = in_its_place if isinstance(place, io.BytesIO) else ": the path"
+            message = f"expected a path or a URL, got {type(place).__name__}{remedy}"
             with pytest.raises(TypeError, match=message):
                 write(place, TREE)
         with pytest.raises(FileNotFoundError, match=": ''"):

@@ -189,7 +189,11 @@ def save(
     check("background", background)
     saved, export = Saved.of(options), Export.of(options)
     progress = options.get("progress")
-    place = located(path, options.get("storage_options"))
+    place = located(
+        path,
+        options.get("storage_options"),
+        for_file="pass its path, or write the result of dumps(tree) to it",
+    )
     export.check(options, is_file=has_suffix(place))
     if isinstance(tree, Iterator):
         check_iterator(saved, background=background)

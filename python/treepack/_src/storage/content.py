@@ -317,6 +317,8 @@ def check_data(source: Any) -> None:
         memoryview(source).release()
     except TypeError:
         hint = ": open it first, in binary mode" if hasattr(source, "open") else ""
+        if hasattr(source, "abstract"):  # a `File` or `Tree`
+            hint = ": pass its path, or call its methods, such as load and abstract"
         raise TypeError(
             "expected a path, a URL, a bytes-like object or a file object, got "
             f"{type(source).__name__}{hint}"

@@ -99,8 +99,12 @@ def resolved(source: Any, storage_options: Mapping[str, Any] | None = None) -> A
     return Url(url, {**options_of(url), **storage_options}, file_system_of(url))
 
 
-def located(path: Any, storage_options: Mapping[str, Any] | None = None) -> Any:
+def located(
+    path: Any, storage_options: Mapping[str, Any] | None = None, *, for_file: str = "pass its path"
+) -> Any:
     """Returns the path or URL of a file to write; see `resolved`.
+
+    `for_file` is the remedy in the error for a file object.
 
     Raises:
       TypeError: If `path` has another type.
@@ -110,7 +114,7 @@ def located(path: Any, storage_options: Mapping[str, Any] | None = None) -> Any:
     if not isinstance(found, (str, os.PathLike)) or isinstance(os.fspath(found), bytes):
         remedy = "the path comes first, as in save(path, tree)"
         if hasattr(path, "write"):
-            remedy = "pass its path, or write the result of dumps(tree) to it"
+            remedy = for_file
         raise TypeError(f"expected a path or a URL, got {type(path).__name__}: {remedy}")
     check_name(found)
     return found
