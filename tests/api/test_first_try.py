@@ -339,7 +339,7 @@ def test_new_names_that_the_template_lacks() -> None:
 def test_axes_that_are_reversed_and_templates_that_are_too_deep() -> None:
     treepack.save("model", {"w": WEIGHT, "step": 1})
     template = {"w": WEIGHT.T, "step": 1}
-    with pytest.raises(treepack.MismatchError, match=r"Pass rename=\{path: treepack\.transpose"):
+    with pytest.raises(treepack.MismatchError, match=r"Pass rename=\{'w': treepack\.transpose"):
         treepack.load("model", template)
     rename = {"w": treepack.transpose("w")}
     assert np.array_equal(treepack.load("model", template, rename=rename)["w"], WEIGHT.T)

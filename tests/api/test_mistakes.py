@@ -358,8 +358,10 @@ PARTS: list[Row] = [
     ("load('model', TREE['params'])", r"w: missing.*\]\)\nThe file has .* below params: pass", [
         "load('model', {'params': TREE['params']})",
         "treepack.open('model')['params'].load(TREE['params'])"]),
-    ("load('model', {'v': TREE['params']['w']})", 'v: missing.*missing="target".*unexpected="ig', [
-        "load('model', {'v': TREE['params']['w']}, missing='target', unexpected='ignore')"]),
+    ("load('model', {'v': 1, 'step': 3})", 'v: missing.*missing="target".*unexpected="ignore"', [
+        "load('model', {'v': 1, 'step': 3}, missing='target', unexpected='ignore')"]),
+    ("load('model', {'v': TREE['params']['w']}, missing='target')", "nothing is loaded: .*ename=", [
+        "load('model', {'v': TREE['params']['w']}, missing='target', rename={'params/w': 'v'})"]),
     ("load('model', with_w((3, 2)))", r'expected float32\[3,2\].*mismatched="target".*strict=F', [
         "load('model', with_w((3, 2)), mismatched='target')",
         "load('model', with_w((3, 2)), strict=False)"]),

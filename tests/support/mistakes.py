@@ -26,8 +26,8 @@ RUNS: list[Row] = [
         "treepack.Series('run').save(9, TREE, metrics={'loss': 1})"]),
     ("treepack.Publisher('pub').push(1, TREE)", "required keyword-only argument: 'version'", [
         "treepack.Publisher('pub').push(TREE, version=1)"]),
-    ("treepack.Subscriber('policy').latest({'v': 1})", 'v: missing.*missing="target"', [
-        "treepack.Subscriber('policy').latest({'v': 1}, missing='target')"]),
+    ("treepack.Subscriber('policy').latest({'v': 1, 'step': 3})", 'v: missing.*missing="target"', [
+        "treepack.Subscriber('policy').latest({'v': 1, 'step': 3}, missing='target')"]),
     ("open('model', 'w')", r"open\(\) takes one path, and reads it: treepack\.save wr", [
         "open('model')", "save('x', TREE)"]),
     ("load('model', TREE, False)", "name the rest, as in strict=False", [

@@ -343,9 +343,10 @@ def load(
         `stack` and `transpose`, a path in the target comes first, as in
         `{"*/kernel": transpose("*/w")}`. `select` and errors use the new paths.
       missing: Whether leaves of the target that the file lacks are an error, or stay unchanged
-        (`"target"`).
+        (`"target"`). An error if they are `ShapeDtypeStruct`s, or if nothing is loaded and no
+        report is returned.
       mismatched: Whether arrays whose shape differs from the target's are an error, or the target's
-        stay unchanged (`"target"`).
+        stay unchanged (`"target"`), with the same errors.
       unexpected: Whether leaves of the file that the target lacks are an error (`"error"`) or
         ignored (`"ignore"`). By default they are ignored in dicts and other mappings of the target,
         and an error in its other nodes, such as a dataclass that lost a field.

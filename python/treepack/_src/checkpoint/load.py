@@ -59,11 +59,12 @@ def load_part(
         found = _without_unreadable(place, target, found)
     if selection.mismatched == "target":
         found = _without_mismatched(place, target, found)
+    keeps = target is not None and "target" in (selection.missing, selection.mismatched)
     partial = Coverage(
         found.selector.means,
         selection.missing == "target" or found.is_cut,
         {None: None, "ignore": True, "error": False}[selection.unexpected],
-        notes=selection.return_report,
+        notes=selection.return_report or keeps,
     )
     partial.skipped.update(found.corrupt, found.mismatched)
     convert = converter(reading, may_change=place.reader.may_change, copy=reading.copy, group=group)
@@ -79,6 +80,10 @@ def load_part(
     else:
         with hinting(lambda: place.catalog, place.value, target):
             loaded = _restored(place, target, found, partial, convert, reading)
+            if keeps:
+                partial.check_values(found.corrupt)
+            if keeps and not (selection.return_report or found.corrupt):
+                partial.check_loads(target)
         report = partial.report(found.corrupt)
     return (loaded, report) if selection.return_report else loaded
 

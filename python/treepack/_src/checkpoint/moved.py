@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import bisect
 import contextlib
+import itertools
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import treepack._core as core
 from treepack._src import paths as _paths
-from treepack._src.printable import printable
+from treepack._src.printable import printable, shortened
 from treepack._src.pytree.state_dict import leaves_of
+from treepack._src.restore.compare import NOTHING, signature
 from treepack.errors import Mismatch, MismatchError, TreepackError
 
 
@@ -24,22 +27,30 @@ def hinting(catalog: Callable[[], core.Catalog], start: int, target: Any) -> Ite
         yield
     except MismatchError as error:
         with contextlib.suppress(TreepackError):  # the file is damaged, or its paths are too long
-            if any(map(_is_transposed, error.mismatches)):
-                error.args = (f"{error.args[0]}\n{_TRANSPOSED}", *error.args[1:])
-            if hint := _hint(_leaves(catalog(), start), target, error.mismatches):
-                listed, _, _ = error.args[0].partition("\nPass ")  # other hints mislead here
-                error.args = (f"{listed}\n{hint}", *error.args[1:])
+            found, ours = _leaves(catalog(), start), _leaves_of(target)
+            listed, cure, cures = error.args[0].partition("\nPass ")
+            if hint := _hint([*found], ours, error.mismatches):
+                cure = cures = ""  # they mislead here
+            elif moved := _moved(found, ours, error.mismatches):
+                hint = f"The file has leaves of the template elsewhere: pass rename={moved[0]}."
+                if moved[1]:
+                    cure = cures = ""
+            elif transposed := next(filter(_axes, error.mismatches), None):
+                hint = _transposed(transposed, found)
+            if hint:
+                error.args = (f"{listed}\n{hint}{cure}{cures}", *error.args[1:])
         raise
 
 
-def _leaves(catalog: core.Catalog, start: int) -> list[str]:
-    """Returns the paths of leaves; none if they are more or longer than in real trees."""
-    found: list[str] = []
+def _leaves(catalog: core.Catalog, start: int) -> dict[str, Any]:
+    """Returns the shapes of leaves by path; none if they are more or longer than in real trees."""
+    found: dict[str, Any] = {}
     for path, value in catalog.ends(start):
         if len(found) == _MOST_LEAVES or len(path) > _MOST_TEXT:
-            return []
+            return {}
         if catalog.children(value) is None:
-            found.append(path)
+            kind = catalog.leaf(value)[1]
+            found[path] = tuple(kind[2]) if kind[0] in ("array", "scalar") else None
     return found
 
 
@@ -53,8 +64,9 @@ def _leaves_of(target: Any) -> dict[str, Any]:
     return found
 
 
-def _hint(there: list[str], target: Any, mismatches: Collection[Mismatch]) -> str | None:
-    leaves = _leaves_of(target)
+def _hint(
+    there: list[str], leaves: Mapping[str, Any], mismatches: Collection[Mismatch]
+) -> str | None:
     if (shape := _shape_in(leaves, mismatches)) is not None:
         return f"A tuple is a subtree: for a shape, pass jax.ShapeDtypeStruct({shape}, dtype)."
     ours, theirs = _below(leaves), _below(there)
@@ -71,45 +83,115 @@ def _hint(there: list[str], target: Any, mismatches: Collection[Mismatch]) -> st
                 f"The file has these leaves below {printable(name)}: pass {{{name!r}: target}}, or "
                 f"load them by treepack.open(path)[{name!r}].load(target)."
             )
-    names: dict[frozenset[str], list[str]] = {}
-    for name in theirs.keys() - ours.keys():
-        names.setdefault(frozenset(theirs[name]), []).append(name)
-    pairs = (
-        (old, new)
-        for new in ours.keys() - theirs.keys()
-        if _has_names(ours[new])
-        for old in names.get(frozenset(ours[new]), ())
-    )
-    found = next(pairs, None)
-    if found is None or next(pairs, None) is not None:  # ambiguous
-        return None
-    old, new = found
-    return (
-        f"The file has the leaves of {printable(new)} below {printable(old)}: pass "
-        f"rename={{{old!r}: {new!r}}}."
-    )
+    return None
+
+
+def _moved(
+    theirs: Mapping[str, Any], leaves: Mapping[str, Any], mismatches: Collection[Mismatch]
+) -> tuple[str, bool] | None:
+    """Returns a dict of subtrees that have other paths in the file, and whether it is complete.
+
+    They have the same names and shapes below.
+    """
+    ours = {path: it.shape if (it := signature(leaf)) else None for path, leaf in leaves.items()}
+    old, new = _subtrees(theirs, ours), _subtrees(ours, theirs)
+    differ = [it for it in mismatches if not _ARRAY.fullmatch(it.found)]
+    places = [it.path for it in differ]
+    names: dict[Any, list[str]] = {}
+    for name, (below, _) in old.items():
+        for place in (None, name.rpartition("/")[0]):
+            names.setdefault((below, place), []).append(name)
+    pairs: dict[str, str | None] = {}
+    is_meant = _near(places)
+    for name, (below, _) in new.items():
+        found = names.get((below, None), [])
+        if len(found) > 1:  # a model and its moments
+            found = names.get((below, name.rpartition("/")[0]), [])
+        if len(found) == 1 and (is_meant(name) or is_meant(found[0])):
+            pairs[found[0]] = None if found[0] in pairs else name  # ambiguous
+    both = [(name, to) for name, to in pairs.items() if to is not None]
+    moved = dict(_trimmed(name, to, (old[name][1], new[to][1])) for name, to in both)
+    shown = shortened((f"{name!r}: {to!r}" for name, to in moved.items()), len(moved))
+    lacking = [it.path for it in differ if it.expected != NOTHING] or places
+    is_whole = all(map(_near([*moved, *moved.values()]), lacking))
+    return (f"{{{shown}}}", is_whole) if moved else None
+
+
+def _trimmed(one: str, other: str, tops: Collection[str]) -> tuple[str, str]:
+    """Removes equal last parts of two paths, but not below their tops."""
+    while one not in tops and other not in tops:
+        (above, _, end), (above_other, _, end_other) = one.rpartition("/"), other.rpartition("/")
+        if end != end_other:
+            break
+        one, other = above, above_other
+    return one, other
+
+
+def _subtrees(paths: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, tuple[Any, str]]:
+    """Returns the largest subtrees without a leaf of the others, by the first part of all leaves.
+
+    For each, returns the rests of paths with shapes, and the path at its top.
+    """
+    ordered = sorted(others)
+    tops: dict[str, list[list[str]]] = {}
+    for path in paths:
+        parts = path.split("/")
+        starts = ["/".join(parts[:count]) for count in range(1, len(parts))]
+        # Below an absent path, all are.
+        at = bisect.bisect_left(starts, True, key=lambda it: not _paths.has(ordered, it))
+        if at < len(starts) and (at == 0 or starts[at - 1] not in others):
+            tops.setdefault(starts[at], []).append(parts)
+    found = {}
+    for top, below in tops.items():
+        ends = [min(below)[:-1], max(below)[:-1]]
+        pairs = zip(*ends, strict=False)
+        common = [it for it, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)]
+        rests = {"/".join(it[len(common) :]): paths["/".join(it)] for it in below}
+        if _has_names(rests):
+            found["/".join(common)] = frozenset(rests.items()), top
+    return found
+
+
+def _near(paths: Collection[str]) -> Callable[[str], bool]:
+    """Returns whether a path is one of some paths, or below or above one."""
+    ordered, exact = sorted(paths), {*paths}
+
+    def is_near(path: str) -> bool:
+        above = itertools.accumulate(path.split("/"), "{}/{}".format)
+        return _paths.has(ordered, path) or not exact.isdisjoint(above)
+
+    return is_near
 
 
 # The maximum number of leaves of a file that are compared, and of the characters of a path.
 _MOST_LEAVES = 20_000
 _MOST_TEXT = 400
 
-_TRANSPOSED = (
-    "Pass rename={path: treepack.transpose(path)}, or transpose=True to treepack.stack, where axes "
-    "are reversed."
-)
-
 # The dtype and shape of an array in a mismatch.
 _ARRAY = re.compile(r"(\w+)\[([\d,]+)\]")
 
 
-def _is_transposed(mismatch: Mismatch) -> bool:
-    """Returns whether the shapes of two arrays are each other's reverse."""
+def _axes(mismatch: Mismatch) -> tuple[int, ...] | None:
+    """Returns the order of axes that explains a mismatch, or `None`."""
     found = [_ARRAY.fullmatch(it) for it in (mismatch.expected, mismatch.found)]
     if found[0] is None or found[1] is None or found[0][1] != found[1][1]:
-        return False
+        return None
     one, other = (it[2].split(",") for it in found if it is not None)
-    return one != other and one == other[::-1]
+    if one == other:
+        return None
+    axes = tuple(range(len(one)))
+    orders = axes[::-1], (*axes[:-2], *axes[:-3:-1])
+    return next((it for it in orders if [other[at] for at in it] == one), None)
+
+
+def _transposed(mismatch: Mismatch, there: Collection[str]) -> str:
+    """Returns the hint for an array whose axes have another order in the file."""
+    path, axes = mismatch.path, _axes(mismatch)
+    if path in there and axes is not None:
+        order = "" if axes[-1] == 0 else f", {axes}"
+        source = f"treepack.transpose({path!r}{order})"
+        return f"Pass rename={{{path!r}: {source}}} to treepack.load if its axes are swapped."
+    return "Pass transpose=True to treepack.stack, or treepack.transpose(path) in rename=."
 
 
 def _below(paths: Iterable[str]) -> dict[str, set[str]]:

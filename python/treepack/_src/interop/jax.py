@@ -77,6 +77,9 @@ def _weak(number: complex, sharding: Any) -> Any:
 is_array = instance_of("jax", "Array")
 """Returns whether a value is a JAX array, traced or not."""
 
+is_struct = instance_of("jax", "ShapeDtypeStruct")
+"""Returns whether a value is a `ShapeDtypeStruct`."""
+
 is_tracer = instance_of("jax.core", "Tracer")
 """Returns whether a value is traced."""
 

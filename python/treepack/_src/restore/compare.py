@@ -23,6 +23,9 @@ from treepack._src.interop.modules import imported
 from treepack._src.options import Strict
 from treepack._src.pytree.kinds import is_function
 
+# Describes the missing side of a mismatch.
+NOTHING = "nothing"
+
 # The maximum number of keys in a message.
 _MOST_KEYS = 10
 

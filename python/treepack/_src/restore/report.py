@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any, NamedTuple
 
+from treepack._src import paths as _paths
+from treepack._src.interop import jax as _jax
 from treepack._src.paths import Room, Trail
-from treepack._src.printable import shortened
-from treepack._src.pytree.state_dict import leaf_paths, state_leaves
-from treepack._src.restore.compare import signature
+from treepack._src.printable import printable, shortened
+from treepack._src.pytree.state_dict import leaf_paths, leaves_of, state_leaves
+from treepack._src.restore.compare import NOTHING, described, is_opaque, signature
+from treepack.errors import Mismatch, MismatchError
 
 # Converts leaves: takes a (trail, leaf of the template, leaf found) for each. Without a template,
 # the second item is `None`, and two more items follow: whether the dtype was weak, and the
@@ -58,7 +61,7 @@ class Coverage:
         self._room = Room()
         # Dicts, since some restores walk the tree twice.
         self._loaded: dict[str, None] = {}
-        self._kept: dict[str, None] = {}
+        self._kept: dict[str, Any] = {}  # with the leaves
         self._unexpected: dict[str, None] = {}
         self._cast: dict[str, None] = {}
 
@@ -102,7 +105,9 @@ class Coverage:
 
     def kept(self, target: Any, path: Trail) -> None:
         """Records a part of the template that stays unchanged."""
-        self._note(self._kept, leaf_paths(target, path))
+        if self.notes:
+            leaves = leaves_of(target, tuple(_paths.parts(path)))
+            self._kept.update(self._room.all((_paths.text(parts), leaf) for parts, leaf in leaves))
 
     def unexpected(self, state: Any, path: Trail) -> bool:
         """Records leaves of the state that the template lacks; returns whether there are any."""
@@ -112,11 +117,57 @@ class Coverage:
             self._note(self._unexpected, itertools.chain([first], found))
         return first is not None
 
+    def check_values(self, corrupt: Collection[str]) -> None:
+        """Checks that the leaves that stay, except damaged ones, have values.
+
+        Raises:
+          MismatchError: If a wanted leaf stays a `ShapeDtypeStruct`.
+        """
+        lacking = [it for it in self._wanted(corrupt) if _jax.is_struct(self._kept[it.path])]
+        if lacking:
+            raise MismatchError(
+                "the template has no values to keep: pass a template with arrays, not "
+                f"jax.ShapeDtypeStructs, for {_listed([it.path for it in lacking])}",
+                lacking,
+            )
+
+    def check_loads(self, target: Any) -> None:
+        """Checks that leaves are loaded, if the state has any.
+
+        Raises:
+          MismatchError: If the target comes back unchanged.
+        """
+        kept = self._wanted()
+        there = [*self._unexpected, *(f"{path} of another shape" for path in self.skipped)]
+        stays = kept and there and not self._loaded
+        if stays and all(
+            _paths.text(parts) in self._kept or is_opaque(leaf)
+            for parts, leaf in leaves_of(target, ())
+        ):
+            raise MismatchError(
+                "no leaf of the file fits the template, so nothing is loaded: pass rename= if "
+                f"leaves have other names; the template has {_listed([it.path for it in kept])}, "
+                f"the file {_listed(there)}",
+                [*kept, *(Mismatch(path, NOTHING, "a leaf") for path in self._unexpected)],
+            )
+
+    def _wanted(self, corrupt: Collection[str] = ()) -> list[Mismatch]:
+        """Returns the leaves that stay although they are to be loaded."""
+        return [
+            Mismatch(path, described(leaf), "another shape" if path in self.skipped else NOTHING)
+            for path, leaf in self._kept.items()
+            if path not in corrupt and self.is_wanted(path)
+        ]
+
     def report(self, corrupt: list[str]) -> Report:
         """Returns the report."""
         return Report(
             list(self._loaded), list(self._kept), list(self._unexpected), list(self._cast), corrupt
         )
+
+
+def _listed(paths: Collection[str]) -> str:
+    return shortened(map(printable, paths), len(paths))
 
 
 class Report(NamedTuple):

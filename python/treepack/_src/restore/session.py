@@ -17,7 +17,7 @@ from treepack._src import paths as _paths
 from treepack._src.options import Reading, Strict
 from treepack._src.paths import Room, Trail
 from treepack._src.printable import printable
-from treepack._src.restore.compare import difference, like_scalar, signature
+from treepack._src.restore.compare import NOTHING, difference, like_scalar, signature
 from treepack._src.restore.report import Convert, Coverage
 from treepack.errors import Mismatch, MismatchError
 
@@ -26,9 +26,6 @@ RestoreChild = Callable[[Any, Any, str, "Restore"], Any]
 
 # A leaf of a template and the leaf found there: (trail, the template's leaf, the leaf found).
 Leaf = tuple[Trail, Any, Any]
-
-# Describes the missing side of a mismatch.
-NOTHING = "nothing"
 
 # Matches the description of an array of floats or integers: its kind and shape.
 _CASTABLE = re.compile(r"b?(float)\w*(\[[\d,]*\])|u?(int)\w*(\[[\d,]*\])")

@@ -32,10 +32,10 @@ from treepack._src.pytree.state_dict import leaves_of, map_leaves, state_leaves,
 from treepack._src.registry.names import default_name
 from treepack._src.registry.nodes import is_named
 from treepack._src.registry.types import name_of
-from treepack._src.restore.compare import described, difference, is_opaque, signature
+from treepack._src.restore.compare import NOTHING, described, difference, is_opaque, signature
 from treepack._src.restore.record import catalog_of, split
 from treepack._src.restore.report import ABSENT, Convert, Coverage
-from treepack._src.restore.session import NOTHING, Leaf, Restore, as_part, current, root_at
+from treepack._src.restore.session import Leaf, Restore, as_part, current, root_at
 from treepack._src.restore.versions import Older, RecordAt, mark_older
 from treepack._src.storage.deferred import Deferred
 from treepack.errors import MismatchError, TreepackError

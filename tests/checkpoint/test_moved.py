@@ -1,0 +1,198 @@
+"""Templates with other names, axes or values than a file: what errors say, and that it succeeds."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import orbax.checkpoint as ocp
+import pytest
+
+import treepack
+from treepack.orbax import TreepackHandler, TreepackRestore, TreepackSave
+
+Saved = Callable[[Any], Callable[..., Any]]
+
+KINDS = ["file", "gzip", "directory", "safetensors", "orbax", "series", "publisher", "manager"]
+
+
+@pytest.fixture(params=KINDS)
+def saved(request: pytest.FixtureRequest, tmp_path: Path) -> Saved:
+    """Saves a tree in some form, and returns a function like `load` without a path."""
+    path = tmp_path / "model"
+
+    def save(tree: Any) -> Callable[..., Any]:
+        if request.param == "series":
+            treepack.Series(path).save(3, tree)
+            return lambda *args, **options: treepack.Series(path).resume(*args, **options)[1]
+        if request.param == "publisher":
+            treepack.Publisher(path).push(tree, version=1)
+            return lambda *args, **options: treepack.Subscriber(path).latest(*args, **options)[1]
+        if request.param == "manager":
+            manager = ocp.CheckpointManager(path, item_handlers=TreepackHandler())
+            manager.save(0, args=TreepackSave(tree))
+            return lambda target, **options: manager.restore(
+                0, args=TreepackRestore(target, **options)
+            )
+        place = path.with_suffix(".safetensors") if request.param == "safetensors" else path
+        if request.param == "orbax":
+            with ocp.StandardCheckpointer() as checkpointer:
+                checkpointer.save(place, tree)
+        else:
+            options = {"directory": {"sharded": True}, "gzip": {"compress": "gzip"}}
+            treepack.save(place, tree, **options.get(request.param, {}))  # type: ignore[arg-type]
+        return lambda *args, **options: treepack.load(place, *args, **options)
+
+    return save
+
+
+def dense(features: int, value: float = 1) -> Any:
+    return {"kernel": jnp.full((4, features), value), "bias": jnp.full(features, value)}
+
+
+def refused(load: Callable[..., Any], *args: Any, **options: Any) -> str:
+    with pytest.raises(treepack.MismatchError) as caught:
+        load(*args, **options)
+    assert caught.value.mismatches
+    return str(caught.value)
+
+
+def renaming(message: str) -> dict[str, str]:
+    """Returns the dict that a message says to pass first."""
+    found = re.search(r"\n\w[^:\n]*: pass rename=(.*)\.", message.partition("\nPass ")[0])
+    assert found is not None, message
+    return dict(ast.literal_eval(found[1]))
+
+
+def test_a_subtree_with_another_name_is_named(saved: Saved) -> None:
+    load = saved({"params": {"encoder": {"in": dense(4), "out": dense(2)}, "lm_head": dense(9)}})
+    body = {"in": dense(4, 0), "out": dense(2, 0)}
+    template = {"params": {"backbone": body, "classifier": dense(3, 0)}}
+    rename = {"params/encoder": "params/backbone"}
+    text = refused(load, template)
+    assert renaming(text) == rename
+    assert 'Pass missing="target"' in text
+    for options in ({}, {"unexpected": "ignore"}):
+        text = refused(load, template, missing="target", **options)
+        assert "no leaf of the file fits the template, so nothing is loaded: pass rename=" in text
+        assert renaming(text) == rename
+    found = load(template, missing="target", rename=rename)
+    assert found["params"]["backbone"]["in"]["kernel"][0, 0] == 1
+    assert found["params"]["classifier"]["kernel"][0, 0] == 0
+
+
+# Orbax stores the state of clipping as `None`, which stays where the renamed leaves would go.
+@pytest.mark.parametrize("saved", [it for it in KINDS if it != "orbax"], indirect=True)
+@pytest.mark.parametrize("options", [{}, {"unexpected": "ignore"}])
+def test_an_optimizer_in_a_chain_is_named(saved: Saved, options: Any) -> None:
+    params = {"w": jnp.ones(2), "b": jnp.ones(3)}
+    adam = optax.adam(1e-3)
+    _, state = adam.update(params, adam.init(params))
+    load = saved({"opt": state})
+    template = {"opt": optax.chain(optax.clip_by_global_norm(1), adam).init(params)}
+    rename = renaming(refused(load, template, **options))
+    assert rename == {"opt/0": "opt/1/0"}
+    assert renaming(refused(load, template, missing="target", **options)) == rename
+    assert load(template, rename=rename)["opt"][1][0].count == 1
+
+
+def test_a_module_and_its_moments_are_named(tmp_path: Path) -> None:
+    def state(name: str) -> Any:
+        params = {name: {"in": dense(4), "out": dense(2)}, "head": dense(2)}
+        return {"params": params, "opt": optax.adam(1e-3).init(params)}
+
+    treepack.save(tmp_path / "state", state("encoder"))
+    rename = renaming(refused(treepack.load, tmp_path / "state", state("body")))
+    assert rename == {
+        f"{place}/encoder": f"{place}/body" for place in ("params", "opt/0/mu", "opt/0/nu")
+    }
+    treepack.load(tmp_path / "state", state("body"), rename=rename)
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        {"a": {"x": dense(2)}},  # two subtrees like it
+        {"a": {"x": dense(5)}, "one": {"y": dense(2)}},  # other shapes
+        {"a": {"x": {"w": jnp.ones(2)}}},  # other names
+        {"a": [jnp.ones(2)]},
+    ],
+)
+def test_no_name_is_guessed(tmp_path: Path, template: Any) -> None:
+    treepack.save(tmp_path / "m", {"one": {"y": dense(2)}, "two": {"z": dense(2)}})
+    assert "Pass rename={" not in refused(treepack.load, tmp_path / "m", template)
+
+
+def test_one_leaf_is_enough(tmp_path: Path) -> None:
+    path = tmp_path / "m"
+    treepack.save(path, {"w": np.ones(2), "v": np.ones(3)})
+    for options in ({"missing": "target"}, {"mismatched": "target", "missing": "target"}):
+        found = treepack.load(path, {"w": np.zeros(2), "x": 1}, **options)
+        assert found["w"][0] == found["x"] == 1
+        assert treepack.load(path, {}, **options) == {}
+        text = refused(treepack.load, path, {"x": np.zeros(2)}, **options)
+        assert "the template has x, the file w, v" in text
+        found, report = treepack.load(path, {"x": 1}, **options, return_report=True)
+        assert (found, report.loaded) == ({"x": 1}, [])
+    wide = {"w": np.zeros(4)}
+    text = refused(treepack.load, path, wide, select="w", mismatched="target")
+    assert text.endswith("nothing is loaded: pass rename= if leaves have other names; the template "
+        "has w, the file w of another shape")  # fmt: skip
+    treepack.save(path, {})
+    assert treepack.load(path, wide, missing="target") == wide
+
+
+def test_shapes_are_no_values_to_keep(saved: Saved) -> None:
+    load = saved({"m": {"w": jnp.ones((2, 3)), "v": jnp.ones(3)}})
+    template = jax.eval_shape(lambda: {"m": {"w": jnp.ones((2, 3)), "new": jnp.ones(3)}})
+    text = refused(load, template, missing="target")
+    assert text.endswith("arrays, not jax.ShapeDtypeStructs, for m/new")
+    with_values = {"m": {**template["m"], "new": jnp.zeros(3)}}
+    assert load(with_values, missing="target")["m"]["new"].shape == (3,)
+    part = load(template, select="m/w", missing="target")
+    assert part["m"]["w"].shape == (2, 3)
+
+
+def test_shapes_are_no_arrays_to_keep(tmp_path: Path) -> None:
+    treepack.save(tmp_path / "m", {"w": jnp.ones((2, 3)), "v": jnp.ones(3)})
+    wide = jax.eval_shape(lambda: {"w": jnp.ones((2, 4)), "v": jnp.ones(3)})
+    text = refused(treepack.load, tmp_path / "m", wide, mismatched="target")
+    assert text.endswith("jax.ShapeDtypeStructs, for w")
+
+
+@pytest.mark.parametrize(
+    ("shape", "source"),
+    [
+        ((3, 8, 16), "treepack.transpose('up/kernel', (0, 2, 1))"),
+        ((8, 16, 3), "treepack.transpose('up/kernel')"),
+        ((16, 3, 8), None),
+        ((3, 16, 9), None),
+    ],
+)
+def test_axes_in_another_order_are_named(
+    saved: Saved, shape: tuple[int, ...], source: str | None
+) -> None:
+    load = saved({"up": {"kernel": jnp.ones((3, 16, 8))}, "n": jnp.ones(2)})
+    template = {"up": {"kernel": jnp.zeros(shape)}, "n": jnp.zeros(2)}
+    _, first, *_ = refused(load, template).split("\nPass ")
+    if source is None:
+        assert first.startswith('mismatched="target"')
+    else:
+        assert first.startswith(f"rename={{'up/kernel': {source}}} to treepack.load")
+        found = load(template, rename={"up/kernel": eval(source)})
+        assert found["up"]["kernel"].shape == shape
+
+
+def test_stacked_layers_that_are_not_transposed(saved: Saved) -> None:
+    load = saved({"layers": [{"w": jnp.ones((8, 16))}] * 3})
+    template = {"w": jnp.zeros((3, 16, 8))}
+    _, first, *_ = refused(load, template, rename={"w": treepack.stack("layers/*/w")}).split("\nPa")
+    assert first.startswith("ss transpose=True to treepack.stack")
+    assert load(template, rename={"w": treepack.stack("layers/*/w", transpose=True)})["w"][0, 0, 0]
