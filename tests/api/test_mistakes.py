@@ -28,7 +28,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import treepack
 from commands import invoke
-from mistakes import RUNS, Row
+from mistakes import RUNS, TREES, Row
 from treepack import checkpoints, serialization
 
 
@@ -307,7 +307,7 @@ OPTIONS: list[Row] = [
         "treepack.packed_size(TREE, metadata=1, described=True)"]),
     ("load('of_flax', verify=True)", "no checksums.*not from treepack.save", [
         "save('x', load('of_flax'))", "load('x', verify=True)"]),
-    ("load('flipped', verify=True)", "params/w is damaged: pass on_corrupt='skip'", [
+    ("load('flipped', verify=True)", "/w is damaged: pass on_corrupt='skip' to .*load", [
         "load('flipped', TREE, on_corrupt='skip', missing='target')"]),
 ]  # fmt: skip
 
@@ -466,7 +466,7 @@ LEAVES: list[Row] = [
     ("run('ls', 'model', 'parms')", "is it 'params'", ["run('ls', 'model', 'params')"]),
 ]  # fmt: skip
 
-ROWS = [*PATHS, *OPTIONS, *PARTS, *LEAVES, *RUNS]
+ROWS = [*PATHS, *OPTIONS, *PARTS, *LEAVES, *RUNS, *TREES]
 
 
 def with_w(shape: tuple[int, ...], dtype: Any = np.float32) -> Any:

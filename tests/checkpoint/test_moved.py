@@ -174,6 +174,8 @@ def test_shapes_are_no_arrays_to_keep(tmp_path: Path) -> None:
         ((8, 16, 3), "treepack.transpose('up/kernel')"),
         ((16, 3, 8), None),
         ((3, 16, 9), None),
+        ((3, 128), None),
+        ((3, 16, 8, 1), None),
     ],
 )
 def test_axes_in_another_order_are_named(

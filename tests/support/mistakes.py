@@ -1,4 +1,4 @@
-"""Mistakes in runs, published versions, patches and positions of arguments, for `test_mistakes`."""
+"""Mistakes in runs, published versions, patches, arguments and trees, for `test_mistakes`."""
 
 from __future__ import annotations
 
@@ -48,4 +48,34 @@ RUNS: list[Row] = [
             "save('a.safetensors', TREE['params'], rename={'w': treepack.unstack('*/w')})"]),
     ("load('partial')", r"register_function, called before the save, keeps it$", [
         "treepack.register_function(half)", "save('partial', partial())", "load('partial')"]),
+]  # fmt: skip
+
+TREES: list[Row] = [
+    ("load('model', {'x': 1}, rename={'parms': 'x'})", r"rename matches.*; is it 'params'\?", [
+        "load('model', {'x': TREE['params']}, rename={'params': 'x'})"]),
+    ("load('model', TREE, sharding=NamedSharding(mesh, P('tp')))",
+        "cannot place an array of shape .*; pass a function of path and shape as sharding=, or", [
+            "load('model', TREE, sharding=lambda path, leaf: NamedSharding(mesh, P()))",
+            "load('model', TREE, sharding={'params': NamedSharding(mesh, P()), 'step': None})"]),
+    ("dumps({'a': np.random.default_rng(0)})", r"save its \.bit_generator\.state", [
+        "dumps({'a': np.random.default_rng(0).bit_generator.state})"]),
+    ("dumps({'a': np.random.PCG64(0)})", r"save its \.state", [
+        "dumps({'a': np.random.PCG64(0).state})"]),
+    ("dumps({'a': np.random.RandomState(0)})", r"save its \.get_state\(\)", [
+        "dumps({'a': np.random.RandomState(0).get_state()})"]),
+    ("loads(dumps(jax.random.PRNGKey(0)), jax.random.key(0))",
+        r"in place of jax\.random\.key_data\(key\), and call jax\.random\.wrap_key_data", [
+            "jax.random.wrap_key_data("
+            "loads(dumps(jax.random.PRNGKey(0)), jax.random.key_data(jax.random.key(1))))"]),
+    ("loads(dumps(jax.random.key(0)), jax.random.PRNGKey(0))",
+        r"in place of a jax\.random\.key, and call jax\.random\.key_data", [
+            "jax.random.key_data(loads(dumps(jax.random.key(0)), jax.random.key(1)))"]),
+    ("dataclasses.dataclass(treepack.register_dataclass(type('B', (), {}), serialized_name='B'))",
+        "put @register_dataclass above @dataclass", [
+            "treepack.register_dataclass(dataclasses.dataclass(type('B', (), {})),"
+            " serialized_name='B')"]),
+    ("save('folder/', TREE)", r"save\(..., sharded=True\) writes a directory", [
+        "save('folder/', TREE, sharded=True)", "load('folder/')"]),
+    ("load('owner/Model-7B-v0.1')", r"huggingface_hub\.snapshot_download\('owner/Model-7B-v0", [
+        "save('owner/Model-7B-v0.1', TREE, sharded=True)", "load('owner/Model-7B-v0.1')"]),
 ]  # fmt: skip

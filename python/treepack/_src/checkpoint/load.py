@@ -383,7 +383,8 @@ def _corrupt(
             found[value] = path if renamed is None else renamed[path]
     if found and selection.on_corrupt == "error":
         raise CorruptionError(
-            f"{listed([*found.values()])} damaged: pass on_corrupt='skip' to load the other leaves"
+            f"{listed([*found.values()])} damaged: pass on_corrupt='skip' to treepack.load "
+            "to load the other leaves"
         )
     return found
 

@@ -177,7 +177,7 @@ def _axes(mismatch: Mismatch) -> tuple[int, ...] | None:
     if found[0] is None or found[1] is None or found[0][1] != found[1][1]:
         return None
     one, other = (it[2].split(",") for it in found if it is not None)
-    if one == other:
+    if one == other or len(one) != len(other):
         return None
     axes = tuple(range(len(one)))
     orders = axes[::-1], (*axes[:-2], *axes[:-3:-1])

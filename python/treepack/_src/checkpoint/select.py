@@ -182,10 +182,16 @@ def _literal(text: str, paths: Iterable[str]) -> tuple[str, ...] | None:
 
 
 def similar(typo: str, paths: Iterable[str]) -> str:
-    """Returns a hint about a path similar to one without escapes, or about the paths that exist."""
+    """Returns a hint about a path similar to one without escapes, or about the paths that exist.
+
+    The path may be of a container, if it has as many parts.
+    """
     texts = {"/".join(_paths.parts(it)): it for it in itertools.islice(paths, _MOST_PATHS)}
     meant = _paths.meant(typo, texts.values())
-    near = [meant] if meant else [texts[it] for it in difflib.get_close_matches(typo, texts, n=1)]
+    count = typo.count("/") + 1
+    starts = ([*_paths.parts(it)][:count] for it in texts.values())
+    both = {"/".join(start): _paths.text(start) for start in starts} | texts
+    near = [meant] if meant else [both[it] for it in difflib.get_close_matches(typo, both, n=1)]
     if near:
         return f"; is it {near[0]!r}?"
     shown = [printable(it[:_MOST_TEXT]) for it in itertools.islice(texts.values(), _MOST_SHOWN)]

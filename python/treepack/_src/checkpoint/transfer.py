@@ -142,9 +142,10 @@ def _put_parts(item: Item, place: Any, read: Callable[[Box], np.ndarray]) -> Any
 
 
 def _misplaced(path: Trail, array: Any, place: Any, error: Exception) -> TreepackError:
+    hint = "; pass a function of path and shape as sharding=, or a pytree of shardings"
     return TreepackError(
         f"at {path}: cannot place an array of shape {array.shape} on {place}: "
-        f"{type(error).__name__}: {error}"
+        f"{type(error).__name__}: {error}{'' if isinstance(error, RuntimeError) else hint}"
     )
 
 

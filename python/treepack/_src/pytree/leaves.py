@@ -131,6 +131,12 @@ def remedy(value: Any) -> str | None:
         return "a set has no order: save sorted(...) of it, or pass it as metadata="
     if isinstance(value, (range, collections.deque)):
         return "save list(...) of it, or pass it as metadata="
+    if isinstance(value, np.random.Generator):
+        return "save its .bit_generator.state, a dict"
+    if isinstance(value, np.random.BitGenerator):
+        return "save its .state, a dict"
+    if isinstance(value, np.random.RandomState):
+        return "save its .get_state()"
     if _is_open_file(value):
         return "save its .load()"
     if _is_partition_spec(value):

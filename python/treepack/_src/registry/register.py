@@ -123,10 +123,16 @@ def register_dataclass(
         else:
             if given is None and dataclasses.is_dataclass(nodetype):
                 given = Fields.marked(nodetype, drop_fields)
-            data, meta = (None, None) if given is None else (given.data, given.meta)
+            if given is None:
+                raise TypeError(
+                    f"{default_name(nodetype)} is not a dataclass: put @register_dataclass above "
+                    "@dataclass, or pass data_fields and meta_fields"
+                )
             jax = needed("register_dataclass registers the type with JAX")
             register_with_jax = jax.tree_util.register_dataclass
-            register_with_jax(nodetype, data, meta, drop_fields=[*map(_Whole, drop_fields)])
+            register_with_jax(
+                nodetype, given.data, given.meta, drop_fields=[*map(_Whole, drop_fields)]
+            )
             fields = given
         build = None if fields is None else fields.unflatten_abstract
         added = jax_node_type(nodetype, name, fields, version=version, upgrade=upgrade)

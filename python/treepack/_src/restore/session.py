@@ -115,6 +115,7 @@ class Restore:
             hint = "The second argument is a template: for a part of the file, pass select=."
             return MismatchError(f"{text}\n{hint}", found)
         text += self._about_names(found)
+        text += self._about_keys(found)
         if self.sentence is None:
             of_names = any(NOTHING in (it.expected, it.found) for it in found)
             hint = (
@@ -178,6 +179,21 @@ class Restore:
                     "template."
                 )
         return hints
+
+    def _about_keys(self, found: list[Mismatch]) -> str:
+        """Returns a hint if a key of one side is its data on the other."""
+        key, data = "key<", "uint32["
+        if any(it.expected.startswith(key) and it.found.startswith(data) for it in found):
+            return (
+                "\nThe file has the data of a key: load them in place of jax.random.key_data(key), "
+                "and call jax.random.wrap_key_data on them."
+            )
+        if any(it.expected.startswith(data) and it.found.startswith(key) for it in found):
+            return (
+                "\nThe file has a typed key: load it in place of a jax.random.key, and call "
+                "jax.random.key_data on it."
+            )
+        return ""
 
     def _about_cast(self, found: list[Mismatch]) -> str:
         """Returns a hint if floats or integers of another dtype are among the mismatches."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import itertools
 import os
+import re
 from typing import Any
 
 from treepack._src.storage.place import shown
@@ -37,10 +38,20 @@ def name_file(error: BaseException, source: Any) -> None:
         if isinstance(error, FileNotFoundError) and not hasattr(error, "__notes__"):
             for near in _similar(source) if error.filename in (name, source) else ():
                 error.add_note(f"treepack: is it {near!r}?")
+            if _is_repository(source):
+                folder = f"huggingface_hub.snapshot_download({source!r})"
+                error.add_note(f"treepack: for a repository of Hugging Face, load {folder}")
     elif isinstance(error, Exception) and not isinstance(error, (MemoryError, MissingPathError)):
         note = f"treepack: while reading {name!r}"
         if note not in getattr(error, "__notes__", ()):
             error.add_note(note)
+
+
+def _is_repository(source: Any) -> bool:
+    """Returns whether a source looks like the id of a repository, not a file in a folder."""
+    form = r"(\w[\w.-]*)/(?!.*\.[A-Za-z]\w+$)\w[\w.-]*"
+    found = re.fullmatch(form, source) if isinstance(source, str) else None
+    return found is not None and not os.path.lexists(found[1])
 
 
 def _similar(source: Any) -> list[str]:

@@ -54,7 +54,7 @@ def save_layout(
         if url is None:
             try:
                 save(local(path))
-            except IsADirectoryError as error:
+            except (IsADirectoryError, NotADirectoryError) as error:
                 error.add_note("choose a file in it; save(..., sharded=True) writes a directory")
                 raise
         else:
