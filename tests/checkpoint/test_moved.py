@@ -6,14 +6,18 @@ import ast
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import equinox as eqx
+import flax.serialization
+import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import orbax.checkpoint as ocp
 import pytest
+from flax import nnx
 
 import treepack
 from treepack.orbax import TreepackHandler, TreepackRestore, TreepackSave
@@ -51,6 +55,57 @@ def saved(request: pytest.FixtureRequest, tmp_path: Path) -> Saved:
         return lambda *args, **options: treepack.load(place, *args, **options)
 
     return save
+
+
+class Module(eqx.Module):
+    """A module of equinox."""
+
+    child: Any
+
+
+@flax.struct.dataclass
+class Struct:
+    """A dataclass of flax."""
+
+    child: Any
+
+
+class Pair(NamedTuple):
+    """A namedtuple."""
+
+    child: Any
+
+
+class Listed:
+    """A class with a handler whose state has a list."""
+
+    def __init__(self, child: Any) -> None:
+        self.child = child
+
+
+flax.serialization.register_serialization_state(
+    Listed,
+    lambda it: {"leaves": [it.child["w"]]},
+    lambda it, state: Listed({"w": state["leaves"][0]}),
+)
+
+
+class Handled(Listed):
+    """A class with a handler whose state is a dict."""
+
+
+flax.serialization.register_serialization_state(
+    Handled,
+    lambda it: {"child": it.child},
+    lambda it, state: Handled(
+        flax.serialization.from_state_dict(it.child, state["child"], name="child")
+    ),
+)
+
+NODES = [
+    *(lambda it: {"child": it}, lambda it: [it], lambda it: (it,), Module, Struct, Pair),
+    *(Handled, nnx.State, lambda it: nnx.Dict(jax.tree.map(nnx.Param, it))),
+]
 
 
 def dense(features: int, value: float = 1) -> Any:
@@ -114,6 +169,31 @@ def test_a_module_and_its_moments_are_named(tmp_path: Path) -> None:
         f"{place}/encoder": f"{place}/body" for place in ("params", "opt/0/mu", "opt/0/nu")
     }
     treepack.load(tmp_path / "state", state("body"), rename=rename)
+
+
+@pytest.mark.parametrize("make", NODES)
+def test_every_node_is_searched(tmp_path: Path, make: Any) -> None:
+    def tree(name: str, leaf: Any) -> Any:
+        return {"node": make({name: leaf}), "n": 1}
+
+    path, leaf = tmp_path / "m", jnp.ones(3)
+    treepack.save(path, {"node": make({"w": leaf})})
+    text = refused(treepack.load, path, tree("v", leaf), missing="target", unexpected="ignore")
+    assert "nothing is loaded: pass rename=" in text
+    shape = jax.ShapeDtypeStruct((3,), jnp.float32)
+    found = treepack.load(path, tree("w", shape), missing="target")
+    assert found["n"] == 1
+    text = refused(
+        treepack.load, path, {**tree("w", shape), "x": make({"y": shape})}, missing="target"
+    )
+    assert re.search("ShapeDtypeStructs, for x/.*y", text), text
+
+
+def test_the_state_of_a_handler_may_have_a_list(tmp_path: Path) -> None:
+    treepack.save(tmp_path / "m", {"node": Listed({"w": np.ones(3)}), "more": 1})
+    target = {"node": Listed({"w": np.zeros(3)}), "n": 1}
+    found = treepack.load(tmp_path / "m", target, missing="target")
+    assert found["node"].child["w"][0] == found["n"] == 1
 
 
 @pytest.mark.parametrize(

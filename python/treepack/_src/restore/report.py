@@ -166,8 +166,12 @@ class Coverage:
         )
 
 
+# The maximum number of characters of a path in a list.
+_MOST_PATH = 200
+
+
 def _listed(paths: Collection[str]) -> str:
-    return shortened(map(printable, paths), len(paths))
+    return shortened((printable(it[:_MOST_PATH]) for it in paths), len(paths))
 
 
 class Report(NamedTuple):
