@@ -272,6 +272,14 @@ def test_axes_in_another_order_are_named(
         assert found["up"]["kernel"].shape == shape
 
 
+def test_all_swapped_axes_are_named(saved: Saved) -> None:
+    load = saved({"a": {"w": jnp.ones((2, 3)), "b": jnp.ones(3)}, "c": {"w": jnp.ones((4, 2, 3))}})
+    template = {"a": {"w": jnp.ones((3, 2)), "b": jnp.ones(3)}, "c": {"w": jnp.ones((4, 3, 2))}}
+    found = re.search(r"\nPass rename=(\{.*\}) to treepack\.load if", refused(load, template))
+    assert found is not None
+    assert load(template, rename=eval(found[1]))["c"]["w"].shape == (4, 3, 2)
+
+
 def test_stacked_layers_that_are_not_transposed(saved: Saved) -> None:
     load = saved({"layers": [{"w": jnp.ones((8, 16))}] * 3})
     template = {"w": jnp.zeros((3, 16, 8))}

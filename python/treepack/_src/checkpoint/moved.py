@@ -35,8 +35,8 @@ def hinting(catalog: Callable[[], core.Catalog], start: int, target: Any) -> Ite
                 hint = f"The file has leaves of the template elsewhere: pass rename={moved[0]}."
                 if moved[1]:
                     cure = cures = ""
-            elif transposed := next(filter(_axes, error.mismatches), None):
-                hint = _transposed(transposed, found)
+            elif any(map(_axes, error.mismatches)):
+                hint = _transposed(error.mismatches, found)
             if hint:
                 error.args = (f"{listed}\n{hint}{cure}{cures}", *error.args[1:])
         raise
@@ -184,14 +184,17 @@ def _axes(mismatch: Mismatch) -> tuple[int, ...] | None:
     return next((it for it in orders if [other[at] for at in it] == one), None)
 
 
-def _transposed(mismatch: Mismatch, there: Collection[str]) -> str:
-    """Returns the hint for an array whose axes have another order in the file."""
-    path, axes = mismatch.path, _axes(mismatch)
-    if path in there and axes is not None:
-        order = "" if axes[-1] == 0 else f", {axes}"
-        source = f"treepack.transpose({path!r}{order})"
-        return f"Pass rename={{{path!r}: {source}}} to treepack.load if its axes are swapped."
-    return "Pass transpose=True to treepack.stack, or treepack.transpose(path) in rename=."
+def _transposed(mismatches: Iterable[Mismatch], there: Collection[str]) -> str:
+    """Returns the hint for arrays whose axes have another order in the file."""
+    sources = {}
+    for path, axes in ((it.path, _axes(it)) for it in mismatches):
+        if path in there and axes is not None:
+            order = "" if axes[-1] == 0 else f", {axes}"
+            sources[path] = f"{path!r}: treepack.transpose({path!r}{order})"
+    if not sources:
+        return "Pass transpose=True to treepack.stack, or treepack.transpose(path) in rename=."
+    shown = shortened(sources.values(), len(sources))
+    return f"Pass rename={{{shown}}} to treepack.load if these axes are swapped."
 
 
 def _below(paths: Iterable[str]) -> dict[str, set[str]]:
