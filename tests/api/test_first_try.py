@@ -182,6 +182,34 @@ def test_the_best_checkpoint_is_loaded() -> None:
     assert run.best() == 2
     with pytest.raises(ValueError, match=r'best=."loss", 1..'):
         treepack.Series("run").best()
+    other = treepack.Series("run")
+    other.save(3, {"w": WEIGHT}, metrics={"acc": 0.2, "loss": 0.5})
+    other.save(4, {"w": WEIGHT}, metrics={"acc": 0.8, "loss": 0.7})
+    assert (other.best("acc"), other.best("acc", "max"), other.best("loss")) == (3, 4, 3)
+    assert (run.best("acc"), run.best("acc", "min"), run.best("typo")) == (4, 3, None)
+
+
+@pytest.mark.parametrize("fast", [None, "fast"])
+def test_a_metric_that_no_checkpoint_has_removes_none(fast: str | None) -> None:
+    keep = treepack.Keep(best=("val", 1))
+    run = treepack.Series("run", keep=keep)
+    for step, value in enumerate([3.0, 1.0, 2.0]):
+        run.save(step, {"w": WEIGHT}, metrics={"val": value})
+    typo = treepack.Series("run", keep=treepack.Keep(best=("vall", 1)), fast=fast)
+
+    def save(step: int) -> None:
+        typo.save(step, {"w": WEIGHT}, metrics={"val": 4.0})
+        typo.wait()
+
+    for step in (3, 4):
+        with pytest.warns(UserWarning, match="metrics has 'val', keep asks for 'vall'"):
+            save(step)
+    typo.save(5, {"w": WEIGHT})
+    typo.wait()
+    assert typo.steps() == [1, 2, 3, 4, 5]
+    assert typo.best() is None
+    run.save(6, {"w": WEIGHT})
+    assert run.steps() == [1, 6]
 
 
 def test_leaves_elsewhere_in_a_file_are_found() -> None:

@@ -19,6 +19,11 @@ RUNS: list[Row] = [
     ("treepack.Series('series', prefix='checkpoint_').resume()", "verify=.manifest. to Series", [
         "treepack.Series('series', prefix='checkpoint_').resume(verify='manifest')"]),
     ("treepack.Keep(3)", r"rules have names: pass Keep\(last=3\)", ["treepack.Keep(last=3)"]),
+    ("treepack.Keep(lst=3)", "unexpected keyword argument 'lst': is it 'last'", [
+        "treepack.Keep(last=3)"]),
+    ("treepack.Series('run').best()", r"requires a metric, as in best\(.loss.\), or keep=Keep", [
+        "treepack.Series('run').best('loss')",
+        "treepack.Series('run', keep=treepack.Keep(best=('loss', 1))).best()"]),
     ("treepack.Keep(last='3')", "last must be an integer, got '3'", ["treepack.Keep(last=3)"]),
     ("treepack.Series('run', keep=3)", r"must be a treepack\.Keep, such as Keep\(last=3\)", [
         "treepack.Series('run', keep=treepack.Keep(last=3))"]),

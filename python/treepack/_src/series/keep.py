@@ -9,6 +9,8 @@ import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
+from treepack._src.options import check_known
+
 T = TypeVar("T")
 
 Best = tuple[str, int] | tuple[str, int, Literal["min", "max"]]
@@ -43,7 +45,8 @@ class Keep:
       seconds: The minimum number of seconds between the saves of older checkpoints that also stay.
       best: The name of a metric, and the number of best checkpoints by it that also stay: with the
         least values, or with `"max"` as a third element the greatest. Of equal values the later one
-        is better; checkpoints without the metric, or with NaN, are never best.
+        is better; checkpoints without the metric, or with NaN, are never best. While no checkpoint
+        has the metric, all with other metrics stay, and saves warn.
 
     Raises:
       ValueError: If a number is too small, or `best` has another form.
@@ -65,9 +68,10 @@ class Keep:
 
     if not TYPE_CHECKING:  # type checkers take `__init__`
 
-        def __new__(cls, *args: Any, **_: Any) -> Keep:
+        def __new__(cls, *args: Any, **rules: Any) -> Keep:
             if args:
                 raise TypeError(f"rules have names: pass Keep(last={args[0]!r:.100})")
+            check_known(cls, rules)
             return object.__new__(cls)
 
     def __post_init__(self) -> None:
@@ -90,7 +94,13 @@ class Keep:
             steps.update(spaced(times, self.seconds))
         if self.best is not None:
             steps.update(best_steps(checkpoints, *self.best))
+            if self.is_unseen(checkpoints):
+                steps.update(it.step for it in checkpoints if it.metrics)
         return steps
+
+    def is_unseen(self, checkpoints: Sequence[Summary]) -> bool:
+        """Returns whether no checkpoint has the metric of `best`, perhaps a typo."""
+        return self.best is not None and not any(self.best[0] in it.metrics for it in checkpoints)
 
 
 if not TYPE_CHECKING:  # `help` would show the signature of `__new__`

@@ -331,17 +331,28 @@ class Series:
         """
         return self._read(step, lambda contents: contents.metadata())
 
-    def best(self) -> int | None:
-        """Returns the step of the best checkpoint by the metric of `Keep(best=...)`, or `None`.
+    def best(
+        self, metric: str | None = None, mode: Literal["min", "max"] | None = None
+    ) -> int | None:
+        """Returns the step of the best checkpoint, or `None` if none has the metric.
 
         `treepack.load(run.path(run.best()), target)` loads it. Damaged checkpoints do not count.
 
+        Args:
+          metric: The name of a metric. `None` takes the rule of `Keep(best=...)`.
+          mode: Whether its least (`"min"`) or greatest (`"max"`) value is best. `None` takes the
+            rule if it has this metric, and else `"min"`.
+
         Raises:
-          ValueError: If the series has no such rule.
+          ValueError: If there is no `metric`, and the series has no such rule.
         """
         rule = None if self._keep is None else self._keep.best
+        if metric is not None and (rule is None or rule[0] != metric or mode is not None):
+            rule = Keep(best=(metric, 1, mode or "min")).best
         if rule is None:
-            raise ValueError('best() requires a metric: pass keep=Keep(best=("loss", 1)) to Series')
+            raise ValueError(
+                'best() requires a metric, as in best("loss"), or keep=Keep(best=("loss", 1))'
+            )
         found = []
         for step in self.steps():
             with contextlib.suppress(TreepackError):  # damaged, or removed meanwhile

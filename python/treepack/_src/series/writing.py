@@ -34,6 +34,9 @@ from treepack.errors import InvalidCheckpointError, TreepackError
 PIN = ".keep"
 """The suffix of the file that pins a checkpoint, after the checkpoint's name."""
 
+# The number of metrics that a warning names.
+_MOST_NAMES = 5
+
 # The seconds between checks whether another thread still saves to the directory.
 _LOOK_S = 0.005
 
@@ -308,5 +311,11 @@ def _tidy(checkpoints: Checkpoints, keep: Keep, saved: int) -> None:
         unfinished = [step for step in numbered if step < saved and step not in complete]
         remove_leftovers(folder, [folder.name(step) for step in unfinished], listing)
         checkpoints.forget(numbered.keys() - gone)
+        if keep.best is not None and whole[-1].metrics and keep.is_unseen(whole):
+            has = ", ".join(f"{it!r:.100}" for it in sorted(whole[-1].metrics)[:_MOST_NAMES])
+            warn(
+                f"metrics has {has}, keep asks for {keep.best[0]!r:.100}: until a checkpoint has "
+                "it, none with metrics is removed"
+            )
     except (OSError, TreepackError) as error:
         warn(f"step {saved} is saved, but older checkpoints could not be removed: {error}")
