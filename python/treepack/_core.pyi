@@ -849,6 +849,17 @@ class Catalog:
     def leaf_values(self, value: int) -> list[int]:
         """Returns the leaves below a value."""
 
+    def static_differences(
+        self, value: int, other: Catalog, other_value: int
+    ) -> list[tuple[int, str, str, str]]:
+        """Compares the static data of nodes of equal paths below two values.
+
+        Placeholders for code are equal. Data are compared as bytes and plain values.
+
+        Returns:
+          Of each difference: the node, the field or `""`, and short texts of both sides.
+        """
+
     @property
     def values(self) -> int:
         """The number of values."""

@@ -13,6 +13,7 @@
 //! | `arrays.rs` | positions of arrays, and boxes of them |
 //! | `select.rs` | marking selected leaves |
 //! | `fits.rs` | comparing the structure record with the tree |
+//! | `statics.rs` | comparing static data |
 //! | `stream.rs` | leaves of streams |
 //! | `verify.rs` | comparing all leaves with their checksums |
 //! | `compared.rs` | comparing one leaf while it is copied |
@@ -26,6 +27,7 @@ mod heads;
 mod read;
 mod scan;
 mod select;
+mod statics;
 mod stream;
 mod tables;
 mod verify;
@@ -38,6 +40,7 @@ pub use arrays::{ArrayPlace, FoundArrays, array_in};
 pub use compared::Compared;
 pub use read::damaged_rest;
 pub use select::Marks;
+pub use statics::{StaticDifference, StaticDifferences};
 pub use stream::stream_items;
 pub use verify::{BLOCK_BYTES, Status};
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,11 @@ def test_equal_trees_of_all_sources(tmp_path: Path) -> None:
         ({"a": {"w": np.arange(6.0)}}, ("a/b", "only in the first", "float64[2]")),
         ({"z": 1}, ("z", "only in the second", "int")),
         ({"name": "y"}, ("name", "value", "'x' and 'y'")),
-        ({"key": jax.random.key(2)}, ("key", "value", None)),
+        (
+            {"key": jax.random.key(2)},
+            ("key", "value", "key<threefry2x32> [0, 1] and key<threefry2x32> [0, 2]"),
+        ),
+        ({"name": np.int32(3) * np.ones(2, "i4")}, ("name", "value", "str 'x' and int32[2]")),
         ({"n": 1.0}, ("n", "value", "nan and 1.0")),
         (
             {"a": {**TREE["a"], "w": np.zeros((2, 3))}},
@@ -55,10 +60,66 @@ def test_equal_trees_of_all_sources(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_each_difference(change: Any, expected: tuple[str, str, str | None]) -> None:
+def test_each_difference(change: Any, expected: tuple[str, str, str]) -> None:
     [found] = treepack.diff(TREE, TREE | change)
     assert (found.path, found.kind) == expected[:2]
-    assert expected[2] in (None, found.text)
+    assert expected[2] == found.text
+
+
+@treepack.register_dataclass(serialized_name="test.diff.Attention")
+@dataclasses.dataclass
+class Attention:
+    """A node with static data."""
+
+    w: Any
+    heads: Any = dataclasses.field(default=2, metadata={"static": True})
+    act: Any = dataclasses.field(default=None, metadata={"static": True})
+
+
+@jax.tree_util.register_pytree_with_keys_class
+class Quantized:
+    """A node whose static data have no names, and are never compared by their own code."""
+
+    def __init__(self, w: Any, static: Any):
+        self.w, self.static = w, static
+
+    def tree_flatten_with_keys(self) -> Any:
+        return [(jax.tree_util.GetAttrKey("w"), self.w)], self.static
+
+    tree_unflatten = classmethod(lambda cls, static, children: cls(*children, static))
+
+
+def test_static_data(tmp_path: Path) -> None:
+    def tree(heads: Any, act: Any = jax.nn.relu, bits: Any = 8) -> Any:
+        nodes = [
+            Attention(np.ones(2), 1),
+            Attention(np.ones(2), heads, act),
+            Attention(None, heads),
+        ]
+        return {"a": nodes, "q": Quantized(np.ones(2), {"bits": bits, "nan": float("nan")})}
+
+    one, other = tree(4), tree(7, jax.nn.gelu, "x" * 99)
+    expected = [
+        ("a/1/heads", "static", "4 and 7"),
+        ("a/1/act", "static", "'relu' and 'gelu'"),
+        ("a/2/heads", "static", "4 and 7"),
+        ("q", "static", f"8 and '{'x' * 39}..."),
+    ]
+    treepack.save(tmp_path / "one", one)
+    treepack.save(tmp_path / "sharded", one, sharded=True)
+    for source in (one, tmp_path / "one", tmp_path / "sharded"):
+        assert treepack.diff(source, tree(4)) == []
+        found = treepack.diff(source, other)
+        assert found == expected
+        assert repr(found).splitlines()[0] == "0 of 4 leaves differ, and 4 static values"
+    with treepack.open(tmp_path / "one") as file:
+        assert treepack.diff(file["a/1"], other["a"][1]) == [
+            (path[4:], *rest) for path, *rest in expected[:2]
+        ]
+        assert not treepack.diff(file["a"], file["a"])
+    assert not treepack.diff(one, treepack.serialization.to_bytes(other))  # has no static data
+    assert not treepack.diff(tree(4, lambda: 1), tree(4, lambda: 2))  # code is not compared
+    assert [it.path for it in treepack.diff(Attention(1, "x"), Attention(1, None))] == ["heads"]
 
 
 def test_tolerances_and_the_repr() -> None:

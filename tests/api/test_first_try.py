@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import io
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -210,6 +211,14 @@ def test_a_metric_that_no_checkpoint_has_removes_none(fast: str | None) -> None:
     assert typo.best() is None
     run.save(6, {"w": WEIGHT})
     assert run.steps() == [1, 6]
+
+
+def test_static_data_that_differ_are_listed() -> None:
+    treepack.save("four", {"net": eqx.nn.MLP(2, 2, 2, 1, jax.nn.relu, key=jax.random.key(0))})
+    treepack.save("seven", {"net": eqx.nn.MLP(2, 2, 2, 1, jax.nn.gelu, key=jax.random.key(0))})
+    assert "0 of 4 leaves differ, and 1 static value" in call("diff", "four", "seven", status=1)
+    [found] = json.loads(call("diff", "four", "seven", "--json", status=1))["differences"]
+    assert found == {"path": "net", "kind": "static", "text": "'relu' and 'gelu'"}
 
 
 def test_leaves_elsewhere_in_a_file_are_found() -> None:

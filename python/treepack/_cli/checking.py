@@ -76,7 +76,10 @@ def diff(
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
     max_size: MAX_SIZE = None,
 ) -> None:
-    """Compares names, shapes, dtypes and values of two files. Exit status 1: they differ."""
+    """Compares names, shapes, dtypes, values and static data of two files.
+
+    Exit status 1: they differ.
+    """
     with opened(one, max_size) as left, opened(other, max_size) as right:
         found = treepack.diff(left, right, rtol=rtol, atol=atol)
         modules = values.changes(left, right) if stats else {}

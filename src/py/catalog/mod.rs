@@ -174,6 +174,37 @@ impl Catalog {
         Watcher::signals().detached(py, |watch| self.catalog.check_record(source, watch))
     }
 
+    fn static_differences<'py>(
+        &self,
+        py: Python<'py>,
+        value: usize,
+        other: &Self,
+        other_value: usize,
+    ) -> PyResult<Bound<'py, PyList>> {
+        self.check(value)?;
+        other.check(other_value)?;
+        let compare = |watch: &Watcher| {
+            (self.catalog).static_differences(value, &other.catalog, other_value, watch)
+        };
+        let (found, places) = Watcher::signals().detached(py, compare)?;
+        let rows = places
+            .iter()
+            .flat_map(|(value, at)| found[*at].iter().map(|it| (*value, it)));
+        list_of_results(
+            py,
+            rows.map(|(value, it)| {
+                let texts = [it.field.as_deref().unwrap_or_default(), &it.one, &it.other];
+                let texts = texts.map(|text| new_string(py, text.as_bytes()));
+                let [field, one, other] = texts;
+                let value = new_uint(py, value as u64)?.into_any();
+                new_tuple_of(
+                    py,
+                    [value, field?.into_any(), one?.into_any(), other?.into_any()],
+                )
+            }),
+        )
+    }
+
     #[getter]
     fn dtypes(&self) -> Vec<&str> {
         self.catalog.dtypes().collect()

@@ -10,6 +10,7 @@ use pyo3::types::PyTuple;
 use super::super::hashes::may_be_key;
 use super::super::memory::new_tuple_of;
 use super::keys::Name;
+use crate::structure;
 
 /// The method that makes nodes, unless they are abstract.
 pub(super) const UNFLATTEN: &str = "unflatten";
@@ -112,7 +113,7 @@ pub(super) fn is_constant(data: &Bound<'_, PyAny>) -> PyResult<bool> {
 }
 
 /// Part of all encoded placeholders; see `registry/holes.py`.
-const HOLE: &[u8] = b"treepack.hole";
+const HOLE: &[u8] = structure::HOLE.as_bytes();
 
 pub(super) fn has_holes(data: &[u8]) -> bool {
     data.windows(HOLE.len()).any(|window| window == HOLE)

@@ -11,10 +11,11 @@ import numpy as np
 
 from treepack._src import dtypes as _dtypes
 from treepack._src.api.bytes import dumps
-from treepack._src.checkpoint.file import Tree, count_text, kind_text, open
+from treepack._src.checkpoint.file import Tree, count_text, kind_text, open, place_of
 from treepack._src.checkpoint.reader import LazyArray
+from treepack._src.paths import Room, join
 from treepack._src.printable import MOST_ROWS, printable
-from treepack._src.pytree.prng import is_key, unwrap
+from treepack._src.pytree.prng import is_key, key_text, unwrap
 from treepack._src.storage.content import is_source
 from treepack._src.storage.place import resolved
 
@@ -23,9 +24,9 @@ class Difference(NamedTuple):
     """A difference between two checkpoints; see `diff`.
 
     Attributes:
-      path: The path of the leaf.
+      path: The path of the leaf, or of a static field.
       kind: `"only in the first"`, `"only in the second"`, `"shape"`, `"dtype"`, `"values"` of
-        arrays, or `"value"` of other leaves.
+        arrays, `"value"` of other leaves, or `"static"`.
       text: A description.
     """
 
@@ -46,15 +47,18 @@ class Differences(list[Difference]):
     def __repr__(self) -> str:
         rows = [printable(f"  {it.path}: {it.kind}, {it.text}") for it in self[:MOST_ROWS]]
         more = [f"  and {len(self) - MOST_ROWS} more"] * (len(self) > MOST_ROWS)
-        verb = "differs" if 1 in (len(self), self.leaves) else "differ"
-        head = f"{len(self)} of {count_text(self.leaves)} {verb}"
+        static = sum(it.kind == "static" for it in self)
+        leaves = len(self) - static
+        verb = "differs" if 1 in (leaves, self.leaves) else "differ"
+        head = f"{leaves} of {count_text(self.leaves)} {verb}"
+        head += f", and {static} static value{'s' * (static != 1)}" if static else ""
         return "\n".join([head, *rows, *more])
 
 
 def diff(one: Any, other: Any, *, rtol: float = 0.0, atol: float = 0.0) -> Differences:
-    """Compares names, shapes, dtypes and values of two checkpoints or trees.
+    """Compares names, shapes, dtypes, values and static data of two checkpoints or trees.
 
-    Reads arrays a block at a time.
+    Reads arrays a block at a time. Code in static data is not compared.
 
     Args:
       one: Anything that `open` takes, an open `File` or a `Tree` of one, or a tree.
@@ -80,7 +84,17 @@ def diff(one: Any, other: Any, *, rtol: float = 0.0, atol: float = 0.0) -> Diffe
             if (text := _difference(*pair, rtol, atol)) is not None:
                 found.append(Difference(path, *text))
         found.leaves = len(paths)
+        found.extend(_static(left, right))
     return found
+
+
+def _static(one: Tree, other: Tree) -> Iterator[Difference]:
+    (reader, value, _), (other_reader, other_value, _) = place_of(one), place_of(other)
+    catalog, room = reader.catalog, Room()
+    for node, field, *both in catalog.static_differences(value, other_reader.catalog, other_value):
+        path = catalog.path_of(node, value)
+        path = room.text(join(path, field) if field else path)
+        yield Difference(path, "static", " and ".join(both))
 
 
 @contextlib.contextmanager
@@ -113,7 +127,13 @@ def _difference(one: Any, other: Any, rtol: float, atol: float) -> tuple[str, st
         return None if found.elements == 0 or is_near else ("values", _apart(found))
     if type(one) is type(other) and _equal(one, other):
         return None
-    return "value", f"{_text(one)} and {_text(other)}"
+    texts = [_text(one), _text(other)]
+    if isinstance(one, LazyArray) != isinstance(other, LazyArray):
+        texts = [
+            it if isinstance(leaf, LazyArray) else f"{_kind(leaf)} {it}"
+            for it, leaf in zip(texts, (one, other), strict=True)
+        ]
+    return "value", " and ".join(texts)
 
 
 def _apart(found: Apart) -> str:
@@ -135,10 +155,12 @@ def _equal(one: Any, other: Any) -> bool:
 def _kind(leaf: Any) -> str:
     if isinstance(leaf, LazyArray):
         return kind_text(("array", leaf.dtype.name, leaf.shape))
-    return type(leaf).__name__
+    return key_text(leaf.dtype) if is_key(leaf) else type(leaf).__name__
 
 
 def _text(leaf: Any) -> str:
+    if is_key(leaf):
+        return f"{_kind(leaf)} {unwrap(leaf)[1].tolist()!s:.40}"
     return _kind(leaf) if isinstance(leaf, LazyArray) else f"{leaf!r:.40}"
 
 

@@ -323,7 +323,8 @@ def load(
         float64 in the file matches float32 in a target of JAX arrays, unless `jax_enable_x64` is
         set. `"exact"`: dtypes must be equal, dicts must not have keys that the target lacks
         (`unexpected="ignore"` allows them), and containers must have equal types where the file
-        stores them. `False`: not compared.
+        stores them. `False`: not compared. Static data are never compared: those of the target
+        become the result. `treepack.diff` lists their differences.
       cast: Whether to cast floats to the dtypes of the target, and integers where no value changes.
       dtype: Without a target, the dtype to which all float arrays are cast, such as `jnp.bfloat16`,
         each as it is loaded. Integers, bools, complex numbers, PRNG keys and Python numbers keep

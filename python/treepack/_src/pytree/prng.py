@@ -47,6 +47,14 @@ def unwrap(key: jax.Array) -> tuple[str, jax.Array]:
     return impl, jax.random.key_data(key)
 
 
+def key_text(dtype: Any) -> str:
+    """Formats a dtype of keys as in files: `key<threefry2x32>`, which JAX abbreviates."""
+    for impl in ("threefry2x32", "rbg", "unsafe_rbg"):
+        if (known := _implementation(impl)) is not None and known[0] == dtype:
+            return f"key<{impl}>"
+    return str(dtype)
+
+
 def wrap(impl: Any, data: Any) -> jax.Array | jax.ShapeDtypeStruct | None:
     """Builds a key array from the parts that `unwrap` returns.
 

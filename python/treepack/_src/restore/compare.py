@@ -22,6 +22,7 @@ from treepack._src.interop import jax as _jax
 from treepack._src.interop.modules import imported
 from treepack._src.options import Strict
 from treepack._src.pytree.kinds import is_function
+from treepack._src.pytree.prng import key_text
 
 # Describes the missing side of a mismatch.
 NOTHING = "nothing"
@@ -42,7 +43,8 @@ class Signature(NamedTuple):
 
     def __str__(self) -> str:
         """Abbreviates as JAX does, such as `float32[3,4]`."""
-        name = getattr(self.dtype, "name", str(self.dtype))
+        is_extended = _jax.is_extended(self.dtype)
+        name = key_text(self.dtype) if is_extended else self.dtype.name
         return f"{name}[{','.join(map(str, self.shape))}]"
 
     @property

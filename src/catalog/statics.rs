@@ -1,0 +1,170 @@
+//! Compares static data, as plain values.
+
+use std::collections::HashMap;
+
+use super::Catalog;
+use crate::structure::{Kind, NodeType, Record, Value, apart, short};
+use crate::watch::Watch;
+use crate::{Result, grow};
+
+const CHECK_VALUES: usize = 1 << 12;
+
+const NONE: usize = usize::MAX;
+
+pub struct StaticDifference {
+    /// If static data of the type have names.
+    pub field: Option<String>,
+    pub one: String,
+    pub other: String,
+}
+
+/// Differences; pairs of a value and an index of them.
+pub type StaticDifferences = (Vec<Vec<StaticDifference>>, Vec<(usize, usize)>);
+
+impl Catalog {
+    /// Compares nodes of equal paths.
+    pub fn static_differences(
+        &self,
+        start: usize,
+        other: &Self,
+        other_start: usize,
+        watch: &dyn Watch,
+    ) -> Result<StaticDifferences> {
+        let mut found = (Vec::new(), Vec::new());
+        let (Some(one_bytes), Some(other_bytes)) = (&self.record, &other.record) else {
+            return Ok(found);
+        };
+        if one_bytes == other_bytes && (start, other_start) == (0, 0) {
+            return Ok(found);
+        }
+        let (one_record, other_record) = (Record::read(one_bytes)?, Record::read(other_bytes)?);
+        let mut left = Side::new(self, &one_record)?;
+        let mut right = Side::new(other, &other_record)?;
+        let end = self.after(start);
+        let mut pairs = grow::filled(NONE, end - start)?;
+        pairs[0] = other_start;
+        let mut known: HashMap<(usize, usize), Option<usize>> = HashMap::new();
+        for value in start..end {
+            if value % CHECK_VALUES == 0 {
+                watch.check()?;
+            }
+            let pair = pairs[value - start];
+            if pair == NONE || left.nodes[value] == NONE || right.nodes[pair] == NONE {
+                continue;
+            }
+            let key = (left.nodes[value], right.nodes[pair]);
+            if !known.contains_key(&key) {
+                let apart = node_apart(&mut left, key.0, &mut right, key.1)?;
+                known.try_reserve(1)?;
+                known.insert(key, (!apart.is_empty()).then_some(found.0.len()));
+                if !apart.is_empty() {
+                    grow::push(&mut found.0, apart)?;
+                }
+            }
+            if let Some(at) = known[&key] {
+                grow::push(&mut found.1, (value, at))?;
+            }
+            for child in self.children(value) {
+                let same = other.child(pair, self.key(child), watch)?;
+                pairs[child - start] = same.unwrap_or(NONE);
+            }
+        }
+        Ok(found)
+    }
+}
+
+struct Side<'a> {
+    record: &'a Record,
+    /// By value; `NONE` below plain nodes.
+    nodes: Vec<usize>,
+    /// By node.
+    data: HashMap<usize, Value>,
+}
+
+impl<'a> Side<'a> {
+    fn new(catalog: &Catalog, record: &'a Record) -> Result<Self> {
+        let mut nodes = grow::filled(NONE, catalog.entries.len())?;
+        if let Some(root) = nodes.first_mut() {
+            *root = record.nodes.len() - 1;
+        }
+        for value in 0..nodes.len() {
+            if nodes[value] != NONE {
+                let children = record.nodes[nodes[value]].children();
+                for (child, node) in catalog.children(value).zip(children) {
+                    nodes[child] = node;
+                }
+            }
+        }
+        Ok(Self {
+            record,
+            nodes,
+            data: HashMap::new(),
+        })
+    }
+
+    fn decode(&mut self, node: usize, data: &[u8]) -> Result<()> {
+        if !self.data.contains_key(&node) {
+            self.data.try_reserve(1)?;
+            self.data.insert(node, Value::decode(data)?);
+        }
+        Ok(())
+    }
+}
+
+fn node_apart(
+    left: &mut Side<'_>,
+    node: usize,
+    right: &mut Side<'_>,
+    other_node: usize,
+) -> Result<Vec<StaticDifference>> {
+    let mut found = Vec::new();
+    let (Kind::Typed(class, one), Kind::Typed(other_class, other)) = (
+        &left.record.nodes[node].0,
+        &right.record.nodes[other_node].0,
+    ) else {
+        return Ok(found);
+    };
+    if one == other {
+        return Ok(found);
+    }
+    left.decode(node, one)?;
+    right.decode(other_node, other)?;
+    let (one, other) = (&left.data[&node], &right.data[&other_node]);
+    let mut add = |field: Option<&str>, one, other| {
+        if let Some((one, other)) = apart(one, other)? {
+            let field = field.map(grow::to_string).transpose()?;
+            let (one, other) = (short(one)?, short(other)?);
+            grow::push(&mut found, StaticDifference { field, one, other })?;
+        }
+        Result::Ok(())
+    };
+    let named = fields(&left.record.types[*class as usize], one);
+    let other_named = fields(&right.record.types[*other_class as usize], other);
+    if let (Some(named), Some(other_named)) = (named, other_named) {
+        let mut others = HashMap::new();
+        for (name, other) in other_named {
+            others.try_reserve(1)?;
+            others.insert(name, other);
+        }
+        for (name, one) in named {
+            if let Some(other) = others.get(name) {
+                add(Some(name), one, *other)?;
+            }
+        }
+    } else {
+        add(None, one, other)?;
+    }
+    Ok(found)
+}
+
+fn fields<'a>(
+    class: &'a NodeType,
+    data: &'a Value,
+) -> Option<impl Iterator<Item = (&'a str, &'a Value)>> {
+    match (&class.fields, data) {
+        (Some((_, names)), Value::Tuple(values)) if names.len() == values.len() => {
+            Some(names.iter().map(String::as_str).zip(values))
+        }
+        _ => None,
+    }
+}

@@ -1,0 +1,162 @@
+//! Differences of typed values.
+
+use std::fmt::{self, Write};
+
+use super::Value;
+use crate::{Result, grow};
+
+/// The name of placeholders for code.
+pub const HOLE: &str = "treepack.hole";
+
+const MAX_TEXT: usize = 40;
+
+/// The first innermost parts that differ. Code is not compared.
+pub fn apart<'a>(one: &'a Value, other: &'a Value) -> Result<Option<(&'a Value, &'a Value)>> {
+    let first = |pairs: &mut dyn Iterator<Item = (&'a Value, &'a Value)>| {
+        let found = pairs.map(|(one, other)| apart(one, other));
+        found
+            .map(Result::transpose)
+            .find_map(|found| found)
+            .transpose()
+    };
+    match (one, other) {
+        (Value::Float(a), Value::Float(b)) if a.is_nan() && b.is_nan() => Ok(None),
+        (Value::Tuple(a), Value::Tuple(b)) | (Value::List(a), Value::List(b))
+            if a.len() == b.len() =>
+        {
+            first(&mut a.iter().zip(b))
+        }
+        (Value::Dict(a), Value::Dict(b)) if a.len() == b.len() => {
+            let (a, b) = (sorted(a)?, sorted(b)?);
+            if a.iter().zip(&b).any(|(a, b)| a.0 != b.0) {
+                return Ok(Some((one, other)));
+            }
+            first(&mut a.into_iter().zip(b).map(|(a, b)| (a.1, b.1)))
+        }
+        (Value::Named(name, a), Value::Named(same, b)) if name == same => {
+            if name == HOLE {
+                return Ok(None);
+            }
+            apart(a, b)
+        }
+        _ => Ok((one != other).then_some((one, other))),
+    }
+}
+
+fn sorted(pairs: &[(Value, Value)]) -> Result<Vec<(Vec<u8>, &Value)>> {
+    let keyed = pairs.iter().map(|(key, value)| Ok((key.encode()?, value)));
+    let mut keyed = grow::try_collect(keyed)?;
+    keyed.sort_unstable_by(|one, other| one.0.cmp(&other.0));
+    Ok(keyed)
+}
+
+/// The beginning of Python's `repr`.
+pub fn short(value: &Value) -> Result<String> {
+    let mut text = Short(grow::with_room(MAX_TEXT + 3)?);
+    if write_repr(value, &mut text).is_err() {
+        text.0.extend_from_slice(b"...");
+    }
+    grow::to_string(&String::from_utf8_lossy(&text.0))
+}
+
+struct Short(Vec<u8>);
+
+impl Write for Short {
+    fn write_str(&mut self, more: &str) -> fmt::Result {
+        let end = more.floor_char_boundary(MAX_TEXT - self.0.len());
+        self.0.extend_from_slice(&more.as_bytes()[..end]);
+        if end < more.len() {
+            Err(fmt::Error)
+        } else {
+            Ok(())
+        }
+    }
+}
+
+fn write_repr(value: &Value, to: &mut Short) -> fmt::Result {
+    match value {
+        Value::None => to.write_str("None"),
+        Value::Bool(true) => to.write_str("True"),
+        Value::Bool(false) => to.write_str("False"),
+        Value::Int(value) => write!(to, "{value}"),
+        Value::Float(value) => write!(to, "{value:?}"),
+        Value::Complex(real, imag) => write!(to, "complex({real:?}, {imag:?})"),
+        Value::Str(value) => write!(to, "'{}'", value.escape_debug()),
+        Value::Bytes(value) => write!(to, "b'{}'", value.escape_ascii()),
+        Value::Tuple(parts) => write_all("(", parts, ")", to),
+        Value::List(parts) => write_all("[", parts, "]", to),
+        Value::Frozenset(parts) => write_all("{", parts, "}", to),
+        Value::Dict(pairs) => {
+            for (at, (key, value)) in pairs.iter().enumerate() {
+                to.write_str(if at == 0 { "{" } else { ", " })?;
+                write_repr(key, to)?;
+                to.write_str(": ")?;
+                write_repr(value, to)?;
+            }
+            to.write_str(if pairs.is_empty() { "{}" } else { "}" })
+        }
+        Value::Named(name, value) => {
+            to.write_str(name)?;
+            write_all("(", std::slice::from_ref(&**value), ")", to)
+        }
+    }
+}
+
+fn write_all(begin: &str, parts: &[Value], end: &str, to: &mut Short) -> fmt::Result {
+    to.write_str(begin)?;
+    for (at, part) in parts.iter().enumerate() {
+        to.write_str(if at == 0 { "" } else { ", " })?;
+        write_repr(part, to)?;
+    }
+    to.write_str(end)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn named(name: &str, value: Value) -> Value {
+        Value::Named(name.into(), Box::new(value))
+    }
+
+    #[test]
+    fn the_first_parts_that_differ_are_found() {
+        let dict =
+            |value: i32| Value::Dict(vec![("a".into(), value.into()), ("b".into(), 2.into())]);
+        let one = Value::Tuple(vec![f64::NAN.into(), dict(1), 3.into()]);
+        let other = Value::Tuple(vec![f64::NAN.into(), dict(5), 4.into()]);
+        assert_eq!(apart(&one, &one).unwrap(), None);
+        let found = apart(&one, &other).unwrap();
+        assert_eq!(found, Some((&1.into(), &5.into())));
+        let Value::Dict(mut pairs) = dict(1) else {
+            unreachable!()
+        };
+        pairs.reverse();
+        assert_eq!(apart(&dict(1), &Value::Dict(pairs)).unwrap(), None);
+        let hole = |text: &str| named(HOLE, text.into());
+        assert_eq!(apart(&hole("f"), &hole("g")).unwrap(), None);
+        let (relu, gelu) = (
+            named("jax.nn", "relu".into()),
+            named("jax.nn", "gelu".into()),
+        );
+        let found = apart(&relu, &gelu).unwrap().unwrap();
+        assert_eq!(short(found.0).unwrap(), "'relu'");
+        assert!(
+            apart(&relu, &named("other", "relu".into()))
+                .unwrap()
+                .is_some()
+        );
+    }
+
+    #[test]
+    fn texts_are_short() {
+        let value = Value::Tuple(vec![Value::None, true.into(), 0.5.into(), "a'\n".into()]);
+        assert_eq!(short(&value).unwrap(), r"(None, True, 0.5, 'a\'\n')");
+        let value = Value::List(vec![named("é".repeat(30).as_str(), 1.into())]);
+        let text = short(&value).unwrap();
+        assert!(
+            text.len() <= MAX_TEXT + 3 && text.ends_with("é..."),
+            "{text}"
+        );
+    }
+}
