@@ -199,6 +199,28 @@ def test_types_that_jax_does_not_know() -> None:
         treepack.register_node(Tuple, serialized_name="Tuple")
 
 
+def test_errors_name_the_registration_of_the_kind() -> None:
+    class Node:
+        """A node without names of fields."""
+
+    class Pair(NamedTuple):
+        """A namedtuple."""
+
+        x: int = 1
+
+    Node.__module__ = Pair.__module__ = "elsewhere"
+    jax.tree_util.register_pytree_node(Node, lambda _: ([1], None), lambda *_: Node())
+    for made, wanted, unwanted in (
+        ([Node()], r"@treepack\.register_node\(serialized_name=", "dataclass"),
+        ([Pair()], r"@treepack\.register_dataclass\(.*, or register_namedtuple ", "register_node"),
+        ([Pair(), Node()], r"dataclass\(.*, or register_namedtuple, register_node ", "it under"),
+    ):
+        data = altered(treepack.dumps(made), b"elsewhere", b"Elsewhere")
+        with pytest.raises(treepack.UnregisteredTypeError, match=wanted) as caught:
+            treepack.loads(data)
+        assert unwanted not in str(caught.value)
+
+
 def test_fields_that_changed_since_it_was_saved() -> None:
     def define(*fields: str) -> Any:
         made = dataclasses.make_dataclass("Changing", fields, namespace={"__module__": "changing"})

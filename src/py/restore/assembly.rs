@@ -7,7 +7,7 @@ use std::rc::Rc;
 use pyo3::exceptions::{PyException, PyMemoryError};
 use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::PyList;
+use pyo3::types::{PyBool, PyList};
 
 use super::super::failure::{Failure, Walked};
 use super::super::hashes::{check_hashes, check_key};
@@ -422,13 +422,16 @@ impl<'a, 'py> Assembly<'a, 'py> {
             return error; // leaves of other types may not be selected
         }
         let make = || {
-            let names = self.record.types.iter();
-            let names = names.map(|it| new_string(py, it.name.as_bytes()));
-            let names = list_of_results(py, names)?;
+            let types = self.record.types.iter().map(|it| {
+                let has_fields = PyBool::new(py, it.fields.is_some()).to_owned().into_any();
+                let name = new_string(py, it.name.as_bytes())?.into_any();
+                new_tuple_of(py, [name, has_fields])
+            });
+            let types = list_of_results(py, types)?;
             Hooks::get(py)?
                 .unknown_types
                 .bind(py)
-                .call1((names, error.value(py)))
+                .call1((types, error.value(py)))
         };
         make().map_or_else(|error| error, PyErr::from_value)
     }

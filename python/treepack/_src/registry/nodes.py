@@ -154,7 +154,7 @@ def find_node_type(
             return found
     try:
         if found is None:
-            raise _unknown([name])
+            raise _unknown({name: fields is not None})
         return evolved(found, fields, version)
     except UnregisteredTypeError:
         if or_none:
@@ -200,26 +200,34 @@ def _collect_types(
             _collect_types(child, types, seen)
 
 
-def unknown_types(names: list[str], error: UnregisteredTypeError) -> UnregisteredTypeError:
+def unknown_types(
+    types: list[tuple[str, bool]], error: UnregisteredTypeError
+) -> UnregisteredTypeError:
     """Returns the error about all unregistered types of a file.
 
     Args:
-      names: The names of all types in the file.
+      types: The names of all types in the file, and whether the names of their fields are there.
       error: The error about one of them.
     """
-    unknown = [name for name in dict.fromkeys(names) if _by_name(name) is None]
+    unknown = {name: has_fields for name, has_fields in types if _by_name(name) is None}
     return _unknown(unknown) if len(unknown) > 1 else error
 
 
-def _unknown(names: list[str]) -> UnregisteredTypeError:
+def _unknown(types: dict[str, bool]) -> UnregisteredTypeError:
+    names = [*types]
     libraries = {name: library_of(name) for name in names}
     missing = {name: it for name, it in libraries.items() if it is not None and not imported(it)}
     remedies = [f"import {library}" for library in sorted({*missing.values()})]
-    if len(missing) < len(libraries):
+    own = [name for name in names if name not in missing]
+    if own:
         which = "it under this name" if len(names) == 1 else "them under these names"
+        kinds = {types[name] for name in own}
+        verbs = ["register_dataclass", "register_namedtuple"] * (True in kinds)
+        first, *others = verbs + ["register_node"] * (False in kinds)
         remedies.append(
-            f"register {which}: @treepack.register_dataclass(serialized_name={names[0]!r}), or "
-            "register_namedtuple, register_node (aliases= takes the name of a class before a move)"
+            f"register {which}: @treepack.{first}(serialized_name={own[0]!r})"
+            + (f", or {', '.join(others)}" if others else "")
+            + " (aliases= takes the name of a class before a move)"
         )
     quoted = ", ".join(map(repr, names))
     return UnregisteredTypeError(
