@@ -106,10 +106,51 @@ def test_verify(folder: Path) -> None:
     data[3000] ^= 4
     Path("model").write_bytes(data)
     text = call("verify", "model", "flax", status=1)
-    assert "corrupt  params/dense/kernel" in text
+    assert text.splitlines()[:2] == ["model: 7 ok, 1 corrupt", "  corrupt  params/dense/kernel"]
     assert "1 corrupt" in text
     assert call("verify", "-q", "model", status=1) == ""
     assert "No such file" in refused("verify", "nothing")
+
+
+def test_a_truncated_file(folder: Path) -> None:
+    Path("cut").write_bytes(Path("model").read_bytes()[:24_080])
+    text = call("verify", "cut", status=1)
+    assert text.startswith("cut: ")
+    assert "read its intact leaves with `treepack salvage`" in text
+    assert "no checksums were found" in text
+    text = call("salvage", "cut", "rest", status=1)
+    assert "the data ends early" in text
+    assert "treepack salvage" not in text
+
+
+def test_slips(folder: Path) -> None:
+    assert "there is nothing at flax: it is another file: list one" in refused(
+        "ls", "model", "flax"
+    )
+    for given, meant in (("cat", "show"), ("rename", "convert --rename")):
+        assert f"No such command '{given}': use `treepack {meant}`" in call(given, status=2)
+    call("convert", "model", "one.safetensors", "--select", "params")
+    call("convert", "model", "two.treepack")
+    assert call("ls", ".").endswith("also there, in other formats: two.treepack\n")
+    assert "also" not in call("ls", "one.safetensors")
+    json.loads(call("ls", ".", "--json"))
+
+
+def test_the_file_to_read_is_no_target(folder: Path) -> None:
+    data = Path("model").read_bytes()
+    Path("link").symlink_to("model")
+    treepack.save("patch", TREE, base="flax")
+    for command in (
+        ("convert", "model", "./model", "--dtype", "bfloat16"),
+        ("convert", "model", "link"),
+        ("get", "link", "params", "model"),
+        ("salvage", "model", "model"),
+        ("convert", "patch", "flax", "--base", "flax"),
+    ):
+        assert "is the file to read: pass another, then move it" in refused(*command)
+    assert Path("model").read_bytes() == data
+    call("convert", "model", "new")
+    call("convert", "flax", "new")  # replaces another file, as cp does
 
 
 def test_diff(folder: Path) -> None:

@@ -36,6 +36,8 @@ class _Commands(TyperGroup):
         found = super().get_command(ctx, cmd_name)
         if found is None and Path(cmd_name).exists():
             ctx.fail(f"{cmd_name} is a file: list it with `treepack ls {cmd_name}`")
+        if found is None and cmd_name in _ELSEWHERE:
+            ctx.fail(f"No such command {cmd_name!r}: use `treepack {_ELSEWHERE[cmd_name]}`")
         return found
 
     def invoke(self, ctx: Any) -> Any:
@@ -48,6 +50,21 @@ class _Commands(TyperGroup):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             sys.exit(0)
 
+
+# Names that users of other tools try.
+_ELSEWHERE = {
+    "cat": "show",
+    "print": "show",
+    "list": "ls",
+    "check": "verify",
+    "compare": "diff",
+    "extract": "get",
+    "cp": "convert",
+    "rename": "convert --rename",
+    "mv": "convert --rename",
+    "stack": "convert --stack",
+    "transpose": "convert --transpose",
+}
 
 app = typer.Typer(
     name="treepack",

@@ -44,10 +44,6 @@ def verify(
             output.line(f"{shown(file)}: not checked: {found.newer}", "yellow")
             continue
         corrupt, unchecked = found.corrupt, found.unchecked
-        for path in corrupt:
-            output.rows([(("corrupt", path), ("bold red", ""))])
-        if found.damage is not None:
-            output.line(f"damaged: {found.damage}", "bold red")
         counts = {
             "ok": len(found.leaves) - len(corrupt) - len(unchecked),
             "corrupt": len(corrupt),
@@ -56,8 +52,13 @@ def verify(
         text = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
         style = "green" if found.ok and not unchecked else "yellow" if found.ok else "red"
         output.line(f"{shown(file)}: {text or 'no leaves'}", style)
+        for path in corrupt:
+            output.rows([(("  corrupt", path), ("bold red", ""))])
+        if found.damage is not None:
+            output.line(f"  damaged: {found.damage}", "bold red")
         if unchecked:
-            output.line("  unchecked: the file has no checksums; only its headers were read", "dim")
+            why = "the file has no checksums" if found.damage is None else "no checksums were found"
+            output.line(f"  unchecked: {why}; only its headers were read", "dim")
     raise typer.Exit(1 if damaged else 2 if newer or failed else 0)
 
 

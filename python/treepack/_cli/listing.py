@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 from collections import Counter
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -29,6 +30,7 @@ from treepack._src.dtypes import is_complex
 from treepack._src.printable import printable, safe_repr
 from treepack._src.saving.safetensors import bytes_of
 from treepack._src.storage.place import shown
+from treepack.errors import MissingPathError
 
 KINDS = (
     "A file of treepack, flax, eformer, safetensors or NumPy (npz), or a directory of treepack, "
@@ -90,7 +92,15 @@ def ls(
         runs.show(file, run, as_json=as_json)
         return
     with sources.listable(file, sep, max_size) as opened:
-        _list(file, opened, value_at(opened, path), path, flat, as_json, depth)
+        try:
+            value = value_at(opened, path)
+        except MissingPathError as error:
+            if not error.hint and Path(path).is_file():
+                error.hint = "it is another file: list one file at a time"
+            raise
+        _list(file, opened, value, path, flat, as_json, depth)
+        if not as_json and (others := sources.others_in(opened)):
+            output.line(f"also there, in other formats: {', '.join(map(printable, others))}")
 
 
 def _list_nan(file: str, path: str, max_size: int | None) -> None:

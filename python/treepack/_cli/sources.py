@@ -32,6 +32,7 @@ from treepack._src.checkpoint.sharded import ShardedReader
 from treepack._src.options import Opening
 from treepack._src.saving.layout import base_of
 from treepack._src.storage.content import Opened, read_whole
+from treepack._src.storage.entries import entries, is_directory
 from treepack._src.storage.naming import naming
 from treepack._src.storage.place import check_name, local, resolved
 from treepack._src.storage.safetensors import SEPARATOR
@@ -69,6 +70,18 @@ def format_text(reader: Reader) -> str:
             return text
     name = "msgpack, as of flax" if reader.catalog.record is None else "treepack"
     return f"{name}, compressed" if reader.inflated else name
+
+
+def others_in(file: File) -> list[str]:
+    """Returns the checkpoints of other formats in a directory that is read as safetensors."""
+    reader = place_of(file).reader
+    if not isinstance(reader, RepositoryReader) or not is_directory(reader.given):
+        return []
+    names = sorted(it.name for it in entries(reader.given) if not it.is_directory)
+    return [name for name in names if name.lower().removesuffix(".gz").endswith(_OTHERS)]
+
+
+_OTHERS = (".treepack", ".msgpack", ".npz")
 
 
 _FORMATS: dict[type[Reader], str] = {

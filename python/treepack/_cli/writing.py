@@ -19,12 +19,16 @@ from treepack._src.saving.safetensors import size_of as shard_size
 from treepack._src.storage.content import size_of
 from treepack._src.storage.entries import entries
 from treepack._src.storage.naming import naming
-from treepack._src.storage.place import check_suffix, has_gzip_suffix, joined, resolved, shown
+from treepack._src.storage.place import check_suffix, has_gzip_suffix, joined, real, resolved, shown
 from treepack._src.storage.safetensors import has_suffix
 from treepack.errors import NewerVersionError
 
 TARGET = Annotated[
-    str, typer.Argument(metavar="TARGET", help="The new file; its suffix selects the format.")
+    str,
+    typer.Argument(
+        metavar="TARGET",
+        help="The new file, which replaces an existing one; its suffix selects the format.",
+    ),
 ]
 GZIP = Annotated[
     bool | None, typer.Option("--gzip/--no-gzip", help="Whether to compress with gzip.")
@@ -132,6 +136,7 @@ def convert(
     .treepack and .safetensors keep the metadata. Files may be larger than
     memory.
     """
+    _check_other(target, source, base)
     made = _Target(target, gzip, numbers, level, align, dtype, sep, max_shard_size)
     with sources.states(source, sep, max_size, base) as state:
         with naming(source):
@@ -155,6 +160,7 @@ def get(
     max_size: MAX_SIZE = None,
 ) -> None:
     """Copies a part of a file to a new file, as plain dicts and arrays."""
+    _check_other(target, source)
     with sources.opened(source, max_size) as file, sources.copying(file):
         with naming(source):
             state = _convert.state_of(file, 0 if path == "." else value_at(file, path))
@@ -169,6 +175,7 @@ def get(
 
 def salvage(source: FILE, target: TARGET, sep: SEP = ".", max_size: MAX_SIZE = None) -> None:
     """Copies the undamaged leaves of a file to a new file. Exit status 1: the file is damaged."""
+    _check_other(target, source)
     with open(source, salvage=True, max_size=max_size, unknown="dict") as file, naming(source):
         reader = place_of(file).reader
         catalog = reader.catalog
@@ -182,7 +189,7 @@ def salvage(source: FILE, target: TARGET, sep: SEP = ".", max_size: MAX_SIZE = N
         for value in corrupt:
             output.line(f"left out a damaged leaf: {catalog.path_of(value, 0)}", "yellow")
         if damage is not None:
-            output.line(f"damaged: {damage}", "yellow")
+            output.line(f"damaged: {damage.replace(_ADVICE, '')}", "yellow")
         if is_damaged and count == 0:
             output.line("no leaf is intact: nothing was written", "yellow")
             raise typer.Exit(1)
@@ -203,6 +210,19 @@ def salvage(source: FILE, target: TARGET, sep: SEP = ".", max_size: MAX_SIZE = N
         more = f", {unchecked} of them without checksums" if is_damaged and unchecked else ""
         output.line(f"saved {count_text(count)}{more}", "green")
     raise typer.Exit(int(is_damaged))
+
+
+# What errors of truncated files advise.
+_ADVICE = "; copy it again, or read its intact leaves with `treepack salvage`"
+
+
+def _check_other(target: str, *read: str | None) -> None:
+    """Raises a ValueError if a target is one of the files that are read."""
+    for path in read:
+        if path is not None and real(resolved(path)) == real(resolved(target)):
+            raise ValueError(
+                f"the target {shown(target)} is the file to read: pass another, then move it"
+            )
 
 
 @dataclasses.dataclass(frozen=True)

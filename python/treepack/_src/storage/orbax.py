@@ -145,7 +145,9 @@ def _refused(path: str | os.PathLike[str], items: list[str]) -> str:
     if not items and not ORBAX_STEP.isdisjoint(names_in(path)):
         return f"a checkpoint of Orbax without a tree: it contains {listed}"
     example = printable(shown(joined(path, (inside or ["STEP"])[-1])))
-    return f"a directory of Orbax with {listed}: pass the path of one of them, such as {example}"
+    which = "its path," if len(inside) == 1 else "the path of one of them, such as"
+    steps = "the step " if len(inside) == 1 and inside[0].isdigit() else ""
+    return f"a directory of Orbax with {steps}{listed}: pass {which} {example}"
 
 
 def read_item(path: str) -> Item:
