@@ -329,6 +329,9 @@ def test_several_items_are_named(tmp_path: Path) -> None:
     refuses(tmp_path / "a" / "3", "a directory of Orbax with one, two: pass the path of one of")
     refuses(tmp_path / "a", "a directory of Orbax with 3, 4: pass the path of one")
     refuses(tmp_path / "a" / "4", "Orbax without a tree: it contains config")
+    with ocp.CheckpointManager(tmp_path / "b") as manager:
+        manager.save(10, args=ocp.args.StandardSave({"w": jnp.ones(2)}))
+    refuses(tmp_path / "b", "a directory of Orbax with the step 10: pass its path, .*10")
     assert "with one, two: pass" in refused("ls", str(tmp_path / "a" / "3"))
 
 
