@@ -54,7 +54,8 @@ impl Catalog {
             }
             let key = (left.nodes[value], right.nodes[pair]);
             if !known.contains_key(&key) {
-                let apart = node_apart(&mut left, key.0, &mut right, key.1)?;
+                let apart = node_apart(&mut left, key.0, &mut right, key.1)
+                    .map_err(|error| error.of_data_at(|| self.path_of(value)))?;
                 known.try_reserve(1)?;
                 known.insert(key, (!apart.is_empty()).then_some(found.0.len()));
                 if !apart.is_empty() {

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import treepack
+from trees import altered
 
 TREE: dict[str, Any] = {
     "a": {"w": np.arange(6.0), "b": np.array([1.0, np.nan])},
@@ -119,6 +120,11 @@ def test_static_data(tmp_path: Path) -> None:
         assert not treepack.diff(file["a"], file["a"])
     assert not treepack.diff(one, treepack.serialization.to_bytes(other))  # has no static data
     assert not treepack.diff(tree(4, lambda: 1), tree(4, lambda: 2))  # code is not compared
+    damaged = altered(treepack.dumps(one), b"\xa3int\x04", b"\xa3int\xc1")
+    with pytest.raises(treepack.DecodeError, match=r"damaged value.*at a/1"):
+        treepack.diff(damaged, other)
+    with treepack.open(damaged, salvage=True) as file:
+        assert not treepack.diff(file, other)
     assert [it.path for it in treepack.diff(Attention(1, "x"), Attention(1, None))] == ["heads"]
 
 

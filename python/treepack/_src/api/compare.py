@@ -90,6 +90,8 @@ def diff(one: Any, other: Any, *, rtol: float = 0.0, atol: float = 0.0) -> Diffe
 
 def _static(one: Tree, other: Tree) -> Iterator[Difference]:
     (reader, value, _), (other_reader, other_value, _) = place_of(one), place_of(other)
+    if any(it.salvages and it.damaged_record() is not None for it in (reader, other_reader)):
+        return
     catalog, room = reader.catalog, Room()
     for node, field, *both in catalog.static_differences(value, other_reader.catalog, other_value):
         path = catalog.path_of(node, value)
