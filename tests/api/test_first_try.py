@@ -102,10 +102,15 @@ def test_flax_reads_what_the_suffix_says(background: bool) -> None:
 
 
 def test_a_selection_needs_no_code() -> None:
-    treepack.save("eqx", {"model": eqx.nn.MLP(4, 1, 16, 2, key=jax.random.key(0))})
+    def own(x: jax.Array) -> jax.Array:  # never registered
+        return x
+
+    mlp = eqx.nn.MLP(4, 1, 16, 2, activation=own, key=jax.random.key(0))
+    treepack.save("eqx", {"model": mlp})
     found = treepack.load("eqx", select="model/layers/0")
     assert found["model"]["layers"]["0"].weight.shape == (16, 4)  # a whole node
-    treepack.save("nnx", {"a": nnx.Linear(4, 8, rngs=nnx.Rngs(0)), "t": (1, 2)})
+    linear = nnx.Linear(4, 8, promote_dtype=own, rngs=nnx.Rngs(0))
+    treepack.save("nnx", {"a": linear, "t": (1, 2)})
     found = treepack.load("nnx", select=["a", "t"])
     assert {"kernel", "bias"} < set(found["a"])
     assert found["t"] == (1, 2)
@@ -423,8 +428,8 @@ def test_a_subscriber_loads_a_part() -> None:
     assert subscriber.latest(select="step") == (1, {"step": 3})
     with pytest.raises(ValueError, match="missing must be"):
         subscriber.latest(missing="keep")  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="unexpected keyword argument 'slect': is it 'select'"):
-        subscriber.latest(slect="step")  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="unexpected keyword argument 'selects': is it 'select'"):
+        subscriber.latest(selects="step")  # type: ignore[call-arg]
 
 
 def test_keys_that_are_numbers_in_a_selection() -> None:

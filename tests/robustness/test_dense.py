@@ -233,6 +233,16 @@ def test_names_that_repeat_long_keys_are_refused(
     check_work(measured, work, NBYTES, MANY)
 
 
+@pytest.mark.parametrize("option", ["--flat", "--json"])
+def test_listings_that_repeat_long_keys_are_refused(
+    measured: limits.Limits, long_keys: dict[str, Path], option: str
+) -> None:
+    def work() -> None:
+        assert "open the container below" in refused("ls", option, str(long_keys["numpy"]))
+
+    check_work(measured, work, NBYTES, MANY)
+
+
 @pytest.mark.parametrize(
     ("name", "strict"), [("numpy", True), ("lists", "exact"), ("sharded", True)]
 )

@@ -149,7 +149,7 @@ def _list(
     elif catalog.children(value) is None:
         output.rows([_row(catalog, path, value)], _SIZES)
     elif flat:
-        output.rows([_row(catalog, *it) for it in catalog.leaves(value)], _SIZES)
+        output.rows([_row(catalog, *it) for it in _paths.Room().all(catalog.leaves(value))], _SIZES)
     else:
         count, nbytes = totals(catalog, value)
         output.line(f"{shown(file)}: {count_text(count)}, {size_text(nbytes)}", "bold")
@@ -192,7 +192,7 @@ def _tree(catalog: core.Catalog, value: int, level: int, depth: int | None) -> l
 
 def _as_json(catalog: core.Catalog, name: str, value: int, metadata: Any) -> dict[str, Any]:
     leaves = []
-    for path, below in catalog.leaves(value):
+    for path, below in _paths.Room().all(catalog.leaves(value)):
         _, kind, start, end, _ = catalog.leaf(below)
         entry: dict[str, Any] = {"path": path, "kind": kind[0]}
         if kind[0] in ("array", "scalar"):
