@@ -323,8 +323,8 @@ const MOST_OF_HEADERS: usize = 4 << 10;
 
 /// The last short read of a mapped file that waited for the disk.
 ///
-/// A mapping reads ahead in large blocks, but single pages near cached ones: then 1 GiB from a disk
-/// takes fourteen times as many page faults.
+/// A mapping reads ahead in large blocks, but single pages near cached ones: fourteen times as many
+/// page faults.
 #[cfg(target_os = "linux")]
 #[derive(Debug)]
 struct LastCold(AtomicUsize);

@@ -24,8 +24,7 @@ const MOST_THREADS: usize = 1 << 16;
 /// The number of threads for `bytes`: one below `min_bytes`; otherwise the requested number, or
 /// [`NUM_THREADS`], or the available cores.
 ///
-/// Must be called attached to Python: it reads the environment, which no other thread may then
-/// change.
+/// Must be called attached to Python: it reads the environment.
 pub fn threads(requested: Option<i64>, bytes: usize, min_bytes: usize) -> Result<NonZero<usize>> {
     let positive = |count: Option<usize>| count.and_then(NonZero::new);
     let requested = match requested {

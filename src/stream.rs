@@ -2,8 +2,7 @@
 //!
 //! A plain store first reads the cache line that it overwrites. A streaming store does not, which
 //! saves a third of the traffic but leaves the copy out of the caches. It pays for copies larger
-//! than the caches into used memory. Fresh pages are in the caches, since the system has just
-//! cleared them.
+//! than the caches into used memory. Fresh pages are in the caches already.
 #![allow(unsafe_code)]
 
 use crate::raw::{RawBytes, Uninit};

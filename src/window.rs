@@ -1,7 +1,6 @@
 //! Arrays that are fetched when their bytes are copied, a few ahead.
 //!
-//! Transfers from an accelerator overlap with writing, within a window, so the host never holds the
-//! whole model.
+//! Transfers from an accelerator overlap with writing, within a window.
 
 use std::sync::{Arc, Mutex, PoisonError};
 

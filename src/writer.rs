@@ -32,7 +32,7 @@ const BLOCK_BYTES: usize = 1 << 20;
 /// A tree to write, with an index of its leaves and their checksums.
 ///
 /// Leaves are added by [path](Path); keys become maps. Array bytes are borrowed until they are
-/// written. treepack, flax and eformer read the file; in Python the arrays are NumPy's.
+/// written. treepack, flax and eformer read the file.
 pub struct Writer<'a> {
     root: Node<'a>,
     metadata: Option<Value>,

@@ -2,7 +2,7 @@
 //!
 //! A small subset-sum problem: `reach[i]` has bit `n` set when the first `i` headers can take `n`
 //! bytes more than their smallest forms. Shifting a 64-bit mask by each header's extra widths
-//! solves it; walking the masks backwards yields the widths.
+//! solves it.
 
 use crate::wire::Head;
 

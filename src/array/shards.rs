@@ -1,4 +1,4 @@
-//! An array in several blocks of memory, such as shards on devices.
+//! An array in several blocks, such as shards on devices.
 //!
 //! Its bytes in C order are copied row by row from the shards into the output, without assembling
 //! the array first.

@@ -1,8 +1,7 @@
 //! Copies elements to memory in which the dimensions have another order.
 //!
 //! Each thread writes a slab of the target in tiles. Rows of a tile are copied to memory in a near
-//! cache and transposed there, so that each cache line of the source and of the target is used once,
-//! even at distances of powers of two, whose lines evict each other.
+//! cache and transposed there, so that each cache line of both is used once.
 
 use std::cmp::Reverse;
 use std::mem::MaybeUninit;

@@ -16,8 +16,7 @@ use crate::{Result, grow};
 /// At 0.1 % changes, codes and header take some percent of a block.
 pub const BLOCK_BYTES: usize = 2 << 20;
 
-/// Bytes compared at a time: both sides stay in the L2 cache. Fewer bytes interrupt the prefetching of
-/// memory more often.
+/// Bytes compared at a time: both sides stay in the L2 cache. Smaller tiles interrupt prefetching.
 const TILE_BYTES: usize = 64 << 10;
 
 /// From one change in `FEW` elements on, a block is dense.

@@ -1,7 +1,7 @@
 //! Compresses a layout: independent blocks in one member, then their index.
 //!
-//! Blocks end at byte boundaries and never refer back, so threads compress them in any order, and
-//! the output does not depend on their number.
+//! Blocks end at byte boundaries and never refer back, so the output does not depend on the number
+//! of threads.
 
 use std::num::NonZero;
 use std::ops::Range;

@@ -1,6 +1,6 @@
 //! Codes a plane as four streams of one code, a quarter of its bytes each, decoded side by side.
 //!
-//! Exponents take three bits or less, so one lookup finds several. Lookups alternate between streams.
+//! Exponents take three bits or less, so one lookup finds several.
 //!
 //! Each stream is a DEFLATE block of literals whose header is stored once (docs/format.md,
 //! "Numbers"). It may end within a byte, so the first byte of each stream repeats its last bits.

@@ -1,7 +1,7 @@
 //! A growable buffer in reused or borrowed memory.
 //!
-//! Fresh memory costs a page fault per 4 KiB, several times the copying where a tree has many small
-//! arrays. Bytes written into the returned object's memory need no copy.
+//! Page faults of fresh memory cost several times the copying of small arrays. Bytes written into
+//! the returned object's memory need no copy.
 
 use std::any::Any;
 use std::fmt;

@@ -104,8 +104,7 @@ impl Header {
             Error::malformed(LENGTH_BYTES + error.valid_up_to(), reason)
         })?;
         if text.contains('\\') {
-            // The parser copies strings with escapes to a buffer that grows, in the worst case, to
-            // twice their size beside the old one, and would abort.
+            // The parser aborts where its buffer of strings with escapes cannot grow.
             grow::check_room(3 * text.len())?;
         }
         let entries: Object<&RawValue> = read(text, LENGTH_BYTES, |reason| {

@@ -1,7 +1,7 @@
 //! Few changes of a block: gaps between them and their zigzag differences, coded by frequency.
 //!
-//! The numbers of a class (docs/format.md, "Patches") are about equally frequent. So gaps take about
-//! their entropy at any rate of changes, with a code that pays for small blocks, too.
+//! The numbers of a class (docs/format.md, "Patches") are about equally frequent. So gaps take
+//! about their entropy at any rate.
 
 mod read;
 mod write;

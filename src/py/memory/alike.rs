@@ -16,8 +16,7 @@ use crate::layout::Payload;
 /// Writes pairs of a `str` and an array like the last one. Moves `position` to the first other
 /// pair, and returns the number of pairs, at most `most`.
 ///
-/// Owned references would cost a tenth: each writes to two cache lines that are otherwise only
-/// read.
+/// Owned references would cost a tenth.
 pub fn write_alike<P: Payload>(
     out: &mut Encoder<P>,
     headers: &Like,

@@ -42,8 +42,8 @@ pub fn advise_huge(memory: &mut Uninit) {
 #[cfg(not(target_os = "linux"))]
 pub fn advise_huge(_memory: &mut Uninit) {}
 
-/// Fresh memory for large arrays of a large tree, in a shared mapping of huge pages. An array that
-/// NumPy allocates begins and ends in small pages, whose faults cost more than the copy.
+/// Fresh memory for large arrays of a large tree, in a shared mapping of huge pages. NumPy's arrays
+/// begin and end in small pages, whose faults cost more than the copy.
 pub struct FreshPages {
     tree_bytes: usize,
     mapping: Option<Arc<MmapRaw>>,

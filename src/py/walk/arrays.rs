@@ -275,8 +275,8 @@ impl<'py> Walk<'py> {
 
     /// Writes a jax array in host memory; returns false for others.
     ///
-    /// jax lends memory by the buffer protocol, at a fraction of the cost of a NumPy array, but not
-    /// on accelerators, of sharded arrays or of all dtypes. Arrays without dimensions are unusable.
+    /// jax lends memory by the buffer protocol at a fraction of the cost of a NumPy array, but not
+    /// of all arrays.
     fn lent_array(&mut self, array: &Bound<'py, PyAny>, kind: &Kind) -> Walked<bool> {
         let buffer = match PyUntypedBuffer::get(array) {
             Ok(buffer) => buffer,
