@@ -149,7 +149,7 @@ def test_what_a_directory_of_orbax_has() -> None:
     assert ": 1 of 1 " in call("ls", "source")
     message = refused("show", "source", "w")
     assert "'source': " in message
-    assert "such as source/3" in message
+    assert message.endswith("the step 3: pass its path, source/3\n")
     code = (
         "import sys, treepack.__main__ as m; sys.modules['tensorstore'] = None; "
         "sys.argv = ['treepack', 'ls', 'source/3']; m.main()"

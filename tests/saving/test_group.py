@@ -177,3 +177,27 @@ def test_a_signal_handler_may_wait_for_a_save_that_takes_a_round(
         signal.signal(signal.SIGUSR1, before)
     assert has_ended == [True]
     assert rounds.next == 1
+
+
+def test_a_save_whose_round_another_thread_receives_keeps_its_announcement(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store, rounds = Store(), groups._Rounds()
+    monkeypatch.setattr(groups, "_rounds", itertools.count())
+    monkeypatch.setattr(groups, "_others_rounds", rounds)
+    monkeypatch.setattr(_jax, "processes", lambda: (0, 2, store))
+    for text in ("first", "second"):
+        Group().announce(text)
+    monkeypatch.setattr(_jax, "processes", lambda: (1, 2, store))
+    first, second = Group(), Group()
+    read = store.blocking_key_value_get
+
+    def receive(key: str, patience_ms: int) -> str:
+        """Returns the first announcement after other threads have received both."""
+        monkeypatch.setattr(store, "blocking_key_value_get", read)
+        assert first.announced() == "first"
+        rounds.announced(1, None, "second", has_ended=False)
+        return read(key, patience_ms)
+
+    monkeypatch.setattr(store, "blocking_key_value_get", receive)
+    assert second.announced() == "second"

@@ -240,12 +240,13 @@ class Group:
         Raises:
           TreepackError: If process 0 already saves a later step.
         """
+        given = self._folder  # another thread may let it meet a later round while this one hears
         try:
             while self._announced is None and self.passed is None:
                 number = _others_rounds.next
-                folder = self._folder or str(number)
+                folder = given or str(number)
                 step, text = json.loads(self._hear("name", 0, self._timeout, folder))
-                if self._folder is None:
+                if given is None:
                     is_lower = step is not None and self.step is not None and self.step < step
                     has_ended = is_lower and self._has_ended_already(folder)
                     _others_rounds.announced(number, step, text, has_ended=has_ended)
