@@ -47,11 +47,12 @@ class Options(griffe.Extension):
             if decorator.callable_path.endswith(".takes"):
                 call: Any = decorator.value
                 given = [it for it in call.arguments if isinstance(it, griffe.ExprKeyword)]
-                types, *kinds = (
-                    func.modules_collection[it.canonical_path]
-                    for it in call.arguments
-                    if it not in given
-                )
+                for hidden in [it.name for it in func.parameters if it.name.startswith("_")]:
+                    del func.parameters[hidden]
+                found = [it for it in call.arguments if it not in given]
+                if not found:
+                    continue
+                types, *kinds = (func.modules_collection[it.canonical_path] for it in found)
                 fields = [field for kind in kinds for field in kind.attributes.values()]
                 defaults = {field.name: field.value for field in fields}
                 defaults |= {it.name: it.value for it in given}
