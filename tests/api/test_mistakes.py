@@ -338,6 +338,14 @@ PARTS: list[Row] = [
         "load('model', exclude='params/b')"]),
     ("load('model', TREE, rename={'parms': 'params'})", "rename matches nothing.*is it 'params", [
         "load('model', TREE, rename={'params': 'params'})"]),
+    ("load('model', {'new': 7, **TREE['params']}, rename={'new': 'step', 'w': 'params/w'})",
+     r"keys are the paths there: is it \{'step': 'new'\}", [
+        "load('model', {'new': np.int32(7), **TREE['params']}, "
+        "rename={'step': 'new', 'params/*': '*'})"]),
+    ("load('model', {'v': TREE['params']['w'].T}, rename={'params/w': treepack.transpose('v')})",
+     r"keys are paths of the tree: is it \{'v': transpose\('params/w'\)\}", [
+        "load('model', {'v': TREE['params']['w'].T}, rename={'v': treepack.transpose('params/w')}, "
+        "unexpected='ignore')"]),
     ("load('model', TREE, rename=3)", "rename= must be a dict of patterns or a function", [
         "load('model', TREE, rename=lambda path: path)"]),
     ("load('model', TREE, rename={'params/*': 'params/w'})", "same path: choose other names", [

@@ -32,9 +32,9 @@ def abstract(
     """Returns the structure of a saved tree, with shapes and dtypes in place of its arrays.
 
     Reads no array. The result is a template for `load`, as `jax.eval_shape` returns it for a
-    function that makes such a tree. Arrays that were sharded over several devices have their
-    `sharding` if the number of devices is the same; see docs/sharded.md. This initializes JAX, so
-    call `jax.distributed.initialize` before.
+    function that makes such a tree; arrays of NumPy then become JAX arrays. Arrays that were
+    sharded over several devices have their `sharding` if the number of devices is the same; see
+    docs/sharded.md. This initializes JAX, so call `jax.distributed.initialize` before.
 
     Args:
       path_or_data: A file of `save`, the result of `dumps`, or any other source that `open` takes.

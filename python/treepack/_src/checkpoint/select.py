@@ -372,6 +372,7 @@ class Renaming:
           TypeError: If it is neither a dict nor a function.
           ValueError: If the wildcards of a replacement differ from its pattern.
         """
+        self._targets = targets
         self._rules: list[tuple[str, bool, Any]] = []
         self._function: Callable[[str], str] | None = None
         if isinstance(rename, Mapping):
@@ -419,11 +420,20 @@ class Renaming:
             rules = [it for it in rules if not any(_match(*it, path) for path in paths)]
         if rules:
             patterns = shortened((printable(it) for it, _ in rules), len(rules))
-            near = similar(rules[0][0], paths)
+            near = self._reversed(paths) or similar(rules[0][0], paths)
             text = f"rename matches nothing in the {where}: {patterns}{near}"
             if is_error:
                 raise TreepackError(text)
             warn(text)
+
+    def _reversed(self, paths: Collection[str]) -> str:
+        """Returns a hint if the first pattern without a match maps a target's path to one there."""
+        old, is_literal, new = self._rules[next(iter(self._unmatched))]
+        back = _text(new)
+        is_back = any(_match(old, is_literal, path) for path in self._targets) and any(
+            _match(back, _is_literal(new), path) for path in paths
+        )
+        return f"; keys are the paths there: is it {{{back!r}: {old!r}}}?" if is_back else ""
 
 
 def _match(pattern: str, literal: bool, path: str) -> tuple[list[str], str] | None:

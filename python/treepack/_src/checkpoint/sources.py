@@ -182,6 +182,11 @@ def resolve(
             found.setdefault(tuple(captured), []).append((float(layer), leaf))
     if not found:
         near = similar(source.pattern.replace("*", "0"), paths)
+        if source.axis is None and matches(path, paths):
+            near = (
+                "; keys are paths of the tree: "
+                f"is it {{{source.pattern!r}: {source.name}({path!r})}}?"
+            )
         way = "; load stacks arrays, and save splits them" if source.name == "unstack" else ""
         raise TreepackError(f"{source} matches nothing in the file{near}{way}")
     made: dict[str, tuple[Source, list[str]]] = {}
