@@ -105,6 +105,8 @@ def test_a_conflict_names_both_sides() -> None:
     jax.tree_util.register_dataclass(Other)
     with pytest.raises(ValueError, match=r"'conflict'.*One.*Other"):
         treepack.register_node(Other, serialized_name="conflict")
+    with pytest.raises(ValueError, match=r"'conflict' .*One: an alias .*restart without that type"):
+        treepack.register_dataclass(Other, serialized_name="moved", aliases=["conflict"])
 
 
 SOURCE = """

@@ -153,9 +153,12 @@ class Names(Generic[T]):
         for claimed in (name, *aliases):
             found = self._by_name.get(self._aliases.get(claimed, claimed))
             if found is not None and not _replaces(found.thing, thing):
+                cure = f"choose another name for {_label(thing)}"
+                if claimed != name:
+                    cure = "an alias is the name of a type that is gone: restart without that type"
                 raise ValueError(
                     f"the {self._sort} name {claimed!r} is already registered for "
-                    f"{_label(found.thing)}: choose another name for {_label(thing)}"
+                    f"{_label(found.thing)}: {cure}"
                 )
 
     def add(self, thing: Any, name: str, entry: T, aliases: Iterable[str] = ()) -> None:
