@@ -7,17 +7,17 @@ use std::thread;
 
 use crate::{Error, Result, grow};
 
-/// More than any state takes.
-const STATE_BYTES: usize = 512 << 10;
+/// More than a state and other threads take.
+const ROOM_BYTES: usize = 2 << 20;
 
 /// Makes a state, or a value that contains one.
 ///
 /// A panic out of memory allocates, and may deadlock with `RUST_BACKTRACE=1`, so one thread at a
-/// time checks for memory. Other code may take it in between, so panics are caught.
+/// time checks for memory. Other code may take it, so panics are caught.
 pub fn state<T>(make: impl FnOnce() -> T) -> Result<T> {
     static ONE_BY_ONE: Turns = Turns(AtomicU32::new(0));
     let _turn = ONE_BY_ONE.take();
-    grow::check_room(STATE_BYTES)?;
+    grow::check_room(ROOM_BYTES)?;
     catch_unwind(AssertUnwindSafe(make)).map_err(|_| Error::OutOfMemory)
 }
 
