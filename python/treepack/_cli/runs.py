@@ -53,7 +53,7 @@ def found_at(path: str, prefix: str | None) -> Folder | None:
         return None
     begins = _PREFIXES if prefix is None else (prefix,)
     folders = {begin: Folder(absolute(directory_of(path)), begin) for begin in begins}
-    # A prefix may name a directory inside; those of the libraries do not.
+    # A prefix may name a directory inside; prefixes of libraries do not.
     names = {entry.name for entry in entries(folders[begins[0]].directory)}
     if MANIFEST in names:
         return None
