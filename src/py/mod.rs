@@ -100,4 +100,11 @@ mod _core {
         select::{Marks, Selector, captures},
         value::{decode_value, encode_value},
     };
+
+    #[pymodule_init]
+    #[allow(clippy::unnecessary_wraps)] // as PyO3 expects
+    fn init(_module: &pyo3::Bound<'_, pyo3::types::PyModule>) -> pyo3::PyResult<()> {
+        crate::zlib::silence_panics();
+        Ok(())
+    }
 }
