@@ -5,7 +5,7 @@ use std::ops::Range;
 use crc32fast::Hasher;
 
 use super::elements::{Direction, Elements, add, apply, collect, subtract};
-use super::sparse::{self, Changes, Coded};
+use super::sparse::{self, Changes, Coded, Frequencies};
 use crate::gzip::numbers;
 use crate::gzip::{BLOCK_BYTES as DENSE_BYTES, BlockCoder, Decoders};
 use crate::source::{Source, read_to};
@@ -71,10 +71,13 @@ impl Encoder {
     ) -> Result<Encoded> {
         self.changes.clear();
         let (mut sums, most) = (Sums::default(), len / elements.width / FEW);
+        let mut frequencies = Frequencies::default();
         for at in (start..start + len).step_by(TILE_BYTES) {
             let tile = at..(start + len).min(at + TILE_BYTES);
             self.read(new, base, tile, &mut sums)?;
+            let known = self.changes.len();
             collect(elements, &self.new, &self.base, &mut self.changes)?;
+            frequencies.add(&self.changes, known);
             if self.changes.len() > most {
                 return self.dense(elements, new, base, start, len);
             }
@@ -82,7 +85,7 @@ impl Encoder {
         if self.changes.len() == 0 {
             return Ok(sums.encoded(Kind::Equal, Vec::new()));
         }
-        let coded = Coded::new(&self.changes);
+        let coded = Coded::new(&self.changes, &frequencies);
         if coded.len() > len / 2 {
             return self.dense(elements, new, base, start, len);
         }
@@ -285,7 +288,7 @@ mod tests {
         #[cfg_attr(miri, ignore = "takes minutes")]
         fn blocks_lead_forth_and_back(
             elements in elements(),
-            base in prop::collection::vec(any::<u64>(), 1..500),
+            base in prop::collection::vec(any::<u64>(), 1..3000),
             changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u64>()), 0..500),
             bits in 1..=64_u32,
         ) {

@@ -4,6 +4,7 @@
 //! difference of 1, and NaNs and −0.0 survive (docs/format.md, "Patches").
 
 use multiversion::multiversion;
+use wide::i8x16;
 
 use super::sparse::Changes;
 use crate::Result;
@@ -159,17 +160,10 @@ macro_rules! for_elements {
 /// If the lengths differ.
 pub fn collect(elements: Elements, new: &[u8], base: &[u8], changes: &mut Changes) -> Result<()> {
     let before = changes.gap;
-    let (gaps, values) = changes.room(new.len() / elements.width + STEP)?;
-    let mut search = Search {
-        gaps,
-        values,
-        found: 0,
-        next: 0,
-    };
-    let end = for_elements!(elements, collect_of(new, base, before, &mut search));
-    let (found, next) = (search.found, search.next);
+    let (gaps, values) = changes.room(new.len() / elements.width + LANES)?;
+    let (found, after) = for_elements!(elements, collect_of(new, base, before, gaps, values));
     changes.take(found);
-    changes.gap = end - next;
+    changes.gap = after;
     Ok(())
 }
 
@@ -182,54 +176,74 @@ const GROUPS: usize = 16;
 /// Changes written at a time: a loop over all of a group would be mispredicted.
 const STEP: usize = 4;
 
-/// Searches a block for changes.
-struct Search<'a> {
-    /// Room for `STEP` more than there can be changes.
-    gaps: &'a mut [u32],
-    values: &'a mut [u64],
-    found: usize,
-    /// The number of the element after the last change.
-    next: u32,
-}
+/// Differences at a time: the compiler makes vectors of them.
+const LANES: usize = 16;
 
-/// Returns the number of the element after these bytes; `before` is the first one's.
+/// Writes gaps and values, which have room for `LANES` more than there can be changes. Returns the
+/// number of changes, and of the elements after the last one; `before` elements precede the first.
 #[multiversion(targets("x86_64+avx2+bmi1+bmi2+lzcnt+popcnt"))]
 fn collect_of<E: Element, const FLOATS: bool>(
     new: &[u8],
     base: &[u8],
     before: u32,
-    search: &mut Search<'_>,
-) -> u32 {
+    gaps: &mut [u32],
+    values: &mut [u64],
+) -> (usize, u32) {
     assert_eq!(new.len(), base.len());
-    let group_bytes = GROUP * E::WIDTH;
-    let mut first = before;
-    let runs = new.chunks(GROUPS * group_bytes);
-    for (new, base) in runs.zip(base.chunks(GROUPS * group_bytes)) {
-        let (news, bases) = (
-            new.chunks_exact(group_bytes),
-            base.chunks_exact(group_bytes),
-        );
-        let (rest, base_rest) = (news.remainder(), bases.remainder());
-        let mut differing = 0_u32;
-        for (number, (new, base)) in news.zip(bases).enumerate() {
-            differing |= u32::from(differ(new, base)) << number;
+    let found = places_of::<E>(new, base, gaps);
+    gaps[found..][..LANES].fill(0);
+    let mut next = before.wrapping_neg();
+    let end = gaps[..found].last().map_or(next, |last| last + 1);
+    let element = |bytes: &[u8], place: u32| E::load(&bytes[place as usize * E::WIDTH..]);
+    for at in (0..found).step_by(LANES) {
+        let mut pairs = [(E::cut(0), E::cut(0)); LANES];
+        for (pair, gap) in pairs.iter_mut().zip(&mut gaps[at..][..LANES]) {
+            let place = *gap;
+            *pair = (element(new, place), element(base, place));
+            *gap = place.wrapping_sub(next);
+            next = place + 1;
+        }
+        for (value, (new, base)) in values[at..][..LANES].iter_mut().zip(pairs) {
+            *value = new.minus::<FLOATS>(base).number().wrapping_sub(1);
+        }
+    }
+    (found, elements_in::<E>(new.len()).wrapping_sub(end))
+}
+
+/// Writes the numbers of elements that differ; returns how many.
+#[inline(always)]
+#[allow(clippy::inline_always)] // for the caller's instruction set
+fn places_of<E: Element>(new: &[u8], base: &[u8], places: &mut [u32]) -> usize {
+    let (run_bytes, group_bytes) = (GROUPS * GROUP * E::WIDTH, GROUP * E::WIDTH);
+    let (mut found, mut first) = (0, 0);
+    for (new, base) in new.chunks(run_bytes).zip(base.chunks(run_bytes)) {
+        let (mut groups, mut differing) = ([0; GROUPS], 0_u32);
+        let pairs = new.chunks(group_bytes).zip(base.chunks(group_bytes));
+        for (number, (group, (new, base))) in groups.iter_mut().zip(pairs).enumerate() {
+            *group = if new.len() == group_bytes {
+                differing_in::<E>(&new[..group_bytes], &base[..group_bytes])
+            } else {
+                differing_in_rest::<E>(new, base)
+            };
+            differing |= u32::from(*group != 0) << number;
         }
         while differing != 0 {
-            let start = differing.trailing_zeros() as usize * group_bytes;
+            let number = differing.trailing_zeros();
             differing &= differing - 1;
-            let (new, base) = (&new[start..][..group_bytes], &base[start..][..group_bytes]);
-            search.group::<E, FLOATS>(first + elements_in::<E>(start), new, base);
-        }
-        if differ(rest, base_rest) {
-            let first = first + elements_in::<E>(new.len() - rest.len());
-            let (mut new, mut base) = ([0; GROUP * 8], [0; GROUP * 8]);
-            new[..rest.len()].copy_from_slice(rest);
-            base[..rest.len()].copy_from_slice(base_rest);
-            search.group::<E, FLOATS>(first, &new[..group_bytes], &base[..group_bytes]);
+            let (first, mut left) = (first + u64::BITS * number, groups[number as usize]);
+            let (mut at, end) = (found, found + left.count_ones() as usize);
+            while at < end {
+                for place in &mut places[at..][..STEP] {
+                    *place = first + left.trailing_zeros() % u64::BITS;
+                    left &= left.wrapping_sub(1);
+                }
+                at += STEP;
+            }
+            found = end;
         }
         first += elements_in::<E>(new.len());
     }
-    first
+    found
 }
 
 /// The number of elements in these bytes.
@@ -238,55 +252,29 @@ fn elements_in<E: Element>(bytes: usize) -> u32 {
     (bytes / E::WIDTH) as u32
 }
 
+/// One bit for each element of a group that differs.
 #[inline(always)]
 #[allow(clippy::inline_always)] // for the caller's instruction set
-fn differ(new: &[u8], base: &[u8]) -> bool {
-    let bytes = new.iter().zip(base);
-    bytes.fold(0, |all, (new, base)| all | new ^ base) != 0
-}
-
-#[allow(clippy::inline_always)] // for the caller's instruction set
-impl Search<'_> {
-    /// Appends the changes of a group that has some.
-    #[inline(always)]
-    fn group<E: Element, const FLOATS: bool>(&mut self, first: u32, new: &[u8], base: &[u8]) {
-        let mut differences = [E::cut(0); GROUP];
-        let pairs = new.chunks_exact(E::WIDTH).zip(base.chunks_exact(E::WIDTH));
-        for (place, (new, base)) in differences.iter_mut().zip(pairs) {
-            *place = E::load(new).minus::<FLOATS>(E::load(base));
-        }
-        let mut left = bits_of(differences.map(|difference| u8::from(difference != E::cut(0))));
-        let (mut at, end) = (self.found, self.found + left.count_ones() as usize);
-        let mut next = self.next;
-        self.next = first + (u64::BITS - left.leading_zeros());
-        while at < end {
-            let places = self.gaps[at..][..STEP]
-                .iter_mut()
-                .zip(&mut self.values[at..][..STEP]);
-            for (gap, value) in places {
-                let number = left.trailing_zeros() % u64::BITS;
-                left &= left.wrapping_sub(1);
-                *gap = (first + number).wrapping_sub(next);
-                *value = differences[number as usize].number().wrapping_sub(1);
-                next = first + number + 1;
-            }
-            at += STEP;
-        }
-        self.found = end;
+fn differing_in<E: Element>(new: &[u8], base: &[u8]) -> u64 {
+    let mut flags = [0; GROUP];
+    let pairs = new.chunks_exact(E::WIDTH).zip(base.chunks_exact(E::WIDTH));
+    for (flag, (new, base)) in flags.iter_mut().zip(pairs) {
+        *flag = -i8::from(E::load(new) != E::load(base));
     }
+    let (quarters, _) = flags.as_chunks();
+    let bits = quarters
+        .iter()
+        .map(|quarter| i8x16::new(*quarter).to_bitmask());
+    bits.rev().fold(0, |all, bits| all << 16 | u64::from(bits))
 }
 
-/// One bit for each byte, which is 0 or 1.
-#[inline(always)]
-#[allow(clippy::inline_always)] // for the caller's instruction set
-fn bits_of(flags: [u8; GROUP]) -> u64 {
-    /// Moves the lowest bit of byte `n` to bit `56 + n`.
-    const GATHER: u64 = 0x0102_0408_1020_4080;
-    let (words, _) = flags.as_chunks();
-    let bits = words
-        .iter()
-        .map(|word| u64::from_le_bytes(*word).wrapping_mul(GATHER) >> 56);
-    bits.rev().fold(0, |all, bits| all << 8 | bits)
+/// One bit for each element of a shorter group that differs.
+fn differing_in_rest<E: Element>(new: &[u8], base: &[u8]) -> u64 {
+    let (mut whole, mut base_whole) = ([0; GROUP * 8], [0; GROUP * 8]);
+    whole[..new.len()].copy_from_slice(new);
+    base_whole[..base.len()].copy_from_slice(base);
+    let group_bytes = GROUP * E::WIDTH;
+    differing_in::<E>(&whole[..group_bytes], &base_whole[..group_bytes])
 }
 
 /// Changes elements of a block's next bytes. `next` has the number of the next change, and the

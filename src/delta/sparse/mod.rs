@@ -7,7 +7,7 @@ mod read;
 mod write;
 
 pub use read::Decoder;
-pub use write::Coded;
+pub use write::{Coded, Frequencies};
 
 use crate::{Result, grow};
 
@@ -120,7 +120,9 @@ mod tests {
         places.for_each(|((gap, value), pair)| (*gap, *value) = *pair);
         changes.take(pairs.len());
         let mut out = b"before".to_vec();
-        let coded = Coded::new(&changes);
+        let mut frequencies = Frequencies::default();
+        frequencies.add(&changes, 0);
+        let coded = Coded::new(&changes, &frequencies);
         let len = coded.len();
         coded.write(&mut out).unwrap();
         out.drain(..6);

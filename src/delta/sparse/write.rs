@@ -6,29 +6,74 @@ use super::{CLASSES, Changes, HALF, Lengths, class, first_of, is_single};
 use crate::gzip::{BitWriter, MAX_BITS, code_bits, code_lengths, codes};
 use crate::{Result, grow};
 
-type Counts = [u32; CLASSES];
+type ClassCounts = [u32; CLASSES];
 
 /// Numbers below this one are looked up.
 const SMALL: usize = 256;
 
-#[multiversion(targets("x86_64+bmi1+bmi2+lzcnt"))]
-fn count(changes: &Changes, gaps: &mut Counts, values: &mut Counts) {
-    // Two of each: equal numbers in turn would wait for each other.
-    let (mut small_gaps, mut small_values) = ([[0; SMALL]; 2], [[0; SMALL]; 2]);
-    for (at, (&gap, &value)) in changes.gaps().iter().zip(changes.values()).enumerate() {
-        count_one(gap.into(), &mut small_gaps[at % 2], gaps);
-        count_one(value, &mut small_values[at % 2], values);
+/// How often numbers occur. Two counts: equal numbers in turn would wait for each other.
+#[derive(Clone)]
+struct Counts {
+    small: [[u32; SMALL]; 2],
+    classes: ClassCounts,
+}
+
+/// How often gaps and values of changes occur.
+pub struct Frequencies {
+    gaps: Counts,
+    values: Counts,
+}
+
+impl Default for Frequencies {
+    fn default() -> Self {
+        let none = Counts {
+            small: [[0; SMALL]; 2],
+            classes: [0; CLASSES],
+        };
+        Self {
+            gaps: none.clone(),
+            values: none,
+        }
     }
-    for number in 0..SMALL {
-        let class = usize::from(class(number as u64).0);
-        gaps[class] += small_gaps[0][number] + small_gaps[1][number];
-        values[class] += small_values[0][number] + small_values[1][number];
+}
+
+impl Frequencies {
+    /// Counts the changes from number `start` on.
+    pub fn add(&mut self, changes: &Changes, start: usize) {
+        count(self, &changes.gaps()[start..], &changes.values()[start..]);
+    }
+}
+
+impl Counts {
+    fn of_classes(&self) -> ClassCounts {
+        let mut counts = self.classes;
+        for number in 0..SMALL {
+            counts[usize::from(class(number as u64).0)] +=
+                self.small[0][number] + self.small[1][number];
+        }
+        counts
+    }
+}
+
+#[multiversion(targets("x86_64+bmi1+bmi2+lzcnt"))]
+fn count(found: &mut Frequencies, gaps: &[u32], values: &[u64]) {
+    for (at, (&gap, &value)) in gaps.iter().zip(values).enumerate() {
+        count_one(
+            gap.into(),
+            &mut found.gaps.small[at % 2],
+            &mut found.gaps.classes,
+        );
+        count_one(
+            value,
+            &mut found.values.small[at % 2],
+            &mut found.values.classes,
+        );
     }
 }
 
 #[inline(always)]
 #[allow(clippy::inline_always)] // for the caller's instruction set
-fn count_one(number: u64, small: &mut [u32; SMALL], classes: &mut Counts) {
+fn count_one(number: u64, small: &mut [u32; SMALL], classes: &mut ClassCounts) {
     match usize::try_from(number)
         .ok()
         .and_then(|number| small.get_mut(number))
@@ -39,7 +84,7 @@ fn count_one(number: u64, small: &mut [u32; SMALL], classes: &mut Counts) {
 }
 
 /// Code lengths for numbers of these classes, and the bits that they then take.
-fn lengths_of(counts: &Counts) -> (Lengths, u64) {
+fn lengths_of(counts: &ClassCounts) -> (Lengths, u64) {
     let rests = counts.iter().enumerate();
     let mut bits = rests
         .map(|(class, &count)| u64::from(count) * u64::from(first_of(class).1))
@@ -77,10 +122,9 @@ pub struct Coded<'a> {
 
 impl<'a> Coded<'a> {
     /// Codes at least one change.
-    pub fn new(changes: &'a Changes) -> Self {
-        let (mut gaps, mut values) = ([0; CLASSES], [0; CLASSES]);
-        count(changes, &mut gaps, &mut values);
-        let ((gaps, gap_bits), (values, value_bits)) = (lengths_of(&gaps), lengths_of(&values));
+    pub fn new(changes: &'a Changes, found: &Frequencies) -> Self {
+        let (gaps, gap_bits) = lengths_of(&found.gaps.of_classes());
+        let (values, value_bits) = lengths_of(&found.values.of_classes());
         Self {
             changes,
             gaps,
@@ -122,27 +166,38 @@ fn small_codes(codes: &Codes) -> SmallCodes {
     std::array::from_fn(|number| coded(codes, number as u64))
 }
 
+/// Bits that fit beside at most seven unwritten ones.
+const FIT: u32 = 56;
+
 #[multiversion(targets("x86_64+bmi1+bmi2+lzcnt"))]
 fn write_bits(changes: &Changes, gaps: &Codes, values: &Codes, writer: &mut BitWriter<'_>) {
     let (small_gaps, small_values) = (small_codes(gaps), small_codes(values));
-    for (&gap, &value) in changes.gaps().iter().zip(changes.values()) {
-        let small_value = usize::try_from(value)
-            .ok()
-            .and_then(|value| small_values.get(value));
-        if let (Some((gap, gap_bits)), Some((value, value_bits))) =
-            (small_gaps.get(gap as usize), small_value)
-        {
-            writer.put(gap | value << gap_bits, gap_bits + value_bits);
-        } else {
-            write_change(gap, value, gaps, values, writer);
+    let small = |gap: u32, value: u64| {
+        let (gap, gap_bits) = small_gaps.get(usize::try_from(gap).ok()?)?;
+        let (value, value_bits) = small_values.get(usize::try_from(value).ok()?)?;
+        Some((gap | value << gap_bits, gap_bits + value_bits))
+    };
+    // Two at a time: each flush waits for the one before it.
+    let (gap_pairs, last_gap) = changes.gaps().as_chunks::<2>();
+    let (value_pairs, last_value) = changes.values().as_chunks::<2>();
+    for (&[gap, next_gap], &[value, next_value]) in gap_pairs.iter().zip(value_pairs) {
+        match (small(gap, value), small(next_gap, next_value)) {
+            (Some((change, bits)), Some((next, next_bits))) if bits + next_bits <= FIT => {
+                writer.put(change | next << bits, bits + next_bits);
+                writer.flush();
+            }
+            _ => {
+                write_change(gap, value, gaps, values, writer);
+                write_change(next_gap, next_value, gaps, values, writer);
+            }
         }
-        writer.flush();
+    }
+    for (&gap, &value) in last_gap.iter().zip(last_value) {
+        write_change(gap, value, gaps, values, writer);
     }
 }
 
 fn write_change(gap: u32, value: u64, gaps: &Codes, values: &Codes, writer: &mut BitWriter<'_>) {
-    /// Bits that fit beside at most seven unwritten ones.
-    const FIT: u32 = 56;
     let (gap, gap_bits) = coded(gaps, gap.into());
     writer.put(gap, gap_bits);
     let (class, rest) = class(value);
@@ -159,6 +214,7 @@ fn write_change(gap: u32, value: u64, gaps: &Codes, values: &Codes, writer: &mut
     } else {
         writer.put(value & ((1 << rest) - 1), rest);
     }
+    writer.flush();
 }
 
 /// The code of a number with a short rest, the rest above it, and their number of bits.
