@@ -13,6 +13,7 @@ use super::base::Base;
 use super::block::{Block, Decoder, Kind, PART_BYTES};
 use super::elements::{Direction, Elements};
 use super::join::{Decoders, Join, Mismatches, NO_PANIC, Part, malformed};
+use super::order::add_exponents;
 use super::patch::{Patch, value_len};
 use crate::raw::RawBytes;
 use crate::watch::Watch;
@@ -22,6 +23,8 @@ struct Change<'m, 'p> {
     elements: Elements,
     block: Block<'p>,
     memory: &'m mut [u8],
+    /// The exponents of the base, if a block is ordered by them.
+    exponents: Vec<u8>,
     is_done: bool,
 }
 
@@ -61,6 +64,7 @@ pub fn apply(
             elements: patch.differences[number].elements,
             block,
             memory: now,
+            exponents: Vec::new(),
             is_done: false,
         };
         grow::push(&mut changes, change)?;
@@ -106,10 +110,14 @@ fn forth(
     let (mismatches, decoders) = (Mutex::new(Mismatches::default()), Decoders::default());
     let work = |(change, number): (&mut Change<'_, '_>, usize)| {
         let (elements, block) = (change.elements, change.block);
-        let memory = &mut *change.memory;
+        let (memory, exponents) = (&mut *change.memory, &mut change.exponents);
         let is_same = decoders.with(|decoder| {
             if !decoder.read(elements, block, memory.len())? {
                 return Err(malformed(&join.patch.differences[number]));
+            }
+            if block.kind == Kind::Ordered {
+                add_exponents(elements, memory, exponents)?;
+                decoder.unsort(elements, exponents)?;
             }
             let mut sum = Hasher::new();
             for (number, part) in memory.chunks_mut(PART_BYTES).enumerate() {
@@ -145,11 +153,21 @@ fn change_back(decoder: &mut Decoder, elements: Elements, memory: &mut [u8]) {
 fn back(changes: &mut [Change<'_, '_>]) -> Result<()> {
     let mut decoder = Decoder::default();
     for change in changes.iter_mut().filter(|change| change.is_done) {
-        let (elements, block) = (change.elements, change.block);
-        match decoder.read(elements, block, change.memory.len()) {
-            Ok(true) => change_back(&mut decoder, elements, change.memory),
-            _ => return Err(Error::Torn),
+        if restore(&mut decoder, change).is_err() {
+            return Err(Error::Torn);
         }
     }
+    Ok(())
+}
+
+fn restore(decoder: &mut Decoder, change: &mut Change<'_, '_>) -> Result<()> {
+    let (elements, block) = (change.elements, change.block);
+    if !decoder.read(elements, block, change.memory.len())? {
+        return Err(Error::Torn);
+    }
+    if block.kind == Kind::Ordered {
+        decoder.unsort(elements, &change.exponents)?;
+    }
+    change_back(decoder, elements, change.memory);
     Ok(())
 }

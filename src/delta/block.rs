@@ -1,10 +1,12 @@
 //! Blocks of an array: each in the kind that takes the fewest bytes (docs/format.md, "Patches").
 
+use std::mem;
 use std::ops::Range;
 
 use crc32fast::Hasher;
 
 use super::elements::{Direction, Elements, add, apply, collect, subtract};
+use super::order;
 use super::sparse::{self, Changes, Coded, Frequencies};
 use crate::gzip::numbers;
 use crate::gzip::{BLOCK_BYTES as DENSE_BYTES, BlockCoder, Decoders};
@@ -29,13 +31,20 @@ pub enum Kind {
     Sparse,
     Dense,
     Stored,
+    /// As `Dense`, in the order of the base's exponents.
+    Ordered,
 }
 
 impl Kind {
     pub fn read(kind: u8) -> Option<Self> {
-        [Self::Equal, Self::Sparse, Self::Dense, Self::Stored]
-            .get(usize::from(kind))
-            .copied()
+        const KINDS: [Kind; 5] = [
+            Kind::Equal,
+            Kind::Sparse,
+            Kind::Dense,
+            Kind::Stored,
+            Kind::Ordered,
+        ];
+        KINDS.get(usize::from(kind)).copied()
     }
 }
 
@@ -54,6 +63,9 @@ pub struct Encoder {
     new: Vec<u8>,
     base: Vec<u8>,
     changes: Changes,
+    differences: Vec<u8>,
+    exponents: Vec<u8>,
+    sorted: Vec<u8>,
     coded: Vec<u8>,
     numbers: numbers::Coder,
     gzip: BlockCoder,
@@ -120,17 +132,28 @@ impl Encoder {
         len: usize,
     ) -> Result<Encoded> {
         let (mut sums, mut bytes) = (Sums::default(), Vec::new());
-        for at in (start..start + len).step_by(DENSE_BYTES) {
-            let part = at..(start + len).min(at + DENSE_BYTES);
-            self.read(new, base, part, &mut sums)?;
+        self.differences.clear();
+        self.exponents.clear();
+        for at in (start..start + len).step_by(TILE_BYTES) {
+            let tile = at..(start + len).min(at + TILE_BYTES);
+            self.read(new, base, tile, &mut sums)?;
             subtract(elements, &mut self.new, &self.base);
-            let checksum = crc32fast::hash(&self.new);
+            grow::extend(&mut self.differences, &self.new)?;
+            order::add_exponents(elements, &self.base, &mut self.exponents)?;
+        }
+        let (mut kind, mut differences) = (Kind::Dense, &self.differences);
+        if order::is_useful(elements) {
+            order::sort(elements, &self.exponents, differences, &mut self.sorted)?;
+            (kind, differences) = (Kind::Ordered, &self.sorted);
+        }
+        for part in differences.chunks(DENSE_BYTES) {
+            let checksum = crc32fast::hash(part);
             let (gzip, coded) = (&mut self.gzip, &mut self.coded);
-            let found = self.numbers.encode(&self.new, 0, checksum, gzip, coded)?;
-            grow::extend(&mut bytes, &self.coded[..found.len])?;
+            let found = self.numbers.encode(part, 0, checksum, gzip, coded)?;
+            grow::extend(&mut bytes, &coded[..found.len])?;
         }
         if bytes.len() < len - len / 64 {
-            return Ok(sums.encoded(Kind::Dense, bytes));
+            return Ok(sums.encoded(kind, bytes));
         }
         Ok(sums.encoded(Kind::Stored, Vec::new()))
     }
@@ -172,10 +195,12 @@ pub struct Decoder {
     sparse: Option<sparse::Decoder>,
     dense: Decoders,
     differences: Vec<u8>,
+    sorted: Vec<u8>,
 }
 
 impl Decoder {
-    /// Decodes a block of `len` bytes for [`Decoder::change`]. Returns false if it is malformed.
+    /// Decodes a block of `len` bytes for [`Decoder::change`]; an ordered one needs
+    /// [`Decoder::unsort`] before. Returns false if it is malformed.
     pub fn read(&mut self, elements: Elements, found: Block<'_>, len: usize) -> Result<bool> {
         self.changes.clear();
         self.differences.clear();
@@ -188,10 +213,16 @@ impl Decoder {
                 };
                 sparse.read(found.bytes, len / elements.width, &mut self.changes)?
             }
-            Kind::Dense => self.decode(found.bytes, len)?,
+            Kind::Dense | Kind::Ordered => self.decode(found.bytes, len)?,
         };
         self.rewind();
         Ok(is_whole)
+    }
+
+    /// Puts differences into the order of elements; `exponents` are of the base's.
+    pub fn unsort(&mut self, elements: Elements, exponents: &[u8]) -> Result<()> {
+        mem::swap(&mut self.sorted, &mut self.differences);
+        order::unsort(elements, exponents, &mut self.sorted, &mut self.differences)
     }
 
     /// Returns to the first part of the block.
@@ -263,6 +294,11 @@ mod tests {
         };
         let (mut decoder, mut memory) = (Decoder::default(), base.to_vec());
         assert!(decoder.read(elements, block, memory.len()).unwrap());
+        if encoded.kind == Kind::Ordered {
+            let mut exponents = Vec::new();
+            order::add_exponents(elements, base, &mut exponents).unwrap();
+            decoder.unsort(elements, &exponents).unwrap();
+        }
         let mut change = |memory: &mut [u8], direction| {
             decoder.rewind();
             for (number, part) in memory.chunks_mut(1 << 10).enumerate() {
@@ -305,13 +341,16 @@ mod tests {
         #[cfg_attr(miri, ignore = "takes minutes")]
         fn damaged_blocks_stay_inside(
             elements in elements(),
-            kind in prop::sample::select(vec![Kind::Sparse, Kind::Dense]),
+            kind in prop::sample::select(vec![Kind::Sparse, Kind::Dense, Kind::Ordered]),
             bytes in prop::collection::vec(any::<u8>(), 0..200),
         ) {
             let block = Block { kind, crc: 0, bytes: &bytes };
             let mut memory = vec![7; 4096];
             let mut decoder = Decoder::default();
             if decoder.read(elements, block, memory.len()).unwrap() {
+                if kind == Kind::Ordered {
+                    decoder.unsort(elements, &vec![7; memory.len() / elements.width]).unwrap();
+                }
                 decoder.change(elements, 0, &mut memory, Direction::Forth);
             }
         }
@@ -338,7 +377,13 @@ mod tests {
         let few = check(elements, &changed(50, |it| it * 1.001), &base);
         assert_eq!(few.kind, Kind::Sparse);
         let all = check(elements, &changed(1, |it| it * 1.0001), &base);
-        assert!(all.kind == Kind::Dense && 2 * all.bytes.len() < base.len());
+        assert!(all.kind == Kind::Ordered && 2 * all.bytes.len() < base.len());
+        let integers = check(
+            Elements::of("int32", 4),
+            &changed(1, |it| it * 1.0001),
+            &base,
+        );
+        assert!(integers.kind == Kind::Dense && all.bytes.len() < integers.bytes.len());
         let noise: Vec<u8> = (0..base.len())
             .map(|at| (((at * at * 7) >> 5) ^ (at * 13)).to_le_bytes()[0])
             .collect();

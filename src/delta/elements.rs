@@ -56,7 +56,7 @@ pub enum Direction {
     Back,
 }
 
-trait Element: Copy + PartialEq {
+pub trait Element: Copy + PartialEq {
     const WIDTH: usize;
 
     fn load(bytes: &[u8]) -> Self;
@@ -64,6 +64,8 @@ trait Element: Copy + PartialEq {
     fn cut(word: u64) -> Self;
     fn store(self, bytes: &mut [u8]);
     fn number(self) -> u64;
+    /// Bits of a float's exponent.
+    fn exponent(self) -> u8;
     /// This element minus a base, zigzag.
     fn minus<const FLOATS: bool>(self, base: Self) -> Self;
     /// The element at this zigzag difference from this one.
@@ -101,6 +103,12 @@ macro_rules! element {
             #[inline(always)]
             fn number(self) -> u64 {
                 self.into()
+            }
+
+            #[inline(always)]
+            fn exponent(self) -> u8 {
+                const SHIFT: u32 = [0, 7, 23, 52][size_of::<$unsigned>().ilog2() as usize];
+                (self >> SHIFT) as u8
             }
 
             #[inline(always)]
@@ -153,6 +161,8 @@ macro_rules! for_elements {
         }
     };
 }
+
+pub(super) use for_elements;
 
 /// Appends the elements that differ from the base to `changes`.
 ///

@@ -11,7 +11,8 @@ use crc32fast::Hasher;
 
 use super::base::{Base, arrays};
 use super::block::{BLOCK_BYTES, Decoder, Kind, PART_BYTES};
-use super::elements::Direction;
+use super::elements::{Direction, Elements};
+use super::order::add_exponents;
 use super::patch::{Difference, Patch};
 use crate::catalog::Catalog;
 use crate::raw::{Filling, Room, Uninit};
@@ -188,6 +189,7 @@ impl<'a> Join<'a> {
         if !decoder.read(difference.elements, found, memory.len())? {
             return Err(malformed(difference));
         }
+        let is_ordered = found.kind == Kind::Ordered;
         let (mut sum, mut filling) = (Hasher::new(), Filling::new(memory));
         let mut at = 0;
         while filling.left() > 0 {
@@ -195,7 +197,9 @@ impl<'a> Join<'a> {
             filling.fill(len, |part| {
                 let part = base.read_at(block * BLOCK_BYTES + at, part)?;
                 sum.update(part);
-                decoder.change(difference.elements, at, part, Direction::Forth);
+                if !is_ordered {
+                    decoder.change(difference.elements, at, part, Direction::Forth);
+                }
                 Ok(part)
             })?;
             at += len;
@@ -204,7 +208,11 @@ impl<'a> Join<'a> {
             let mut mismatches = mismatches.lock().expect(NO_PANIC);
             mismatches.add(self.partners[number].0)?;
         }
-        Ok(filling.finish())
+        let memory = filling.finish();
+        if is_ordered {
+            change_ordered(decoder, difference.elements, memory)?;
+        }
+        Ok(memory)
     }
 
     pub(super) fn check(&self, mismatches: Mutex<Mismatches>) -> Result<()> {
@@ -213,6 +221,17 @@ impl<'a> Join<'a> {
             .expect(NO_PANIC)
             .check(&self.catalog)
     }
+}
+
+/// Changes a base's block whose differences are in the order of its exponents.
+fn change_ordered(decoder: &mut Decoder, elements: Elements, memory: &mut [u8]) -> Result<()> {
+    let mut exponents = Vec::new();
+    add_exponents(elements, memory, &mut exponents)?;
+    decoder.unsort(elements, &exponents)?;
+    for (number, part) in memory.chunks_mut(PART_BYTES).enumerate() {
+        decoder.change(elements, number * PART_BYTES, part, Direction::Forth);
+    }
+    Ok(())
 }
 
 pub(super) fn malformed(difference: &Difference<'_>) -> Error {

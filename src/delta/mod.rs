@@ -11,6 +11,7 @@
 //! |---|---|
 //! | `sparse/` | few changes: gaps and differences, coded by frequency |
 //! | `elements.rs` | elements as integers, and their differences |
+//! | `order.rs` | differences in the order of exponents |
 //! | `block.rs` | blocks of an array, each in the smallest kind |
 //! | `patch.rs` | the format of a patch |
 //! | `base.rs` | the arrays of a base, by their paths |
@@ -24,6 +25,7 @@ mod block;
 mod elements;
 mod join;
 mod make;
+mod order;
 mod patch;
 mod sparse;
 

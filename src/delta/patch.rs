@@ -331,7 +331,7 @@ fn read_difference<'a>(
         let expected = match block.kind {
             Kind::Equal => 0,
             Kind::Stored => len,
-            Kind::Sparse | Kind::Dense => continue,
+            Kind::Sparse | Kind::Dense | Kind::Ordered => continue,
         };
         if block.bytes.len() != expected {
             return Err(malformed("has a block of the wrong length"));

@@ -178,7 +178,10 @@ def test_differences_are_read(reader: dict[str, Any]) -> None:
     rng = np.random.default_rng(0)
     held = {
         "sparse": rng.standard_normal(3_000_000).astype(np.float16),
-        "dense": rng.standard_normal(200_000).astype(np.float32),
+        "dense": rng.integers(0, 1 << 30, 200_000, np.int32),
+        "ordered": rng.standard_normal(200_000).astype(np.float32),
+        "of 16 bits": rng.standard_normal(20_000).astype(np.float16),
+        "of 64 bits": rng.standard_normal(20_000),
         "stored": rng.integers(0, 256, 5 << 20, np.uint8),
         "equal": rng.standard_normal(1000) + 1j,
         "one": np.zeros(1000, np.int64),
@@ -186,7 +189,9 @@ def test_differences_are_read(reader: dict[str, Any]) -> None:
     }
     new = {name: array.copy() for name, array in held.items()}
     new["sparse"][rng.integers(0, 3_000_000, 9000)] *= np.float16(-1.01)
-    new["dense"] *= np.float32(1.001)
+    new["dense"] += rng.integers(-9, 9, 200_000, np.int32)
+    for name in ("ordered", "of 16 bits", "of 64 bits"):
+        new[name] = (new[name] * 1.001 + 1e-3).astype(new[name].dtype)
     new["stored"][: 3 << 20] = rng.integers(0, 256, 3 << 20, np.uint8)
     new["one"][7::10] -= 1
     new["signs"][::9] *= -1

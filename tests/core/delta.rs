@@ -150,17 +150,24 @@ fn every_kind() -> (Tree, Tree) {
     let mut changed = w.clone();
     changed[BLOCK_BYTES + 40] ^= 3; // the second block is sparse
     for at in (2 * BLOCK_BYTES..w.len()).step_by(4) {
-        changed[at] = changed[at].wrapping_add(1); // the third is dense
+        changed[at] = changed[at].wrapping_add(1); // the third is ordered, and dense of integers
     }
     let mut stored = w.clone();
     stored[..BLOCK_BYTES].copy_from_slice(&noise(BLOCK_BYTES + 7)[7..]);
+    let integers = |bytes: &[u8]| ("integers".to_owned(), "int32", 4, bytes.to_vec());
     let base = vec![
         leaf("a", w.clone()),
         leaf("b", w.clone()),
+        integers(&w),
         leaf("c", w.clone()),
     ];
     (
-        vec![leaf("a", changed), leaf("b", stored), leaf("c", w)],
+        vec![
+            leaf("a", changed.clone()),
+            leaf("b", stored),
+            integers(&changed),
+            leaf("c", w),
+        ],
         base,
     )
 }
@@ -183,7 +190,10 @@ fn memory_of_the_base_becomes_the_result() {
         );
         // Once more is another base.
         let error = apply(&read, &mut memory, NonZero::new(threads).unwrap(), &()).unwrap_err();
-        assert!(error.to_string().ends_with("differ: a"), "{error}");
+        assert!(
+            error.to_string().ends_with("differ: a, integers"),
+            "{error}"
+        );
         assert_eq!(memory[..len], expected);
     }
 }
@@ -226,7 +236,10 @@ fn a_base_without_the_leaf_is_another_one() {
     other[1].3.truncate(8);
     other.truncate(2);
     let error = joined(&patch, &bytes_of(&layout(&other, 64, 1e9))).unwrap_err();
-    assert!(error.to_string().ends_with("differ: a, b, c"), "{error}");
+    assert!(
+        error.to_string().ends_with("differ: a, b, integers, c"),
+        "{error}"
+    );
 }
 
 #[test]
@@ -234,7 +247,7 @@ fn payloads_of_the_layout_are_not_read_for_headers() {
     let (new, _) = every_kind();
     let new = layout(&new, 64, 1e9);
     let headers = Headers(&new);
-    let payload = new.len() / 2;
+    let payload = new.len() / 3;
     assert_eq!(treepack::Source::run(&headers, payload), 0);
     assert!(treepack::Source::run(&headers, 0) > 20);
 }
