@@ -121,10 +121,12 @@ def differing(new: np.ndarray, old: np.ndarray) -> int:
 def trained() -> None:
     """Prints rows for weights after steps of AdamW."""
     for name, rate, steps, dtype in (
+        ("bfloat16, 1 step, 1e-6", 1e-6, 1, jnp.bfloat16),
         ("bfloat16, 1 step, 3e-6", 3e-6, 1, jnp.bfloat16),
         ("bfloat16, 1 step, 1e-3", 1e-3, 1, jnp.bfloat16),
         ("bfloat16, 100 steps, 1e-3", 1e-3, 100, jnp.bfloat16),
         ("float32, 1 step, 1e-3", 1e-3, 1, jnp.float32),
+        ("float32, 1 step, 3e-6", 3e-6, 1, jnp.float32),
     ):
         held, policy = (jax.tree.map(np.asarray, it) for it in steps_of(rate, steps, dtype))
         pairs = [(policy[it], held[it]) for it in held]

@@ -309,8 +309,8 @@ def apply_delta(
     elements are written.
 
     Each block is compared with its checksum while it changes. An error undoes all changes, so the
-    buffer has its old tree again. A killed process undoes nothing, so let readers use another
-    buffer, as with `pack_into`.
+    buffer has its old tree again; where most floats change, a byte of memory for each is kept for
+    that. A killed process undoes nothing, so let readers use another buffer, as with `pack_into`.
 
     Args:
       patch: Any bytes-like object.
