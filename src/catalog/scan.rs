@@ -121,7 +121,7 @@ impl Catalog {
             return Ok(Some(key));
         }
         if open.is_map {
-            grow::push_str(&mut self.text, &reader.events().key_text(event))?;
+            grow::push_str(&mut self.text, &reader.key_text(event)?)?;
             open.is_text = matches!(event, Event::Str(_));
         } else {
             grow::push_str(&mut self.text, &open.done.to_string())?;

@@ -29,7 +29,7 @@ pub fn stream_items(
             Event::List(keys) => {
                 for _ in 0..keys.len {
                     let part = reader.next()?;
-                    let part = grow::to_string(&reader.events().key_text(part))?;
+                    let part = grow::to_string(&reader.key_text(part)?)?;
                     grow::push(&mut key, part)?;
                 }
                 reader.close()?;

@@ -7,6 +7,7 @@
 //! | file | content |
 //! |---|---|
 //! | `read.rs` | headers to events, one by one |
+//! | `keys.rs` | texts of keys |
 //! | `open.rs` | the containers around a value |
 //! | `extensions.rs` | arrays, NumPy scalars, complex numbers |
 //! | `recent.rs` | repeated headers of arrays |
@@ -16,11 +17,11 @@
 mod chunks;
 mod extensions;
 mod itemsize;
+mod keys;
 mod open;
 mod read;
 mod recent;
 
-use std::borrow::Cow;
 use std::ops::Range;
 
 use smallvec::SmallVec;
@@ -198,30 +199,5 @@ impl Events {
             }
             _ => event + 1,
         }
-    }
-
-    pub fn key_text(&self, event: Event) -> Cow<'_, str> {
-        match event {
-            Event::Nil => "None".into(),
-            Event::Bool(true) => "True".into(),
-            Event::Bool(false) => "False".into(),
-            Event::Int(value) => value.to_string().into(),
-            Event::Uint(value) => value.to_string().into(),
-            Event::Float(value) => float_text(value).into(),
-            Event::Str(text) => self.text(text).into(),
-            _ => "?".into(),
-        }
-    }
-}
-
-/// Rust writes `NaN` and `1e-7`; Python writes `nan` and `1e-07`.
-fn float_text(value: f64) -> String {
-    let text = format!("{value:?}").to_lowercase();
-    match text.split_once('e') {
-        Some((digits, exponent)) => {
-            let exponent: i32 = exponent.parse().expect("Rust writes exponents in digits");
-            format!("{digits}e{exponent:+03}")
-        }
-        None => text,
     }
 }

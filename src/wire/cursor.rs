@@ -169,6 +169,13 @@ impl<'a> Cursor<'a> {
         Ok(())
     }
 
+    /// Bytes that were read or skipped before.
+    pub fn copy(&self, range: Range<usize>) -> Result<Vec<u8>> {
+        let mut bytes = Vec::new();
+        read_to(self.source, range, &mut bytes)?;
+        Ok(bytes)
+    }
+
     /// `None` near the end of the source or the window.
     #[inline]
     pub fn ahead(&self) -> Option<[u8; AHEAD]> {

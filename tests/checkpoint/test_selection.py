@@ -326,3 +326,24 @@ def test_new_last_names_where_a_whole_dict_is_left_out(
     )
     assert (found["head"]["kernel"].tolist(), report.corrupt) == ([0, 0, 0], ["head/kernel"])
     assert found["B"]["kernel"].tolist() == [1, 1]
+
+
+@hypothesis.given(
+    st.one_of(
+        st.none(),
+        st.booleans(),
+        st.integers(-(2**63), 2**64 - 1),
+        st.floats(allow_nan=False),
+        st.complex_numbers(allow_nan=False),
+        st.binary(max_size=9),
+        st.lists(st.sampled_from(b"'\"\\\n\x80a"), max_size=6).map(bytes),
+        st.text(max_size=9),
+    )
+)
+def test_foreign_keys_have_the_texts_of_python(key: Any):
+    parts = [key.real, key.imag] if isinstance(key, complex) else key
+    packed = msgpack.packb(parts)
+    if isinstance(key, complex):
+        packed = msgpack.packb(msgpack.ExtType(2, packed))
+    found = treepack.load(b"\x81" + packed + b"\x07", select="**")
+    assert found == {str(key): 7}
