@@ -7,6 +7,7 @@ parts of one path, without wildcards; a list or set has several patterns.
 
 from __future__ import annotations
 
+import collections
 import difflib
 import itertools
 import re
@@ -360,19 +361,27 @@ class _Around:
 class Renaming:
     """The compiled `rename=`: a function from paths to new paths."""
 
-    def __init__(self, rename: Any, paths: Collection[str] = (), targets: Collection[str] = ()):
+    def __init__(
+        self,
+        rename: Any,
+        paths: Collection[str] = (),
+        targets: Collection[str] = (),
+        values: Collection[str] = (),
+    ):
         """Compiles `rename`.
 
         Args:
           rename: The option.
           paths: The paths to rename.
           targets: The paths that new paths may be. Of both, paths without escapes are recognised.
+          values: The leaves whose variable of nnx also represents them.
 
         Raises:
           TypeError: If it is neither a dict nor a function.
           ValueError: If the wildcards of a replacement differ from its pattern.
         """
         self._targets = targets
+        self._values = values
         self._rules: list[tuple[str, bool, Any]] = []
         self._function: Callable[[str], str] | None = None
         if isinstance(rename, Mapping):
@@ -394,6 +403,12 @@ class Renaming:
 
     def __call__(self, path: str) -> str:
         """Returns the new path of a leaf."""
+        new = self._new(path)
+        # The value of a variable of nnx is meant by the path of the variable.
+        ways = (new, f"{new}{_VALUE}", new.removesuffix(_VALUE))
+        return next((it for it in ways if it in self._targets), new)
+
+    def _new(self, path: str) -> str:
         if self._function is not None:
             return self._function(path)
         for number, (pattern, literal, replacement) in enumerate(self._rules):
@@ -402,6 +417,8 @@ class Renaming:
                 self._unmatched.pop(number, None)
                 wildcards, rest = found
                 new = filled(replacement, wildcards)
+                if path in self._values and rest == _VALUE:
+                    return new
                 return _joined(new, "" if path == _paths.ROOT else rest)
         return path
 
@@ -502,8 +519,27 @@ def filled(path: Any, wildcards: Iterable[str]) -> str:
 
 
 def matches(path: Any, leaves: Collection[str]) -> dict[str, list[str]]:
-    """Returns the leaves that a path matches, with the texts that its wildcards match."""
+    """Returns the leaves that a path matches, with the texts that its wildcards match.
+
+    A variable of nnx that it matches means the value of the variable.
+    """
     if _is_literal(path):
-        return {_text(path): []} if _text(path) in leaves else {}
+        leaf = leaf_at(_text(path), leaves)
+        return {} if leaf is None else {leaf: []}
     found = {leaf: core.captures(path, leaf) for leaf in leaves}
-    return {leaf: it[0] for leaf, it in found.items() if it is not None and not it[1]}
+    return {leaf: it[0] for leaf, it in found.items() if it is not None and it[1] in ("", _VALUE)}
+
+
+def leaf_at(path: str, leaves: Collection[str]) -> str | None:
+    """Returns the leaf at a path, which may be of a variable of nnx, or `None`."""
+    return next((it for it in (path, f"{path}{_VALUE}") if it in leaves), None)
+
+
+def values_in(paths: Collection[str]) -> set[str]:
+    """Returns the leaves that are, as the values of variables of nnx, alone in their containers."""
+    count = collections.Counter(path.rpartition("/")[0] for path in paths)
+    return {it for it in paths if it.endswith(_VALUE) and count[it.removesuffix(_VALUE)] == 1}
+
+
+# The path of the value in a variable of nnx.
+_VALUE = "/value"
