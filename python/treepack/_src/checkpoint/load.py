@@ -78,7 +78,7 @@ def load_part(
             paths = (path for path, value in leaves if marks is None or value in marks)
             report = report._replace(loaded=list(dict.fromkeys(paths)))
     else:
-        with hinting(lambda: place.catalog, place.value, target):
+        with hinting(lambda: place.catalog, place.value, target, found.renamed):
             loaded = _restored(place, target, found, partial, convert, reading)
             if keeps:
                 partial.check_values(found.corrupt)

@@ -18,10 +18,19 @@ from treepack.errors import Mismatch, MismatchError, TreepackError
 
 
 @contextlib.contextmanager
-def hinting(catalog: Callable[[], core.Catalog], start: int, target: Any) -> Iterator[None]:
+def hinting(
+    catalog: Callable[[], core.Catalog],
+    start: int,
+    target: Any,
+    renamed: Mapping[str, str] | None = None,
+) -> Iterator[None]:
     """Adds a hint to a MismatchError where the file has the leaves of the target elsewhere.
 
-    `catalog` returns the leaves of the file, and `start` is the value that is loaded.
+    Args:
+      catalog: Returns the leaves of the file.
+      start: The value that is loaded.
+      target: The template.
+      renamed: The new paths of leaves, if `rename=` is given.
     """
     try:
         yield
@@ -29,12 +38,17 @@ def hinting(catalog: Callable[[], core.Catalog], start: int, target: Any) -> Ite
         with contextlib.suppress(TreepackError):  # the file is damaged, or its paths are too long
             found, ours = _leaves(catalog(), start), _leaves_of(target)
             listed, cure, cures = error.args[0].partition("\nPass ")
-            if hint := _hint([*found], ours, error.mismatches):
+            way = "pass rename=" if renamed is None else "add to rename= "
+            unused = _unused(found, ours, renamed or {})
+            both = (found, ours) if renamed is None else unused
+            if hint := _hint([*found], target, ours, error.mismatches):
                 cure = cures = ""  # they mislead here
-            elif moved := _moved(found, ours, error.mismatches):
-                hint = f"The file has leaves of the template elsewhere: pass rename={moved[0]}."
+            elif moved := _moved(*both, error.mismatches):
+                hint = f"The file has leaves of the template elsewhere: {way}{moved[0]}."
                 if moved[1]:
                     cure = cures = ""
+            elif cure and "rename=" not in cures and (alone := _alone(*unused, error.mismatches)):
+                hint = f"An unused leaf of the file fits: {way}{alone} if this is its new name."
             elif any(map(_axes, error.mismatches)):
                 hint = _transposed(error.mismatches, found)
             if hint:
@@ -43,14 +57,15 @@ def hinting(catalog: Callable[[], core.Catalog], start: int, target: Any) -> Ite
 
 
 def _leaves(catalog: core.Catalog, start: int) -> dict[str, Any]:
-    """Returns the shapes of leaves by path; none if they are more or longer than in real trees."""
+    """Returns dtypes and shapes of leaves by path; none if they exceed those of real trees."""
     found: dict[str, Any] = {}
     for path, value in catalog.ends(start):
         if len(found) == _MOST_LEAVES or len(path) > _MOST_TEXT:
             return {}
         if catalog.children(value) is None:
             kind = catalog.leaf(value)[1]
-            found[path] = tuple(kind[2]) if kind[0] in ("array", "scalar") else None
+            is_array = kind[0] in ("array", "scalar")
+            found[path] = (kind[1], tuple(kind[2])) if is_array else None
     return found
 
 
@@ -65,7 +80,7 @@ def _leaves_of(target: Any) -> dict[str, Any]:
 
 
 def _hint(
-    there: list[str], leaves: Mapping[str, Any], mismatches: Collection[Mismatch]
+    there: list[str], target: Any, leaves: Mapping[str, Any], mismatches: Collection[Mismatch]
 ) -> str | None:
     if (shape := _shape_in(leaves, mismatches)) is not None:
         return f"A tuple is a subtree: for a shape, pass jax.ShapeDtypeStruct({shape}, dtype)."
@@ -74,7 +89,7 @@ def _hint(
         if ours[name].issuperset(there):
             whose = printable(name)
             return (
-                f"The file has the leaves of {whose} at its root: pass target[{name!r}], or "
+                f"The file has the leaves of {whose} at its root: pass {_child(target, name)}, or "
                 f"rename=lambda path: {f'{name}/'!r} + path."
             )
     for name in theirs.keys() - ours.keys() if leaves else ():
@@ -86,6 +101,49 @@ def _hint(
     return None
 
 
+def _child(target: Any, name: str) -> str:
+    """Returns the expression of a child of a template."""
+    if isinstance(target, Mapping):
+        name = next((key for key in target if str(key) == name), name)
+    elif isinstance(target, (list, tuple)) and not hasattr(target, "_fields"):
+        return f"target[{name}]"
+    elif name.isidentifier():
+        return f"target.{name}"
+    return f"target[{name!r}]"
+
+
+def _unused(
+    theirs: Mapping[str, Any], leaves: Mapping[str, Any], renamed: Mapping[str, str]
+) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """Returns the leaves of the file that the template lacks, and the converse."""
+    new = {path: renamed.get(path, path) for path in theirs}
+    filled = {*new.values()}
+    return (
+        {path: kind for path, kind in theirs.items() if new[path] not in leaves},
+        {path: leaf for path, leaf in leaves.items() if path not in filled},
+    )
+
+
+def _alone(
+    theirs: Mapping[str, Any], leaves: Mapping[str, Any], mismatches: Iterable[Mismatch]
+) -> str | None:
+    """Returns a dict of unused arrays and missing ones that alone have their dtypes and shapes."""
+    is_missing = _near([it.path for it in mismatches if it.found == NOTHING])
+    kinds: dict[Any, tuple[list[str], list[str]]] = {}
+    for path, kind in theirs.items():
+        kinds.setdefault(kind, ([], []))[0].append(path)
+    for path, leaf in leaves.items():
+        if (it := signature(leaf)) is not None:
+            kind = getattr(it.dtype, "name", None), it.shape
+            kinds.setdefault(kind, ([], []))[1].append(path)
+    pairs = [
+        f"{old[0]!r}: {new[0]!r}"
+        for kind, (old, new) in kinds.items()
+        if kind is not None and len(old) == len(new) == 1 and is_missing(new[0])
+    ]
+    return f"{{{shortened(pairs, len(pairs))}}}" if pairs else None
+
+
 def _moved(
     theirs: Mapping[str, Any], leaves: Mapping[str, Any], mismatches: Collection[Mismatch]
 ) -> tuple[str, bool] | None:
@@ -93,6 +151,7 @@ def _moved(
 
     They have the same names and shapes below.
     """
+    theirs = {path: kind and kind[1] for path, kind in theirs.items()}
     ours = {path: it.shape if (it := signature(leaf)) else None for path, leaf in leaves.items()}
     old, new = _subtrees(theirs, ours), _subtrees(ours, theirs)
     differ = [it for it in mismatches if not _ARRAY.fullmatch(it.found)]
