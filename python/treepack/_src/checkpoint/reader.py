@@ -55,10 +55,12 @@ class Reader:
       inflated: The number of bytes decompressed from gzip.
       is_local: Whether reading it needs no requests to a store.
       is_one_file: Whether all leaves are in this file.
+      has_types: Whether the format has the types of containers.
       salvages: Whether it opens damaged files, and reads only their intact leaves.
     """
 
     is_one_file = True
+    has_types = True
     bytes_before = _KEY_BYTES
     bytes_after = _AHEAD_BYTES
 
