@@ -203,11 +203,16 @@ impl<'py> Objects<'_, 'py> {
         let was_at_once = self.at_once;
         let dict = new_dict(self.py)?;
         let mut hashes = None;
+        let mut is_leaf = false;
         for index in 0..pairs {
             let key = self.reader.next()?;
             let object = if let Event::Str(text) = key {
                 let text = self.reader.events().text_bytes(text);
-                self.at_once |= index == 0 && text == wire::PRNG_MARKER.as_bytes();
+                if index == 0 {
+                    let is_key = text == wire::PRNG_MARKER.as_bytes();
+                    is_leaf = is_key || text == wire::CHUNKED_MARKER.as_bytes();
+                    self.at_once |= is_key;
+                }
                 self.keys.get_of(self.py, text, pairs.into())?.into_any()
             } else {
                 let object = self.object(key)?;
@@ -216,9 +221,13 @@ impl<'py> Objects<'_, 'py> {
                 }
                 object
             };
-            let value = self
-                .value()
-                .map_err(|failure| failure.below(self.reader.events().key_text(key)))?;
+            let value = self.value().map_err(|failure| {
+                if is_leaf {
+                    failure.without_path()
+                } else {
+                    failure.below(self.reader.events().key_text(key))
+                }
+            })?;
             // Complex keys are few (see `events/extensions.rs`) and quick to compare.
             if matches!(key, Event::Str(_) | Event::Complex(_)) || pairs as usize <= Hashes::MOST {
                 dict.set_item(object, value)?;

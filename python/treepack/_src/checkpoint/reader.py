@@ -34,6 +34,9 @@ _MOST_NDIM = 64
 _KEY_BYTES = 1 << 10
 _AHEAD_BYTES = 64 << 10
 
+# The advice of the core in errors of truncated files.
+SALVAGE_ADVICE = "; copy it again, or read its intact leaves with `treepack salvage`"
+
 DAMAGED_REST = "the bytes between the leaves and the record of the structure are damaged"
 
 # The status of each leaf by its value, and a description of damage outside of leaves.
