@@ -355,6 +355,20 @@ PARTS: list[Row] = [
         "load('model', TREE, rename=lambda path: path)"]),
     ("load('model', TREE, rename={'params/*': 'params/w'})", "same path: choose other names", [
         "load('model', TREE, rename={'params/*': 'params/*'})"]),
+    ("load('model', {'b': TREE['params']}, rename={'params/(.*)': r'b/\\1'}, missing='target')",
+     r"\(\.\*\); wildcards are \*, \*\* and \?: is it \{'params/\*': 'b/\*'\}\?", [
+        "load('model', {'b': TREE['params']}, rename={'params/*': 'b/*'})"]),
+    ("load('model', {'b': TREE['params']}, rename={'params/{key}': 'b/{key}'})",
+     r"is it \{'params/\*': 'b/\*'\}\?", [
+        "load('model', {'b': TREE['params']}, rename={'params/*': 'b/*'})"]),
+    ("load('model', select='params/[bw]')", r"wildcards are \*, .* is it 'params/\*'", [
+        "load('model', select='params/*')"]),
+    ("load('model', {'b': TREE['params']}, rename={'params/*': 'b/{}'})",
+     "the wildcards of the pattern where they differ; it maps", [
+        "load('model', {'b': TREE['params']}, rename={'params/*': 'b/*'})"]),
+    ("load('model', {'b': TREE['params']}, rename={'params/**': 'b/*'})",
+     r"none, as in \{'params/\*\*': 'b/\*\*'\}", [
+        "load('model', {'b': TREE['params']}, rename={'params/**': 'b/**'})"]),
     ("load('model', TREE, rename={'*/w': '*/*'})", "same wildcards as", [
         "load('model', TREE, rename={'*/w': '*/w'})"]),
     ("load('model', 'params')", "second argument is a template: for a part .*select=", [

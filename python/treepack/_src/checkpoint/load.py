@@ -250,7 +250,8 @@ def _renamed(
     if len({*renamed.values(), *made}) < len(renamed) + len(made):
         pairs = (*renamed.items(), *((str(array.source), new) for new, array in made.items()))
         raise TreepackError(
-            f"rename= maps two leaves to the same path: choose other names; it maps {twice(pairs)}"
+            "rename= maps two leaves to the same path: choose other names, with the wildcards of "
+            f"the pattern where they differ; it maps {twice(pairs)}"
         )
     # Without `missing="target"` the other leaves are a mismatch.
     if selection.missing == "target":

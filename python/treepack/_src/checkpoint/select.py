@@ -161,7 +161,7 @@ class Selector:
                 alone = Selector([*parts])
                 if not alone.unmatched(range(len(alone.patterns)), paths()):
                     error += f". A tuple is one path: for several patterns, pass a list: {[*parts]}"
-        raise TreepackError(error + similar(typos[0], paths()))
+        raise TreepackError(error + (_starred(typos[0], paths()) or similar(typos[0], paths())))
 
 
 def _literal(text: str, paths: Iterable[str]) -> tuple[str, ...] | None:
@@ -199,6 +199,18 @@ def similar(typo: str, paths: Iterable[str]) -> str:
     shown += ["…"] * (len(texts) > _MOST_SHOWN)
     return f"; it has {', '.join(shown) or 'no leaves'}"
 
+
+def _starred(pattern: str, paths: Iterable[str], new: Any = None) -> str:
+    """Returns a hint if a pattern has wildcards of regular expressions or templates."""
+    star = _OTHERS.sub("*", pattern)
+    if star == pattern or not any(core.captures(star, path) for path in paths):
+        return ""
+    meant = repr(star) if new is None else str({star: _OTHERS.sub("*", _text(new))})
+    return f"; wildcards are *, ** and ?: is it {meant}?"
+
+
+# Groups, captures and classes.
+_OTHERS = re.compile(r"\{\w*\}|\(.*?\)|<\w+>|\[.*?\]|\.\*|\\\w\+?|\$\d")
 
 # Limits the search for similar paths, which is slow.
 _MOST_PATHS = 1000
@@ -437,7 +449,8 @@ class Renaming:
             rules = [it for it in rules if not any(_match(*it, path) for path in paths)]
         if rules:
             patterns = shortened((printable(it) for it, _ in rules), len(rules))
-            near = self._reversed(paths) or similar(rules[0][0], paths)
+            old, _, new = self._rules[next(iter(self._unmatched))]
+            near = self._reversed(paths) or _starred(old, paths, new) or similar(old, paths)
             text = f"rename matches nothing in the {where}: {patterns}{near}"
             if is_error:
                 raise TreepackError(text)
@@ -499,10 +512,16 @@ def _escaped(text: Any, other: Any, ordered: Sequence[str]) -> Any:
 
 
 def _check_wildcards(old: Any, new: Any) -> None:
-    if wildcards_of(new) not in (wildcards_of(old), []):
+    theirs, ours = wildcards_of(old), wildcards_of(new)
+    if ours not in (theirs, []):
+        like = {old: filled(new, theirs)} if len(theirs) == len(ours) else _LIKE
         raise ValueError(
-            f"{new!r} must have the same wildcards as {old!r}, in the same order, or none"
+            f"{new!r} must have the same wildcards as {old!r}, in the same order, or none, as in "
+            f"{like}"
         )
+
+
+_LIKE = {"old/*/w": "new/*/kernel"}
 
 
 def wildcards_of(path: Any) -> list[str]:
