@@ -410,7 +410,8 @@ PARTS: list[Row] = [
     ("load('model', {**TREE, 'ema': np.ones(1)})", 'ema: missing.*missing="target"', [
         "load('model', {**TREE, 'ema': np.ones(1)}, missing='target')"]),
     ("load('config')", r"'config': unregistered type 'test_mistakes\.Config': pass a template as "
-        r"target, or unknown=\"dict\".*register it under this name: @treepack.register_data", [
+        r"target, or unknown=\"dict\" for dicts\. Or register it under this name: @treepack\.regis"
+        r"ter_dataclass\(serialized_name='test_mistakes\.Config'\), or register_named", [
             "load('config', {'c': Config(np.ones(2))})", "load('config', unknown='dict')",
             "treepack.register_dataclass(Config, serialized_name='test_mistakes.Config')",
             "load('config')"]),
