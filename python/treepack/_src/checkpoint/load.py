@@ -13,7 +13,7 @@ import treepack._core as core
 from treepack._src import dtypes as _dtypes
 from treepack._src import paths as _paths
 from treepack._src.checkpoint.casting import cast_floats
-from treepack._src.checkpoint.moved import hinting
+from treepack._src.checkpoint.moved import hinting, warn_of_moved
 from treepack._src.checkpoint.placement import converter
 from treepack._src.checkpoint.reader import Place
 from treepack._src.checkpoint.replicas import Together
@@ -84,6 +84,7 @@ def load_part(
                 partial.check_values(found.corrupt)
             if keeps and not (selection.return_report or found.corrupt):
                 partial.check_loads(target)
+                warn_of_moved(place.catalog, place.value, target, found.renamed, partial)
         report = partial.report(found.corrupt)
     return (loaded, report) if selection.return_report else loaded
 

@@ -11,9 +11,10 @@ from typing import Any
 
 import treepack._core as core
 from treepack._src import paths as _paths
-from treepack._src.printable import printable, shortened
+from treepack._src.printable import printable, shortened, warn
 from treepack._src.pytree.state_dict import leaves_of
 from treepack._src.restore.compare import NOTHING, signature
+from treepack._src.restore.report import Coverage
 from treepack.errors import Mismatch, MismatchError, TreepackError
 
 
@@ -38,22 +39,50 @@ def hinting(
         with contextlib.suppress(TreepackError):  # the file is damaged, or its paths are too long
             found, ours = _leaves(catalog(), start), _leaves_of(target)
             listed, cure, cures = error.args[0].partition("\nPass ")
-            way = "pass rename=" if renamed is None else "add to rename= "
-            unused = _unused(found, ours, renamed or {})
-            both = (found, ours) if renamed is None else unused
             if hint := _hint([*found], target, ours, error.mismatches):
                 cure = cures = ""  # they mislead here
-            elif moved := _moved(*both, error.mismatches):
-                hint = f"The file has leaves of the template elsewhere: {way}{moved[0]}."
+            elif moved := _moved(*_apart(found, ours, renamed), error.mismatches):
+                way = _adding(moved[0], renamed)
+                hint = f"The file has leaves of the template elsewhere: {way}."
                 if moved[1]:
                     cure = cures = ""
-            elif cure and "rename=" not in cures and (alone := _alone(*unused, error.mismatches)):
-                hint = f"An unused leaf of the file fits: {way}{alone} if this is its new name."
+            elif (
+                cure
+                and "rename=" not in cures
+                and (alone := _alone(*_unused(found, ours, renamed or {}), error.mismatches))
+            ):
+                way = _adding(alone, renamed)
+                hint = f"An unused leaf of the file fits: {way} if this is its new name."
             elif any(map(_axes, error.mismatches)):
                 hint = _transposed(error.mismatches, found)
             if hint:
                 error.args = (f"{listed}\n{hint}{cure}{cures}", *error.args[1:])
         raise
+
+
+def warn_of_moved(
+    catalog: core.Catalog,
+    start: int,
+    target: Any,
+    renamed: Mapping[str, str] | None,
+    partial: Coverage,
+) -> None:
+    """Warns if leaves of the target stay unchanged that the file has elsewhere; see `hinting`."""
+    kept, unused = partial.wanted(), partial.unused()
+    if not kept or not unused:
+        return
+    with contextlib.suppress(TreepackError):  # paths are too long
+        found, ours = _leaves(catalog, start), _leaves_of(target)
+        if moved := _moved(*_apart(found, ours, renamed), [*kept, *unused]):
+            warn(
+                'missing="target" keeps leaves that the file has elsewhere: '
+                f"{_adding(moved[0], renamed)}, or exclude= to keep them"
+            )
+        elif names := partial.unlike():
+            warn(
+                f'missing="target" keeps all of {names[0]}, as the file has only other leaves '
+                f"there: pass rename= if they have other names, or exclude={names[0]!r} to keep it"
+            )
 
 
 def _leaves(catalog: core.Catalog, start: int) -> dict[str, Any]:
@@ -110,6 +139,18 @@ def _child(target: Any, name: str) -> str:
     elif name.isidentifier():
         return f"target.{name}"
     return f"target[{name!r}]"
+
+
+def _adding(pairs: str, renamed: Mapping[str, str] | None) -> str:
+    """Returns the remedy of more pairs in `rename=`."""
+    return f"pass rename={pairs}" if renamed is None else f"add to rename= {pairs}"
+
+
+def _apart(
+    theirs: Mapping[str, Any], leaves: Mapping[str, Any], renamed: Mapping[str, str] | None
+) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """Returns the leaves that may be moved: all, or those that `rename=` does not join."""
+    return (theirs, leaves) if renamed is None else _unused(theirs, leaves, renamed)
 
 
 def _unused(
