@@ -1,4 +1,4 @@
-//! Compares types of containers, and static data as plain values.
+//! Compares types, and static data as plain values.
 
 use std::collections::HashMap;
 
@@ -79,7 +79,7 @@ impl Catalog {
 
 struct Side<'a> {
     record: &'a Record,
-    /// By value; `NONE` for plain leaves and lists. A plain dict has plain dicts below.
+    /// By value; `NONE` for leaves and plain lists.
     nodes: Vec<usize>,
     /// By node.
     data: HashMap<usize, Value>,
@@ -183,7 +183,6 @@ fn node_apart(
     Ok(found)
 }
 
-/// `None` for leaves.
 fn type_name<'a>(record: &'a Record, kind: &Kind) -> Option<&'a str> {
     match kind {
         Kind::Plain | Kind::Dict => Some("dict"),

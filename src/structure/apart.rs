@@ -57,7 +57,6 @@ pub fn short(value: &Value) -> Result<String> {
     written(MAX_TEXT, |text| write_repr(value, text))
 }
 
-/// The beginning of a type's name.
 pub fn short_name(name: &str) -> Result<String> {
     written(MAX_NAME, |text| text.write_str(name))
 }
