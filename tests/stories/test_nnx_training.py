@@ -11,6 +11,7 @@ import pytest
 from flax import nnx
 
 import treepack
+from commands import call
 
 
 class Model(nnx.Module):
@@ -112,6 +113,14 @@ def test_paths_of_variables_in_files_need_no_value(tmp_path: Path, rename: Any, 
     with treepack.open(tmp_path / "model.safetensors") as file:
         assert {path for path, _ in file.leaves()} == {"fc/weight", "fc/bias"}
     np.testing.assert_equal(treepack.load(treepack.dumps(state), PURE, rename=back), PURE)
+
+
+def test_the_command_renames_variables(tmp_path: Path) -> None:
+    source, target = tmp_path / "model", tmp_path / "model.safetensors"
+    treepack.save(source, nnx.state(Model(nnx.Rngs(0)).linear))
+    call("convert", str(source), str(target), "--rename", "kernel=w", "--transpose", "kernel")
+    with treepack.open(target) as file:
+        assert {path: it.shape for path, it in file.leaves()} == {"bias/value": (4,), "w": (4, 3)}
 
 
 def test_a_value_beside_others_is_not_of_a_variable(tmp_path: Path) -> None:
