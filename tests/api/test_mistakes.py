@@ -388,11 +388,11 @@ PARTS: list[Row] = [
     ("load('model', (TREE, 1))", r"the leaves of 0 at its root: pass target\[0\], or", [
         "load('model', TREE)"]),
     ("load('model', {'p': {**TREE['params'], 'v': 1}}, rename={'step': 'p/v', 'params/w': 'p/w'})",
-     r"elsewhere: add to rename= \{'params': 'p'\}", [
+     r"elsewhere: add \{'params': 'p'\} to rename=", [
         "load('model', {'p': {**TREE['params'], 'v': np.int32(1)}}, "
         "rename={'step': 'p/v', 'params/w': 'p/w', 'params': 'p'})"]),
     ("load('model', {'v': TREE['params']['b'], 'n': np.int32(1)}, rename={'step': 'n'})",
-     r"fits: add to rename= \{'params/b': 'v'\} if this is its new name", [
+     r"fits: add \{'params/b': 'v'\} to rename= if this is its new name", [
         "load('model', {'v': TREE['params']['b'], 'n': np.int32(1)}, "
         "rename={'step': 'n', 'params/b': 'v'})"]),
     ("load('model', {'v': TREE['params']['b']})",

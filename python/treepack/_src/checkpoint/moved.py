@@ -143,7 +143,7 @@ def _child(target: Any, name: str) -> str:
 
 def _adding(pairs: str, renamed: Mapping[str, str] | None) -> str:
     """Returns the remedy of more pairs in `rename=`."""
-    return f"pass rename={pairs}" if renamed is None else f"add to rename= {pairs}"
+    return f"pass rename={pairs}" if renamed is None else f"add {pairs} to rename="
 
 
 def _apart(
