@@ -102,6 +102,17 @@ def test_excluded_leaves_are_not_loaded(saved: Any) -> None:
         treepack.load(source, exclude="w")
 
 
+def test_a_node_without_leaves_may_be_missing(saved: Any) -> None:
+    moments = {"w": np.ones(3)}
+    template = {"w": np.zeros(3), "opt": (optax.EmptyState(), {"mu": moments}), "more": [{}, ()]}
+    data = saved({"w": np.ones(3), "opt": {"1": {"mu": moments}}})
+    same(treepack.load(data, template), template | {"w": np.ones(3)})
+    with pytest.raises(treepack.MismatchError):
+        treepack.load(data, template, strict="exact")
+    with pytest.raises(treepack.MismatchError, match="more: missing"):
+        treepack.load(data, template | {"more": [{}, (1,)]})
+
+
 PARAMS = {"one": {"w": np.ones((2, 3))}, "two": {"w": np.ones((3, 3))}}
 MOMENTS = {"mu": PARAMS, "nu": PARAMS}
 HEAD = {"head": {"w": np.ones((3, 9))}}
