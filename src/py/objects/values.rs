@@ -203,16 +203,11 @@ impl<'py> Objects<'_, 'py> {
         let was_at_once = self.at_once;
         let dict = new_dict(self.py)?;
         let mut hashes = None;
-        let mut is_leaf = false;
         for index in 0..pairs {
             let key = self.reader.next()?;
             let object = if let Event::Str(text) = key {
                 let text = self.reader.events().text_bytes(text);
-                if index == 0 {
-                    let is_key = text == wire::PRNG_MARKER.as_bytes();
-                    is_leaf = is_key || text == wire::CHUNKED_MARKER.as_bytes();
-                    self.at_once |= is_key;
-                }
+                self.at_once |= index == 0 && text == wire::PRNG_MARKER.as_bytes();
                 self.keys.get_of(self.py, text, pairs.into())?.into_any()
             } else {
                 let object = self.object(key)?;
@@ -222,10 +217,11 @@ impl<'py> Objects<'_, 'py> {
                 object
             };
             let value = self.value().map_err(|failure| {
-                if is_leaf {
+                let key = self.reader.events().key_text(key);
+                if is_leaf(&dict, &key) {
                     failure.without_path()
                 } else {
-                    failure.below(self.reader.events().key_text(key))
+                    failure.below(key)
                 }
             })?;
             // Complex keys are few (see `events/extensions.rs`) and quick to compare.
@@ -259,6 +255,12 @@ impl<'py> Objects<'_, 'py> {
         }
         Ok(dict.into_any())
     }
+}
+
+#[cold]
+fn is_leaf(map: &Bound<'_, PyDict>, key: &str) -> bool {
+    let markers = [wire::CHUNKED_MARKER, wire::PRNG_MARKER];
+    markers.contains(&key) || markers.iter().any(|it| map.contains(it).unwrap_or(false))
 }
 
 /// Errors if a key cannot be hashed, such as a tuple of Orbax with a list in it.
