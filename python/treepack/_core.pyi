@@ -852,12 +852,13 @@ class Catalog:
     def static_differences(
         self, value: int, other: Catalog, other_value: int
     ) -> list[tuple[int, str, str, str]]:
-        """Compares the static data of nodes of equal paths below two values.
+        """Compares types and static data of nodes of equal paths below two values.
 
         Placeholders for code are equal. Data are compared as bytes and plain values.
 
         Returns:
-          Of each difference: the node, the field or `""`, and short texts of both sides.
+          Of each difference: the node, the field or `""`, and short texts of both sides: values, or
+          names of types.
         """
 
     @property

@@ -19,7 +19,8 @@ impl Catalog {
         let mut reader = Reader::new(source);
         let read = self.scan_values(source, &mut reader, &mut open, watch);
         let mut path = Path::default();
-        for open in open.iter().rev() {
+        let inner = open.iter().position(|open| self.is_in_leaf(open));
+        for open in open[..inner.unwrap_or(open.len())].iter().rev() {
             if let Some((start, end)) = open.key {
                 path.push_outer(&self.text[start..end]);
             }
@@ -133,10 +134,17 @@ impl Catalog {
         Ok((!open.is_map).then_some(key))
     }
 
+    /// Returns whether a map is an array or key.
+    fn is_in_leaf(&self, open: &Open) -> bool {
+        self.entries.get(open.entry + 1).is_some_and(|first| {
+            let key = &self.text[first.key.0..first.key.1];
+            matches!(key, CHUNKED_MARKER | PRNG_MARKER)
+        })
+    }
+
     fn end_early(&mut self, open: &Open) {
-        let first = self.entries.get(open.entry + 1);
-        let first = first.map(|first| &self.text[first.key.0..first.key.1]);
-        if open.entry > 0 && matches!(first, None | Some(CHUNKED_MARKER | PRNG_MARKER)) {
+        let is_empty = open.entry + 1 == self.entries.len();
+        if open.entry > 0 && (is_empty || self.is_in_leaf(open)) {
             self.entries.truncate(open.entry);
             self.leaves.truncate(open.leaves);
         } else {

@@ -1,9 +1,9 @@
-//! Compares static data, as plain values.
+//! Compares types, and static data as plain values.
 
 use std::collections::HashMap;
 
 use super::Catalog;
-use crate::structure::{Kind, NodeType, Record, Value, apart, short};
+use crate::structure::{Kind, NodeType, Record, Value, apart, short, short_name};
 use crate::watch::Watch;
 use crate::{Result, grow};
 
@@ -52,6 +52,9 @@ impl Catalog {
             if pair == NONE || left.nodes[value] == NONE || right.nodes[pair] == NONE {
                 continue;
             }
+            if left.is_plain(value) && right.is_plain(pair) {
+                continue;
+            }
             let key = (left.nodes[value], right.nodes[pair]);
             if !known.contains_key(&key) {
                 let apart = node_apart(&mut left, key.0, &mut right, key.1)
@@ -76,7 +79,7 @@ impl Catalog {
 
 struct Side<'a> {
     record: &'a Record,
-    /// By value; `NONE` below plain nodes.
+    /// By value; `NONE` for leaves and plain lists.
     nodes: Vec<usize>,
     /// By node.
     data: HashMap<usize, Value>,
@@ -89,10 +92,20 @@ impl<'a> Side<'a> {
             *root = record.nodes.len() - 1;
         }
         for value in 0..nodes.len() {
-            if nodes[value] != NONE {
-                let children = record.nodes[nodes[value]].children();
-                for (child, node) in catalog.children(value).zip(children) {
+            let number = nodes[value];
+            if number == NONE {
+                continue;
+            }
+            let node = &record.nodes[number];
+            if !matches!(node.0, Kind::Plain) {
+                for (child, node) in catalog.children(value).zip(node.children()) {
                     nodes[child] = node;
+                }
+            } else if catalog.leaf(value).is_some() || catalog.is_list(value) {
+                nodes[value] = NONE;
+            } else {
+                for child in catalog.children(value) {
+                    nodes[child] = number;
                 }
             }
         }
@@ -101,6 +114,10 @@ impl<'a> Side<'a> {
             nodes,
             data: HashMap::new(),
         })
+    }
+
+    fn is_plain(&self, value: usize) -> bool {
+        matches!(self.record.nodes[self.nodes[value]].0, Kind::Plain)
     }
 
     fn decode(&mut self, node: usize, data: &[u8]) -> Result<()> {
@@ -119,10 +136,18 @@ fn node_apart(
     other_node: usize,
 ) -> Result<Vec<StaticDifference>> {
     let mut found = Vec::new();
-    let (Kind::Typed(class, one), Kind::Typed(other_class, other)) = (
+    let (kind, other_kind) = (
         &left.record.nodes[node].0,
         &right.record.nodes[other_node].0,
-    ) else {
+    );
+    let types = type_name(left.record, kind).zip(type_name(right.record, other_kind));
+    if let Some((one, other)) = types.filter(|(one, other)| one != other) {
+        let (one, other) = (short_name(one)?, short_name(other)?);
+        let field = None;
+        grow::push(&mut found, StaticDifference { field, one, other })?;
+        return Ok(found);
+    }
+    let (Kind::Typed(class, one), Kind::Typed(other_class, other)) = (kind, other_kind) else {
         return Ok(found);
     };
     if one == other {
@@ -156,6 +181,17 @@ fn node_apart(
         add(None, one, other)?;
     }
     Ok(found)
+}
+
+fn type_name<'a>(record: &'a Record, kind: &Kind) -> Option<&'a str> {
+    match kind {
+        Kind::Plain | Kind::Dict => Some("dict"),
+        Kind::DictWithKeys(_) => Some("dict with keys other than strings"),
+        Kind::List => Some("list"),
+        Kind::Tuple => Some("tuple"),
+        Kind::Typed(class, _) => Some(&record.types[*class as usize].name),
+        Kind::Jax | Kind::WeakJax | Kind::Bytearray | Kind::Memoryview => None,
+    }
 }
 
 fn fields<'a>(

@@ -9,7 +9,7 @@ use crate::structure::{LeafKind, PartialSums, Regions, Sums};
 use crate::watch::Watch;
 use crate::{Error, Result, grow, parallel};
 
-/// Bytes summed at a time: the content of a gzip block, small enough for the caches.
+/// Bytes summed at a time: a gzip block, which fits the caches.
 pub const BLOCK_BYTES: usize = 256 << 10;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -63,7 +63,8 @@ pub(super) struct Kept {
 
 pub(super) fn path(found: &Events, open: &[Open]) -> Path {
     let mut path = Path::default();
-    for open in open.iter().rev() {
+    let inner = open.iter().position(|it| it.is_chunked || it.prng > 0);
+    for open in open[..inner.unwrap_or(open.len())].iter().rev() {
         if open.last == open.event {
             continue; // no key yet
         }

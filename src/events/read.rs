@@ -48,7 +48,7 @@ pub enum Closed {
     PrngKey,
 }
 
-/// Reads events one by one. The caller reads a container's values, then closes it.
+/// Reads events one by one; the caller closes containers.
 pub struct Reader<'a> {
     pub(super) cursor: Cursor<'a>,
     pub(super) found: Events,

@@ -10,6 +10,8 @@ pub const HOLE: &str = "treepack.hole";
 
 const MAX_TEXT: usize = 40;
 
+const MAX_NAME: usize = 100;
+
 /// The first innermost parts that differ. Code is not compared.
 pub fn apart<'a>(one: &'a Value, other: &'a Value) -> Result<Option<(&'a Value, &'a Value)>> {
     let first = |pairs: &mut dyn Iterator<Item = (&'a Value, &'a Value)>| {
@@ -52,19 +54,31 @@ fn sorted(pairs: &[(Value, Value)]) -> Result<Vec<(Vec<u8>, &Value)>> {
 
 /// The beginning of Python's `repr`.
 pub fn short(value: &Value) -> Result<String> {
-    let mut text = Short(grow::with_room(MAX_TEXT + 3)?);
-    if write_repr(value, &mut text).is_err() {
-        text.0.extend_from_slice(b"...");
-    }
-    grow::to_string(&String::from_utf8_lossy(&text.0))
+    written(MAX_TEXT, |text| write_repr(value, text))
 }
 
-struct Short(Vec<u8>);
+pub fn short_name(name: &str) -> Result<String> {
+    written(MAX_NAME, |text| text.write_str(name))
+}
+
+fn written(room: usize, write: impl FnOnce(&mut Short) -> fmt::Result) -> Result<String> {
+    let made = grow::with_room(room + 3)?;
+    let mut text = Short { made, room };
+    if write(&mut text).is_err() {
+        text.made.extend_from_slice(b"...");
+    }
+    grow::to_string(&String::from_utf8_lossy(&text.made))
+}
+
+struct Short {
+    made: Vec<u8>,
+    room: usize,
+}
 
 impl Write for Short {
     fn write_str(&mut self, more: &str) -> fmt::Result {
-        let end = more.floor_char_boundary(MAX_TEXT - self.0.len());
-        self.0.extend_from_slice(&more.as_bytes()[..end]);
+        let end = more.floor_char_boundary(self.room - self.made.len());
+        self.made.extend_from_slice(&more.as_bytes()[..end]);
         if end < more.len() {
             Err(fmt::Error)
         } else {

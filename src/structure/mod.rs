@@ -21,7 +21,7 @@ mod recorder;
 mod sharding;
 mod value;
 
-pub use apart::{HOLE, apart, short};
+pub use apart::{HOLE, apart, short, short_name};
 pub use footer::{Footer, MARK, PartialSums, Regions, Seal, Sums, checksums_of, mismatch};
 pub use index::{Index, LeafKind, Listing};
 pub use record::{Kind, Node, NodeType, Record, Repeat};

@@ -128,6 +128,34 @@ def test_static_data(tmp_path: Path) -> None:
     assert [it.path for it in treepack.diff(Attention(1, "x"), Attention(1, None))] == ["heads"]
 
 
+@pytest.mark.parametrize(
+    ("one", "other", "path", "text"),
+    [
+        ([1, 2], (1, 2), "a", "list and tuple"),
+        ([], {}, "a", "list and dict"),
+        ({1: 2}, {"1": 2}, "a", "dict with keys other than strings and dict"),
+        ({"w": 1}, Attention(1), "a", "dict and test.diff.Attention"),
+        ({"b": {"w": 1}}, {"b": Attention(1)}, "a/b", "dict and test.diff.Attention"),
+        ([Attention(1), (1,)], [Attention(1), [1]], "a/1", "tuple and list"),
+    ],
+)
+def test_types_of_containers(one: Any, other: Any, path: str, text: str) -> None:
+    trees, turned = ({"a": one}, {"a": other}), " and ".join(text.split(" and ")[::-1])
+    assert treepack.diff(*trees) == [(path, "static", text)]
+    assert treepack.diff(*trees[::-1]) == [(path, "static", turned)]
+    data = treepack.serialization.to_bytes(trees[0])  # it has no types
+    assert not treepack.diff(data, trees[1])
+
+
+def test_formats_without_types(tmp_path: Path) -> None:
+    tree = {"a": [np.ones(2)], "b": Attention(np.ones(2))}
+    treepack.save(tmp_path / "model.safetensors", tree)
+    treepack.save(tmp_path / "parts", tree, format="safetensors")
+    np.savez(tmp_path / "model.npz", **{"a/0": np.ones(2), "b/w": np.ones(2)})
+    for name in ("model.safetensors", "parts", "model.npz"):
+        assert not treepack.diff(tmp_path / name, tree)
+
+
 def test_tolerances_and_the_repr() -> None:
     one = {f"l{at}": np.full(3, at + 1.0) for at in range(30)}
     other = {name: array + 1e-3 for name, array in one.items()}

@@ -86,6 +86,7 @@ def make_files() -> None:
     treepack.save("code", {"f": len, "w": np.ones(1)})
     treepack.save("pickles", {"mlp/~/linear": {"w": np.ones(2)}})
     treepack.save("wide", {"w": np.arange(3.0)})
+    treepack.save("even", {"w": np.zeros(2, np.float32)})
     treepack.save("sharded", TREE, sharded=True)
     treepack.save("patch", TREE, base=TREE)
     for name in ("base", "gone"):
@@ -257,11 +258,15 @@ OPTIONS: list[Row] = [
         "load('model', progress=True)"]),
     ("load('model', device='gpu')", r"device= must be .*jax\.devices\(\)\[0\], got 'gpu'", [
         "load('model', device=jax.devices()[0])"]),
-    ("load('model', sharding=P('tp'))", r"got P\('tp',\): wrap it, as NamedSharding\(mesh, P\(", [
+    ("load('model', sharding=P('tp'))",
+     r"got P\('tp',\): wrap it, as NamedSharding\(mesh, PartitionSpec\('tp'\)\)", [
         "load('model', select='step', sharding=NamedSharding(mesh, P()))"]),
+    ("load('even', sharding='tp')",
+     r"got 'tp': wrap it, as NamedSharding\(mesh, PartitionSpec\('tp'\)\)", [
+        "load('even', sharding=NamedSharding(mesh, PartitionSpec('tp')))"]),
     ("load('model', sharding={'params': P(), 'step': None})", r"at params .*wrap it", [
         "load('model', sharding={'params': NamedSharding(mesh, P()), 'step': None})"]),
-    ("load('model', sharding=mesh)", r"wrap it, as NamedSharding\(mesh, P\(\.\.\.\)\)", [
+    ("load('model', sharding=mesh)", r"as NamedSharding\(mesh, PartitionSpec\(\.\.\.\)\)", [
         "load('model', sharding=NamedSharding(mesh, P()))"]),
     ("load('model', device=jax.devices()[0], sharding=NamedSharding(mesh, P()))",
         "device= and sharding= exclude each other: pass only one", [
@@ -350,6 +355,20 @@ PARTS: list[Row] = [
         "load('model', TREE, rename=lambda path: path)"]),
     ("load('model', TREE, rename={'params/*': 'params/w'})", "same path: choose other names", [
         "load('model', TREE, rename={'params/*': 'params/*'})"]),
+    ("load('model', {'b': TREE['params']}, rename={'params/(.*)': r'b/\\1'}, missing='target')",
+     r"\(\.\*\); wildcards are \*, \*\* and \?: is it \{'params/\*': 'b/\*'\}\?", [
+        "load('model', {'b': TREE['params']}, rename={'params/*': 'b/*'})"]),
+    ("load('model', {'b': TREE['params']}, rename={'params/{key}': 'b/{key}'})",
+     r"is it \{'params/\*': 'b/\*'\}\?", [
+        "load('model', {'b': TREE['params']}, rename={'params/*': 'b/*'})"]),
+    ("load('model', select='params/[bw]')", r"wildcards are \*, .* is it 'params/\*'", [
+        "load('model', select='params/*')"]),
+    ("load('model', {'b': TREE['params']}, rename={'params/*': 'b/{}'})",
+     "the wildcards of the pattern where they differ; it maps", [
+        "load('model', {'b': TREE['params']}, rename={'params/*': 'b/*'})"]),
+    ("load('model', {'b': TREE['params']}, rename={'params/**': 'b/*'})",
+     r"none, as in \{'params/\*\*': 'b/\*\*'\}", [
+        "load('model', {'b': TREE['params']}, rename={'params/**': 'b/**'})"]),
     ("load('model', TREE, rename={'*/w': '*/*'})", "same wildcards as", [
         "load('model', TREE, rename={'*/w': '*/w'})"]),
     ("load('model', 'params')", "second argument is a template: for a part .*select=", [
@@ -366,6 +385,19 @@ PARTS: list[Row] = [
     ("load('model', TREE['params'])", r"w: missing.*\]\)\nThe file has .* below params: pass", [
         "load('model', {'params': TREE['params']})",
         "treepack.open('model')['params'].load(TREE['params'])"]),
+    ("load('model', (TREE, 1))", r"the leaves of 0 at its root: pass target\[0\], or", [
+        "load('model', TREE)"]),
+    ("load('model', {'p': {**TREE['params'], 'v': 1}}, rename={'step': 'p/v', 'params/w': 'p/w'})",
+     r"elsewhere: add \{'params': 'p'\} to rename=", [
+        "load('model', {'p': {**TREE['params'], 'v': np.int32(1)}}, "
+        "rename={'step': 'p/v', 'params/w': 'p/w', 'params': 'p'})"]),
+    ("load('model', {'v': TREE['params']['b'], 'n': np.int32(1)}, rename={'step': 'n'})",
+     r"fits: add \{'params/b': 'v'\} to rename= if this is its new name", [
+        "load('model', {'v': TREE['params']['b'], 'n': np.int32(1)}, "
+        "rename={'step': 'n', 'params/b': 'v'})"]),
+    ("load('model', {'v': TREE['params']['b']})",
+     r"fits: pass rename=\{'params/b': 'v'\} if this is its new name", [
+        "load('model', {'v': TREE['params']['b']}, rename={'params/b': 'v'})"]),
     ("load('model', {'v': 1, 'step': 3})", 'v: missing.*missing="target".*unexpected="ignore"', [
         "load('model', {'v': 1, 'step': 3}, missing='target', unexpected='ignore')"]),
     ("load('model', {'v': TREE['params']['w']}, missing='target')", "nothing is loaded: .*ename=", [
@@ -378,7 +410,8 @@ PARTS: list[Row] = [
     ("load('model', {**TREE, 'ema': np.ones(1)})", 'ema: missing.*missing="target"', [
         "load('model', {**TREE, 'ema': np.ones(1)}, missing='target')"]),
     ("load('config')", r"'config': unregistered type 'test_mistakes\.Config': pass a template as "
-        r"target, or unknown=\"dict\".*register it under this name: @treepack.register_data", [
+        r"target, or unknown=\"dict\" for dicts\. Or register it under this name: @treepack\.regis"
+        r"ter_dataclass\(serialized_name='test_mistakes\.Config'\), or register_named", [
             "load('config', {'c': Config(np.ones(2))})", "load('config', unknown='dict')",
             "treepack.register_dataclass(Config, serialized_name='test_mistakes.Config')",
             "load('config')"]),
@@ -522,7 +555,14 @@ def names(folder: None) -> dict[str, Any]:
         **{it.__name__: it for it in (*verbs, treepack.loads, treepack.dumps)},
         **{it.__name__: it for it in (Color, Config, Pair, Thing, NamedSharding)},
         **{it.__name__: it for it in (with_w, closed, salvage, half, partial)},
-        **{"np": np, "jnp": jnp, "P": PartitionSpec, "TREE": TREE, "run": invoke},
+        **{
+            "np": np,
+            "jnp": jnp,
+            "P": PartitionSpec,
+            "PartitionSpec": PartitionSpec,
+            "TREE": TREE,
+            "run": invoke,
+        },
         **{"checkpoints": checkpoints, "serialization": serialization},
         "__name__": __name__,  # the module of dataclasses made here, from Python 3.12 on
         "linen": linen,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +100,49 @@ def test_excluded_leaves_are_not_loaded(saved: Any) -> None:
         "a": {"b": tree["a"]["b"]}})  # fmt: skip
     with pytest.raises(treepack.TreepackError, match=r"exclude .*: w\b"):
         treepack.load(source, exclude="w")
+
+
+def test_a_node_without_leaves_may_be_missing(saved: Any) -> None:
+    moments = {"w": np.ones(3)}
+    template = {"w": np.zeros(3), "opt": (optax.EmptyState(), {"mu": moments}), "more": [{}, ()]}
+    data = saved({"w": np.ones(3), "opt": {"1": {"mu": moments}}})
+    same(treepack.load(data, template), template | {"w": np.ones(3)})
+    with pytest.raises(treepack.MismatchError):
+        treepack.load(data, template, strict="exact")
+    with pytest.raises(treepack.MismatchError, match="more: missing"):
+        treepack.load(data, template | {"more": [{}, (1,)]})
+
+
+PARAMS = {"one": {"w": np.ones((2, 3))}, "two": {"w": np.ones((3, 3))}}
+MOMENTS = {"mu": PARAMS, "nu": PARAMS}
+HEAD = {"head": {"w": np.ones((3, 9))}}
+OTHER = {"head": {"kernel": np.ones((3, 9))}}
+
+
+@pytest.mark.parametrize(
+    ("file", "template", "warning", "options"),
+    [
+        ({"opt": MOMENTS}, {"state": MOMENTS}, r"pass rename=\{'opt': 'state'\}", {}),
+        ({"opt": MOMENTS}, {"opt": {"adam": MOMENTS}}, "keeps all of opt,", {}),
+        ({"opt": {"trace": PARAMS}}, {"opt": MOMENTS}, "keeps all of opt,", {}),
+        ({"x": HEAD}, {"x": OTHER, "y": 1}, "keeps all of x,", {}),
+        ({"x": HEAD | PARAMS}, {"x": OTHER | PARAMS}, "keeps all of x/head,.* exclude='x/h", {}),
+        ({"opt": {"trace": PARAMS}}, {"opt": MOMENTS}, "", {"exclude": "opt"}),
+        ({"opt": MOMENTS}, {"state": MOMENTS}, "", {"exclude": "state"}),
+        ({"opt": MOMENTS}, {"state": MOMENTS}, "", {"rename": {"opt": "state"}}),
+        ({}, {"opt": MOMENTS, "ema": PARAMS}, "", {}),
+        ({"opt": MOMENTS}, {}, "", {}),
+        ({"x": PARAMS | {"old": PARAMS["one"]}}, {"x": PARAMS | HEAD}, "", {}),
+        ({"opt": {"trace": PARAMS}}, {"opt": MOMENTS}, "", {"return_report": True}),
+    ],
+)
+def test_a_subtree_that_stays_beside_unused_leaves_is_a_warning(
+    saved: Any, file: Any, template: Any, warning: str, options: Any
+) -> None:
+    data, template = saved({"params": PARAMS, **file}), {"params": PARAMS, **template}
+    expected = pytest.warns(UserWarning, match=warning) if warning else contextlib.nullcontext()
+    with expected:
+        treepack.load(data, template, missing="target", **options)
 
 
 def test_a_node_without_leaves_takes_none(saved: Any) -> None:

@@ -156,6 +156,28 @@ def test_files_that_are_cut_short(tmp_path: Path, described: bool) -> None:
     assert len(found) == len(leaves) - (not described)
 
 
+def test_damage_is_at_a_leaf_and_takes_leaves() -> None:
+    tree = {"p": {"a": np.arange(3000.0), "b": np.ones(3)}, "step": 1}
+    for saved, inside in ((tree, 2000), ({"p": {"a": jax.random.key(1)}, "step": 1}, 40)):
+        for data in (treepack.dumps(saved, align=64), serialization.to_bytes(saved)):
+            cut = data[:inside]
+            for read in (treepack.loads, treepack.open, serialization.msgpack_restore):
+                with pytest.raises(treepack.DecodeError, match=r"ends early.*, at p/a\)$"):
+                    read(cut)
+            with treepack.open(cut, salvage=True) as file:
+                assert str(file.damage).endswith(", at p/a)")
+                assert "`treepack salvage`" not in str(file.damage)
+                advice = 'leaves() lists the intact leaves, load(target, missing="target") loads'
+                assert advice in str(file.damage)
+                for path in ("p/a", "step"):
+                    with pytest.raises(KeyError, match="may be lost, since the file is damaged;"):
+                        file[path]
+                assert not list(file.leaves())
+                assert file.load(saved, missing="target")["step"] == 1
+            with treepack.open(data, salvage=True) as file, pytest.raises(KeyError, match="is it"):
+                file["p/A"]
+
+
 def test_records_of_later_versions() -> None:
     data = treepack.dumps((1, 2))
     record = msgpack.unpackb(record_of(data))

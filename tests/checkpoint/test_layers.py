@@ -185,9 +185,9 @@ def test_what_does_not_fit(path: Path, tmp_path: Path) -> None:
     tied = {"up": twin, "other": twin, "model/layers/0/up/weight": "up"}
     says("maps two leaves to the same path", TreepackError, tied, {**template, "other": 1})
     wanted = treepack.transpose("model/layers/*/up/weight")
-    deep = {"layers": {"0": {"w": {"value": np.zeros((6, 4), np.float32)}}}}
+    deep = {"layers": {"0": {"w": {"array": np.zeros((6, 4), np.float32)}}}}
     says(
-        "layers/\\*/w, which is not .*'layers/0/w/value'",
+        "layers/\\*/w, which is not .*'layers/0/w/array'",
         TreepackError,
         {"layers/*/w": wanted},
         deep,

@@ -30,7 +30,8 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_the_checkpoints_of_a_run_are_listed(made: Path) -> None:
     title, *rows = run("ls", "run").splitlines()
-    assert title.startswith("run: 4 of 6 checkpoints can be resumed, ")
+    assert title.startswith("run: 4 of 6 checkpoints are complete, ")
+    assert title.endswith(" (leaves not verified)")
     cells = [row.split() for row in rows]
     assert [row[0] for row in cells] == [f"step_{step}" for step in (1, 2, 3, 4, 10, 11)]
     assert cells[0][1:3] == ["8.2", "KiB"]

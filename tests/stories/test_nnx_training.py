@@ -11,6 +11,7 @@ import pytest
 from flax import nnx
 
 import treepack
+from commands import call
 
 
 class Model(nnx.Module):
@@ -23,8 +24,8 @@ class Model(nnx.Module):
         return self.dropout(self.norm(self.linear(x)))
 
 
-def trained() -> tuple[Model, Any]:
-    model = Model(nnx.Rngs(0))
+def trained(seed: int = 0) -> tuple[Model, Any]:
+    model = Model(nnx.Rngs(seed))
     optimizer = nnx.Optimizer(model, optax.adam(1e-2), wrt=nnx.Param)
     optimizer.update(model, nnx.grad(lambda model: model(jnp.ones((2, 3))).sum())(model))
     return model, optimizer
@@ -53,6 +54,80 @@ def test_the_state_of_a_model(tmp_path: Path) -> None:
     again = nnx.merge(graph, treepack.load(tmp_path / "model.treepack", template))
     same(nnx.state(again), state)
     assert again(jnp.ones((2, 3))).shape == (2, 4)
+
+
+@pytest.mark.parametrize("is_whole", [True, False], ids=["module", "state"])
+def test_the_state_fills_a_module(tmp_path: Path, is_whole: bool) -> None:
+    parts = trained()
+    for part, new in zip(parts, trained(seed=1), strict=True):
+        treepack.save(tmp_path / "state.treepack", part if is_whole else nnx.state(part))
+        for found in (
+            treepack.load(tmp_path / "state.treepack", new),
+            treepack.load(tmp_path / "state.treepack", {"it": new}, rename={".": "it"})["it"],
+        ):
+            assert type(found) is type(part)
+            same(nnx.state(found), nnx.state(part))
+    with pytest.raises(treepack.MismatchError, match="_pytree__state: missing"):
+        treepack.load(treepack.dumps(nnx.state(parts[0])), parts[0], strict="exact")
+
+
+PURE = {"fc": {"weight": np.ones((3, 4), np.float32), "bias": np.ones(4, np.float32)}}
+
+
+@pytest.mark.parametrize(
+    "rename",
+    [
+        {"fc/weight": "linear/kernel", "fc/bias": "linear/bias"},
+        {"*/weight": "linear/kernel", "fc": "linear"},
+        {"fc/weight": "linear/kernel/value", "fc/bias": "linear/bias/value"},
+        lambda path: path.replace("fc", "linear").replace("weight", "kernel"),
+        {"fc/bias": "linear/bias", "linear/kernel": treepack.transpose("fc/weight", (0, 1))},
+    ],
+)
+def test_paths_of_variables_in_templates_need_no_value(rename: Any) -> None:
+    state = nnx.state(Model(nnx.Rngs(0)).linear)
+    found = treepack.load(treepack.dumps(PURE), {"linear": state}, rename=rename)
+    same(found, {"linear": jax.tree.map(jnp.ones_like, state)})
+
+
+@pytest.mark.parametrize(
+    ("rename", "back"),
+    [
+        (
+            {"linear/kernel": "fc/weight", "linear/bias": "fc/bias"},
+            {"linear/kernel": "fc/weight", "linear/bias": "fc/bias"},
+        ),
+        (
+            {"*/kernel": "fc/weight", "*/bias": "fc/bias"},
+            {"*/kernel": "fc/weight", "linear": "fc"},
+        ),
+        (
+            {"linear/bias": "fc/bias", "linear/kernel": treepack.transpose("fc/weight", (0, 1))},
+            {"linear/bias": "fc/bias", "fc/weight": treepack.transpose("linear/kernel", (0, 1))},
+        ),
+    ],
+)
+def test_paths_of_variables_in_files_need_no_value(tmp_path: Path, rename: Any, back: Any) -> None:
+    state = jax.tree.map(jnp.ones_like, {"linear": nnx.state(Model(nnx.Rngs(0)).linear)})
+    treepack.save(tmp_path / "model.safetensors", state, rename=rename)
+    with treepack.open(tmp_path / "model.safetensors") as file:
+        assert {path for path, _ in file.leaves()} == {"fc/weight", "fc/bias"}
+    np.testing.assert_equal(treepack.load(treepack.dumps(state), PURE, rename=back), PURE)
+
+
+def test_the_command_renames_variables(tmp_path: Path) -> None:
+    source, target = tmp_path / "model", tmp_path / "model.safetensors"
+    treepack.save(source, nnx.state(Model(nnx.Rngs(0)).linear))
+    call("convert", str(source), str(target), "--rename", "kernel=w", "--transpose", "kernel")
+    with treepack.open(target) as file:
+        assert {path: it.shape for path, it in file.leaves()} == {"bias/value": (4,), "w": (4, 3)}
+
+
+def test_a_value_beside_others_is_not_of_a_variable(tmp_path: Path) -> None:
+    tree = {"loss": {"value": np.ones(3), "scale": np.ones(3)}}
+    treepack.save(tmp_path / "model.safetensors", tree, rename={"loss": "x"})
+    with treepack.open(tmp_path / "model.safetensors") as file:
+        assert {path for path, _ in file.leaves()} == {"x/value", "x/scale"}
 
 
 @pytest.mark.campaign

@@ -9,7 +9,7 @@ from typing import Any
 from treepack._cli.convert import State
 from treepack._src import paths as _paths
 from treepack._src.checkpoint import sources
-from treepack._src.checkpoint.select import Renaming, twice
+from treepack._src.checkpoint.select import Renaming, twice, values_in
 from treepack._src.pytree.state_dict import state_leaves
 from treepack._src.saving.layers import Stack
 from treepack._src.saving.layers import renamed as _renamed
@@ -47,7 +47,7 @@ def renamed(
             if new in leaves:
                 raise TreepackError(f"--stack: there is a leaf at {new} already")
             leaves[new] = stacked[new]
-    new_names = Renaming(names or None, [*leaves])
+    new_names = Renaming(names or None, [*leaves], values=values_in(leaves))
     renaming = {path: new_names(path) for path in leaves}
     new_names.check(leaves, "file")
 

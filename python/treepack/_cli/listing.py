@@ -83,7 +83,7 @@ def ls(
 ) -> None:
     """Lists the content of a file: shapes, dtypes, sizes, and metadata, without reading arrays.
 
-    For a run, lists its checkpoints: sizes, metrics, and whether each can be resumed.
+    For a run, lists its checkpoints: sizes, metrics, and whether each is complete.
     """
     if nan:
         _list_nan(file, path, max_size)

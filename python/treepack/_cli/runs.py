@@ -84,8 +84,8 @@ def show(name: str, folder: Folder, *, as_json: bool) -> None:
         return
     whole = sum(row.damage is None for row in found)
     nbytes = sum(row.nbytes or 0 for row in found)
-    summary = f"{whole} of {len(found)} checkpoints can be resumed, {size_text(nbytes)}"
-    output.line(f"{shown(name)}: {summary}", "bold")
+    summary = f"{whole} of {len(found)} checkpoints are complete, {size_text(nbytes)}"
+    output.line(f"{shown(name)}: {summary} (leaves not verified)", "bold")
     output.rows((_cells(row) for row in found), frozenset({1}))
 
 

@@ -13,6 +13,7 @@ from treepack._cli import layers, output, sources
 from treepack._cli.listing import ANY_FILE, FILE, MAX_SIZE, PATH, SEP
 from treepack._src import paths as _paths
 from treepack._src.checkpoint.file import count_text, open, place_of, size_text, value_at
+from treepack._src.checkpoint.reader import SALVAGE_ADVICE
 from treepack._src.checkpoint.select import ends_of
 from treepack._src.options import Compress, Export, Writing, float_dtype
 from treepack._src.saving.safetensors import size_of as shard_size
@@ -189,7 +190,7 @@ def salvage(source: FILE, target: TARGET, sep: SEP = ".", max_size: MAX_SIZE = N
         for value in corrupt:
             output.line(f"left out a damaged leaf: {catalog.path_of(value, 0)}", "yellow")
         if damage is not None:
-            output.line(f"damaged: {damage.replace(_ADVICE, '')}", "yellow")
+            output.line(f"damaged: {damage.replace(SALVAGE_ADVICE, '')}", "yellow")
         if is_damaged and count == 0:
             output.line("no leaf is intact: nothing was written", "yellow")
             raise typer.Exit(1)
@@ -210,10 +211,6 @@ def salvage(source: FILE, target: TARGET, sep: SEP = ".", max_size: MAX_SIZE = N
         more = f", {unchecked} of them without checksums" if is_damaged and unchecked else ""
         output.line(f"saved {count_text(count)}{more}", "green")
     raise typer.Exit(int(is_damaged))
-
-
-# What errors of truncated files advise.
-_ADVICE = "; copy it again, or read its intact leaves with `treepack salvage`"
 
 
 def _check_other(target: str, *read: str | None) -> None:

@@ -216,9 +216,14 @@ impl<'py> Objects<'_, 'py> {
                 }
                 object
             };
-            let value = self
-                .value()
-                .map_err(|failure| failure.below(self.reader.events().key_text(key)))?;
+            let value = self.value().map_err(|failure| {
+                let key = self.reader.events().key_text(key);
+                if is_leaf(&dict, &key) {
+                    failure.without_path()
+                } else {
+                    failure.below(key)
+                }
+            })?;
             // Complex keys are few (see `events/extensions.rs`) and quick to compare.
             if matches!(key, Event::Str(_) | Event::Complex(_)) || pairs as usize <= Hashes::MOST {
                 dict.set_item(object, value)?;
@@ -250,6 +255,12 @@ impl<'py> Objects<'_, 'py> {
         }
         Ok(dict.into_any())
     }
+}
+
+#[cold]
+fn is_leaf(map: &Bound<'_, PyDict>, key: &str) -> bool {
+    let markers = [wire::CHUNKED_MARKER, wire::PRNG_MARKER];
+    markers.contains(&key) || markers.iter().any(|it| map.contains(it).unwrap_or(false))
 }
 
 /// Errors if a key cannot be hashed, such as a tuple of Orbax with a list in it.

@@ -24,9 +24,9 @@ class Difference(NamedTuple):
     """A difference between two checkpoints; see `diff`.
 
     Attributes:
-      path: The path of the leaf, or of a static field.
+      path: The path of the leaf, container, or static field.
       kind: `"only in the first"`, `"only in the second"`, `"shape"`, `"dtype"`, `"values"` of
-        arrays, `"value"` of other leaves, or `"static"`.
+        arrays, `"value"` of other leaves, or `"static"` for static data and types of containers.
       text: A description.
     """
 
@@ -58,7 +58,8 @@ class Differences(list[Difference]):
 def diff(one: Any, other: Any, *, rtol: float = 0.0, atol: float = 0.0) -> Differences:
     """Compares names, shapes, dtypes, values and static data of two checkpoints or trees.
 
-    Reads arrays a block at a time. Code in static data is not compared.
+    Reads arrays a block at a time. Code in static data is not compared; types of containers, such
+    as list and tuple, are compared where both sides record them.
 
     Args:
       one: Anything that `open` takes, an open `File` or a `Tree` of one, or a tree.
@@ -90,8 +91,9 @@ def diff(one: Any, other: Any, *, rtol: float = 0.0, atol: float = 0.0) -> Diffe
 
 def _static(one: Tree, other: Tree) -> Iterator[Difference]:
     (reader, value, _), (other_reader, other_value, _) = place_of(one), place_of(other)
-    if any(it.salvages and it.damaged_record() is not None for it in (reader, other_reader)):
-        return
+    for it in (reader, other_reader):
+        if not it.has_types or (it.salvages and it.damaged_record() is not None):
+            return
     catalog, room = reader.catalog, Room()
     for node, field, *both in catalog.static_differences(value, other_reader.catalog, other_value):
         path = catalog.path_of(node, value)

@@ -15,7 +15,7 @@ from treepack._src import paths as _paths
 from treepack._src.checkpoint.load import load_part
 from treepack._src.checkpoint.opening import open_reader
 from treepack._src.checkpoint.placement import sharing
-from treepack._src.checkpoint.reader import Place, Reader, dtype_and_shape
+from treepack._src.checkpoint.reader import SALVAGE_ADVICE, Place, Reader, dtype_and_shape
 from treepack._src.options import (
     Containers,
     PartOptions,
@@ -34,6 +34,8 @@ from treepack._src.storage.content import Openable
 from treepack._src.storage.naming import name_file, naming
 from treepack._src.storage.place import resolved
 from treepack.errors import CorruptionError, DecodeError, MissingPathError
+
+_INTACT = '; leaves() lists the intact leaves, load(target, missing="target") loads them'
 
 # Limits the search for similar names, which is slow.
 _MOST_NAMES = 1000
@@ -126,6 +128,8 @@ class Tree(Mapping[str, Any]):
             hint = f"a path has no wildcards here: call load(select={path!r})"
         for near in difflib.get_close_matches(path, names, n=1) if names else ():
             hint = f"is it {near!r}, written {_paths.text(names[near])!r}?"
+        if self._place.reader.salvages and self._place.reader.damage is not None:
+            hint = f"it may be lost, since the file is damaged{_INTACT}"
         missing = path if isinstance(path, str) else _paths.text(parts)
         return MissingPathError(missing, self._place.reader.filename, hint)
 
@@ -392,7 +396,8 @@ class File(Tree):
 
     @property
     def damage(self) -> str | None:
-        return self._place.reader.damage
+        found = self._place.reader.damage
+        return None if found is None else found.replace(SALVAGE_ADVICE, _INTACT)
 
     @property
     def path(self) -> str | None:

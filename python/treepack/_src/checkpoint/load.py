@@ -13,7 +13,7 @@ import treepack._core as core
 from treepack._src import dtypes as _dtypes
 from treepack._src import paths as _paths
 from treepack._src.checkpoint.casting import cast_floats
-from treepack._src.checkpoint.moved import hinting
+from treepack._src.checkpoint.moved import hinting, warn_of_moved
 from treepack._src.checkpoint.placement import converter
 from treepack._src.checkpoint.reader import Place
 from treepack._src.checkpoint.replicas import Together
@@ -78,12 +78,13 @@ def load_part(
             paths = (path for path, value in leaves if marks is None or value in marks)
             report = report._replace(loaded=list(dict.fromkeys(paths)))
     else:
-        with hinting(lambda: place.catalog, place.value, target):
+        with hinting(lambda: place.catalog, place.value, target, found.renamed):
             loaded = _restored(place, target, found, partial, convert, reading)
             if keeps:
                 partial.check_values(found.corrupt)
             if keeps and not (selection.return_report or found.corrupt):
                 partial.check_loads(target)
+                warn_of_moved(place.catalog, place.value, target, found.renamed, partial)
         report = partial.report(found.corrupt)
     return (loaded, report) if selection.return_report else loaded
 
@@ -250,7 +251,8 @@ def _renamed(
     if len({*renamed.values(), *made}) < len(renamed) + len(made):
         pairs = (*renamed.items(), *((str(array.source), new) for new, array in made.items()))
         raise TreepackError(
-            f"rename= maps two leaves to the same path: choose other names; it maps {twice(pairs)}"
+            "rename= maps two leaves to the same path: choose other names, with the wildcards of "
+            f"the pattern where they differ; it maps {twice(pairs)}"
         )
     # Without `missing="target"` the other leaves are a mismatch.
     if selection.missing == "target":

@@ -11,17 +11,27 @@ from typing import Any
 
 import treepack._core as core
 from treepack._src import paths as _paths
-from treepack._src.printable import printable, shortened
+from treepack._src.printable import printable, shortened, warn
 from treepack._src.pytree.state_dict import leaves_of
 from treepack._src.restore.compare import NOTHING, signature
+from treepack._src.restore.report import Coverage
 from treepack.errors import Mismatch, MismatchError, TreepackError
 
 
 @contextlib.contextmanager
-def hinting(catalog: Callable[[], core.Catalog], start: int, target: Any) -> Iterator[None]:
+def hinting(
+    catalog: Callable[[], core.Catalog],
+    start: int,
+    target: Any,
+    renamed: Mapping[str, str] | None = None,
+) -> Iterator[None]:
     """Adds a hint to a MismatchError where the file has the leaves of the target elsewhere.
 
-    `catalog` returns the leaves of the file, and `start` is the value that is loaded.
+    Args:
+      catalog: Returns the leaves of the file.
+      start: The value that is loaded.
+      target: The template.
+      renamed: The new paths of leaves, if `rename=` is given.
     """
     try:
         yield
@@ -29,12 +39,20 @@ def hinting(catalog: Callable[[], core.Catalog], start: int, target: Any) -> Ite
         with contextlib.suppress(TreepackError):  # the file is damaged, or its paths are too long
             found, ours = _leaves(catalog(), start), _leaves_of(target)
             listed, cure, cures = error.args[0].partition("\nPass ")
-            if hint := _hint([*found], ours, error.mismatches):
+            if hint := _hint([*found], target, ours, error.mismatches):
                 cure = cures = ""  # they mislead here
-            elif moved := _moved(found, ours, error.mismatches):
-                hint = f"The file has leaves of the template elsewhere: pass rename={moved[0]}."
+            elif moved := _moved(*_apart(found, ours, renamed), error.mismatches):
+                way = _adding(moved[0], renamed)
+                hint = f"The file has leaves of the template elsewhere: {way}."
                 if moved[1]:
                     cure = cures = ""
+            elif (
+                cure
+                and "rename=" not in cures
+                and (alone := _alone(*_unused(found, ours, renamed or {}), error.mismatches))
+            ):
+                way = _adding(alone, renamed)
+                hint = f"An unused leaf of the file fits: {way} if this is its new name."
             elif any(map(_axes, error.mismatches)):
                 hint = _transposed(error.mismatches, found)
             if hint:
@@ -42,15 +60,41 @@ def hinting(catalog: Callable[[], core.Catalog], start: int, target: Any) -> Ite
         raise
 
 
+def warn_of_moved(
+    catalog: core.Catalog,
+    start: int,
+    target: Any,
+    renamed: Mapping[str, str] | None,
+    partial: Coverage,
+) -> None:
+    """Warns if leaves of the target stay unchanged that the file has elsewhere; see `hinting`."""
+    kept, unused = partial.wanted(), partial.unused()
+    if not kept or not unused:
+        return
+    with contextlib.suppress(TreepackError):  # paths are too long
+        found, ours = _leaves(catalog, start), _leaves_of(target)
+        if moved := _moved(*_apart(found, ours, renamed), [*kept, *unused]):
+            warn(
+                'missing="target" keeps leaves that the file has elsewhere: '
+                f"{_adding(moved[0], renamed)}, or exclude= to keep them"
+            )
+        elif names := partial.unlike():
+            warn(
+                f'missing="target" keeps all of {names[0]}, as the file has only other leaves '
+                f"there: pass rename= if they have other names, or exclude={names[0]!r} to keep it"
+            )
+
+
 def _leaves(catalog: core.Catalog, start: int) -> dict[str, Any]:
-    """Returns the shapes of leaves by path; none if they are more or longer than in real trees."""
+    """Returns dtypes and shapes of leaves by path; none if they exceed those of real trees."""
     found: dict[str, Any] = {}
     for path, value in catalog.ends(start):
         if len(found) == _MOST_LEAVES or len(path) > _MOST_TEXT:
             return {}
         if catalog.children(value) is None:
             kind = catalog.leaf(value)[1]
-            found[path] = tuple(kind[2]) if kind[0] in ("array", "scalar") else None
+            is_array = kind[0] in ("array", "scalar")
+            found[path] = (kind[1], tuple(kind[2])) if is_array else None
     return found
 
 
@@ -65,7 +109,7 @@ def _leaves_of(target: Any) -> dict[str, Any]:
 
 
 def _hint(
-    there: list[str], leaves: Mapping[str, Any], mismatches: Collection[Mismatch]
+    there: list[str], target: Any, leaves: Mapping[str, Any], mismatches: Collection[Mismatch]
 ) -> str | None:
     if (shape := _shape_in(leaves, mismatches)) is not None:
         return f"A tuple is a subtree: for a shape, pass jax.ShapeDtypeStruct({shape}, dtype)."
@@ -74,7 +118,7 @@ def _hint(
         if ours[name].issuperset(there):
             whose = printable(name)
             return (
-                f"The file has the leaves of {whose} at its root: pass target[{name!r}], or "
+                f"The file has the leaves of {whose} at its root: pass {_child(target, name)}, or "
                 f"rename=lambda path: {f'{name}/'!r} + path."
             )
     for name in theirs.keys() - ours.keys() if leaves else ():
@@ -86,6 +130,61 @@ def _hint(
     return None
 
 
+def _child(target: Any, name: str) -> str:
+    """Returns the expression of a child of a template."""
+    if isinstance(target, Mapping):
+        name = next((key for key in target if str(key) == name), name)
+    elif isinstance(target, (list, tuple)) and not hasattr(target, "_fields"):
+        return f"target[{name}]"
+    elif name.isidentifier():
+        return f"target.{name}"
+    return f"target[{name!r}]"
+
+
+def _adding(pairs: str, renamed: Mapping[str, str] | None) -> str:
+    """Returns the remedy of more pairs in `rename=`."""
+    return f"pass rename={pairs}" if renamed is None else f"add {pairs} to rename="
+
+
+def _apart(
+    theirs: Mapping[str, Any], leaves: Mapping[str, Any], renamed: Mapping[str, str] | None
+) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """Returns the leaves that may be moved: all, or those that `rename=` does not join."""
+    return (theirs, leaves) if renamed is None else _unused(theirs, leaves, renamed)
+
+
+def _unused(
+    theirs: Mapping[str, Any], leaves: Mapping[str, Any], renamed: Mapping[str, str]
+) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """Returns the leaves of the file that the template lacks, and the converse."""
+    new = {path: renamed.get(path, path) for path in theirs}
+    filled = {*new.values()}
+    return (
+        {path: kind for path, kind in theirs.items() if new[path] not in leaves},
+        {path: leaf for path, leaf in leaves.items() if path not in filled},
+    )
+
+
+def _alone(
+    theirs: Mapping[str, Any], leaves: Mapping[str, Any], mismatches: Iterable[Mismatch]
+) -> str | None:
+    """Returns a dict of unused arrays and missing ones that alone have their dtypes and shapes."""
+    is_missing = _near([it.path for it in mismatches if it.found == NOTHING])
+    kinds: dict[Any, tuple[list[str], list[str]]] = {}
+    for path, kind in theirs.items():
+        kinds.setdefault(kind, ([], []))[0].append(path)
+    for path, leaf in leaves.items():
+        if (it := signature(leaf)) is not None:
+            kind = getattr(it.dtype, "name", None), it.shape
+            kinds.setdefault(kind, ([], []))[1].append(path)
+    pairs = [
+        f"{old[0]!r}: {new[0]!r}"
+        for kind, (old, new) in kinds.items()
+        if kind is not None and len(old) == len(new) == 1 and is_missing(new[0])
+    ]
+    return f"{{{shortened(pairs, len(pairs))}}}" if pairs else None
+
+
 def _moved(
     theirs: Mapping[str, Any], leaves: Mapping[str, Any], mismatches: Collection[Mismatch]
 ) -> tuple[str, bool] | None:
@@ -93,6 +192,7 @@ def _moved(
 
     They have the same names and shapes below.
     """
+    theirs = {path: kind and kind[1] for path, kind in theirs.items()}
     ours = {path: it.shape if (it := signature(leaf)) else None for path, leaf in leaves.items()}
     old, new = _subtrees(theirs, ours), _subtrees(ours, theirs)
     differ = [it for it in mismatches if not _ARRAY.fullmatch(it.found)]

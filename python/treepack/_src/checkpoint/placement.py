@@ -143,7 +143,7 @@ def _where(device: Any, sharding: Any) -> Where | None:
             at = f" at {_paths.text(parts)}" if parts else ""
             raise ValueError(
                 f"{option}{at} must be a JAX device or sharding, such as jax.devices()[0], got "
-                f"{leaf!r:.100}{_wrapped(leaf)}"
+                f"{leaf!r:.100}{_wrapped(leaf) if device is None else ''}"
             )
     if () in shardings:
         return lambda *_: given
@@ -159,9 +159,10 @@ def _wrapped(leaf: Any) -> str:
     """Returns the remedy for a part of a sharding; empty for other values."""
     import jax
 
-    if isinstance(leaf, jax.sharding.PartitionSpec):
-        return f": wrap it, as NamedSharding(mesh, {leaf!r:.100})"
-    return ": wrap it, as NamedSharding(mesh, P(...))" * hasattr(leaf, "axis_names")
+    if isinstance(leaf, (jax.sharding.PartitionSpec, str)):
+        names = ", ".join(map(repr, [leaf] if isinstance(leaf, str) else leaf))
+        return f": wrap it, as NamedSharding(mesh, PartitionSpec({names:.100}))"
+    return ": wrap it, as NamedSharding(mesh, PartitionSpec(...))" * hasattr(leaf, "axis_names")
 
 
 def _is_function(sharding: Any) -> bool:

@@ -34,6 +34,9 @@ _MOST_NDIM = 64
 _KEY_BYTES = 1 << 10
 _AHEAD_BYTES = 64 << 10
 
+# The advice of the core in errors of truncated files.
+SALVAGE_ADVICE = "; copy it again, or read its intact leaves with `treepack salvage`"
+
 DAMAGED_REST = "the bytes between the leaves and the record of the structure are damaged"
 
 # The status of each leaf by its value, and a description of damage outside of leaves.
@@ -55,10 +58,12 @@ class Reader:
       inflated: The number of bytes decompressed from gzip.
       is_local: Whether reading it needs no requests to a store.
       is_one_file: Whether all leaves are in this file.
+      has_types: Whether the format has the types of containers.
       salvages: Whether it opens damaged files, and reads only their intact leaves.
     """
 
     is_one_file = True
+    has_types = True
     bytes_before = _KEY_BYTES
     bytes_after = _AHEAD_BYTES
 

@@ -48,6 +48,7 @@ def _header_of(content: core.Content) -> core.Tensors:
 class SafetensorsReader(Reader):
     """A safetensors file, whose names are paths with dots between their keys."""
 
+    has_types = False
     bytes_before = bytes_after = 0  # the headers around arrays are in memory
 
     def __init__(
@@ -66,6 +67,8 @@ class RepositoryReader(Unchecked, ShardedReader):
 
     Each device reads its part of an array.
     """
+
+    has_types = False
 
     @property
     def nbytes(self) -> int:

@@ -7,6 +7,7 @@ parts of one path, without wildcards; a list or set has several patterns.
 
 from __future__ import annotations
 
+import collections
 import difflib
 import itertools
 import re
@@ -160,7 +161,7 @@ class Selector:
                 alone = Selector([*parts])
                 if not alone.unmatched(range(len(alone.patterns)), paths()):
                     error += f". A tuple is one path: for several patterns, pass a list: {[*parts]}"
-        raise TreepackError(error + similar(typos[0], paths()))
+        raise TreepackError(error + (_starred(typos[0], paths()) or similar(typos[0], paths())))
 
 
 def _literal(text: str, paths: Iterable[str]) -> tuple[str, ...] | None:
@@ -198,6 +199,18 @@ def similar(typo: str, paths: Iterable[str]) -> str:
     shown += ["…"] * (len(texts) > _MOST_SHOWN)
     return f"; it has {', '.join(shown) or 'no leaves'}"
 
+
+def _starred(pattern: str, paths: Iterable[str], new: Any = None) -> str:
+    """Returns a hint if a pattern has wildcards of regular expressions or templates."""
+    star = _OTHERS.sub("*", pattern)
+    if star == pattern or not any(core.captures(star, path) for path in paths):
+        return ""
+    meant = repr(star) if new is None else str({star: _OTHERS.sub("*", _text(new))})
+    return f"; wildcards are *, ** and ?: is it {meant}?"
+
+
+# Groups, captures and classes.
+_OTHERS = re.compile(r"\{\w*\}|\(.*?\)|<\w+>|\[.*?\]|\.\*|\\\w\+?|\$\d")
 
 # Limits the search for similar paths, which is slow.
 _MOST_PATHS = 1000
@@ -360,19 +373,27 @@ class _Around:
 class Renaming:
     """The compiled `rename=`: a function from paths to new paths."""
 
-    def __init__(self, rename: Any, paths: Collection[str] = (), targets: Collection[str] = ()):
+    def __init__(
+        self,
+        rename: Any,
+        paths: Collection[str] = (),
+        targets: Collection[str] = (),
+        values: Collection[str] = (),
+    ):
         """Compiles `rename`.
 
         Args:
           rename: The option.
           paths: The paths to rename.
           targets: The paths that new paths may be. Of both, paths without escapes are recognised.
+          values: The leaves whose variable of nnx also represents them.
 
         Raises:
           TypeError: If it is neither a dict nor a function.
           ValueError: If the wildcards of a replacement differ from its pattern.
         """
         self._targets = targets
+        self._values = values
         self._rules: list[tuple[str, bool, Any]] = []
         self._function: Callable[[str], str] | None = None
         if isinstance(rename, Mapping):
@@ -394,6 +415,12 @@ class Renaming:
 
     def __call__(self, path: str) -> str:
         """Returns the new path of a leaf."""
+        new = self._new(path)
+        # The value of a variable of nnx is meant by the path of the variable.
+        ways = (new, f"{new}{_VALUE}", new.removesuffix(_VALUE))
+        return next((it for it in ways if it in self._targets), new)
+
+    def _new(self, path: str) -> str:
         if self._function is not None:
             return self._function(path)
         for number, (pattern, literal, replacement) in enumerate(self._rules):
@@ -402,6 +429,8 @@ class Renaming:
                 self._unmatched.pop(number, None)
                 wildcards, rest = found
                 new = filled(replacement, wildcards)
+                if path in self._values and rest == _VALUE:
+                    return new
                 return _joined(new, "" if path == _paths.ROOT else rest)
         return path
 
@@ -420,7 +449,8 @@ class Renaming:
             rules = [it for it in rules if not any(_match(*it, path) for path in paths)]
         if rules:
             patterns = shortened((printable(it) for it, _ in rules), len(rules))
-            near = self._reversed(paths) or similar(rules[0][0], paths)
+            old, _, new = self._rules[next(iter(self._unmatched))]
+            near = self._reversed(paths) or _starred(old, paths, new) or similar(old, paths)
             text = f"rename matches nothing in the {where}: {patterns}{near}"
             if is_error:
                 raise TreepackError(text)
@@ -482,10 +512,16 @@ def _escaped(text: Any, other: Any, ordered: Sequence[str]) -> Any:
 
 
 def _check_wildcards(old: Any, new: Any) -> None:
-    if wildcards_of(new) not in (wildcards_of(old), []):
+    theirs, ours = wildcards_of(old), wildcards_of(new)
+    if ours not in (theirs, []):
+        like = {old: filled(new, theirs)} if len(theirs) == len(ours) else _LIKE
         raise ValueError(
-            f"{new!r} must have the same wildcards as {old!r}, in the same order, or none"
+            f"{new!r} must have the same wildcards as {old!r}, in the same order, or none, as in "
+            f"{like}"
         )
+
+
+_LIKE = {"old/*/w": "new/*/kernel"}
 
 
 def wildcards_of(path: Any) -> list[str]:
@@ -502,8 +538,27 @@ def filled(path: Any, wildcards: Iterable[str]) -> str:
 
 
 def matches(path: Any, leaves: Collection[str]) -> dict[str, list[str]]:
-    """Returns the leaves that a path matches, with the texts that its wildcards match."""
+    """Returns the leaves that a path matches, with the texts that its wildcards match.
+
+    A variable of nnx that it matches means the value of the variable.
+    """
     if _is_literal(path):
-        return {_text(path): []} if _text(path) in leaves else {}
+        leaf = leaf_at(_text(path), leaves)
+        return {} if leaf is None else {leaf: []}
     found = {leaf: core.captures(path, leaf) for leaf in leaves}
-    return {leaf: it[0] for leaf, it in found.items() if it is not None and not it[1]}
+    return {leaf: it[0] for leaf, it in found.items() if it is not None and it[1] in ("", _VALUE)}
+
+
+def leaf_at(path: str, leaves: Collection[str]) -> str | None:
+    """Returns the leaf at a path, which may be of a variable of nnx, or `None`."""
+    return next((it for it in (path, f"{path}{_VALUE}") if it in leaves), None)
+
+
+def values_in(paths: Collection[str]) -> set[str]:
+    """Returns the leaves that are, as the values of variables of nnx, alone in their containers."""
+    count = collections.Counter(path.rpartition("/")[0] for path in paths)
+    return {it for it in paths if it.endswith(_VALUE) and count[it.removesuffix(_VALUE)] == 1}
+
+
+# The path of the value in a variable of nnx.
+_VALUE = "/value"

@@ -13,7 +13,7 @@ from treepack._src import paths as _paths
 from treepack._src.checkpoint.boxed import BoxedArray
 from treepack._src.checkpoint.boxes import aligned
 from treepack._src.checkpoint.reader import Bounds, LazyArray, Place, bounds_of
-from treepack._src.checkpoint.select import filled, matches, similar, wildcards_of
+from treepack._src.checkpoint.select import filled, leaf_at, matches, similar, wildcards_of
 from treepack._src.printable import printable
 from treepack.errors import TreepackError
 
@@ -256,7 +256,10 @@ def arrays_of(
     made: dict[str, SourceArray] = {}
     taken: dict[str, str] = {}
     for pattern, source in sources.items():
-        found = resolve(pattern, source, paths)
+        found = {
+            leaf_at(path, targets) or path: it
+            for path, it in resolve(pattern, source, paths).items()
+        }
         if not any(path in targets for path in found):
             path = next(iter(found))
             below = next((it for it in targets if it.startswith(f"{path}/")), None)

@@ -10,6 +10,7 @@ import treepack._core as core
 from treepack._src.interop import equinox, flax
 from treepack._src.interop import jax as _jax
 from treepack._src.interop.modules import imported
+from treepack._src.printable import shortened
 from treepack._src.pytree import handlers
 from treepack._src.pytree.containers import NodeKind, check_unique_keys, is_inert_factory
 from treepack._src.pytree.kinds import PYTREE, Pruned, joined, kind_of
@@ -227,13 +228,14 @@ def _unknown(types: dict[str, bool]) -> UnregisteredTypeError:
         remedies.append(
             f"register {which}: @treepack.{first}(serialized_name={own[0]!r})"
             + (f", or {', '.join(others)}" if others else "")
-            + " (aliases= takes the name of a class before a move)"
+            + " (aliases= takes the name before a move)"
         )
-    quoted = ", ".join(map(repr, names))
+    way = 'pass a template as target, or unknown="dict" for dicts'
+    named = " and ".join(remedies)
+    text = f"{way}. Or {named}" if own else f"{named}, or {way}"
+    quoted = shortened(map(repr, names), len(names))
     return UnregisteredTypeError(
-        f"unregistered type{'s' if len(names) > 1 else ''} {quoted}: pass a template as target, or "
-        f'unknown="dict" to get dicts in their place, or {" and ".join(remedies)}',
-        names[0],
+        f"unregistered type{'s' if len(names) > 1 else ''} {quoted}: {text}", names[0]
     )
 
 

@@ -6,7 +6,8 @@
 | `True` | the template's; a mapping of the state may have more | equal | equal for JAX |
 | `False` | the template's; a mapping of the state may have more | any | any |
 
-`unexpected=` overrides the treatment of names that the template lacks.
+`unexpected=` overrides the treatment of names that the template lacks. Nodes without leaves may be
+missing, except with `"exact"`.
 
 "Equal for JAX": compared with a JAX array, 64 bits count as 32 unless `jax_enable_x64` is set.
 """

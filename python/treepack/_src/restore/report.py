@@ -123,7 +123,7 @@ class Coverage:
         Raises:
           MismatchError: If a wanted leaf stays a `ShapeDtypeStruct`.
         """
-        lacking = [it for it in self._wanted(corrupt) if _jax.is_struct(self._kept[it.path])]
+        lacking = [it for it in self.wanted(corrupt) if _jax.is_struct(self._kept[it.path])]
         if lacking:
             raise MismatchError(
                 "the template has no values to keep: pass a template with arrays, not "
@@ -137,7 +137,7 @@ class Coverage:
         Raises:
           MismatchError: If the target comes back unchanged.
         """
-        kept = self._wanted()
+        kept = self.wanted()
         there = [*self._unexpected, *(f"{path} of another shape" for path in self.skipped)]
         stays = kept and there and not self._loaded
         if stays and all(
@@ -148,10 +148,29 @@ class Coverage:
                 "no leaf of the file fits the template, so nothing is loaded: pass rename= if "
                 f"leaves have other names; the template has {_listed([it.path for it in kept])}, "
                 f"the file {_listed(there)}",
-                [*kept, *(Mismatch(path, NOTHING, "a leaf") for path in self._unexpected)],
+                [*kept, *self.unused()],
             )
 
-    def _wanted(self, corrupt: Collection[str] = ()) -> list[Mismatch]:
+    def unused(self) -> list[Mismatch]:
+        """Returns the leaves of the state that the template lacks."""
+        return [Mismatch(path, NOTHING, "a leaf") for path in self._unexpected]
+
+    def unlike(self) -> list[str]:
+        """Returns subtrees of which the state has leaves, but none that the template has.
+
+        They are one or two levels deep.
+        """
+        kept, unused = ({it.path for it in found} for found in (self.wanted(), self.unused()))
+        names: list[str] = []
+        for depth in (1, 2):
+            ours, theirs, loaded = (
+                {"/".join(path.split("/")[:depth]) for path in paths if path.count("/") >= depth}
+                for paths in (kept, unused, self._loaded)
+            )
+            names += [it for it in (ours & theirs) - loaded if it.split("/")[0] not in names]
+        return sorted(names)
+
+    def wanted(self, corrupt: Collection[str] = ()) -> list[Mismatch]:
         """Returns the leaves that stay although they are to be loaded."""
         return [
             Mismatch(path, described(leaf), "another shape" if path in self.skipped else NOTHING)

@@ -277,6 +277,11 @@ def _restore_node(kind: NodeKind, target: Any, state: Any, restore: Restore) -> 
     )
     if restore.partial is not None:
         state, missing, more = _partial_names(children, state, missing, restore)
+    elif missing and restore.strict != "exact" and not restore.reading.is_drop_in:
+        # Nodes without leaves, such as the graph's bookkeeping in nnx modules, lack nothing.
+        empty = [name for name in missing if _is_empty(children[name])]
+        state = {**state, **dict.fromkeys(empty, ABSENT)}
+        missing = [name for name in missing if name not in empty]
     if missing or (more and not restore.takes_more(is_mapping)):
         if missing or not is_mapping:
             restore.say(
@@ -290,6 +295,10 @@ def _restore_node(kind: NodeKind, target: Any, state: Any, restore: Restore) -> 
     }
     # Code of the type might fail for mismatched children; the mismatch is an error anyway.
     return target if restore.mismatches or restore.collects else make(found)
+
+
+def _is_empty(child: Any) -> bool:
+    return kind_of(child) is not None and not any(leaves_of(child, ()))
 
 
 def _compare_kinds(target: Any, kinds: dict[_paths.Trail, str], restore: Restore) -> None:
