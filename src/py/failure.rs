@@ -130,9 +130,9 @@ impl Failure {
         let path = errors::path_text(&self.path);
         match self.cause {
             Cause::Core(error) => errors::to_py(py, error, Some(&path)),
-            Cause::Leaf(why) => errors::make_of(py, "UnserializableLeafError", [&*why, &*path]),
+            Cause::Leaf(why) => errors::make(py, "UnserializableLeafError", [&why, &path]),
             Cause::Tree(why) => match grow::display(&format_args!("at {path}: {why}")) {
-                Ok(text) => errors::make_of(py, "TreepackError", [&*text]),
+                Ok(text) => errors::make(py, "TreepackError", [&text]),
                 Err(error) => error.into(),
             },
             Cause::Structure(mismatch) => {
