@@ -197,7 +197,7 @@ impl Source for Copied {
         })
     }
 
-    as_inner!(0);
+    as_inner!(self, self.0);
 }
 
 #[pymethods]

@@ -199,26 +199,15 @@ impl From<Error> for Box<Failure> {
     }
 }
 
-impl From<PyErr> for Box<Failure> {
-    #[cold]
-    #[inline(never)]
-    fn from(error: PyErr) -> Self {
-        Failure::new(Cause::Raised(error))
-    }
+macro_rules! raised {
+    ($($error:ty,)*) => {$(
+        impl From<$error> for Box<Failure> {
+            #[cold]
+            #[inline(never)]
+            fn from(error: $error) -> Self {
+                Failure::new(Cause::Raised(error.into()))
+            }
+        }
+    )*};
 }
-
-impl From<pyo3::CastError<'_, '_>> for Box<Failure> {
-    #[cold]
-    #[inline(never)]
-    fn from(error: pyo3::CastError<'_, '_>) -> Self {
-        PyErr::from(error).into()
-    }
-}
-
-impl From<pyo3::CastIntoError<'_>> for Box<Failure> {
-    #[cold]
-    #[inline(never)]
-    fn from(error: pyo3::CastIntoError<'_>) -> Self {
-        PyErr::from(error).into()
-    }
-}
+raised!(PyErr, pyo3::CastError<'_, '_>, pyo3::CastIntoError<'_>,);
