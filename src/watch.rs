@@ -10,7 +10,6 @@ pub trait Watch: Sync {
     fn done(&self, bytes: usize) -> Result<()>;
 }
 
-/// Calls a check after so many steps.
 pub struct Steps {
     left: usize,
     every: usize,

@@ -3,7 +3,7 @@
 use std::io;
 use std::path::Path;
 
-use pyo3::exceptions::{PyMemoryError, PyOSError, PyRuntimeError, PyValueError};
+use pyo3::exceptions::{PyException, PyMemoryError, PyOSError, PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyType;
 
@@ -54,6 +54,13 @@ pub fn is(py: Python<'_>, error: &PyErr, name: &str) -> bool {
     // Out of memory, looking up the class may fail.
     !error.is_instance_of::<PyMemoryError>(py)
         && Hooks::error(py, name).is_ok_and(|class| error.is_instance(py, &class))
+}
+
+/// Ours, out of memory, or not an `Exception`.
+pub fn stays(py: Python<'_>, error: &PyErr) -> bool {
+    error.is_instance_of::<PyMemoryError>(py)
+        || !error.is_instance_of::<PyException>(py)
+        || is(py, error, "TreepackError")
 }
 
 /// Converts an error; `path` is its place in the tree, unless it has one.

@@ -62,7 +62,6 @@ impl Tensors {
         Ok(Some(found))
     }
 
-    /// Returns name, dtype, shape and offset of each array.
     fn arrays<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
         let rows = self.0.arrays.iter().map(|it| {
             let shape = new_tuple(py, &it.shape)?;

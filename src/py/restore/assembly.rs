@@ -4,7 +4,6 @@ use std::collections::HashSet;
 use std::mem;
 use std::rc::Rc;
 
-use pyo3::exceptions::{PyException, PyMemoryError};
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyList};
@@ -302,10 +301,7 @@ impl<'a, 'py> Assembly<'a, 'py> {
             Lookup::Unknown => return Err(self.no_type()),
         };
         let of_type = |error: PyErr| {
-            if error.is_instance_of::<PyMemoryError>(py)
-                || !error.is_instance_of::<PyException>(py)
-                || errors::is(py, &error, "TreepackError")
-            {
+            if errors::stays(py, &error) {
                 error.into()
             } else {
                 Failure::node(&found.name, error)
@@ -519,10 +515,7 @@ fn with_keys<'py>(keys: &Bound<'py, PyAny>, built: Vec<Bound<'py, PyAny>>) -> As
 
 #[allow(clippy::unnecessary_box_returns)] // see `Walked`
 fn unhashable(py: Python<'_>, error: PyErr) -> Box<Failure> {
-    if error.is_instance_of::<PyMemoryError>(py)
-        || !error.is_instance_of::<PyException>(py)
-        || errors::is(py, &error, "TreepackError")
-    {
+    if errors::stays(py, &error) {
         return error.into();
     }
     Failure::structure(format!("a key cannot be hashed: {error}"))
