@@ -11,7 +11,7 @@ use crate::manifest::FileNumbers;
 use crate::raw::Uninit;
 use crate::source::Source;
 use crate::structure::LeafKind;
-use crate::watch::Watch;
+use crate::watch::{Steps, Watch};
 use crate::{Error, Result, grow};
 
 const CHECK_SHARDS: usize = 1 << 10;
@@ -206,13 +206,9 @@ impl ShardBox {
         let array = &*self.array;
         let mut around = grow::filled(None::<Option<usize>>, files.len())?;
         let mut name = String::new();
-        let (mut at, mut until_check) = (0, CHECK_SHARDS);
+        let (mut at, mut steps) = (0, Steps::new(CHECK_SHARDS));
         self.parts.each(|part| {
-            until_check -= 1;
-            if until_check == 0 {
-                watch.check()?;
-                until_check = CHECK_SHARDS;
-            }
+            steps.count(|| watch.check())?;
             let number = array.files[part.shard];
             if files.get(at).is_none_or(|file| file.number != number) {
                 let place = files.binary_search_by_key(&number, |file| file.number);

@@ -15,7 +15,7 @@ use crate::error::Path;
 use crate::events::{Event, no_dtype};
 use crate::gzip::{self, Indexed};
 use crate::mapping::{Mapping, Pages};
-use crate::raw::{RawBytes, Room, Uninit, append_with};
+use crate::raw::{Room, Uninit, append_with};
 use crate::source::{Pieces, Source, SourcePieces, read_to};
 use crate::structure::{LeafKind, Record, Value};
 use crate::{Error, Result, grow, parallel, sniff};
@@ -135,7 +135,7 @@ impl<'a> File<'a> {
     /// # Ok::<(), treepack::Error>(())
     /// ```
     pub fn from_bytes(bytes: impl Into<Cow<'a, [u8]>>) -> Result<Self> {
-        Self::from_source(Memory(bytes.into()))
+        Self::from_source(bytes.into())
     }
 
     /// Opens any [`Source`], such as an object in a store.
@@ -301,22 +301,6 @@ impl fmt::Debug for File<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let leaves = self.len();
         write!(f, "File {{ {leaves} leaves }}")
-    }
-}
-
-struct Memory<'a>(Cow<'a, [u8]>);
-
-impl Source for Memory<'_> {
-    fn len(&self) -> usize {
-        self.0.len()
-    }
-
-    fn read_at<'t>(&self, offset: usize, target: &'t mut Uninit) -> Result<&'t mut [u8]> {
-        RawBytes::from(&*self.0).read_at(offset, target)
-    }
-
-    fn stable(&self) -> Option<&[u8]> {
-        Some(&self.0)
     }
 }
 

@@ -24,7 +24,7 @@ pub const MARK: [u8; 8] = *b"\x93treepm\n";
 
 const VERSION: u32 = 1;
 
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Default, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ShardFile {
     #[serde(deserialize_with = "decode::text")]
     pub name: String,
@@ -79,7 +79,7 @@ pub struct Gap {
     pub array: u32,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Default, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Manifest {
     pub version: u32,
     #[serde(deserialize_with = "decode::list")]
@@ -133,12 +133,9 @@ impl Manifest {
             made
         };
         Ok(Self {
-            version: VERSION,
-            writer: String::new(),
-            files,
-            arrays,
             gaps,
             skeleton: skeleton.into(),
+            ..Self::unwritten(files, arrays)
         })
     }
 
@@ -146,11 +143,9 @@ impl Manifest {
     pub fn unwritten(files: Vec<ShardFile>, arrays: Vec<Grid>) -> Self {
         Self {
             version: VERSION,
-            writer: String::new(),
             files,
             arrays,
-            gaps: Vec::new(),
-            skeleton: ByteBuf::new(),
+            ..Self::default()
         }
     }
 

@@ -19,7 +19,7 @@ use crate::handle::{Handle, open_regular};
 #[cfg(target_os = "linux")]
 use crate::raw::zeroed;
 use crate::raw::{AsRaw, Filling, RawBytes, Uninit};
-use crate::source::Source;
+use crate::source::{Source, in_memory};
 #[cfg(unix)]
 use crate::system;
 use crate::watch::Watch;
@@ -165,19 +165,7 @@ impl AsRaw for Pages {
     }
 }
 
-impl Source for Pages {
-    fn len(&self) -> usize {
-        self.len
-    }
-
-    fn read_at<'t>(&self, offset: usize, target: &'t mut Uninit) -> Result<&'t mut [u8]> {
-        self.as_raw().read_at(offset, target)
-    }
-
-    fn stable(&self) -> Option<&[u8]> {
-        Some(self.as_slice())
-    }
-}
+in_memory!(Pages: as_slice,);
 
 /// An open file, mapped unless its file system (FUSE with direct I/O) or an address limit forbids
 /// it.

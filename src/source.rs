@@ -1,5 +1,6 @@
 //! Sources of encoded bytes: memory, files, and gzip streams with an index.
 
+use std::borrow::Cow;
 use std::mem::MaybeUninit;
 use std::ops::Range;
 use std::sync::Arc;
@@ -115,23 +116,23 @@ impl Source for RawBytes<'_> {
     }
 }
 
-/// The methods of a source that reads another, its field of this name, in the same places.
+/// The methods of a source that reads another in the same places.
 macro_rules! as_inner {
-    ($field:tt) => {
-        fn run(&self, offset: usize) -> usize {
-            self.$field.run(offset)
+    ($self:ident, $inner:expr) => {
+        fn run(&$self, offset: usize) -> usize {
+            $inner.run(offset)
         }
 
-        fn present(&self, range: std::ops::Range<usize>) -> usize {
-            self.$field.present(range)
+        fn present(&$self, range: std::ops::Range<usize>) -> usize {
+            $inner.present(range)
         }
 
-        fn at_hand(&self, offset: usize) -> usize {
-            self.$field.at_hand(offset)
+        fn at_hand(&$self, offset: usize) -> usize {
+            $inner.at_hand(offset)
         }
 
-        fn near(&self) -> usize {
-            self.$field.near()
+        fn near(&$self) -> usize {
+            $inner.near()
         }
     };
 }
@@ -148,21 +149,7 @@ macro_rules! behind {
                 (**self).read_at(offset, target)
             }
 
-            fn run(&self, offset: usize) -> usize {
-                (**self).run(offset)
-            }
-
-            fn present(&self, range: Range<usize>) -> usize {
-                (**self).present(range)
-            }
-
-            fn at_hand(&self, offset: usize) -> usize {
-                (**self).at_hand(offset)
-            }
-
-            fn near(&self) -> usize {
-                (**self).near()
-            }
+            as_inner!(self, (**self));
 
             fn memory(&self) -> Option<RawBytes<'_>> {
                 (**self).memory()
@@ -176,19 +163,26 @@ macro_rules! behind {
 }
 behind!(&S: Source, Arc<S>: Source Send,);
 
-impl Source for Vec<u8> {
-    fn len(&self) -> usize {
-        self.as_slice().len()
-    }
+macro_rules! in_memory {
+    ($($owner:ty: $slice:ident,)*) => {$(
+        impl Source for $owner {
+            fn len(&self) -> usize {
+                self.$slice().len()
+            }
 
-    fn read_at<'t>(&self, offset: usize, target: &'t mut Uninit) -> Result<&'t mut [u8]> {
-        Ok(target.write_copy_of_slice(&self[offset..offset + target.len()]))
-    }
+            fn read_at<'t>(&self, offset: usize, target: &'t mut Uninit) -> Result<&'t mut [u8]> {
+                Ok(target.write_copy_of_slice(&self.$slice()[offset..offset + target.len()]))
+            }
 
-    fn stable(&self) -> Option<&[u8]> {
-        Some(self)
-    }
+            fn stable(&self) -> Option<&[u8]> {
+                Some(self.$slice())
+            }
+        }
+    )*};
 }
+pub(crate) use in_memory;
+
+in_memory!(Vec<u8>: as_slice, Cow<'_, [u8]>: as_ref,);
 
 #[derive(Debug, Clone, Default)]
 pub struct Pieces {

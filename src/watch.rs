@@ -10,6 +10,27 @@ pub trait Watch: Sync {
     fn done(&self, bytes: usize) -> Result<()>;
 }
 
+pub struct Steps {
+    left: usize,
+    every: usize,
+}
+
+impl Steps {
+    pub fn new(every: usize) -> Self {
+        Self { left: every, every }
+    }
+
+    #[inline]
+    pub fn count(&mut self, check: impl FnOnce() -> Result<()>) -> Result<()> {
+        self.left -= 1;
+        if self.left > 0 {
+            return Ok(());
+        }
+        self.left = self.every;
+        check()
+    }
+}
+
 /// No-op.
 impl Watch for () {
     fn check(&self) -> Result<()> {

@@ -32,28 +32,7 @@ from treepack._src.saving.background import Saving
 from treepack._src.series.keep import Keep
 from treepack._src.series.publishing import Publisher, Subscriber
 from treepack._src.series.series import Series
-from treepack.errors import (
-    BaseMismatchError,
-    BusyError,
-    CorruptionError,
-    DecodeError,
-    GzipCorruptionError,
-    GzipError,
-    GzipTruncatedError,
-    HoleError,
-    InvalidCheckpointError,
-    Mismatch,
-    MismatchError,
-    MissingPathError,
-    MultiprocessArrayError,
-    NewerVersionError,
-    NoIndexError,
-    NoManifestError,
-    StateDictKeyError,
-    TreepackError,
-    UnregisteredTypeError,
-    UnserializableLeafError,
-)
+from treepack.errors import *  # noqa: F403  # it lists its names
 
 core.set_hooks(hooks, errors)
 del core, hooks
@@ -74,38 +53,18 @@ register_pytree_node_serialization = register_node
 
 __all__ = [
     "Arrays",
-    "BaseMismatchError",
-    "BusyError",
-    "CorruptionError",
-    "DecodeError",
     "File",
-    "GzipCorruptionError",
-    "GzipError",
-    "GzipTruncatedError",
-    "HoleError",
-    "InvalidCheckpointError",
     "Keep",
     "LazyArray",
     "LoadedExported",
-    "Mismatch",
-    "MismatchError",
-    "MissingPathError",
-    "MultiprocessArrayError",
-    "NewerVersionError",
-    "NoIndexError",
-    "NoManifestError",
     "Progress",
     "Publisher",
     "Report",
     "Saving",
     "Series",
-    "StateDictKeyError",
     "Strict",
     "Subscriber",
     "Tree",
-    "TreepackError",
-    "UnregisteredTypeError",
-    "UnserializableLeafError",
     "Verification",
     "__version__",
     "abstract",
@@ -141,6 +100,7 @@ __all__ = [
     "verify",
     "write_stream",
 ]
+__all__ += errors.__all__
 
 __version__: str
 

@@ -114,5 +114,5 @@ impl Source for Compared {
         Ok(bytes)
     }
 
-    as_inner!(source);
+    as_inner!(self, self.source);
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::Catalog;
 use super::tables::Table;
 use crate::Result;
-use crate::watch::Watch;
+use crate::watch::{Steps, Watch};
 
 /// Up to this number of children a table is not faster.
 const FEW: usize = 16;
@@ -36,13 +36,9 @@ impl Catalog {
             return Ok(table);
         }
         let mut table = Table::with_room(self.children(value).count())?;
-        let mut until_check = CHECK_CHILDREN;
+        let mut steps = Steps::new(CHECK_CHILDREN);
         for child in self.children(value) {
-            until_check -= 1;
-            if until_check == 0 {
-                watch.check()?;
-                until_check = CHECK_CHILDREN;
-            }
+            steps.count(|| watch.check())?;
             let key = self.key(child);
             table.insert(self.tables.hash(key), child - value, |distance| {
                 self.has_key(value + distance, key)

@@ -6,7 +6,7 @@ use super::Catalog;
 use crate::events::Event;
 use crate::source::Source;
 use crate::structure::{Kind, LeafKind, Node, Record, Value};
-use crate::watch::Watch;
+use crate::watch::{Steps, Watch};
 use crate::{Error, Result, grow};
 
 const CHECK_VALUES: usize = 1 << 14;
@@ -30,14 +30,10 @@ impl Catalog {
         if let Some(root) = nodes.first_mut() {
             *root = record.nodes.len() - 1;
         }
-        let mut until_check = CHECK_VALUES;
+        let mut steps = Steps::new(CHECK_VALUES);
         let mut value = 0;
         while value < self.entries.len() {
-            until_check -= 1;
-            if until_check == 0 {
-                watch.check()?;
-                until_check = CHECK_VALUES;
-            }
+            steps.count(|| watch.check())?;
             let node = nodes[value];
             if record.nodes[node].0 == Kind::Plain {
                 value = self.entries[value].end;

@@ -73,7 +73,7 @@ impl Source for InOrder<'_> {
         Ok(target.write_copy_of_slice(&bytes[from..from + target.len()]))
     }
 
-    as_inner!(source);
+    as_inner!(self, self.source);
 
     fn memory(&self) -> Option<RawBytes<'_>> {
         self.source.memory()

@@ -8,7 +8,7 @@ use super::{Catalog, Entry, Key, LeafSpan};
 use crate::events::{Event, Reader};
 use crate::source::{Source, missing, read_to};
 use crate::structure::{Footer, Index, RECORD_KEY, ROOT_KEY, Record, checksums_of};
-use crate::watch::Watch;
+use crate::watch::{Steps, Watch};
 use crate::wire::Cursor;
 use crate::{Error, Result, grow};
 
@@ -199,13 +199,9 @@ impl Catalog {
         let mut open: Vec<Open> = Vec::new();
         let mut keys: Vec<Key> = Vec::new();
         let mut before = 0;
-        let mut until_check = CHECK_VALUES;
+        let mut steps = Steps::new(CHECK_VALUES);
         loop {
-            until_check -= 1;
-            if until_check == 0 {
-                watch.check()?;
-                until_check = CHECK_VALUES;
-            }
+            steps.count(|| watch.check())?;
             let event = reader.next()?;
             // Repeated keys of an outline are numbers.
             let is_key = open.last().is_some_and(|open| open.done.is_multiple_of(2));

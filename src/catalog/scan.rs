@@ -9,7 +9,7 @@ use crate::error::Path;
 use crate::events::{Closed, Event, Reader};
 use crate::source::{Source, read_to};
 use crate::structure::{Footer, Index, LeafKind, RECORD_KEY};
-use crate::watch::Watch;
+use crate::watch::{Steps, Watch};
 use crate::wire::{CHUNKED_MARKER, PRNG_MARKER};
 use crate::{Error, Result, grow};
 
@@ -38,14 +38,10 @@ impl Catalog {
         open: &mut Vec<Open>,
         watch: &dyn Watch,
     ) -> Result<()> {
-        let mut until_check = CHECK_VALUES;
+        let mut steps = Steps::new(CHECK_VALUES);
         let mut region = 0;
         loop {
-            until_check -= 1;
-            if until_check == 0 {
-                watch.check()?;
-                until_check = CHECK_VALUES;
-            }
+            steps.count(|| watch.check())?;
             let start = reader.offset();
             let event = reader.next()?;
             let Some(key) = self.key_of(open.last_mut(), reader, event)? else {

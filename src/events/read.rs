@@ -10,6 +10,7 @@ use super::open::{Kept, Key, Open, path, unhashable};
 use super::recent::RecentHeaders;
 use super::{Container, Event, Events, Span, Text};
 use crate::source::Source;
+use crate::watch::Steps;
 use crate::wire::{self, Cursor, Head};
 use crate::{Error, Result};
 
@@ -107,13 +108,9 @@ impl<'a> Reader<'a> {
     }
 
     fn all(&mut self, mut check: impl FnMut() -> Result<()>) -> Result<()> {
-        let mut until_check = CHECK_VALUES;
+        let mut steps = Steps::new(CHECK_VALUES);
         loop {
-            until_check -= 1;
-            if until_check == 0 {
-                check()?;
-                until_check = CHECK_VALUES;
-            }
+            steps.count(&mut check)?;
             self.next()?;
             while let Some(open) = self.open.last()
                 && open.left == 0

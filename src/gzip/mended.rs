@@ -83,5 +83,5 @@ impl Source for Mended {
         Ok(found)
     }
 
-    as_inner!(stream);
+    as_inner!(self, self.stream);
 }

@@ -8,7 +8,7 @@ use pyo3::types::{PyList, PyTuple};
 
 use super::catalog::Catalog;
 use super::grid::{BoxBounds, bounds_of, tuples};
-use super::memory::{Writable, keep_reserve, list_of_results, new_tuple_of, new_uint};
+use super::memory::{Writable, keep_reserve, list_of_results, new_uint, row};
 use super::options::{self, Int};
 use super::watch::Watcher;
 use crate::array::Bounds;
@@ -113,10 +113,9 @@ impl ShardBox {
             let local = part.local.iter();
             let local = local.map(|&Bounds { start, count, step }| [start, count, step]);
             let place = || -> PyResult<Bound<'py, PyTuple>> {
-                let file = new_uint(py, open[file].number.into())?.into_any();
+                let file = u64::from(open[file].number);
                 let value = value.ok_or_else(|| PyValueError::new_err("a shard is not there"))?;
-                let value = new_uint(py, value as u64)?.into_any();
-                new_tuple_of(py, [file, value, tuples(py, local)?.into_any()])
+                row!(py, file, value, tuples(py, local)?)
             };
             let added = place().and_then(|place| places.append(place));
             added.map_err(|error| crate::Error::Payload(Box::new(error)))

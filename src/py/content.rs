@@ -11,7 +11,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyTuple};
 
 use super::layout::Layout;
-use super::memory::{Borrowed, Owned, new_bytes, sizes};
+use super::memory::{Borrowed, Owned, new_bytes, row};
 use super::options::Int;
 use super::watch::Watcher;
 use super::{errors, gzip};
@@ -197,7 +197,7 @@ impl Source for Copied {
         })
     }
 
-    as_inner!(0);
+    as_inner!(self, self.0);
 }
 
 #[pymethods]
@@ -280,7 +280,7 @@ impl Content {
             _ => None,
         };
         let range = stored.unwrap_or(range);
-        sizes(py, &[range.start, range.end])
+        row!(py, range.start, range.end)
     }
 
     /// Decompresses gzip block by block, when read; `None` without an index of blocks.

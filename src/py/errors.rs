@@ -3,82 +3,31 @@
 use std::io;
 use std::path::Path;
 
-use pyo3::exceptions::{PyMemoryError, PyOSError, PyRuntimeError, PyValueError};
+use pyo3::exceptions::{PyException, PyMemoryError, PyOSError, PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::{PyString, PyType};
+use pyo3::types::PyType;
 
 use super::hooks::Hooks;
-use super::memory::{list_of_results, new_string, new_tuple_of};
+use super::memory::{Item, list_of_results, new_string, new_tuple};
 use crate::error::Reason;
 use crate::{Error, grow};
 
-pub fn make<'py, A>(py: Python<'py>, name: &str, arguments: A) -> PyErr
-where
-    A: pyo3::call::PyCallArgs<'py>,
-{
-    made(Hooks::error(py, name).and_then(|class| class.call1(arguments)))
-}
-
 /// Makes an exception; a `MemoryError` if allocation fails.
-pub fn make_of<const N: usize>(py: Python<'_>, name: &str, text: [&str; N]) -> PyErr {
-    let texts = text.map(|it| Ok(new_string(py, it.as_bytes())?.into_any()));
-    let texts = texts.into_iter().collect::<PyResult<Vec<_>>>();
-    match texts.and_then(|texts| new_tuple_of(py, texts)) {
-        Ok(arguments) => make(py, name, arguments),
-        Err(error) => error,
-    }
-}
-
-fn made(result: PyResult<Bound<'_, PyAny>>) -> PyErr {
-    result.map_or_else(|error| error, PyErr::from_value)
-}
-
-type DecodeArguments<'py> = (
-    Bound<'py, PyString>,
-    Option<usize>,
-    Option<Bound<'py, PyString>>,
-);
-
-fn decode_arguments<'py>(
+pub fn make<'py, const N: usize>(
     py: Python<'py>,
-    message: &str,
-    offset: Option<usize>,
-    path: Option<&str>,
-) -> PyResult<DecodeArguments<'py>> {
-    let path = path.map(|path| new_string(py, path.as_bytes()));
-    Ok((
-        new_string(py, message.as_bytes())?,
-        offset,
-        path.transpose()?,
-    ))
+    name: &str,
+    arguments: [&dyn Item<'py>; N],
+) -> PyErr {
+    made(py, Hooks::error(py, name), arguments)
 }
 
-fn decode_error(
-    py: Python<'_>,
-    class: &str,
-    message: &str,
-    offset: Option<usize>,
-    path: Option<&str>,
+fn made<'py, const N: usize>(
+    py: Python<'py>,
+    class: PyResult<Bound<'py, PyAny>>,
+    arguments: [&dyn Item<'py>; N],
 ) -> PyErr {
-    match decode_arguments(py, message, offset, path) {
-        Ok(arguments) => make(py, class, arguments),
-        Err(error) => error,
-    }
-}
-
-fn msgpack_error(
-    py: Python<'_>,
-    class: &str,
-    message: &str,
-    offset: usize,
-    path: Option<&str>,
-) -> PyErr {
-    made(
-        decode_arguments(py, message, Some(offset), path).and_then(|(message, offset, path)| {
-            let decode_error = Hooks::get(py)?.decode_error.bind(py);
-            decode_error.call1((class, message, offset, path))
-        }),
-    )
+    let made = class.and_then(|class| class.call1(new_tuple(py, &arguments)?));
+    made.map_or_else(|error| error, PyErr::from_value)
 }
 
 /// `…` if allocation fails.
@@ -107,6 +56,13 @@ pub fn is(py: Python<'_>, error: &PyErr, name: &str) -> bool {
         && Hooks::error(py, name).is_ok_and(|class| error.is_instance(py, &class))
 }
 
+/// Ours, out of memory, or not an `Exception`.
+pub fn stays(py: Python<'_>, error: &PyErr) -> bool {
+    error.is_instance_of::<PyMemoryError>(py)
+        || !error.is_instance_of::<PyException>(py)
+        || is(py, error, "TreepackError")
+}
+
 /// Converts an error; `path` is its place in the tree, unless it has one.
 pub fn to_py(py: Python<'_>, error: Error, path: Option<&str>) -> PyErr {
     let (error, known) = error.split();
@@ -119,42 +75,41 @@ pub fn to_py(py: Python<'_>, error: Error, path: Option<&str>) -> PyErr {
     let Ok(message) = grow::display(&Reason(&error)) else {
         return PyMemoryError::new_err(());
     };
-    let message = &*message;
+    let plain = |class| make(py, class, [&message]);
+    let decode = |class, offset: Option<usize>| make(py, class, [&message, &offset, &path]);
+    let msgpack = |class: &str, offset: usize| {
+        let hook = Hooks::get(py).map(|hooks| hooks.decode_error.bind(py).clone());
+        made(py, hook, [&class, &message, &offset, &path])
+    };
     match error {
-        Error::Truncated { offset, .. } => {
-            decode_error(py, "DecodeError", message, Some(offset), path)
+        Error::Truncated { offset, .. } => decode("DecodeError", Some(offset)),
+        Error::Malformed { offset, .. } => msgpack("FormatError", offset),
+        Error::Trailing { offset, .. } => msgpack("ExtraData", offset),
+        Error::TooDeep { offset, .. } => msgpack("StackError", offset),
+        Error::Structure(_) => decode("DecodeError", None),
+        Error::Newer { .. } => decode("NewerVersionError", None),
+        Error::TooLarge { .. }
+        | Error::OutputLimit { .. }
+        | Error::ReservedKey { .. }
+        | Error::Torn => plain("TreepackError"),
+        Error::BaseMismatch { paths, .. } => {
+            let paths = paths.iter();
+            let paths = paths.map(|path| new_string(py, path_text(path).as_bytes()));
+            list_of_results(py, paths).map_or_else(
+                |error| error,
+                |paths| make(py, "BaseMismatchError", [&message, &paths]),
+            )
         }
-        Error::Malformed { offset, .. } => msgpack_error(py, "FormatError", message, offset, path),
-        Error::Trailing { offset, .. } => msgpack_error(py, "ExtraData", message, offset, path),
-        Error::TooDeep { offset, .. } => msgpack_error(py, "StackError", message, offset, path),
-        Error::Structure(_) => decode_error(py, "DecodeError", message, None, path),
-        Error::Newer { .. } => decode_error(py, "NewerVersionError", message, None, path),
-        Error::TooLarge { .. } | Error::OutputLimit { .. } | Error::ReservedKey { .. } => {
-            make_of(py, "TreepackError", [message])
-        }
-        Error::BaseMismatch { paths, .. } => base_mismatch(py, message, &paths),
-        Error::Torn => make_of(py, "TreepackError", [message]),
-        Error::Corrupt { .. } | Error::Overwritten => make_of(py, "CorruptionError", [message]),
-        Error::GzipTruncated => make_of(py, "GzipTruncatedError", [message]),
-        Error::Gzip(_) => make_of(py, "GzipCorruptionError", [message]),
+        Error::Corrupt { .. } | Error::Overwritten => plain("CorruptionError"),
+        Error::GzipTruncated => plain("GzipTruncatedError"),
+        Error::Gzip(_) => plain("GzipCorruptionError"),
         Error::Payload(error) => match error.downcast::<PyErr>() {
             Ok(raised) => *raised,
             Err(other) => PyRuntimeError::new_err(other.to_string()),
         },
-        Error::NotDurable(error) => os_error(&error, Some(message), None),
+        Error::NotDurable(error) => os_error(&error, Some(&message), None),
         Error::Io(error) => os_error(&error, None, None),
-        _ => PyValueError::new_err(message.to_owned()),
-    }
-}
-
-fn base_mismatch(py: Python<'_>, message: &str, paths: &[crate::Path]) -> PyErr {
-    let paths = paths.iter();
-    let paths = paths.map(|path| new_string(py, path_text(path).as_bytes()));
-    let arguments = list_of_results(py, paths)
-        .and_then(|paths| Ok((new_string(py, message.as_bytes())?, paths)));
-    match arguments {
-        Ok(arguments) => make(py, "BaseMismatchError", arguments),
-        Err(error) => error,
+        _ => PyValueError::new_err(message),
     }
 }
 

@@ -130,9 +130,9 @@ impl Failure {
         let path = errors::path_text(&self.path);
         match self.cause {
             Cause::Core(error) => errors::to_py(py, error, Some(&path)),
-            Cause::Leaf(why) => errors::make_of(py, "UnserializableLeafError", [&*why, &*path]),
+            Cause::Leaf(why) => errors::make(py, "UnserializableLeafError", [&why, &path]),
             Cause::Tree(why) => match grow::display(&format_args!("at {path}: {why}")) {
-                Ok(text) => errors::make_of(py, "TreepackError", [&*text]),
+                Ok(text) => errors::make(py, "TreepackError", [&text]),
                 Err(error) => error.into(),
             },
             Cause::Structure(mismatch) => {
@@ -199,26 +199,15 @@ impl From<Error> for Box<Failure> {
     }
 }
 
-impl From<PyErr> for Box<Failure> {
-    #[cold]
-    #[inline(never)]
-    fn from(error: PyErr) -> Self {
-        Failure::new(Cause::Raised(error))
-    }
+macro_rules! raised {
+    ($($error:ty,)*) => {$(
+        impl From<$error> for Box<Failure> {
+            #[cold]
+            #[inline(never)]
+            fn from(error: $error) -> Self {
+                Failure::new(Cause::Raised(error.into()))
+            }
+        }
+    )*};
 }
-
-impl From<pyo3::CastError<'_, '_>> for Box<Failure> {
-    #[cold]
-    #[inline(never)]
-    fn from(error: pyo3::CastError<'_, '_>) -> Self {
-        PyErr::from(error).into()
-    }
-}
-
-impl From<pyo3::CastIntoError<'_>> for Box<Failure> {
-    #[cold]
-    #[inline(never)]
-    fn from(error: pyo3::CastIntoError<'_>) -> Self {
-        PyErr::from(error).into()
-    }
-}
+raised!(PyErr, pyo3::CastError<'_, '_>, pyo3::CastIntoError<'_>,);

@@ -6,7 +6,7 @@ use pyo3::exceptions::{PyIndexError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyList;
 
-use super::memory::{list_of_results, sizes};
+use super::memory::{list_of_results, new_tuple};
 use crate::array::{self, Bounds, Runs};
 use crate::{Result, grow};
 
@@ -87,7 +87,7 @@ pub(super) fn tuples<const N: usize>(
     py: Python<'_>,
     numbers: impl ExactSizeIterator<Item = [usize; N]>,
 ) -> PyResult<Bound<'_, PyList>> {
-    list_of_results(py, numbers.map(|pair| sizes(py, &pair)))
+    list_of_results(py, numbers.map(|pair| new_tuple(py, &pair)))
 }
 
 fn missing() -> PyErr {

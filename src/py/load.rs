@@ -5,9 +5,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyList;
 
 use super::content::Content;
-use super::memory::{
-    Borrowed, Owned, keep_reserve, list_of_results, new_string, new_tuple_of, new_uint,
-};
+use super::memory::{Borrowed, Owned, keep_reserve, list_of_results, new_string, row};
 use super::objects::{build, build_like, build_recorded};
 use super::options::Int;
 use super::restore::{How, Matching};
@@ -143,10 +141,8 @@ pub fn stream_items<'py>(content: &Bound<'py, Content>) -> PyResult<Bound<'py, P
         signals.check(py)?;
         let keys = key.iter();
         let keys = keys.map(|key| new_string(py, key.as_bytes()));
-        let keys = list_of_results(py, keys)?.into_any();
-        let start = new_uint(py, span.start as u64)?.into_any();
-        let end = new_uint(py, span.end as u64)?.into_any();
-        new_tuple_of(py, [keys, start, end])
+        let keys = list_of_results(py, keys)?;
+        row!(py, keys, span.start, span.end)
     });
     list_of_results(py, items)
 }

@@ -11,7 +11,7 @@ use super::catalog::Catalog;
 use super::content::Content;
 use super::gzip;
 use super::layout::Layout;
-use super::memory::{copied, keep_reserve, list_of_results, new_string, new_tuple_of, new_uint};
+use super::memory::{copied, keep_reserve, list_of_results, new_string, new_uint, row};
 use super::options::Int;
 use super::plan::ShardPlan;
 use crate::array::ShardGrid;
@@ -52,11 +52,7 @@ impl Manifest {
             })
         });
         let grids = grow::try_collect(grids)?;
-        let files = plan.processes.iter().map(|_| ShardFile {
-            name: String::new(),
-            nbytes: 0,
-            record: 0,
-        });
+        let files = plan.processes.iter().map(|_| ShardFile::default());
         let manifest = layout.get().manifest(py, grow::collect(files)?, grids)?;
         let encoding = manifest.encoding(None)?;
         Ok(Self::new(manifest, encoding))
@@ -99,12 +95,11 @@ impl Manifest {
 
     #[getter]
     fn files<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
-        let files = self.manifest.files.iter().map(|file| {
-            let name = new_string(py, file.name.as_bytes())?.into_any();
-            let nbytes = new_uint(py, file.nbytes)?.into_any();
-            let record = new_uint(py, file.record.into())?.into_any();
-            new_tuple_of(py, [name, nbytes, record])
-        });
+        let files = self
+            .manifest
+            .files
+            .iter()
+            .map(|file| row!(py, file.name, file.nbytes, u64::from(file.record)));
         list_of_results(py, files)
     }
 

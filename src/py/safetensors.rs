@@ -10,9 +10,7 @@ use super::content::Content;
 use super::gzip;
 use super::layout::Layout;
 use super::manifest::Manifest;
-use super::memory::{
-    keep_reserve, list_of_results, new_dict, new_string, new_tuple_of, new_uint, sizes,
-};
+use super::memory::{keep_reserve, list_of_results, new_dict, new_string, new_tuple, row};
 use super::options::Int;
 use super::walk::{InSource, LeafPayload};
 use crate::array::{Alignment, Array, ChunkLimit, Framing};
@@ -64,14 +62,10 @@ impl Tensors {
         Ok(Some(found))
     }
 
-    /// Returns name, dtype, shape and offset of each array.
     fn arrays<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
         let rows = self.0.arrays.iter().map(|it| {
-            let name = new_string(py, it.name.as_bytes())?.into_any();
-            let dtype = new_string(py, it.dtype.as_bytes())?.into_any();
-            let shape = sizes(py, &it.shape)?.into_any();
-            let start = new_uint(py, it.start as u64)?.into_any();
-            new_tuple_of(py, [name, dtype, shape, start])
+            let shape = new_tuple(py, &it.shape)?;
+            row!(py, it.name, it.dtype, shape, it.start)
         });
         list_of_results(py, rows)
     }
@@ -148,7 +142,7 @@ impl Tensors {
         let files = files.into_iter().map(|(name, nbytes)| ShardFile {
             name,
             nbytes,
-            record: 0,
+            ..ShardFile::default()
         });
         let gap = |leaf: &LeafPayload| match leaf {
             LeafPayload::Gap { number, .. } => Some(*number),

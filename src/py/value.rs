@@ -1,6 +1,6 @@
 //! Typed values as Python objects.
 
-use pyo3::exceptions::{PyException, PyMemoryError, PyTypeError, PyValueError};
+use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{
@@ -218,12 +218,9 @@ impl<'py> Values<'py> {
 }
 
 fn hashing(py: Python<'_>, error: PyErr) -> PyErr {
-    if errors::is(py, &error, "TreepackError") || error.is_instance_of::<PyMemoryError>(py) {
+    if errors::stays(py, &error) {
         return error;
     }
-    if error.is_instance_of::<PyException>(py) {
-        let reason = format!("a damaged value: a key cannot be hashed: {error}");
-        return errors::to_py(py, Error::Structure(reason), None);
-    }
-    error
+    let reason = format!("a damaged value: a key cannot be hashed: {error}");
+    errors::to_py(py, Error::Structure(reason), None)
 }

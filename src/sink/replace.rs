@@ -12,7 +12,7 @@ use std::time::Duration;
 use tempfile::NamedTempFile;
 
 use super::output::Output;
-use super::temporary;
+use super::temporary::{self, directory_of};
 use crate::watch::Watch;
 use crate::{Error, Result, parallel, system};
 
@@ -141,25 +141,17 @@ pub fn write_pipe(
     output.finish()
 }
 
-fn directory_of(path: &Path) -> &Path {
-    match path.parent() {
-        Some(parent) if parent != Path::new("") => parent,
-        _ => Path::new("."),
-    }
-}
-
 /// Creates a directory and its missing parents. Returns the directories with a new entry, innermost
 /// first.
 pub fn make_directories(directory: &Path) -> io::Result<Vec<PathBuf>> {
     let mut changed = Vec::new();
     let mut missing = directory;
     while !missing.as_os_str().is_empty() && !missing.exists() {
-        match missing.parent() {
-            Some(parent) if parent == Path::new("") => changed.push(PathBuf::from(".")),
-            Some(parent) => changed.push(parent.into()),
-            None => break,
-        }
-        missing = missing.parent().unwrap_or(Path::new(""));
+        let Some(parent) = missing.parent() else {
+            break;
+        };
+        changed.push(directory_of(missing).into());
+        missing = parent;
     }
     if !changed.is_empty() {
         fs::create_dir_all(directory)?;

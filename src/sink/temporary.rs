@@ -142,16 +142,18 @@ fn persist_beside(temporary: NamedTempFile, path: &Path) -> io::Result<File> {
     })
 }
 
+pub fn directory_of(path: &Path) -> &Path {
+    match path.parent() {
+        Some(parent) if parent != Path::new("") => parent,
+        _ => Path::new("."),
+    }
+}
+
 fn remove_old(path: &Path) {
-    let (Some(directory), Some(name)) = (path.parent(), path.file_name()) else {
+    let Some(name) = path.file_name() else {
         return;
     };
-    let directory = if directory == Path::new("") {
-        Path::new(".")
-    } else {
-        directory
-    };
-    let prefix = prefix(name);
+    let (directory, prefix) = (directory_of(path), prefix(name));
     each_name(directory, |name| {
         if is_of(name, &prefix, OLD) {
             let _ = fs::remove_file(directory.join(name));

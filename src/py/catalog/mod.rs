@@ -30,8 +30,7 @@ use self::state::Selection;
 use super::content::Content;
 use super::grid::{BoxBounds, ranges};
 use super::memory::{
-    Writable, copied, keep_reserve, list_of_results, new_list_of, new_string, new_tuple_of,
-    new_uint, sizes,
+    Writable, copied, keep_reserve, list_of_results, new_list_of, new_string, new_uint, row,
 };
 use super::objects::CopyMode;
 use super::options::{self, Int};
@@ -93,18 +92,14 @@ impl Catalog {
     fn totals<'py>(&self, py: Python<'py>, value: usize) -> PyResult<Bound<'py, PyTuple>> {
         self.check(value)?;
         let (leaves, nbytes) = self.catalog.totals(value);
-        sizes(py, &[leaves, nbytes])
+        row!(py, leaves, nbytes)
     }
 
     fn kinds<'py>(&self, py: Python<'py>, value: usize) -> PyResult<Bound<'py, PyList>> {
         self.check(value)?;
         let kinds = self.catalog.kinds_in(value)?;
-        let row = |(kind, count, bytes): (_, usize, usize)| {
-            let kind = described(py, kind)?.into_any();
-            let count = new_uint(py, count as u64)?.into_any();
-            let bytes = new_uint(py, bytes as u64)?.into_any();
-            new_tuple_of(py, [kind, count, bytes])
-        };
+        let row =
+            |(kind, count, bytes): (_, usize, usize)| row!(py, described(py, kind)?, count, bytes);
         list_of_results(py, kinds.into_iter().map(row))
     }
 
@@ -193,14 +188,8 @@ impl Catalog {
         list_of_results(
             py,
             rows.map(|(value, it)| {
-                let texts = [it.field.as_deref().unwrap_or_default(), &it.one, &it.other];
-                let texts = texts.map(|text| new_string(py, text.as_bytes()));
-                let [field, one, other] = texts;
-                let value = new_uint(py, value as u64)?.into_any();
-                new_tuple_of(
-                    py,
-                    [value, field?.into_any(), one?.into_any(), other?.into_any()],
-                )
+                let field = it.field.as_deref().unwrap_or_default();
+                row!(py, value, field, it.one, it.other)
             }),
         )
     }
@@ -237,18 +226,7 @@ impl Catalog {
         let leaf = self.leaf_of(value)?;
         let place = self.catalog.place(leaf);
         let kind = described(py, self.catalog.kind(leaf))?;
-        let uint = |number: usize| Ok::<_, PyErr>(new_uint(py, number as u64)?.into_any());
-        let [start, end] = [uint(place.start)?, uint(place.end)?];
-        new_tuple_of(
-            py,
-            [
-                uint(leaf)?,
-                kind.into_any(),
-                start,
-                end,
-                uint(place.region)?,
-            ],
-        )
+        row!(py, leaf, kind, place.start, place.end, place.region)
     }
 
     #[pyo3(signature = (value, *, copy, threads, marks=None, absent=None, r#abstract=false))]

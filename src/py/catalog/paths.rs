@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use pyo3::prelude::*;
 
-use super::super::memory::{new_string, new_tuple_of, new_uint};
+use super::super::memory::row;
 use super::file::Catalog;
 use crate::catalog;
 use crate::grow;
@@ -58,7 +58,5 @@ pub(super) fn numbered<'py>(
     text: &str,
     number: usize,
 ) -> PyResult<Bound<'py, PyAny>> {
-    let text = new_string(py, text.as_bytes())?.into_any();
-    let number = new_uint(py, number as u64)?.into_any();
-    Ok(new_tuple_of(py, [text, number])?.into_any())
+    Ok(row!(py, text, number)?.into_any())
 }

@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 use super::super::content::Content;
 use super::super::dtypes::Dtype;
 use super::super::hooks::Hooks;
-use super::super::memory::{new_dict, new_list, new_string, sizes};
+use super::super::memory::{new_dict, new_list, new_string, new_tuple};
 use super::super::objects::{CopyMode, Parts};
 use super::super::options::Int;
 use super::super::watch::Signals;
@@ -95,7 +95,7 @@ impl Catalog {
             shape.push(dim);
         }
         let hooks = Hooks::get(py)?;
-        let shape = sizes(py, &shape)?;
+        let shape = new_tuple(py, &shape)?;
         let array = hooks
             .abstract_array
             .bind(py)

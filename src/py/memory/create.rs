@@ -90,10 +90,60 @@ pub fn list_of_results<'py, T>(
     Ok(list)
 }
 
-pub fn sizes<'py>(py: Python<'py>, numbers: &[usize]) -> PyResult<Bound<'py, PyTuple>> {
+pub trait Item<'py> {
+    fn item(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>>;
+}
+
+macro_rules! item {
+    ($($kind:ty: $self:ident => $new:ident($value:expr);)*) => {$(
+        impl<'py> Item<'py> for $kind {
+            #[inline]
+            fn item(&$self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+                Ok($new(py, $value)?.into_any())
+            }
+        }
+    )*};
+}
+
+item! {
+    &str: self => new_string(self.as_bytes());
+    String: self => new_string(self.as_bytes());
+    usize: self => new_uint(*self as u64);
+    u64: self => new_uint(*self);
+}
+
+impl<'py, T: Item<'py>> Item<'py> for Option<T> {
+    fn item(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        let item = self.as_ref().map(|it| it.item(py));
+        item.unwrap_or_else(|| Ok(py.None().into_bound(py)))
+    }
+}
+
+impl<'py, T> Item<'py> for Bound<'py, T> {
+    fn item(&self, _: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        Ok(self.as_any().clone())
+    }
+}
+
+impl<'py> Item<'py> for &dyn Item<'py> {
+    fn item(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        (**self).item(py)
+    }
+}
+
+macro_rules! row {
+    ($py:expr, $($item:expr),+) => {{
+        use $crate::py::memory::{Item, new_tuple_of};
+        new_tuple_of($py, [$(Item::item(&$item, $py)?),+])
+    }};
+}
+pub(crate) use row;
+
+#[inline]
+pub fn new_tuple<'py>(py: Python<'py>, items: &[impl Item<'py>]) -> PyResult<Bound<'py, PyTuple>> {
     let mut found: SmallVec<[_; 6]> = SmallVec::new();
-    for number in numbers {
-        found.push(new_uint(py, *number as u64)?.into_any());
+    for item in items {
+        found.push(item.item(py)?);
     }
     new_tuple_of(py, found)
 }

@@ -43,9 +43,10 @@ pub use bytes::{
     remember_size,
 };
 pub use collector::Uncollected;
+pub(crate) use create::row;
 pub use create::{
-    list_of_results, new_complex, new_dict, new_float, new_int, new_list, new_list_of, new_string,
-    new_tuple_of, new_uint, sizes,
+    Item, list_of_results, new_complex, new_dict, new_float, new_int, new_list, new_list_of,
+    new_string, new_tuple, new_tuple_of, new_uint,
 };
 pub use detached::detached;
 pub use dict::{dict_next, has_string_keys};

@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 
 use super::super::dtypes::Dtype;
 use super::super::failure::Walked;
-use super::super::memory::{FreshArray, SmallCopies, sizes, view};
+use super::super::memory::{FreshArray, SmallCopies, new_tuple, view};
 use super::values::{Built, CopyMode, Objects};
 use crate::array::resolve;
 use crate::events::no_dtype;
@@ -39,7 +39,7 @@ impl<'py> Objects<'_, 'py> {
         }
         let shape = &self.resolved.1;
         if copy == CopyMode::Abstract {
-            let shape = sizes(self.py, shape)?;
+            let shape = new_tuple(self.py, shape)?;
             let abstract_array = self.hooks.abstract_array.bind(self.py);
             return Ok(abstract_array.call1((shape, &dtype.object))?);
         }

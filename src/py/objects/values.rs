@@ -109,8 +109,13 @@ impl<'a, 'py> Objects<'a, 'py> {
         }
         let copies = mem::take(&mut self.copies);
         let watcher = Watcher::signals();
-        copy_all(self.py, self.source, copies, self.threads, &watcher)
-            .map_err(|error| watcher.explain(error, PyErr::from))
+        watcher.raise(copy_all(
+            self.py,
+            self.source,
+            copies,
+            self.threads,
+            &watcher,
+        ))
     }
 
     pub(super) fn copied<T>(mut self, tree: T) -> PyResult<T> {

@@ -4,7 +4,6 @@ use std::collections::HashSet;
 use std::mem;
 use std::rc::Rc;
 
-use pyo3::exceptions::{PyException, PyMemoryError};
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyList};
@@ -12,9 +11,7 @@ use pyo3::types::{PyBool, PyList};
 use super::super::failure::{Failure, Walked};
 use super::super::hashes::{check_hashes, check_key};
 use super::super::hooks::Hooks;
-use super::super::memory::{
-    copied, list_of_results, new_dict, new_list_of, new_string, new_tuple_of,
-};
+use super::super::memory::{copied, list_of_results, new_dict, new_list_of, new_tuple_of, row};
 use super::super::watch::Signals;
 use super::super::{errors, value};
 use super::keys::{Here, dict_of};
@@ -304,10 +301,7 @@ impl<'a, 'py> Assembly<'a, 'py> {
             Lookup::Unknown => return Err(self.no_type()),
         };
         let of_type = |error: PyErr| {
-            if error.is_instance_of::<PyMemoryError>(py)
-                || !error.is_instance_of::<PyException>(py)
-                || errors::is(py, &error, "TreepackError")
-            {
+            if errors::stays(py, &error) {
                 error.into()
             } else {
                 Failure::node(&found.name, error)
@@ -350,7 +344,7 @@ impl<'a, 'py> Assembly<'a, 'py> {
                  unknown=\"dict\" to get dicts in their place",
                 found.name
             );
-            let error = errors::make(py, "UnregisteredTypeError", (reason,)).into();
+            let error = errors::make(py, "UnregisteredTypeError", [&reason]).into();
             return Err(self.remembered(node, error));
         }
         if let Some(made) = class.made(names.names(), built, &data).map_err(of_type)? {
@@ -362,7 +356,7 @@ impl<'a, 'py> Assembly<'a, 'py> {
         }
         let names = new_list_of(py, keys)?;
         let children = new_list_of(py, built.iter().cloned())?;
-        let parts = new_tuple_of(py, [data, names.into_any(), children.into_any()])?;
+        let parts = row!(py, data, names, children)?;
         class.make.call1(parts).map(Some).map_err(of_type)
     }
 
@@ -423,9 +417,8 @@ impl<'a, 'py> Assembly<'a, 'py> {
         }
         let make = || {
             let types = self.record.types.iter().map(|it| {
-                let has_fields = PyBool::new(py, it.fields.is_some()).to_owned().into_any();
-                let name = new_string(py, it.name.as_bytes())?.into_any();
-                new_tuple_of(py, [name, has_fields])
+                let has_fields = PyBool::new(py, it.fields.is_some()).to_owned();
+                row!(py, it.name, has_fields)
             });
             let types = list_of_results(py, types)?;
             Hooks::get(py)?
@@ -438,7 +431,7 @@ impl<'a, 'py> Assembly<'a, 'py> {
 
     #[allow(clippy::unnecessary_box_returns)] // see `Walked`
     fn no_type(&self) -> Box<Failure> {
-        errors::make(self.py, "UnregisteredTypeError", ("",)).into()
+        errors::make(self.py, "UnregisteredTypeError", [&""]).into()
     }
 
     /// Notes a failure that is the same wherever the node is, to save further attempts.
@@ -465,7 +458,7 @@ impl<'a, 'py> Assembly<'a, 'py> {
             let reason = "filling in static data that were not saved takes too long: too many nodes \
                           share large ones; pass a template as target, or unknown=\"dict\" to get \
                           dicts in their place";
-            return Err(errors::make(py, "TreepackError", (reason,)).into());
+            return Err(errors::make(py, "TreepackError", [&reason]).into());
         };
         self.room = room;
         let path = new_list_of(py, here.names(py)?)?;
@@ -522,10 +515,7 @@ fn with_keys<'py>(keys: &Bound<'py, PyAny>, built: Vec<Bound<'py, PyAny>>) -> As
 
 #[allow(clippy::unnecessary_box_returns)] // see `Walked`
 fn unhashable(py: Python<'_>, error: PyErr) -> Box<Failure> {
-    if error.is_instance_of::<PyMemoryError>(py)
-        || !error.is_instance_of::<PyException>(py)
-        || errors::is(py, &error, "TreepackError")
-    {
+    if errors::stays(py, &error) {
         return error.into();
     }
     Failure::structure(format!("a key cannot be hashed: {error}"))

@@ -31,7 +31,7 @@ use super::nodes::{check_count, damaged, node_at};
 use super::plan::{How, Names, Parts, Plan, PlannedNode, below};
 use super::state::State;
 use crate::grow;
-use crate::structure::{Axis, Kind, Node, Record, Repeat, Sharding};
+use crate::structure::{Axis, Kind, Record, Sharding};
 
 #[pyfunction]
 #[pyo3(signature = (
@@ -206,13 +206,11 @@ impl<'a, 'py, C: Ordered<'py>> Walk<'a, 'py, C> {
         here: &Here<'_, 'py>,
     ) -> Walked<Plan<'py>> {
         let count = self.cursor.count(&node);
-        let Node(kind, repeats) = &self.record.nodes[number];
+        let described = &self.record.nodes[number];
         // All below a plain part is plain.
-        let is_plain = matches!(kind, Kind::Plain);
-        let children = repeats
-            .iter()
-            .flat_map(|Repeat(times, child)| repeat_n(*child as usize, *times as usize));
-        let children = children.chain(repeat_n(number, if is_plain { count } else { 0 }));
+        let is_plain = matches!(described.0, Kind::Plain);
+        let alike = repeat_n(number, if is_plain { count } else { 0 });
+        let children = described.children().chain(alike);
         let (mut names, mut parts) = self.opened(&node, number)?;
         for (index, child) in children.enumerate() {
             let (name, place) = self.next(&mut node, number, &names, index)?;

@@ -48,8 +48,7 @@ pub fn layout_of(
                 None => walk.out.finish_watched(metadata, &watcher),
                 Some(record) => walk.out.finish_as(record, &watcher),
             };
-            let layout = layout.map_err(|error| watcher.explain(error, PyErr::from))?;
-            Ok((layout, walk.hollow))
+            Ok((watcher.raise(layout)?, walk.hollow))
         }
         Err(failure) => Err(failure.into_py(tree.py(), "serializing")),
     }

@@ -20,8 +20,7 @@ pub fn snapshot(py: Python<'_>, layout: &mut Layout<LeafPayload>) -> PyResult<()
     let changing = layout.payloads().filter_map(LeafPayload::changing);
     let nbytes = changing.map(RawBytes::len).sum();
     let watcher = Watcher::signals();
-    let copied = copied(py, layout, nbytes, &watcher);
-    copied.map_err(|error| watcher.explain(error, PyErr::from))?;
+    watcher.raise(copied(py, layout, nbytes, &watcher))?;
     let devices = layout.payloads().find_map(|leaf| match leaf {
         LeafPayload::Device(leaf) => Some(leaf.devices.clone()), // all are in one window
         _ => None,

@@ -406,32 +406,24 @@ def _part(
     note: Callable[[Trail], None],
     selection: Selection,
 ) -> Any:
-    """Builds a tree of the marked leaves; of a selection, nodes without their code become dicts."""
+    """Builds a tree of the marked leaves; complete containers keep their types.
+
+    Of a selection, nodes without their code become dicts.
+    """
+
+    def built(reading: Reading) -> Any:
+        state = place.reader.read(place, reading, marks)
+        state = cast_floats(state, reading.dtype, reading.threads, note)
+        record, at = place.catalog.record, place.positions()
+        found = assembled(state, record, reading, convert=convert, absent=ABSENT, at=at)
+        return {} if found is ABSENT else found
+
     try:
-        return _assembled(place, marks, convert, reading, note)
+        return built(reading)
     except HoleError:  # there are no unregistered types, which would be raised first
         if selection.select is None and selection.exclude is None:
             raise
-    as_dicts = dataclasses.replace(reading, unknown="dict")
-    return _assembled(place, marks, convert, as_dicts, note)
-
-
-def _assembled(
-    place: Place,
-    marks: core.Marks | None,
-    convert: Any,
-    reading: Reading,
-    note: Callable[[Trail], None],
-) -> Any:
-    """Builds a tree of the marked leaves; complete containers keep their types."""
-    catalog = place.catalog
-    state = cast_floats(
-        place.reader.read(place, reading, marks), reading.dtype, reading.threads, note
-    )
-    found = assembled(
-        state, catalog.record, reading, convert=convert, absent=ABSENT, at=place.positions()
-    )
-    return {} if found is ABSENT else found
+    return built(dataclasses.replace(reading, unknown="dict"))
 
 
 def _renamed_state(place: Place, choice: _Choice, reading: Reading, stays: StayLazy) -> Any:

@@ -6,6 +6,7 @@ take forever.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -91,3 +92,19 @@ def found_in(module: str, name: str) -> Any:
             f"cannot find {module}.{name}: import {module}, in a version that has it", name
         )
     return found
+
+
+def of_value(name: str, fits: Any, base: type, make: Any = None) -> Codec:
+    """Returns the codec of values that `base` takes, and that `make` makes of the result.
+
+    By default, `fits` makes them.
+    """
+    make = make or fits
+    return Codec(name, fits, base, lambda parts: make(one(base, parts)))
+
+
+def of_attributes(name: str, fits: Any, make: Any = None, **types: Any) -> Codec:
+    """Returns the codec of values that `make`, or `fits`, makes of attributes of these types."""
+    make, expected = make or fits, tuple(types.values())
+    get = operator.attrgetter(*types)
+    return Codec(name, fits, get, lambda parts: make(*as_parts(expected, parts)))

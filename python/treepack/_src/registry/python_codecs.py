@@ -15,7 +15,15 @@ from collections.abc import Callable
 from typing import Any
 
 from treepack._src.pytree.containers import is_inert_factory
-from treepack._src.registry.codec import Codec, as_parts, checked_factory, instance, one
+from treepack._src.registry.codec import (
+    Codec,
+    as_parts,
+    checked_factory,
+    instance,
+    of_attributes,
+    of_value,
+    one,
+)
 
 
 def _callable(function: Any) -> Any:
@@ -27,10 +35,6 @@ def _callable(function: Any) -> Any:
 def _functools_partial(parts: Any) -> Any:
     function, args, keywords = as_parts((object, tuple, dict), parts)
     return functools.partial(_callable(function), *args, **keywords)
-
-
-def _path(ty: type[pathlib.PurePath]) -> Codec:
-    return Codec(f"pathlib.{ty.__name__}", instance(ty), str, lambda path: ty(one(str, path)))
 
 
 # Collections
@@ -126,27 +130,12 @@ def _singleton(name: str, value: Any) -> Codec:
 
 CODECS = [
     # Integers beyond 64 bits.
-    Codec("int", int, str, lambda text: int(one(str, text))),
-    Codec("set", set, frozenset, lambda items: set(one(frozenset, items))),
-    Codec("bytearray", bytearray, bytes, lambda data: bytearray(one(bytes, data))),
-    Codec(
-        "range",
-        range,
-        lambda it: (it.start, it.stop, it.step),
-        lambda parts: range(*as_parts((int, int, int), parts)),
-    ),
-    Codec(
-        "slice",
-        slice,
-        lambda it: (it.start, it.stop, it.step),
-        lambda parts: slice(*as_parts((_BOUND, _BOUND, _BOUND), parts)),
-    ),
-    Codec(
-        "types.MappingProxyType",
-        types.MappingProxyType,
-        dict,
-        lambda items: types.MappingProxyType(one(dict, items)),
-    ),
+    of_value("int", int, str),
+    of_value("set", set, frozenset),
+    of_value("bytearray", bytearray, bytes),
+    of_attributes("range", range, start=int, stop=int, step=int),
+    of_attributes("slice", slice, start=_BOUND, stop=_BOUND, step=_BOUND),
+    of_value("types.MappingProxyType", types.MappingProxyType, dict),
     Codec(
         "functools.partial",
         functools.partial,
@@ -154,28 +143,21 @@ CODECS = [
         _functools_partial,
     ),
     # A concrete path becomes a path of the system that reads it.
-    _path(pathlib.Path),
-    _path(pathlib.PureWindowsPath),
-    _path(pathlib.PurePosixPath),
+    *(
+        of_value(f"pathlib.{ty.__name__}", instance(ty), str, ty)
+        for ty in (pathlib.Path, pathlib.PureWindowsPath, pathlib.PurePosixPath)
+    ),
     _singleton("Ellipsis", ...),
     _singleton("NotImplemented", NotImplemented),
-    Codec(
-        "collections.OrderedDict",
-        collections.OrderedDict,
-        dict,
-        lambda items: collections.OrderedDict(one(dict, items)),
+    *(
+        of_value(f"collections.{ty.__name__}", ty, dict)
+        for ty in (collections.OrderedDict, collections.Counter)
     ),
     Codec(
         "collections.defaultdict",
         collections.defaultdict,
         _defaultdict_parts,
         _defaultdict,
-    ),
-    Codec(
-        "collections.Counter",
-        collections.Counter,
-        dict,
-        lambda items: collections.Counter(one(dict, items)),
     ),
     Codec("collections.deque", collections.deque, lambda it: (tuple(it), it.maxlen), _deque),
     Codec(
@@ -184,13 +166,8 @@ CODECS = [
         lambda it: dict(vars(it)),
         lambda items: types.SimpleNamespace(**one(dict, items)),
     ),
-    Codec(
-        "fractions.Fraction",
-        fractions.Fraction,
-        lambda it: (it.numerator, it.denominator),
-        lambda parts: fractions.Fraction(*as_parts((int, int), parts)),
-    ),
-    Codec("decimal.Decimal", decimal.Decimal, str, lambda text: decimal.Decimal(one(str, text))),
+    of_attributes("fractions.Fraction", fractions.Fraction, numerator=int, denominator=int),
+    of_value("decimal.Decimal", decimal.Decimal, str),
     Codec(
         "uuid.UUID",
         uuid.UUID,
@@ -205,11 +182,8 @@ CODECS = [
     ),
     Codec("datetime.time", datetime.time, _time_parts, _time_of(datetime.time)),
     Codec("datetime.datetime", datetime.datetime, _time_parts, _time_of(datetime.datetime)),
-    Codec(
-        "datetime.timedelta",
-        datetime.timedelta,
-        lambda it: (it.days, it.seconds, it.microseconds),
-        lambda made_of: datetime.timedelta(*as_parts((int, int, int), made_of)),
+    of_attributes(
+        "datetime.timedelta", datetime.timedelta, days=int, seconds=int, microseconds=int
     ),
     Codec("datetime.timezone", datetime.timezone, _timezone_parts, _timezone),
     Codec("zoneinfo.ZoneInfo", zoneinfo.ZoneInfo, _zone_name, _zone),
