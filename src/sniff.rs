@@ -7,7 +7,6 @@ use crate::{Error, Result, gzip, manifest};
 
 const START_BYTES: usize = 4096;
 
-/// Bytes at its end.
 const END_BYTES: usize = 8;
 
 pub fn explain(error: Error, source: &dyn Source) -> Error {

@@ -1,8 +1,7 @@
 //! Chooses header widths that align the payload after them.
 //!
-//! A small subset-sum problem: `reach[i]` has bit `n` set when the first `i` headers can take `n`
-//! bytes more than their smallest forms. Shifting a 64-bit mask by each header's extra widths
-//! solves it.
+//! A subset-sum problem: bit `n` of `reach[i]` says that the first `i` headers can take `n` bytes
+//! more than the smallest.
 
 use crate::wire::Head;
 

@@ -22,7 +22,6 @@ pub struct Sharded<M> {
     shape: Vec<usize>,
     bounds: Vec<Vec<usize>>,
     cells: Vec<M>,
-    /// The last dimension that is split.
     split: usize,
     /// The bytes of one index of `split`.
     inner: usize,

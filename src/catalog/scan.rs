@@ -130,7 +130,6 @@ impl Catalog {
         Ok((!open.is_map).then_some(key))
     }
 
-    /// Returns whether a map is an array or key.
     fn is_in_leaf(&self, open: &Open) -> bool {
         self.entries.get(open.entry + 1).is_some_and(|first| {
             let key = &self.text[first.key.0..first.key.1];

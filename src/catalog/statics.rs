@@ -22,7 +22,6 @@ pub struct StaticDifference {
 pub type StaticDifferences = (Vec<Vec<StaticDifference>>, Vec<(usize, usize)>);
 
 impl Catalog {
-    /// Compares nodes of equal paths.
     pub fn static_differences(
         &self,
         start: usize,

@@ -15,7 +15,6 @@ pub struct Base<'a> {
     pub bytes: &'a dyn Source,
 }
 
-/// An array of a leaf.
 pub struct Array<'a> {
     catalog: &'a Catalog,
     pub value: usize,

@@ -106,7 +106,6 @@ impl Encoder {
         Ok(sums.encoded(Kind::Sparse, bytes))
     }
 
-    /// Reads a range of both sides.
     fn read(
         &mut self,
         new: &dyn Source,

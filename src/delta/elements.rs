@@ -256,7 +256,6 @@ fn places_of<E: Element>(new: &[u8], base: &[u8], places: &mut [u32]) -> usize {
     found
 }
 
-/// The number of elements in these bytes.
 #[allow(clippy::cast_possible_truncation)] // of at most a block
 fn elements_in<E: Element>(bytes: usize) -> u32 {
     (bytes / E::WIDTH) as u32

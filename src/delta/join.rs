@@ -22,7 +22,6 @@ use crate::{Error, Result, grow, parallel};
 
 pub(super) const NO_PANIC: &str = "nothing panics while it holds the lock";
 
-/// The most paths in an error.
 const MOST_PATHS: usize = 100;
 
 /// A patch whose differences have partners in a base.
@@ -31,11 +30,9 @@ pub struct Join<'a> {
     pub(super) catalog: Catalog,
     /// For each difference, its leaf in the catalog, and the base's elements.
     pub(super) partners: Vec<(usize, Pieces)>,
-    /// Values of the arrays that do not change.
     unchanged: Vec<usize>,
 }
 
-/// A part of the encoding.
 pub(super) enum Part<'a> {
     Skeleton(&'a [u8]),
     /// The number of a difference, and of its block.

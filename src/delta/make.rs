@@ -223,7 +223,6 @@ impl<P: Payload> Assembly<P> {
     }
 }
 
-/// The layout of the patch.
 fn assemble<P: Payload>(
     layout: Layout<P>,
     replaced: Vec<Replaced>,

@@ -24,7 +24,6 @@ pub const MARK: [u8; 8] = *b"\x93treepd\n";
 /// The only known version of the format.
 const VERSION: u32 = 1;
 
-/// The bytes after the record.
 const FOOTER_BYTES: usize = 16;
 
 /// The first bytes of a patch: the header of a list of three values, and the mark as bytes.
@@ -182,7 +181,6 @@ pub struct Difference<'a> {
 }
 
 impl Difference<'_> {
-    /// Whether no element changes.
     pub fn is_equal(&self) -> bool {
         self.blocks.iter().all(|block| block.kind == Kind::Equal)
     }
@@ -358,7 +356,6 @@ pub struct Skeleton<'a> {
 }
 
 impl<'a> Skeleton<'a> {
-    /// Appends a range of the patch.
     fn push(&mut self, from: Range<usize>) -> Result<()> {
         if from.is_empty() {
             return Ok(());

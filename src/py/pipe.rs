@@ -51,7 +51,6 @@ impl Pipe {
 
     /// Reads up to `most` bytes; fewer only at the end.
     fn read<'py>(&self, py: Python<'py>, most: usize) -> PyResult<Bound<'py, PyBytes>> {
-        /// The capacity of a pipe.
         const PART: usize = 64 << 10;
         let file = self.file()?;
         let watcher = Watcher::signals();

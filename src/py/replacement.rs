@@ -10,7 +10,6 @@ use super::errors::file_error;
 use super::watch::Watcher;
 use crate::sink;
 
-/// A new file that replaces another.
 #[pyclass(frozen, module = "treepack._core")]
 pub struct Replacement {
     path: PathBuf,

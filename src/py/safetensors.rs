@@ -23,7 +23,6 @@ use crate::source::{Pieces, Source as _};
 use crate::structure::Kind;
 use crate::{Error, Result, grow, wire};
 
-/// The header of a file.
 #[pyclass(frozen, module = "treepack._core")]
 pub struct Tensors(Header);
 
@@ -196,7 +195,6 @@ fn is_in(index: &Bound<'_, PyDict>, name: &str, file: &str) -> PyResult<bool> {
     Ok(place.is_some_and(|it| it.to_str().is_ok_and(|it| it == file)))
 }
 
-/// Fails if an array is in two files.
 fn check_once(arrays: &[(&Tensor, u32)], files: &[(String, u64)]) -> Result<()> {
     let mut known: HashMap<&str, u32> = HashMap::new();
     known.try_reserve(arrays.len())?;

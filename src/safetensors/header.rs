@@ -245,7 +245,6 @@ impl Tensor {
     }
 }
 
-/// Reads a value of an entry.
 fn field<'a, T: Deserialize<'a>>(value: &'a RawValue, offset: usize, name: &str) -> Result<T> {
     let text = value.get();
     read(text, offset, |reason| {

@@ -77,7 +77,6 @@ pub(super) fn damaged(reason: impl Display) -> Error {
     Error::Structure(format!("the record of the structure is damaged: {reason}"))
 }
 
-/// Describes a checksum mismatch.
 pub fn mismatch(expected: u32, found: u32) -> String {
     format!("checksum mismatch: expected {expected:08x}, found {found:08x}")
 }

@@ -111,7 +111,6 @@ impl Kind {
 }
 
 impl Node {
-    /// The node of each child.
     pub fn children(&self) -> impl Iterator<Item = usize> {
         let repeats = self.1.iter();
         repeats.flat_map(|Repeat(times, child)| repeat_n(*child as usize, *times as usize))

@@ -169,7 +169,6 @@ impl<'a> Cursor<'a> {
         Ok(())
     }
 
-    /// Bytes that were read or skipped before.
     pub fn copy(&self, range: Range<usize>) -> Result<Vec<u8>> {
         let mut bytes = Vec::new();
         read_to(self.source, range, &mut bytes)?;

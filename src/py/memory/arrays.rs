@@ -21,7 +21,6 @@ use super::keep_reserve;
 use super::pages::{FreshPages, OwnPages};
 use crate::raw::{Filling, RawBytes, Uninit};
 
-/// A new array with uninitialized elements.
 pub struct FreshArray<'py> {
     array: Bound<'py, PyAny>,
     start: *mut MaybeUninit<u8>,
@@ -79,7 +78,6 @@ impl<'py> FreshArray<'py> {
         self.part(0..self.len)
     }
 
-    /// Returns an unwritten part.
     fn part(&mut self, range: Range<usize>) -> &mut Uninit {
         assert!(range.start <= range.end && range.end <= self.len);
         // SAFETY: `len` bytes at `start` belong to `self.array`, which lives as long as `self`:
@@ -328,7 +326,6 @@ impl<'a> ArrayParts<'a> {
         self.is_contiguous
     }
 
-    /// Returns the elements, which must be contiguous.
     #[inline]
     pub fn memory(&self) -> RawBytes<'a> {
         assert!(self.is_contiguous);

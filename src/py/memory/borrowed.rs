@@ -123,7 +123,6 @@ impl Borrowed {
     }
 }
 
-/// Returns the bytes of a contiguous buffer.
 pub fn exported(export: &PyUntypedBuffer) -> RawBytes<'_> {
     assert!(export.is_c_contiguous());
     // SAFETY: a contiguous buffer has `len_bytes` bytes at `buf_ptr`, valid until the export is

@@ -58,7 +58,6 @@ unsafe impl GlobalAlloc for Reserved {
     }
 }
 
-/// Frees the reserve, if it exists.
 #[cold]
 fn give_up() -> bool {
     let kept = KEPT.swap(ptr::null_mut(), Ordering::AcqRel);
@@ -70,7 +69,6 @@ fn give_up() -> bool {
     true
 }
 
-/// Ensures that the reserve exists.
 #[inline]
 pub fn keep() -> Result<()> {
     if exists() { Ok(()) } else { fill() }

@@ -48,7 +48,6 @@ pub fn build<'py>(
 pub struct Parts<'a, 'py>(Objects<'a, 'py>);
 
 impl<'a, 'py> Parts<'a, 'py> {
-    /// `nbytes` is the size of all parts together.
     pub fn new(
         py: Python<'py>,
         source: &'a dyn Source,

@@ -8,7 +8,6 @@ use super::keys::Name;
 
 /// Reads encoded bytes, the catalog of a file, or a state dict, from the root on.
 pub trait Cursor<'py> {
-    /// The position of a value.
     type Place;
     type Node;
 

@@ -48,7 +48,6 @@ impl<'py> Name<'py> {
         }
     }
 
-    /// Returns whether a saved key equals this name.
     #[inline]
     pub fn is(&self, key: &str) -> bool {
         match self {
