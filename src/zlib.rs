@@ -5,7 +5,7 @@ use std::panic::{self, AssertUnwindSafe, catch_unwind};
 
 use crate::{Error, Result, grow};
 
-/// More than a state and other threads take.
+/// More than a state takes.
 const ROOM_BYTES: usize = 2 << 20;
 
 thread_local! {
