@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -88,9 +90,43 @@ def test_there_are_no_chains(files: tuple[Path, Path], tmp_path: Path):
     _, tree = trees()
     with pytest.raises(treepack.TreepackError, match="the base is a patch itself"):
         treepack.save(tmp_path / "third", tree, base=files[1])
+    with (
+        treepack.open(files[1]) as file,
+        pytest.raises(treepack.TreepackError, match="the base is a patch itself"),
+    ):
+        treepack.save(tmp_path / "third", tree, base=file)
     shutil.copy(files[1], files[0])  # a patch of itself
     with pytest.raises(treepack.TreepackError, match="the base is a patch itself"):
         treepack.load(files[1])
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("cut", "ends early"),
+        ("empty", "is empty"),
+        ("gzip", "ended before"),
+        ("patch", "a patch itself"),
+        ("sharded", "Is a directory"),
+    ],
+)
+def test_errors_name_a_base_that_cannot_be_used(files: tuple[Path, Path], kind: str, message: str):
+    held, tree = trees()
+    data = files[0].read_bytes()
+    files[0].unlink()
+    if kind == "sharded":
+        treepack.save(files[0], held, sharded=True)
+    else:
+        cut = {"cut": data[:9000], "empty": b"", "gzip": gzip.compress(data)[:-500]}
+        files[0].write_bytes(cut.get(kind) or (files[1].read_bytes() if kind == "patch" else b""))
+    expected = rf"the base cannot be used: (?=.*held\.treepack).*{message}"
+    for read in (treepack.load, treepack.open, treepack.abstract):
+        with pytest.raises(treepack.BaseMismatchError, match=rf"new\.treepack': {expected}"):
+            read(files[1])
+    damage = treepack.verify(files[1]).damage
+    assert damage is not None
+    assert re.match(expected, damage)
+    assert_same(treepack.load(files[1], base=held), tree)
 
 
 def test_a_patch_does_not_replace_its_base(files: tuple[Path, Path], tmp_path: Path):
@@ -125,7 +161,7 @@ def test_sharded_saves_have_no_base(files: tuple[Path, Path], tmp_path: Path):
         treepack.save(tmp_path / "sharded", tree, base=held, sharded=True)
     treepack.save(tmp_path / "sharded", held, sharded=True)
     for base in (tmp_path / "sharded", treepack.open(tmp_path / "sharded")):
-        with pytest.raises((treepack.TreepackError, IsADirectoryError)):
+        with pytest.raises(treepack.TreepackError, match="load this checkpoint, and pass its tree"):
             treepack.save(tmp_path / "new", tree, base=base)
     with pytest.raises(TypeError, match="unexpected keyword argument 'base'"):
         treepack.save_exported(tmp_path / "function", None, base=held)  # type: ignore[call-arg, arg-type]

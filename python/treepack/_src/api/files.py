@@ -411,7 +411,8 @@ def load(
       NewerVersionError: A DecodeError, if a newer version of treepack wrote the file.
       ValueError: If `select` or `rename` matches nothing.
       MismatchError: A ValueError that lists all differences, if the file does not match the target.
-      BaseMismatchError: A ValueError. If the file was saved with another `base=`.
+      BaseMismatchError: A ValueError. If the file was saved with another `base=`, or the base
+        beside it cannot be used.
       UnregisteredTypeError: A DecodeError with the name, if a type is not registered.
       CorruptionError: A ValueError, if the file is damaged gzip (GzipCorruptionError) or truncated
         gzip (GzipTruncatedError), or if `verify` finds damage.

@@ -50,19 +50,25 @@ def base_of(base: Any, static: Static = "skip") -> Base | None:
     `static` is for a tree; readers need only its arrays.
 
     Raises:
-      TreepackError: If it is a sharded checkpoint or a patch.
+      TreepackError: If it is a directory or the file of a patch.
     """
     base = resolved(base)
     if isinstance(base, (bytes, bytearray, memoryview, mmap.mmap, str, os.PathLike)):
-        return whole_content(base)
+        try:
+            return whole_content(base)
+        except IsADirectoryError as error:
+            raise TreepackError(f"{error.filename!r}: {_NOT_ONE_FILE}") from None
     if isinstance(base, File):
         reader = place_of(base).reader
         if not reader.is_one_file:
-            raise TreepackError("a sharded checkpoint cannot be a base: load it, and pass the tree")
+            raise TreepackError(_NOT_ONE_FILE)
         return reader.catalog
     if base is None or isinstance(base, Base):
         return base
     return described_layout(base, 1, static=static)
+
+
+_NOT_ONE_FILE = "a base must be one file of treepack: load this checkpoint, and pass its tree"
 
 
 def state_layout(target: Any, align: int, **options: Any) -> core.Layout:
@@ -149,7 +155,13 @@ def file_layout(
     """Lays out a tree for a file, with its structure, an index and checksums.
 
     A `base_name` is the name of the base in the directory of the file.
+
+    Raises:
+      TreepackError: If readers of the file cannot use its base.
     """
+    base = base_of(saved.base, saved.static)
+    if base_name and isinstance(saved.base, File):  # which may be a patch, or npz
+        whole_content(place_of(saved.base).reader.given)
     return described_layout(
         tree,
         writing.align,
@@ -159,7 +171,7 @@ def file_layout(
         # A patch has a checksum of its own.
         checksums=not writing.compress and saved.base is None,
         snapshot=snapshot,
-        base=base_of(saved.base, saved.static),
+        base=base,
         base_name=base_name,
         threads=writing.threads,
     )

@@ -76,15 +76,15 @@ def whole_content(base: Openable) -> core.Content:
     Raises:
       DecodeError: If it does not encode a tree; names its file.
       TreepackError: If it is a patch itself.
+      IsADirectoryError: If it is a directory, such as a sharded checkpoint.
     """
     with naming(base):
         content = open_parts(base, join=False).content
-        if not core.is_patch(content):
-            core.Catalog.open(content, salvage=False)
-    if core.is_patch(content):
-        raise TreepackError(
-            "the base is a patch itself: pass its tree, or a file that was saved without base="
-        )
+        if core.is_patch(content):
+            raise TreepackError(
+                "the base is a patch itself: pass its tree, or a file that was saved without base="
+            )
+        core.Catalog.open(content, salvage=False)
     return content
 
 
@@ -163,7 +163,7 @@ def _joined(
       threads: The maximum number of threads.
 
     Raises:
-      BaseMismatchError: If the patch was made against another one, or names none.
+      BaseMismatchError: If the patch was made against another one, or names no usable one.
     """
     if base is None:
         name, _ = core.patch_parts(patch)
@@ -184,6 +184,8 @@ def _joined(
                 "load with base=, or run `treepack convert` with --base",
                 error.filename,
             ) from None
+        except (TreepackError, IsADirectoryError) as error:
+            raise BaseMismatchError(f"the base cannot be used: {error}", []) from error
     return core.join(patch, base, max_size=max_size, threads=threads)
 
 
