@@ -284,6 +284,7 @@ def test_info(folder: Path) -> None:
     tree = {"w": np.ones((3, 4), np.float32), "b": np.ones(4), "n": 1}
     treepack.save("one.treepack", tree, metadata={"lr": 0.1})
     treepack.save("one.gz", tree)
+    treepack.save("patch", {**tree, "n": 2}, base="one.treepack")
     treepack.save("one.safetensors", {"w": tree["w"]})
     Path("one.msgpack").write_bytes(flax.serialization.to_bytes(tree))
     np.savez("one.npz", w=tree["w"])
@@ -295,6 +296,7 @@ def test_info(folder: Path) -> None:
     for name, format, summed, count in (
         ("one.treepack", "treepack", "yes", 3),
         ("one.gz", "treepack, compressed", "yes", 3),
+        ("patch", "treepack, a patch of one.treepack", "yes", 3),
         ("one.safetensors", "safetensors", "no", 1),
         ("one.msgpack", "msgpack, as of flax", "no", 3),
         ("one.npz", "npz of NumPy", "yes", 1),

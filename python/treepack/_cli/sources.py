@@ -30,8 +30,9 @@ from treepack._src.checkpoint.safetensors import RepositoryReader, SafetensorsRe
 from treepack._src.checkpoint.select import chosen, compiled, ends_of
 from treepack._src.checkpoint.sharded import ShardedReader
 from treepack._src.options import Opening
+from treepack._src.printable import printable
 from treepack._src.saving.layout import base_of
-from treepack._src.storage.content import Opened, read_whole
+from treepack._src.storage.content import Opened, open_parts, read_whole
 from treepack._src.storage.entries import entries, is_directory
 from treepack._src.storage.naming import naming
 from treepack._src.storage.place import check_name, local, resolved
@@ -69,7 +70,12 @@ def format_text(reader: Reader) -> str:
         if isinstance(reader, kind):
             return text
     name = "msgpack, as of flax" if reader.catalog.record is None else "treepack"
-    return f"{name}, compressed" if reader.inflated else name
+    if not reader.inflated:
+        return name
+    content = open_parts(reader.given, join=False).content
+    if core.is_patch(content):
+        return f"{name}, a patch of {printable(core.patch_parts(content)[0])}"
+    return f"{name}, compressed"
 
 
 def others_in(file: File) -> list[str]:
