@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import pickle
 import subprocess
 import sys
 import threading
@@ -164,6 +165,16 @@ def test_a_push_takes_few_requests(server: s3.Server) -> None:
     assert [it.method for it in server.proxy.requests] == ["GET", "PUT", "PUT"]
 
 
+def test_a_subscriber_is_sent_to_another_process(where: Path) -> None:
+    treepack.Publisher(where).push(policy(1), version=1)
+    subscriber = treepack.Subscriber(where)
+    check(subscriber, 1)
+    sent = pickle.loads(pickle.dumps(subscriber))
+    assert "no version received" in repr(sent)
+    check(sent, 1)
+    check(subscriber, 1)
+
+
 def test_a_version_must_be_newer(where: Path) -> None:
     publisher = treepack.Publisher(where)
     publisher.push(policy(5), version=5)
@@ -177,8 +188,10 @@ def test_a_version_must_be_newer(where: Path) -> None:
             publisher.push(policy(6), version=wrong)
     with pytest.raises(TypeError):
         publisher.push(policy(6), version=6.0)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="anchor_every must be at least 1"):
+    with pytest.raises(ValueError, match="anchor_every must be an integer of at least 1, got 0"):
         treepack.Publisher(where, anchor_every=0)
+    with pytest.raises(TypeError, match=r"anchor_every must be an integer .*, got 1\.5"):
+        treepack.Publisher(where, anchor_every=1.5)  # type: ignore[arg-type]
     publisher.push(policy(6), version=6)
     check(treepack.Subscriber(where), 6)
 
@@ -285,6 +298,8 @@ def test_waiting_ends_with_a_newer_version(where: Path) -> None:
         subscriber.wait(timeout=0.01)
     with pytest.raises(ValueError, match="timeout"):
         subscriber.wait(timeout=0)
+    with pytest.raises(TypeError, match="newer_than must be an integer, got 'one'"):
+        subscriber.wait(newer_than="one")  # type: ignore[arg-type]
     received: list[int] = []
 
     def receive() -> None:

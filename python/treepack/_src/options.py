@@ -138,10 +138,11 @@ _NUMBERS: dict[str, tuple[str, Callable[[Any], Any], float]] = {
     "level": ("from 0 to 9", operator.index, -math.inf),  # the core checks further limits
     "threads": ("an integer", operator.index, -math.inf),
     "align": ("a power of two from 1 to 64", operator.index, -math.inf),
-    "step": ("an integer", operator.index, -math.inf),
+    **dict.fromkeys(("step", "newer_than"), ("an integer", operator.index, -math.inf)),
+    "anchor_every": ("an integer of at least 1", operator.index, 1),
 }
 
-_OPTIONAL = frozenset(("max_size", "level", "threads", "step", "unexpected"))
+_OPTIONAL = frozenset(("max_size", "level", "threads", "step", "newer_than", "unexpected"))
 
 
 def check(name: str, value: Any) -> None:

@@ -113,8 +113,7 @@ class Publisher:
         durable: bool = True,
         storage_options: StorageOptions = None,
     ):
-        if operator.index(anchor_every) < 1:
-            raise ValueError(f"anchor_every must be at least 1, got {anchor_every}")
+        check("anchor_every", anchor_every)
         self._directory = _directory(path, storage_options)
         self._anchor_every, self._durable = anchor_every, durable
         self._head, _ = read_head(self._directory)
@@ -350,6 +349,7 @@ class Subscriber:
           TreepackError: See `latest`, also for other errors.
         """
         check("timeout", timeout)
+        check("newer_than", newer_than)
         check_known(Subscriber.wait, options)
         Reading.of(options), Selection.of(options)  # checks them
         if newer_than is None:
@@ -389,6 +389,9 @@ class Subscriber:
         if Selection.of(options).is_whole:
             return self._held.number, restore_described(content, template, Reading.of(options))
         return self._held.number, open(content).load(template, **options)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_held": None}  # another process reads the newest version
 
     def __repr__(self) -> str:
         found = "no version" if self._held is None else f"version {self._held.number}"
