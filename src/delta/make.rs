@@ -1,5 +1,6 @@
 //! Makes a patch of a layout.
 
+use std::mem;
 use std::num::NonZero;
 use std::ops::Range;
 
@@ -8,7 +9,7 @@ use crc32fast::Hasher;
 use super::base::{Base, arrays};
 use super::block::{BLOCK_BYTES, Block, Encoded, Encoder, Kind};
 use super::elements::Elements;
-use super::patch::{Extension, START, difference, extensions, tail, write_block};
+use super::patch::{BLOCK_HEAD_BYTES, Extension, START, difference, extensions, tail, write_block};
 use crate::catalog::Catalog;
 use crate::layout::{Layout, LayoutBuilder, Payload, Slice, Taken};
 use crate::raw::{Uninit, append_with};
@@ -93,10 +94,8 @@ pub fn make<P: Payload + Sync>(
         grow::push(&mut blocks, encoded?)?;
         let unit = &units[jobs[job].0];
         if jobs[job].1 + BLOCK_BYTES >= unit.place.len() {
-            if let Some(found) = replacement(unit, &layout, &blocks)? {
-                grow::push(&mut replaced, found)?;
-            }
-            blocks.clear();
+            let found = replacement(unit, &layout, mem::take(&mut blocks))?;
+            grow::add_all(&mut replaced, found)?;
         }
         watch.check()
     };
@@ -148,7 +147,7 @@ fn units<P: Payload + Sync>(
 fn replacement<P: Payload + Sync>(
     unit: &Unit,
     layout: &Layout<P>,
-    blocks: &[Encoded],
+    blocks: Vec<Encoded>,
 ) -> Result<Option<Replaced>> {
     let Unit { place, .. } = unit;
     let whole = unit.extension.start..place.end;
@@ -157,16 +156,22 @@ fn replacement<P: Payload + Sync>(
         .iter()
         .enumerate()
         .map(|(number, block)| match block.kind {
-            Kind::Stored => block_len(number),
-            _ => block.bytes.len(),
+            Kind::Stored => BLOCK_HEAD_BYTES + block_len(number),
+            _ => BLOCK_HEAD_BYTES + block.bytes.len(),
         });
-    if bytes.sum::<usize>() >= whole.len() {
-        return Ok(None);
-    }
     let mut head = Vec::new();
     read_to(layout, whole.start..place.start, &mut head)?;
-    let (mut body, mut sum, mut stored) = (Vec::new(), Hasher::new(), Vec::new());
-    for (number, block) in blocks.iter().enumerate() {
+    let start = difference(unit.elements, &head, place.len())?;
+    let len = start.len() + bytes.sum::<usize>();
+    if len + Head::MAX_BYTES >= whole.len() {
+        return Ok(None);
+    }
+    let mut out = grow::with_room(Head::MAX_BYTES + len)?;
+    Head::Ext(EXT_DELTA, length("difference", len)?).write(&mut out);
+    grow::extend(&mut out, &start)?;
+    let sum_end = out.len();
+    let (mut sum, mut stored) = (Hasher::new(), Vec::new());
+    for (number, block) in blocks.into_iter().enumerate() {
         let mut bytes = &block.bytes;
         if block.kind == Kind::Stored {
             // The array may have changed since.
@@ -183,17 +188,9 @@ fn replacement<P: Payload + Sync>(
             crc: block.base.clone().finalize(),
             bytes,
         };
-        write_block(&mut body, block)?;
+        write_block(&mut out, block)?;
     }
-    let start = difference(unit.elements, &head, place.len(), sum.finalize())?;
-    if start.len() + body.len() + Head::MAX_BYTES >= whole.len() {
-        return Ok(None);
-    }
-    let mut out = Vec::new();
-    let len = length("difference", start.len() + body.len())?;
-    Head::Ext(EXT_DELTA, len).write(&mut out);
-    grow::extend(&mut out, &start)?;
-    grow::extend(&mut out, &body)?;
+    out[sum_end - size_of::<u32>()..sum_end].copy_from_slice(&sum.finalize().to_le_bytes());
     Ok(Some(Replaced(whole, out)))
 }
 

@@ -6,8 +6,8 @@
 use super::elements::{Element, Elements, for_elements};
 use crate::{Result, grow};
 
-/// Elements whose exponents are in a byte.
-pub fn is_useful(elements: Elements) -> bool {
+/// Whether elements are floats of a width that has exponents.
+pub fn has_exponents(elements: Elements) -> bool {
     elements.are_floats && elements.width > 1
 }
 

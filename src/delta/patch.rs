@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::block::{BLOCK_BYTES, Block, Kind};
 use super::elements::Elements;
+use super::order::has_exponents;
 use crate::grow::{self, decode, encode_named};
 use crate::raw::{Filling, RawBytes, Uninit};
 use crate::source::{Source, missing};
@@ -30,7 +31,7 @@ const FOOTER_BYTES: usize = 16;
 pub const START: [u8; 11] = *b"\x93\xc4\x08\x93treepd\n";
 
 /// The header of a block: kind, checksum and length.
-const BLOCK_HEAD_BYTES: usize = 9;
+pub const BLOCK_HEAD_BYTES: usize = 9;
 
 #[derive(Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Record {
@@ -144,8 +145,8 @@ fn read_value<'a>(
     Ok(cursor)
 }
 
-/// The start of a difference, up to its blocks.
-pub fn difference(elements: Elements, head: &[u8], nbytes: usize, crc: u32) -> Result<Vec<u8>> {
+/// The start of a difference, up to its blocks. Zeros stand for the checksum at the end.
+pub fn difference(elements: Elements, head: &[u8], nbytes: usize) -> Result<Vec<u8>> {
     let mut out = Vec::new();
     grow::push(&mut out, elements.code())?;
     let len = u16::try_from(head.len()).map_err(|_| Error::TooLarge {
@@ -155,7 +156,7 @@ pub fn difference(elements: Elements, head: &[u8], nbytes: usize, crc: u32) -> R
     grow::extend(&mut out, &len.to_le_bytes())?;
     grow::extend(&mut out, head)?;
     grow::extend(&mut out, &(nbytes as u64).to_le_bytes())?;
-    grow::extend(&mut out, &crc.to_le_bytes())?;
+    grow::extend(&mut out, &[0; 4])?;
     Ok(out)
 }
 
@@ -237,7 +238,9 @@ pub fn record_of(bytes: &[u8]) -> Result<(Record, Range<usize>)> {
         return damaged("it is truncated");
     };
     if !before.starts_with(&START) {
-        return damaged("it does not begin with its mark");
+        let reason = "the data are not a patch: make it with base=, or copy the encoding of a whole \
+                      tree into the buffer";
+        return Err(Error::Structure(reason.into()));
     }
     let word = |at: usize| u32::from_le_bytes(*footer[at..].first_chunk().expect("4 bytes"));
     if footer[8..] != MARK {
@@ -329,6 +332,11 @@ fn read_difference<'a>(
         let expected = match block.kind {
             Kind::Equal => 0,
             Kind::Stored => len,
+            Kind::Ordered if !has_exponents(elements) => {
+                return Err(malformed(
+                    "has an ordered block of other elements than floats",
+                ));
+            }
             Kind::Sparse | Kind::Dense | Kind::Ordered => continue,
         };
         if block.bytes.len() != expected {

@@ -179,6 +179,23 @@ def test_a_patch_needs_its_base():
         assert error.value.paths == [f"params/{path}"]
 
 
+def test_frames_are_a_base():
+    held, new = {"w": np.arange(1000.0)}, {"w": np.arange(1000.0) + 1}
+    frames = treepack.buffers(held)
+    patch = treepack.dumps(new, base=frames)
+    assert patch == treepack.dumps(new, base=held)
+    assert np.array_equal(treepack.loads(patch, base=frames)["w"], new["w"])
+
+
+def test_a_whole_tree_is_not_applied():
+    tree = {"w": np.arange(100.0)}
+    buffer = bytearray(treepack.packed_size(tree))
+    treepack.pack_into(tree, buffer)
+    for data in (bytes(buffer), gzip.compress(treepack.dumps(tree, base=buffer))):
+        with pytest.raises(treepack.DecodeError, match=r"not a patch: .* into the buffer"):
+            treepack.apply_delta(data, buffer)
+
+
 def test_a_damaged_patch_is_an_error():
     held, policy = policies()
     patch = treepack.dumps(policy, base=held)

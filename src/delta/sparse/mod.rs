@@ -43,8 +43,9 @@ impl Changes {
     /// Gaps and values after the last change, at least `most` of each.
     pub fn room(&mut self, most: usize) -> Result<(&mut [u32], &mut [u64])> {
         let needed = self.len + most;
-        if self.gaps.len() < needed {
-            let room = needed.max(2 * self.gaps.len());
+        // `values` grows last.
+        if self.values.len() < needed {
+            let room = needed.max(2 * self.values.len());
             grow::resize(&mut self.gaps, room, 0)?;
             grow::resize(&mut self.values, room, 0)?;
         }

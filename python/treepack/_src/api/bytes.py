@@ -53,10 +53,10 @@ def dumps(
       level: The gzip level from 0 (stored) to 9 (smallest).
       align: The alignment of arrays in bytes; see `save`. Memory of `bytes` objects is aligned to
         16.
-      base: The receiver's data: a tree, encoded bytes or an open `File`. The result is then a
-        patch, which `loads` reads with the same base: arrays that the base has at the same path,
-        of the same dtype and shape, are differences. Arrays on accelerators are fetched, the base's
-        too.
+      base: The receiver's data: a tree, encoded bytes, frames, or an open `File`. The result is
+        then a patch, which `loads` reads with the same base: arrays that the base has at the same
+        path, of the same dtype and shape, are differences. Arrays on accelerators are fetched, the
+        base's too.
       threads: The maximum number of threads that copy or compress large arrays.
       progress: A callable of the bytes done and their total, or `True` for a bar; for compressing.
 
@@ -232,8 +232,8 @@ def pack_into(
       described: Whether to write the encoding of `dumps`, which `loads` reads.
       metadata: See `dumps`; only with `described=True`.
       static: See `dumps`; only with `described=True`.
-      base: The receiver's data: a tree, encoded bytes or an open `File`. The result is then a
-        patch, for `apply_delta`, or for `loads` if `described`; see `dumps`.
+      base: The receiver's data: a tree, encoded bytes, frames, or an open `File`. The result is
+        then a patch, for `apply_delta`, or for `loads` if `described`; see `dumps`.
       threads: See `treepack.serialization.to_bytes`.
 
     Returns:

@@ -53,6 +53,8 @@ def base_of(base: Any, static: Static = "skip") -> Base | None:
       TreepackError: If it is a directory or the file of a patch.
     """
     base = resolved(base)
+    if isinstance(base, list) and base and all(isinstance(it, _FRAMES) for it in base):
+        base = b"".join(base)
     if isinstance(base, (bytes, bytearray, memoryview, mmap.mmap, str, os.PathLike)):
         try:
             return whole_content(base)
@@ -68,6 +70,7 @@ def base_of(base: Any, static: Static = "skip") -> Base | None:
     return described_layout(base, 1, static=static)
 
 
+_FRAMES = (bytes, bytearray, memoryview)
 _NOT_ONE_FILE = "a base must be one file of treepack: load this checkpoint, and pass its tree"
 
 
