@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from pathlib import Path
 from typing import Any
 
@@ -166,3 +167,29 @@ def test_tolerances_and_the_repr() -> None:
     assert lines[0] == "30 of 30 leaves differ"
     assert lines[-1] == "  and 12 more"
     assert len(lines) == 20
+
+
+@pytest.mark.parametrize(
+    ("dtype", "one", "other", "text"),
+    [
+        ("int64", 2**60, 2**60 + 1, "by 1 at most"),
+        ("uint64", 2**63, 2**63 + 1, "by 1 at most"),
+        ("int64", -(2**63), 2**63 - 1, "by 1.84e+19 at most"),
+        ("datetime64[ns]", 2**60, 2**60 + 1, "by 1 at most"),
+        ("datetime64[s]", "NaT", 7, "NaN or infinite"),
+        ("timedelta64[s]", 2**60, 2**60 + 1, "by 1 at most"),
+        ("float64", 1e308, -1e308, r"by 1.8e\+308 at most"),
+        ("float64", np.inf, -np.inf, "NaN or infinite"),
+    ],
+)
+def test_numbers_are_compared_exactly(dtype: str, one: Any, other: Any, text: str):
+    left, right = np.array([one], dtype), np.array([other], dtype)
+    (found,) = treepack.diff({"a": left}, {"a": right})
+    assert found.kind == "values"
+    assert re.search(f"^1 element, .*{text}", found.text), found
+    assert not treepack.diff({"a": left}, {"a": left.copy()})
+
+
+def test_integers_of_two_dtypes_are_compared_exactly():
+    (found,) = treepack.diff({"a": np.array([2**60])}, {"a": np.array([2**60 + 1], np.uint64)})
+    assert found.text.startswith("int64 and uint64, 1 element, by 1 at most")

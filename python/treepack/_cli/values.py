@@ -10,7 +10,7 @@ import numpy as np
 
 from treepack._cli.output import BARS
 from treepack._src import paths as _paths
-from treepack._src.api.compare import blocks
+from treepack._src.api.compare import blocks, pairs
 from treepack._src.checkpoint.file import Tree
 from treepack._src.checkpoint.reader import LazyArray
 
@@ -97,13 +97,12 @@ class Change:
     def add(self, one: LazyArray, other: LazyArray) -> None:
         """Adds two arrays of the same shape; norms and differences leave out NaNs."""
         self.arrays += 1
-        for left, right in zip(blocks(one), blocks(other), strict=True):
+        for left, right, apart in pairs(one, other):
             nans = np.isnan(left), np.isnan(right)
             self.nan += int(nans[0].sum())
             self.other_nan += int(nans[1].sum())
             left, right = np.where(nans[0], 0, left), np.where(nans[1], 0, right)
-            with np.errstate(all="ignore"):
-                apart = np.abs(np.where(nans[0] | nans[1] | (left == right), 0, left - right))
+            apart[nans[0] | nans[1]] = 0
             self.norm = math.hypot(self.norm, float(np.linalg.norm(left)))
             self.other_norm = math.hypot(self.other_norm, float(np.linalg.norm(right)))
             self.change = math.hypot(self.change, float(np.linalg.norm(apart)))

@@ -174,9 +174,49 @@ _BLOCK = 4 << 20
 
 def blocks(array: LazyArray) -> Iterator[np.ndarray]:
     """Yields the elements of an array as float64 or complex128, block by block."""
+    return map(_floats, _native(array))
+
+
+def _native(array: LazyArray) -> Iterator[np.ndarray]:
     for start in range(0, array.size, _BLOCK):
-        found = array.flat_range(start, min(array.size, start + _BLOCK))
-        yield found.astype(np.complex128 if _dtypes.is_complex(found.dtype) else np.float64)
+        yield array.flat_range(start, min(array.size, start + _BLOCK))
+
+
+def _floats(found: np.ndarray) -> np.ndarray:
+    return found.astype(np.complex128 if _dtypes.is_complex(found.dtype) else np.float64)
+
+
+def pairs(one: LazyArray, other: LazyArray) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """Yields blocks of two arrays, as `blocks`, and their absolute differences as float64.
+
+    Differences are 0 only for equal elements and two NaNs, and infinite if one is NaN or infinite.
+    """
+    for left, right in zip(_native(one), _native(other), strict=True):
+        kinds = left.dtype.kind + right.dtype.kind
+        is_exact = not kinds.strip("iu") or (kinds in ("mm", "MM") and left.dtype == right.dtype)
+        floats = _floats(left), _floats(right)
+        with np.errstate(all="ignore"):
+            yield *floats, _exact(left, right) if is_exact else _inexact(*floats)
+
+
+def _exact(left: np.ndarray, right: np.ndarray) -> np.ndarray:
+    low, high = np.minimum(left, right), np.maximum(left, right)
+    if low.dtype.kind == "f":  # int64 and uint64
+        return np.where(left == right, 0.0, np.maximum(high - low, 1.0))
+    unsigned = f"u{low.dtype.itemsize}"
+    found = (high.view(unsigned) - low.view(unsigned)).astype(np.float64)
+    if low.dtype.kind in "mM":
+        found[np.isnat(left) != np.isnat(right)] = np.inf
+    return found
+
+
+def _inexact(left: np.ndarray, right: np.ndarray) -> np.ndarray:
+    found = np.abs(left - right)
+    are_finite = np.isfinite(left) & np.isfinite(right)
+    found[are_finite] = np.minimum(found[are_finite], np.finfo(np.float64).max)
+    found[np.isnan(found)] = np.inf
+    found[(left == right) | (np.isnan(left) & np.isnan(right))] = 0.0
+    return found
 
 
 class Apart(NamedTuple):
@@ -191,16 +231,14 @@ def compared(one: LazyArray, other: LazyArray) -> Apart:
     """Compares two arrays of the same shape; NaNs are equal to each other."""
     absolute = relative = 0.0
     count = 0
-    for left, right in zip(blocks(one), blocks(other), strict=True):
-        same = (left == right) | (np.isnan(left) & np.isnan(right))
-        if same.all():
+    for left, right, distance in pairs(one, other):
+        differs = distance > 0
+        if not differs.any():
             continue
-        left, right = left[~same], right[~same]
-        count += left.size
+        left, right, distance = left[differs], right[differs], distance[differs]
+        count += distance.size
         with np.errstate(all="ignore"):
-            distance = np.abs(left - right)
             size = np.maximum(np.abs(left), np.abs(right))
-            distance = np.where(np.isnan(distance), np.inf, distance)
             far = np.where(np.isinf(distance), np.inf, distance / size)
         absolute = max(absolute, float(distance.max()))
         relative = max(relative, float(far.max()))
