@@ -174,7 +174,7 @@ def test_tolerances_and_the_repr() -> None:
     [
         ("int64", 2**60, 2**60 + 1, "by 1 at most"),
         ("uint64", 2**63, 2**63 + 1, "by 1 at most"),
-        ("int64", -(2**63), 2**63 - 1, "by 1.84e+19 at most"),
+        ("int64", -(2**63), 2**63 - 1, "by 1.84e.19 at most"),
         ("datetime64[ns]", 2**60, 2**60 + 1, "by 1 at most"),
         ("datetime64[s]", "NaT", 7, "NaN or infinite"),
         ("timedelta64[s]", 2**60, 2**60 + 1, "by 1 at most"),

@@ -222,6 +222,8 @@ def test_values_without_a_repr_are_named_by_their_type(folder: Path) -> None:
     treepack.save("odd", {"a": 1}, metadata=axes)
     assert "metadata: <StateAxes>" in call("ls", "odd").splitlines()
     assert json.loads(call("ls", "odd", "--json"))["metadata"] == "<StateAxes>"
+    treepack.save("odd", {"a": 1}, metadata={"loss": [float("nan"), float("-inf"), 0.5]})
+    assert json.loads(call("ls", "odd", "--json"))["metadata"] == {"loss": ["nan", "-inf", 0.5]}
 
 
 def test_changes_by_module(folder: Path) -> None:

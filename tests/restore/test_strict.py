@@ -450,6 +450,20 @@ def test_a_scalar_of_numpy_in_a_template_gets_a_scalar(dtype: Any, tmp_path: Any
             assert found["a"] == 3
 
 
+@pytest.mark.parametrize(("dtype", "number"), [("int32", 0), ("bfloat16", 0.5), ("bool", True)])
+def test_a_number_in_a_template_gets_a_number(dtype: str, number: Any, tmp_path: Any) -> None:
+    for saved in (np.array(number, np.dtype(dtype)), jnp.array(number, dtype)):
+        treepack.save(tmp_path / "tree", {"a": saved})
+        for found in (
+            treepack.load(tmp_path / "tree", {"a": number}),
+            treepack.load(tmp_path / "tree", {"a": number}, arrays="numpy"),
+            treepack.load(tmp_path / "tree", {"a": number}, select="a"),
+            treepack.loads(treepack.dumps({"a": saved}), {"a": number}),
+        ):
+            assert type(found["a"]) is type(number)
+            assert found["a"] == number
+
+
 LAYER = {"w": F32}
 
 # The template, the state, and an option that the error suggests.

@@ -92,7 +92,7 @@ def diff(
         }
         if stats:
             rows = {path: dataclasses.asdict(it) for path, it in modules.items()}
-            result["modules"] = {path: output.finite(row) for path, row in rows.items()}
+            result["modules"] = output.jsonable(rows)
         print(json.dumps(result, indent=1))
         raise typer.Exit(int(bool(found)))
     output.rows((tuple(it), ("", "yellow", "")) for it in found)

@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 
 from treepack._cli.convert import PART_BYTES, State
+from treepack._cli.output import jsonable
 from treepack._src import paths as _paths
 from treepack._src.options import Progress, Saved, Writing
-from treepack._src.printable import printable, safe_repr
+from treepack._src.printable import printable
 from treepack._src.pytree.state_dict import leaves_of
 from treepack._src.saving.layout import file_layout, plain_layout
 from treepack._src.saving.safetensors import named, without_dtype, write_of
@@ -88,19 +89,6 @@ def _text_map(metadata: Any) -> dict[str, str]:
         key: value if isinstance(value, str) else json.dumps(jsonable(value))
         for key, value in metadata.items()
     }
-
-
-def jsonable(value: Any) -> Any:
-    """Returns a value in types of JSON; values of other types become strings."""
-    if isinstance(value, dict):
-        return {
-            key if isinstance(key, str) else safe_repr(key): jsonable(it)
-            for key, it in value.items()
-        }
-    if isinstance(value, (list, tuple)):
-        return [jsonable(it) for it in value]
-    is_plain = value is None or isinstance(value, (bool, int, float, str))
-    return value if is_plain else safe_repr(value)
 
 
 _MAX_ZIP_NAME = (1 << 16) - 1 - len(".npy")

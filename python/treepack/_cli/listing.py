@@ -12,7 +12,7 @@ import typer
 
 import treepack._core as core
 from treepack._cli import output, runs, sources, values
-from treepack._cli.formats import jsonable
+from treepack._cli.output import jsonable
 from treepack._src import paths as _paths
 from treepack._src.checkpoint.file import (
     File,

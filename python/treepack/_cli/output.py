@@ -9,12 +9,13 @@ import math
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from treepack._src.printable import printable, printable_lines
+from treepack._src.printable import printable, printable_lines, safe_repr
 
 # The cells of a row and their styles.
 Row = tuple[Sequence[str], Sequence[str]]
@@ -103,9 +104,18 @@ def _end(cell: str, width: int) -> str:
     return f"…{cell[start:]}"
 
 
-def finite(numbers: dict[str, float]) -> dict[str, float | str]:
-    """Returns numbers that JSON can have: `nan`, `inf` and `-inf` as texts."""
-    return {name: it if math.isfinite(it) else str(it) for name, it in numbers.items()}
+def jsonable(value: Any) -> Any:
+    """Returns a value in types of JSON; `nan`, infinities and other types become texts."""
+    if isinstance(value, dict):
+        return {
+            key if isinstance(key, str) else safe_repr(key): jsonable(it)
+            for key, it in value.items()
+        }
+    if isinstance(value, (list, tuple)):
+        return [jsonable(it) for it in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    return value if value is None or isinstance(value, (int, str)) else safe_repr(value)
 
 
 def line(text: str, style: str = "") -> None:

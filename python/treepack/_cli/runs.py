@@ -79,7 +79,7 @@ def show(name: str, folder: Folder, *, as_json: bool) -> None:
         for step, entry in folder.numbered(listing).items()
     ]
     if as_json:
-        rows = [{**row._asdict(), "metrics": output.finite(row.metrics)} for row in found]
+        rows = [output.jsonable(row._asdict()) for row in found]
         print(json.dumps({"run": shown(name), "checkpoints": rows}, indent=1))
         return
     whole = sum(row.damage is None for row in found)

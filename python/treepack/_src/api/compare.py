@@ -201,8 +201,11 @@ def pairs(one: LazyArray, other: LazyArray) -> Iterator[tuple[np.ndarray, np.nda
 
 def _exact(left: np.ndarray, right: np.ndarray) -> np.ndarray:
     low, high = np.minimum(left, right), np.maximum(left, right)
+    found: np.ndarray
     if low.dtype.kind == "f":  # int64 and uint64
-        return np.where(left == right, 0.0, np.maximum(high - low, 1.0))
+        found = np.maximum(high - low, 1.0)
+        found[left == right] = 0.0
+        return found
     unsigned = f"u{low.dtype.itemsize}"
     found = (high.view(unsigned) - low.view(unsigned)).astype(np.float64)
     if low.dtype.kind in "mM":
@@ -211,7 +214,7 @@ def _exact(left: np.ndarray, right: np.ndarray) -> np.ndarray:
 
 
 def _inexact(left: np.ndarray, right: np.ndarray) -> np.ndarray:
-    found = np.abs(left - right)
+    found: np.ndarray = np.abs(left - right)
     are_finite = np.isfinite(left) & np.isfinite(right)
     found[are_finite] = np.minimum(found[are_finite], np.finfo(np.float64).max)
     found[np.isnan(found)] = np.inf

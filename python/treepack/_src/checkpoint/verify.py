@@ -128,7 +128,10 @@ class Verification(NamedTuple):
 
     @property
     def ok(self) -> bool:
-        """Whether the whole file could be checked, and no damage was found."""
+        """Whether the whole file could be read, and no damage was found.
+
+        Leaves without checksums, as in files of other libraries, are `"unchecked"`.
+        """
         is_known = self.damage is None and self.newer is None
         return is_known and "corrupt" not in self.leaves.values()
 

@@ -129,9 +129,12 @@ def difference(
 
 
 def like_scalar(target: Any, found: Any) -> Any:
-    """Returns a 0-d array as a scalar where the template has a NumPy scalar."""
-    scalar = isinstance(target, np.generic) and isinstance(found, np.ndarray)
-    return found[()] if scalar and found.ndim == 0 else found
+    """Returns a 0-d array as a number of NumPy or Python where the template has one."""
+    if not isinstance(found, np.ndarray) or found.ndim > 0:
+        return found
+    if isinstance(target, np.generic):
+        return found[()]
+    return found.item() if type(target) in _NUMBERS else found
 
 
 def is_opaque(leaf: Any) -> bool:

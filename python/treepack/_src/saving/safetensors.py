@@ -250,8 +250,8 @@ def size_of(size: int | str) -> int:
             nbytes = bytes_of(size)
     if nbytes <= 0:
         raise ValueError(
-            "max_shard_size must be a number of bytes, or a text with the unit KB, MB, GB or TB, "
-            f"such as '5GB', got {size!r:.100}"
+            "max_shard_size must be a number of bytes, or a text with the unit B, KB, MB, GB or "
+            f"TB, such as '5GB' or '400B', got {size!r:.100}"
         )
     return nbytes
 
