@@ -167,7 +167,7 @@ impl Encoder {
     }
 }
 
-/// Codes differences of all elements, and keeps its memory between blocks.
+/// Codes differences of all elements.
 #[derive(Default)]
 struct Dense {
     coded: Vec<u8>,

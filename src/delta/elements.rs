@@ -186,7 +186,7 @@ const GROUPS: usize = 16;
 /// Changes written at a time: a loop over all of a group would be mispredicted.
 const STEP: usize = 4;
 
-/// Differences at a time: the compiler makes vectors of them.
+/// Differences at a time, in vectors.
 const LANES: usize = 16;
 
 /// Writes gaps and values, which have room for `LANES` more than there can be changes. Returns the
@@ -277,7 +277,6 @@ fn differing_in<E: Element>(new: &[u8], base: &[u8]) -> u64 {
     bits.rev().fold(0, |all, bits| all << 16 | u64::from(bits))
 }
 
-/// One bit for each element of a shorter group that differs.
 fn differing_in_rest<E: Element>(new: &[u8], base: &[u8]) -> u64 {
     let (mut whole, mut base_whole) = ([0; GROUP * 8], [0; GROUP * 8]);
     whole[..new.len()].copy_from_slice(new);

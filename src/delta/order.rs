@@ -1,12 +1,11 @@
 //! Differences of floats in the order of their base's exponents.
 //!
-//! A step of training moves weights by similar amounts, so a difference in units of the last place
-//! depends on the exponent. Differences with equal exponents take fewer bits together.
+//! A step of training moves weights by similar amounts, so differences in units of the last
+//! place depend on the exponent.
 
 use super::elements::{Element, Elements, for_elements};
 use crate::{Result, grow};
 
-/// Whether elements are floats of a width that has exponents.
 pub fn has_exponents(elements: Elements) -> bool {
     elements.are_floats && elements.width > 1
 }
@@ -62,7 +61,6 @@ fn unsort_of<E: Element, const FLOATS: bool>(exponents: &[u8], sorted: &mut [u8]
     }
 }
 
-/// The place of the next difference with this exponent.
 fn place<'o, E: Element>(next: &mut [usize; 256], exponent: u8, all: &'o mut [u8]) -> &'o mut [u8] {
     let number = &mut next[usize::from(exponent)];
     *number += 1;

@@ -18,7 +18,6 @@ struct Counts {
     classes: ClassCounts,
 }
 
-/// How often gaps and values of changes occur.
 pub struct Frequencies {
     gaps: Counts,
     values: Counts,

@@ -18,7 +18,7 @@ impl<'py> KeyCache<'py> {
     const SLOTS: u32 = 256;
     const MAX_LEN: usize = 64;
 
-    /// Returns the string of a key in a map of `keys`.
+    /// Returns the string of a key; its map has `keys` keys.
     #[inline]
     pub(super) fn get_of(
         &mut self,

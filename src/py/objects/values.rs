@@ -265,7 +265,10 @@ impl<'py> Objects<'_, 'py> {
 #[cold]
 fn is_leaf(map: &Bound<'_, PyDict>, key: &str) -> bool {
     let markers = [wire::CHUNKED_MARKER, wire::PRNG_MARKER];
-    markers.contains(&key) || markers.iter().any(|it| map.contains(it).unwrap_or(false))
+    let has = |marker: &&str| {
+        new_string(map.py(), marker.as_bytes()).and_then(|marker| map.contains(marker))
+    };
+    markers.contains(&key) || markers.iter().any(|it| has(it).unwrap_or(false))
 }
 
 /// Errors if a key cannot be hashed, such as a tuple of Orbax with a list in it.
