@@ -261,6 +261,13 @@ impl Source for SourcePieces<'_> {
             _ => None,
         }
     }
+
+    fn stable(&self) -> Option<&[u8]> {
+        match self.parts.as_slice() {
+            [part] => self.source.stable()?.get(part.clone()),
+            _ => None,
+        }
+    }
 }
 
 #[must_use]

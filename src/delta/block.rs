@@ -84,9 +84,9 @@ impl Encoder {
         let mut frequencies = Frequencies::default();
         for at in (start..start + len).step_by(TILE_BYTES) {
             let tile = at..(start + len).min(at + TILE_BYTES);
-            self.read(new, base, tile, &mut sums)?;
+            let tiles = sums.read(new, base, tile, (&mut self.new, &mut self.base))?;
             let known = self.changes.len();
-            collect(elements, &self.new, &self.base, &mut self.changes)?;
+            collect(elements, tiles.0, tiles.1, &mut self.changes)?;
             frequencies.add(&self.changes, known);
             if self.changes.len() > most {
                 return self.dense(elements, new, base, start, len);
@@ -104,22 +104,6 @@ impl Encoder {
         Ok(sums.encoded(Kind::Sparse, bytes))
     }
 
-    fn read(
-        &mut self,
-        new: &dyn Source,
-        base: &dyn Source,
-        range: Range<usize>,
-        sums: &mut Sums,
-    ) -> Result<()> {
-        self.new.clear();
-        self.base.clear();
-        read_to(new, range.clone(), &mut self.new)?;
-        read_to(base, range, &mut self.base)?;
-        sums.result.update(&self.new);
-        sums.base.update(&self.base);
-        Ok(())
-    }
-
     fn dense(
         &mut self,
         elements: Elements,
@@ -133,10 +117,11 @@ impl Encoder {
         self.exponents.clear();
         for at in (start..start + len).step_by(TILE_BYTES) {
             let tile = at..(start + len).min(at + TILE_BYTES);
-            self.read(new, base, tile, &mut sums)?;
-            subtract(elements, &mut self.new, &self.base);
-            grow::extend(&mut self.differences, &self.new)?;
-            order::add_exponents(elements, &self.base, &mut self.exponents)?;
+            let (new, base) = sums.read(new, base, tile, (&mut self.new, &mut self.base))?;
+            let known = self.differences.len();
+            grow::extend(&mut self.differences, new)?;
+            subtract(elements, &mut self.differences[known..], base);
+            order::add_exponents(elements, base, &mut self.exponents)?;
         }
         let (kind, bytes) = self.shorter(elements)?;
         if bytes.len() < len - len / 64 {
@@ -195,6 +180,21 @@ struct Sums {
 }
 
 impl Sums {
+    /// Reads a range of both; immutable memory is not copied.
+    fn read<'a>(
+        &mut self,
+        new: &'a dyn Source,
+        base: &'a dyn Source,
+        range: Range<usize>,
+        memory: (&'a mut Vec<u8>, &'a mut Vec<u8>),
+    ) -> Result<(&'a [u8], &'a [u8])> {
+        let new = tile(new, range.clone(), memory.0)?;
+        let base = tile(base, range, memory.1)?;
+        self.result.update(new);
+        self.base.update(base);
+        Ok((new, base))
+    }
+
     fn encoded(self, kind: Kind, bytes: Vec<u8>) -> Encoded {
         Encoded {
             kind,
@@ -203,6 +203,19 @@ impl Sums {
             result: self.result,
         }
     }
+}
+
+fn tile<'a>(
+    source: &'a dyn Source,
+    range: Range<usize>,
+    memory: &'a mut Vec<u8>,
+) -> Result<&'a [u8]> {
+    if let Some(bytes) = source.stable() {
+        return Ok(&bytes[range]);
+    }
+    memory.clear();
+    read_to(source, range, memory)?;
+    Ok(memory)
 }
 
 #[derive(Debug, Clone, Copy)]
