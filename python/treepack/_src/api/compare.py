@@ -214,11 +214,13 @@ def _exact(left: np.ndarray, right: np.ndarray) -> np.ndarray:
 
 
 def _inexact(left: np.ndarray, right: np.ndarray) -> np.ndarray:
-    found: np.ndarray = np.abs(left - right)
-    are_finite = np.isfinite(left) & np.isfinite(right)
-    found[are_finite] = np.minimum(found[are_finite], np.finfo(np.float64).max)
-    found[np.isnan(found)] = np.inf
-    found[(left == right) | (np.isnan(left) & np.isnan(right))] = 0.0
+    found = np.zeros(left.shape)
+    differ = (left != right) & ~(np.isnan(left) & np.isnan(right))
+    if differ.any():
+        left, right = left[differ], right[differ]
+        most = np.where(np.isfinite(left) & np.isfinite(right), np.finfo(np.float64).max, np.inf)
+        distance = np.abs(left - right)
+        found[differ] = np.where(np.isnan(distance), np.inf, np.minimum(distance, most))
     return found
 
 
