@@ -126,7 +126,7 @@ fn forth(
             }
             let is_same = sum.finalize() == block.crc;
             if !is_same {
-                change_back(decoder, elements, memory);
+                decoder.change_all(elements, memory, Direction::Back);
             }
             Ok(is_same)
         })?;
@@ -140,14 +140,6 @@ fn forth(
     let items = changes.iter_mut().zip(numbers.iter().copied());
     parallel::for_each(grow::collect(items)?, threads, work, || watch.check())?;
     join.check(mismatches)
-}
-
-/// Restores a block that a decoder has read.
-fn change_back(decoder: &mut Decoder, elements: Elements, memory: &mut [u8]) {
-    decoder.rewind();
-    for (number, part) in memory.chunks_mut(PART_BYTES).enumerate() {
-        decoder.change(elements, number * PART_BYTES, part, Direction::Back);
-    }
 }
 
 fn back(changes: &mut [Change<'_, '_>]) -> Result<()> {
@@ -168,6 +160,6 @@ fn restore(decoder: &mut Decoder, change: &mut Change<'_, '_>) -> Result<()> {
     if block.kind == Kind::Ordered {
         decoder.unsort(elements, &change.exponents)?;
     }
-    change_back(decoder, elements, change.memory);
+    decoder.change_all(elements, change.memory, Direction::Back);
     Ok(())
 }

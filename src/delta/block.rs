@@ -267,8 +267,16 @@ impl Decoder {
         order::unsort(elements, exponents, &mut self.sorted, &mut self.differences)
     }
 
+    /// Changes a whole block; see [`Decoder::change`].
+    pub fn change_all(&mut self, elements: Elements, block: &mut [u8], direction: Direction) {
+        self.rewind();
+        for (number, part) in block.chunks_mut(PART_BYTES).enumerate() {
+            self.change(elements, number * PART_BYTES, part, direction);
+        }
+    }
+
     /// Returns to the first part of the block.
-    pub fn rewind(&mut self) {
+    fn rewind(&mut self) {
         let gap = self.changes.gaps().first().copied().unwrap_or(0);
         self.next = (0, gap as usize);
     }

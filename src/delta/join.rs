@@ -225,9 +225,7 @@ fn change_ordered(decoder: &mut Decoder, elements: Elements, memory: &mut [u8]) 
     let mut exponents = Vec::new();
     add_exponents(elements, memory, &mut exponents)?;
     decoder.unsort(elements, &exponents)?;
-    for (number, part) in memory.chunks_mut(PART_BYTES).enumerate() {
-        decoder.change(elements, number * PART_BYTES, part, Direction::Forth);
-    }
+    decoder.change_all(elements, memory, Direction::Forth);
     Ok(())
 }
 

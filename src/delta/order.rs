@@ -22,7 +22,7 @@ fn exponents_of<E: Element, const FLOATS: bool>(base: &[u8], exponents: &mut Vec
     exponents.extend(elements.map(|element| E::load(element).exponent()));
 }
 
-/// Puts differences into the order of their exponents; those of equal exponents keep theirs.
+/// Sorts differences by exponent; equal exponents keep their order.
 pub fn sort(
     elements: Elements,
     exponents: &[u8],
