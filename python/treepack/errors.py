@@ -145,7 +145,7 @@ class BusyError(TreepackError):
 
 
 class BaseMismatchError(TreepackError):
-    """A patch was made against another base, none was passed, or that of its file cannot be used.
+    """A patch was made against another base, or its base is missing or cannot be used.
 
     Attributes:
       paths: The leaves that the base lacks, or has with another dtype, shape or content; the

@@ -86,7 +86,7 @@ def warn_of_moved(
 
 
 def _leaves(catalog: core.Catalog, start: int) -> dict[str, Any]:
-    """Returns dtypes and shapes of leaves by path; none if they exceed those of real trees."""
+    """Returns dtypes and shapes of leaves by path; empty beyond the limits of real trees."""
     found: dict[str, Any] = {}
     for path, value in catalog.ends(start):
         if len(found) == _MOST_LEAVES or len(path) > _MOST_TEXT:
