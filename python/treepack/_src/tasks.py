@@ -10,8 +10,11 @@ from __future__ import annotations
 import _thread
 import contextlib
 import os
+import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator
+from contextvars import copy_context
+from functools import partial
 from queue import Empty, SimpleQueue
 from threading import Event
 from typing import ClassVar, Generic, TypeVar
@@ -212,6 +215,8 @@ class Thread:
           RuntimeError: If the system has no thread left.
           MemoryError: If the thread ends before it begins the work.
         """
+        if getattr(sys.flags, "thread_inherit_context", False):  # as `threading.Thread` does
+            work = partial(copy_context().run, work)
         self._process = os.getpid()
         self._signals: SimpleQueue[object] = SimpleQueue()
         ticket = _Ticket()
