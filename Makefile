@@ -5,14 +5,15 @@ SCRIPTS := $(if $(filter Windows_NT,$(OS)),Scripts,bin)
 BIN := $(VENV)/$(SCRIPTS)
 # Tests start hundreds of programs, each of which would compile the package.
 export PYTHONDONTWRITEBYTECODE :=
-SOURCES := $(shell find src -name '*.rs') Cargo.toml Cargo.lock pyproject.toml
+SOURCES := $(shell find src -name '*.rs') build.rs Cargo.toml Cargo.lock pyproject.toml
 
 .PHONY: help demo example test test-all lint format bench docs clean \
   test-python test-rust lint-rust lint-python lint-packages types types-all lint-rust-core \
   fuzz fuzz-core fuzz-python fuzz-coverage fuzz-minimize audit audit-offline soak breaches licenses \
   sanitize sanitize-miri sanitize-address sanitize-thread sanitize-extension sanitize-written \
   wheels wheels-linux wheel sdist check-packages try-wheels try-sdist crate \
-  check-targets check-systems test-aarch64 test-aarch64-wheel test-windows test-oldest test-newest
+  check-targets check-systems test-aarch64 test-aarch64-wheel test-windows test-oldest test-newest \
+  python-free-threaded test-free-threaded
 help:
 	@sed -n 's/^## //p' $(MAKEFILE_LIST)
 
@@ -101,7 +102,8 @@ example: $(VENV)/.built $(VENV)/.packages
 clean:
 	rm -rf $(VENV) target dist site
 
-## Scripts of tools/, each with its targets: audit.sh, breaches.py, fuzz.sh, newest.sh and oldest.sh (versions of other packages),
+## Scripts of tools/, each with its targets: audit.sh, breaches.py, free_threaded.sh (Python without the GIL), fuzz.sh,
+##                    newest.sh and oldest.sh (versions of other packages),
 ##                    packages.sh (wheels, sdist, crate), sanitize.sh, soak.sh, systems.sh (other systems)
 fuzz fuzz-core fuzz-python fuzz-coverage fuzz-minimize:
 	@sh tools/fuzz.sh $(@:fuzz-%=%)
@@ -118,6 +120,9 @@ check-systems:
 	@sh tools/systems.sh check-targets aarch64-unknown-linux-musl aarch64-apple-darwin x86_64-pc-windows-gnu
 test-oldest test-newest:
 	@sh tools/$(@:test-%=%).sh
+# CPython without the GIL, from its source; the tests on it.
+python-free-threaded test-free-threaded:
+	@sh tools/free_threaded.sh $(@:%-free-threaded=%)
 soak:
 	@sh tools/soak.sh
 breaches: $(VENV)/.testable $(VENV)/.packages

@@ -62,8 +62,7 @@ mod walk;
 mod watch;
 
 /// The native core; see `_core.pyi`.
-#[cfg_attr(feature = "free-threaded", pyo3::pymodule(gil_used = false))]
-#[cfg_attr(not(feature = "free-threaded"), pyo3::pymodule(gil_used = true))]
+#[pyo3::pymodule(gil_used = false)]
 mod _core {
     #[pymodule_export]
     const CHUNKED_MARKER: &str = crate::wire::CHUNKED_MARKER;

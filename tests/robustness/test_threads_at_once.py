@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import itertools
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -24,6 +25,7 @@ from treepack._src.registry import names, nodes, unregistered
 from treepack._src.saving.directory import RemoteDirectory, interrupted
 
 ROUNDS = 20
+HAS_GIL: bool = getattr(sys, "_is_gil_enabled", lambda: True)()
 
 
 @pytest.fixture(autouse=True)
@@ -123,7 +125,39 @@ def test_containers_change_while_they_are_saved() -> None:
         functools.partial(serialization.msgpack_serialize, in_place=True),
     ]
     saves = [functools.partial(save, encode) for encode in encodings]
-    at_once([*saves, lengthen, lengthen, turn, turn])
+    # Without the GIL NumPy forbids to change the shape of an array that another thread uses.
+    at_once([*saves, lengthen, lengthen, *([turn, turn] if HAS_GIL else [])])
+
+
+@pytest.mark.parametrize("threads", [2, 16])
+def test_each_thread_gets_the_bytes_of_one_thread(threads: int, tmp_path: Path) -> None:
+    def tree(number: int) -> dict[str, Any]:
+        rows = np.random.default_rng(number).standard_normal((64, number + 1), np.float32)
+        return {"rows": rows, "pair": (jax.numpy.arange(number), f"step {number}"), "n": number}
+
+    encodings: list[Callable[[Any], bytes]] = [
+        treepack.dumps,
+        functools.partial(treepack.dumps, compress="gzip"),
+        functools.partial(treepack.dumps, compress="numbers"),
+        functools.partial(treepack.dumps, base=treepack.dumps(tree(0))),
+        serialization.to_bytes,
+    ]
+    expected = [[encode(tree(number)) for encode in encodings] for number in range(ROUNDS)]
+    ours = itertools.count()
+
+    def work(number: int) -> None:
+        given = tree(number)
+        assert [encode(given) for encode in encodings] == expected[number]
+        loads = [treepack.loads(data) for data in expected[number][:3]]
+        loads.append(treepack.loads(expected[number][0], given))
+        loads.append(treepack.loads(expected[number][3], base=tree(0)))
+        path = tmp_path / f"own{next(ours)}"
+        treepack.save(path, given, durable=False)
+        loads.append(treepack.load(path))
+        for found in loads:
+            jax.tree.map(np.testing.assert_array_equal, found, given)
+
+    at_once([work] * threads)
 
 
 @pytest.mark.campaign

@@ -25,7 +25,7 @@ pub fn write_alike<P: Payload>(
     position: &mut ffi::Py_ssize_t,
     most: usize,
 ) -> usize {
-    if cfg!(feature = "free-threaded") {
+    if cfg!(Py_GIL_DISABLED) {
         return 0; // other threads may change the dict
     }
     let py = dict.py();
