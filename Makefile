@@ -10,7 +10,7 @@ SOURCES := $(shell find src -name '*.rs') build.rs Cargo.toml Cargo.lock pyproje
 .PHONY: help demo example test test-all lint format bench docs clean \
   test-python test-rust lint-rust lint-python lint-packages types types-all lint-rust-core \
   fuzz fuzz-core fuzz-python fuzz-coverage fuzz-minimize audit audit-offline soak breaches licenses \
-  sanitize sanitize-miri sanitize-address sanitize-thread sanitize-extension sanitize-written \
+  sanitize sanitize-miri sanitize-address sanitize-thread sanitize-extension sanitize-threads sanitize-written \
   wheels wheels-linux wheel sdist check-packages try-wheels try-sdist crate \
   check-targets check-systems test-aarch64 test-aarch64-wheel test-windows test-oldest test-newest \
   python-free-threaded test-free-threaded
@@ -107,7 +107,7 @@ clean:
 ##                    packages.sh (wheels, sdist, crate), sanitize.sh, soak.sh, systems.sh (other systems)
 fuzz fuzz-core fuzz-python fuzz-coverage fuzz-minimize:
 	@sh tools/fuzz.sh $(@:fuzz-%=%)
-sanitize sanitize-miri sanitize-address sanitize-thread sanitize-extension sanitize-written:
+sanitize sanitize-miri sanitize-address sanitize-thread sanitize-extension sanitize-threads sanitize-written:
 	@sh tools/sanitize.sh $(@:sanitize-%=%)
 audit audit-offline:
 	@sh tools/audit.sh $(@:audit-%=%)

@@ -1,4 +1,4 @@
-//! Passes on what the interpreter is like: `Py_GIL_DISABLED` for `src/py`.
+//! Sets `Py_GIL_DISABLED` for `src/py` if the interpreter has no GIL.
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");

@@ -1,11 +1,12 @@
 #!/bin/sh
 # Builds CPython without the GIL from its source, and runs the tests of Python on it:
-#   free_threaded [python|test]
-# VERSION is the version of CPython, SOURCE its tarball, else fetched. The build needs a C compiler.
+#   free_threaded [python|packages|test]
+# VERSION is the version of CPython, SOURCE its tarball, else fetched. The build needs a C compiler. With SANITIZED,
+# `python` is built with ThreadSanitizer, by clang 16 or newer (CC), and stays in its build folder.
 . "$(dirname "$0")/common.sh"
 version=${VERSION:-3.14.7}
 short=${version%.*}
-folder=$target/python-${version}t
+folder=$target/python-${version}t${SANITIZED:+-sanitized}
 python=$folder/bin/python${short}t
 tests=.venv/free-threaded-$short
 
@@ -17,17 +18,23 @@ fetch() {
   echo "cannot fetch the source of CPython $version: set SOURCE to its tarball" >&2 && return 1
 }
 
+# One condition, in which `set -e` has no effect.
+built() {
+  cd "$folder/build" &&
+    ./configure --quiet --disable-gil --prefix "$folder" ${SANITIZED:+--with-thread-sanitizer} &&
+    make -s -j "$(getconf _NPROCESSORS_ONLN)" &&
+    if test "${SANITIZED:-}"; then mkdir -p ../bin && ln -sf ../build/python "$python"; else make -s install; fi
+}
+
 python() {
   test -x "$python" && return
-  source=${SOURCE:-$folder.tar.xz}
+  source=${SOURCE:-$target/python-$version.tar.xz}
   mkdir -p "$folder/build"
   test -f "$source" || fetch "$source"
   echo "Builds CPython $version without the GIL into $folder: minutes."
   tar -xJf "$source" -C "$folder/build" --strip-components 1
-  (cd "$folder/build" && ./configure --quiet --disable-gil --prefix "$folder" &&
-    make -s -j "$(getconf _NPROCESSORS_ONLN)" && make -s install) > "$folder.log" 2>&1 ||
-    { tail -n 30 "$folder.log" >&2 && return 1; }
-  rm -rf "$folder/build"
+  (built) > "$folder.log" 2>&1 || { tail -n 30 "$folder.log" >&2 && return 1; }
+  test "${SANITIZED:-}" || rm -rf "$folder/build"
 }
 
 installed() {
@@ -46,6 +53,7 @@ run_tests() {
 
 case ${1:-test} in
   python) python ;;
+  packages) installed ;;
   test) run_tests ;;
   *) echo "free_threaded has no part named $1" >&2 && exit 2 ;;
 esac

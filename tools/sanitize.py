@@ -22,12 +22,12 @@ PYTEST = re.compile(r"^(?:=+ )?(?:\d+ failed, )?(\d+) passed(?:, (\d+) skipped)?
 
 
 def reports(folder: Path, about: str | None) -> list[str]:
-    """Returns the reports in a folder; reports of valgrind only if they are `about` something."""
+    """Returns the reports in a folder, only those that are `about` something unless it is None."""
     files = sorted(path for path in folder.iterdir() if path.is_file())
     texts = [path.read_text(encoding="utf-8", errors="replace") for path in files]
     if about is None:
         return [text for text in texts if REPORT.search(text)]
-    blocks = [it for text in texts for it in re.split(r"^==\d+== $", text, flags=re.MULTILINE)]
+    blocks = [it for text in texts for it in re.split(r"^==\d+== $|^=+$", text, flags=re.MULTILINE)]
     return [block for block in blocks if re.search(about, block)]
 
 

@@ -1,8 +1,8 @@
 #!/bin/sh
 # Looks for undefined behaviour, memory errors, leaks and data races in the core, memory errors in the
-# extension, and memory that is written and was never set:
-#   sanitize [miri|address|thread|extension|written]
-# Needs nightly Rust with miri and rust-src, and valgrind. Each part says what it ran.
+# extension, its data races without the GIL, and memory that is written and was never set:
+#   sanitize [miri|address|thread|extension|threads|written]
+# Needs nightly Rust with miri and rust-src, valgrind, and clang 16 for `threads`, in CC. Each part says what it ran.
 . "$(dirname "$0")/common.sh"
 root=$PWD
 host=$(host)
@@ -62,6 +62,26 @@ extension() {
     $(printf -- '--ignore tests/%s ' $left_out_files) -k "not ($left_out)" ${ARGS:-}
 }
 
+# An interpreter without the GIL is sanitized, too; NumPy and jaxlib are not: reports count in which the core, or a
+# function that it calls, accesses memory.
+threads() {
+  env -u CC sh tools/free_threaded.sh packages
+  SANITIZED=1 CC=${CC:-clang} sh tools/free_threaded.sh python
+  interpreter=$(echo "$target"/python-*t-sanitized/bin/python*t)
+  packages=$(echo "$PWD"/.venv/free-threaded-*/lib/python*t/site-packages)
+  package=$target/threads/package
+  PYO3_BUILD_EXTENSION_MODULE=1 PYO3_PYTHON=$interpreter RUSTFLAGS=-Zsanitizer=thread TSAN_OPTIONS=report_bugs=0 \
+    cargo +nightly build --quiet --profile quick -Zbuild-std --lib --features python \
+    --target "$host" --target-dir "$target/threads"
+  rm -rf "$package" && mkdir -p "$package"
+  cp -r python/treepack "$package" && rm -f "$package"/treepack/*.so
+  cp "$target/threads/$host/quick/libtreepack.so" "$package/treepack/_core.so"
+  sanitized threads --about '#[0-2] [^\n]*_core\.so' 'ThreadSanitizer over the extension without the GIL' \
+    env PYTHON_GIL=0 PYTHONPATH="$package:$packages" \
+    TSAN_OPTIONS="$(sanitizer_options threads):exitcode=0" \
+    "$interpreter" -m pytest -p no:cacheprovider -m '' tests/robustness/test_threads_at_once.py
+}
+
 # Python and NumPy are free with their own unset memory: reports count in which the core takes part, or a file.
 written() {
   need testable
@@ -72,7 +92,7 @@ written() {
 
 nightly
 case ${1:-sanitize} in
-  sanitize) for part in miri address thread extension written; do ($part); done ;;
-  miri | address | thread | extension | written) "$1" ;;
+  sanitize) for part in miri address thread extension threads written; do ($part); done ;;
+  miri | address | thread | extension | threads | written) "$1" ;;
   *) echo "sanitize has no part named $1" >&2 && exit 2 ;;
 esac
