@@ -125,7 +125,7 @@ def test_containers_change_while_they_are_saved() -> None:
         functools.partial(serialization.msgpack_serialize, in_place=True),
     ]
     saves = [functools.partial(save, encode) for encode in encodings]
-    # Without the GIL NumPy forbids to change the shape of an array that another thread uses.
+    # Without the GIL NumPy forbids changing the shape of an array that another thread uses.
     at_once([*saves, lengthen, lengthen, *([turn, turn] if HAS_GIL else [])])
 
 
