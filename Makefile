@@ -89,8 +89,8 @@ docs:
 
 ## make bench         the comparison with other libraries, in time and memory: a short run
 ## make bench NAME=   another one of benches/ (compare_gzip, startup, open, small, delta, accelerator,
-##                    sharded, replicas, scale, stores, threads), or core (parts of the Rust core), full (all that
-##                    benches/results has), or libraries (the table of docs/types.md: whose states are saved and loaded)
+##                    jax_serialization, sharded, replicas, scale, stores, threads), or core (parts of the Rust core), full
+##                    (all that benches/results has), or libraries (the table of docs/types.md: whose states are saved and loaded)
 bench: $(if $(filter core,$(NAME)),,$(VENV)/.built $(VENV)/.bench)
 	sh tools/bench.sh $(or $(NAME),compare) $(ARGS)
 
