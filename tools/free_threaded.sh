@@ -2,7 +2,8 @@
 # Builds CPython without the GIL from its source, and runs the tests of Python on it:
 #   free_threaded [python|packages|test]
 # VERSION is the version of CPython, SOURCE its tarball, else fetched. The build needs a C compiler. With SANITIZED,
-# `python` is built with ThreadSanitizer, by clang 16 or newer (CC), and stays in its build folder.
+# `python` is built with ThreadSanitizer, by clang 16 or newer (CC), and stays in its build folder. `python` prints the
+# path of the interpreter, `packages` that of the packages.
 . "$(dirname "$0")/common.sh"
 version=${VERSION:-3.14.7}
 short=${version%.*}
@@ -18,7 +19,7 @@ fetch() {
   echo "cannot fetch the source of CPython $version: set SOURCE to its tarball" >&2 && return 1
 }
 
-# One condition, in which `set -e` has no effect.
+# Chained, since `set -e` has no effect in the condition that calls this.
 built() {
   cd "$folder/build" &&
     ./configure --quiet --disable-gil --prefix "$folder" ${SANITIZED:+--with-thread-sanitizer} &&
@@ -31,7 +32,7 @@ python() {
   source=${SOURCE:-$target/python-$version.tar.xz}
   mkdir -p "$folder/build"
   test -f "$source" || fetch "$source"
-  echo "Builds CPython $version without the GIL into $folder: minutes."
+  echo "Builds CPython $version without the GIL into $folder: minutes." >&2
   tar -xJf "$source" -C "$folder/build" --strip-components 1
   (built) > "$folder.log" 2>&1 || { tail -n 30 "$folder.log" >&2 && return 1; }
   test "${SANITIZED:-}" || rm -rf "$folder/build"
@@ -52,8 +53,8 @@ run_tests() {
 }
 
 case ${1:-test} in
-  python) python ;;
-  packages) installed ;;
+  python) python; echo "$python" ;;
+  packages) installed; echo "$PWD/$tests/lib/python${short}t/site-packages" ;;
   test) run_tests ;;
   *) echo "free_threaded has no part named $1" >&2 && exit 2 ;;
 esac

@@ -65,10 +65,8 @@ extension() {
 # An interpreter without the GIL is sanitized, too; NumPy and jaxlib are not: reports count in which the core, or a
 # function that it calls, accesses memory.
 threads() {
-  env -u CC sh tools/free_threaded.sh packages
-  SANITIZED=1 CC=${CC:-clang} sh tools/free_threaded.sh python
-  interpreter=$(echo "$target"/python-*t-sanitized/bin/python*t)
-  packages=$(echo "$PWD"/.venv/free-threaded-*/lib/python*t/site-packages)
+  packages=$(env -u CC sh tools/free_threaded.sh packages)
+  interpreter=$(SANITIZED=1 CC=${CC:-clang} sh tools/free_threaded.sh python)
   package=$target/threads/package
   PYO3_BUILD_EXTENSION_MODULE=1 PYO3_PYTHON=$interpreter RUSTFLAGS=-Zsanitizer=thread TSAN_OPTIONS=report_bugs=0 \
     cargo +nightly build --quiet --profile quick -Zbuild-std --lib --features python \
