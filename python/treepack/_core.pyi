@@ -162,6 +162,7 @@ def walk(
     align: int,
     max_chunk_size: float,
     overridden: list[type] = ...,
+    left_out: object = None,
     structure: bool = False,
     metadata: bytes | None = None,
     index: bool = False,
@@ -185,6 +186,7 @@ def walk(
       align: A power of two up to 64; large arrays are placed at its multiples.
       max_chunk_size: Arrays of more bytes are split.
       overridden: Natively known types that have handlers.
+      left_out: What the save leaves out, for the hooks `classify` and `flatten_node`.
       structure: Whether to record the structure, as the last pair of the map at the top. Only for
         state dicts.
       metadata: Metadata for the record, by `encode_value`.

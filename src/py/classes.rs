@@ -33,17 +33,31 @@ pub enum Class {
 
 /// Classes by type. Holding the types keeps their addresses from being reused.
 #[derive(Default)]
-pub struct Classes<'py>(Vec<(Bound<'py, PyType>, Class)>);
+pub struct Classes<'py> {
+    known: Vec<(Bound<'py, PyType>, Class)>,
+    left_out: Option<Bound<'py, PyAny>>,
+}
 
 impl<'py> Classes<'py> {
+    pub fn new(left_out: Option<Bound<'py, PyAny>>) -> Self {
+        Self {
+            known: Vec::new(),
+            left_out,
+        }
+    }
+
     pub fn of(&mut self, value: &Bound<'py, PyAny>) -> PyResult<Class> {
         let class = value.get_type();
-        if let Some((_, known)) = self.0.iter().find(|(known, _)| known.is(&class)) {
+        if let Some((_, known)) = self.known.iter().find(|(known, _)| known.is(&class)) {
             return Ok(*known);
         }
         let classify = Hooks::get(value.py())?.classify.bind(value.py());
-        let answer = classify.call1((value,))?.extract()?;
-        self.0.push((class, answer));
+        let answer = match &self.left_out {
+            None => classify.call1((value,)),
+            Some(left_out) => classify.call1((value, left_out)),
+        };
+        let answer = answer?.extract()?;
+        self.known.push((class, answer));
         Ok(answer)
     }
 

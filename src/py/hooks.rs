@@ -26,7 +26,7 @@ macro_rules! hooks {
 }
 
 hooks! {
-    /// `classify(value) -> Class`.
+    /// `classify(value[, left_out]) -> Class`; saves pass their [`super::walk::Options::left_out`].
     classify,
     /// `explain(value) -> str`: why a value cannot be a leaf.
     explain,
@@ -62,7 +62,7 @@ hooks! {
     is_abstract_array,
     /// `check_unique_keys(mapping)`: raises if `str` makes two keys equal.
     check_unique_keys,
-    /// `flatten_node(node) -> (name, fields, version, data, children) | None`.
+    /// `flatten_node(node, left_out) -> (name, fields, version, data, children) | None`.
     flatten_node,
     /// `find_node_type(name, fields, version, or_none, static) -> NodeType | None`.
     find_node_type,

@@ -29,7 +29,7 @@ const JOIN_MAX_BYTES: usize = 4 << 10;
 
 #[pyfunction]
 #[pyo3(signature = (
-    tree, *, state_dict, sort_keys=false, align, max_chunk_size, overridden=vec![],
+    tree, *, state_dict, sort_keys=false, align, max_chunk_size, overridden=vec![], left_out=None,
     structure=false, metadata=None, index=false, checksums=false, record=None, snapshot=false, hollow=false,
     align_all=false, joined=false, base=None, base_name="", threads=None
 ))]
@@ -41,6 +41,7 @@ pub fn walk(
     align: Int,
     max_chunk_size: f64,
     overridden: Vec<Bound<'_, PyType>>,
+    left_out: Option<Bound<'_, PyAny>>,
     structure: bool,
     metadata: Option<Vec<u8>>,
     index: bool,
@@ -76,6 +77,7 @@ pub fn walk(
         hollow,
         joined,
         overridden,
+        left_out,
     };
     let (mut layout, hollow) = layout_of(tree, options)?;
     if snapshot {
@@ -135,6 +137,7 @@ fn unrecorded<'py>(may_box: bool) -> PyResult<Options<'py>> {
         hollow: false,
         joined: false,
         overridden: Vec::new(),
+        left_out: None,
     })
 }
 

@@ -129,7 +129,8 @@ impl<'py> Walk<'py> {
     /// Takes a container apart in Python; `None` for a jax array with a handler.
     #[inline(never)]
     fn reduce(&mut self, value: &Bound<'py, PyAny>) -> Walked<Option<Reduced<'py>>> {
-        let answer = self.hooks.flatten_node.bind(self.py).call1((value,));
+        let flatten_node = self.hooks.flatten_node.bind(self.py);
+        let answer = flatten_node.call1((value, &self.options.left_out));
         let answer = answer.map_err(|error| self.unsupported(error))?;
         if answer.is_none() {
             return Ok(None);

@@ -51,6 +51,8 @@ pub struct Options<'py> {
     pub joined: bool,
     /// Types that now have handlers, and are walked natively otherwise.
     pub overridden: Vec<Bound<'py, PyType>>,
+    /// What the save leaves out, for hooks.
+    pub left_out: Option<Bound<'py, PyAny>>,
 }
 
 #[derive(Clone, Copy)]
@@ -181,6 +183,7 @@ impl<'py> Walk<'py> {
             signals: Signals::new(py),
             types: Types::new(py),
             out,
+            classes: Classes::new(options.left_out.clone()),
             options,
             dtypes: Vec::new(),
             last_small: None,
@@ -188,7 +191,6 @@ impl<'py> Walk<'py> {
             formats: Vec::new(),
             aval: None,
             shardings: Vec::new(),
-            classes: Classes::default(),
             fields: FieldsByType::default(),
             devices: Arc::new(Devices::new(WINDOW_BYTES)),
             hollow: Vec::new(),

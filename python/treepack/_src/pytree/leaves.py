@@ -28,7 +28,7 @@ from treepack._src.interop.modules import instance_of
 from treepack._src.interop.shardings import fitting
 from treepack._src.pytree import prng as _prng
 from treepack._src.pytree.kinds import describes_array, is_function, kind_of
-from treepack._src.pytree.left_out import left_out
+from treepack._src.pytree.left_out import NOTHING, LeftOut
 from treepack._src.storage.deferred import Deferred
 
 if TYPE_CHECKING:
@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 _BUILTIN = (str, bytes, int, float, bool, complex, type(None))
 
 
-def classify(value: Any) -> Class:
-    """Returns the class of a value, which depends only on its type."""
+def classify(value: Any, left_out: LeftOut = NOTHING) -> Class:
+    """Returns the class of a value, which depends only on its type and on `left_out`."""
     if msgpack.is_ext(value):
         return Class.EXT
     if msgpack.is_timestamp(value):
@@ -66,7 +66,8 @@ def classify(value: Any) -> Class:
         return Class.CODE
     if is_marker(value):  # or another object of its type, which raises later
         return Class.CODE
-    if left_out() == "skip" and not isinstance(value, _BUILTIN) and not _jax.is_tracer(value):
+    may_skip = left_out.static == "skip" and not _jax.is_tracer(value)
+    if may_skip and not isinstance(value, _BUILTIN):
         return Class.CODE
     return Class.UNSUPPORTED
 

@@ -18,7 +18,7 @@ from treepack._src.interop import equinox, flax
 from treepack._src.interop.libraries import LIBRARIES
 from treepack._src.pytree.containers import is_namedtuple
 from treepack._src.pytree.kinds import kind_of
-from treepack._src.pytree.left_out import leave_out_code, left_out
+from treepack._src.pytree.left_out import LeftOut
 from treepack._src.registry.code import holds_arrays, is_code
 from treepack._src.registry.definitions import made_of, name_and_parts
 from treepack._src.registry.libraries import library_of
@@ -63,50 +63,53 @@ def _check_has_no_arrays(value: Any) -> None:
         )
 
 
-def _check_has_no_data(value: Any) -> None:
+def _check_has_no_data(value: Any, left_out: LeftOut) -> None:
     """Raises a TypeError if data would be lost with code that is left out."""
     _check_has_no_arrays(value)
-    if left_out() != "skip" and not is_code(value):
+    if left_out.static != "skip" and not is_code(value):
         raise TypeError(
             f"{_described(value)} has data, which would be lost if it were left out as code: make "
             f"them leaves of the tree, such as arguments of a jax.tree_util.Partial{OR_SKIP}"
         )
 
 
-def with_holes(values: dict[str, Any], where: str = "") -> dict[str, Any]:
+def with_holes(values: dict[str, Any], left_out: LeftOut, where: str = "") -> dict[str, Any]:
     """Replaces values that cannot be stored with placeholders, as far as they may be left out."""
-    if left_out() == "error":
+    if left_out.static == "error":
         return values
-    return {field: _with_holes(value, [field], where) for field, value in values.items()}
+    return {field: _with_holes(value, [field], left_out, where) for field, value in values.items()}
 
 
-def in_place_of(field: str, code: Any) -> Hole:
+def in_place_of(field: str, code: Any, left_out: LeftOut) -> Hole:
     """Returns the placeholder for code in a field.
 
     Raises:
       TypeError: If code must not be left out, or has data.
     """
-    if left_out() == "error":
+    if left_out.static == "error":
         raise TypeError(f"the field {field!r}: cannot save {_described(code)}{OR_SKIP}")
-    _check_has_no_data(code)
+    _check_has_no_data(code, left_out)
     return _hole(code, [field])
 
 
 def auxdata_with_holes(
-    auxdata: Any, fields: Sequence[str] | None, nodetype: type | None, where: str
+    auxdata: Any,
+    left_out: LeftOut,
+    fields: Sequence[str] | None,
+    nodetype: type | None,
+    where: str,
 ) -> Any:
     """Replaces values in auxdata like `with_holes`."""
-    if left_out() == "error":
+    if left_out.static == "error":
         return auxdata
     labels = _labels(auxdata, fields, nodetype)
     if labels is None:
-        return _with_holes(auxdata, [], where)
-    if labels.nested:
-        return *auxdata[:-1], tuple(with_holes(labels.values(auxdata), where).values())
-    return tuple(with_holes(labels.values(auxdata), where).values())
+        return _with_holes(auxdata, [], left_out, where)
+    values = tuple(with_holes(labels.values(auxdata), left_out, where).values())
+    return (*auxdata[:-1], values) if labels.nested else values
 
 
-def _with_holes(value: Any, path: list[str], where: str) -> Any:
+def _with_holes(value: Any, path: list[str], left_out: LeftOut, where: str) -> Any:
     try:
         core.encode_value(value)
     except OlderDefinitionError:
@@ -126,20 +129,23 @@ def _with_holes(value: Any, path: list[str], where: str) -> Any:
         return _hole(value, path)
     if type(value) in (tuple, list):
         return type(value)(
-            _with_holes(part, [*path, str(index)], where) for index, part in enumerate(value)
+            _with_holes(part, [*path, str(index)], left_out, where)
+            for index, part in enumerate(value)
         )
     if type(value) is dict and all(type(key) is str for key in value):
-        return {key: _with_holes(part, [*path, key], where) for key, part in value.items()}
+        return {
+            key: _with_holes(part, [*path, key], left_out, where) for key, part in value.items()
+        }
     named = name_and_parts(value)
     if named is not None:
         name, parts = named
         # No repr: the repr of a set differs between processes, which may save together.
         description = type(value).__name__
-        return Hole(_text(path), description, name, _with_holes(parts, path, where))
+        return Hole(_text(path), description, name, _with_holes(parts, path, left_out, where))
     # A bare object in a node of a library has no data: it is a marker, as in equinox's
     # `StateIndex`.
     is_mark = type(value) is object and where.partition(".")[0] in LIBRARIES
-    return _hole(value, path) if is_mark or left_out() == "skip" else value
+    return _hole(value, path) if is_mark or left_out.static == "skip" else value
 
 
 def _hole(value: Any, path: list[str]) -> Hole:
@@ -154,14 +160,14 @@ class Code:
     """Represents the type of leaves and nodes that are code in files."""
 
 
-def hole_of(code: Any) -> Hole:
+def hole_of(code: Any, left_out: LeftOut) -> Hole:
     """Returns the placeholder for a leaf or node that is code.
 
     Raises:
       TypeError: If the code has data.
     """
-    _check_has_no_data(code)
-    leave_out_code()
+    _check_has_no_data(code, left_out)
+    left_out.has_code = True
     return _hole(code, [])
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -14,6 +13,7 @@ from treepack._src.interop.libraries import library_of_type
 from treepack._src.pytree import kinds as code
 from treepack._src.pytree.containers import namedtuple_of
 from treepack._src.pytree.kinds import flatten
+from treepack._src.pytree.left_out import NOTHING, LeftOut
 from treepack._src.registry import holes as _holes
 from treepack._src.registry.fields import Fields, dataclass_fields
 from treepack._src.registry.inert import is_given, is_inert, storing
@@ -44,16 +44,16 @@ def jax_node_type(
     stores = storing(nodetype, fields)
     library = library_of_type(nodetype)
     writes_auxdata = encode is None
-    encode = encode or functools.partial(encode_auxdata, nodetype=nodetype, meta=meta)
 
-    def flatten_node(node: Any) -> tuple[bytes, dict[str, Any]]:
+    def flatten_node(node: Any, left_out: LeftOut) -> tuple[bytes, dict[str, Any]]:
         children, treedef = flatten(node)
         state, functions = code.split(node, children)
-        data = encode(treedef.node_data()[1])
+        auxdata = treedef.node_data()[1]
+        data = encode(auxdata) if encode else encode_auxdata(auxdata, left_out, nodetype, meta)
         if fields is not None and list(children) != fields.data:
             return core.encode_value((_VARIABLE, data, list(children))), children
         if functions:
-            data = _add_functions(nodetype, data, list(children), functions)
+            data = _add_functions(nodetype, data, list(children), functions, left_out)
         return data, state
 
     def static_of(node: Any) -> dict[str, Any]:
@@ -151,7 +151,7 @@ def namedtuple_type(
     """Describes a namedtuple, which JAX flattens without registration."""
     names: list[str] = list(nodetype._fields)
 
-    def flatten_node(node: Any) -> tuple[bytes, dict[str, Any]]:
+    def flatten_node(node: Any, left_out: LeftOut) -> tuple[bytes, dict[str, Any]]:
         return core.encode_value(()), dict(zip(names, tuple.__iter__(node), strict=True))
 
     def unflatten(_: Any, found: list[str], children: list[Any]) -> Any:
@@ -224,10 +224,10 @@ class _WithFunctions(NamedTuple):
 
 
 def _add_functions(
-    nodetype: type, data: bytes, names: list[str], functions: dict[str, Any]
+    nodetype: type, data: bytes, names: list[str], functions: dict[str, Any], left_out: LeftOut
 ) -> bytes:
     """Adds the functions among the children to static data."""
-    functions = _holes.with_holes(functions)
+    functions = _holes.with_holes(functions, left_out)
     for name, function in functions.items():
         _holes.check_field(name, function, f"{default_name(nodetype)}: ")
     return core.encode_value((_FUNCTIONS, data, names, functions))
@@ -255,13 +255,18 @@ def holds_code(data: bytes) -> bool:
     return isinstance(found, _WithFunctions) or not is_inert(static)
 
 
-def encode_auxdata(auxdata: Any, nodetype: type | None = None, meta: Any = None) -> bytes:
+def encode_auxdata(
+    auxdata: Any,
+    left_out: LeftOut = NOTHING,
+    nodetype: type | None = None,
+    meta: Any = None,
+) -> bytes:
     """Encodes auxdata; errors name the type and the field."""
     try:
         return core.encode_value(auxdata)
     except (TypeError, ValueError) as error:
         where = "" if nodetype is None else f"{default_name(nodetype)}: "
-        auxdata = _holes.auxdata_with_holes(auxdata, meta, nodetype, where)
+        auxdata = _holes.auxdata_with_holes(auxdata, left_out, meta, nodetype, where)
         try:
             return core.encode_value(auxdata)
         except (TypeError, ValueError):

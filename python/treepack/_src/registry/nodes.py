@@ -15,7 +15,7 @@ from treepack._src.pytree import handlers
 from treepack._src.pytree.containers import NodeKind, check_unique_keys, is_inert_factory
 from treepack._src.pytree.kinds import PYTREE, Pruned, joined, kind_of
 from treepack._src.pytree.leaves import explain, remedy
-from treepack._src.pytree.left_out import left_out
+from treepack._src.pytree.left_out import LeftOut
 from treepack._src.pytree.state_dict import leaves_of, to_state_dict
 from treepack._src.registry import holes as _holes
 from treepack._src.registry import static as _static
@@ -52,7 +52,7 @@ def check_name(ty: type, name: str, aliases: Iterable[str] = ()) -> None:
 
 
 def flatten_node(
-    node: Any,
+    node: Any, left_out: LeftOut
 ) -> tuple[str, FieldNames | None, int, bytes, dict[str, Any], bool] | None:
     """Flattens a node.
 
@@ -73,11 +73,11 @@ def flatten_node(
         if _jax.is_array(node):
             return None
         if kind is None or flax.is_graph_definition(node):
-            return _CODE, None, 0, _code_left_out(node), {}, False
+            return _CODE, None, 0, _code_left_out(node, left_out), {}, False
         found = unregistered(ty, kind)
         if found is None:
             return _UNNAMED, None, 0, *_flatten_unnamed(node, kind), kind.final
-    data, children = found.flatten(node)
+    data, children = found.flatten(node, left_out)
     if kind is not None and kind.final:
         # Like `to_bytes`, so that the same template restores both.
         state = kind.children(node)
@@ -113,11 +113,12 @@ def _is_state_of(state: Any, child: Any) -> bool:
     )
 
 
-def _code_left_out(code: Any) -> bytes:
+def _code_left_out(code: Any, left_out: LeftOut) -> bytes:
     """Returns the static data that stand for code."""
-    if left_out() == "error" or not (left_out() == "skip" or callable(code) or is_code(code)):
+    static = left_out.static
+    if static == "error" or not (static == "skip" or callable(code) or is_code(code)):
         raise TypeError(explain(code))
-    return core.encode_value(_holes.hole_of(code))
+    return core.encode_value(_holes.hole_of(code, left_out))
 
 
 def _has_lists(state: dict[str, Any]) -> bool:
@@ -278,14 +279,14 @@ def _mapping(
 ) -> NodeType:
     """Describes a type of mappings with any keys, and `extra` data besides the items."""
 
-    def flatten(mapping: Any) -> tuple[bytes, dict[str, Any]]:
+    def flatten(mapping: Any, left_out: LeftOut) -> tuple[bytes, dict[str, Any]]:
         check_unique_keys(mapping)
         keys = None if all(type(key) is str for key in mapping) else list(mapping)
         children = {str(key): value for key, value in mapping.items()}
         factory = extra(mapping)
         if not is_inert_factory(factory):
-            factory = _holes.in_place_of("default_factory", factory)
-        keys = _holes.with_holes({"keys": keys})["keys"]
+            factory = _holes.in_place_of("default_factory", factory, left_out)
+        keys = _holes.with_holes({"keys": keys}, left_out)["keys"]
         return core.encode_value((keys, factory)), children
 
     def decode(data: bytes) -> Any:
@@ -320,14 +321,15 @@ def _own_type(
     return NodeType(ty, name, flatten, unflatten, unflatten, decode, static_of=static_of)
 
 
-def _flatten_partial(partial: Any) -> tuple[bytes, dict[str, Any]]:
-    function = _holes.with_holes({"func": _jax.partial_function(partial)})["func"]
+def _flatten_partial(partial: Any, left_out: LeftOut) -> tuple[bytes, dict[str, Any]]:
+    function = _jax.partial_function(partial)
+    function = _holes.with_holes({"func": function}, left_out)["func"]
     _holes.check_field("func", function)
     return core.encode_value(function), {"args": partial.args, "keywords": partial.keywords}
 
 
-def _flatten_pruned(pruned: Pruned) -> tuple[bytes, dict[str, Any]]:
-    functions = _holes.with_holes(pruned.functions())
+def _flatten_pruned(pruned: Pruned, left_out: LeftOut) -> tuple[bytes, dict[str, Any]]:
+    functions = _holes.with_holes(pruned.functions(), left_out)
     for name, function in functions.items():
         _holes.check_field(name, function)
     kind = type(pruned.container).__name__

@@ -10,6 +10,7 @@ from treepack._src.printable import short_repr
 from treepack._src.pytree import handlers
 from treepack._src.pytree.containers import default_of
 from treepack._src.pytree.kinds import flatten
+from treepack._src.pytree.left_out import LeftOut
 from treepack._src.registry import holes as _holes
 from treepack._src.registry.names import Names, reads_nothing
 from treepack.errors import UnregisteredTypeError
@@ -50,7 +51,8 @@ class NodeType(NamedTuple):
     Attributes:
       ty: The type.
       name: Its name in files.
-      flatten: Takes a node, returns its encoded static data, and its children by name.
+      flatten: Takes a node, and what the save leaves out; returns its encoded static data, and its
+        children by name.
       unflatten: Takes static data, names and children, returns a node.
       unflatten_abstract: Like `unflatten`, for placeholders as children, which code of the type
         might reject.
@@ -75,7 +77,7 @@ class NodeType(NamedTuple):
 
     ty: type
     name: str
-    flatten: Callable[[Any], tuple[bytes, dict[str, Any]]]
+    flatten: Callable[[Any, LeftOut], tuple[bytes, dict[str, Any]]]
     unflatten: Callable[[Any, list[str], list[Any]], Any]
     unflatten_abstract: Callable[[Any, list[str], list[Any]], Any]
     decode: Callable[[bytes], Any] = core.decode_value

@@ -21,6 +21,7 @@ from treepack._src.pytree.containers import (
     with_attributes,
 )
 from treepack._src.pytree.kinds import is_plain_namedtuple
+from treepack._src.pytree.left_out import LeftOut
 from treepack._src.registry.fields import Fields, dataclass_fields
 from treepack._src.registry.jax_nodes import encode_auxdata, jax_node_type, namedtuple_type
 from treepack._src.registry.libraries import find, library_name
@@ -104,10 +105,10 @@ def of_library(name: str) -> NodeType | None:
 def _dataclass_type(ty: type, *, name: str, names: list[str], static: list[str]) -> NodeType:
     """Describes a dataclass that is not registered with JAX, like `register_dataclass`."""
 
-    def flatten_node(node: Any) -> tuple[bytes, dict[str, Any]]:
+    def flatten_node(node: Any, left_out: LeftOut) -> tuple[bytes, dict[str, Any]]:
         fields = fields_of(node)
         auxdata = tuple(fields.pop(name) for name in static)
-        return encode_auxdata(auxdata, ty, static), fields
+        return encode_auxdata(auxdata, left_out, ty, static), fields
 
     def unflatten(auxdata: Any, found: list[str], children: list[Any]) -> Any:
         check_children(names, found)

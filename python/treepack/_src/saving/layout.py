@@ -13,7 +13,7 @@ from treepack._src.checkpoint.file import File, place_of
 from treepack._src.options import Saved, Static, Writing
 from treepack._src.printable import warn
 from treepack._src.pytree import handlers
-from treepack._src.pytree.left_out import leaving_out
+from treepack._src.pytree.left_out import LeftOut
 from treepack._src.pytree.state_dict import leaves_of
 from treepack._src.registry.code import is_code
 from treepack._src.registry.definitions import plain_parts
@@ -93,17 +93,18 @@ def described_layout(
 
     Only files can have an `index`, which finds leaves without reading all headers, and `checksums`.
     """
-    with leaving_out(static) as left_out:
-        layout = core.walk(
-            tree,
-            state_dict=True,
-            align=align,
-            max_chunk_size=Chunks.max_nbytes(),
-            overridden=[],
-            structure=True,
-            metadata=None if metadata is None else _encoded(metadata),
-            **options,
-        )
+    left_out = LeftOut(static)
+    layout = core.walk(
+        tree,
+        state_dict=True,
+        align=align,
+        max_chunk_size=Chunks.max_nbytes(),
+        overridden=[],
+        structure=True,
+        left_out=left_out,
+        metadata=None if metadata is None else _encoded(metadata),
+        **options,
+    )
     if left_out.has_code and all(_is_nothing(leaf) for _, leaf in leaves_of(tree, ())):
         warn(
             "the tree has no data: all its leaves are code, which is left out. To save a model, "
@@ -148,8 +149,13 @@ def _is_nothing(leaf: Any) -> bool:
 
 def plain_file_layout(tree: Any, saved: Saved, writing: Writing, *, snapshot: bool) -> core.Layout:
     """Lays out the state of a tree for a file of flax."""
-    with leaving_out(saved.static):
-        return state_layout(tree, writing.align, snapshot=snapshot, threads=writing.threads)
+    return state_layout(
+        tree,
+        writing.align,
+        snapshot=snapshot,
+        left_out=LeftOut(saved.static),
+        threads=writing.threads,
+    )
 
 
 def file_layout(
