@@ -241,7 +241,7 @@ class _Options:
 @functools.cache
 def _checked(options: Any) -> list[tuple[str, Any]]:
     """Returns the names and defaults of the options that `check` knows."""
-    # The `static` of `Reading` is a tree; `leaving_out` checks that of `Saved`.
+    # The `static` of `Reading` is a tree; `LeftOut` checks that of `Saved`.
     known = (_CHOICES.keys() | _NUMBERS.keys()) - {"static"}
     return [(it.name, it.default) for it in dataclasses.fields(options) if it.name in known]
 
