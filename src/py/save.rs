@@ -21,7 +21,7 @@ use crate::array::{Alignment, ChunkLimit, Framing};
 use crate::encoder::Encoder;
 use crate::layout::{Caching, LayoutBuilder, OutputPiece, Payload};
 use crate::manifest::{Grid, Manifest, ShardFile};
-use crate::sink::{Output, Target, pour, replace_file, write_pipe};
+use crate::sink::{Output, pour, replace_file, write_pipe};
 use crate::structure::Record;
 use crate::{Result, parallel};
 
@@ -137,7 +137,7 @@ impl Layout {
             }
         }
         let made = new_bytes(py, self.output.len(), self.needs_python, |memory| {
-            pour(&self.output, memory, Target::Fresh, threads, &watcher)
+            pour(&self.output, memory, Caching::Usual, threads, &watcher)
         })?;
         watcher.raise(made)
     }
@@ -178,7 +178,7 @@ impl Layout {
             })
         } else {
             buffer.fill(py, range, self.needs_python, |memory| {
-                pour(&self.output, memory, Target::Used, threads, &watcher).map(drop)
+                pour(&self.output, memory, Caching::Past, threads, &watcher).map(drop)
             })
         };
         watcher.raise(filled)?;
