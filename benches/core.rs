@@ -17,8 +17,8 @@ use treepack::array::{Alignment, Array, ChunkLimit, Framing, Shard, Sharded};
 use treepack::encoder::Encoder;
 use treepack::events::Events;
 use treepack::gzip::{self, Indexed, Method};
-use treepack::layout::{Layout, LayoutBuilder, Payload};
-use treepack::sink::{Target, pour};
+use treepack::layout::{Caching, Layout, LayoutBuilder, Payload};
+use treepack::sink::pour;
 use treepack::structure::Kind;
 use treepack::wire::EXT_NDARRAY;
 
@@ -81,8 +81,8 @@ fn read_arrays(bencher: Bencher, align: i64) {
 }
 
 /// Pouring into memory that is in use already, with plain and with streaming stores.
-#[divan::bench(args = [Target::Fresh, Target::Used], consts = [1, 2])]
-fn pour_64_mib<const THREADS: usize>(bencher: Bencher, target: Target) {
+#[divan::bench(args = [Caching::Usual, Caching::Past], consts = [1, 2])]
+fn pour_64_mib<const THREADS: usize>(bencher: Bencher, caching: Caching) {
     let mut out = LayoutBuilder::default();
     for _ in 0..8 {
         out.headers().extend_from_slice(b"headers");
@@ -94,7 +94,7 @@ fn pour_64_mib<const THREADS: usize>(bencher: Bencher, target: Target) {
     bencher
         .counter(BytesCount::new(layout.len()))
         .bench_local(|| {
-            let filled = pour(&layout, &mut memory, target, threads, &());
+            let filled = pour(&layout, &mut memory, caching, threads, &());
             filled.unwrap().len()
         });
 }
@@ -190,7 +190,7 @@ fn compress_nothing<const THREADS: usize>(bencher: Bencher) {
     bencher
         .counter(BytesCount::new(layout.len()))
         .bench_local(|| {
-            let filled = pour(&layout, &mut memory, Target::Used, threads, &());
+            let filled = pour(&layout, &mut memory, Caching::Past, threads, &());
             filled.unwrap().len()
         });
 }

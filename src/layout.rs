@@ -204,7 +204,7 @@ pub enum OutputPiece {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Caching {
     Usual,
-    /// Past them where possible; see `stream`.
+    /// Past them where possible, for used memory; see `stream`.
     Past,
 }
 

@@ -12,11 +12,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
+#[cfg(unix)]
+use memmap2::UncheckedAdvice;
 use memmap2::{Mmap, MmapMut, MmapOptions};
 
 pub use crate::handle::open;
 use crate::handle::{Handle, open_regular};
-#[cfg(target_os = "linux")]
+#[cfg(any(target_os = "linux", not(unix)))]
 use crate::raw::zeroed;
 use crate::raw::{AsRaw, Filling, RawBytes, Uninit};
 use crate::source::{Source, in_memory};
@@ -34,38 +36,11 @@ pub(crate) fn fresh_pages(len: usize) -> io::Result<MmapMut> {
     Ok(pages)
 }
 
-/// Returns whole pages of `fresh_pages` to the system, which zeroes them.
-///
-/// # Safety
-/// The pages must be inside such a mapping, with no pointers to them left.
-#[cfg(unix)]
-pub(crate) unsafe fn give_back(start: *mut u8, len: usize) {
-    // Only Linux guarantees zeros after this.
-    #[cfg(target_os = "linux")]
-    // SAFETY: the caller's promise. A refused call leaves the pages as they are.
-    let _ = unsafe { rustix::mm::madvise(start.cast(), len, rustix::mm::Advice::LinuxDontNeed) };
-    #[cfg(not(target_os = "linux"))]
-    // SAFETY: the caller's promise.
-    unsafe {
-        map_again(start, len);
-    }
-}
-
-/// Replaces the pages by fresh ones, where advice is not enough.
-///
-/// # Safety
-/// As for `give_back`.
-#[cfg(all(unix, any(test, not(target_os = "linux"))))]
-unsafe fn map_again(start: *mut u8, len: usize) {
-    use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
-    if len == 0 {
-        return;
-    }
-    let access = ProtFlags::READ | ProtFlags::WRITE;
-    let flags = MapFlags::PRIVATE | MapFlags::FIXED;
-    // SAFETY: the caller's promise. The new pages are unmapped with their neighbours.
-    let _ = unsafe { mmap_anonymous(start.cast(), len, access, flags) };
-}
+/// Returns pages to the system. Their content is lost.
+#[cfg(all(unix, not(target_vendor = "apple")))]
+pub(crate) const GIVE_BACK: UncheckedAdvice = UncheckedAdvice::DontNeed;
+#[cfg(target_vendor = "apple")]
+pub(crate) const GIVE_BACK: UncheckedAdvice = UncheckedAdvice::Free;
 
 /// Fresh pages that grow without a copy.
 #[derive(Debug)]
@@ -145,14 +120,13 @@ impl Pages {
         &self.pages[..self.len]
     }
 
-    /// Returns the pages of the first `done` bytes to the system. They become zero, except on
-    /// Windows, where they stay.
+    /// Returns the pages of the first `done` bytes to the system, except on Windows.
     pub fn forget(&mut self, done: usize) {
         #[cfg(unix)]
         {
             let end = done.min(self.len) / rustix::param::page_size() * rustix::param::page_size();
             // SAFETY: `self` owns the pages, and no pointer to them is left.
-            unsafe { give_back(self.pages.as_mut_ptr(), end) };
+            let _ = unsafe { self.pages.unchecked_advise_range(GIVE_BACK, 0, end) };
         }
         #[cfg(not(unix))]
         let _ = done;
@@ -294,7 +268,7 @@ impl Mapping {
         if let Some(pages) = &self.pages {
             // SAFETY: the mapping is read-only and backed by a file, so the next access finds the
             // same content. Refused advice has no effect.
-            let _ = unsafe { pages.unchecked_advise(memmap2::UncheckedAdvice::DontNeed) };
+            let _ = unsafe { pages.unchecked_advise(UncheckedAdvice::DontNeed) };
         }
     }
 
@@ -372,56 +346,39 @@ pub fn wait_for_input(_: &File, watch: &dyn Watch) -> Result<()> {
     watch.check()
 }
 
-#[cfg(unix)]
 pub fn read_at<'t>(file: &File, offset: usize, target: &'t mut Uninit) -> Result<&'t mut [u8]> {
     read_on(file, offset, Filling::new(target))
 }
 
-#[cfg(unix)]
 fn read_on<'t>(file: &File, offset: usize, mut filling: Filling<'t>) -> Result<&'t mut [u8]> {
     let mut offset = offset as u64;
     while filling.left() > 0 {
-        let left = filling.left() as u64;
-        let read = filling.fill_some(|target| match rustix::io::pread(file, target, offset) {
-            Ok(([], _)) => Err(Error::Truncated {
+        let missing = filling.left() as u64;
+        let read = filling.fill_some(|target| match read_some(file, target, offset) {
+            Ok([]) => Err(Error::Truncated {
                 offset: usize::try_from(offset).unwrap_or(usize::MAX),
-                missing: left,
+                missing,
             }),
-            Ok((read, _)) => Ok(read),
-            Err(rustix::io::Errno::INTR) => Ok(&mut []),
-            Err(error) => Err(io::Error::from(error).into()),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(&mut []),
+            read => Ok(read?),
         })?;
         offset += read as u64;
     }
     Ok(filling.finish())
 }
 
+#[cfg(unix)]
+fn read_some<'t>(file: &File, target: &'t mut Uninit, offset: u64) -> io::Result<&'t mut [u8]> {
+    Ok(rustix::io::pread(file, target, offset)?.0)
+}
+
 #[cfg(not(unix))]
-pub fn read_at<'t>(file: &File, offset: usize, target: &'t mut Uninit) -> Result<&'t mut [u8]> {
-    use std::os::windows::fs::FileExt;
+fn read_some<'t>(file: &File, target: &'t mut Uninit, offset: u64) -> io::Result<&'t mut [u8]> {
     const MOST: usize = 1 << 20;
-    let mut offset = offset as u64;
-    let mut filling = Filling::new(target);
-    while filling.left() > 0 {
-        let left = filling.left() as u64;
-        let read = filling.fill_some(|target| {
-            let len = target.len().min(MOST);
-            target[..len].fill(std::mem::MaybeUninit::new(0));
-            // SAFETY: it has just been filled.
-            let target = unsafe { target[..len].assume_init_mut() };
-            match file.seek_read(target, offset) {
-                Ok(0) => Err(Error::Truncated {
-                    offset: usize::try_from(offset).unwrap_or(usize::MAX),
-                    missing: left,
-                }),
-                Ok(read) => Ok(&mut target[..read]),
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(&mut []),
-                Err(error) => Err(error.into()),
-            }
-        })?;
-        offset += read as u64;
-    }
-    Ok(filling.finish())
+    let len = target.len().min(MOST);
+    let target = zeroed(&mut target[..len]);
+    let read = std::os::windows::fs::FileExt::seek_read(file, target, offset)?;
+    Ok(&mut target[..read])
 }
 
 #[cfg(test)]
@@ -488,21 +445,6 @@ mod tests {
         assert!(matches!(beyond, Err(Error::Truncated { missing: 1, .. })));
     }
 
-    #[cfg(unix)]
-    #[test]
-    #[cfg_attr(miri, ignore = "Miri lacks the system calls")]
-    fn pages_are_zero_where_others_take_their_place() {
-        let page = rustix::param::page_size();
-        let mut pages = fresh_pages(3 * page).unwrap();
-        pages.fill(1);
-        // SAFETY: it is the second of three pages, and no pointer to it is left.
-        unsafe { map_again(pages.as_mut_ptr().add(page), page) };
-        assert!(pages[..page].iter().all(|&byte| byte == 1));
-        assert!(pages[page..2 * page].iter().all(|&byte| byte == 0));
-        assert!(pages[2 * page..].iter().all(|&byte| byte == 1));
-        pages[page] = 2;
-    }
-
     #[test]
     #[cfg_attr(miri, ignore = "Miri lacks the system calls")]
     fn pages_grow_with_their_content() {
@@ -517,7 +459,9 @@ mod tests {
         assert!(pages.as_slice() == expected);
         pages.forget(expected.len() - 1);
         assert_eq!(pages.as_slice()[expected.len() - 1], 7);
-        assert_eq!(pages.as_slice()[0], u8::from(!cfg!(unix)));
+        if cfg!(target_os = "linux") {
+            assert_eq!(pages.as_slice()[0], 0);
+        }
         assert!(matches!(pages.room(usize::MAX), Err(Error::OutOfMemory)));
         assert!(matches!(
             pages.room(usize::MAX / 4),

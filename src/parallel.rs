@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 use std::num::NonZero;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, mpsc};
+use std::sync::{Condvar, Mutex, mpsc};
 use std::time::Duration;
 use std::{env, thread};
 
@@ -67,7 +67,7 @@ pub fn worth(threads: NonZero<usize>, bytes: usize, min_bytes: usize) -> NonZero
 }
 
 /// Calls `work` on every item, on `threads` threads including this one, which calls `check` after
-/// each of its items. The first error of either stops the work.
+/// each item. The first error of either stops the work.
 ///
 /// # Panics
 /// If `work` panics.
@@ -77,42 +77,14 @@ pub fn for_each<T: Send>(
     work: impl Fn(T) -> Result<()> + Sync,
     mut check: impl FnMut() -> Result<()>,
 ) -> Result<()> {
-    let threads = threads.get().min(items.len());
+    let count = items.len();
     let queue = Mutex::new(items.into_iter());
-    let failed = Mutex::new(None);
-    let step = || {
+    let step = |(): &mut (), _| {
         let item = queue.lock().expect(NO_PANIC).next();
-        let Some(item) = item else { return false };
-        let done = work(item);
-        done.is_ok() || stop(&queue, &failed, done)
+        item.map_or(Ok(()), &work)
     };
-    thread::scope(|scope| {
-        for _ in 1..threads {
-            // If a thread cannot be started, the others do its share.
-            if !has_room_for_thread() {
-                break;
-            }
-            let _ = thread::Builder::new().spawn_scoped(scope, || while step() {});
-        }
-        while step() {
-            let checked = check();
-            if checked.is_err() {
-                stop(&queue, &failed, checked);
-            }
-        }
-    });
-    failed.into_inner().expect(NO_PANIC).map_or(Ok(()), Err)
-}
-
-fn stop<T>(
-    queue: &Mutex<std::vec::IntoIter<T>>,
-    failed: &Mutex<Option<Error>>,
-    done: Result<()>,
-) -> bool {
-    *queue.lock().expect(NO_PANIC) = Vec::new().into_iter();
-    let mut failed = failed.lock().expect(NO_PANIC);
-    *failed = failed.take().or(done.err());
-    false
+    let each = |_, done: Result<()>| done.and_then(|()| check());
+    in_order(count, threads, count, step, each)
 }
 
 /// Calls `work` on all numbers below `count`, on `threads` threads including this one, which calls
@@ -131,51 +103,51 @@ pub fn in_order<S: Default, T: Send>(
 ) -> Result<()> {
     let window = ahead.max(1);
     let threads = threads.get().min(count).min(window);
-    let gate = Gate::new(count, window);
-    let run = |sender: mpsc::Sender<(usize, T)>| {
-        let _guard = StopOnPanic(&gate);
+    let shared = Shared {
+        count,
+        window,
+        state: Mutex::new(State {
+            next: 0,
+            done: 0,
+            stopped: false,
+            ready: BTreeMap::new(),
+        }),
+        moved: Condvar::new(),
+    };
+    let run = || {
+        let _guard = StopOnPanic(&shared);
         let mut state = S::default();
-        while let Some(index) = gate.next() {
-            if sender.send((index, work(&mut state, index))).is_err() {
-                return;
-            }
+        while let Next::Index(index) = shared.next(None) {
+            let result = work(&mut state, index);
+            shared.change(|state| state.ready.insert(index, result));
         }
     };
     thread::scope(|scope| {
-        let _guard = StopOnPanic(&gate);
-        let (sender, receiver) = mpsc::channel();
+        let _guard = StopOnPanic(&shared);
         for _ in 1..threads {
-            let sender = sender.clone();
-            let run = &run;
+            // If a thread cannot be started, the others do its share.
             if !has_room_for_thread() {
                 break;
             }
-            let _ = thread::Builder::new().spawn_scoped(scope, move || run(sender));
+            let _ = thread::Builder::new().spawn_scoped(scope, run);
         }
-        drop(sender);
         let mut state = S::default();
-        let mut early = BTreeMap::new();
         for expected in 0..count {
             let result = loop {
-                early.extend(receiver.try_iter());
-                if let Some(result) = early.remove(&expected) {
-                    break result;
+                match shared.next(Some(expected)) {
+                    Next::Result(result) => break result,
+                    Next::Index(index) => {
+                        let result = work(&mut state, index);
+                        shared.change(|state| state.ready.insert(index, result));
+                    }
+                    // A thread panicked; the scope passes the panic on.
+                    Next::End => return Ok(()),
                 }
-                let (index, result) = match gate.try_next() {
-                    Some(index) => (index, work(&mut state, index)),
-                    None => match receiver.recv() {
-                        Ok(result) => result,
-                        // A thread panicked; the scope passes the panic on.
-                        Err(mpsc::RecvError) => return Ok(()),
-                    },
-                };
-                early.insert(index, result);
             };
             let done = each(expected, result);
-            gate.advance(if done.is_err() {
-                None
-            } else {
-                Some(expected + 1)
+            shared.change(|state| {
+                state.done += 1;
+                state.stopped |= done.is_err();
             });
             done?;
         }
@@ -183,28 +155,79 @@ pub fn in_order<S: Default, T: Send>(
     })
 }
 
+/// The work of [`in_order`].
+struct Shared<T> {
+    count: usize,
+    window: usize,
+    state: Mutex<State<T>>,
+    moved: Condvar,
+}
+
+struct State<T> {
+    next: usize,
+    done: usize,
+    stopped: bool,
+    ready: BTreeMap<usize, T>,
+}
+
+enum Next<T> {
+    Index(usize),
+    Result(T),
+    End,
+}
+
+impl<T> Shared<T> {
+    /// Waits for the `expected` result or a number to work on.
+    fn next(&self, expected: Option<usize>) -> Next<T> {
+        let mut state = self.state.lock().expect(NO_PANIC);
+        loop {
+            if let Some(result) = expected.and_then(|index| state.ready.remove(&index)) {
+                return Next::Result(result);
+            }
+            if state.stopped || expected.is_none() && state.next == self.count {
+                return Next::End;
+            }
+            if state.next < self.count.min(state.done + self.window) {
+                state.next += 1;
+                return Next::Index(state.next - 1);
+            }
+            state = self.moved.wait(state).expect(NO_PANIC);
+        }
+    }
+
+    fn change<R>(&self, change: impl FnOnce(&mut State<T>) -> R) {
+        change(&mut self.state.lock().expect(NO_PANIC));
+        self.moved.notify_all();
+    }
+}
+
+struct StopOnPanic<'a, T>(&'a Shared<T>);
+
+impl<T> Drop for StopOnPanic<'_, T> {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            self.0.change(|state| state.stopped = true);
+        }
+    }
+}
+
 /// Runs work that cannot be stopped in another thread. If `watch` stops the wait, the work
 /// continues there and its result is dropped.
 ///
 /// # Panics
 /// If `work` panics.
-pub fn elsewhere<T: Send + 'static>(
-    work: impl FnOnce() -> T + Send + 'static,
+pub fn elsewhere<T: Send + 'static, W: FnOnce() -> T + Send + 'static>(
+    work: W,
     watch: &dyn Watch,
 ) -> Result<T> {
     const OFTEN: Duration = Duration::from_millis(30);
+    let (give, given) = mpsc::sync_channel(1);
     let (sender, receiver) = mpsc::sync_channel(1);
-    let work = Arc::new(Mutex::new(Some(work)));
-    let take = {
-        let work = work.clone();
-        move || work.lock().expect(NO_PANIC).take()
-    };
-    let run = move || drop(take().map(|work| sender.send(work())));
-    if !(has_room_for_thread() && thread::Builder::new().spawn(run).is_ok())
-        && let Some(work) = work.lock().expect(NO_PANIC).take()
-    {
+    let run = move || drop(given.recv().map(|work: W| sender.send(work())));
+    if !has_room_for_thread() || thread::Builder::new().spawn(run).is_err() {
         return Ok(work());
     }
+    drop(give.send(work));
     loop {
         match receiver.recv_timeout(OFTEN) {
             Ok(done) => return Ok(done),
@@ -220,73 +243,6 @@ fn has_room_for_thread() -> bool {
     /// Mostly its stack.
     const THREAD_BYTES: usize = 3 << 20;
     grow::check_room(THREAD_BYTES).is_ok()
-}
-
-/// Hands out numbers, at most `ahead` of the results.
-struct Gate {
-    count: usize,
-    window: usize,
-    state: Mutex<GateState>,
-    moved: Condvar,
-}
-
-#[derive(Default)]
-struct GateState {
-    next: usize,
-    done: usize,
-    stopped: bool,
-}
-
-impl Gate {
-    fn new(count: usize, window: usize) -> Self {
-        Self {
-            count,
-            window,
-            state: Mutex::default(),
-            moved: Condvar::new(),
-        }
-    }
-
-    fn next(&self) -> Option<usize> {
-        let state = self.state.lock().expect(NO_PANIC);
-        let blocked = |state: &mut GateState| {
-            !state.stopped && state.next < self.count && state.next >= state.done + self.window
-        };
-        let state = self.moved.wait_while(state, blocked).expect(NO_PANIC);
-        self.take(state)
-    }
-
-    fn try_next(&self) -> Option<usize> {
-        self.take(self.state.lock().expect(NO_PANIC))
-    }
-
-    fn take(&self, mut state: MutexGuard<'_, GateState>) -> Option<usize> {
-        let open = state.next < self.count.min(state.done + self.window);
-        (open && !state.stopped).then(|| {
-            state.next += 1;
-            state.next - 1
-        })
-    }
-
-    /// All numbers below `done` are done; with `None` the work is over.
-    fn advance(&self, done: Option<usize>) {
-        let mut state = self.state.lock().expect(NO_PANIC);
-        match done {
-            Some(done) => state.done = done,
-            None => state.stopped = true,
-        }
-        self.moved.notify_all();
-    }
-}
-
-struct StopOnPanic<'a>(&'a Gate);
-
-impl Drop for StopOnPanic<'_> {
-    fn drop(&mut self) {
-        if thread::panicking() {
-            self.0.advance(None);
-        }
-    }
 }
 
 const NO_PANIC: &str = "no work panics while it holds the lock";

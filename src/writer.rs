@@ -14,11 +14,11 @@ use crate::dtype::Dtype;
 use crate::encoder::Encoder;
 use crate::error::Path;
 use crate::file::ArrayView;
-use crate::gzip::{self, Append, Method};
-use crate::layout::{Caching, Layout, Payload};
-use crate::raw::{RawBytes, Uninit, append_with};
-use crate::sink::{Durability, replace_file};
-use crate::structure::{Kind, Seal, Sums, Value};
+use crate::gzip::{self, Method};
+use crate::layout::{Layout, Payload};
+use crate::raw::{RawBytes, Uninit};
+use crate::sink::{Append, Durability, append_blocks, replace_file};
+use crate::structure::{Kind, Value};
 use crate::wire::{Complex, EXT_NDARRAY, MAX_DEPTH};
 use crate::{Error, Result, grow, parallel};
 
@@ -26,8 +26,6 @@ const ALIGN: i64 = 64;
 
 /// Smaller payloads are copied between the headers.
 const JOIN_BYTES: usize = 64;
-
-const BLOCK_BYTES: usize = 1 << 20;
 
 /// A tree to write, with an index of its leaves and their checksums.
 ///
@@ -238,12 +236,11 @@ impl<'a> Writer<'a> {
     /// If a key is reserved (then nothing is written), or the stream fails.
     pub fn write_to(&self, mut stream: impl io::Write) -> Result<()> {
         let layout = self.layout()?;
+        let threads = self.threads(layout.len())?;
         let mut out = Stream(&mut stream);
-        if let Some(method) = self.compress.method() {
-            let threads = self.threads(layout.len())?;
-            gzip::compress(&layout, method, threads, &mut out, &())?;
-        } else {
-            out.layout(&layout)?;
+        match self.compress.method() {
+            Some(method) => gzip::compress(&layout, method, threads, &mut out, &())?,
+            None => append_blocks(&layout, threads, &mut out, &())?,
         }
         Ok(stream.flush()?)
     }
@@ -467,31 +464,6 @@ impl Append for Stream<'_> {
     }
 }
 
-impl Stream<'_> {
-    fn layout(&mut self, layout: &Layout<PayloadRange<'_>>) -> Result<()> {
-        let after = layout
-            .seal()
-            .map(|seal| (seal, Seal::bytes(seal.regions().len())));
-        let end = layout.len() - after.map_or(0, |(_, after)| after);
-        let mut sums = Sums::default();
-        let mut block = Vec::new();
-        for start in (0..end).step_by(BLOCK_BYTES) {
-            block.clear();
-            append_with(&mut block, BLOCK_BYTES.min(end - start), |target| {
-                layout.copy_to(start, target, Caching::Usual)
-            })?;
-            if let Some((seal, _)) = after {
-                sums.add(seal.regions().sum(start, &block)?)?;
-            }
-            self.append(&block)?;
-        }
-        match after {
-            Some((seal, _)) => self.append(&seal.close(&sums.finish(seal.regions().len())?)?),
-            None => Ok(()),
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -520,7 +492,8 @@ mod tests {
             encode(&writer.root, &mut encoder).unwrap();
             let layout = encoder.finish(None).unwrap();
             let mut bytes = Vec::new();
-            Stream(&mut bytes).layout(&layout).unwrap();
+            let out = &mut Stream(&mut bytes);
+            append_blocks(&layout, NonZero::<usize>::MIN, out, &()).unwrap();
             let file = File::from_bytes(bytes).unwrap();
             for path in ["memory", "view", "shared"] {
                 let array = file.get(path).unwrap();

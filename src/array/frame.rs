@@ -119,6 +119,20 @@ pub struct Framing {
     pub may_box: bool,
 }
 
+/// As flax writes.
+impl Default for Framing {
+    fn default() -> Self {
+        Self {
+            align: Alignment {
+                bytes: 1,
+                of_all: false,
+            },
+            chunks: ChunkLimit::DEFAULT,
+            may_box: true,
+        }
+    }
+}
+
 #[derive(Debug, Clone, Copy)]
 pub struct KeyPlace {
     pub start: usize,

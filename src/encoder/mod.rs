@@ -61,11 +61,11 @@ impl<P: Payload> Encoder<P> {
 
     /// Writes a header of another format, and then only the bytes of arrays, one after another.
     /// Other values are an error.
-    pub(crate) fn raw(header: &[u8], framing: Framing) -> Result<Self> {
+    pub(crate) fn raw(header: &[u8]) -> Result<Self> {
         let mut encoder = Self {
             begun: true,
             is_raw: true,
-            ..Self::new(framing)
+            ..Self::new(Framing::default())
         };
         encoder.layout.extend(header)?;
         Ok(encoder)
@@ -393,35 +393,26 @@ impl<P: Payload> Encoder<P> {
 
     /// `metadata` is a typed value.
     pub fn finish(self, metadata: Option<Vec<u8>>) -> Result<Layout<P>> {
-        self.finish_watched(metadata, &())
+        self.finish_with(metadata, None, &())
     }
 
-    pub fn finish_watched(
+    /// As `finish`. A `record` replaces that of the walked structure, except for the leaf index.
+    pub fn finish_with(
         mut self,
         metadata: Option<Vec<u8>>,
+        record: Option<Record>,
         watch: &dyn Watch,
     ) -> Result<Layout<P>> {
         if !self.begun || !self.open.is_empty() {
             return Err(misused("the tree is incomplete"));
         }
-        match self.recording.take_structure() {
-            None => Ok(self.layout.finish()),
-            Some(recorder) => self.end_with(recorder.finish(metadata)?, watch),
-        }
-    }
-
-    /// Finishes a state dict whose structure is recorded; adds only the leaf index to `record`.
-    pub fn finish_as(mut self, record: Record, watch: &dyn Watch) -> Result<Layout<P>> {
-        if !self.begun || !self.open.is_empty() {
-            return Err(misused("the tree is incomplete"));
-        }
-        if self.recording.take_structure().is_none() {
-            return Err(misused("there is no room for a record"));
-        }
-        self.end_with(record, watch)
-    }
-
-    fn end_with(mut self, mut record: Record, watch: &dyn Watch) -> Result<Layout<P>> {
+        let Some(recorder) = self.recording.take_structure() else {
+            return Ok(self.layout.finish());
+        };
+        let mut record = match record {
+            Some(record) => record,
+            None => recorder.finish(metadata)?,
+        };
         let recording = mem::take(&mut self.recording);
         let ends = recording.finish(&mut record, self.layout.len(), watch)?;
         self.write_key(RECORD_KEY)?;
@@ -477,16 +468,7 @@ fn misused(reason: &str) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::array::{Alignment, ChunkLimit};
     use crate::structure::{Node, Repeat};
-
-    fn framing() -> Framing {
-        Framing {
-            align: Alignment::new(1).unwrap(),
-            chunks: ChunkLimit::DEFAULT,
-            may_box: true,
-        }
-    }
 
     #[test]
     fn misuse_is_an_error() {
@@ -509,17 +491,21 @@ mod tests {
             },
         ];
         for calls in wrong {
-            assert!(calls(&mut Encoder::new(framing())).is_err());
+            assert!(calls(&mut Encoder::new(Framing::default())).is_err());
         }
-        assert!(Encoder::<Vec<u8>>::new(framing()).finish(None).is_err());
-        let mut unfinished = Encoder::<Vec<u8>>::new(framing());
+        assert!(
+            Encoder::<Vec<u8>>::new(Framing::default())
+                .finish(None)
+                .is_err()
+        );
+        let mut unfinished = Encoder::<Vec<u8>>::new(Framing::default());
         unfinished.map(1).unwrap();
         assert!(unfinished.finish(None).is_err());
     }
 
     #[test]
     fn raw_arrays_follow_a_header() {
-        let mut encoder = Encoder::<Vec<u8>>::raw(b"head", framing()).unwrap();
+        let mut encoder = Encoder::<Vec<u8>>::raw(b"head").unwrap();
         let array = Array {
             code: wire::EXT_NDARRAY,
             shape: &[3],
@@ -542,7 +528,7 @@ mod tests {
 
     #[test]
     fn values_in_lists_are_recorded_as_they_will_be_read() {
-        let mut encoder = Encoder::<Vec<u8>>::described(framing());
+        let mut encoder = Encoder::<Vec<u8>>::described(Framing::default());
         encoder.map(2).unwrap();
         encoder.key("a").unwrap();
         encoder.list(2).unwrap();
@@ -565,7 +551,7 @@ mod tests {
 
     #[test]
     fn after_a_failure_other_values_can_be_tried() {
-        let mut encoder = Encoder::<Vec<u8>>::new(framing());
+        let mut encoder = Encoder::<Vec<u8>>::new(Framing::default());
         encoder.list(2).unwrap();
         let mark = encoder.mark();
         encoder.map(3).unwrap();
@@ -577,7 +563,7 @@ mod tests {
 
     #[test]
     fn trees_of_a_certain_depth_can_be_written() {
-        let mut encoder = Encoder::<Vec<u8>>::new(framing());
+        let mut encoder = Encoder::<Vec<u8>>::new(Framing::default());
         for _ in 0..wire::MAX_DEPTH {
             encoder.list(1).unwrap();
         }

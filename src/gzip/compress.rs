@@ -15,7 +15,7 @@ use super::index::{self, BlockEntries};
 use super::numbers;
 use crate::layout::{Caching, Layout, Payload, Slice};
 use crate::raw::{Filling, append_with};
-use crate::sink::Output;
+use crate::sink::Append;
 use crate::watch::Watch;
 use crate::{Error, Result, parallel};
 
@@ -36,21 +36,11 @@ pub fn bound(bytes: usize) -> usize {
     HEADER.len() + blocks + END_BYTES + index::index_bytes(count)
 }
 
-pub trait Append {
-    fn append(&mut self, piece: &[u8]) -> Result<()>;
-}
-
 impl Append for Vec<u8> {
     fn append(&mut self, piece: &[u8]) -> Result<()> {
         self.try_reserve(piece.len())?;
         self.extend_from_slice(piece);
         Ok(())
-    }
-}
-
-impl Append for Output<'_> {
-    fn append(&mut self, piece: &[u8]) -> Result<()> {
-        self.bytes(piece)
     }
 }
 

@@ -38,7 +38,7 @@ mod streams;
 pub(crate) use bits::{BitReader, BitWriter};
 pub(crate) use block::Coder as BlockCoder;
 pub use block::Method;
-pub use compress::{Append, bound, compress, method};
+pub use compress::{bound, compress, method};
 pub(crate) use decoders::Decoders;
 pub use foreign::{claimed_size, inflate_at_once, inflate_in_steps, salvage};
 pub(crate) use format::{

@@ -81,25 +81,22 @@ pub fn decompress<'py>(
     self::threads(threads, 0)?;
     let source = Borrowed::buffer(data)?;
     let indexed = Indexed::open(&source)?;
-    let in_steps = progress.is_some();
     let mut progress = progress;
     if let Some(indexed) = indexed {
         check_size(indexed.len(), max_size)?;
         let threads = self::threads(threads, indexed.len())?;
         let watcher = Watcher::new(progress.take(), indexed.len());
-        let mut damaged = false;
         let made = new_bytes(py, indexed.len(), false, |out| {
             let whole = indexed.inflate(out, threads, &watcher)?;
-            damaged = whole.is_none();
-            whole.ok_or(Error::Stopped)
+            whole.ok_or(Error::GzipTruncated)
         })?;
-        if !damaged {
+        if !matches!(made, Err(Error::GzipTruncated)) {
             return watcher.raise(made);
         }
         // The next decoder explains the damage, and reports no progress.
     }
     let size = gzip::claimed_size(&source)?;
-    if !in_steps && size > 0 && max_size.is_none_or(|max_size| size <= max_size) {
+    if progress.is_none() && size > 0 && max_size.is_none_or(|max_size| size <= max_size) {
         let len = Source::len(&source);
         if let Some(bytes) = inflate_at_once(py, source.part(py, 0..len), size)? {
             return Ok(bytes);
@@ -189,21 +186,16 @@ pub fn inflate_to_pages(
         check_size(indexed.len(), max_size)?;
         let threads = self::threads(threads, indexed.len())?;
         let watcher = Watcher::new(progress.take(), indexed.len());
-        let inflated = watcher.detached(py, |watch| {
+        let made = py.detach(|| {
             let mut pages = Pages::with_room(indexed.len())?;
-            let mut damaged = false;
-            let filled = pages.fill(indexed.len(), |out| {
-                let whole = indexed.inflate(out, threads, watch)?;
-                damaged = whole.is_none();
-                whole.ok_or(Error::Stopped)
-            });
-            if damaged {
-                return Ok(None);
-            }
-            filled.map(|()| Some(pages))
+            pages.fill(indexed.len(), |out| {
+                let whole = indexed.inflate(out, threads, &watcher)?;
+                whole.ok_or(Error::GzipTruncated)
+            })?;
+            Ok(pages)
         });
-        if let Some(pages) = inflated? {
-            return Ok(pages);
+        if !matches!(made, Err(Error::GzipTruncated)) {
+            return watcher.raise(made);
         }
     }
     let at_once = progress.is_none();

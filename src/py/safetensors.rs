@@ -13,7 +13,7 @@ use super::manifest::Manifest;
 use super::memory::{keep_reserve, list_of_results, new_dict, new_string, new_tuple, row};
 use super::options::Int;
 use super::walk::{InSource, LeafPayload};
-use crate::array::{Alignment, Array, ChunkLimit, Framing};
+use crate::array::{Array, Framing};
 use crate::encoder::Encoder;
 use crate::error::Path;
 use crate::layout;
@@ -178,12 +178,8 @@ fn laid<'a>(
     metadata: Option<Vec<u8>>,
     array: impl FnMut(&mut Encoder<LeafPayload>, usize) -> Result<()>,
 ) -> Result<layout::Layout<LeafPayload>> {
-    let framing = Framing {
-        align: Alignment::new(1)?,
-        chunks: ChunkLimit::DEFAULT, // longer arrays have no form in one piece
-        may_box: true,
-    };
-    let mut out = Encoder::indexed(framing, false);
+    // Longer arrays than its chunks have no form in one piece.
+    let mut out = Encoder::indexed(Framing::default(), false);
     encode(&mut out, names, array)?;
     out.finish(metadata)
 }

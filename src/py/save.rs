@@ -14,13 +14,14 @@ use super::memory::{
 };
 use super::options::{self, Int};
 use super::pipe::Destination;
-use super::walk::{LeafPayload, Options, Recorded, layout_of, problems_of, raw_layout_of};
+use super::walk::{LeafPayload, Options, layout_of, problems_of, raw_layout_of, snapshot};
 use super::watch::Watcher;
 use super::{delta, errors, gzip};
 use crate::array::{Alignment, ChunkLimit, Framing};
+use crate::encoder::Encoder;
 use crate::layout::{Caching, LayoutBuilder, OutputPiece, Payload};
 use crate::manifest::{Grid, Manifest, ShardFile};
-use crate::sink::{Output, Target, pour, replace_file, write_pipe};
+use crate::sink::{Output, pour, replace_file, write_pipe};
 use crate::structure::Record;
 use crate::{Result, parallel};
 
@@ -61,27 +62,23 @@ pub fn walk(
         chunks: ChunkLimit::new(max_chunk_size),
         may_box: true,
     };
+    let out = match (structure, index) {
+        (false, _) => Encoder::new(framing),
+        (true, false) => Encoder::described(framing),
+        (true, true) => Encoder::indexed(framing, checksums),
+    };
     let options = Options {
         state_dict,
         sort_keys,
-        recorded: match (structure, index, checksums) {
-            (false, ..) => Recorded::Nothing,
-            (true, false, _) => Recorded::Structure,
-            (true, true, false) => Recorded::Index,
-            (true, true, true) => Recorded::Checksums,
-        },
-        raw: None,
-        metadata,
-        record: record.map(|record| Record::read(&record)).transpose()?,
-        framing,
         hollow,
         joined,
         overridden,
         left_out,
     };
-    let (mut layout, hollow) = layout_of(tree, options)?;
+    let record = record.map(|record| Record::read(&record)).transpose()?;
+    let (mut layout, hollow) = layout_of(tree, out, options, metadata, record)?;
     if snapshot {
-        super::walk::snapshot(tree.py(), &mut layout)?;
+        self::snapshot(tree.py(), &mut layout)?;
     }
     if let Some(base) = base {
         layout = delta::patch_of(layout, &base, base_name, threads)?;
@@ -91,18 +88,10 @@ pub fn walk(
 
 #[pyfunction]
 #[pyo3(signature = (header, arrays, *, snapshot))]
-pub fn lay_raw<'py>(
-    header: &'py [u8],
-    arrays: &Bound<'py, PyList>,
-    snapshot: bool,
-) -> PyResult<Layout> {
-    let options = Options {
-        raw: Some(header),
-        ..unrecorded(false)?
-    };
-    let mut layout = raw_layout_of(arrays, options)?;
+pub fn lay_raw(header: &[u8], arrays: &Bound<'_, PyList>, snapshot: bool) -> PyResult<Layout> {
+    let mut layout = raw_layout_of(arrays, Encoder::raw(header)?)?;
     if snapshot {
-        super::walk::snapshot(arrays.py(), &mut layout)?;
+        self::snapshot(arrays.py(), &mut layout)?;
     }
     Ok(Layout::new(layout, Vec::new()))
 }
@@ -116,29 +105,9 @@ pub fn problems(
     let options = Options {
         state_dict: true,
         overridden,
-        ..unrecorded(true)?
+        ..Options::default()
     };
-    problems_of(tree, options)
-}
-
-fn unrecorded<'py>(may_box: bool) -> PyResult<Options<'py>> {
-    Ok(Options {
-        state_dict: false,
-        sort_keys: false,
-        recorded: Recorded::Nothing,
-        raw: None,
-        metadata: None,
-        record: None,
-        framing: Framing {
-            align: Alignment::new(1)?,
-            chunks: ChunkLimit::new(f64::INFINITY),
-            may_box,
-        },
-        hollow: false,
-        joined: false,
-        overridden: Vec::new(),
-        left_out: None,
-    })
+    problems_of(tree, Encoder::new(Framing::default()), options)
 }
 
 #[pymethods]
@@ -170,7 +139,7 @@ impl Layout {
             }
         }
         let made = new_bytes(py, self.output.len(), self.needs_python, |memory| {
-            pour(&self.output, memory, Target::Fresh, threads, &watcher)
+            pour(&self.output, memory, Caching::Usual, threads, &watcher)
         })?;
         watcher.raise(made)
     }
@@ -211,7 +180,7 @@ impl Layout {
             })
         } else {
             buffer.fill(py, range, self.needs_python, |memory| {
-                pour(&self.output, memory, Target::Used, threads, &watcher).map(drop)
+                pour(&self.output, memory, Caching::Past, threads, &watcher).map(drop)
             })
         };
         watcher.raise(filled)?;

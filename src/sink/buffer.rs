@@ -7,29 +7,21 @@ use crate::raw::{Room, Uninit};
 use crate::watch::Watch;
 use crate::{Result, grow, parallel, stream};
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Target {
-    /// Not touched yet; see `stream`.
-    Fresh,
-    Used,
-}
-
-/// Fills `memory` and returns it.
+/// Fills `memory` and returns it. Only large copies go past the caches.
 ///
 /// # Panics
 /// If its length is not the layout's, or a payload returns other bytes.
 pub fn pour<'t, P: Payload + Sync>(
     layout: &Layout<P>,
     memory: &'t mut Uninit,
-    target: Target,
+    caching: Caching,
     threads: NonZero<usize>,
     watch: &dyn Watch,
 ) -> Result<&'t mut [u8]> {
     assert_eq!(memory.len(), layout.len());
-    let caching = if target == Target::Used && layout.len() >= stream::MIN_BYTES {
-        Caching::Past
-    } else {
-        Caching::Usual
+    let caching = match caching {
+        Caching::Past if layout.len() >= stream::MIN_BYTES => Caching::Past,
+        _ => Caching::Usual,
     };
     if memory.len() <= parallel::BLOCK {
         return layout.copy_to(0, memory, caching);

@@ -12,8 +12,8 @@ mod output;
 mod replace;
 mod temporary;
 
-pub use buffer::{Target, pour};
-pub use output::Output;
+pub use buffer::pour;
+pub use output::{Append, Output, append_blocks};
 pub use replace::{
     Durability, Replacement, make_directories, replace_file, sync_directory, write_pipe,
 };

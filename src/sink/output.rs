@@ -14,13 +14,11 @@ use crate::{Result, parallel, system};
 /// Smaller pieces are joined: copying is cheaper than a system call.
 const JOIN_BYTES: usize = 64 << 10;
 
-const COPY_BYTES: usize = 1 << 20;
-
 /// The most bytes of a call, so that the watch is checked often.
 const WRITE_BYTES: usize = 8 << 20;
 
-/// Bytes summed at a time, which stay in the caches until they are written.
-const SUM_BYTES: usize = 1 << 20;
+/// Bytes copied at a time, which stay in the caches until they are written.
+const BLOCK_BYTES: usize = 1 << 20;
 
 const NO_PANIC: &str = "nothing panics while it holds the lock";
 
@@ -54,42 +52,9 @@ impl<'a> Output<'a> {
         threads: NonZero<usize>,
     ) -> Result<()> {
         match layout.seal() {
-            None => self.unsealed(layout),
-            Some(seal) => self.sealed(layout, seal, threads),
+            None => self.unsealed(layout)?,
+            Some(_) => append_blocks(layout, threads, self, self.watch)?,
         }
-    }
-
-    /// Sums and writes the same copy, in blocks that stay in the caches.
-    fn sealed<P: Payload + Sync>(
-        &mut self,
-        layout: &Layout<P>,
-        seal: &Seal,
-        threads: NonZero<usize>,
-    ) -> Result<()> {
-        let end = layout.len() - Seal::bytes(seal.regions().len());
-        let spare = Mutex::new(Vec::new());
-        let work = |(): &mut (), index: usize| {
-            let mut block: Vec<u8> = spare.lock().expect(NO_PANIC).pop().unwrap_or_default();
-            block.clear();
-            let start = index * SUM_BYTES;
-            let len = SUM_BYTES.min(end - start);
-            append_with(&mut block, len, |target| {
-                layout.copy_to(start, target, Caching::Usual)
-            })?;
-            let sums = seal.regions().sum(start, &block)?;
-            Ok((block, sums))
-        };
-        let mut sums = Sums::default();
-        let each = |index: usize, done: Result<(Vec<u8>, PartialSums)>| {
-            let (block, parts) = done?;
-            sums.add(parts)?;
-            self.write(block.as_slice().into())?;
-            spare.lock().expect(NO_PANIC).push(block);
-            self.watch.done(end.min((index + 1) * SUM_BYTES))
-        };
-        let ahead = threads.get().saturating_mul(4);
-        parallel::in_order(end.div_ceil(SUM_BYTES), threads, ahead, work, each)?;
-        self.bytes(&seal.close(&sums.finish(seal.regions().len())?)?)?;
         self.flush()?;
         self.watch.done(layout.len())
     }
@@ -98,35 +63,19 @@ impl<'a> Output<'a> {
         let mut position = 0;
         for slice in layout.slices(0..layout.len()) {
             let len = slice.len();
-            match slice.memory() {
-                Some(memory) if len >= JOIN_BYTES => {
-                    self.flush()?;
-                    let mut done = 0;
-                    while done < len {
-                        let part = WRITE_BYTES.min(len - done);
-                        self.write(memory.slice(done..done + part))?;
-                        done += part;
-                        self.watch.done(position + done)?;
-                    }
+            let memory = slice.memory().filter(|_| len >= JOIN_BYTES);
+            let most = memory.map_or(BLOCK_BYTES, |_| WRITE_BYTES);
+            for start in (0..len).step_by(most) {
+                let end = len.min(start + most);
+                match memory {
+                    Some(memory) => self.direct(memory.slice(start..end))?,
+                    None => self.join(end - start, |target| slice.copy_to(start, target))?,
                 }
-                _ => {
-                    let mut done = 0;
-                    while done < len {
-                        let part = COPY_BYTES.min(len - done);
-                        self.join(part, |target| slice.copy_to(done, target))?;
-                        done += part;
-                        self.watch.done(position + done)?;
-                    }
-                }
+                self.watch.done(position + end)?;
             }
             position += len;
         }
-        self.flush()?;
-        self.watch.done(position)
-    }
-
-    pub fn bytes(&mut self, bytes: &[u8]) -> Result<()> {
-        self.join(bytes.len(), |target| Ok(target.write_copy_of_slice(bytes)))
+        Ok(())
     }
 
     fn join(
@@ -147,6 +96,11 @@ impl<'a> Output<'a> {
         self.joined = joined;
         self.joined.clear();
         Ok(())
+    }
+
+    fn direct(&mut self, bytes: RawBytes<'_>) -> Result<()> {
+        self.flush()?;
+        self.write(bytes)
     }
 
     pub fn finish(mut self) -> Result<u64> {
@@ -175,6 +129,56 @@ impl<'a> Output<'a> {
             }
         }
         Ok(())
+    }
+}
+
+impl Append for Output<'_> {
+    fn append(&mut self, bytes: &[u8]) -> Result<()> {
+        if bytes.len() >= JOIN_BYTES {
+            return self.direct(bytes.into());
+        }
+        self.join(bytes.len(), |target| Ok(target.write_copy_of_slice(bytes)))
+    }
+}
+
+/// A sink of bytes.
+pub trait Append {
+    fn append(&mut self, bytes: &[u8]) -> Result<()>;
+}
+
+/// Appends a layout, block by block. If its leaves are summed, sums the same copy.
+pub fn append_blocks<P: Payload + Sync>(
+    layout: &Layout<P>,
+    threads: NonZero<usize>,
+    out: &mut impl Append,
+    watch: &dyn Watch,
+) -> Result<()> {
+    let seal = layout.seal().map(|seal| (seal, seal.regions()));
+    let end = layout.len() - seal.map_or(0, |(_, regions)| Seal::bytes(regions.len()));
+    let spare = Mutex::new(Vec::new());
+    let work = |(): &mut (), index: usize| {
+        let mut block: Vec<u8> = spare.lock().expect(NO_PANIC).pop().unwrap_or_default();
+        block.clear();
+        let start = index * BLOCK_BYTES;
+        append_with(&mut block, BLOCK_BYTES.min(end - start), |target| {
+            layout.copy_to(start, target, Caching::Usual)
+        })?;
+        let sums = seal.map(|(_, regions)| regions.sum(start, &block));
+        Ok((block, sums.transpose()?))
+    };
+    let mut sums = Sums::default();
+    let each = |index: usize, done: Result<(Vec<u8>, Option<PartialSums>)>| {
+        let (block, parts) = done?;
+        parts.map_or(Ok(()), |parts| sums.add(parts))?;
+        out.append(&block)?;
+        spare.lock().expect(NO_PANIC).push(block);
+        watch.done(end.min((index + 1) * BLOCK_BYTES))
+    };
+    let ahead = threads.get().saturating_mul(4);
+    parallel::in_order(end.div_ceil(BLOCK_BYTES), threads, ahead, work, each)?;
+    match seal {
+        Some((seal, regions)) => out.append(&seal.close(&sums.finish(regions.len())?)?),
+        None => Ok(()),
     }
 }
 

@@ -5,13 +5,13 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use treepack::sink::{Durability, replace_file};
+use treepack::sink::{Append, Durability, replace_file};
 use treepack::watch::Watch;
 use treepack::{Error, Result};
 
 fn save(path: &Path, content: &[u8]) -> Result<()> {
     let written = replace_file(path, Durability::Synced, content.len(), &(), |file| {
-        file.bytes(content)
+        file.append(content)
     })?;
     assert_eq!(written, content.len() as u64);
     Ok(())
@@ -43,7 +43,7 @@ fn a_failure_leaves_the_old_file_and_no_litter() {
     let path = directory.path().join("model");
     save(&path, b"old").unwrap();
     let failed = replace_file(&path, Durability::Cached, 10, &(), |file| {
-        file.bytes(b"half")?;
+        file.append(b"half")?;
         Err(Error::Option("stop".into()))
     });
     assert!(failed.is_err());
@@ -112,7 +112,7 @@ fn nobody_else_can_open_what_replaces_a_private_file() {
     for mode in [0o600, 0o640, 0o644] {
         fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
         replace_file(&path, Durability::Cached, 3, &(), |file| {
-            file.bytes(b"new")?;
+            file.append(b"new")?;
             file.flush()?;
             for entry in fs::read_dir(directory.path())? {
                 let entry = entry?;
@@ -153,7 +153,7 @@ fn writing_to_a_pipe_can_be_stopped() {
     // Nobody reads it.
     let watch = StopAfter(AtomicUsize::new(3));
     let stopped = replace_file(&path, Durability::Cached, 0, &watch, |file| {
-        file.bytes(b"x")
+        file.append(b"x")
     });
     assert!(matches!(stopped, Err(Error::Stopped)));
     // Somebody has opened it, and reads nothing.
@@ -161,7 +161,7 @@ fn writing_to_a_pipe_can_be_stopped() {
     let watch = StopAfter(AtomicUsize::new(3));
     let much = vec![0; 1 << 20];
     let stopped = replace_file(&path, Durability::Cached, 0, &watch, |file| {
-        file.bytes(&much)
+        file.append(&much)
     });
     assert!(matches!(stopped, Err(Error::Stopped)));
     drop(reader);

@@ -9,6 +9,8 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 
 use super::create::raised;
+#[cfg(unix)]
+use crate::mapping::GIVE_BACK;
 use crate::mapping::fresh_pages;
 use crate::raw::Uninit;
 
@@ -142,8 +144,9 @@ impl Drop for OwnPages {
         #[cfg(unix)]
         // SAFETY: the pages belong to one array. It and all its views hold this object, so no
         // pointer to them is left.
-        unsafe {
-            crate::mapping::give_back(self.start(), self.range.len());
-        }
+        let _ = unsafe {
+            let Range { start, end } = self.range;
+            (self.mapping).unchecked_advise_range(GIVE_BACK, start, end - start)
+        };
     }
 }

@@ -1,5 +1,6 @@
 //! Writes values by type, and containers: one recursion with a branch per kind.
 
+use pyo3::PyTypeInfo;
 use pyo3::exceptions::{PyException, PyRuntimeError};
 use pyo3::intern;
 use pyo3::prelude::*;
@@ -16,6 +17,11 @@ use crate::structure::Kind;
 use crate::{grow, wire};
 
 impl<'py> Walk<'py> {
+    pub fn root(&mut self, value: &Bound<'py, PyAny>) -> Walked {
+        let state = self.options.state_dict;
+        self.value(value, Position { state, depth: 0 })
+    }
+
     /// Writes `value`.
     ///
     /// Functions of the recursion call only those that return a `Walked`: errors of the core and of
@@ -25,33 +31,21 @@ impl<'py> Walk<'py> {
             return self.value_after_signals(value, place);
         }
         let class = value.get_type_ptr();
-        let types = &self.types;
         let overridden = &self.options.overridden;
         if !overridden.is_empty() && overridden.iter().any(|t| t.as_type_ptr() == class) {
             return self.node(value, place);
         }
-        if class == types.dict {
-            self.dict(value, place)
-        } else if class == types.array {
+        let py = self.py;
+        if class == PyDict::type_object_raw(py) {
+            self.dict(value.cast_exact()?, place)
+        } else if class == self.array_type {
             self.plain_array(value)
-        } else if class == types.list {
-            self.list(value, place)
-        } else if class == types.tuple {
-            self.tuple(value, place)
-        } else if class == types.string {
-            self.string(value)
-        } else if class == types.bool {
-            self.bool(value)
-        } else if class == types.int {
-            self.int(value)
-        } else if class == types.float {
-            self.float(value)
-        } else if value.is_none() {
-            self.none()
-        } else if class == types.bytes {
-            self.plain_bytes(value)
-        } else if class == types.complex {
-            self.complex(value)
+        } else if class == PyList::type_object_raw(py) {
+            self.sequence(value.cast_exact::<PyList>()?.iter(), Kind::List, place)
+        } else if class == PyTuple::type_object_raw(py) {
+            self.sequence(value.cast_exact::<PyTuple>()?.iter(), Kind::Tuple, place)
+        } else if self.plain(value, class)? {
+            Ok(())
         } else {
             self.by_class(value, place)
         }
@@ -110,7 +104,7 @@ impl<'py> Walk<'py> {
                     Kind::Memoryview
                 };
                 let bytes = py.get_type::<PyBytes>().call1((value,))?;
-                self.bytes(&bytes, kind)?;
+                self.bytes(bytes.cast()?, kind)?;
             }
             Class::Ext => {
                 let code: i8 = value.getattr(intern!(py, "code"))?.extract()?;
@@ -137,8 +131,7 @@ impl<'py> Walk<'py> {
         Ok(())
     }
 
-    pub(super) fn dict(&mut self, value: &Bound<'py, PyAny>, place: Position) -> Walked {
-        let dict = value.cast::<PyDict>()?;
+    pub(super) fn dict(&mut self, dict: &Bound<'py, PyDict>, place: Position) -> Walked {
         if self.options.sort_keys {
             return self.sorted_pairs(dict, place.below()?);
         }
@@ -169,7 +162,7 @@ impl<'py> Walk<'py> {
             let Some((key, value)) = dict_next(dict, &mut position) else {
                 break;
             };
-            if below.state && all_strings && key.get_type_ptr() != self.types.string {
+            if below.state && all_strings && !key.is_exact_instance_of::<PyString>() {
                 all_strings = false;
                 self.check_keys(dict)?;
             }
@@ -231,10 +224,10 @@ impl<'py> Walk<'py> {
     /// Never with a record.
     #[inline(never)]
     fn sorted_pairs(&mut self, dict: &Bound<'py, PyDict>, below: Position) -> Walked {
-        let items = sorted_items(dict)?;
-        self.out.map(items.len())?;
-        for (key, value) in items {
-            self.pair(&key, &value, below)?;
+        let keys = sorted_keys(dict)?;
+        self.out.map(keys.len())?;
+        for key in keys {
+            self.pair(&key, &item(dict, &key)?, below)?;
         }
         Ok(self.out.end(Kind::Dict)?)
     }
@@ -251,8 +244,8 @@ impl<'py> Walk<'py> {
 
     #[inline(never)]
     fn key(&mut self, key: &Bound<'py, PyAny>, place: Position) -> Walked {
-        if key.get_type_ptr() == self.types.string {
-            return Ok(self.out.key(key.cast::<PyString>()?.to_str()?)?);
+        if let Ok(key) = key.cast_exact::<PyString>() {
+            return Ok(self.out.key(key.to_str()?)?);
         } else if place.state {
             return Ok(self.out.key(key.str()?.to_str()?)?);
         } else if key.is_instance_of::<PyTuple>() {
@@ -304,15 +297,6 @@ impl<'py> Walk<'py> {
     }
 
     #[inline(never)]
-    fn list(&mut self, value: &Bound<'py, PyAny>, place: Position) -> Walked {
-        self.sequence(value.cast::<PyList>()?.iter(), Kind::List, place)
-    }
-
-    #[inline(never)]
-    fn tuple(&mut self, value: &Bound<'py, PyAny>, place: Position) -> Walked {
-        self.sequence(value.cast::<PyTuple>()?.iter(), Kind::Tuple, place)
-    }
-
     fn sequence(
         &mut self,
         items: impl ExactSizeIterator<Item = Bound<'py, PyAny>>,
@@ -382,41 +366,20 @@ fn changed(container: &str) -> PyErr {
     PyRuntimeError::new_err(format!("{container} changed size during iteration"))
 }
 
-/// Returns the items in the order of their keys, unsorted if keys cannot be compared.
+/// Returns the keys in their order, unsorted if they cannot be compared.
 #[inline(never)]
-fn sorted_items<'py>(
-    dict: &Bound<'py, PyDict>,
-) -> PyResult<Vec<(Bound<'py, PyAny>, Bound<'py, PyAny>)>> {
-    let mut items = grow::with_room(dict.len())?;
-    let mut position = 0;
-    while let Some(item) = dict_next(dict, &mut position) {
-        grow::push(&mut items, item)?;
-    }
-    if items
-        .iter()
-        .all(|(key, _)| key.is_exact_instance_of::<PyString>())
-    {
-        // Python compares strings by code point, which is the order of their UTF-8 bytes.
-        let mut keyed = grow::with_room(items.len())?;
-        for (key, value) in &items {
-            keyed.push((key.cast::<PyString>()?.to_str()?, key, value));
-        }
-        keyed.sort_unstable_by_key(|(text, ..)| *text);
-        let sorted = keyed.into_iter();
-        let sorted = sorted.map(|(_, key, value)| (key.clone(), value.clone()));
-        return Ok(grow::collect(sorted)?);
-    }
-    let keys = dict.keys();
+fn sorted_keys<'py>(dict: &Bound<'py, PyDict>) -> Walked<Bound<'py, PyList>> {
+    let keys = dict.as_mapping().keys()?;
     match keys.sort() {
-        Ok(()) => {
-            items.clear();
-            for key in keys {
-                let value = dict.get_item(&key)?.ok_or_else(|| changed("dictionary"))?;
-                grow::push(&mut items, (key, value))?;
-            }
+        Err(error) if error.is_instance_of::<PyException>(dict.py()) => {
+            Ok(dict.as_mapping().keys()?)
         }
-        Err(error) if error.is_instance_of::<PyException>(dict.py()) => {}
-        Err(error) => return Err(error),
+        sorted => Ok(sorted.map(|()| keys)?),
     }
-    Ok(items)
+}
+
+#[inline(never)]
+fn item<'py>(dict: &Bound<'py, PyDict>, key: &Bound<'py, PyAny>) -> Walked<Bound<'py, PyAny>> {
+    let item = dict.get_item(key)?;
+    Ok(item.ok_or_else(|| changed("dictionary"))?)
 }

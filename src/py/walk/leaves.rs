@@ -2,7 +2,8 @@
 
 use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::{PyBool, PyBytes, PyComplex, PyComplexMethods, PyDict, PyFloat, PyString};
+use pyo3::types::{PyBool, PyBytes, PyComplex, PyComplexMethods, PyDict, PyFloat, PyInt, PyString};
+use pyo3::{PyTypeInfo, ffi};
 
 use super::super::failure::{Failure, Walked};
 use super::super::memory::Borrowed;
@@ -16,32 +17,45 @@ use crate::wire;
 const INLINE_MAX_BYTES: usize = 64;
 
 impl<'py> Walk<'py> {
+    /// Writes a plain leaf; returns false for other values.
     #[inline(never)]
-    pub fn none(&mut self) -> Walked {
-        Ok(self.out.nil()?)
+    pub fn plain(
+        &mut self,
+        value: &Bound<'py, PyAny>,
+        class: *mut ffi::PyTypeObject,
+    ) -> Walked<bool> {
+        let py = self.py;
+        if class == PyString::type_object_raw(py) {
+            self.string(value.cast_exact()?)?;
+        } else if class == PyBool::type_object_raw(py) {
+            self.out.bool(value.cast_exact::<PyBool>()?.is_true())?;
+        } else if class == PyInt::type_object_raw(py) {
+            self.int(value)?;
+        } else if class == PyFloat::type_object_raw(py) {
+            self.out.float(value.cast_exact::<PyFloat>()?.value())?;
+        } else if value.is_none() {
+            self.out.nil()?;
+        } else if class == PyBytes::type_object_raw(py) {
+            self.bytes(value.cast_exact()?, Kind::Plain)?;
+        } else if class == PyComplex::type_object_raw(py) {
+            let value = value.cast_exact::<PyComplex>()?;
+            let value = wire::Complex(value.real(), value.imag());
+            self.out.complex(value)?;
+        } else {
+            return Ok(false);
+        }
+        Ok(true)
     }
 
     #[inline(never)]
-    pub fn bool(&mut self, value: &Bound<'py, PyAny>) -> Walked {
-        let value = value.cast::<PyBool>()?;
-        Ok(self.out.bool(value.is_true())?)
+    fn string(&mut self, value: &Bound<'py, PyString>) -> Walked {
+        let text = value.to_str()?.as_bytes();
+        let borrowed = borrow(text, || Borrowed::string(value))?;
+        Ok(self.out.str(text.len(), |out| put(out, text, borrowed))?)
     }
 
-    #[inline(never)]
-    pub fn float(&mut self, value: &Bound<'py, PyAny>) -> Walked {
-        let value = value.cast::<PyFloat>()?;
-        Ok(self.out.float(value.value())?)
-    }
-
-    #[inline(never)]
-    pub fn complex(&mut self, value: &Bound<'py, PyAny>) -> Walked {
-        let value = value.cast::<PyComplex>()?;
-        let value = wire::Complex(value.real(), value.imag());
-        Ok(self.out.complex(value)?)
-    }
-
-    #[inline(never)]
-    pub fn int(&mut self, value: &Bound<'py, PyAny>) -> Walked {
+    #[inline]
+    fn int(&mut self, value: &Bound<'py, PyAny>) -> Walked {
         if let Ok(value) = value.extract::<u64>() {
             self.out.uint(value)?;
         } else if let Ok(value) = value.extract::<i64>() {
@@ -70,20 +84,7 @@ impl<'py> Walk<'py> {
     }
 
     #[inline(never)]
-    pub fn string(&mut self, value: &Bound<'py, PyAny>) -> Walked {
-        let value = value.cast::<PyString>()?;
-        let text = value.to_str()?.as_bytes();
-        let borrowed = borrow(text, || Borrowed::string(value))?;
-        Ok(self.out.str(text.len(), |out| put(out, text, borrowed))?)
-    }
-
-    #[inline(never)]
-    pub fn plain_bytes(&mut self, value: &Bound<'py, PyAny>) -> Walked {
-        self.bytes(value, Kind::Plain)
-    }
-
-    pub fn bytes(&mut self, value: &Bound<'py, PyAny>, kind: Kind) -> Walked {
-        let value = value.cast::<PyBytes>()?;
+    pub fn bytes(&mut self, value: &Bound<'py, PyBytes>, kind: Kind) -> Walked {
         let content = value.as_bytes();
         let borrowed = borrow(content, || Ok(Borrowed::bytes(value)))?;
         let put = |out: &mut LayoutBuilder<LeafPayload>| put(out, content, borrowed);

@@ -26,43 +26,38 @@ use pyo3::types::PyList;
 
 pub use self::payload::{InSource, LeafPayload};
 pub use self::snapshot::snapshot;
+pub use self::state::Options;
 use self::state::Walk;
-pub use self::state::{Options, Recorded};
 use super::watch::Watcher;
+use crate::encoder::Encoder;
 use crate::layout::Layout;
+use crate::structure::Record;
 
-/// Returns the layout of `tree`, and the arrays that it leaves out.
+/// Returns the layout of `tree`, and the arrays that it leaves out. A `record` replaces that of the
+/// walked structure.
 pub fn layout_of(
     tree: &Bound<'_, PyAny>,
+    out: Encoder<LeafPayload>,
     options: Options<'_>,
+    metadata: Option<Vec<u8>>,
+    record: Option<Record>,
 ) -> PyResult<(Layout<LeafPayload>, Vec<Py<PyAny>>)> {
-    let mut options = options;
-    let metadata = options.metadata.take();
-    let record = options.record.take();
-    let mut walk = Walk::new(tree.py(), options)?;
-    let place = walk.root();
-    match walk.value(tree, place) {
-        Ok(()) => {
-            let watcher = Watcher::at_each_call();
-            let layout = match record {
-                None => walk.out.finish_watched(metadata, &watcher),
-                Some(record) => walk.out.finish_as(record, &watcher),
-            };
-            Ok((watcher.raise(layout)?, walk.hollow))
-        }
-        Err(failure) => Err(failure.into_py(tree.py(), "serializing")),
-    }
+    let mut walk = Walk::new(tree.py(), out, options)?;
+    walk.root(tree)
+        .map_err(|failure| failure.into_py(tree.py(), "serializing"))?;
+    let watcher = Watcher::at_each_call();
+    let layout = walk.out.finish_with(metadata, record, &watcher);
+    Ok((watcher.raise(layout)?, walk.hollow))
 }
 
-/// Returns a layout of a header of another format, and the bytes of arrays after it.
-pub fn raw_layout_of<'py>(
-    arrays: &Bound<'py, PyList>,
-    options: Options<'py>,
+/// Returns a layout of the bytes of arrays, after those in `out`.
+pub fn raw_layout_of(
+    arrays: &Bound<'_, PyList>,
+    out: Encoder<LeafPayload>,
 ) -> PyResult<Layout<LeafPayload>> {
-    let mut walk = Walk::new(arrays.py(), options)?;
-    let place = walk.root();
+    let mut walk = Walk::new(arrays.py(), out, Options::default())?;
     for array in arrays {
-        let done = walk.value(&array, place);
+        let done = walk.root(&array);
         done.map_err(|failure| failure.into_py(arrays.py(), "serializing"))?;
     }
     Ok(walk.out.finish(None)?)
@@ -71,13 +66,13 @@ pub fn raw_layout_of<'py>(
 /// Returns path and reason of each failure of writing `tree`.
 pub fn problems_of(
     tree: &Bound<'_, PyAny>,
+    out: Encoder<LeafPayload>,
     options: Options<'_>,
 ) -> PyResult<Vec<(String, String)>> {
     let py = tree.py();
-    let mut walk = Walk::new(py, options)?;
+    let mut walk = Walk::new(py, out, options)?;
     walk.problems = Some(Vec::new());
-    let place = walk.root();
-    let done = walk.value(tree, place);
+    let done = walk.root(tree);
     let mut problems = walk.problems.take().unwrap_or_default();
     if let Err(failure) = done {
         if failure.must_be_raised(py) {

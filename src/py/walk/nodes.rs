@@ -36,7 +36,7 @@ impl<'py> Walk<'py> {
         };
         match state.cast_exact::<PyDict>() {
             // The state itself, even if dict has a handler.
-            Ok(_) => self.dict(&state, place),
+            Ok(state) => self.dict(state, place),
             // A level of the recursion, not of the output.
             Err(_) => self.value(&state, place.below()?),
         }

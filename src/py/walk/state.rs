@@ -4,9 +4,7 @@ use std::sync::Arc;
 
 use numpy::PyUntypedArray;
 use pyo3::prelude::*;
-use pyo3::types::{
-    PyBool, PyBytes, PyComplex, PyDict, PyFloat, PyInt, PyList, PyString, PyTuple, PyType,
-};
+use pyo3::types::PyType;
 use pyo3::{PyTypeInfo, ffi};
 
 use super::super::classes::Classes;
@@ -19,33 +17,17 @@ use super::super::watch::Signals;
 use super::devices::{Devices, WINDOW_BYTES};
 use super::payload::LeafPayload;
 use crate::Error;
-use crate::array::{Array, Framing, Like};
+use crate::array::{Array, Like};
 use crate::encoder::Encoder;
-use crate::structure::{Kind, Record};
+use crate::structure::Kind;
 use crate::wire;
 
-/// The recorded parts of a tree; each includes those before it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Recorded {
-    Nothing,
-    Structure,
-    Index,
-    Checksums,
-}
-
 #[allow(clippy::struct_excessive_bools)] // they have names in Python
+#[derive(Default)]
 pub struct Options<'py> {
     /// Write state dicts: lists as maps, keys as strings, containers expanded.
     pub state_dict: bool,
     pub sort_keys: bool,
-    /// Recorded in the last pair of the top-level map.
-    pub recorded: Recorded,
-    /// The header of another format, followed by the bytes of a list of arrays and nothing else.
-    pub raw: Option<&'py [u8]>,
-    pub metadata: Option<Vec<u8>>,
-    /// Replaces the record of the walked structure.
-    pub record: Option<Record>,
-    pub framing: Framing,
     pub hollow: bool,
     /// Copy small arrays at once, because the output is one `bytes` object.
     pub joined: bool,
@@ -72,36 +54,6 @@ impl Position {
             depth: self.depth + 1,
             ..self
         })
-    }
-}
-
-pub struct Types {
-    pub dict: *mut ffi::PyTypeObject,
-    pub list: *mut ffi::PyTypeObject,
-    pub tuple: *mut ffi::PyTypeObject,
-    pub string: *mut ffi::PyTypeObject,
-    pub bytes: *mut ffi::PyTypeObject,
-    pub int: *mut ffi::PyTypeObject,
-    pub float: *mut ffi::PyTypeObject,
-    pub bool: *mut ffi::PyTypeObject,
-    pub complex: *mut ffi::PyTypeObject,
-    pub array: *mut ffi::PyTypeObject,
-}
-
-impl Types {
-    pub fn new(py: Python<'_>) -> Self {
-        Self {
-            dict: PyDict::type_object_raw(py),
-            list: PyList::type_object_raw(py),
-            tuple: PyTuple::type_object_raw(py),
-            string: PyString::type_object_raw(py),
-            bytes: PyBytes::type_object_raw(py),
-            int: PyInt::type_object_raw(py),
-            float: PyFloat::type_object_raw(py),
-            bool: PyBool::type_object_raw(py),
-            complex: PyComplex::type_object_raw(py),
-            array: PyUntypedArray::type_object_raw(py),
-        }
     }
 }
 
@@ -136,7 +88,7 @@ pub struct Walk<'py> {
     pub py: Python<'py>,
     pub hooks: &'static Hooks,
     pub signals: Signals<'py>,
-    pub types: Types,
+    pub array_type: *mut ffi::PyTypeObject,
     pub options: Options<'py>,
     pub out: Encoder<LeafPayload>,
     pub dtypes: Vec<KnownDtype>,
@@ -159,21 +111,11 @@ pub struct Walk<'py> {
 impl<'py> Walk<'py> {
     pub const MAX_PROBLEMS: usize = 1000;
 
-    pub fn root(&self) -> Position {
-        Position {
-            state: self.options.state_dict,
-            depth: 0,
-        }
-    }
-
-    pub fn new(py: Python<'py>, options: Options<'py>) -> PyResult<Self> {
-        let mut out = match (options.raw, options.recorded) {
-            (Some(header), _) => Encoder::raw(header, options.framing)?,
-            (None, Recorded::Nothing) => Encoder::new(options.framing),
-            (None, Recorded::Structure) => Encoder::described(options.framing),
-            (None, Recorded::Index) => Encoder::indexed(options.framing, false),
-            (None, Recorded::Checksums) => Encoder::indexed(options.framing, true),
-        };
+    pub fn new(
+        py: Python<'py>,
+        mut out: Encoder<LeafPayload>,
+        options: Options<'py>,
+    ) -> PyResult<Self> {
         if options.joined {
             out.borrow_from(Box::new(BytesLender));
         }
@@ -181,7 +123,7 @@ impl<'py> Walk<'py> {
             py,
             hooks: Hooks::get(py)?,
             signals: Signals::new(py),
-            types: Types::new(py),
+            array_type: PyUntypedArray::type_object_raw(py),
             out,
             classes: Classes::new(options.left_out.clone()),
             options,
