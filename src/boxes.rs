@@ -7,7 +7,6 @@ use std::sync::Arc;
 
 use crate::array::{Bounds, Halves, Runs, ShardGrid, ShardPart, ShardParts};
 use crate::catalog::{ArrayPlace, Catalog, FoundArrays};
-use crate::manifest::FileNumbers;
 use crate::raw::Uninit;
 use crate::source::Source;
 use crate::structure::LeafKind;
@@ -19,7 +18,7 @@ const CHECK_SHARDS: usize = 1 << 10;
 #[derive(Debug)]
 pub struct ShardedArray {
     grid: ShardGrid,
-    files: FileNumbers,
+    files: Arc<Vec<u32>>,
     place: ManifestPlace,
     is_host: bool,
     kind: LeafKind,
@@ -61,7 +60,7 @@ impl ShardedArray {
     /// `None` if file numbers are missing.
     pub fn new(
         grid: ShardGrid,
-        files: FileNumbers,
+        files: Arc<Vec<u32>>,
         place: ManifestPlace,
         is_host: bool,
         dtype: String,
@@ -322,7 +321,7 @@ mod tests {
         but: Option<usize>,
     ) -> std::result::Result<(Option<usize>, Vec<u8>), Failed> {
         let keys = place(&KEYS);
-        let files = FileNumbers::from(numbers.to_vec());
+        let files = Arc::new(numbers.to_vec());
         let array = ShardedArray::new(grid.clone(), files, keys, false, "uint16".into(), 2);
         let found = ShardBox::new(Arc::new(array.unwrap().unwrap()), bounds).unwrap();
         let needed = found.files().unwrap();
@@ -416,7 +415,7 @@ mod tests {
         let find = |shape: &[usize], dtype: &str, itemsize, keys: &[&str]| {
             let grid = ShardGrid::new(shape, &[2]).unwrap();
             let keys = place(keys);
-            let files = FileNumbers::from(vec![0, 0]);
+            let files = Arc::new(vec![0, 0]);
             let array = ShardedArray::new(grid, files, keys, false, dtype.into(), itemsize);
             array.unwrap().unwrap().find(0, &catalog, &()).unwrap()
         };
@@ -426,7 +425,7 @@ mod tests {
         assert_eq!(find(&[6], "uint16", 2, &KEYS), None);
         assert_eq!(find(&[4], "uint16", 2, &["params"]), None);
         assert_eq!(find(&[4], "uint16", 2, &["params", "v"]), None);
-        let files = FileNumbers::from(vec![0]);
+        let files = Arc::new(vec![0]);
         let fewer = ShardedArray::new(grid, files, place(&[]), false, "uint16".into(), 2);
         assert!(fewer.unwrap().is_none());
     }

@@ -3,14 +3,15 @@
 //! It holds the encoding that one file would have, with *gaps* for the arrays, and each array's
 //! division into shards and files (docs/sharded.md, "The manifest").
 
+use std::fmt::Display;
 use std::io::{Read, Write};
-use std::ops::{Deref, Range};
+use std::ops::Range;
 use std::sync::Arc;
 
 use flate2::Compression;
 use flate2::read::ZlibDecoder;
 use flate2::write::ZlibEncoder;
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde::{Deserialize, Deserializer, Serialize};
 use serde_bytes::ByteBuf;
 
 use crate::grow::{self, Growing, decode};
@@ -38,38 +39,14 @@ pub struct Grid {
     #[serde(deserialize_with = "decode::list")]
     pub counts: Vec<u32>,
     /// The file of each shard, in C order.
-    pub files: FileNumbers,
+    #[serde(deserialize_with = "shared")]
+    pub files: Arc<Vec<u32>>,
     /// An array of the host has one shard.
     pub host: bool,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct FileNumbers(pub Arc<Vec<u32>>);
-
-impl From<Vec<u32>> for FileNumbers {
-    fn from(numbers: Vec<u32>) -> Self {
-        Self(Arc::new(numbers))
-    }
-}
-
-impl Deref for FileNumbers {
-    type Target = [u32];
-
-    fn deref(&self) -> &[u32] {
-        &self.0
-    }
-}
-
-impl Serialize for FileNumbers {
-    fn serialize<S: Serializer>(&self, to: S) -> std::result::Result<S::Ok, S::Error> {
-        self.0.as_slice().serialize(to)
-    }
-}
-
-impl<'de> Deserialize<'de> for FileNumbers {
-    fn deserialize<D: Deserializer<'de>>(from: D) -> std::result::Result<Self, D::Error> {
-        Ok(Self(Arc::new(decode::list(from)?)))
-    }
+fn shared<'de, D: Deserializer<'de>>(from: D) -> std::result::Result<Arc<Vec<u32>>, D::Error> {
+    decode::list(from).map(Arc::new)
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -79,7 +56,7 @@ pub struct Gap {
     pub array: u32,
 }
 
-#[derive(Debug, Default, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Default, Clone, PartialEq, Eq, Deserialize)]
 pub struct Manifest {
     pub version: u32,
     #[serde(deserialize_with = "decode::list")]
@@ -94,8 +71,18 @@ pub struct Manifest {
     pub skeleton: ByteBuf,
     /// The program's name and version; empty if unknown.
     #[serde(default, deserialize_with = "decode::text")]
-    #[serde(skip_serializing_if = "String::is_empty")]
     pub writer: String,
+}
+
+#[derive(Serialize)]
+struct Fields<'a> {
+    version: u32,
+    files: &'a [ShardFile],
+    arrays: &'a [Grid],
+    holes: &'a [Gap],
+    skeleton: &'a ByteBuf,
+    #[serde(skip_serializing_if = "str::is_empty")]
+    writer: &'a str,
 }
 
 fn check(version: u32) -> Result<()> {
@@ -164,33 +151,24 @@ impl Manifest {
     }
 
     pub fn encode(&self) -> Result<Vec<u8>> {
-        let mut bytes = grow::encode_named(self, &())?;
+        self.encode_with(&self.files, &self.writer)
+    }
+
+    /// Encodes the manifest with these files and this program.
+    pub fn encode_with(&self, files: &[ShardFile], writer: &str) -> Result<Vec<u8>> {
+        let fields = Fields {
+            version: self.version,
+            files,
+            arrays: &self.arrays,
+            holes: &self.gaps,
+            skeleton: &self.skeleton,
+            writer,
+        };
+        let mut bytes = grow::encode_named(&fields, &())?;
         let crc = crc32fast::hash(&bytes);
         grow::extend(&mut bytes, &crc.to_le_bytes())?;
         grow::extend(&mut bytes, &MARK)?;
         Ok(bytes)
-    }
-
-    pub fn try_clone(&self) -> Result<Self> {
-        let file = |file: &ShardFile| {
-            let name = grow::to_string(&file.name)?;
-            Ok(ShardFile { name, ..*file })
-        };
-        let grid = |grid: &Grid| {
-            Ok(Grid {
-                counts: grow::to_vec(&grid.counts)?,
-                files: grid.files.clone(),
-                host: grid.host,
-            })
-        };
-        Ok(Self {
-            version: self.version,
-            writer: grow::to_string(&self.writer)?,
-            files: grow::try_collect(self.files.iter().map(file))?,
-            arrays: grow::try_collect(self.arrays.iter().map(grid))?,
-            gaps: grow::to_vec(&self.gaps)?,
-            skeleton: grow::to_vec(&self.skeleton)?.into(),
-        })
     }
 
     pub fn decode(bytes: &[u8]) -> Result<Self> {
@@ -212,11 +190,7 @@ impl Manifest {
         }
         let manifest: Self = match rmp_serde::from_slice(record) {
             Ok(manifest) => manifest,
-            Err(error) => {
-                return Err(decode::explain(&error, |error| {
-                    damaged::<()>(&error.to_string()).unwrap_err()
-                }));
-            }
+            Err(error) => return Err(decode::explain(&error, |error| damage(error))),
         };
         check(manifest.version)?; // before fields that other versions lack
         let is_split = |grid: &Grid| {
@@ -302,9 +276,11 @@ fn most_inflated(nbytes: usize) -> usize {
 }
 
 fn damaged<T>(reason: &str) -> Result<T> {
-    Err(Error::Structure(format!(
-        "the manifest is damaged: {reason}"
-    )))
+    Err(damage(reason))
+}
+
+fn damage(reason: impl Display) -> Error {
+    Error::Structure(format!("the manifest is damaged: {reason}"))
 }
 
 /// Encoded bytes with gaps, which only arrays can have: reading a gap is an error.
@@ -332,8 +308,7 @@ impl Sparse {
 
     fn new(bytes: Vec<u8>, found: &[Gap]) -> Result<Self> {
         let (mut len, mut there) = (0_usize, 0_usize);
-        let mut gaps = Vec::new();
-        gaps.try_reserve_exact(found.len())?;
+        let mut gaps = grow::with_room(found.len())?;
         for gap in found {
             let sizes = usize::try_from(gap.before)
                 .and_then(|before| Ok((before, usize::try_from(gap.nbytes)?)));
@@ -473,7 +448,7 @@ mod tests {
                 whole.resize(whole.len() + gap, GAP);
                 arrays.push(Grid {
                     counts: vec![],
-                    files: FileNumbers::from(vec![0]),
+                    files: Arc::new(vec![0]),
                     host: false,
                 });
             }
@@ -498,8 +473,16 @@ mod tests {
             version: VERSION + 1,
             ..manifest(&[]).0
         };
-        for record in [rmp_serde::to_vec(&made), rmp_serde::to_vec_named(&made)] {
-            let mut bytes = record.unwrap();
+        let fields = (
+            made.version,
+            &made.files,
+            &made.arrays,
+            &made.gaps,
+            &made.skeleton,
+        );
+        let map = made.encode().unwrap();
+        let map = map[..map.len() - 12].to_vec(); // without its checksum and mark
+        for mut bytes in [rmp_serde::to_vec(&fields).unwrap(), map] {
             bytes.extend(crc32fast::hash(&bytes).to_le_bytes());
             bytes.extend(MARK);
             let error = Manifest::decode(&bytes).unwrap_err();
@@ -647,14 +630,14 @@ mod tests {
             |manifest| {
                 manifest.arrays[0] = Grid {
                     counts: vec![0],
-                    files: FileNumbers::from(vec![]),
+                    files: Arc::new(vec![]),
                     host: false,
                 }
             },
             |manifest| {
                 manifest.arrays[0] = Grid {
                     counts: vec![2],
-                    files: FileNumbers::from(vec![0, 0]),
+                    files: Arc::new(vec![0, 0]),
                     host: true,
                 }
             },

@@ -11,8 +11,8 @@ use std::collections::HashMap;
 
 use smallvec::{SmallVec, smallvec};
 
-use crate::Result;
 use crate::error::escaped;
+use crate::{Result, grow};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Token {
@@ -137,8 +137,7 @@ impl Selector {
                 let node = made.insert(parts.into_iter().flatten())?;
                 made.rules[node].pattern = Some(number);
             } else {
-                begin.try_reserve(1)?;
-                begin.push(made.tokens.len());
+                grow::push(&mut begin, made.tokens.len())?;
                 made.tokens.try_reserve(pattern.len() + 1)?;
                 made.tokens.extend(tokens(pattern));
                 made.tokens.push(Token::End(number));
@@ -285,9 +284,7 @@ pub fn captures<'p>(pattern: &str, path: &'p str) -> Result<Option<(Vec<&'p str>
     let char = |at: usize| chars.get(at).map(|(_, char)| *char);
     // Whether the rest of the pattern matches the rest of the path.
     let width = tokens.len() + 1;
-    let mut matches: Vec<bool> = Vec::new();
-    matches.try_reserve_exact(width * (chars.len() + 1))?;
-    matches.resize(width * (chars.len() + 1), false);
+    let mut matches = grow::filled(false, width * (chars.len() + 1))?;
     for at in (0..=chars.len()).rev() {
         matches[at * width + tokens.len()] = char(at).is_none_or(|char| char == '/');
         for (position, token) in tokens.iter().enumerate().rev() {

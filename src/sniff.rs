@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 
+use crate::catalog::stream_item;
 use crate::source::{Source, read_to};
 use crate::{Error, Result, gzip, manifest};
 
@@ -10,15 +11,9 @@ const START_BYTES: usize = 4096;
 const END_BYTES: usize = 8;
 
 pub fn explain(error: Error, source: &dyn Source) -> Error {
-    let (error, path) = error.split();
-    let error = explain_here(error, source);
-    match path {
-        Some(path) => Error::at(path, error),
-        None => error,
+    if let Error::At { path, error } = error {
+        return Error::at(path, explain(*error, source));
     }
-}
-
-fn explain_here(error: Error, source: &dyn Source) -> Error {
     let Some(offset) = error.offset() else {
         return error;
     };
@@ -64,19 +59,19 @@ pub fn convertible(source: &dyn Source) -> Result<Option<Convertible>> {
     Ok(Sample::of(source)?.convertible())
 }
 
-struct Sample {
+struct Sample<'a> {
+    source: &'a dyn Source,
     start: Vec<u8>,
     end: Vec<u8>,
-    len: usize,
 }
 
-impl Sample {
-    fn of(source: &dyn Source) -> Result<Self> {
+impl<'a> Sample<'a> {
+    fn of(source: &'a dyn Source) -> Result<Self> {
         let len = source.len();
         let (mut start, mut end) = (Vec::new(), Vec::new());
         read_to(source, 0..len.min(START_BYTES), &mut start)?;
         read_to(source, len.saturating_sub(END_BYTES)..len, &mut end)?;
-        Ok(Self { start, end, len })
+        Ok(Self { source, start, end })
     }
 
     fn convertible(&self) -> Option<Convertible> {
@@ -87,34 +82,31 @@ impl Sample {
         {
             Some(Convertible::Npz)
         } else {
-            is_stream(&self.start).then_some(Convertible::Stream)
+            stream_item(self.source, 0)
+                .is_ok()
+                .then_some(Convertible::Stream)
         }
     }
 
     fn describe(&self) -> Option<Cow<'static, str>> {
         let start = self.start.as_slice();
-        let known = match self.convertible() {
-            Some(Convertible::Safetensors) => Some(SAFETENSORS),
-            Some(Convertible::Npz) => Some(NPZ),
-            Some(Convertible::Stream) => Some(STREAM),
-            None => None,
+        let known = self.convertible().map(|known| match known {
+            Convertible::Safetensors => "a safetensors file: read it with treepack.load",
+            Convertible::Npz => "an npz archive of NumPy: read it with treepack.load",
+            Convertible::Stream => {
+                "a stream of EasyLM: read it with treepack.read_stream, or convert it with \
+                 `treepack convert`"
+            }
+        });
+        let begins = |(offset, magic, _): &&(usize, &[u8], &str)| {
+            let bytes = start.get(*offset..);
+            bytes.is_some_and(|bytes| bytes.starts_with(magic))
         };
-        let of_magic = || {
-            let found = MAGICS.iter().find(|(offset, magic, _)| {
-                start
-                    .get(*offset..)
-                    .is_some_and(|bytes| bytes.starts_with(magic))
-            });
-            found.map(|(_, _, format)| *format)
-        };
-        let of_end = || {
-            let found = ENDS.iter().find(|(magic, _)| self.end.ends_with(magic));
-            found.map(|(_, format)| *format)
-        };
+        let ends = |(magic, _): &&(&[u8], &str)| self.end.ends_with(magic);
         let found = known
             .or_else(|| self.zipped().map(zip_of))
-            .or_else(of_magic)
-            .or_else(of_end)
+            .or_else(|| MAGICS.iter().find(begins).map(|magic| magic.2))
+            .or_else(|| ENDS.iter().find(ends).map(|magic| magic.1))
             .or_else(|| pickle_of(start, &self.end))
             .or_else(|| protobuf_of(start))
             .or_else(|| (start.len() >= 16 && start.iter().all(|byte| *byte == 0)).then_some(ZEROS))
@@ -135,7 +127,7 @@ impl Sample {
         let Some((len, header)) = self.start.split_first_chunk::<8>() else {
             return false;
         };
-        header.starts_with(b"{") && u64::from_le_bytes(*len) <= (self.len - 8) as u64
+        header.starts_with(b"{") && u64::from_le_bytes(*len) <= (self.source.len() - 8) as u64
     }
 
     /// APPNOTE.TXT of PKWARE, section 4.3.7
@@ -152,13 +144,6 @@ impl Sample {
 
 /// The start of an archive without members, APPNOTE.TXT of PKWARE, section 4.3.16
 const NO_MEMBERS: &[u8] = b"PK\x05\x06";
-
-const SAFETENSORS: &str = "a safetensors file: read it with treepack.load";
-
-const NPZ: &str = "an npz archive of NumPy: read it with treepack.load";
-
-const STREAM: &str =
-    "a stream of EasyLM: read it with treepack.read_stream, or convert it with `treepack convert`";
 
 const PICKLE: &str = "a Python pickle, which may run code when it is read: load it where you trust it, and save it \
      with treepack";
@@ -316,33 +301,6 @@ fn protobuf_of(start: &[u8]) -> Option<&'static str> {
         }
         _ => None,
     }
-}
-
-/// Returns whether data begin as a stream: a list of two, the first a string or a list of strings,
-/// the second a byte string
-/// (<https://github.com/young-geng/EasyLM/blob/main/EasyLM/checkpoint.py>).
-fn is_stream(start: &[u8]) -> bool {
-    let Some((&0x92, mut rest)) = start.split_first() else {
-        return false;
-    };
-    let mut strings = 1;
-    if let [head @ (0x90..=0x9f), after @ ..] = rest {
-        strings = head & 0x0f;
-        rest = after;
-    }
-    for _ in 0..strings {
-        let (head, len) = match rest {
-            [head @ 0xa0..=0xbf, ..] => (1, usize::from(head & 0x1f)),
-            [0xd9, len, ..] => (2, usize::from(*len)),
-            [0xda, high, low, ..] => (3, usize::from(u16::from_be_bytes([*high, *low]))),
-            _ => return false,
-        };
-        let Some(after) = rest.get(head + len..) else {
-            return false;
-        };
-        rest = after;
-    }
-    matches!(rest, [0xc4..=0xc6, ..])
 }
 
 fn text_of(start: &[u8]) -> Option<Cow<'static, str>> {

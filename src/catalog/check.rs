@@ -335,7 +335,8 @@ fn compare_array(cursor: &mut Cursor<'_>, dtype: &str, shape: &[u64]) -> Result<
     Ok(elements)
 }
 
-fn is_other(done: Result<()>) -> Result<bool> {
+/// Maps a mismatch to true; damage to a gzip stream remains an error.
+fn differs(done: Result<()>) -> Result<bool> {
     match done {
         Ok(()) => Ok(false),
         Err(error) if is_of_format(&error) => Ok(true),
@@ -347,27 +348,15 @@ fn is_other(done: Result<()>) -> Result<bool> {
 fn is_damaged(done: Result<()>) -> Result<bool> {
     match done {
         Err(Error::Gzip(_) | Error::GzipTruncated) => Ok(true),
-        done => is_other(done),
+        done => differs(done),
     }
 }
 
 fn is_of_format(error: &Error) -> bool {
     match error {
         Error::At { error, .. } => is_of_format(error),
-        Error::Truncated { .. }
-        | Error::Malformed { .. }
-        | Error::Trailing { .. }
-        | Error::TooDeep { .. }
-        | Error::Structure(_) => true,
-        _ => false,
-    }
-}
-
-/// Maps a mismatch to true; damage to a gzip stream remains an error.
-fn differs(done: Result<()>) -> Result<bool> {
-    match done {
-        Err(error @ Error::Gzip(_)) => Err(error),
-        done => is_other(done),
+        Error::Structure(_) => true,
+        error => error.offset().is_some(),
     }
 }
 

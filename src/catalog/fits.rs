@@ -54,34 +54,24 @@ impl Catalog {
         values: &mut Values<'_>,
         nodes: &mut [usize],
     ) -> Result<()> {
-        let node @ Node(kind, repeats) = &values.record.nodes[number];
+        let node @ Node(kind, _) = &values.record.nodes[number];
         let entry = &self.entries[value];
-        match kind {
-            Kind::Plain => return Ok(()),
-            Kind::Jax | Kind::WeakJax => {
-                return if entry.is_leaf && self.is_array(source, entry.head)? {
-                    Ok(())
-                } else {
-                    other("expected an array, found another value")
-                };
-            }
-            Kind::Bytearray | Kind::Memoryview => {
-                return if entry.is_leaf && self.is_bytes(source, entry.head)? {
-                    Ok(())
-                } else {
-                    other("expected bytes, found another value")
-                };
-            }
-            _ if entry.is_leaf || entry.is_list => {
-                return other("expected a container, found a leaf");
-            }
-            _ => {}
+        let expected = match kind {
+            Kind::Jax | Kind::WeakJax => Some("an array"),
+            Kind::Bytearray | Kind::Memoryview => Some("bytes"),
+            _ => None,
+        };
+        if let Some(expected) = expected {
+            return match self.leaf(value) {
+                Some(leaf) if self.is_of(source, leaf, kind)? => Ok(()),
+                _ => other(format_args!("expected {expected}, found another value")),
+            };
+        }
+        if entry.is_leaf || entry.is_list {
+            return other("expected a container, found a leaf");
         }
         let is_sequence = matches!(kind, Kind::List | Kind::Tuple);
-        let repeated = repeats
-            .iter()
-            .flat_map(|repeat| (0..repeat.0).map(|_| repeat.1));
-        let mut expected = repeated.map(|child| child as usize);
+        let mut expected = node.children();
         let mut names = HashSet::new();
         let mut count = 0;
         for child in self.children(value) {
@@ -112,32 +102,21 @@ impl Catalog {
         }
     }
 
-    fn is_array(&self, source: &dyn Source, leaf: usize) -> Result<bool> {
+    /// Returns whether a leaf can be a node of this kind: an array or bytes.
+    fn is_of(&self, source: &dyn Source, leaf: usize, kind: &Kind) -> Result<bool> {
+        let is_array = matches!(kind, Kind::Jax | Kind::WeakJax);
         match self.kind(leaf) {
-            LeafKind::Array(..) | LeafKind::PrngKey(..) => Ok(true),
-            LeafKind::Other => self.begins(source, leaf, |event| {
-                matches!(event, Event::Array(_) | Event::PrngKey(_))
-            }),
-            _ => Ok(false),
+            LeafKind::Array(..) | LeafKind::PrngKey(..) => return Ok(is_array),
+            LeafKind::Bytes => return Ok(!is_array),
+            LeafKind::Other => {}
+            _ => return Ok(false),
         }
-    }
-
-    fn is_bytes(&self, source: &dyn Source, leaf: usize) -> Result<bool> {
-        match self.kind(leaf) {
-            LeafKind::Bytes => Ok(true),
-            LeafKind::Other => self.begins(source, leaf, |event| matches!(event, Event::Bin(_))),
-            _ => Ok(false),
-        }
-    }
-
-    fn begins(
-        &self,
-        source: &dyn Source,
-        leaf: usize,
-        is_right: impl Fn(&Event) -> bool,
-    ) -> Result<bool> {
         match self.read_leaf(source, leaf) {
-            Ok(events) => Ok(events.as_slice().first().is_some_and(is_right)),
+            Ok(events) => Ok(match events.as_slice().first() {
+                Some(Event::Array(_) | Event::PrngKey(_)) => is_array,
+                Some(Event::Bin(_)) => !is_array,
+                _ => false,
+            }),
             Err(error) if error.is_no_damage() => Err(error),
             Err(_) => Ok(false),
         }

@@ -41,7 +41,7 @@ pub use compared::Compared;
 pub use read::damaged_rest;
 pub use select::Marks;
 pub use statics::{StaticDifference, StaticDifferences};
-pub use stream::stream_items;
+pub use stream::{stream_item, stream_items};
 pub use verify::{BLOCK_BYTES, Status};
 
 use self::heads::{Checked, Window};
@@ -186,13 +186,6 @@ impl Catalog {
     pub fn is_end(&self, value: usize) -> bool {
         let entry = &self.entries[value];
         entry.is_leaf || entry.end == value + 1
-    }
-
-    /// Relative paths of the leaves and empty containers in a value.
-    pub fn ends_below(&self, value: usize) -> impl Iterator<Item = Result<(Path, usize)>> + '_ {
-        (value..self.entries[value].end)
-            .filter(|at| self.is_end(*at))
-            .map(move |at| Ok((self.path_below(value, at)?, at)))
     }
 
     pub fn totals(&self, value: usize) -> (usize, usize) {

@@ -1,9 +1,9 @@
 //! Marks selected leaves.
 
 use super::Catalog;
-use crate::Result;
 use crate::select::{Selector, State};
-use crate::watch::Watch;
+use crate::watch::{Steps, Watch};
+use crate::{Result, grow};
 
 const CHECK_VALUES: usize = 1 << 12;
 
@@ -16,8 +16,7 @@ pub struct Marks {
 
 impl Marks {
     pub fn new(catalog: &Catalog, mut is_meant: impl FnMut(usize) -> Result<bool>) -> Result<Self> {
-        let mut before = Vec::new();
-        before.try_reserve_exact(catalog.values() + 1)?;
+        let mut before = grow::with_room(catalog.values() + 1)?;
         let mut count = 0;
         before.push(0);
         for value in 0..catalog.values() {
@@ -80,14 +79,11 @@ impl Catalog {
     /// An empty container that no bool covers follows the nearest outer container with leaves: it
     /// is selected if all of those are.
     pub fn select(&self, value: usize, selector: &Selector, watch: &dyn Watch) -> Result<Marks> {
-        let mut meant = Vec::new();
-        meant.try_reserve_exact(self.values())?;
-        meant.resize(self.values(), 0);
         let patterns = selector.pattern_count().unwrap_or(0);
         let mut marking = Marking {
             catalog: self,
             selector,
-            meant,
+            meant: grow::filled(0, self.values())?,
             around: Vec::new(),
             leaves: (0, 0),
             open_ends: Vec::new(),
@@ -95,12 +91,9 @@ impl Catalog {
             unmatched: patterns,
             undecided: None,
         };
-        let (mut at, mut steps) = (value, 0_usize);
+        let (mut at, mut steps) = (value, Steps::new(CHECK_VALUES));
         while at < self.after(value) {
-            if steps.is_multiple_of(CHECK_VALUES) {
-                watch.check()?;
-            }
-            steps += 1;
+            steps.count(|| watch.check())?;
             at = marking.value(at)?;
         }
         marking.close(usize::MAX);
@@ -134,12 +127,9 @@ impl Marking<'_> {
         if is_end {
             self.end(at, state.meant())?;
         } else if self.selector.goes_on(&state) && !self.is_decided(&state) {
-            self.around.try_reserve(1)?;
-            self.around.push(Around {
-                end: after,
-                state,
-                before: (self.leaves.0, self.leaves.1, self.open_ends.len()),
-            });
+            let before = (self.leaves.0, self.leaves.1, self.open_ends.len());
+            let end = after;
+            grow::push(&mut self.around, Around { end, state, before })?;
         } else {
             for below in at + 1..after {
                 if self.catalog.after(below) == below + 1 {
@@ -167,8 +157,7 @@ impl Marking<'_> {
             if is_leaf {
                 self.undecided.get_or_insert(at);
             } else {
-                self.open_ends.try_reserve(1)?;
-                self.open_ends.push(at);
+                grow::push(&mut self.open_ends, at)?;
             }
         }
         Ok(())

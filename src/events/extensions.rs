@@ -44,8 +44,7 @@ impl Reader<'_> {
                 let Complex(real, imaginary) = Complex::read(&mut self.cursor)?;
                 self.cursor.unlimit(end);
                 let number = number(self.found.complex.len())?;
-                self.found.complex.try_reserve(1)?;
-                self.found.complex.push((real, imaginary));
+                grow::push(&mut self.found.complex, (real, imaginary))?;
                 Event::Complex(number)
             }
             _ => Event::Ext(code, self.span(len)),
@@ -145,18 +144,12 @@ impl Reader<'_> {
         let name = &self.found.text[start..];
         let last = self.found.dtypes.get(self.last_dtype);
         if last.is_none_or(|last| last != name) {
-            const FEW: usize = 8;
             let dtypes = &mut self.found.dtypes;
-            let known = dtypes.iter().take(FEW).position(|known| known == name);
-            let known =
-                known.or_else(|| self.dtype_numbers.get(name).map(|number| *number as usize));
+            let known = self.dtype_numbers.get(name).copied();
             self.last_dtype = known.unwrap_or(dtypes.len());
             if known.is_none() {
-                if dtypes.len() >= FEW {
-                    self.dtype_numbers.try_reserve(1)?;
-                    self.dtype_numbers
-                        .insert(grow::to_vec(name)?, number(dtypes.len())?);
-                }
+                self.dtype_numbers.try_reserve(1)?;
+                self.dtype_numbers.insert(grow::to_vec(name)?, dtypes.len());
                 grow::push(dtypes, grow::to_vec(name)?)?;
             }
         }

@@ -53,7 +53,7 @@ pub enum Closed {
 pub struct Reader<'a> {
     pub(super) cursor: Cursor<'a>,
     pub(super) found: Events,
-    pub(super) dtype_numbers: HashMap<Vec<u8>, u32>,
+    pub(super) dtype_numbers: HashMap<Vec<u8>, usize>,
     pub(super) last_dtype: usize,
     pub(super) recent: RecentHeaders,
     pub(super) open: Vec<Open>,

@@ -17,7 +17,7 @@ use super::plan::ShardPlan;
 use crate::array::ShardGrid;
 use crate::boxes::ShardedArray;
 use crate::grow;
-use crate::manifest::{self, FileNumbers, Grid, ShardFile, Sparse};
+use crate::manifest::{self, Grid, ShardFile, Sparse};
 use crate::source::Source as _;
 
 #[pyclass(frozen, module = "treepack._core")]
@@ -47,7 +47,7 @@ impl Manifest {
         let grids = plan.splits.iter().zip(&plan.files).map(|(split, files)| {
             Ok(Grid {
                 counts: grow::to_vec(&split.counts)?,
-                files: FileNumbers(files.clone()),
+                files: files.clone(),
                 host: split.host,
             })
         });
@@ -82,10 +82,11 @@ impl Manifest {
             )));
         }
         keep_reserve()?;
-        let mut manifest = self.manifest.try_clone()?;
-        manifest.files = shard_files(files)?;
-        manifest.writer = writer.unwrap_or_default();
-        copied(py, &manifest.encode()?)
+        let writer = writer.unwrap_or_default();
+        copied(
+            py,
+            &self.manifest.encode_with(&shard_files(files)?, &writer)?,
+        )
     }
 
     #[getter]

@@ -3,7 +3,7 @@
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use super::json::{Counts, Key, Object, Skipped, Text, read, shortened};
+use super::json::{Counts, Key, Object, Text, read, shortened};
 use crate::array::MAX_NDIM;
 use crate::error::Path;
 use crate::source::Source;
@@ -13,6 +13,9 @@ use crate::{Error, Result, grow};
 const MAX_HEADER_BYTES: u64 = 100_000_000;
 
 const LENGTH_BYTES: usize = 8;
+
+/// The most memory that a byte of JSON takes as a value.
+const VALUE_BYTES: usize = 64;
 
 const METADATA: &str = "__metadata__";
 
@@ -190,7 +193,9 @@ impl Tensor {
                 "shape" => shape = Some(value),
                 "data_offsets" => offsets = Some(value),
                 _ => {
-                    let _: Skipped = field(value, offset, "value in a header entry")?;
+                    // Has limits of depth and of numbers, and cannot fail where memory ends.
+                    grow::check_room(VALUE_BYTES * value.get().len())?;
+                    let _: serde_json::Value = field(value, offset, "value in a header entry")?;
                 }
             }
         }

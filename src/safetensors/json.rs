@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::fmt;
 use std::marker::PhantomData;
 
-use serde::de::{Deserialize, Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
+use serde::de::{Deserialize, Deserializer, Error as _, MapAccess, Visitor};
 use smallvec::SmallVec;
 
 use crate::grow::decode;
@@ -81,52 +81,6 @@ impl<'de, V: Deserialize<'de>> Visitor<'de> for Entries<V> {
         }
         drop(keys);
         Ok(Object(found))
-    }
-}
-
-/// A value that is not used, but read as others are, with their limits of depth and of numbers.
-pub struct Skipped;
-
-impl<'de> Deserialize<'de> for Skipped {
-    fn deserialize<D: Deserializer<'de>>(from: D) -> std::result::Result<Self, D::Error> {
-        from.deserialize_any(Self)
-    }
-}
-
-macro_rules! skip {
-    ($($visit:ident: $type:ty,)*) => {$(
-        fn $visit<E>(self, _: $type) -> std::result::Result<Self, E> {
-            Ok(self)
-        }
-    )*};
-}
-
-impl<'de> Visitor<'de> for Skipped {
-    type Value = Self;
-
-    skip! {
-        visit_bool: bool,
-        visit_i64: i64,
-        visit_u64: u64,
-        visit_f64: f64,
-        visit_str: &str,
-    }
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a value")
-    }
-
-    fn visit_unit<E>(self) -> std::result::Result<Self, E> {
-        Ok(self)
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> std::result::Result<Self, A::Error> {
-        while list.next_element::<Self>()?.is_some() {}
-        Ok(self)
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, map: A) -> std::result::Result<Self, A::Error> {
-        Entries::<Self>(PhantomData).visit_map(map).map(|_| self)
     }
 }
 

@@ -58,11 +58,9 @@ impl Value {
 
     /// Returns a frozenset, sorting its elements.
     pub fn frozenset(elements: Vec<Self>) -> Result<Self> {
-        let mut keyed = Vec::new();
-        keyed.try_reserve_exact(elements.len())?;
-        for element in elements {
-            keyed.push((element.encode()?, element));
-        }
+        let elements = elements.into_iter();
+        let keyed = elements.map(|element| Ok((element.encode()?, element)));
+        let mut keyed = grow::try_collect(keyed)?;
         // A stable sort would allocate. Elements with equal bytes are equal.
         keyed.sort_unstable_by(|(a, _), (b, _)| a.cmp(b));
         let elements = keyed.into_iter().map(|(_, element)| element);
