@@ -254,9 +254,9 @@ impl Catalog {
             copy.into()
         };
         self.content.get().check_unchanged()?;
-        let mut parts = self.parts(py, value, copy, threads)?;
-        let read = self.value(value, selection, &mut parts);
-        let read = read.and_then(|read| parts.finish().map(|()| read));
+        let mut objects = self.objects(py, value, copy, threads)?;
+        let read = self.value(value, selection, &mut objects);
+        let read = read.and_then(|read| objects.copy_all().map(|()| read));
         if self.catalog.leaf(value).is_none() {
             self.content.get().release(); // only for the whole file: too slow for each leaf
         }

@@ -7,7 +7,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyString;
 
 use super::super::failure::Walked;
-use super::super::objects::Parts;
+use super::super::objects::Objects;
 use super::super::options::Int;
 use super::super::restore::{Child, Cursor, Found, Name, Named, Session, TemplateChild, Walk};
 use super::super::select::{Marks, Selector};
@@ -54,7 +54,7 @@ pub fn restore_selected<'py>(
         marks: marks.map(|marks| marks.of(catalog)).transpose()?,
         selector,
         absent: session.absent()?,
-        parts: file.parts(py, value, copy.into(), threads)?,
+        objects: file.objects(py, value, copy.into(), threads)?,
         keeps_missing,
         takes_more,
         notes: session.notes(),
@@ -78,7 +78,7 @@ struct Entries<'a, 'py> {
     selector: Option<&'a select::Selector>,
     /// Stands in states for values that are not selected.
     absent: Option<Bound<'py, PyAny>>,
-    parts: Parts<'a, 'py>,
+    objects: Objects<'a, 'py>,
     keeps_missing: bool,
     /// Whether the file may have more than the template; `None`: only below dicts.
     takes_more: Option<bool>,
@@ -168,13 +168,8 @@ impl<'py> Cursor<'py> for Entries<'_, 'py> {
         if !is_selected {
             return Ok(Found::Absent);
         }
-        let py = self.parts.py();
-        Ok(Found::Leaf(self.file.read_leaf(
-            py,
-            value,
-            leaf,
-            &mut self.parts,
-        )?))
+        let read = self.file.read_leaf(value, leaf, &mut self.objects);
+        Ok(Found::Leaf(read?))
     }
 
     fn is_empty(&self, node: &Node) -> bool {
@@ -190,7 +185,7 @@ impl<'py> Cursor<'py> for Entries<'_, 'py> {
     }
 
     fn copy(&mut self) -> PyResult<()> {
-        self.parts.copy()
+        self.objects.copy_all()
     }
 }
 
@@ -249,6 +244,6 @@ impl<'py> Entries<'_, 'py> {
             is_abstract: false,
             signals: &self.signals,
         };
-        self.file.value(node.value, selection, &mut self.parts)
+        self.file.value(node.value, selection, &mut self.objects)
     }
 }

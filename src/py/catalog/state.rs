@@ -7,7 +7,7 @@ use super::super::content::Content;
 use super::super::dtypes::Dtype;
 use super::super::hooks::Hooks;
 use super::super::memory::{new_dict, new_list, new_string, new_tuple};
-use super::super::objects::{CopyMode, Parts};
+use super::super::objects::{CopyMode, Objects};
 use super::super::options::Int;
 use super::super::watch::Signals;
 use super::file::Catalog;
@@ -29,32 +29,26 @@ pub(super) struct Selection<'a, 'py> {
 }
 
 impl Catalog {
-    pub fn parts<'a, 'py>(
+    pub fn objects<'a, 'py>(
         &'a self,
         py: Python<'py>,
         value: usize,
         copy: CopyMode,
         threads: Option<Int>,
-    ) -> PyResult<Parts<'a, 'py>> {
+    ) -> PyResult<Objects<'a, 'py>> {
         let content = self.content.bind(py);
-        Parts::new(
-            py,
-            content.get().source(),
-            self.catalog.totals(value).1,
-            Content::owned(content),
-            copy,
-            threads,
-        )
+        let (_, nbytes) = self.catalog.totals(value);
+        let (source, memory) = (content.get().source(), Content::owned(content));
+        Objects::new(py, source, 0..0, nbytes, memory, copy, threads)
     }
 
     pub fn read_leaf<'py>(
         &self,
-        py: Python<'py>,
         value: usize,
         leaf: usize,
-        parts: &mut Parts<'_, 'py>,
+        objects: &mut Objects<'_, 'py>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let place = self.catalog.place(leaf);
+        let (py, place) = (objects.py, self.catalog.place(leaf));
         let content = self.content.get();
         if content
             .with_gaps()
@@ -64,7 +58,7 @@ impl Catalog {
             return Err(self.at(py, source::missing(place.start).into(), value));
         }
         self.catalog.check_leaf(content.source(), value)?;
-        let read = parts.read(place.start..place.end);
+        let read = objects.read(place.start..place.end);
         read.map_err(|error| self.at(py, error, value))
     }
 
@@ -119,9 +113,9 @@ impl Catalog {
         &self,
         value: usize,
         selection: Selection<'_, 'py>,
-        parts: &mut Parts<'_, 'py>,
+        objects: &mut Objects<'_, 'py>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let (catalog, py) = (&self.catalog, parts.py());
+        let (catalog, py) = (&self.catalog, objects.py);
         selection.signals.check(py)?;
         if let Some(marks) = selection.marks
             && marks.count(value..catalog.after(value)) == 0
@@ -135,7 +129,7 @@ impl Catalog {
             {
                 return Ok(found);
             }
-            return self.read_leaf(py, value, leaf, parts);
+            return self.read_leaf(value, leaf, objects);
         }
         if catalog.is_end(value) {
             catalog.check_place(self.content.get().source(), value)?;
@@ -148,14 +142,14 @@ impl Catalog {
             };
             let list = new_list(py)?;
             for child in catalog.children(value) {
-                list.append(self.value(child, whole, parts)?)?;
+                list.append(self.value(child, whole, objects)?)?;
             }
             return Ok(list.into_any());
         }
         let dict = new_dict(py)?;
         for child in catalog.children(value) {
             let key = new_string(py, catalog.key(child).as_bytes())?;
-            dict.set_item(key, self.value(child, selection, parts)?)?;
+            dict.set_item(key, self.value(child, selection, objects)?)?;
         }
         Ok(dict.into_any())
     }

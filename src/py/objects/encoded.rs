@@ -10,13 +10,12 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 
 use super::super::failure::{Failure, Walked};
-use super::super::memory::{Owned, new_list_of};
-use super::super::options::Int;
+use super::super::memory::new_list_of;
 use super::super::restore::{
     Child, Cursor, Found, Here, How, Matching, Name, Named, Ordered, RecordWalk, TemplateChild,
     Walk, has_older_types,
 };
-use super::values::{Built, CopyMode, Objects};
+use super::values::{Built, Objects};
 use crate::Error;
 use crate::events::{Closed, Event};
 use crate::source::{Source, read_to};
@@ -29,18 +28,14 @@ pub fn build_like<'py>(
     template: &Bound<'py, PyAny>,
     settle: &Bound<'py, PyAny>,
     matching: Matching<'py>,
-    source: &dyn Source,
-    memory: Option<Owned<'_, 'py>>,
-    copy: CopyMode,
-    threads: Option<Int>,
+    objects: Objects<'_, 'py>,
 ) -> PyResult<Option<Bound<'py, PyAny>>> {
     let py = template.py();
     if has_record(template)? {
         return Ok(None);
     }
-    let whole = 0..source.len();
     let cursor = Encoded {
-        objects: Objects::new(py, source, whole, source.len(), memory, copy, threads)?,
+        objects,
         record: None,
         root_len: Some(matching.len(template)?),
         at_root: true,
@@ -69,20 +64,16 @@ pub fn build_like<'py>(
 
 /// Restores encoded bytes by the record at their end; `None` unless there is one that they match.
 pub fn build_recorded<'py>(
-    py: Python<'py>,
     how: How<'py>,
-    source: &dyn Source,
-    memory: Option<Owned<'_, 'py>>,
-    copy: CopyMode,
-    threads: Option<Int>,
+    objects: Objects<'_, 'py>,
 ) -> PyResult<Option<Bound<'py, PyAny>>> {
-    let Some((record, place)) = recorded(source)? else {
+    let py = objects.py;
+    let Some((record, place)) = recorded(objects.source)? else {
         return Ok(None);
     };
-    let whole = 0..source.len();
     let nbytes = place.len();
     let cursor = Encoded {
-        objects: Objects::new(py, source, whole, source.len(), memory, copy, threads)?,
+        objects,
         record: Some(place),
         root_len: None,
         at_root: true,
