@@ -4,25 +4,12 @@ use std::borrow::Cow;
 use std::cell::OnceCell;
 
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyString};
+use pyo3::types::PyString;
 use smallvec::SmallVec;
 
 use super::super::hooks::Hooks;
-use super::super::memory::{new_dict, new_string};
+use super::super::memory::new_string;
 use crate::grow;
-
-#[inline(never)]
-pub(super) fn dict_of<'py>(
-    py: Python<'py>,
-    keys: impl Iterator<Item = Bound<'py, PyAny>>,
-    children: Vec<Bound<'py, PyAny>>,
-) -> PyResult<Bound<'py, PyDict>> {
-    let dict = new_dict(py)?;
-    for (key, child) in keys.zip(children) {
-        dict.set_item(key, child)?;
-    }
-    Ok(dict)
-}
 
 #[derive(Clone)]
 pub enum Name<'py> {

@@ -12,9 +12,6 @@ use super::super::memory::new_tuple_of;
 use super::keys::Name;
 use crate::structure;
 
-/// The method that makes nodes, unless they are abstract.
-pub(super) const UNFLATTEN: &str = "unflatten";
-
 /// A registered type; see `NodeType` in `registry/types.py`.
 pub struct Known<'py> {
     pub(super) class: Bound<'py, PyAny>,
@@ -35,11 +32,10 @@ struct Arguments<'py> {
 }
 
 impl<'py> Known<'py> {
-    /// `make` names the method that makes nodes.
-    pub(super) fn of(found: &Bound<'py, PyAny>, make: &str) -> PyResult<Self> {
+    pub(super) fn of(found: &Bound<'py, PyAny>, is_abstract: bool) -> PyResult<Self> {
         let py = found.py();
         let order = found.getattr(intern!(py, "order"))?;
-        let arguments = if order.is_none() || make != UNFLATTEN {
+        let arguments = if order.is_none() || is_abstract {
             None
         } else {
             let fields = found.getattr(intern!(py, "fields"))?;
@@ -56,7 +52,11 @@ impl<'py> Known<'py> {
         Ok(Self {
             class: found.getattr(intern!(py, "ty"))?,
             decode: found.getattr(intern!(py, "decode"))?,
-            make: found.getattr(make)?,
+            make: found.getattr(if is_abstract {
+                "unflatten_abstract"
+            } else {
+                "unflatten"
+            })?,
             foreign: found.getattr(intern!(py, "foreign"))?.is_truthy()?,
             arguments,
         })
