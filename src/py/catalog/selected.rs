@@ -11,9 +11,7 @@ use super::super::objects::Objects;
 use super::super::options::Int;
 use super::super::restore::{Child, Cursor, Found, Name, Named, Session, TemplateChild, Walk};
 use super::super::select::{Marks, Selector};
-use super::super::watch::Signals;
 use super::file::Catalog;
-use super::state::Selection;
 use crate::catalog;
 use crate::select::{self, State};
 use crate::{Error, grow};
@@ -39,15 +37,15 @@ pub fn restore_selected<'py>(
     file.check(value)?;
     let session = Session::new(restore, name, true)?;
     let matching = session.matching()?;
-    let (keeps_missing, takes_more) = match session.partial() {
+    let (keeps_missing, takes_more) = match &session.partial {
         Some(partial) => (
             partial.getattr(intern!(py, "keeps_missing"))?.is_truthy()?,
             partial.getattr(intern!(py, "takes_more"))?.extract()?,
         ),
         None => (false, None),
     };
-    let catalog = file.core();
-    let selector = selector.map(Selector::get);
+    let catalog = &*file.catalog;
+    let selector = selector.map(|selector| &selector.selector);
     let cursor = Entries {
         file,
         catalog,
@@ -57,15 +55,14 @@ pub fn restore_selected<'py>(
         objects: file.objects(py, value, copy.into(), threads)?,
         keeps_missing,
         takes_more,
-        notes: session.notes(),
-        signals: Signals::new(py),
+        notes: session.notes,
     };
     let start = selector.map(|selector| match catalog.leaf(value) {
         Some(_) => selector.root(),
         None => selector.start(),
     });
     let tree = Walk::new(py, cursor, matching, Some(session)).restore((value, start), target);
-    file.release();
+    file.content.get().release();
     tree
 }
 
@@ -84,7 +81,6 @@ struct Entries<'a, 'py> {
     takes_more: Option<bool>,
     /// Whether Python notes leaves that the template lacks.
     notes: bool,
-    signals: Signals<'py>,
 }
 
 struct Node {
@@ -166,7 +162,8 @@ impl<'py> Cursor<'py> for Entries<'_, 'py> {
             });
         };
         if !is_selected {
-            return Ok(Found::Absent);
+            let none = || self.objects.py.None().into_bound(self.objects.py);
+            return Ok(Found::Absent(self.absent.clone().unwrap_or_else(none)));
         }
         let read = self.file.read_leaf(value, leaf, &mut self.objects);
         Ok(Found::Leaf(read?))
@@ -238,12 +235,7 @@ impl<'py> Named<'py> for Entries<'_, 'py> {
 
 impl<'py> Entries<'_, 'py> {
     fn read(&mut self, node: &Node) -> PyResult<Bound<'py, PyAny>> {
-        let selection = Selection {
-            marks: self.marks,
-            absent: self.absent.as_ref(),
-            is_abstract: false,
-            signals: &self.signals,
-        };
-        self.file.value(node.value, selection, &mut self.objects)
+        let (absent, objects) = (self.absent.as_ref(), &mut self.objects);
+        self.file.value(node.value, self.marks, absent, objects)
     }
 }

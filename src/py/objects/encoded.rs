@@ -3,6 +3,7 @@
 //! At the first mismatch the walk ends, and the caller reads the data in another form, whose walk
 //! reports it.
 
+use std::mem;
 use std::ops::Range;
 
 use pyo3::intern;
@@ -37,7 +38,6 @@ pub fn build_like<'py>(
     let cursor = Encoded {
         objects,
         record: None,
-        root_len: Some(matching.len(template)?),
         at_root: true,
         is_wrapped: false,
     };
@@ -52,7 +52,7 @@ pub fn build_like<'py>(
     let Some(plan) = unless_wrong(py, plan, has_raised, "restoring")? else {
         return Ok(None);
     };
-    let open = walk.take_open();
+    let open = mem::take(&mut walk.open);
     walk.cursor.copy()?;
     let settled: Vec<_> = if open.is_empty() {
         Vec::new()
@@ -75,7 +75,6 @@ pub fn build_recorded<'py>(
     let cursor = Encoded {
         objects,
         record: Some(place),
-        root_len: None,
         at_root: true,
         is_wrapped: false,
     };
@@ -133,14 +132,12 @@ struct Encoded<'a, 'py> {
     objects: Objects<'a, 'py>,
     /// The position of the record, if there must be one.
     record: Option<Range<usize>>,
-    /// The number of children of the root, without the record, if known.
-    root_len: Option<usize>,
     at_root: bool,
     /// Whether the tree is a value in a map, beside its record.
     is_wrapped: bool,
 }
 
-/// The number of children of a map, and whether the record follows them.
+/// The number of children of a map, and whether the record follows them, or may be the last.
 type Node = (usize, bool);
 
 impl<'py> Encoded<'_, 'py> {
@@ -153,8 +150,7 @@ impl<'py> Encoded<'_, 'py> {
             self.objects.reader.next()?; // the key
             return Ok((self.objects.reader.next()?, false));
         }
-        let has_record = |len| map.len as usize == len + 1;
-        Ok((event, self.root_len.is_none_or(has_record)))
+        Ok((event, true))
     }
 
     fn is_rooted(&self) -> Walked<bool> {
@@ -244,7 +240,8 @@ impl<'py> Cursor<'py> for Encoded<'_, 'py> {
                 return Ok(Found::Leaf(self.undescribed(event)?));
             }
             if is_described || !as_leaf {
-                let count = map.len as usize - usize::from(is_described);
+                let described = usize::from(is_described && self.record.is_some());
+                let count = (map.len as usize).saturating_sub(described);
                 return Ok(Found::Node((count, is_described)));
             }
         }
@@ -271,11 +268,12 @@ impl<'py> Cursor<'py> for Encoded<'_, 'py> {
 impl<'py> Named<'py> for Encoded<'_, 'py> {
     fn pair(
         &mut self,
-        (count, _): &mut Node,
+        (count, has_record): &mut Node,
         children: &[TemplateChild<'py>],
         _: bool,
     ) -> Walked<bool> {
-        Ok(*count == children.len())
+        *has_record &= *count == children.len() + 1;
+        Ok(*count == children.len() + usize::from(*has_record))
     }
 
     #[inline]

@@ -57,7 +57,7 @@ pub struct Objects<'a, 'py> {
     pub(super) hooks: &'static Hooks,
     pub(super) source: &'a dyn Source,
     pub(super) memory: Option<Owned<'a, 'py>>,
-    pub(super) copy: CopyMode,
+    pub copy: CopyMode,
     pub(super) threads: Option<Int>,
     pub(super) reader: Reader<'a>,
     pub(super) keys: KeyCache<'py>,
@@ -71,7 +71,7 @@ pub struct Objects<'a, 'py> {
     pub(super) fresh_pages: FreshPages,
     /// Whether to copy arrays at once, because Python reads them before the end.
     pub(super) at_once: bool,
-    pub(super) signals: Signals<'py>,
+    pub signals: Signals<'py>,
 }
 
 impl<'a, 'py> Objects<'a, 'py> {

@@ -244,7 +244,7 @@ impl<'a, 'py> Assembly<'a, 'py> {
         if let Some(known) = &self.decoded[node] {
             return Ok(known.clone());
         }
-        let keys = value::decode(self.py, keys);
+        let keys = value::decode_value(self.py, keys);
         let keys = keys.map_err(|error| self.remembered(node, error.into()))?;
         if let Ok(keys) = keys.cast_exact::<PyList>() {
             keys.iter().try_for_each(|key| check_key(&key))?;

@@ -62,21 +62,6 @@ impl<'py> Known<'py> {
         })
     }
 
-    fn call(
-        &self,
-        children: &[Bound<'py, PyAny>],
-        data: &Bound<'py, PyTuple>,
-    ) -> PyResult<Bound<'py, PyAny>> {
-        let arguments = self.arguments.as_ref();
-        let order: &[usize] = arguments.map_or(&[], |arguments| &arguments.order);
-        let given = order.iter().map(|&number| {
-            let in_data = |at| data.get_item(at).expect("a field of static data");
-            let child = children.get(number).cloned();
-            child.unwrap_or_else(|| in_data(number - children.len()))
-        });
-        self.class.call1(new_tuple_of(data.py(), given)?)
-    }
-
     pub(super) fn made(
         &self,
         names: impl Iterator<Item = Name<'py>>,
@@ -97,7 +82,13 @@ impl<'py> Known<'py> {
             return Ok(None);
         }
         // `Known::of` has checked the indices against these lengths.
-        self.call(built, data).map(Some)
+        let given = arguments.order.iter().map(|&number| {
+            let in_data = |at| data.get_item(at).expect("a field of static data");
+            let child = built.get(number).cloned();
+            child.unwrap_or_else(|| in_data(number - built.len()))
+        });
+        let given = new_tuple_of(data.py(), given)?;
+        self.class.call1(given).map(Some)
     }
 }
 

@@ -11,7 +11,6 @@ use std::mem;
 use std::rc::Rc;
 
 use numpy::PyUntypedArray;
-use pyo3::exceptions::PyTypeError;
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyByteArray, PyBytes, PyDict, PyList, PyMemoryView};
@@ -145,12 +144,7 @@ impl<'a, 'py, C: Ordered<'py>> Walk<'a, 'py, C> {
         let count = open.len();
         let converted = convert.call1((new_list_of(self.py, open)?,))?;
         let converted = converted.cast_into::<PyList>()?;
-        if converted.len() != count {
-            return Err(PyTypeError::new_err(format!(
-                "convert returned {} leaves, expected {count}",
-                converted.len()
-            )));
-        }
+        assert!(converted.len() == count, "each leaf is converted");
         for (container, key, number) in &self.places {
             container.set_item(key, converted.get_item(*number)?)?;
         }
@@ -171,21 +165,16 @@ impl<'a, 'py, C: Ordered<'py>> Walk<'a, 'py, C> {
     ) -> Walked<Plan<'py>> {
         let kind = &self.record.nodes[number].0;
         let is_container = self.is_container(number);
-        if is_container && self.assembly.signals.count(1) {
-            self.look_at_signals()?;
+        if is_container {
+            self.assembly.signals.check(self.py)?;
         }
         let is_ready = matches!(kind, Kind::Plain) && !self.assembly.how.converts_everywhere();
         match self.cursor.enter(place, || Ok(!is_container))? {
             Found::Leaf(leaf) if is_ready => Ok(Plan::Ready(leaf)),
             Found::Node(node) => self.container(node, number, here),
             Found::Leaf(leaf) | Found::State(leaf) => self.leaf(leaf, number, here),
-            Found::Kept | Found::Absent => Ok(Plan::Absent),
+            Found::Kept | Found::Absent(_) => Ok(Plan::Absent),
         }
-    }
-
-    #[cold]
-    fn look_at_signals(&self) -> Walked {
-        Ok(self.assembly.signals.look(self.py)?)
     }
 
     #[inline]
