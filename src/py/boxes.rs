@@ -40,7 +40,7 @@ impl Shards {
             return Err(fewer());
         }
         let watcher = Watcher::at_each_call();
-        watcher.raise(self.0.find(shard, catalog.core(), &watcher))
+        watcher.raise(self.0.find(shard, &catalog.catalog, &watcher))
     }
 
     #[pyo3(name = "box")]
@@ -127,18 +127,15 @@ impl ShardBox {
     fn prefetch(&self, catalogs: &Bound<'_, PyList>, explain: &Bound<'_, PyAny>) -> PyResult<()> {
         let py = catalogs.py();
         let files = self.open(catalogs)?;
-        if files
-            .0
-            .iter()
-            .all(|(_, catalog)| catalog.get().mapping().is_none())
-        {
+        let mut catalogs = files.0.iter();
+        if catalogs.all(|(_, catalog)| catalog.get().content.get().mapping().is_none()) {
             return Ok(());
         }
         let watcher = Watcher::signals();
         let done = py.detach(|| {
             let open = files.open()?;
             self.found.each(&open, &watcher, |file, value, part| {
-                let Some(mapping) = files.0[file].1.get().mapping() else {
+                let Some(mapping) = files.0[file].1.get().content.get().mapping() else {
                     return Ok(());
                 };
                 let array = self.found.place(&open[file], value)?;
@@ -183,12 +180,8 @@ impl ShardBox {
     fn open(&self, catalogs: &Bound<'_, PyList>) -> PyResult<Files> {
         keep_reserve()?;
         let py = catalogs.py();
-        let needed = if self.found.len() < MANY {
-            self.found.files()
-        } else {
-            py.detach(|| self.found.files())
-        };
-        let open = needed?.into_iter().map(|(number, _)| {
+        let needed = py.detach(|| self.found.files())?;
+        let open = needed.into_iter().map(|(number, _)| {
             let catalog = catalogs.get_item(number as usize)?;
             let catalog = catalog.cast_into::<Catalog>();
             let catalog = catalog.map_err(|_| PyValueError::new_err("a file is closed"))?;
@@ -197,9 +190,6 @@ impl ShardBox {
         Ok(Files(open.collect::<PyResult<_>>()?))
     }
 }
-
-/// With more parts, detaches from Python.
-const MANY: usize = 1 << 12;
 
 type Read<T> = std::result::Result<T, Failed>;
 
@@ -217,7 +207,8 @@ impl Files {
             return read;
         }
         for (file, (_, catalog)) in self.0.iter().enumerate() {
-            catalog.get().check_unchanged().map_err(|error| Failed {
+            let unchanged = catalog.get().content.get().check_unchanged();
+            unchanged.map_err(|error| Failed {
                 file: Some(file),
                 value: None,
                 error,

@@ -39,7 +39,7 @@ fn with_base<T: Send>(
         py.detach(|| work(&Base::open(&Headers(layout), layout, watcher)?))
     } else {
         let content = match base.cast::<Catalog>() {
-            Ok(catalog) => catalog.get().content(py).get(),
+            Ok(catalog) => catalog.get().content.get(),
             Err(_) => base.cast::<Content>()?.get(),
         };
         let source = content.source();

@@ -6,7 +6,7 @@ use pyo3::types::PyList;
 
 use super::content::Content;
 use super::memory::{Borrowed, Owned, keep_reserve, list_of_results, new_string, row};
-use super::objects::{build, build_like, build_recorded};
+use super::objects::{Objects, build_like, build_recorded};
 use super::options::Int;
 use super::restore::{How, Matching};
 use super::watch::{Signals, Watcher};
@@ -23,14 +23,11 @@ pub fn restore<'py>(
     threads: Option<Int>,
     part: Option<(usize, usize)>,
 ) -> PyResult<Bound<'py, PyAny>> {
-    let tree = with_source(data, |source, memory| {
-        let (start, end) = part.unwrap_or((0, source.len()));
-        if start > end || end > source.len() {
-            return Err(PyIndexError::new_err("the range exceeds the data"));
-        }
-        build(data.py(), source, start..end, memory, copy.into(), threads).map(Some)
+    let tree = with_source(data, copy, threads, part, |mut objects| {
+        let tree = objects.whole()?;
+        objects.copy_all().map(|()| Some(tree))
     })?;
-    Ok(tree.expect("`build` returns a tree"))
+    Ok(tree.expect("the data are a tree"))
 }
 
 /// `None` unless data and template have the same structure.
@@ -47,16 +44,8 @@ pub fn restore_encoded<'py>(
     threads: Option<Int>,
 ) -> PyResult<Option<(Bound<'py, PyAny>,)>> {
     let matching = Matching::new(data.py(), strict.is_truthy()?, converts, everywhere);
-    let tree = with_source(data, |source, memory| {
-        build_like(
-            target,
-            settle,
-            matching,
-            source,
-            memory,
-            copy.into(),
-            threads,
-        )
+    let tree = with_source(data, copy, threads, None, |objects| {
+        build_like(target, settle, matching, objects)
     })?;
     Ok(tree.map(|tree| (tree,)))
 }
@@ -87,18 +76,32 @@ pub fn restore_recorded<'py>(
         fillings: r#static,
         absent: None,
     };
-    let tree = with_source(data, |source, memory| {
-        build_recorded(data.py(), how, source, memory, copy.into(), threads)
+    let tree = with_source(data, copy, threads, None, |objects| {
+        build_recorded(how, objects)
     })?;
     Ok(tree.map(|tree| (tree,)))
 }
 
-/// Calls `build` with a bytes-like object or a [`Content`]. Releases its pages if `build` returns a
-/// tree.
-fn with_source<'py, T>(
+/// Calls `build` with the objects of a bytes-like object or a [`Content`], or of a part of it.
+/// Releases its pages if `build` returns a tree.
+fn with_source<'py>(
     data: &Bound<'py, PyAny>,
-    build: impl FnOnce(&dyn Source, Option<Owned<'_, 'py>>) -> PyResult<Option<T>>,
-) -> PyResult<Option<T>> {
+    copy: Option<bool>,
+    threads: Option<Int>,
+    part: Option<(usize, usize)>,
+    build: impl FnOnce(Objects<'_, 'py>) -> PyResult<Option<Bound<'py, PyAny>>>,
+) -> PyResult<Option<Bound<'py, PyAny>>> {
+    let build = |source: &dyn Source, memory: Option<Owned<'_, 'py>>| {
+        let (start, end) = part.unwrap_or((0, source.len()));
+        if start > end || end > source.len() {
+            return Err(PyIndexError::new_err("the range exceeds the data"));
+        }
+        let (part, nbytes) = (start..end, end - start);
+        let (py, copy) = (data.py(), copy.into());
+        build(Objects::new(
+            py, source, part, nbytes, memory, copy, threads,
+        )?)
+    };
     let Ok(content) = data.cast_exact::<Content>() else {
         let borrowed = Borrowed::buffer(data)?;
         return build(&borrowed, Some(borrowed.owned(data.py())));

@@ -10,7 +10,7 @@ use crate::select::{self, State};
 
 #[pyclass(frozen, module = "treepack._core")]
 pub struct Selector {
-    selector: select::Selector,
+    pub selector: select::Selector,
     /// The container of the last leaf, since the leaves below a long key follow each other.
     container: Mutex<Option<(Vec<String>, State)>>,
 }
@@ -72,10 +72,6 @@ impl From<select::Selector> for Selector {
 }
 
 impl Selector {
-    pub fn get(&self) -> &select::Selector {
-        &self.selector
-    }
-
     /// Follows `keys`, calls `each` with the state after each key, and returns the last state.
     fn through(&self, keys: &[String], mut each: impl FnMut(&State)) -> State {
         let mut state = self.selector.start();
@@ -89,7 +85,7 @@ impl Selector {
 }
 
 #[pyclass(frozen, module = "treepack._core")]
-pub struct Marks(catalog::Marks);
+pub struct Marks(pub catalog::Marks);
 
 #[pymethods]
 impl Marks {
@@ -116,10 +112,6 @@ impl Marks {
 }
 
 impl Marks {
-    pub fn new(marks: catalog::Marks) -> Self {
-        Self(marks)
-    }
-
     /// Returns the marks, if they belong to this catalog.
     pub fn of(&self, catalog: &Catalog) -> PyResult<&catalog::Marks> {
         if self.0.values() == catalog.values() {

@@ -24,11 +24,6 @@ pub fn encode_value<'py>(value: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyByt
     copied(value.py(), &encode(value)?)
 }
 
-#[pyfunction]
-pub fn decode_value<'py>(py: Python<'py>, data: &[u8]) -> PyResult<Bound<'py, PyAny>> {
-    decode(py, data)
-}
-
 pub fn encode(value: &Bound<'_, PyAny>) -> PyResult<Vec<u8>> {
     Ok(to_value(value, 0, &Signals::new(value.py()))?.encode()?)
 }
@@ -38,7 +33,8 @@ pub fn encode_keys(keys: &Bound<'_, PyList>) -> PyResult<Vec<u8>> {
     encode(keys.as_any())
 }
 
-pub fn decode<'py>(py: Python<'py>, data: &[u8]) -> PyResult<Bound<'py, PyAny>> {
+#[pyfunction]
+pub fn decode_value<'py>(py: Python<'py>, data: &[u8]) -> PyResult<Bound<'py, PyAny>> {
     let value = decode_at(py, data, false);
     value.map_err(|failure| failure.without_path().into_py(py, "loading"))
 }

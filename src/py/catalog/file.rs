@@ -11,13 +11,12 @@ use super::super::errors;
 use super::super::memory::keep_reserve;
 use crate::boxes::{ManifestPlace, OpenFile};
 use crate::catalog::{self, Compared, FoundArrays};
-use crate::mapping::Mapping;
 
 #[pyclass(frozen, module = "treepack._core")]
 #[allow(clippy::struct_field_names)] // the core's catalog
 pub struct Catalog {
-    pub(super) content: Py<Content>,
-    pub(super) catalog: Arc<catalog::Catalog>,
+    pub content: Py<Content>,
+    pub catalog: Arc<catalog::Catalog>,
     pub(super) arrays: FoundArrays,
 }
 
@@ -28,14 +27,6 @@ impl Catalog {
             catalog,
             arrays: FoundArrays::default(),
         }
-    }
-
-    pub fn content<'py>(&self, py: Python<'py>) -> &Bound<'py, Content> {
-        self.content.bind(py)
-    }
-
-    pub fn core(&self) -> &catalog::Catalog {
-        &self.catalog
     }
 
     pub fn place_of(&self, value: usize) -> PyResult<ManifestPlace> {
@@ -50,19 +41,6 @@ impl Catalog {
             source: self.content.get().source(),
             arrays: &self.arrays,
         }
-    }
-
-    /// Errors if the file has changed since it was opened.
-    pub fn check_unchanged(&self) -> crate::Result<()> {
-        self.content.get().check_unchanged()
-    }
-
-    pub fn mapping(&self) -> Option<&Arc<Mapping>> {
-        self.content.get().mapping()
-    }
-
-    pub fn release(&self) {
-        self.content.get().release();
     }
 
     pub fn at(&self, py: Python<'_>, error: PyErr, value: usize) -> PyErr {

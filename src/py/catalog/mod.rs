@@ -25,8 +25,7 @@ use pyo3::types::{PyBytes, PyList, PyString, PyTuple};
 
 use self::boxes::{range_in, read_threads, runs};
 use self::kinds::described;
-use self::paths::{Paths, numbered};
-use self::state::Selection;
+use self::paths::Paths;
 use super::content::Content;
 use super::grid::{BoxBounds, ranges};
 use super::memory::{
@@ -141,7 +140,7 @@ impl Catalog {
         let signals = Signals::new(py);
         let pairs = self.catalog.children(value).map(|child| {
             signals.check(py)?;
-            numbered(py, self.catalog.key(child), child)
+            row!(py, self.catalog.key(child), child)
         });
         list_of_results(py, pairs).map(Some)
     }
@@ -242,21 +241,16 @@ impl Catalog {
         r#abstract: bool,
     ) -> PyResult<Bound<'py, PyAny>> {
         self.check(value)?;
-        let selection = Selection {
-            marks: marks.map(|marks| marks.of(&self.catalog)).transpose()?,
-            absent,
-            is_abstract: r#abstract,
-            signals: &Signals::new(py),
-        };
+        let marks = marks.map(|marks| marks.of(&self.catalog)).transpose()?;
         let copy = if r#abstract {
             CopyMode::Abstract
         } else {
             copy.into()
         };
         self.content.get().check_unchanged()?;
-        let mut parts = self.parts(py, value, copy, threads)?;
-        let read = self.value(value, selection, &mut parts);
-        let read = read.and_then(|read| parts.finish().map(|()| read));
+        let mut objects = self.objects(py, value, copy, threads)?;
+        let read = self.value(value, marks, absent, &mut objects);
+        let read = read.and_then(|read| objects.copy_all().map(|()| read));
         if self.catalog.leaf(value).is_none() {
             self.content.get().release(); // only for the whole file: too slow for each leaf
         }
@@ -271,13 +265,13 @@ impl Catalog {
 
     fn select(&self, py: Python<'_>, value: usize, selector: &Selector) -> PyResult<Marks> {
         self.check(value)?;
-        let select = |watch: &Watcher| self.catalog.select(value, selector.get(), watch);
-        Watcher::signals().detached(py, select).map(Marks::new)
+        let select = |watch: &Watcher| self.catalog.select(value, &selector.selector, watch);
+        Watcher::signals().detached(py, select).map(Marks)
     }
 
     fn mark(&self, values: HashSet<usize>) -> PyResult<Marks> {
         let is_meant = |value| Ok(values.contains(&value));
-        Ok(Marks::new(catalog::Marks::new(&self.catalog, is_meant)?))
+        Ok(Marks(catalog::Marks::new(&self.catalog, is_meant)?))
     }
 
     fn read_bytes<'py>(

@@ -4,6 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use pyo3::prelude::*;
+use pyo3::types::PyTuple;
 
 use super::super::memory::row;
 use super::file::Catalog;
@@ -25,7 +26,7 @@ impl Paths {
         this
     }
 
-    fn __next__<'py>(&mut self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
+    fn __next__<'py>(&mut self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyTuple>>> {
         /// Paths between checks of signals, because the loop may not run Python code.
         const CHECK_PATHS: usize = 1 << 10;
         for at in self.left.by_ref() {
@@ -34,7 +35,7 @@ impl Paths {
             }
             if self.catalog.leaf(at).is_some() || self.with_empty && self.catalog.is_end(at) {
                 let path = self.catalog.path_below(self.from, at)?;
-                return numbered(py, &grow::display(&path)?, at).map(Some);
+                return row!(py, grow::display(&path)?, at).map(Some);
             }
         }
         Ok(None)
@@ -51,12 +52,4 @@ impl Catalog {
             with_empty,
         })
     }
-}
-
-pub(super) fn numbered<'py>(
-    py: Python<'py>,
-    text: &str,
-    number: usize,
-) -> PyResult<Bound<'py, PyAny>> {
-    Ok(row!(py, text, number)?.into_any())
 }

@@ -7,13 +7,11 @@ use pyo3::prelude::*;
 use pyo3::types::PyString;
 
 use super::super::failure::Walked;
-use super::super::objects::Parts;
+use super::super::objects::Objects;
 use super::super::options::Int;
 use super::super::restore::{Child, Cursor, Found, Name, Named, Session, TemplateChild, Walk};
 use super::super::select::{Marks, Selector};
-use super::super::watch::Signals;
 use super::file::Catalog;
-use super::state::Selection;
 use crate::catalog;
 use crate::select::{self, State};
 use crate::{Error, grow};
@@ -39,33 +37,32 @@ pub fn restore_selected<'py>(
     file.check(value)?;
     let session = Session::new(restore, name, true)?;
     let matching = session.matching()?;
-    let (keeps_missing, takes_more) = match session.partial() {
+    let (keeps_missing, takes_more) = match &session.partial {
         Some(partial) => (
             partial.getattr(intern!(py, "keeps_missing"))?.is_truthy()?,
             partial.getattr(intern!(py, "takes_more"))?.extract()?,
         ),
         None => (false, None),
     };
-    let catalog = file.core();
-    let selector = selector.map(Selector::get);
+    let catalog = &*file.catalog;
+    let selector = selector.map(|selector| &selector.selector);
     let cursor = Entries {
         file,
         catalog,
         marks: marks.map(|marks| marks.of(catalog)).transpose()?,
         selector,
         absent: session.absent()?,
-        parts: file.parts(py, value, copy.into(), threads)?,
+        objects: file.objects(py, value, copy.into(), threads)?,
         keeps_missing,
         takes_more,
-        notes: session.notes(),
-        signals: Signals::new(py),
+        notes: session.notes,
     };
     let start = selector.map(|selector| match catalog.leaf(value) {
         Some(_) => selector.root(),
         None => selector.start(),
     });
     let tree = Walk::new(py, cursor, matching, Some(session)).restore((value, start), target);
-    file.release();
+    file.content.get().release();
     tree
 }
 
@@ -78,13 +75,12 @@ struct Entries<'a, 'py> {
     selector: Option<&'a select::Selector>,
     /// Stands in states for values that are not selected.
     absent: Option<Bound<'py, PyAny>>,
-    parts: Parts<'a, 'py>,
+    objects: Objects<'a, 'py>,
     keeps_missing: bool,
     /// Whether the file may have more than the template; `None`: only below dicts.
     takes_more: Option<bool>,
     /// Whether Python notes leaves that the template lacks.
     notes: bool,
-    signals: Signals<'py>,
 }
 
 struct Node {
@@ -166,15 +162,11 @@ impl<'py> Cursor<'py> for Entries<'_, 'py> {
             });
         };
         if !is_selected {
-            return Ok(Found::Absent);
+            let none = || self.objects.py.None().into_bound(self.objects.py);
+            return Ok(Found::Absent(self.absent.clone().unwrap_or_else(none)));
         }
-        let py = self.parts.py();
-        Ok(Found::Leaf(self.file.read_leaf(
-            py,
-            value,
-            leaf,
-            &mut self.parts,
-        )?))
+        let read = self.file.read_leaf(value, leaf, &mut self.objects);
+        Ok(Found::Leaf(read?))
     }
 
     fn is_empty(&self, node: &Node) -> bool {
@@ -190,7 +182,7 @@ impl<'py> Cursor<'py> for Entries<'_, 'py> {
     }
 
     fn copy(&mut self) -> PyResult<()> {
-        self.parts.copy()
+        self.objects.copy_all()
     }
 }
 
@@ -243,12 +235,7 @@ impl<'py> Named<'py> for Entries<'_, 'py> {
 
 impl<'py> Entries<'_, 'py> {
     fn read(&mut self, node: &Node) -> PyResult<Bound<'py, PyAny>> {
-        let selection = Selection {
-            marks: self.marks,
-            absent: self.absent.as_ref(),
-            is_abstract: false,
-            signals: &self.signals,
-        };
-        self.file.value(node.value, selection, &mut self.parts)
+        let (absent, objects) = (self.absent.as_ref(), &mut self.objects);
+        self.file.value(node.value, self.marks, absent, objects)
     }
 }

@@ -7,9 +7,8 @@ use super::super::content::Content;
 use super::super::dtypes::Dtype;
 use super::super::hooks::Hooks;
 use super::super::memory::{new_dict, new_list, new_string, new_tuple};
-use super::super::objects::{CopyMode, Parts};
+use super::super::objects::{CopyMode, Objects};
 use super::super::options::Int;
-use super::super::watch::Signals;
 use super::file::Catalog;
 use crate::array::MAX_NDIM;
 use crate::events::no_dtype;
@@ -17,44 +16,27 @@ use crate::structure::LeafKind;
 use crate::wire::PRNG_MARKER;
 use crate::{Error, catalog, source};
 
-#[derive(Clone, Copy)]
-pub(super) struct Selection<'a, 'py> {
-    /// The selected leaves; `None` for all.
-    pub(super) marks: Option<&'a catalog::Marks>,
-    /// Takes the place of other leaves.
-    pub(super) absent: Option<&'a Bound<'py, PyAny>>,
-    /// Read only shapes and dtypes.
-    pub(super) is_abstract: bool,
-    pub(super) signals: &'a Signals<'py>,
-}
-
 impl Catalog {
-    pub fn parts<'a, 'py>(
+    pub fn objects<'a, 'py>(
         &'a self,
         py: Python<'py>,
         value: usize,
         copy: CopyMode,
         threads: Option<Int>,
-    ) -> PyResult<Parts<'a, 'py>> {
+    ) -> PyResult<Objects<'a, 'py>> {
         let content = self.content.bind(py);
-        Parts::new(
-            py,
-            content.get().source(),
-            self.catalog.totals(value).1,
-            Content::owned(content),
-            copy,
-            threads,
-        )
+        let (_, nbytes) = self.catalog.totals(value);
+        let (source, memory) = (content.get().source(), Content::owned(content));
+        Objects::new(py, source, 0..0, nbytes, memory, copy, threads)
     }
 
     pub fn read_leaf<'py>(
         &self,
-        py: Python<'py>,
         value: usize,
         leaf: usize,
-        parts: &mut Parts<'_, 'py>,
+        objects: &mut Objects<'_, 'py>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let place = self.catalog.place(leaf);
+        let (py, place) = (objects.py, self.catalog.place(leaf));
         let content = self.content.get();
         if content
             .with_gaps()
@@ -64,7 +46,7 @@ impl Catalog {
             return Err(self.at(py, source::missing(place.start).into(), value));
         }
         self.catalog.check_leaf(content.source(), value)?;
-        let read = parts.read(place.start..place.end);
+        let read = objects.read(place.start..place.end);
         read.map_err(|error| self.at(py, error, value))
     }
 
@@ -115,47 +97,44 @@ impl Catalog {
         Ok(Some(dict.into_any()))
     }
 
+    /// `marks` are the selected leaves, or `None` for all; `absent` takes the place of others.
     pub(super) fn value<'py>(
         &self,
         value: usize,
-        selection: Selection<'_, 'py>,
-        parts: &mut Parts<'_, 'py>,
+        marks: Option<&catalog::Marks>,
+        absent: Option<&Bound<'py, PyAny>>,
+        objects: &mut Objects<'_, 'py>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let (catalog, py) = (&self.catalog, parts.py());
-        selection.signals.check(py)?;
-        if let Some(marks) = selection.marks
+        let (catalog, py) = (&self.catalog, objects.py);
+        objects.signals.check(py)?;
+        if let Some(marks) = marks
             && marks.count(value..catalog.after(value)) == 0
         {
-            let absent = selection.absent.cloned();
-            return Ok(absent.unwrap_or_else(|| py.None().into_bound(py)));
+            return Ok(absent.cloned().unwrap_or_else(|| py.None().into_bound(py)));
         }
         if let Some(leaf) = catalog.leaf(value) {
-            if selection.is_abstract
+            if objects.copy == CopyMode::Abstract
                 && let Some(found) = self.abstract_leaf(py, value, leaf)?
             {
                 return Ok(found);
             }
-            return self.read_leaf(py, value, leaf, parts);
+            return self.read_leaf(value, leaf, objects);
         }
         if catalog.is_end(value) {
             catalog.check_place(self.content.get().source(), value)?;
         }
         if catalog.is_list(value) {
-            // A list without some elements would be another list.
-            let whole = Selection {
-                marks: None,
-                ..selection
-            };
             let list = new_list(py)?;
             for child in catalog.children(value) {
-                list.append(self.value(child, whole, parts)?)?;
+                // A list without some elements would be another list.
+                list.append(self.value(child, None, None, objects)?)?;
             }
             return Ok(list.into_any());
         }
         let dict = new_dict(py)?;
         for child in catalog.children(value) {
             let key = new_string(py, catalog.key(child).as_bytes())?;
-            dict.set_item(key, self.value(child, selection, parts)?)?;
+            dict.set_item(key, self.value(child, marks, absent, objects)?)?;
         }
         Ok(dict.into_any())
     }

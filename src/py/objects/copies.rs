@@ -1,7 +1,5 @@
 //! Copies large arrays together at the end.
 
-use std::ops::Range;
-
 use pyo3::prelude::*;
 use smallvec::SmallVec;
 
@@ -24,10 +22,18 @@ pub(super) fn copy_all(
     threads: Option<Int>,
     watcher: &Watcher,
 ) -> crate::Result<()> {
-    let mut blocks = Vec::new();
+    let mut blocks: Vec<Block<'_>> = Vec::new();
     for (array, spans) in &mut copies {
-        let pieces = spans.iter().map(|span| span.range());
-        add_blocks(&mut blocks, pieces, array.memory())?;
+        let mut rest = array.memory();
+        for span in spans {
+            let piece = span.range();
+            let (now, later) = rest.split_at_mut(piece.len());
+            let starts = (piece.start..).step_by(parallel::BLOCK);
+            blocks.try_reserve(piece.len().div_ceil(parallel::BLOCK))?;
+            blocks.extend(starts.zip(now.chunks_mut(parallel::BLOCK)));
+            rest = later;
+        }
+        assert!(rest.is_empty(), "the spans cover the memory");
     }
     let bytes = blocks.iter().map(|(_, block)| block.len()).sum();
     let threads = options::threads(threads, bytes, parallel::MIN_COPY_BYTES)?;
@@ -39,21 +45,3 @@ pub(super) fn copy_all(
 
 /// The start of a block in the source, and its target.
 type Block<'m> = (usize, &'m mut Uninit);
-
-/// Splits `memory`, which takes `pieces` of a source in order, into blocks for threads.
-fn add_blocks<'m>(
-    blocks: &mut Vec<Block<'m>>,
-    pieces: impl IntoIterator<Item = Range<usize>>,
-    memory: &'m mut Uninit,
-) -> crate::Result<()> {
-    let mut rest = memory;
-    for piece in pieces {
-        let (now, later) = rest.split_at_mut(piece.len());
-        let starts = (piece.start..).step_by(parallel::BLOCK);
-        blocks.try_reserve(piece.len().div_ceil(parallel::BLOCK))?;
-        blocks.extend(starts.zip(now.chunks_mut(parallel::BLOCK)));
-        rest = later;
-    }
-    assert!(rest.is_empty(), "the pieces cover the memory");
-    Ok(())
-}

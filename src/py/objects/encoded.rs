@@ -3,6 +3,7 @@
 //! At the first mismatch the walk ends, and the caller reads the data in another form, whose walk
 //! reports it.
 
+use std::mem;
 use std::ops::Range;
 
 use pyo3::intern;
@@ -10,13 +11,12 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 
 use super::super::failure::{Failure, Walked};
-use super::super::memory::{Owned, new_list_of};
-use super::super::options::Int;
+use super::super::memory::new_list_of;
 use super::super::restore::{
     Child, Cursor, Found, Here, How, Matching, Name, Named, Ordered, RecordWalk, TemplateChild,
     Walk, has_older_types,
 };
-use super::values::{Built, CopyMode, Objects};
+use super::values::{Built, Objects};
 use crate::Error;
 use crate::events::{Closed, Event};
 use crate::source::{Source, read_to};
@@ -29,20 +29,15 @@ pub fn build_like<'py>(
     template: &Bound<'py, PyAny>,
     settle: &Bound<'py, PyAny>,
     matching: Matching<'py>,
-    source: &dyn Source,
-    memory: Option<Owned<'_, 'py>>,
-    copy: CopyMode,
-    threads: Option<Int>,
+    objects: Objects<'_, 'py>,
 ) -> PyResult<Option<Bound<'py, PyAny>>> {
     let py = template.py();
     if has_record(template)? {
         return Ok(None);
     }
-    let whole = 0..source.len();
     let cursor = Encoded {
-        objects: Objects::new(py, source, whole, source.len(), memory, copy, threads)?,
+        objects,
         record: None,
-        root_len: Some(matching.len(template)?),
         at_root: true,
         is_wrapped: false,
     };
@@ -57,7 +52,7 @@ pub fn build_like<'py>(
     let Some(plan) = unless_wrong(py, plan, has_raised, "restoring")? else {
         return Ok(None);
     };
-    let open = walk.take_open();
+    let open = mem::take(&mut walk.open);
     walk.cursor.copy()?;
     let settled: Vec<_> = if open.is_empty() {
         Vec::new()
@@ -69,22 +64,17 @@ pub fn build_like<'py>(
 
 /// Restores encoded bytes by the record at their end; `None` unless there is one that they match.
 pub fn build_recorded<'py>(
-    py: Python<'py>,
     how: How<'py>,
-    source: &dyn Source,
-    memory: Option<Owned<'_, 'py>>,
-    copy: CopyMode,
-    threads: Option<Int>,
+    objects: Objects<'_, 'py>,
 ) -> PyResult<Option<Bound<'py, PyAny>>> {
-    let Some((record, place)) = recorded(source)? else {
+    let py = objects.py;
+    let Some((record, place)) = recorded(objects.source)? else {
         return Ok(None);
     };
-    let whole = 0..source.len();
     let nbytes = place.len();
     let cursor = Encoded {
-        objects: Objects::new(py, source, whole, source.len(), memory, copy, threads)?,
+        objects,
         record: Some(place),
-        root_len: None,
         at_root: true,
         is_wrapped: false,
     };
@@ -142,14 +132,12 @@ struct Encoded<'a, 'py> {
     objects: Objects<'a, 'py>,
     /// The position of the record, if there must be one.
     record: Option<Range<usize>>,
-    /// The number of children of the root, without the record, if known.
-    root_len: Option<usize>,
     at_root: bool,
     /// Whether the tree is a value in a map, beside its record.
     is_wrapped: bool,
 }
 
-/// The number of children of a map, and whether the record follows them.
+/// The number of children of a map, and whether the record follows them, or may be the last.
 type Node = (usize, bool);
 
 impl<'py> Encoded<'_, 'py> {
@@ -162,8 +150,7 @@ impl<'py> Encoded<'_, 'py> {
             self.objects.reader.next()?; // the key
             return Ok((self.objects.reader.next()?, false));
         }
-        let has_record = |len| map.len as usize == len + 1;
-        Ok((event, self.root_len.is_none_or(has_record)))
+        Ok((event, true))
     }
 
     fn is_rooted(&self) -> Walked<bool> {
@@ -253,7 +240,8 @@ impl<'py> Cursor<'py> for Encoded<'_, 'py> {
                 return Ok(Found::Leaf(self.undescribed(event)?));
             }
             if is_described || !as_leaf {
-                let count = map.len as usize - usize::from(is_described);
+                let described = usize::from(is_described && self.record.is_some());
+                let count = (map.len as usize).saturating_sub(described);
                 return Ok(Found::Node((count, is_described)));
             }
         }
@@ -280,11 +268,12 @@ impl<'py> Cursor<'py> for Encoded<'_, 'py> {
 impl<'py> Named<'py> for Encoded<'_, 'py> {
     fn pair(
         &mut self,
-        (count, _): &mut Node,
+        (count, has_record): &mut Node,
         children: &[TemplateChild<'py>],
         _: bool,
     ) -> Walked<bool> {
-        Ok(*count == children.len())
+        *has_record &= *count == children.len() + 1;
+        Ok(*count == children.len() + usize::from(*has_record))
     }
 
     #[inline]

@@ -27,17 +27,8 @@ impl<'py> KeyCache<'py> {
         keys: u64,
     ) -> PyResult<Bound<'py, PyString>> {
         // All keys of a map differ, so a large map would only evict others.
-        if keys > u64::from(Self::SLOTS) {
+        if keys > u64::from(Self::SLOTS) || text.len() > Self::MAX_LEN {
             return new_string(py, text);
-        }
-        self.get(py, text)
-    }
-
-    #[inline]
-    fn get(&mut self, py: Python<'py>, text: &[u8]) -> PyResult<Bound<'py, PyString>> {
-        let new = || new_string(py, text);
-        if text.len() > Self::MAX_LEN {
-            return new();
         }
         if self.slots.is_empty() {
             self.slots.resize_with(Self::SLOTS as usize, || None);
@@ -53,7 +44,7 @@ impl<'py> KeyCache<'py> {
         {
             return Ok(string.clone());
         }
-        let string = new()?;
+        let string = new_string(py, text)?;
         *slot = Some((SmallVec::from_slice(text), string.clone()));
         Ok(string)
     }

@@ -22,6 +22,7 @@ use super::super::watch::{Signals, Watcher};
 use super::copies::{Copies, copy_all};
 use super::keys::KeyCache;
 use crate::events::{Closed, Event, Reader, Span};
+use crate::sniff::explain;
 use crate::source::Source;
 use crate::{Error, wire};
 
@@ -50,12 +51,13 @@ impl From<Option<bool>> for CopyMode {
 
 pub(super) type Built<'py> = Walked<Bound<'py, PyAny>>;
 
-pub(super) struct Objects<'a, 'py> {
-    pub(super) py: Python<'py>,
+/// Decodes values of a source one by one. Arrays can be views of `memory`, the whole source.
+pub struct Objects<'a, 'py> {
+    pub py: Python<'py>,
     pub(super) hooks: &'static Hooks,
     pub(super) source: &'a dyn Source,
     pub(super) memory: Option<Owned<'a, 'py>>,
-    pub(super) copy: CopyMode,
+    pub copy: CopyMode,
     pub(super) threads: Option<Int>,
     pub(super) reader: Reader<'a>,
     pub(super) keys: KeyCache<'py>,
@@ -69,12 +71,12 @@ pub(super) struct Objects<'a, 'py> {
     pub(super) fresh_pages: FreshPages,
     /// Whether to copy arrays at once, because Python reads them before the end.
     pub(super) at_once: bool,
-    pub(super) signals: Signals<'py>,
+    pub signals: Signals<'py>,
 }
 
 impl<'a, 'py> Objects<'a, 'py> {
     /// Starts with `part`. `nbytes` is the size of all parts together.
-    pub(super) fn new(
+    pub fn new(
         py: Python<'py>,
         source: &'a dyn Source,
         part: Range<usize>,
@@ -103,7 +105,25 @@ impl<'a, 'py> Objects<'a, 'py> {
         })
     }
 
-    pub(super) fn copy_all(&mut self) -> PyResult<()> {
+    /// Decodes a part, see `whole`.
+    pub fn read(&mut self, part: Range<usize>) -> PyResult<Bound<'py, PyAny>> {
+        self.reader.seek(part);
+        self.whole()
+    }
+
+    /// Decodes the current part, which is one value. Large arrays are filled by `copy_all`. After
+    /// an error no other part can be read.
+    pub fn whole(&mut self) -> PyResult<Bound<'py, PyAny>> {
+        let value = self.value();
+        let value = value.and_then(|value| Ok(self.reader.finish().map(|()| value)?));
+        value.map_err(|failure| {
+            failure
+                .map_core(|error| explain(error, self.source))
+                .into_py(self.py, "restoring")
+        })
+    }
+
+    pub fn copy_all(&mut self) -> PyResult<()> {
         if self.copies.is_empty() {
             return Ok(());
         }
@@ -117,14 +137,10 @@ impl<'a, 'py> Objects<'a, 'py> {
             &watcher,
         ))
     }
-
-    pub(super) fn copied<T>(mut self, tree: T) -> PyResult<T> {
-        self.copy_all().map(|()| tree)
-    }
 }
 
 impl<'py> Objects<'_, 'py> {
-    pub(super) fn value(&mut self) -> Built<'py> {
+    fn value(&mut self) -> Built<'py> {
         self.signals.check(self.py)?;
         let event = self.reader.next()?;
         self.object(event)

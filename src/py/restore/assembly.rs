@@ -14,10 +14,10 @@ use super::super::hooks::Hooks;
 use super::super::memory::{copied, list_of_results, new_dict, new_list_of, new_tuple_of, row};
 use super::super::watch::Signals;
 use super::super::{errors, value};
-use super::keys::{Here, dict_of};
-use super::known::{Known, UNFLATTEN, has_holes, is_constant};
+use super::keys::Here;
+use super::known::{Known, has_holes, is_constant};
 use super::nodes::damaged;
-use super::plan::{How, Names, Parts, Plan, PlannedNode, below};
+use super::plan::{How, Names, Plan, PlannedNode, below};
 use crate::structure::{Kind, Node, NodeType, Record, Repeat, Value};
 use crate::{Error, grow};
 
@@ -35,7 +35,7 @@ pub struct Assembly<'a, 'py> {
     record: &'a Record,
     pub(super) how: How<'py>,
     pub(super) leaves: Vec<Bound<'py, PyAny>>,
-    types: Vec<Lookup<'py>>,
+    types: Vec<Option<Rc<Known<'py>>>>,
     /// Static data or keys by node: many children may be the same node.
     decoded: Vec<Option<Bound<'py, PyAny>>>,
     /// Whether code is in or below each node; filled when needed.
@@ -49,15 +49,6 @@ pub struct Assembly<'a, 'py> {
     unfilled_lines: usize,
     /// Bytes of static data that may still be filled.
     room: usize,
-    make: &'static str,
-    fillings: Bound<'py, PyAny>,
-}
-
-#[derive(Clone)]
-enum Lookup<'py> {
-    Pending,
-    Known(Rc<Known<'py>>),
-    Unknown,
 }
 
 impl<'a, 'py> Assembly<'a, 'py> {
@@ -68,13 +59,12 @@ impl<'a, 'py> Assembly<'a, 'py> {
         nbytes: usize,
         how: How<'py>,
     ) -> PyResult<Self> {
-        let fillings = how.fillings.clone();
         Ok(Self {
             py,
             signals: Signals::new(py),
             record,
             leaves: Vec::new(),
-            types: grow::filled(Lookup::Pending, record.types.len())?,
+            types: grow::filled(None, record.types.len())?,
             decoded: grow::filled(None, record.nodes.len())?,
             code: Vec::new(),
             unknown: HashSet::new(),
@@ -82,12 +72,6 @@ impl<'a, 'py> Assembly<'a, 'py> {
             unfilled: Vec::new(),
             unfilled_lines: 0,
             room: FILLED_BYTES.saturating_add(8 * nbytes),
-            make: if how.placeholders {
-                "unflatten_abstract"
-            } else {
-                UNFLATTEN
-            },
-            fillings: fillings.unwrap_or_else(|| py.None().into_bound(py)),
             how,
         })
     }
@@ -120,12 +104,8 @@ impl<'a, 'py> Assembly<'a, 'py> {
         let PlannedNode {
             number,
             names,
-            parts,
+            plans,
         } = *node;
-        let plans = match parts {
-            Parts::Ready(built) => return self.container(number, names, built, here).map(Some),
-            Parts::Plans(plans) => plans,
-        };
         let mut built = grow::with_room(plans.len())?;
         let mut children = names.names();
         for plan in plans {
@@ -157,16 +137,7 @@ impl<'a, 'py> Assembly<'a, 'py> {
             return self.container(number, names, built, here).map(Some);
         }
         if let Some(keys) = self.dict_keys(number)? {
-            let none = self.py.None().into_bound(self.py);
-            let all = parts
-                .iter()
-                .map(|part| part.as_ref().unwrap_or(&none).clone());
-            let found = with_keys(&keys, grow::collect(all)?)?;
-            for (key, part) in keys.try_iter()?.zip(&parts) {
-                if part.is_none() {
-                    found.del_item(key?)?;
-                }
-            }
+            let found = with_keys(&keys, parts)?;
             return Ok((found.len()? > 0).then_some(found));
         }
         let found = new_dict(self.py)?;
@@ -203,7 +174,7 @@ impl<'a, 'py> Assembly<'a, 'py> {
             }
             Kind::DictWithKeys(_) => {
                 if let Some(keys) = self.dict_keys(node)? {
-                    return with_keys(&keys, built);
+                    return with_keys(&keys, built.into_iter().map(Some));
                 }
             }
             _ => {}
@@ -246,7 +217,7 @@ impl<'a, 'py> Assembly<'a, 'py> {
                 are_names &= key.str()?.as_any().eq(name.object(py)?)?;
             }
             if are_names {
-                return with_keys(&keys, built);
+                return with_keys(&keys, built.into_iter().map(Some));
             }
         }
         Ok(names.dict(py, built)?.into_any())
@@ -273,7 +244,7 @@ impl<'a, 'py> Assembly<'a, 'py> {
         if let Some(known) = &self.decoded[node] {
             return Ok(known.clone());
         }
-        let keys = value::decode(self.py, keys);
+        let keys = value::decode_value(self.py, keys);
         let keys = keys.map_err(|error| self.remembered(node, error.into()))?;
         if let Ok(keys) = keys.cast_exact::<PyList>() {
             keys.iter().try_for_each(|key| check_key(&key))?;
@@ -283,7 +254,7 @@ impl<'a, 'py> Assembly<'a, 'py> {
         Ok(keys)
     }
 
-    /// Makes an object of a registered type; `None` if its placeholders have no values.
+    /// Makes an object of a registered type; `None` if a dict replaces it.
     fn typed(
         &mut self,
         node: usize,
@@ -295,10 +266,9 @@ impl<'a, 'py> Assembly<'a, 'py> {
     ) -> Walked<Option<Bound<'py, PyAny>>> {
         let py = self.py;
         let found = &self.record.types[class];
-        let class = match &self.types[class] {
-            Lookup::Known(known) => known.clone(),
-            Lookup::Pending => self.find(class)?,
-            Lookup::Unknown => return Err(self.no_type()),
+        let Some(class) = self.find(class)? else {
+            self.unknown.insert(node);
+            return Ok(None);
         };
         let of_type = |error: PyErr| {
             if errors::stays(py, &error) {
@@ -324,7 +294,7 @@ impl<'a, 'py> Assembly<'a, 'py> {
             data
         };
         let data = if self.with_holes.contains(&node) {
-            if self.how.unknown_as_dict && self.fillings.is_none() {
+            if self.how.unknown_as_dict && self.how.fillings.is_none() {
                 self.unknown.insert(node);
             }
             let (data, unfilled) = self.filled(data, nbytes, &class.class, here)?;
@@ -385,8 +355,11 @@ impl<'a, 'py> Assembly<'a, 'py> {
     }
 
     #[inline(never)]
-    fn find(&mut self, class: usize) -> Walked<Rc<Known<'py>>> {
+    fn find(&mut self, class: usize) -> PyResult<Option<Rc<Known<'py>>>> {
         let py = self.py;
+        if let Some(known) = &self.types[class] {
+            return Ok(Some(known.clone()));
+        }
         let NodeType {
             name,
             fields,
@@ -398,16 +371,14 @@ impl<'a, 'py> Assembly<'a, 'py> {
             fields,
             version,
             self.how.unknown_as_dict,
-            &self.fillings,
+            &self.how.fillings,
         ));
         let found = found.map_err(|error| self.unknown_types(error))?;
         if found.is_none() {
-            self.types[class] = Lookup::Unknown;
-            return Err(self.no_type());
+            return Ok(None);
         }
-        let known = Rc::new(Known::of(&found, self.make)?);
-        self.types[class] = Lookup::Known(known.clone());
-        Ok(known)
+        let known = Rc::new(Known::of(&found, self.how.placeholders)?);
+        Ok(Some(self.types[class].insert(known).clone()))
     }
 
     fn unknown_types(&self, error: PyErr) -> PyErr {
@@ -427,11 +398,6 @@ impl<'a, 'py> Assembly<'a, 'py> {
                 .call1((types, error.value(py)))
         };
         make().map_or_else(|error| error, PyErr::from_value)
-    }
-
-    #[allow(clippy::unnecessary_box_returns)] // see `Walked`
-    fn no_type(&self) -> Box<Failure> {
-        errors::make(self.py, "UnregisteredTypeError", [&""]).into()
     }
 
     /// Notes a failure that is the same wherever the node is, to save further attempts.
@@ -464,7 +430,7 @@ impl<'a, 'py> Assembly<'a, 'py> {
         let path = new_list_of(py, here.names(py)?)?;
         let fill = Hooks::get(py)?.fill_holes.bind(py);
         let lines = (!self.how.unknown_as_dict).then_some(self.unfilled_lines);
-        let filled = fill.call1((data, path, &self.fillings, class, lines))?;
+        let filled = fill.call1((data, path, &self.how.fillings, class, lines))?;
         let (data, unfilled): (_, Option<Bound<'py, PyAny>>) = filled.extract()?;
         if let Some(unfilled) = &unfilled {
             self.unfilled_lines += unfilled.getattr(intern!(py, "lines"))?.len()?;
@@ -492,21 +458,29 @@ impl<'a, 'py> Assembly<'a, 'py> {
     }
 }
 
-fn with_keys<'py>(keys: &Bound<'py, PyAny>, built: Vec<Bound<'py, PyAny>>) -> Assembled<'py> {
-    let py = keys.py();
-    let keys = match keys.cast::<PyList>() {
-        Ok(keys) if keys.len() == built.len() => keys,
-        Ok(keys) => {
-            return damaged(format!(
-                "a dict has {} keys and {} children",
-                keys.len(),
-                built.len()
-            ));
-        }
-        Err(_) => return damaged("the keys of a dict are not a list"),
+/// Makes a dict of the parts that were selected.
+fn with_keys<'py>(
+    keys: &Bound<'py, PyAny>,
+    parts: impl IntoIterator<Item = Option<Bound<'py, PyAny>>, IntoIter: ExactSizeIterator>,
+) -> Assembled<'py> {
+    let (py, parts) = (keys.py(), parts.into_iter());
+    let Ok(keys) = keys.cast::<PyList>() else {
+        return damaged("the keys of a dict are not a list");
     };
-    let count = built.len();
-    let dict = dict_of(py, keys.iter(), built).map_err(|error| unhashable(py, error))?;
+    let (key_count, child_count) = (keys.len(), parts.len());
+    if key_count != child_count {
+        let reason = format!("a dict has {key_count} keys and {child_count} children");
+        return damaged(reason);
+    }
+    let dict = new_dict(py)?;
+    let mut count = 0;
+    for (key, part) in keys.iter().zip(parts) {
+        if let Some(part) = part {
+            let set = dict.set_item(key, part);
+            set.map_err(|error| unhashable(py, error))?;
+            count += 1;
+        }
+    }
     if dict.len() != count {
         return damaged("a key occurs twice");
     }

@@ -74,7 +74,7 @@ pub enum Found<'py, N> {
     /// Not selected: the template's value stays.
     Kept,
     /// The marker for values that were not selected.
-    Absent,
+    Absent(Bound<'py, PyAny>),
 }
 
 pub type TemplateChild<'py> = (Name<'py>, Bound<'py, PyAny>);

@@ -4,25 +4,12 @@ use std::borrow::Cow;
 use std::cell::OnceCell;
 
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyString};
+use pyo3::types::PyString;
 use smallvec::SmallVec;
 
 use super::super::hooks::Hooks;
-use super::super::memory::{new_dict, new_string};
+use super::super::memory::new_string;
 use crate::grow;
-
-#[inline(never)]
-pub(super) fn dict_of<'py>(
-    py: Python<'py>,
-    keys: impl Iterator<Item = Bound<'py, PyAny>>,
-    children: Vec<Bound<'py, PyAny>>,
-) -> PyResult<Bound<'py, PyDict>> {
-    let dict = new_dict(py)?;
-    for (key, child) in keys.zip(children) {
-        dict.set_item(key, child)?;
-    }
-    Ok(dict)
-}
 
 #[derive(Clone)]
 pub enum Name<'py> {
@@ -51,7 +38,11 @@ impl<'py> Name<'py> {
     #[inline]
     pub fn is(&self, key: &str) -> bool {
         match self {
-            Self::Index(index) => is_decimal(key.as_bytes(), *index),
+            Self::Index(index) => {
+                // Its length excludes signs and leading zeros.
+                let digits = index.checked_ilog10().unwrap_or(0) as usize + 1;
+                key.len() == digits && key.parse() == Ok(*index)
+            }
             name => name.text().is_some_and(|text| text == key),
         }
     }
@@ -146,32 +137,20 @@ impl<'a, 'py> Here<'a, 'py> {
     }
 }
 
-/// Compares with `number.to_string()`.
-fn is_decimal(text: &[u8], number: usize) -> bool {
-    let mut left = number;
-    for (position, digit) in text.iter().enumerate().rev() {
-        #[allow(clippy::cast_possible_truncation)] // a digit
-        if *digit != b'0' + (left % 10) as u8 || (left == 0 && position + 1 < text.len()) {
-            return false;
-        }
-        left /= 10;
-    }
-    left == 0 && !text.is_empty()
-}
-
 #[cfg(test)]
 mod tests {
-    use super::is_decimal;
+    use super::Name;
 
     #[test]
     fn numbers_are_as_they_are_written() {
         for number in [0, 1, 9, 10, 11, 99, 100, 101, 1000, usize::MAX] {
-            let text = number.to_string();
-            assert!(is_decimal(text.as_bytes(), number));
-            assert!(!is_decimal(text.as_bytes(), number ^ 1));
-            assert!(!is_decimal(format!("0{text}").as_bytes(), number));
-            assert!(!is_decimal(format!("{text}0").as_bytes(), number));
-            assert!(!is_decimal(&text.as_bytes()[1..], number));
+            let (name, text) = (Name::Index(number), number.to_string());
+            assert!(name.is(&text));
+            assert!(!Name::Index(number ^ 1).is(&text));
+            assert!(!name.is(&format!("0{text}")));
+            assert!(!name.is(&format!("+{text}")));
+            assert!(!name.is(&format!("{text}0")));
+            assert!(!name.is(&text[1..]));
         }
     }
 }

@@ -11,8 +11,8 @@ use super::super::hooks::Hooks;
 use super::super::memory::{dict_next, has_string_keys, new_dict};
 use super::super::watch::Signals;
 use super::keys::{Here, Name};
-use super::nodes::{children, node_at};
-use crate::structure::{Kind, Node, Record};
+use super::nodes::{check_count, children, node_at, numbers};
+use crate::structure::{Kind, Record};
 
 /// Returns the kinds of saved containers by trail; `None` if the template has the same.
 #[pyfunction]
@@ -62,12 +62,12 @@ impl<'py> Kinds<'_, 'py> {
         node: usize,
     ) -> Walked<bool> {
         self.signals.check(target.py())?;
-        let node = &self.record.nodes[node];
-        match &node.0 {
-            Kind::Plain => self.is_plain(target, state),
+        let kind = &self.record.nodes[node].0;
+        match kind {
+            Kind::Plain if !state.is_exact_instance_of::<PyDict>() => Ok(true),
             Kind::Jax | Kind::WeakJax | Kind::Bytearray | Kind::Memoryview => Ok(true),
             Kind::DictWithKeys(_) => Ok(false),
-            Kind::Dict => match target.cast_exact::<PyDict>() {
+            Kind::Plain | Kind::Dict => match target.cast_exact::<PyDict>() {
                 Ok(target) if has_string_keys(target) => {
                     self.all(state, node, |_, key| target.get_item(key))
                 }
@@ -90,7 +90,7 @@ impl<'py> Kinds<'_, 'py> {
         &self,
         target: &Bound<'py, PyAny>,
         state: &Bound<'py, PyAny>,
-        node: &Node,
+        node: usize,
         class: u32,
     ) -> Walked<bool> {
         if !self.is_named(&target.get_type(), class)? {
@@ -115,40 +115,21 @@ impl<'py> Kinds<'_, 'py> {
     fn all(
         &self,
         state: &Bound<'py, PyAny>,
-        node: &Node,
+        node: usize,
         target: impl Fn(usize, &Bound<'py, PyAny>) -> PyResult<Option<Bound<'py, PyAny>>>,
     ) -> Walked<bool> {
-        let Ok(dict) = children(state, node) else {
-            return Ok(true); // missing or damaged: reported elsewhere
+        let found = &self.record.nodes[node];
+        let dict = match state.cast_exact::<PyDict>() {
+            Ok(dict) if found.0 == Kind::Plain || check_count(found, dict.len() as u64).is_ok() => {
+                dict
+            }
+            _ => return Ok(true), // missing or damaged: reported elsewhere
         };
         let mut position = 0;
-        for (index, child) in node.children().enumerate() {
+        for (index, child) in numbers(self.record, node, dict.len()).enumerate() {
             if let Some((key, state)) = dict_next(dict, &mut position)
                 && let Some(target) = target(index, &key)?
                 && !self.is_same(&target, &state, child)?
-            {
-                return Ok(false);
-            }
-        }
-        Ok(true)
-    }
-
-    #[inline(never)]
-    fn is_plain(&self, target: &Bound<'py, PyAny>, state: &Bound<'py, PyAny>) -> Walked<bool> {
-        self.signals.check(target.py())?;
-        let Ok(state) = state.cast_exact::<PyDict>() else {
-            return Ok(true);
-        };
-        let Ok(target) = target.cast_exact::<PyDict>() else {
-            return Ok(false);
-        };
-        if !has_string_keys(target) {
-            return Ok(false);
-        }
-        let mut position = 0;
-        while let Some((key, state)) = dict_next(state, &mut position) {
-            if let Some(target) = target.get_item(&key)?
-                && !self.is_plain(&target, &state)?
             {
                 return Ok(false);
             }

@@ -12,9 +12,6 @@ use super::super::memory::new_tuple_of;
 use super::keys::Name;
 use crate::structure;
 
-/// The method that makes nodes, unless they are abstract.
-pub(super) const UNFLATTEN: &str = "unflatten";
-
 /// A registered type; see `NodeType` in `registry/types.py`.
 pub struct Known<'py> {
     pub(super) class: Bound<'py, PyAny>,
@@ -35,11 +32,10 @@ struct Arguments<'py> {
 }
 
 impl<'py> Known<'py> {
-    /// `make` names the method that makes nodes.
-    pub(super) fn of(found: &Bound<'py, PyAny>, make: &str) -> PyResult<Self> {
+    pub(super) fn of(found: &Bound<'py, PyAny>, is_abstract: bool) -> PyResult<Self> {
         let py = found.py();
         let order = found.getattr(intern!(py, "order"))?;
-        let arguments = if order.is_none() || make != UNFLATTEN {
+        let arguments = if order.is_none() || is_abstract {
             None
         } else {
             let fields = found.getattr(intern!(py, "fields"))?;
@@ -56,25 +52,14 @@ impl<'py> Known<'py> {
         Ok(Self {
             class: found.getattr(intern!(py, "ty"))?,
             decode: found.getattr(intern!(py, "decode"))?,
-            make: found.getattr(make)?,
+            make: found.getattr(if is_abstract {
+                "unflatten_abstract"
+            } else {
+                "unflatten"
+            })?,
             foreign: found.getattr(intern!(py, "foreign"))?.is_truthy()?,
             arguments,
         })
-    }
-
-    fn call(
-        &self,
-        children: &[Bound<'py, PyAny>],
-        data: &Bound<'py, PyTuple>,
-    ) -> PyResult<Bound<'py, PyAny>> {
-        let arguments = self.arguments.as_ref();
-        let order: &[usize] = arguments.map_or(&[], |arguments| &arguments.order);
-        let given = order.iter().map(|&number| {
-            let in_data = |at| data.get_item(at).expect("a field of static data");
-            let child = children.get(number).cloned();
-            child.unwrap_or_else(|| in_data(number - children.len()))
-        });
-        self.class.call1(new_tuple_of(data.py(), given)?)
     }
 
     pub(super) fn made(
@@ -97,7 +82,13 @@ impl<'py> Known<'py> {
             return Ok(None);
         }
         // `Known::of` has checked the indices against these lengths.
-        self.call(built, data).map(Some)
+        let given = arguments.order.iter().map(|&number| {
+            let in_data = |at| data.get_item(at).expect("a field of static data");
+            let child = built.get(number).cloned();
+            child.unwrap_or_else(|| in_data(number - built.len()))
+        });
+        let given = new_tuple_of(data.py(), given)?;
+        self.class.call1(given).map(Some)
     }
 }
 

@@ -76,19 +76,6 @@ impl<'py> Matching<'py> {
         })
     }
 
-    pub fn len(&self, target: &Bound<'py, PyAny>) -> PyResult<usize> {
-        if let Ok(dict) = target.cast_exact::<PyDict>() {
-            Ok(dict.len())
-        } else if let Ok(list) = target.cast_exact::<PyList>() {
-            Ok(list.len())
-        } else if let Ok(tuple) = target.cast_exact::<PyTuple>() {
-            Ok(tuple.len())
-        } else {
-            let fields = self.fields.borrow_mut().of(target)?;
-            Ok(fields.map_or(0, |fields| fields.names.len()))
-        }
-    }
-
     pub fn is_array(&self, target: &Bound<'py, PyAny>) -> PyResult<bool> {
         Ok(target.get_type_ptr() == self.array || self.is_abstract_array(target)?)
     }

@@ -1,5 +1,7 @@
 //! Looks up nodes of a record, and compares states with them.
 
+use std::iter::repeat_n;
+
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
@@ -29,6 +31,14 @@ pub(super) fn node_at(record: &Record, positions: &[(u64, u64)]) -> Walked<usize
             }
             damaged("a container has fewer children than it was saved with")
         })
+}
+
+/// The nodes of `count` children. All below a plain part is plain.
+pub(super) fn numbers(record: &Record, number: usize, count: usize) -> impl Iterator<Item = usize> {
+    let node = &record.nodes[number];
+    let is_plain = node.0 == Kind::Plain;
+    let alike = repeat_n(number, if is_plain { count } else { 0 });
+    node.children().chain(alike)
 }
 
 pub(super) fn children<'a, 'py>(

@@ -2,14 +2,11 @@
 //! needs the node.
 
 use pyo3::prelude::*;
-use pyo3::types::PyDict;
 
-use super::super::failure::Walked;
 use super::super::hooks::Hooks;
-use super::super::memory::dict_next;
+use super::super::memory::{dict_next, new_dict};
 use super::super::watch::Signals;
 use super::assembly::Assembled;
-use super::keys::dict_of;
 use super::nodes::{children, damaged, node_at};
 use crate::grow;
 use crate::structure::{Kind, Node, NodeType, Record};
@@ -93,34 +90,18 @@ impl<'py> Marking<'_, 'py> {
         if matches!(&found.0, Kind::Typed(class, _) if self.older[*class as usize]) {
             return Ok(self.mark.call1((state, at.clone()))?);
         }
-        let (mut keys, mut made) = (Vec::new(), Vec::new());
-        self.below(dict, found, at, &mut keys, &mut made)?;
-        // The caller's state must not change.
-        Ok(dict_of(py, keys.into_iter(), made)?.into_any())
-    }
-
-    #[inline(never)]
-    fn below(
-        &self,
-        dict: &Bound<'py, PyDict>,
-        node: &Node,
-        at: &mut Vec<(u64, u64)>,
-        keys: &mut Vec<Bound<'py, PyAny>>,
-        made: &mut Vec<Bound<'py, PyAny>>,
-    ) -> Walked {
-        let count = node.count();
+        let made = new_dict(py)?; // the caller's state must not change
         let mut position = 0;
-        for child in node.children() {
+        for (index, child) in (0..).zip(found.children()) {
             let Some((key, state)) = dict_next(dict, &mut position) else {
                 return damaged("a dict has lost a key");
             };
-            at.push((made.len() as u64, count));
+            at.push((index, found.count()));
             let done = self.node(state, child, at);
             at.pop();
             let done = done.map_err(|failure| failure.below(key.to_string()))?;
-            grow::push(made, done)?;
-            grow::push(keys, key)?;
+            made.set_item(key, done)?;
         }
-        Ok(())
+        Ok(made.into_any())
     }
 }

@@ -10,7 +10,6 @@ use super::super::failure::{Failure, Walked};
 use super::super::memory::{dict_next, new_dict};
 use super::keys::Name;
 use super::nodes::damaged;
-use crate::{Result, grow};
 
 /// Options of restoring by a record; see `assemble` in `_core.pyi`.
 #[allow(clippy::struct_excessive_bools)] // as in Python
@@ -45,39 +44,8 @@ pub struct PlannedNode<'py> {
     /// The index in the record.
     pub number: usize,
     pub names: Names<'py>,
-    pub parts: Parts<'py>,
-}
-
-/// Plans for children, which are all `Ready` in most large containers.
-pub enum Parts<'py> {
-    Ready(Vec<Bound<'py, PyAny>>),
-    Plans(Vec<Plan<'py>>),
-}
-
-impl<'py> Parts<'py> {
-    pub fn with_room(count: usize) -> Result<Self> {
-        Ok(Self::Ready(grow::with_room(count)?))
-    }
-
-    #[inline]
-    pub fn push_ready(&mut self, part: Bound<'py, PyAny>) -> Result<()> {
-        match self {
-            Self::Ready(parts) => grow::push(parts, part),
-            Self::Plans(plans) => grow::push(plans, Plan::Ready(part)),
-        }
-    }
-
-    pub fn push_plan(&mut self, plan: Plan<'py>) -> Result<()> {
-        if let Self::Ready(ready) = self {
-            let mut plans = grow::with_room(ready.len() + 1)?;
-            plans.extend(ready.drain(..).map(Plan::Ready));
-            *self = Self::Plans(plans);
-        }
-        match self {
-            Self::Plans(plans) => grow::push(plans, plan),
-            Self::Ready(_) => unreachable!("these are plans now"),
-        }
-    }
+    /// Of the children.
+    pub plans: Vec<Plan<'py>>,
 }
 
 pub enum Names<'py> {

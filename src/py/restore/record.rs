@@ -7,12 +7,10 @@
 //! The walk compares containers with the record and collects the leaves that go to devices. A node
 //! is made only after all its leaves, because code of its type may look at them.
 
-use std::iter::repeat_n;
 use std::mem;
 use std::rc::Rc;
 
 use numpy::PyUntypedArray;
-use pyo3::exceptions::PyTypeError;
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyByteArray, PyBytes, PyDict, PyList, PyMemoryView};
@@ -27,8 +25,8 @@ use super::super::value;
 use super::assembly::Assembly;
 use super::cursor::{Found, Ordered};
 use super::keys::{Here, Name};
-use super::nodes::{check_count, damaged, node_at};
-use super::plan::{How, Names, Parts, Plan, PlannedNode, below};
+use super::nodes::{check_count, damaged, node_at, numbers};
+use super::plan::{How, Names, Plan, PlannedNode, below};
 use super::state::State;
 use crate::grow;
 use crate::structure::{Axis, Kind, Record, Sharding};
@@ -146,12 +144,7 @@ impl<'a, 'py, C: Ordered<'py>> Walk<'a, 'py, C> {
         let count = open.len();
         let converted = convert.call1((new_list_of(self.py, open)?,))?;
         let converted = converted.cast_into::<PyList>()?;
-        if converted.len() != count {
-            return Err(PyTypeError::new_err(format!(
-                "convert returned {} leaves, expected {count}",
-                converted.len()
-            )));
-        }
+        assert!(converted.len() == count, "each leaf is converted");
         for (container, key, number) in &self.places {
             container.set_item(key, converted.get_item(*number)?)?;
         }
@@ -172,21 +165,16 @@ impl<'a, 'py, C: Ordered<'py>> Walk<'a, 'py, C> {
     ) -> Walked<Plan<'py>> {
         let kind = &self.record.nodes[number].0;
         let is_container = self.is_container(number);
-        if is_container && self.assembly.signals.count(1) {
-            self.look_at_signals()?;
+        if is_container {
+            self.assembly.signals.check(self.py)?;
         }
         let is_ready = matches!(kind, Kind::Plain) && !self.assembly.how.converts_everywhere();
         match self.cursor.enter(place, || Ok(!is_container))? {
             Found::Leaf(leaf) if is_ready => Ok(Plan::Ready(leaf)),
             Found::Node(node) => self.container(node, number, here),
             Found::Leaf(leaf) | Found::State(leaf) => self.leaf(leaf, number, here),
-            Found::Kept | Found::Absent => Ok(Plan::Absent),
+            Found::Kept | Found::Absent(_) => Ok(Plan::Absent),
         }
-    }
-
-    #[cold]
-    fn look_at_signals(&self) -> Walked {
-        Ok(self.assembly.signals.look(self.py)?)
     }
 
     #[inline]
@@ -206,37 +194,30 @@ impl<'a, 'py, C: Ordered<'py>> Walk<'a, 'py, C> {
         here: &Here<'_, 'py>,
     ) -> Walked<Plan<'py>> {
         let count = self.cursor.count(&node);
-        let described = &self.record.nodes[number];
-        // All below a plain part is plain.
-        let is_plain = matches!(described.0, Kind::Plain);
-        let alike = repeat_n(number, if is_plain { count } else { 0 });
-        let children = described.children().chain(alike);
-        let (mut names, mut parts) = self.opened(&node, number)?;
-        for (index, child) in children.enumerate() {
+        let (mut names, mut plans) = self.opened(&node, number)?;
+        for (index, child) in numbers(self.record, number, count).enumerate() {
             let (name, place) = self.next(&mut node, number, &names, index)?;
             if let Names::Keys(names) = &mut names {
                 grow::push(names, name.clone())?;
             }
-            match self.value(place, child, &here.below(&name)) {
-                Ok(Plan::Ready(part)) => {
-                    if self.is_container(child) {
-                        names.replace(&name, &part)?;
-                    }
-                    parts.push_ready(part)?;
-                }
-                Ok(plan) => parts.push_plan(plan)?,
-                Err(failure) => return Err(below(failure, &name)),
+            let plan = self.value(place, child, &here.below(&name));
+            let plan = plan.map_err(|failure| below(failure, &name))?;
+            if let Plan::Ready(part) = &plan
+                && self.is_container(child)
+            {
+                names.replace(&name, part)?;
             }
+            grow::push(&mut plans, plan)?;
         }
         if !self.cursor.leave(&node)? {
             return damaged("a container has more children than it was saved with");
         }
-        self.planned(number, names, parts, here)
+        self.planned(number, names, plans, here)
     }
 
     // This and `next` are apart to keep frames of the recursion small.
     #[inline(never)]
-    fn opened(&mut self, node: &C::Node, number: usize) -> Walked<(Names<'py>, Parts<'py>)> {
+    fn opened(&mut self, node: &C::Node, number: usize) -> Walked<(Names<'py>, Vec<Plan<'py>>)> {
         let count = self.cursor.count(node);
         let kind = &self.record.nodes[number].0;
         if !matches!(kind, Kind::Plain) {
@@ -251,7 +232,7 @@ impl<'a, 'py, C: Ordered<'py>> Walk<'a, 'py, C> {
             },
         };
         // A damaged file may have any count.
-        Ok((names, Parts::with_room(count.min(1 << 10))?))
+        Ok((names, grow::with_room(count.min(1 << 10))?))
     }
 
     #[inline(never)]
@@ -303,24 +284,27 @@ impl<'a, 'py, C: Ordered<'py>> Walk<'a, 'py, C> {
         &mut self,
         number: usize,
         names: Names<'py>,
-        parts: Parts<'py>,
+        plans: Vec<Plan<'py>>,
         here: &Here<'_, 'py>,
     ) -> Walked<Plan<'py>> {
         let kind = &self.record.nodes[number].0;
         // Code of types may look at arrays.
         let has_all =
             !matches!(kind, Kind::Typed(..)) || (self.places.is_empty() && self.cursor.is_copied());
-        match parts {
-            Parts::Ready(parts) if has_all => {
-                let made = self.assembly.container(number, names, parts, here);
-                made.map(Plan::Ready)
-            }
-            parts => Ok(Plan::Node(Box::new(PlannedNode {
+        if !has_all || !plans.iter().all(|plan| matches!(plan, Plan::Ready(_))) {
+            return Ok(Plan::Node(Box::new(PlannedNode {
                 number,
                 names,
-                parts,
-            }))),
+                plans,
+            })));
         }
+        let parts = plans.into_iter().map(|plan| match plan {
+            Plan::Ready(part) => part,
+            _ => unreachable!("all are ready"),
+        });
+        let parts = parts.collect(); // takes over the memory of the plans
+        let made = self.assembly.container(number, names, parts, here);
+        made.map(Plan::Ready)
     }
 
     #[inline(never)]

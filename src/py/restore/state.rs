@@ -50,7 +50,7 @@ impl<'py> Cursor<'py> for State<'py> {
         as_leaf: impl FnOnce() -> PyResult<bool>,
     ) -> Walked<Found<'py, Node<'py>>> {
         if self.absent.as_ref().is_some_and(|absent| place.is(absent)) {
-            return Ok(Found::Absent);
+            return Ok(Found::Absent(place));
         }
         match place.cast_into_exact::<PyDict>() {
             Ok(dict) if !as_leaf()? => Ok(Found::Node(Node(dict, Vec::new(), 0))),

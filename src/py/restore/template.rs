@@ -71,8 +71,8 @@ pub struct Session<'py> {
     /// Whether this walk makes its tree after that.
     keeps_plan: bool,
     /// The selected leaves, and whether Python notes which are loaded and kept.
-    partial: Option<Bound<'py, PyAny>>,
-    notes: bool,
+    pub partial: Option<Bound<'py, PyAny>>,
+    pub notes: bool,
 }
 
 impl<'py> Session<'py> {
@@ -113,22 +113,9 @@ impl<'py> Session<'py> {
         ))
     }
 
-    pub fn notes(&self) -> bool {
-        self.notes
-    }
-
-    pub fn partial(&self) -> Option<&Bound<'py, PyAny>> {
-        self.partial.as_ref()
-    }
-
     pub fn absent(&self) -> PyResult<Option<Bound<'py, PyAny>>> {
         let absent = |partial: &Bound<'py, PyAny>| partial.getattr(intern!(partial.py(), "absent"));
         self.partial.as_ref().map(absent).transpose()
-    }
-
-    fn has_mismatches(&self) -> PyResult<bool> {
-        let py = self.restore.py();
-        self.restore.getattr(intern!(py, "mismatches"))?.is_truthy()
     }
 
     fn restore_child(
@@ -165,7 +152,7 @@ pub struct Walk<'py, C> {
     children: Vec<TemplateChild<'py>>,
     plans: Vec<Plan<'py>>,
     /// Leaves that Python has not settled: trail, template, saved leaf.
-    open: Vec<Bound<'py, PyAny>>,
+    pub open: Vec<Bound<'py, PyAny>>,
     settled: Vec<Bound<'py, PyAny>>,
     /// Trails of loaded leaves; trails and templates of kept parts.
     loaded: Vec<Bound<'py, PyAny>>,
@@ -209,7 +196,8 @@ impl<'py, C: Named<'py>> Walk<'py, C> {
         self.flush()?;
         self.cursor.copy()?;
         let session = self.session.as_ref().expect("checked above");
-        if session.has_mismatches()? || (session.collects && !session.keeps_plan) {
+        let mismatches = session.restore.getattr(intern!(self.py, "mismatches"))?;
+        if mismatches.is_truthy()? || (session.collects && !session.keeps_plan) {
             return Ok(template.clone()); // an error follows, or another walk
         }
         if session.collects {
@@ -221,10 +209,6 @@ impl<'py, C: Named<'py>> Walk<'py, C> {
             }
         }
         plan.tree(self.py, &self.settled, Some(session))
-    }
-
-    pub fn take_open(&mut self) -> Vec<Bound<'py, PyAny>> {
-        std::mem::take(&mut self.open)
     }
 
     /// Lets Python settle open leaves, and reports notes, which keeps the order.
@@ -273,9 +257,10 @@ impl<'py, C: Named<'py>> Walk<'py, C> {
         match self.cursor.enter(place, || matching.is_array(template))? {
             Found::Leaf(found) => self.leaf(found, template, here),
             Found::Node(node) => self.node(node, template, here),
-            Found::State(state) => self.delegate(Some(state), template, here),
+            Found::State(state) | Found::Absent(state) => {
+                self.delegate(Some(state), template, here)
+            }
             Found::Kept => self.keep(template, here),
-            Found::Absent => self.delegate_absent(template, here),
         }
     }
 
@@ -352,23 +337,6 @@ impl<'py, C: Named<'py>> Walk<'py, C> {
         }))
     }
 
-    #[inline(never)]
-    fn delegate_absent(&mut self, template: &Bound<'py, PyAny>, here: &Here<'_, 'py>) -> Fit<'py> {
-        let absent = self.session.as_ref().map(Session::absent).transpose()?;
-        self.delegate(absent.flatten(), template, here)
-    }
-
-    #[inline(never)]
-    fn delegate_node(
-        &mut self,
-        node: C::Node,
-        template: &Bound<'py, PyAny>,
-        here: &Here<'_, 'py>,
-    ) -> Fit<'py> {
-        let state = self.cursor.state(node)?;
-        self.delegate(state, template, here)
-    }
-
     #[inline(never)] // most values are leaves
     fn node(
         &mut self,
@@ -387,7 +355,8 @@ impl<'py, C: Named<'py>> Walk<'py, C> {
         let (first_child, first_plan) = (self.children.len(), self.plans.len());
         let Some(container) = self.opened(&mut node, template, here)? else {
             self.children.truncate(first_child);
-            return self.delegate_node(node, template, here);
+            let state = self.cursor.state(node)?;
+            return self.delegate(state, template, here);
         };
         for index in 0..self.children.len() - first_child {
             let (name, child) = &self.children[first_child + index].clone();
@@ -487,10 +456,7 @@ fn made<'a, 'py: 'a>(
         Container::Dict | Container::Node(_) => {
             let dict = new_dict(py)?;
             for (name, part) in names.zip(parts) {
-                match name {
-                    Name::Text(text) => dict.set_item(text, part)?,
-                    name => dict.set_item(name.object(py)?, part)?,
-                }
+                dict.set_item(name.object(py)?, part)?;
             }
             Ok(dict.into_any())
         }
