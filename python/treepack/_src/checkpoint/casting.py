@@ -12,9 +12,8 @@ import numpy as np
 import treepack._core as core
 from treepack._src import dtypes as _dtypes
 from treepack._src.checkpoint.boxed import BoxedArray
-from treepack._src.checkpoint.boxes import Box, aligned
+from treepack._src.checkpoint.boxes import Box, ShardedArray, aligned
 from treepack._src.checkpoint.replicas import Shared
-from treepack._src.checkpoint.sharded_array import ShardedArray
 from treepack._src.interop import jax as _jax
 from treepack._src.paths import Trail
 from treepack._src.restore.compare import signature

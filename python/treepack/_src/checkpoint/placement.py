@@ -13,7 +13,7 @@ import numpy as np
 
 import treepack._core as core
 from treepack._src import paths as _paths
-from treepack._src.checkpoint.boxes import expect, find
+from treepack._src.checkpoint.boxes import ShardedArray, expect, find
 from treepack._src.checkpoint.casting import Item, cast_items, number_to_array
 from treepack._src.checkpoint.reader import LazyArray
 from treepack._src.checkpoint.replicas import (
@@ -22,7 +22,6 @@ from treepack._src.checkpoint.replicas import (
     share,
     together,
 )
-from treepack._src.checkpoint.sharded_array import ShardedArray
 from treepack._src.checkpoint.transfer import index_key, parts_of, transfer
 from treepack._src.interop import jax as _jax
 from treepack._src.interop.shardings import fitting

@@ -437,6 +437,19 @@ class LazyArray(ArrayLike, Deferred, metaclass=Completing):  # type: ignore[meta
         return self.shape[0]
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        array = self._read_all(copy)
+        if dtype is None or np.dtype(dtype) == array.dtype:
+            return array
+        if copy is False:
+            raise ValueError(
+                f"copy=False requires dtype {array.dtype.name}, got {np.dtype(dtype).name}: pass "
+                "copy=None"
+            )
+        other: np.ndarray = array.astype(dtype)
+        return other
+
+    def _read_all(self, copy: bool | None) -> np.ndarray:
+        """Returns the array; `copy` is NumPy's."""
         catalog = self.reader.catalog
         try:
             with self.reader.fetching(self.value):
@@ -451,15 +464,7 @@ class LazyArray(ArrayLike, Deferred, metaclass=Completing):  # type: ignore[meta
         except Exception as error:
             name_file(error, self.reader.given)
             raise
-        if dtype is None or np.dtype(dtype) == array.dtype:
-            return array
-        if copy is False:
-            raise ValueError(
-                f"copy=False requires dtype {array.dtype.name}, got {np.dtype(dtype).name}: pass "
-                "copy=None"
-            )
-        other: np.ndarray = array.astype(dtype)
-        return other
+        return array
 
     def view(self) -> np.ndarray | None:
         """Returns a view of the file, or `None` if a copy is necessary."""

@@ -22,10 +22,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-import treepack._core as core
+from treepack._src.checkpoint.boxes import ShardedArray
 from treepack._src.checkpoint.sharded import ReplacedError
-from treepack._src.checkpoint.sharded_array import ShardedArray
-from treepack._src.checkpoint.shards import readers_of, start_of
+from treepack._src.checkpoint.shards import division, readers_of
 from treepack._src.interop import jax as _jax
 from treepack._src.interop.group import Group, Message, OthersError, check_not_forked
 from treepack._src.paths import Trail
@@ -204,20 +203,12 @@ def _rows(sharding: Any, shape: tuple[int, ...]) -> Rows | None:
     if sharding.memory_kind not in (None, kind):
         return None
     try:
-        grid = _grid(shape, sharding.shard_shape(shape))
-        found: list[list[jax.Device]] = [[] for _ in range(len(grid))]
-        for device, index in sharding.devices_indices_map(shape).items():
-            found[grid.shard_at(start_of(index))].append(device)
+        _, _, found = division(sharding, shape)
     except Exception:  # placing the array raises the proper error
         return None
     is_shared = any(len({device.process_index for device in row}) > 1 for row in found)
     is_even = len({len(row) for row in found}) == 1
     return Rows(tuple(map(tuple, found))) if is_shared and is_even else None
-
-
-def _grid(shape: tuple[int, ...], part: tuple[int, ...]) -> core.ShardGrid:
-    counts = [size // step for size, step in zip(shape, part, strict=True)]
-    return core.ShardGrid(shape, counts)
 
 
 def share(group: Together, arrays: Sequence[tuple[Trail, ShardedArray, Any, Rows]]) -> list[Shared]:
@@ -231,7 +222,7 @@ def share(group: Together, arrays: Sequence[tuple[Trail, ShardedArray, Any, Rows
       OthersError: If another process failed, or its load differs.
     """
     plan = readers_of((array.shape, array.nbytes, where) for _, array, where, _ in arrays)
-    saves = {array.checkpoint.identity for _, array, _, _ in arrays}
+    saves = {array.reader.identity for _, array, _, _ in arrays}
     checksum = plan.checksum
     for path, array, _, rows in arrays:
         about = [str(path), array.shape, array.dtype.name, _checksum(rows)]
@@ -240,7 +231,7 @@ def share(group: Together, arrays: Sequence[tuple[Trail, ShardedArray, Any, Rows
     found = []
     for number, (_, array, where, rows) in enumerate(arrays):
         sources = {}
-        grid = _grid(array.shape, where.shard_shape(array.shape))
+        grid, _, _ = division(where, array.shape)
         for cell in plan.shards_of(number, group.index):
             device = next(it for it in rows.devices[cell] if it.process_index == group.index)
             sources[device] = tuple(slice(*it) for it in grid.bounds(cell))

@@ -19,7 +19,7 @@ import numpy as np
 
 import treepack._core as core
 from treepack._src import dtypes as _dtypes
-from treepack._src.checkpoint.boxes import DAMAGE, Files, find, ranges_of
+from treepack._src.checkpoint.boxes import DAMAGE, Files, ShardedArray, find, ranges_of
 from treepack._src.checkpoint.reader import (
     DAMAGED_REST,
     LazyArray,
@@ -28,7 +28,6 @@ from treepack._src.checkpoint.reader import (
     Verified,
     dtype_and_shape,
 )
-from treepack._src.checkpoint.sharded_array import ShardedArray
 from treepack._src.checkpoint.shards import MANIFEST
 from treepack._src.forks import Locked
 from treepack._src.options import Reading, Status, Tell, tell_from

@@ -36,17 +36,13 @@ def parts_of(item: Item) -> Iterable[tuple[slice, ...]]:
     """Returns the parts of an array that this process reads."""
     if item.shared is not None:
         return item.shared.sources.values()
-    return _parts_on(item.place, item.path, item.leaf)
-
-
-def _parts_on(place: Any, path: Trail, array: Any) -> Iterable[tuple[slice, ...]]:
-    """Returns the parts of an array for the devices of this process."""
+    array, place = item.leaf, item.place
     if not _is_split(place):
         return [(slice(None),) * array.ndim]
     try:
         parts = place.addressable_devices_indices_map(array.shape).values()
     except Exception as error:  # JAX may raise any type for an invalid sharding
-        raise _misplaced(path, array, place, error) from error
+        raise _misplaced(item.path, array, place, error) from error
     return [part for part in parts if part is not None]
 
 
