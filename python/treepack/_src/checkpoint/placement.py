@@ -16,12 +16,7 @@ from treepack._src import paths as _paths
 from treepack._src.checkpoint.boxes import ShardedArray, expect, find
 from treepack._src.checkpoint.casting import Item, cast_items, number_to_array
 from treepack._src.checkpoint.reader import LazyArray
-from treepack._src.checkpoint.replicas import (
-    Together,
-    rows_of,
-    share,
-    together,
-)
+from treepack._src.checkpoint.replicas import Together, rows_of, share, together
 from treepack._src.checkpoint.transfer import index_key, parts_of, transfer
 from treepack._src.interop import jax as _jax
 from treepack._src.interop.shardings import fitting

@@ -321,11 +321,10 @@ class Reader:
         return cls(source, open_parts(source, regular=regular, **options), **options)
 
 
-def _reopened(
-    kind: type[Reader], source: Openable, options: dict[str, Any], filename: str | None
-) -> Reader:
+def _reopened(kind: Any, source: Openable, options: dict[str, Any], filename: str | None) -> Reader:
     with naming(filename):
-        reader = kind.open(source, **options)
+        is_file = kind.is_one_file
+        reader: Reader = kind.open(source, **options) if is_file else kind(source, **options)
     reader.given = source if filename is None else filename
     return reader
 

@@ -427,10 +427,5 @@ class ShardedReader(Files):
             raise self.gone(self._expected[number][0]) from error
         return statuses, None if wrong is None else f"{file.short_name}: {wrong}"
 
-    @classmethod
-    def open(cls, source: Openable, **options: Any) -> Reader:
-        """Opens a directory; see `treepack.open`."""
-        return cls(source, **options)
-
 
 _BADNESS: list[Status] = ["ok", "unchecked", "corrupt"]

@@ -23,13 +23,7 @@ from treepack._src import paths as _paths
 from treepack._src.printable import printable
 from treepack._src.storage.content import read_all
 from treepack._src.storage.entries import entries, exists
-from treepack._src.storage.foreign import (
-    ORBAX_STEP,
-    ORBAX_TREE,
-    names_in,
-    orbax_items,
-    substitute,
-)
+from treepack._src.storage.foreign import ORBAX_STEP, ORBAX_TREE, names_in, orbax_items, substitute
 from treepack._src.storage.place import joined, shown
 from treepack._src.storage.stores import store_of
 from treepack.errors import CorruptionError, DecodeError
@@ -217,9 +211,7 @@ def tree_of(leaves: Sequence[Leaf], values: Iterable[Any]) -> Any:
     tree: dict[str, Any] = {}
     containers: dict[tuple[str, ...], bool] = {}
     for leaf, value in zip(leaves, values, strict=True):
-        if not leaf.parts:
-            if len(leaves) > 1:
-                raise DecodeError(f"{ORBAX_TREE} has a leaf at the root, and others")
+        if not leaf.parts and len(leaves) == 1:
             return value
         for level, is_index in enumerate(leaf.are_indices):
             if containers.setdefault(leaf.parts[:level], is_index) != is_index:
