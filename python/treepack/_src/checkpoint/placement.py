@@ -16,7 +16,7 @@ from treepack._src import paths as _paths
 from treepack._src.checkpoint.boxes import ShardedArray, expect, find
 from treepack._src.checkpoint.casting import Item, cast_items, number_to_array
 from treepack._src.checkpoint.reader import LazyArray
-from treepack._src.checkpoint.replicas import Together, rows_of, share, together
+from treepack._src.checkpoint.replicas import Together, replicas_of, share, together
 from treepack._src.checkpoint.transfer import index_key, parts_of, transfer
 from treepack._src.interop import jax as _jax
 from treepack._src.interop.shardings import fitting
@@ -196,7 +196,7 @@ def _place(
         _share(placed, together)
     groups: dict[Any, list[Item]] = defaultdict(list)
     for item in placed:
-        groups[item.place if item.shared is None else item.shared.rows].append(item)
+        groups[item.place if item.shared is None else item.shared.replicas].append(item)
     for item in placed:
         _plan(item)
     boxes = [box for item in placed for box in item.boxes.values()]
@@ -273,9 +273,9 @@ def _may_be_jax(item: Item) -> bool:
 
 def _share(items: Iterable[Item], together: Together) -> None:
     """Distributes the reading of arrays that several processes need."""
-    found = [(item, rows_of(item.leaf, item.place)) for item in items]
-    shared = [(item, rows) for item, rows in found if rows is not None]
-    arrays = [(item.path, item.leaf, item.place, rows) for item, rows in shared]
+    found = [(item, replicas_of(item.leaf, item.place)) for item in items]
+    shared = [(item, replicas) for item, replicas in found if replicas is not None]
+    arrays = [(item.path, item.leaf, item.place, replicas) for item, replicas in shared]
     for (item, _), share_of in zip(shared, share(together, arrays), strict=True):
         item.shared = share_of
 

@@ -134,7 +134,7 @@ def _refused(path: str | os.PathLike[str], items: list[str]) -> str:
                 "tree: restore it with a template, as by orbax.checkpoint.StandardCheckpointer()"
                 ".restore(path, template), and save the result"
             )
-    inside = items or sorted(names, key=lambda it: (len(it), it))  # the newest step last
+    inside = items or sorted(names, key=lambda name: (len(name), name))  # the newest step last
     listed = ", ".join(map(printable, inside)) or "nothing"
     if not items and not ORBAX_STEP.isdisjoint(names_in(path)):
         return f"a checkpoint of Orbax without a tree: it contains {listed}"
