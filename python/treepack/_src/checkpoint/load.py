@@ -65,7 +65,7 @@ def load_part(
         notes=selection.return_report or keeps,
     )
     partial.skipped.update(found.corrupt, found.mismatched)
-    convert = converter(reading, may_change=place.reader.may_change, copy=reading.copy, group=group)
+    convert = converter(reading, may_change=place.reader.may_change, group=group)
     if convert is not None and selection.return_report:
         convert = partial.watching(convert)
     if target is None:

@@ -60,7 +60,6 @@ def converter(
     reading: Reading,
     *,
     may_change: bool = False,
-    copy: bool | None = None,
     group: Together | None = None,
     held: Mapping[str, Any] | None = None,
 ) -> Convert | None:
@@ -69,7 +68,6 @@ def converter(
     Args:
       reading: The options of reading.
       may_change: Whether other code may change the memory of the arrays found.
-      copy: The option `copy` for arrays that do not go to devices.
       group: The processes that load together; see `sharing`.
       held: JAX arrays by path, which are used in place of equal ones; see `device_leaves`.
 
@@ -78,31 +76,20 @@ def converter(
     """
     # JAX aliases memory where possible, and relies on it not changing.
     may_change = may_change and reading.copy is not True
-    cast, threads = reading.cast, reading.threads
     placed = reading.arrays != "numpy"
     where = _where(reading.device, reading.sharding)
-    if not placed and not cast:
+    if not placed and not reading.cast:
         return None
 
     def convert(leaves: list[Any]) -> list[Any]:
         items = [Item(*leaf) for leaf in leaves]
-        if cast:
-            cast_items(items, threads)
+        if reading.cast:
+            cast_items(items, reading.threads)
         if placed:
-            for item in items:
-                item.leaf = number_to_array(item.target, item.leaf)
-            _place(
-                items,
-                where,
-                may_change,
-                threads,
-                group,
-                held or {},
-                everywhere=reading.arrays == "jax",
-            )
+            _place(items, where, may_change, reading, group, held or {})
         for item in items:
             if isinstance(item.leaf, LazyArray):
-                item.leaf = item.leaf.__array__(copy=copy)
+                item.leaf = item.leaf.__array__(copy=reading.copy)
         return [like_scalar(item.target, item.leaf) for item in items]
 
     return convert
@@ -171,22 +158,21 @@ def _place(
     items: Iterable[Item],
     where: Where | None,
     may_change: bool,
-    threads: int | None,
+    reading: Reading,
     together: Together | None,
     held: Mapping[str, Any],
-    *,
-    everywhere: bool,
 ) -> None:
     """Places the leaves that become JAX arrays on devices."""
     placed: list[Item] = []
     for item in items:
+        item.leaf = number_to_array(item.target, item.leaf)
         target, array = item.target, item.leaf
         is_jax = _is_jax(item)
         if not is_jax and not _may_be_jax(item):
             continue
         recorded = fitting(item.place, array.shape)
         item.place = _place_of(item.path, target, array, where, recorded, is_jax)
-        if is_jax or everywhere or item.place is not None:
+        if is_jax or reading.arrays == "jax" or item.place is not None:
             same = held.get(str(item.path)) if held else None
             if same is not None and _is_like(same, item):
                 item.leaf = same
@@ -204,7 +190,7 @@ def _place(
     expect(boxes)
     del boxes
     for place, group in groups.items():
-        put = transfer(group, place, may_change, threads, together)
+        put = transfer(group, place, may_change, reading.threads, together)
         for item, made in zip(group, put, strict=True):
             found = item.leaf
             _check_integers(item.path, found, made)

@@ -340,9 +340,8 @@ class ShardedReader(Files):
                 return found.__array__(copy=reading.copy)
             return found
 
-        if self.is_local:
-            return place.state(leaf, marks)
-        place.state(expected, marks)
+        if not self.is_local:
+            place.state(expected, marks)
         boxes = [array.plan([slice(None)] * array.ndim) for array in read_now]
         find(boxes)
         with fetching(ranges_of(boxes)):
