@@ -329,7 +329,7 @@ def test_little_is_read_around_what_is_used_of_a_file() -> None:
     """Where nearly all of a file is needed, the system reads ahead."""
     whole, half, copied = files = Files([Opened(200), Opened(200), Opened(200)])
     byte = np.dtype(np.uint8)
-    array: Any = SimpleNamespace(checkpoint=files, dtype=byte, stored=byte)
+    array: Any = SimpleNamespace(reader=files, dtype=byte, stored=byte)
 
     def box(*parts: tuple[int, int, int], in_place: bool) -> reading.Box:
         planned: Any = Planned(*parts)

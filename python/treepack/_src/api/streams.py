@@ -18,6 +18,7 @@ import treepack._core as core
 from treepack._src import paths as _paths
 from treepack._src.interop import jax as _jax
 from treepack._src.options import Opening, StorageOptions
+from treepack._src.restore.compare import Signature
 from treepack._src.saving.layout import plain_layout, state_layout
 from treepack._src.storage.content import read_whole
 from treepack._src.storage.deferred import Deferred, InContent
@@ -110,7 +111,7 @@ def _collected(leaves: Iterable[tuple[Any, Any]], file: Any, path: Any) -> Any:
             continue
         array = np.ascontiguousarray(leaf)
         array = array.astype(array.dtype.newbyteorder("="), copy=False)
-        found.append((_paths.parts(key), _Place(array.shape, array.dtype), file.tell()))
+        found.append((_paths.parts(key), Signature(array.shape, array.dtype), file.tell()))
         file.write(array.reshape(-1).view(np.uint8).data)
     with naming(path):
         file.flush()
@@ -123,13 +124,6 @@ def _collected(leaves: Iterable[tuple[Any, Any]], file: Any, path: Any) -> Any:
             return leaf
         _paths.put(tree, parts, leaf)
     return tree
-
-
-class _Place:
-    """Shape and dtype of an array in the file."""
-
-    def __init__(self, shape: tuple[int, ...], dtype: np.dtype[Any]):
-        self.shape, self.dtype = shape, dtype
 
 
 # Smaller arrays stay in memory.

@@ -47,13 +47,12 @@ class BoxedArray(LazyArray):
         """Returns the elements of a box."""
         raise NotImplementedError
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+    def _read_all(self, copy: bool | None) -> np.ndarray:
         if copy is False:
             raise ValueError(
                 f"{self.path} is not contiguous in a file and must be copied: pass copy=None"
             )
-        found = self._read([range(size) for size in self.shape])
-        return found if dtype is None else found.astype(dtype, copy=False)
+        return self._read([range(size) for size in self.shape])
 
     def view(self) -> np.ndarray | None:
         """Returns `None`: the elements are not contiguous in memory."""
@@ -82,8 +81,8 @@ class _Cast(BoxedArray):
         self.dtype, self.shape = np.dtype(dtype), array.shape
         self._array = array
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        return super().__array__(dtype)  # `copy=False` does not exclude casts
+    def _read_all(self, copy: bool | None) -> np.ndarray:
+        return super()._read_all(None)  # `copy=False` does not exclude casts
 
     def begin(self, index: Sequence[slice]) -> None:
         """Begins to read a box in the background, if a library reads the file (Orbax)."""

@@ -10,18 +10,22 @@ import contextlib
 import functools
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from threading import Event
-from typing import Any, Protocol
+from typing import Any, TypeVar
 
 import numpy as np
 
 import treepack._core as core
 from treepack._src import dtypes as _dtypes
+from treepack._src import paths as _paths
 from treepack._src import tasks as _tasks
-from treepack._src.checkpoint.reader import Bounds, LazyArray, Reader, memory_of
+from treepack._src.checkpoint.reader import Bounds, LazyArray, Reader, bounds_of, memory_of
+from treepack._src.options import Status
 from treepack._src.paths import Trail
-from treepack._src.storage.fetch import Blocks, Range
+from treepack._src.storage.deferred import Computed
+from treepack._src.storage.fetch import Blocks, Range, fetching
+from treepack._src.storage.naming import naming
 from treepack.errors import (
     CorruptionError,
     DecodeError,
@@ -29,6 +33,8 @@ from treepack.errors import (
     GzipTruncatedError,
     TreepackError,
 )
+
+T = TypeVar("T")
 
 # Errors in reading damaged data.
 DAMAGE = (DecodeError, GzipError, GzipTruncatedError)
@@ -77,31 +83,6 @@ class Files(Reader, abc.ABC):
         """Converts an error in reading a file to an error that names the file."""
 
 
-class Sharded(Protocol):
-    """An array that can be read in boxes.
-
-    Attributes:
-      parts: The parts of its path.
-      dtype: Its dtype, to which its shards are cast.
-      stored: The dtype of its shards.
-      checkpoint: The files with its shards.
-    """
-
-    parts: list[str]
-    dtype: np.dtype[Any]
-    stored: np.dtype[Any]
-
-    @property
-    def checkpoint(self) -> Files:
-        """The files with its shards."""
-
-    def lacks(self, shard: int) -> CorruptionError:
-        """Returns the error for a shard that is missing from its file."""
-
-    def leaf_of(self, number: int, value: int) -> LazyArray:
-        """Returns a shard by the numbers of its file and leaf."""
-
-
 class Box:
     """A box of an array, to be read later.
 
@@ -112,7 +93,9 @@ class Box:
       memory: The memory for its elements; `None` allocates it.
     """
 
-    def __init__(self, array: Sharded, bounds: Bounds, shards: core.ShardBox, *, in_place: bool):
+    def __init__(
+        self, array: ShardedArray, bounds: Bounds, shards: core.ShardBox, *, in_place: bool
+    ):
         """With `in_place`, it is a view of its file if one shard contains it."""
         self.array = array
         self.shards = shards
@@ -130,7 +113,7 @@ class Box:
           CorruptionError: If a file or a shard is missing.
         """
         if not self._is_found:
-            files = self.array.checkpoint
+            files = self.array.reader
             files.need_files(number for number, _ in self.shards.files)
             missing = self.shards.missing(files.catalogs)
             if missing is not None:
@@ -140,7 +123,7 @@ class Box:
 
     def places(self) -> list[tuple[int, int, Bounds]]:
         """Returns the position of each part: the number of a file, a leaf, and indices into it."""
-        return self.find().shards.places(self.array.checkpoint.catalogs)
+        return self.find().shards.places(self.array.reader.catalogs)
 
     def read(self, threads: int | None = None, stopped: Event | None = None) -> np.ndarray:
         """Returns its elements: a view of a file where possible."""
@@ -206,7 +189,7 @@ class Box:
             _dtypes.cast(made, target, functools.reduce(Trail, self.array.parts, Trail()))
             return
         if target.size:
-            files = self.array.checkpoint
+            files = self.array.reader
             memory: Any
             memory, at, strides = memory_of(target)
             shards.read_to(
@@ -223,7 +206,7 @@ class Box:
         """Starts to read the source from the disk; later calls do nothing."""
         if not self._has_begun:
             self._has_begun = True
-            files = self.find().array.checkpoint
+            files = self.find().array.reader
             self.shards.prefetch(files.catalogs, files.explained)
 
 
@@ -236,7 +219,7 @@ def find(boxes: Iterable[Box]) -> None:
     boxes = [*boxes]
     needed: dict[Any, set[int]] = defaultdict(set)
     for box in boxes:
-        needed[box.array.checkpoint].update(number for number, _ in box.shards.files)
+        needed[box.array.reader].update(number for number, _ in box.shards.files)
     for files, numbers in needed.items():
         files.need_files(sorted(numbers))
     for box in boxes:
@@ -253,13 +236,13 @@ def expect(boxes: Iterable[Box]) -> None:
     in_place: dict[tuple[Any, int], list[tuple[int, Bounds]]] = defaultdict(list)
     for box in boxes:
         for number, value, local in box.places() if box.is_in_place else ():
-            in_place[box.array.checkpoint, number].append((value, local))
+            in_place[box.array.reader, number].append((value, local))
     if not in_place:
         return
     needed: dict[tuple[Any, int], int] = defaultdict(int)
     for box in boxes:
         for number, nbytes in box.shards.files:
-            needed[box.array.checkpoint, number] += nbytes
+            needed[box.array.reader, number] += nbytes
     for (files, number), places in in_place.items():
         catalog = files.file(number).catalog
         if needed[files, number] < _NEARLY_WHOLE * catalog.totals(0)[1]:
@@ -272,7 +255,7 @@ def expect(boxes: Iterable[Box]) -> None:
 def ranges_of(boxes: Iterable[Box]) -> Iterator[tuple[Blocks, Range]]:
     """Yields the ranges of remote files that boxes need, in order; see `fetching`."""
     for box in boxes:
-        if not box.array.checkpoint.is_local:
+        if not box.array.reader.is_local:
             for number, value, local in box.places():
                 yield from box.array.leaf_of(number, value).ranges(local)
 
@@ -320,3 +303,137 @@ def aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
     memory = np.empty(nbytes + _ALIGN, np.uint8)
     start = -memory.ctypes.data % _ALIGN
     return memory[start : start + nbytes].view(dtype).reshape(shape)
+
+
+class ShardedArray(LazyArray):
+    """An array whose shards are in several files; each shard is read when it is needed."""
+
+    reader: Files
+
+    def __init__(
+        self,
+        reader: Files,
+        value: int,
+        parts: list[str],
+        dtype: str,
+        shape: tuple[int, ...],
+        number: int,
+    ):
+        super().__init__(reader, value, parts, dtype, shape)
+        self.stored = self.dtype
+        counts, self.is_host = reader.manifest.grid(number)
+        try:
+            self._shards = reader.manifest.shards(
+                number, reader.catalog, value, dtype, self.dtype.itemsize, [*shape]
+            )
+        except ValueError:
+            raise DecodeError(
+                f"the manifest is damaged: it splits the shape {shape} into {counts} shards",
+                path=self.path,
+            ) from None
+
+    def cast(self, dtype: Any) -> ShardedArray:
+        """Returns the same array, cast when it is read."""
+        cast = object.__new__(ShardedArray)
+        cast.__dict__.update(self.__dict__)
+        cast.dtype = np.dtype(dtype)
+        return cast
+
+    def box(self, index: Sequence[slice]) -> np.ndarray:
+        """Reads only the elements of a box.
+
+        Args:
+          index: A slice with a step of 1 for each dimension.
+
+        Returns:
+          A view of a file if the box lies in one shard, otherwise a new array.
+        """
+        return self._using(self._bounds(index), Box.read, in_place=True)
+
+    def plan(self, index: Sequence[slice], *, in_place: bool = True) -> Box:
+        """Plans a box to be read later; with `in_place`, as a view of its file if possible."""
+        return self._plan(self._bounds(index), in_place=in_place)
+
+    def _plan(self, bounds: Bounds, *, in_place: bool) -> Box:
+        return Box(self, bounds, self._shards.box(bounds), in_place=in_place)
+
+    def _bounds(self, index: Sequence[slice]) -> Bounds:
+        parts = zip(index, self.shape, strict=True)
+        return bounds_of(range(*part.indices(size)) for part, size in parts)
+
+    def _read(self, box: Sequence[range]) -> np.ndarray:
+        """Returns the elements of a box."""
+
+        def read(plan: Box) -> np.ndarray:
+            made = np.empty(tuple(map(len, box)), self.dtype)
+            plan.read_to(made)
+            return made
+
+        return self._using(bounds_of(box), read)
+
+    def _using(self, bounds: Bounds, use: Callable[[Box], T], *, in_place: bool = False) -> T:
+        """Plans a box, and calls `use` with it while its ranges of remote files are fetched."""
+        with naming(self.reader.given):
+            # The manifest may list shards that do not exist and exceed the memory.
+            plan = self._plan(bounds, in_place=in_place).find()
+            with fetching(ranges_of([plan])):
+                return use(plan)
+
+    def read_to(self, bounds: Bounds, target: np.ndarray, *, threads: int | None = None) -> None:
+        """Reads the elements of a box to a part of an array."""
+        if target.size:
+            self._using(bounds, lambda plan: plan.read_to(target, threads))
+
+    def files(self) -> list[int]:
+        """Returns the number of the file of each shard."""
+        return self._shards.files
+
+    def status(self, cell: int, number: int, statuses: Mapping[int, Status]) -> Status:
+        """Returns the status of a shard from the statuses of the leaves of its file."""
+        if not statuses:
+            return "corrupt"
+        found = self._shards.find(cell, self.reader.file(number).catalog)
+        return "corrupt" if found is None else statuses[found]
+
+    def lacks(self, shard: int) -> CorruptionError:
+        """Returns the error for a shard that is missing from its file."""
+        file = self.reader.file(self.files()[shard])
+        keys = self.parts if self.is_host else [*self.parts, self._shards.name(shard)]
+        return CorruptionError(
+            f"shard {_paths.text(keys)} of {file.short_name} does not match the manifest"
+        )
+
+    def leaf_of(self, number: int, value: int) -> LazyArray:
+        """Returns a shard by the numbers of its file and leaf."""
+        shard: LazyArray = self.reader.file(number).leaf(value, self.parts)
+        return shard
+
+    def _read_all(self, copy: bool | None) -> np.ndarray:
+        found = self.box([slice(None)] * self.ndim)
+        if copy is False and found.flags.writeable:  # views of files are read-only
+            why = "it lies in several shards, or its file is not mapped"
+            raise ValueError(f"{self.path} must be copied: {why}. Pass copy=None")
+        return np.array(found) if copy and not found.flags.writeable else found
+
+    def flat_range(self, start: int, stop: int) -> np.ndarray:
+        """Reads only a range of elements, counted in C order."""
+        found = core.boxes_of_range(self.shape, start, min(stop, self.size))
+        boxes = [self.box([slice(*it) for it in box]).reshape(-1) for box in found]
+        return boxes[0] if len(boxes) == 1 else np.concatenate([np.empty(0, self.dtype), *boxes])
+
+    def compare(self) -> None:
+        """Compares its shards with their checksums.
+
+        Raises:
+          CorruptionError: If a shard is damaged or missing.
+        """
+        for cell, number in enumerate(self.files()):
+            file = self.reader.file(number)
+            value = self._shards.find(cell, file.catalog)
+            if value is None:
+                raise self.lacks(cell)
+            file.compare(value, self.parts)
+
+    def _deferred(self) -> tuple[core.Content, list[tuple[int, int]]]:
+        self.compare()
+        return Computed(self.shape, self.dtype, self.flat_range)._deferred()

@@ -12,9 +12,8 @@ import numpy as np
 import treepack._core as core
 from treepack._src import dtypes as _dtypes
 from treepack._src.checkpoint.boxed import BoxedArray
-from treepack._src.checkpoint.boxes import Box, aligned
+from treepack._src.checkpoint.boxes import Box, ShardedArray, aligned
 from treepack._src.checkpoint.replicas import Shared
-from treepack._src.checkpoint.sharded_array import ShardedArray
 from treepack._src.interop import jax as _jax
 from treepack._src.paths import Trail
 from treepack._src.restore.compare import signature
@@ -63,13 +62,7 @@ def cast_items(items: Iterable[Item], threads: int | None) -> None:
             or expected.kind not in ("float", "int")
         ):
             continue
-        if isinstance(item.leaf, (BoxedArray, ShardedArray)):
-            item.leaf = item.leaf.cast(expected.dtype)  # lazily: each device reads its part
-            continue
-        if isinstance(item.leaf, np.generic):
-            item.leaf = _cast_scalar(item.leaf, expected.dtype, item.path)
-            continue
-        item.leaf = _casting(np.asarray(item.leaf), expected.dtype, work, item.path)
+        item.leaf = _cast(item.leaf, expected.dtype, work, item.path)
     run(work, core.thread_count(threads))
 
 
@@ -89,39 +82,17 @@ def cast_floats(
     if dtype is None:
         return state
     root = [state]
-    places: list[tuple[Any, Any]] = []
     work: list[Callable[[], None]] = []
     nbytes = 0
 
     def finish() -> None:
         nonlocal nbytes
         run(work, core.thread_count(threads))
-        work.clear()
-        for container, key in places:
-            container[key] = container[key][1]
-        places.clear()
+        work.clear()  # drops the source arrays
         nbytes = 0
 
-    def leaf(container: Any, key: Any, path: Trail) -> None:
-        nonlocal nbytes
-        found = container[key]
-        actual = signature(found)
-        if actual is None or actual.kind != "float" or actual.dtype == dtype:
-            return
-        note(path)
-        if isinstance(found, (BoxedArray, ShardedArray)):
-            container[key] = found.cast(dtype)  # lazily: each device reads its part
-        elif isinstance(found, np.generic):
-            container[key] = _cast_scalar(found, dtype, path)
-        else:
-            # Paired with the task, so that no list keeps the arrays alive.
-            container[key] = found, _casting(found, dtype, work, path)
-            places.append((container, key))
-            nbytes += found.nbytes
-            if nbytes >= _CAST_BYTES:
-                finish()
-
     def below(container: Any, key: Any, path: Trail) -> None:
+        nonlocal nbytes
         value = container[key]
         if type(value) is dict:
             for name in value:
@@ -130,7 +101,14 @@ def cast_floats(
             for index in range(len(value)):
                 below(value, index, Trail(path, str(index)))
         else:
-            leaf(container, key, path)
+            actual = signature(value)
+            if actual is None or actual.kind != "float" or actual.dtype == dtype:
+                return
+            note(path)
+            container[key] = _cast(value, dtype, work, path)
+            nbytes += value.nbytes
+            if nbytes >= _CAST_BYTES:
+                finish()
 
     below(root, 0, Trail())
     finish()
@@ -155,19 +133,20 @@ def number_to_array(target: Any, found: Any) -> Any:
     return made if np.isfinite(made) or not np.isfinite(found) else found
 
 
-def _cast_scalar(source: np.generic, dtype: np.dtype[Any], path: Trail) -> Any:
-    made = np.empty((), dtype)
-    _dtypes.cast(source, made, path)
-    return made[()]
+def _cast(source: Any, dtype: np.dtype[Any], work: list[Callable[[], None]], path: Trail) -> Any:
+    """Returns an array, and adds the work that fills it with the cast elements of another.
 
-
-def _casting(
-    source: np.ndarray, dtype: np.dtype[Any], work: list[Callable[[], None]], path: Trail
-) -> np.ndarray:
-    """Returns an array, and the work that fills it with the cast elements of another."""
+    Arrays that are read in boxes are cast when they are read: each device reads its part.
+    """
+    if isinstance(source, (BoxedArray, ShardedArray)):
+        return source.cast(dtype)
+    if isinstance(source, np.generic):
+        scalar = np.empty((), dtype)
+        _dtypes.cast(source, scalar, path)
+        return scalar[()]
     made = aligned(source.shape, dtype)
-    starts = range(0, source.size, _CAST_ELEMENTS)
-    parts = [slice(start, start + _CAST_ELEMENTS) for start in starts]
-    flat = source.reshape(-1), made.reshape(-1)
-    work += [functools.partial(_dtypes.cast, flat[0][part], flat[1][part], path) for part in parts]
+    flat = np.asarray(source).reshape(-1), made.reshape(-1)
+    for start in range(0, made.size, _CAST_ELEMENTS):
+        part = slice(start, start + _CAST_ELEMENTS)
+        work.append(functools.partial(_dtypes.cast, flat[0][part], flat[1][part], path))
     return made

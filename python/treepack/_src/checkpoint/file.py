@@ -108,7 +108,7 @@ class Tree(Mapping[str, Any]):
         if not isinstance(path, str):
             return None, {}
         children = self._catalog.children
-        found, near = _paths.literal(path, self._place.value, lambda it: children(it) or ())
+        found, near = _paths.literal(path, self._place.value, lambda value: children(value) or ())
         return (found[0] if len(found) == 1 else None), near
 
     def _found_literally(self, path: Any, parts: list[str]) -> tuple[int, list[str]]:

@@ -55,10 +55,8 @@ def load_part(
     if selection.on_corrupt == "skip":
         place = place._replace(reader=place.reader.salvaging())
     found = _choose(place, target, selection, reading)
-    if target is not None and selection.unexpected != "error":
-        found = _without_unreadable(place, target, found)
-    if selection.mismatched == "target":
-        found = _without_mismatched(place, target, found)
+    if target is not None:
+        found = _without_unfit(place, target, found, selection)
     keeps = target is not None and "target" in (selection.missing, selection.mismatched)
     partial = Coverage(
         found.selector.means,
@@ -67,7 +65,7 @@ def load_part(
         notes=selection.return_report or keeps,
     )
     partial.skipped.update(found.corrupt, found.mismatched)
-    convert = converter(reading, may_change=place.reader.may_change, copy=reading.copy, group=group)
+    convert = converter(reading, may_change=place.reader.may_change, group=group)
     if convert is not None and selection.return_report:
         convert = partial.watching(convert)
     if target is None:
@@ -302,43 +300,37 @@ def _outline(node: Any) -> _Outline | None:
     return {str(name): _outline(child) for name, child in kind.children(node).items()}
 
 
-def _without_unreadable(place: Place, target: Any, found: _Choice) -> _Choice:
-    """Leaves out arrays of dtypes that NumPy lacks where the template has nothing for them."""
+def _without_unfit(place: Place, target: Any, found: _Choice, selection: Selection) -> _Choice:
+    """Leaves out arrays that do not fit the template, as the options allow.
+
+    Those are arrays of dtypes that NumPy lacks where the template has nothing for them, and with
+    `mismatched="target"` arrays of other shapes.
+    """
     catalog = place.catalog
     lacking = {name for name in catalog.dtypes if _dtypes.resolve(name.encode()) is None}
-    if not lacking:
+    if selection.unexpected == "error":
+        lacking = set()
+    if not lacking and selection.mismatched != "target":
         return found
-    wanted = {parts for parts, _ in leaves_of(target, ())}
-    ends = [*catalog.ends(place.value)]
-    unneeded = set()
-    for path, value in ends:
-        if catalog.children(value) is not None:
-            continue  # an empty container
-        kind = catalog.leaf(value)[1]
-        parts = _paths.parts((found.renamed or {}).get(path, path))
-        above = (tuple(parts[:count]) for count in range(len(parts) + 1))
-        if kind[0] == "array" and kind[1] in lacking and wanted.isdisjoint(above):
-            unneeded.add(value)
-    marks = found.marks
-    marked = {value for _, value in ends if marks is None or value in marks}
-    return found._replace(marks=catalog.mark(marked - unneeded))
-
-
-def _without_mismatched(place: Place, target: Any, found: _Choice) -> _Choice:
-    """Leaves out arrays whose shape differs from the template's; its leaves stay."""
-    shapes = {parts: it.shape for parts, leaf in leaves_of(target, ()) if (it := signature(leaf))}
-    catalog = place.catalog
+    leaves = dict(leaves_of(target, ()))
     marked, mismatched = set(), []
     for path, value in catalog.ends(place.value):
         if found.marks is not None and value not in found.marks:
             continue
+        marked.add(value)
         kind = catalog.leaf(value)[1] if catalog.children(value) is None else ("",)
+        if kind[0] != "array":
+            continue
         new = (found.renamed or {}).get(path, path)
-        shape = shapes.get(tuple(_paths.parts(new)))
-        if kind[0] == "array" and shape is not None and tuple(kind[2]) != shape:
+        parts = tuple(_paths.parts(new))
+        ours = signature(leaves.get(parts)) if selection.mismatched == "target" else None
+        if ours is not None and ours.shape != tuple(kind[2]):
             mismatched.append(new)
-        else:
-            marked.add(value)
+            marked.remove(value)
+        elif kind[1] in lacking:
+            above = (parts[:count] for count in range(len(parts) + 1))
+            if leaves.keys().isdisjoint(above):
+                marked.remove(value)
     return found._replace(marks=catalog.mark(marked), mismatched=mismatched)
 
 

@@ -238,7 +238,7 @@ def _subtrees(paths: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, 
         parts = path.split("/")
         starts = ["/".join(parts[:count]) for count in range(1, len(parts))]
         # Below an absent path, all are.
-        at = bisect.bisect_left(starts, True, key=lambda it: not _paths.has(ordered, it))
+        at = bisect.bisect_left(starts, True, key=lambda start: not _paths.has(ordered, start))
         if at < len(starts) and (at == 0 or starts[at - 1] not in others):
             tops.setdefault(starts[at], []).append(parts)
     found = {}

@@ -41,7 +41,7 @@ def open_reader(
     if not is_directory:
         with contextlib.suppress(IsADirectoryError):
             if names_tensors(source):  # a file of treepack is first read at its end
-                return RepositoryReader.open(repository_of(source), **options)
+                return RepositoryReader(repository_of(source), **options)
             found = open_parts(source, base=base, **options)
             other = _other(found) if salvage else None
             if other is None:
@@ -52,18 +52,18 @@ def open_reader(
                         raise
             return other(source, found, **options)
     try:
-        return ShardedReader.open(source, **options)
+        return ShardedReader(source, **options)
     except NoManifestError as error:
         if any(map(has_suffix, error.names)):
-            return RepositoryReader.open(source, **options)
+            return RepositoryReader(source, **options)
         if error.is_above:
             if (path := _only_item(source, error.names)) is None:
                 raise
-            return ShardedReader.open(path, **options)
+            return ShardedReader(path, **options)
         item = item_in(source)
         if item is None:
             raise
-    return OrbaxReader.open(item, **options)
+    return OrbaxReader(item, **options)
 
 
 def _only_item(source: Any, names: Sequence[str]) -> str | None:

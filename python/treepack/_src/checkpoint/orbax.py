@@ -75,11 +75,6 @@ class OrbaxReader(Unchecked):
         files = Path(absolute(self._source)).rglob("*")
         return sum(it.stat().st_size for it in files if it.is_file())
 
-    @classmethod
-    def open(cls, source: Openable, **options: Any) -> Reader:
-        """Opens a directory; see `treepack.open`."""
-        return cls(source, **options)
-
     def array(self, value: int, parts: list[str], kind: tuple[Any, ...]) -> LazyArray:
         """Returns a `LazyArray` of an array, or of the data of a PRNG key."""
         stored = self._arrays.get(tuple(parts))

@@ -13,16 +13,10 @@ import numpy as np
 
 import treepack._core as core
 from treepack._src import paths as _paths
-from treepack._src.checkpoint.boxes import expect, find
+from treepack._src.checkpoint.boxes import ShardedArray, expect, find
 from treepack._src.checkpoint.casting import Item, cast_items, number_to_array
 from treepack._src.checkpoint.reader import LazyArray
-from treepack._src.checkpoint.replicas import (
-    Together,
-    rows_of,
-    share,
-    together,
-)
-from treepack._src.checkpoint.sharded_array import ShardedArray
+from treepack._src.checkpoint.replicas import Together, replicas_of, share, together
 from treepack._src.checkpoint.transfer import index_key, parts_of, transfer
 from treepack._src.interop import jax as _jax
 from treepack._src.interop.shardings import fitting
@@ -66,7 +60,6 @@ def converter(
     reading: Reading,
     *,
     may_change: bool = False,
-    copy: bool | None = None,
     group: Together | None = None,
     held: Mapping[str, Any] | None = None,
 ) -> Convert | None:
@@ -75,7 +68,6 @@ def converter(
     Args:
       reading: The options of reading.
       may_change: Whether other code may change the memory of the arrays found.
-      copy: The option `copy` for arrays that do not go to devices.
       group: The processes that load together; see `sharing`.
       held: JAX arrays by path, which are used in place of equal ones; see `device_leaves`.
 
@@ -84,31 +76,20 @@ def converter(
     """
     # JAX aliases memory where possible, and relies on it not changing.
     may_change = may_change and reading.copy is not True
-    cast, threads = reading.cast, reading.threads
     placed = reading.arrays != "numpy"
     where = _where(reading.device, reading.sharding)
-    if not placed and not cast:
+    if not placed and not reading.cast:
         return None
 
     def convert(leaves: list[Any]) -> list[Any]:
         items = [Item(*leaf) for leaf in leaves]
-        if cast:
-            cast_items(items, threads)
+        if reading.cast:
+            cast_items(items, reading.threads)
         if placed:
-            for item in items:
-                item.leaf = number_to_array(item.target, item.leaf)
-            _place(
-                items,
-                where,
-                may_change,
-                threads,
-                group,
-                held or {},
-                everywhere=reading.arrays == "jax",
-            )
+            _place(items, where, may_change, reading, group, held or {})
         for item in items:
             if isinstance(item.leaf, LazyArray):
-                item.leaf = item.leaf.__array__(copy=copy)
+                item.leaf = item.leaf.__array__(copy=reading.copy)
         return [like_scalar(item.target, item.leaf) for item in items]
 
     return convert
@@ -177,22 +158,21 @@ def _place(
     items: Iterable[Item],
     where: Where | None,
     may_change: bool,
-    threads: int | None,
+    reading: Reading,
     together: Together | None,
     held: Mapping[str, Any],
-    *,
-    everywhere: bool,
 ) -> None:
     """Places the leaves that become JAX arrays on devices."""
     placed: list[Item] = []
     for item in items:
+        item.leaf = number_to_array(item.target, item.leaf)
         target, array = item.target, item.leaf
         is_jax = _is_jax(item)
         if not is_jax and not _may_be_jax(item):
             continue
         recorded = fitting(item.place, array.shape)
         item.place = _place_of(item.path, target, array, where, recorded, is_jax)
-        if is_jax or everywhere or item.place is not None:
+        if is_jax or reading.arrays == "jax" or item.place is not None:
             same = held.get(str(item.path)) if held else None
             if same is not None and _is_like(same, item):
                 item.leaf = same
@@ -202,7 +182,7 @@ def _place(
         _share(placed, together)
     groups: dict[Any, list[Item]] = defaultdict(list)
     for item in placed:
-        groups[item.place if item.shared is None else item.shared.rows].append(item)
+        groups[item.place if item.shared is None else item.shared.replicas].append(item)
     for item in placed:
         _plan(item)
     boxes = [box for item in placed for box in item.boxes.values()]
@@ -210,7 +190,7 @@ def _place(
     expect(boxes)
     del boxes
     for place, group in groups.items():
-        put = transfer(group, place, may_change, threads, together)
+        put = transfer(group, place, may_change, reading.threads, together)
         for item, made in zip(group, put, strict=True):
             found = item.leaf
             _check_integers(item.path, found, made)
@@ -279,9 +259,9 @@ def _may_be_jax(item: Item) -> bool:
 
 def _share(items: Iterable[Item], together: Together) -> None:
     """Distributes the reading of arrays that several processes need."""
-    found = [(item, rows_of(item.leaf, item.place)) for item in items]
-    shared = [(item, rows) for item, rows in found if rows is not None]
-    arrays = [(item.path, item.leaf, item.place, rows) for item, rows in shared]
+    found = [(item, replicas_of(item.leaf, item.place)) for item in items]
+    shared = [(item, replicas) for item, replicas in found if replicas is not None]
+    arrays = [(item.path, item.leaf, item.place, replicas) for item, replicas in shared]
     for (item, _), share_of in zip(shared, share(together, arrays), strict=True):
         item.shared = share_of
 

@@ -321,11 +321,10 @@ class Reader:
         return cls(source, open_parts(source, regular=regular, **options), **options)
 
 
-def _reopened(
-    kind: type[Reader], source: Openable, options: dict[str, Any], filename: str | None
-) -> Reader:
+def _reopened(kind: Any, source: Openable, options: dict[str, Any], filename: str | None) -> Reader:
     with naming(filename):
-        reader = kind.open(source, **options)
+        is_file = kind.is_one_file
+        reader: Reader = kind.open(source, **options) if is_file else kind(source, **options)
     reader.given = source if filename is None else filename
     return reader
 
@@ -437,6 +436,19 @@ class LazyArray(ArrayLike, Deferred, metaclass=Completing):  # type: ignore[meta
         return self.shape[0]
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        array = self._read_all(copy)
+        if dtype is None or np.dtype(dtype) == array.dtype:
+            return array
+        if copy is False:
+            raise ValueError(
+                f"copy=False requires dtype {array.dtype.name}, got {np.dtype(dtype).name}: pass "
+                "copy=None"
+            )
+        other: np.ndarray = array.astype(dtype)
+        return other
+
+    def _read_all(self, copy: bool | None) -> np.ndarray:
+        """Returns the array; `copy` is NumPy's."""
         catalog = self.reader.catalog
         try:
             with self.reader.fetching(self.value):
@@ -451,15 +463,7 @@ class LazyArray(ArrayLike, Deferred, metaclass=Completing):  # type: ignore[meta
         except Exception as error:
             name_file(error, self.reader.given)
             raise
-        if dtype is None or np.dtype(dtype) == array.dtype:
-            return array
-        if copy is False:
-            raise ValueError(
-                f"copy=False requires dtype {array.dtype.name}, got {np.dtype(dtype).name}: pass "
-                "copy=None"
-            )
-        other: np.ndarray = array.astype(dtype)
-        return other
+        return array
 
     def view(self) -> np.ndarray | None:
         """Returns a view of the file, or `None` if a copy is necessary."""

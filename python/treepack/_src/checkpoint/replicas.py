@@ -22,10 +22,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-import treepack._core as core
+from treepack._src.checkpoint.boxes import ShardedArray
 from treepack._src.checkpoint.sharded import ReplacedError
-from treepack._src.checkpoint.sharded_array import ShardedArray
-from treepack._src.checkpoint.shards import readers_of, start_of
+from treepack._src.checkpoint.shards import division, readers_of
 from treepack._src.interop import jax as _jax
 from treepack._src.interop.group import Group, Message, OthersError, check_not_forked
 from treepack._src.paths import Trail
@@ -143,7 +142,7 @@ def together(members: Sequence[int], timeout: float) -> Iterator[Together | None
         raise
 
 
-class Rows(NamedTuple):
+class Replicas(NamedTuple):
     """The devices that hold each shard of an array: one row per shard, of equal length."""
 
     devices: tuple[tuple[jax.Device, ...], ...]
@@ -160,14 +159,14 @@ class Shared(NamedTuple):
     Attributes:
       array: The array.
       sharding: The sharding of the result.
-      rows: The devices that hold each shard.
+      replicas: The devices that hold each shard.
       sources: The devices of this process that receive the parts it reads, and the indices of these
         parts.
     """
 
     array: ShardedArray
     sharding: Any
-    rows: Rows
+    replicas: Replicas
     sources: dict[jax.Device, tuple[slice, ...]]
 
     @property
@@ -182,7 +181,7 @@ class Shared(NamedTuple):
         return math.prod(self.shard_shape) * self.array.dtype.itemsize
 
 
-def rows_of(array: Any, sharding: Any) -> Rows | None:
+def replicas_of(array: Any, sharding: Any) -> Replicas | None:
     """Returns the devices for each shard, if several processes hold the same shard.
 
     `None` for arrays that every process must read itself, or whose bits JAX changes.
@@ -193,70 +192,66 @@ def rows_of(array: Any, sharding: Any) -> Rows | None:
         return None
     if array.size == 0 or jax.dtypes.canonicalize_dtype(array.dtype) != array.dtype:
         return None
-    return _rows(sharding, array.shape)
+    return _replicas(sharding, array.shape)
 
 
 @functools.lru_cache(maxsize=1024)
-def _rows(sharding: Any, shape: tuple[int, ...]) -> Rows | None:
+def _replicas(sharding: Any, shape: tuple[int, ...]) -> Replicas | None:
     import jax
 
     kind = jax.local_devices()[0].default_memory().kind
     if sharding.memory_kind not in (None, kind):
         return None
     try:
-        grid = _grid(shape, sharding.shard_shape(shape))
-        found: list[list[jax.Device]] = [[] for _ in range(len(grid))]
-        for device, index in sharding.devices_indices_map(shape).items():
-            found[grid.shard_at(start_of(index))].append(device)
+        _, _, found = division(sharding, shape)
     except Exception:  # placing the array raises the proper error
         return None
     is_shared = any(len({device.process_index for device in row}) > 1 for row in found)
     is_even = len({len(row) for row in found}) == 1
-    return Rows(tuple(map(tuple, found))) if is_shared and is_even else None
+    return Replicas(tuple(map(tuple, found))) if is_shared and is_even else None
 
 
-def _grid(shape: tuple[int, ...], part: tuple[int, ...]) -> core.ShardGrid:
-    counts = [size // step for size, step in zip(shape, part, strict=True)]
-    return core.ShardGrid(shape, counts)
-
-
-def share(group: Together, arrays: Sequence[tuple[Trail, ShardedArray, Any, Rows]]) -> list[Shared]:
+def share(
+    group: Together, arrays: Sequence[tuple[Trail, ShardedArray, Any, Replicas]]
+) -> list[Shared]:
     """Distributes the reading of arrays among all processes.
 
     Args:
       group: The processes.
-      arrays: The path, array, sharding and rows of each array.
+      arrays: The path, array, sharding and replicas of each array.
 
     Raises:
       OthersError: If another process failed, or its load differs.
     """
     plan = readers_of((array.shape, array.nbytes, where) for _, array, where, _ in arrays)
-    saves = {array.checkpoint.identity for _, array, _, _ in arrays}
+    saves = {array.reader.identity for _, array, _, _ in arrays}
     checksum = plan.checksum
-    for path, array, _, rows in arrays:
-        about = [str(path), array.shape, array.dtype.name, _checksum(rows)]
+    for path, array, _, replicas in arrays:
+        about = [str(path), array.shape, array.dtype.name, _checksum(replicas)]
         checksum = zlib.crc32(json.dumps(about).encode(), checksum)
     group.agree(f"save:{','.join(sorted(saves))} {checksum}")
     found = []
-    for number, (_, array, where, rows) in enumerate(arrays):
+    for number, (_, array, where, replicas) in enumerate(arrays):
         sources = {}
-        grid = _grid(array.shape, where.shard_shape(array.shape))
+        grid, _, _ = division(where, array.shape)
         for cell in plan.shards_of(number, group.index):
-            device = next(it for it in rows.devices[cell] if it.process_index == group.index)
+            device = next(it for it in replicas.devices[cell] if it.process_index == group.index)
             sources[device] = tuple(slice(*it) for it in grid.bounds(cell))
-        found.append(Shared(array, where, rows, sources))
+        found.append(Shared(array, where, replicas, sources))
     return found
 
 
 @functools.lru_cache(maxsize=64)
-def _checksum(rows: Rows) -> int:
-    return zlib.crc32(json.dumps([[device.id for device in row] for row in rows.devices]).encode())
+def _checksum(replicas: Replicas) -> int:
+    return zlib.crc32(
+        json.dumps([[device.id for device in row] for row in replicas.devices]).encode()
+    )
 
 
 def spread(
     group: Together, arrays: Sequence[Shared], read: Callable[[Shared, tuple[slice, ...]], Any]
 ) -> list[Any]:
-    """Places arrays with the same rows on all their devices.
+    """Places arrays with the same replicas on all their devices.
 
     Args:
       group: The processes.
@@ -268,8 +263,8 @@ def spread(
     """
     import jax
 
-    rows = arrays[0].rows
-    takes_part = group.index in rows.processes
+    replicas = arrays[0].replicas
+    takes_part = group.index in replicas.processes
     parts = _parts(arrays, read, group.index) if takes_part else []
     jax.block_until_ready(parts)  # type: ignore[no-untyped-call]
     group.agree("- read")
@@ -281,7 +276,7 @@ def spread(
             for it in arrays
         ]
     kinds = tuple((it.array.dtype, it.array.ndim) for it in arrays)
-    made = _summing(rows, kinds)(parts)
+    made = _summing(replicas, kinds)(parts)
     return [
         jax.make_array_from_single_device_arrays(
             it.array.shape, it.sharding, [shard.data for shard in whole.addressable_shards]
@@ -298,8 +293,8 @@ def _parts(
     """Returns arrays with a part for each device: read by this process, or zeros."""
     import jax
 
-    rows = arrays[0].rows
-    here = [it for row in rows.devices for it in row if it.process_index == process]
+    replicas = arrays[0].replicas
+    here = [it for row in replicas.devices for it in row if it.process_index == process]
     sources = [(number, device) for number, it in enumerate(arrays) for device in it.sources]
     read_here = [_words(read(arrays[at], arrays[at].sources[device])) for at, device in sources]
     put = jax.device_put(read_here, [device for _, device in sources])
@@ -309,17 +304,17 @@ def _parts(
     for number, zeros in enumerate(_zeros(tuple(here), shapes)()):
         parts = {shard.device: shard.data for shard in zeros.addressable_shards}
         parts |= {device: part for (at, device), part in found.items() if at == number}
-        shape = (_mesh(rows).size, *zeros.shape[1:])
-        where = jax.sharding.NamedSharding(_mesh(rows), _spec(_EACH))
+        shape = (_mesh(replicas).size, *zeros.shape[1:])
+        where = jax.sharding.NamedSharding(_mesh(replicas), _spec(_EACH))
         made.append(jax.make_array_from_single_device_arrays(shape, where, [*parts.values()]))
     return made
 
 
 @functools.lru_cache(maxsize=64)
-def _mesh(rows: Rows) -> Any:
+def _mesh(replicas: Replicas) -> Any:
     import jax
 
-    return jax.sharding.Mesh(np.array(rows.devices), _EACH)
+    return jax.sharding.Mesh(np.array(replicas.devices), _EACH)
 
 
 def _spec(*axes: Any) -> Any:
@@ -347,7 +342,9 @@ def _zeros(devices: tuple[jax.Device, ...], shapes: tuple[Any, ...]) -> Callable
 
 
 @functools.lru_cache(maxsize=64)
-def _summing(rows: Rows, kinds: tuple[tuple[np.dtype[Any], int], ...]) -> Callable[[Any], Any]:
+def _summing(
+    replicas: Replicas, kinds: tuple[tuple[np.dtype[Any], int], ...]
+) -> Callable[[Any], Any]:
     """Compiles a function that adds the parts of the devices that hold the same shard."""
     import jax
 
@@ -362,12 +359,12 @@ def _summing(rows: Rows, kinds: tuple[tuple[np.dtype[Any], int], ...]) -> Callab
 
     added = jax.shard_map(
         add,
-        mesh=_mesh(rows),
+        mesh=_mesh(replicas),
         in_specs=_spec(_EACH),
         out_specs=[_spec("shard") if ndim else _spec() for _, ndim in kinds],
         check_vma=False,  # a scalar has a single shard
     )
-    return _in_mesh(_mesh(rows), jax.jit(added, donate_argnums=0))
+    return _in_mesh(_mesh(replicas), jax.jit(added, donate_argnums=0))
 
 
 def _in_mesh(mesh: Any, function: Callable[..., Any]) -> Callable[..., Any]:

@@ -24,12 +24,7 @@ from treepack._src.storage.content import Openable, Opened, open_parts, read_all
 from treepack._src.storage.foreign import names_in, substitute
 from treepack._src.storage.naming import naming
 from treepack._src.storage.place import joined
-from treepack._src.storage.safetensors import (
-    INDEX_SUFFIX,
-    SHARD,
-    WHOLE,
-    has_suffix,
-)
+from treepack._src.storage.safetensors import INDEX_SUFFIX, SHARD, WHOLE, has_suffix
 from treepack._src.storage.store import RemoteStore
 from treepack._src.storage.stores import store_of
 from treepack._src.tasks import run

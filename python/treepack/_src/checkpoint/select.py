@@ -331,43 +331,30 @@ def meant_of(ends: Mapping[str, bool], selector: Selector) -> set[str]:
     """
     meant = {path for path, is_leaf in ends.items() if is_leaf and selector.means(path)}
     containers = [path for path, is_leaf in ends.items() if not is_leaf]
-    root = _Around()
+    # Whether all leaves in a container are selected, by the paths of containers with leaves.
+    around: dict[str, bool] = {}
     for path in ends.keys() - containers if containers else ():
-        around = root
-        around.is_selected &= path in meant
-        for part in _paths.parts(path)[:-1]:
-            around = around.below.setdefault(part, _Around())
-            around.is_selected &= path in meant
+        for above in _above(path):
+            is_selected = path in meant and around.get(above, True)
+            if around.get(above) == is_selected:  # as are those further above
+                break
+            around[above] = is_selected
     for path in containers:
         try:
             is_meant = selector.means(path)
         except ValueError:  # select has no bool for it
-            is_meant = root.nearest(_paths.parts(path)[:-1]).is_selected
+            is_meant = next((around[it] for it in _above(path) if it in around), True)
         if is_meant:
             meant.add(path)
     return meant
 
 
-class _Around:
-    """A container in `meant_of`.
-
-    Attributes:
-      is_selected: Whether all leaves in it are selected.
-      below: The containers with leaves in it.
-    """
-
-    def __init__(self) -> None:
-        self.is_selected = True
-        self.below: dict[str, _Around] = {}
-
-    def nearest(self, parts: Iterable[str]) -> _Around:
-        """Returns the innermost container with leaves that encloses a path."""
-        found = self
-        for part in parts:
-            if part not in found.below:
-                break
-            found = found.below[part]
-        return found
+def _above(path: str) -> Iterator[str]:
+    """Yields the paths of the containers around a leaf or container, innermost first."""
+    while "/" in path:
+        path = path.rpartition("/")[0]
+        yield path
+    yield _paths.ROOT
 
 
 class Renaming:

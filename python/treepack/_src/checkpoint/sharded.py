@@ -19,7 +19,7 @@ import numpy as np
 
 import treepack._core as core
 from treepack._src import dtypes as _dtypes
-from treepack._src.checkpoint.boxes import DAMAGE, Files, find, ranges_of
+from treepack._src.checkpoint.boxes import DAMAGE, Files, ShardedArray, find, ranges_of
 from treepack._src.checkpoint.reader import (
     DAMAGED_REST,
     LazyArray,
@@ -28,7 +28,6 @@ from treepack._src.checkpoint.reader import (
     Verified,
     dtype_and_shape,
 )
-from treepack._src.checkpoint.sharded_array import ShardedArray
 from treepack._src.checkpoint.shards import MANIFEST
 from treepack._src.forks import Locked
 from treepack._src.options import Reading, Status, Tell, tell_from
@@ -341,9 +340,8 @@ class ShardedReader(Files):
                 return found.__array__(copy=reading.copy)
             return found
 
-        if self.is_local:
-            return place.state(leaf, marks)
-        place.state(expected, marks)
+        if not self.is_local:
+            place.state(expected, marks)
         boxes = [array.plan([slice(None)] * array.ndim) for array in read_now]
         find(boxes)
         with fetching(ranges_of(boxes)):
@@ -427,11 +425,6 @@ class ShardedReader(Files):
         except FileNotFoundError as error:  # the file was deleted in between
             raise self.gone(self._expected[number][0]) from error
         return statuses, None if wrong is None else f"{file.short_name}: {wrong}"
-
-    @classmethod
-    def open(cls, source: Openable, **options: Any) -> Reader:
-        """Opens a directory; see `treepack.open`."""
-        return cls(source, **options)
 
 
 _BADNESS: list[Status] = ["ok", "unchecked", "corrupt"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any
 
@@ -58,22 +57,35 @@ def _on_process_0(count: int) -> core.ShardHolders:
 @functools.lru_cache(maxsize=1024)
 def _split(sharding: Any, shape: tuple[int, ...]) -> tuple[tuple[int, ...], core.ShardHolders]:
     """Returns the number of shards in each dimension, and their holders."""
-    found: dict[tuple[int, ...], set[int]] = defaultdict(set)
-    for device, index in sharding.devices_indices_map(shape).items():
-        found[start_of(index)].add(device.process_index)
+    _, counts, found = division(sharding, shape)
+    processes = (sorted({device.process_index for device in devices}) for devices in found)
+    return counts, _holders(tuple(map(tuple, processes)))
+
+
+def division(
+    sharding: Any, shape: tuple[int, ...]
+) -> tuple[core.ShardGrid, tuple[int, ...], list[list[Any]]]:
+    """Divides an array; returns also the number of shards in each dimension, and their devices.
+
+    Raises:
+      TreepackError: If the shards would not have one shape.
+    """
     part = sharding.shard_shape(shape)
     counts = tuple(size // step for size, step in zip(shape, part, strict=True))
-    uneven = TreepackError(
-        f"the sharding {sharding} does not split the shape {shape} evenly: use a sharding that does"
-    )
+    places = sharding.devices_indices_map(shape)
     try:
         grid = core.ShardGrid(shape, counts)
-        cells = {grid.shard_at(start): [*holders] for start, holders in found.items()}
+        found: list[list[Any]] = [[] for _ in range(len(grid))]
+        for device, index in places.items():
+            found[grid.shard_at(start_of(index))].append(device)
     except ValueError:
-        raise uneven from None
-    if len(cells) != len(grid):
-        raise uneven
-    return counts, _holders(tuple(tuple(sorted(cells[cell])) for cell in range(len(cells))))
+        found = [[]]
+    if not all(found):
+        raise TreepackError(
+            f"the sharding {sharding} does not split the shape {shape} evenly: use a sharding that "
+            "does"
+        )
+    return grid, counts, found
 
 
 @functools.lru_cache(maxsize=64)  # arrays of different shapes often share a division

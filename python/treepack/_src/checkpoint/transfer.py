@@ -12,7 +12,7 @@ import treepack._core as core
 from treepack._src.checkpoint.boxes import Box, ranges_of, reading
 from treepack._src.checkpoint.casting import Item
 from treepack._src.checkpoint.reader import LazyArray
-from treepack._src.checkpoint.replicas import BATCH_BYTES, Rows, Together, spread
+from treepack._src.checkpoint.replicas import BATCH_BYTES, Replicas, Together, spread
 from treepack._src.interop import jax as _jax
 from treepack._src.paths import Trail
 from treepack._src.storage.fetch import fetching
@@ -36,17 +36,13 @@ def parts_of(item: Item) -> Iterable[tuple[slice, ...]]:
     """Returns the parts of an array that this process reads."""
     if item.shared is not None:
         return item.shared.sources.values()
-    return _parts_on(item.place, item.path, item.leaf)
-
-
-def _parts_on(place: Any, path: Trail, array: Any) -> Iterable[tuple[slice, ...]]:
-    """Returns the parts of an array for the devices of this process."""
+    array, place = item.leaf, item.place
     if not _is_split(place):
         return [(slice(None),) * array.ndim]
     try:
         parts = place.addressable_devices_indices_map(array.shape).values()
     except Exception as error:  # JAX may raise any type for an invalid sharding
-        raise _misplaced(path, array, place, error) from error
+        raise _misplaced(item.path, array, place, error) from error
     return [part for part in parts if part is not None]
 
 
@@ -70,7 +66,7 @@ def transfer(
                     item.leaf.begin(index)
         boxes = [box for item in batch for box in item.boxes.values()]
         with fetching(ranges_of(boxes)), reading(boxes, core.thread_count(threads)) as read:
-            if together is not None and isinstance(place, Rows):
+            if together is not None and isinstance(place, Replicas):
                 made = _put_shared(batch, together, read)
             elif _is_split(place):
                 made = [_put_parts(item, place, read) for item in batch]
@@ -79,7 +75,7 @@ def transfer(
         jax.block_until_ready(before)  # type: ignore[no-untyped-call]
         before = made
         yield from made
-    if isinstance(place, Rows):  # raises errors of other processes here, not at the first use
+    if isinstance(place, Replicas):  # raises errors of other processes here, not at the first use
         jax.block_until_ready(before)  # type: ignore[no-untyped-call]
 
 
@@ -89,7 +85,7 @@ def _put_shared(
     """Places arrays on the devices of several processes, one of which reads each shard."""
     boxes = {id(item.shared): item.boxes for item in batch}
     shared = [item.shared for item in batch if item.shared is not None]
-    return spread(together, shared, lambda it, index: read(boxes[id(it)][index_key(index)]))
+    return spread(together, shared, lambda array, index: read(boxes[id(array)][index_key(index)]))
 
 
 def _put_whole(batch: list[Item], place: Any, read: Callable[[Box], np.ndarray]) -> list[Any]:

@@ -18,12 +18,7 @@ from treepack._src.storage.content import Openable, record_of_patch
 from treepack._src.storage.entries import is_directory
 from treepack._src.storage.naming import naming
 from treepack._src.storage.place import resolved
-from treepack.errors import (
-    BaseMismatchError,
-    DecodeError,
-    NewerVersionError,
-    NoManifestError,
-)
+from treepack.errors import BaseMismatchError, DecodeError, NewerVersionError, NoManifestError
 
 
 class Statuses(Mapping[str, Status]):

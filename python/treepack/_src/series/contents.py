@@ -282,7 +282,7 @@ def opened_to_load(
     """
     with naming(path):
         if is_directory:
-            reader: Reader = ShardedReader.open(path, mmap=mmap is not False, max_size=max_size)
+            reader: Reader = ShardedReader(path, mmap=mmap is not False, max_size=max_size)
         else:
             _check_not_special(path)
             source = downloaded(path) if whole else path

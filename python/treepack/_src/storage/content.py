@@ -280,10 +280,10 @@ def _inflated_parts(
             raise GzipCorruptionError(
                 f"{damage}, so the file cannot be read in parts: load it whole, and save it again"
             )
-        if content.nbytes <= _CHECKED_BYTES:
-            _check_whole(content)
-        if not _is_gzip(content):
+        if content.read_range(0, 2) != b"\x1f\x8b":  # numbers, which always have an index
             raise GzipCorruptionError("the index of the compressed blocks is missing")
+        if content.nbytes <= _CHECKED_BYTES:
+            _check_gzip(content)
         raise NoIndexError(
             "this gzip file has no index, so it cannot be read in parts: load it whole, or "
             "convert it with `treepack convert` or gunzip"
@@ -328,12 +328,8 @@ def check_data(source: Any) -> None:
 
 
 def inflated_head(source: Openable, count: int) -> bytes:
-    """Returns the first bytes of a decompressed stream; fewer if it is damaged."""
-    content = _raw(source)[0]
-    if not _is_gzip(content):
-        found, _ = content.salvage(max_size=None)
-        return found.read_range(0, min(count, found.nbytes))
-    with gzip.GzipFile(fileobj=file_of(content)) as file:
+    """Returns the first bytes of a gzip stream, decompressed; fewer if it is damaged."""
+    with gzip.GzipFile(fileobj=file_of(_raw(source)[0])) as file:
         try:
             return file.read(count)
         except (OSError, EOFError, zlib.error):
@@ -372,11 +368,8 @@ class _Raw(io.RawIOBase):
         return len(part)
 
 
-def _check_whole(content: core.Content) -> None:
-    """Raises if a stream is damaged or ends early; discards its content."""
-    if not _is_gzip(content):
-        content.inflate(threads=None, progress=None)
-        return
+def _check_gzip(content: core.Content) -> None:
+    """Raises if a gzip stream is damaged or ends early; discards its content."""
     try:
         with gzip.open(file_of(content)) as file:
             while file.read(_SMALL_BYTES):
@@ -385,10 +378,6 @@ def _check_whole(content: core.Content) -> None:
         raise GzipTruncatedError(str(error)) from error
     except (zlib.error, gzip.BadGzipFile) as error:
         raise GzipCorruptionError(str(error)) from error
-
-
-def _is_gzip(content: core.Content) -> bool:
-    return content.read_range(0, min(2, content.nbytes)) == b"\x1f\x8b"
 
 
 _DAMAGED_HEADER = "the header of the compressed stream is damaged"

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import operator
 import os
 import zlib
 from bisect import bisect_right
@@ -57,6 +58,9 @@ class Fetch(Task[Buffer | None]):
         self.start, self.stop = start, stop
         self.is_due: Callable[[], bool] = lambda: True
         self.on_end: Callable[[], None] = lambda: None
+
+
+_START = operator.attrgetter("start")
 
 
 class Blocks(Locked):
@@ -180,7 +184,7 @@ class Blocks(Locked):
     def _fetched(self, start: int) -> Fetch | None:
         """Returns the request whose range has the byte at an offset, or `None`."""
         fetches = self._fetches
-        at = bisect_right(fetches, start, key=lambda it: it.start) - 1
+        at = bisect_right(fetches, start, key=_START) - 1
         if at < 0 or start >= fetches[at].stop:
             return None
         return None if fetches[at].is_forgotten or fetches[at].is_suspended else fetches[at]
@@ -202,7 +206,7 @@ class Blocks(Locked):
         parts = [part for whole in joined(ranges, self.near) for part in parted(whole, _PART_BYTES)]
         with self.lock:
             found = [Fetch(self._fetch, *part) for part in parts if not self._fetched(part[0])]
-            self._fetches = sorted([*self._fetches, *found], key=lambda it: it.start)
+            self._fetches = sorted([*self._fetches, *found], key=_START)
         return found
 
     def forget(self, fetches: Iterable[Fetch]) -> None:

@@ -368,36 +368,25 @@ def _name(path: str) -> str:
     return path.rsplit("/", 1)[-1]
 
 
-class _Stores(Locked):
-    """Caches the stores of the program, which keep their connections."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._stores: dict[Any, ObjectStore] = {}
-
-    def get(self, url: str, options: Mapping[str, Any]) -> ObjectStore:
-        scheme, host, _ = _split(url)
-        environment = tuple(
-            sorted((name, value) for name, value in os.environ.items() if name.startswith(_READ))
-        )
-        key = scheme, host, repr(sorted(options.items())), environment, os.getpid()
-        with self.lock:
-            found = self._stores.get(key)
-            if found is None:
-                if len(self._stores) >= _MOST_STORES:
-                    self._stores.clear()
-                found = self._stores[key] = ObjectStore(url, options)
-            return found
-
-
 # The prefixes of environment variables that obstore reads.
 _READ = ("AWS_", "GOOGLE_", "AZURE_")
 
 _MOST_STORES = 64
 
-_stores = _Stores()
+# The stores of the program, which keep their connections.
+_stores: dict[Any, ObjectStore] = {}
+_turns = Locked()
 
 
 def store_at(url: str, options: Mapping[str, Any]) -> ObjectStore:
     """Returns the store of a URL; cached by bucket and options."""
-    return _stores.get(url, options)
+    scheme, host, _ = _split(url)
+    environment = sorted(it for it in os.environ.items() if it[0].startswith(_READ))
+    key = scheme, host, repr(sorted(options.items())), tuple(environment), os.getpid()
+    with _turns.lock:
+        found = _stores.get(key)
+        if found is None:
+            if len(_stores) >= _MOST_STORES:
+                _stores.clear()
+            found = _stores[key] = ObjectStore(url, options)
+        return found

@@ -23,13 +23,7 @@ from treepack._src import paths as _paths
 from treepack._src.printable import printable
 from treepack._src.storage.content import read_all
 from treepack._src.storage.entries import entries, exists
-from treepack._src.storage.foreign import (
-    ORBAX_STEP,
-    ORBAX_TREE,
-    names_in,
-    orbax_items,
-    substitute,
-)
+from treepack._src.storage.foreign import ORBAX_STEP, ORBAX_TREE, names_in, orbax_items, substitute
 from treepack._src.storage.place import joined, shown
 from treepack._src.storage.stores import store_of
 from treepack.errors import CorruptionError, DecodeError
@@ -140,7 +134,7 @@ def _refused(path: str | os.PathLike[str], items: list[str]) -> str:
                 "tree: restore it with a template, as by orbax.checkpoint.StandardCheckpointer()"
                 ".restore(path, template), and save the result"
             )
-    inside = items or sorted(names, key=lambda it: (len(it), it))  # the newest step last
+    inside = items or sorted(names, key=lambda name: (len(name), name))  # the newest step last
     listed = ", ".join(map(printable, inside)) or "nothing"
     if not items and not ORBAX_STEP.isdisjoint(names_in(path)):
         return f"a checkpoint of Orbax without a tree: it contains {listed}"
@@ -217,9 +211,7 @@ def tree_of(leaves: Sequence[Leaf], values: Iterable[Any]) -> Any:
     tree: dict[str, Any] = {}
     containers: dict[tuple[str, ...], bool] = {}
     for leaf, value in zip(leaves, values, strict=True):
-        if not leaf.parts:
-            if len(leaves) > 1:
-                raise DecodeError(f"{ORBAX_TREE} has a leaf at the root, and others")
+        if not leaf.parts and len(leaves) == 1:
             return value
         for level, is_index in enumerate(leaf.are_indices):
             if containers.setdefault(leaf.parts[:level], is_index) != is_index:

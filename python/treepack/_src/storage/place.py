@@ -131,36 +131,30 @@ def has_gzip_suffix(path: str | os.PathLike[str]) -> bool:
     return os.fsdecode(path).endswith(".gz")
 
 
-# Suffixes of other formats, with descriptions of these formats.
-_FOREIGN = {
-    ".safetensors": "safetensors",
-    ".npz": "NumPy",
-    ".npy": "NumPy",
-    ".pt": "PyTorch",
-    ".pth": "PyTorch",
-    ".h5": "HDF5",
-    ".hdf5": "HDF5",
-    ".keras": "Keras",
-    ".pkl": "pickle",
-    ".pickle": "pickle",
-    ".json": "JSON",
-    ".gguf": "GGUF",
-    ".onnx": "ONNX",
-    ".zip": "zip",
-    ".tar": "tar",
-    ".tgz": "tar",
-    ".zst": "Zstandard",
-    ".bz2": "bzip2",
-    ".xz": "xz",
-    ".lz4": "LZ4",
-    ".parquet": "Parquet",
-    ".arrow": "Arrow",
-    ".feather": "Arrow",
-    ".csv": "CSV",
-    ".yaml": "YAML",
-    ".yml": "YAML",
-    ".toml": "TOML",
+# The suffixes of other formats.
+_FORMATS = {
+    "safetensors": ".safetensors",
+    "NumPy": ".npz .npy",
+    "PyTorch": ".pt .pth",
+    "HDF5": ".h5 .hdf5",
+    "Keras": ".keras",
+    "pickle": ".pkl .pickle",
+    "JSON": ".json",
+    "GGUF": ".gguf",
+    "ONNX": ".onnx",
+    "zip": ".zip",
+    "tar": ".tar .tgz",
+    "Zstandard": ".zst",
+    "bzip2": ".bz2",
+    "xz": ".xz",
+    "LZ4": ".lz4",
+    "Parquet": ".parquet",
+    "Arrow": ".arrow .feather",
+    "CSV": ".csv",
+    "YAML": ".yaml .yml",
+    "TOML": ".toml",
 }
+_FOREIGN = {suffix: name for name, suffixes in _FORMATS.items() for suffix in suffixes.split()}
 
 # A suffix that `treepack convert` writes, and `save` does not.
 _CONVERTED = (".npz",)
