@@ -428,14 +428,14 @@ def restore_checkpoint(
     if MANIFEST in _names(inside) or _orbax.is_of_orbax(_names(inside)):
         return restored(directory, inside)  # the directory is itself a checkpoint
     folder = Folder(directory, prefix)
-    listing = Listing(inside) if folder.directory == directory else None
-    while (last := folder.newest(listing)) is not None:
+    listing = Listing(folder, inside) if folder.directory == directory else folder.listing()
+    while (last := listing.newest()) is not None:
         try:
             return restored(folder.path(last.name), last.inside())
         except Exception:
             if last.name in folder.names():
                 raise
-            listing = None  # another process saved a newer one and removed it
+            listing = folder.listing()  # another process saved a newer one and removed it
     return target
 
 
@@ -465,8 +465,8 @@ def latest_checkpoint(
       True
     """
     folder = Folder(os.fspath(resolved(ckpt_dir, storage_options)), prefix)
-    last = folder.last()
-    return None if last is None else folder.path(last)
+    last = folder.listing().newest()
+    return None if last is None else folder.path(last.name)
 
 
 def available_steps(

@@ -101,7 +101,9 @@ class TreepackHandler:
             default = dataclasses.replace(default, unexpected="ignore")
         if _option("array.loading.use_load_and_broadcast") and default.replicas is None:
             default = dataclasses.replace(default, replicas="broadcast")
-        return _Loaded(restored(directory, args, default))
+        loaded = asyncio.get_running_loop().create_future()
+        loaded.set_result(restored(directory, args, default))
+        return loaded
 
     async def metadata(self, directory: Any) -> Any:
         """Returns the tree with the shapes and dtypes of its arrays; see `treepack.abstract`."""
@@ -127,17 +129,6 @@ def _option(path: str) -> Any:
 
 def _has_arrays(tree: Any) -> bool:
     return any(hasattr(leaf, "shape") and hasattr(leaf, "dtype") for leaf in jax.tree.leaves(tree))
-
-
-class _Loaded:
-    """An awaitable that returns a loaded tree."""
-
-    def __init__(self, tree: Any):
-        self._tree = tree
-
-    def __await__(self) -> Generator[Any, None, Any]:
-        return self._tree
-        yield  # makes this a generator
 
 
 class _Write:

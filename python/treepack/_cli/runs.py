@@ -12,7 +12,6 @@ from treepack._src.printable import printable
 from treepack._src.saving.lease import utc
 from treepack._src.series.contents import is_damage, opened
 from treepack._src.series.names import Folder, Found, directory_of
-from treepack._src.series.writing import pinned
 from treepack._src.storage.entries import entries, is_directory
 from treepack._src.storage.foreign import orbax_items
 from treepack._src.storage.place import absolute, joined, shown
@@ -73,10 +72,10 @@ def files_of(path: str) -> list[str]:
 def show(name: str, folder: Folder, *, as_json: bool) -> None:
     """Lists the checkpoints of a series. Only their records are read and checked."""
     listing = folder.listing()
-    pins = pinned(folder, {entry.name for entry in listing.entries})
+    pins = listing.pinned()
     found = [
         _row(folder, step, entry, is_pinned=step in pins)
-        for step, entry in folder.numbered(listing).items()
+        for step, entry in listing.numbered().items()
     ]
     if as_json:
         rows = [output.jsonable(row._asdict()) for row in found]

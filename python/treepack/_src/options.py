@@ -114,6 +114,7 @@ def _values(annotation: Any) -> tuple[Any, ...]:
 
 
 _CHOICES = {
+    "compress": _values(Compress),
     "strict": _values(Strict),
     "arrays": _values(Arrays),
     "unknown": _values(Unknown),
@@ -170,10 +171,7 @@ _OF_CHOICES = (bool, str, type(None), np.bool_)
 
 def check_compress(compress: Compress, level: int | None) -> None:
     """Raises a ValueError for an invalid `compress`, or a `level` without gzip."""
-    if compress not in (True, False, "gzip", "numbers"):
-        raise ValueError(
-            f"compress must be True, False, 'gzip' or 'numbers', got {compress!r:.100}"
-        )
+    check("compress", compress)
     if level is not None and (not compress or compress == "numbers"):
         raise ValueError(
             "level requires compress=True (gzip): leave out level, or pass compress=True"
@@ -510,10 +508,7 @@ class Selection(_Options):
     @property
     def is_whole(self) -> bool:
         """Whether the whole tree is loaded, with all options at their defaults."""
-        return self == _WHOLE
-
-
-_WHOLE = Selection()
+        return self == Selection()
 
 
 class StepOptions(TypedDict, total=False):

@@ -36,7 +36,6 @@ from treepack._src.series.writing import (
     Commit,
     check_last,
     has_saved,
-    pinned,
     room_for,
 )
 from treepack._src.storage.content import read_all
@@ -288,26 +287,25 @@ class Fast:
         """Returns the steps that rules keep, over both directories; the last step is among them."""
         if self._keep is None:
             return {it.step for it in there}
-        folder = self._durable.folder
         both = {it.step: it for it in (*self._durable.whole(), *there)}
         keep = dataclasses.replace(self._keep, last=1)
-        names = {entry.name for entry in folder.listing().entries}
-        return keep.kept([both[step] for step in sorted(both)]) | pinned(folder, names)
+        kept = keep.kept([both[step] for step in sorted(both)])
+        return kept | self._durable.folder.listing().pinned()
 
     def _remove(self, steps: Sequence[int]) -> None:
         """Removes checkpoints, and damaged ones before the newest."""
         folder = self.checkpoints.folder
         listing = folder.listing()
-        numbered = folder.numbered(listing)
+        numbered = listing.numbered()
         newest = max((it.step for it in self.checkpoints.whole()), default=0)
         bad = [
             step
             for step, found in numbered.items()
             if step < newest and step in self.checkpoints.damaged and not found.is_foreign
         ]
-        discard(folder, [folder.name(step) for step in (*bad, *steps)], listing)
+        discard(listing, [folder.name(step) for step in (*bad, *steps)])
         unfinished = [it for it, found in numbered.items() if it < newest and not found.is_complete]
-        remove_leftovers(folder, [folder.name(step) for step in unfinished], listing)
+        remove_leftovers(listing, [folder.name(step) for step in unfinished])
 
     def _make_room(self) -> None:
         """Makes room for one more checkpoint: drops some, waits for drains, or drops more.

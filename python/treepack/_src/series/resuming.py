@@ -116,7 +116,7 @@ class Resuming:
     def _warn_of_others(self, directory: str) -> None:
         """Warns of checkpoints whose names begin with another prefix."""
         folder = self._checkpoints.folder
-        for prefix, name in itertools.islice(folder.others().items(), _MOST_OTHERS):
+        for prefix, name in itertools.islice(folder.listing().others().items(), _MOST_OTHERS):
             with contextlib.suppress(OSError, ImportError, TreepackError):  # it cannot be read
                 if is_checkpoint(folder.path(name)):
                     warn(
@@ -207,19 +207,17 @@ class Resuming:
         def attempt(step: int, checkpoints: Checkpoints, is_directory: bool) -> Loaded:
             group = meeting.next()
             group.announce(json.dumps({"step": step, "is_directory": is_directory}))
-            mine = _Outcome(functools.partial(self._load, step, checkpoints, is_directory))
-            messages = group.gather()
-            errors = [
-                f"process {at}: {it.error}" for at, it in sorted(messages.items()) if it.error
+            mine = self._outcome(step, checkpoints, is_directory)
+            messages = sorted(group.gather().items())
+            errors = [f"process {at}: {message.error}" for at, message in messages if message.error]
+            if errors and not _message(mine).error:
+                raise group.failed(errors)
+            damage = [
+                f"process {at}: {message.differs}" for at, message in messages if message.differs
             ]
-            if mine.is_error or not errors:
-                damage = [
-                    f"process {at}: {it.differs}" for at, it in messages.items() if it.differs
-                ]
-                if damage and mine.error is None:
-                    raise CorruptionError("; ".join(damage))
-                return mine.result()
-            raise group.failed(errors)
+            if damage and not isinstance(mine, Exception):
+                raise CorruptionError("; ".join(damage))
+            return _result(mine)
 
         try:
             found = self._search(attempt)
@@ -234,25 +232,53 @@ class Resuming:
         return found
 
     def _follow(self, meeting: _Meeting) -> Loaded | None:
-        mine: _Outcome | None = None
+        mine: Loaded | Exception | None = None
         while True:
             group = meeting.next()
             message = json.loads(group.announced())
             if "step" in message:
-                step, is_directory = message["step"], message["is_directory"]
-                load = functools.partial(self._load, step, self._checkpoints, is_directory)
-                mine = _Outcome(load)
-                group.tell(mine.message())
+                mine = self._outcome(message["step"], self._checkpoints, message["is_directory"])
+                group.tell(_message(mine))
                 continue
-            if mine is not None and mine.is_error:
-                mine.result()
+            if _message(mine).error:
+                return _result(mine)
             if "error" in message:
                 raise OthersError(f"process 0 cannot resume: {message['error']}")
             self.skipped = [
                 (step, UnfinishedError(text) if is_unfinished else CorruptionError(text))
                 for step, text, is_unfinished in message["skipped"]
             ]
-            return None if message["found"] is None or mine is None else mine.result()
+            return None if message["found"] is None or mine is None else _result(mine)
+
+    def _outcome(
+        self, step: int, checkpoints: Checkpoints, is_directory: bool
+    ) -> Loaded | Exception:
+        """Returns the checkpoint of a step, or the error in loading it."""
+        try:
+            return self._load(step, checkpoints, is_directory)
+        except Exception as error:
+            return error
+
+
+def _result(outcome: Loaded | Exception | None) -> Loaded:
+    """Returns a loaded checkpoint, or raises its error."""
+    if isinstance(outcome, Exception):
+        raise outcome
+    assert outcome is not None
+    return outcome
+
+
+def _message(outcome: Loaded | Exception | None) -> Message:
+    """Returns the message to process 0: `error`, or for damage `differs`.
+
+    An error of another process counts as damage: that process sends it.
+    """
+    if not isinstance(outcome, Exception):
+        return Message()
+    text = text_of(outcome)
+    if is_damage(outcome) or isinstance(outcome, OthersError):
+        return Message(differs=text)
+    return Message(error=text)
 
 
 def _is_gone(checkpoints: Checkpoints, step: int, error: Exception) -> bool:
@@ -261,41 +287,6 @@ def _is_gone(checkpoints: Checkpoints, step: int, error: Exception) -> bool:
     if found is None or isinstance(error, UnfinishedError):
         return found is None
     return not found.is_complete or isinstance(error, FileNotFoundError)
-
-
-class _Outcome:
-    """The result of loading a checkpoint in this process, or its error.
-
-    Attributes:
-      error: The error, if any.
-    """
-
-    def __init__(self, work: Callable[[], Loaded]):
-        self.error: Exception | None = None
-        self._found: Loaded | None = None
-        try:
-            self._found = work()
-        except Exception as error:
-            self.error = error
-
-    @property
-    def is_error(self) -> bool:
-        """Whether it is an error other than damage; an error of another process is neither."""
-        return self.error is not None and not (
-            is_damage(self.error) or isinstance(self.error, OthersError)
-        )
-
-    def result(self) -> Loaded:
-        """Returns the checkpoint, or raises the error."""
-        if self.error is not None:
-            raise self.error
-        assert self._found is not None
-        return self._found
-
-    def message(self) -> Message:
-        """Returns the message to process 0: `differs` is damage."""
-        text = "" if self.error is None else text_of(self.error)
-        return Message(error=text) if self.is_error else Message(differs=text)
 
 
 # The number of resumes of all processes.

@@ -27,16 +27,16 @@ from treepack._src.options import (
     takes,
 )
 from treepack._src.printable import warn
-from treepack._src.saving.background import Saving, begin, wait_at
+from treepack._src.saving.background import Saving, run, wait_at
 from treepack._src.saving.directory import interrupted
 from treepack._src.series.contents import Contents, opened
 from treepack._src.series.fast import Fast
 from treepack._src.series.intervals import Intervals
 from treepack._src.series.keep import Keep, best_steps, check_positive
-from treepack._src.series.names import IN_ORBAX, Folder, directory_of
+from treepack._src.series.names import IN_ORBAX, PIN, Folder, directory_of
 from treepack._src.series.preemption import Preemption
 from treepack._src.series.resuming import Resuming
-from treepack._src.series.writing import PIN, Checkpoints, Commit
+from treepack._src.series.writing import Checkpoints, Commit
 from treepack._src.storage.place import Location, absolute, located, real, shown
 from treepack._src.storage.write import write_small
 from treepack.errors import TreepackError
@@ -227,18 +227,18 @@ class Series:
         progress = options.get("progress")
         commit.then = self._intervals.restart()
         write = commit if self._fast is None else functools.partial(self._fast.save, commit)
-        if not background:
-            wait_at(self._place)  # for saves that a signal handler began since
-            write(progress)
-            self._exit_if_preempted()
-            return None
-        saving = Saving(self._first.path(step), write, progress)
-        # What this thread has interrupted ends only after this.
-        at_once = bool(interrupted(self._first.folder.directory))
-        begin(self._place, saving, at_once=at_once, abandon=commit.abandon)
-        self._last = saving
+        self._last = run(
+            self._first.path(step),
+            write,
+            progress,
+            place=self._place,
+            background=background,
+            # What this thread has interrupted ends only after this.
+            at_once=bool(interrupted(self._first.folder.directory)),
+            abandon=commit.abandon,
+        )
         self._exit_if_preempted()
-        return saving
+        return self._last
 
     @takes(ChoiceOptions, Selection, Reading, Sharing)
     def resume(
