@@ -25,7 +25,7 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import orbax.checkpoint as ocp  # type: ignore[import-untyped]
 
@@ -35,7 +35,6 @@ from treepack._src.api.files import load
 from treepack._src.api.structure import abstract
 from treepack._src.options import (
     Arrays,
-    Compress,
     Containers,
     Missing,
     Replicas,
@@ -45,7 +44,10 @@ from treepack._src.options import (
     Strict,
     Unexpected,
     Unknown,
+    WriteOptions,
     Writing,
+    check_known,
+    takes,
 )
 from treepack._src.pytree.state_dict import leaves_of
 from treepack._src.registry.code import check_is_tree
@@ -89,19 +91,15 @@ class TreepackHandler(_AsyncHandler):
       True
     """
 
+    @takes(WriteOptions, Writing)
     def __init__(
         self,
         *,
-        compress: Compress = False,
-        level: int | None = None,
-        align: int = 64,
-        durable: bool = True,
-        threads: int | None = None,
         restore: TreepackRestore | None = None,
+        **options: Unpack[WriteOptions],
     ):
-        self._writing = Writing(
-            compress=compress, level=level, align=align, durable=durable, threads=threads
-        )
+        check_known(TreepackHandler.__init__, options)
+        self._writing = Writing.of(options)
         self._restore = restore or TreepackRestore()
 
     async def async_save(

@@ -25,11 +25,11 @@ import asyncio
 import dataclasses
 import sys
 from collections.abc import Awaitable, Generator, Iterable
-from typing import Any
+from typing import Any, Unpack
 
 import jax
 
-from treepack._src.options import Compress, Saved, Writing
+from treepack._src.options import Saved, WriteOptions, Writing, check_known, takes
 from treepack._src.saving.sharded import ShardedWrite
 from treepack._src.storage.place import joined
 from treepack._src.storage.write import write_small
@@ -156,15 +156,12 @@ class _Write:
             self._write.abandon(TreepackError("Orbax abandoned the save"))
 
 
+@takes(WriteOptions, Writing)
 def registry(
     names: Iterable[str] = ("state",),
     *,
-    compress: Compress = False,
-    level: int | None = None,
-    align: int = 64,
-    durable: bool = True,
-    threads: int | None = None,
     restore: TreepackRestore | None = None,
+    **options: Unpack[WriteOptions],
 ) -> Any:
     """Returns a registry of Orbax that handles trees with arrays by treepack.
 
@@ -192,10 +189,9 @@ def registry(
       >>> with context:
       ...     ocp.save(f"{tempfile.mkdtemp()}/5", {"w": jnp.ones((8, 2))})
     """
+    check_known(registry, options)
     own = {
-        "writing": Writing(
-            compress=compress, level=level, align=align, durable=durable, threads=threads
-        ),
+        "writing": Writing.of(options),
         "restore": restore or TreepackRestore(),
         "__module__": __name__,
         "__qualname__": "TreepackHandler",

@@ -303,13 +303,14 @@ def check_known(verb: Callable[..., Any], options: Mapping[str, Any]) -> None:
 class Writing(_Options):
     """How files are written; see `save`."""
 
-    compress: Compress = False
+    compress: Compress | None = False
     level: int | None = None
     align: int = 64
     durable: bool = True
     threads: int | None = None
 
     def __post_init__(self) -> None:
+        self.compress = self.compress or False
         _Options.__post_init__(self)
         check_compress(self.compress, self.level)
 
@@ -511,16 +512,28 @@ class Selection(_Options):
         return self == Selection()
 
 
-class StepOptions(TypedDict, total=False):
-    """The options of `Series.save`; see `save`."""
+class WriteOptions(TypedDict, total=False):
+    """The options of `Writing`; see `save`."""
 
-    metadata: Any
-    static: Static
     compress: Compress | None
     level: int | None
     align: int
     durable: bool
     threads: int | None
+
+
+class FileWriteOptions(WriteOptions, total=False):
+    """Options of the functions of the drop-in that write files; see `save`."""
+
+    progress: Progress
+    storage_options: StorageOptions
+
+
+class StepOptions(WriteOptions, total=False):
+    """The options of `Series.save`; see `save`."""
+
+    metadata: Any
+    static: Static
     progress: Progress
 
 
@@ -594,6 +607,25 @@ class LoadOptions(PartOptions, total=False):
     base: Any
     max_size: int | None
     storage_options: StorageOptions
+
+
+class FileReadOptions(TypedDict, total=False):
+    """The options of `load_from_file`."""
+
+    strict: Strict
+    copy: bool | None
+    mmap: bool
+    max_size: int | None
+    threads: int | None
+    progress: Progress
+    storage_options: StorageOptions
+
+
+class RestoreOptions(FileReadOptions, total=False):
+    """The options of `restore_checkpoint` that flax lacks."""
+
+    replicas: Replicas
+    timeout: float
 
 
 def tell_from(tell: Tell, before: int, total: int) -> Tell:

@@ -213,7 +213,6 @@ class Series:
             )
         check_known(Series.save, options)
         step = _checked(step)
-        options["compress"] = options.get("compress") or False
         saved, writing = Saved.of(options), Writing.of(options)
         saved.timeout = self._timeout
         saved.sharded = _jax.processes()[1] > 1 if self._sharded is None else self._sharded

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from treepack._src.interop.modules import error_class
-from treepack._src.options import Progress, Writing
 from treepack._src.pytree.state_dict import leaves_of
-from treepack._src.saving.layout import state_layout
 from treepack._src.series.names import Folder
 from treepack._src.storage.foreign import FLAX_REFERENCE, reference_text
 from treepack._src.storage.place import absolute, joined
-from treepack._src.storage.write import save_layout
 from treepack.errors import MultiprocessArrayError
 
 MP_ARRAY_PH = FLAX_REFERENCE
@@ -36,28 +32,6 @@ class Place:
         self.folder = Folder(absolute(directory), prefix)
         self.name = self.folder.name(step)
         self.absolute = self.folder.path(self.name)
-
-
-class FileWrite:
-    """A save to a file; calling it, once, writes and commits the file."""
-
-    def __init__(
-        self,
-        target: Any,
-        place: Place,
-        writing: Writing,
-        progress: Progress,
-        commit: Callable[[], None],
-        *,
-        snapshot: bool,
-    ):
-        self._layouts = [state_layout(target, writing.align, snapshot=snapshot)]
-        self._rest = place.absolute, writing, progress
-        self._commit = commit
-
-    def __call__(self) -> None:
-        save_layout(self._layouts.pop(), *self._rest)
-        self._commit()
 
 
 def _has_placeholders(tree: Any) -> bool:
