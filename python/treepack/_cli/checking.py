@@ -10,7 +10,7 @@ import typer
 
 import treepack
 from treepack._cli import output, runs, values
-from treepack._cli.listing import KINDS, MAX_SIZE
+from treepack._cli.listing import KINDS, MAX_SIZE, flag
 from treepack._cli.sources import opened
 from treepack._src.storage.place import shown
 
@@ -62,19 +62,16 @@ def verify(
     raise typer.Exit(1 if damaged else 2 if newer or failed else 0)
 
 
+_STATS_HELP = "Print norms, the norm of the change, the largest change and NaNs of each module."
+
+
 def diff(
     one: Annotated[str, typer.Argument(metavar="FILE", help=f"{KINDS}.")],
     other: Annotated[str, typer.Argument(metavar="OTHER", help="Another one, of any format.")],
     rtol: Annotated[float, typer.Option(help="Relative tolerance for values.")] = 0.0,
     atol: Annotated[float, typer.Option(help="Absolute tolerance for values.")] = 0.0,
-    stats: Annotated[
-        bool,
-        typer.Option(
-            "--stats",
-            help="Print norms, the norm of the change, the largest change and NaNs of each module.",
-        ),
-    ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    stats: Annotated[bool, flag("--stats", _STATS_HELP)] = False,
+    as_json: Annotated[bool, flag("--json", "Print the result as JSON.")] = False,
     max_size: MAX_SIZE = None,
 ) -> None:
     """Compares names, shapes, dtypes, values and static data of two files.

@@ -56,19 +56,21 @@ MAX_SIZE = Annotated[
 ]
 
 
+def flag(name: str, effect: str) -> Any:
+    """Declares an option without a value."""
+    return typer.Option(name, help=effect)
+
+
 def ls(
     file: ANY_FILE,
     path: PATH = ".",
-    flat: Annotated[
-        bool, typer.Option("--flat", help="Print one line per leaf, with its path.")
-    ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print all information as JSON.")] = False,
+    flat: Annotated[bool, flag("--flat", "Print one line per leaf, with its path.")] = False,
+    as_json: Annotated[bool, flag("--json", "Print all information as JSON.")] = False,
     depth: Annotated[
         int | None, typer.Option(help="The maximum number of levels to print.", min=0)
     ] = None,
     nan: Annotated[
-        bool,
-        typer.Option("--nan", help="List only the arrays with NaN or infinity; reads the arrays."),
+        bool, flag("--nan", "List only the arrays with NaN or infinity; reads the arrays.")
     ] = False,
     sep: SEP = ".",
     max_size: MAX_SIZE = None,
@@ -91,7 +93,7 @@ def ls(
     if path == "." and (run := runs.found_at(file, prefix)) is not None:
         runs.show(file, run, as_json=as_json)
         return
-    with sources.listable(file, sep, max_size) as opened:
+    with sources.opened_any(file, sep, max_size) as opened:
         try:
             value = value_at(opened, path)
         except MissingPathError as error:
