@@ -49,9 +49,16 @@ from treepack._src.pytree.state_dict import to_state_dict
 from treepack._src.restore.template import from_state_dict, restore_encoded
 from treepack._src.saving.layout import state_layout
 from treepack._src.saving.sharded import ShardedWrite, is_distributed
-from treepack._src.series import orbax as _orbax
-from treepack._src.series.linen import MODULE_NUM_RE, convert_pre_linen
-from treepack._src.series.manager import AsyncManager
+from treepack._src.series import flax as _flax
+from treepack._src.series.flax import (
+    MODULE_NUM_RE,
+    MP_ARRAY_PH,
+    ORBAX_CKPT_FILENAME,
+    ORBAX_MANIFEST_OCDBT,
+    ORBAX_METADATA_FILENAME,
+    AsyncManager,
+    convert_pre_linen,
+)
 from treepack._src.series.names import (
     MP_ARRAY_POSTFIX,
     SCHEME_RE,
@@ -63,13 +70,7 @@ from treepack._src.series.names import (
     natural_sort,
     safe_normpath,
 )
-from treepack._src.series.orbax import (
-    ORBAX_CKPT_FILENAME,
-    ORBAX_MANIFEST_OCDBT,
-    ORBAX_METADATA_FILENAME,
-)
 from treepack._src.series.retention import check_newest, tidy
-from treepack._src.series.steps import MP_ARRAY_PH, Place, check_placeholders
 from treepack._src.storage.content import read_whole
 from treepack._src.storage.entries import exists, is_directory, is_missing, listed
 from treepack._src.storage.naming import naming
@@ -175,11 +176,11 @@ def save_checkpoint(
     writing = Writing.of(options)
     if async_manager is not None:
         async_manager.wait_previous_save()
-    place = Place(directory_of(ckpt_dir, options.get("storage_options")), step, prefix)
+    place = _flax.Place(directory_of(ckpt_dir, options.get("storage_options")), step, prefix)
     commit = functools.partial(tidy, place.folder, place.name, keep, overwrite, keep_every_n_steps)
     if orbax_checkpointer is not None:
-        _orbax.wait_for(orbax_checkpointer)
-        _orbax.save(place.absolute, target, orbax_checkpointer, overwrite=overwrite)
+        _flax.wait_for(orbax_checkpointer)
+        _flax.save_by_orbax(place.absolute, target, orbax_checkpointer, overwrite=overwrite)
         if _jax.processes()[0] == 0:
             commit()
         return place.path
@@ -191,7 +192,7 @@ def save_checkpoint(
 
 def _write_file(
     target: Any,
-    place: Place,
+    place: _flax.Place,
     writing: Writing,
     progress: Progress,
     commit: Callable[[], None],
@@ -278,14 +279,14 @@ def save_checkpoint_multiprocess(
     if async_manager is not None:
         async_manager.wait_previous_save()
     _jax.wait_for_all("treepack: earlier saves")
-    place = Place(directory_of(ckpt_dir, options.get("storage_options")), step, prefix)
+    place = _flax.Place(directory_of(ckpt_dir, options.get("storage_options")), step, prefix)
     is_first = _jax.processes()[0] == 0
     commit = functools.partial(tidy, place.folder, place.name, keep, overwrite, keep_every_n_steps)
     if orbax_checkpointer is not None:
-        _orbax.wait_for(orbax_checkpointer)
+        _flax.wait_for(orbax_checkpointer)
         if is_first:
             commit()  # before the save: an asynchronous checkpointer has no callback
-        _orbax.save(place.absolute, target, orbax_checkpointer, overwrite=overwrite)
+        _flax.save_by_orbax(place.absolute, target, orbax_checkpointer, overwrite=overwrite)
         return place.path
     state = to_state_dict(target)
     if not overwrite:
@@ -387,7 +388,7 @@ def restore_checkpoint(
     options = {"strict": False, "mmap": False, **options}
     if not parallel:
         options["threads"] = 1
-    _orbax.wait_for(orbax_checkpointer)
+    _flax.wait_for(orbax_checkpointer)
     reading, opening = DropInReading.of(options), Opening.of(options)
 
     def restored(path: str, inside: list[Entry] | None) -> Any:
@@ -400,15 +401,15 @@ def restore_checkpoint(
                     if target is None:
                         return state
                     return from_state_dict(target, state, strict=reading.strict)
-                if _orbax.is_of_orbax(names):
+                if _flax.is_of_orbax(names):
                     where = os.fspath(absolute(path))
-                    return _orbax.restore(
+                    return _flax.restore_by_orbax(
                         where, target, orbax_checkpointer, orbax_transforms, strict=reading.strict
                     )
             content = read_whole(path, opening)
             found = restore_encoded(target, content, reading)
             if not allow_partial_mpa_restoration:
-                check_placeholders(found)
+                _flax.check_placeholders(found)
             return found
 
     if step is not None:
@@ -425,7 +426,7 @@ def restore_checkpoint(
     inside = listed(directory)
     if inside is None:
         return target if is_missing(directory) else restored(directory, None)
-    if MANIFEST in _names(inside) or _orbax.is_of_orbax(_names(inside)):
+    if MANIFEST in _names(inside) or _flax.is_of_orbax(_names(inside)):
         return restored(directory, inside)  # the directory is itself a checkpoint
     folder = Folder(directory, prefix)
     listing = Listing(folder, inside) if folder.directory == directory else folder.listing()
