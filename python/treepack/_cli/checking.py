@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections import Counter
 from typing import Annotated, Any
 
 import typer
@@ -43,20 +44,16 @@ def verify(
         if found.newer is not None:
             output.line(f"{shown(file)}: not checked: {found.newer}", "yellow")
             continue
-        corrupt, unchecked = found.corrupt, found.unchecked
-        counts = {
-            "ok": len(found.leaves) - len(corrupt) - len(unchecked),
-            "corrupt": len(corrupt),
-            "unchecked": len(unchecked),
-        }
-        text = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
-        style = "green" if found.ok and not unchecked else "yellow" if found.ok else "red"
-        output.line(f"{shown(file)}: {text or 'no leaves'}", style)
-        for path in corrupt:
+        counts = Counter(found.leaves.values())
+        texts = [f"{counts[it]} {it}" for it in ("ok", "corrupt", "unchecked") if counts[it]]
+        is_checked = not counts["unchecked"]
+        style = "red" if not found.ok else "green" if is_checked else "yellow"
+        output.line(f"{shown(file)}: {', '.join(texts) or 'no leaves'}", style)
+        for path in found.corrupt:
             output.rows([(("  corrupt", path), ("bold red", ""))])
         if found.damage is not None:
             output.line(f"  damaged: {found.damage}", "bold red")
-        if unchecked:
+        if not is_checked:
             why = "the file has no checksums" if found.damage is None else "no checksums were found"
             output.line(f"  unchecked: {why}; only its headers were read", "dim")
     raise typer.Exit(1 if damaged else 2 if newer or failed else 0)

@@ -69,13 +69,6 @@ class Converted(Reader):
 _FOREIGN = (Converted, NpzReader, SafetensorsReader, RepositoryReader)
 
 
-class Damaged:
-    """A damaged leaf. `check_whole` raises its error unless the leaf is left out before."""
-
-    def __init__(self, error: Exception) -> None:
-        self.error = error
-
-
 def format_of(path: str | os.PathLike[str]) -> Format:
     """Returns the format that the suffix of a file stands for; by default msgpack."""
     return _SUFFIXES.get(Path(path).suffix.lower(), "msgpack")
@@ -88,7 +81,7 @@ def state_of(file: File, value: int = 0, marks: core.Marks | None = None) -> Sta
     """Returns the state of an open file, of a value in it, or of marked leaves.
 
     A part has no record. Leaves are compared with their checksums: arrays when they are copied,
-    other leaves now, with `Damaged` in place of damaged leaves.
+    other leaves now, with the error in place of a damaged leaf.
     """
     place = place_of(file)
     if value:
@@ -98,7 +91,7 @@ def state_of(file: File, value: int = 0, marks: core.Marks | None = None) -> Sta
         try:
             return place.reader.undamaged_leaf(value, parts)
         except (CorruptionError, DecodeError) as error:
-            return Damaged(error)
+            return error
 
     record = (
         None if isinstance(place.reader, _FOREIGN) else place.catalog.record
@@ -138,8 +131,8 @@ def references(state: State) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
 
     def look(node: Any, parts: tuple[str, ...]) -> None:
-        if isinstance(node, Damaged):
-            raise node.error
+        if isinstance(node, Exception):
+            raise node
         text = reference_text(node)
         if text is not None:
             found.setdefault(text, []).append(_paths.text(parts))

@@ -15,7 +15,6 @@ from treepack._cli import output, runs, sources, values
 from treepack._cli.output import jsonable
 from treepack._src import paths as _paths
 from treepack._src.checkpoint.file import (
-    File,
     Tree,
     count_text,
     kind_text,
@@ -100,8 +99,23 @@ def ls(
             if not error.hint and Path(path).is_file():
                 error.hint = "it is another file: list one file at a time"
             raise
-        _list(file, opened, value, path, flat, as_json, depth)
-        if not as_json and (others := sources.others_in(opened)):
+        catalog = place_of(opened).catalog
+        if as_json:
+            print(json.dumps(_as_json(catalog, file, value, opened.metadata), indent=1))
+            return
+        if catalog.children(value) is None:
+            output.rows([_row(catalog, path, value)], _SIZES)
+        elif flat:
+            leaves = _paths.Room().all(catalog.leaves(value))
+            output.rows([_row(catalog, *leaf) for leaf in leaves], _SIZES)
+        else:
+            count, nbytes = totals(catalog, value)
+            output.line(f"{shown(file)}: {count_text(count)}, {size_text(nbytes)}", "bold")
+            if opened.metadata is not None and path == _paths.ROOT:
+                text = printable(safe_repr(opened.metadata))
+                output.line(f"metadata: {text[:_TEXT]}{'…' if len(text) > _TEXT else ''}", "dim")
+            output.rows(_tree(catalog, value, 0, depth), _SIZES)
+        if others := sources.others_in(opened):
             output.line(f"also there, in other formats: {', '.join(map(printable, others))}")
 
 
@@ -140,25 +154,6 @@ def info(file: FILE, max_size: MAX_SIZE = None) -> None:
         ]
     output.line(shown(file), "bold")
     output.rows([(row, ("dim", "")) for row in rows])
-
-
-def _list(
-    file: str, opened: File, value: int, path: str, flat: bool, as_json: bool, depth: int | None
-) -> None:
-    catalog = place_of(opened).catalog
-    if as_json:
-        print(json.dumps(_as_json(catalog, file, value, opened.metadata), indent=1))
-    elif catalog.children(value) is None:
-        output.rows([_row(catalog, path, value)], _SIZES)
-    elif flat:
-        output.rows([_row(catalog, *it) for it in _paths.Room().all(catalog.leaves(value))], _SIZES)
-    else:
-        count, nbytes = totals(catalog, value)
-        output.line(f"{shown(file)}: {count_text(count)}, {size_text(nbytes)}", "bold")
-        if opened.metadata is not None and path == _paths.ROOT:
-            text = printable(safe_repr(opened.metadata))
-            output.line(f"metadata: {text[:_TEXT]}{'…' if len(text) > _TEXT else ''}", "dim")
-        output.rows(_tree(catalog, value, 0, depth), _SIZES)
 
 
 _SIZES = frozenset({2})
