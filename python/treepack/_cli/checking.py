@@ -45,7 +45,7 @@ def verify(
             output.line(f"{shown(file)}: not checked: {found.newer}", "yellow")
             continue
         counts = Counter(found.leaves.values())
-        texts = [f"{counts[it]} {it}" for it in ("ok", "corrupt", "unchecked") if counts[it]]
+        texts = [f"{counts[key]} {key}" for key in ("ok", "corrupt", "unchecked") if counts[key]]
         is_checked = not counts["unchecked"]
         style = "red" if not found.ok else "green" if is_checked else "yellow"
         output.line(f"{shown(file)}: {', '.join(texts) or 'no leaves'}", style)
@@ -82,14 +82,14 @@ def diff(
         result: dict[str, Any] = {
             "files": [shown(one), shown(other)],
             "leaves": found.leaves,
-            "differences": [it._asdict() for it in found],
+            "differences": [difference._asdict() for difference in found],
         }
         if stats:
-            rows = {path: dataclasses.asdict(it) for path, it in modules.items()}
+            rows = {path: dataclasses.asdict(change) for path, change in modules.items()}
             result["modules"] = output.jsonable(rows)
         print(json.dumps(result, indent=1))
         raise typer.Exit(int(bool(found)))
-    output.rows((tuple(it), ("", "yellow", "")) for it in found)
+    output.rows((tuple(difference), ("", "yellow", "")) for difference in found)
     if modules:
         output.rows([(_STATS, ("dim",) * len(_STATS)), *map(_stats_row, modules.items())], _RIGHT)
     output.line(repr(found).partition("\n")[0], "yellow" if found else "green")
@@ -102,6 +102,6 @@ _RIGHT = frozenset(range(1, len(_STATS)))
 
 def _stats_row(module: tuple[str, values.Change]) -> output.Row:
     path, change = module
-    cells = (f"{it:.4g}" for it in dataclasses.astuple(change))
+    cells = (f"{number:.4g}" for number in dataclasses.astuple(change))
     style = "red" if change.nan or change.other_nan else ""
     return (path, *cells), ("bold", *[style] * (len(_STATS) - 1))

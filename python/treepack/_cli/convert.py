@@ -217,7 +217,7 @@ def renamed(
         source = sources.stack(pattern)
         sources.check_wildcards(path, source)
         for new, (one, found) in sources.resolve(path, source, leaves).items():
-            stacked[new] = one, [_array(leaves.pop(it), it) for it in found]
+            stacked[new] = one, [_array(leaves.pop(name), name) for name in found]
             if new in leaves:
                 raise TreepackError(f"--stack: there is a leaf at {new} already")
             leaves[new] = stacked[new]

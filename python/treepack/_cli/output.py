@@ -34,7 +34,7 @@ def _spell(error: UnicodeError) -> tuple[str | bytes, int]:
     if not isinstance(error, UnicodeEncodeError):
         raise error
     found = error.object[error.start : error.end]
-    return "".join(_SPELLED.get(it) or ascii(it)[1:-1] for it in found), error.end
+    return "".join(_SPELLED.get(char) or ascii(char)[1:-1] for char in found), error.end
 
 
 def print_anywhere() -> None:
@@ -53,7 +53,7 @@ def rows(lines: Iterable[Row], right: frozenset[int] = frozenset()) -> None:
     sizes = [[cells(cell) for cell in row] for row, _ in found]
     columns = [[row[at] for row in sizes if at < len(row)] for at in range(count)]
     # One long cell does not make all others as wide: many rows would take the square of its size.
-    widths = [max((it for it in column if it <= _MOST_WIDTH), default=0) for column in columns]
+    widths = [max((one for one in column if one <= _MOST_WIDTH), default=0) for column in columns]
     is_cut = sys.stdout.isatty()
     if is_cut:
         widths[0] = max(columns[0])
@@ -103,11 +103,11 @@ def jsonable(value: Any) -> Any:
     """Returns a value in types of JSON; `nan`, infinities and other types become texts."""
     if isinstance(value, dict):
         return {
-            key if isinstance(key, str) else safe_repr(key): jsonable(it)
-            for key, it in value.items()
+            key if isinstance(key, str) else safe_repr(key): jsonable(child)
+            for key, child in value.items()
         }
     if isinstance(value, (list, tuple)):
-        return [jsonable(it) for it in value]
+        return [jsonable(child) for child in value]
     if isinstance(value, float):
         return value if math.isfinite(value) else str(value)
     return value if value is None or isinstance(value, (int, str)) else safe_repr(value)

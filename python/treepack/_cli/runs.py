@@ -43,7 +43,7 @@ def found_at(path: str, prefix: str | None) -> Folder | None:
 def files_of(path: str) -> list[str]:
     """Returns the paths of the checkpoints of a run, or the path itself."""
     run = found_at(path, None)
-    return [path] if run is None else [joined(path, it.name) for it in run.numbered().values()]
+    return [path] if run is None else [joined(path, one.name) for one in run.numbered().values()]
 
 
 def show(name: str, folder: Folder, *, as_json: bool) -> None:

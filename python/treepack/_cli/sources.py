@@ -85,7 +85,7 @@ def others_in(file: File) -> list[str]:
     reader = place_of(file).reader
     if not isinstance(reader, RepositoryReader) or not is_directory(reader.given):
         return []
-    names = sorted(it.name for it in entries(reader.given) if not it.is_directory)
+    names = sorted(entry.name for entry in entries(reader.given) if not entry.is_directory)
     return [name for name in names if name.lower().removesuffix(".gz").endswith(_OTHERS)]
 
 

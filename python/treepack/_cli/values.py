@@ -59,7 +59,7 @@ def statistics(array: LazyArray, bins: int) -> Statistics | None:
         counts += np.histogram(finite, bins, (minimum, maximum))[0]
     deviation = float(np.sqrt(squares / count))
     return Statistics(
-        minimum, maximum, mean, deviation, zeros, infinite, nan, [int(it) for it in counts]
+        minimum, maximum, mean, deviation, zeros, infinite, nan, [int(bar) for bar in counts]
     )
 
 

@@ -173,7 +173,9 @@ def salvage(source: FILE, target: TARGET, sep: SEP = ".", max_size: MAX_SIZE = N
             output.line(
                 f"left out, as not in the file: {_convert.listed(paths)} are {text}", "yellow"
             )
-        state = sources.selected(state, [], [it for paths in references.values() for it in paths])
+        state = sources.selected(
+            state, [], [path for listed in references.values() for path in listed]
+        )
         if references:
             is_damaged, count = True, len(list(ends_of(state.tree)))
         _Target(target, sep=sep).write(state)
@@ -242,5 +244,5 @@ class _Target:
                 _convert.write_msgpack(state, path, writing, progress)
         files = [path]
         if size is not None:
-            files = [joined(path, it.name) for it in entries(path) if has_suffix(it.name)]
+            files = [joined(path, entry.name) for entry in entries(path) if has_suffix(entry.name)]
         output.line(f"{shown(self.path)}: {size_text(sum(map(size_of, files)))}", "green")

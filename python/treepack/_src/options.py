@@ -110,7 +110,7 @@ def _values(annotation: Any) -> tuple[Any, ...]:
     """Returns the values of a `Literal`, of `bool`, or of a union of both."""
     if annotation is bool:
         return True, False
-    return tuple(value for it in get_args(annotation) for value in _values(it) or (it,))
+    return tuple(value for part in get_args(annotation) for value in _values(part) or (part,))
 
 
 _CHOICES = {
@@ -202,7 +202,7 @@ def check_plain(saved: Saved, *, is_whole: bool) -> None:
     """Raises a ValueError for options that flax's format lacks; `is_whole` for a whole tree."""
     names = ("metadata", "sharded", "base")
     left_out = (None, False)
-    given = [f"{it}=" for it in names if all(getattr(saved, it) is not no for no in left_out)]
+    given = [f"{name}=" for name in names if all(getattr(saved, name) is not no for no in left_out)]
     for name in given if is_whole else ["an iterator", *given]:
         raise ValueError(
             f".msgpack is flax's format, which does not support {name}: choose the suffix .treepack"
@@ -241,7 +241,7 @@ def _checked(options: Any) -> list[tuple[str, Any]]:
     """Returns the names and defaults of the options that `check` knows."""
     # The `static` of `Reading` is a tree; `LeftOut` checks that of `Saved`.
     known = (_CHOICES.keys() | _NUMBERS.keys()) - {"static"}
-    return [(it.name, it.default) for it in dataclasses.fields(options) if it.name in known]
+    return [(one.name, one.default) for one in dataclasses.fields(options) if one.name in known]
 
 
 V = TypeVar("V", bound=Callable[..., Any])
@@ -270,7 +270,7 @@ def takes(types: Any = None, *kinds: Any, **defaults: Any) -> Callable[[V], V]:
     def shown(verb: V) -> V:
         signature = inspect.signature(verb)
         hidden = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-        given = [it for it in signature.parameters.values() if it.kind not in hidden]
+        given = [each for each in signature.parameters.values() if each.kind not in hidden]
         known: Any = verb
         known.__signature__ = signature.replace(parameters=[*given, *options])
         return verb
@@ -294,7 +294,7 @@ def check_known(verb: Callable[..., Any], options: Mapping[str, Any]) -> None:
                 + (
                     f": is it {near[0]!r}?"
                     if near
-                    else f"; it has {', '.join(it for it in names if it != 'self')}"
+                    else f"; it has {', '.join(name for name in names if name != 'self')}"
                 )
             )
 

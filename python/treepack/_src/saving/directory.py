@@ -96,8 +96,8 @@ def interrupted(path: str | os.PathLike[str]) -> list[Directory]:
     checkpoint.
     """
     mine = real(path), threading.get_ident()
-    claims = (it() for it in _claimed.copy().values())
-    return [it for it in claims if it is not None and it.claimed == mine]
+    claims = (claim() for claim in _claimed.copy().values())
+    return [claim for claim in claims if claim is not None and claim.claimed == mine]
 
 
 def _is_of(name: str, save: str) -> bool:
@@ -150,7 +150,7 @@ class Directory(abc.ABC):
         """Returns whether a file belongs to a save that this one interrupted."""
         if self._interrupted and name.startswith(f".{LEASE}."):
             return True  # which it may not have locked yet
-        return any(_is_of(name, it._name) for it in self._interrupted)
+        return any(_is_of(name, other._name) for other in self._interrupted)
 
     def _is_ours(self, name: str) -> bool:
         """Returns whether a file with the name of a shard file is one, and not the user's."""
@@ -249,7 +249,7 @@ class LocalDirectory(Directory):
         if not path.is_dir():
             core.make_directories(path)
         try:
-            held = [it._lease for it in self._interrupted if isinstance(it, LocalDirectory)]
+            held = [one._lease for one in self._interrupted if isinstance(one, LocalDirectory)]
             self._lease.take(name, held)
             self._before = self._manifest()
             self._replaced = self._used() or set()
@@ -352,7 +352,7 @@ class RemoteDirectory(Directory):
     def commit(self, manifest: bytes, names: set[str], *, durable: bool) -> None:
         del durable  # stores are always durable
         # Does not include files of a job that begins after the commit.
-        listed = {it for it in names if _SHARD_FILE.fullmatch(it) and not self._spares(it)}
+        listed = {name for name in names if _SHARD_FILE.fullmatch(name) and not self._spares(name)}
         if not self._store.has_conditions:
             now = _hash_of(self._manifest()[1])
             if all(now != before for _, before in (self._before, *self._overtaken)):
@@ -378,7 +378,7 @@ class RemoteDirectory(Directory):
                 raise
         files = _files_of(manifest)
         old = set() if files is None else listed - files
-        self._leftovers = {it for it in old if self._is_ours(it)}
+        self._leftovers = {name for name in old if self._is_ours(name)}
         if self._interrupted:
             version, now = self._manifest()
             if now == manifest:  # else another job committed

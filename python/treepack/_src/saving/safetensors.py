@@ -362,7 +362,7 @@ def _write_directory(
         if names != [WHOLE]:  # after an error, a store may have it
             index = _index(dict(zip(names, parts, strict=True)))
             write_small(joined(path, INDEX), index, durable=durable)
-        old = {it for it in before if SHARD.fullmatch(it) or _TEMPORARY.fullmatch(it)}
+        old = {name for name in before if SHARD.fullmatch(name) or _TEMPORARY.fullmatch(name)}
         old |= {WHOLE, INDEX} & before
         if names == [WHOLE] and INDEX in old:
             remove_file(joined(path, INDEX))  # readers prefer it, so it goes first

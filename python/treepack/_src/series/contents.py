@@ -158,11 +158,12 @@ class Contents:
         """Returns the step, the time and the metrics."""
         own = self._own(0) if self._files else self._series
         time, metrics = own.get("time"), own.get("metrics")
-        numbers = metrics.items() if isinstance(metrics, dict) else ()
+        items = metrics.items() if isinstance(metrics, dict) else ()
+        known = {name: value for name, value in items if type(name) is str}
         return Summary(
             self.step,
             time if isinstance(time, float) and 0 <= time < _END_OF_TIME else None,
-            {name: it for name, it in numbers if type(name) is str and isinstance(it, float)},
+            {name: value for name, value in known.items() if isinstance(value, float)},
         )
 
     def locals(self, index: int, count: int) -> tuple[Any, int]:
@@ -187,7 +188,7 @@ class Contents:
             items = [_item(self._own(process)) for process in range(saved)]
         if saved == count:
             return items[0], saved
-        return (items if any(it is not None for it in items) else None), saved
+        return (items if any(item is not None for item in items) else None), saved
 
     def verify(self, index: int, count: int) -> None:
         """Compares the files with their checksums, or the share of one of several processes.

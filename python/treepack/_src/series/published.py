@@ -113,7 +113,7 @@ def sum_of(content: core.Content) -> int:
 def head_of(versions: Sequence[Version]) -> Head:
     """Encodes the head of these versions."""
     found = {"treepack_versions": _FORMAT, "writer": writer()}
-    data = json.dumps({**found, "versions": [it._asdict() for it in versions]})
+    data = json.dumps({**found, "versions": [version._asdict() for version in versions]})
     return Head(tuple(versions), data.encode())
 
 
@@ -146,7 +146,7 @@ def _versions(data: bytes) -> tuple[Version, ...]:
             raise
         text = f"it is {substitute(data) or f'not a head of published versions: {error}'}"
         raise CorruptionError(text) from error
-    numbers = [it.number for it in versions]
+    numbers = [version.number for version in versions]
     is_sorted = all(one < two for one, two in itertools.pairwise(numbers))
     if not versions or versions[0].anchor is None or not is_sorted:
         raise CorruptionError("the head of published versions is damaged: publish to a new place")
@@ -157,7 +157,7 @@ def _version(found: dict[str, Any]) -> Version:
     name, patch, anchor = found["name"], found["patch"], found["anchor"]
     sizes = [*([] if patch is None else [patch]), *([] if anchor is None else anchor)]
     # A name leads to a path, so it must not lead elsewhere.
-    is_valid = re.fullmatch(NAME, name) and all(type(it) is int and it >= 0 for it in sizes)
+    is_valid = re.fullmatch(NAME, name) and all(type(size) is int and size >= 0 for size in sizes)
     if not is_valid or not sizes:
         raise ValueError(f"a version is malformed: {found!r:.200}")
     return Version(name, patch, None if anchor is None else Anchor(*anchor))

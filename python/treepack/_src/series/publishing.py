@@ -206,7 +206,7 @@ class Publisher:
     def _write(self, name: str, patch: core.Content | None, data: core.Content) -> list[Version]:
         """Writes the objects of a version; returns the versions that stay with it."""
         old = self._head.versions
-        since = next((at for at, it in enumerate(reversed(old)) if it.anchor is not None), 0)
+        since = next((at for at, one in enumerate(reversed(old)) if one.anchor is not None), 0)
         anchor = None
         if patch is None or since + 1 >= self._anchor_every:
             anchor = Anchor(data.nbytes, sum_of(data))
@@ -214,7 +214,7 @@ class Publisher:
         if patch is not None:
             write_content(patch_path(self._directory, name), patch, durable=self._durable)
         versions = [*old, Version(name, None if patch is None else patch.nbytes, anchor)]
-        anchors = [at for at, it in enumerate(versions) if it.anchor is not None]
+        anchors = [at for at, version in enumerate(versions) if version.anchor is not None]
         versions = versions[anchors[-_ANCHORS:][0] :]
         return [versions[0]._replace(patch=None), *versions[1:]]
 
@@ -243,8 +243,8 @@ class Publisher:
 
     def _tidy(self) -> None:
         """Removes objects that the head does not name: old ones, and leftovers of failed pushes."""
-        named = {it.name for it in self._head.versions}
-        patched = {it.name for it in self._head.versions if it.patch is not None}
+        named = {version.name for version in self._head.versions}
+        patched = {version.name for version in self._head.versions if version.patch is not None}
         gone = []
         try:
             for entry in entries(self._directory):

@@ -160,21 +160,21 @@ class Resuming:
         tiers = [self._checkpoints]
         if self._fast is not None:  # in this order, since a drain may move one meanwhile
             tiers.insert(0, self._fast.checkpoints)
-        found = [(step, tier, it) for tier in tiers for step, it in tier.folder.numbered().items()]
+        found = [(at, tier, one) for tier in tiers for at, one in tier.folder.numbered().items()]
         steps = [step for step, _, _ in found]
         older = {
             step
             for step in steps
             if self._fast is not None and steps.count(step) > 1 and self._fast.is_older(step)
         }
-        return sorted(found, key=lambda it: (-it[0], it[0] in older and it[1] is not tiers[-1]))
+        return sorted(found, key=lambda one: (-one[0], one[0] in older and one[1] is not tiers[-1]))
 
     def _forgive(self, step: int, checkpoints: Checkpoints) -> None:
         """Removes a step that another directory has whole from the skipped ones."""
         for skipped, error in self.skipped:
             if skipped == step and not isinstance(error, UnfinishedError):
                 warn(f"step {step} is taken from {shown(checkpoints.path(step))}: {error}")
-        self.skipped = [it for it in self.skipped if it[0] != step]
+        self.skipped = [pair for pair in self.skipped if pair[0] != step]
 
     def _load(self, step: int, checkpoints: Checkpoints, is_directory: bool) -> Loaded:
         """Loads the checkpoint of a step.
