@@ -221,8 +221,10 @@ class Directory(abc.ABC):
         return Written(name, found.nbytes, zlib.crc32(record), plan)
 
 
-def _files_of(manifest: bytes) -> set[str] | None:
+def _files_of(manifest: bytes | None) -> set[str] | None:
     """Returns the files of a checkpoint; `None` if they are unknown."""
+    if manifest is None:
+        return set()
     try:
         return {name for name, _, _ in core.Manifest.decode(manifest).files}
     except DecodeError:  # perhaps of a newer version
@@ -251,8 +253,8 @@ class LocalDirectory(Directory):
         try:
             held = [one._lease for one in self._interrupted if isinstance(one, LocalDirectory)]
             self._lease.take(name, held)
-            self._before = self._manifest()
-            self._replaced = self._used() or set()
+            data = self._manifest()
+            self._before, self._replaced = _hash_of(data), _files_of(data) or set()
         except OSError as error:
             name_file(error, self._path)
             raise
@@ -261,24 +263,17 @@ class LocalDirectory(Directory):
     def commit(self, manifest: bytes, names: set[str], *, durable: bool) -> None:
         del names
         self._lease.check()
-        now = self._manifest()
+        now = _hash_of(self._manifest())
         if now != self._before and now not in self._overtaken:
             raise BusyError(f"another job saved to {self} at the same time: save again")
         core.write_file(self.file(MANIFEST), manifest, durable=durable)
         self._has_committed(_hash_of(manifest))
 
     def _manifest(self) -> bytes | None:
-        """Returns a hash of the manifest, or `None`."""
         try:
-            return _hash_of(read_all(self.file(MANIFEST)))
+            return read_all(self.file(MANIFEST))
         except FileNotFoundError:
             return None
-
-    def _used(self) -> set[str] | None:
-        try:
-            return _files_of(read_all(self.file(MANIFEST)))
-        except FileNotFoundError:
-            return set()
 
     def clean(self) -> None:
         if not self._lease.is_held:
@@ -287,7 +282,7 @@ class LocalDirectory(Directory):
         kept: list[str] = []
         with contextlib.suppress(Exception):
             names = self.names()  # before the manifest, which a signal handler may replace
-            used = self._used()
+            used = _files_of(self._manifest())
             if used is None:
                 return
             for name in names:
@@ -327,7 +322,7 @@ class RemoteDirectory(Directory):
         del name
         version, data = self._manifest()
         self._before = version, _hash_of(data)
-        self._replaced = set() if data is None else _files_of(data) or set()
+        self._replaced = _files_of(data) or set()
         if data is None and self._is_file():
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(self))
 

@@ -156,7 +156,7 @@ class Contents:
 
     def summary(self) -> Summary:
         """Returns the step, the time and the metrics."""
-        own = self._own(0) if self._files else self._series
+        own = self._own(0)
         time, metrics = own.get("time"), own.get("metrics")
         items = metrics.items() if isinstance(metrics, dict) else ()
         known = {name: value for name, value in items if type(name) is str}
@@ -176,18 +176,12 @@ class Contents:
         Returns:
           The item or the list, and the number of processes that have saved.
         """
-        files = self._files
-        saved = len(files) or 1
+        saved = len(self._files) or 1
         if not self._is_ours:
             return None, count
-        if not files:
-            items = [_item(self._series)]
-        elif saved == count:
-            return _item(self._own(index)), saved
-        else:
-            items = [_item(self._own(process)) for process in range(saved)]
         if saved == count:
-            return items[0], saved
+            return _item(self._own(index)), saved
+        items = [_item(self._own(process)) for process in range(saved)]
         return (items if any(item is not None for item in items) else None), saved
 
     def verify(self, index: int, count: int) -> None:
@@ -217,8 +211,10 @@ class Contents:
         return {process_of(name): number for number, name in enumerate(names)}
 
     def _own(self, process: int) -> dict[str, Any]:
+        if not isinstance(self._reader, ShardedReader):
+            return self._series
         files = self._files
-        if not isinstance(self._reader, ShardedReader) or process not in files:
+        if process not in files:
             return {}
         found = _metadata(self._reader.file(files[process]))
         mine = found.get("own") if isinstance(found, dict) else None

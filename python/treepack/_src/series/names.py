@@ -6,6 +6,7 @@ in names count as numbers.
 
 from __future__ import annotations
 
+import operator
 import os
 import re
 from collections.abc import Iterable
@@ -86,6 +87,25 @@ def safe_normpath(path: str) -> str:
     found = SCHEME_RE.fullmatch(path)
     assert found is not None
     return (found["scheme"] or "") + os.path.normpath(found["path"])
+
+
+# Numbers with more digits are not found in names.
+_MOST_NUMBER = 10**18
+
+
+def checked(name: str, number: Any, text: str) -> int:
+    """Returns a step or version as an integer.
+
+    Raises:
+      TypeError: If it is not an integer; the error ends with the text.
+      ValueError: If it is negative or too large.
+    """
+    if not hasattr(number, "__index__"):
+        raise TypeError(f"{name} must be an integer, {text}")
+    found = operator.index(number)
+    if not 0 <= found < _MOST_NUMBER:
+        raise ValueError(f"{name} must be an integer from 0 to 10**18 - 1, got {found}")
+    return found
 
 
 def directory_of(given: Any, storage_options: StorageOptions = None) -> str:

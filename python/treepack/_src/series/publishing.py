@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import operator
 import re
 import secrets
 import time
@@ -29,7 +28,7 @@ from treepack._src.printable import warn
 from treepack._src.saving.layout import described_layout
 from treepack._src.saving.lease import FILE as LEASE
 from treepack._src.saving.lease import leased
-from treepack._src.series.names import directory_of
+from treepack._src.series.names import checked, directory_of
 from treepack._src.series.published import (
     HEAD,
     NAME,
@@ -50,9 +49,6 @@ from treepack._src.storage.store import ConditionError
 from treepack._src.storage.stores import store_of
 from treepack._src.storage.write import write_content
 from treepack.errors import BusyError, CorruptionError, TreepackError
-
-# Numbers with more digits are not versions.
-_MOST_VERSION = 10**18
 
 # The anchors that stay, with all versions after the first of them.
 _ANCHORS = 2
@@ -147,11 +143,7 @@ class Publisher:
         """
         if _more:
             raise TypeError("push() takes a tree: name the version, as in push(tree, version=1)")
-        if not hasattr(version, "__index__"):
-            raise TypeError(f"version must be an integer, such as the step, got {version!r:.100}")
-        number = operator.index(version)
-        if not 0 <= number < _MOST_VERSION:
-            raise ValueError(f"version must be an integer from 0 to 10**18 - 1, got {number}")
+        number = checked("version", version, f"such as the step, got {version!r:.100}")
         with leased(self._directory, "publisher"):
             before, is_repeated = self._settle(number)
             base = self._base()

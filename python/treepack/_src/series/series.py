@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import operator
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -33,7 +32,7 @@ from treepack._src.series.contents import Contents, opened
 from treepack._src.series.fast import Fast
 from treepack._src.series.intervals import Intervals
 from treepack._src.series.keep import Keep, best_steps, check_positive
-from treepack._src.series.names import IN_ORBAX, PIN, Folder, directory_of
+from treepack._src.series.names import IN_ORBAX, PIN, Folder, checked, directory_of
 from treepack._src.series.preemption import Preemption
 from treepack._src.series.resuming import Resuming
 from treepack._src.series.writing import Checkpoints, Commit
@@ -42,9 +41,6 @@ from treepack._src.storage.write import write_small
 from treepack.errors import TreepackError
 
 T = TypeVar("T")
-
-# Steps with more digits are not found in names.
-_MOST_STEP = 10**18
 
 Verify = Literal["manifest", "all"]
 """The bytes that `resume` verifies: the record, or all."""
@@ -512,11 +508,4 @@ def _checked_fast(fast: str | os.PathLike[str], directory: str) -> str:
 
 def _checked(step: Any) -> int:
     """Returns a step as an integer."""
-    if not hasattr(step, "__index__"):
-        raise TypeError(
-            f"step must be an integer, got {step!r:.100}: it comes first, as in save(step, state)"
-        )
-    found = operator.index(step)
-    if not 0 <= found < _MOST_STEP:
-        raise ValueError(f"step must be an integer from 0 to 10**18 - 1, got {found}")
-    return found
+    return checked("step", step, f"got {step!r:.100}: it comes first, as in save(step, state)")
