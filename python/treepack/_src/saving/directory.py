@@ -28,7 +28,7 @@ import treepack._core as core
 from treepack._src.checkpoint.shards import MANIFEST
 from treepack._src.printable import warn
 from treepack._src.saving.lease import FILE as LEASE
-from treepack._src.saving.lease import Lease, utc
+from treepack._src.saving.lease import Lease, OwnBusyError, utc
 from treepack._src.storage.content import open_parts, read_all
 from treepack._src.storage.entries import entries
 from treepack._src.storage.naming import name_file, naming
@@ -241,7 +241,7 @@ class LocalDirectory(Directory):
 
     def __init__(self, path: str | os.PathLike[str]):
         super().__init__(path)
-        self._lease = Lease(Path(self._path))
+        self._lease, self._is_shared = Lease(Path(self._path)), False
 
     def _claim(self, name: str) -> None:
         path = Path(self._path)
@@ -251,8 +251,13 @@ class LocalDirectory(Directory):
         if not path.is_dir():
             core.make_directories(path)
         try:
-            held = [one._lease for one in self._interrupted if isinstance(one, LocalDirectory)]
-            self._lease.take(name, held)
+            try:
+                self._lease.take(name)
+            except OwnBusyError:
+                interrupted = [one for one in self._interrupted if isinstance(one, LocalDirectory)]
+                if not (held := [one._lease for one in interrupted if one._lease.is_held]):
+                    raise
+                self._lease, self._is_shared = held[0], True
             data = self._manifest()
             self._before, self._replaced = _hash_of(data), _files_of(data) or set()
         except OSError as error:
@@ -306,7 +311,8 @@ class LocalDirectory(Directory):
             path.unlink(missing_ok=True)
 
     def release(self) -> None:
-        self._lease.release()
+        if not self._is_shared:
+            self._lease.release()
         super().release()
 
 

@@ -142,27 +142,23 @@ class Part(NamedTuple):
             return core.lay_raw(self.header, [*self.arrays.values()], snapshot=snapshot)
         except TreepackError:
             for name, array in self.arrays.items():
-                with _naming(name):
+                try:
                     core.lay_raw(b"", [array], snapshot=False)
+                except CorruptionError:  # names its file and leaf
+                    raise
+                except TreepackError as error:
+                    reason = str(error).removeprefix("at .: ")
+                    raise TreepackError(f"at {printable(name)}: {reason}") from error
             raise
 
 
-@contextlib.contextmanager
-def _naming(name: str) -> Iterator[None]:
-    """Names an array in the errors of a block, as `at name: reason`."""
-    try:
-        yield
-    except CorruptionError:  # names its file and leaf
-        raise
-    except TreepackError as error:
-        reason = str(error).removeprefix("at .: ")
-        raise TreepackError(f"at {printable(name)}: {reason}") from error
+_CAST = "cast it, as by array.astype(numpy.float32)"
 
 
 def part_of(
     arrays: Mapping[str, Any],
     metadata: Mapping[str, str] | None,
-    remedy: str = "cast it, as by array.astype(numpy.float32)",
+    remedy: str = _CAST,
 ) -> Part:
     """Sorts the arrays of a file as safetensors does: by dtype, then by name.
 
@@ -306,7 +302,7 @@ def write_of(
     writing: Writing,
     max_shard_size: int | None,
     *,
-    remedy: str | None = None,
+    remedy: str = _CAST,
     snapshot: bool = False,
 ) -> Callable[[Progress], None]:
     """Returns a function that writes arrays to a file, or with `max_shard_size` to a directory.
@@ -314,8 +310,7 @@ def write_of(
     See `part_of` for errors and `remedy`.
     """
     several = [arrays] if max_shard_size is None else split(arrays, max_shard_size)
-    options = {} if remedy is None else {"remedy": remedy}
-    parts = [part_of(part, metadata, **options) for part in several]
+    parts = [part_of(part, metadata, remedy) for part in several]
     total = sum(part.nbytes for part in parts)
     layouts = (part.layout(snapshot=snapshot) for part in parts)
     if snapshot:

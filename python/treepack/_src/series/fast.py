@@ -341,15 +341,11 @@ class Fast:
         steps = self.checkpoints.steps()
         if not steps or len(steps) > _MOST:
             return not steps
+        newest = Path(self.checkpoints.path(steps[-1]))
         try:
-            with opened(self.checkpoints.path(steps[-1]), steps[-1]) as contents:
-                nbytes = contents.nbytes
-        except Exception as error:
-            if not is_damage(error):
-                raise
-            return True
-        try:
-            usage = shutil.disk_usage(self.checkpoints.folder.directory)
+            files = newest.iterdir() if newest.is_dir() else [newest]
+            nbytes = sum(file.stat().st_size for file in files)
+            usage = shutil.disk_usage(newest.parent)
         except OSError:
             return True
         return usage.free >= nbytes or not usage.total

@@ -75,6 +75,11 @@ class Head(NamedTuple):
     versions: tuple[Version, ...]
     data: bytes | None
 
+    @property
+    def newest(self) -> str:
+        """The newest version as text."""
+        return f"version {self.versions[-1].number}" if self.versions else "no version"
+
 
 class Held(NamedTuple):
     """A version in memory: its name and its encoding."""
@@ -90,16 +95,6 @@ class Held(NamedTuple):
 
 def _number(name: str) -> int:
     return int(name.partition("-")[0].removeprefix("version_"))
-
-
-def patch_path(directory: str, name: str) -> str:
-    """Returns the path or URL of the patch of a version."""
-    return joined(directory, f"{name}.patch")
-
-
-def anchor_path(directory: str, name: str) -> str:
-    """Returns the path or URL of the anchor of a version."""
-    return joined(directory, f"{name}.treepack")
 
 
 def sum_of(content: core.Content) -> int:
@@ -183,7 +178,7 @@ def assembled(directory: str, head: Head, held: Held | None, max_size: int | Non
     assert held is not None, "`_start` returns an anchor otherwise"
     content = held.content
     for version in versions[start + 1 :]:
-        path = patch_path(directory, version.name)
+        path = joined(directory, f"{version.name}.patch")
         with naming(path):
             opening = Opening(mmap=False, base=content, max_size=max_size)
             content = read_whole(path, opening)
@@ -207,7 +202,7 @@ def _start(versions: Sequence[Version], held: Held | None) -> tuple[int, bool]:
 
 
 def _read_anchor(directory: str, version: Version, max_size: int | None) -> Held:
-    path = anchor_path(directory, version.name)
+    path = joined(directory, f"{version.name}.treepack")
     with naming(path):
         content = read_whole(path, Opening(mmap=False, max_size=max_size))
         if version.anchor != (content.nbytes, sum_of(content)):

@@ -36,10 +36,8 @@ from treepack._src.series.published import (
     Head,
     Held,
     Version,
-    anchor_path,
     assembled,
     head_of,
-    patch_path,
     read_head,
     sum_of,
 )
@@ -202,9 +200,9 @@ class Publisher:
         anchor = None
         if patch is None or since + 1 >= self._anchor_every:
             anchor = Anchor(data.nbytes, sum_of(data))
-            write_content(anchor_path(self._directory, name), data, durable=self._durable)
+            write_content(joined(self._directory, f"{name}.treepack"), data, durable=self._durable)
         if patch is not None:
-            write_content(patch_path(self._directory, name), patch, durable=self._durable)
+            write_content(joined(self._directory, f"{name}.patch"), patch, durable=self._durable)
         versions = [*old, Version(name, None if patch is None else patch.nbytes, anchor)]
         anchors = [at for at, version in enumerate(versions) if version.anchor is not None]
         versions = versions[anchors[-_ANCHORS:][0] :]
@@ -227,10 +225,9 @@ class Publisher:
         self._unknown, self._head, self._held = None, head, held
 
     def _busy(self, found: Head) -> BusyError:
-        there = f"version {found.versions[-1].number}" if found.versions else "no version"
         return BusyError(
-            f"another publisher has changed {shown(self._directory)}, where {there} is the newest "
-            "now: only one may push; a new Publisher continues after that version"
+            f"another publisher has changed {shown(self._directory)}, where {found.newest} is the "
+            "newest now: only one may push; a new Publisher continues after that version"
         )
 
     def _tidy(self) -> None:
@@ -251,13 +248,11 @@ class Publisher:
             store_of(self._directory)[0].delete(gone)
             self._has_tidied = True
         except (OSError, TreepackError) as error:
-            newest = self._head.versions[-1].number
-            warn(f"version {newest} is published, but older ones could not be removed: {error}")
+            newest = self._head.newest
+            warn(f"{newest} is published, but older ones could not be removed: {error}")
 
     def __repr__(self) -> str:
-        versions = self._head.versions
-        found = f"version {versions[-1].number}" if versions else "no version"
-        return f"<treepack.Publisher {shown(self._directory)!r}: {found} published>"
+        return f"<treepack.Publisher {shown(self._directory)!r}: {self._head.newest} published>"
 
 
 class Subscriber:
