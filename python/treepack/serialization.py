@@ -337,7 +337,7 @@ def compress_bytes(
       >>> gzip.decompress(treepack.serialization.compress_bytes(b"abc"))
       b'abc'
     """
-    _check_how(compress, level)
+    _check_is_compressed(compress, level)
     with progress_bar(progress, "compress") as tell:
         return core.compress(
             data, level, numbers=compress == "numbers", threads=threads, progress=tell
@@ -376,7 +376,7 @@ def decompress_bytes(
         return core.decompress(data, max_size=max_size, threads=threads, progress=tell)
 
 
-def _check_how(compress: Compress, level: int | None) -> None:
+def _check_is_compressed(compress: Compress, level: int | None) -> None:
     check_compress(compress, level)
     if not compress:
         raise ValueError("compress must be True, 'gzip' or 'numbers' here")
@@ -406,7 +406,7 @@ def to_compressed_bytes(
       >>> serialization.from_compressed_bytes([0, 0], serialization.to_compressed_bytes([1, 2]))
       [1, 2]
     """
-    _check_how(compress, level)
+    _check_is_compressed(compress, level)
     layout, numbers = state_layout(target, align), compress == "numbers"
     with progress_bar(progress, "compress") as tell:
         return layout.to_gzip(level, numbers=numbers, threads=threads, progress=tell)

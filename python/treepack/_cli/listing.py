@@ -25,7 +25,6 @@ from treepack._src.checkpoint.file import (
     value_at,
 )
 from treepack._src.checkpoint.reader import LazyArray
-from treepack._src.dtypes import is_complex
 from treepack._src.printable import printable, safe_repr
 from treepack._src.saving.safetensors import bytes_of
 from treepack._src.storage.place import shown
@@ -215,15 +214,7 @@ def show(file: FILE, path: PATH, max_size: MAX_SIZE = None) -> None:
         output.line(f"{path}: {kind}, {size_text(found.nbytes)}", "bold")
         known = values.statistics(found, 40) if values.is_numeric(found) else None
         if known is not None:
-            symbol = "|x|" if is_complex(found.dtype) else "x"
-            rows = [
-                (f"{symbol} from", f"{known.minimum:.6g} to {known.maximum:.6g}"),
-                ("mean", f"{known.mean:.6g} ± {known.deviation:.6g}"),
-                ("zeros", f"{known.zeros} of {found.size}"),
-            ]
-            if known.nan or known.infinite:
-                rows.append(("not finite", f"{known.nan} NaN, {known.infinite} infinite"))
+            rows, bars = known
             output.rows([(row, ("dim", "")) for row in rows])
-            bars = values.histogram(known.counts)
-            output.line(f"{known.minimum:.3g} {bars} {known.maximum:.3g}", "cyan")
+            output.line(bars, "cyan")
         output.block(values.preview(found))

@@ -283,24 +283,21 @@ class LocalDirectory(Directory):
     def clean(self) -> None:
         if not self._lease.is_held:
             return
-        spared = self._lease.spared
         kept: list[str] = []
         with contextlib.suppress(Exception):
             names = self.names()  # before the manifest, which a signal handler may replace
             used = _files_of(self._manifest())
             if used is None:
                 return
-            for name in names:
-                is_spared = spared is not None and _is_of(name, spared)
-                is_spared = is_spared or self._spares(name)
-                is_old = _SHARD_FILE.fullmatch(name) and name not in used and not is_spared
-                if is_old and self._is_ours(name):
-                    try:
-                        self._remove(name)
-                    except PermissionError:
-                        kept.append(name)
-                    except Exception:  # concerns one file; continue with the others
-                        pass
+            for name in names - used:
+                if not _SHARD_FILE.fullmatch(name) or self._spares(name) or not self._is_ours(name):
+                    continue
+                try:
+                    self._remove(name)
+                except PermissionError:
+                    kept.append(name)
+                except Exception:  # concerns one file; continue with the others
+                    pass
         self._warn(kept)
 
     def _remove(self, name: str) -> None:
@@ -308,7 +305,11 @@ class LocalDirectory(Directory):
         if name.startswith("."):
             core.remove_if_dead(path)
         else:
-            path.unlink(missing_ok=True)
+            path.unlink()
+
+    def _spares(self, name: str) -> bool:
+        spared = self._lease.spared
+        return super()._spares(name) or (spared is not None and _is_of(name, spared))
 
     def release(self) -> None:
         if not self._is_shared:

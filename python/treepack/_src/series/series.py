@@ -280,10 +280,10 @@ class Series:
         wait_at(self._place)
         self._check_processes()
         resuming = Resuming(
-            self._checkpoints,
-            self._fast,
-            template,
-            self._timeout,
+            checkpoints=self._checkpoints,
+            fast=self._fast,
+            template=template,
+            timeout=self._timeout,
             is_verified=verify == "all",
             mmap=mmap,
             max_size=max_size,
