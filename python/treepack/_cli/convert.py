@@ -23,7 +23,7 @@ from treepack._src import paths as _paths
 from treepack._src.checkpoint import sources
 from treepack._src.checkpoint.file import File, place_of
 from treepack._src.checkpoint.npz import NpzReader
-from treepack._src.checkpoint.reader import Reader
+from treepack._src.checkpoint.reader import LazyArray, Reader
 from treepack._src.checkpoint.safetensors import RepositoryReader, SafetensorsReader
 from treepack._src.checkpoint.select import Renaming, twice, values_in
 from treepack._src.options import Progress, Saved, Writing
@@ -217,7 +217,14 @@ def renamed(
         source = sources.stack(pattern)
         sources.check_wildcards(path, source)
         for new, (one, found) in sources.resolve(path, source, leaves).items():
-            stacked[new] = one, [_array(leaves.pop(name), name) for name in found]
+            arrays = [_array(leaves.pop(name), name) for name in found]
+            kinds = [*dict.fromkeys(f"{array.dtype}{[*array.shape]}" for array in arrays)]
+            if len(kinds) > 1:
+                raise TreepackError(
+                    f"{source}: the arrays have different shapes or dtypes: "
+                    f"{' and '.join(kinds[:2])}"
+                )
+            stacked[new] = one, arrays
             if new in leaves:
                 raise TreepackError(f"--stack: there is a leaf at {new} already")
             leaves[new] = stacked[new]
@@ -238,7 +245,7 @@ def renamed(
         ours |= {new: sources.transpose(new) for new in spread(path, sources.transpose(path))}
     for path, (source, arrays) in stacked.items():
         is_turned = ours.pop(renaming[path], None) is not None
-        leaves[path] = layers.Stack(dataclasses.replace(source, axes=is_turned), arrays)
+        leaves[path] = sources.SourceArray(dataclasses.replace(source, axes=is_turned), arrays)
     for path, pattern in splits.items():
         for new, source in spread(path, sources.unstack(pattern)).items():
             ours[new] = dataclasses.replace(source, axes=new in ours)
@@ -265,8 +272,8 @@ def _pairs(option: str, given: Iterable[str]) -> dict[str, str]:
     return found
 
 
-def _array(leaf: Any, path: str) -> Any:
-    if not hasattr(leaf, "shape"):
+def _array(leaf: Any, path: str) -> LazyArray:
+    if not isinstance(leaf, LazyArray):
         raise TreepackError(f"{path} is not an array: it has no layers and axes")
     return leaf
 
