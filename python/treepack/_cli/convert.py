@@ -391,8 +391,10 @@ def _write_array(file: Any, array: Any) -> None:
         "shape": array.shape,
     }
     np.lib.format.write_array_header_1_0(file, head)
-    for part in _parts(array):
-        file.write(part)
+    layout = core.lay_raw(b"", [array], snapshot=False)
+    content = core.Content.laid(layout, core.Content.lent(b""))
+    for start in range(0, content.nbytes, PART_BYTES):
+        file.write(content.read_range(start, min(content.nbytes, start + PART_BYTES)))
 
 
 def _named(tree: Any, separator: str) -> dict[str, Any]:
@@ -416,14 +418,3 @@ def _arrays(tree: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
                 f"{type(leaf).__name__}: leave it out with --skip"
             )
         yield parts, leaf
-
-
-def _parts(array: Any) -> Iterator[bytes]:
-    """Yields the bytes of an array block by block."""
-    if isinstance(array, np.ndarray):
-        yield np.ascontiguousarray(array).tobytes()
-        return
-    content, pieces = array._deferred()
-    for start, end in pieces:
-        for first in range(start, end, PART_BYTES):
-            yield content.read_range(first, min(end, first + PART_BYTES))
