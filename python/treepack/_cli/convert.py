@@ -34,7 +34,7 @@ from treepack._src.saving import layers
 from treepack._src.saving.layout import file_layout, plain_layout
 from treepack._src.saving.safetensors import named, without_dtype, write_of
 from treepack._src.storage.content import open_parts
-from treepack._src.storage.deferred import Deferred, InContent, rows_cast
+from treepack._src.storage.deferred import Computed, Deferred, InContent
 from treepack._src.storage.foreign import reference_text
 from treepack._src.storage.npz import read_npz
 from treepack._src.storage.safetensors import nested
@@ -185,9 +185,22 @@ def with_dtype(tree: Any, dtype: np.dtype[Any]) -> Any:
     def cast(leaf: Any) -> Any:
         if not isinstance(leaf, (Deferred, np.ndarray)) or not _dtypes.is_float(leaf.dtype):
             return leaf
-        return leaf.astype(dtype) if isinstance(leaf, np.ndarray) else rows_cast(leaf, dtype)
+        content, size = _content(leaf), leaf.dtype.itemsize
+
+        def flat_range(start: int, stop: int) -> np.ndarray:
+            found = np.frombuffer(content.read_range(start * size, stop * size), leaf.dtype)
+            with np.errstate(over="ignore"):
+                return found.astype(dtype, copy=False)
+
+        return Computed(leaf.shape, dtype, flat_range)
 
     return map_leaves(cast, tree)
+
+
+def _content(array: Any) -> core.Content:
+    """Returns the bytes of an array in C order."""
+    layout = core.lay_raw(b"", [array], snapshot=False)
+    return core.Content.laid(layout, core.Content.lent(b""))
 
 
 def renamed(
@@ -391,8 +404,7 @@ def _write_array(file: Any, array: Any) -> None:
         "shape": array.shape,
     }
     np.lib.format.write_array_header_1_0(file, head)
-    layout = core.lay_raw(b"", [array], snapshot=False)
-    content = core.Content.laid(layout, core.Content.lent(b""))
+    content = _content(array)
     for start in range(0, content.nbytes, PART_BYTES):
         file.write(content.read_range(start, min(content.nbytes, start + PART_BYTES)))
 
