@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import contextlib
 import errno
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from typing import Any, Unpack
 
 import treepack._core as core
@@ -233,13 +234,18 @@ def _item(own: Mapping[str, Any]) -> Any:
     return None if data is None else loads(data, copy=True)
 
 
-def _check_not_special(path: str) -> None:
-    if is_special(path):
-        raise DecodeError("it is not a regular file")
-
-
 @contextlib.contextmanager
-def opened(path: str, step: int, *, is_directory: bool = False) -> Iterator[Contents]:
+def _opened(path: str, step: int, make: Callable[[], Reader]) -> Iterator[Contents]:
+    with naming(path):
+        if is_special(path):
+            raise DecodeError("it is not a regular file")
+        reader = make()
+        reader.given = path
+        with contextlib.closing(reader):
+            yield Contents(reader, step)
+
+
+def opened(path: str, step: int, *, is_directory: bool = False) -> AbstractContextManager[Contents]:
     """Yields the checkpoint of a step. Its errors name the file.
 
     With `is_directory` it is known to be a directory.
@@ -247,14 +253,9 @@ def opened(path: str, step: int, *, is_directory: bool = False) -> Iterator[Cont
     Raises:
       Exception: If it cannot be read; see `is_damage`.
     """
-    with naming(path):
-        _check_not_special(path)
-        reader = open_reader(path, is_directory=is_directory)
-    with naming(path), contextlib.closing(reader):
-        yield Contents(reader, step)
+    return _opened(path, step, lambda: open_reader(path, is_directory=is_directory))
 
 
-@contextlib.contextmanager
 def opened_to_load(
     path: str,
     step: int,
@@ -263,7 +264,7 @@ def opened_to_load(
     mmap: bool | None,
     max_size: int | None,
     whole: bool,
-) -> Iterator[Contents]:
+) -> AbstractContextManager[Contents]:
     """Yields the checkpoint of a step, whose bytes stay the same if it is saved again.
 
     Args:
@@ -277,13 +278,11 @@ def opened_to_load(
     Raises:
       ReplacedError: If it is a directory that is saved again while it is read.
     """
-    with naming(path):
+
+    def make() -> Reader:
         if is_directory:
-            reader: Reader = ShardedReader.open(path, mmap=mmap is not False, max_size=max_size)
-        else:
-            _check_not_special(path)
-            source = downloaded(path) if whole else path
-            reader = Reader.open(source, mmap=bool(mmap), max_size=max_size)
-        reader.given = path
-        with contextlib.closing(reader):
-            yield Contents(reader, step)
+            return ShardedReader.open(path, mmap=mmap is not False, max_size=max_size)
+        source = downloaded(path) if whole else path
+        return Reader.open(source, mmap=bool(mmap), max_size=max_size)
+
+    return _opened(path, step, make)
