@@ -243,17 +243,14 @@ class Lease:
         """Returns the content of the current lease."""
         if not self._files:
             return b""  # this is a fork of its holder
-        try:
+        with contextlib.suppress(OSError):
             file = _open(self._path)
-        except OSError:
-            return b""
-        try:
-            return os.read(file, _MOST)
-        except OSError:
-            return b""
-        finally:
-            with contextlib.suppress(OSError):  # nothing was written
-                os.close(file)
+            try:
+                return os.read(file, _MOST)
+            finally:
+                with contextlib.suppress(OSError):  # nothing was written
+                    os.close(file)
+        return b""
 
     def release(self) -> None:
         """Ends the lease, so that other jobs may save to the directory."""
@@ -262,16 +259,12 @@ class Lease:
             self._renewer.join()
         is_held = self.is_held
         if os.name == "nt":
-            self._leave()  # Windows removes no open file
+            _close(self._files)  # Windows removes no open file
         if is_held:
             with contextlib.suppress(OSError):  # it is unlocked all the same
                 self._path.unlink()
-        self._leave()
-        _held.discard(self)
-
-    def _leave(self) -> None:
-        """Closes the file, which ends the lock unless a forked process shares it."""
         _close(self._files)
+        _held.discard(self)
 
 
 @contextlib.contextmanager
@@ -308,6 +301,7 @@ def _renew(target: int | Path, stopped: threading.Event) -> None:
 
 
 def _close(files: list[int]) -> None:
+    """Closes files, which ends their locks unless a forked process shares them."""
     while files:
         with contextlib.suppress(OSError):  # it is closed all the same, and nothing is lost
             os.close(files.pop())
@@ -332,7 +326,7 @@ def _leave_all() -> None:
     global _process
     _process = secrets.token_hex(8)
     for lease in [*_held]:
-        lease._leave()
+        _close(lease._files)
 
 
 if hasattr(os, "register_at_fork"):
