@@ -109,34 +109,23 @@ def __dir__() -> list[str]:
     return sorted(__all__)
 
 
-# Names of other libraries, and what replaces them.
+# What replaces the names of other libraries.
 _ELSEWHERE = {
-    **dict.fromkeys(
-        (
-            *("restore", "load_file", "read", "from_file", "load_checkpoint", "load_params"),
-            *("load_pytree", "load_state_dict", "tree_deserialise_leaves"),
-        ),
-        "treepack.load",
+    "treepack.load": (
+        "restore load_file read from_file load_checkpoint load_params load_pytree load_state_dict "
+        "tree_deserialise_leaves"
     ),
-    **dict.fromkeys(
-        (
-            *("save_file", "dump", "write", "to_file", "savez", "save_params", "save_pytree"),
-            "tree_serialise_leaves",
-        ),
-        "treepack.save",
+    "treepack.save": (
+        "save_file dump write to_file savez save_params save_pytree tree_serialise_leaves"
     ),
-    **dict.fromkeys(("safe_open", "inspect"), "treepack.open"),
-    **dict.fromkeys(("metadata", "load_metadata"), "treepack.read_metadata"),
-    **{
-        verb: f"the command line, as in `treepack {verb} --help`"
-        for verb in ("ls", "show", "info", "convert", "get", "salvage")
-    },
-    "CheckpointManager": "treepack.Series, or Orbax's own with treepack.orbax",
-    **dict.fromkeys(
-        ("Checkpointer", "StandardCheckpointer", "PyTreeCheckpointer", "AsyncCheckpointer"),
-        "treepack.save and treepack.load",
+    "treepack.open": "safe_open inspect",
+    "treepack.read_metadata": "metadata load_metadata",
+    "treepack.Series, or Orbax's own with treepack.orbax": "CheckpointManager",
+    "treepack.save and treepack.load": (
+        "Checkpointer StandardCheckpointer PyTreeCheckpointer AsyncCheckpointer"
     ),
 }
+_COMMANDS = ("ls", "show", "info", "convert", "get", "salvage")
 
 
 def __getattr__(name: str) -> str:
@@ -145,7 +134,10 @@ def __getattr__(name: str) -> str:
         from importlib.metadata import version
 
         return version("treepack")
-    here = _ELSEWHERE.get(name)
+    here = f"the command line, as in `treepack {name} --help`" if name in _COMMANDS else None
+    for place, names in _ELSEWHERE.items():
+        if name in names.split():
+            here = place
     for module in (serialization, checkpoints):
         if name in module.__all__:
             here = f"{module.__name__}.{name}"

@@ -24,29 +24,41 @@ from __future__ import annotations
 
 import functools
 import os
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Unpack
 
 from treepack._src.api.files import load
 from treepack._src.checkpoint.shards import MANIFEST
 from treepack._src.interop import jax as _jax
 from treepack._src.options import (
-    TIMEOUT_S,
-    Compress,
+    Arrays,
+    DropInReading,
+    FileWriteOptions,
     Opening,
     Progress,
-    Replicas,
+    Reading,
+    RestoreOptions,
     Saved,
+    Sharing,
     StorageOptions,
-    Strict,
     Writing,
-    restoring,
+    check_known,
+    takes,
 )
 from treepack._src.pytree.state_dict import to_state_dict
 from treepack._src.restore.template import from_state_dict, restore_encoded
+from treepack._src.saving.layout import state_layout
 from treepack._src.saving.sharded import ShardedWrite, is_distributed
-from treepack._src.series import orbax as _orbax
-from treepack._src.series.linen import MODULE_NUM_RE, convert_pre_linen
-from treepack._src.series.manager import AsyncManager
+from treepack._src.series import flax as _flax
+from treepack._src.series.flax import (
+    MODULE_NUM_RE,
+    MP_ARRAY_PH,
+    ORBAX_CKPT_FILENAME,
+    ORBAX_MANIFEST_OCDBT,
+    ORBAX_METADATA_FILENAME,
+    AsyncManager,
+    convert_pre_linen,
+)
 from treepack._src.series.names import (
     MP_ARRAY_POSTFIX,
     SCHEME_RE,
@@ -58,18 +70,13 @@ from treepack._src.series.names import (
     natural_sort,
     safe_normpath,
 )
-from treepack._src.series.orbax import (
-    ORBAX_CKPT_FILENAME,
-    ORBAX_MANIFEST_OCDBT,
-    ORBAX_METADATA_FILENAME,
-)
 from treepack._src.series.retention import check_newest, tidy
-from treepack._src.series.steps import MP_ARRAY_PH, FileWrite, Place, check_placeholders
 from treepack._src.storage.content import read_whole
 from treepack._src.storage.entries import exists, is_directory, is_missing, listed
 from treepack._src.storage.naming import naming
 from treepack._src.storage.place import Location, absolute, joined, resolved, shown
 from treepack._src.storage.store import Entry
+from treepack._src.storage.write import save_layout
 from treepack.errors import TreepackError
 
 __all__ = [
@@ -110,6 +117,7 @@ for _public in (AsyncManager, convert_pre_linen, natural_sort, safe_normpath):
 del _public
 
 
+@takes(FileWriteOptions, Writing)
 def save_checkpoint(
     ckpt_dir: Location,
     target: PyTree,
@@ -120,13 +128,7 @@ def save_checkpoint(
     keep_every_n_steps: int | None = None,
     async_manager: AsyncManager | None = None,
     orbax_checkpointer: Any = None,
-    *,
-    compress: Compress = False,
-    level: int | None = None,
-    durable: bool = True,
-    threads: int | None = None,
-    progress: Progress = None,
-    storage_options: StorageOptions = None,
+    **options: Unpack[FileWriteOptions],
 ) -> str:
     """Saves a tree as the checkpoint of a step, and removes older ones.
 
@@ -146,6 +148,7 @@ def save_checkpoint(
       orbax_checkpointer: A checkpointer of Orbax that saves the tree instead of treepack.
       compress: See `treepack.save`, also for other options. flax does not read compressed files.
       level: From 0 (stored) to 9 (smallest).
+      align: The alignment of arrays.
       durable: Whether to wait until the file is on the disk before older ones are removed.
       threads: The maximum number of threads that compress.
       progress: See `treepack.serialization.save_to_file`.
@@ -169,27 +172,47 @@ def save_checkpoint(
         ...
       treepack.errors.InvalidCheckpointError: ...
     """
-    writing = Writing(compress=compress, level=level, durable=durable, threads=threads)
+    check_known(save_checkpoint, options)
+    writing = Writing.of(options)
     if async_manager is not None:
         async_manager.wait_previous_save()
-    place = Place(directory_of(ckpt_dir, storage_options), step, prefix)
+    place = _flax.Place(directory_of(ckpt_dir, options.get("storage_options")), step, prefix)
     commit = functools.partial(tidy, place.folder, place.name, keep, overwrite, keep_every_n_steps)
     if orbax_checkpointer is not None:
-        _orbax.wait_for(orbax_checkpointer)
-        _orbax.save(place.absolute, target, orbax_checkpointer, overwrite=overwrite)
+        _flax.wait_for(orbax_checkpointer)
+        _flax.save_by_orbax(place.absolute, target, orbax_checkpointer, overwrite=overwrite)
         if _jax.processes()[0] == 0:
             commit()
         return place.path
     if not overwrite:
         check_newest(place.folder, place.name)
-    write = FileWrite(target, place, writing, progress, commit, snapshot=async_manager is not None)
-    if async_manager is None:
-        write()
-    else:
-        async_manager.save_async(write)
+    _write_file(target, place, writing, options.get("progress"), commit, async_manager)
     return place.path
 
 
+def _write_file(
+    target: Any,
+    place: _flax.Place,
+    writing: Writing,
+    progress: Progress,
+    commit: Callable[[], None],
+    manager: AsyncManager | None,
+) -> None:
+    """Writes the state of a tree and commits it, with a manager in the background."""
+    # A list, from which it is popped: a function would keep the arrays while it commits.
+    layouts = [state_layout(target, writing.align, snapshot=manager is not None)]
+
+    def write() -> None:
+        save_layout(layouts.pop(), place.absolute, writing, progress)
+        commit()
+
+    if manager is None:
+        write()
+    else:
+        manager.save_async(write)
+
+
+@takes(FileWriteOptions, Writing)
 def save_checkpoint_multiprocess(
     ckpt_dir: Location,
     target: PyTree,
@@ -201,13 +224,7 @@ def save_checkpoint_multiprocess(
     async_manager: AsyncManager | None = None,
     gda_manager: Any = None,
     orbax_checkpointer: Any = None,
-    *,
-    compress: Compress = False,
-    level: int | None = None,
-    durable: bool = True,
-    threads: int | None = None,
-    progress: Progress = None,
-    storage_options: StorageOptions = None,
+    **options: Unpack[FileWriteOptions],
 ) -> str:
     """Saves a tree as the checkpoint of a step, together with all other processes.
 
@@ -229,6 +246,7 @@ def save_checkpoint_multiprocess(
       orbax_checkpointer: A checkpointer of Orbax that saves the tree instead of treepack.
       compress: See `save_checkpoint`, also for other options.
       level: From 0 (stored) to 9 (smallest).
+      align: The alignment of arrays.
       durable: Whether to wait until the files are on the disk before older ones are removed.
       threads: The maximum number of threads that compress.
       progress: See `treepack.serialization.save_to_file`.
@@ -251,7 +269,8 @@ def save_checkpoint_multiprocess(
       >>> checkpoints.restore_checkpoint(path, None)
       {'w': array([1., 1.], dtype=float32)}
     """
-    writing = Writing(compress=compress, level=level, durable=durable, threads=threads)
+    check_known(save_checkpoint_multiprocess, options)
+    writing, progress = Writing.of(options), options.get("progress")
     if gda_manager is not None:
         raise TreepackError(
             "gda_manager= is not supported: leave it out. Arrays of several processes are saved "
@@ -260,23 +279,26 @@ def save_checkpoint_multiprocess(
     if async_manager is not None:
         async_manager.wait_previous_save()
     _jax.wait_for_all("treepack: earlier saves")
-    place = Place(directory_of(ckpt_dir, storage_options), step, prefix)
+    place = _flax.Place(directory_of(ckpt_dir, options.get("storage_options")), step, prefix)
     is_first = _jax.processes()[0] == 0
     commit = functools.partial(tidy, place.folder, place.name, keep, overwrite, keep_every_n_steps)
     if orbax_checkpointer is not None:
-        _orbax.wait_for(orbax_checkpointer)
+        _flax.wait_for(orbax_checkpointer)
         if is_first:
             commit()  # before the save: an asynchronous checkpointer has no callback
-        _orbax.save(place.absolute, target, orbax_checkpointer, overwrite=overwrite)
+        _flax.save_by_orbax(place.absolute, target, orbax_checkpointer, overwrite=overwrite)
         return place.path
     state = to_state_dict(target)
     if not overwrite:
         check_newest(place.folder, place.name)
         _jax.wait_for_all("treepack: no later checkpoint")
-    is_background = async_manager is not None
     if is_distributed(state):
         write_together = ShardedWrite(
-            place.absolute, state, Saved(static="error"), writing, snapshot=is_background
+            place.absolute,
+            state,
+            Saved(static="error"),
+            writing,
+            snapshot=async_manager is not None,
         )
 
         def work() -> None:
@@ -293,14 +315,11 @@ def save_checkpoint_multiprocess(
                 write_together.abandon(error)
                 raise
     elif is_first:
-        write = FileWrite(state, place, writing, progress, commit, snapshot=is_background)
-        if async_manager is None:
-            write()
-        else:
-            async_manager.save_async(write)
+        _write_file(state, place, writing, progress, commit, async_manager)
     return place.path
 
 
+@takes(RestoreOptions, Reading, Opening, Sharing, strict=False, mmap=False)
 def restore_checkpoint(
     ckpt_dir: Location,
     target: PyTree | None,
@@ -311,16 +330,7 @@ def restore_checkpoint(
     allow_partial_mpa_restoration: bool = False,
     orbax_checkpointer: Any = None,
     orbax_transforms: dict[str, Any] | None = None,
-    *,
-    strict: Strict = False,
-    copy: bool | None = None,
-    mmap: bool = False,
-    max_size: int | None = None,
-    replicas: Replicas = "read",
-    timeout: float = TIMEOUT_S,
-    threads: int | None = None,
-    progress: Progress = None,
-    storage_options: StorageOptions = None,
+    **options: Unpack[RestoreOptions],
 ) -> PyTree:
     """Restores the checkpoint of a step, or the newest one.
 
@@ -373,44 +383,35 @@ def restore_checkpoint(
       [array([1., 1.])]
     """
     del gda_manager
-    _orbax.wait_for(orbax_checkpointer)
-    threads = threads if parallel else 1
-    reading = restoring(strict, copy, threads)
-    opening = Opening(mmap=mmap, max_size=max_size, threads=threads, progress=progress)
+    check_known(restore_checkpoint, options)
+    directory = directory_of(ckpt_dir, options.pop("storage_options", None))
+    options = {"strict": False, "mmap": False, **options}
+    if not parallel:
+        options["threads"] = 1
+    _flax.wait_for(orbax_checkpointer)
+    reading, opening = DropInReading.of(options), Opening.of(options)
 
     def restored(path: str, inside: list[Entry] | None) -> Any:
         with naming(path):
             if names := _names(inside):
                 if MANIFEST in names:
                     template = None if target is None else to_state_dict(target)
-                    state = load(
-                        path,
-                        template,
-                        strict=strict,
-                        arrays="numpy" if target is None else "saved",
-                        copy=copy,
-                        mmap=mmap,
-                        max_size=max_size,
-                        replicas=replicas,
-                        timeout=timeout,
-                        threads=threads,
-                        progress=progress,
-                    )
-                    return (
-                        state if target is None else from_state_dict(target, state, strict=strict)
-                    )
-                if _orbax.is_of_orbax(names):
+                    arrays: Arrays = "numpy" if target is None else "saved"
+                    state = load(path, template, arrays=arrays, **options)
+                    if target is None:
+                        return state
+                    return from_state_dict(target, state, strict=reading.strict)
+                if _flax.is_of_orbax(names):
                     where = os.fspath(absolute(path))
-                    return _orbax.restore(
-                        where, target, orbax_checkpointer, orbax_transforms, strict=strict
+                    return _flax.restore_by_orbax(
+                        where, target, orbax_checkpointer, orbax_transforms, strict=reading.strict
                     )
             content = read_whole(path, opening)
             found = restore_encoded(target, content, reading)
             if not allow_partial_mpa_restoration:
-                check_placeholders(found)
+                _flax.check_placeholders(found)
             return found
 
-    directory = directory_of(ckpt_dir, storage_options)
     if step is not None:
         path = joined(directory, f"{prefix}{step}")
         try:
@@ -425,17 +426,17 @@ def restore_checkpoint(
     inside = listed(directory)
     if inside is None:
         return target if is_missing(directory) else restored(directory, None)
-    if MANIFEST in _names(inside) or _orbax.is_of_orbax(_names(inside)):
+    if MANIFEST in _names(inside) or _flax.is_of_orbax(_names(inside)):
         return restored(directory, inside)  # the directory is itself a checkpoint
     folder = Folder(directory, prefix)
-    listing = Listing(inside) if folder.directory == directory else None
-    while (last := folder.newest(listing)) is not None:
+    listing = Listing(folder, inside) if folder.directory == directory else folder.listing()
+    while (last := listing.newest()) is not None:
         try:
             return restored(folder.path(last.name), last.inside())
         except Exception:
             if last.name in folder.names():
                 raise
-            listing = None  # another process saved a newer one and removed it
+            listing = folder.listing()  # another process saved a newer one and removed it
     return target
 
 
@@ -465,8 +466,8 @@ def latest_checkpoint(
       True
     """
     folder = Folder(os.fspath(resolved(ckpt_dir, storage_options)), prefix)
-    last = folder.last()
-    return None if last is None else folder.path(last)
+    last = folder.listing().newest()
+    return None if last is None else folder.path(last.name)
 
 
 def available_steps(

@@ -153,7 +153,7 @@ class BaseMismatchError(TreepackError):
 
     Examples:
       >>> import numpy as np, treepack
-      >>> one, two, other = ({"w": np.full(100, it)} for it in (1.0, 2.0, 3.0))
+      >>> one, two, other = ({"w": np.full(100, number)} for number in (1.0, 2.0, 3.0))
       >>> try:
       ...     treepack.loads(treepack.dumps(two, base=one), base=other)
       ... except treepack.BaseMismatchError as error:

@@ -23,9 +23,8 @@ import dataclasses
 import json
 import os
 import re
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import orbax.checkpoint as ocp  # type: ignore[import-untyped]
 
@@ -35,7 +34,6 @@ from treepack._src.api.files import load
 from treepack._src.api.structure import abstract
 from treepack._src.options import (
     Arrays,
-    Compress,
     Containers,
     Missing,
     Replicas,
@@ -45,7 +43,10 @@ from treepack._src.options import (
     Strict,
     Unexpected,
     Unknown,
+    WriteOptions,
     Writing,
+    check_known,
+    takes,
 )
 from treepack._src.pytree.state_dict import leaves_of
 from treepack._src.registry.code import check_is_tree
@@ -89,19 +90,15 @@ class TreepackHandler(_AsyncHandler):
       True
     """
 
+    @takes(WriteOptions, Writing)
     def __init__(
         self,
         *,
-        compress: Compress = False,
-        level: int | None = None,
-        align: int = 64,
-        durable: bool = True,
-        threads: int | None = None,
         restore: TreepackRestore | None = None,
+        **options: Unpack[WriteOptions],
     ):
-        self._writing = Writing(
-            compress=compress, level=level, align=align, durable=durable, threads=threads
-        )
+        check_known(TreepackHandler.__init__, options)
+        self._writing = Writing.of(options)
         self._restore = restore or TreepackRestore()
 
     async def async_save(
@@ -322,53 +319,39 @@ def load_aggregate(
     place = located(path, storage_options)
     file = joined(place, "checkpoint") if is_directory(place) else place
     with naming(file):
-        state = serialization.msgpack_restore(read_all(file))
-        reader = _Aggregate(file, lists_as_dicts=target is not None)
-        state = reader.state(state, ())
-        if reader.lost:
+        entries = _read_json(beside(file, "_METADATA")).get("tree_metadata", {}).values()
+        types = {
+            tuple(str(key["key"]) for key in entry["key_metadata"]): (
+                entry["value_metadata"]["value_type"]
+            )
+            for entry in entries
+        }
+        strings = _read_json(beside(file, "_strings.json"))
+        lost: list[str] = []
+
+        def resolved(value: Any, parts: tuple[str, ...]) -> Any:
+            """Returns the value at a path without references to other files."""
+            if isinstance(value, dict):
+                return {key: resolved(child, (*parts, key)) for key, child in value.items()}
+            if isinstance(value, list):
+                return [resolved(child, (*parts, str(at))) for at, child in enumerate(value)]
+            if not isinstance(value, str) or not value.startswith(ORBAX_REFERENCES):
+                return value
+            make, name = _EMPTY.get(types.get(parts, "")), ".".join(parts)
+            if make is None and name not in strings:
+                lost.append(_paths.text(parts))
+            return strings.get(name) if make is None else make()
+
+        state = resolved(serialization.msgpack_restore(read_all(file)), ())
+        if lost:
             raise TreepackError(
-                f"{len(reader.lost)} leaves are not in this file but in TensorStore files beside "
-                f"it ({', '.join(reader.lost[:5])}, ...): restore the item with Orbax, and save "
+                f"{len(lost)} leaves are not in this file but in TensorStore files beside "
+                f"it ({', '.join(lost[:5])}, ...): restore the item with Orbax, and save "
                 "the result"
             )
-        return state if target is None else serialization.from_state_dict(target, state)
-
-
-class _Aggregate:
-    """Resolves references to values in other files.
-
-    Attributes:
-      lost: The paths of leaves that are in other files.
-    """
-
-    def __init__(self, file: str | os.PathLike[str], *, lists_as_dicts: bool):
-        self.lost: list[str] = []
-        self._lists_as_dicts = lists_as_dicts
-        self._types: dict[tuple[str, ...], str] = {}
-        for entry in _read_json(beside(file, "_METADATA")).get("tree_metadata", {}).values():
-            parts = tuple(str(key["key"]) for key in entry["key_metadata"])
-            self._types[parts] = entry["value_metadata"]["value_type"]
-        self._strings = _read_json(beside(file, "_strings.json"))
-
-    def state(self, value: Any, parts: tuple[str, ...]) -> Any:
-        """Returns the value at a path with references resolved."""
-        if isinstance(value, Mapping):
-            return {key: self.state(child, (*parts, str(key))) for key, child in value.items()}
-        if isinstance(value, (list, tuple)):
-            children = [self.state(child, (*parts, str(at))) for at, child in enumerate(value)]
-            if self._lists_as_dicts:
-                return {str(at): child for at, child in enumerate(children)}
-            return children
-        if not isinstance(value, str) or not value.startswith(ORBAX_REFERENCES):
-            return value
-        empty = _EMPTY.get(self._types.get(parts, ""))
-        if empty is not None:
-            return empty()
-        name = ".".join(parts)
-        if name in self._strings:
-            return self._strings[name]
-        self.lost.append(_paths.text(parts))
-        return value
+        if target is None:
+            return state
+        return serialization.from_state_dict(target, serialization.to_state_dict(state))
 
 
 def _read_json(file: str) -> dict[str, Any]:

@@ -25,11 +25,11 @@ import asyncio
 import dataclasses
 import sys
 from collections.abc import Awaitable, Generator, Iterable
-from typing import Any
+from typing import Any, Unpack
 
 import jax
 
-from treepack._src.options import Compress, Saved, Writing
+from treepack._src.options import Saved, WriteOptions, Writing, check_known, takes
 from treepack._src.saving.sharded import ShardedWrite
 from treepack._src.storage.place import joined
 from treepack._src.storage.write import write_small
@@ -101,7 +101,9 @@ class TreepackHandler:
             default = dataclasses.replace(default, unexpected="ignore")
         if _option("array.loading.use_load_and_broadcast") and default.replicas is None:
             default = dataclasses.replace(default, replicas="broadcast")
-        return _Loaded(restored(directory, args, default))
+        loaded = asyncio.get_running_loop().create_future()
+        loaded.set_result(restored(directory, args, default))
+        return loaded
 
     async def metadata(self, directory: Any) -> Any:
         """Returns the tree with the shapes and dtypes of its arrays; see `treepack.abstract`."""
@@ -129,17 +131,6 @@ def _has_arrays(tree: Any) -> bool:
     return any(hasattr(leaf, "shape") and hasattr(leaf, "dtype") for leaf in jax.tree.leaves(tree))
 
 
-class _Loaded:
-    """An awaitable that returns a loaded tree."""
-
-    def __init__(self, tree: Any):
-        self._tree = tree
-
-    def __await__(self) -> Generator[Any, None, Any]:
-        return self._tree
-        yield  # makes this a generator
-
-
 class _Write:
     """An awaitable that writes a save, or abandons it if it is never awaited."""
 
@@ -165,15 +156,12 @@ class _Write:
             self._write.abandon(TreepackError("Orbax abandoned the save"))
 
 
+@takes(WriteOptions, Writing)
 def registry(
     names: Iterable[str] = ("state",),
     *,
-    compress: Compress = False,
-    level: int | None = None,
-    align: int = 64,
-    durable: bool = True,
-    threads: int | None = None,
     restore: TreepackRestore | None = None,
+    **options: Unpack[WriteOptions],
 ) -> Any:
     """Returns a registry of Orbax that handles trees with arrays by treepack.
 
@@ -201,10 +189,9 @@ def registry(
       >>> with context:
       ...     ocp.save(f"{tempfile.mkdtemp()}/5", {"w": jnp.ones((8, 2))})
     """
+    check_known(registry, options)
     own = {
-        "writing": Writing(
-            compress=compress, level=level, align=align, durable=durable, threads=threads
-        ),
+        "writing": Writing.of(options),
         "restore": restore or TreepackRestore(),
         "__module__": __name__,
         "__qualname__": "TreepackHandler",

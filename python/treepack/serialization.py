@@ -11,23 +11,28 @@ split into chunks.
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import Any, Unpack
 
 import treepack._core as core
 from treepack._src.interop.flax import Patch
 from treepack._src.options import (
     Buffer,
     Compress,
+    DropInReading,
+    FileReadOptions,
+    FileWriteOptions,
     Opening,
     Progress,
-    StorageOptions,
+    Reading,
     Strict,
     Template,
     Writing,
     check,
     check_compress,
+    check_known,
     progress_bar,
     restoring,
+    takes,
 )
 from treepack._src.pytree.handlers import register_serialization_state
 from treepack._src.pytree.inspect import get_serialization_info, validate_serializable
@@ -197,17 +202,11 @@ def msgpack_restore(
     return take(core.restore(encoded_pytree, copy, threads))[0]
 
 
+@takes(FileWriteOptions, Writing)
 def save_to_file(
     target: Any,
     filepath: Location,
-    *,
-    align: int = 64,
-    compress: Compress = False,
-    level: int | None = None,
-    durable: bool = True,
-    threads: int | None = None,
-    progress: Progress = None,
-    storage_options: StorageOptions = None,
+    **options: Unpack[FileWriteOptions],
 ) -> None:
     """Saves a tree to a file, atomically.
 
@@ -241,26 +240,21 @@ def save_to_file(
       >>> treepack.serialization.load_from_file(None, path)
       {'w': array([0, 1, 2])}
     """
-    writing = Writing(compress=compress, level=level, align=align, durable=durable, threads=threads)
+    check_known(save_to_file, options)
+    writing = Writing.of(options)
     place = located(
         filepath,
-        storage_options,
+        options.get("storage_options"),
         for_file="pass its path, or write the result of to_bytes(target) to it",
     )
-    save_layout(state_layout(target, align), place, writing, progress)
+    save_layout(state_layout(target, writing.align), place, writing, options.get("progress"))
 
 
+@takes(FileReadOptions, Reading, Opening)
 def load_from_file(
     target: Template | None,
     filepath: Location,
-    *,
-    copy: bool | None = None,
-    mmap: bool = True,
-    strict: Strict = True,
-    max_size: int | None = None,
-    threads: int | None = None,
-    progress: Progress = None,
-    storage_options: StorageOptions = None,
+    **options: Unpack[FileReadOptions],
 ) -> Template:
     """Restores a tree from a file, in the structure of a target.
 
@@ -296,9 +290,9 @@ def load_from_file(
       >>> serialization.load_from_file({"w": np.zeros(3)}, path)
       {'w': array([1., 1., 1.])}
     """
-    reading = restoring(strict, copy, threads)
-    opening = Opening(mmap=mmap, max_size=max_size, threads=threads, progress=progress)
-    path = located(filepath, storage_options)
+    check_known(load_from_file, options)
+    reading, opening = DropInReading.of(options), Opening.of(options)
+    path = located(filepath, options.get("storage_options"))
     with naming(path):
         try:
             content = read_whole(path, opening)
@@ -343,7 +337,7 @@ def compress_bytes(
       >>> gzip.decompress(treepack.serialization.compress_bytes(b"abc"))
       b'abc'
     """
-    _check_how(compress, level)
+    _check_is_compressed(compress, level)
     with progress_bar(progress, "compress") as tell:
         return core.compress(
             data, level, numbers=compress == "numbers", threads=threads, progress=tell
@@ -382,7 +376,7 @@ def decompress_bytes(
         return core.decompress(data, max_size=max_size, threads=threads, progress=tell)
 
 
-def _check_how(compress: Compress, level: int | None) -> None:
+def _check_is_compressed(compress: Compress, level: int | None) -> None:
     check_compress(compress, level)
     if not compress:
         raise ValueError("compress must be True, 'gzip' or 'numbers' here")
@@ -412,7 +406,7 @@ def to_compressed_bytes(
       >>> serialization.from_compressed_bytes([0, 0], serialization.to_compressed_bytes([1, 2]))
       [1, 2]
     """
-    _check_how(compress, level)
+    _check_is_compressed(compress, level)
     layout, numbers = state_layout(target, align), compress == "numbers"
     with progress_bar(progress, "compress") as tell:
         return layout.to_gzip(level, numbers=numbers, threads=threads, progress=tell)

@@ -23,7 +23,8 @@ from upath import UPath
 
 import treepack
 from treepack import checkpoints, orbax, serialization
-from treepack._cli.sources import opened, states
+from treepack._cli.convert import state_of
+from treepack._cli.sources import opened, opened_any
 from trees import record_of, sealed
 
 TREE = {"w": np.arange(3000.0), "b": {"c": np.zeros(7), "step": 3}}
@@ -129,7 +130,7 @@ READS_PATHS: dict[str, Callable[[Any], Any]] = {
     "stream": lambda path: list(treepack.read_stream(path)),
     "aggregate": orbax.load_aggregate,
     "command ls": lambda path: opened(os.fspath(path), None).metadata,
-    "command convert": lambda path: states(os.fspath(path), ".", None).__enter__(),
+    "command convert": lambda path: state_of(opened_any(os.fspath(path), ".", None)),
 }
 
 

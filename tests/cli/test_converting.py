@@ -22,7 +22,6 @@ import treepack.__main__
 from commands import TREE, call, refused
 from treepack import CorruptionError, TreepackError, serialization
 from treepack._cli import convert as _convert
-from treepack._cli import formats as _formats
 from treepack._src.checkpoint.file import place_of, value_at
 from treepack._src.storage.safetensors import SAFETENSORS
 from trees import ML_DTYPES
@@ -340,15 +339,15 @@ def test_files_may_be_larger_than_memory(folder: Path) -> None:
 
 def test_names_that_other_formats_cannot_have(folder: Path) -> None:
     for tree, write, message in (
-        ({"a": {"b": 1}, "ab": 2}, _formats.write_safetensors, "two arrays"),
-        ({"a": {"b": 1}, "ab": 2}, _formats.write_npz, "two arrays"),
-        ({"__metadata__": 1}, _formats.write_safetensors, "__metadata__"),
-        ({"a\0b": 1}, _formats.write_npz, "no NUL"),
-        ({"a" * 65_532: 1}, _formats.write_npz, "at most"),
+        ({"a": {"b": 1}, "ab": 2}, _convert.write_safetensors, "two arrays"),
+        ({"a": {"b": 1}, "ab": 2}, _convert.write_npz, "two arrays"),
+        ({"__metadata__": 1}, _convert.write_safetensors, "__metadata__"),
+        ({"a\0b": 1}, _convert.write_npz, "no NUL"),
+        ({"a" * 65_532: 1}, _convert.write_npz, "at most"),
     ):
         with pytest.raises(TreepackError, match=message):
             write(_convert.State(tree, None), "new", "")
-    _formats.write_npz(_convert.State({"a" * 65_531: 1}, None), "new", "")
+    _convert.write_npz(_convert.State({"a" * 65_531: 1}, None), "new", "")
     with np.load("new") as archive:
         assert archive["a" * 65_531] == 1
 

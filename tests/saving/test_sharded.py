@@ -634,7 +634,7 @@ def test_what_is_committed_are_regular_files(
     tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save_to(tmp_path, 1)
-    write = writing.ProcessShare.write
+    write = writing.ShardedWrite.write
 
     def replaced(share: Any, directory: directory.Directory, name: str, *args: Any) -> None:
         write(share, directory, name, *args)
@@ -642,7 +642,7 @@ def test_what_is_committed_are_regular_files(
         path.unlink()
         KINDS_OF_FILES[kind](path)
 
-    monkeypatch.setattr(writing.ProcessShare, "write", replaced)
+    monkeypatch.setattr(writing.ShardedWrite, "write", replaced)
     with pytest.raises(treepack.DecodeError, match="regular file"):
         save_to(tmp_path, 2)
     assert value_in(tmp_path) == 1

@@ -249,13 +249,12 @@ def test_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_only_save_writes_to_urls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from treepack._cli import convert as _convert
-    from treepack._cli import formats as _formats
 
     monkeypatch.chdir(tmp_path)
     state = _convert.State({"w": np.ones(3)}, None)
     for write in (
         lambda url: treepack.write_stream(url, [("w", np.ones(3))]),
-        lambda url: _formats.write_npz(state, url, "."),
+        lambda url: _convert.write_npz(state, url, "."),
     ):
         with pytest.raises(ValueError, match="is a URL"):
             write("memory://folder/file")

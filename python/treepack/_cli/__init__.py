@@ -8,7 +8,7 @@
 | `writing` | `convert`, `get`, `salvage` |
 | `values` | statistics of arrays, a block at a time |
 | `sources` | files and directories of any format that is read |
-| `convert` | the formats of files |
+| `convert` | the formats of files, and changes of their content |
 | `output` | rows, lines and progress bars |
 """
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections import Counter
 from typing import Annotated, Any
 
 import typer
 
 import treepack
 from treepack._cli import output, runs, values
-from treepack._cli.listing import KINDS, MAX_SIZE
+from treepack._cli.listing import KINDS, MAX_SIZE, flag
 from treepack._cli.sources import opened
 from treepack._src.storage.place import shown
 
@@ -43,23 +44,22 @@ def verify(
         if found.newer is not None:
             output.line(f"{shown(file)}: not checked: {found.newer}", "yellow")
             continue
-        corrupt, unchecked = found.corrupt, found.unchecked
-        counts = {
-            "ok": len(found.leaves) - len(corrupt) - len(unchecked),
-            "corrupt": len(corrupt),
-            "unchecked": len(unchecked),
-        }
-        text = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
-        style = "green" if found.ok and not unchecked else "yellow" if found.ok else "red"
-        output.line(f"{shown(file)}: {text or 'no leaves'}", style)
-        for path in corrupt:
+        counts = Counter(found.leaves.values())
+        texts = [f"{counts[key]} {key}" for key in ("ok", "corrupt", "unchecked") if counts[key]]
+        is_checked = not counts["unchecked"]
+        style = "red" if not found.ok else "green" if is_checked else "yellow"
+        output.line(f"{shown(file)}: {', '.join(texts) or 'no leaves'}", style)
+        for path in found.corrupt:
             output.rows([(("  corrupt", path), ("bold red", ""))])
         if found.damage is not None:
             output.line(f"  damaged: {found.damage}", "bold red")
-        if unchecked:
+        if not is_checked:
             why = "the file has no checksums" if found.damage is None else "no checksums were found"
             output.line(f"  unchecked: {why}; only its headers were read", "dim")
     raise typer.Exit(1 if damaged else 2 if newer or failed else 0)
+
+
+_STATS_HELP = "Print norms, the norm of the change, the largest change and NaNs of each module."
 
 
 def diff(
@@ -67,14 +67,8 @@ def diff(
     other: Annotated[str, typer.Argument(metavar="OTHER", help="Another one, of any format.")],
     rtol: Annotated[float, typer.Option(help="Relative tolerance for values.")] = 0.0,
     atol: Annotated[float, typer.Option(help="Absolute tolerance for values.")] = 0.0,
-    stats: Annotated[
-        bool,
-        typer.Option(
-            "--stats",
-            help="Print norms, the norm of the change, the largest change and NaNs of each module.",
-        ),
-    ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    stats: Annotated[bool, flag("--stats", _STATS_HELP)] = False,
+    as_json: Annotated[bool, flag("--json", "Print the result as JSON.")] = False,
     max_size: MAX_SIZE = None,
 ) -> None:
     """Compares names, shapes, dtypes, values and static data of two files.
@@ -88,14 +82,14 @@ def diff(
         result: dict[str, Any] = {
             "files": [shown(one), shown(other)],
             "leaves": found.leaves,
-            "differences": [it._asdict() for it in found],
+            "differences": [difference._asdict() for difference in found],
         }
         if stats:
-            rows = {path: dataclasses.asdict(it) for path, it in modules.items()}
+            rows = {path: dataclasses.asdict(change) for path, change in modules.items()}
             result["modules"] = output.jsonable(rows)
         print(json.dumps(result, indent=1))
         raise typer.Exit(int(bool(found)))
-    output.rows((tuple(it), ("", "yellow", "")) for it in found)
+    output.rows((tuple(difference), ("", "yellow", "")) for difference in found)
     if modules:
         output.rows([(_STATS, ("dim",) * len(_STATS)), *map(_stats_row, modules.items())], _RIGHT)
     output.line(repr(found).partition("\n")[0], "yellow" if found else "green")
@@ -108,6 +102,6 @@ _RIGHT = frozenset(range(1, len(_STATS)))
 
 def _stats_row(module: tuple[str, values.Change]) -> output.Row:
     path, change = module
-    cells = (f"{it:.4g}" for it in dataclasses.astuple(change))
+    cells = (f"{number:.4g}" for number in dataclasses.astuple(change))
     style = "red" if change.nan or change.other_nan else ""
     return (path, *cells), ("bold", *[style] * (len(_STATS) - 1))

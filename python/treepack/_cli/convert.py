@@ -6,26 +6,39 @@ they are written. So files may be larger than memory.
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import os
+import zipfile
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 import treepack._core as core
+from treepack._cli.output import jsonable
 from treepack._src import dtypes as _dtypes
 from treepack._src import paths as _paths
+from treepack._src.checkpoint import sources
 from treepack._src.checkpoint.file import File, place_of
 from treepack._src.checkpoint.npz import NpzReader
+from treepack._src.checkpoint.reader import LazyArray, Reader
 from treepack._src.checkpoint.safetensors import RepositoryReader, SafetensorsReader
+from treepack._src.checkpoint.select import Renaming, twice, values_in
+from treepack._src.options import Progress, Saved, Writing
 from treepack._src.printable import printable
-from treepack._src.pytree.state_dict import map_leaves
+from treepack._src.pytree.state_dict import leaves_of, map_leaves, state_leaves
 from treepack._src.restore.report import ABSENT
+from treepack._src.saving import layers
+from treepack._src.saving.layout import file_layout, plain_layout
+from treepack._src.saving.safetensors import named, without_dtype, write_of
 from treepack._src.storage.content import open_parts
-from treepack._src.storage.deferred import Deferred, InContent, rows_cast
+from treepack._src.storage.deferred import Computed, Deferred, InContent
 from treepack._src.storage.foreign import reference_text
 from treepack._src.storage.npz import read_npz
 from treepack._src.storage.safetensors import nested
+from treepack._src.storage.write import replacing, save_layout
 from treepack.errors import CorruptionError, DecodeError, TreepackError
 
 Format = Literal["msgpack", "safetensors", "npz", "npy"]
@@ -49,11 +62,11 @@ class State(NamedTuple):
     described: bool = False
 
 
-class Damaged:
-    """A damaged leaf. `check_whole` raises its error unless the leaf is left out before."""
+class Converted(Reader):
+    """A file that `treepack.open` does not read, laid out anew."""
 
-    def __init__(self, error: Exception) -> None:
-        self.error = error
+
+_FOREIGN = (Converted, NpzReader, SafetensorsReader, RepositoryReader)
 
 
 def format_of(path: str | os.PathLike[str]) -> Format:
@@ -68,7 +81,7 @@ def state_of(file: File, value: int = 0, marks: core.Marks | None = None) -> Sta
     """Returns the state of an open file, of a value in it, or of marked leaves.
 
     A part has no record. Leaves are compared with their checksums: arrays when they are copied,
-    other leaves now, with `Damaged` in place of damaged leaves.
+    other leaves now, with the error in place of a damaged leaf.
     """
     place = place_of(file)
     if value:
@@ -78,10 +91,11 @@ def state_of(file: File, value: int = 0, marks: core.Marks | None = None) -> Sta
         try:
             return place.reader.undamaged_leaf(value, parts)
         except (CorruptionError, DecodeError) as error:
-            return Damaged(error)
+            return error
 
-    is_foreign = isinstance(place.reader, (NpzReader, SafetensorsReader, RepositoryReader))
-    record = None if is_foreign else place.catalog.record  # theirs is made while they are opened
+    record = (
+        None if isinstance(place.reader, _FOREIGN) else place.catalog.record
+    )  # theirs is made while they are opened
     state = place.state(leaf, marks)
     if marks is not None:
         state = map_leaves(lambda leaf: leaf, state, ABSENT)
@@ -117,8 +131,8 @@ def references(state: State) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
 
     def look(node: Any, parts: tuple[str, ...]) -> None:
-        if isinstance(node, Damaged):
-            raise node.error
+        if isinstance(node, Exception):
+            raise node
         text = reference_text(node)
         if text is not None:
             found.setdefault(text, []).append(_paths.text(parts))
@@ -171,6 +185,248 @@ def with_dtype(tree: Any, dtype: np.dtype[Any]) -> Any:
     def cast(leaf: Any) -> Any:
         if not isinstance(leaf, (Deferred, np.ndarray)) or not _dtypes.is_float(leaf.dtype):
             return leaf
-        return leaf.astype(dtype) if isinstance(leaf, np.ndarray) else rows_cast(leaf, dtype)
+        content, size = _content(leaf), leaf.dtype.itemsize
+
+        def flat_range(start: int, stop: int) -> np.ndarray:
+            found = np.frombuffer(content.read_range(start * size, stop * size), leaf.dtype)
+            with np.errstate(over="ignore"):
+                return found.astype(dtype, copy=False)
+
+        return Computed(leaf.shape, dtype, flat_range)
 
     return map_leaves(cast, tree)
+
+
+def _content(array: Any) -> core.Content:
+    """Returns the bytes of an array in C order."""
+    layout = core.lay_raw(b"", [array], snapshot=False)
+    return core.Content.laid(layout, core.Content.lent(b""))
+
+
+def renamed(
+    state: State,
+    rename: Iterable[str],
+    stack: Iterable[str],
+    unstack: Iterable[str],
+    transpose: Iterable[str],
+) -> State:
+    """Returns a state with other names and layers, without the record.
+
+    Layers are stacked first, then leaves renamed, then split and transposed. `--unstack` and
+    `--transpose` take the path of a leaf before or after renaming.
+
+    Raises:
+      ValueError: If an option has another form.
+      TreepackError: If it matches nothing, or the arrays do not fit.
+    """
+    stacks, splits = _pairs("--stack", stack), _pairs("--unstack", unstack)
+    turned = [_paths.text(_paths.parts(path)) for path in transpose]
+    names = _pairs("--rename", rename)
+    if not (stacks or splits or turned or names):
+        return state
+    leaves = {str(path): leaf for path, leaf in state_leaves(state.tree, _paths.Trail(), ends=True)}
+    stacked: dict[str, tuple[sources.Source, list[Any]]] = {}
+    for path, pattern in stacks.items():
+        source = sources.stack(pattern)
+        sources.check_wildcards(path, source)
+        for new, (one, found) in sources.resolve(path, source, leaves).items():
+            arrays = [_array(leaves.pop(name), name) for name in found]
+            kinds = [*dict.fromkeys(f"{array.dtype}{[*array.shape]}" for array in arrays)]
+            if len(kinds) > 1:
+                raise TreepackError(
+                    f"{source}: the arrays have different shapes or dtypes: "
+                    f"{' and '.join(kinds[:2])}"
+                )
+            stacked[new] = one, arrays
+            if new in leaves:
+                raise TreepackError(f"--stack: there is a leaf at {new} already")
+            leaves[new] = stacked[new]
+    new_names = Renaming(names or None, [*leaves], values=values_in(leaves))
+    renaming = {path: new_names(path) for path in leaves}
+    new_names.check(leaves, "file")
+
+    def spread(path: str, source: sources.Source) -> dict[str, Any]:
+        """Returns sources by new names, for a path before or after renaming."""
+        sources.check_wildcards(path, source)
+        found = sources.spread(path, source, renaming)
+        if found:
+            return {renaming[old]: one for old, one in found.items()}
+        return sources.spread(path, source, {*renaming.values()}) or {path: source}
+
+    ours: dict[str, Any] = {}
+    for path in turned:
+        ours |= {new: sources.transpose(new) for new in spread(path, sources.transpose(path))}
+    for path, (source, arrays) in stacked.items():
+        is_turned = ours.pop(renaming[path], None) is not None
+        leaves[path] = sources.SourceArray(dataclasses.replace(source, axes=is_turned), arrays)
+    for path, pattern in splits.items():
+        for new, source in spread(path, sources.unstack(pattern)).items():
+            ours[new] = dataclasses.replace(source, axes=new in ours)
+    parts = [(tuple(_paths.parts(renaming[path])), leaf) for path, leaf in leaves.items()]
+    for at, leaf in parts:
+        if (path := _paths.text(at)) in ours:
+            _array(leaf, path)
+    if len({at for at, _ in parts}) < len(parts):
+        raise TreepackError(f"--rename: choose other names; it maps {twice(renaming.items())}")
+    tree: dict[str, Any] = {}
+    for at, leaf in layers.renamed(parts, ours or None, snapshot=False):
+        _paths.put(tree, at, leaf)
+    return state._replace(tree=tree, record=None)
+
+
+def _pairs(option: str, given: Iterable[str]) -> dict[str, str]:
+    """Parses options of the form `ONE=OTHER`."""
+    found: dict[str, str] = {}
+    for text in given:
+        one, equals, other = text.partition("=")
+        if not (one and equals and other):
+            raise ValueError(f"{option} takes two paths with = between them, got {text!r}")
+        found[_paths.text(_paths.parts(one))] = other
+    return found
+
+
+def _array(leaf: Any, path: str) -> LazyArray:
+    if not isinstance(leaf, LazyArray):
+        raise TreepackError(f"{path} is not an array: it has no layers and axes")
+    return leaf
+
+
+# Writing
+
+
+def write_msgpack(
+    state: State, path: str | os.PathLike[str], writing: Writing, progress: Progress = None
+) -> None:
+    """Writes a state in the form that the suffix of the file stands for.
+
+    `.treepack` files have a record, a new one if necessary. `.msgpack` files have none, as flax
+    writes them. Other files have a record if the source has one.
+    """
+    suffix = Path(Path(path).name.lower().removesuffix(".gz")).suffix
+    if suffix == ".msgpack":
+        state = state._replace(record=None)  # structs of flax reject unknown keys
+    elif state.record is None and (suffix == ".treepack" or state.described):
+        save_layout(
+            file_layout(state.tree, Saved(metadata=state.metadata), writing),
+            path,
+            writing,
+            progress,
+        )
+        return
+    described = state.record is not None
+    layout = plain_layout(
+        state.tree,
+        writing.align,
+        structure=described,
+        index=described,
+        checksums=described and not writing.compress,
+        record=state.record,
+    )
+    save_layout(layout, path, writing, progress)
+
+
+def write_safetensors(
+    state: State,
+    path: str | os.PathLike[str],
+    separator: str,
+    max_shard_size: int | None = None,
+    progress: Progress = None,
+) -> None:
+    """Writes the arrays of a state as safetensors, byte for byte as its own writer.
+
+    With `max_shard_size`, it writes a directory of files of at most this many bytes.
+    """
+    write = write_of(
+        path,
+        _named(state.tree, separator),
+        None if state.metadata is None else _text_map(state.metadata),
+        Writing(),
+        max_shard_size,
+        remedy=_FLOAT_REMEDY,
+    )
+    write(progress)
+
+
+# The remedy for floats of a dtype that a format lacks.
+_FLOAT_REMEDY = "convert it with --dtype"
+
+
+def _text_map(metadata: Any) -> dict[str, str]:
+    """Returns metadata as a map of strings to strings, with other values as JSON."""
+    if not isinstance(metadata, dict) or not all(isinstance(key, str) for key in metadata):
+        metadata = {"metadata": metadata}
+    return {
+        key: value if isinstance(value, str) else json.dumps(jsonable(value))
+        for key, value in metadata.items()
+    }
+
+
+_MAX_ZIP_NAME = (1 << 16) - 1 - len(".npy")
+
+
+def write_npz(state: State, path: str | os.PathLike[str], separator: str) -> None:
+    """Writes the arrays of a state to a file that `numpy.load` reads."""
+    with replacing(path) as file, zipfile.ZipFile(file, "w", allowZip64=True) as archive:
+        for name, array in _named(state.tree, separator).items():
+            if "\0" in name or len(name.encode()) > _MAX_ZIP_NAME:
+                raise TreepackError(
+                    f"at {printable(name[:100])}: invalid name: npz allows no NUL and at most "
+                    f"{_MAX_ZIP_NAME} bytes"
+                )
+            _check_dtype(array, name, "npz")
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                _write_array(member, array)
+
+
+def write_npy(state: State, path: str | os.PathLike[str]) -> None:
+    """Writes an array to a file that `numpy.load` reads."""
+    if isinstance(state.tree, (dict, list)):
+        raise TreepackError(
+            "a .npy file has one array: get one by its path, or choose .npz for several"
+        )
+    [(_, array)] = _arrays(state.tree)
+    _check_dtype(array, _paths.ROOT, "npy")
+    with replacing(path) as file:
+        _write_array(file, array)
+
+
+def _check_dtype(array: Any, name: str, format: str) -> None:
+    if array.dtype.isbuiltin == 2:
+        # Of ml_dtypes: NumPy would read it as another dtype, or not at all.
+        text = without_dtype(format, array, _FLOAT_REMEDY)
+        raise TreepackError(f"at {printable(name)}: {text}")
+
+
+def _write_array(file: Any, array: Any) -> None:
+    head = {
+        "descr": np.lib.format.dtype_to_descr(array.dtype),
+        "fortran_order": False,
+        "shape": array.shape,
+    }
+    np.lib.format.write_array_header_1_0(file, head)
+    content = _content(array)
+    for start in range(0, content.nbytes, PART_BYTES):
+        file.write(content.read_range(start, min(content.nbytes, start + PART_BYTES)))
+
+
+def _named(tree: Any, separator: str) -> dict[str, Any]:
+    """Returns the arrays of a state by their names; numbers become arrays.
+
+    Raises:
+      TreepackError: If two arrays have the same name, or a leaf is not an array.
+    """
+    return named(_arrays(tree), separator, "choose another one with --sep")
+
+
+def _arrays(tree: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
+    for parts, leaf in leaves_of(tree, ()):
+        if leaf is None:
+            continue
+        if isinstance(leaf, (bool, int, float, complex, np.generic)):
+            leaf = np.asarray(leaf)  # a 0-d array
+        if not isinstance(leaf, (Deferred, np.ndarray)):
+            raise TreepackError(
+                f"at {printable(_paths.text(parts))}: expected an array, found "
+                f"{type(leaf).__name__}: leave it out with --skip"
+            )
+        yield parts, leaf

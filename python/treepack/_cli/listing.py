@@ -15,7 +15,6 @@ from treepack._cli import output, runs, sources, values
 from treepack._cli.output import jsonable
 from treepack._src import paths as _paths
 from treepack._src.checkpoint.file import (
-    File,
     Tree,
     count_text,
     kind_text,
@@ -26,7 +25,6 @@ from treepack._src.checkpoint.file import (
     value_at,
 )
 from treepack._src.checkpoint.reader import LazyArray
-from treepack._src.dtypes import is_complex
 from treepack._src.printable import printable, safe_repr
 from treepack._src.saving.safetensors import bytes_of
 from treepack._src.storage.place import shown
@@ -56,19 +54,21 @@ MAX_SIZE = Annotated[
 ]
 
 
+def flag(name: str, effect: str) -> Any:
+    """Declares an option without a value."""
+    return typer.Option(name, help=effect)
+
+
 def ls(
     file: ANY_FILE,
     path: PATH = ".",
-    flat: Annotated[
-        bool, typer.Option("--flat", help="Print one line per leaf, with its path.")
-    ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print all information as JSON.")] = False,
+    flat: Annotated[bool, flag("--flat", "Print one line per leaf, with its path.")] = False,
+    as_json: Annotated[bool, flag("--json", "Print all information as JSON.")] = False,
     depth: Annotated[
         int | None, typer.Option(help="The maximum number of levels to print.", min=0)
     ] = None,
     nan: Annotated[
-        bool,
-        typer.Option("--nan", help="List only the arrays with NaN or infinity; reads the arrays."),
+        bool, flag("--nan", "List only the arrays with NaN or infinity; reads the arrays.")
     ] = False,
     sep: SEP = ".",
     max_size: MAX_SIZE = None,
@@ -91,15 +91,30 @@ def ls(
     if path == "." and (run := runs.found_at(file, prefix)) is not None:
         runs.show(file, run, as_json=as_json)
         return
-    with sources.listable(file, sep, max_size) as opened:
+    with sources.opened_any(file, sep, max_size) as opened:
         try:
             value = value_at(opened, path)
         except MissingPathError as error:
             if not error.hint and Path(path).is_file():
                 error.hint = "it is another file: list one file at a time"
             raise
-        _list(file, opened, value, path, flat, as_json, depth)
-        if not as_json and (others := sources.others_in(opened)):
+        catalog = place_of(opened).catalog
+        if as_json:
+            print(json.dumps(_as_json(catalog, file, value, opened.metadata), indent=1))
+            return
+        if catalog.children(value) is None:
+            output.rows([_row(catalog, path, value)], _SIZES)
+        elif flat:
+            leaves = _paths.Room().all(catalog.leaves(value))
+            output.rows([_row(catalog, *leaf) for leaf in leaves], _SIZES)
+        else:
+            count, nbytes = totals(catalog, value)
+            output.line(f"{shown(file)}: {count_text(count)}, {size_text(nbytes)}", "bold")
+            if opened.metadata is not None and path == _paths.ROOT:
+                text = printable(safe_repr(opened.metadata))
+                output.line(f"metadata: {text[:_TEXT]}{'…' if len(text) > _TEXT else ''}", "dim")
+            output.rows(_tree(catalog, value, 0, depth), _SIZES)
+        if others := sources.others_in(opened):
             output.line(f"also there, in other formats: {', '.join(map(printable, others))}")
 
 
@@ -138,25 +153,6 @@ def info(file: FILE, max_size: MAX_SIZE = None) -> None:
         ]
     output.line(shown(file), "bold")
     output.rows([(row, ("dim", "")) for row in rows])
-
-
-def _list(
-    file: str, opened: File, value: int, path: str, flat: bool, as_json: bool, depth: int | None
-) -> None:
-    catalog = place_of(opened).catalog
-    if as_json:
-        print(json.dumps(_as_json(catalog, file, value, opened.metadata), indent=1))
-    elif catalog.children(value) is None:
-        output.rows([_row(catalog, path, value)], _SIZES)
-    elif flat:
-        output.rows([_row(catalog, *it) for it in _paths.Room().all(catalog.leaves(value))], _SIZES)
-    else:
-        count, nbytes = totals(catalog, value)
-        output.line(f"{shown(file)}: {count_text(count)}, {size_text(nbytes)}", "bold")
-        if opened.metadata is not None and path == _paths.ROOT:
-            text = printable(safe_repr(opened.metadata))
-            output.line(f"metadata: {text[:_TEXT]}{'…' if len(text) > _TEXT else ''}", "dim")
-        output.rows(_tree(catalog, value, 0, depth), _SIZES)
 
 
 _SIZES = frozenset({2})
@@ -218,15 +214,7 @@ def show(file: FILE, path: PATH, max_size: MAX_SIZE = None) -> None:
         output.line(f"{path}: {kind}, {size_text(found.nbytes)}", "bold")
         known = values.statistics(found, 40) if values.is_numeric(found) else None
         if known is not None:
-            symbol = "|x|" if is_complex(found.dtype) else "x"
-            rows = [
-                (f"{symbol} from", f"{known.minimum:.6g} to {known.maximum:.6g}"),
-                ("mean", f"{known.mean:.6g} ± {known.deviation:.6g}"),
-                ("zeros", f"{known.zeros} of {found.size}"),
-            ]
-            if known.nan or known.infinite:
-                rows.append(("not finite", f"{known.nan} NaN, {known.infinite} infinite"))
+            rows, bars = known
             output.rows([(row, ("dim", "")) for row in rows])
-            bars = values.histogram(known.counts)
-            output.line(f"{known.minimum:.3g} {bars} {known.maximum:.3g}", "cyan")
+            output.line(bars, "cyan")
         output.block(values.preview(found))

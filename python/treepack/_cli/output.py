@@ -11,11 +11,10 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from treepack._src.printable import printable, printable_lines, safe_repr
+from treepack._src.printable import cells, printable, printable_lines, safe_repr
 
 # The cells of a row and their styles.
 Row = tuple[Sequence[str], Sequence[str]]
@@ -35,7 +34,7 @@ def _spell(error: UnicodeError) -> tuple[str | bytes, int]:
     if not isinstance(error, UnicodeEncodeError):
         raise error
     found = error.object[error.start : error.end]
-    return "".join(_SPELLED.get(it) or ascii(it)[1:-1] for it in found), error.end
+    return "".join(_SPELLED.get(char) or ascii(char)[1:-1] for char in found), error.end
 
 
 def print_anywhere() -> None:
@@ -47,14 +46,14 @@ def print_anywhere() -> None:
 
 def rows(lines: Iterable[Row], right: frozenset[int] = frozenset()) -> None:
     """Prints rows in columns, those in `right` right-aligned; in pipes without truncation."""
-    found = [([printable(cell) for cell in cells], styles) for cells, styles in lines]
+    found = [([printable(cell) for cell in row], styles) for row, styles in lines]
     if not found:
         return
-    count = max(len(cells) for cells, _ in found)
-    sizes = [[_width(cell) for cell in cells] for cells, _ in found]
+    count = max(len(row) for row, _ in found)
+    sizes = [[cells(cell) for cell in row] for row, _ in found]
     columns = [[row[at] for row in sizes if at < len(row)] for at in range(count)]
     # One long cell does not make all others as wide: many rows would take the square of its size.
-    widths = [max((it for it in column if it <= _MOST_WIDTH), default=0) for column in columns]
+    widths = [max((one for one in column if one <= _MOST_WIDTH), default=0) for column in columns]
     is_cut = sys.stdout.isatty()
     if is_cut:
         widths[0] = max(columns[0])
@@ -64,12 +63,12 @@ def rows(lines: Iterable[Row], right: frozenset[int] = frozenset()) -> None:
     used = {style for _, styles in found for style in styles}
     escapes = {style: _escapes(console, style) for style in used}
     made = []
-    for (cells, styles), lengths in zip(found, sizes, strict=True):
+    for (row, styles), lengths in zip(found, sizes, strict=True):
         if is_cut and lengths[0] > widths[0]:
-            cells[0] = _end(cells[0], widths[0])
-            lengths[0] = _width(cells[0])
+            row[0] = _end(row[0], widths[0])
+            lengths[0] = cells(row[0])
         parts = []
-        for at, (cell, length, style) in enumerate(zip(cells, lengths, styles, strict=True)):
+        for at, (cell, length, style) in enumerate(zip(row, lengths, styles, strict=True)):
             room = " " * (widths[at] - length)  # none beside a longer cell
             before, after = escapes[style]
             text = f"{before}{cell}{after}"
@@ -86,20 +85,16 @@ def _escapes(console: Console, style: str) -> tuple[str, str]:
     return before, after
 
 
-def _width(cell: str) -> int:
-    return len(cell) if cell.isascii() else cell_len(cell)
-
-
 # The most characters that a column is wide for the sake of its widest cell.
 _MOST_WIDTH = 200
 
 
 def _end(cell: str, width: int) -> str:
     """Truncates a text to a width, keeping its end."""
-    if cell_len(cell) <= width:
+    if cells(cell) <= width:
         return cell
     start = max(0, len(cell) - width)  # an upper bound: few characters have no width
-    while cell_len(cell[start:]) > width - 1:
+    while cells(cell[start:]) > width - 1:
         start += 1
     return f"…{cell[start:]}"
 
@@ -108,11 +103,11 @@ def jsonable(value: Any) -> Any:
     """Returns a value in types of JSON; `nan`, infinities and other types become texts."""
     if isinstance(value, dict):
         return {
-            key if isinstance(key, str) else safe_repr(key): jsonable(it)
-            for key, it in value.items()
+            key if isinstance(key, str) else safe_repr(key): jsonable(child)
+            for key, child in value.items()
         }
     if isinstance(value, (list, tuple)):
-        return [jsonable(it) for it in value]
+        return [jsonable(child) for child in value]
     if isinstance(value, float):
         return value if math.isfinite(value) else str(value)
     return value if value is None or isinstance(value, (int, str)) else safe_repr(value)

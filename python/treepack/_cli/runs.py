@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any, NamedTuple
+from typing import Any
 
 from treepack._cli import output
 from treepack._src.checkpoint.file import size_text
@@ -12,33 +12,9 @@ from treepack._src.printable import printable
 from treepack._src.saving.lease import utc
 from treepack._src.series.contents import is_damage, opened
 from treepack._src.series.names import Folder, Found, directory_of
-from treepack._src.series.writing import pinned
 from treepack._src.storage.entries import entries, is_directory
 from treepack._src.storage.foreign import orbax_items
 from treepack._src.storage.place import absolute, joined, shown
-
-
-class _Row(NamedTuple):
-    """A checkpoint.
-
-    Attributes:
-      step: Its step.
-      name: Its name.
-      nbytes: The bytes of its files, if it can be read.
-      saved: The time when it was saved, if it is known.
-      metrics: Its metrics.
-      pinned: Whether it is pinned.
-      damage: Why it is not whole, or `None`.
-    """
-
-    step: int
-    name: str
-    nbytes: int | None
-    saved: str | None
-    metrics: dict[str, float]
-    pinned: bool
-    damage: str | None
-
 
 # The prefixes of `treepack.Series`, flax's checkpoints and Orbax's managers.
 _PREFIXES = ("step_", "checkpoint_", "")
@@ -67,50 +43,53 @@ def found_at(path: str, prefix: str | None) -> Folder | None:
 def files_of(path: str) -> list[str]:
     """Returns the paths of the checkpoints of a run, or the path itself."""
     run = found_at(path, None)
-    return [path] if run is None else [joined(path, it.name) for it in run.numbered().values()]
+    return [path] if run is None else [joined(path, one.name) for one in run.numbered().values()]
 
 
 def show(name: str, folder: Folder, *, as_json: bool) -> None:
     """Lists the checkpoints of a series. Only their records are read and checked."""
     listing = folder.listing()
-    pins = pinned(folder, {entry.name for entry in listing.entries})
+    pins = listing.pinned()
     found = [
         _row(folder, step, entry, is_pinned=step in pins)
-        for step, entry in folder.numbered(listing).items()
+        for step, entry in listing.numbered().items()
     ]
     if as_json:
-        rows = [output.jsonable(row._asdict()) for row in found]
+        rows = [output.jsonable(row) for row in found]
         print(json.dumps({"run": shown(name), "checkpoints": rows}, indent=1))
         return
-    whole = sum(row.damage is None for row in found)
-    nbytes = sum(row.nbytes or 0 for row in found)
+    whole = sum(row["damage"] is None for row in found)
+    nbytes = sum(row["nbytes"] or 0 for row in found)
     summary = f"{whole} of {len(found)} checkpoints are complete, {size_text(nbytes)}"
     output.line(f"{shown(name)}: {summary} (leaves not verified)", "bold")
     output.rows((_cells(row) for row in found), frozenset({1}))
 
 
-def _row(folder: Folder, step: int, entry: Found, *, is_pinned: bool) -> _Row:
-    known: dict[str, Any] = {"nbytes": None, "saved": None, "metrics": {}, "damage": None}
+def _row(folder: Folder, step: int, entry: Found, *, is_pinned: bool) -> dict[str, Any]:
+    """Describes a checkpoint: its size, time and metrics if it can be read, or its damage."""
+    row: dict[str, Any] = {
+        **{"step": step, "name": entry.name, "nbytes": None, "saved": None, "metrics": {}},
+        **{"pinned": is_pinned, "damage": None},
+    }
     if not entry.is_complete:
-        known["damage"] = "its save has not ended"
+        row["damage"] = "its save has not ended"
     else:
         try:
             with opened(folder.path(entry.name), step) as contents:
                 summary = contents.summary()
                 saved = None if summary.time is None else utc(summary.time)
-                known |= {"nbytes": contents.nbytes, "saved": saved, "metrics": {**summary.metrics}}
+                row |= {"nbytes": contents.nbytes, "saved": saved, "metrics": {**summary.metrics}}
         except Exception as error:
             if not is_damage(error):
                 raise
-            known["damage"] = getattr(error, "reason", None) or str(error)
-    return _Row(step=step, name=entry.name, pinned=is_pinned, **known)
+            row["damage"] = getattr(error, "reason", None) or str(error)
+    return row
 
 
-def _cells(row: _Row) -> output.Row:
-    metrics = " ".join(f"{printable(name)}={value:.6g}" for name, value in row.metrics.items())
-    if row.damage is not None:
-        metrics = f"not whole: {row.damage}"
-    size = "" if row.nbytes is None else size_text(row.nbytes)
-    style = "" if row.damage is None else "red"
-    cells = row.name, size, row.saved or "", "pinned" if row.pinned else "", metrics
-    return cells, ("bold", "green", "dim", "cyan", style)
+def _cells(row: dict[str, Any]) -> output.Row:
+    text = " ".join(f"{printable(name)}={value:.6g}" for name, value in row["metrics"].items())
+    if row["damage"] is not None:
+        text = f"not whole: {row['damage']}"
+    size = "" if row["nbytes"] is None else size_text(row["nbytes"])
+    cells = row["name"], size, row["saved"] or "", "pinned" if row["pinned"] else "", text
+    return cells, ("bold", "green", "dim", "cyan", "" if row["damage"] is None else "red")

@@ -54,14 +54,16 @@ def opened(source: str, max_size: int | None, base: str | None = None) -> File:
     return file
 
 
-def listable(source: str, separator: str, max_size: int | None) -> File:
-    """Opens a file of any format, to list its leaves."""
-    found = foreign(source, separator, max_size)
+def opened_any(source: str, separator: str, max_size: int | None, base: str | None = None) -> File:
+    """Opens a file of any format; a patch with its `base`."""
+    with naming(source):
+        check_name(source)
+        found = _converted(resolved(source), separator, max_size)
     if found is None:
-        return opened(source, max_size)
+        return opened(source, max_size, base)
     layout = layout_of(found.tree, found.metadata)
     content = core.Content.laid(layout, core.Content.lent(b""))
-    return File(Reader(source, Opened(content), salvage=False))
+    return File(_convert.Converted(source, Opened(content), salvage=False))
 
 
 def format_text(reader: Reader) -> str:
@@ -83,7 +85,7 @@ def others_in(file: File) -> list[str]:
     reader = place_of(file).reader
     if not isinstance(reader, RepositoryReader) or not is_directory(reader.given):
         return []
-    names = sorted(it.name for it in entries(reader.given) if not it.is_directory)
+    names = sorted(entry.name for entry in entries(reader.given) if not entry.is_directory)
     return [name for name in names if name.lower().removesuffix(".gz").endswith(_OTHERS)]
 
 
@@ -97,21 +99,6 @@ _FORMATS: dict[type[Reader], str] = {
     RepositoryReader: "safetensors",
     ShardedReader: "treepack, a sharded directory",
 }
-
-
-@contextlib.contextmanager
-def states(
-    source: str, separator: str, max_size: int | None, base: str | None = None
-) -> Iterator[State]:
-    """Yields the state of a file or directory in any format; of a patch with its `base`."""
-    found = foreign(source, separator, max_size)
-    if found is not None:
-        yield found
-        return
-    with opened(source, max_size, base) as file, copying(file):
-        with naming(source):
-            state = _convert.state_of(file)
-        yield state
 
 
 @contextlib.contextmanager
@@ -136,14 +123,8 @@ def copying(file: File) -> Iterator[None]:
             ) from error
 
 
-def foreign(source: str, separator: str, max_size: int | None) -> State | None:
+def _converted(source: str, separator: str, max_size: int | None) -> State | None:
     """Returns the state of a file of a format that `treepack.open` does not read, or `None`."""
-    with naming(source):
-        check_name(source)
-        return _foreign(resolved(source), separator, max_size)
-
-
-def _foreign(source: str, separator: str, max_size: int | None) -> State | None:
     format: _convert.Format | Literal["stream"] | None = _convert.format_of(source)
     if format == "msgpack" and store_of(source)[0].is_local:
         place = Path(local(source))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
@@ -13,19 +14,7 @@ from treepack._src import paths as _paths
 from treepack._src.api.compare import blocks, pairs
 from treepack._src.checkpoint.file import Tree
 from treepack._src.checkpoint.reader import LazyArray
-
-
-class Statistics(NamedTuple):
-    """Statistics of the finite elements of an array."""
-
-    minimum: float
-    maximum: float
-    mean: float
-    deviation: float
-    zeros: int
-    infinite: int
-    nan: int
-    counts: list[int]
+from treepack._src.dtypes import is_complex
 
 
 def is_numeric(array: LazyArray) -> bool:
@@ -33,12 +22,11 @@ def is_numeric(array: LazyArray) -> bool:
     return array.dtype.kind not in "mM"
 
 
-def statistics(array: LazyArray, bins: int) -> Statistics | None:
-    """Computes statistics in two passes; `None` without finite elements."""
+def statistics(array: LazyArray, bins: int) -> tuple[list[tuple[str, str]], str] | None:
+    """Describes the finite elements of an array: rows and a histogram; `None` if it has none."""
     minimum, maximum, total, count = np.inf, -np.inf, 0.0, 0
     zeros = infinite = nan = 0
-    for block in blocks(array):
-        block = np.abs(block) if block.dtype.kind == "c" else block
+    for block in _magnitudes(array):
         nan += int(np.isnan(block).sum())
         infinite += int(np.isinf(block).sum())
         finite = block[np.isfinite(block)]
@@ -52,15 +40,25 @@ def statistics(array: LazyArray, bins: int) -> Statistics | None:
         return None
     mean, squares = total / count, 0.0
     counts = np.zeros(bins, np.int64)
-    for block in blocks(array):
-        block = np.abs(block) if block.dtype.kind == "c" else block
+    for block in _magnitudes(array):
         finite = block[np.isfinite(block)]
         squares += float(np.square(finite - mean).sum())
         counts += np.histogram(finite, bins, (minimum, maximum))[0]
-    deviation = float(np.sqrt(squares / count))
-    return Statistics(
-        minimum, maximum, mean, deviation, zeros, infinite, nan, [int(it) for it in counts]
-    )
+    symbol = "|x|" if is_complex(array.dtype) else "x"
+    rows = [
+        (f"{symbol} from", f"{minimum:.6g} to {maximum:.6g}"),
+        ("mean", f"{mean:.6g} ± {math.sqrt(squares / count):.6g}"),
+        ("zeros", f"{zeros} of {array.size}"),
+    ]
+    if nan or infinite:
+        rows.append(("not finite", f"{nan} NaN, {infinite} infinite"))
+    heights = -(-counts * (len(BARS) - 1) // counts.max())
+    bars = "".join(BARS[height] for height in heights)
+    return rows, f"{minimum:.3g} {bars} {maximum:.3g}"
+
+
+def _magnitudes(array: LazyArray) -> Iterator[np.ndarray]:
+    return (np.abs(block) if block.dtype.kind == "c" else block for block in blocks(array))
 
 
 def not_finite(array: LazyArray) -> str:
@@ -121,12 +119,6 @@ def changes(one: Tree, other: Tree) -> dict[str, Change]:
             module = _paths.text(_paths.parts(path)[:-1])
             found.setdefault(module, Change()).add(array, match)
     return found
-
-
-def histogram(counts: list[int]) -> str:
-    """Draws counts as a row of bars."""
-    most = max(counts)
-    return "".join(BARS[-(-count * (len(BARS) - 1) // most)] for count in counts)
 
 
 def preview(array: LazyArray) -> str:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from treepack._cli import convert as _convert
-from treepack._cli import formats as _formats
-from treepack._cli import layers, output, sources
-from treepack._cli.listing import ANY_FILE, FILE, MAX_SIZE, PATH, SEP
+from treepack._cli import output, sources
+from treepack._cli.listing import ANY_FILE, FILE, MAX_SIZE, PATH, SEP, flag
 from treepack._src import paths as _paths
 from treepack._src.checkpoint.file import count_text, open, place_of, size_text, value_at
 from treepack._src.checkpoint.reader import SALVAGE_ADVICE
@@ -35,89 +34,58 @@ GZIP = Annotated[
     bool | None, typer.Option("--gzip/--no-gzip", help="Whether to compress with gzip.")
 ]
 NUMBERS = Annotated[
-    bool,
-    typer.Option(
-        "--numbers", help="Compress the exponents of floats; only treepack reads the file."
-    ),
+    bool, flag("--numbers", "Compress the exponents of floats; only treepack reads the file.")
 ]
 LEVEL = Annotated[int | None, typer.Option(help="The gzip level from 0 (stored) to 9 (smallest).")]
 ALIGN = Annotated[int, typer.Option(help="The alignment of arrays in bytes.")]
-SHARDS = Annotated[
-    str | None,
-    typer.Option(
-        metavar="SIZE",
-        help=(
-            "Write a directory of safetensors as on Hugging Face, in files of at most this size, "
-            "such as 5GB."
-        ),
-    ),
-]
-SKIP = Annotated[
-    list[str] | None,
-    typer.Option(metavar="PATTERN", help="Leave out these leaves. May be repeated."),
-]
+SHARDS = (
+    "Write a directory of safetensors as on Hugging Face, in files of at most this size, such as "
+    "5GB."
+)
 DTYPE = Annotated[
     str | None, typer.Option(help="Cast float arrays to this dtype, such as bfloat16.")
 ]
+Texts = list[str] | None
+
+
+def _repeated(metavar: str, effect: str) -> Any:
+    """Declares an option that may be repeated."""
+    return typer.Option(metavar=metavar, help=f"{effect} May be repeated.")
+
+
+SELECT = (
+    "Keep only these leaves: a path and everything below it; * matches one part, ** any number of "
+    "parts."
+)
+STACK = "Stack the arrays of layers, such as layers/*/w (* is the number), into one at PATH."
+UNSTACK = (
+    "Split the array at PATH into arrays of layers: reverts --stack. PATH may be the name before "
+    "or after --rename."
+)
+TRANSPOSE = (
+    "Reverse the axes of the array at PATH, or of its layers. PATH may have wildcards, and be the "
+    "name before or after --rename."
+)
+SKIP = Annotated[Texts, _repeated("PATTERN", "Leave out these leaves.")]
 
 
 def convert(
     source: ANY_FILE,
     target: TARGET,
-    select: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="PATTERN",
-            help=(
-                "Keep only these leaves: a path and everything below it; * matches one part, ** "
-                "any number of parts. May be repeated."
-            ),
-        ),
-    ] = None,
+    select: Annotated[Texts, _repeated("PATTERN", SELECT)] = None,
     skip: SKIP = None,
     gzip: GZIP = None,
     numbers: NUMBERS = False,
     level: LEVEL = None,
     align: ALIGN = 64,
     dtype: DTYPE = None,
-    max_shard_size: SHARDS = None,
+    max_shard_size: Annotated[str | None, typer.Option(metavar="SIZE", help=SHARDS)] = None,
     rename: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="FROM=TO",
-            help="Rename leaves, such as old/*/w=new/*/kernel. May be repeated.",
-        ),
+        Texts, _repeated("FROM=TO", "Rename leaves, such as old/*/w=new/*/kernel.")
     ] = None,
-    stack: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="PATH=PATTERN",
-            help=(
-                "Stack the arrays of layers, such as layers/*/w (* is the number), into one at "
-                "PATH. May be repeated."
-            ),
-        ),
-    ] = None,
-    unstack: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="PATH=PATTERN",
-            help=(
-                "Split the array at PATH into arrays of layers: reverts --stack. PATH may be the "
-                "name before or after --rename. May be repeated."
-            ),
-        ),
-    ] = None,
-    transpose: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="PATH",
-            help=(
-                "Reverse the axes of the array at PATH, or of its layers. PATH may have wildcards, "
-                "and be the name before or after --rename. May be repeated."
-            ),
-        ),
-    ] = None,
+    stack: Annotated[Texts, _repeated("PATH=PATTERN", STACK)] = None,
+    unstack: Annotated[Texts, _repeated("PATH=PATTERN", UNSTACK)] = None,
+    transpose: Annotated[Texts, _repeated("PATH", TRANSPOSE)] = None,
     base: Annotated[
         str | None,
         typer.Option(
@@ -139,10 +107,12 @@ def convert(
     """
     _check_other(target, source, base)
     made = _Target(target, gzip, numbers, level, align, dtype, sep, max_shard_size)
-    with sources.states(source, sep, max_size, base) as state:
+    with sources.opened_any(source, sep, max_size, base) as file, sources.copying(file):
         with naming(source):
-            state = sources.selected(state, select or [], skip or [])
-            state = layers.renamed(state, rename or [], stack or [], unstack or [], transpose or [])
+            state = sources.selected(_convert.state_of(file), select or [], skip or [])
+            state = _convert.renamed(
+                state, rename or [], stack or [], unstack or [], transpose or []
+            )
             state = _convert.check_whole(state)
         made.write(state)
 
@@ -203,7 +173,9 @@ def salvage(source: FILE, target: TARGET, sep: SEP = ".", max_size: MAX_SIZE = N
             output.line(
                 f"left out, as not in the file: {_convert.listed(paths)} are {text}", "yellow"
             )
-        state = sources.selected(state, [], [it for paths in references.values() for it in paths])
+        state = sources.selected(
+            state, [], [path for listed in references.values() for path in listed]
+        )
         if references:
             is_damaged, count = True, len(list(ends_of(state.tree)))
         _Target(target, sep=sep).write(state)
@@ -256,11 +228,11 @@ class _Target:
             )
         if format == "safetensors":
             with output.bar("write") as progress:
-                _formats.write_safetensors(state, path, self.sep, size, progress)
+                _convert.write_safetensors(state, path, self.sep, size, progress)
         elif format == "npy":
-            _formats.write_npy(state, path)
+            _convert.write_npy(state, path)
         elif format == "npz":
-            _formats.write_npz(state, path, self.sep)
+            _convert.write_npz(state, path, self.sep)
         else:
             check_suffix(path)
             compress = has_gzip_suffix(path) if self.gzip is None else self.gzip
@@ -269,8 +241,8 @@ class _Target:
             method: Compress = "numbers" if self.numbers else compress
             writing = Writing(compress=method, level=self.level, align=self.align)
             with output.bar("write") as progress:
-                _formats.write_msgpack(state, path, writing, progress)
+                _convert.write_msgpack(state, path, writing, progress)
         files = [path]
         if size is not None:
-            files = [joined(path, it.name) for it in entries(path) if has_suffix(it.name)]
+            files = [joined(path, entry.name) for entry in entries(path) if has_suffix(entry.name)]
         output.line(f"{shown(self.path)}: {size_text(sum(map(size_of, files)))}", "green")

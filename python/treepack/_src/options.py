@@ -110,10 +110,11 @@ def _values(annotation: Any) -> tuple[Any, ...]:
     """Returns the values of a `Literal`, of `bool`, or of a union of both."""
     if annotation is bool:
         return True, False
-    return tuple(value for it in get_args(annotation) for value in _values(it) or (it,))
+    return tuple(value for part in get_args(annotation) for value in _values(part) or (part,))
 
 
 _CHOICES = {
+    "compress": _values(Compress),
     "strict": _values(Strict),
     "arrays": _values(Arrays),
     "unknown": _values(Unknown),
@@ -170,10 +171,7 @@ _OF_CHOICES = (bool, str, type(None), np.bool_)
 
 def check_compress(compress: Compress, level: int | None) -> None:
     """Raises a ValueError for an invalid `compress`, or a `level` without gzip."""
-    if compress not in (True, False, "gzip", "numbers"):
-        raise ValueError(
-            f"compress must be True, False, 'gzip' or 'numbers', got {compress!r:.100}"
-        )
+    check("compress", compress)
     if level is not None and (not compress or compress == "numbers"):
         raise ValueError(
             "level requires compress=True (gzip): leave out level, or pass compress=True"
@@ -204,7 +202,7 @@ def check_plain(saved: Saved, *, is_whole: bool) -> None:
     """Raises a ValueError for options that flax's format lacks; `is_whole` for a whole tree."""
     names = ("metadata", "sharded", "base")
     left_out = (None, False)
-    given = [f"{it}=" for it in names if all(getattr(saved, it) is not no for no in left_out)]
+    given = [f"{name}=" for name in names if all(getattr(saved, name) is not no for no in left_out)]
     for name in given if is_whole else ["an iterator", *given]:
         raise ValueError(
             f".msgpack is flax's format, which does not support {name}: choose the suffix .treepack"
@@ -243,7 +241,7 @@ def _checked(options: Any) -> list[tuple[str, Any]]:
     """Returns the names and defaults of the options that `check` knows."""
     # The `static` of `Reading` is a tree; `LeftOut` checks that of `Saved`.
     known = (_CHOICES.keys() | _NUMBERS.keys()) - {"static"}
-    return [(it.name, it.default) for it in dataclasses.fields(options) if it.name in known]
+    return [(one.name, one.default) for one in dataclasses.fields(options) if one.name in known]
 
 
 V = TypeVar("V", bound=Callable[..., Any])
@@ -272,7 +270,7 @@ def takes(types: Any = None, *kinds: Any, **defaults: Any) -> Callable[[V], V]:
     def shown(verb: V) -> V:
         signature = inspect.signature(verb)
         hidden = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-        given = [it for it in signature.parameters.values() if it.kind not in hidden]
+        given = [each for each in signature.parameters.values() if each.kind not in hidden]
         known: Any = verb
         known.__signature__ = signature.replace(parameters=[*given, *options])
         return verb
@@ -296,7 +294,7 @@ def check_known(verb: Callable[..., Any], options: Mapping[str, Any]) -> None:
                 + (
                     f": is it {near[0]!r}?"
                     if near
-                    else f"; it has {', '.join(it for it in names if it != 'self')}"
+                    else f"; it has {', '.join(name for name in names if name != 'self')}"
                 )
             )
 
@@ -305,13 +303,14 @@ def check_known(verb: Callable[..., Any], options: Mapping[str, Any]) -> None:
 class Writing(_Options):
     """How files are written; see `save`."""
 
-    compress: Compress = False
+    compress: Compress | None = False
     level: int | None = None
     align: int = 64
     durable: bool = True
     threads: int | None = None
 
     def __post_init__(self) -> None:
+        self.compress = self.compress or False
         _Options.__post_init__(self)
         check_compress(self.compress, self.level)
 
@@ -510,22 +509,31 @@ class Selection(_Options):
     @property
     def is_whole(self) -> bool:
         """Whether the whole tree is loaded, with all options at their defaults."""
-        return self == _WHOLE
+        return self == Selection()
 
 
-_WHOLE = Selection()
+class WriteOptions(TypedDict, total=False):
+    """The options of `Writing`; see `save`."""
 
-
-class StepOptions(TypedDict, total=False):
-    """The options of `Series.save`; see `save`."""
-
-    metadata: Any
-    static: Static
     compress: Compress | None
     level: int | None
     align: int
     durable: bool
     threads: int | None
+
+
+class FileWriteOptions(WriteOptions, total=False):
+    """Options of the functions of the drop-in that write files; see `save`."""
+
+    progress: Progress
+    storage_options: StorageOptions
+
+
+class StepOptions(WriteOptions, total=False):
+    """The options of `Series.save`; see `save`."""
+
+    metadata: Any
+    static: Static
     progress: Progress
 
 
@@ -599,6 +607,25 @@ class LoadOptions(PartOptions, total=False):
     base: Any
     max_size: int | None
     storage_options: StorageOptions
+
+
+class FileReadOptions(TypedDict, total=False):
+    """The options of `load_from_file`."""
+
+    strict: Strict
+    copy: bool | None
+    mmap: bool
+    max_size: int | None
+    threads: int | None
+    progress: Progress
+    storage_options: StorageOptions
+
+
+class RestoreOptions(FileReadOptions, total=False):
+    """The options of `restore_checkpoint` that flax lacks."""
+
+    replicas: Replicas
+    timeout: float
 
 
 def tell_from(tell: Tell, before: int, total: int) -> Tell:

@@ -250,26 +250,29 @@ def run(
     progress: Progress,
     *,
     background: bool,
+    place: Hashable = None,
     at_once: bool = False,
     abandon: Callable[[BaseException], object] | None = None,
 ) -> Saving | None:
-    """Calls `write` now, or in a thread.
+    """Calls `write` now, or in a thread, after earlier work at the same place.
 
     Args:
       path: The path of the save.
       write: Writes everything.
       progress: See `save`.
       background: Whether to call `write` in a thread, and return a `Saving`.
+      place: The place, by default the path.
       at_once: Whether to call it before this returns even if `background`.
       abandon: Called with the error if no thread can be started; `write` is never called then.
     """
+    place = place or real(path)
     if not background:
-        wait_for(path)  # for saves that a signal handler began since the call of `save`
+        wait_at(place)  # for saves that a signal handler began since the call of `save`
         write(progress)
         return None
     saving = Saving(os.fspath(path), write, progress)
     del write  # so that no reference remains after the call
-    begin(real(path), saving, at_once=at_once, abandon=abandon)
+    begin(place, saving, at_once=at_once, abandon=abandon)
     return saving
 
 

@@ -28,7 +28,7 @@ import treepack._core as core
 from treepack._src.checkpoint.shards import MANIFEST
 from treepack._src.printable import warn
 from treepack._src.saving.lease import FILE as LEASE
-from treepack._src.saving.lease import Lease, utc
+from treepack._src.saving.lease import Lease, OwnBusyError, utc
 from treepack._src.storage.content import open_parts, read_all
 from treepack._src.storage.entries import entries
 from treepack._src.storage.naming import name_file, naming
@@ -96,8 +96,8 @@ def interrupted(path: str | os.PathLike[str]) -> list[Directory]:
     checkpoint.
     """
     mine = real(path), threading.get_ident()
-    claims = (it() for it in _claimed.copy().values())
-    return [it for it in claims if it is not None and it.claimed == mine]
+    claims = (claim() for claim in _claimed.copy().values())
+    return [claim for claim in claims if claim is not None and claim.claimed == mine]
 
 
 def _is_of(name: str, save: str) -> bool:
@@ -150,7 +150,7 @@ class Directory(abc.ABC):
         """Returns whether a file belongs to a save that this one interrupted."""
         if self._interrupted and name.startswith(f".{LEASE}."):
             return True  # which it may not have locked yet
-        return any(_is_of(name, it._name) for it in self._interrupted)
+        return any(_is_of(name, other._name) for other in self._interrupted)
 
     def _is_ours(self, name: str) -> bool:
         """Returns whether a file with the name of a shard file is one, and not the user's."""
@@ -221,8 +221,10 @@ class Directory(abc.ABC):
         return Written(name, found.nbytes, zlib.crc32(record), plan)
 
 
-def _files_of(manifest: bytes) -> set[str] | None:
+def _files_of(manifest: bytes | None) -> set[str] | None:
     """Returns the files of a checkpoint; `None` if they are unknown."""
+    if manifest is None:
+        return set()
     try:
         return {name for name, _, _ in core.Manifest.decode(manifest).files}
     except DecodeError:  # perhaps of a newer version
@@ -239,7 +241,7 @@ class LocalDirectory(Directory):
 
     def __init__(self, path: str | os.PathLike[str]):
         super().__init__(path)
-        self._lease = Lease(Path(self._path))
+        self._lease, self._is_shared = Lease(Path(self._path)), False
 
     def _claim(self, name: str) -> None:
         path = Path(self._path)
@@ -249,10 +251,15 @@ class LocalDirectory(Directory):
         if not path.is_dir():
             core.make_directories(path)
         try:
-            held = [it._lease for it in self._interrupted if isinstance(it, LocalDirectory)]
-            self._lease.take(name, held)
-            self._before = self._manifest()
-            self._replaced = self._used() or set()
+            try:
+                self._lease.take(name)
+            except OwnBusyError:
+                interrupted = [one for one in self._interrupted if isinstance(one, LocalDirectory)]
+                if not (held := [one._lease for one in interrupted if one._lease.is_held]):
+                    raise
+                self._lease, self._is_shared = held[0], True
+            data = self._manifest()
+            self._before, self._replaced = _hash_of(data), _files_of(data) or set()
         except OSError as error:
             name_file(error, self._path)
             raise
@@ -261,46 +268,36 @@ class LocalDirectory(Directory):
     def commit(self, manifest: bytes, names: set[str], *, durable: bool) -> None:
         del names
         self._lease.check()
-        now = self._manifest()
+        now = _hash_of(self._manifest())
         if now != self._before and now not in self._overtaken:
             raise BusyError(f"another job saved to {self} at the same time: save again")
         core.write_file(self.file(MANIFEST), manifest, durable=durable)
         self._has_committed(_hash_of(manifest))
 
     def _manifest(self) -> bytes | None:
-        """Returns a hash of the manifest, or `None`."""
         try:
-            return _hash_of(read_all(self.file(MANIFEST)))
+            return read_all(self.file(MANIFEST))
         except FileNotFoundError:
             return None
-
-    def _used(self) -> set[str] | None:
-        try:
-            return _files_of(read_all(self.file(MANIFEST)))
-        except FileNotFoundError:
-            return set()
 
     def clean(self) -> None:
         if not self._lease.is_held:
             return
-        spared = self._lease.spared
         kept: list[str] = []
         with contextlib.suppress(Exception):
             names = self.names()  # before the manifest, which a signal handler may replace
-            used = self._used()
+            used = _files_of(self._manifest())
             if used is None:
                 return
-            for name in names:
-                is_spared = spared is not None and _is_of(name, spared)
-                is_spared = is_spared or self._spares(name)
-                is_old = _SHARD_FILE.fullmatch(name) and name not in used and not is_spared
-                if is_old and self._is_ours(name):
-                    try:
-                        self._remove(name)
-                    except PermissionError:
-                        kept.append(name)
-                    except Exception:  # concerns one file; continue with the others
-                        pass
+            for name in names - used:
+                if not _SHARD_FILE.fullmatch(name) or self._spares(name) or not self._is_ours(name):
+                    continue
+                try:
+                    self._remove(name)
+                except PermissionError:
+                    kept.append(name)
+                except Exception:  # concerns one file; continue with the others
+                    pass
         self._warn(kept)
 
     def _remove(self, name: str) -> None:
@@ -308,10 +305,15 @@ class LocalDirectory(Directory):
         if name.startswith("."):
             core.remove_if_dead(path)
         else:
-            path.unlink(missing_ok=True)
+            path.unlink()
+
+    def _spares(self, name: str) -> bool:
+        spared = self._lease.spared
+        return super()._spares(name) or (spared is not None and _is_of(name, spared))
 
     def release(self) -> None:
-        self._lease.release()
+        if not self._is_shared:
+            self._lease.release()
         super().release()
 
 
@@ -327,7 +329,7 @@ class RemoteDirectory(Directory):
         del name
         version, data = self._manifest()
         self._before = version, _hash_of(data)
-        self._replaced = set() if data is None else _files_of(data) or set()
+        self._replaced = _files_of(data) or set()
         if data is None and self._is_file():
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(self))
 
@@ -352,7 +354,7 @@ class RemoteDirectory(Directory):
     def commit(self, manifest: bytes, names: set[str], *, durable: bool) -> None:
         del durable  # stores are always durable
         # Does not include files of a job that begins after the commit.
-        listed = {it for it in names if _SHARD_FILE.fullmatch(it) and not self._spares(it)}
+        listed = {name for name in names if _SHARD_FILE.fullmatch(name) and not self._spares(name)}
         if not self._store.has_conditions:
             now = _hash_of(self._manifest()[1])
             if all(now != before for _, before in (self._before, *self._overtaken)):
@@ -378,7 +380,7 @@ class RemoteDirectory(Directory):
                 raise
         files = _files_of(manifest)
         old = set() if files is None else listed - files
-        self._leftovers = {it for it in old if self._is_ours(it)}
+        self._leftovers = {name for name in old if self._is_ours(name)}
         if self._interrupted:
             version, now = self._manifest()
             if now == manifest:  # else another job committed

@@ -14,12 +14,9 @@ import os
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
-
 import treepack._core as core
 from treepack._src.interop import jax as _jax
 from treepack._src.options import Buffer, Saved, Writing
-from treepack._src.pytree import leaves as _leaves
 from treepack._src.storage.deferred import Deferred
 from treepack._src.storage.place import names_of, shown
 
@@ -177,21 +174,11 @@ def _checksum(array: Any) -> str | None:
     """Returns the checksum of an array in memory that must be equal in all processes, or `None`."""
     if isinstance(array, Deferred):
         return None  # it is read only when it is written
-    if not _jax.is_array(array):
-        return _sum_of(_bytes_of(np.asarray(array)))
-    is_counter = (
-        array.is_fully_replicated and array.nbytes <= _SMALL_BYTES and array.dtype.kind in "iub"
-    )
-    if not (array.is_fully_addressable or is_counter):
-        return None
-    shards = _leaves.finish_transfer(_leaves.start_transfer(array))
-    return _sum_of(*(_bytes_of(shard) for _, shard in shards))
-
-
-def _bytes_of(array: np.ndarray) -> memoryview:
-    if not (array.flags.c_contiguous and array.dtype.isnative):
-        array = _leaves.to_contiguous(array)
-    return array.reshape(-1).view(np.uint8).data
+    if _jax.is_array(array) and not array.is_fully_addressable:
+        is_counter = array.is_fully_replicated and array.dtype.kind in "iub"
+        if not is_counter or array.nbytes > _SMALL_BYTES:
+            return None
+    return _sum_of(*core.lay_raw(b"", [array], snapshot=False).buffers())
 
 
 def _sum_of(*parts: Buffer) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -130,36 +130,3 @@ def _from_shards(array: Any, at: tuple[Any, ...]) -> np.ndarray:
             within = (*at[:axis], at[axis] - layers.start)
         made[tuple(index)] = shard.data[within]
     return made
-
-
-class Stack(Held):
-    """The arrays of layers as one array, which is in memory only while it is written."""
-
-    def __init__(self, source: Source, arrays: Sequence[Any]):
-        """`arrays` have the same shape and dtype; see `stack`.
-
-        Raises:
-          TreepackError: If they differ, or the source does not fit them.
-        """
-        first = arrays[0]
-        for array in arrays:
-            if (array.shape, array.dtype) != (first.shape, first.dtype):
-                raise TreepackError(
-                    f"{source}: the arrays have different shapes or dtypes: "
-                    f"{first.dtype}{[*first.shape]} and {array.dtype}{[*array.shape]}"
-                )
-        axis, self._order = axes_of(source, len(first.shape))
-        self._axis = axis or 0
-        shape = [first.shape[at] for at in self._order]
-        shape.insert(self._axis, len(arrays))
-        super().__init__(tuple(shape), np.dtype(first.dtype).newbyteorder("="))
-        self._arrays = arrays
-
-    def _make(self) -> np.ndarray:
-        made = np.empty(self.shape, self.dtype)
-        layers = np.moveaxis(made, self._axis, 0)
-        back = np.argsort(self._order)
-        for layer, array in zip(layers, self._arrays, strict=True):
-            found = np.asarray(_held(array, snapshot=False)).astype(self.dtype, copy=False)
-            copy(found, layer.transpose(back))
-        return made.reshape(-1)

@@ -53,7 +53,7 @@ def base_of(base: Any, static: Static = "skip") -> Base | None:
       TreepackError: If it is a directory or the file of a patch.
     """
     base = resolved(base)
-    if isinstance(base, list) and base and all(isinstance(it, _FRAMES) for it in base):
+    if isinstance(base, list) and base and all(isinstance(frame, _FRAMES) for frame in base):
         base = b"".join(base)
     if isinstance(base, (bytes, bytearray, memoryview, mmap.mmap, str, os.PathLike)):
         try:

@@ -19,7 +19,7 @@ import tempfile
 import threading
 import time
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -73,19 +73,13 @@ class Lease:
         self._stopped = threading.Event()
         self._renewer: Thread | None = None
         self._data = b""
-        self._is_shared = False
         # The file, while it is open: apart, so that the lock ends with this object, whatever has
         # interrupted `release`.
         self._files: list[int] = []
         weakref.finalize(self, _end, self._files, self._stopped).atexit = False
 
-    def take(self, name: str, shared: Sequence[Lease] = ()) -> None:
+    def take(self, name: str) -> None:
         """Takes the lease for a save with this name; the caller must `release` it.
-
-        Args:
-          name: The name.
-          shared: Leases of interrupted saves, which continue after this one: if one of them is
-            held, both share it.
 
         Raises:
           BusyError: If another job holds it.
@@ -95,14 +89,14 @@ class Lease:
         made = self._path.with_name(f".{FILE}.treepack-{secrets.token_hex(8)}.tmp")
         try:
             try:
-                self._take(made, name, shared)
+                self._take(made, name)
             finally:
                 made.unlink(missing_ok=True)
         except BaseException:
             self.release()
             raise
 
-    def _take(self, made: Path, name: str, shared: Sequence[Lease]) -> None:
+    def _take(self, made: Path, name: str) -> None:
         self._files.append(os.open(made, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666))
         about = {
             "host": socket.gethostname(),
@@ -117,9 +111,7 @@ class Lease:
         self._write(data)
         self._data = data
         _held.add(self)
-        self._take_name(made, data, shared)
-        if self._is_shared:
-            return
+        self._take_name(made, data)
         with contextlib.suppress(RuntimeError, MemoryError):  # then the lock must be enough
             target = self._files[0] if os.utime in os.supports_fd else self._path
             self._renewer = Thread(functools.partial(_renew, target, self._stopped))
@@ -129,8 +121,8 @@ class Lease:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path))
         os.close(os.dup(self._files[0]))  # which is when NFS shows it to other hosts
 
-    def _take_name(self, made: Path, data: bytes, shared: Sequence[Lease]) -> None:
-        """Gives the file its final name, which only one job can do, or shares a lease."""
+    def _take_name(self, made: Path, data: bytes) -> None:
+        """Gives the file its final name, which only one job can do."""
         busy = BusyError(f"{self._path.parent} is being saved to by several other jobs")
         for _ in range(_ATTEMPTS):
             try:
@@ -142,10 +134,6 @@ class Lease:
                     self._create(data)
                 return
             except FileExistsError:
-                for lease in shared:
-                    if lease.is_held:
-                        self._data, self._is_shared = lease._data, True
-                        return
                 try:
                     self._remove_dead()
                 except _UnknownError as error:
@@ -255,35 +243,28 @@ class Lease:
         """Returns the content of the current lease."""
         if not self._files:
             return b""  # this is a fork of its holder
-        try:
+        with contextlib.suppress(OSError):
             file = _open(self._path)
-        except OSError:
-            return b""
-        try:
-            return os.read(file, _MOST)
-        except OSError:
-            return b""
-        finally:
-            with contextlib.suppress(OSError):  # nothing was written
-                os.close(file)
+            try:
+                return os.read(file, _MOST)
+            finally:
+                with contextlib.suppress(OSError):  # nothing was written
+                    os.close(file)
+        return b""
 
     def release(self) -> None:
         """Ends the lease, so that other jobs may save to the directory."""
         self._stopped.set()
         if self._renewer is not None:
             self._renewer.join()
-        is_held = self.is_held and not self._is_shared
+        is_held = self.is_held
         if os.name == "nt":
-            self._leave()  # Windows removes no open file
+            _close(self._files)  # Windows removes no open file
         if is_held:
             with contextlib.suppress(OSError):  # it is unlocked all the same
                 self._path.unlink()
-        self._leave()
-        _held.discard(self)
-
-    def _leave(self) -> None:
-        """Closes the file, which ends the lock unless a forked process shares it."""
         _close(self._files)
+        _held.discard(self)
 
 
 @contextlib.contextmanager
@@ -320,6 +301,7 @@ def _renew(target: int | Path, stopped: threading.Event) -> None:
 
 
 def _close(files: list[int]) -> None:
+    """Closes files, which ends their locks unless a forked process shares them."""
     while files:
         with contextlib.suppress(OSError):  # it is closed all the same, and nothing is lost
             os.close(files.pop())
@@ -344,7 +326,7 @@ def _leave_all() -> None:
     global _process
     _process = secrets.token_hex(8)
     for lease in [*_held]:
-        lease._leave()
+        _close(lease._files)
 
 
 if hasattr(os, "register_at_fork"):

@@ -11,12 +11,13 @@ new checkpoint, whenever a save is interrupted.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import operator
 import os
 import re
 import secrets
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -141,27 +142,23 @@ class Part(NamedTuple):
             return core.lay_raw(self.header, [*self.arrays.values()], snapshot=snapshot)
         except TreepackError:
             for name, array in self.arrays.items():
-                with _naming(name):
+                try:
                     core.lay_raw(b"", [array], snapshot=False)
+                except CorruptionError:  # names its file and leaf
+                    raise
+                except TreepackError as error:
+                    reason = str(error).removeprefix("at .: ")
+                    raise TreepackError(f"at {printable(name)}: {reason}") from error
             raise
 
 
-@contextlib.contextmanager
-def _naming(name: str) -> Iterator[None]:
-    """Names an array in the errors of a block, as `at name: reason`."""
-    try:
-        yield
-    except CorruptionError:  # names its file and leaf
-        raise
-    except TreepackError as error:
-        reason = str(error).removeprefix("at .: ")
-        raise TreepackError(f"at {printable(name)}: {reason}") from error
+_CAST = "cast it, as by array.astype(numpy.float32)"
 
 
 def part_of(
     arrays: Mapping[str, Any],
     metadata: Mapping[str, str] | None,
-    remedy: str = "cast it, as by array.astype(numpy.float32)",
+    remedy: str = _CAST,
 ) -> Part:
     """Sorts the arrays of a file as safetensors does: by dtype, then by name.
 
@@ -305,7 +302,7 @@ def write_of(
     writing: Writing,
     max_shard_size: int | None,
     *,
-    remedy: str | None = None,
+    remedy: str = _CAST,
     snapshot: bool = False,
 ) -> Callable[[Progress], None]:
     """Returns a function that writes arrays to a file, or with `max_shard_size` to a directory.
@@ -313,40 +310,24 @@ def write_of(
     See `part_of` for errors and `remedy`.
     """
     several = [arrays] if max_shard_size is None else split(arrays, max_shard_size)
-    options = {} if remedy is None else {"remedy": remedy}
-    made = _Parts(
-        [part_of(part, metadata, **options) for part in several], writing, snapshot=snapshot
-    )
+    parts = [part_of(part, metadata, remedy) for part in several]
+    total = sum(part.nbytes for part in parts)
+    layouts = (part.layout(snapshot=snapshot) for part in parts)
+    if snapshot:
+        layouts = (layout for layout in [*layouts])
     where = absolute(path)  # the working directory may change
-    if max_shard_size is None:
-        return lambda progress: made.write([where], progress)
-    return lambda progress: _write_directory(where, made, progress)
 
-
-class _Parts:
-    """The files of a save."""
-
-    def __init__(self, parts: list[Part], writing: Writing, *, snapshot: bool):
-        self.parts = parts
-        self._writing = writing
-        self._layouts = (part.layout(snapshot=snapshot) for part in parts)
-        if snapshot:
-            self._layouts = (layout for layout in [*self._layouts])
-
-    @property
-    def durable(self) -> bool:
-        """Whether to wait for the disk."""
-        return self._writing.durable
-
-    def write(self, paths: list[str], progress: Progress) -> None:
-        """Writes each file to its path; once."""
-        total = sum(part.nbytes for part in self.parts)
+    def write(paths: list[str], progress: Progress) -> None:
         before = 0
         with progress_bar(progress, "save") as tell:
-            for path, part in zip(paths, self.parts, strict=True):
+            for place, part in zip(paths, parts, strict=True):
                 each = None if tell is None else tell_from(tell, before, total)
-                save_layout(next(self._layouts), path, self._writing, each)
+                save_layout(next(layouts), place, writing, each)
                 before += part.nbytes
+
+    if max_shard_size is None:
+        return lambda progress: write([where], progress)
+    return functools.partial(_write_directory, where, parts, write, writing.durable)
 
 
 # The directory
@@ -356,21 +337,27 @@ class _Parts:
 _TEMPORARY = re.compile(rf"\.({SHARD.pattern}|lease\.treepack)\.treepack-.*\.tmp")
 
 
-def _write_directory(path: str, made: _Parts, progress: Progress) -> None:
+def _write_directory(
+    path: str,
+    parts: Sequence[Part],
+    write: Callable[[list[str], Progress], None],
+    durable: bool,
+    progress: Progress,
+) -> None:
     """Writes files to a directory, the index last, and removes the files of earlier saves."""
     with leased(path, secrets.token_hex(4)):
         before = {entry.name for entry in entries(path)}
         _check_free(path, before)
-        names = _names(len(made.parts), before)
+        names = _names(len(parts), before)
         try:
-            made.write([joined(path, name) for name in names], progress)
+            write([joined(path, name) for name in names], progress)
         except BaseException:
             _remove(path, {*names} - before - {WHOLE})
             raise
         if names != [WHOLE]:  # after an error, a store may have it
-            index = _index(dict(zip(names, made.parts, strict=True)))
-            write_small(joined(path, INDEX), index, durable=made.durable)
-        old = {it for it in before if SHARD.fullmatch(it) or _TEMPORARY.fullmatch(it)}
+            index = _index(dict(zip(names, parts, strict=True)))
+            write_small(joined(path, INDEX), index, durable=durable)
+        old = {name for name in before if SHARD.fullmatch(name) or _TEMPORARY.fullmatch(name)}
         old |= {WHOLE, INDEX} & before
         if names == [WHOLE] and INDEX in old:
             remove_file(joined(path, INDEX))  # readers prefer it, so it goes first

@@ -10,12 +10,11 @@ it, only one can commit (`directory.py`).
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import secrets
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import treepack._core as core
@@ -57,14 +56,55 @@ class ShardedWrite:
     ):
         self._group = Group(saved.timeout, step=saved.step)
         self._path = absolute(path)  # the working directory may change
+        self._writing = writing
         try:
-            identify = functools.partial(identity_of, path, saved, writing)
-            self._share = ProcessShare(
-                tree, saved, writing, self._group, identify, snapshot=snapshot
-            )
+            self._prepare(path, tree, saved, snapshot=snapshot)
         except BaseException as error:
             self.abandon(error)
             raise
+
+    def _prepare(
+        self, path: str | os.PathLike[str], tree: Any, saved: Saved, *, snapshot: bool
+    ) -> None:
+        """Plans the files of all processes, and encodes the shards of this one."""
+        index, count = self._group.index, self._group.count
+        whole = described_layout(
+            tree, 1, saved.metadata, static=saved.static, index=True, hollow=True
+        )
+        arrays = whole.hollow
+        plan = plan_of(arrays)
+        self._processes = [*plan.processes]
+        if saved.own is not None:
+            self._processes += sorted({*range(count)} - {*self._processes})
+        self._draft = core.Manifest.planned(whole, plan)
+        del whole  # it holds arrays
+        paths = _array_paths(self._draft, len(arrays))
+        # Differs if two processes save different trees. Path by path: a long key is in many.
+        self._plan = plan.checksum
+        for parts, array in zip(paths, arrays, strict=True):
+            kind = json.dumps([parts, list(array.shape), str(array.dtype)])
+            self._plan = zlib.crc32(kind.encode(), self._plan)
+        self._identity: Identity | None = None  # for other processes
+        if count > 1:
+            self._identity = identity_of(
+                path, saved, self._writing, self._plan, self._draft, arrays
+            )
+        mine: Any = {}
+        for number, (parts, array) in enumerate(zip(paths, arrays, strict=True)):
+            wanted = plan.shards_of(number, index)
+            for name, shard in _shards(parts, array, self._draft.grid(number), wanted, index):
+                if parts or name:
+                    _paths.put(mine, [*parts, *name], shard)
+                else:
+                    mine = shard  # the tree is a single host array
+        self._layout: core.Layout | None = None
+        if index in self._processes:
+            about = {"process": index, "plan": self._plan}
+            if saved.own is not None:
+                about["own"] = saved.own()
+            self._layout = file_layout(
+                mine, Saved(metadata=about), self._writing, snapshot=snapshot
+            )
 
     @property
     def leads(self) -> bool:
@@ -82,141 +122,78 @@ class ShardedWrite:
           TreepackError: If another process failed, or another job saves to the same directory.
         """
         directory = directory_at(self._path)
-        if self._group.index == 0:
-            _lead(self._group, directory, self._share, progress)
+        if self.leads:
+            self._lead(directory, progress)
         else:
-            _follow(self._group, directory, self._share, progress)
+            self._follow(directory, progress)
 
-
-def _lead(group: Group, directory: Directory, share: ProcessShare, progress: Progress) -> None:
-    """Writes as process 0."""
-    name = secrets.token_hex(4)
-    try:
+    def _lead(self, directory: Directory, progress: Progress) -> None:
+        """Writes as process 0."""
+        name = secrets.token_hex(4)
         try:
-            _claim(group, directory, name)
             try:
-                _lead_with_claim(group, directory, share, name, progress)
-                group.end()  # the others continue while old files are removed
+                try:
+                    directory.claim(name)
+                except BaseException:
+                    self._group.announce("")
+                    raise
+                try:
+                    self._write_and_commit(directory, name, progress)
+                    self._group.end()  # the others continue while old files are removed
+                finally:
+                    directory.clean()
             finally:
-                directory.clean()
-        finally:
-            directory.release()
-    except BaseException as error:
-        group.end(error)
-        raise
+                directory.release()
+        except BaseException as error:
+            self._group.end(error)
+            raise
 
+    def _write_and_commit(self, directory: Directory, name: str, progress: Progress) -> None:
+        if self._identity is not None:
+            self._group.announce(json.dumps([name, self._identity.summary()]))
+        mine = self.write(directory, name, progress)
+        messages = {0: Message(written=mine), **self._group.gather()}
+        errors = [*self._errors_of(messages)]
+        if errors:
+            raise self._group.failed(errors)
+        self._commit(directory, name, messages)
 
-def _claim(group: Group, directory: Directory, name: str) -> None:
-    try:
-        directory.claim(name)
-    except BaseException:
-        group.announce("")
-        raise
-
-
-def _lead_with_claim(
-    group: Group, directory: Directory, share: ProcessShare, name: str, progress: Progress
-) -> None:
-    if share.identity is not None:  # there are other processes
-        group.announce(json.dumps([name, share.identity.summary()]))
-    mine = share.write(directory, name, progress)
-    messages = {0: Message(written=mine), **group.gather()}
-    errors = [*share.errors_of(messages)]
-    if errors:
-        raise group.failed(errors)
-    share.commit(directory, name, messages)
-
-
-def _follow(group: Group, directory: Directory, share: ProcessShare, progress: Progress) -> None:
-    """Writes as another process."""
-    announced = group.announced()
-    if announced and share.identity is not None:
-        name, identity = json.loads(announced)
-        if share.identity.is_same(identity):
-            try:
-                written = share.write(directory, name, progress)
-            except BaseException as error:
-                group.tell(Message(error=text_of(error)), waits=False)
-                raise
-            group.tell(Message(written=written))
-        else:
-            group.tell(Message(differs=share.identity.text()))  # process 0 describes the difference
-    group.wait()
-
-
-class ProcessShare:
-    """The share of one process in writing a tree; the share of process 0 also commits it.
-
-    Attributes:
-      index: The index of this process.
-      identity: The identity that other processes compare with theirs; `None` for a single process.
-    """
-
-    def __init__(
-        self,
-        tree: Any,
-        saved: Saved,
-        writing: Writing,
-        group: Group,
-        identify: Callable[[int, core.Manifest, list[Any]], Identity],
-        *,
-        snapshot: bool,
-    ):
-        self.index = group.index
-        self._writing = writing
-        whole = described_layout(
-            tree, 1, saved.metadata, static=saved.static, index=True, hollow=True
-        )
-        arrays = whole.hollow
-        plan = plan_of(arrays)
-        self._processes = [*plan.processes]
-        if saved.own is not None:
-            self._processes += sorted({*range(group.count)} - {*self._processes})
-        self._draft = core.Manifest.planned(whole, plan)
-        del whole  # it holds arrays
-        paths = _array_paths(self._draft, len(arrays))
-        # Differs if two processes save different trees. Path by path: a long key is in many.
-        self._plan = plan.checksum
-        for path, array in zip(paths, arrays, strict=True):
-            kind = json.dumps([path, list(array.shape), str(array.dtype)])
-            self._plan = zlib.crc32(kind.encode(), self._plan)
-        self.identity: Identity | None = None
-        if group.count > 1:
-            self.identity = identify(self._plan, self._draft, arrays)
-        mine: Any = {}
-        for number, (path, array) in enumerate(zip(paths, arrays, strict=True)):
-            wanted = plan.shards_of(number, self.index)
-            for name, shard in _shards(path, array, self._draft.grid(number), wanted, self.index):
-                if path or name:
-                    _paths.put(mine, [*path, *name], shard)
-                else:
-                    mine = shard  # the tree is a single host array
-        self._layout: core.Layout | None = None
-        if self.index in self._processes:
-            about = {"process": self.index, "plan": self._plan}
-            if saved.own is not None:
-                about["own"] = saved.own()
-            self._layout = file_layout(mine, Saved(metadata=about), writing, snapshot=snapshot)
+    def _follow(self, directory: Directory, progress: Progress) -> None:
+        """Writes as another process."""
+        group, mine = self._group, self._identity
+        announced = group.announced()
+        if announced and mine is not None:
+            name, identity = json.loads(announced)
+            if mine.is_same(identity):
+                try:
+                    written = self.write(directory, name, progress)
+                except BaseException as error:
+                    group.tell(Message(error=text_of(error)), waits=False)
+                    raise
+                group.tell(Message(written=written))
+            else:
+                group.tell(Message(differs=mine.text()))  # process 0 describes the difference
+        group.wait()
 
     def write(self, directory: Directory, name: str, progress: Progress = None) -> Written | None:
         """Writes the file of this process and describes it; `None` if it has no shards."""
         layout, self._layout = self._layout, None
         if layout is None:
             return None
-        file = file_name(name, self.index)
+        file = file_name(name, self._group.index)
         save_layout(layout, directory.file(file), self._writing, progress)
         del layout
         return directory.look(file)
 
-    def errors_of(self, messages: Mapping[int, Message]) -> Iterator[str]:
+    def _errors_of(self, messages: Mapping[int, Message]) -> Iterator[str]:
         """Yields the reasons that prevent the commit; for process 0."""
         for process, message in sorted(messages.items()):
             if message.error:
                 yield f"process {process}: {message.error}"
-            elif message.differs and self.identity is not None:
-                yield self.identity.differences(process, message.differs)
+            elif message.differs and self._identity is not None:
+                yield self._identity.differences(process, message.differs)
 
-    def commit(self, directory: Directory, name: str, messages: Mapping[int, Message]) -> None:
+    def _commit(self, directory: Directory, name: str, messages: Mapping[int, Message]) -> None:
         """Writes the manifest after all files; for process 0.
 
         The number of requests does not depend on the number of processes.

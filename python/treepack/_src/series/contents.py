@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import contextlib
 import errno
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from typing import Any, Unpack
 
 import treepack._core as core
@@ -156,13 +157,14 @@ class Contents:
 
     def summary(self) -> Summary:
         """Returns the step, the time and the metrics."""
-        own = self._own(0) if self._files else self._series
+        own = self._own(0)
         time, metrics = own.get("time"), own.get("metrics")
-        numbers = metrics.items() if isinstance(metrics, dict) else ()
+        items = metrics.items() if isinstance(metrics, dict) else ()
+        known = {name: value for name, value in items if type(name) is str}
         return Summary(
             self.step,
             time if isinstance(time, float) and 0 <= time < _END_OF_TIME else None,
-            {name: it for name, it in numbers if type(name) is str and isinstance(it, float)},
+            {name: value for name, value in known.items() if isinstance(value, float)},
         )
 
     def locals(self, index: int, count: int) -> tuple[Any, int]:
@@ -175,19 +177,13 @@ class Contents:
         Returns:
           The item or the list, and the number of processes that have saved.
         """
-        files = self._files
-        saved = len(files) or 1
+        saved = len(self._files) or 1
         if not self._is_ours:
             return None, count
-        if not files:
-            items = [_item(self._series)]
-        elif saved == count:
-            return _item(self._own(index)), saved
-        else:
-            items = [_item(self._own(process)) for process in range(saved)]
         if saved == count:
-            return items[0], saved
-        return (items if any(it is not None for it in items) else None), saved
+            return _item(self._own(index)), saved
+        items = [_item(self._own(process)) for process in range(saved)]
+        return (items if any(item is not None for item in items) else None), saved
 
     def verify(self, index: int, count: int) -> None:
         """Compares the files with their checksums, or the share of one of several processes.
@@ -216,8 +212,10 @@ class Contents:
         return {process_of(name): number for number, name in enumerate(names)}
 
     def _own(self, process: int) -> dict[str, Any]:
+        if not isinstance(self._reader, ShardedReader):
+            return self._series
         files = self._files
-        if not isinstance(self._reader, ShardedReader) or process not in files:
+        if process not in files:
             return {}
         found = _metadata(self._reader.file(files[process]))
         mine = found.get("own") if isinstance(found, dict) else None
@@ -236,13 +234,18 @@ def _item(own: Mapping[str, Any]) -> Any:
     return None if data is None else loads(data, copy=True)
 
 
-def _check_not_special(path: str) -> None:
-    if is_special(path):
-        raise DecodeError("it is not a regular file")
-
-
 @contextlib.contextmanager
-def opened(path: str, step: int, *, is_directory: bool = False) -> Iterator[Contents]:
+def _opened(path: str, step: int, make: Callable[[], Reader]) -> Iterator[Contents]:
+    with naming(path):
+        if is_special(path):
+            raise DecodeError("it is not a regular file")
+        reader = make()
+        reader.given = path
+        with contextlib.closing(reader):
+            yield Contents(reader, step)
+
+
+def opened(path: str, step: int, *, is_directory: bool = False) -> AbstractContextManager[Contents]:
     """Yields the checkpoint of a step. Its errors name the file.
 
     With `is_directory` it is known to be a directory.
@@ -250,14 +253,9 @@ def opened(path: str, step: int, *, is_directory: bool = False) -> Iterator[Cont
     Raises:
       Exception: If it cannot be read; see `is_damage`.
     """
-    with naming(path):
-        _check_not_special(path)
-        reader = open_reader(path, is_directory=is_directory)
-    with naming(path), contextlib.closing(reader):
-        yield Contents(reader, step)
+    return _opened(path, step, lambda: open_reader(path, is_directory=is_directory))
 
 
-@contextlib.contextmanager
 def opened_to_load(
     path: str,
     step: int,
@@ -266,7 +264,7 @@ def opened_to_load(
     mmap: bool | None,
     max_size: int | None,
     whole: bool,
-) -> Iterator[Contents]:
+) -> AbstractContextManager[Contents]:
     """Yields the checkpoint of a step, whose bytes stay the same if it is saved again.
 
     Args:
@@ -280,13 +278,11 @@ def opened_to_load(
     Raises:
       ReplacedError: If it is a directory that is saved again while it is read.
     """
-    with naming(path):
+
+    def make() -> Reader:
         if is_directory:
-            reader: Reader = ShardedReader(path, mmap=mmap is not False, max_size=max_size)
-        else:
-            _check_not_special(path)
-            source = downloaded(path) if whole else path
-            reader = Reader.open(source, mmap=bool(mmap), max_size=max_size)
-        reader.given = path
-        with contextlib.closing(reader):
-            yield Contents(reader, step)
+            return ShardedReader(path, mmap=mmap is not False, max_size=max_size)
+        source = downloaded(path) if whole else path
+        return Reader.open(source, mmap=bool(mmap), max_size=max_size)
+
+    return _opened(path, step, make)

@@ -36,7 +36,6 @@ from treepack._src.series.writing import (
     Commit,
     check_last,
     has_saved,
-    pinned,
     room_for,
 )
 from treepack._src.storage.content import read_all
@@ -99,9 +98,9 @@ class Fast:
 
         Even if the clock was set back, times show which of two saves is later.
         """
-        summaries = [it.summary(step) for it in self._unknown() if step in it.steps()]
-        times = [it.time for it in summaries if it is not None and it.time is not None]
-        return max([time.time(), *(math.nextafter(it, math.inf) for it in times)])
+        summaries = [tier.summary(step) for tier in self._unknown() if step in tier.steps()]
+        times = [one.time for one in summaries if one is not None and one.time is not None]
+        return max([time.time(), *(math.nextafter(seconds, math.inf) for seconds in times)])
 
     def _unknown(self) -> list[Checkpoints]:
         """Returns the directories that may have later checkpoints.
@@ -124,7 +123,7 @@ class Fast:
         Raises:
           TreepackError: If it belongs to another run, or to one that was removed.
         """
-        durable, fast = (it.folder.directory for it in (self._durable, self.checkpoints))
+        durable, fast = (tier.folder.directory for tier in (self._durable, self.checkpoints))
         there = _name_in(durable) if afresh or self._run is None else self._run
         run, mine = there or self._run, _name_in(fast)
         if (mine is None and self.checkpoints.steps()) or mine not in (None, run):
@@ -149,15 +148,15 @@ class Fast:
         """Returns the directory from which to read a step: the durable one if it is drained."""
         if step not in self.checkpoints.steps():
             return self._durable
-        is_drained = all(it.step != step for it in self._undrained(self._whole()))
+        is_drained = all(summary.step != step for summary in self._undrained(self._whole()))
         return self._durable if is_drained and step in self._durable.steps() else self.checkpoints
 
     def is_older(self, step: int) -> bool:
         """Returns whether the durable directory has a later save of a step than this directory."""
         both = self.checkpoints, self._durable
-        for it in both:
-            it.refresh()  # others may have saved it again
-        mine, other = (it.summary(step) for it in both)
+        for tier in both:
+            tier.refresh()  # others may have saved it again
+        mine, other = (tier.summary(step) for tier in both)
         return mine is not None and other is not None and (other.time or 0) > (mine.time or 0)
 
     def drain(self) -> None:
@@ -167,7 +166,7 @@ class Fast:
                 self._begin()
 
     def _begin(self) -> None:
-        if any(not it.has_looked and not it.done() for it in self._drains):
+        if any(not drain.has_looked and not drain.done() for drain in self._drains):
             return
         drain = _Drain(shown(self._durable.folder.directory), lambda: self._run_drain(drain))
         begin(self._place, drain, waits=False)
@@ -199,8 +198,8 @@ class Fast:
 
     def _take(self, *, are_done: bool) -> list[_Drain]:
         """Removes and returns the drains: all, or those that have ended."""
-        taken = [it for it in [*self._drains] if it.done() or not are_done]
-        self._drains = [it for it in self._drains if it not in taken]
+        taken = [drain for drain in [*self._drains] if drain.done() or not are_done]
+        self._drains = [drain for drain in self._drains if drain not in taken]
         return taken
 
     def _run_drain(self, drain: _Drain) -> None:
@@ -210,11 +209,11 @@ class Fast:
         self.check(bind=self._run is not None, afresh=True)
         tried: set[tuple[int, float | None]] = set()
         errors: list[BaseException] = []
-        while left := [it for it in self._tidy(spared=0) if it[:2] not in tried]:
+        while left := [summary for summary in self._tidy(spared=0) if summary[:2] not in tried]:
             try:
                 self._copy(left[0])
             except FileNotFoundError:
-                if left[0][:2] in (it[:2] for it in self._whole()):
+                if left[0][:2] in (summary[:2] for summary in self._whole()):
                     raise
                 continue  # it was removed, or saved again, meanwhile
             except TreepackError as error:  # of this one, such as that it has come too late
@@ -264,7 +263,7 @@ class Fast:
         if not there:
             return []
         later = self._durable.whole(there[0].step)
-        return [it for it in there if not any(map(functools.partial(_replaces, it), later))]
+        return [one for one in there if not any(map(functools.partial(_replaces, one), later))]
 
     def _tidy(self, *, spared: int) -> list[Summary]:
         """Removes drained checkpoints except the newest, and those between that only `last` keeps.
@@ -279,35 +278,34 @@ class Fast:
         left = self._undrained(there)
         between = left[spared:-1]
         wanted = self._wanted(there) if between else set()
-        dropped = [it for it in between if it.step not in wanted]
-        left = [it for it in left if it not in dropped]
-        self._remove([it.step for it in there[:-1] if it not in left])
+        dropped = [summary for summary in between if summary.step not in wanted]
+        left = [summary for summary in left if summary not in dropped]
+        self._remove([summary.step for summary in there[:-1] if summary not in left])
         return left
 
     def _wanted(self, there: Sequence[Summary]) -> set[int]:
         """Returns the steps that rules keep, over both directories; the last step is among them."""
         if self._keep is None:
-            return {it.step for it in there}
-        folder = self._durable.folder
-        both = {it.step: it for it in (*self._durable.whole(), *there)}
+            return {summary.step for summary in there}
+        both = {summary.step: summary for summary in (*self._durable.whole(), *there)}
         keep = dataclasses.replace(self._keep, last=1)
-        names = {entry.name for entry in folder.listing().entries}
-        return keep.kept([both[step] for step in sorted(both)]) | pinned(folder, names)
+        kept = keep.kept([both[step] for step in sorted(both)])
+        return kept | self._durable.folder.listing().pinned()
 
     def _remove(self, steps: Sequence[int]) -> None:
         """Removes checkpoints, and damaged ones before the newest."""
         folder = self.checkpoints.folder
         listing = folder.listing()
-        numbered = folder.numbered(listing)
-        newest = max((it.step for it in self.checkpoints.whole()), default=0)
+        numbered = listing.numbered()
+        newest = max((summary.step for summary in self.checkpoints.whole()), default=0)
         bad = [
             step
             for step, found in numbered.items()
             if step < newest and step in self.checkpoints.damaged and not found.is_foreign
         ]
-        discard(folder, [folder.name(step) for step in (*bad, *steps)], listing)
-        unfinished = [it for it, found in numbered.items() if it < newest and not found.is_complete]
-        remove_leftovers(folder, [folder.name(step) for step in unfinished], listing)
+        discard(listing, [folder.name(step) for step in (*bad, *steps)])
+        unfinished = [at for at, found in numbered.items() if at < newest and not found.is_complete]
+        remove_leftovers(listing, [folder.name(step) for step in unfinished])
 
     def _make_room(self) -> None:
         """Makes room for one more checkpoint: drops some, waits for drains, or drops more.
@@ -328,12 +326,12 @@ class Fast:
         left = there = self._whole()
         with contextlib.suppress(OSError, TreepackError):
             left = self._undrained(there)
-        if dropped := [it.step for it in left[:-1]]:
+        if dropped := [summary.step for summary in left[:-1]]:
             warn(
                 f"{self} is full: removed steps {', '.join(map(str, dropped))}, perhaps before "
                 f"they were copied to {shown(self._durable.folder.directory)}"
             )
-        self._remove([it.step for it in there if it not in left[-1:]])
+        self._remove([summary.step for summary in there if summary not in left[-1:]])
 
     def _has_room(self) -> bool:
         """Returns whether there is room for one more, about as large as the newest.
@@ -343,15 +341,11 @@ class Fast:
         steps = self.checkpoints.steps()
         if not steps or len(steps) > _MOST:
             return not steps
+        newest = Path(self.checkpoints.path(steps[-1]))
         try:
-            with opened(self.checkpoints.path(steps[-1]), steps[-1]) as contents:
-                nbytes = contents.nbytes
-        except Exception as error:
-            if not is_damage(error):
-                raise
-            return True
-        try:
-            usage = shutil.disk_usage(self.checkpoints.folder.directory)
+            files = newest.iterdir() if newest.is_dir() else [newest]
+            nbytes = sum(file.stat().st_size for file in files)
+            usage = shutil.disk_usage(newest.parent)
         except OSError:
             return True
         return usage.free >= nbytes or not usage.total

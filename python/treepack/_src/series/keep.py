@@ -86,21 +86,21 @@ class Keep:
 
     def kept(self, checkpoints: Sequence[Summary]) -> set[int]:
         """Returns the steps that stay, of whole checkpoints in the order of their steps."""
-        steps = {it.step for it in checkpoints[-self.last :]}
+        steps = {each.step for each in checkpoints[-self.last :]}
         if self.every is not None:
-            steps.update(spaced(((it.step, it.step) for it in checkpoints), self.every))
+            steps.update(spaced(((each.step, each.step) for each in checkpoints), self.every))
         if self.seconds is not None:
-            times = ((it.step, it.time) for it in checkpoints if it.time is not None)
+            times = ((each.step, each.time) for each in checkpoints if each.time is not None)
             steps.update(spaced(times, self.seconds))
         if self.best is not None:
             steps.update(best_steps(checkpoints, *self.best))
             if self.is_unseen(checkpoints):
-                steps.update(it.step for it in checkpoints if it.metrics)
+                steps.update(each.step for each in checkpoints if each.metrics)
         return steps
 
     def is_unseen(self, checkpoints: Sequence[Summary]) -> bool:
         """Returns whether no checkpoint has the metric of `best`, perhaps a typo."""
-        return self.best is not None and not any(self.best[0] in it.metrics for it in checkpoints)
+        return self.best is not None and not any(self.best[0] in one.metrics for one in checkpoints)
 
 
 if not TYPE_CHECKING:  # `help` would show the signature of `__new__`
@@ -134,7 +134,7 @@ def best_steps(
     checkpoints: Iterable[Summary], name: str, count: int, mode: str = "min"
 ) -> list[int]:
     sign = 1 if mode == "min" else -1
-    values = ((it.metrics.get(name, math.nan), it.step) for it in checkpoints)
+    values = ((each.metrics.get(name, math.nan), each.step) for each in checkpoints)
     found = sorted((sign * value, -step) for value, step in values if not math.isnan(value))
     return [-step for _, step in found[:count]]
 

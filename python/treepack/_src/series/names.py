@@ -6,6 +6,7 @@ in names count as numbers.
 
 from __future__ import annotations
 
+import operator
 import os
 import re
 from collections.abc import Iterable
@@ -43,6 +44,9 @@ TEMPORARY = "tmp"
 
 # The part of a directory's name by which Orbax marks it as incomplete.
 _ORBAX_TEMPORARY = ".orbax-checkpoint-tmp"
+
+PIN = ".keep"
+"""The suffix of the file that pins a checkpoint, after the checkpoint's name."""
 
 # The temporary files of the core.
 OWN_TEMPORARY = re.compile(r"\..*\.treepack-.*\.tmp", re.DOTALL)
@@ -85,55 +89,29 @@ def safe_normpath(path: str) -> str:
     return (found["scheme"] or "") + os.path.normpath(found["path"])
 
 
+# Numbers with more digits are not found in names.
+_MOST_NUMBER = 10**18
+
+
+def checked(name: str, number: Any, text: str) -> int:
+    """Returns a step or version as an integer.
+
+    Raises:
+      TypeError: If it is not an integer; the error ends with the text.
+      ValueError: If it is negative or too large.
+    """
+    if not hasattr(number, "__index__"):
+        raise TypeError(f"{name} must be an integer, {text}")
+    found = operator.index(number)
+    if not 0 <= found < _MOST_NUMBER:
+        raise ValueError(f"{name} must be an integer from 0 to 10**18 - 1, got {found}")
+    return found
+
+
 def directory_of(given: Any, storage_options: StorageOptions = None) -> str:
     """Returns the path or URL of a directory, normalized; see `resolved`."""
     found = os.fspath(resolved(given, storage_options))
     return like(found, safe_normpath(found))
-
-
-class Found:
-    """An entry that is, or will be, a checkpoint; a directory is listed on first use.
-
-    Attributes:
-      name: Its name.
-      is_directory: Whether it is a directory.
-    """
-
-    def __init__(self, name: str, path: str, is_directory: bool):
-        self.name, self.is_directory = name, is_directory
-        self._path = path
-        self._inside: list[Entry] | None = None
-
-    def inside(self) -> list[Entry] | None:
-        """Returns the entries in it, or `None` if it is a file."""
-        if self.is_directory and self._inside is None:
-            self._inside = entries(self._path)
-        return self._inside
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether its save has ended."""
-        inside = self.inside()
-        return inside is None or not is_unfinished(entry.name for entry in inside)
-
-    @property
-    def is_foreign(self) -> bool:
-        """Whether it is a directory with files of other programs."""
-        inside = self.inside()
-        return inside is not None and has_other_files(entry.name for entry in inside)
-
-
-class Listing:
-    """The content of the directory of a series at one time.
-
-    Attributes:
-      entries: All of it.
-      known: The checkpoints among them that were looked at.
-    """
-
-    def __init__(self, entries: list[Entry]):
-        self.entries = entries
-        self.known: dict[Entry, Found] = {}
 
 
 # The names of Orbax's CheckpointManager, and what replaces them in `Series`.
@@ -173,66 +151,122 @@ class Folder:
         """Returns the path or URL of an entry."""
         return joined(self.directory, name)
 
-    def listing(self) -> Listing:
-        """Lists the directory."""
-        return Listing(entries(self.directory))
-
-    def names(self) -> list[str]:
-        """Returns the names of all complete checkpoints, in order."""
-        found = self.listing()
-        return [entry.name for entry in self._entries(found) if self._is_complete(entry, found)]
-
-    def steps(self) -> list[str]:
-        """Returns the steps of all complete checkpoints, in order."""
-        return [name.removeprefix(self.begin) for name in self.names()]
-
-    def numbered(self, listing: Listing | None = None) -> dict[int, Found]:
-        """Returns the entries that are named by the prefix and an integer, by step, in order.
-
-        Entries with other names, such as `step_7.bak` or `step_007`, are not of the series. Where
-        a store has a file and a directory of one name, the file is the one that is read.
-        """
-        listing = self._listed(listing)
-        found: dict[int, Found] = {}
-        for entry in sorted(listing.entries, key=lambda entry: entry.is_directory):
-            if (step := self.step(entry.name)) is not None:
-                found.setdefault(step, self._found(entry, listing))
-        return dict(sorted(found.items()))
-
     def step(self, name: str) -> int | None:
         """Returns the step in a name that is the prefix and an integer; `None` for other names."""
         text = name.removeprefix(self.begin)
         is_step = name.startswith(self.begin) and _INTEGER.fullmatch(text)
         return int(text) if is_step else None
 
+    def key(self, name: str) -> list[Any]:
+        """Returns the sort key of a name, without the prefix."""
+        return sort_key(name.removeprefix(self.begin))
+
+    def listing(self) -> Listing:
+        """Lists the directory."""
+        return Listing(self, entries(self.directory))
+
+    def names(self) -> list[str]:
+        """Returns the names of all complete checkpoints, in order."""
+        return [found.name for found in self.listing().checkpoints if found.is_complete]
+
+    def steps(self) -> list[str]:
+        """Returns the steps of all complete checkpoints, in order."""
+        return [name.removeprefix(self.begin) for name in self.names()]
+
+    def numbered(self) -> dict[int, Found]:
+        """Returns the numbered entries of a new listing."""
+        return self.listing().numbered()
+
+
+class Found:
+    """An entry that is, or will be, a checkpoint; a directory is listed on first use.
+
+    Attributes:
+      name: Its name.
+      is_directory: Whether it is a directory.
+    """
+
+    def __init__(self, folder: Folder, entry: Entry):
+        self.name, self.is_directory = entry.name, entry.is_directory
+        self._folder = folder
+        self._inside: list[Entry] | None = None
+
+    def inside(self) -> list[Entry] | None:
+        """Returns the entries in it, or `None` if it is a file."""
+        if self.is_directory and self._inside is None:
+            self._inside = entries(self._folder.path(self.name))
+        return self._inside
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether its save has ended."""
+        inside = self.inside()
+        return inside is None or not is_unfinished(entry.name for entry in inside)
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether it is a directory with files of other programs."""
+        inside = self.inside()
+        return inside is not None and has_other_files(entry.name for entry in inside)
+
+
+class Listing:
+    """The content of the directory of a series at one time.
+
+    Attributes:
+      folder: The series.
+      entries: All of it.
+      checkpoints: The entries that are, or will be, checkpoints, in order.
+    """
+
+    def __init__(self, folder: Folder, entries: list[Entry]):
+        self.folder, self.entries = folder, entries
+        found = [
+            Found(folder, entry)
+            for entry in entries
+            if entry.name.startswith(folder.begin)
+            and entry.name != folder.name(TEMPORARY)
+            and not entry.name.endswith(MP_ARRAY_POSTFIX)
+            and _ORBAX_TEMPORARY not in entry.name
+            and not OWN_TEMPORARY.fullmatch(entry.name)
+        ]
+        self.checkpoints = sorted(found, key=lambda checkpoint: folder.key(checkpoint.name))
+
+    def numbered(self) -> dict[int, Found]:
+        """Returns the entries that are named by the prefix and an integer, by step, in order.
+
+        Entries with other names, such as `step_7.bak` or `step_007`, are not of the series. Where
+        a store has a file and a directory of one name, the file is the one that is read.
+        """
+        numbered: dict[int, Found] = {}
+        for found in sorted(self.checkpoints, key=lambda checkpoint: checkpoint.is_directory):
+            if (step := self.folder.step(found.name)) is not None:
+                numbered.setdefault(step, found)
+        return dict(sorted(numbered.items()))
+
+    def pinned(self) -> set[int]:
+        """Returns the steps that are pinned by files."""
+        names = (entry.name for entry in self.entries if entry.name.endswith(PIN))
+        steps = {self.folder.step(name.removesuffix(PIN)) for name in names}
+        return {step for step in steps if step is not None}
+
     def others(self) -> dict[str, str]:
         """Returns the names of the last steps of other prefixes, by prefix."""
         found: dict[str, str] = {}
-        for name in natural_sort((it.name for it in self.listing().entries), signed=False):
-            if (numbered := _NUMBERED.fullmatch(name)) and numbered[1] != self.begin:
+        for name in natural_sort((entry.name for entry in self.entries), signed=False):
+            if (numbered := _NUMBERED.fullmatch(name)) and numbered[1] != self.folder.begin:
                 found[numbered[1]] = name
         return found
 
-    def last(self) -> str | None:
-        """Returns the name of the last complete checkpoint."""
-        found = self.newest()
-        return None if found is None else found.name
+    def newest(self) -> Found | None:
+        """Returns the last complete checkpoint."""
+        return next((found for found in reversed(self.checkpoints) if found.is_complete), None)
 
-    def newest(self, listing: Listing | None = None) -> Found | None:
-        """Returns the last complete checkpoint, in a listing of the directory if there is one."""
-        listing = self._listed(listing)
-        for entry in reversed(self._entries(listing)):
-            found = self._found(entry, listing)
-            if found.is_complete:
-                return found
-        return None
-
-    def unfinished(self, listing: Listing | None = None) -> list[str]:
+    def unfinished(self) -> list[str]:
         """Returns the names of sharded checkpoints whose save has not ended."""
-        found = self._listed(listing)
-        return [entry.name for entry in self._entries(found) if not self._is_complete(entry, found)]
+        return [found.name for found in self.checkpoints if not found.is_complete]
 
-    def like(self, name: str, *, earlier: bool = True, listing: Listing | None = None) -> list[str]:
+    def like(self, name: str, *, earlier: bool = True) -> list[str]:
         """Returns the names of the complete checkpoints that differ from a name in numbers alone.
 
         Others may belong to another series, such as `checkpoint_ema_1` beside `checkpoint_1`.
@@ -240,46 +274,12 @@ class Folder:
         Args:
           name: The name; of those with equal numbers, it is the last.
           earlier: Whether the names before it are among the result.
-          listing: A listing of the directory, if there is one.
         """
-        listing = self._listed(listing)
-        key = self.key(name)
-        found = [
-            entry
-            for entry in self._entries(listing)
-            if self.key(entry.name)[::2] == key[::2]
-            and (earlier or self.key(entry.name) >= key)
-            and self._is_complete(entry, listing)
+        key = self.folder.key(name)
+        keys = [(self.folder.key(found.name), found) for found in self.checkpoints]
+        similar = [
+            (other, found.name == name, found.name)
+            for other, found in keys
+            if other[::2] == key[::2] and (earlier or other >= key) and found.is_complete
         ]
-        names = [entry.name for entry in found]
-        return sorted(names, key=lambda other: (self.key(other), other == name))
-
-    def key(self, name: str) -> list[Any]:
-        """Returns the sort key of a name, without the prefix."""
-        return sort_key(name.removeprefix(self.begin))
-
-    def _listed(self, listing: Listing | None) -> Listing:
-        return self.listing() if listing is None else listing
-
-    def _entries(self, listing: Listing) -> list[Entry]:
-        """Returns the entries that are, or will be, checkpoints, in order."""
-        found = [
-            entry
-            for entry in listing.entries
-            if entry.name.startswith(self.begin)
-            and entry.name != self.name(TEMPORARY)
-            and not entry.name.endswith(MP_ARRAY_POSTFIX)
-            and _ORBAX_TEMPORARY not in entry.name
-            and not OWN_TEMPORARY.fullmatch(entry.name)
-        ]
-        return sorted(found, key=lambda entry: self.key(entry.name))
-
-    def _is_complete(self, entry: Entry, listing: Listing) -> bool:
-        """Returns whether a save has ended; of a directory, this lists it."""
-        return self._found(entry, listing).is_complete
-
-    def _found(self, entry: Entry, listing: Listing) -> Found:
-        if entry not in listing.known:
-            path = self.path(entry.name)
-            listing.known[entry] = Found(entry.name, path, entry.is_directory)
-        return listing.known[entry]
+        return [found for _, _, found in sorted(similar)]

@@ -75,6 +75,11 @@ class Head(NamedTuple):
     versions: tuple[Version, ...]
     data: bytes | None
 
+    @property
+    def newest(self) -> str:
+        """The newest version as text."""
+        return f"version {self.versions[-1].number}" if self.versions else "no version"
+
 
 class Held(NamedTuple):
     """A version in memory: its name and its encoding."""
@@ -92,16 +97,6 @@ def _number(name: str) -> int:
     return int(name.partition("-")[0].removeprefix("version_"))
 
 
-def patch_path(directory: str, name: str) -> str:
-    """Returns the path or URL of the patch of a version."""
-    return joined(directory, f"{name}.patch")
-
-
-def anchor_path(directory: str, name: str) -> str:
-    """Returns the path or URL of the anchor of a version."""
-    return joined(directory, f"{name}.treepack")
-
-
 def sum_of(content: core.Content) -> int:
     """Returns the CRC-32 of a content."""
     crc = 0
@@ -113,7 +108,7 @@ def sum_of(content: core.Content) -> int:
 def head_of(versions: Sequence[Version]) -> Head:
     """Encodes the head of these versions."""
     found = {"treepack_versions": _FORMAT, "writer": writer()}
-    data = json.dumps({**found, "versions": [it._asdict() for it in versions]})
+    data = json.dumps({**found, "versions": [version._asdict() for version in versions]})
     return Head(tuple(versions), data.encode())
 
 
@@ -146,7 +141,7 @@ def _versions(data: bytes) -> tuple[Version, ...]:
             raise
         text = f"it is {substitute(data) or f'not a head of published versions: {error}'}"
         raise CorruptionError(text) from error
-    numbers = [it.number for it in versions]
+    numbers = [version.number for version in versions]
     is_sorted = all(one < two for one, two in itertools.pairwise(numbers))
     if not versions or versions[0].anchor is None or not is_sorted:
         raise CorruptionError("the head of published versions is damaged: publish to a new place")
@@ -157,7 +152,7 @@ def _version(found: dict[str, Any]) -> Version:
     name, patch, anchor = found["name"], found["patch"], found["anchor"]
     sizes = [*([] if patch is None else [patch]), *([] if anchor is None else anchor)]
     # A name leads to a path, so it must not lead elsewhere.
-    is_valid = re.fullmatch(NAME, name) and all(type(it) is int and it >= 0 for it in sizes)
+    is_valid = re.fullmatch(NAME, name) and all(type(size) is int and size >= 0 for size in sizes)
     if not is_valid or not sizes:
         raise ValueError(f"a version is malformed: {found!r:.200}")
     return Version(name, patch, None if anchor is None else Anchor(*anchor))
@@ -183,7 +178,7 @@ def assembled(directory: str, head: Head, held: Held | None, max_size: int | Non
     assert held is not None, "`_start` returns an anchor otherwise"
     content = held.content
     for version in versions[start + 1 :]:
-        path = patch_path(directory, version.name)
+        path = joined(directory, f"{version.name}.patch")
         with naming(path):
             opening = Opening(mmap=False, base=content, max_size=max_size)
             content = read_whole(path, opening)
@@ -207,7 +202,7 @@ def _start(versions: Sequence[Version], held: Held | None) -> tuple[int, bool]:
 
 
 def _read_anchor(directory: str, version: Version, max_size: int | None) -> Held:
-    path = anchor_path(directory, version.name)
+    path = joined(directory, f"{version.name}.treepack")
     with naming(path):
         content = read_whole(path, Opening(mmap=False, max_size=max_size))
         if version.anchor != (content.nbytes, sum_of(content)):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import operator
 import re
 import secrets
 import time
@@ -29,7 +28,7 @@ from treepack._src.printable import warn
 from treepack._src.saving.layout import described_layout
 from treepack._src.saving.lease import FILE as LEASE
 from treepack._src.saving.lease import leased
-from treepack._src.series.names import directory_of
+from treepack._src.series.names import checked, directory_of
 from treepack._src.series.published import (
     HEAD,
     NAME,
@@ -37,10 +36,8 @@ from treepack._src.series.published import (
     Head,
     Held,
     Version,
-    anchor_path,
     assembled,
     head_of,
-    patch_path,
     read_head,
     sum_of,
 )
@@ -50,9 +47,6 @@ from treepack._src.storage.store import ConditionError
 from treepack._src.storage.stores import store_of
 from treepack._src.storage.write import write_content
 from treepack.errors import BusyError, CorruptionError, TreepackError
-
-# Numbers with more digits are not versions.
-_MOST_VERSION = 10**18
 
 # The anchors that stay, with all versions after the first of them.
 _ANCHORS = 2
@@ -147,11 +141,7 @@ class Publisher:
         """
         if _more:
             raise TypeError("push() takes a tree: name the version, as in push(tree, version=1)")
-        if not hasattr(version, "__index__"):
-            raise TypeError(f"version must be an integer, such as the step, got {version!r:.100}")
-        number = operator.index(version)
-        if not 0 <= number < _MOST_VERSION:
-            raise ValueError(f"version must be an integer from 0 to 10**18 - 1, got {number}")
+        number = checked("version", version, f"such as the step, got {version!r:.100}")
         with leased(self._directory, "publisher"):
             before, is_repeated = self._settle(number)
             base = self._base()
@@ -206,15 +196,15 @@ class Publisher:
     def _write(self, name: str, patch: core.Content | None, data: core.Content) -> list[Version]:
         """Writes the objects of a version; returns the versions that stay with it."""
         old = self._head.versions
-        since = next((at for at, it in enumerate(reversed(old)) if it.anchor is not None), 0)
+        since = next((at for at, one in enumerate(reversed(old)) if one.anchor is not None), 0)
         anchor = None
         if patch is None or since + 1 >= self._anchor_every:
             anchor = Anchor(data.nbytes, sum_of(data))
-            write_content(anchor_path(self._directory, name), data, durable=self._durable)
+            write_content(joined(self._directory, f"{name}.treepack"), data, durable=self._durable)
         if patch is not None:
-            write_content(patch_path(self._directory, name), patch, durable=self._durable)
+            write_content(joined(self._directory, f"{name}.patch"), patch, durable=self._durable)
         versions = [*old, Version(name, None if patch is None else patch.nbytes, anchor)]
-        anchors = [at for at, it in enumerate(versions) if it.anchor is not None]
+        anchors = [at for at, version in enumerate(versions) if version.anchor is not None]
         versions = versions[anchors[-_ANCHORS:][0] :]
         return [versions[0]._replace(patch=None), *versions[1:]]
 
@@ -235,16 +225,15 @@ class Publisher:
         self._unknown, self._head, self._held = None, head, held
 
     def _busy(self, found: Head) -> BusyError:
-        there = f"version {found.versions[-1].number}" if found.versions else "no version"
         return BusyError(
-            f"another publisher has changed {shown(self._directory)}, where {there} is the newest "
-            "now: only one may push; a new Publisher continues after that version"
+            f"another publisher has changed {shown(self._directory)}, where {found.newest} is the "
+            "newest now: only one may push; a new Publisher continues after that version"
         )
 
     def _tidy(self) -> None:
         """Removes objects that the head does not name: old ones, and leftovers of failed pushes."""
-        named = {it.name for it in self._head.versions}
-        patched = {it.name for it in self._head.versions if it.patch is not None}
+        named = {version.name for version in self._head.versions}
+        patched = {version.name for version in self._head.versions if version.patch is not None}
         gone = []
         try:
             for entry in entries(self._directory):
@@ -259,13 +248,11 @@ class Publisher:
             store_of(self._directory)[0].delete(gone)
             self._has_tidied = True
         except (OSError, TreepackError) as error:
-            newest = self._head.versions[-1].number
-            warn(f"version {newest} is published, but older ones could not be removed: {error}")
+            newest = self._head.newest
+            warn(f"{newest} is published, but older ones could not be removed: {error}")
 
     def __repr__(self) -> str:
-        versions = self._head.versions
-        found = f"version {versions[-1].number}" if versions else "no version"
-        return f"<treepack.Publisher {shown(self._directory)!r}: {found} published>"
+        return f"<treepack.Publisher {shown(self._directory)!r}: {self._head.newest} published>"
 
 
 class Subscriber:

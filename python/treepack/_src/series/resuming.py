@@ -7,10 +7,11 @@ all others              ──▶ load, tell process 0                          
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import itertools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from treepack._src.api.structure import is_checkpoint
@@ -58,30 +59,33 @@ class UnfinishedError(CorruptionError):
     """The save of a checkpoint has not ended."""
 
 
+@dataclasses.dataclass(kw_only=True)
 class Resuming:
     """The search for the last whole checkpoint, and its load.
 
     Attributes:
+      checkpoints: The series.
+      fast: Its fast tier, if it has one.
+      template: The template of the state.
+      timeout: The maximum time to wait for other processes in seconds.
+      is_verified: Whether all bytes are compared with their checksums.
+      mmap: See `opened_to_load`.
+      max_size: The maximum decompressed size.
+      options: Options of `load`.
       skipped: The checkpoints that are not whole, so far.
     """
 
-    def __init__(
-        self,
-        checkpoints: Checkpoints,
-        fast: Fast | None,
-        template: Any,
-        timeout: float,
-        *,
-        is_verified: bool,
-        mmap: bool | None,
-        max_size: int | None,
-        options: ChoiceOptions,
-    ):
-        self.skipped: Skipped = []
-        self._checkpoints, self._fast = checkpoints, fast
-        self._template, self._timeout = template, timeout
-        self._is_verified, self._options = is_verified, options
-        self._mmap, self._max_size = mmap, max_size
+    checkpoints: Checkpoints
+    fast: Fast | None
+    template: Any
+    timeout: float
+    is_verified: bool
+    mmap: bool | None
+    max_size: int | None
+    options: ChoiceOptions
+    skipped: Skipped = dataclasses.field(default_factory=list)
+
+    def __post_init__(self) -> None:
         self._index, self._count, _ = _jax.processes()
 
     def __call__(self) -> Loaded | None:
@@ -93,14 +97,11 @@ class Resuming:
         Raises:
           CorruptionError: If there are checkpoints, and none of them is whole.
         """
-        if self._fast is not None:
-            self._fast.check()
-        if self._count == 1:
-            found = self._search(self._load)
-        else:
-            meeting = _Meeting(self._timeout)
-            found = self._lead(meeting) if self._index == 0 else self._follow(meeting)
-        directory = shown(self._checkpoints.folder.directory)
+        if self.fast is not None:
+            self.fast.check()
+        meeting = _meeting(self.timeout)
+        found = self._lead(meeting) if self._index == 0 else self._follow(meeting)
+        directory = shown(self.checkpoints.folder.directory)
         if found is None and not self.skipped and self._index == 0:
             self._warn_of_others(directory)
         for step, error in self.skipped:
@@ -115,8 +116,8 @@ class Resuming:
 
     def _warn_of_others(self, directory: str) -> None:
         """Warns of checkpoints whose names begin with another prefix."""
-        folder = self._checkpoints.folder
-        for prefix, name in itertools.islice(folder.others().items(), _MOST_OTHERS):
+        folder = self.checkpoints.folder
+        for prefix, name in itertools.islice(folder.listing().others().items(), _MOST_OTHERS):
             with contextlib.suppress(OSError, ImportError, TreepackError):  # it cannot be read
                 if is_checkpoint(folder.path(name)):
                     warn(
@@ -151,30 +152,30 @@ class Resuming:
             return None
         errors = "; ".join(f"step {step}: {error}" for step, error in self.skipped)
         raise CorruptionError(
-            f"no checkpoint in {shown(self._checkpoints.folder.directory)} is whole: {errors}. "
+            f"no checkpoint in {shown(self.checkpoints.folder.directory)} is whole: {errors}. "
             "Copy the intact leaves with `treepack salvage`, or begin a run in another directory"
         )
 
     def _candidates(self) -> list[tuple[int, Checkpoints, Found]]:
         """Returns the checkpoints of all directories, the latest first, and the fast one first."""
-        tiers = [self._checkpoints]
-        if self._fast is not None:  # in this order, since a drain may move one meanwhile
-            tiers.insert(0, self._fast.checkpoints)
-        found = [(step, tier, it) for tier in tiers for step, it in tier.folder.numbered().items()]
+        tiers = [self.checkpoints]
+        if self.fast is not None:  # in this order, since a drain may move one meanwhile
+            tiers.insert(0, self.fast.checkpoints)
+        found = [(at, tier, one) for tier in tiers for at, one in tier.folder.numbered().items()]
         steps = [step for step, _, _ in found]
         older = {
             step
             for step in steps
-            if self._fast is not None and steps.count(step) > 1 and self._fast.is_older(step)
+            if self.fast is not None and steps.count(step) > 1 and self.fast.is_older(step)
         }
-        return sorted(found, key=lambda it: (-it[0], it[0] in older and it[1] is not tiers[-1]))
+        return sorted(found, key=lambda one: (-one[0], one[0] in older and one[1] is not tiers[-1]))
 
     def _forgive(self, step: int, checkpoints: Checkpoints) -> None:
         """Removes a step that another directory has whole from the skipped ones."""
         for skipped, error in self.skipped:
             if skipped == step and not isinstance(error, UnfinishedError):
                 warn(f"step {step} is taken from {shown(checkpoints.path(step))}: {error}")
-        self.skipped = [it for it in self.skipped if it[0] != step]
+        self.skipped = [pair for pair in self.skipped if pair[0] != step]
 
     def _load(self, step: int, checkpoints: Checkpoints, is_directory: bool) -> Loaded:
         """Loads the checkpoint of a step.
@@ -186,73 +187,99 @@ class Resuming:
         return unless_replaced(load)
 
     def _load_once(self, step: int, checkpoints: Checkpoints, is_directory: bool) -> Loaded:
-        options = self._options
+        options = self.options
         with opened_to_load(
             checkpoints.path(step),
             step,
             is_directory=is_directory,
-            mmap=self._mmap,
-            max_size=self._max_size,
-            whole=self._is_verified or options.get("select") is None,
+            mmap=self.mmap,
+            max_size=self.max_size,
+            whole=self.is_verified or options.get("select") is None,
         ) as contents:
             local, saved = contents.locals(self._index, self._count)
             is_alone = self._count == 1
-            if self._is_verified and not is_alone:  # each process verifies a part
+            if self.is_verified and not is_alone:  # each process verifies a part
                 contents.verify(self._index, self._count)
-            verify = self._is_verified and is_alone
-            state = contents.load(self._template, verify=verify, timeout=self._timeout, **options)
+            verify = self.is_verified and is_alone
+            state = contents.load(self.template, verify=verify, timeout=self.timeout, **options)
         return Loaded(step, state, local, saved)
 
-    def _lead(self, meeting: _Meeting) -> Loaded | None:
+    def _lead(self, meeting: Iterator[Group]) -> Loaded | None:
         def attempt(step: int, checkpoints: Checkpoints, is_directory: bool) -> Loaded:
-            group = meeting.next()
+            group = next(meeting)
             group.announce(json.dumps({"step": step, "is_directory": is_directory}))
-            mine = _Outcome(functools.partial(self._load, step, checkpoints, is_directory))
-            messages = group.gather()
-            errors = [
-                f"process {at}: {it.error}" for at, it in sorted(messages.items()) if it.error
+            mine = self._outcome(step, checkpoints, is_directory)
+            messages = sorted(group.gather().items())
+            errors = [f"process {at}: {message.error}" for at, message in messages if message.error]
+            if errors and not _message(mine).error:
+                raise group.failed(errors)
+            damage = [
+                f"process {at}: {message.differs}" for at, message in messages if message.differs
             ]
-            if mine.is_error or not errors:
-                damage = [
-                    f"process {at}: {it.differs}" for at, it in messages.items() if it.differs
-                ]
-                if damage and mine.error is None:
-                    raise CorruptionError("; ".join(damage))
-                return mine.result()
-            raise group.failed(errors)
+            if damage and not isinstance(mine, Exception):
+                raise CorruptionError("; ".join(damage))
+            return _result(mine)
 
         try:
             found = self._search(attempt)
         except BaseException as error:
-            meeting.next().announce(json.dumps({"error": text_of(error)}))
+            next(meeting).announce(json.dumps({"error": text_of(error)}))
             raise
         skipped = [
             [step, str(error), isinstance(error, UnfinishedError)] for step, error in self.skipped
         ]
         end = {"found": None if found is None else found.step, "skipped": skipped}
-        meeting.next().announce(json.dumps(end))
+        next(meeting).announce(json.dumps(end))
         return found
 
-    def _follow(self, meeting: _Meeting) -> Loaded | None:
-        mine: _Outcome | None = None
+    def _follow(self, meeting: Iterator[Group]) -> Loaded | None:
+        mine: Loaded | Exception | None = None
         while True:
-            group = meeting.next()
+            group = next(meeting)
             message = json.loads(group.announced())
             if "step" in message:
-                step, is_directory = message["step"], message["is_directory"]
-                load = functools.partial(self._load, step, self._checkpoints, is_directory)
-                mine = _Outcome(load)
-                group.tell(mine.message())
+                mine = self._outcome(message["step"], self.checkpoints, message["is_directory"])
+                group.tell(_message(mine))
                 continue
-            if mine is not None and mine.is_error:
-                mine.result()
+            if _message(mine).error:
+                return _result(mine)
             if "error" in message:
                 raise OthersError(f"process 0 cannot resume: {message['error']}")
             self.skipped = [
                 (step, UnfinishedError(text) if is_unfinished else CorruptionError(text))
                 for step, text, is_unfinished in message["skipped"]
             ]
-            return None if message["found"] is None or mine is None else mine.result()
+            return None if message["found"] is None or mine is None else _result(mine)
+
+    def _outcome(
+        self, step: int, checkpoints: Checkpoints, is_directory: bool
+    ) -> Loaded | Exception:
+        """Returns the checkpoint of a step, or the error in loading it."""
+        try:
+            return self._load(step, checkpoints, is_directory)
+        except Exception as error:
+            return error
+
+
+def _result(outcome: Loaded | Exception | None) -> Loaded:
+    """Returns a loaded checkpoint, or raises its error."""
+    if isinstance(outcome, Exception):
+        raise outcome
+    assert outcome is not None
+    return outcome
+
+
+def _message(outcome: Loaded | Exception | None) -> Message:
+    """Returns the message to process 0: `error`, or for damage `differs`.
+
+    An error of another process counts as damage: that process sends it.
+    """
+    if not isinstance(outcome, Exception):
+        return Message()
+    text = text_of(outcome)
+    if is_damage(outcome) or isinstance(outcome, OthersError):
+        return Message(differs=text)
+    return Message(error=text)
 
 
 def _is_gone(checkpoints: Checkpoints, step: int, error: Exception) -> bool:
@@ -263,41 +290,6 @@ def _is_gone(checkpoints: Checkpoints, step: int, error: Exception) -> bool:
     return not found.is_complete or isinstance(error, FileNotFoundError)
 
 
-class _Outcome:
-    """The result of loading a checkpoint in this process, or its error.
-
-    Attributes:
-      error: The error, if any.
-    """
-
-    def __init__(self, work: Callable[[], Loaded]):
-        self.error: Exception | None = None
-        self._found: Loaded | None = None
-        try:
-            self._found = work()
-        except Exception as error:
-            self.error = error
-
-    @property
-    def is_error(self) -> bool:
-        """Whether it is an error other than damage; an error of another process is neither."""
-        return self.error is not None and not (
-            is_damage(self.error) or isinstance(self.error, OthersError)
-        )
-
-    def result(self) -> Loaded:
-        """Returns the checkpoint, or raises the error."""
-        if self.error is not None:
-            raise self.error
-        assert self._found is not None
-        return self._found
-
-    def message(self) -> Message:
-        """Returns the message to process 0: `differs` is damage."""
-        text = "" if self.error is None else text_of(self.error)
-        return Message(error=text) if self.is_error else Message(differs=text)
-
-
 # The number of resumes of all processes.
 _rounds = itertools.count()
 
@@ -305,20 +297,11 @@ _rounds = itertools.count()
 _left: list[str] = []
 
 
-class _Meeting:
-    """The rounds of messages of one call of `resume` in all processes."""
-
-    def __init__(self, timeout: float):
-        self._timeout = timeout
-        self._round = next(_rounds)
-        self._numbers = itertools.count()
-        self._count = _jax.processes()[1]
-
-    def next(self) -> Group:
-        """Returns the next round."""
-        folder = f"series/{self._round}/{next(self._numbers)}"
+def _meeting(timeout: float) -> Iterator[Group]:
+    """Yields the rounds of messages of one call of `resume` in all processes."""
+    place, count = f"series/{next(_rounds)}", _jax.processes()[1]
+    for number in itertools.count():
+        folder = f"{place}/{number}"
         old = _left.pop() if _left else None
         _left.append(folder)
-        return Group(
-            self._timeout, members=range(self._count), folder=folder, old=old, call="resume"
-        )
+        yield Group(timeout, members=range(count), folder=folder, old=old, call="resume")

@@ -24,7 +24,7 @@ def check_newest(folder: Folder, name: str) -> None:
     Raises:
       InvalidCheckpointError: If there is one of this step, or of a later one.
     """
-    others = folder.like(name, earlier=False)
+    others = folder.listing().like(name, earlier=False)
     if others and (name in others or folder.key(others[-1]) > folder.key(name)):
         error = error_class(InvalidCheckpointError, "flax.errors", "InvalidCheckpointError")
         raise error(
@@ -49,7 +49,7 @@ def tidy(
       UserWarning: If permission to remove some is denied.
     """
     listing = folder.listing()
-    names = folder.like(saved, listing=listing)
+    names = listing.like(saved)
     gone: list[str] = []
     if overwrite and saved in names:
         end = names.index(saved) + 1
@@ -63,24 +63,17 @@ def tidy(
     gone += [name for name in older if name not in kept]
     arrays = {entry.name for entry in listing.entries if entry.name.endswith(MP_ARRAY_POSTFIX)}
     pairs = ((name, name + MP_ARRAY_POSTFIX) for name in gone)
-    discard(folder, [it for name, beside in pairs for it in (name, *({beside} & arrays))], listing)
-    unfinished = folder.unfinished(listing)
-    remove_leftovers(
-        folder, [it for it in unfinished if folder.key(it) < folder.key(saved)], listing
-    )
+    discard(listing, [each for name, beside in pairs for each in (name, *({beside} & arrays))])
+    key = folder.key(saved)
+    remove_leftovers(listing, [name for name in listing.unfinished() if folder.key(name) < key])
     temporary = folder.name(TEMPORARY)
     if folder.is_local and Entry(temporary, is_directory=False) in listing.entries:  # of flax
         with contextlib.suppress(OSError):
             remove_file(folder.path(temporary))
 
 
-def discard(folder: Folder, names: Iterable[str], listing: Listing) -> None:
-    """Removes checkpoints of a series in the given order.
-
-    Args:
-      folder: The series.
-      names: The names of the checkpoints.
-      listing: The content of the directory.
+def discard(listing: Listing, names: Iterable[str]) -> None:
+    """Removes the checkpoints with these names from a listed directory, in the given order.
 
     Warns:
       UserWarning: If permission to remove some is denied.
@@ -88,15 +81,15 @@ def discard(folder: Folder, names: Iterable[str], listing: Listing) -> None:
     kept = []
     for name in names:
         try:
-            _remove(folder, name, listing)
+            _remove(listing, name)
         except PermissionError:
-            kept.append(folder.path(name))
+            kept.append(listing.folder.path(name))
     if kept:
         warn_of_kept(kept)
 
 
-def _remove(folder: Folder, name: str, listing: Listing) -> None:
-    path = folder.path(name)
+def _remove(listing: Listing, name: str) -> None:
+    path = listing.folder.path(name)
     if Entry(name, is_directory=True) in listing.entries:
         remove_file(joined(path, MANIFEST))  # from here on it is no checkpoint
         remove(path)
@@ -104,14 +97,14 @@ def _remove(folder: Folder, name: str, listing: Listing) -> None:
         remove_file(path)
 
 
-def remove_leftovers(folder: Folder, unfinished: Iterable[str], listing: Listing) -> None:
+def remove_leftovers(listing: Listing, unfinished: Iterable[str]) -> None:
     """Removes the leftovers of killed saves, as far as possible.
 
     Args:
-      folder: The series.
-      unfinished: The names of directories of saves that have not ended.
       listing: The content of the directory.
+      unfinished: The names of directories of saves that have not ended.
     """
+    folder = listing.folder
     for name in unfinished:
         remove_unfinished(folder.path(name))
     for entry in listing.entries if folder.is_local else ():

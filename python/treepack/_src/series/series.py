@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import operator
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -27,24 +26,21 @@ from treepack._src.options import (
     takes,
 )
 from treepack._src.printable import warn
-from treepack._src.saving.background import Saving, begin, wait_at
+from treepack._src.saving.background import Saving, run, wait_at
 from treepack._src.saving.directory import interrupted
 from treepack._src.series.contents import Contents, opened
 from treepack._src.series.fast import Fast
 from treepack._src.series.intervals import Intervals
 from treepack._src.series.keep import Keep, best_steps, check_positive
-from treepack._src.series.names import IN_ORBAX, Folder, directory_of
+from treepack._src.series.names import IN_ORBAX, PIN, Folder, checked, directory_of
 from treepack._src.series.preemption import Preemption
 from treepack._src.series.resuming import Resuming
-from treepack._src.series.writing import PIN, Checkpoints, Commit
+from treepack._src.series.writing import Checkpoints, Commit
 from treepack._src.storage.place import Location, absolute, located, real, shown
 from treepack._src.storage.write import write_small
 from treepack.errors import TreepackError
 
 T = TypeVar("T")
-
-# Steps with more digits are not found in names.
-_MOST_STEP = 10**18
 
 Verify = Literal["manifest", "all"]
 """The bytes that `resume` verifies: the record, or all."""
@@ -213,7 +209,6 @@ class Series:
             )
         check_known(Series.save, options)
         step = _checked(step)
-        options["compress"] = options.get("compress") or False
         saved, writing = Saved.of(options), Writing.of(options)
         saved.timeout = self._timeout
         saved.sharded = _jax.processes()[1] > 1 if self._sharded is None else self._sharded
@@ -227,18 +222,18 @@ class Series:
         progress = options.get("progress")
         commit.then = self._intervals.restart()
         write = commit if self._fast is None else functools.partial(self._fast.save, commit)
-        if not background:
-            wait_at(self._place)  # for saves that a signal handler began since
-            write(progress)
-            self._exit_if_preempted()
-            return None
-        saving = Saving(self._first.path(step), write, progress)
-        # What this thread has interrupted ends only after this.
-        at_once = bool(interrupted(self._first.folder.directory))
-        begin(self._place, saving, at_once=at_once, abandon=commit.abandon)
-        self._last = saving
+        self._last = run(
+            self._first.path(step),
+            write,
+            progress,
+            place=self._place,
+            background=background,
+            # What this thread has interrupted ends only after this.
+            at_once=bool(interrupted(self._first.folder.directory)),
+            abandon=commit.abandon,
+        )
         self._exit_if_preempted()
-        return saving
+        return self._last
 
     @takes(ChoiceOptions, Selection, Reading, Sharing)
     def resume(
@@ -285,10 +280,10 @@ class Series:
         wait_at(self._place)
         self._check_processes()
         resuming = Resuming(
-            self._checkpoints,
-            self._fast,
-            template,
-            self._timeout,
+            checkpoints=self._checkpoints,
+            fast=self._fast,
+            template=template,
+            timeout=self._timeout,
             is_verified=verify == "all",
             mmap=mmap,
             max_size=max_size,
@@ -513,11 +508,4 @@ def _checked_fast(fast: str | os.PathLike[str], directory: str) -> str:
 
 def _checked(step: Any) -> int:
     """Returns a step as an integer."""
-    if not hasattr(step, "__index__"):
-        raise TypeError(
-            f"step must be an integer, got {step!r:.100}: it comes first, as in save(step, state)"
-        )
-    found = operator.index(step)
-    if not 0 <= found < _MOST_STEP:
-        raise ValueError(f"step must be an integer from 0 to 10**18 - 1, got {found}")
-    return found
+    return checked("step", step, f"got {step!r:.100}: it comes first, as in save(step, state)")

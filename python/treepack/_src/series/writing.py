@@ -31,9 +31,6 @@ from treepack._src.storage.write import save_layout
 from treepack._src.tasks import Milestone
 from treepack.errors import InvalidCheckpointError, TreepackError
 
-PIN = ".keep"
-"""The suffix of the file that pins a checkpoint, after the checkpoint's name."""
-
 # The number of metrics that a warning names.
 _MOST_NAMES = 5
 
@@ -78,8 +75,8 @@ class Checkpoints:
 
     def summaries(self, numbered: Mapping[int, Found], steps: Iterable[int]) -> list[Summary]:
         """Returns the summaries of the whole checkpoints."""
-        found = (self.summary(it, is_directory=numbered[it].is_directory) for it in steps)
-        return [it for it in found if it is not None]
+        found = (self.summary(step, is_directory=numbered[step].is_directory) for step in steps)
+        return [summary for summary in found if summary is not None]
 
     def refresh(self) -> None:
         """Forgets the contents read so far: others may have replaced the checkpoints."""
@@ -229,13 +226,13 @@ def check_last(
     The error also names those in other directories that `resume` would take.
     """
     later = reversed(checkpoints.complete(numbered, step + 1))
-    last = next((it for it in later if checkpoints.summaries(numbered, [it])), None)
+    last = next((other for other in later if checkpoints.summaries(numbered, [other])), None)
     if last is None:
         return
     paths = [
-        shown(it.path(first))
-        for it in (checkpoints, *others)
-        for first in it.complete(it.folder.numbered(), step + 1)[:1]
+        shown(each.path(first))
+        for each in (checkpoints, *others)
+        for first in each.complete(each.folder.numbered(), step + 1)[:1]
     ]
     raise InvalidCheckpointError(
         f"step {step} cannot be saved to {shown(checkpoints.folder.directory)}: resume would load "
@@ -279,12 +276,6 @@ def claimed(folder: Folder) -> Iterator[None]:
         directory.release()
 
 
-def pinned(folder: Folder, names: set[str]) -> set[int]:
-    """Returns the steps that are pinned by files among these names."""
-    steps = {folder.step(name.removesuffix(PIN)) for name in names if name.endswith(PIN)}
-    return {step for step in steps if step is not None}
-
-
 def _tidy(checkpoints: Checkpoints, keep: Keep, saved: int) -> None:
     """Removes the checkpoints that no rule keeps any more.
 
@@ -294,12 +285,12 @@ def _tidy(checkpoints: Checkpoints, keep: Keep, saved: int) -> None:
     try:
         folder = checkpoints.folder
         listing = folder.listing()
-        numbered = folder.numbered(listing)
+        numbered = listing.numbered()
         complete = checkpoints.complete(numbered)
-        whole = checkpoints.summaries(numbered, (it for it in complete if it <= saved))
+        whole = checkpoints.summaries(numbered, (each for each in complete if each <= saved))
         if not whole or whole[-1].step != saved:
             return  # another job has removed it
-        kept = keep.kept(whole) | pinned(folder, {entry.name for entry in listing.entries})
+        kept = keep.kept(whole) | listing.pinned()
         oldest = whole[-keep.last :][0].step if len(whole) >= keep.last else 0
         gone = [step for step in complete if step <= saved and step not in kept]
         gone = [
@@ -307,12 +298,12 @@ def _tidy(checkpoints: Checkpoints, keep: Keep, saved: int) -> None:
             for step in gone
             if step not in checkpoints.damaged or (step < oldest and not numbered[step].is_foreign)
         ]
-        discard(folder, [folder.name(step) for step in gone], listing)
+        discard(listing, [folder.name(step) for step in gone])
         unfinished = [step for step in numbered if step < saved and step not in complete]
-        remove_leftovers(folder, [folder.name(step) for step in unfinished], listing)
+        remove_leftovers(listing, [folder.name(step) for step in unfinished])
         checkpoints.forget(numbered.keys() - gone)
         if keep.best is not None and whole[-1].metrics and keep.is_unseen(whole):
-            has = ", ".join(f"{it!r:.100}" for it in sorted(whole[-1].metrics)[:_MOST_NAMES])
+            has = ", ".join(f"{name!r:.100}" for name in sorted(whole[-1].metrics)[:_MOST_NAMES])
             warn(
                 f"metrics has {has}, keep asks for {keep.best[0]!r:.100}: until a checkpoint has "
                 "it, none with metrics is removed"

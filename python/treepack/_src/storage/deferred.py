@@ -119,21 +119,3 @@ class InContent(Deferred):
 
     def _deferred(self) -> tuple[core.Content, list[tuple[int, int]]]:
         return self._content, [(self._start, self._start + self.nbytes)]
-
-
-def rows_cast(source: Deferred, dtype: np.dtype[Any]) -> Computed:
-    """Returns an array in another dtype, cast when it is read."""
-    content, pieces = source._deferred()
-    itemsize = source.dtype.itemsize
-
-    def flat_range(first: int, last: int) -> np.ndarray:
-        start, stop = first * itemsize, last * itemsize
-        found = bytearray()
-        for begin, end in pieces:
-            if start < end - begin and stop > 0:
-                found += content.read_range(max(begin, begin + start), min(end, begin + stop))
-            start, stop = start - (end - begin), stop - (end - begin)
-        with np.errstate(over="ignore"):
-            return np.frombuffer(found, source.dtype).astype(dtype, copy=False)
-
-    return Computed(source.shape, dtype, flat_range)
