@@ -2,73 +2,16 @@
 
 from __future__ import annotations
 
-# Names of packages. fmt: off
-LIBRARIES = frozenset(
-    {
-        "blackjax",
-        "brainstate",
-        "brax",
-        "chex",
-        "clu",
-        "cola",
-        "coordax",
-        "diffrax",
-        "distrax",
-        "distreqx",
-        "dynamax",
-        "e3nn_jax",
-        "eformer",
-        "equinox",
-        "evosax",
-        "flashbax",
-        "flax",
-        "flowjax",
-        "gpjax",
-        "gymnax",
-        "haiku",
-        "haliax",
-        "interpax",
-        "jax",
-        "jax_dataclasses",
-        "jax_md",
-        "jaxley",
-        "jaxlie",
-        "jaxlib",
-        "jaxopt",
-        "jraph",
-        "jumanji",
-        "kfac_jax",
-        "levanter",
-        "lineax",
-        "matfree",
-        "mctx",
-        "mujoco",
-        "netket",
-        "numpyro",
-        "objax",
-        "optax",
-        "optimistix",
-        "orbax",
-        "ott",
-        "paramax",
-        "penzai",
-        "pgx",
-        "quax",
-        "quaxed",
-        "qwix",
-        "rlax",
-        "scico",
-        "simple_pytree",
-        "tensorflow_probability",
-        "tinygp",
-        "torax",
-        "tree_math",
-        "treescope",
-        "unxt",
-        "zodiax",
-    }
-)
-# fmt: on
+_PACKAGES = """
+    blackjax brainstate brax chex clu cola coordax diffrax distrax distreqx dynamax e3nn_jax eformer
+    equinox evosax flashbax flax flowjax gpjax gymnax haiku haliax interpax jax jax_dataclasses
+    jax_md jaxley jaxlie jaxlib jaxopt jraph jumanji kfac_jax levanter lineax matfree mctx mujoco
+    netket numpyro objax optax optimistix orbax ott paramax penzai pgx quax quaxed qwix rlax scico
+    simple_pytree tensorflow_probability tinygp torax tree_math treescope unxt zodiax
+"""
+
+LIBRARIES = frozenset(_PACKAGES.split())
+"""The names of packages."""
 
 
 def library_of_type(ty: type) -> str | None:

@@ -118,15 +118,8 @@ def overridden() -> list[type]:
         registry = getattr(modules[module], _REGISTRY, None) if module in modules else None
         if not registry:
             continue
-        seen = _default.get(module)
-        if (
-            seen is None
-            or seen[0] != len(registry)
-            or seen[1] is not registry.get(dict)
-            or seen[2] is not registry.get(list)
-            or seen[3] is not registry.get(tuple)
-        ):
-            seen = len(registry), registry.get(dict), registry.get(list), registry.get(tuple)
+        seen = len(registry), registry.get(dict), registry.get(list), registry.get(tuple)
+        if seen != _default.get(module):
             others = _overridden_in(module, registry)
             if others:
                 found = others | (found or set())
