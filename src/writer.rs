@@ -19,7 +19,7 @@ use crate::layout::{Layout, Payload};
 use crate::raw::{RawBytes, Uninit};
 use crate::sink::{Append, Durability, append_blocks, replace_file};
 use crate::structure::{Kind, Value};
-use crate::wire::{Complex, EXT_NDARRAY, MAX_DEPTH};
+use crate::wire::{Complex, EXT_NDARRAY, Head, MAX_DEPTH};
 use crate::{Error, Result, grow, parallel};
 
 const ALIGN: i64 = 64;
@@ -341,17 +341,17 @@ fn encode<'t>(node: &'t Node<'t>, encoder: &mut Encoder<PayloadRange<'t>>) -> Re
 
 fn encode_value(value: &Value, encoder: &mut Encoder<PayloadRange<'_>>) -> Result<()> {
     match value {
-        Value::None => encoder.nil(),
-        Value::Bool(value) => encoder.bool(*value),
+        Value::None => encoder.plain(Head::Nil),
+        Value::Bool(value) => encoder.plain(Head::Bool(*value)),
         Value::Int(value) => match u64::try_from(*value) {
-            Ok(value) => encoder.uint(value),
-            Err(_) => encoder.int(*value),
+            Ok(value) => encoder.plain(Head::Uint(value)),
+            Err(_) => encoder.plain(Head::Int(*value)),
         },
-        Value::Float(value) => encoder.float(*value),
+        Value::Float(value) => encoder.plain(Head::Float(*value)),
         Value::Complex(real, imaginary) => encoder.complex(Complex(*real, *imaginary)),
         Value::Str(value) => encoder.str(value.len(), |out| out.extend(value.as_bytes())),
         Value::Bytes(value) => encoder.bin(value.len(), Kind::Plain, |out| out.extend(value)),
-        other => encoder.uint(large(other).unwrap_or_default()), // checked before
+        other => encoder.plain(Head::Uint(large(other).unwrap_or_default())), // checked before
     }
 }
 

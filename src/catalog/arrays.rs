@@ -200,7 +200,7 @@ mod tests {
     use crate::layout::Caching;
     use crate::raw::append_with;
     use crate::structure::Kind;
-    use crate::wire::EXT_NDARRAY;
+    use crate::wire::{EXT_NDARRAY, Head};
 
     const SHAPE: [usize; 3] = [4, 5, 6];
 
@@ -242,9 +242,9 @@ mod tests {
                 out.push(vec![1; range.len()])
             })
             .unwrap();
-        encoder.end_prng_key().unwrap();
+        encoder.end(Kind::Dict).unwrap();
         encoder.key("step").unwrap();
-        encoder.int(7).unwrap();
+        encoder.plain(Head::Int(7)).unwrap();
         encoder.end(Kind::Dict).unwrap();
         let layout = encoder.finish(None).unwrap();
         let mut source = Vec::new();

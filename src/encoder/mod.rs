@@ -12,7 +12,7 @@ use self::recording::{Recording, with_record};
 use crate::array::{self, Array, Framing, KeyPlace, Like, RecentHeaders};
 use crate::layout::{Layout, LayoutBuilder, Payload};
 use crate::raw::{Lender, RawBytes};
-use crate::structure::{Kind, LeafKind, NodeType, RECORD_KEY, ROOT_KEY, Record, Sharding};
+use crate::structure::{Kind, LeafKind, Listing, NodeType, RECORD_KEY, ROOT_KEY, Record, Recorder};
 use crate::watch::Watch;
 use crate::wire::{self, Complex, Head, length};
 use crate::{Error, Result, grow};
@@ -106,7 +106,9 @@ impl<P: Payload> Encoder<P> {
         let is_root = self.open.is_empty();
         self.begin(true)?;
         let head = length("map", pairs)?;
-        self.recording.map(head)?;
+        if let Some(listing) = self.recording.listing() {
+            listing.map(Head::Map(head))?;
+        }
         let more = u32::from(is_root && self.is_described());
         let head = head.checked_add(more).ok_or(Error::TooLarge {
             kind: "map",
@@ -117,18 +119,21 @@ impl<P: Payload> Encoder<P> {
     }
 
     pub fn map_of_values(&mut self, pairs: usize) -> Result<()> {
-        self.begin(!self.is_described())?;
-        self.pause(Kind::Plain, LeafKind::Container)?;
-        Head::Map(length("map", pairs)?).write(self.layout.headers());
+        self.untyped(Head::Map(length("map", pairs)?))?;
         self.enter(2 * pairs as u64, false)
     }
 
     pub fn list(&mut self, len: usize) -> Result<()> {
-        self.begin(!self.is_described())?;
-        self.pause(Kind::Plain, LeafKind::Container)?;
-        Head::Array(length("list", len)?).write(self.layout.headers());
+        self.untyped(Head::Array(length("list", len)?))?;
         self.lists += 1;
         self.enter(len as u64, true)
+    }
+
+    fn untyped(&mut self, head: Head) -> Result<()> {
+        self.begin(!self.is_described())?;
+        self.pause(Kind::Plain, LeafKind::Container)?;
+        head.write(self.layout.headers());
+        Ok(())
     }
 
     fn enter(&mut self, left: u64, is_list: bool) -> Result<()> {
@@ -137,7 +142,7 @@ impl<P: Payload> Encoder<P> {
             return Err(Error::TreeTooDeep { limit });
         }
         self.open.push(Open { left, is_list });
-        self.recording.open()
+        self.recorder().map_or(Ok(()), Recorder::open)
     }
 
     pub fn end(&mut self, kind: Kind) -> Result<()> {
@@ -173,16 +178,14 @@ impl<P: Payload> Encoder<P> {
 
     /// For [`Kind::Typed`].
     pub fn node_type(&mut self, class: NodeType) -> Result<u32> {
-        self.recording.node_type(class)
+        self.recorder()
+            .map_or(Ok(0), |recorder| recorder.node_type(class))
     }
 
-    /// For [`Encoder::split`]; `None` unless recorded.
-    pub fn sharding(&mut self, sharding: Sharding) -> Result<Option<u32>> {
-        self.recording.sharding(sharding)
-    }
-
-    pub fn split(&mut self, sharding: Option<u32>) {
-        self.recording.split(sharding);
+    /// Records the tree, if it is described, except in lists and maps of arbitrary keys.
+    #[inline]
+    pub fn recorder(&mut self) -> Option<&mut Recorder> {
+        self.recording.recorder()
     }
 
     #[inline]
@@ -197,8 +200,10 @@ impl<P: Payload> Encoder<P> {
     #[inline]
     fn write_key(&mut self, text: &str) -> Result<()> {
         let head = Head::Str(length("string", text.len())?);
-        if !self.open.is_empty() {
-            self.recording.key(head, text)?;
+        if !self.open.is_empty()
+            && let Some(listing) = self.recording.listing()
+        {
+            listing.key(head, text)?;
         }
         self.key = Some(KeyPlace {
             start: self.layout.len(),
@@ -227,24 +232,10 @@ impl<P: Payload> Encoder<P> {
         })
     }
 
-    pub fn nil(&mut self) -> Result<()> {
-        self.leaf(Head::Nil, LeafKind::None)
-    }
-
-    pub fn bool(&mut self, value: bool) -> Result<()> {
-        self.leaf(Head::Bool(value), LeafKind::Bool)
-    }
-
-    pub fn int(&mut self, value: i64) -> Result<()> {
-        self.leaf(Head::Int(value), LeafKind::Int)
-    }
-
-    pub fn uint(&mut self, value: u64) -> Result<()> {
-        self.leaf(Head::Uint(value), LeafKind::Int)
-    }
-
-    pub fn float(&mut self, value: f64) -> Result<()> {
-        self.leaf(Head::Float(value), LeafKind::Float)
+    /// Writes a header that is a value, or whose content follows.
+    #[inline]
+    pub fn plain(&mut self, head: Head) -> Result<()> {
+        self.leaf(head, Kind::Plain)
     }
 
     pub fn complex(&mut self, value: Complex) -> Result<()> {
@@ -252,11 +243,7 @@ impl<P: Payload> Encoder<P> {
     }
 
     pub fn ext(&mut self, code: i8, body: &[u8]) -> Result<()> {
-        let kind = match code {
-            wire::EXT_COMPLEX => LeafKind::Complex,
-            _ => LeafKind::Ext,
-        };
-        self.leaf(Head::Ext(code, length("extension", body.len())?), kind)?;
+        self.plain(Head::Ext(code, length("extension", body.len())?))?;
         self.layout.extend(body)
     }
 
@@ -266,7 +253,7 @@ impl<P: Payload> Encoder<P> {
         len: usize,
         content: impl FnOnce(&mut LayoutBuilder<P>) -> Result<()>,
     ) -> Result<()> {
-        self.leaf(Head::Str(length("string", len)?), LeafKind::Str)?;
+        self.plain(Head::Str(length("string", len)?))?;
         content(&mut self.layout)
     }
 
@@ -276,10 +263,8 @@ impl<P: Payload> Encoder<P> {
         kind: Kind,
         content: impl FnOnce(&mut LayoutBuilder<P>) -> Result<()>,
     ) -> Result<()> {
-        self.begin(false)?;
-        let start = self.layout.len();
-        self.recording.leaf(kind, || Ok(LeafKind::Bytes), start)?;
-        Head::Bin(length("byte string", len)?).write(self.layout.headers());
+        let head = Head::Bin(length("byte string", len)?);
+        self.leaf(head, kind)?;
         content(&mut self.layout)
     }
 
@@ -312,7 +297,9 @@ impl<P: Payload> Encoder<P> {
             &framing,
             content,
         )?;
-        self.recording.moved(start); // the key's header may have become wider
+        if let Some((_, pending)) = self.recording.listing().and_then(Listing::pending) {
+            *pending = start; // the key's header may have become wider
+        }
         Ok(())
     }
 
@@ -374,7 +361,7 @@ impl<P: Payload> Encoder<P> {
         self.recording.is_inside_leaf()
     }
 
-    /// Begins a typed PRNG key; its data are the next array.
+    /// Begins a typed PRNG key: a map whose last value is the next array.
     pub fn prng_key(&mut self, name: &str) -> Result<()> {
         self.begin(false)?;
         let listed = LeafKind::PrngKey(grow::to_string(name)?, Vec::new());
@@ -385,10 +372,6 @@ impl<P: Payload> Encoder<P> {
         self.write_key(wire::PRNG_MARKER)?;
         self.str(name.len(), |out| out.extend(name.as_bytes()))?;
         self.key("data")
-    }
-
-    pub fn end_prng_key(&mut self) -> Result<()> {
-        self.end(Kind::Dict)
     }
 
     /// `metadata` is a typed value.
@@ -422,10 +405,23 @@ impl<P: Payload> Encoder<P> {
     }
 
     #[inline]
-    fn leaf(&mut self, head: Head, kind: LeafKind) -> Result<()> {
+    fn leaf(&mut self, head: Head, kind: Kind) -> Result<()> {
         self.begin(false)?;
         let start = self.layout.len();
-        self.recording.leaf(Kind::Plain, || Ok(kind), start)?;
+        let listed = || {
+            Ok(match head {
+                Head::Nil => LeafKind::None,
+                Head::Bool(_) => LeafKind::Bool,
+                Head::Int(_) | Head::Uint(_) => LeafKind::Int,
+                Head::Float(_) => LeafKind::Float,
+                Head::Str(_) => LeafKind::Str,
+                Head::Bin(_) => LeafKind::Bytes,
+                Head::Ext(wire::EXT_COMPLEX, _) => LeafKind::Complex,
+                Head::Ext(..) => LeafKind::Ext,
+                Head::Array(_) | Head::Map(_) => LeafKind::Container,
+            })
+        };
+        self.recording.leaf(kind, listed, start)?;
         head.write(self.layout.headers());
         Ok(())
     }
@@ -433,7 +429,10 @@ impl<P: Payload> Encoder<P> {
     #[inline]
     fn begin(&mut self, no_leaf: bool) -> Result<()> {
         self.key = None;
-        self.recording.begin(self.layout.len())?;
+        let start = self.layout.len();
+        if let Some(listing) = self.recording.listing() {
+            listing.end_leaf(start)?;
+        }
         self.layout.headers().try_reserve(Head::MAX_BYTES)?;
         if let Some(open) = self.open.last_mut() {
             if open.left == 0 {
@@ -475,9 +474,13 @@ mod tests {
         type Calls = fn(&mut Encoder<Vec<u8>>) -> Result<()>;
         let wrong: [Calls; 6] = [
             |encoder| encoder.end(Kind::Dict),
-            |encoder| encoder.nil().and_then(|()| encoder.nil()),
+            |encoder| {
+                encoder
+                    .plain(Head::Nil)
+                    .and_then(|()| encoder.plain(Head::Nil))
+            },
             |encoder| encoder.list(1).and_then(|()| encoder.end(Kind::List)),
-            |encoder| encoder.list(0).and_then(|()| encoder.nil()),
+            |encoder| encoder.list(0).and_then(|()| encoder.plain(Head::Nil)),
             |encoder| {
                 encoder
                     .map(1)
@@ -518,7 +521,7 @@ mod tests {
             };
             encoder.array(&array, Kind::Plain, put).unwrap();
         }
-        assert!(encoder.nil().is_err());
+        assert!(encoder.plain(Head::Nil).is_err());
         assert!(encoder.map(1).is_err());
         let layout = encoder.finish(None).unwrap();
         let mut found = Vec::new();
@@ -533,11 +536,11 @@ mod tests {
         encoder.key("a").unwrap();
         encoder.list(2).unwrap();
         encoder.prng_key("fry").unwrap();
-        encoder.nil().unwrap();
-        encoder.end_prng_key().unwrap();
+        encoder.plain(Head::Nil).unwrap();
+        encoder.end(Kind::Dict).unwrap();
         encoder.map_of_values(1).unwrap();
-        encoder.int(1).unwrap();
-        encoder.nil().unwrap();
+        encoder.plain(Head::Int(1)).unwrap();
+        encoder.plain(Head::Nil).unwrap();
         encoder.end(Kind::Dict).unwrap();
         encoder.end(Kind::List).unwrap();
         encoder.key("b").unwrap();
@@ -557,7 +560,7 @@ mod tests {
         encoder.map(3).unwrap();
         encoder.key("a").unwrap();
         encoder.skip(mark);
-        encoder.nil().unwrap();
+        encoder.plain(Head::Nil).unwrap();
         encoder.end(Kind::List).unwrap();
     }
 

@@ -2,9 +2,7 @@
 
 use crate::array::Array;
 use crate::layout::{Layout, LayoutBuilder, Payload};
-use crate::structure::{
-    Kind, LeafKind, Listing, NodeType, Record, Recorder, Regions, Seal, Sharding,
-};
+use crate::structure::{Kind, LeafKind, Listing, Record, Recorder, Regions, Seal};
 use crate::watch::Watch;
 use crate::wire::{self, Head, length};
 use crate::{Result, grow};
@@ -14,9 +12,8 @@ pub(super) struct Recording {
     recorder: Option<Recorder>,
     listing: Option<Listing>,
     summed: bool,
-    /// The recorder while it ignores a container that is recorded as a leaf, and that container's
-    /// depth.
-    paused: Option<(Recorder, usize)>,
+    /// The depth of a container that is recorded as a leaf, without its content.
+    paused: Option<usize>,
 }
 
 impl Recording {
@@ -37,11 +34,12 @@ impl Recording {
 
     #[inline]
     pub(super) fn is_described(&self) -> bool {
-        self.recorder.is_some()
+        self.recorder.is_some() && self.paused.is_none()
     }
 
+    #[inline]
     pub(super) fn is_off(&self) -> bool {
-        self.recorder.is_none() && self.listing.is_none() && self.paused.is_none()
+        self.recorder.is_none() && self.listing.is_none()
     }
 
     pub(super) fn is_inside_leaf(&self) -> bool {
@@ -50,31 +48,13 @@ impl Recording {
     }
 
     #[inline]
-    fn listed(&mut self) -> Option<&mut Listing> {
+    pub(super) fn recorder(&mut self) -> Option<&mut Recorder> {
+        self.recorder.as_mut().filter(|_| self.paused.is_none())
+    }
+
+    #[inline]
+    pub(super) fn listing(&mut self) -> Option<&mut Listing> {
         self.listing.as_mut().filter(|_| self.paused.is_none())
-    }
-
-    #[inline]
-    pub(super) fn begin(&mut self, start: usize) -> Result<()> {
-        self.listed().map_or(Ok(()), |it| it.end_leaf(start))
-    }
-
-    #[inline]
-    pub(super) fn map(&mut self, pairs: u32) -> Result<()> {
-        self.listed().map_or(Ok(()), |it| it.map(Head::Map(pairs)))
-    }
-
-    #[inline]
-    pub(super) fn key(&mut self, head: Head, text: &str) -> Result<()> {
-        match &mut self.listing {
-            Some(listing) if self.recorder.is_some() => listing.key(head, text),
-            _ => Ok(()),
-        }
-    }
-
-    #[inline]
-    pub(super) fn open(&mut self) -> Result<()> {
-        self.recorder.as_mut().map_or(Ok(()), Recorder::open)
     }
 
     #[inline]
@@ -82,24 +62,8 @@ impl Recording {
         if self.resume(depth) {
             return Ok(());
         }
-        let recorder = self.recorder.as_mut();
-        recorder.map_or(Ok(()), |recorder| recorder.close(kind))
-    }
-
-    pub(super) fn node_type(&mut self, class: NodeType) -> Result<u32> {
-        let recorder = self.recorder.as_mut();
-        recorder.map_or(Ok(0), |recorder| recorder.node_type(class))
-    }
-
-    pub(super) fn sharding(&mut self, sharding: Sharding) -> Result<Option<u32>> {
-        let recorder = self.recorder.as_mut();
-        recorder.map_or(Ok(None), |recorder| recorder.sharding(sharding))
-    }
-
-    pub(super) fn split(&mut self, sharding: Option<u32>) {
-        if let Some(recorder) = &mut self.recorder {
-            recorder.split(sharding);
-        }
+        self.recorder()
+            .map_or(Ok(()), |recorder| recorder.close(kind))
     }
 
     #[inline]
@@ -109,12 +73,12 @@ impl Recording {
         listed: impl FnOnce() -> Result<LeafKind>,
         start: usize,
     ) -> Result<()> {
-        match (&mut self.recorder, kind) {
+        match (self.recorder(), kind) {
             (None, _) => {}
             (Some(recorder), Kind::Plain) => recorder.plain()?,
             (Some(recorder), kind) => recorder.leaf(kind)?,
         }
-        if let Some(listing) = self.listed() {
+        if let Some(listing) = self.listing() {
             listing.leaf(listed()?, start);
         }
         Ok(())
@@ -139,13 +103,6 @@ impl Recording {
         self.leaf(kind, listed, start)
     }
 
-    #[inline]
-    pub(super) fn moved(&mut self, start: usize) {
-        if let Some((_, pending)) = self.listed().and_then(Listing::pending) {
-            *pending = start;
-        }
-    }
-
     pub(super) fn pause(
         &mut self,
         kind: Kind,
@@ -154,21 +111,15 @@ impl Recording {
         depth: usize,
     ) -> Result<()> {
         self.leaf(kind, || Ok(listed), start)?;
-        if let Some(recorder) = self.recorder.take() {
-            self.paused = Some((recorder, depth));
+        if self.is_described() {
+            self.paused = Some(depth);
         }
         Ok(())
     }
 
     #[inline]
     pub(super) fn resume(&mut self, depth: usize) -> bool {
-        match self.paused.take_if(|(_, around)| *around >= depth) {
-            Some((recorder, _)) => {
-                self.recorder = Some(recorder);
-                true
-            }
-            None => false,
-        }
+        self.paused.take_if(|around| *around >= depth).is_some()
     }
 
     pub(super) fn take_structure(&mut self) -> Option<Recorder> {
@@ -198,23 +149,16 @@ pub(super) fn with_record<P: Payload>(
     record: &[u8],
     ends: Option<Vec<usize>>,
 ) -> Result<Layout<P>> {
-    let summed = ends.is_some();
-    let mut ends = ends.unwrap_or_default();
-    if summed {
-        grow::push(&mut ends, 0)?;
-    }
-    let after = Seal::bytes(ends.len());
+    let after = Seal::bytes(ends.as_ref().map_or(0, |ends| ends.len() + 1));
     let len = length("structure", record.len() + after)?;
     Head::Bin(len).write(layout.headers());
-    if let Some(rest) = ends.last_mut() {
-        *rest = layout.len();
-    }
-    let seal = Seal::new(record, Regions::new(ends));
+    let start = layout.len();
     layout.extend(record)?;
-    if summed {
-        layout.extend(&grow::filled(0, after)?)?;
-        return Ok(layout.sealed(Some(seal)));
-    }
-    layout.extend(&seal.close(&[])?)?;
-    Ok(layout.finish())
+    let Some(mut ends) = ends else {
+        layout.extend(&Seal::new(record, Regions::new(Vec::new())).close(&[])?)?;
+        return Ok(layout.finish());
+    };
+    grow::push(&mut ends, start)?;
+    layout.extend(&grow::filled(0, after)?)?;
+    Ok(layout.sealed(Some(Seal::new(record, Regions::new(ends)))))
 }

@@ -9,7 +9,7 @@ use treepack::delta::{BLOCK_BYTES, Base, Headers, Join, Patch, apply, is_patch, 
 use treepack::encoder::Encoder;
 use treepack::layout::{Layout, LayoutBuilder, Payload};
 use treepack::structure::Kind;
-use treepack::wire::EXT_NDARRAY;
+use treepack::wire::{EXT_NDARRAY, Head};
 
 const ONE: NonZero<usize> = NonZero::<usize>::MIN;
 
@@ -40,7 +40,7 @@ fn layout(tree: &Tree, align: i64, chunk: f64) -> Layout<Vec<u8>> {
         encoder.array(&array, Kind::Plain, content).unwrap();
     }
     encoder.key("step").unwrap();
-    encoder.int(7).unwrap();
+    encoder.plain(Head::Int(7)).unwrap();
     encoder.end(Kind::Dict).unwrap();
     encoder.finish(None).unwrap()
 }

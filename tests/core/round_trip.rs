@@ -8,7 +8,7 @@ use treepack::encoder::Encoder;
 use treepack::events::{Event, Events};
 use treepack::layout::{Caching, Layout};
 use treepack::structure::{Kind, Record};
-use treepack::wire::{Complex, EXT_NDARRAY};
+use treepack::wire::{Complex, EXT_NDARRAY, Head};
 use treepack::{File, LeafKind, Result};
 
 #[derive(Debug, Clone, PartialEq)]
@@ -49,11 +49,11 @@ fn trees() -> impl Strategy<Value = Tree> {
 
 fn write(tree: &Tree, out: &mut Encoder<Vec<u8>>) -> Result<()> {
     match tree {
-        Tree::Nil => out.nil(),
-        Tree::Bool(value) => out.bool(*value),
-        Tree::Int(value) => out.int(*value),
-        Tree::Uint(value) => out.uint(*value),
-        Tree::Float(value) => out.float(*value),
+        Tree::Nil => out.plain(Head::Nil),
+        Tree::Bool(value) => out.plain(Head::Bool(*value)),
+        Tree::Int(value) => out.plain(Head::Int(*value)),
+        Tree::Uint(value) => out.plain(Head::Uint(*value)),
+        Tree::Float(value) => out.plain(Head::Float(*value)),
         Tree::Complex(re, im) => out.complex(Complex(*re, *im)),
         Tree::Str(text) => out.str(text.len(), |out| out.extend(text.as_bytes())),
         Tree::Bin(bytes) => out.bin(bytes.len(), Kind::Plain, |out| out.push(bytes.clone())),
@@ -198,11 +198,11 @@ fn a_described_tree_ends_with_its_record() {
     for is_leaf in [false, true] {
         let mut encoder = Encoder::<Vec<u8>>::described(framing(1, 1e9));
         if is_leaf {
-            encoder.uint(7).unwrap();
+            encoder.plain(Head::Uint(7)).unwrap();
         } else {
             encoder.map(1).unwrap();
             encoder.key("a").unwrap();
-            encoder.uint(7).unwrap();
+            encoder.plain(Head::Uint(7)).unwrap();
             encoder.end(Kind::Tuple).unwrap();
         }
         let source = bytes(&encoder.finish(Some(vec![0xc0])).unwrap());

@@ -222,33 +222,33 @@ impl<'py> Walk<'py> {
     #[inline(never)]
     pub fn split(&mut self, array: &Bound<'py, PyAny>) -> Walked {
         let py = self.py;
-        if !self.out.is_described() {
+        let Some(recorder) = self.out.recorder() else {
             return Ok(());
-        }
+        };
         let Some(sharding) = array.getattr_opt(intern!(py, "sharding"))? else {
             return Ok(());
         };
-        if let Some((_, number)) = self.shardings.iter().find(|(known, _)| known.is(&sharding)) {
-            self.out.split(*number);
-            return Ok(());
-        }
-        let found = self.hooks.describe_sharding.bind(py).call1((&sharding,))?;
-        let number = if found.is_none() {
-            None
+        let known = self.shardings.iter().find(|(known, _)| known.is(&sharding));
+        let number = if let Some((_, number)) = known {
+            *number
         } else {
             type Fields = (Vec<(String, u64, bool)>, Vec<Vec<String>>, Vec<String>);
-            let (mesh, spec, memory): Fields = found.extract()?;
-            self.out.sharding(Sharding {
-                mesh: grow::collect(mesh.into_iter().map(|axis| Axis(axis.0, axis.1, axis.2)))?,
-                spec: grow::collect(spec.into_iter().map(Axes))?,
-                memory,
-            })?
+            let found = self.hooks.describe_sharding.bind(py).call1((&sharding,))?;
+            let number = match found.extract::<Option<Fields>>()? {
+                None => None,
+                Some((mesh, spec, memory)) => recorder.sharding(Sharding {
+                    mesh: grow::collect(mesh.into_iter().map(|axis| Axis(axis.0, axis.1, axis.2)))?,
+                    spec: grow::collect(spec.into_iter().map(Axes))?,
+                    memory,
+                })?,
+            };
+            if self.shardings.len() == MAX_SHARDINGS {
+                self.shardings.clear();
+            }
+            self.shardings.push((sharding, number));
+            number
         };
-        if self.shardings.len() == MAX_SHARDINGS {
-            self.shardings.clear();
-        }
-        self.shardings.push((sharding, number));
-        self.out.split(number);
+        recorder.split(number);
         Ok(())
     }
 

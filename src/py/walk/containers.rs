@@ -351,7 +351,7 @@ impl<'py> Walk<'py> {
         self.split(value)?;
         self.out.prng_key(name.to_str()?)?;
         self.jax_array(&data)?;
-        Ok(self.out.end_prng_key()?)
+        Ok(self.out.end(Kind::Dict)?)
     }
 }
 

@@ -11,7 +11,7 @@ use super::payload::LeafPayload;
 use super::state::Walk;
 use crate::layout::LayoutBuilder;
 use crate::structure::Kind;
-use crate::wire;
+use crate::wire::{self, Head};
 
 /// Smaller blobs are copied among the headers, because a payload takes more memory.
 const INLINE_MAX_BYTES: usize = 64;
@@ -28,13 +28,15 @@ impl<'py> Walk<'py> {
         if class == PyString::type_object_raw(py) {
             self.string(value.cast_exact()?)?;
         } else if class == PyBool::type_object_raw(py) {
-            self.out.bool(value.cast_exact::<PyBool>()?.is_true())?;
+            self.out
+                .plain(Head::Bool(value.cast_exact::<PyBool>()?.is_true()))?;
         } else if class == PyInt::type_object_raw(py) {
             self.int(value)?;
         } else if class == PyFloat::type_object_raw(py) {
-            self.out.float(value.cast_exact::<PyFloat>()?.value())?;
+            self.out
+                .plain(Head::Float(value.cast_exact::<PyFloat>()?.value()))?;
         } else if value.is_none() {
-            self.out.nil()?;
+            self.out.plain(Head::Nil)?;
         } else if class == PyBytes::type_object_raw(py) {
             self.bytes(value.cast_exact()?, Kind::Plain)?;
         } else if class == PyComplex::type_object_raw(py) {
@@ -57,9 +59,9 @@ impl<'py> Walk<'py> {
     #[inline]
     fn int(&mut self, value: &Bound<'py, PyAny>) -> Walked {
         if let Ok(value) = value.extract::<u64>() {
-            self.out.uint(value)?;
+            self.out.plain(Head::Uint(value))?;
         } else if let Ok(value) = value.extract::<i64>() {
-            self.out.int(value)?;
+            self.out.plain(Head::Int(value))?;
         } else if self.out.is_described() {
             self.large_int(value)?;
         } else {
