@@ -2,11 +2,11 @@
 //!
 //! Transfers from an accelerator overlap with writing, within a window.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use crate::layout::Payload;
 use crate::raw::Uninit;
-use crate::{Error, Result};
+use crate::{Error, Result, grow};
 
 pub trait Fetch {
     type Transfer;
@@ -31,13 +31,29 @@ struct Slot<A: Fetch> {
     array: A,
     len: usize,
     copied: usize,
-    stage: Stage<A>,
+    transfer: Option<A::Transfer>,
+    here: Option<Arc<A::Here>>,
 }
 
-enum Stage<A: Fetch> {
-    There,
-    OnTheWay(A::Transfer),
-    Here(Arc<A::Here>),
+impl<A: Fetch> Slot<A> {
+    fn is_begun(&self) -> bool {
+        self.transfer.is_some() || self.here.is_some()
+    }
+
+    fn begin(&mut self) -> Result<()> {
+        if !self.is_begun() {
+            self.transfer = Some(self.array.start()?);
+        }
+        Ok(())
+    }
+
+    fn finish(&mut self) -> Result<Arc<A::Here>> {
+        self.begin()?;
+        if let Some(transfer) = self.transfer.take() {
+            self.here = Some(Arc::new(self.array.finish(transfer)?));
+        }
+        Ok(self.here.clone().expect("it has just been fetched"))
+    }
 }
 
 impl<A: Fetch> Window<A> {
@@ -48,16 +64,22 @@ impl<A: Fetch> Window<A> {
         }
     }
 
+    fn lock(&self) -> Result<MutexGuard<'_, Vec<Slot<A>>>> {
+        let poisoned = |_| Error::Option("an earlier fetch of an array panicked".into());
+        self.slots.lock().map_err(poisoned)
+    }
+
     /// Must come before the first copy. Returns the array's number.
     pub fn add(&self, array: A, len: usize) -> Result<usize> {
-        let mut slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
-        slots.try_reserve(1)?;
-        slots.push(Slot {
+        let mut slots = self.lock()?;
+        let slot = Slot {
             array,
             len,
             copied: 0,
-            stage: Stage::There,
-        });
+            transfer: None,
+            here: None,
+        };
+        grow::push(&mut slots, slot)?;
         Ok(slots.len() - 1)
     }
 
@@ -69,69 +91,41 @@ impl<A: Fetch> Window<A> {
         target: &'t mut Uninit,
     ) -> Result<&'t mut [u8]> {
         let copied = self.get(number)?.copy_to(start, target)?;
-        let mut slots = self.slots.lock().map_err(|_| poisoned())?;
-        let slot = &mut slots[number];
+        let slot = &mut self.lock()?[number];
         slot.copied += copied.len();
         if slot.copied >= slot.len {
             slot.copied = 0;
-            slot.stage = Stage::There;
+            slot.here = None;
         }
         Ok(copied)
     }
 
     /// Fetches all arrays now. Each stays until it is copied.
     pub fn fetch_all(&self) -> Result<()> {
-        let mut slots = self.slots.lock().map_err(|_| poisoned())?;
-        for slot in slots.iter_mut() {
-            if matches!(slot.stage, Stage::There) {
-                slot.stage = Stage::OnTheWay(slot.array.start()?);
-            }
-        }
-        for slot in slots.iter_mut() {
-            slot.stage = match std::mem::replace(&mut slot.stage, Stage::There) {
-                Stage::OnTheWay(transfer) => Stage::Here(Arc::new(slot.array.finish(transfer)?)),
-                stage => stage,
-            };
-        }
-        Ok(())
+        let mut slots = self.lock()?;
+        slots.iter_mut().try_for_each(Slot::begin)?;
+        let mut slots = slots.iter_mut();
+        slots.try_for_each(|slot| slot.finish().map(drop))
     }
 
     fn get(&self, number: usize) -> Result<Arc<A::Here>> {
-        let mut slots = self.slots.lock().map_err(|_| poisoned())?;
-        if let Stage::Here(here) = &slots[number].stage {
-            return Ok(here.clone());
-        }
-        let counts = |slot: &Slot<A>| !matches!(slot.stage, Stage::There);
-        let mut taken: usize = slots
-            .iter()
-            .filter(|slot| counts(slot))
-            .map(|slot| slot.len)
-            .sum();
-        for (at, slot) in slots.iter_mut().enumerate().skip(number) {
-            if !matches!(slot.stage, Stage::There) {
-                continue;
+        let mut slots = self.lock()?;
+        if slots[number].here.is_none() {
+            let begun = slots.iter().filter(|slot| slot.is_begun());
+            let mut taken: usize = begun.map(|slot| slot.len).sum();
+            for (at, slot) in slots.iter_mut().enumerate().skip(number) {
+                if slot.is_begun() {
+                    continue;
+                }
+                taken = taken.saturating_add(slot.len);
+                if at > number && taken > self.most {
+                    break;
+                }
+                slot.begin()?;
             }
-            if at > number && taken.saturating_add(slot.len) > self.most {
-                break;
-            }
-            taken += slot.len;
-            slot.stage = Stage::OnTheWay(slot.array.start()?);
         }
-        let slot = &mut slots[number];
-        let stage = std::mem::replace(&mut slot.stage, Stage::There);
-        let here = match stage {
-            Stage::OnTheWay(transfer) => Arc::new(slot.array.finish(transfer)?),
-            Stage::Here(here) => here,
-            Stage::There => return Err(poisoned()),
-        };
-        slot.stage = Stage::Here(here.clone());
-        Ok(here)
+        slots[number].finish()
     }
-}
-
-#[cold]
-fn poisoned() -> Error {
-    Error::Option("an earlier fetch of an array panicked".into())
 }
 
 #[cfg(test)]

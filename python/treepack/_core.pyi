@@ -119,26 +119,16 @@ class Layout:
         self,
         place: str | PathLike[str] | Pipe,
         *,
+        compress: bool | str,
+        level: int | None,
         durable: bool,
         threads: int | None,
         progress: _Progress | None,
     ) -> int:
         """Writes the encoding to a file, atomically, or to a pipe.
 
-        At most `threads` threads compute the checksums. Returns the number of bytes.
+        At most `threads` threads compress it or compute the checksums. Returns the number of bytes.
         """
-
-    def save_gzip(
-        self,
-        place: str | PathLike[str] | Pipe,
-        level: int | None,
-        *,
-        numbers: bool = False,
-        durable: bool,
-        threads: int | None,
-        progress: _Progress | None,
-    ) -> int:
-        """Writes the compressed encoding like `save`."""
 
 @final
 class Pipe:

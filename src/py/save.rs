@@ -232,42 +232,28 @@ impl Layout {
         )
     }
 
-    #[pyo3(signature = (place, *, durable, threads, progress))]
+    #[pyo3(signature = (place, *, compress, level, durable, threads, progress))]
+    #[allow(clippy::too_many_arguments)] // they have names in Python
     fn save(
         &self,
         py: Python<'_>,
         place: Destination,
-        durable: bool,
-        threads: Option<Int>,
-        progress: Option<Py<PyAny>>,
-    ) -> PyResult<u64> {
-        let threads = self.threads(threads)?;
-        let watcher = Watcher::new(progress, self.output.len());
-        save(
-            py,
-            &place,
-            durable,
-            self.output.len(),
-            watcher,
-            |file, _| file.layout(&self.output, threads),
-        )
-    }
-
-    #[pyo3(signature = (place, level, *, numbers=false, durable, threads, progress))]
-    #[allow(clippy::too_many_arguments)] // they have names in Python
-    fn save_gzip(
-        &self,
-        py: Python<'_>,
-        place: Destination,
+        compress: &Bound<'_, PyAny>,
         level: Option<Int>,
-        numbers: bool,
         durable: bool,
         threads: Option<Int>,
         progress: Option<Py<PyAny>>,
     ) -> PyResult<u64> {
-        let method = gzip::method(level, numbers)?;
-        let threads = gzip::threads(threads, self.output.len())?;
-        let watcher = Watcher::new(progress, self.output.len());
+        let size = self.output.len();
+        let watcher = Watcher::new(progress, size);
+        if !compress.is_truthy()? {
+            let threads = self.threads(threads)?;
+            return save(py, &place, durable, size, watcher, |file, _| {
+                file.layout(&self.output, threads)
+            });
+        }
+        let method = gzip::method(level, compress.eq("numbers")?)?;
+        let threads = gzip::threads(threads, size)?;
         // The size is unknown; zero reserves nothing.
         save(py, &place, durable, 0, watcher, |file, watcher| {
             crate::gzip::compress(&self.output, method, threads, file, watcher)

@@ -36,18 +36,13 @@ def save_layout(
     with progress_bar(progress, "save") as tell:
 
         def save(place: str | os.PathLike[str] | core.Pipe) -> int:
-            layout = layouts.pop()
-            if writing.compress:
-                return layout.save_gzip(
-                    place,
-                    writing.level,
-                    numbers=writing.compress == "numbers",
-                    durable=writing.durable,
-                    threads=writing.threads,
-                    progress=tell,
-                )
-            return layout.save(
-                place, durable=writing.durable, threads=writing.threads, progress=tell
+            return layouts.pop().save(
+                place,
+                compress=writing.compress,
+                level=writing.level,
+                durable=writing.durable,
+                threads=writing.threads,
+                progress=tell,
             )
 
         url = url_of(path)
