@@ -51,20 +51,20 @@ impl Replacement {
 
     #[getter]
     fn name(&self) -> PyResult<PathBuf> {
-        self.with(|it| Ok(it.place().to_path_buf()))
+        self.with(|new| Ok(new.place().to_path_buf()))
     }
 
     /// Duplicates the descriptor of the temporary file; on Windows, the handle.
     #[cfg(unix)]
     fn descriptor(&self) -> PyResult<i32> {
         use std::os::fd::IntoRawFd;
-        self.with(|it| Ok(it.file().try_clone()?.into_raw_fd()))
+        self.with(|new| Ok(new.file().try_clone()?.into_raw_fd()))
     }
 
     #[cfg(windows)]
     fn descriptor(&self) -> PyResult<usize> {
         use std::os::windows::io::IntoRawHandle;
-        self.with(|it| Ok(it.file().try_clone()?.into_raw_handle().addr()))
+        self.with(|new| Ok(new.file().try_clone()?.into_raw_handle().addr()))
     }
 
     #[pyo3(signature = (*, durable))]

@@ -143,7 +143,7 @@ impl Export {
     fn new(py: Python<'_>, buffer: PyUntypedBuffer) -> Self {
         let exporter = buffer
             .obj(py)
-            .filter(|it| !it.is_instance_of::<PyMemoryView>());
+            .filter(|exporter| !exporter.is_instance_of::<PyMemoryView>());
         // SAFETY: the buffer holds this reference until it is released, with this object.
         // `ManuallyDrop` keeps the copy from releasing it, too.
         let exporter = exporter.map(|exporter| unsafe {

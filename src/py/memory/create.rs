@@ -114,7 +114,7 @@ item! {
 
 impl<'py, T: Item<'py>> Item<'py> for Option<T> {
     fn item(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        let item = self.as_ref().map(|it| it.item(py));
+        let item = self.as_ref().map(|item| item.item(py));
         item.unwrap_or_else(|| Ok(py.None().into_bound(py)))
     }
 }
