@@ -22,7 +22,6 @@ enum Cause {
     Raised(PyErr),
     Leaf(String),
     Tree(String),
-    Structure(String),
     Overflow(&'static str),
     /// An exception from code of a node's type.
     Node(String, PyErr),
@@ -47,7 +46,8 @@ impl Failure {
     }
 
     pub fn structure(reason: impl Into<String>) -> Box<Self> {
-        Self::new(Cause::Structure(reason.into()))
+        let reason = format!("the record does not match the tree: {}", reason.into());
+        Self::new(Cause::Core(Error::Structure(reason)))
     }
 
     pub fn overflow(why: &'static str) -> Box<Self> {
@@ -100,7 +100,7 @@ impl Failure {
     pub fn place_and_reason(&self, py: Python<'_>) -> (String, String) {
         let why = match &self.cause {
             Cause::Core(error) => error.to_string(),
-            Cause::Leaf(why) | Cause::Tree(why) | Cause::Structure(why) => why.clone(),
+            Cause::Leaf(why) | Cause::Tree(why) => why.clone(),
             Cause::Node(name, error) => format!("{name}: {error}"),
             Cause::Overflow(why) => (*why).into(),
             Cause::Raised(error) => {
@@ -135,10 +135,6 @@ impl Failure {
                 Ok(text) => errors::make(py, "TreepackError", [&text]),
                 Err(error) => error.into(),
             },
-            Cause::Structure(mismatch) => {
-                let reason = format!("the record does not match the tree: {mismatch}");
-                errors::to_py(py, Error::Structure(reason), Some(&path))
-            }
             Cause::Node(name, cause) => {
                 let reason = format!("a node of the type {name} cannot be made: {cause}");
                 let error = errors::to_py(py, Error::Structure(reason), Some(&path));

@@ -163,6 +163,12 @@ pub trait AsRaw {
     fn as_raw(&self) -> RawBytes<'_>;
 }
 
+impl AsRaw for RawBytes<'_> {
+    fn as_raw(&self) -> RawBytes<'_> {
+        *self
+    }
+}
+
 impl AsRaw for Vec<u8> {
     fn as_raw(&self) -> RawBytes<'_> {
         self.as_slice().into()

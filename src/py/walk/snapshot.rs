@@ -7,11 +7,11 @@ use pyo3::prelude::*;
 use super::super::memory::detached;
 use super::super::watch::Watcher;
 use super::payload::LeafPayload;
-use crate::layout::Layout;
+use crate::layout::{Caching, Layout, LayoutBuilder};
 use crate::mapping::Pages;
 use crate::parallel;
-use crate::raw::{RawBytes, Room};
-use crate::watch::Watch;
+use crate::raw::RawBytes;
+use crate::sink::pour;
 
 /// Copies memory that may change, and fetches arrays on devices.
 ///
@@ -42,27 +42,15 @@ fn copied(
     }
     let mut pages = Pages::with_room(nbytes)?;
     let threads = parallel::threads(None, nbytes, parallel::MIN_COPY_BYTES)?;
+    let mut changing = LayoutBuilder::default();
+    for memory in layout.payloads().filter_map(LeafPayload::changing) {
+        changing.push(memory)?;
+    }
+    let changing = changing.finish();
     pages.fill(nbytes, |memory| {
-        let ((), whole) = Room::share(memory, |mut rest| {
-            let mut blocks = Vec::new();
-            for memory in layout.payloads().filter_map(LeafPayload::changing) {
-                let (target, later) = rest.split(memory.len());
-                let parts = target.chunks(parallel::BLOCK).enumerate();
-                blocks.try_reserve(memory.len().div_ceil(parallel::BLOCK))?;
-                blocks.extend(parts.map(|(number, part)| {
-                    let start = number * parallel::BLOCK;
-                    (memory.slice(start..start + part.len()), part)
-                }));
-                rest = later;
-            }
-            detached(py, nbytes, false, || {
-                let copy = |(memory, part): (RawBytes<'_>, Room<'_>)| {
-                    part.fill(|part| Ok(memory.copy_to(part)))
-                };
-                parallel::for_each(blocks, threads, copy, || watcher.check())
-            })
-        })?;
-        Ok(whole.expect("there are as many bytes as were counted"))
+        detached(py, nbytes, false, || {
+            pour(&changing, memory, Caching::Usual, threads, watcher)
+        })
     })?;
     let pages = Arc::new(pages);
     let mut start = 0;
