@@ -17,7 +17,7 @@ use crate::file::ArrayView;
 use crate::gzip::{self, Method};
 use crate::layout::{Layout, Payload};
 use crate::raw::{RawBytes, Uninit};
-use crate::sink::{Append, Durability, append_blocks, replace_file};
+use crate::sink::{Append, append_blocks, replace_file};
 use crate::structure::{Kind, Value};
 use crate::wire::{Complex, EXT_NDARRAY, Head, MAX_DEPTH};
 use crate::{Error, Result, grow, parallel};
@@ -35,7 +35,7 @@ pub struct Writer<'a> {
     root: Node<'a>,
     metadata: Option<Value>,
     compress: Compress,
-    durability: Durability,
+    durable: bool,
 }
 
 /// The compression of a [`Writer`].
@@ -73,7 +73,7 @@ impl Default for Writer<'_> {
             root: Node::Map(Map::default()),
             metadata: None,
             compress: Compress::No,
-            durability: Durability::Synced,
+            durable: true,
         }
     }
 }
@@ -100,7 +100,7 @@ impl<'a> Writer<'a> {
     /// Sets whether [`save`](Self::save) waits for the disk, so that the file survives a power
     /// loss. `true` by default; otherwise the file survives only a crash of the program.
     pub fn durable(&mut self, durable: bool) -> &mut Self {
-        self.durability = durable.into();
+        self.durable = durable;
         self
     }
 
@@ -208,7 +208,7 @@ impl<'a> Writer<'a> {
         let method = self.compress.method();
         // The compressed size is unknown; zero reserves nothing.
         let size = method.map_or(layout.len(), |_| 0);
-        let written = replace_file(path, self.durability, size, &(), |file| {
+        let written = replace_file(path, self.durable, size, &(), |file| {
             if let Some(method) = method {
                 gzip::compress(&layout, method, threads, file, &())
             } else {

@@ -14,7 +14,7 @@ use treepack::events::Events;
 use treepack::gzip::{self, Indexed};
 use treepack::layout::{self, LayoutBuilder};
 use treepack::manifest::{Grid, Manifest};
-use treepack::sink::{Durability, replace_file};
+use treepack::sink::replace_file;
 use treepack::structure::{Kind, Value};
 use treepack::wire::EXT_NDARRAY;
 use treepack::{Dtype, Error, File, Result, Writer};
@@ -131,11 +131,7 @@ fn every_large_allocation_may_fail() {
         let layout = saved(described).unwrap();
         let file = tempfile::NamedTempFile::new().unwrap();
         let path = file.path();
-        let save = || {
-            replace_file(path, Durability::Cached, 0, &(), |out| {
-                out.layout(&layout, threads)
-            })
-        };
+        let save = || replace_file(path, false, 0, &(), |out| out.layout(&layout, threads));
         failures(save);
         save().unwrap();
         let data = std::fs::read(path).unwrap();

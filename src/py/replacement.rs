@@ -73,7 +73,7 @@ impl Replacement {
             return Ok(());
         };
         let watcher = Watcher::signals();
-        let completed = py.detach(|| taken.complete(durable.into(), &watcher));
+        let completed = py.detach(|| taken.complete(durable, &watcher));
         completed.map_err(|error| watcher.explain(error, |error| file_error(error, &self.path)))
     }
 

@@ -306,9 +306,7 @@ fn save(
 ) -> PyResult<u64> {
     let write = |file: &mut Output<'_>| write(file, &watcher);
     let saved = match place {
-        Destination::Path(path) => {
-            py.detach(|| replace_file(path, durable.into(), size, &watcher, write))
-        }
+        Destination::Path(path) => py.detach(|| replace_file(path, durable, size, &watcher, write)),
         Destination::Pipe(pipe) => {
             let file = pipe.get().file()?;
             py.detach(|| write_pipe(&file, &watcher, write))

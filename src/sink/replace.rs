@@ -1,5 +1,5 @@
 //! Replaces a file atomically: a complete temporary file in the same directory is renamed over it,
-//! with [`Durability::Synced`] after it is on the disk.
+//! if `durable` after it is on the disk.
 
 use std::fs::{self, File};
 use std::io;
@@ -16,28 +16,14 @@ use super::temporary::{self, directory_of};
 use crate::watch::Watch;
 use crate::{Error, Result, parallel, system};
 
-/// The guarantee when a save returns.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Durability {
-    /// The save survives a power loss.
-    Synced,
-    /// The save survives a crash of the process.
-    Cached,
-}
-
-impl From<bool> for Durability {
-    fn from(durable: bool) -> Self {
-        if durable { Self::Synced } else { Self::Cached }
-    }
-}
-
-/// Replaces `path` atomically with the output of `write`; returns the number of bytes.
+/// Replaces `path` atomically with the output of `write`; returns the number of bytes. If `durable`,
+/// the file then survives a power loss; otherwise only a crash of the process.
 ///
 /// Reserves room for the expected `size`; 0 if unknown. Creates missing directories and follows a
 /// symbolic link. Writes directly to pipes and devices, which cannot be replaced.
 pub fn replace_file(
     path: &Path,
-    durability: Durability,
+    durable: bool,
     size: usize,
     watch: &dyn Watch,
     write: impl FnOnce(&mut Output<'_>) -> Result<()>,
@@ -48,13 +34,12 @@ pub fn replace_file(
     let replacement = Replacement::begin(path, false)?;
     let write = || {
         preallocate(replacement.file(), size, watch)?;
-        let is_synced = durability == Durability::Synced;
-        let mut output = Output::new(replacement.file(), false, is_synced, watch);
+        let mut output = Output::new(replacement.file(), false, durable, watch);
         write(&mut output)?;
         output.finish()
     };
     match write() {
-        Ok(written) => replacement.complete(durability, watch).map(|()| written),
+        Ok(written) => replacement.complete(durable, watch).map(|()| written),
         Err(error) => Err(replacement.discard(error, watch)),
     }
 }
@@ -94,13 +79,12 @@ impl Replacement {
         self.temporary.path()
     }
 
-    pub fn complete(self, durability: Durability, watch: &dyn Watch) -> Result<()> {
-        let synced = durability == Durability::Synced;
-        if let Err(error) = self.seal(synced, watch) {
+    pub fn complete(self, durable: bool, watch: &dyn Watch) -> Result<()> {
+        if let Err(error) = self.seal(durable, watch) {
             return Err(self.discard(error, watch));
         }
         temporary::persist(self.temporary, &self.path)?;
-        if synced {
+        if durable {
             sync_directory(directory_of(&self.path)).map_err(Error::NotDurable)?;
             for made in self.made {
                 sync_directory(&made).map_err(Error::NotDurable)?;
@@ -109,11 +93,11 @@ impl Replacement {
         Ok(())
     }
 
-    fn seal(&self, synced: bool, watch: &dyn Watch) -> Result<()> {
+    fn seal(&self, durable: bool, watch: &dyn Watch) -> Result<()> {
         if let Some(old) = &self.old {
             keep_permissions(self.file(), old)?;
         }
-        if synced {
+        if durable {
             let file = self.file().try_clone()?;
             parallel::elsewhere(move || system::sync(&file), watch)??;
         }

@@ -5,14 +5,12 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use treepack::sink::{Append, Durability, replace_file};
+use treepack::sink::{Append, replace_file};
 use treepack::watch::Watch;
 use treepack::{Error, Result};
 
 fn save(path: &Path, content: &[u8]) -> Result<()> {
-    let written = replace_file(path, Durability::Synced, content.len(), &(), |file| {
-        file.append(content)
-    })?;
+    let written = replace_file(path, true, content.len(), &(), |file| file.append(content))?;
     assert_eq!(written, content.len() as u64);
     Ok(())
 }
@@ -42,7 +40,7 @@ fn a_failure_leaves_the_old_file_and_no_litter() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("model");
     save(&path, b"old").unwrap();
-    let failed = replace_file(&path, Durability::Cached, 10, &(), |file| {
+    let failed = replace_file(&path, false, 10, &(), |file| {
         file.append(b"half")?;
         Err(Error::Option("stop".into()))
     });
@@ -111,7 +109,7 @@ fn nobody_else_can_open_what_replaces_a_private_file() {
     save(&path, b"old").unwrap();
     for mode in [0o600, 0o640, 0o644] {
         fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
-        replace_file(&path, Durability::Cached, 3, &(), |file| {
+        replace_file(&path, false, 3, &(), |file| {
             file.append(b"new")?;
             file.flush()?;
             for entry in fs::read_dir(directory.path())? {
@@ -152,17 +150,13 @@ fn writing_to_a_pipe_can_be_stopped() {
     assert!(made.unwrap().success());
     // Nobody reads it.
     let watch = StopAfter(AtomicUsize::new(3));
-    let stopped = replace_file(&path, Durability::Cached, 0, &watch, |file| {
-        file.append(b"x")
-    });
+    let stopped = replace_file(&path, false, 0, &watch, |file| file.append(b"x"));
     assert!(matches!(stopped, Err(Error::Stopped)));
     // Somebody has opened it, and reads nothing.
     let reader = treepack::mapping::open(&path).unwrap();
     let watch = StopAfter(AtomicUsize::new(3));
     let much = vec![0; 1 << 20];
-    let stopped = replace_file(&path, Durability::Cached, 0, &watch, |file| {
-        file.append(&much)
-    });
+    let stopped = replace_file(&path, false, 0, &watch, |file| file.append(&much));
     assert!(matches!(stopped, Err(Error::Stopped)));
     drop(reader);
 }

@@ -211,7 +211,9 @@ impl<'py> Walk<'py> {
                 let some = (most - written).min(Signals::VALUES);
                 let (out, headers) = (&mut self.out, &last.headers);
                 let count = write_alike(out, headers, &last.alike, dict, position, some);
-                self.signals.check_many(self.py, count)?;
+                if self.signals.count(count) {
+                    self.signals.look(self.py)?;
+                }
                 written += count;
                 if count < some {
                     break;
