@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 
 use crate::catalog::stream_item;
-use crate::source::{Source, read_to};
+use crate::source::{Source, bytes_of};
 use crate::{Error, Result, gzip, manifest};
 
 const START_BYTES: usize = 4096;
@@ -43,38 +43,30 @@ pub enum Convertible {
     Stream,
 }
 
-pub fn described(source: &dyn Source) -> Result<Option<String>> {
-    Ok(Sample::of(source)?.describe().map(Cow::into_owned))
-}
-
-/// Returns whether the data begin like another format, so they are not damaged msgpack.
-pub fn is_foreign(source: &dyn Source) -> Result<bool> {
-    let sample = Sample::of(source)?;
-    let is_magic =
-        |(offset, magic, _): &(usize, &[u8], &str)| *offset == 0 && sample.start.starts_with(magic);
-    Ok(sample.is_safetensors() || MAGICS.iter().any(is_magic))
-}
-
-pub fn convertible(source: &dyn Source) -> Result<Option<Convertible>> {
-    Ok(Sample::of(source)?.convertible())
-}
-
-struct Sample<'a> {
+/// The beginning and end of data.
+pub struct Sample<'a> {
     source: &'a dyn Source,
     start: Vec<u8>,
     end: Vec<u8>,
 }
 
 impl<'a> Sample<'a> {
-    fn of(source: &'a dyn Source) -> Result<Self> {
+    pub fn of(source: &'a dyn Source) -> Result<Self> {
         let len = source.len();
-        let (mut start, mut end) = (Vec::new(), Vec::new());
-        read_to(source, 0..len.min(START_BYTES), &mut start)?;
-        read_to(source, len.saturating_sub(END_BYTES)..len, &mut end)?;
-        Ok(Self { source, start, end })
+        Ok(Self {
+            source,
+            start: bytes_of(source, 0..len.min(START_BYTES))?,
+            end: bytes_of(source, len.saturating_sub(END_BYTES)..len)?,
+        })
     }
 
-    fn convertible(&self) -> Option<Convertible> {
+    /// Returns whether the data begin like another format, so they are not damaged msgpack.
+    pub fn is_foreign(&self) -> bool {
+        let mut magics = MAGICS.iter().filter(|(offset, ..)| *offset == 0);
+        self.is_safetensors() || magics.any(|(_, magic, _)| self.start.starts_with(magic))
+    }
+
+    pub fn convertible(&self) -> Option<Convertible> {
         if self.is_safetensors() {
             Some(Convertible::Safetensors)
         } else if self.zipped().is_some_and(|name| name.ends_with(b".npy"))
@@ -88,7 +80,7 @@ impl<'a> Sample<'a> {
         }
     }
 
-    fn describe(&self) -> Option<Cow<'static, str>> {
+    pub fn describe(&self) -> Option<Cow<'static, str>> {
         let start = self.start.as_slice();
         let known = self.convertible().map(|known| match known {
             Convertible::Safetensors => "a safetensors file: read it with treepack.load",

@@ -6,7 +6,7 @@ use serde_json::value::RawValue;
 use super::json::{Counts, Key, Object, Text, read, shortened};
 use crate::array::MAX_NDIM;
 use crate::error::Path;
-use crate::source::Source;
+use crate::source::{Source, bytes_of};
 use crate::{Error, Result, grow};
 
 /// From the reader of safetensors.
@@ -76,7 +76,7 @@ impl Header {
             return Err(Error::malformed(len, reason));
         }
         let mut length = [0; LENGTH_BYTES];
-        length.copy_from_slice(&bytes_of(source, 0, LENGTH_BYTES)?);
+        length.copy_from_slice(&bytes_of(source, 0..LENGTH_BYTES)?);
         let length = u64::from_le_bytes(length);
         if length > (len - LENGTH_BYTES) as u64 {
             let reason = format!(
@@ -90,10 +90,11 @@ impl Header {
             );
             return Err(Error::malformed(0, reason));
         }
-        let text = bytes_of(source, LENGTH_BYTES, usize::try_from(length).unwrap_or(0))?;
+        let start = LENGTH_BYTES + usize::try_from(length).unwrap_or(0);
+        let text = bytes_of(source, LENGTH_BYTES..start)?;
         let mut header = Self::parse(&text)?;
         header.checksum = crc32fast::hash(&text);
-        header.place(LENGTH_BYTES + text.len(), len)?;
+        header.place(start, len)?;
         Ok(header)
     }
 
@@ -156,12 +157,6 @@ impl Header {
         }
         Ok(())
     }
-}
-
-fn bytes_of(source: &dyn Source, start: usize, len: usize) -> Result<Vec<u8>> {
-    let mut bytes = Vec::new();
-    crate::raw::append_with(&mut bytes, len, |target| source.read_at(start, target))?;
-    Ok(bytes)
 }
 
 fn at(name: &str, error: Error) -> Error {
