@@ -45,8 +45,8 @@ impl Recording {
     }
 
     pub(super) fn is_inside_leaf(&self) -> bool {
-        let pending = || self.listing.as_ref().and_then(Listing::last_begun);
-        self.paused.is_some() && !matches!(pending(), Some(LeafKind::PrngKey(..)))
+        let pending = self.listing.as_ref().and_then(|it| it.pending.as_ref());
+        self.paused.is_some() && !matches!(pending, Some((LeafKind::PrngKey(..), _)))
     }
 
     #[inline]
@@ -61,7 +61,7 @@ impl Recording {
 
     #[inline]
     pub(super) fn map(&mut self, pairs: u32) -> Result<()> {
-        self.listed().map_or(Ok(()), |it| it.map(Head::Map(pairs)))
+        self.listed().map_or(Ok(()), |it| it.head(Head::Map(pairs)))
     }
 
     #[inline]
@@ -115,7 +115,7 @@ impl Recording {
             (Some(recorder), kind) => recorder.leaf(kind)?,
         }
         if let Some(listing) = self.listed() {
-            listing.leaf(listed()?, start);
+            listing.pending = Some((listed()?, start));
         }
         Ok(())
     }
@@ -124,8 +124,8 @@ impl Recording {
     pub(super) fn array(&mut self, kind: Kind, array: &Array<'_>, start: usize) -> Result<()> {
         let shape = || grow::collect(array.shape.iter().map(|&dim| dim as u64));
         if self.paused.is_some()
-            && let Some((LeafKind::PrngKey(_, data), _)) =
-                self.listing.as_mut().and_then(Listing::pending)
+            && let Some(listing) = &mut self.listing
+            && let Some((LeafKind::PrngKey(_, data), _)) = &mut listing.pending
         {
             *data = shape()?;
         }
@@ -141,7 +141,7 @@ impl Recording {
 
     #[inline]
     pub(super) fn moved(&mut self, start: usize) {
-        if let Some((_, pending)) = self.listed().and_then(Listing::pending) {
+        if let Some((_, pending)) = self.listed().and_then(|it| it.pending.as_mut()) {
             *pending = start;
         }
     }
