@@ -422,7 +422,7 @@ impl fmt::Debug for Leaf<'_> {
 /// assert_eq!(last.shape(), [1, 2]);
 /// let bytes = last.bytes()?;
 /// let (elements, _) = bytes.as_chunks();
-/// assert_eq!(elements.iter().map(|it| u16::from_le_bytes(*it)).sum::<u16>(), 4 + 5);
+/// assert_eq!(elements.iter().map(|element| u16::from_le_bytes(*element)).sum::<u16>(), 4 + 5);
 /// # Ok::<(), treepack::Error>(())
 /// ```
 #[derive(Clone)]

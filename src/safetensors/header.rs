@@ -132,7 +132,7 @@ impl Header {
 
     /// Sorts the arrays, and checks that they fill the file.
     fn place(&mut self, start: usize, len: usize) -> Result<()> {
-        let order = |it: &Tensor| (it.start, it.nbytes);
+        let order = |array: &Tensor| (array.start, array.nbytes);
         if !self.arrays.is_sorted_by_key(order) {
             // Equal places have equal names in the order of the header.
             self.arrays.sort_by_key(order);
