@@ -1,7 +1,5 @@
 //! Recognises other formats and suggests how to read them.
 
-use std::borrow::Cow;
-
 use crate::catalog::stream_item;
 use crate::source::{Source, bytes_of};
 use crate::{Error, Result, gzip, manifest};
@@ -80,7 +78,7 @@ impl<'a> Sample<'a> {
         }
     }
 
-    pub fn describe(&self) -> Option<Cow<'static, str>> {
+    pub fn describe(&self) -> Option<String> {
         let start = self.start.as_slice();
         let known = self.convertible().map(|known| match known {
             Convertible::Safetensors => "a safetensors file: read it with treepack.load",
@@ -110,7 +108,7 @@ impl<'a> Sample<'a> {
                     .any(|window| window == MLIR)
                     .then_some("a function of jax.export: read it with jax.export.deserialize")
             });
-        found.map(Cow::Borrowed).or_else(|| text_of(start))
+        found.map(String::from).or_else(|| text_of(start))
     }
 
     /// Returns whether the data begin with the length of a JSON header that fits
@@ -295,7 +293,7 @@ fn protobuf_of(start: &[u8]) -> Option<&'static str> {
     }
 }
 
-fn text_of(start: &[u8]) -> Option<Cow<'static, str>> {
+fn text_of(start: &[u8]) -> Option<String> {
     let text = match std::str::from_utf8(start) {
         Ok(text) => text,
         // The last character may be cut.
@@ -336,25 +334,18 @@ fn text_of(start: &[u8]) -> Option<Cow<'static, str>> {
             .take_while(|char| *char != '\n')
             .take(60)
             .collect();
-        let kind = if begins("---")
-            || shown
-                .split_once(": ")
-                .is_some_and(|(word, _)| is_word(word))
-        {
-            "YAML text"
-        } else {
-            "text"
+        let is_word = |text: &str| {
+            let mut chars = text.chars();
+            chars.all(|char| char.is_alphanumeric() || "_-\"'".contains(char))
         };
-        return Some(Cow::Owned(format!(
+        let field = shown.split_once(": ");
+        let is_yaml = begins("---") || field.is_some_and(|(name, _)| is_word(name));
+        let kind = if is_yaml { "YAML text" } else { "text" };
+        return Some(format!(
             "{kind} that begins with {shown:?}: read it as text, and check the path"
-        )));
+        ));
     };
-    Some(Cow::Borrowed(known))
-}
-
-fn is_word(text: &str) -> bool {
-    text.chars()
-        .all(|char| char.is_alphanumeric() || "_-\"'".contains(char))
+    Some(known.into())
 }
 
 #[cfg(test)]

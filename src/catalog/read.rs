@@ -119,12 +119,11 @@ impl Catalog {
     /// Finds the leaves by the index at the end of a source; `None` if it has none of its own.
     fn recorded(source: &dyn Source, salvage: bool, watch: &dyn Watch) -> Result<Option<Self>> {
         let len = source.len();
-        let end = len - len.min(Footer::BYTES)..len;
-        if source.run(end.start) < end.len() {
+        let end = len.min(Footer::BYTES);
+        if source.run(len - end) < end {
             return Ok(None);
         }
-        let whole = Footer::find(&bytes_of(source, end)?).and_then(|footer| footer.whole());
-        let Some(start) = whole.and_then(|whole| len.checked_sub(whole)) else {
+        let Some(start) = Footer::start_in(source)? else {
             return Ok(None);
         };
         // Include the key and bin header of the record, of any width.
@@ -143,11 +142,10 @@ impl Catalog {
             return Ok(None);
         };
         let index = Index::decode(&index)?;
-        let mut lengths = index.heads.iter().chain(&index.sizes);
-        let leaves = lengths.try_fold(0_u64, |sum, len| sum.checked_add(*len));
-        let ends = leaves.and_then(|leaves| leaves.checked_add(index.rest));
-        let ends = ends.and_then(|ends| ends.checked_sub(before as u64));
-        let ends = ends.and_then(|ends| usize::try_from(ends).ok());
+        let lengths = index.heads.iter().chain(&index.sizes);
+        let leaves = lengths.fold(0_u64, |sum, len| sum.saturating_add(*len));
+        let ends = usize::try_from(leaves.saturating_add(index.rest)).ok();
+        let ends = ends.and_then(|ends| ends.checked_sub(before));
         // Even a damaged key has the right length.
         let Some(ends) = ends.filter(|ends| KEY_BYTES.contains(&record.saturating_sub(*ends)))
         else {
@@ -159,7 +157,7 @@ impl Catalog {
         }
         let damage = (!is_record).then(damaged_rest);
         #[allow(clippy::cast_possible_truncation)] // they are before an offset
-        let rest = leaves.unwrap_or(0) as usize..start;
+        let rest = leaves as usize..start;
         let mut catalog = Self {
             checksums: checksums_of(checksums)?,
             rest,

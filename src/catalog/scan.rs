@@ -206,10 +206,5 @@ impl Catalog {
 }
 
 fn is_bare_record(source: &dyn Source, bytes: Range<usize>) -> Result<bool> {
-    if bytes.end != source.len() || bytes.len() < Footer::BYTES {
-        return Ok(false);
-    }
-    let footer = bytes_of(source, bytes.end - Footer::BYTES..bytes.end)?;
-    let whole = Footer::find(&footer).and_then(|footer| footer.whole());
-    Ok(whole == Some(bytes.len()))
+    Ok(bytes.end == source.len() && Footer::start_in(source)? == Some(bytes.start))
 }

@@ -130,7 +130,7 @@ pub fn convertible(content: &Bound<'_, Content>) -> PyResult<Option<&'static str
 pub fn described(content: &Bound<'_, Content>) -> PyResult<Option<String>> {
     let source = content.get().source();
     let sample = content.py().detach(|| Sample::of(source))?;
-    Ok(sample.describe().map(String::from))
+    Ok(sample.describe())
 }
 
 #[pyfunction]

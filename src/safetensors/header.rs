@@ -1,20 +1,24 @@
 //! The arrays in a file, checked as the reader of safetensors checks them.
 
+use std::borrow::Cow;
+
 use serde::Deserialize;
+use serde::de::IgnoredAny;
 use serde_json::value::RawValue;
 
-use super::json::{Counts, Key, Object, Text, read, shortened};
+use super::json::{Key, Object, Text, read, shortened};
 use crate::array::MAX_NDIM;
 use crate::error::Path;
+use crate::grow::{self, decode};
 use crate::source::{Source, bytes_of};
-use crate::{Error, Result, grow};
+use crate::{Error, Result};
 
 /// From the reader of safetensors.
 const MAX_HEADER_BYTES: u64 = 100_000_000;
 
 const LENGTH_BYTES: usize = 8;
 
-/// The most memory that a byte of JSON takes as a value.
+/// The most memory that a byte of JSON takes.
 const VALUE_BYTES: usize = 64;
 
 const METADATA: &str = "__metadata__";
@@ -176,31 +180,29 @@ fn metadata(entry: &RawValue, offset: usize) -> Result<Option<Vec<(String, Strin
     found.map(texts).transpose()
 }
 
+#[derive(Deserialize)]
+struct Fields<'a> {
+    #[serde(borrow)]
+    dtype: Cow<'a, str>,
+    #[serde(deserialize_with = "decode::list")]
+    shape: Vec<usize>,
+    data_offsets: (usize, usize),
+    /// Read with limits of depth and of numbers.
+    #[serde(flatten)]
+    _others: IgnoredAny,
+}
+
 impl Tensor {
     /// Reads the entry of an array; its start is relative to the data.
     fn read(name: &str, entry: &RawValue, offset: usize) -> Result<Self> {
         let refused = |reason: String| Err(Error::malformed(offset, reason));
-        let fields: Object<&RawValue> = field(entry, offset, "header entry")?;
-        let (mut dtype, mut shape, mut offsets) = (None, None, None);
-        for (Key(key), value) in fields.0 {
-            match &*key {
-                "dtype" => dtype = Some(value),
-                "shape" => shape = Some(value),
-                "data_offsets" => offsets = Some(value),
-                _ => {
-                    // Has limits of depth and of numbers, and cannot fail where memory ends.
-                    grow::check_room(VALUE_BYTES * value.get().len())?;
-                    let _: serde_json::Value = field(value, offset, "value in a header entry")?;
-                }
-            }
-        }
-        let (Some(dtype), Some(shape), Some(offsets)) = (dtype, shape, offsets) else {
-            let reason = "invalid header entry: expected the keys dtype, shape, data_offsets";
-            return refused(reason.into());
-        };
-        let Key(named) = field(dtype, offset, "dtype")?;
-        let Counts(shape) = field(shape, offset, "shape")?;
-        let (begin, end): (usize, usize) = field(offsets, offset, "data_offsets")?;
+        // Cannot fail where memory ends.
+        grow::check_room(VALUE_BYTES * entry.get().len())?;
+        let text = entry.get();
+        let fields: Fields = read(text, offset, |reason| {
+            format!("invalid header entry {}: {reason}", shortened(text))
+        })?;
+        let (named, shape, (begin, end)) = (fields.dtype, fields.shape, fields.data_offsets);
         let Some(&(_, dtype, bits)) = DTYPES.iter().find(|(name, ..)| *name == named) else {
             return refused(format!("unknown dtype {}", shortened(&named)));
         };
@@ -243,13 +245,6 @@ impl Tensor {
             nbytes,
         })
     }
-}
-
-fn field<'a, T: Deserialize<'a>>(value: &'a RawValue, offset: usize, name: &str) -> Result<T> {
-    let text = value.get();
-    read(text, offset, |reason| {
-        format!("invalid {name} {}: {reason}", shortened(text))
-    })
 }
 
 /// NumPy bounds the size that an array without elements would have.

@@ -9,6 +9,7 @@ use std::ops::Range;
 
 use crc32fast::Hasher;
 
+use crate::source::{Source, bytes_of};
 use crate::wire::length;
 use crate::{Error, Result, grow};
 
@@ -34,6 +35,14 @@ impl Footer {
             checksums: u32::from_le_bytes(*checksums) as usize,
             crc: u32::from_le_bytes(*crc),
         })
+    }
+
+    /// Returns the start of a record at the end of a source.
+    pub fn start_in(source: &dyn Source) -> Result<Option<usize>> {
+        let len = source.len();
+        let footer = Self::find(&bytes_of(source, len.saturating_sub(Self::BYTES)..len)?);
+        let whole = footer.and_then(|footer| footer.whole());
+        Ok(whole.and_then(|whole| len.checked_sub(whole)))
     }
 
     pub fn whole(&self) -> Option<usize> {
