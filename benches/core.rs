@@ -75,7 +75,7 @@ fn encode_arrays(bencher: Bencher, align: i64) {
 fn read_arrays(bencher: Bencher, align: i64) {
     let bytes = joined(&layout(256, align));
     bencher.counter(ItemsCount::new(ARRAYS)).bench(|| {
-        let events = Events::read(&bytes, || Ok(())).unwrap();
+        let events = Events::read(&bytes).unwrap();
         assert_eq!(events.as_slice().len(), 1 + 2 * ARRAYS);
     });
 }

@@ -16,7 +16,7 @@ use crate::events::{Event, no_dtype};
 use crate::gzip::{self, Indexed};
 use crate::mapping::{Mapping, Pages};
 use crate::raw::{Room, Uninit, append_with};
-use crate::source::{Pieces, Source, SourcePieces, read_to};
+use crate::source::{Pieces, Source, SourcePieces, bytes_of};
 use crate::structure::{LeafKind, Record, Value};
 use crate::{Error, Result, grow, parallel, sniff};
 
@@ -62,9 +62,7 @@ enum Encoded<'a> {
 
 impl<'a> Encoded<'a> {
     fn new(source: Shared<'a>) -> Result<Self> {
-        let mut start = Vec::new();
-        let most = source.len().min(gzip::MAGIC_BYTES);
-        read_to(&source, 0..most, &mut start)?;
+        let start = bytes_of(&source, 0..source.len().min(gzip::MAGIC_BYTES))?;
         if !gzip::is_compressed(&start) {
             return Ok(Self::Plain(source));
         }
@@ -385,11 +383,7 @@ impl<'a> Leaf<'a> {
                 Value::Complex(real, imaginary)
             }
             [Event::Str(text)] => Value::Str(grow::to_string(events.text(text))?),
-            [Event::Bin(span)] => {
-                let mut bytes = Vec::new();
-                read_to(source, span.range(), &mut bytes)?;
-                Value::Bytes(bytes)
-            }
+            [Event::Bin(span)] => Value::Bytes(bytes_of(source, span.range())?),
             _ => return Err(self.is_not("a plain value")),
         })
     }
@@ -428,7 +422,7 @@ impl fmt::Debug for Leaf<'_> {
 /// assert_eq!(last.shape(), [1, 2]);
 /// let bytes = last.bytes()?;
 /// let (elements, _) = bytes.as_chunks();
-/// assert_eq!(elements.iter().map(|it| u16::from_le_bytes(*it)).sum::<u16>(), 4 + 5);
+/// assert_eq!(elements.iter().map(|element| u16::from_le_bytes(*element)).sum::<u16>(), 4 + 5);
 /// # Ok::<(), treepack::Error>(())
 /// ```
 #[derive(Clone)]

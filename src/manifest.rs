@@ -18,7 +18,7 @@ use crate::grow::{self, Growing, decode};
 use crate::layout::{Layout, Payload, Slice};
 use crate::raw::Uninit;
 use crate::source::{Source, missing};
-use crate::structure::mismatch;
+use crate::structure::{check_version, mismatch};
 use crate::{Error, Result, zlib};
 
 pub const MARK: [u8; 8] = *b"\x93treepm\n";
@@ -83,18 +83,6 @@ struct Fields<'a> {
     skeleton: &'a ByteBuf,
     #[serde(skip_serializing_if = "str::is_empty")]
     writer: &'a str,
-}
-
-fn check(version: u32) -> Result<()> {
-    match version {
-        VERSION => Ok(()),
-        0 => damaged("it has the unknown version 0"),
-        _ => Err(Error::Newer {
-            reason: format!(
-                "the manifest has version {version}, and this treepack reads version {VERSION}"
-            ),
-        }),
-    }
 }
 
 #[derive(Deserialize)]
@@ -186,13 +174,13 @@ impl Manifest {
             return damaged(&mismatch(expected, found));
         }
         if let Ok(Version { version }) = rmp_serde::from_slice(record) {
-            check(version)?;
+            check_version("the manifest", version, VERSION)?;
         }
         let manifest: Self = match rmp_serde::from_slice(record) {
             Ok(manifest) => manifest,
             Err(error) => return Err(decode::explain(&error, |error| damage(error))),
         };
-        check(manifest.version)?; // before fields that other versions lack
+        check_version("the manifest", manifest.version, VERSION)?; // before fields that other versions lack
         let is_split = |grid: &Grid| {
             let count = |product: usize, &count: &u32| product.checked_mul(count as usize);
             let shards = grid.counts.iter().try_fold(1, count);
@@ -559,7 +547,7 @@ mod tests {
         let (mut made, _) = manifest(&[(header, None, 1), (vec![0x01], Some(vec![]), 0)]);
         made.gaps[0].nbytes = gap as u64;
         let encoding = made.encoding(None).unwrap();
-        Events::read(&encoding, || Ok(()))
+        Events::read(&encoding)
     }
 
     #[test]

@@ -113,15 +113,9 @@ pub struct Selector {
 pub struct State {
     rule: Option<usize>,
     positions: Positions,
-    meant: Option<bool>,
+    /// Whether a pattern or bool here or above selects this place; `None` if none decides.
+    pub meant: Option<bool>,
     depth: usize,
-}
-
-impl State {
-    /// Returns whether a pattern or bool here or above selects this place; `None` if none decides.
-    pub fn meant(&self) -> Option<bool> {
-        self.meant
-    }
 }
 
 impl Selector {
@@ -369,7 +363,7 @@ mod tests {
         for part in path.split('/') {
             state = selector.below(&state, part);
         }
-        state.meant()
+        state.meant
     }
 
     proptest::proptest! {
@@ -417,7 +411,7 @@ mod tests {
         let selector = Selector::bools(bools).unwrap();
         let meant = |keys: &[&str]| {
             let below = |state, key: &&str| selector.below(&state, key);
-            keys.iter().fold(selector.start(), below).meant()
+            keys.iter().fold(selector.start(), below).meant
         };
         assert_eq!(meant(&["a", "c", "d"]), Some(true));
         assert_eq!(meant(&["a", "b", "c"]), Some(false));

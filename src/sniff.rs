@@ -1,9 +1,7 @@
 //! Recognises other formats and suggests how to read them.
 
-use std::borrow::Cow;
-
 use crate::catalog::stream_item;
-use crate::source::{Source, read_to};
+use crate::source::{Source, bytes_of};
 use crate::{Error, Result, gzip, manifest};
 
 const START_BYTES: usize = 4096;
@@ -43,38 +41,30 @@ pub enum Convertible {
     Stream,
 }
 
-pub fn described(source: &dyn Source) -> Result<Option<String>> {
-    Ok(Sample::of(source)?.describe().map(Cow::into_owned))
-}
-
-/// Returns whether the data begin like another format, so they are not damaged msgpack.
-pub fn is_foreign(source: &dyn Source) -> Result<bool> {
-    let sample = Sample::of(source)?;
-    let is_magic =
-        |(offset, magic, _): &(usize, &[u8], &str)| *offset == 0 && sample.start.starts_with(magic);
-    Ok(sample.is_safetensors() || MAGICS.iter().any(is_magic))
-}
-
-pub fn convertible(source: &dyn Source) -> Result<Option<Convertible>> {
-    Ok(Sample::of(source)?.convertible())
-}
-
-struct Sample<'a> {
+/// The beginning and end of data.
+pub struct Sample<'a> {
     source: &'a dyn Source,
     start: Vec<u8>,
     end: Vec<u8>,
 }
 
 impl<'a> Sample<'a> {
-    fn of(source: &'a dyn Source) -> Result<Self> {
+    pub fn of(source: &'a dyn Source) -> Result<Self> {
         let len = source.len();
-        let (mut start, mut end) = (Vec::new(), Vec::new());
-        read_to(source, 0..len.min(START_BYTES), &mut start)?;
-        read_to(source, len.saturating_sub(END_BYTES)..len, &mut end)?;
-        Ok(Self { source, start, end })
+        Ok(Self {
+            source,
+            start: bytes_of(source, 0..len.min(START_BYTES))?,
+            end: bytes_of(source, len.saturating_sub(END_BYTES)..len)?,
+        })
     }
 
-    fn convertible(&self) -> Option<Convertible> {
+    /// Returns whether the data begin like another format, so they are not damaged msgpack.
+    pub fn is_foreign(&self) -> bool {
+        let mut magics = MAGICS.iter().filter(|(offset, ..)| *offset == 0);
+        self.is_safetensors() || magics.any(|(_, magic, _)| self.start.starts_with(magic))
+    }
+
+    pub fn convertible(&self) -> Option<Convertible> {
         if self.is_safetensors() {
             Some(Convertible::Safetensors)
         } else if self.zipped().is_some_and(|name| name.ends_with(b".npy"))
@@ -88,7 +78,7 @@ impl<'a> Sample<'a> {
         }
     }
 
-    fn describe(&self) -> Option<Cow<'static, str>> {
+    pub fn describe(&self) -> Option<String> {
         let start = self.start.as_slice();
         let known = self.convertible().map(|known| match known {
             Convertible::Safetensors => "a safetensors file: read it with treepack.load",
@@ -118,7 +108,7 @@ impl<'a> Sample<'a> {
                     .any(|window| window == MLIR)
                     .then_some("a function of jax.export: read it with jax.export.deserialize")
             });
-        found.map(Cow::Borrowed).or_else(|| text_of(start))
+        found.map(String::from).or_else(|| text_of(start))
     }
 
     /// Returns whether the data begin with the length of a JSON header that fits
@@ -303,7 +293,7 @@ fn protobuf_of(start: &[u8]) -> Option<&'static str> {
     }
 }
 
-fn text_of(start: &[u8]) -> Option<Cow<'static, str>> {
+fn text_of(start: &[u8]) -> Option<String> {
     let text = match std::str::from_utf8(start) {
         Ok(text) => text,
         // The last character may be cut.
@@ -344,25 +334,18 @@ fn text_of(start: &[u8]) -> Option<Cow<'static, str>> {
             .take_while(|char| *char != '\n')
             .take(60)
             .collect();
-        let kind = if begins("---")
-            || shown
-                .split_once(": ")
-                .is_some_and(|(word, _)| is_word(word))
-        {
-            "YAML text"
-        } else {
-            "text"
+        let is_word = |text: &str| {
+            let mut chars = text.chars();
+            chars.all(|char| char.is_alphanumeric() || "_-\"'".contains(char))
         };
-        return Some(Cow::Owned(format!(
+        let field = shown.split_once(": ");
+        let is_yaml = begins("---") || field.is_some_and(|(name, _)| is_word(name));
+        let kind = if is_yaml { "YAML text" } else { "text" };
+        return Some(format!(
             "{kind} that begins with {shown:?}: read it as text, and check the path"
-        )));
+        ));
     };
-    Some(Cow::Borrowed(known))
-}
-
-fn is_word(text: &str) -> bool {
-    text.chars()
-        .all(|char| char.is_alphanumeric() || "_-\"'".contains(char))
+    Some(known.into())
 }
 
 #[cfg(test)]

@@ -278,6 +278,12 @@ pub fn missing(offset: usize) -> Error {
     )
 }
 
+pub fn bytes_of(source: &dyn Source, range: Range<usize>) -> Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    read_to(source, range, &mut bytes)?;
+    Ok(bytes)
+}
+
 pub fn read_to(source: &dyn Source, range: Range<usize>, out: &mut Vec<u8>) -> Result<()> {
     let run = source.run(range.start);
     if run < range.len() {

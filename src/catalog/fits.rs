@@ -11,6 +11,8 @@ use crate::{Error, Result, grow};
 
 const CHECK_VALUES: usize = 1 << 14;
 
+pub(super) const NONE: usize = usize::MAX;
+
 impl Catalog {
     /// Fails if the record does not match the tree or its values are unreadable. Static data are
     /// not checked, which needs the types.
@@ -26,24 +28,42 @@ impl Catalog {
             keys: HashMap::new(),
             record: &record,
         };
-        let mut nodes = grow::filled(0, self.entries.len())?;
+        let mut steps = Steps::new(CHECK_VALUES);
+        for (value, node) in self.nodes(&record)?.into_iter().enumerate() {
+            steps.count(|| watch.check())?;
+            if node != NONE && record.nodes[node].0 != Kind::Plain {
+                let done = self.check_node(source, value, node, &mut values);
+                done.map_err(|error| error.of_data_at(|| self.path_of(value)))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The record's nodes by value; `NONE` for plain leaves and lists.
+    pub(super) fn nodes(&self, record: &Record) -> Result<Vec<usize>> {
+        let mut nodes = grow::filled(NONE, self.entries.len())?;
         if let Some(root) = nodes.first_mut() {
             *root = record.nodes.len() - 1;
         }
-        let mut steps = Steps::new(CHECK_VALUES);
-        let mut value = 0;
-        while value < self.entries.len() {
-            steps.count(|| watch.check())?;
-            let node = nodes[value];
-            if record.nodes[node].0 == Kind::Plain {
-                value = self.entries[value].end;
+        for (value, entry) in self.entries.iter().enumerate() {
+            let number = nodes[value];
+            if number == NONE {
                 continue;
             }
-            let done = self.check_node(source, value, node, &mut values, &mut nodes);
-            done.map_err(|error| error.of_data_at(|| self.path_of(value)))?;
-            value += 1;
+            let node = &record.nodes[number];
+            if node.0 != Kind::Plain {
+                for (child, node) in self.children(value).zip(node.children()) {
+                    nodes[child] = node;
+                }
+            } else if entry.is_leaf || entry.is_list {
+                nodes[value] = NONE;
+            } else {
+                for child in self.children(value) {
+                    nodes[child] = number;
+                }
+            }
         }
-        Ok(())
+        Ok(nodes)
     }
 
     fn check_node(
@@ -52,7 +72,6 @@ impl Catalog {
         value: usize,
         number: usize,
         values: &mut Values<'_>,
-        nodes: &mut [usize],
     ) -> Result<()> {
         let node @ Node(kind, _) = &values.record.nodes[number];
         let entry = &self.entries[value];
@@ -71,7 +90,6 @@ impl Catalog {
             return other("expected a container, found a leaf");
         }
         let is_sequence = matches!(kind, Kind::List | Kind::Tuple);
-        let mut expected = node.children();
         let mut names = HashSet::new();
         let mut count = 0;
         for child in self.children(value) {
@@ -85,14 +103,13 @@ impl Catalog {
             if !is_sequence && !names.insert(self.key(child)) {
                 return other("a container has a duplicate key");
             }
-            let Some(node) = expected.next() else {
-                return other_count(node);
-            };
-            nodes[child] = node;
             count += 1;
         }
         if count as u64 != node.count() {
-            return other_count(node);
+            let expected = node.count();
+            return other(format_args!(
+                "expected a container of {expected} children, found {count}"
+            ));
         }
         match values.keys(number)? {
             Some(keys) if keys != count => {
@@ -146,13 +163,6 @@ impl Values<'_> {
         self.keys.insert(node, keys);
         Ok(keys)
     }
-}
-
-fn other_count<T>(node: &Node) -> Result<T> {
-    other(format!(
-        "expected a container of {} children, found another number",
-        node.count()
-    ))
 }
 
 fn other<T>(reason: impl std::fmt::Display) -> Result<T> {

@@ -94,7 +94,7 @@ pub struct Catalog {
     checked: Checked,
     read: Checked,
     window: Mutex<Window>,
-    damage: Option<Error>,
+    pub damage: Option<Error>,
     /// Whether leaves are read despite damaged containers around them.
     is_salvage: bool,
     tables: Tables,
@@ -238,15 +238,5 @@ impl Catalog {
 
     pub fn record(&self) -> Option<&[u8]> {
         self.record.as_deref()
-    }
-
-    pub fn damage(&self) -> Option<&Error> {
-        self.damage.as_ref()
-    }
-
-    #[must_use]
-    pub fn map_damage(mut self, explain: impl FnOnce(Error) -> Error) -> Self {
-        self.damage = self.damage.map(explain);
-        self
     }
 }

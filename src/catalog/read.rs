@@ -6,7 +6,7 @@ use super::check::compare_record_key;
 use super::heads::Checked;
 use super::{Catalog, Entry, Key, LeafSpan};
 use crate::events::{Event, Reader};
-use crate::source::{Source, missing, read_to};
+use crate::source::{Source, bytes_of, missing};
 use crate::structure::{Footer, Index, RECORD_KEY, ROOT_KEY, Record, checksums_of};
 use crate::watch::{Steps, Watch};
 use crate::wire::Cursor;
@@ -87,8 +87,7 @@ impl Catalog {
         is_misread: bool,
     ) -> Result<()> {
         let end = source.len() - source.len().min(Footer::BYTES);
-        let mut tail = Vec::new();
-        read_to(source, end..source.len(), &mut tail)?;
+        let tail = bytes_of(source, end..source.len())?;
         let Some(footer @ Footer { checksums, .. }) = Footer::find(&tail) else {
             return Ok(());
         };
@@ -112,9 +111,7 @@ impl Catalog {
             .checked_mul(4)
             .and_then(|len| end.checked_sub(len));
         if let Some(start) = start.filter(|_| known < checksums) {
-            tail.clear();
-            read_to(source, start..start + 4 * known, &mut tail)?;
-            self.checksums = checksums_of(&tail)?;
+            self.checksums = checksums_of(&bytes_of(source, start..start + 4 * known)?)?;
         }
         Ok(())
     }
@@ -122,14 +119,11 @@ impl Catalog {
     /// Finds the leaves by the index at the end of a source; `None` if it has none of its own.
     fn recorded(source: &dyn Source, salvage: bool, watch: &dyn Watch) -> Result<Option<Self>> {
         let len = source.len();
-        let end = len - len.min(Footer::BYTES)..len;
-        if source.run(end.start) < end.len() {
+        let end = len.min(Footer::BYTES);
+        if source.run(len - end) < end {
             return Ok(None);
         }
-        let mut tail = Vec::new();
-        read_to(source, end, &mut tail)?;
-        let whole = Footer::find(&tail).and_then(|footer| footer.whole());
-        let Some(start) = whole.and_then(|whole| len.checked_sub(whole)) else {
+        let Some(start) = Footer::start_in(source)? else {
             return Ok(None);
         };
         // Include the key and bin header of the record, of any width.
@@ -137,23 +131,21 @@ impl Catalog {
         let mut offsets = furthest..start;
         let before = offsets.find(|at| source.run(*at) == len - at && source.at_hand(*at) > 0);
         let before = before.unwrap_or(start);
-        tail.clear();
-        read_to(source, before..len, &mut tail)?;
+        let mut tail = bytes_of(source, before..len)?;
         let record = start - before;
-        let footer = match Footer::read(&tail[record..]) {
-            Ok(footer) => footer,
+        let (body, checksums) = match Footer::split(&tail[record..]) {
+            Ok(parts) => parts,
             Err(damage) if salvage => return Err(damage),
             Err(_) => return Ok(None), // the headers may have more
         };
-        let Some(index) = Record::decode(footer.record(&tail[record..]))?.index else {
+        let Some(index) = Record::decode(body)?.index else {
             return Ok(None);
         };
         let index = Index::decode(&index)?;
-        let mut lengths = index.heads.iter().chain(&index.sizes);
-        let leaves = lengths.try_fold(0_u64, |sum, len| sum.checked_add(*len));
-        let ends = leaves.and_then(|leaves| leaves.checked_add(index.rest));
-        let ends = ends.and_then(|ends| ends.checked_sub(before as u64));
-        let ends = ends.and_then(|ends| usize::try_from(ends).ok());
+        let lengths = index.heads.iter().chain(&index.sizes);
+        let leaves = lengths.fold(0_u64, |sum, len| sum.saturating_add(*len));
+        let ends = usize::try_from(leaves.saturating_add(index.rest)).ok();
+        let ends = ends.and_then(|ends| ends.checked_sub(before));
         // Even a damaged key has the right length.
         let Some(ends) = ends.filter(|ends| KEY_BYTES.contains(&record.saturating_sub(*ends)))
         else {
@@ -165,9 +157,9 @@ impl Catalog {
         }
         let damage = (!is_record).then(damaged_rest);
         #[allow(clippy::cast_possible_truncation)] // they are before an offset
-        let rest = leaves.unwrap_or(0) as usize..start;
+        let rest = leaves as usize..start;
         let mut catalog = Self {
-            checksums: footer.checksums(&tail[record..])?,
+            checksums: checksums_of(checksums)?,
             rest,
             record_key: before + ends,
             damage,
@@ -234,16 +226,14 @@ impl Catalog {
                     let (Some((head, size)), Some(kind)) =
                         (places.next(), kind.filter(|kind| *kind < self.kinds.len()))
                     else {
-                        return Err(Index::damaged(
-                            "its outline does not match its numbers of leaves and kinds",
-                        ));
+                        return Err(Index::damaged(OTHER_NUMBERS));
                     };
                     #[allow(clippy::cast_possible_truncation)]
                     let (start, end) = (before + *head as usize, before + (head + size) as usize);
                     self.add_leaf(&open, key, before..start, end, kind)?;
                     least += self.least_head(self.entries.len() - 1);
                     if *head < least {
-                        return Err(Index::damaged("its keys are longer than the data"));
+                        return Err(Index::damaged(LONG_KEYS));
                     }
                     before = end;
                     least = 0;
@@ -261,16 +251,16 @@ impl Catalog {
             }
         }
         reader.finish()?;
-        match places.next() {
-            None if index.rest < least => Err(Index::damaged("its keys are longer than the data")),
-            None if least == 0 && index.rest > 0 => Err(Index::damaged(
-                "it has unknown bytes between the leaves and the record",
-            )),
-            None => Ok(()),
-            Some(_) => Err(Index::damaged(
-                "its outline does not match its numbers of leaves and kinds",
-            )),
-        }
+        let reason = if places.next().is_some() {
+            OTHER_NUMBERS
+        } else if index.rest < least {
+            LONG_KEYS
+        } else if least == 0 && index.rest > 0 {
+            "it has unknown bytes between the leaves and the record"
+        } else {
+            return Ok(());
+        };
+        Err(Index::damaged(reason))
     }
 
     pub(super) fn begin(
@@ -357,6 +347,10 @@ impl Catalog {
         }
     }
 }
+
+const OTHER_NUMBERS: &str = "its outline does not match its numbers of leaves and kinds";
+
+const LONG_KEYS: &str = "its keys are longer than the data";
 
 /// The record's key and bin header, of any width.
 const KEY_BYTES: RangeInclusive<usize> = 1 + RECORD_KEY.len() + 2..=5 + RECORD_KEY.len() + 5;

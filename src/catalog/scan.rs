@@ -7,7 +7,7 @@ use super::read::{CHECK_VALUES, Open};
 use super::{Catalog, Entry, Key};
 use crate::error::Path;
 use crate::events::{Closed, Event, Reader};
-use crate::source::{Source, read_to};
+use crate::source::{Source, bytes_of};
 use crate::structure::{Footer, Index, LeafKind, RECORD_KEY};
 use crate::watch::{Steps, Watch};
 use crate::wire::{CHUNKED_MARKER, PRNG_MARKER};
@@ -50,9 +50,7 @@ impl Catalog {
             let is_record = open.len() == 1 && open[0].is_map && self.text[key.0..] == *RECORD_KEY;
             match event {
                 Event::Bin(span) if is_record => {
-                    let mut record = Vec::new();
-                    read_to(source, span.range(), &mut record)?;
-                    self.record = Some(record);
+                    self.record = Some(bytes_of(source, span.range())?);
                     self.rest = region..span.range().start;
                 }
                 _ if is_record => {
@@ -208,11 +206,5 @@ impl Catalog {
 }
 
 fn is_bare_record(source: &dyn Source, bytes: Range<usize>) -> Result<bool> {
-    if bytes.end != source.len() || bytes.len() < Footer::BYTES {
-        return Ok(false);
-    }
-    let mut footer = Vec::new();
-    read_to(source, bytes.end - Footer::BYTES..bytes.end, &mut footer)?;
-    let whole = Footer::find(&footer).and_then(|footer| footer.whole());
-    Ok(whole == Some(bytes.len()))
+    Ok(bytes.end == source.len() && Footer::start_in(source)? == Some(bytes.start))
 }

@@ -10,8 +10,10 @@ const CHECK_VALUES: usize = 1 << 12;
 #[derive(Debug, Default)]
 pub struct Marks {
     before: Vec<usize>,
-    unmatched: Vec<usize>,
-    undecided: Option<usize>,
+    /// Patterns, by number.
+    pub unmatched: Vec<usize>,
+    /// The first leaf that no bool covers.
+    pub undecided: Option<usize>,
 }
 
 impl Marks {
@@ -43,15 +45,6 @@ impl Marks {
 
     pub fn values(&self) -> usize {
         self.before.len().saturating_sub(1)
-    }
-
-    pub fn unmatched(&self) -> &[usize] {
-        &self.unmatched
-    }
-
-    /// The first leaf that no bool covers.
-    pub fn undecided(&self) -> Option<usize> {
-        self.undecided
     }
 }
 
@@ -125,7 +118,7 @@ impl Marking<'_> {
             self.unmatched -= usize::from(!std::mem::replace(&mut self.matched[pattern], true));
         }
         if is_end {
-            self.end(at, state.meant())?;
+            self.end(at, state.meant)?;
         } else if self.selector.goes_on(&state) && !self.is_decided(&state) {
             let before = (self.leaves.0, self.leaves.1, self.open_ends.len());
             let end = after;
@@ -133,7 +126,7 @@ impl Marking<'_> {
         } else {
             for below in at + 1..after {
                 if self.catalog.after(below) == below + 1 {
-                    self.end(below, state.meant())?;
+                    self.end(below, state.meant)?;
                 }
             }
             return Ok(after);
@@ -144,7 +137,7 @@ impl Marking<'_> {
     /// Returns whether patterns have decided all below.
     fn is_decided(&self, state: &State) -> bool {
         let of_patterns = self.selector.pattern_count().is_some();
-        of_patterns && self.unmatched == 0 && state.meant() == Some(true)
+        of_patterns && self.unmatched == 0 && state.meant == Some(true)
     }
 
     fn end(&mut self, at: usize, meant: Option<bool>) -> Result<()> {

@@ -3,13 +3,12 @@
 use std::collections::HashMap;
 
 use super::Catalog;
+use super::fits::NONE;
 use crate::structure::{Kind, NodeType, Record, Value, apart, short, short_name};
 use crate::watch::Watch;
 use crate::{Result, grow};
 
 const CHECK_VALUES: usize = 1 << 12;
-
-const NONE: usize = usize::MAX;
 
 pub struct StaticDifference {
     /// If static data of the type have names.
@@ -86,32 +85,12 @@ struct Side<'a> {
 
 impl<'a> Side<'a> {
     fn new(catalog: &Catalog, record: &'a Record) -> Result<Self> {
-        let mut nodes = grow::filled(NONE, catalog.entries.len())?;
-        if let Some(root) = nodes.first_mut() {
-            *root = record.nodes.len() - 1;
-        }
-        for value in 0..nodes.len() {
-            let number = nodes[value];
-            if number == NONE {
-                continue;
-            }
-            let node = &record.nodes[number];
-            if !matches!(node.0, Kind::Plain) {
-                for (child, node) in catalog.children(value).zip(node.children()) {
-                    nodes[child] = node;
-                }
-            } else if catalog.leaf(value).is_some() || catalog.is_list(value) {
-                nodes[value] = NONE;
-            } else {
-                for child in catalog.children(value) {
-                    nodes[child] = number;
-                }
-            }
-        }
+        let nodes = catalog.nodes(record)?;
+        let data = HashMap::new();
         Ok(Self {
             record,
             nodes,
-            data: HashMap::new(),
+            data,
         })
     }
 

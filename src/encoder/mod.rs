@@ -12,7 +12,7 @@ use self::recording::{Recording, with_record};
 use crate::array::{self, Array, Framing, KeyPlace, Like, RecentHeaders};
 use crate::layout::{Layout, LayoutBuilder, Payload};
 use crate::raw::{Lender, RawBytes};
-use crate::structure::{Kind, LeafKind, Listing, NodeType, RECORD_KEY, ROOT_KEY, Record, Recorder};
+use crate::structure::{Kind, LeafKind, NodeType, RECORD_KEY, ROOT_KEY, Record, Recorder};
 use crate::watch::Watch;
 use crate::wire::{self, Complex, Head, length};
 use crate::{Error, Result, grow};
@@ -107,7 +107,7 @@ impl<P: Payload> Encoder<P> {
         self.begin(true)?;
         let head = length("map", pairs)?;
         if let Some(listing) = self.recording.listing() {
-            listing.map(Head::Map(head))?;
+            listing.head(Head::Map(head))?;
         }
         let more = u32::from(is_root && self.is_described());
         let head = head.checked_add(more).ok_or(Error::TooLarge {
@@ -297,7 +297,11 @@ impl<P: Payload> Encoder<P> {
             &framing,
             content,
         )?;
-        if let Some((_, pending)) = self.recording.listing().and_then(Listing::pending) {
+        if let Some((_, pending)) = self
+            .recording
+            .listing()
+            .and_then(|found| found.pending.as_mut())
+        {
             *pending = start; // the key's header may have become wider
         }
         Ok(())

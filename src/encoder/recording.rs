@@ -43,8 +43,8 @@ impl Recording {
     }
 
     pub(super) fn is_inside_leaf(&self) -> bool {
-        let pending = || self.listing.as_ref().and_then(Listing::last_begun);
-        self.paused.is_some() && !matches!(pending(), Some(LeafKind::PrngKey(..)))
+        let pending = self.listing.as_ref().and_then(|it| it.pending.as_ref());
+        self.paused.is_some() && !matches!(pending, Some((LeafKind::PrngKey(..), _)))
     }
 
     #[inline]
@@ -79,7 +79,7 @@ impl Recording {
             (Some(recorder), kind) => recorder.leaf(kind)?,
         }
         if let Some(listing) = self.listing() {
-            listing.leaf(listed()?, start);
+            listing.pending = Some((listed()?, start));
         }
         Ok(())
     }
@@ -88,8 +88,8 @@ impl Recording {
     pub(super) fn array(&mut self, kind: Kind, array: &Array<'_>, start: usize) -> Result<()> {
         let shape = || grow::collect(array.shape.iter().map(|&dim| dim as u64));
         if self.paused.is_some()
-            && let Some((LeafKind::PrngKey(_, data), _)) =
-                self.listing.as_mut().and_then(Listing::pending)
+            && let Some(listing) = &mut self.listing
+            && let Some((LeafKind::PrngKey(_, data), _)) = &mut listing.pending
         {
             *data = shape()?;
         }

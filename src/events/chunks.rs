@@ -4,31 +4,26 @@
 
 use std::collections::HashMap;
 
+use super::open::Open;
 use super::{Event, Events, Span};
 use crate::array::Dims;
 use crate::wire::{CHUNKED_MARKER, Head};
 use crate::{Error, Result, grow};
 
-pub(super) type Joined = (Dims, u32, Vec<Span>, usize);
-
 impl Events {
-    /// `shape` and `chunks` are the events of the map's values, if those are maps.
-    pub(super) fn join_chunks(
-        &self,
-        shape: Option<usize>,
-        chunks: Option<usize>,
-        has_other_keys: bool,
-        offset: usize,
-    ) -> Result<Joined> {
+    pub(super) fn join_chunks(&self, open: &Open) -> Result<(Dims, u32, Vec<Span>)> {
+        let offset = open.offset;
         let fail = |reason: &str| {
             let reason = format!("a map with the key {CHUNKED_MARKER:?} {reason}");
             Error::malformed(offset, reason)
         };
-        if has_other_keys {
+        if open.has_other_keys {
             return Err(fail("has a key that is not a string"));
         }
-        let shape = shape.ok_or_else(|| fail("must have a map 'shape'"))?;
-        let chunks = chunks.ok_or_else(|| fail("must have a map 'chunks'"))?;
+        let shape = open.shape.ok_or_else(|| fail("must have a map 'shape'"))?;
+        let chunks = open
+            .chunks
+            .ok_or_else(|| fail("must have a map 'chunks'"))?;
         let mut dims = Dims::default();
         for event in self.indexed(shape, offset)? {
             let head = match event {
@@ -57,7 +52,7 @@ impl Events {
             spans.extend_from_slice(&self.spans[chunk.spans_start..][..chunk.spans as usize]);
         }
         let dtype = dtype.ok_or_else(|| fail("has no chunks"))?;
-        Ok((dims, dtype, spans, offset))
+        Ok((dims, dtype, spans))
     }
 
     fn indexed(&self, map: usize, offset: usize) -> Result<Vec<Event>> {

@@ -1,8 +1,6 @@
 //! The containers around the current value.
 
-use super::{Event, Events};
 use crate::Error;
-use crate::error::Path;
 use crate::wire::{CHUNKED_MARKER, PRNG_MARKER};
 
 #[derive(Debug)]
@@ -12,7 +10,6 @@ pub(super) struct Open {
     /// Remaining values; map keys count.
     pub(super) left: u64,
     pub(super) is_map: bool,
-    pub(super) last: usize,
     pub(super) key: Key,
     pub(super) is_chunked: bool,
     pub(super) has_other_keys: bool,
@@ -59,26 +56,6 @@ pub(super) struct Kept {
     pub(super) list: usize,
     pub(super) arrays: usize,
     pub(super) spans: usize,
-}
-
-pub(super) fn path(found: &Events, open: &[Open]) -> Path {
-    let mut path = Path::default();
-    let inner = open.iter().position(|it| it.is_chunked || it.prng > 0);
-    for open in open[..inner.unwrap_or(open.len())].iter().rev() {
-        if open.last == open.event {
-            continue; // no key yet
-        }
-        if !open.is_map {
-            if let Event::List(list) = found.list[open.event] {
-                path.push_outer((u64::from(list.len) - open.left - 1).to_string());
-            }
-        } else if open.left.is_multiple_of(2)
-            && let Some(key) = found.list.get(open.last)
-        {
-            path.push_outer(found.key_text(*key));
-        }
-    }
-    path
 }
 
 pub(super) fn unhashable(offset: usize, kind: &str) -> Error {

@@ -6,20 +6,17 @@
 use std::collections::HashMap;
 use std::ops::Range;
 
-use super::open::{Kept, Key, Open, path, unhashable};
+use super::open::{Kept, Key, Open, unhashable};
 use super::recent::RecentHeaders;
 use super::{Container, Event, Events, Span, Text};
 use crate::source::Source;
-use crate::watch::Steps;
 use crate::wire::{self, Cursor, Head};
 use crate::{Error, Result};
 
-const CHECK_VALUES: usize = 1 << 14;
-
 impl Events {
-    /// Reads a source, which must be one value, and calls `check` regularly. Errors have a path.
-    pub fn read(source: &dyn Source, check: impl FnMut() -> Result<()>) -> Result<Self> {
-        Self::read_all(Reader::new(source), check)
+    /// Reads a source, which must be one value.
+    pub fn read(source: &dyn Source) -> Result<Self> {
+        Self::read_part(source, 0..source.len())
     }
 
     /// Reads a part of a source, which must be one value.
@@ -27,16 +24,16 @@ impl Events {
     /// # Panics
     /// If the part exceeds the source.
     pub fn read_part(source: &dyn Source, part: Range<usize>) -> Result<Self> {
-        Self::read_all(Reader::within(source, part), || Ok(()))
-    }
-
-    fn read_all(mut reader: Reader<'_>, check: impl FnMut() -> Result<()>) -> Result<Self> {
+        let mut reader = Reader::within(source, part);
         reader.keep_all = true;
-        match reader.all(check) {
-            Ok(()) => Ok(reader.found),
-            Err(error) => {
-                let path = path(&reader.found, &reader.open);
-                Err(Error::at(path, error))
+        loop {
+            reader.next()?;
+            while reader.open.last().is_some_and(|open| open.left == 0) {
+                reader.close()?;
+            }
+            if reader.open.is_empty() {
+                reader.finish()?;
+                return Ok(reader.found);
             }
         }
     }
@@ -107,22 +104,6 @@ impl<'a> Reader<'a> {
         &self.found
     }
 
-    fn all(&mut self, mut check: impl FnMut() -> Result<()>) -> Result<()> {
-        let mut steps = Steps::new(CHECK_VALUES);
-        loop {
-            steps.count(&mut check)?;
-            self.next()?;
-            while let Some(open) = self.open.last()
-                && open.left == 0
-            {
-                self.close()?;
-            }
-            if self.open.is_empty() {
-                return self.finish();
-            }
-        }
-    }
-
     pub fn finish(&self) -> Result<()> {
         self.cursor.finish()
     }
@@ -136,11 +117,9 @@ impl<'a> Reader<'a> {
         };
         open.left = open.left.wrapping_sub(1);
         if !open.is_map {
-            open.last = self.found.list.len();
             return self.value(false);
         }
         if open.left % 2 == 1 {
-            open.last = self.found.list.len();
             let key = self.value(true)?;
             self.note_key(key);
             return Ok(key);
@@ -163,7 +142,6 @@ impl<'a> Reader<'a> {
             && self.cursor.skip_text(expected)
         {
             open.left -= 1;
-            open.last = self.found.list.len();
             open.note_key(expected.as_bytes());
             return Ok(true);
         }
@@ -292,7 +270,6 @@ impl<'a> Reader<'a> {
             offset,
             left: u64::from(len) * if is_map { 2 } else { 1 },
             is_map,
-            last: event,
             key: Key::Other,
             is_chunked: false,
             has_other_keys: false,
@@ -307,30 +284,25 @@ impl<'a> Reader<'a> {
 
     #[inline]
     pub fn close(&mut self) -> Result<Closed> {
-        // After an error it stays open, for the error's path.
-        let closed = match self.open.last() {
-            None => return Ok(Closed::Same),
-            Some(open) if open.is_chunked || open.kept.is_some() || open.prng == 4 => {
-                self.close_special()?
-            }
-            Some(_) => Closed::Same,
+        let Some(open) = self.open.pop() else {
+            return Ok(Closed::Same);
         };
-        if let (Closed::Array(_), [.., outer, _]) = (closed, &mut self.open[..])
-            && outer.prng == 3
-        {
-            outer.prng = 4;
+        let mut closed = Closed::Same;
+        if open.is_chunked || open.kept.is_some() || open.prng == 4 {
+            closed = self.close_special(&open)?;
         }
-        if let Some(open) = self.open.pop()
-            && (self.keep_all || self.needing > 0)
-            && !matches!(closed, Closed::Array(_))
-        {
+        if matches!(closed, Closed::Array(_)) {
+            if let Some(outer) = self.open.last_mut().filter(|outer| outer.prng == 3) {
+                outer.prng = 4;
+            }
+        } else if self.keep_all || self.needing > 0 {
             let end = self.found.list.len();
-            if let Some(Event::List(container) | Event::Map(container)) =
-                self.found.list.get_mut(open.event)
+            if let Some(event) = self.found.list.get_mut(open.event)
+                && let Event::List(container) | Event::Map(container) = event
             {
                 container.end = end;
                 if closed == Closed::PrngKey {
-                    self.found.list[open.event] = Event::PrngKey(Container { end, ..*container });
+                    *event = Event::PrngKey(*container);
                 }
             }
         }
@@ -338,21 +310,9 @@ impl<'a> Reader<'a> {
     }
 
     #[inline(never)]
-    fn close_special(&mut self) -> Result<Closed> {
-        let Some(open) = self.open.last() else {
-            return Ok(Closed::Same);
-        };
-        let array = if open.is_chunked {
-            let (shape, chunks) = (open.shape, open.chunks);
-            let joined = self
-                .found
-                .join_chunks(shape, chunks, open.has_other_keys, open.offset)?;
-            Some(joined)
-        } else {
-            None
-        };
-        let is_key = open.prng == 4 && open.left == 0;
-        let event = open.event;
+    fn close_special(&mut self, open: &Open) -> Result<Closed> {
+        let joined = open.is_chunked.then(|| self.found.join_chunks(open));
+        let joined = joined.transpose()?;
         if let Some(kept) = open.kept {
             self.needing -= 1;
             if !self.keep_all && self.needing == 0 {
@@ -361,16 +321,16 @@ impl<'a> Reader<'a> {
                 self.found.spans.truncate(kept.spans);
             }
         }
-        if let Some((dims, dtype, spans, offset)) = array {
-            let number = self
-                .found
-                .add_array(dims.as_slice(), dtype, &spans, offset)?;
+        if let Some((dims, dtype, spans)) = joined {
+            let found = &mut self.found;
+            let number = found.add_array(dims.as_slice(), dtype, &spans, open.offset)?;
             if self.keep_all || self.needing > 0 {
-                self.found.list.truncate(event);
+                self.found.list.truncate(open.event);
                 self.push(Event::Array(number))?;
             }
             return Ok(Closed::Array(number));
         }
+        let is_key = open.prng == 4 && open.left == 0;
         Ok(if is_key {
             Closed::PrngKey
         } else {
@@ -382,41 +342,6 @@ impl<'a> Reader<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn error(bytes: &[u8]) -> String {
-        Events::read(&bytes.to_vec(), || Ok(()))
-            .unwrap_err()
-            .to_string()
-    }
-
-    #[test]
-    fn errors_tell_the_path() {
-        // {"a": [0, {"b": <reserved byte>}]}
-        let text = error(b"\x81\xa1a\x92\x00\x81\xa1b\xc1");
-        assert!(text.ends_with("(byte 8, at a/1/b)"), "{text}");
-        // The path of a key is its map's.
-        let text = error(b"\x81\xa1a\x81\xc1\x00");
-        assert!(text.ends_with("(byte 4, at a)"), "{text}");
-        assert!(error(b"\x91\x90\x00").ends_with("(byte 2, at .)"));
-    }
-
-    #[test]
-    #[cfg_attr(miri, ignore = "takes minutes")]
-    fn the_check_can_stop_the_work() {
-        let mut bytes = vec![0xdd];
-        bytes.extend_from_slice(&100_000_u32.to_be_bytes());
-        bytes.resize(bytes.len() + 100_000, 0xc0);
-        let mut calls = 0;
-        let stopped = Events::read(&bytes, || {
-            calls += 1;
-            if calls == 3 {
-                Err(Error::Stopped)
-            } else {
-                Ok(())
-            }
-        });
-        assert!(matches!(stopped.unwrap_err().split().0, Error::Stopped));
-    }
 
     #[test]
     fn expected_keys_mean_the_same() {

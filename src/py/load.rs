@@ -11,7 +11,7 @@ use super::options::Int;
 use super::restore::{How, Matching};
 use super::watch::{Signals, Watcher};
 use crate::catalog::stream_items as items;
-use crate::sniff::{self, Convertible, explain};
+use crate::sniff::{Convertible, Sample, explain};
 use crate::source::Source;
 
 /// Decodes the tree of a bytes-like object or a [`Content`].
@@ -116,7 +116,9 @@ fn with_source<'py>(
 #[pyfunction]
 pub fn convertible(content: &Bound<'_, Content>) -> PyResult<Option<&'static str>> {
     let source = content.get().source();
-    let found = content.py().detach(|| sniff::convertible(source))?;
+    let found = content
+        .py()
+        .detach(|| Sample::of(source).map(|sample| sample.convertible()))?;
     Ok(found.map(|found| match found {
         Convertible::Safetensors => "safetensors",
         Convertible::Npz => "npz",
@@ -127,7 +129,8 @@ pub fn convertible(content: &Bound<'_, Content>) -> PyResult<Option<&'static str
 #[pyfunction]
 pub fn described(content: &Bound<'_, Content>) -> PyResult<Option<String>> {
     let source = content.get().source();
-    Ok(content.py().detach(|| sniff::described(source))?)
+    let sample = content.py().detach(|| Sample::of(source))?;
+    Ok(sample.describe())
 }
 
 #[pyfunction]

@@ -48,7 +48,7 @@ impl Selector {
         } else {
             self.selector.root()
         };
-        let found = state.meant();
+        let found = state.meant;
         found.or(self.selector.pattern_count().map(|_| false))
     }
 
@@ -102,12 +102,12 @@ impl Marks {
 
     #[getter]
     fn unmatched(&self) -> Vec<usize> {
-        self.0.unmatched().to_vec()
+        self.0.unmatched.clone()
     }
 
     #[getter]
     fn undecided(&self) -> Option<usize> {
-        self.0.undecided()
+        self.0.undecided
     }
 }
 

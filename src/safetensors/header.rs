@@ -1,20 +1,24 @@
 //! The arrays in a file, checked as the reader of safetensors checks them.
 
+use std::borrow::Cow;
+
 use serde::Deserialize;
+use serde::de::IgnoredAny;
 use serde_json::value::RawValue;
 
-use super::json::{Counts, Key, Object, Text, read, shortened};
+use super::json::{Key, Object, Text, read, shortened};
 use crate::array::MAX_NDIM;
 use crate::error::Path;
-use crate::source::Source;
-use crate::{Error, Result, grow};
+use crate::grow::{self, decode};
+use crate::source::{Source, bytes_of};
+use crate::{Error, Result};
 
 /// From the reader of safetensors.
 const MAX_HEADER_BYTES: u64 = 100_000_000;
 
 const LENGTH_BYTES: usize = 8;
 
-/// The most memory that a byte of JSON takes as a value.
+/// The most memory that a byte of JSON takes.
 const VALUE_BYTES: usize = 64;
 
 const METADATA: &str = "__metadata__";
@@ -76,7 +80,7 @@ impl Header {
             return Err(Error::malformed(len, reason));
         }
         let mut length = [0; LENGTH_BYTES];
-        length.copy_from_slice(&bytes_of(source, 0, LENGTH_BYTES)?);
+        length.copy_from_slice(&bytes_of(source, 0..LENGTH_BYTES)?);
         let length = u64::from_le_bytes(length);
         if length > (len - LENGTH_BYTES) as u64 {
             let reason = format!(
@@ -90,10 +94,11 @@ impl Header {
             );
             return Err(Error::malformed(0, reason));
         }
-        let text = bytes_of(source, LENGTH_BYTES, usize::try_from(length).unwrap_or(0))?;
+        let start = LENGTH_BYTES + usize::try_from(length).unwrap_or(0);
+        let text = bytes_of(source, LENGTH_BYTES..start)?;
         let mut header = Self::parse(&text)?;
         header.checksum = crc32fast::hash(&text);
-        header.place(LENGTH_BYTES + text.len(), len)?;
+        header.place(start, len)?;
         Ok(header)
     }
 
@@ -131,7 +136,7 @@ impl Header {
 
     /// Sorts the arrays, and checks that they fill the file.
     fn place(&mut self, start: usize, len: usize) -> Result<()> {
-        let order = |it: &Tensor| (it.start, it.nbytes);
+        let order = |array: &Tensor| (array.start, array.nbytes);
         if !self.arrays.is_sorted_by_key(order) {
             // Equal places have equal names in the order of the header.
             self.arrays.sort_by_key(order);
@@ -158,12 +163,6 @@ impl Header {
     }
 }
 
-fn bytes_of(source: &dyn Source, start: usize, len: usize) -> Result<Vec<u8>> {
-    let mut bytes = Vec::new();
-    crate::raw::append_with(&mut bytes, len, |target| source.read_at(start, target))?;
-    Ok(bytes)
-}
-
 fn at(name: &str, error: Error) -> Error {
     let mut path = Path::default();
     path.push_outer(name);
@@ -181,31 +180,29 @@ fn metadata(entry: &RawValue, offset: usize) -> Result<Option<Vec<(String, Strin
     found.map(texts).transpose()
 }
 
+#[derive(Deserialize)]
+struct Fields<'a> {
+    #[serde(borrow)]
+    dtype: Cow<'a, str>,
+    #[serde(deserialize_with = "decode::list")]
+    shape: Vec<usize>,
+    data_offsets: (usize, usize),
+    /// Read with limits of depth and of numbers.
+    #[serde(flatten)]
+    _others: IgnoredAny,
+}
+
 impl Tensor {
     /// Reads the entry of an array; its start is relative to the data.
     fn read(name: &str, entry: &RawValue, offset: usize) -> Result<Self> {
         let refused = |reason: String| Err(Error::malformed(offset, reason));
-        let fields: Object<&RawValue> = field(entry, offset, "header entry")?;
-        let (mut dtype, mut shape, mut offsets) = (None, None, None);
-        for (Key(key), value) in fields.0 {
-            match &*key {
-                "dtype" => dtype = Some(value),
-                "shape" => shape = Some(value),
-                "data_offsets" => offsets = Some(value),
-                _ => {
-                    // Has limits of depth and of numbers, and cannot fail where memory ends.
-                    grow::check_room(VALUE_BYTES * value.get().len())?;
-                    let _: serde_json::Value = field(value, offset, "value in a header entry")?;
-                }
-            }
-        }
-        let (Some(dtype), Some(shape), Some(offsets)) = (dtype, shape, offsets) else {
-            let reason = "invalid header entry: expected the keys dtype, shape, data_offsets";
-            return refused(reason.into());
-        };
-        let Key(named) = field(dtype, offset, "dtype")?;
-        let Counts(shape) = field(shape, offset, "shape")?;
-        let (begin, end): (usize, usize) = field(offsets, offset, "data_offsets")?;
+        // Cannot fail where memory ends.
+        grow::check_room(VALUE_BYTES * entry.get().len())?;
+        let text = entry.get();
+        let fields: Fields = read(text, offset, |reason| {
+            format!("invalid header entry {}: {reason}", shortened(text))
+        })?;
+        let (named, shape, (begin, end)) = (fields.dtype, fields.shape, fields.data_offsets);
         let Some(&(_, dtype, bits)) = DTYPES.iter().find(|(name, ..)| *name == named) else {
             return refused(format!("unknown dtype {}", shortened(&named)));
         };
@@ -248,13 +245,6 @@ impl Tensor {
             nbytes,
         })
     }
-}
-
-fn field<'a, T: Deserialize<'a>>(value: &'a RawValue, offset: usize, name: &str) -> Result<T> {
-    let text = value.get();
-    read(text, offset, |reason| {
-        format!("invalid {name} {}: {reason}", shortened(text))
-    })
 }
 
 /// NumPy bounds the size that an array without elements would have.

@@ -39,10 +39,6 @@ pub struct Key<'a>(#[serde(borrow)] pub Cow<'a, str>);
 #[serde(transparent)]
 pub struct Text(#[serde(deserialize_with = "decode::text")] pub String);
 
-#[derive(serde::Deserialize)]
-#[serde(transparent)]
-pub struct Counts(#[serde(deserialize_with = "decode::list")] pub Vec<usize>);
-
 /// The entries of an object in order, whose keys are different.
 pub struct Object<'a, V>(pub SmallVec<[(Key<'a>, V); 4]>);
 

@@ -15,14 +15,8 @@ struct Node<'a> {
     key: &'a str,
     /// Its position among the names, if it is an array.
     array: Option<usize>,
-    children: usize,
-    first: usize,
-    last: usize,
-    next: usize,
+    children: Vec<usize>,
 }
-
-/// No node: the root is a child of none.
-const NONE: usize = 0;
 
 /// Encodes a map of the arrays with these names. `array` writes one by its position.
 pub fn encode<'a, P: Payload>(
@@ -35,23 +29,21 @@ pub fn encode<'a, P: Payload>(
         nodes.add(name, number)?;
     }
     let nodes = &nodes.all;
-    encoder.map(nodes[0].children)?;
-    let mut open = grow::to_vec(&[nodes[0].first])?;
-    while let Some(next) = open.last_mut() {
-        let at = *next;
-        if at == NONE {
+    encoder.map(nodes[0].children.len())?;
+    let mut open = vec![nodes[0].children.iter()];
+    while let Some(children) = open.last_mut() {
+        let Some(&child) = children.next() else {
             open.pop();
             encoder.end(Kind::Dict)?;
             continue;
-        }
-        let node = &nodes[at];
-        *next = node.next;
+        };
+        let node = &nodes[child];
         encoder.key(node.key)?;
         if let Some(number) = node.array {
             array(encoder, number)?;
         } else {
-            encoder.map(node.children)?;
-            grow::push(&mut open, node.first)?;
+            encoder.map(node.children.len())?;
+            grow::push(&mut open, node.children.iter())?;
         }
     }
     Ok(())
@@ -79,10 +71,7 @@ impl<'a> Nodes<'a> {
         let node = Node {
             key,
             array: None,
-            children: 0,
-            first: NONE,
-            last: NONE,
-            next: NONE,
+            children: Vec::new(),
         };
         grow::push(&mut self.all, node)?;
         Ok(self.all.len() - 1)
@@ -116,7 +105,7 @@ impl<'a> Nodes<'a> {
         }
         self.path.truncate(count);
         let node = &mut self.all[above];
-        if node.array.is_some() || node.first != NONE {
+        if node.array.is_some() || !node.children.is_empty() {
             return Err(misplaced(name, "other leaves have this path"));
         }
         node.array = Some(number);
@@ -130,13 +119,7 @@ impl<'a> Nodes<'a> {
         }
         let made = self.push(key)?;
         self.by_key.insert((above, key), made);
-        let last = self.all[above].last;
-        match last {
-            NONE => self.all[above].first = made,
-            last => self.all[last].next = made,
-        }
-        self.all[above].last = made;
-        self.all[above].children += 1;
+        grow::push(&mut self.all[above].children, made)?;
         Ok(made)
     }
 }

@@ -97,30 +97,32 @@ fn write_repr(value: &Value, to: &mut Short) -> fmt::Result {
         Value::Complex(real, imag) => write!(to, "complex({real:?}, {imag:?})"),
         Value::Str(value) => write!(to, "'{}'", value.escape_debug()),
         Value::Bytes(value) => write!(to, "b'{}'", value.escape_ascii()),
-        Value::Tuple(parts) => write_all("(", parts, ")", to),
-        Value::List(parts) => write_all("[", parts, "]", to),
-        Value::Frozenset(parts) => write_all("{", parts, "}", to),
-        Value::Dict(pairs) => {
-            for (at, (key, value)) in pairs.iter().enumerate() {
-                to.write_str(if at == 0 { "{" } else { ", " })?;
-                write_repr(key, to)?;
-                to.write_str(": ")?;
-                write_repr(value, to)?;
-            }
-            to.write_str(if pairs.is_empty() { "{}" } else { "}" })
-        }
+        Value::Tuple(parts) => write_all("(", parts, ")", to, write_repr),
+        Value::List(parts) => write_all("[", parts, "]", to, write_repr),
+        Value::Frozenset(parts) => write_all("{", parts, "}", to, write_repr),
+        Value::Dict(pairs) => write_all("{", pairs, "}", to, |(key, value), to| {
+            write_repr(key, to)?;
+            to.write_str(": ")?;
+            write_repr(value, to)
+        }),
         Value::Named(name, value) => {
             to.write_str(name)?;
-            write_all("(", std::slice::from_ref(&**value), ")", to)
+            write_all("(", std::slice::from_ref(&**value), ")", to, write_repr)
         }
     }
 }
 
-fn write_all(begin: &str, parts: &[Value], end: &str, to: &mut Short) -> fmt::Result {
+fn write_all<T>(
+    begin: &str,
+    parts: &[T],
+    end: &str,
+    to: &mut Short,
+    write: impl Fn(&T, &mut Short) -> fmt::Result,
+) -> fmt::Result {
     to.write_str(begin)?;
     for (at, part) in parts.iter().enumerate() {
         to.write_str(if at == 0 { "" } else { ", " })?;
-        write_repr(part, to)?;
+        write(part, to)?;
     }
     to.write_str(end)
 }

@@ -9,6 +9,7 @@ use std::ops::Range;
 
 use crc32fast::Hasher;
 
+use crate::source::{Source, bytes_of};
 use crate::wire::length;
 use crate::{Error, Result, grow};
 
@@ -36,35 +37,33 @@ impl Footer {
         })
     }
 
+    /// Returns the start of a record at the end of a source.
+    pub fn start_in(source: &dyn Source) -> Result<Option<usize>> {
+        let len = source.len();
+        let footer = Self::find(&bytes_of(source, len.saturating_sub(Self::BYTES)..len)?);
+        let whole = footer.and_then(|footer| footer.whole());
+        Ok(whole.and_then(|whole| len.checked_sub(whole)))
+    }
+
     pub fn whole(&self) -> Option<usize> {
         let checksums = self.checksums.checked_mul(4)?;
         self.record.checked_add(checksums)?.checked_add(Self::BYTES)
     }
 
-    pub fn read(bytes: &[u8]) -> Result<Self> {
+    /// Checks a record, and returns its body and its checksums.
+    pub fn split(bytes: &[u8]) -> Result<(&[u8], &[u8])> {
         let Some(footer) = Self::find(bytes) else {
             return Err(damaged("its end mark is missing"));
         };
         if footer.whole() != Some(bytes.len()) {
             return Err(damaged("its length does not match its footer"));
         }
-        let found = crc32fast::hash(&bytes[..bytes.len() - Self::BYTES]);
+        let sealed = &bytes[..bytes.len() - Self::BYTES];
+        let found = crc32fast::hash(sealed);
         if found != footer.crc {
             return Err(damaged(mismatch(footer.crc, found)));
         }
-        Ok(footer)
-    }
-
-    /// # Panics
-    /// If the bytes are of another footer.
-    pub fn record<'a>(&self, bytes: &'a [u8]) -> &'a [u8] {
-        &bytes[..self.record]
-    }
-
-    /// # Panics
-    /// If the bytes are of another footer.
-    pub fn checksums(&self, bytes: &[u8]) -> Result<Vec<u32>> {
-        checksums_of(&bytes[self.record..][..4 * self.checksums])
+        Ok(sealed.split_at(footer.record))
     }
 }
 
@@ -203,14 +202,14 @@ mod tests {
             let after = Seal::bytes(checksums.len());
             let bytes = [b"record".to_vec(), seal.close(&checksums).unwrap()].concat();
             assert_eq!(bytes.len(), 6 + after);
-            let footer = Footer::read(&bytes).unwrap();
-            assert_eq!(footer.record(&bytes), b"record");
-            assert_eq!(footer.checksums(&bytes).unwrap(), checksums);
+            let (record, sums) = Footer::split(&bytes).unwrap();
+            assert_eq!(record, b"record");
+            assert_eq!(checksums_of(sums).unwrap(), checksums);
             for at in 0..bytes.len() {
                 let mut damaged = bytes.clone();
                 damaged[at] ^= 1;
-                assert!(Footer::read(&damaged).is_err());
-                assert!(Footer::read(&bytes[..at]).is_err());
+                assert!(Footer::split(&damaged).is_err());
+                assert!(Footer::split(&bytes[..at]).is_err());
             }
         }
     }

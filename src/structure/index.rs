@@ -253,23 +253,10 @@ pub struct Listing {
     last: Option<u32>,
     ends: Vec<usize>,
     /// The current leaf, and the start of its value.
-    pending: Option<(LeafKind, usize)>,
+    pub pending: Option<(LeafKind, usize)>,
 }
 
 impl Listing {
-    pub fn leaf(&mut self, kind: LeafKind, start: usize) {
-        self.pending = Some((kind, start));
-    }
-
-    pub fn pending(&mut self) -> Option<&mut (LeafKind, usize)> {
-        self.pending.as_mut()
-    }
-
-    #[must_use]
-    pub fn last_begun(&self) -> Option<&LeafKind> {
-        self.pending.as_ref().map(|(kind, _)| kind)
-    }
-
     #[inline]
     pub fn end_leaf(&mut self, end: usize) -> Result<()> {
         match self.pending.take() {
@@ -302,14 +289,10 @@ impl Listing {
         Ok(number)
     }
 
-    fn head(&mut self, head: Head) -> Result<()> {
+    pub fn head(&mut self, head: Head) -> Result<()> {
         self.index.outline.try_reserve(Head::MAX_BYTES)?;
         head.write(&mut *self.index.outline);
         Ok(())
-    }
-
-    pub fn map(&mut self, head: Head) -> Result<()> {
-        self.head(head)
     }
 
     pub fn key(&mut self, head: Head, text: &str) -> Result<()> {

@@ -9,7 +9,7 @@ use rmp_serde::Deserializer;
 use serde::{Deserialize, Serialize};
 use serde_bytes::ByteBuf;
 
-use super::footer::damaged;
+use super::footer::{Footer, damaged};
 use super::sharding::{MAX_SHARDINGS, Sharding, Split};
 use crate::grow::{self, decode};
 use crate::watch::Watch;
@@ -146,7 +146,7 @@ impl Record {
     }
 
     pub fn read(bytes: &[u8]) -> Result<Self> {
-        Self::decode(super::Footer::read(bytes)?.record(bytes))
+        Self::decode(Footer::split(bytes)?.0)
     }
 
     pub fn types(bytes: &[u8]) -> Result<Vec<NodeType>> {
@@ -155,7 +155,7 @@ impl Record {
             #[serde(deserialize_with = "decode::list")]
             types: Vec<NodeType>,
         }
-        let found: Types = read(super::Footer::read(bytes)?.record(bytes)).map_err(broken)?;
+        let found: Types = read(Footer::split(bytes)?.0).map_err(broken)?;
         Ok(found.types)
     }
 
@@ -171,20 +171,7 @@ impl Record {
             version: u32,
         }
         let versioned: Versioned = read(bytes).map_err(broken)?;
-        if versioned.version > VERSION {
-            let reason = format!(
-                "the structure is recorded in version {}, and this treepack reads version \
-                 {VERSION}",
-                versioned.version
-            );
-            return Err(Error::Newer { reason });
-        }
-        if versioned.version < VERSION {
-            let version = versioned.version;
-            return Err(damaged(format_args!(
-                "it has the unknown version {version}"
-            )));
-        }
+        check_version("the record of the structure", versioned.version, VERSION)?;
         let record: Self = read(bytes).map_err(broken)?;
         record.check().map_err(damaged)?;
         Ok(record)
@@ -231,6 +218,18 @@ impl Record {
         }
         Ok(())
     }
+}
+
+pub fn check_version(what: &str, found: u32, known: u32) -> Result<()> {
+    if found == known {
+        return Ok(());
+    }
+    if found > known {
+        let reason = format!("{what} has version {found}, and this treepack reads version {known}");
+        return Err(Error::Newer { reason });
+    }
+    let reason = format!("{what} is damaged: it has the unknown version {found}");
+    Err(Error::Structure(reason))
 }
 
 fn broken(error: rmp_serde::decode::Error) -> Error {

@@ -6,7 +6,7 @@
 use std::ops::Range;
 
 use crate::raw::RawBytes;
-use crate::source::{Source, missing, read_to};
+use crate::source::{Source, bytes_of, missing, read_to};
 use crate::wire::Head;
 use crate::{Error, Result};
 
@@ -170,9 +170,7 @@ impl<'a> Cursor<'a> {
     }
 
     pub fn copy(&self, range: Range<usize>) -> Result<Vec<u8>> {
-        let mut bytes = Vec::new();
-        read_to(self.source, range, &mut bytes)?;
-        Ok(bytes)
+        bytes_of(self.source, range)
     }
 
     /// `None` near the end of the source or the window.

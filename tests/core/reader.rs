@@ -179,7 +179,7 @@ proptest! {
     #[test]
     fn events_are_the_value(value in values()) {
         let encoded = encode(&value);
-        let events = Events::read(&encoded, || Ok(()));
+        let events = Events::read(&encoded);
         if is_plain(&value, false) {
             let events = events.unwrap();
             let mut next = 0;
@@ -193,8 +193,8 @@ proptest! {
         let encoded = encode(&Value::Array(vec![value; 40]));
         let end = end.index(2 * encoded.len()).min(encoded.len());
         let encoded = encoded[..end].to_vec();
-        let in_memory = Events::read(&encoded, || Ok(()));
-        let in_windows = Events::read(&Windowed(&encoded), || Ok(()));
+        let in_memory = Events::read(&encoded);
+        let in_windows = Events::read(&Windowed(&encoded));
         prop_assert_eq!(format!("{in_memory:?}"), format!("{in_windows:?}"));
     }
 
@@ -205,7 +205,7 @@ proptest! {
             let encoded = encoded[..end].to_vec();
             let error = read(&mut Cursor::new(&encoded), 0).unwrap_err();
             prop_assert!(error.offset().unwrap() <= end);
-            let error = Events::read(&encoded, || Ok(())).unwrap_err();
+            let error = Events::read(&encoded).unwrap_err();
             prop_assert!(error.offset().unwrap() <= end);
         }
     }
@@ -214,7 +214,7 @@ proptest! {
     fn any_bytes_are_read_or_refused(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
         let mut cursor = Cursor::new(&bytes);
         let ours = read(&mut cursor, 0);
-        let events = Events::read(&bytes, || Ok(()));
+        let events = Events::read(&bytes);
         if let Ok(value) = ours {
             let mut rest = &bytes[..];
             let theirs = rmpv::decode::read_value(&mut rest).unwrap();
@@ -255,14 +255,14 @@ fn a_declared_length_is_never_believed() {
 #[test]
 fn nesting_is_bounded() {
     let nested = |depth: usize| [vec![0x91; depth], vec![0xc0]].concat();
-    Events::read(&nested(MAX_DEPTH), || Ok(())).unwrap();
-    let error = Events::read(&nested(MAX_DEPTH + 1), || Ok(())).unwrap_err();
+    Events::read(&nested(MAX_DEPTH)).unwrap();
+    let error = Events::read(&nested(MAX_DEPTH + 1)).unwrap_err();
     assert!(matches!(error.split().0, Error::TooDeep { offset, .. } if offset == MAX_DEPTH));
 }
 
 #[test]
 fn trailing_bytes_are_an_error_with_their_offset() {
-    let error = Events::read(&b"\x01\x02\x03".to_vec(), || Ok(())).unwrap_err();
+    let error = Events::read(&b"\x01\x02\x03".to_vec()).unwrap_err();
     assert_eq!(error.offset(), Some(1));
     assert!(error.to_string().contains("2 trailing bytes"), "{error}");
 }

@@ -176,7 +176,7 @@ proptest! {
         let mut encoder = Encoder::new(framing(align, limit));
         write(&tree, &mut encoder).unwrap();
         let source = bytes(&encoder.finish(None).unwrap());
-        let events = Events::read(&source, || Ok(())).unwrap();
+        let events = Events::read(&source).unwrap();
         let mut next = 0;
         prop_assert_eq!(&read(&events, &source, &mut next), &tree);
         prop_assert_eq!(next, events.as_slice().len());
@@ -206,7 +206,7 @@ fn a_described_tree_ends_with_its_record() {
             encoder.end(Kind::Tuple).unwrap();
         }
         let source = bytes(&encoder.finish(Some(vec![0xc0])).unwrap());
-        let events = Events::read(&source, || Ok(())).unwrap();
+        let events = Events::read(&source).unwrap();
         let [
             Event::Map(map),
             Event::Str(key),

@@ -37,7 +37,7 @@ use super::select::{Marks, Selector};
 use super::watch::{Signals, Watcher};
 use crate::catalog::{self, BLOCK_BYTES, Status};
 use crate::events::itemsize;
-use crate::sniff::{self, explain};
+use crate::sniff::{Sample, explain};
 use crate::source::{self, Source as _};
 use crate::{Error, Result, grow, parallel};
 
@@ -56,8 +56,8 @@ impl Catalog {
         let opened = content.py().detach(|| {
             let found = catalog::Catalog::open(source, salvage, &watcher)?;
             // Some bytes with which other formats begin are maps and lists.
-            if salvage && found.damage().is_some() {
-                match sniff::is_foreign(source) {
+            if salvage && found.damage.is_some() {
+                match Sample::of(source).map(|sample| sample.is_foreign()) {
                     Ok(true) => return found.emptied(),
                     Err(error) if error.is_no_damage() => return Err(error),
                     Ok(false) | Err(_) => {}
@@ -65,9 +65,9 @@ impl Catalog {
             }
             Ok(found)
         });
-        let catalog = opened
-            .map(|catalog| catalog.map_damage(|error| explain(error, source)))
+        let mut catalog = opened
             .map_err(|error| watcher.explain(error, |error| PyErr::from(explain(error, source))))?;
+        catalog.damage = catalog.damage.map(|error| explain(error, source));
         Ok(Self::new(content.unbind(), Arc::new(catalog)))
     }
 
@@ -110,14 +110,14 @@ impl Catalog {
 
     #[getter]
     fn damage<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyString>>> {
-        let damage = self.catalog.damage().map(grow::display);
+        let damage = self.catalog.damage.as_ref().map(grow::display);
         let text = |text: Result<String>| new_string(py, text?.as_bytes());
         damage.map(text).transpose()
     }
 
     #[getter]
     fn is_newer(&self) -> bool {
-        self.catalog.damage().is_some_and(Error::is_newer)
+        self.catalog.damage.as_ref().is_some_and(Error::is_newer)
     }
 
     #[getter]

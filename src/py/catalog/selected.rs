@@ -100,8 +100,8 @@ impl Entries<'_, '_> {
         let (Some(selector), Some(state)) = (self.selector, state) else {
             return true;
         };
-        let undecided = state.meant().is_none() && selector.pattern_count().is_none();
-        state.meant() == Some(true) || undecided || selector.goes_on(state)
+        let undecided = state.meant.is_none() && selector.pattern_count().is_none();
+        state.meant == Some(true) || undecided || selector.goes_on(state)
     }
 
     fn below(&self, node: &Node, key: &str) -> Option<State> {

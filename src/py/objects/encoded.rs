@@ -19,7 +19,7 @@ use super::super::restore::{
 use super::values::{Built, Objects};
 use crate::Error;
 use crate::events::{Closed, Event};
-use crate::source::{Source, read_to};
+use crate::source::{Source, bytes_of};
 use crate::structure::{Footer, RECORD_KEY, ROOT_KEY, Record};
 use crate::wire::Head;
 
@@ -107,15 +107,10 @@ fn unless_wrong<P>(
 /// Returns the record at the end and its position; `None` if it is absent or damaged.
 fn recorded(source: &dyn Source) -> PyResult<Option<(Record, Range<usize>)>> {
     let len = source.len();
-    let mut bytes = Vec::new();
-    read_to(source, len.saturating_sub(Footer::BYTES)..len, &mut bytes)?;
-    let whole = Footer::find(&bytes).and_then(|footer| footer.whole());
-    let Some(start) = whole.and_then(|whole| len.checked_sub(whole)) else {
+    let Some(start) = Footer::start_in(source)? else {
         return Ok(None);
     };
-    bytes.clear();
-    read_to(source, start..len, &mut bytes)?;
-    match Record::read(&bytes) {
+    match Record::read(&bytes_of(source, start..len)?) {
         Ok(record) => Ok(Some((record, start..len))),
         Err(Error::OutOfMemory) => Err(Error::OutOfMemory.into()),
         Err(_) => Ok(None),
@@ -160,10 +155,8 @@ impl<'py> Encoded<'_, 'py> {
         #[allow(clippy::cast_possible_truncation)] // a short constant
         Head::Str(ROOT_KEY.len() as u32).write(&mut expected);
         expected.extend_from_slice(ROOT_KEY.as_bytes());
-        let mut start = Vec::new();
         let len = expected.len().min(source.len());
-        read_to(source, 0..len, &mut start)?;
-        Ok(start == expected)
+        Ok(bytes_of(source, 0..len)? == expected)
     }
 
     #[inline(never)]
@@ -207,8 +200,7 @@ impl<'py> Encoded<'_, 'py> {
                     return Ok(false);
                 }
             } else {
-                let mut record = Vec::new();
-                read_to(objects.source, span.range(), &mut record)?;
+                let record = bytes_of(objects.source, span.range())?;
                 if has_older_types(objects.py, &record)? {
                     return Ok(false);
                 }

@@ -125,7 +125,7 @@ fn boxes(array: &ArrayView<'_>, nbytes: usize) {
 
 fn catalog(data: &[u8]) {
     let data = data.to_vec();
-    let scanned = Events::read(&data, || Ok(())).is_ok();
+    let scanned = Events::read(&data).is_ok();
     for salvage in [false, true] {
         let opened = Catalog::open(&data, salvage, &());
         let Ok(catalog) = opened else {
@@ -133,8 +133,8 @@ fn catalog(data: &[u8]) {
             continue;
         };
         let mut before = 0;
-        for end in catalog.ends_below(0) {
-            let (path, value) = end.expect("there is memory");
+        for value in 0..catalog.values() {
+            let path = catalog.path_of(value);
             let Some(leaf) = catalog.leaf(value) else {
                 continue;
             };
@@ -143,7 +143,6 @@ fn catalog(data: &[u8]) {
             assert!(before <= place.end && place.end <= data.len());
             before = place.end;
             let keys: Vec<&str> = path.keys().collect();
-            assert_eq!(catalog.path_of(value), path);
             // Of equal keys the last counts, in which there may be something else.
             let found = catalog.find(0, keys, &()).expect("no watch stops it");
             assert!(found.is_none_or(|found| catalog.path_of(found) == path));

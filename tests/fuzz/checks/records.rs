@@ -19,8 +19,8 @@ pub fn read(data: &[u8]) {
         }
         assert_eq!(stream_items(&Windowed(data), &()).unwrap(), items);
     }
-    let events = Events::read(&memory, || Ok(()));
-    let windowed = Events::read(&Windowed(data), || Ok(()));
+    let events = Events::read(&memory);
+    let windowed = Events::read(&Windowed(data));
     let shown = |events: &Result<Events>| match events {
         Ok(events) => Ok(described(events)),
         Err(error) => Err(format!("{error:?}")),
