@@ -133,7 +133,9 @@ impl<'a, 'py> Assembly<'a, 'py> {
         here: &Here<'_, 'py>,
     ) -> Walked<Option<Bound<'py, PyAny>>> {
         if parts.iter().all(Option::is_some) {
-            let built = grow::collect(parts.into_iter().flatten())?;
+            let built = parts
+                .into_iter()
+                .map(|part| part.expect("all are selected"));
             return self.container(number, names, built, here).map(Some);
         }
         if let Some(keys) = self.dict_keys(number)? {
@@ -154,7 +156,7 @@ impl<'a, 'py> Assembly<'a, 'py> {
         &mut self,
         node: usize,
         names: Names<'py>,
-        built: Vec<Bound<'py, PyAny>>,
+        built: impl ExactSizeIterator<Item = Bound<'py, PyAny>>,
         here: &Here<'_, 'py>,
     ) -> Assembled<'py> {
         let py = self.py;
@@ -163,18 +165,20 @@ impl<'a, 'py> Assembly<'a, 'py> {
             Kind::Tuple if !self.how.plain => return Ok(new_tuple_of(py, built)?.into_any()),
             Kind::List | Kind::Tuple => return Ok(new_list_of(py, built)?.into_any()),
             Kind::Typed(class, data) if self.how.plain => {
-                return self.plain_node(node, *class as usize, data, names, built);
+                return self.plain_node(node, *class as usize, data, names, grow::collect(built)?);
             }
             _ if self.unknown.contains(&node) => {}
             Kind::Typed(class, data) => {
+                let built = grow::collect(built)?;
                 let made = self.typed(node, *class as usize, data, &names, &built, here);
                 if let Some(made) = self.unless_unknown(made)? {
                     return Ok(made);
                 }
+                return Ok(names.dict(py, built)?.into_any());
             }
             Kind::DictWithKeys(_) => {
                 if let Some(keys) = self.dict_keys(node)? {
-                    return with_keys(&keys, built.into_iter().map(Some));
+                    return with_keys(&keys, built.map(Some));
                 }
             }
             _ => {}

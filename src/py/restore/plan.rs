@@ -87,8 +87,9 @@ impl<'py> Names<'py> {
     pub fn dict(
         self,
         py: Python<'py>,
-        children: Vec<Bound<'py, PyAny>>,
+        children: impl IntoIterator<Item = Bound<'py, PyAny>, IntoIter: ExactSizeIterator>,
     ) -> Walked<Bound<'py, PyDict>> {
+        let children = children.into_iter();
         let count = children.len();
         let dict = match self {
             Self::State(dict) => {

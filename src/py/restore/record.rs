@@ -302,7 +302,6 @@ impl<'a, 'py, C: Ordered<'py>> Walk<'a, 'py, C> {
             Plan::Ready(part) => part,
             _ => unreachable!("all are ready"),
         });
-        let parts = parts.collect(); // takes over the memory of the plans
         let made = self.assembly.container(number, names, parts, here);
         made.map(Plan::Ready)
     }
