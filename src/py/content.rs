@@ -273,10 +273,10 @@ impl Content {
         }
         let range = start..stop;
         let stored = match &self.kind {
-            Kind::Gzip(indexed) => indexed.upgrade().map(|it| it.stored(range.clone())),
+            Kind::Gzip(indexed) => indexed.upgrade().map(|gzip| gzip.stored(range.clone())),
             Kind::Laid(laid) => laid
                 .upgrade()
-                .map(|it| it.layout.get().stored(range.clone())),
+                .map(|laid| laid.layout.get().stored(range.clone())),
             _ => None,
         };
         let range = stored.unwrap_or(range);
@@ -483,7 +483,9 @@ impl Content {
 
     /// Errors if the file has changed since it was opened.
     pub fn check_unchanged(&self) -> Result<()> {
-        self.file.as_ref().map_or(Ok(()), |it| it.check_unchanged())
+        self.file
+            .as_ref()
+            .map_or(Ok(()), |file| file.check_unchanged())
     }
 
     pub fn unless_changed<T>(&self, read: Result<T>) -> Result<T> {

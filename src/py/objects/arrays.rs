@@ -56,7 +56,7 @@ impl<'py> Objects<'_, 'py> {
                 let dtype = dtype.object.bind(self.py);
                 let copied = self
                     .small_copies
-                    .array(dtype, shape, |it| bytes.read_at(0, it));
+                    .array(dtype, shape, |target| bytes.read_at(0, target));
                 return Ok(copied?);
             }
         }

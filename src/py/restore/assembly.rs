@@ -17,7 +17,7 @@ use super::super::{errors, value};
 use super::keys::Here;
 use super::known::{Known, has_holes, is_constant};
 use super::nodes::damaged;
-use super::plan::{How, Names, Plan, PlannedNode, below};
+use super::plan::{Names, Options, Plan, PlannedNode, below};
 use crate::structure::{Kind, Node, NodeType, Record, Repeat, Value};
 use crate::{Error, grow};
 
@@ -33,7 +33,7 @@ pub struct Assembly<'a, 'py> {
     py: Python<'py>,
     pub(super) signals: Signals<'py>,
     record: &'a Record,
-    pub(super) how: How<'py>,
+    pub(super) options: Options<'py>,
     pub(super) leaves: Vec<Bound<'py, PyAny>>,
     types: Vec<Option<Rc<Known<'py>>>>,
     /// Static data or keys by node: many children may be the same node.
@@ -57,7 +57,7 @@ impl<'a, 'py> Assembly<'a, 'py> {
         py: Python<'py>,
         record: &'a Record,
         nbytes: usize,
-        how: How<'py>,
+        options: Options<'py>,
     ) -> PyResult<Self> {
         Ok(Self {
             py,
@@ -72,12 +72,12 @@ impl<'a, 'py> Assembly<'a, 'py> {
             unfilled: Vec::new(),
             unfilled_lines: 0,
             room: FILLED_BYTES.saturating_add(8 * nbytes),
-            how,
+            options,
         })
     }
 
     pub fn root(mut self, planned: Walked<Plan<'py>>) -> PyResult<Bound<'py, PyAny>> {
-        let absent = self.how.absent.clone();
+        let absent = self.options.absent.clone();
         let tree = planned.and_then(|plan| self.tree(plan, &Here::root(None)));
         let tree = tree.map(|tree| tree.or(absent).expect("only a part may be absent"));
         let tree = self.first_error(tree);
@@ -162,9 +162,11 @@ impl<'a, 'py> Assembly<'a, 'py> {
         let py = self.py;
         let record = self.record;
         match &record.nodes[node].0 {
-            Kind::Tuple if !self.how.plain => return Ok(new_tuple_of(py, built)?.into_any()),
+            Kind::Tuple if !self.options.only_plain => {
+                return Ok(new_tuple_of(py, built)?.into_any());
+            }
             Kind::List | Kind::Tuple => return Ok(new_list_of(py, built)?.into_any()),
-            Kind::Typed(class, data) if self.how.plain => {
+            Kind::Typed(class, data) if self.options.only_plain => {
                 return self.plain_node(node, *class as usize, data, names, grow::collect(built)?);
             }
             _ if self.unknown.contains(&node) => {}
@@ -241,7 +243,7 @@ impl<'a, 'py> Assembly<'a, 'py> {
                 .iter()
                 .any(|name| errors::is(self.py, error, name))
         };
-        self.how.unknown_as_dict && failure.raised().is_some_and(unknown)
+        self.options.unknown_as_dict && failure.raised().is_some_and(unknown)
     }
 
     fn keys(&mut self, node: usize, keys: &[u8]) -> Assembled<'py> {
@@ -298,7 +300,7 @@ impl<'a, 'py> Assembly<'a, 'py> {
             data
         };
         let data = if self.with_holes.contains(&node) {
-            if self.how.unknown_as_dict && self.how.fillings.is_none() {
+            if self.options.unknown_as_dict && self.options.fillings.is_none() {
                 self.unknown.insert(node);
             }
             let (data, unfilled) = self.filled(data, nbytes, &class.class, here)?;
@@ -374,26 +376,26 @@ impl<'a, 'py> Assembly<'a, 'py> {
             name,
             fields,
             version,
-            self.how.unknown_as_dict,
-            &self.how.fillings,
+            self.options.unknown_as_dict,
+            &self.options.fillings,
         ));
         let found = found.map_err(|error| self.unknown_types(error))?;
         if found.is_none() {
             return Ok(None);
         }
-        let known = Rc::new(Known::of(&found, self.how.placeholders)?);
+        let known = Rc::new(Known::of(&found, self.options.placeholders)?);
         Ok(Some(self.types[class].insert(known).clone()))
     }
 
     fn unknown_types(&self, error: PyErr) -> PyErr {
         let py = self.py;
-        if self.how.absent.is_some() || !errors::is(py, &error, "UnregisteredTypeError") {
+        if self.options.absent.is_some() || !errors::is(py, &error, "UnregisteredTypeError") {
             return error; // leaves of other types may not be selected
         }
         let make = || {
-            let types = self.record.types.iter().map(|it| {
-                let has_fields = PyBool::new(py, it.fields.is_some()).to_owned();
-                row!(py, it.name, has_fields)
+            let types = self.record.types.iter().map(|class| {
+                let has_fields = PyBool::new(py, class.fields.is_some()).to_owned();
+                row!(py, class.name, has_fields)
             });
             let types = list_of_results(py, types)?;
             Hooks::get(py)?
@@ -433,8 +435,8 @@ impl<'a, 'py> Assembly<'a, 'py> {
         self.room = room;
         let path = new_list_of(py, here.names(py)?)?;
         let fill = Hooks::get(py)?.fill_holes.bind(py);
-        let lines = (!self.how.unknown_as_dict).then_some(self.unfilled_lines);
-        let filled = fill.call1((data, path, &self.how.fillings, class, lines))?;
+        let lines = (!self.options.unknown_as_dict).then_some(self.unfilled_lines);
+        let filled = fill.call1((data, path, &self.options.fillings, class, lines))?;
         let (data, unfilled): (_, Option<Bound<'py, PyAny>>) = filled.extract()?;
         if let Some(unfilled) = &unfilled {
             self.unfilled_lines += unfilled.getattr(intern!(py, "lines"))?.len()?;

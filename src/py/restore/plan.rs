@@ -13,19 +13,20 @@ use super::nodes::damaged;
 
 /// Options of restoring by a record; see `assemble` in `_core.pyi`.
 #[allow(clippy::struct_excessive_bools)] // as in Python
-pub struct How<'py> {
+pub struct Options<'py> {
     pub convert: Option<Bound<'py, PyAny>>,
     /// Convert all arrays, not only jax arrays.
     pub everywhere: bool,
     pub unknown_as_dict: bool,
-    pub plain: bool,
+    /// Make dicts and lists only.
+    pub only_plain: bool,
     pub placeholders: bool,
     pub fillings: Option<Bound<'py, PyAny>>,
     /// Stands in a state for parts that were not read.
     pub absent: Option<Bound<'py, PyAny>>,
 }
 
-impl How<'_> {
+impl Options<'_> {
     pub fn converts_everywhere(&self) -> bool {
         self.everywhere && self.convert.is_some()
     }

@@ -26,7 +26,7 @@ use super::assembly::Assembly;
 use super::cursor::{Found, Ordered};
 use super::keys::{Here, Name};
 use super::nodes::{check_count, damaged, node_at, numbers};
-use super::plan::{How, Names, Plan, PlannedNode, below};
+use super::plan::{Names, Options, Plan, PlannedNode, below};
 use super::state::State;
 use crate::grow;
 use crate::structure::{Axis, Kind, Record, Sharding};
@@ -53,20 +53,20 @@ pub fn assemble<'py>(
     let nbytes = record.map_or(0, <[u8]>::len);
     let record = record.map_or_else(|| Ok(Record::plain()), Record::read)?;
     let root = node_at(&record, &at).map_err(|failure| failure.into_py(py, "loading"))?;
-    let how = How {
+    let options = Options {
         convert,
         everywhere,
         unknown_as_dict,
-        plain,
+        only_plain: plain,
         placeholders,
         fillings: r#static,
         absent,
     };
     let cursor = State {
         exact: false,
-        absent: how.absent.clone(),
+        absent: options.absent.clone(),
     };
-    let mut walk = Walk::new(py, cursor, &record, nbytes, how)?;
+    let mut walk = Walk::new(py, cursor, &record, nbytes, options)?;
     let planned = walk.value(state, root, &Here::root(None));
     walk.tree(planned)
 }
@@ -108,9 +108,9 @@ impl<'a, 'py, C: Ordered<'py>> Walk<'a, 'py, C> {
         cursor: C,
         record: &'a Record,
         nbytes: usize,
-        how: How<'py>,
+        options: Options<'py>,
     ) -> PyResult<Self> {
-        let is_placed = how.placeholders || how.convert.is_some();
+        let is_placed = options.placeholders || options.convert.is_some();
         let shardings = if is_placed {
             &record.shardings[..]
         } else {
@@ -120,7 +120,7 @@ impl<'a, 'py, C: Ordered<'py>> Walk<'a, 'py, C> {
             py,
             cursor,
             record,
-            assembly: Assembly::new(py, record, nbytes, how)?,
+            assembly: Assembly::new(py, record, nbytes, options)?,
             shardings: resolved(py, shardings)?,
             names: grow::filled(None, record.types.len())?,
             open: Vec::new(),
@@ -136,7 +136,7 @@ impl<'a, 'py, C: Ordered<'py>> Walk<'a, 'py, C> {
     }
 
     fn convert(&mut self) -> PyResult<()> {
-        let convert = self.assembly.how.convert.as_ref();
+        let convert = self.assembly.options.convert.as_ref();
         let Some(convert) = convert.filter(|_| !self.open.is_empty()) else {
             return Ok(());
         };
@@ -168,7 +168,7 @@ impl<'a, 'py, C: Ordered<'py>> Walk<'a, 'py, C> {
         if is_container {
             self.assembly.signals.check(self.py)?;
         }
-        let is_ready = matches!(kind, Kind::Plain) && !self.assembly.how.converts_everywhere();
+        let is_ready = matches!(kind, Kind::Plain) && !self.assembly.options.converts_everywhere();
         match self.cursor.enter(place, || Ok(!is_container))? {
             Found::Leaf(leaf) if is_ready => Ok(Plan::Ready(leaf)),
             Found::Node(node) => self.container(node, number, here),
@@ -180,7 +180,7 @@ impl<'a, 'py, C: Ordered<'py>> Walk<'a, 'py, C> {
     #[inline]
     fn is_container(&self, number: usize) -> bool {
         match self.record.nodes[number].0 {
-            Kind::Plain => self.assembly.how.absent.is_some(),
+            Kind::Plain => self.assembly.options.absent.is_some(),
             Kind::Jax | Kind::WeakJax | Kind::Bytearray | Kind::Memoryview => false,
             _ => true,
         }
@@ -384,7 +384,7 @@ impl<'a, 'py, C: Ordered<'py>> Walk<'a, 'py, C> {
             Some(number) if number < self.shardings.len() => self.shardings.get_item(number)?,
             _ => self.none(),
         };
-        if self.assembly.how.convert.is_some() {
+        if self.assembly.options.convert.is_some() {
             let weak = PyBool::new(py, is_weak).to_owned().into_any();
             return self.open(leaf, weak, split, here);
         }
@@ -394,7 +394,7 @@ impl<'a, 'py, C: Ordered<'py>> Walk<'a, 'py, C> {
                  implementation, or any PRNG key if jax is not installed",
             );
         }
-        if self.assembly.how.placeholders
+        if self.assembly.options.placeholders
             && (is_weak || !split.is_none())
             && leaf.hasattr(intern!(py, "shape"))?
         {
@@ -424,7 +424,7 @@ impl<'a, 'py, C: Ordered<'py>> Walk<'a, 'py, C> {
 /// Makes jax shardings; `None` where devices are missing.
 fn resolved<'py>(py: Python<'py>, shardings: &[Sharding]) -> PyResult<Bound<'py, PyList>> {
     let texts = |texts: &[String]| {
-        list_of_results(py, texts.iter().map(|it| new_string(py, it.as_bytes())))
+        list_of_results(py, texts.iter().map(|text| new_string(py, text.as_bytes())))
     };
     let axis = |Axis(name, size, is_explicit): &Axis| {
         let parts = (new_string(py, name.as_bytes())?, *size, *is_explicit);

@@ -272,7 +272,7 @@ impl<'py, C: Named<'py>> Walk<'py, C> {
         here: &Here<'_, 'py>,
     ) -> Fit<'py> {
         let is_taken = self.matching.leaf(template, &found)?;
-        let is_leaf = |it| self.matching.is_leaf(it);
+        let is_leaf = |value| self.matching.is_leaf(value);
         if !(is_taken || is_leaf(template)? && is_leaf(&found)?) {
             return self.delegate(Some(found), template, here);
         }
