@@ -7,7 +7,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyList, PyTuple};
 
 use super::catalog::Catalog;
-use super::grid::{BoxBounds, bounds_of, tuples};
+use super::grid::{BoxBounds, bounds_of, missing, tuples};
 use super::memory::{Writable, keep_reserve, list_of_results, new_uint, row};
 use super::options::{self, Int};
 use super::watch::Watcher;
@@ -31,13 +31,13 @@ impl Shards {
     }
 
     fn name(&self, shard: usize) -> PyResult<String> {
-        self.0.grid().name(shard).ok_or_else(fewer)
+        self.0.grid().name(shard).ok_or_else(missing)
     }
 
     fn find(&self, shard: usize, catalog: &Catalog) -> PyResult<Option<usize>> {
         keep_reserve()?;
         if shard >= self.0.grid().len() {
-            return Err(fewer());
+            return Err(missing());
         }
         let watcher = Watcher::at_each_call();
         watcher.raise(self.0.find(shard, &catalog.catalog, &watcher))
@@ -50,10 +50,6 @@ impl Shards {
         let found = found.ok_or_else(|| PyIndexError::new_err("the array has no such box"))?;
         Ok(ShardBox(found))
     }
-}
-
-fn fewer() -> PyErr {
-    PyIndexError::new_err("shard index out of range")
 }
 
 #[pyclass(frozen, module = "treepack._core")]

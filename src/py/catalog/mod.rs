@@ -20,6 +20,7 @@ use std::sync::Arc;
 
 use pyo3::exceptions::PyIndexError;
 use pyo3::gc::{PyTraverseError, PyVisit};
+use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList, PyString, PyTuple};
 
@@ -401,15 +402,13 @@ impl Catalog {
         let found = watcher.detached(py, |watch| {
             self.catalog.verify(source, checks, block, threads, watch)
         })?;
-        let word = |word: &str| new_string(py, word.as_bytes());
-        let words = [word("ok")?, word("corrupt")?, word("unchecked")?];
-        let [ok, corrupt, unchecked] = words.map(Bound::into_any);
         let word = |status| match status {
-            Status::Ok => ok.clone(),
-            Status::Corrupt => corrupt.clone(),
-            Status::Unchecked => unchecked.clone(),
+            Status::Ok => intern!(py, "ok"),
+            Status::Corrupt => intern!(py, "corrupt"),
+            Status::Unchecked => intern!(py, "unchecked"),
         };
-        new_list_of(py, found.into_iter().map(word))
+        let words = found.into_iter().map(word);
+        new_list_of(py, words.map(|word| word.clone().into_any()))
     }
 
     fn unlike_index(&self, py: Python<'_>) -> PyResult<Vec<usize>> {

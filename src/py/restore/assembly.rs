@@ -18,8 +18,8 @@ use super::keys::Here;
 use super::known::{Known, has_holes, is_constant};
 use super::nodes::damaged;
 use super::plan::{Names, Options, Plan, PlannedNode, below};
+use crate::grow;
 use crate::structure::{Kind, Node, NodeType, Record, Repeat, Value};
-use crate::{Error, grow};
 
 /// The type of placeholders for code.
 const CODE: &str = "treepack.code";
@@ -36,14 +36,13 @@ pub struct Assembly<'a, 'py> {
     pub(super) options: Options<'py>,
     pub(super) leaves: Vec<Bound<'py, PyAny>>,
     types: Vec<Option<Rc<Known<'py>>>>,
-    /// Static data or keys by node: many children may be the same node.
-    decoded: Vec<Option<Bound<'py, PyAny>>>,
+    /// Static data or keys by node, and whether they have placeholders: many children may be the
+    /// same node.
+    decoded: Vec<Option<(Bound<'py, PyAny>, bool)>>,
     /// Whether code is in or below each node; filled when needed.
     code: Vec<bool>,
     /// Nodes that become dicts wherever they are.
     unknown: HashSet<usize>,
-    /// Nodes whose static data have placeholders.
-    with_holes: HashSet<usize>,
     /// Descriptions of placeholders without a value, and how many lines they have.
     unfilled: Vec<Bound<'py, PyAny>>,
     unfilled_lines: usize,
@@ -68,7 +67,6 @@ impl<'a, 'py> Assembly<'a, 'py> {
             decoded: grow::filled(None, record.nodes.len())?,
             code: Vec::new(),
             unknown: HashSet::new(),
-            with_holes: HashSet::new(),
             unfilled: Vec::new(),
             unfilled_lines: 0,
             room: FILLED_BYTES.saturating_add(8 * nbytes),
@@ -247,7 +245,7 @@ impl<'a, 'py> Assembly<'a, 'py> {
     }
 
     fn keys(&mut self, node: usize, keys: &[u8]) -> Assembled<'py> {
-        if let Some(known) = &self.decoded[node] {
+        if let Some((known, _)) = &self.decoded[node] {
             return Ok(known.clone());
         }
         let keys = value::decode_value(self.py, keys);
@@ -256,7 +254,7 @@ impl<'a, 'py> Assembly<'a, 'py> {
             keys.iter().try_for_each(|key| check_key(&key))?;
         }
         check_hashes(&keys).map_err(|error| unhashable(self.py, error))?;
-        self.decoded[node] = Some(keys.clone());
+        self.decoded[node] = Some((keys.clone(), false));
         Ok(keys)
     }
 
@@ -284,35 +282,30 @@ impl<'a, 'py> Assembly<'a, 'py> {
             }
         };
         let nbytes = data.len();
-        let data = if let Some(known) = &self.decoded[node] {
+        let (mut data, has_holes) = if let Some(known) = &self.decoded[node] {
             known.clone()
         } else {
-            if has_holes(data) {
-                self.with_holes.try_reserve(1).map_err(Error::from)?;
-                self.with_holes.insert(node);
-            }
+            let has_holes = has_holes(data);
             let data = new_tuple_of(py, [copied(py, data)?.into_any()])?;
             let data = class.decode.call1(data).map_err(of_type);
             let data = data.map_err(|failure| self.remembered(node, failure))?;
             if is_constant(&data)? {
-                self.decoded[node] = Some(data.clone());
+                self.decoded[node] = Some((data.clone(), has_holes));
             }
-            data
+            (data, has_holes)
         };
-        let data = if self.with_holes.contains(&node) {
+        if has_holes {
             if self.options.unknown_as_dict && self.options.fillings.is_none() {
                 self.unknown.insert(node);
             }
-            let (data, unfilled) = self.filled(data, nbytes, &class.class, here)?;
+            let (filled, unfilled) = self.filled(data, nbytes, &class.class, here)?;
             if let Some(unfilled) = unfilled {
                 // Reported for all nodes at once; until then this is a dict.
                 grow::push(&mut self.unfilled, unfilled)?;
                 return Ok(None);
             }
-            data
-        } else {
-            data
-        };
+            data = filled;
+        }
         if class.foreign && self.code_below(node)? {
             let reason = format!(
                 "code of a library makes nodes of the type '{}', and receives no functions from \

@@ -324,8 +324,7 @@ impl<'a, 'py, C: Ordered<'py>> Walk<'a, 'py, C> {
 
     fn plain(&mut self, part: Bound<'py, PyAny>, here: &Here<'_, 'py>) -> Walked<Plan<'py>> {
         if part.is_instance_of::<PyUntypedArray>() || self.is_deferred(&part)? {
-            let (weak, split) = (self.none(), self.none());
-            return self.open(part, weak, split, here);
+            return self.open(part, None, None, here);
         }
         self.inside(&part, here)?;
         Ok(Plan::Ready(part))
@@ -368,10 +367,6 @@ impl<'a, 'py, C: Ordered<'py>> Walk<'a, 'py, C> {
         Ok(())
     }
 
-    fn none(&self) -> Bound<'py, PyAny> {
-        self.py.None().into_bound(self.py)
-    }
-
     fn jax(
         &mut self,
         leaf: Bound<'py, PyAny>,
@@ -381,12 +376,11 @@ impl<'a, 'py, C: Ordered<'py>> Walk<'a, 'py, C> {
         let py = self.py;
         let is_weak = self.record.nodes[number].0 == Kind::WeakJax;
         let split = match self.record.sharding_of(number) {
-            Some(number) if number < self.shardings.len() => self.shardings.get_item(number)?,
-            _ => self.none(),
+            Some(number) if number < self.shardings.len() => Some(self.shardings.get_item(number)?),
+            _ => None,
         };
         if self.assembly.options.convert.is_some() {
-            let weak = PyBool::new(py, is_weak).to_owned().into_any();
-            return self.open(leaf, weak, split, here);
+            return self.open(leaf, Some(is_weak), split, here);
         }
         if leaf.is_instance_of::<PyDict>() {
             return damaged(
@@ -395,7 +389,7 @@ impl<'a, 'py, C: Ordered<'py>> Walk<'a, 'py, C> {
             );
         }
         if self.assembly.options.placeholders
-            && (is_weak || !split.is_none())
+            && (is_weak || split.as_ref().is_some_and(|split| !split.is_none()))
             && leaf.hasattr(intern!(py, "shape"))?
         {
             let shape = leaf.getattr(intern!(py, "shape"))?;
@@ -411,11 +405,16 @@ impl<'a, 'py, C: Ordered<'py>> Walk<'a, 'py, C> {
     fn open(
         &mut self,
         leaf: Bound<'py, PyAny>,
-        weak: Bound<'py, PyAny>,
-        split: Bound<'py, PyAny>,
+        weak: Option<bool>,
+        split: Option<Bound<'py, PyAny>>,
         here: &Here<'_, 'py>,
     ) -> Walked<Plan<'py>> {
-        let leaf = [here.trail(self.py)?, self.none(), leaf, weak, split];
+        let none = || self.py.None().into_bound(self.py);
+        let weak = weak.map_or_else(none, |weak| {
+            PyBool::new(self.py, weak).to_owned().into_any()
+        });
+        let split = split.unwrap_or_else(none);
+        let leaf = [here.trail(self.py)?, none(), leaf, weak, split];
         grow::push(&mut self.open, new_tuple_of(self.py, leaf)?.into_any())?;
         Ok(Plan::Open(self.open.len() - 1))
     }
