@@ -287,12 +287,10 @@ impl<'py> Named<'py> for Encoded<'_, 'py> {
 }
 
 impl<'py> Ordered<'py> for Encoded<'_, 'py> {
+    const IS_STRICT: bool = true;
+
     fn is_copied(&self) -> bool {
         self.objects.copies.is_empty()
-    }
-
-    fn dict(&self, _: &Node) -> Option<Bound<'py, PyDict>> {
-        None
     }
 
     fn count(&self, (count, _): &Node) -> usize {

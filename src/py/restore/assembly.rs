@@ -105,19 +105,10 @@ impl<'a, 'py> Assembly<'a, 'py> {
             plans,
         } = *node;
         let mut built = grow::with_room(plans.len())?;
-        let mut children = names.names();
-        for plan in plans {
-            let Some(name) = children.next() else {
-                return damaged("a dict has lost a key");
-            };
+        for (name, plan) in names.names().zip(plans) {
             let part = self.tree(plan, &here.below(&name));
-            let part = part.map_err(|failure| below(failure, &name))?;
-            if let Some(part) = &part {
-                names.replace(&name, part)?;
-            }
-            built.push(part);
+            built.push(part.map_err(|failure| below(failure, &name))?);
         }
-        drop(children);
         self.of_parts(number, names, built, here)
     }
 

@@ -1,13 +1,12 @@
 //! The plan of a tree: the walk over a record makes it, `Assembly` makes nodes from it.
 
-use std::iter;
 use std::rc::Rc;
 
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use super::super::failure::{Failure, Walked};
-use super::super::memory::{dict_next, new_dict};
+use super::super::memory::new_dict;
 use super::keys::Name;
 use super::nodes::damaged;
 
@@ -50,8 +49,6 @@ pub struct PlannedNode<'py> {
 }
 
 pub enum Names<'py> {
-    /// A dict of the state, in which children replace their states.
-    State(Bound<'py, PyDict>),
     Keys(Vec<Name<'py>>),
     /// The same for all nodes of a type.
     Shared(Rc<Vec<Name<'py>>>),
@@ -61,58 +58,24 @@ pub enum Names<'py> {
 
 impl<'py> Names<'py> {
     pub fn names(&self) -> impl Iterator<Item = Name<'py>> {
-        let (mut position, mut index) = (0, 0);
-        iter::from_fn(move || {
-            index += 1;
-            match self {
-                Self::State(dict) => {
-                    let (key, _) = dict_next(dict, &mut position)?;
-                    Some(Name::of(key))
-                }
-                Self::Keys(names) => names.get(index - 1).cloned(),
-                Self::Shared(names) => names.get(index - 1).cloned(),
-                Self::Indices => Some(Name::Index(index - 1)),
-            }
+        (0..).map_while(move |index| match self {
+            Self::Keys(names) => names.get(index).cloned(),
+            Self::Shared(names) => names.get(index).cloned(),
+            Self::Indices => Some(Name::Index(index)),
         })
     }
 
-    /// Replaces a child's state by the child, so that the garbage collector has no more objects to
-    /// visit.
-    pub fn replace(&self, name: &Name<'py>, child: &Bound<'py, PyAny>) -> PyResult<()> {
-        match self {
-            Self::State(dict) => dict.set_item(name.object(dict.py())?, child),
-            _ => Ok(()),
-        }
-    }
-
     pub fn dict(
-        self,
+        &self,
         py: Python<'py>,
         children: impl IntoIterator<Item = Bound<'py, PyAny>, IntoIter: ExactSizeIterator>,
     ) -> Walked<Bound<'py, PyDict>> {
         let children = children.into_iter();
         let count = children.len();
-        let dict = match self {
-            Self::State(dict) => {
-                let mut position = 0;
-                for child in children {
-                    // Keys stay the same, so the dict does not resize.
-                    if let Some((key, state)) = dict_next(&dict, &mut position)
-                        && !child.is(&state)
-                    {
-                        dict.set_item(key, child)?;
-                    }
-                }
-                return Ok(dict);
-            }
-            names => {
-                let dict = new_dict(py)?;
-                for (name, child) in names.names().zip(children) {
-                    dict.set_item(name.object(py)?, child)?;
-                }
-                dict
-            }
-        };
+        let dict = new_dict(py)?;
+        for (name, child) in self.names().zip(children) {
+            dict.set_item(name.object(py)?, child)?;
+        }
         if dict.len() == count {
             Ok(dict)
         } else {

@@ -196,17 +196,12 @@ impl<'a, 'py, C: Ordered<'py>> Walk<'a, 'py, C> {
         let count = self.cursor.count(&node);
         let (mut names, mut plans) = self.opened(&node, number)?;
         for (index, child) in numbers(self.record, number, count).enumerate() {
-            let (name, place) = self.next(&mut node, number, &names, index)?;
+            let (name, place) = self.next(&mut node, &names, index)?;
             if let Names::Keys(names) = &mut names {
                 grow::push(names, name.clone())?;
             }
             let plan = self.value(place, child, &here.below(&name));
             let plan = plan.map_err(|failure| below(failure, &name))?;
-            if let Plan::Ready(part) = &plan
-                && self.is_container(child)
-            {
-                names.replace(&name, part)?;
-            }
             grow::push(&mut plans, plan)?;
         }
         if !self.cursor.leave(&node)? {
@@ -223,13 +218,10 @@ impl<'a, 'py, C: Ordered<'py>> Walk<'a, 'py, C> {
         if !matches!(kind, Kind::Plain) {
             check_count(&self.record.nodes[number], count as u64)?;
         }
-        let names = match self.cursor.dict(node) {
-            Some(dict) => Names::State(dict),
-            None if matches!(kind, Kind::List | Kind::Tuple) => Names::Indices,
-            None => match self.shared_names(kind)? {
-                Some(shared) if shared.len() == count => Names::Shared(shared),
-                _ => Names::Keys(Vec::new()),
-            },
+        let names = match self.shared_names(kind)? {
+            _ if matches!(kind, Kind::List | Kind::Tuple) => Names::Indices,
+            Some(shared) if shared.len() == count => Names::Shared(shared),
+            _ => Names::Keys(Vec::new()),
         };
         // A damaged file may have any count.
         Ok((names, grow::with_room(count.min(1 << 10))?))
@@ -239,15 +231,13 @@ impl<'a, 'py, C: Ordered<'py>> Walk<'a, 'py, C> {
     fn next(
         &mut self,
         node: &mut C::Node,
-        number: usize,
         names: &Names<'py>,
         index: usize,
     ) -> Walked<(Name<'py>, C::Place)> {
-        let is_list = matches!(self.record.nodes[number].0, Kind::List | Kind::Tuple);
         let known = match names {
-            _ if is_list => Some(Name::Index(index)),
+            Names::Indices => Some(Name::Index(index)),
             Names::Shared(shared) => shared.get(index).cloned(),
-            _ => None,
+            Names::Keys(_) => None,
         };
         let next = match known {
             Some(name) => (self.cursor.next_is(node, &name)?).map(|place| (name, place)),
@@ -259,13 +249,13 @@ impl<'a, 'py, C: Ordered<'py>> Walk<'a, 'py, C> {
         }
     }
 
-    /// Returns the children's names, if all nodes of this type have the same.
+    /// Returns the children's names, if all nodes of this type have the same in this order.
     #[inline(never)]
     fn shared_names(&mut self, kind: &Kind) -> PyResult<Option<Rc<Vec<Name<'py>>>>> {
-        let Kind::Typed(class, _) = kind else {
-            return Ok(None);
+        let class = match kind {
+            Kind::Typed(class, _) if C::IS_STRICT => *class as usize,
+            _ => return Ok(None),
         };
-        let class = *class as usize;
         let Some((names, _)) = &self.record.types[class].fields else {
             return Ok(None);
         };
