@@ -22,16 +22,14 @@ use pyo3::exceptions::PyIndexError;
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyList, PyString, PyTuple};
+use pyo3::types::{PyBytes, PyList, PyTuple};
 
 use self::boxes::{range_in, read_threads, runs};
 use self::kinds::described;
 use self::paths::Paths;
 use super::content::Content;
 use super::grid::{BoxBounds, ranges};
-use super::memory::{
-    Writable, copied, keep_reserve, list_of_results, new_list_of, new_string, new_uint, row,
-};
+use super::memory::{Writable, copied, keep_reserve, list_of_results, new_list_of, new_uint, row};
 use super::objects::CopyMode;
 use super::options::{self, Int};
 use super::select::{Marks, Selector};
@@ -110,10 +108,8 @@ impl Catalog {
     }
 
     #[getter]
-    fn damage<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyString>>> {
-        let damage = self.catalog.damage().map(grow::display);
-        let text = |text: Result<String>| new_string(py, text?.as_bytes());
-        damage.map(text).transpose()
+    fn damage(&self) -> Result<Option<String>> {
+        self.catalog.damage().map(grow::display).transpose()
     }
 
     #[getter]

@@ -15,11 +15,14 @@ use super::super::memory::{copied, list_of_results, new_dict, new_list_of, new_t
 use super::super::watch::Signals;
 use super::super::{errors, value};
 use super::keys::Here;
-use super::known::{Known, has_holes, is_constant};
+use super::known::{Known, is_constant};
 use super::nodes::damaged;
 use super::plan::{Names, Options, Plan, PlannedNode, below};
 use crate::grow;
-use crate::structure::{Kind, Node, NodeType, Record, Repeat, Value};
+use crate::structure::{self, Kind, Node, NodeType, Record, Repeat, Value};
+
+/// Part of all encoded placeholders; see `registry/holes.py`.
+const HOLE: &[u8] = structure::HOLE.as_bytes();
 
 /// The type of placeholders for code.
 const CODE: &str = "treepack.code";
@@ -99,11 +102,7 @@ impl<'a, 'py> Assembly<'a, 'py> {
         here: &Here<'_, 'py>,
     ) -> Walked<Option<Bound<'py, PyAny>>> {
         self.signals.check(self.py)?;
-        let PlannedNode {
-            number,
-            names,
-            plans,
-        } = *node;
+        let (number, names, plans) = *node;
         let mut built = grow::with_room(plans.len())?;
         for (name, plan) in names.names().zip(plans) {
             let part = self.tree(plan, &here.below(&name));
@@ -276,7 +275,7 @@ impl<'a, 'py> Assembly<'a, 'py> {
         let (mut data, has_holes) = if let Some(known) = &self.decoded[node] {
             known.clone()
         } else {
-            let has_holes = has_holes(data);
+            let has_holes = data.windows(HOLE.len()).any(|part| part == HOLE);
             let data = new_tuple_of(py, [copied(py, data)?.into_any()])?;
             let data = class.decode.call1(data).map_err(of_type);
             let data = data.map_err(|failure| self.remembered(node, failure))?;

@@ -25,12 +25,6 @@ pub struct Options<'py> {
     pub absent: Option<Bound<'py, PyAny>>,
 }
 
-impl Options<'_> {
-    pub fn converts_everywhere(&self) -> bool {
-        self.everywhere && self.convert.is_some()
-    }
-}
-
 pub enum Plan<'py> {
     /// A finished part.
     Ready(Bound<'py, PyAny>),
@@ -40,13 +34,8 @@ pub enum Plan<'py> {
     Node(Box<PlannedNode<'py>>),
 }
 
-pub struct PlannedNode<'py> {
-    /// The index in the record.
-    pub number: usize,
-    pub names: Names<'py>,
-    /// Of the children.
-    pub plans: Vec<Plan<'py>>,
-}
+/// The index in the record, and names and plans of the children.
+pub type PlannedNode<'py> = (usize, Names<'py>, Vec<Plan<'py>>);
 
 pub enum Names<'py> {
     Keys(Vec<Name<'py>>),

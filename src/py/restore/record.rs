@@ -26,7 +26,7 @@ use super::assembly::Assembly;
 use super::cursor::{Found, Ordered};
 use super::keys::{Here, Name};
 use super::nodes::{check_count, damaged, node_at, numbers};
-use super::plan::{Names, Options, Plan, PlannedNode, below};
+use super::plan::{Names, Options, Plan, below};
 use super::state::State;
 use crate::grow;
 use crate::structure::{Axis, Kind, Record, Sharding};
@@ -168,7 +168,9 @@ impl<'a, 'py, C: Ordered<'py>> Walk<'a, 'py, C> {
         if is_container {
             self.assembly.signals.check(self.py)?;
         }
-        let is_ready = matches!(kind, Kind::Plain) && !self.assembly.options.converts_everywhere();
+        let options = &self.assembly.options;
+        let converts_plain = options.everywhere && options.convert.is_some();
+        let is_ready = matches!(kind, Kind::Plain) && !converts_plain;
         match self.cursor.enter(place, || Ok(!is_container))? {
             Found::Leaf(leaf) if is_ready => Ok(Plan::Ready(leaf)),
             Found::Node(node) => self.container(node, number, here),
@@ -282,11 +284,7 @@ impl<'a, 'py, C: Ordered<'py>> Walk<'a, 'py, C> {
         let has_all =
             !matches!(kind, Kind::Typed(..)) || (self.places.is_empty() && self.cursor.is_copied());
         if !has_all || !plans.iter().all(|plan| matches!(plan, Plan::Ready(_))) {
-            return Ok(Plan::Node(Box::new(PlannedNode {
-                number,
-                names,
-                plans,
-            })));
+            return Ok(Plan::Node(Box::new((number, names, plans))));
         }
         let parts = plans.into_iter().map(|plan| match plan {
             Plan::Ready(part) => part,

@@ -40,14 +40,11 @@ pub enum Plan<'py> {
     Later(Box<Later<'py>>),
 }
 
+/// Keys, template and state.
+type Later<'py> = (Vec<Bound<'py, PyAny>>, Bound<'py, PyAny>, Bound<'py, PyAny>);
+
 /// A container, the names of its children if it is a dict, and their plans.
 type PlannedNode<'py> = (Container<'py>, Vec<Name<'py>>, Vec<Plan<'py>>);
-
-pub struct Later<'py> {
-    keys: Vec<Bound<'py, PyAny>>,
-    template: Bound<'py, PyAny>,
-    state: Bound<'py, PyAny>,
-}
 
 pub enum Container<'py> {
     Dict,
@@ -325,12 +322,7 @@ impl<'py, C: Named<'py>> Walk<'py, C> {
         let keys = here.names(self.py)?;
         let restored = session.restore_child(&keys, template, &state)?;
         Ok(Some(if session.collects && session.keeps_plan {
-            let template = template.clone();
-            Plan::Later(Box::new(Later {
-                keys,
-                template,
-                state,
-            }))
+            Plan::Later(Box::new((keys, template.clone(), state)))
         } else {
             Plan::Ready(restored)
         }))
@@ -520,7 +512,8 @@ impl<'py> Plan<'py> {
             }
             Self::Later(later) => {
                 let session = session.expect("only a walk with a session has such plans");
-                session.restore_child(&later.keys, &later.template, &later.state)
+                let (keys, template, state) = *later;
+                session.restore_child(&keys, &template, &state)
             }
         }
     }
