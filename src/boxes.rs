@@ -170,8 +170,11 @@ impl ShardBox {
         grow::collect(needed.filter_map(|(file, bytes)| Some((file, bytes?))))
     }
 
-    pub fn halves(&self) -> Option<Halves> {
-        self.parts.halves()
+    /// The dimension that is cut, the indices of the first half in it, and both halves.
+    pub fn halves(&self) -> Option<(usize, usize, [Self; 2])> {
+        let Halves { dim, count, boxes } = self.parts.halves()?;
+        let [first, second] = boxes.map(|bounds| Self::new(self.array.clone(), &bounds));
+        Some((dim, count, [first?, second?]))
     }
 
     /// The first shard whose file does not match the manifest.

@@ -7,7 +7,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyList, PyTuple};
 
 use super::catalog::Catalog;
-use super::grid::{BoxBounds, bounds_of, tuples};
+use super::grid::{BoxBounds, bounds_of, missing, tuples};
 use super::memory::{Writable, keep_reserve, list_of_results, new_uint, row};
 use super::options::{self, Int};
 use super::watch::Watcher;
@@ -31,13 +31,13 @@ impl Shards {
     }
 
     fn name(&self, shard: usize) -> PyResult<String> {
-        self.0.grid().name(shard).ok_or_else(fewer)
+        self.0.grid().name(shard).ok_or_else(missing)
     }
 
     fn find(&self, shard: usize, catalog: &Catalog) -> PyResult<Option<usize>> {
         keep_reserve()?;
         if shard >= self.0.grid().len() {
-            return Err(fewer());
+            return Err(missing());
         }
         let watcher = Watcher::signals();
         watcher.raise(self.0.find(shard, &catalog.catalog, &watcher))
@@ -48,33 +48,23 @@ impl Shards {
         keep_reserve()?;
         let found = boxes::ShardBox::new(self.0.clone(), &bounds_of(bounds)?);
         let found = found.ok_or_else(|| PyIndexError::new_err("the array has no such box"))?;
-        Ok(ShardBox {
-            array: self.0.clone(),
-            found,
-        })
+        Ok(ShardBox(found))
     }
 }
 
-fn fewer() -> PyErr {
-    PyIndexError::new_err("shard index out of range")
-}
-
 #[pyclass(frozen, module = "treepack._core")]
-pub struct ShardBox {
-    array: Arc<boxes::ShardedArray>,
-    found: boxes::ShardBox,
-}
+pub struct ShardBox(boxes::ShardBox);
 
 #[pymethods]
 impl ShardBox {
     fn __len__(&self) -> usize {
-        self.found.len()
+        self.0.len()
     }
 
     #[getter]
     fn files<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
         keep_reserve()?;
-        let files = py.detach(|| self.found.files())?;
+        let files = py.detach(|| self.0.files())?;
         tuples(
             py,
             files.iter().map(|(file, bytes)| [*file as usize, *bytes]),
@@ -82,15 +72,8 @@ impl ShardBox {
     }
 
     fn halves(&self) -> Option<(usize, usize, Self, Self)> {
-        let halves = self.found.halves()?;
-        let [first, second] = halves.boxes.map(|bounds| {
-            let found = boxes::ShardBox::new(self.array.clone(), &bounds)?;
-            Some(Self {
-                array: self.array.clone(),
-                found,
-            })
-        });
-        Some((halves.dim, halves.count, first?, second?))
+        let (dim, count, [first, second]) = self.0.halves()?;
+        Some((dim, count, Self(first), Self(second)))
     }
 
     fn missing(&self, catalogs: &Bound<'_, PyList>) -> PyResult<Option<usize>> {
@@ -98,7 +81,7 @@ impl ShardBox {
         let watcher = Watcher::signals();
         let found = catalogs
             .py()
-            .detach(|| self.found.missing(&files.open()?, &watcher));
+            .detach(|| self.0.missing(&files.open()?, &watcher));
         found.map_err(|failed| watcher.explain(failed.error, PyErr::from))
     }
 
@@ -109,7 +92,7 @@ impl ShardBox {
         let watcher = Watcher::signals();
         let places = PyList::empty(py);
         let open = files.open()?;
-        let done = self.found.each(&open, &watcher, |file, value, part| {
+        let done = self.0.each(&open, &watcher, |file, value, part| {
             let local = part.local.iter();
             let local = local.map(|&Bounds { start, count, step }| [start, count, step]);
             let place = || -> PyResult<Bound<'py, PyTuple>> {
@@ -134,11 +117,11 @@ impl ShardBox {
         let watcher = Watcher::signals();
         let done = py.detach(|| {
             let open = files.open()?;
-            self.found.each(&open, &watcher, |file, value, part| {
+            self.0.each(&open, &watcher, |file, value, part| {
                 let Some(mapping) = files.0[file].1.get().content.get().mapping() else {
                     return Ok(());
                 };
-                let array = self.found.place(&open[file], value)?;
+                let array = self.0.place(&open[file], value)?;
                 let runs = array.runs(&part.local, None);
                 let ranges = runs.map(|runs| array.ranges(&runs)).transpose()?;
                 mapping.prefetch(ranges.unwrap_or_default());
@@ -168,7 +151,7 @@ impl ShardBox {
         let threads = options::threads(threads, range.len(), parallel::MIN_COPY_BYTES)?;
         let watcher = Watcher::signals().checking(check);
         let done = target.fill(py, range, true, |memory| {
-            self.found
+            self.0
                 .read(&files.open()?, memory, &strides, threads, &watcher)
         });
         let done = files.unless_changed(done);
@@ -180,7 +163,7 @@ impl ShardBox {
     fn open(&self, catalogs: &Bound<'_, PyList>) -> PyResult<Files> {
         keep_reserve()?;
         let py = catalogs.py();
-        let needed = py.detach(|| self.found.files())?;
+        let needed = py.detach(|| self.0.files())?;
         let open = needed.into_iter().map(|(number, _)| {
             let catalog = catalogs.get_item(number as usize)?;
             let catalog = catalog.cast_into::<Catalog>();

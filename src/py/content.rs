@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io::{self, Read};
+use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::{Arc, Weak};
 
@@ -44,6 +45,9 @@ impl Source for Borrowed {
         self.as_stable()
     }
 }
+
+/// Bytes between two calls of the watch.
+const PART: usize = 8 << 20;
 
 type Shared = Arc<dyn Source + Send + Sync>;
 
@@ -268,15 +272,12 @@ impl Content {
         start: usize,
         stop: usize,
     ) -> PyResult<Bound<'py, PyTuple>> {
-        if start > stop || stop > self.source().len() {
-            return Err(PyIndexError::new_err("the range exceeds the content"));
-        }
-        let range = start..stop;
+        let range = self.range(start, stop)?;
         let stored = match &self.kind {
-            Kind::Gzip(indexed) => indexed.upgrade().map(|it| it.stored(range.clone())),
+            Kind::Gzip(indexed) => indexed.upgrade().map(|gzip| gzip.stored(range.clone())),
             Kind::Laid(laid) => laid
                 .upgrade()
-                .map(|it| it.layout.get().stored(range.clone())),
+                .map(|laid| laid.layout.get().stored(range.clone())),
             _ => None,
         };
         let range = stored.unwrap_or(range);
@@ -343,12 +344,9 @@ impl Content {
         start: usize,
         stop: usize,
     ) -> PyResult<Bound<'py, PyBytes>> {
-        let source = self.source();
-        if start > stop || stop > source.len() {
-            return Err(PyIndexError::new_err("the range exceeds the content"));
-        }
-        let made = new_bytes(py, stop - start, true, |target| {
-            source.read_at(start, target)
+        let range = self.range(start, stop)?;
+        let made = new_bytes(py, range.len(), true, |target| {
+            self.source().read_at(start, target)
         })?;
         Ok(made?)
     }
@@ -376,7 +374,6 @@ impl Content {
     /// Reads all bytes into memory, which arrays then view.
     #[pyo3(signature = (*, progress))]
     fn in_memory(&self, py: Python<'_>, progress: Option<Py<PyAny>>) -> PyResult<Self> {
-        const PART: usize = 8 << 20;
         let source = self.source();
         let watcher = Watcher::new(progress, source.len());
         let pages = watcher.detached(py, |watch| {
@@ -406,13 +403,13 @@ impl Content {
     #[pyo3(signature = (*, max_size))]
     fn salvage(&self, py: Python<'_>, max_size: Option<Int>) -> PyResult<(Self, Option<String>)> {
         let (pages, damage) = gzip::salvage(py, self.source(), max_size)?;
-        let kind = if damage.is_none() {
-            Kind::Inflated
-        } else {
-            Kind::Plain
-        };
-        let content = Self::of(Arc::new(pages), kind);
-        Ok((content, damage.map(|damage| damage.to_string())))
+        Ok(match damage {
+            None => (Self::made(pages), None),
+            Some(damage) => {
+                let content = Self::of(Arc::new(pages), Kind::Plain);
+                (content, Some(damage.to_string()))
+            }
+        })
     }
 }
 
@@ -443,6 +440,13 @@ impl Content {
             object: self.object.clone(),
             ..Self::of(indexed, kind)
         }
+    }
+
+    fn range(&self, start: usize, stop: usize) -> PyResult<Range<usize>> {
+        if start > stop || stop > self.source().len() {
+            return Err(PyIndexError::new_err("the range exceeds the content"));
+        }
+        Ok(start..stop)
     }
 
     pub fn made(pages: Pages) -> Self {
@@ -483,7 +487,9 @@ impl Content {
 
     /// Errors if the file has changed since it was opened.
     pub fn check_unchanged(&self) -> Result<()> {
-        self.file.as_ref().map_or(Ok(()), |it| it.check_unchanged())
+        self.file
+            .as_ref()
+            .map_or(Ok(()), |file| file.check_unchanged())
     }
 
     pub fn unless_changed<T>(&self, read: Result<T>) -> Result<T> {
@@ -523,7 +529,6 @@ impl Content {
 }
 
 fn read(mut file: &File, expected: usize, watch: &dyn Watch) -> Result<Pages> {
-    const PART: usize = 8 << 20;
     let may_wait = !file.metadata()?.is_file();
     let mut pages = Pages::with_room(expected + 1)?;
     loop {

@@ -90,6 +90,6 @@ pub(super) fn tuples<const N: usize>(
     list_of_results(py, numbers.map(|pair| new_tuple(py, &pair)))
 }
 
-fn missing() -> PyErr {
+pub(super) fn missing() -> PyErr {
     PyIndexError::new_err("shard index out of range")
 }

@@ -8,7 +8,7 @@ use super::content::Content;
 use super::memory::{Borrowed, Owned, keep_reserve, list_of_results, new_string, row};
 use super::objects::{Objects, build_like, build_recorded};
 use super::options::Int;
-use super::restore::{How, Matching};
+use super::restore::{Matching, Options};
 use super::watch::{Signals, Watcher};
 use crate::catalog::stream_items as items;
 use crate::sniff::{Convertible, Sample, explain};
@@ -67,17 +67,17 @@ pub fn restore_recorded<'py>(
     plain: bool,
     r#static: Option<Bound<'py, PyAny>>,
 ) -> PyResult<Option<(Bound<'py, PyAny>,)>> {
-    let how = How {
+    let options = Options {
         convert,
         everywhere,
         unknown_as_dict,
-        plain,
+        only_plain: plain,
         placeholders: false,
         fillings: r#static,
         absent: None,
     };
     let tree = with_source(data, copy, threads, None, |objects| {
-        build_recorded(how, objects)
+        build_recorded(options, objects)
     })?;
     Ok(tree.map(|tree| (tree,)))
 }

@@ -136,7 +136,8 @@ impl Manifest {
             true => vec![1; shape.len()],
             false => counts.iter().map(|count| *count as usize).collect(),
         };
-        let place = catalog.place_of(value)?;
+        catalog.check(value)?;
+        let place = (catalog.catalog.clone(), value);
         let split = |grid| {
             ShardedArray::new(grid, files.clone(), place, *host, dtype, itemsize).transpose()
         };

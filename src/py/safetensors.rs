@@ -62,9 +62,9 @@ impl Tensors {
     }
 
     fn arrays<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
-        let rows = self.0.arrays.iter().map(|it| {
-            let shape = new_tuple(py, &it.shape)?;
-            row!(py, it.name, it.dtype, shape, it.start)
+        let rows = self.0.arrays.iter().map(|array| {
+            let shape = new_tuple(py, &array.shape)?;
+            row!(py, array.name, array.dtype, shape, array.start)
         });
         list_of_results(py, rows)
     }
@@ -75,7 +75,7 @@ impl Tensors {
         keep_reserve()?;
         let source = content.get().shared();
         let arrays = &self.0.arrays;
-        let names = arrays.iter().map(|it| it.name.as_str());
+        let names = arrays.iter().map(|array| array.name.as_str());
         let made = laid(names, metadata, |out, number| {
             let array = &arrays[number];
             let place = array.start..array.start + array.nbytes;
@@ -188,7 +188,7 @@ fn laid<'a>(
 fn is_in(index: &Bound<'_, PyDict>, name: &str, file: &str) -> PyResult<bool> {
     let place = index.get_item(new_string(index.py(), name.as_bytes())?)?;
     let place = place.map(Bound::cast_into::<PyString>).transpose()?;
-    Ok(place.is_some_and(|it| it.to_str().is_ok_and(|it| it == file)))
+    Ok(place.is_some_and(|place| place.to_str().is_ok_and(|place| place == file)))
 }
 
 fn check_once(arrays: &[(&Tensor, u32)], files: &[(String, u64)]) -> Result<()> {

@@ -9,7 +9,7 @@ use pyo3::prelude::*;
 use super::super::content::Content;
 use super::super::errors;
 use super::super::memory::keep_reserve;
-use crate::boxes::{ManifestPlace, OpenFile};
+use crate::boxes::OpenFile;
 use crate::catalog::{self, Compared, FoundArrays};
 
 #[pyclass(frozen, module = "treepack._core")]
@@ -27,11 +27,6 @@ impl Catalog {
             catalog,
             arrays: FoundArrays::default(),
         }
-    }
-
-    pub fn place_of(&self, value: usize) -> PyResult<ManifestPlace> {
-        self.check(value)?;
-        Ok((self.catalog.clone(), value))
     }
 
     pub fn open_file(&self, number: u32) -> OpenFile<'_> {
@@ -59,7 +54,7 @@ impl Catalog {
         Ok(py.detach(|| self.catalog.compared(source, value, ranges))?)
     }
 
-    pub(super) fn check(&self, value: usize) -> PyResult<()> {
+    pub fn check(&self, value: usize) -> PyResult<()> {
         keep_reserve()?;
         if value < self.catalog.values() {
             return Ok(());

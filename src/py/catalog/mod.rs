@@ -183,12 +183,12 @@ impl Catalog {
         let (found, places) = Watcher::signals().detached(py, compare)?;
         let rows = places
             .iter()
-            .flat_map(|(value, at)| found[*at].iter().map(|it| (*value, it)));
+            .flat_map(|(value, at)| found[*at].iter().map(|found| (*value, found)));
         list_of_results(
             py,
-            rows.map(|(value, it)| {
-                let field = it.field.as_deref().unwrap_or_default();
-                row!(py, value, field, it.one, it.other)
+            rows.map(|(value, found)| {
+                let field = found.field.as_deref().unwrap_or_default();
+                row!(py, value, field, found.one, found.other)
             }),
         )
     }

@@ -40,7 +40,7 @@ impl Catalog {
         let content = self.content.get();
         if content
             .with_gaps()
-            .is_some_and(|it| !it.is_whole(place.start..place.end))
+            .is_some_and(|sparse| !sparse.is_whole(place.start..place.end))
         {
             // Before memory is allocated for a missing payload.
             return Err(self.at(py, source::missing(place.start).into(), value));

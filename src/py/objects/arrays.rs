@@ -56,7 +56,7 @@ impl<'py> Objects<'_, 'py> {
                 let dtype = dtype.object.bind(self.py);
                 let copied = self
                     .small_copies
-                    .array(dtype, shape, |it| bytes.read_at(0, it));
+                    .array(dtype, shape, |target| bytes.read_at(0, target));
                 return Ok(copied?);
             }
         }
@@ -113,9 +113,7 @@ impl<'py> Objects<'_, 'py> {
             return Err(no_dtype(found.dtype, found.offset).into());
         };
         if self.dtypes.len() <= found.dtype_number {
-            let more = found.dtype_number + 1 - self.dtypes.len();
-            self.dtypes.try_reserve(more).map_err(Error::from)?;
-            self.dtypes.resize_with(found.dtype_number + 1, || None);
+            grow::resize(&mut self.dtypes, found.dtype_number + 1, None)?;
         }
         self.dtypes[found.dtype_number] = Some(dtype);
         Ok(())

@@ -13,7 +13,7 @@ use pyo3::types::{PyBytes, PyDict};
 use super::super::failure::{Failure, Walked};
 use super::super::memory::new_list_of;
 use super::super::restore::{
-    Child, Cursor, Found, Here, How, Matching, Name, Named, Ordered, RecordWalk, TemplateChild,
+    Child, Cursor, Found, Here, Matching, Name, Named, Options, Ordered, RecordWalk, TemplateChild,
     Walk, has_older_types,
 };
 use super::values::{Built, Objects};
@@ -64,7 +64,7 @@ pub fn build_like<'py>(
 
 /// Restores encoded bytes by the record at their end; `None` unless there is one that they match.
 pub fn build_recorded<'py>(
-    how: How<'py>,
+    options: Options<'py>,
     objects: Objects<'_, 'py>,
 ) -> PyResult<Option<Bound<'py, PyAny>>> {
     let py = objects.py;
@@ -78,7 +78,7 @@ pub fn build_recorded<'py>(
         at_root: true,
         is_wrapped: false,
     };
-    let mut walk = RecordWalk::new(py, cursor, &record, nbytes, how)?;
+    let mut walk = RecordWalk::new(py, cursor, &record, nbytes, options)?;
     let root = record.nodes.len() - 1; // `Record::read` rejects empty records
     let plan = walk.value((), root, &Here::root(None));
     let plan = plan.and_then(|plan| Ok(walk.cursor.is_whole()?.then_some(plan)));
@@ -279,12 +279,10 @@ impl<'py> Named<'py> for Encoded<'_, 'py> {
 }
 
 impl<'py> Ordered<'py> for Encoded<'_, 'py> {
+    const IS_STRICT: bool = true;
+
     fn is_copied(&self) -> bool {
         self.objects.copies.is_empty()
-    }
-
-    fn dict(&self, _: &Node) -> Option<Bound<'py, PyDict>> {
-        None
     }
 
     fn count(&self, (count, _): &Node) -> usize {

@@ -284,7 +284,7 @@ fn is_leaf(map: &Bound<'_, PyDict>, key: &str) -> bool {
     let has = |marker: &&str| {
         new_string(map.py(), marker.as_bytes()).and_then(|marker| map.contains(marker))
     };
-    markers.contains(&key) || markers.iter().any(|it| has(it).unwrap_or(false))
+    markers.contains(&key) || markers.iter().any(|marker| has(marker).unwrap_or(false))
 }
 
 /// Errors if a key cannot be hashed, such as a tuple of Orbax with a list in it.

@@ -15,11 +15,14 @@ use super::super::memory::{copied, list_of_results, new_dict, new_list_of, new_t
 use super::super::watch::Signals;
 use super::super::{errors, value};
 use super::keys::Here;
-use super::known::{Known, has_holes, is_constant};
+use super::known::{Known, is_constant};
 use super::nodes::damaged;
-use super::plan::{How, Names, Plan, PlannedNode, below};
-use crate::structure::{Kind, Node, NodeType, Record, Repeat, Value};
-use crate::{Error, grow};
+use super::plan::{Names, Options, Plan, PlannedNode, below};
+use crate::grow;
+use crate::structure::{self, Kind, Node, NodeType, Record, Repeat, Value};
+
+/// Part of all encoded placeholders; see `registry/holes.py`.
+const HOLE: &[u8] = structure::HOLE.as_bytes();
 
 /// The type of placeholders for code.
 const CODE: &str = "treepack.code";
@@ -33,17 +36,16 @@ pub struct Assembly<'a, 'py> {
     py: Python<'py>,
     pub(super) signals: Signals<'py>,
     record: &'a Record,
-    pub(super) how: How<'py>,
+    pub(super) options: Options<'py>,
     pub(super) leaves: Vec<Bound<'py, PyAny>>,
     types: Vec<Option<Rc<Known<'py>>>>,
-    /// Static data or keys by node: many children may be the same node.
-    decoded: Vec<Option<Bound<'py, PyAny>>>,
+    /// Static data or keys by node, and whether they have placeholders: many children may be the
+    /// same node.
+    decoded: Vec<Option<(Bound<'py, PyAny>, bool)>>,
     /// Whether code is in or below each node; filled when needed.
     code: Vec<bool>,
     /// Nodes that become dicts wherever they are.
     unknown: HashSet<usize>,
-    /// Nodes whose static data have placeholders.
-    with_holes: HashSet<usize>,
     /// Descriptions of placeholders without a value, and how many lines they have.
     unfilled: Vec<Bound<'py, PyAny>>,
     unfilled_lines: usize,
@@ -57,7 +59,7 @@ impl<'a, 'py> Assembly<'a, 'py> {
         py: Python<'py>,
         record: &'a Record,
         nbytes: usize,
-        how: How<'py>,
+        options: Options<'py>,
     ) -> PyResult<Self> {
         Ok(Self {
             py,
@@ -68,16 +70,15 @@ impl<'a, 'py> Assembly<'a, 'py> {
             decoded: grow::filled(None, record.nodes.len())?,
             code: Vec::new(),
             unknown: HashSet::new(),
-            with_holes: HashSet::new(),
             unfilled: Vec::new(),
             unfilled_lines: 0,
             room: FILLED_BYTES.saturating_add(8 * nbytes),
-            how,
+            options,
         })
     }
 
     pub fn root(mut self, planned: Walked<Plan<'py>>) -> PyResult<Bound<'py, PyAny>> {
-        let absent = self.how.absent.clone();
+        let absent = self.options.absent.clone();
         let tree = planned.and_then(|plan| self.tree(plan, &Here::root(None)));
         let tree = tree.map(|tree| tree.or(absent).expect("only a part may be absent"));
         let tree = self.first_error(tree);
@@ -101,25 +102,12 @@ impl<'a, 'py> Assembly<'a, 'py> {
         here: &Here<'_, 'py>,
     ) -> Walked<Option<Bound<'py, PyAny>>> {
         self.signals.check(self.py)?;
-        let PlannedNode {
-            number,
-            names,
-            plans,
-        } = *node;
+        let (number, names, plans) = *node;
         let mut built = grow::with_room(plans.len())?;
-        let mut children = names.names();
-        for plan in plans {
-            let Some(name) = children.next() else {
-                return damaged("a dict has lost a key");
-            };
+        for (name, plan) in names.names().zip(plans) {
             let part = self.tree(plan, &here.below(&name));
-            let part = part.map_err(|failure| below(failure, &name))?;
-            if let Some(part) = &part {
-                names.replace(&name, part)?;
-            }
-            built.push(part);
+            built.push(part.map_err(|failure| below(failure, &name))?);
         }
-        drop(children);
         self.of_parts(number, names, built, here)
     }
 
@@ -133,7 +121,9 @@ impl<'a, 'py> Assembly<'a, 'py> {
         here: &Here<'_, 'py>,
     ) -> Walked<Option<Bound<'py, PyAny>>> {
         if parts.iter().all(Option::is_some) {
-            let built = grow::collect(parts.into_iter().flatten())?;
+            let built = parts
+                .into_iter()
+                .map(|part| part.expect("all are selected"));
             return self.container(number, names, built, here).map(Some);
         }
         if let Some(keys) = self.dict_keys(number)? {
@@ -154,27 +144,31 @@ impl<'a, 'py> Assembly<'a, 'py> {
         &mut self,
         node: usize,
         names: Names<'py>,
-        built: Vec<Bound<'py, PyAny>>,
+        built: impl ExactSizeIterator<Item = Bound<'py, PyAny>>,
         here: &Here<'_, 'py>,
     ) -> Assembled<'py> {
         let py = self.py;
         let record = self.record;
         match &record.nodes[node].0 {
-            Kind::Tuple if !self.how.plain => return Ok(new_tuple_of(py, built)?.into_any()),
+            Kind::Tuple if !self.options.only_plain => {
+                return Ok(new_tuple_of(py, built)?.into_any());
+            }
             Kind::List | Kind::Tuple => return Ok(new_list_of(py, built)?.into_any()),
-            Kind::Typed(class, data) if self.how.plain => {
-                return self.plain_node(node, *class as usize, data, names, built);
+            Kind::Typed(class, data) if self.options.only_plain => {
+                return self.plain_node(node, *class as usize, data, names, grow::collect(built)?);
             }
             _ if self.unknown.contains(&node) => {}
             Kind::Typed(class, data) => {
+                let built = grow::collect(built)?;
                 let made = self.typed(node, *class as usize, data, &names, &built, here);
                 if let Some(made) = self.unless_unknown(made)? {
                     return Ok(made);
                 }
+                return Ok(names.dict(py, built)?.into_any());
             }
             Kind::DictWithKeys(_) => {
                 if let Some(keys) = self.dict_keys(node)? {
-                    return with_keys(&keys, built.into_iter().map(Some));
+                    return with_keys(&keys, built.map(Some));
                 }
             }
             _ => {}
@@ -237,11 +231,11 @@ impl<'a, 'py> Assembly<'a, 'py> {
                 .iter()
                 .any(|name| errors::is(self.py, error, name))
         };
-        self.how.unknown_as_dict && failure.raised().is_some_and(unknown)
+        self.options.unknown_as_dict && failure.raised().is_some_and(unknown)
     }
 
     fn keys(&mut self, node: usize, keys: &[u8]) -> Assembled<'py> {
-        if let Some(known) = &self.decoded[node] {
+        if let Some((known, _)) = &self.decoded[node] {
             return Ok(known.clone());
         }
         let keys = value::decode_value(self.py, keys);
@@ -250,7 +244,7 @@ impl<'a, 'py> Assembly<'a, 'py> {
             keys.iter().try_for_each(|key| check_key(&key))?;
         }
         check_hashes(&keys).map_err(|error| unhashable(self.py, error))?;
-        self.decoded[node] = Some(keys.clone());
+        self.decoded[node] = Some((keys.clone(), false));
         Ok(keys)
     }
 
@@ -278,35 +272,30 @@ impl<'a, 'py> Assembly<'a, 'py> {
             }
         };
         let nbytes = data.len();
-        let data = if let Some(known) = &self.decoded[node] {
+        let (mut data, has_holes) = if let Some(known) = &self.decoded[node] {
             known.clone()
         } else {
-            if has_holes(data) {
-                self.with_holes.try_reserve(1).map_err(Error::from)?;
-                self.with_holes.insert(node);
-            }
+            let has_holes = data.windows(HOLE.len()).any(|part| part == HOLE);
             let data = new_tuple_of(py, [copied(py, data)?.into_any()])?;
             let data = class.decode.call1(data).map_err(of_type);
             let data = data.map_err(|failure| self.remembered(node, failure))?;
             if is_constant(&data)? {
-                self.decoded[node] = Some(data.clone());
+                self.decoded[node] = Some((data.clone(), has_holes));
             }
-            data
+            (data, has_holes)
         };
-        let data = if self.with_holes.contains(&node) {
-            if self.how.unknown_as_dict && self.how.fillings.is_none() {
+        if has_holes {
+            if self.options.unknown_as_dict && self.options.fillings.is_none() {
                 self.unknown.insert(node);
             }
-            let (data, unfilled) = self.filled(data, nbytes, &class.class, here)?;
+            let (filled, unfilled) = self.filled(data, nbytes, &class.class, here)?;
             if let Some(unfilled) = unfilled {
                 // Reported for all nodes at once; until then this is a dict.
                 grow::push(&mut self.unfilled, unfilled)?;
                 return Ok(None);
             }
-            data
-        } else {
-            data
-        };
+            data = filled;
+        }
         if class.foreign && self.code_below(node)? {
             let reason = format!(
                 "code of a library makes nodes of the type '{}', and receives no functions from \
@@ -370,26 +359,26 @@ impl<'a, 'py> Assembly<'a, 'py> {
             name,
             fields,
             version,
-            self.how.unknown_as_dict,
-            &self.how.fillings,
+            self.options.unknown_as_dict,
+            &self.options.fillings,
         ));
         let found = found.map_err(|error| self.unknown_types(error))?;
         if found.is_none() {
             return Ok(None);
         }
-        let known = Rc::new(Known::of(&found, self.how.placeholders)?);
+        let known = Rc::new(Known::of(&found, self.options.placeholders)?);
         Ok(Some(self.types[class].insert(known).clone()))
     }
 
     fn unknown_types(&self, error: PyErr) -> PyErr {
         let py = self.py;
-        if self.how.absent.is_some() || !errors::is(py, &error, "UnregisteredTypeError") {
+        if self.options.absent.is_some() || !errors::is(py, &error, "UnregisteredTypeError") {
             return error; // leaves of other types may not be selected
         }
         let make = || {
-            let types = self.record.types.iter().map(|it| {
-                let has_fields = PyBool::new(py, it.fields.is_some()).to_owned();
-                row!(py, it.name, has_fields)
+            let types = self.record.types.iter().map(|class| {
+                let has_fields = PyBool::new(py, class.fields.is_some()).to_owned();
+                row!(py, class.name, has_fields)
             });
             let types = list_of_results(py, types)?;
             Hooks::get(py)?
@@ -429,8 +418,8 @@ impl<'a, 'py> Assembly<'a, 'py> {
         self.room = room;
         let path = new_list_of(py, here.names(py)?)?;
         let fill = Hooks::get(py)?.fill_holes.bind(py);
-        let lines = (!self.how.unknown_as_dict).then_some(self.unfilled_lines);
-        let filled = fill.call1((data, path, &self.how.fillings, class, lines))?;
+        let lines = (!self.options.unknown_as_dict).then_some(self.unfilled_lines);
+        let filled = fill.call1((data, path, &self.options.fillings, class, lines))?;
         let (data, unfilled): (_, Option<Bound<'py, PyAny>>) = filled.extract()?;
         if let Some(unfilled) = &unfilled {
             self.unfilled_lines += unfilled.getattr(intern!(py, "lines"))?.len()?;

@@ -1,7 +1,6 @@
 //! The traits through which the walks read saved data.
 
 use pyo3::prelude::*;
-use pyo3::types::PyDict;
 
 use super::super::failure::Walked;
 use super::keys::Name;
@@ -53,8 +52,8 @@ pub trait Ordered<'py>: Cursor<'py> {
     /// Returns whether all arrays have their bytes, see `copy`.
     fn is_copied(&self) -> bool;
 
-    /// Returns the dict, if this form is a state.
-    fn dict(&self, node: &Self::Node) -> Option<Bound<'py, PyDict>>;
+    /// Whether children of typed nodes must have the record's order.
+    const IS_STRICT: bool;
 
     fn count(&self, node: &Self::Node) -> usize;
 

@@ -10,7 +10,6 @@ use pyo3::types::PyTuple;
 use super::super::hashes::may_be_key;
 use super::super::memory::new_tuple_of;
 use super::keys::Name;
-use crate::structure;
 
 /// A registered type; see `NodeType` in `registry/types.py`.
 pub struct Known<'py> {
@@ -101,13 +100,6 @@ pub(super) fn is_constant(data: &Bound<'_, PyAny>) -> PyResult<bool> {
         Err(error) if !error.is_instance_of::<PyException>(data.py()) => Err(error),
         hashed => Ok(hashed.is_ok()),
     }
-}
-
-/// Part of all encoded placeholders; see `registry/holes.py`.
-const HOLE: &[u8] = structure::HOLE.as_bytes();
-
-pub(super) fn has_holes(data: &[u8]) -> bool {
-    data.windows(HOLE.len()).any(|window| window == HOLE)
 }
 
 /// Compares names with keys, in order; equal names become the keys.

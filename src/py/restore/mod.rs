@@ -32,7 +32,7 @@ pub use self::keys::{Here, Name};
 pub use self::kinds::other_kinds;
 pub use self::matching::Matching;
 pub use self::older::{has_older_types, mark_older};
-pub use self::plan::How;
+pub use self::plan::Options;
 pub use self::record::{Walk as RecordWalk, assemble, record_metadata};
 pub use self::state::restore_state;
 pub use self::template::{Session, Walk};

@@ -1,34 +1,28 @@
 //! The plan of a tree: the walk over a record makes it, `Assembly` makes nodes from it.
 
-use std::iter;
 use std::rc::Rc;
 
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use super::super::failure::{Failure, Walked};
-use super::super::memory::{dict_next, new_dict};
+use super::super::memory::new_dict;
 use super::keys::Name;
 use super::nodes::damaged;
 
 /// Options of restoring by a record; see `assemble` in `_core.pyi`.
 #[allow(clippy::struct_excessive_bools)] // as in Python
-pub struct How<'py> {
+pub struct Options<'py> {
     pub convert: Option<Bound<'py, PyAny>>,
     /// Convert all arrays, not only jax arrays.
     pub everywhere: bool,
     pub unknown_as_dict: bool,
-    pub plain: bool,
+    /// Make dicts and lists only.
+    pub only_plain: bool,
     pub placeholders: bool,
     pub fillings: Option<Bound<'py, PyAny>>,
     /// Stands in a state for parts that were not read.
     pub absent: Option<Bound<'py, PyAny>>,
-}
-
-impl How<'_> {
-    pub fn converts_everywhere(&self) -> bool {
-        self.everywhere && self.convert.is_some()
-    }
 }
 
 pub enum Plan<'py> {
@@ -40,17 +34,10 @@ pub enum Plan<'py> {
     Node(Box<PlannedNode<'py>>),
 }
 
-pub struct PlannedNode<'py> {
-    /// The index in the record.
-    pub number: usize,
-    pub names: Names<'py>,
-    /// Of the children.
-    pub plans: Vec<Plan<'py>>,
-}
+/// The index in the record, and names and plans of the children.
+pub type PlannedNode<'py> = (usize, Names<'py>, Vec<Plan<'py>>);
 
 pub enum Names<'py> {
-    /// A dict of the state, in which children replace their states.
-    State(Bound<'py, PyDict>),
     Keys(Vec<Name<'py>>),
     /// The same for all nodes of a type.
     Shared(Rc<Vec<Name<'py>>>),
@@ -60,57 +47,24 @@ pub enum Names<'py> {
 
 impl<'py> Names<'py> {
     pub fn names(&self) -> impl Iterator<Item = Name<'py>> {
-        let (mut position, mut index) = (0, 0);
-        iter::from_fn(move || {
-            index += 1;
-            match self {
-                Self::State(dict) => {
-                    let (key, _) = dict_next(dict, &mut position)?;
-                    Some(Name::of(key))
-                }
-                Self::Keys(names) => names.get(index - 1).cloned(),
-                Self::Shared(names) => names.get(index - 1).cloned(),
-                Self::Indices => Some(Name::Index(index - 1)),
-            }
+        (0..).map_while(move |index| match self {
+            Self::Keys(names) => names.get(index).cloned(),
+            Self::Shared(names) => names.get(index).cloned(),
+            Self::Indices => Some(Name::Index(index)),
         })
     }
 
-    /// Replaces a child's state by the child, so that the garbage collector has no more objects to
-    /// visit.
-    pub fn replace(&self, name: &Name<'py>, child: &Bound<'py, PyAny>) -> PyResult<()> {
-        match self {
-            Self::State(dict) => dict.set_item(name.object(dict.py())?, child),
-            _ => Ok(()),
-        }
-    }
-
     pub fn dict(
-        self,
+        &self,
         py: Python<'py>,
-        children: Vec<Bound<'py, PyAny>>,
+        children: impl IntoIterator<Item = Bound<'py, PyAny>, IntoIter: ExactSizeIterator>,
     ) -> Walked<Bound<'py, PyDict>> {
+        let children = children.into_iter();
         let count = children.len();
-        let dict = match self {
-            Self::State(dict) => {
-                let mut position = 0;
-                for child in children {
-                    // Keys stay the same, so the dict does not resize.
-                    if let Some((key, state)) = dict_next(&dict, &mut position)
-                        && !child.is(&state)
-                    {
-                        dict.set_item(key, child)?;
-                    }
-                }
-                return Ok(dict);
-            }
-            names => {
-                let dict = new_dict(py)?;
-                for (name, child) in names.names().zip(children) {
-                    dict.set_item(name.object(py)?, child)?;
-                }
-                dict
-            }
-        };
+        let dict = new_dict(py)?;
+        for (name, child) in self.names().zip(children) {
+            dict.set_item(name.object(py)?, child)?;
+        }
         if dict.len() == count {
             Ok(dict)
         } else {

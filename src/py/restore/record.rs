@@ -26,7 +26,7 @@ use super::assembly::Assembly;
 use super::cursor::{Found, Ordered};
 use super::keys::{Here, Name};
 use super::nodes::{check_count, damaged, node_at, numbers};
-use super::plan::{How, Names, Plan, PlannedNode, below};
+use super::plan::{Names, Options, Plan, below};
 use super::state::State;
 use crate::grow;
 use crate::structure::{Axis, Kind, Record, Sharding};
@@ -53,20 +53,20 @@ pub fn assemble<'py>(
     let nbytes = record.map_or(0, <[u8]>::len);
     let record = record.map_or_else(|| Ok(Record::plain()), Record::read)?;
     let root = node_at(&record, &at).map_err(|failure| failure.into_py(py, "loading"))?;
-    let how = How {
+    let options = Options {
         convert,
         everywhere,
         unknown_as_dict,
-        plain,
+        only_plain: plain,
         placeholders,
         fillings: r#static,
         absent,
     };
     let cursor = State {
         exact: false,
-        absent: how.absent.clone(),
+        absent: options.absent.clone(),
     };
-    let mut walk = Walk::new(py, cursor, &record, nbytes, how)?;
+    let mut walk = Walk::new(py, cursor, &record, nbytes, options)?;
     let planned = walk.value(state, root, &Here::root(None));
     walk.tree(planned)
 }
@@ -108,9 +108,9 @@ impl<'a, 'py, C: Ordered<'py>> Walk<'a, 'py, C> {
         cursor: C,
         record: &'a Record,
         nbytes: usize,
-        how: How<'py>,
+        options: Options<'py>,
     ) -> PyResult<Self> {
-        let is_placed = how.placeholders || how.convert.is_some();
+        let is_placed = options.placeholders || options.convert.is_some();
         let shardings = if is_placed {
             &record.shardings[..]
         } else {
@@ -120,7 +120,7 @@ impl<'a, 'py, C: Ordered<'py>> Walk<'a, 'py, C> {
             py,
             cursor,
             record,
-            assembly: Assembly::new(py, record, nbytes, how)?,
+            assembly: Assembly::new(py, record, nbytes, options)?,
             shardings: resolved(py, shardings)?,
             names: grow::filled(None, record.types.len())?,
             open: Vec::new(),
@@ -136,7 +136,7 @@ impl<'a, 'py, C: Ordered<'py>> Walk<'a, 'py, C> {
     }
 
     fn convert(&mut self) -> PyResult<()> {
-        let convert = self.assembly.how.convert.as_ref();
+        let convert = self.assembly.options.convert.as_ref();
         let Some(convert) = convert.filter(|_| !self.open.is_empty()) else {
             return Ok(());
         };
@@ -168,7 +168,9 @@ impl<'a, 'py, C: Ordered<'py>> Walk<'a, 'py, C> {
         if is_container {
             self.assembly.signals.check(self.py)?;
         }
-        let is_ready = matches!(kind, Kind::Plain) && !self.assembly.how.converts_everywhere();
+        let options = &self.assembly.options;
+        let converts_plain = options.everywhere && options.convert.is_some();
+        let is_ready = matches!(kind, Kind::Plain) && !converts_plain;
         match self.cursor.enter(place, || Ok(!is_container))? {
             Found::Leaf(leaf) if is_ready => Ok(Plan::Ready(leaf)),
             Found::Node(node) => self.container(node, number, here),
@@ -180,7 +182,7 @@ impl<'a, 'py, C: Ordered<'py>> Walk<'a, 'py, C> {
     #[inline]
     fn is_container(&self, number: usize) -> bool {
         match self.record.nodes[number].0 {
-            Kind::Plain => self.assembly.how.absent.is_some(),
+            Kind::Plain => self.assembly.options.absent.is_some(),
             Kind::Jax | Kind::WeakJax | Kind::Bytearray | Kind::Memoryview => false,
             _ => true,
         }
@@ -196,17 +198,12 @@ impl<'a, 'py, C: Ordered<'py>> Walk<'a, 'py, C> {
         let count = self.cursor.count(&node);
         let (mut names, mut plans) = self.opened(&node, number)?;
         for (index, child) in numbers(self.record, number, count).enumerate() {
-            let (name, place) = self.next(&mut node, number, &names, index)?;
+            let (name, place) = self.next(&mut node, &names, index)?;
             if let Names::Keys(names) = &mut names {
                 grow::push(names, name.clone())?;
             }
             let plan = self.value(place, child, &here.below(&name));
             let plan = plan.map_err(|failure| below(failure, &name))?;
-            if let Plan::Ready(part) = &plan
-                && self.is_container(child)
-            {
-                names.replace(&name, part)?;
-            }
             grow::push(&mut plans, plan)?;
         }
         if !self.cursor.leave(&node)? {
@@ -223,13 +220,10 @@ impl<'a, 'py, C: Ordered<'py>> Walk<'a, 'py, C> {
         if !matches!(kind, Kind::Plain) {
             check_count(&self.record.nodes[number], count as u64)?;
         }
-        let names = match self.cursor.dict(node) {
-            Some(dict) => Names::State(dict),
-            None if matches!(kind, Kind::List | Kind::Tuple) => Names::Indices,
-            None => match self.shared_names(kind)? {
-                Some(shared) if shared.len() == count => Names::Shared(shared),
-                _ => Names::Keys(Vec::new()),
-            },
+        let names = match self.shared_names(kind)? {
+            _ if matches!(kind, Kind::List | Kind::Tuple) => Names::Indices,
+            Some(shared) if shared.len() == count => Names::Shared(shared),
+            _ => Names::Keys(Vec::new()),
         };
         // A damaged file may have any count.
         Ok((names, grow::with_room(count.min(1 << 10))?))
@@ -239,15 +233,13 @@ impl<'a, 'py, C: Ordered<'py>> Walk<'a, 'py, C> {
     fn next(
         &mut self,
         node: &mut C::Node,
-        number: usize,
         names: &Names<'py>,
         index: usize,
     ) -> Walked<(Name<'py>, C::Place)> {
-        let is_list = matches!(self.record.nodes[number].0, Kind::List | Kind::Tuple);
         let known = match names {
-            _ if is_list => Some(Name::Index(index)),
+            Names::Indices => Some(Name::Index(index)),
             Names::Shared(shared) => shared.get(index).cloned(),
-            _ => None,
+            Names::Keys(_) => None,
         };
         let next = match known {
             Some(name) => (self.cursor.next_is(node, &name)?).map(|place| (name, place)),
@@ -259,13 +251,13 @@ impl<'a, 'py, C: Ordered<'py>> Walk<'a, 'py, C> {
         }
     }
 
-    /// Returns the children's names, if all nodes of this type have the same.
+    /// Returns the children's names, if all nodes of this type have the same in this order.
     #[inline(never)]
     fn shared_names(&mut self, kind: &Kind) -> PyResult<Option<Rc<Vec<Name<'py>>>>> {
-        let Kind::Typed(class, _) = kind else {
-            return Ok(None);
+        let class = match kind {
+            Kind::Typed(class, _) if C::IS_STRICT => *class as usize,
+            _ => return Ok(None),
         };
-        let class = *class as usize;
         let Some((names, _)) = &self.record.types[class].fields else {
             return Ok(None);
         };
@@ -292,17 +284,12 @@ impl<'a, 'py, C: Ordered<'py>> Walk<'a, 'py, C> {
         let has_all =
             !matches!(kind, Kind::Typed(..)) || (self.places.is_empty() && self.cursor.is_copied());
         if !has_all || !plans.iter().all(|plan| matches!(plan, Plan::Ready(_))) {
-            return Ok(Plan::Node(Box::new(PlannedNode {
-                number,
-                names,
-                plans,
-            })));
+            return Ok(Plan::Node(Box::new((number, names, plans))));
         }
         let parts = plans.into_iter().map(|plan| match plan {
             Plan::Ready(part) => part,
             _ => unreachable!("all are ready"),
         });
-        let parts = parts.collect(); // takes over the memory of the plans
         let made = self.assembly.container(number, names, parts, here);
         made.map(Plan::Ready)
     }
@@ -325,8 +312,7 @@ impl<'a, 'py, C: Ordered<'py>> Walk<'a, 'py, C> {
 
     fn plain(&mut self, part: Bound<'py, PyAny>, here: &Here<'_, 'py>) -> Walked<Plan<'py>> {
         if part.is_instance_of::<PyUntypedArray>() || self.is_deferred(&part)? {
-            let (weak, split) = (self.none(), self.none());
-            return self.open(part, weak, split, here);
+            return self.open(part, None, None, here);
         }
         self.inside(&part, here)?;
         Ok(Plan::Ready(part))
@@ -369,10 +355,6 @@ impl<'a, 'py, C: Ordered<'py>> Walk<'a, 'py, C> {
         Ok(())
     }
 
-    fn none(&self) -> Bound<'py, PyAny> {
-        self.py.None().into_bound(self.py)
-    }
-
     fn jax(
         &mut self,
         leaf: Bound<'py, PyAny>,
@@ -382,12 +364,11 @@ impl<'a, 'py, C: Ordered<'py>> Walk<'a, 'py, C> {
         let py = self.py;
         let is_weak = self.record.nodes[number].0 == Kind::WeakJax;
         let split = match self.record.sharding_of(number) {
-            Some(number) if number < self.shardings.len() => self.shardings.get_item(number)?,
-            _ => self.none(),
+            Some(number) if number < self.shardings.len() => Some(self.shardings.get_item(number)?),
+            _ => None,
         };
-        if self.assembly.how.convert.is_some() {
-            let weak = PyBool::new(py, is_weak).to_owned().into_any();
-            return self.open(leaf, weak, split, here);
+        if self.assembly.options.convert.is_some() {
+            return self.open(leaf, Some(is_weak), split, here);
         }
         if leaf.is_instance_of::<PyDict>() {
             return damaged(
@@ -395,8 +376,8 @@ impl<'a, 'py, C: Ordered<'py>> Walk<'a, 'py, C> {
                  implementation, or any PRNG key if jax is not installed",
             );
         }
-        if self.assembly.how.placeholders
-            && (is_weak || !split.is_none())
+        if self.assembly.options.placeholders
+            && (is_weak || split.as_ref().is_some_and(|split| !split.is_none()))
             && leaf.hasattr(intern!(py, "shape"))?
         {
             let shape = leaf.getattr(intern!(py, "shape"))?;
@@ -412,11 +393,16 @@ impl<'a, 'py, C: Ordered<'py>> Walk<'a, 'py, C> {
     fn open(
         &mut self,
         leaf: Bound<'py, PyAny>,
-        weak: Bound<'py, PyAny>,
-        split: Bound<'py, PyAny>,
+        weak: Option<bool>,
+        split: Option<Bound<'py, PyAny>>,
         here: &Here<'_, 'py>,
     ) -> Walked<Plan<'py>> {
-        let leaf = [here.trail(self.py)?, self.none(), leaf, weak, split];
+        let none = || self.py.None().into_bound(self.py);
+        let weak = weak.map_or_else(none, |weak| {
+            PyBool::new(self.py, weak).to_owned().into_any()
+        });
+        let split = split.unwrap_or_else(none);
+        let leaf = [here.trail(self.py)?, none(), leaf, weak, split];
         grow::push(&mut self.open, new_tuple_of(self.py, leaf)?.into_any())?;
         Ok(Plan::Open(self.open.len() - 1))
     }
@@ -425,7 +411,7 @@ impl<'a, 'py, C: Ordered<'py>> Walk<'a, 'py, C> {
 /// Makes jax shardings; `None` where devices are missing.
 fn resolved<'py>(py: Python<'py>, shardings: &[Sharding]) -> PyResult<Bound<'py, PyList>> {
     let texts = |texts: &[String]| {
-        list_of_results(py, texts.iter().map(|it| new_string(py, it.as_bytes())))
+        list_of_results(py, texts.iter().map(|text| new_string(py, text.as_bytes())))
     };
     let axis = |Axis(name, size, is_explicit): &Axis| {
         let parts = (new_string(py, name.as_bytes())?, *size, *is_explicit);

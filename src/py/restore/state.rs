@@ -110,12 +110,10 @@ impl<'py> Named<'py> for State<'py> {
 }
 
 impl<'py> Ordered<'py> for State<'py> {
+    const IS_STRICT: bool = false;
+
     fn is_copied(&self) -> bool {
         true
-    }
-
-    fn dict(&self, node: &Node<'py>) -> Option<Bound<'py, PyDict>> {
-        Some(node.0.clone())
     }
 
     fn count(&self, node: &Node<'py>) -> usize {

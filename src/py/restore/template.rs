@@ -35,28 +35,23 @@ pub enum Plan<'py> {
     Ready(Bound<'py, PyAny>),
     /// The open leaf with this number.
     Open(usize),
-    /// A dict, list or tuple; the names of its children; their plans.
-    Plain(Box<(Container<'py>, Vec<Name<'py>>, Vec<Self>)>),
-    /// A container like one of the template.
     Node(Box<PlannedNode<'py>>),
     /// A part that Python restores after all leaves are converted.
     Later(Box<Later<'py>>),
 }
 
-/// Template, fields, and plans for the children.
-type PlannedNode<'py> = (Bound<'py, PyAny>, Rc<Fields<'py>>, Vec<Plan<'py>>);
+/// Keys, template and state.
+type Later<'py> = (Vec<Bound<'py, PyAny>>, Bound<'py, PyAny>, Bound<'py, PyAny>);
 
-pub struct Later<'py> {
-    keys: Vec<Bound<'py, PyAny>>,
-    template: Bound<'py, PyAny>,
-    state: Bound<'py, PyAny>,
-}
+/// A container, the names of its children if it is a dict, and their plans.
+type PlannedNode<'py> = (Container<'py>, Vec<Name<'py>>, Vec<Plan<'py>>);
 
 pub enum Container<'py> {
     Dict,
     List,
     Tuple,
-    Node(Rc<Fields<'py>>),
+    /// A node like one of the template.
+    Node(Bound<'py, PyAny>, Rc<Fields<'py>>),
 }
 
 /// The `Restore` of `restore/session.py` that a walk is part of.
@@ -147,6 +142,7 @@ pub struct Walk<'py, C> {
     pub matching: Matching<'py>,
     /// Without one, the walk ends where it needs Python.
     session: Option<Session<'py>>,
+    notes: bool,
     pub signals: Signals<'py>,
     /// Stacks of children and plans under way, which save small containers an allocation.
     children: Vec<TemplateChild<'py>>,
@@ -170,6 +166,7 @@ impl<'py, C: Named<'py>> Walk<'py, C> {
             py,
             cursor,
             matching,
+            notes: session.as_ref().is_some_and(|session| session.notes),
             session,
             signals: Signals::new(py),
             children: Vec::new(),
@@ -272,12 +269,11 @@ impl<'py, C: Named<'py>> Walk<'py, C> {
         here: &Here<'_, 'py>,
     ) -> Fit<'py> {
         let is_taken = self.matching.leaf(template, &found)?;
-        let is_leaf = |it| self.matching.is_leaf(it);
+        let is_leaf = |value| self.matching.is_leaf(value);
         if !(is_taken || is_leaf(template)? && is_leaf(&found)?) {
             return self.delegate(Some(found), template, here);
         }
-        let notes = self.session.as_ref().is_some_and(|session| session.notes);
-        if notes {
+        if self.notes {
             let trail = self.trail(here)?;
             grow::push(&mut self.loaded, trail)?;
         }
@@ -291,7 +287,7 @@ impl<'py, C: Named<'py>> Walk<'py, C> {
 
     #[inline(never)]
     fn keep(&mut self, template: &Bound<'py, PyAny>, here: &Here<'_, 'py>) -> Fit<'py> {
-        if self.session.as_ref().is_some_and(|session| session.notes) {
+        if self.notes {
             let kept = new_tuple_of(self.py, [self.trail(here)?, template.clone()])?;
             grow::push(&mut self.kept, kept.into_any())?;
         }
@@ -326,12 +322,7 @@ impl<'py, C: Named<'py>> Walk<'py, C> {
         let keys = here.names(self.py)?;
         let restored = session.restore_child(&keys, template, &state)?;
         Ok(Some(if session.collects && session.keeps_plan {
-            let template = template.clone();
-            Plan::Later(Box::new(Later {
-                keys,
-                template,
-                state,
-            }))
+            Plan::Later(Box::new((keys, template.clone(), state)))
         } else {
             Plan::Ready(restored)
         }))
@@ -422,25 +413,26 @@ impl<'py, C: Named<'py>> Walk<'py, C> {
             self.plans.truncate(first_plan);
             return Ok(Plan::Keep(template.clone()));
         }
-        let is_ready = plans.iter().all(|plan| matches!(plan, Plan::Ready(_)));
+        let is_ready = !matches!(container, Container::Node(..))
+            && plans.iter().all(|plan| matches!(plan, Plan::Ready(_)));
         let plans = self.plans.drain(first_plan..);
         let names = self.children[first_child..].iter().map(|(name, _)| name);
-        Ok(match container {
-            Container::Node(fields) => {
-                Plan::Node(Box::new((template.clone(), fields, grow::collect(plans)?)))
-            }
-            container if is_ready => {
-                let parts = plans.map(|plan| match plan {
-                    Plan::Ready(part) => part,
-                    _ => unreachable!("all are ready"),
-                });
-                Plan::Ready(made(self.py, &container, names, parts)?)
-            }
-            container => {
-                let names = grow::collect(names.cloned())?;
-                Plan::Plain(Box::new((container, names, grow::collect(plans)?)))
-            }
-        })
+        if is_ready {
+            let parts = plans.map(|plan| match plan {
+                Plan::Ready(part) => part,
+                _ => unreachable!("all are ready"),
+            });
+            return Ok(Plan::Ready(made(self.py, &container, names, parts)?));
+        }
+        let names = match container {
+            Container::Dict => grow::collect(names.cloned())?,
+            _ => Vec::new(),
+        };
+        Ok(Plan::Node(Box::new((
+            container,
+            names,
+            grow::collect(plans)?,
+        ))))
     }
 }
 
@@ -453,10 +445,14 @@ fn made<'a, 'py: 'a>(
     match container {
         Container::List => Ok(new_list_of(py, parts)?.into_any()),
         Container::Tuple => Ok(new_tuple_of(py, parts)?.into_any()),
-        Container::Dict | Container::Node(_) => {
+        Container::Node(template, fields) => fields.make.call1((template, new_list_of(py, parts)?)),
+        Container::Dict => {
             let dict = new_dict(py)?;
             for (name, part) in names.zip(parts) {
-                dict.set_item(name.object(py)?, part)?;
+                match name {
+                    Name::Text(text) => dict.set_item(text, part)?, // takes no new reference
+                    name => dict.set_item(name.object(py)?, part)?,
+                }
             }
             Ok(dict.into_any())
         }
@@ -493,7 +489,7 @@ fn add_children<'py>(
     };
     let names = fields.names.iter().cloned().map(Name::Text);
     grow::add_all(children, names.zip(values))?;
-    Ok(Some(Container::Node(fields)))
+    Ok(Some(Container::Node(template.clone(), fields)))
 }
 
 impl<'py> Plan<'py> {
@@ -503,27 +499,21 @@ impl<'py> Plan<'py> {
         settled: &[Bound<'py, PyAny>],
         session: Option<&Session<'py>>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let all = |plans: Vec<Self>| -> PyResult<Vec<_>> {
-            let mut parts = grow::with_room(plans.len())?;
-            for plan in plans {
-                parts.push(plan.tree(py, settled, session)?);
-            }
-            Ok(parts)
-        };
         match self {
             Self::Keep(part) | Self::Ready(part) => Ok(part),
             Self::Open(number) => Ok(settled[number].clone()),
-            Self::Plain(plain) => {
-                let (container, names, plans) = *plain;
-                made(py, &container, names.iter(), all(plans)?.into_iter())
-            }
             Self::Node(node) => {
-                let (template, fields, plans) = *node;
-                fields.make.call1((template, new_list_of(py, all(plans)?)?))
+                let (container, names, plans) = *node;
+                let mut parts = grow::with_room(plans.len())?;
+                for plan in plans {
+                    parts.push(plan.tree(py, settled, session)?);
+                }
+                made(py, &container, names.iter(), parts.into_iter())
             }
             Self::Later(later) => {
                 let session = session.expect("only a walk with a session has such plans");
-                session.restore_child(&later.keys, &later.template, &later.state)
+                let (keys, template, state) = *later;
+                session.restore_child(&keys, &template, &state)
             }
         }
     }
