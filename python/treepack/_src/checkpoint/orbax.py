@@ -7,7 +7,7 @@ TensorStore reads the boxes of arrays. Orbax itself is not needed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -139,7 +139,8 @@ def _values(item: Item) -> list[Any]:
     """Returns the values of the leaves of an item; arrays are `Stored`."""
     is_stored = [it.type in (*ARRAYS, SCALAR) and not it.is_aggregated for it in item.leaves]
     stored = [leaf for leaf, there in zip(item.leaves, is_stored, strict=True) if there]
-    arrays = {leaf: Stored(leaf, store) for leaf, store in _opened(item, stored)}
+    opened = zip(stored, open_arrays(item, stored), strict=True)
+    arrays = {leaf: Stored(leaf, store) for leaf, store in opened}
     small = [it for it in stored if it.type == SCALAR or it.name in item.keys]
     for leaf in small:
         if leaf.name not in item.keys and (shape := arrays[leaf].shape):
@@ -159,7 +160,7 @@ def _values(item: Item) -> list[Any]:
             values.append(arrays[leaf])
         elif leaf.type == STRING:
             strings = strings_of(item) if strings is None else strings
-            values.append(_at_name(strings, leaf))
+            values.append(string_at(strings, leaf))
         else:
             raise DecodeError(
                 f"the value has the type {printable(leaf.type)}, which only its program reads: "
@@ -169,23 +170,19 @@ def _values(item: Item) -> list[Any]:
     return values
 
 
-def _opened(item: Item, leaves: Sequence[Leaf]) -> Iterable[tuple[Leaf, Any]]:
-    return zip(leaves, open_arrays(item, leaves), strict=True) if leaves else ()
-
-
 def _small(item: Item, leaf: Leaf, data: np.ndarray) -> Any:
     """Returns a number or a typed PRNG key."""
     impl = item.keys.get(leaf.name)
-    if impl is not None:
-        key = _prng.wrap(impl, data)
-        if key is None:
-            raise DecodeError(
-                f"the PRNG key has the implementation {printable(impl)}, which JAX lacks, or JAX "
-                "is not installed",
-                path=leaf.path,
-            )
-        return key
-    return data.item()
+    if impl is None:
+        return data.item()
+    key = _prng.wrap(impl, data)
+    if key is None:
+        raise DecodeError(
+            f"the PRNG key has the implementation {printable(impl)}, which JAX lacks, or JAX is "
+            "not installed",
+            path=leaf.path,
+        )
+    return key
 
 
 def _aggregated(item: Item) -> Any:
@@ -208,13 +205,6 @@ def _at(state: Any, leaf: Leaf) -> Any:
             path=leaf.path,
         )
     return state
-
-
-def _at_name(strings: Any, leaf: Leaf) -> str:
-    try:
-        return str(string_at(strings, leaf.name))
-    except (LookupError, TypeError) as error:
-        raise DecodeError("the string is missing", path=leaf.path) from error
 
 
 class Stored(Held):

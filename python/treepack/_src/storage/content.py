@@ -424,11 +424,10 @@ def _of_file_object(file: Any) -> tuple[core.Content, Blocks]:
 
 def is_special(path: str | os.PathLike[str]) -> bool:
     """Returns whether a local path is a pipe, which blocks its reader, a device or the like."""
-    store, place = store_of(path)
-    if not store.is_local:
+    if url_of(path) is not None:
         return False
     try:
-        mode = Path(place).stat().st_mode
+        mode = Path(local(path)).stat().st_mode
     except OSError as error:
         return error.errno == errno.ELOOP
     return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))

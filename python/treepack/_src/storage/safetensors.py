@@ -32,22 +32,19 @@ INDEX_SUFFIX = ".safetensors.index.json"
 
 SHARD = re.compile(r"model(?:-[0-9a-f]{8})?-\d{5}-of-\d{5}\.safetensors")
 
-_SUFFIX = ".safetensors"
-
 # The limit of a header, from https://huggingface.co/docs/safetensors.
 MAX_HEADER_BYTES = 100_000_000
 
 
-def has_suffix(source: Any) -> bool:
+def has_suffix(source: Any, suffixes: tuple[str, ...] = (".safetensors",)) -> bool:
     """Returns whether the name of a file says that it is a safetensors file."""
     is_path = isinstance(source, (str, os.PathLike))
-    return is_path and os.fsdecode(source).lower().endswith(_SUFFIX)
+    return is_path and os.fsdecode(source).lower().endswith(suffixes)
 
 
 def names_tensors(source: Any) -> bool:
     """Returns whether the name of a file says that it is a safetensors file, or their index."""
-    is_path = isinstance(source, (str, os.PathLike))
-    return is_path and os.fsdecode(source).lower().endswith((_SUFFIX, INDEX_SUFFIX))
+    return has_suffix(source, (".safetensors", INDEX_SUFFIX))
 
 
 def repository_of(source: Any) -> Any:
