@@ -269,10 +269,7 @@ class Reader:
         damage = self.damage or catalog.stream_damage
         if damage is None and rest == "corrupt":
             damage = DAMAGED_REST
-        for name in (*catalog.dtypes, *sorted(inner)):
-            if damage is None and _dtypes.resolve(name.encode()) is None:
-                damage = _dtypes.unsupported(name)
-        damage = damage or self.damaged_record()
+        damage = damage or lacking([*catalog.dtypes, *sorted(inner)]) or self.damaged_record()
         found = dict(zip(catalog.leaf_values(0), statuses, strict=True))
         found.update(dict.fromkeys(self._other_bytes(inner), "corrupt"))
         return found, damage
@@ -319,6 +316,12 @@ class Reader:
     def open(cls, source: Openable, *, regular: bool = False, **options: Any) -> Reader:
         """Opens a file; with `regular`, it must be a regular file. See `treepack.open`."""
         return cls(source, open_parts(source, regular=regular, **options), **options)
+
+
+def lacking(dtypes: Iterable[str]) -> str | None:
+    """Describes the first dtype that NumPy lacks; `None` if it has all."""
+    unknown = (name for name in dtypes if _dtypes.resolve(name.encode()) is None)
+    return next(map(_dtypes.unsupported, unknown), None)
 
 
 def _reopened(kind: Any, source: Openable, options: dict[str, Any], filename: str | None) -> Reader:
