@@ -7,7 +7,7 @@ TensorStore reads the boxes of arrays. Orbax itself is not needed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ import treepack._core as core
 from treepack._src import paths as _paths
 from treepack._src.checkpoint.boxed import BoxedArray
 from treepack._src.checkpoint.laid import Unchecked, layout_of
-from treepack._src.checkpoint.reader import LazyArray, Place, Reader, dtype_and_shape
+from treepack._src.checkpoint.reader import LazyArray, Place, Reader, StayLazy
 from treepack._src.options import Reading
 from treepack._src.printable import printable
 from treepack._src.pytree import prng as _prng
@@ -80,14 +80,10 @@ class OrbaxReader(Unchecked):
         stored = self._arrays.get(tuple(parts))
         if stored is None:  # among the metadata
             return super().array(value, parts, kind)
-        return _Array(self, value, parts, *dtype_and_shape(kind), stored)
+        return _Array(self, value, parts, kind, stored)
 
     def read(
-        self,
-        place: Place,
-        reading: Reading,
-        marks: core.Marks | None = None,
-        stays: Callable[[Sequence[str]], bool] | None = None,
+        self, place: Place, reading: Reading, marks: core.Marks | None, stays: StayLazy | None
     ) -> Any:
         """Reads the state at a place, with `ABSENT` for unmarked leaves.
 
@@ -227,18 +223,12 @@ class _Array(BoxedArray):
     """An array of an item, whose boxes TensorStore reads."""
 
     def __init__(
-        self,
-        reader: Reader,
-        value: int,
-        parts: list[str],
-        dtype: str,
-        shape: tuple[int, ...],
-        stored: Stored,
+        self, reader: Reader, value: int, parts: list[str], kind: tuple[Any, ...], stored: Stored
     ):
-        super().__init__(reader, value, parts, dtype, shape)
+        super().__init__(reader, value, parts, kind)
         self._stored = stored
         self._started: dict[tuple[range, ...], Any] = {}
-        self._whole = tuple(map(range, shape))
+        self._whole = tuple(map(range, self.shape))
 
     def begin(self, index: Sequence[slice]) -> None:
         """Begins to read a box; the whole array if it is one chunk, which TensorStore decodes."""

@@ -42,6 +42,9 @@ DAMAGED_REST = "the bytes between the leaves and the record of the structure are
 # The status of each leaf by its value, and a description of damage outside of leaves.
 Verified = tuple[dict[int, Status], str | None]
 
+# Takes the parts of a path, returns whether its array may stay lazy.
+StayLazy = Callable[[Sequence[str]], bool]
+
 # Reads a leaf by its value and the parts of its path.
 ReadLeaf = Callable[[int, list[str]], Any]
 
@@ -197,18 +200,14 @@ class Reader:
 
     def array(self, value: int, parts: list[str], kind: tuple[Any, ...]) -> LazyArray:
         """Returns a `LazyArray` of an array, or of the data of a PRNG key."""
-        return LazyArray(self, value, parts, *dtype_and_shape(kind))
+        return LazyArray(self, value, parts, kind)
 
     def prng_key(self, value: int, parts: list[str], kind: tuple[Any, ...]) -> Any:
         """Returns a typed PRNG key, or a dict if its implementation is unknown."""
         return self.catalog.read(value, copy=None, threads=None)
 
     def read(
-        self,
-        place: Place,
-        reading: Reading,
-        marks: core.Marks | None = None,
-        stays: Callable[[Sequence[str]], bool] | None = None,
+        self, place: Place, reading: Reading, marks: core.Marks | None, stays: StayLazy | None
     ) -> Any:
         """Reads the state at a place, with `ABSENT` for unmarked leaves.
 
@@ -416,17 +415,13 @@ class LazyArray(ArrayLike, Deferred, metaclass=Completing):  # type: ignore[meta
         *("astype", "numpy", "max", "mean", "min", "std", "sum"),
     )
 
-    def __init__(
-        self, reader: Reader, value: int, parts: list[str], dtype: str, shape: tuple[int, ...]
-    ):
-        self.reader = reader
-        self.value = value
-        self.parts = parts
+    def __init__(self, reader: Reader, value: int, parts: list[str], kind: tuple[Any, ...]):
+        self.reader, self.value, self.parts = reader, value, parts
+        dtype, self.shape = dtype_and_shape(kind)
         found = _dtypes.resolve(dtype.encode())
         if found is None:
             raise DecodeError(_dtypes.unsupported(dtype), path=self.path)
         self.dtype: np.dtype[Any] = found
-        self.shape = shape
 
     @property
     def path(self) -> str:
