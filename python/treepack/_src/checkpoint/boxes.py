@@ -20,7 +20,14 @@ import treepack._core as core
 from treepack._src import dtypes as _dtypes
 from treepack._src import paths as _paths
 from treepack._src import tasks as _tasks
-from treepack._src.checkpoint.reader import Bounds, LazyArray, Reader, bounds_of, memory_of
+from treepack._src.checkpoint.reader import (
+    Bounds,
+    LazyArray,
+    Reader,
+    bounds_of,
+    dtype_and_shape,
+    memory_of,
+)
 from treepack._src.options import Status
 from treepack._src.paths import Trail
 from treepack._src.storage.deferred import Computed
@@ -311,16 +318,11 @@ class ShardedArray(LazyArray):
     reader: Files
 
     def __init__(
-        self,
-        reader: Files,
-        value: int,
-        parts: list[str],
-        dtype: str,
-        shape: tuple[int, ...],
-        number: int,
+        self, reader: Files, value: int, parts: list[str], kind: tuple[Any, ...], number: int
     ):
-        super().__init__(reader, value, parts, dtype, shape)
+        super().__init__(reader, value, parts, kind)
         self.stored = self.dtype
+        dtype, shape = dtype_and_shape(kind)
         counts, self.is_host = reader.manifest.grid(number)
         try:
             self._shards = reader.manifest.shards(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,17 +13,23 @@ import treepack._core as core
 from treepack._src import dtypes as _dtypes
 from treepack._src.checkpoint.boxed import BoxedArray
 from treepack._src.checkpoint.boxes import Box, ShardedArray, aligned
-from treepack._src.checkpoint.replicas import Shared
 from treepack._src.interop import jax as _jax
 from treepack._src.paths import Trail
 from treepack._src.restore.compare import signature
 from treepack._src.tasks import run
+
+if TYPE_CHECKING:
+    import jax
 
 # The number of elements of the blocks in which arrays are cast.
 _CAST_ELEMENTS = 1 << 20
 
 # The total size in bytes of arrays that are cast at a time.
 _CAST_BYTES = 1 << 26
+
+
+Replicas = tuple[tuple["jax.Device", ...], ...]
+"""The devices that hold each shard of an array, as many for each."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -36,8 +42,11 @@ class Item:
       leaf: The leaf: initially as found, finally as returned.
       weak: Without a template, whether its dtype was weak; `None` if it was not a JAX array.
       place: The device or sharding for it; initially the recorded sharding.
-      shared: How its shards are shared among processes, each shard read by one process.
-      boxes: For an array in several files, the boxes that devices of this process need, by `_key`.
+      replicas: The devices that hold each shard, if one process reads it for the others.
+      sources: The devices of this process that receive the shards it reads for others, and the
+        indices of these shards.
+      boxes: For an array in several files, the boxes that devices of this process need, by
+        `index_key`.
     """
 
     path: Trail
@@ -45,8 +54,14 @@ class Item:
     leaf: Any
     weak: bool | None = False
     place: Any = None
-    shared: Shared | None = None
+    replicas: Replicas | None = None
+    sources: dict[Any, tuple[slice, ...]] = dataclasses.field(default_factory=dict)
     boxes: dict[Any, Box] = dataclasses.field(default_factory=dict)
+
+
+def index_key(index: tuple[slice, ...]) -> tuple[tuple[Any, Any], ...]:
+    """Returns an index as a hashable key."""
+    return tuple((at.start, at.stop) for at in index)
 
 
 def cast_items(items: Iterable[Item], threads: int | None) -> None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import treepack._core as core
-from treepack._src import dtypes as _dtypes
-from treepack._src.checkpoint.reader import Reader, Verified
+from treepack._src.checkpoint.reader import Reader, Verified, lacking
 from treepack._src.options import Tell
 
 # As MAX_CHUNK_SIZE of flax: longer arrays have no form in one piece.
@@ -36,6 +35,5 @@ class Unchecked(Reader):
 
     def verify(self, *, threads: int | None, progress: Tell | None) -> Verified:
         """Marks all leaves as unchecked; see `Reader.verify`."""
-        lacking = (it for it in self.catalog.dtypes if _dtypes.resolve(it.encode()) is None)
-        damage = self.damage or next(map(_dtypes.unsupported, lacking), None)
+        damage = self.damage or lacking(self.catalog.dtypes)
         return dict.fromkeys(self.catalog.leaf_values(0), "unchecked"), damage

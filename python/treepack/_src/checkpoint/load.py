@@ -15,7 +15,7 @@ from treepack._src import paths as _paths
 from treepack._src.checkpoint.casting import cast_floats
 from treepack._src.checkpoint.moved import hinting, warn_of_moved
 from treepack._src.checkpoint.placement import converter
-from treepack._src.checkpoint.reader import Place
+from treepack._src.checkpoint.reader import Place, StayLazy
 from treepack._src.checkpoint.replicas import Together
 from treepack._src.checkpoint.select import Renaming, Selector, compiled, meant_of, similar, twice
 from treepack._src.checkpoint.sources import Source, SourceArray, array_of, arrays_of, split
@@ -268,10 +268,6 @@ def _mark_renamed(
     return catalog.mark({ends[path] for path in meant_of(are_leaves, selector)})
 
 
-# Takes the parts of a path, returns whether its array may stay lazy.
-StayLazy = Callable[[Sequence[str]], bool]
-
-
 def _stay_lazy(target: Any, reading: Reading) -> StayLazy:
     """Returns a predicate on paths: whether a template has a JAX array there, or nothing."""
     on_devices = {parts for parts, leaf in leaves_of(target, ()) if _jax.is_abstract(leaf)}
@@ -404,7 +400,7 @@ def _part(
     """
 
     def built(reading: Reading) -> Any:
-        state = place.reader.read(place, reading, marks)
+        state = place.reader.read(place, reading, marks, None)
         state = cast_floats(state, reading.dtype, reading.threads, note)
         record, at = place.catalog.record, place.positions()
         found = assembled(state, record, reading, convert=convert, absent=ABSENT, at=at)

@@ -113,20 +113,17 @@ def _hint(
 ) -> str | None:
     if (shape := _shape_in(leaves, mismatches)) is not None:
         return f"A tuple is a subtree: for a shape, pass jax.ShapeDtypeStruct({shape}, dtype)."
-    ours, theirs = _below(leaves), _below(there)
-    for name in ours.keys() - theirs.keys() if there else ():
-        if ours[name].issuperset(there):
-            whose = printable(name)
-            return (
-                f"The file has the leaves of {whose} at its root: pass {_child(target, name)}, or "
-                f"rename=lambda path: {f'{name}/'!r} + path."
-            )
-    for name in theirs.keys() - ours.keys() if leaves else ():
-        if theirs[name].issuperset(leaves):
-            return (
-                f"The file has these leaves below {printable(name)}: pass {{{name!r}: target}}, or "
-                f"load them by treepack.open(path)[{name!r}].load(target)."
-            )
+    if (name := _holder(leaves, there)) is not None:
+        whose = printable(name)
+        return (
+            f"The file has the leaves of {whose} at its root: pass {_child(target, name)}, or "
+            f"rename=lambda path: {f'{name}/'!r} + path."
+        )
+    if (name := _holder(there, leaves)) is not None:
+        return (
+            f"The file has these leaves below {printable(name)}: pass {{{name!r}: target}}, or "
+            f"load them by treepack.open(path)[{name!r}].load(target)."
+        )
     return None
 
 
@@ -297,13 +294,14 @@ def _transposed(mismatches: Iterable[Mismatch], there: Collection[str]) -> str:
     return f"Pass rename={{{shown}}} to treepack.load if these axes are swapped."
 
 
-def _below(paths: Iterable[str]) -> dict[str, set[str]]:
-    """Returns the rest of each path by its first part."""
+def _holder(paths: Iterable[str], others: Collection[str]) -> str | None:
+    """Returns the first part of paths below which the other paths are; `None` if there is none."""
     found: dict[str, set[str]] = {}
     for path in paths:
         name, _, rest = path.partition("/")
         found.setdefault(name, set()).add(rest)
-    return found
+    holders = (name for name, rests in found.items() if rests.issuperset(others))
+    return next(holders, None) if others else None
 
 
 def _has_names(paths: Collection[str]) -> bool:

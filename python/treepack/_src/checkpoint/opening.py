@@ -18,7 +18,7 @@ from treepack._src.storage.entries import exists
 from treepack._src.storage.foreign import ORBAX_STEP, other_format
 from treepack._src.storage.orbax import item_in
 from treepack._src.storage.place import joined
-from treepack._src.storage.safetensors import has_suffix, names_tensors, repository_of
+from treepack._src.storage.safetensors import INDEX_SUFFIX, SUFFIX, has_suffix, repository_of
 from treepack.errors import DecodeError, NoManifestError, TreepackError
 
 
@@ -40,7 +40,8 @@ def open_reader(
     options |= {"salvage": salvage, "max_size": max_size}
     if not is_directory:
         with contextlib.suppress(IsADirectoryError):
-            if names_tensors(source):  # a file of treepack is first read at its end
+            # A file of treepack is first read at its end.
+            if has_suffix(source, (SUFFIX, INDEX_SUFFIX)):
                 return RepositoryReader(repository_of(source), **options)
             found = open_parts(source, base=base, **options)
             other = _other(found) if salvage else None

@@ -7,7 +7,7 @@ TensorStore reads the boxes of arrays. Orbax itself is not needed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ import treepack._core as core
 from treepack._src import paths as _paths
 from treepack._src.checkpoint.boxed import BoxedArray
 from treepack._src.checkpoint.laid import Unchecked, layout_of
-from treepack._src.checkpoint.reader import LazyArray, Place, Reader, dtype_and_shape
+from treepack._src.checkpoint.reader import LazyArray, Place, Reader, StayLazy
 from treepack._src.options import Reading
 from treepack._src.printable import printable
 from treepack._src.pytree import prng as _prng
@@ -80,14 +80,10 @@ class OrbaxReader(Unchecked):
         stored = self._arrays.get(tuple(parts))
         if stored is None:  # among the metadata
             return super().array(value, parts, kind)
-        return _Array(self, value, parts, *dtype_and_shape(kind), stored)
+        return _Array(self, value, parts, kind, stored)
 
     def read(
-        self,
-        place: Place,
-        reading: Reading,
-        marks: core.Marks | None = None,
-        stays: Callable[[Sequence[str]], bool] | None = None,
+        self, place: Place, reading: Reading, marks: core.Marks | None, stays: StayLazy | None
     ) -> Any:
         """Reads the state at a place, with `ABSENT` for unmarked leaves.
 
@@ -139,7 +135,8 @@ def _values(item: Item) -> list[Any]:
     """Returns the values of the leaves of an item; arrays are `Stored`."""
     is_stored = [it.type in (*ARRAYS, SCALAR) and not it.is_aggregated for it in item.leaves]
     stored = [leaf for leaf, there in zip(item.leaves, is_stored, strict=True) if there]
-    arrays = {leaf: Stored(leaf, store) for leaf, store in _opened(item, stored)}
+    opened = zip(stored, open_arrays(item, stored), strict=True)
+    arrays = {leaf: Stored(leaf, store) for leaf, store in opened}
     small = [it for it in stored if it.type == SCALAR or it.name in item.keys]
     for leaf in small:
         if leaf.name not in item.keys and (shape := arrays[leaf].shape):
@@ -159,7 +156,7 @@ def _values(item: Item) -> list[Any]:
             values.append(arrays[leaf])
         elif leaf.type == STRING:
             strings = strings_of(item) if strings is None else strings
-            values.append(_at_name(strings, leaf))
+            values.append(string_at(strings, leaf))
         else:
             raise DecodeError(
                 f"the value has the type {printable(leaf.type)}, which only its program reads: "
@@ -169,23 +166,19 @@ def _values(item: Item) -> list[Any]:
     return values
 
 
-def _opened(item: Item, leaves: Sequence[Leaf]) -> Iterable[tuple[Leaf, Any]]:
-    return zip(leaves, open_arrays(item, leaves), strict=True) if leaves else ()
-
-
 def _small(item: Item, leaf: Leaf, data: np.ndarray) -> Any:
     """Returns a number or a typed PRNG key."""
     impl = item.keys.get(leaf.name)
-    if impl is not None:
-        key = _prng.wrap(impl, data)
-        if key is None:
-            raise DecodeError(
-                f"the PRNG key has the implementation {printable(impl)}, which JAX lacks, or JAX "
-                "is not installed",
-                path=leaf.path,
-            )
-        return key
-    return data.item()
+    if impl is None:
+        return data.item()
+    key = _prng.wrap(impl, data)
+    if key is None:
+        raise DecodeError(
+            f"the PRNG key has the implementation {printable(impl)}, which JAX lacks, or JAX is "
+            "not installed",
+            path=leaf.path,
+        )
+    return key
 
 
 def _aggregated(item: Item) -> Any:
@@ -210,13 +203,6 @@ def _at(state: Any, leaf: Leaf) -> Any:
     return state
 
 
-def _at_name(strings: Any, leaf: Leaf) -> str:
-    try:
-        return str(string_at(strings, leaf.name))
-    except (LookupError, TypeError) as error:
-        raise DecodeError("the string is missing", path=leaf.path) from error
-
-
 class Stored(Held):
     """An array of TensorStore.
 
@@ -237,18 +223,12 @@ class _Array(BoxedArray):
     """An array of an item, whose boxes TensorStore reads."""
 
     def __init__(
-        self,
-        reader: Reader,
-        value: int,
-        parts: list[str],
-        dtype: str,
-        shape: tuple[int, ...],
-        stored: Stored,
+        self, reader: Reader, value: int, parts: list[str], kind: tuple[Any, ...], stored: Stored
     ):
-        super().__init__(reader, value, parts, dtype, shape)
+        super().__init__(reader, value, parts, kind)
         self._stored = stored
         self._started: dict[tuple[range, ...], Any] = {}
-        self._whole = tuple(map(range, shape))
+        self._whole = tuple(map(range, self.shape))
 
     def begin(self, index: Sequence[slice]) -> None:
         """Begins to read a box; the whole array if it is one chunk, which TensorStore decodes."""

@@ -14,10 +14,10 @@ import numpy as np
 import treepack._core as core
 from treepack._src import paths as _paths
 from treepack._src.checkpoint.boxes import ShardedArray, expect, find
-from treepack._src.checkpoint.casting import Item, cast_items, number_to_array
+from treepack._src.checkpoint.casting import Item, cast_items, index_key, number_to_array
 from treepack._src.checkpoint.reader import LazyArray
-from treepack._src.checkpoint.replicas import Together, replicas_of, share, together
-from treepack._src.checkpoint.transfer import index_key, parts_of, transfer
+from treepack._src.checkpoint.replicas import Together, share, together
+from treepack._src.checkpoint.transfer import parts_of, transfer
 from treepack._src.interop import jax as _jax
 from treepack._src.interop.shardings import fitting
 from treepack._src.options import Reading, Sharing
@@ -179,10 +179,10 @@ def _place(
             else:
                 placed.append(item)
     if together is not None:
-        _share(placed, together)
+        share(together, placed)
     groups: dict[Any, list[Item]] = defaultdict(list)
     for item in placed:
-        groups[item.place if item.shared is None else item.shared.replicas].append(item)
+        groups[item.replicas or item.place].append(item)
     for item in placed:
         _plan(item)
     boxes = [box for item in placed for box in item.boxes.values()]
@@ -255,15 +255,6 @@ def _may_be_jax(item: Item) -> bool:
     if target is None:
         return _jax_has(array.dtype)
     return isinstance(target, _HOST) and _can_be(target, array)
-
-
-def _share(items: Iterable[Item], together: Together) -> None:
-    """Distributes the reading of arrays that several processes need."""
-    found = [(item, replicas_of(item.leaf, item.place)) for item in items]
-    shared = [(item, replicas) for item, replicas in found if replicas is not None]
-    arrays = [(item.path, item.leaf, item.place, replicas) for item, replicas in shared]
-    for (item, _), share_of in zip(shared, share(together, arrays), strict=True):
-        item.shared = share_of
 
 
 def _plan(item: Item) -> None:

@@ -42,6 +42,9 @@ DAMAGED_REST = "the bytes between the leaves and the record of the structure are
 # The status of each leaf by its value, and a description of damage outside of leaves.
 Verified = tuple[dict[int, Status], str | None]
 
+# Takes the parts of a path, returns whether its array may stay lazy.
+StayLazy = Callable[[Sequence[str]], bool]
+
 # Reads a leaf by its value and the parts of its path.
 ReadLeaf = Callable[[int, list[str]], Any]
 
@@ -197,18 +200,14 @@ class Reader:
 
     def array(self, value: int, parts: list[str], kind: tuple[Any, ...]) -> LazyArray:
         """Returns a `LazyArray` of an array, or of the data of a PRNG key."""
-        return LazyArray(self, value, parts, *dtype_and_shape(kind))
+        return LazyArray(self, value, parts, kind)
 
     def prng_key(self, value: int, parts: list[str], kind: tuple[Any, ...]) -> Any:
         """Returns a typed PRNG key, or a dict if its implementation is unknown."""
         return self.catalog.read(value, copy=None, threads=None)
 
     def read(
-        self,
-        place: Place,
-        reading: Reading,
-        marks: core.Marks | None = None,
-        stays: Callable[[Sequence[str]], bool] | None = None,
+        self, place: Place, reading: Reading, marks: core.Marks | None, stays: StayLazy | None
     ) -> Any:
         """Reads the state at a place, with `ABSENT` for unmarked leaves.
 
@@ -269,10 +268,7 @@ class Reader:
         damage = self.damage or catalog.stream_damage
         if damage is None and rest == "corrupt":
             damage = DAMAGED_REST
-        for name in (*catalog.dtypes, *sorted(inner)):
-            if damage is None and _dtypes.resolve(name.encode()) is None:
-                damage = _dtypes.unsupported(name)
-        damage = damage or self.damaged_record()
+        damage = damage or lacking([*catalog.dtypes, *sorted(inner)]) or self.damaged_record()
         found = dict(zip(catalog.leaf_values(0), statuses, strict=True))
         found.update(dict.fromkeys(self._other_bytes(inner), "corrupt"))
         return found, damage
@@ -319,6 +315,12 @@ class Reader:
     def open(cls, source: Openable, *, regular: bool = False, **options: Any) -> Reader:
         """Opens a file; with `regular`, it must be a regular file. See `treepack.open`."""
         return cls(source, open_parts(source, regular=regular, **options), **options)
+
+
+def lacking(dtypes: Iterable[str]) -> str | None:
+    """Describes the first dtype that NumPy lacks; `None` if it has all."""
+    unknown = (name for name in dtypes if _dtypes.resolve(name.encode()) is None)
+    return next(map(_dtypes.unsupported, unknown), None)
 
 
 def _reopened(kind: Any, source: Openable, options: dict[str, Any], filename: str | None) -> Reader:
@@ -413,17 +415,13 @@ class LazyArray(ArrayLike, Deferred, metaclass=Completing):  # type: ignore[meta
         *("astype", "numpy", "max", "mean", "min", "std", "sum"),
     )
 
-    def __init__(
-        self, reader: Reader, value: int, parts: list[str], dtype: str, shape: tuple[int, ...]
-    ):
-        self.reader = reader
-        self.value = value
-        self.parts = parts
+    def __init__(self, reader: Reader, value: int, parts: list[str], kind: tuple[Any, ...]):
+        self.reader, self.value, self.parts = reader, value, parts
+        dtype, self.shape = dtype_and_shape(kind)
         found = _dtypes.resolve(dtype.encode())
         if found is None:
             raise DecodeError(_dtypes.unsupported(dtype), path=self.path)
         self.dtype: np.dtype[Any] = found
-        self.shape = shape
 
     @property
     def path(self) -> str:

@@ -17,17 +17,17 @@ import json
 import math
 import zlib
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from treepack._src.checkpoint.boxes import ShardedArray
+from treepack._src.checkpoint.boxes import Box, ShardedArray
+from treepack._src.checkpoint.casting import Item, Replicas, index_key
 from treepack._src.checkpoint.sharded import ReplacedError
 from treepack._src.checkpoint.shards import division, readers_of
 from treepack._src.interop import jax as _jax
 from treepack._src.interop.group import Group, Message, OthersError, check_not_forked
-from treepack._src.paths import Trail
 
 if TYPE_CHECKING:
     import jax
@@ -142,46 +142,12 @@ def together(members: Sequence[int], timeout: float) -> Iterator[Together | None
         raise
 
 
-class Replicas(NamedTuple):
-    """The devices that hold each shard of an array: one row per shard, of equal length."""
-
-    devices: tuple[tuple[jax.Device, ...], ...]
-
-    @property
-    def processes(self) -> set[int]:
-        """The processes of all devices."""
-        return {device.process_index for row in self.devices for device in row}
+def shard_bytes(item: Item) -> int:
+    """Returns the bytes of a shard."""
+    return int(math.prod(item.place.shard_shape(item.leaf.shape)) * item.leaf.dtype.itemsize)
 
 
-class Shared(NamedTuple):
-    """An array whose shards are read by one process each.
-
-    Attributes:
-      array: The array.
-      sharding: The sharding of the result.
-      replicas: The devices that hold each shard.
-      sources: The devices of this process that receive the parts it reads, and the indices of these
-        parts.
-    """
-
-    array: ShardedArray
-    sharding: Any
-    replicas: Replicas
-    sources: dict[jax.Device, tuple[slice, ...]]
-
-    @property
-    def shard_shape(self) -> tuple[int, ...]:
-        """The shape of all shards."""
-        shape: tuple[int, ...] = self.sharding.shard_shape(self.array.shape)
-        return shape
-
-    @property
-    def nbytes(self) -> int:
-        """The bytes of a shard."""
-        return math.prod(self.shard_shape) * self.array.dtype.itemsize
-
-
-def replicas_of(array: Any, sharding: Any) -> Replicas | None:
+def _replicas_of(array: Any, sharding: Any) -> Replicas | None:
     """Returns the devices for each shard, if several processes hold the same shard.
 
     `None` for arrays that every process must read itself, or whose bits JAX changes.
@@ -208,98 +174,90 @@ def _replicas(sharding: Any, shape: tuple[int, ...]) -> Replicas | None:
         return None
     is_shared = any(len({device.process_index for device in row}) > 1 for row in found)
     is_even = len({len(row) for row in found}) == 1
-    return Replicas(tuple(map(tuple, found))) if is_shared and is_even else None
+    return tuple(map(tuple, found)) if is_shared and is_even else None
 
 
-def share(
-    group: Together, arrays: Sequence[tuple[Trail, ShardedArray, Any, Replicas]]
-) -> list[Shared]:
-    """Distributes the reading of arrays among all processes.
-
-    Args:
-      group: The processes.
-      arrays: The path, array, sharding and replicas of each array.
+def share(group: Together, items: Iterable[Item]) -> None:
+    """Distributes the reading of arrays that several processes need among them.
 
     Raises:
       OthersError: If another process failed, or its load differs.
     """
-    plan = readers_of((array.shape, array.nbytes, where) for _, array, where, _ in arrays)
-    saves = {array.reader.identity for _, array, _, _ in arrays}
+    shared = []
+    for item in items:
+        item.replicas = _replicas_of(item.leaf, item.place)
+        if item.replicas is not None:
+            shared.append((item, item.leaf, item.replicas))
+    plan = readers_of((array.shape, array.nbytes, item.place) for item, array, _ in shared)
+    saves = {array.reader.identity for _, array, _ in shared}
     checksum = plan.checksum
-    for path, array, _, replicas in arrays:
-        about = [str(path), array.shape, array.dtype.name, _checksum(replicas)]
+    for item, array, replicas in shared:
+        about = [str(item.path), array.shape, array.dtype.name, _checksum(replicas)]
         checksum = zlib.crc32(json.dumps(about).encode(), checksum)
     group.agree(f"save:{','.join(sorted(saves))} {checksum}")
-    found = []
-    for number, (_, array, where, replicas) in enumerate(arrays):
-        sources = {}
-        grid, _, _ = division(where, array.shape)
+    for number, (item, array, replicas) in enumerate(shared):
+        grid, _, _ = division(item.place, array.shape)
         for cell in plan.shards_of(number, group.index):
-            device = next(it for it in replicas.devices[cell] if it.process_index == group.index)
-            sources[device] = tuple(slice(*it) for it in grid.bounds(cell))
-        found.append(Shared(array, where, replicas, sources))
-    return found
+            device = next(it for it in replicas[cell] if it.process_index == group.index)
+            item.sources[device] = tuple(slice(*it) for it in grid.bounds(cell))
 
 
 @functools.lru_cache(maxsize=64)
 def _checksum(replicas: Replicas) -> int:
-    return zlib.crc32(
-        json.dumps([[device.id for device in row] for row in replicas.devices]).encode()
-    )
+    return zlib.crc32(json.dumps([[device.id for device in row] for row in replicas]).encode())
 
 
 def spread(
-    group: Together, arrays: Sequence[Shared], read: Callable[[Shared, tuple[slice, ...]], Any]
-) -> list[Any]:
+    group: Together, items: Sequence[Item], read: Callable[[Box], np.ndarray]
+) -> list[jax.Array]:
     """Places arrays with the same replicas on all their devices.
 
     Args:
       group: The processes.
-      arrays: The arrays.
-      read: Reads a part of an array in this process.
+      items: The arrays.
+      read: Returns the elements of a box.
 
     Raises:
       OthersError: If another process has failed.
     """
     import jax
 
-    replicas = arrays[0].replicas
-    takes_part = group.index in replicas.processes
-    parts = _parts(arrays, read, group.index) if takes_part else []
+    replicas = items[0].replicas
+    assert replicas is not None, "they are shared"
+    takes_part = any(device.process_index == group.index for row in replicas for device in row)
+    parts = _parts(items, replicas, read, group.index) if takes_part else []
     jax.block_until_ready(parts)  # type: ignore[no-untyped-call]
     group.agree("- read")
     if not takes_part:
         return [
             jax.make_array_from_callback(
-                it.array.shape, it.sharding, lambda _: np.empty(0), dtype=it.array.dtype
+                item.leaf.shape, item.place, lambda _: np.empty(0), dtype=item.leaf.dtype
             )
-            for it in arrays
+            for item in items
         ]
-    kinds = tuple((it.array.dtype, it.array.ndim) for it in arrays)
+    kinds = tuple((item.leaf.dtype, item.leaf.ndim) for item in items)
     made = _summing(replicas, kinds)(parts)
     return [
         jax.make_array_from_single_device_arrays(
-            it.array.shape, it.sharding, [shard.data for shard in whole.addressable_shards]
+            item.leaf.shape, item.place, [shard.data for shard in whole.addressable_shards]
         )
-        for it, whole in zip(arrays, made, strict=True)
+        for item, whole in zip(items, made, strict=True)
     ]
 
 
 def _parts(
-    arrays: Sequence[Shared],
-    read: Callable[[Shared, tuple[slice, ...]], Any],
-    process: int,
+    items: Sequence[Item], replicas: Replicas, read: Callable[[Box], np.ndarray], process: int
 ) -> list[Any]:
     """Returns arrays with a part for each device: read by this process, or zeros."""
     import jax
 
-    replicas = arrays[0].replicas
-    here = [it for row in replicas.devices for it in row if it.process_index == process]
-    sources = [(number, device) for number, it in enumerate(arrays) for device in it.sources]
-    read_here = [_words(read(arrays[at], arrays[at].sources[device])) for at, device in sources]
+    here = [device for row in replicas for device in row if device.process_index == process]
+    sources = [(number, device) for number, item in enumerate(items) for device in item.sources]
+    boxes = (items[at].boxes[index_key(items[at].sources[device])] for at, device in sources)
+    read_here = [_words(read(box)) for box in boxes]
     put = jax.device_put(read_here, [device for _, device in sources])
     found = dict(zip(sources, put, strict=True))
-    shapes = tuple(_word_shape(it) for it in arrays)
+    shapes = tuple(map(_word_shape, items))
     made = []
     for number, zeros in enumerate(_zeros(tuple(here), shapes)()):
         parts = {shard.device: shard.data for shard in zeros.addressable_shards}
@@ -314,7 +272,7 @@ def _parts(
 def _mesh(replicas: Replicas) -> Any:
     import jax
 
-    return jax.sharding.Mesh(np.array(replicas.devices), _EACH)
+    return jax.sharding.Mesh(np.array(replicas), _EACH)
 
 
 def _spec(*axes: Any) -> Any:
@@ -392,12 +350,12 @@ def _word(dtype: np.dtype[Any]) -> np.dtype[Any]:
     return np.dtype(f"u{dtype.itemsize}")
 
 
-def _word_shape(shared: Shared) -> tuple[tuple[int, ...], np.dtype[Any]]:
+def _word_shape(item: Item) -> tuple[tuple[int, ...], np.dtype[Any]]:
     """Returns the shape and dtype of the bits of a shard."""
-    dtype = shared.array.dtype
+    dtype, shape = item.leaf.dtype, item.place.shard_shape(item.leaf.shape)
     if dtype.kind == "c":
-        return (1, 2, *shared.shard_shape), np.dtype(f"u{dtype.itemsize // 2}")
-    return (1, *shared.shard_shape), _word(dtype)
+        return (1, 2, *shape), np.dtype(f"u{dtype.itemsize // 2}")
+    return (1, *shape), _word(dtype)
 
 
 def _typed(words: Any, dtype: np.dtype[Any]) -> Any:

@@ -12,7 +12,7 @@ import hashlib
 import os
 import zlib
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 import numpy as np
@@ -25,6 +25,7 @@ from treepack._src.checkpoint.reader import (
     LazyArray,
     Place,
     Reader,
+    StayLazy,
     Verified,
     dtype_and_shape,
 )
@@ -285,12 +286,12 @@ class ShardedReader(Files):
 
     def array(self, value: int, parts: list[str], kind: tuple[Any, ...]) -> LazyArray:
         """Returns a `LazyArray` of an array, or of the data of a PRNG key."""
-        dtype, shape = dtype_and_shape(kind)
+        dtype, _ = dtype_and_shape(kind)
         is_known = _dtypes.resolve(dtype.encode()) is not None  # else, `LazyArray` raises
         number = self.catalog.array_elsewhere(value) if is_known else None
         if number is None:  # its bytes are in the manifest
             return super().array(value, parts, kind)
-        return ShardedArray(self, value, parts, dtype, shape, number)
+        return ShardedArray(self, value, parts, kind, number)
 
     def compare(self, value: int, parts: list[str]) -> None:
         """Compares a leaf with its checksum; leaves in the manifest share one checksum."""
@@ -309,11 +310,7 @@ class ShardedReader(Files):
         return {_prng.MARKER: kind[1], "data": found} if key is None else key
 
     def read(
-        self,
-        place: Place,
-        reading: Reading,
-        marks: core.Marks | None = None,
-        stays: Callable[[Sequence[str]], bool] | None = None,
+        self, place: Place, reading: Reading, marks: core.Marks | None, stays: StayLazy | None
     ) -> Any:
         """Reads the state at a place, with `ABSENT` for unmarked leaves.
 

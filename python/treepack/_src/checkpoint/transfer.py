@@ -10,9 +10,9 @@ import numpy as np
 
 import treepack._core as core
 from treepack._src.checkpoint.boxes import Box, ranges_of, reading
-from treepack._src.checkpoint.casting import Item
+from treepack._src.checkpoint.casting import Item, index_key
 from treepack._src.checkpoint.reader import LazyArray
-from treepack._src.checkpoint.replicas import BATCH_BYTES, Replicas, Together, spread
+from treepack._src.checkpoint.replicas import BATCH_BYTES, Together, shard_bytes, spread
 from treepack._src.interop import jax as _jax
 from treepack._src.paths import Trail
 from treepack._src.storage.fetch import fetching
@@ -34,8 +34,8 @@ def _is_split(place: Any) -> bool:
 
 def parts_of(item: Item) -> Iterable[tuple[slice, ...]]:
     """Returns the parts of an array that this process reads."""
-    if item.shared is not None:
-        return item.shared.sources.values()
+    if item.replicas is not None:
+        return item.sources.values()
     array, place = item.leaf, item.place
     if not _is_split(place):
         return [(slice(None),) * array.ndim]
@@ -66,8 +66,8 @@ def transfer(
                     item.leaf.begin(index)
         boxes = [box for item in batch for box in item.boxes.values()]
         with fetching(ranges_of(boxes)), reading(boxes, core.thread_count(threads)) as read:
-            if together is not None and isinstance(place, Replicas):
-                made = _put_shared(batch, together, read)
+            if together is not None and items[0].replicas is not None:
+                made = spread(together, batch, read)
             elif _is_split(place):
                 made = [_put_parts(item, place, read) for item in batch]
             else:
@@ -75,17 +75,8 @@ def transfer(
         jax.block_until_ready(before)  # type: ignore[no-untyped-call]
         before = made
         yield from made
-    if isinstance(place, Replicas):  # raises errors of other processes here, not at the first use
+    if items[0].replicas is not None:  # raises errors of other processes here, not at the first use
         jax.block_until_ready(before)  # type: ignore[no-untyped-call]
-
-
-def _put_shared(
-    batch: list[Item], together: Together, read: Callable[[Box], np.ndarray]
-) -> list[Any]:
-    """Places arrays on the devices of several processes, one of which reads each shard."""
-    boxes = {id(item.shared): item.boxes for item in batch}
-    shared = [item.shared for item in batch if item.shared is not None]
-    return spread(together, shared, lambda array, index: read(boxes[id(array)][index_key(index)]))
 
 
 def _put_whole(batch: list[Item], place: Any, read: Callable[[Box], np.ndarray]) -> list[Any]:
@@ -145,17 +136,12 @@ def _misplaced(path: Trail, array: Any, place: Any, error: Exception) -> Treepac
     )
 
 
-def index_key(index: tuple[slice, ...]) -> tuple[tuple[Any, Any], ...]:
-    """Returns an index as a hashable key."""
-    return tuple((at.start, at.stop) for at in index)
-
-
 def _batches(items: list[Item]) -> Iterable[list[Item]]:
-    if items[0].shared is not None:  # the same batches in all processes
-        sizes, window = (item.shared.nbytes for item in items if item.shared), BATCH_BYTES
+    if items[0].replicas is not None:  # the same batches in all processes
+        ends, window = itertools.accumulate(map(shard_bytes, items)), BATCH_BYTES
     else:
-        sizes, window = (getattr(item.leaf, "nbytes", 0) for item in items), _WINDOW
-    ends = itertools.accumulate(sizes)
+        sizes = (getattr(item.leaf, "nbytes", 0) for item in items)
+        ends, window = itertools.accumulate(sizes), _WINDOW
     numbered = zip((size // window for size in ends), items, strict=True)
     for _, group in itertools.groupby(numbered, key=lambda numbered: numbered[0]):
         yield [item for _, item in group]

@@ -66,7 +66,7 @@ def read_whole(
                 max_size=opening.max_size, threads=opening.threads, progress=tell
             )
     if core.is_patch(content):
-        return _joined(content, opening.base, path, opening.max_size, opening.threads)[0]
+        return _joined(content, opening, path)
     return content
 
 
@@ -139,32 +139,21 @@ def inflated(data: Buffer, opening: Opening) -> core.Content | Buffer:
             )
     if not core.is_patch(data):
         return data
-    patch = core.Content.lent(data)
-    content, opening.unchanged = _joined(
-        patch, opening.base, None, opening.max_size, opening.threads
-    )
-    return content
+    return _joined(core.Content.lent(data), opening, None)
 
 
-def _joined(
-    patch: core.Content,
-    base: core.Layout | core.Content | core.Catalog | None,
-    path: Openable | None,
-    max_size: int | None,
-    threads: int | None,
-) -> tuple[core.Content, list[str]]:
-    """Returns the encoding that a patch makes with its base, and the paths of unchanged arrays.
+def _joined(patch: core.Content, opening: Opening, path: Openable | None) -> core.Content:
+    """Returns the encoding that a patch makes with its base; sets `unchanged` of the options.
 
     Args:
       patch: The patch.
-      base: The base; `None` is the file that the patch names.
+      opening: The options. Without a base, it is the file that the patch names.
       path: The file of the patch; `None` if it is in memory.
-      max_size: The most bytes of the encoding.
-      threads: The maximum number of threads.
 
     Raises:
       BaseMismatchError: If the patch was made against another one, or names no usable one.
     """
+    base = opening.base
     if base is None:
         name, _ = core.patch_parts(patch)
         # A file may only name others in its own directory.
@@ -186,7 +175,10 @@ def _joined(
             ) from None
         except (TreepackError, IsADirectoryError) as error:
             raise BaseMismatchError(f"the base cannot be used: {error}", []) from error
-    return core.join(patch, base, max_size=max_size, threads=threads)
+    content, opening.unchanged = core.join(
+        patch, base, max_size=opening.max_size, threads=opening.threads
+    )
+    return content
 
 
 def record_of_patch(source: Openable, max_size: int | None) -> bytes | None:
@@ -256,7 +248,7 @@ def open_parts(
         found = Opened(content, blocks=blocks, nbytes=content.nbytes)
     if not join or not core.is_patch(found.content):
         return found
-    content, _ = _joined(found.content, base, source, max_size, None)
+    content = _joined(found.content, Opening(base=base, max_size=max_size), source)
     return Opened(content, found.damage, content.nbytes, nbytes=found.nbytes)
 
 
@@ -424,11 +416,10 @@ def _of_file_object(file: Any) -> tuple[core.Content, Blocks]:
 
 def is_special(path: str | os.PathLike[str]) -> bool:
     """Returns whether a local path is a pipe, which blocks its reader, a device or the like."""
-    store, place = store_of(path)
-    if not store.is_local:
+    if url_of(path) is not None:
         return False
     try:
-        mode = Path(place).stat().st_mode
+        mode = Path(local(path)).stat().st_mode
     except OSError as error:
         return error.errno == errno.ELOOP
     return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))

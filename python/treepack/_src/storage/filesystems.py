@@ -14,7 +14,7 @@ import io
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, TypeVar
 
 from treepack._src.forks import Locked
 from treepack._src.options import Buffer
@@ -101,21 +101,18 @@ def _layers(fs: Any) -> Iterator[Any]:
         yield fs
 
 
-P = ParamSpec("P")
-T = TypeVar("T")
+Method = TypeVar("Method", bound=Callable[..., Any])
 
 
-def _hiding(
-    method: Callable[Concatenate[FileSystem, P], T],
-) -> Callable[Concatenate[FileSystem, P], T]:
+def _hiding(method: Method) -> Method:
     """Removes secrets from the errors of a method."""
 
     @functools.wraps(method)
-    def call(self: FileSystem, /, *args: P.args, **options: P.kwargs) -> T:
+    def call(self: FileSystem, *args: Any, **options: Any) -> Any:
         with hiding(self.url):
             return method(self, *args, **options)
 
-    return call
+    return call  # type: ignore[return-value]
 
 
 class FileSystem(Locked, RemoteStore):

@@ -150,7 +150,7 @@ class ObjectStore(RemoteStore):
                 return self._end(path, {"suffix": count}, count)
             except FileNotFoundError:
                 if self.is_directory(path):
-                    raise self._error(IsADirectoryError, errno.EISDIR, path) from None
+                    raise self._error(errno.EISDIR, path) from None
                 raise
             except self._failures as error:
                 if not self._has_no_such_range(error):
@@ -301,8 +301,8 @@ class ObjectStore(RemoteStore):
             'storage_options={"skip_signature": True}'
         )
 
-    def _error(self, kind: type[OSError], number: int, path: str) -> OSError:
-        return kind(number, os.strerror(number), self._shown(path))
+    def _error(self, number: int, path: str) -> OSError:
+        return OSError(number, os.strerror(number), self._shown(path))  # of the number's class
 
     def _shown(self, path: str) -> str:
         """Returns the URL of a file for messages, without secrets."""
@@ -316,7 +316,7 @@ class ObjectStore(RemoteStore):
             try:
                 yield
             except FileNotFoundError as error:
-                translated = self._error(FileNotFoundError, errno.ENOENT, path)
+                translated = self._error(errno.ENOENT, path)
                 translated.add_note(_first_line(error))
                 raise translated from None
             except ValueError as error:  # a name that obstore rejects
@@ -325,19 +325,16 @@ class ObjectStore(RemoteStore):
                 raise ConditionError(
                     f"{self._shown(path)} was changed by another writer"
                 ) from error
-            except (failures.PermissionDeniedError, failures.UnauthenticatedError) as error:
-                translated = self._error(PermissionError, errno.EACCES, path)
-                translated.add_note(_first_line(error))
+            except failures.BaseError as error:
+                denials = failures.PermissionDeniedError, failures.UnauthenticatedError
+                is_denied = isinstance(error, denials) or any(it in str(error) for it in _DENIED)
+                needs_machine = any(text in str(error) for text in _ASKS_MACHINE)
+                if not is_denied and not needs_machine:
+                    raise OSError(f"{self._shown(path)}: {_first_line(error)}") from error
+                translated = self._error(errno.EACCES, path)
+                translated.add_note("no credentials: " * needs_machine + _first_line(error))
                 translated.add_note(self._remedy())
                 raise translated from error
-            except failures.BaseError as error:
-                needs_machine = any(text in str(error) for text in _ASKS_MACHINE)
-                if needs_machine or any(denied in str(error) for denied in _DENIED):
-                    translated = self._error(PermissionError, errno.EACCES, path)
-                    translated.add_note("no credentials: " * needs_machine + _first_line(error))
-                    translated.add_note(self._remedy())
-                    raise translated from error
-                raise OSError(f"{self._shown(path)}: {_first_line(error)}") from error
 
 
 def _endpoint(options: Mapping[str, Any]) -> str:

@@ -13,7 +13,7 @@ import functools
 import json
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -189,17 +189,23 @@ def _leaf(entry: Any) -> Leaf:
     return Leaf(parts, indices, name, bool(value["skip_deserialize"]) and name not in EMPTY)
 
 
-def strings_of(item: Item) -> Mapping[str, Any]:
+def strings_of(item: Item) -> Any:
     """Returns the strings of an item by their names, nested where names have slashes."""
-    found: Mapping[str, Any] = _json(item.path, _STRINGS)
-    return found
+    return _json(item.path, _STRINGS)
 
 
-def string_at(strings: Any, name: str) -> Any:
-    """Returns a string by its name, which Orbax used as a JSON pointer (RFC 6901)."""
-    for part in name.split("/"):
-        strings = strings[part.replace("~1", "/").replace("~0", "~")]
-    return strings
+def string_at(strings: Any, leaf: Leaf) -> str:
+    """Returns a string by its name, which Orbax used as a JSON pointer (RFC 6901).
+
+    Raises:
+      DecodeError: If it is missing.
+    """
+    try:
+        for part in leaf.name.split("/"):
+            strings = strings[part.replace("~1", "/").replace("~0", "~")]
+    except (LookupError, TypeError) as error:
+        raise DecodeError("the string is missing", path=leaf.path) from error
+    return str(strings)
 
 
 def tree_of(leaves: Sequence[Leaf], values: Iterable[Any]) -> Any:
@@ -241,6 +247,8 @@ def open_arrays(item: Item, leaves: Sequence[Leaf]) -> list[Any]:
       CorruptionError: If one of them is missing or damaged.
       ImportError: If TensorStore is not installed.
     """
+    if not leaves:
+        return []
     try:
         import tensorstore
     except ImportError as error:

@@ -52,9 +52,6 @@ class Url(str):
     def __add__(self, text: str) -> Url:
         return Url(super().__add__(text), self.storage_options, self.file_system)
 
-    def __reduce__(self) -> tuple[type[Url], tuple[str, dict[str, Any], Any]]:
-        return Url, (str(self), self.storage_options, self.file_system)
-
 
 def options_of(url: str) -> dict[str, Any]:
     """Returns the options of the store of a URL."""

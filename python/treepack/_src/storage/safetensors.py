@@ -28,26 +28,20 @@ WHOLE = "model.safetensors"
 
 INDEX = "model.safetensors.index.json"
 
+SUFFIX = ".safetensors"
+
 INDEX_SUFFIX = ".safetensors.index.json"
 
 SHARD = re.compile(r"model(?:-[0-9a-f]{8})?-\d{5}-of-\d{5}\.safetensors")
-
-_SUFFIX = ".safetensors"
 
 # The limit of a header, from https://huggingface.co/docs/safetensors.
 MAX_HEADER_BYTES = 100_000_000
 
 
-def has_suffix(source: Any) -> bool:
-    """Returns whether the name of a file says that it is a safetensors file."""
+def has_suffix(source: Any, suffixes: tuple[str, ...] = (SUFFIX,)) -> bool:
+    """Returns whether the name of a file has a suffix; by default, that of safetensors files."""
     is_path = isinstance(source, (str, os.PathLike))
-    return is_path and os.fsdecode(source).lower().endswith(_SUFFIX)
-
-
-def names_tensors(source: Any) -> bool:
-    """Returns whether the name of a file says that it is a safetensors file, or their index."""
-    is_path = isinstance(source, (str, os.PathLike))
-    return is_path and os.fsdecode(source).lower().endswith((_SUFFIX, INDEX_SUFFIX))
+    return is_path and os.fsdecode(source).lower().endswith(suffixes)
 
 
 def repository_of(source: Any) -> Any:
