@@ -22,7 +22,6 @@ from treepack._src.options import (
     Template,
     Writing,
     check,
-    check_known,
     takes,
 )
 from treepack._src.printable import warn
@@ -207,7 +206,6 @@ class Series:
             raise TypeError(
                 "save() takes a step and a state: name the rest, as in metrics={'loss': 0.5}"
             )
-        check_known(Series.save, options)
         step = _checked(step)
         saved, writing = Saved.of(options), Writing.of(options)
         saved.timeout = self._timeout
@@ -276,7 +274,6 @@ class Series:
         if verify not in ("manifest", "all"):
             raise ValueError(f"verify must be 'manifest' or 'all', got {verify!r:.100}")
         check("max_size", max_size)
-        check_known(Series.resume, options)
         wait_at(self._place)
         self._check_processes()
         resuming = Resuming(
