@@ -42,7 +42,6 @@ from treepack._src.options import (
     Sharing,
     StorageOptions,
     Writing,
-    check_known,
     takes,
 )
 from treepack._src.pytree.state_dict import to_state_dict
@@ -172,7 +171,6 @@ def save_checkpoint(
         ...
       treepack.errors.InvalidCheckpointError: ...
     """
-    check_known(save_checkpoint, options)
     writing = Writing.of(options)
     if async_manager is not None:
         async_manager.wait_previous_save()
@@ -269,7 +267,6 @@ def save_checkpoint_multiprocess(
       >>> checkpoints.restore_checkpoint(path, None)
       {'w': array([1., 1.], dtype=float32)}
     """
-    check_known(save_checkpoint_multiprocess, options)
     writing, progress = Writing.of(options), options.get("progress")
     if gda_manager is not None:
         raise TreepackError(
@@ -383,7 +380,6 @@ def restore_checkpoint(
       [array([1., 1.])]
     """
     del gda_manager
-    check_known(restore_checkpoint, options)
     directory = directory_of(ckpt_dir, options.pop("storage_options", None))
     options = {"strict": False, "mmap": False, **options}
     if not parallel:

@@ -45,7 +45,6 @@ from treepack._src.options import (
     Unknown,
     WriteOptions,
     Writing,
-    check_known,
     takes,
 )
 from treepack._src.pytree.state_dict import leaves_of
@@ -97,7 +96,6 @@ class TreepackHandler(_AsyncHandler):
         restore: TreepackRestore | None = None,
         **options: Unpack[WriteOptions],
     ):
-        check_known(TreepackHandler.__init__, options)
         self._writing = Writing.of(options)
         self._restore = restore or TreepackRestore()
 

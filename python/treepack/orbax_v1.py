@@ -29,7 +29,7 @@ from typing import Any, Unpack
 
 import jax
 
-from treepack._src.options import Saved, WriteOptions, Writing, check_known, takes
+from treepack._src.options import Saved, WriteOptions, Writing, takes
 from treepack._src.saving.sharded import ShardedWrite
 from treepack._src.storage.place import joined
 from treepack._src.storage.write import write_small
@@ -189,7 +189,6 @@ def registry(
       >>> with context:
       ...     ocp.save(f"{tempfile.mkdtemp()}/5", {"w": jnp.ones((8, 2))})
     """
-    check_known(registry, options)
     own = {
         "writing": Writing.of(options),
         "restore": restore or TreepackRestore(),

@@ -29,7 +29,6 @@ from treepack._src.options import (
     Writing,
     check,
     check_compress,
-    check_known,
     progress_bar,
     restoring,
     takes,
@@ -240,7 +239,6 @@ def save_to_file(
       >>> treepack.serialization.load_from_file(None, path)
       {'w': array([0, 1, 2])}
     """
-    check_known(save_to_file, options)
     writing = Writing.of(options)
     place = located(
         filepath,
@@ -290,7 +288,6 @@ def load_from_file(
       >>> serialization.load_from_file({"w": np.zeros(3)}, path)
       {'w': array([1., 1., 1.])}
     """
-    check_known(load_from_file, options)
     reading, opening = DropInReading.of(options), Opening.of(options)
     path = located(filepath, options.get("storage_options"))
     with naming(path):

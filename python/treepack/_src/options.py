@@ -248,7 +248,7 @@ V = TypeVar("V", bound=Callable[..., Any])
 
 
 def takes(types: Any = None, *kinds: Any, **defaults: Any) -> Callable[[V], V]:
-    """Gives a verb a signature for `help`: each option for `**options`, and no `*_more`.
+    """Gives a verb a signature, each option for `**options` and no `*_more`, and checks names.
 
     Args:
       types: The `TypedDict` of the options, if there are any.
@@ -268,12 +268,17 @@ def takes(types: Any = None, *kinds: Any, **defaults: Any) -> Callable[[V], V]:
     ]
 
     def shown(verb: V) -> V:
+        def known(*args: Any, **options: Any) -> Any:
+            check_known(checked, options)
+            return verb(*args, **options)
+
+        checked: Any = verb if types is None else functools.wraps(verb)(known)
         signature = inspect.signature(verb)
         hidden = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
         given = [each for each in signature.parameters.values() if each.kind not in hidden]
-        known: Any = verb
-        known.__signature__ = signature.replace(parameters=[*given, *options])
-        return verb
+        checked.__signature__ = signature.replace(parameters=[*given, *options])
+        made: V = checked
+        return made
 
     return shown
 

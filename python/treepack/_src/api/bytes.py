@@ -19,7 +19,6 @@ from treepack._src.options import (
     Template,
     check_compress,
     check_described,
-    check_known,
     progress_bar,
     takes,
 )
@@ -139,7 +138,6 @@ def loads(
       >>> treepack.loads(saved, arrays="numpy")
       (array([0, 1, 2], dtype=int32), {'n': 1})
     """
-    check_known(loads, options)
     reading, opening = Reading.of(options), Opening.of(options)
     base, opening.base = opening.base, base_of(opening.base)
     encoded = inflated(b"".join(data) if isinstance(data, list) else data, opening)

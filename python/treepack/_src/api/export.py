@@ -19,7 +19,6 @@ from treepack._src.options import (
     Saved,
     StorageOptions,
     Writing,
-    check_known,
     takes,
 )
 from treepack._src.printable import printable
@@ -102,7 +101,6 @@ def save_exported(
       >>> loaded.exported.call(loaded.params, jnp.ones(3))
       Array([2., 2., 2.], dtype=float32)
     """
-    check_known(save_exported, options)
     if not hasattr(exported, "serialize"):
         order = ": the path comes first" * hasattr(path, "serialize")
         raise TypeError(

@@ -29,7 +29,6 @@ from treepack._src.options import (
     Writing,
     check,
     check_iterator,
-    check_known,
     check_plain,
     takes,
 )
@@ -185,7 +184,6 @@ def save(
     """
     if _more:
         raise TypeError("save() takes a path and a tree: name the rest, as in metadata={'step': 1}")
-    check_known(save, options)
     check("background", background)
     saved, export = Saved.of(options), Export.of(options)
     progress = options.get("progress")
@@ -443,7 +441,6 @@ def load(
     """
     if _more:
         raise TypeError("load() takes a path and a target: name the rest, as in strict=False")
-    check_known(load, options)
     selection = Selection.of({**options, "return_report": return_report})
     reading = Reading.of(options)
     together, opening = Sharing.of(options), Opening.of(options)

@@ -25,7 +25,6 @@ from treepack._src.options import (
     StorageOptions,
     Unknown,
     check,
-    check_known,
     takes,
 )
 from treepack._src.printable import MOST_ROWS, cells, padded, printable, shortened
@@ -254,7 +253,6 @@ class Tree(Mapping[str, Any]):
           ...     print(file["params"].load(), file.load(select="step"))
           [array([1., 1.]), array([0., 0.])] {'step': 7}
         """
-        check_known(Tree.load, options)
         selection = Selection.of({**options, "return_report": return_report})
         reading = Reading.of(options)
         together = sharing(target, reading, Sharing.of(options))

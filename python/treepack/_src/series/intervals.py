@@ -37,9 +37,7 @@ class Intervals:
 
     def is_due(self, step: int) -> bool:
         """Returns whether to save a step; the same in all processes."""
-        is_due = self._every is None and self._seconds is None
-        if self._every is not None:
-            is_due = step % self._every == 0
+        is_due = self._seconds is None if self._every is None else step % self._every == 0
         if self._seconds is None:
             return is_due
         if _jax.processes()[1] == 1:

@@ -21,7 +21,6 @@ from treepack._src.options import (
     StorageOptions,
     Template,
     check,
-    check_known,
     takes,
 )
 from treepack._src.printable import warn
@@ -303,7 +302,6 @@ class Subscriber:
           MismatchError: A ValueError. If it does not fit the template.
           OSError: If it cannot be read.
         """
-        check_known(Subscriber.latest, options)
         Reading.of(options), Selection.of(options)  # checks them
         head, _ = read_head(self._directory)
         if not head.versions:
@@ -337,7 +335,6 @@ class Subscriber:
         """
         check("timeout", timeout)
         check("newer_than", newer_than)
-        check_known(Subscriber.wait, options)
         Reading.of(options), Selection.of(options)  # checks them
         if newer_than is None:
             newer_than = -1 if self._held is None else self._held.number

@@ -22,7 +22,6 @@ from treepack._src.options import (
     Template,
     Writing,
     check,
-    check_known,
     takes,
 )
 from treepack._src.printable import warn
@@ -207,7 +206,6 @@ class Series:
             raise TypeError(
                 "save() takes a step and a state: name the rest, as in metrics={'loss': 0.5}"
             )
-        check_known(Series.save, options)
         step = _checked(step)
         saved, writing = Saved.of(options), Writing.of(options)
         saved.timeout = self._timeout
@@ -276,7 +274,6 @@ class Series:
         if verify not in ("manifest", "all"):
             raise ValueError(f"verify must be 'manifest' or 'all', got {verify!r:.100}")
         check("max_size", max_size)
-        check_known(Series.resume, options)
         wait_at(self._place)
         self._check_processes()
         resuming = Resuming(
@@ -324,7 +321,7 @@ class Series:
           TreepackError: See `metrics`.
           UnregisteredTypeError: If a type in them is not registered.
         """
-        return self._read(step, lambda contents: contents.metadata())
+        return self._read(step, Contents.metadata)
 
     def best(
         self, metric: str | None = None, mode: Literal["min", "max"] | None = None
@@ -351,7 +348,7 @@ class Series:
         found = []
         for step in self.steps():
             with contextlib.suppress(TreepackError):  # damaged, or removed meanwhile
-                found.append(self._read(step, lambda contents: contents.summary()))
+                found.append(self._read(step, Contents.summary))
         return next(iter(best_steps(found, rule[0], 1, *rule[2:])), None)
 
     def keep(self, step: int) -> None:
@@ -474,17 +471,16 @@ class Series:
                 f"fast= is for one process, and there are {_jax.processes()[1]}: leave it out"
             )
 
-    def _read(self, step: int, read: Callable[[Contents], T]) -> T:
+    def _read(self, step: int, read: Callable[[Contents], T], *, is_last: bool = False) -> T:
         """Calls a function with an existing checkpoint."""
-        for is_last in (False, True):
-            self._check_existing(step)
-            try:
-                with opened(self.path(step), _checked(step)) as contents:
-                    return read(contents)
-            except FileNotFoundError:  # it was copied or removed meanwhile
-                if is_last:
-                    raise
-        raise AssertionError("the last attempt returns or raises")
+        self._check_existing(step)
+        try:
+            with opened(self.path(step), _checked(step)) as contents:
+                return read(contents)
+        except FileNotFoundError:  # it was copied or removed meanwhile
+            if is_last:
+                raise
+        return self._read(step, read, is_last=True)
 
     def _check_existing(self, step: int) -> None:
         """Checks that there is a checkpoint of a step, once saves have ended."""
