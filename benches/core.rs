@@ -108,7 +108,7 @@ fn gather_columns(bencher: Bencher, columns: usize) {
         shape: vec![ROWS, columns],
         memory: vec![0_u8; ROWS * columns * 4],
     });
-    let array = Sharded::new(vec![ROWS, 4 * columns], 4, shards.collect()).unwrap();
+    let array = Sharded::new(&[ROWS, 4 * columns], 4, shards.collect()).unwrap();
     let mut target = vec![MaybeUninit::new(0); array.len()];
     bencher
         .counter(BytesCount::new(array.len()))

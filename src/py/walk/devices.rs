@@ -49,7 +49,7 @@ impl Fetch for DeviceArray {
                     shape: shard.shape().to_vec(),
                 });
             }
-            Sharded::new(self.shape.clone(), self.itemsize, blocks)
+            Sharded::new(&self.shape, self.itemsize, blocks)
                 .ok_or_else(|| broken("shards that do not form the array"))
         })
     }
