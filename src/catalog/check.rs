@@ -272,11 +272,10 @@ impl Catalog {
     }
 
     fn at(&self, value: usize, error: Error) -> Error {
-        if !is_of_format(&error) {
-            return error;
+        if is_of_format(&error) {
+            return Error::at(self.path_of(value), error);
         }
-        let (error, _) = error.split();
-        Error::at(self.path_of(value), error)
+        error
     }
 
     pub(super) fn least_head(&self, value: usize) -> u64 {
@@ -353,11 +352,7 @@ fn is_damaged(done: Result<()>) -> Result<bool> {
 }
 
 fn is_of_format(error: &Error) -> bool {
-    match error {
-        Error::At { error, .. } => is_of_format(error),
-        Error::Structure(_) => true,
-        error => error.offset().is_some(),
-    }
+    matches!(error, Error::Structure(_)) || error.offset().is_some()
 }
 
 fn has_shapes(events: &Events) -> bool {

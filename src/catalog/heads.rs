@@ -3,9 +3,9 @@
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::Result;
 use crate::raw::{RawBytes, Uninit};
 use crate::source::{Source, as_inner, read_to};
+use crate::{Result, grow};
 
 /// Heads known to match the index. A head is the bytes before a leaf or the record.
 #[derive(Debug, Default)]
@@ -17,10 +17,8 @@ impl Checked {
     }
 
     pub(super) fn none(heads: usize) -> Result<Self> {
-        let mut words = Vec::new();
-        words.try_reserve_exact(heads.div_ceil(64))?;
-        words.resize_with(heads.div_ceil(64), AtomicU64::default);
-        Ok(Self(words))
+        let words = (0..heads.div_ceil(64)).map(|_| AtomicU64::default());
+        Ok(Self(grow::collect(words)?))
     }
 
     pub(super) fn has(&self, head: usize) -> bool {

@@ -149,16 +149,6 @@ impl Record {
         Self::decode(Footer::split(bytes)?.0)
     }
 
-    pub fn types(bytes: &[u8]) -> Result<Vec<NodeType>> {
-        #[derive(Deserialize)]
-        struct Types {
-            #[serde(deserialize_with = "decode::list")]
-            types: Vec<NodeType>,
-        }
-        let found: Types = read(Footer::split(bytes)?.0).map_err(broken)?;
-        Ok(found.types)
-    }
-
     /// Encodes a map, so that readers may skip unknown fields.
     pub fn encode(&self, watch: &dyn Watch) -> Result<Vec<u8>> {
         grow::encode_named(self, watch)

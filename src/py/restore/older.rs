@@ -46,7 +46,8 @@ pub fn mark_older<'py>(
 /// False if the record is damaged.
 #[pyfunction]
 pub fn has_older_types(py: Python<'_>, record: &[u8]) -> PyResult<bool> {
-    for class in Record::types(record).unwrap_or_default() {
+    let types = Record::read(record).map_or(Vec::new(), |record| record.types);
+    for class in types {
         if is_older(py, &class)? {
             return Ok(true);
         }
