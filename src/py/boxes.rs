@@ -39,7 +39,7 @@ impl Shards {
         if shard >= self.0.grid().len() {
             return Err(missing());
         }
-        let watcher = Watcher::signals();
+        let watcher = Watcher::at_each_call();
         watcher.raise(self.0.find(shard, &catalog.catalog, &watcher))
     }
 

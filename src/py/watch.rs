@@ -16,6 +16,7 @@ pub struct Watcher {
     /// Called at each check of signals; may raise.
     check: Option<Py<PyAny>>,
     total: usize,
+    often: Duration,
     state: Mutex<State>,
 }
 
@@ -36,6 +37,7 @@ impl Watcher {
             callback,
             check: None,
             total,
+            often: OFTEN,
             state: Mutex::new(State {
                 reported: 0,
                 looked: Instant::now(),
@@ -51,6 +53,14 @@ impl Watcher {
     pub fn checking(mut self, check: Option<Py<PyAny>>) -> Self {
         self.check = check;
         self
+    }
+
+    /// For rare calls.
+    pub fn at_each_call() -> Self {
+        Self {
+            often: Duration::ZERO,
+            ..Self::signals()
+        }
     }
 
     /// Returns the exception that stopped the work, or converts `error`.
@@ -93,7 +103,7 @@ impl Watcher {
 impl Watch for Watcher {
     fn check(&self) -> Result<()> {
         keep_reserve()?;
-        if self.state().looked.elapsed() < OFTEN {
+        if self.state().looked.elapsed() < self.often {
             return Ok(());
         }
         self.run(|py| {
@@ -149,7 +159,13 @@ impl<'py> Signals<'py> {
     /// Counts a value. Checks signals now and then, and the memory reserve each time.
     #[inline]
     pub fn check(&self, py: Python<'_>) -> PyResult<()> {
-        if self.count(1) {
+        self.check_many(py, 1)
+    }
+
+    /// Counts values that needed no memory.
+    #[inline]
+    pub fn check_many(&self, py: Python<'_>, values: usize) -> PyResult<()> {
+        if self.count(values) {
             return self.look(py);
         }
         Ok(())

@@ -127,7 +127,7 @@ impl Catalog {
 
     fn find(&self, keys: Vec<String>, value: usize) -> PyResult<Option<usize>> {
         self.check(value)?;
-        let watcher = Watcher::signals();
+        let watcher = Watcher::at_each_call();
         let keys = keys.iter().map(String::as_str);
         watcher.raise(self.catalog.find(value, keys, &watcher))
     }

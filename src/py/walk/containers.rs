@@ -211,9 +211,7 @@ impl<'py> Walk<'py> {
                 let some = (most - written).min(Signals::VALUES);
                 let (out, headers) = (&mut self.out, &last.headers);
                 let count = write_alike(out, headers, &last.alike, dict, position, some);
-                if self.signals.count(count) {
-                    self.signals.look(self.py)?;
-                }
+                self.signals.check_many(self.py, count)?;
                 written += count;
                 if count < some {
                     break;

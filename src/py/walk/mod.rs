@@ -45,7 +45,7 @@ pub fn layout_of(
     let mut walk = Walk::new(tree.py(), out, options)?;
     walk.root(tree)
         .map_err(|failure| failure.into_py(tree.py(), "serializing"))?;
-    let watcher = Watcher::signals();
+    let watcher = Watcher::at_each_call();
     let layout = walk.out.finish_with(metadata, record, &watcher);
     Ok((watcher.raise(layout)?, walk.hollow))
 }

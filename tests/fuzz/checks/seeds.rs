@@ -210,10 +210,9 @@ fn records(files: &[Vec<u8>]) -> Vec<Vec<u8>> {
         let Some(start) = whole.and_then(|whole| file.len().checked_sub(whole)) else {
             continue;
         };
-        let Ok(footer) = Footer::read(&file[start..]) else {
+        let Ok((bytes, _)) = Footer::split(&file[start..]) else {
             continue;
         };
-        let bytes = footer.record(&file[start..]);
         let record = Record::decode(bytes).unwrap();
         found.push(bytes.to_vec());
         found.extend(record.index.map(|it| it.to_vec()));

@@ -24,7 +24,6 @@ pub fn manifest(input: &[u8]) {
     };
     let again = Manifest::decode(&manifest.encode().unwrap()).expect("what was read is written");
     assert_eq!(again, manifest);
-    assert_eq!(manifest.try_clone().unwrap(), manifest);
     if let Some(skeleton) = input.get(1).filter(|skeleton| !skeleton.is_empty()) {
         manifest.skeleton = zlib(skeleton).into();
     }
@@ -65,7 +64,7 @@ pub fn manifest(input: &[u8]) {
         })
         .collect();
     let mut left = 100;
-    for (_, value) in catalog.ends_below(0).map(Result::unwrap) {
+    for value in 0..catalog.values() {
         let Some(leaf) = catalog.leaf(value) else {
             continue;
         };
