@@ -111,11 +111,5 @@ class InContent(Deferred):
         self._content = content
         self._start = start
 
-    def flat_range(self, start: int, stop: int) -> np.ndarray:
-        """Reads a range of elements, counted in C order."""
-        first = self._start + start * self.dtype.itemsize
-        last = self._start + stop * self.dtype.itemsize
-        return np.frombuffer(self._content.read_range(first, last), self.dtype)
-
     def _deferred(self) -> tuple[core.Content, list[tuple[int, int]]]:
         return self._content, [(self._start, self._start + self.nbytes)]
