@@ -28,6 +28,7 @@ import treepack
 from commands import call, refused
 from treepack import CorruptionError, DecodeError
 from treepack._src.checkpoint import orbax as reader
+from treepack._src.storage import orbax as storage
 from treepack.orbax import load_aggregate
 
 Moments = collections.namedtuple("Moments", "mu nu")
@@ -391,7 +392,7 @@ def test_no_array_is_read_when_a_directory_is_opened(
     with ocp.StandardCheckpointer() as checkpointer:
         tree = {"l": [jnp.ones(1000), [jnp.ones(2)]], "v": jnp.ones(3), "w": jnp.ones(1000)}
         checkpointer.save(tmp_path / "a", tree)
-    monkeypatch.setattr(reader, "read", None)
+    monkeypatch.setattr(storage, "read", None)
     with treepack.open(tmp_path / "a") as file:
         assert file["w"].shape == (1000,)
         assert dict(file.leaves())["l/1/0"].shape == (2,)

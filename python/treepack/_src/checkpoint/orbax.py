@@ -22,25 +22,10 @@ from treepack._src.options import Reading
 from treepack._src.printable import printable
 from treepack._src.pytree import prng as _prng
 from treepack._src.pytree.kinds import kind_of
+from treepack._src.storage import orbax as _orbax
 from treepack._src.storage.content import Openable, Opened, read_all
 from treepack._src.storage.deferred import Held
 from treepack._src.storage.foreign import ORBAX_REFERENCES
-from treepack._src.storage.orbax import (
-    AGGREGATE,
-    ARRAYS,
-    EMPTY,
-    SCALAR,
-    STRING,
-    Item,
-    Leaf,
-    open_arrays,
-    read,
-    read_item,
-    result,
-    string_at,
-    strings_of,
-    tree_of,
-)
 from treepack._src.storage.place import absolute, joined
 from treepack.errors import CorruptionError, DecodeError, TreepackError
 
@@ -58,14 +43,14 @@ class OrbaxReader(Unchecked):
           max_size: The maximum size of all arrays.
           options: See `Reader`.
         """
-        item = read_item(absolute(source))
+        item = _orbax.read_item(absolute(source))
         values = _values(item)
         arrays = [it for it in values if isinstance(it, Stored)]
         self._arrays = {it.leaf.parts: it for it in arrays}
         nbytes = sum(array.nbytes for array in arrays)
         if max_size is not None and nbytes > max_size:
             raise TreepackError(f"the arrays of {nbytes} bytes exceed max_size={max_size}")
-        layout = layout_of(tree_of(item.leaves, values), item.metadata)
+        layout = layout_of(_orbax.tree_of(item.leaves, values), item.metadata)
         content = core.Content.laid(layout, core.Content.lent(b""))
         super().__init__(source, Opened(content), max_size=max_size, **options)
 
@@ -103,7 +88,7 @@ class OrbaxReader(Unchecked):
 
         def leaf(value: int, parts: list[str]) -> Any:
             if value in started:
-                return np.asarray(result(started.pop(value), _paths.text(parts)))
+                return np.asarray(_orbax.result(started.pop(value), _paths.text(parts)))
             found = self.leaf(value, parts)
             if isinstance(found, LazyArray) and not waits(parts[len(place.parts) :]):
                 return found.__array__(copy=reading.copy)
@@ -131,32 +116,32 @@ class OrbaxReader(Unchecked):
         }
 
 
-def _values(item: Item) -> list[Any]:
+def _values(item: _orbax.Item) -> list[Any]:
     """Returns the values of the leaves of an item; arrays are `Stored`."""
-    is_stored = [it.type in (*ARRAYS, SCALAR) and not it.is_aggregated for it in item.leaves]
-    stored = [leaf for leaf, there in zip(item.leaves, is_stored, strict=True) if there]
-    opened = zip(stored, open_arrays(item, stored), strict=True)
+    types = *_orbax.ARRAYS, _orbax.SCALAR
+    stored = [leaf for leaf in item.leaves if leaf.type in types and not leaf.is_aggregated]
+    opened = zip(stored, _orbax.open_arrays(item, stored), strict=True)
     arrays = {leaf: Stored(leaf, store) for leaf, store in opened}
-    small = [it for it in stored if it.type == SCALAR or it.name in item.keys]
+    small = [it for it in stored if it.type == _orbax.SCALAR or it.name in item.keys]
     for leaf in small:
         if leaf.name not in item.keys and (shape := arrays[leaf].shape):
             raise DecodeError(f"expected a number, found an array of {shape}", path=leaf.path)
-    reads = {leaf: read(arrays[leaf].store) for leaf in small}
+    reads = {leaf: _orbax.read(arrays[leaf].store) for leaf in small}
     aggregated = _aggregated(item) if any(it.is_aggregated for it in item.leaves) else None
     strings = None
     values: list[Any] = []
     for leaf in item.leaves:
-        if leaf.type in EMPTY:
-            values.append(EMPTY[leaf.type]())
+        if leaf.type in _orbax.EMPTY:
+            values.append(_orbax.EMPTY[leaf.type]())
         elif leaf.is_aggregated:
             values.append(_at(aggregated, leaf))
         elif leaf in reads:
-            values.append(_small(item, leaf, np.asarray(result(reads[leaf], leaf.path))))
+            values.append(_small(item, leaf, np.asarray(_orbax.result(reads[leaf], leaf.path))))
         elif leaf in arrays:
             values.append(arrays[leaf])
-        elif leaf.type == STRING:
-            strings = strings_of(item) if strings is None else strings
-            values.append(string_at(strings, leaf))
+        elif leaf.type == _orbax.STRING:
+            strings = _orbax.strings_of(item) if strings is None else strings
+            values.append(_orbax.string_at(strings, leaf))
         else:
             raise DecodeError(
                 f"the value has the type {printable(leaf.type)}, which only its program reads: "
@@ -166,7 +151,7 @@ def _values(item: Item) -> list[Any]:
     return values
 
 
-def _small(item: Item, leaf: Leaf, data: np.ndarray) -> Any:
+def _small(item: _orbax.Item, leaf: _orbax.Leaf, data: np.ndarray) -> Any:
     """Returns a number or a typed PRNG key."""
     impl = item.keys.get(leaf.name)
     if impl is None:
@@ -181,23 +166,23 @@ def _small(item: Item, leaf: Leaf, data: np.ndarray) -> Any:
     return key
 
 
-def _aggregated(item: Item) -> Any:
+def _aggregated(item: _orbax.Item) -> Any:
     try:
-        return core.restore(read_all(joined(item.path, AGGREGATE)), None, None)
+        return core.restore(read_all(joined(item.path, _orbax.AGGREGATE)), None, None)
     except FileNotFoundError:
-        raise CorruptionError(f"{AGGREGATE}, which has values, is missing") from None
+        raise CorruptionError(f"{_orbax.AGGREGATE}, which has values, is missing") from None
 
 
-def _at(state: Any, leaf: Leaf) -> Any:
+def _at(state: Any, leaf: _orbax.Leaf) -> Any:
     """Returns the value of a leaf in the file of older versions."""
     try:
         for part, is_index in zip(leaf.parts, leaf.are_indices, strict=True):
             state = state[int(part) if is_index and not isinstance(state, dict) else part]
     except (LookupError, TypeError, ValueError) as error:
-        raise DecodeError(f"{AGGREGATE} lacks the value", path=leaf.path) from error
+        raise DecodeError(f"{_orbax.AGGREGATE} lacks the value", path=leaf.path) from error
     if isinstance(state, str) and state.startswith(ORBAX_REFERENCES):
         raise DecodeError(
-            f"{AGGREGATE} has the reference {printable(state)} in place of the value",
+            f"{_orbax.AGGREGATE} has the reference {printable(state)} in place of the value",
             path=leaf.path,
         )
     return state
@@ -211,12 +196,12 @@ class Stored(Held):
       store: The open array.
     """
 
-    def __init__(self, leaf: Leaf, store: Any):
+    def __init__(self, leaf: _orbax.Leaf, store: Any):
         self.leaf, self.store = leaf, store
         super().__init__(tuple(store.shape), np.dtype(store.dtype.numpy_dtype))
 
     def _make(self) -> np.ndarray:
-        return np.asarray(result(read(self.store), self.leaf.path)).reshape(-1)
+        return np.asarray(_orbax.result(_orbax.read(self.store), self.leaf.path)).reshape(-1)
 
 
 class _Array(BoxedArray):
@@ -240,16 +225,17 @@ class _Array(BoxedArray):
 
     def start(self, box: Sequence[range]) -> Any:
         """Returns a future of the elements of a box."""
-        return read(self._stored.store[_index(box)])
+        return _orbax.read(self._stored.store[_index(box)])
 
     def _read(self, box: Sequence[range]) -> np.ndarray:
         if 0 in map(len, box):
             return np.empty(tuple(map(len, box)), self.dtype)
         if self._whole in self._started:
-            found: np.ndarray = result(self._started[self._whole], self.path)[(*_index(box), ...)]
-            return found
+            whole = _orbax.result(self._started[self._whole], self.path)
+            part: np.ndarray = whole[(*_index(box), ...)]
+            return part
         started = self._started.pop(tuple(box), None)
-        return np.asarray(result(self.start(box) if started is None else started, self.path))
+        return np.asarray(_orbax.result(self.start(box) if started is None else started, self.path))
 
     def _deferred(self) -> tuple[core.Content, list[tuple[int, int]]]:
         return self._stored._deferred()
