@@ -184,17 +184,13 @@ impl ShardBox {
         watch: &dyn Watch,
     ) -> std::result::Result<Option<usize>, Failed> {
         let mut missing = None;
-        let done = self.each(files, watch, |_, value, part| {
+        self.each(files, watch, |_, value, part| {
             if value.is_none() {
-                missing = Some(part.shard);
-                return Err(Error::Stopped);
+                missing.get_or_insert(part.shard);
             }
             Ok(())
-        });
-        match missing {
-            Some(shard) => Ok(Some(shard)),
-            None => done.map(|()| None),
-        }
+        })?;
+        Ok(missing)
     }
 
     /// Calls `found` with each part in shard order: the index of its file in `files` (ascending

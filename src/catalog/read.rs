@@ -74,8 +74,7 @@ impl Catalog {
             damage: self.damage,
             ..Self::default()
         };
-        found.begin(&mut Vec::new(), (0, 0), 0, true, 0)?;
-        found.entries[0].end = 1;
+        found.add_entry(&[], (0, 0), false, false, 0)?;
         Ok(found)
     }
 
@@ -271,11 +270,7 @@ impl Catalog {
         is_map: bool,
         len: u32,
     ) -> Result<()> {
-        let parent = open.last().map_or(0, |open| open.entry);
-        let is_text = open.last().is_none_or(|open| open.is_text);
-        self.entries.try_reserve(1)?;
-        open.try_reserve(1)?;
-        open.push(Open {
+        let begun = Open {
             entry: self.entries.len(),
             start,
             leaves: self.leaves.len(),
@@ -286,18 +281,31 @@ impl Catalog {
             key: None,
             is_text: true,
             prng_name: String::new(),
-        });
-        self.entries.push(Entry {
+        };
+        self.add_entry(open, key, false, !is_map, len)?;
+        grow::push(open, begun)
+    }
+
+    fn add_entry(
+        &mut self,
+        open: &[Open],
+        key: Key,
+        is_leaf: bool,
+        is_list: bool,
+        len: u32,
+    ) -> Result<()> {
+        let around = open.last();
+        let entry = Entry {
             key,
-            is_text,
-            is_list: !is_map,
-            is_leaf: false,
+            is_text: around.is_none_or(|open| open.is_text),
+            is_list,
+            is_leaf,
             len,
             head: self.leaves.len(),
-            parent,
-            end: 0,
-        });
-        Ok(())
+            parent: around.map_or(0, |open| open.entry),
+            end: self.entries.len() + 1,
+        };
+        grow::push(&mut self.entries, entry)
     }
 
     pub(super) fn end(&mut self, open: &Open) {
@@ -312,25 +320,14 @@ impl Catalog {
         end: usize,
         kind: usize,
     ) -> Result<()> {
-        self.entries.try_reserve(1)?;
-        self.leaves.try_reserve(1)?;
-        self.entries.push(Entry {
-            key,
-            is_text: open.last().is_none_or(|open| open.is_text),
-            is_list: false,
-            is_leaf: true,
-            len: 0,
-            head: self.leaves.len(),
-            parent: open.last().map_or(0, |open| open.entry),
-            end: self.entries.len() + 1,
-        });
-        self.leaves.push(LeafSpan {
+        self.add_entry(open, key, true, false, 0)?;
+        let leaf = LeafSpan {
             region: head.start,
             start: head.end,
             end,
             kind,
-        });
-        Ok(())
+        };
+        grow::push(&mut self.leaves, leaf)
     }
 
     fn unwrap_root(&mut self) {

@@ -206,8 +206,7 @@ fn gzip_streams(files: &[Vec<u8>]) -> Vec<Vec<u8>> {
 fn records(files: &[Vec<u8>]) -> Vec<Vec<u8>> {
     let mut found = Vec::new();
     for file in files {
-        let whole = Footer::find(file).and_then(|footer| footer.whole());
-        let Some(start) = whole.and_then(|whole| file.len().checked_sub(whole)) else {
+        let Some(start) = Footer::start_in(file).unwrap() else {
             continue;
         };
         let Ok((bytes, _)) = Footer::split(&file[start..]) else {
