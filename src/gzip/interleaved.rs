@@ -95,13 +95,8 @@ impl Interleaved {
             let mut left = left;
             while left > 0 {
                 let part = left.min(places.len());
-                for place in &mut places[..part] {
-                    reader.refill();
-                    let entry = next_entry(reader, &tables[lane]);
-                    if entry == END {
-                        return false;
-                    }
-                    *place = literal(entry);
+                if !literals(reader, &tables[lane], &mut places[..part]) {
+                    return false;
                 }
                 take(lane, &places[..part]);
                 left -= part;
@@ -124,7 +119,17 @@ pub fn next_entry(reader: &mut BitReader<'_>, table: &Table) -> u16 {
     entry
 }
 
-pub fn literal(entry: u16) -> u8 {
+/// Decodes literals one by one; returns false if the block ends before.
+pub fn literals(reader: &mut BitReader<'_>, table: &Table, out: &mut [u8]) -> bool {
+    out.iter_mut().all(|byte| {
+        reader.refill();
+        let entry = next_entry(reader, table);
+        *byte = literal(entry);
+        entry != END
+    })
+}
+
+fn literal(entry: u16) -> u8 {
     entry.to_le_bytes()[1]
 }
 
@@ -198,10 +203,10 @@ pub fn read_header(reader: &mut BitReader<'_>, table: &mut Table) -> Option<u16>
 }
 
 /// Returns `None` if the code is incomplete, or longer than the table.
-fn fill_table<const N: usize>(
+pub fn fill_table<const N: usize, T: Copy>(
     lengths: &[u8; N],
-    table: &mut [u16],
-    entry: impl Fn(u16, u8) -> u16,
+    table: &mut [T],
+    entry: impl Fn(u16, u8) -> T,
 ) -> Option<()> {
     let used = || lengths.iter().filter(|&&length| length > 0);
     if used().any(|&length| 1 << length > table.len())

@@ -188,13 +188,8 @@ impl Decoder {
                 std::array::from_mut(part),
                 &mut at,
             );
-            for byte in &mut part[at[0]..] {
-                reader.refill();
-                let entry = interleaved::next_entry(reader, table);
-                if entry == END {
-                    return None;
-                }
-                *byte = interleaved::literal(entry);
+            if !interleaved::literals(reader, table, &mut part[at[0]..]) {
+                return None;
             }
             reader.refill();
             if interleaved::next_entry(reader, table) != END {
