@@ -91,6 +91,14 @@ pub fn boxed<T>(item: T) -> Result<Box<T>> {
     Ok(Box::new(item))
 }
 
+/// The value of a cache, made when first needed.
+pub fn kept<T>(place: &mut Option<T>, make: impl FnOnce() -> Result<T>) -> Result<&mut T> {
+    Ok(match place {
+        Some(known) => known,
+        none => none.insert(make()?),
+    })
+}
+
 pub fn filled<T: Clone>(item: T, count: usize) -> Result<Vec<T>> {
     let mut list = Vec::new();
     list.try_reserve_exact(count)?;

@@ -75,13 +75,23 @@ pub fn for_each<T: Send>(
     items: Vec<T>,
     threads: NonZero<usize>,
     work: impl Fn(T) -> Result<()> + Sync,
+    check: impl FnMut() -> Result<()>,
+) -> Result<()> {
+    for_each_with(items, threads, |(): &mut (), item| work(item), check)
+}
+
+/// [`for_each`], with state of each thread.
+pub fn for_each_with<S: Default, T: Send>(
+    items: Vec<T>,
+    threads: NonZero<usize>,
+    work: impl Fn(&mut S, T) -> Result<()> + Sync,
     mut check: impl FnMut() -> Result<()>,
 ) -> Result<()> {
     let count = items.len();
     let queue = Mutex::new(items.into_iter());
-    let step = |(): &mut (), _| {
+    let step = |state: &mut S, _| {
         let item = queue.lock().expect(NO_PANIC).next();
-        item.map_or(Ok(()), &work)
+        item.map_or(Ok(()), |item| work(state, item))
     };
     let each = |_, done: Result<()>| done.and_then(|()| check());
     in_order(count, threads, count, step, each)

@@ -13,7 +13,7 @@ use std::borrow::Cow;
 use std::ops::Range;
 
 use super::align::widen;
-use super::headers::{Array, write_ext, write_str};
+use super::headers::Array;
 use super::recent::{Like, RecentHeaders, RecentPlace};
 use crate::layout::{LayoutBuilder, Payload};
 use crate::raw::Buffer;
@@ -245,7 +245,10 @@ fn aligned_headers<'a>(
     }
     if framing.may_box {
         for unit_dims in 0..=MAX_UNIT_DIMS {
-            let mut boxed = single_chunk(key, array, unit_dims)?;
+            let mut boxed = Headers::new(key)?;
+            boxed.chunks(array.shape, 1)?;
+            boxed.string("0")?;
+            boxed.ext(array, &[array.shape.iter().product()], unit_dims)?;
             if boxed.align(offset, nbytes, least)? {
                 return Ok(boxed);
             }
@@ -262,36 +265,23 @@ fn frame_chunks<P: Payload>(
     mut payload: impl FnMut(&mut LayoutBuilder<P>, Range<usize>) -> Result<()>,
 ) -> Result<()> {
     let total: usize = array.shape.iter().product();
-    let out = layout.headers();
-    write_chunks_prefix(out, array.shape)?;
-    Head::Map(length("map", total.div_ceil(elements))?).write(out);
+    let mut before = Headers::new(None)?;
+    before.chunks(array.shape, total.div_ceil(elements))?;
+    before.write(layout.headers());
     for (index, start) in (0..total).step_by(elements).enumerate() {
         let end = total.min(start.saturating_add(elements));
-        let chunk = [end - start];
         let chunk = Array {
-            shape: &chunk,
+            shape: &[end - start],
             ..*array
         };
-        let out = layout.headers();
-        out.try_reserve(HEADERS_MAX_BYTES)?;
-        write_str(out, &index.to_string())?;
-        write_ext(out, &chunk)?;
+        let key = index.to_string();
+        let mut headers = Headers::new(Some(&key))?;
+        headers.ext(&chunk, chunk.shape, 0)?;
+        layout.headers().try_reserve(HEADERS_MAX_BYTES)?;
+        headers.write(layout.headers());
         payload(layout, start * array.itemsize..end * array.itemsize)?;
     }
     Ok(())
-}
-
-fn write_chunks_prefix(out: &mut Buffer, shape: &[usize]) -> Result<()> {
-    Head::Map(3).write(out);
-    write_str(out, CHUNKED_MARKER)?;
-    Head::Bool(true).write(out);
-    write_str(out, "shape")?;
-    Head::Map(length("map", shape.len())?).write(out);
-    for (index, &dim) in shape.iter().enumerate() {
-        write_str(out, &index.to_string())?;
-        Head::Uint(dim as u64).write(out);
-    }
-    write_str(out, "chunks")
 }
 
 struct Headers<'a> {
@@ -329,6 +319,22 @@ impl<'a> Headers<'a> {
         };
         self.heads.push(Head::Str(length("string", bytes.len())?));
         self.tails.push(bytes);
+        Ok(())
+    }
+
+    /// The headers of the chunked form, up to the map of `count` chunks.
+    fn chunks(&mut self, shape: &[usize], count: usize) -> Result<()> {
+        self.head(Head::Map(3));
+        self.string(CHUNKED_MARKER)?;
+        self.head(Head::Bool(true));
+        self.string("shape")?;
+        self.head(Head::Map(length("map", shape.len())?));
+        for (index, &dim) in shape.iter().enumerate() {
+            self.string(index.to_string())?;
+            self.head(Head::Uint(dim as u64));
+        }
+        self.string("chunks")?;
+        self.head(Head::Map(length("map", count)?));
         Ok(())
     }
 
@@ -395,33 +401,4 @@ impl<'a> Headers<'a> {
             out.extend_from_slice(&self.tails[index]);
         }
     }
-}
-
-fn single_chunk<'a>(
-    key: Option<&'a str>,
-    array: &Array<'a>,
-    unit_dims: usize,
-) -> Result<Headers<'a>> {
-    let mut headers = Headers::new(key)?;
-    headers.head(Head::Map(3));
-    headers.string(CHUNKED_MARKER)?;
-    let marker = headers.tails.last_mut().expect("the marker was pushed");
-    Head::Bool(true).write(marker.to_mut());
-    headers.string("shape")?;
-    headers.head(Head::Map(length("map", array.shape.len())?));
-    for (index, &dim) in array.shape.iter().enumerate() {
-        headers.string(index.to_string())?;
-        headers.head(Head::Uint(dim as u64));
-    }
-    headers.string("chunks")?;
-    headers.head(Head::Map(1));
-    headers.string("0")?;
-    let flat = array.shape.iter().product();
-    let mut chunk = Headers::new(None)?;
-    chunk.ext(array, &[flat], unit_dims)?;
-    let ext = headers.heads.len();
-    headers.heads.append(&mut chunk.heads);
-    headers.tails.append(&mut chunk.tails);
-    headers.ext = ext;
-    Ok(headers)
 }

@@ -75,19 +75,14 @@ impl ShardGrid {
     /// # Panics
     /// If the shard does not exist.
     pub fn write_name(&self, shard: usize, name: &mut String) -> Result<()> {
-        assert!(shard < self.len());
+        let bounds = self.bounds(shard).expect("the shard exists");
         name.clear();
         // Two numbers of at most 20 digits, and punctuation.
         name.try_reserve(42 * self.dims.len() + 2)?;
-        let mut after = self.len();
-        let mut rest = shard;
         name.push('[');
-        for (dim, (count, size)) in self.dims.iter().enumerate() {
-            after /= count;
-            let start = rest / after * size;
-            rest %= after;
+        for (dim, Range { start, end }) in bounds.into_iter().enumerate() {
             let comma = if dim > 0 { "," } else { "" };
-            let _ = write!(name, "{comma}{start}:{}", start + size); // into reserved memory
+            let _ = write!(name, "{comma}{start}:{end}"); // into reserved memory
         }
         name.push(']');
         Ok(())
@@ -127,7 +122,7 @@ impl ShardGrid {
         strides: &[usize],
     ) -> Option<(usize, Runs)> {
         assert_eq!(part.local.len(), self.dims.len());
-        let shape: Vec<usize> = self.dims.iter().map(|(_, size)| *size).collect();
+        let shape: Vec<usize> = self.shard_shape().collect();
         let runs = Runs::new(&shape, itemsize, &part.local, strides)?;
         let mut starts = part.target.iter().zip(strides);
         let start = starts.try_fold(0_usize, |sum, (target, stride)| {

@@ -51,10 +51,3 @@ pub(super) fn write_ext(out: &mut Buffer, array: &Array<'_>) -> Result<()> {
     bin.write(out);
     Ok(())
 }
-
-#[inline]
-pub(super) fn write_str(out: &mut Buffer, text: &str) -> Result<()> {
-    Head::Str(length("string", text.len())?).write(out);
-    out.extend_from_slice(text.as_bytes());
-    Ok(())
-}

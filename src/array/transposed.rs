@@ -28,8 +28,6 @@ const FEW: usize = 8;
 /// Multiple of the rows and columns of all tiles.
 const MAX_EDGE: usize = 128;
 
-type Target = Uninit;
-
 type Repeats = SmallVec<[Repeat; 6]>;
 
 /// Copies runs of `nbytes`, repeated in the order of the source, to the target.
@@ -40,7 +38,7 @@ pub fn copy(
     nbytes: usize,
     repeats: &[Repeat],
     memory: RawBytes<'_>,
-    target: &mut Target,
+    target: &mut Uninit,
     threads: NonZero<usize>,
     check: &mut dyn FnMut() -> Result<()>,
 ) -> Result<()> {
@@ -55,14 +53,7 @@ pub fn copy(
         8 => slab.copy(memory, inner, 32, nbytes, tile::<8, 32>),
         16 => slab.copy(memory, inner, 16, nbytes, tile::<16, 16>),
         _ => slab.copy(memory, inner, EDGE, nbytes, |plane, memory, target| {
-            for at in 0..plane.columns.count {
-                for row in 0..plane.rows.count {
-                    let from = at * plane.columns.source + row * plane.rows.source;
-                    let to = at * plane.columns.target + row * plane.rows.target;
-                    let run = memory.slice(from..from + nbytes);
-                    run.copy_to(&mut target[to..to + nbytes]);
-                }
-            }
+            elements(nbytes, plane, memory, target);
         }),
     };
     parallel::for_each(slabs, threads, work, check)
@@ -72,7 +63,7 @@ pub fn copy(
 struct Slab<'a> {
     start: usize,
     rows: Repeat,
-    memory: &'a mut Target,
+    memory: &'a mut Uninit,
 }
 
 /// Splits the target between threads, and returns the repetitions inside of each row as well.
@@ -81,7 +72,7 @@ fn slabs<'a, 'o>(
     nbytes: usize,
     nearest: Repeat,
     order: &'o [Repeat],
-    target: &'a mut Target,
+    target: &'a mut Uninit,
 ) -> Result<(Vec<Slab<'a>>, &'o [Repeat])> {
     let extent = |level: usize| {
         let inner = order[level..].iter();
@@ -127,7 +118,7 @@ impl Slab<'_> {
         inner: &[Repeat],
         edge: usize,
         nbytes: usize,
-        tile: impl Fn(Plane, RawBytes<'_>, &mut Target),
+        tile: impl Fn(Plane, RawBytes<'_>, &mut Uninit),
     ) -> Result<()> {
         let mut others: Repeats = inner.into();
         others.insert(0, self.rows);
@@ -164,11 +155,11 @@ impl Slab<'_> {
 fn tile<const N: usize, const EDGE: usize>(
     plane: Plane,
     memory: RawBytes<'_>,
-    target: &mut Target,
+    target: &mut Uninit,
 ) {
     let Plane { columns, rows } = plane;
     if columns.count.min(rows.count) < FEW {
-        return elements::<N>(plane, memory, target);
+        return elements(N, plane, memory, target);
     }
     let [mut near, mut turned] = [[[[MaybeUninit::<u8>::uninit(); N]; EDGE]; EDGE]; 2];
     for (at, row) in near[..rows.count].iter_mut().enumerate() {
@@ -208,20 +199,24 @@ fn tile<const N: usize, const EDGE: usize>(
     }
 }
 
-/// Copies elements of `N` bytes one by one.
-fn elements<const N: usize>(plane: Plane, memory: RawBytes<'_>, target: &mut Target) {
+/// Copies elements of `nbytes` bytes one by one.
+#[inline(always)]
+#[allow(clippy::inline_always)] // for each size that is known
+fn elements(nbytes: usize, plane: Plane, memory: RawBytes<'_>, target: &mut Uninit) {
     let Plane { columns, rows } = plane;
     let (outer, inner) = if rows.count < columns.count {
         (rows, columns)
     } else {
         (columns, rows)
     };
-    let extent = (inner.count - 1) * inner.target + N;
+    let extent = (inner.count - 1) * inner.target + nbytes;
     for at in 0..outer.count {
         let places = target[at * outer.target..][..extent].chunks_mut(inner.target);
         for (number, place) in places.enumerate() {
             let from = at * outer.source + number * inner.source;
-            memory.slice(from..from + N).copy_to(&mut place[..N]);
+            memory
+                .slice(from..from + nbytes)
+                .copy_to(&mut place[..nbytes]);
         }
     }
 }

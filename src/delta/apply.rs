@@ -12,7 +12,7 @@ use crc32fast::Hasher;
 use super::base::Base;
 use super::block::{Block, Decoder, Kind, PART_BYTES};
 use super::elements::{Direction, Elements};
-use super::join::{Decoders, Join, Mismatches, NO_PANIC, Part, malformed};
+use super::join::{Join, Mismatches, NO_PANIC, Part, malformed};
 use super::order::add_exponents;
 use super::patch::{Patch, value_len};
 use crate::raw::RawBytes;
@@ -20,6 +20,8 @@ use crate::watch::Watch;
 use crate::{Error, Result, grow, parallel};
 
 struct Change<'m, 'p> {
+    /// The number of the difference.
+    number: usize,
     elements: Elements,
     block: Block<'p>,
     memory: &'m mut [u8],
@@ -44,33 +46,28 @@ pub fn apply(
         Join::new(patch, &base, watch)?
     };
     check_places(&join, memory.len())?;
-    let (mut copies, mut changes, mut numbers) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut copies, mut changes) = (Vec::new(), Vec::new());
     let mut rest = &mut memory[..join.len()];
     for (place, part) in join.parts()? {
         let (now, after) = rest.split_at_mut(place.len());
         rest = after;
-        let (number, block) = match part {
-            Part::Skeleton(bytes) => {
-                grow::push(&mut copies, (bytes, now))?;
-                continue;
+        match part {
+            Part::Bytes(bytes) => grow::push(&mut copies, (bytes, now))?,
+            Part::Block(number, block) => {
+                let difference = &patch.differences[number];
+                let change = Change {
+                    number,
+                    elements: difference.elements,
+                    block: difference.blocks[block],
+                    memory: now,
+                    exponents: Vec::new(),
+                    is_done: false,
+                };
+                grow::push(&mut changes, change)?;
             }
-            Part::Block(number, block) => (number, patch.differences[number].blocks[block]),
-        };
-        if block.kind == Kind::Stored {
-            grow::push(&mut copies, (block.bytes, now))?;
-            continue;
         }
-        let change = Change {
-            elements: patch.differences[number].elements,
-            block,
-            memory: now,
-            exponents: Vec::new(),
-            is_done: false,
-        };
-        grow::push(&mut changes, change)?;
-        grow::push(&mut numbers, number)?;
     }
-    if let Err(error) = forth(&join, &mut changes, &numbers, threads, watch) {
+    if let Err(error) = forth(&join, &mut changes, threads, watch) {
         back(&mut changes)?;
         return Err(error);
     }
@@ -103,63 +100,55 @@ fn check_places(join: &Join<'_>, room: usize) -> Result<()> {
 fn forth(
     join: &Join<'_>,
     changes: &mut [Change<'_, '_>],
-    numbers: &[usize],
     threads: NonZero<usize>,
     watch: &dyn Watch,
 ) -> Result<()> {
-    let (mismatches, decoders) = (Mutex::new(Mismatches::default()), Decoders::default());
-    let work = |(change, number): (&mut Change<'_, '_>, usize)| {
-        let (elements, block) = (change.elements, change.block);
-        let (memory, exponents) = (&mut *change.memory, &mut change.exponents);
-        let is_same = decoders.with(|decoder| {
-            if !decoder.read(elements, block, memory.len())? {
-                return Err(malformed(&join.patch.differences[number]));
-            }
-            if block.kind == Kind::Ordered {
-                add_exponents(elements, memory, exponents)?;
-                decoder.unsort(elements, exponents)?;
-            }
-            let mut sum = Hasher::new();
-            for (number, part) in memory.chunks_mut(PART_BYTES).enumerate() {
-                sum.update(part);
-                decoder.change(elements, number * PART_BYTES, part, Direction::Forth);
-            }
-            let is_same = sum.finalize() == block.crc;
-            if !is_same {
-                decoder.change_all(elements, memory, Direction::Back);
-            }
-            Ok(is_same)
-        })?;
-        change.is_done = is_same;
-        if is_same {
+    let mismatches = Mutex::new(Mismatches::default());
+    let work = |decoder: &mut Decoder, change: &mut Change<'_, '_>| {
+        let (elements, number) = (change.elements, change.number);
+        if !change.decode(decoder)? {
+            return Err(malformed(&join.patch.differences[number]));
+        }
+        let mut sum = Hasher::new();
+        for (number, part) in change.memory.chunks_mut(PART_BYTES).enumerate() {
+            sum.update(part);
+            decoder.change(elements, number * PART_BYTES, part, Direction::Forth);
+        }
+        change.is_done = sum.finalize() == change.block.crc;
+        if change.is_done {
             return Ok(());
         }
+        decoder.change_all(elements, change.memory, Direction::Back);
         let mut mismatches = mismatches.lock().expect(NO_PANIC);
         mismatches.add(join.partners[number].0)
     };
-    let items = changes.iter_mut().zip(numbers.iter().copied());
-    parallel::for_each(grow::collect(items)?, threads, work, || watch.check())?;
+    parallel::for_each_with(grow::collect(changes)?, threads, work, || watch.check())?;
     join.check(mismatches)
 }
 
 fn back(changes: &mut [Change<'_, '_>]) -> Result<()> {
     let mut decoder = Decoder::default();
     for change in changes.iter_mut().filter(|change| change.is_done) {
-        if restore(&mut decoder, change).is_err() {
+        if !change.decode(&mut decoder).is_ok_and(|is_whole| is_whole) {
             return Err(Error::Torn);
         }
+        decoder.change_all(change.elements, change.memory, Direction::Back);
     }
     Ok(())
 }
 
-fn restore(decoder: &mut Decoder, change: &mut Change<'_, '_>) -> Result<()> {
-    let (elements, block) = (change.elements, change.block);
-    if !decoder.read(elements, block, change.memory.len())? {
-        return Err(Error::Torn);
+impl Change<'_, '_> {
+    /// Decodes the block, before the memory changes or after; returns false if it is malformed.
+    fn decode(&mut self, decoder: &mut Decoder) -> Result<bool> {
+        if !decoder.read(self.elements, self.block, self.memory.len())? {
+            return Ok(false);
+        }
+        if self.block.kind == Kind::Ordered {
+            if self.exponents.is_empty() {
+                add_exponents(self.elements, self.memory, &mut self.exponents)?;
+            }
+            decoder.unsort(self.elements, &self.exponents)?;
+        }
+        Ok(true)
     }
-    if block.kind == Kind::Ordered {
-        decoder.unsort(elements, &change.exponents)?;
-    }
-    decoder.change_all(elements, change.memory, Direction::Back);
-    Ok(())
 }

@@ -249,10 +249,7 @@ impl Decoder {
         let is_whole = match found.kind {
             Kind::Equal | Kind::Stored => true,
             Kind::Sparse => {
-                let sparse = match &mut self.sparse {
-                    Some(sparse) => sparse,
-                    none => none.insert(sparse::Decoder::new()?),
-                };
+                let sparse = grow::kept(&mut self.sparse, sparse::Decoder::new)?;
                 sparse.read(found.bytes, len / elements.width, &mut self.changes)?
             }
             Kind::Dense | Kind::Ordered => self.decode(found.bytes, len)?,

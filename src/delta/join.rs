@@ -11,7 +11,7 @@ use crc32fast::Hasher;
 
 use super::base::{Base, arrays};
 use super::block::{BLOCK_BYTES, Decoder, Kind, PART_BYTES};
-use super::elements::{Direction, Elements};
+use super::elements::Direction;
 use super::order::add_exponents;
 use super::patch::{Difference, Patch};
 use crate::catalog::Catalog;
@@ -34,7 +34,8 @@ pub struct Join<'a> {
 }
 
 pub(super) enum Part<'a> {
-    Skeleton(&'a [u8]),
+    /// Of the skeleton, or of a stored block.
+    Bytes(&'a [u8]),
     /// The number of a difference, and of its block.
     Block(usize, usize),
 }
@@ -113,17 +114,18 @@ impl<'a> Join<'a> {
         for (place, bytes) in self.patch.skeleton.pieces() {
             for (number, piece) in bytes.chunks(PIECE_BYTES).enumerate() {
                 let start = place.start + number * PIECE_BYTES;
-                grow::push(
-                    &mut parts,
-                    (start..start + piece.len(), Part::Skeleton(piece)),
-                )?;
+                grow::push(&mut parts, (start..start + piece.len(), Part::Bytes(piece)))?;
             }
         }
         for (number, difference) in self.patch.differences.iter().enumerate() {
-            for block in 0..difference.blocks.len() {
-                let start = difference.place.start + block * BLOCK_BYTES;
+            for (at, block) in difference.blocks.iter().enumerate() {
+                let start = difference.place.start + at * BLOCK_BYTES;
                 let end = difference.place.end.min(start + BLOCK_BYTES);
-                grow::push(&mut parts, (start..end, Part::Block(number, block)))?;
+                let part = match block.kind {
+                    Kind::Stored => Part::Bytes(block.bytes),
+                    _ => Part::Block(number, at),
+                };
+                grow::push(&mut parts, (start..end, part))?;
             }
         }
         parts.sort_unstable_by_key(|(place, _)| place.start);
@@ -142,7 +144,7 @@ impl<'a> Join<'a> {
         watch: &dyn Watch,
     ) -> Result<&'t mut [u8]> {
         assert_eq!(memory.len(), self.len());
-        let (mismatches, decoders) = (Mutex::default(), Decoders::default());
+        let mismatches = Mutex::default();
         let ((), whole) = Room::share(memory, |room| {
             let (mut rest, mut items) = (room, Vec::new());
             for (place, part) in self.parts()? {
@@ -150,15 +152,15 @@ impl<'a> Join<'a> {
                 rest = after;
                 grow::push(&mut items, (part, now))?;
             }
-            let work = |(part, room): (Part<'_>, Room<'_>)| {
+            let work = |decoder: &mut Decoder, (part, room): (Part<'_>, Room<'_>)| {
                 room.fill(|memory| match part {
-                    Part::Skeleton(bytes) => Ok(memory.write_copy_of_slice(bytes)),
-                    Part::Block(number, block) => decoders.with(|decoder| {
+                    Part::Bytes(bytes) => Ok(memory.write_copy_of_slice(bytes)),
+                    Part::Block(number, block) => {
                         self.fill_block(base, number, block, memory, decoder, &mismatches)
-                    }),
+                    }
                 })
             };
-            parallel::for_each(items, threads, work, || watch.check())
+            parallel::for_each_with(items, threads, work, || watch.check())
         })?;
         self.check(mismatches)?;
         Ok(whole.expect("the parts cover the encoding"))
@@ -175,9 +177,6 @@ impl<'a> Join<'a> {
     ) -> Result<&'t mut [u8]> {
         let difference = &self.patch.differences[number];
         let found = difference.blocks[block];
-        if found.kind == Kind::Stored {
-            return Ok(memory.write_copy_of_slice(found.bytes));
-        }
         let parts = &self.partners[number].1;
         let base = SourcePieces {
             source: base,
@@ -207,7 +206,10 @@ impl<'a> Join<'a> {
         }
         let memory = filling.finish();
         if is_ordered {
-            change_ordered(decoder, difference.elements, memory)?;
+            let mut exponents = Vec::new();
+            add_exponents(difference.elements, memory, &mut exponents)?;
+            decoder.unsort(difference.elements, &exponents)?;
+            decoder.change_all(difference.elements, memory, Direction::Forth);
         }
         Ok(memory)
     }
@@ -218,15 +220,6 @@ impl<'a> Join<'a> {
             .expect(NO_PANIC)
             .check(&self.catalog)
     }
-}
-
-/// Changes a base's block whose differences are in the order of its exponents.
-fn change_ordered(decoder: &mut Decoder, elements: Elements, memory: &mut [u8]) -> Result<()> {
-    let mut exponents = Vec::new();
-    add_exponents(elements, memory, &mut exponents)?;
-    decoder.unsort(elements, &exponents)?;
-    decoder.change_all(elements, memory, Direction::Forth);
-    Ok(())
 }
 
 pub(super) fn malformed(difference: &Difference<'_>) -> Error {
@@ -260,19 +253,5 @@ impl Mismatches {
             paths: grow::try_collect(paths)?,
             more,
         })
-    }
-}
-
-/// Decoders of threads, which keep their memory.
-#[derive(Default)]
-pub(super) struct Decoders(Mutex<Vec<Decoder>>);
-
-impl Decoders {
-    pub fn with<T>(&self, work: impl FnOnce(&mut Decoder) -> Result<T>) -> Result<T> {
-        let known = self.0.lock().expect(NO_PANIC).pop();
-        let mut decoder = known.unwrap_or_default();
-        let done = work(&mut decoder)?;
-        grow::push(&mut self.0.lock().expect(NO_PANIC), decoder)?;
-        Ok(done)
     }
 }

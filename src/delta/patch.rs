@@ -292,58 +292,50 @@ fn read_difference<'a>(
     body: Range<usize>,
     skeleton: &mut Skeleton<'a>,
 ) -> Result<Difference<'a>> {
-    let (mut rest, end) = (&bytes[..body.end], body.end);
     let malformed = |what: &str| Error::malformed(offset, format!("a difference {what}"));
-    let short = || malformed("ends early");
-    rest = &rest[body.start..];
+    let mut at = body.start;
     let mut next = |len: usize| {
-        let (part, left) = rest.split_at_checked(len)?;
-        rest = left;
-        Some((part, end - left.len()))
+        let part = bytes[at..body.end].get(..len);
+        at += len;
+        part.ok_or_else(|| malformed("ends early"))
     };
-    let (code, _) = next(1).ok_or_else(short)?;
-    let elements = Elements::read(code[0]).ok_or_else(|| malformed("has unknown elements"))?;
-    let (len, _) = next(2).ok_or_else(short)?;
-    let len = u16::from_le_bytes([len[0], len[1]]);
-    let (_, head_end) = next(len.into()).ok_or_else(short)?;
-    let (nbytes, _) = next(8).ok_or_else(short)?;
-    let nbytes = u64::from_le_bytes(*nbytes.first_chunk().expect("8 bytes"));
+    let word = |at: &[u8]| u32::from_le_bytes(*at.first_chunk().expect("4 bytes"));
+    let start = next(3)?;
+    let elements = Elements::read(start[0]).ok_or_else(|| malformed("has unknown elements"))?;
+    let head = next(u16::from_le_bytes([start[1], start[2]]).into())?;
+    let head_start = body.start + start.len();
+    skeleton.push(head_start..head_start + head.len())?;
+    let nbytes = u64::from_le_bytes(*next(8)?.first_chunk().expect("8 bytes"));
     let nbytes = u32::try_from(nbytes).map_err(|_| malformed("is too large"))? as usize;
     if nbytes == 0 {
         return Err(malformed("has no elements"));
     }
-    next(4).ok_or_else(short)?; // the CRC-32 of the elements: blocks have their own
-    skeleton.push(head_end - usize::from(len)..head_end)?;
+    next(4)?; // the CRC-32 of the elements: blocks have their own
     let place = skeleton
         .gap(nbytes)
         .ok_or_else(|| malformed("is too large"))?;
     let mut blocks = Vec::new();
-    for _ in 0..nbytes.div_ceil(BLOCK_BYTES) {
-        let (head, _) = next(BLOCK_HEAD_BYTES).ok_or_else(short)?;
+    for start in (0..nbytes).step_by(BLOCK_BYTES) {
+        let head = next(BLOCK_HEAD_BYTES)?;
         let kind =
             Kind::read(head[0]).ok_or_else(|| malformed("has a block of an unknown kind"))?;
-        let word = |at: usize| u32::from_le_bytes(*head[at..].first_chunk().expect("4 bytes"));
-        let (bytes, _) = next(word(5) as usize).ok_or_else(short)?;
-        let crc = word(1);
-        grow::push(&mut blocks, Block { kind, crc, bytes })?;
-    }
-    for (number, block) in blocks.iter().enumerate() {
-        let len = BLOCK_BYTES.min(nbytes - number * BLOCK_BYTES);
-        let expected = match block.kind {
-            Kind::Equal => 0,
-            Kind::Stored => len,
+        let (crc, bytes) = (word(&head[1..]), next(word(&head[5..]) as usize)?);
+        let is_expected = match kind {
+            Kind::Equal => bytes.is_empty(),
+            Kind::Stored => bytes.len() == BLOCK_BYTES.min(nbytes - start),
             Kind::Ordered if !has_exponents(elements) => {
                 return Err(malformed(
                     "has an ordered block of other elements than floats",
                 ));
             }
-            Kind::Sparse | Kind::Dense | Kind::Ordered => continue,
+            Kind::Sparse | Kind::Dense | Kind::Ordered => true,
         };
-        if block.bytes.len() != expected {
+        if !is_expected {
             return Err(malformed("has a block of the wrong length"));
         }
+        grow::push(&mut blocks, Block { kind, crc, bytes })?;
     }
-    if next(1).is_some() {
+    if at < body.end {
         return Err(malformed("has bytes after its blocks"));
     }
     Ok(Difference {

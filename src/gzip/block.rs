@@ -81,11 +81,7 @@ impl Coder {
     }
 
     fn repeats(&mut self, data: &[u8], out: &mut Vec<u8>) -> Result<Encoded> {
-        let Outlook {
-            distance,
-            part_bytes,
-            matches_pay,
-        } = self.look_at_samples(data, out)?;
+        let (distance, part_bytes, matches_pay) = self.look_at_samples(data, out)?;
         let parts = data.chunks(part_bytes);
         let parts = parts.map(|data| BlockPart::new(data, distance, self.runs.pop()));
         let parts = grow::try_collect(parts)?;
@@ -133,7 +129,12 @@ impl Coder {
         literals(whole, data, out)
     }
 
-    fn look_at_samples(&mut self, data: &[u8], out: &mut Vec<u8>) -> Result<Outlook> {
+    /// The distance of runs, the bytes of each part, and whether matches pay.
+    fn look_at_samples(
+        &mut self,
+        data: &[u8],
+        out: &mut Vec<u8>,
+    ) -> Result<(Distance, usize, bool)> {
         let mut sample = Vec::new();
         for part in samples(data, 2 << 10) {
             grow::extend(&mut sample, part)?;
@@ -146,18 +147,11 @@ impl Coder {
         }
         let (size, distance) = best;
         if size < sample.len() / HARDLY_ANYTHING {
-            return Ok(Outlook {
-                distance,
-                part_bytes: data.len(),
-                matches_pay: false,
-            });
+            return Ok((distance, data.len(), false));
         }
         self.matches(&sample, MATCHING_LEVEL, out)?;
-        Ok(Outlook {
-            distance,
-            part_bytes: PART_BYTES,
-            matches_pay: gains(out.len(), size, gains::MATCHES),
-        })
+        let matches_pay = gains(out.len(), size, gains::MATCHES);
+        Ok((distance, PART_BYTES, matches_pay))
     }
 
     fn matches(&mut self, data: &[u8], level: u32, out: &mut Vec<u8>) -> Result<()> {
@@ -198,12 +192,6 @@ pub fn bound(bytes: usize) -> usize {
 
 /// Parts have their own codes if there are runs: neighbouring small arrays differ.
 const PART_BYTES: usize = 32 << 10;
-
-struct Outlook {
-    distance: Distance,
-    part_bytes: usize,
-    matches_pay: bool,
-}
 
 struct BlockPart<'a> {
     data: &'a [u8],

@@ -21,17 +21,11 @@ pub struct Decoders {
 
 impl Decoders {
     pub fn interleaved(&mut self) -> Result<&mut Interleaved> {
-        Ok(match &mut self.interleaved {
-            Some(known) => known,
-            none => none.insert(Interleaved::new()?),
-        })
+        grow::kept(&mut self.interleaved, Interleaved::new)
     }
 
     pub fn streams(&mut self) -> Result<&mut streams::Decoder> {
-        Ok(match &mut self.streams {
-            Some(known) => known,
-            none => none.insert(streams::Decoder::new()?),
-        })
+        grow::kept(&mut self.streams, streams::Decoder::new)
     }
 
     /// Scratch memory with arbitrary content; return it with `keep`.
@@ -49,10 +43,9 @@ impl Decoders {
     pub fn inflate(&mut self, piece: &[u8], len: usize) -> Result<Option<&[u8]>> {
         #[allow(clippy::cast_possible_truncation)]
         const LEN: [u8; 2] = (PROBE_BYTES as u16).to_le_bytes();
-        let (other, probe) = match &mut self.other {
-            Some(known) => known,
-            none => none.insert((zlib::state(Decompressor::new)?, new_probe())),
-        };
+        let (other, probe) = grow::kept(&mut self.other, || {
+            Ok((zlib::state(Decompressor::new)?, new_probe()))
+        })?;
         self.input.clear();
         self.input.try_reserve(piece.len() + 5 + PROBE_BYTES)?;
         self.input.extend_from_slice(piece);

@@ -19,19 +19,13 @@ use crate::{Error, Result, zlib};
 
 /// The size that the stream claims, if plausible; otherwise 0.
 pub fn claimed_size(stream: &dyn Source) -> Result<usize> {
-    let mut size = Vec::new();
-    let Some(start) = stream.len().checked_sub(4) else {
-        return Ok(0);
-    };
-    read_to(stream, start..stream.len(), &mut size)?;
-    let size = size
+    let (mut end, len) = (Vec::new(), stream.len());
+    read_to(stream, len.saturating_sub(4)..len, &mut end)?;
+    let size = end
         .first_chunk()
-        .map_or(0, |size| u32::from_le_bytes(*size) as usize);
-    if size <= stream.len().saturating_mul(MAX_EXPANSION) {
-        Ok(size)
-    } else {
-        Ok(0)
-    }
+        .map(|size| u32::from_le_bytes(*size) as usize);
+    let size = size.filter(|size| *size <= len.saturating_mul(MAX_EXPANSION));
+    Ok(size.unwrap_or(0))
 }
 
 /// Inflates one member into `out` and compares the checksum. Returns `None`, with `out` undefined,
@@ -103,13 +97,13 @@ fn inflate_to(
     needed: bool,
     watch: &dyn Watch,
 ) -> Result<()> {
-    let mut input = Input::new(stream);
+    let mut input = Input::at(stream, 0);
     if !input.fill()?.starts_with(&NUMBERS_HEADER) {
         return inflate_members(out, input, max_size, watch);
     }
     let end = numbers::inflate(stream, out, max_size, watch)?;
     let len = out.len();
-    match inflate_members(out, Input::within(stream, end), max_size, watch) {
+    match inflate_members(out, Input::at(stream, end), max_size, watch) {
         Ok(()) if out.len() > len => Err(Error::Gzip("unexpected data after the numbers".into())),
         Err(Error::GzipTruncated) if !needed => Ok(()),
         done => done,
@@ -152,7 +146,7 @@ fn inflate_members(
             watch.done(done.min(stream.len().saturating_sub(1)))?;
         }
         drop(member);
-        let claimed = [input.word()?, input.word()?];
+        let claimed = [input.next()?, input.next()?].map(u32::from_le_bytes);
         let found = checksum.finalize();
         if claimed[0] != found {
             return Err(Error::Gzip(structure::mismatch(claimed[0], found)));
@@ -173,35 +167,31 @@ fn inflate_members(
 /// Skips a member's header. Like Python, ignores its checksum.
 fn skip_header(input: &mut Input<'_>) -> Result<()> {
     let start = input.offset();
-    let first = [input.byte()?, input.byte()?];
-    let first: Vec<u8> = first.into_iter().flatten().collect();
+    let mut first = Vec::new();
+    let read = Read::take(&mut *input, 2).read_to_end(&mut first);
+    read.map_err(explain)?;
     if !MAGIC.starts_with(&first) {
         return Err(Error::Gzip(format!(
             "not a gzip stream at byte {start}: it starts with {}",
             first.escape_ascii()
         )));
     }
-    let [method, flags] = [input.next()?, input.next()?];
+    let [method, flags, ..] = input.next::<8>()?;
     if method != 8 {
         return Err(Error::Gzip(format!(
             "unknown compression method {method} at byte {start}"
         )));
     }
-    for _ in 0..6 {
-        input.next()?;
-    }
     if flags & 4 != 0 {
-        let len = u16::from_le_bytes([input.next()?, input.next()?]);
-        for _ in 0..len {
-            input.next()?;
+        for _ in 0..u16::from_le_bytes(input.next()?) {
+            input.next::<1>()?;
         }
     }
     for text in [8, 16] {
-        while flags & text != 0 && input.next()? != 0 {}
+        while flags & text != 0 && input.next()? != [0] {}
     }
     if flags & 2 != 0 {
-        input.next()?;
-        input.next()?;
+        input.next::<2>()?;
     }
     Ok(())
 }
@@ -227,11 +217,7 @@ struct Input<'a> {
 impl<'a> Input<'a> {
     const BYTES: usize = 256 << 10;
 
-    fn new(source: &'a dyn Source) -> Self {
-        Self::within(source, 0)
-    }
-
-    fn within(source: &'a dyn Source, start: usize) -> Self {
+    fn at(source: &'a dyn Source, start: usize) -> Self {
         Self {
             source,
             copy: Vec::new(),
@@ -255,27 +241,16 @@ impl<'a> Input<'a> {
         Ok(&self.copy[self.used..])
     }
 
-    fn next(&mut self) -> Result<u8> {
-        self.byte()?.ok_or(Error::GzipTruncated)
-    }
-
-    fn word(&mut self) -> Result<u32> {
-        let bytes = [self.next()?, self.next()?, self.next()?, self.next()?];
-        Ok(u32::from_le_bytes(bytes))
-    }
-
-    fn byte(&mut self) -> Result<Option<u8>> {
-        let byte = self.fill()?.first().copied();
-        self.used += usize::from(byte.is_some());
-        Ok(byte)
+    fn next<const N: usize>(&mut self) -> Result<[u8; N]> {
+        let mut bytes = [0; N];
+        self.read_exact(&mut bytes).map_err(explain)?;
+        Ok(bytes)
     }
 }
 
 impl Read for Input<'_> {
     fn read(&mut self, target: &mut [u8]) -> io::Result<usize> {
-        let ready = self.fill_buf()?;
-        let len = ready.len().min(target.len());
-        target[..len].copy_from_slice(&ready[..len]);
+        let len = self.fill_buf()?.read(target)?;
         self.consume(len);
         Ok(len)
     }

@@ -142,8 +142,8 @@ pub fn write_header(literals: &[u8], distances: &[u8], out: &mut BitWriter<'_>) 
     let literals = &literals[..used.map_or(LITERALS, |last| LITERALS.max(last + 1))];
     let runs = run_lengths(&[literals, distances].concat());
     let mut counts = [0_u32; 19];
-    for run in &runs {
-        counts[usize::from(run.symbol)] += 1;
+    for (symbol, _) in &runs {
+        counts[usize::from(*symbol)] += 1;
     }
     // Readers need a code of two symbols; 0 and 18 are the cheapest to write.
     for symbol in [0, 18] {
@@ -163,17 +163,20 @@ pub fn write_header(literals: &[u8], distances: &[u8], out: &mut BitWriter<'_>) 
         out.flush();
         out.put(run_code[symbol].into(), 3);
     }
-    for run in runs {
-        let symbol = usize::from(run.symbol);
+    for (symbol, extra) in runs {
+        let (code, bits) = (
+            run_codes[usize::from(symbol)],
+            run_code[usize::from(symbol)],
+        );
         out.flush();
-        out.put(run_codes[symbol].into(), run_code[symbol].into());
-        let extra_bits = match run.symbol {
+        out.put(code.into(), bits.into());
+        let extra_bits = match symbol {
             16 => 2,
             17 => 3,
             18 => 7,
             _ => 0,
         };
-        out.put(run.extra.into(), extra_bits);
+        out.put(extra.into(), extra_bits);
     }
     out.flush();
 }
@@ -181,21 +184,14 @@ pub fn write_header(literals: &[u8], distances: &[u8], out: &mut BitWriter<'_>) 
 /// The longest header: 316 lengths of 14 bits, and 19 of 3.
 pub const MAX_HEADER_BYTES: usize = 600;
 
-/// A symbol of the code of code lengths: a length, or repetitions of the previous length or of 0.
-struct Run {
-    symbol: u8,
-    extra: u8,
-}
-
-fn run_lengths(lengths: &[u8]) -> Vec<Run> {
+/// Symbols of the code of code lengths, a length, or repetitions of the previous length or of 0,
+/// and their extra bits.
+fn run_lengths(lengths: &[u8]) -> Vec<(u8, u8)> {
     let mut runs = Vec::with_capacity(lengths.len());
     for equal in lengths.chunk_by(|a, b| a == b) {
         let (length, mut left) = (equal[0], equal.len());
         if length > 0 {
-            runs.push(Run {
-                symbol: length,
-                extra: 0,
-            });
+            runs.push((length, 0));
             left -= 1;
         }
         while left >= 3 {
@@ -205,16 +201,11 @@ fn run_lengths(lengths: &[u8]) -> Vec<Run> {
                 _ => (16, 3, 6),
             };
             let now = left.min(most);
-            runs.push(Run {
-                symbol,
-                extra: u8::try_from(now - least).expect("at most 127"),
-            });
+            let extra = u8::try_from(now - least).expect("at most 127");
+            runs.push((symbol, extra));
             left -= now;
         }
-        runs.extend((0..left).map(|_| Run {
-            symbol: length,
-            extra: 0,
-        }));
+        runs.extend((0..left).map(|_| (length, 0)));
     }
     runs
 }

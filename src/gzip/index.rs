@@ -5,7 +5,7 @@
 
 use super::format::{BLOCK_BYTES, END_BYTES, HEADER, MAX_EXPANSION, NUMBERS_HEADER};
 use crate::source::{Source, read_to};
-use crate::{Error, Result};
+use crate::{Error, Result, grow};
 
 const VERSION: u32 = 1;
 
@@ -104,16 +104,10 @@ pub fn has_traces(stream: &dyn Source) -> Result<bool> {
     let window = MEMBER_ENTRIES * ENTRY_BYTES + EMPTY_BYTES + TAIL_BYTES;
     let mut header = HEADER;
     header[3] = 4;
-    let mut end = Vec::new();
-    read_to(
-        stream,
-        stream.len().saturating_sub(window)..stream.len(),
-        &mut end,
-    )?;
+    let (len, mut end) = (stream.len(), Vec::new());
+    read_to(stream, len.saturating_sub(window)..len, &mut end)?;
     let is_ours = |bytes: &[u8]| {
-        let named = bytes[HEADER.len() + 2..].starts_with(b"TP")
-            || bytes[HEADER.len() + 2..].starts_with(b"TE");
-        named && bytes.starts_with(&header)
+        bytes.starts_with(&header) && matches!(&bytes[HEADER.len() + 2..], b"TP" | b"TE")
     };
     Ok(end.windows(HEADER.len() + 4).any(is_ours))
 }
@@ -128,72 +122,45 @@ fn size_at(bytes: &[u8], at: usize) -> Option<usize> {
     usize::try_from(u64::from_le_bytes(*bytes)).ok()
 }
 
+/// The bytes of each block, all bytes, and the number of blocks by the end of a stream, if possible.
+fn parse_tail(tail: &[u8], stream_bytes: usize) -> Option<(usize, usize, usize)> {
+    let field = tail.get(HEADER.len() + 2 + 4..)?;
+    let block_bytes = u32_at(field, 4)? as usize;
+    let (bytes, blocks) = (size_at(field, 8)?, size_at(field, 16)?);
+    // No larger than a writer chooses: readers hold several blocks in memory.
+    let sound = (1..=BLOCK_BYTES).contains(&block_bytes)
+        && (2..=stream_bytes / ENTRY_BYTES).contains(&blocks)
+        && bytes.div_ceil(block_bytes) == blocks;
+    sound.then_some((block_bytes, bytes, blocks))
+}
+
 impl BlockIndex {
     /// Reads the index at the end of a stream; `None` unless it is exactly as `members` writes it,
     /// and possible.
     pub fn read(stream: &dyn Source) -> Result<Option<Self>> {
-        let Some(tail_start) = stream.len().checked_sub(TAIL_BYTES) else {
+        let (len, mut members) = (stream.len(), Vec::new());
+        read_to(stream, len.saturating_sub(TAIL_BYTES)..len, &mut members)?;
+        let Some((block_bytes, bytes, count)) = parse_tail(&members, len) else {
             return Ok(None);
         };
-        let mut tail = Vec::new();
-        read_to(stream, tail_start..stream.len(), &mut tail)?;
-        let field = tail[HEADER.len() + 2 + 4..].to_vec();
-        let parsed = || {
-            let blocks = size_at(&field, 16)?;
-            let index = size_at(&field, 24)?;
-            let start = tail_start.checked_sub(index)?;
-            let sound = blocks <= stream.len() / ENTRY_BYTES && blocks >= 2;
-            let sound = sound && index + TAIL_BYTES == index_bytes(blocks);
-            sound.then_some((blocks, start))
+        let Some(end) = len.checked_sub(index_bytes(count)) else {
+            return Ok(None);
         };
-        if tail[12..14] != *b"TE" {
+        members.clear();
+        read_to(stream, end..len, &mut members)?;
+        let mut entries = BlockEntries(grow::with_room(count * ENTRY_BYTES)?);
+        let listed = &members[..members.len() - TAIL_BYTES];
+        for member in listed.chunks(MEMBER_ENTRIES * ENTRY_BYTES + EMPTY_BYTES) {
+            let listed = &member[HEADER.len() + 2 + 4..member.len() - END_BYTES];
+            entries.0.extend_from_slice(listed);
+        }
+        if entries.members(bytes, block_bytes)? != members {
             return Ok(None);
         }
-        let Some((blocks, start)) = parsed() else {
-            return Ok(None);
-        };
-        let mut members = Vec::new();
-        read_to(stream, start..stream.len(), &mut members)?;
-        let mut entries = BlockEntries::default();
-        entries.0.try_reserve_exact(blocks * ENTRY_BYTES)?;
-        let (mut at, mut left) = (0, blocks);
-        while left > 0 {
-            let count = left.min(MEMBER_ENTRIES);
-            let begin = at + HEADER.len() + 2 + 4;
-            let part = &members[begin..begin + count * ENTRY_BYTES];
-            entries.0.extend_from_slice(part);
-            at += count * ENTRY_BYTES + EMPTY_BYTES;
-            left -= count;
-        }
-        let (Some(block_bytes), Some(bytes)) = (u32_at(&field, 4), size_at(&field, 8)) else {
-            return Ok(None);
-        };
-        let block_bytes = block_bytes as usize;
-        // No larger than a writer chooses: readers hold several blocks in memory.
-        let sound = (1..=BLOCK_BYTES).contains(&block_bytes)
-            && bytes.div_ceil(block_bytes) == blocks
-            && entries.members(bytes, block_bytes)? == members;
-        if !sound {
-            return Ok(None);
-        }
-        Self::of(&entries, bytes, block_bytes, start, stream)
-    }
-
-    fn of(
-        entries: &BlockEntries,
-        bytes: usize,
-        block_bytes: usize,
-        end: usize,
-        stream: &dyn Source,
-    ) -> Result<Option<Self>> {
-        let mut blocks = Vec::new();
-        blocks.try_reserve_exact(entries.0.len() / ENTRY_BYTES)?;
-        let mut start = HEADER.len();
-        for (index, entry) in entries.0.chunks(ENTRY_BYTES).enumerate() {
-            let (Some(entry), Some(checksum)) = (u32_at(entry, 0), u32_at(entry, 4)) else {
-                return Ok(None);
-            };
-            let len = (entry & !LITERAL) as usize;
+        let (mut blocks, mut start) = (grow::with_room(count)?, HEADER.len());
+        for (index, entry) in entries.0.as_chunks::<ENTRY_BYTES>().0.iter().enumerate() {
+            let [head, checksum] = [0, 4].map(|at| u32_at(entry, at).unwrap_or_default());
+            let len = (head & !LITERAL) as usize;
             let out = block_bytes.min(bytes - index * block_bytes);
             if out > len.saturating_mul(MAX_EXPANSION) || len > end.saturating_sub(start) {
                 return Ok(None);
@@ -201,7 +168,7 @@ impl BlockIndex {
             blocks.push(IndexEntry {
                 start,
                 len,
-                literal: entry & LITERAL != 0,
+                literal: head & LITERAL != 0,
                 checksum,
             });
             start += len;

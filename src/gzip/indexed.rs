@@ -45,20 +45,15 @@ impl<S: Source> Indexed<S> {
         self.index.bytes
     }
 
+    /// Compares the stream's checksum with its blocks' checksums, which alone partial reads compare.
     pub fn damage(&self) -> Option<&'static str> {
-        let damage = "the checksum of the whole does not match its compressed blocks";
-        (!self.adds_up()).then_some(damage)
-    }
-
-    /// Returns whether the stream's checksum matches its blocks' checksums, which alone partial
-    /// reads compare.
-    pub fn adds_up(&self) -> bool {
         let mut whole = Hasher::new();
         for (number, block) in self.index.blocks.iter().enumerate() {
             let len = self.block_len(number);
             whole.combine(&Hasher::new_with_initial_len(block.checksum, len as u64));
         }
-        whole.finalize() == self.index.checksum
+        let damage = "the checksum of the whole does not match its compressed blocks";
+        (whole.finalize() != self.index.checksum).then_some(damage)
     }
 
     /// Inflates everything and compares the checksums; `None` if the stream is damaged. `watch`
@@ -376,7 +371,7 @@ mod tests {
         let blocks: Vec<Vec<u8>> = blocks.collect();
         let stream = member([&blocks[0], &blocks[1], &blocks[2]]);
         assert!(inflate(&stream));
-        assert!(Indexed::open(&stream).unwrap().unwrap().adds_up());
+        assert!(Indexed::open(&stream).unwrap().unwrap().damage().is_none());
         let mut other = stream.clone();
         let checksum = crc32fast::hash(DATA).to_le_bytes();
         let at = other
@@ -385,7 +380,7 @@ mod tests {
             .unwrap();
         other[at] ^= 1;
         assert!(!inflate_all(&other));
-        assert!(!Indexed::open(&other).unwrap().unwrap().adds_up());
+        assert!(Indexed::open(&other).unwrap().unwrap().damage().is_some());
         assert!(!inflate(&member([&blocks[1], &blocks[0], &blocks[2]])));
     }
 

@@ -54,16 +54,15 @@ impl Interleaved {
             }
         };
         match blocks.len() {
-            1 => self.decode_all(one, [blocks[0]], len, &mut take),
-            2..=4 => self.decode_all(four, std::array::from_fn(block), len, &mut take),
-            5..=LANES => self.decode_all(eight, std::array::from_fn(block), len, &mut take),
+            1 => self.decode_all([blocks[0]], len, &mut take),
+            2..=4 => self.decode_all::<4>(std::array::from_fn(block), len, &mut take),
+            5..=LANES => self.decode_all::<8>(std::array::from_fn(block), len, &mut take),
             count => panic!("{count} blocks"),
         }
     }
 
     fn decode_all<const N: usize>(
         &mut self,
-        stage: fn(&[Table; N], &mut [BitReader<'_>; N], &mut [Stage; N], usize) -> usize,
         blocks: [&[u8]; N],
         len: usize,
         take: &mut impl FnMut(usize, &[u8]),
@@ -96,13 +95,8 @@ impl Interleaved {
             let mut left = left;
             while left > 0 {
                 let part = left.min(places.len());
-                for place in &mut places[..part] {
-                    reader.refill();
-                    let entry = next_entry(reader, &tables[lane]);
-                    if entry == END {
-                        return false;
-                    }
-                    *place = literal(entry);
+                if !literals(reader, &tables[lane], &mut places[..part]) {
+                    return false;
                 }
                 take(lane, &places[..part]);
                 left -= part;
@@ -125,14 +119,24 @@ pub fn next_entry(reader: &mut BitReader<'_>, table: &Table) -> u16 {
     entry
 }
 
-pub fn literal(entry: u16) -> u8 {
+/// Decodes literals one by one; returns false if the block ends before.
+pub fn literals(reader: &mut BitReader<'_>, table: &Table, out: &mut [u8]) -> bool {
+    out.iter_mut().all(|byte| {
+        reader.refill();
+        let entry = next_entry(reader, table);
+        *byte = literal(entry);
+        entry != END
+    })
+}
+
+fn literal(entry: u16) -> u8 {
     entry.to_le_bytes()[1]
 }
 
 /// Decodes up to `steps` steps of `N` blocks, until one is near its end; returns their number.
-#[inline(always)]
-// Compiled once per number of blocks and instruction set.
-#[allow(clippy::inline_always, clippy::needless_range_loop)]
+// With BMI, variable shifts and masks are one instruction.
+#[multiversion(targets("x86_64+bmi1+bmi2+lzcnt"))]
+#[allow(clippy::needless_range_loop)]
 fn stage<const N: usize>(
     tables: &[Table; N],
     readers: &mut [BitReader<'_>; N],
@@ -158,22 +162,6 @@ fn stage<const N: usize>(
     *readers = now;
     done
 }
-
-macro_rules! stages {
-    ($($name:ident: $count:literal),*) => {$(
-        // With BMI, variable shifts and masks are one instruction.
-        #[multiversion(targets("x86_64+bmi1+bmi2+lzcnt"))]
-        fn $name(
-            tables: &[Table; $count],
-            readers: &mut [BitReader<'_>; $count],
-            staged: &mut [Stage; $count],
-            steps: usize,
-        ) -> usize {
-            stage(tables, readers, staged, steps)
-        }
-    )*};
-}
-stages!(one: 1, four: 4, eight: 8);
 
 /// Reads a block's header and sets the table. Returns the bits of the end symbol, or `None` for any
 /// other form of block.
@@ -215,10 +203,10 @@ pub fn read_header(reader: &mut BitReader<'_>, table: &mut Table) -> Option<u16>
 }
 
 /// Returns `None` if the code is incomplete, or longer than the table.
-fn fill_table<const N: usize>(
+pub fn fill_table<const N: usize, T: Copy>(
     lengths: &[u8; N],
-    table: &mut [u16],
-    entry: impl Fn(u16, u8) -> u16,
+    table: &mut [T],
+    entry: impl Fn(u16, u8) -> T,
 ) -> Option<()> {
     let used = || lengths.iter().filter(|&&length| length > 0);
     if used().any(|&length| 1 << length > table.len())

@@ -18,7 +18,7 @@ pub const MAX_BITS: usize = 11;
 pub const STEP: usize = 5;
 
 pub struct Code {
-    lengths: [u8; LITERALS],
+    pub lengths: [u8; LITERALS],
     bits: u64,
 }
 
@@ -87,10 +87,6 @@ impl Code {
         }
     }
 
-    pub fn lengths(&self) -> &[u8; LITERALS] {
-        &self.lengths
-    }
-
     pub fn size(&self) -> usize {
         size(self.bits)
     }
@@ -143,7 +139,7 @@ pub fn entries(codes: &[u16], lengths: &[u8]) -> CodeTable {
 
 /// Variable shifts take one instruction with BMI2, three without.
 #[multiversion(targets("x86_64+bmi1+bmi2"))]
-fn encode_literals(data: &[u8], entries: &CodeTable, writer: &mut BitWriter<'_>) {
+pub fn encode_literals(data: &[u8], entries: &CodeTable, writer: &mut BitWriter<'_>) {
     put_literals(data, entries, writer);
 }
 

@@ -47,6 +47,7 @@ pub(crate) use format::{
 pub(crate) use huffman::{bits as code_bits, code_lengths, codes};
 pub(crate) use index::has_traces;
 pub use indexed::Indexed;
+pub(crate) use interleaved::fill_table;
 pub(crate) use literal::MAX_BITS;
 pub(crate) use mended::{Contained, mended};
 

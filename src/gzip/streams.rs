@@ -13,7 +13,7 @@ use multiversion::multiversion;
 use super::bits::{BitReader, BitWriter};
 use super::huffman::{END_OF_BLOCK, MAX_HEADER_BYTES, codes, write_header};
 use super::interleaved::{self, END, Table};
-use super::literal::{Code, CodeTable, MAX_BITS, STEP, entries, put_literals};
+use super::literal::{Code, CodeTable, MAX_BITS, STEP, encode_literals, entries};
 use crate::{Result, grow};
 
 const STREAMS: usize = 4;
@@ -47,14 +47,14 @@ impl Encoder {
         if self.pairs.is_empty() {
             self.pairs = grow::filled(0, PAIRED * PAIRED)?;
         }
-        let codes = codes(code.lengths());
-        let table = entries(&codes, code.lengths());
+        let codes = codes(&code.lengths);
+        let table = entries(&codes, &code.lengths);
         let pairs = self.pairs.first_chunk_mut().expect("as many as pairs");
         let first = pair(&table, pairs);
         let (lengths, out) = out.split_at_mut(LENGTHS_BYTES);
         let mut head = BitWriter::new(out);
         // The smallest code of distances that all readers accept, unused.
-        write_header(code.lengths(), &[1, 1], &mut head);
+        write_header(&code.lengths, &[1, 1], &mut head);
         let (mut end, bits, count) = head.pause();
         lengths[..4].copy_from_slice(&(end as u32).to_le_bytes());
         let mut parts = plane.chunks(quarter(plane.len()).max(1));
@@ -67,8 +67,8 @@ impl Encoder {
                 None => (&[][..], part),
             };
             encode_eights(eights, first.unwrap_or(0), pairs, &mut writer);
-            encode_rest(rest, &table, &mut writer);
-            let bits = code.lengths()[END_OF_BLOCK];
+            encode_literals(rest, &table, &mut writer);
+            let bits = code.lengths[END_OF_BLOCK];
             writer.put(codes[END_OF_BLOCK].into(), bits.into());
             let len = writer.end();
             if let Some(length) = lengths.get_mut(4 * stream..4 * stream + 4) {
@@ -98,13 +98,7 @@ fn pair(table: &CodeTable, pairs: &mut Pairs) -> Option<u8> {
     u8::try_from(first).ok()
 }
 
-/// Variable shifts take one instruction with BMI2, three without.
-#[multiversion(targets("x86_64+bmi1+bmi2"))]
-fn encode_rest(part: &[u8], table: &CodeTable, writer: &mut BitWriter<'_>) {
-    put_literals(part, table, writer);
-}
-
-/// [`encode_rest`] for bytes that have pairs.
+/// [`encode_literals`] for bytes that have pairs.
 #[multiversion(targets("x86_64+bmi1+bmi2"))]
 fn encode_eights(part: &[[u8; 8]], first: u8, pairs: &Pairs, writer: &mut BitWriter<'_>) {
     const FIT: u64 = 56;
@@ -184,23 +178,18 @@ impl Decoder {
         let mut parts: [&mut [u8]; STREAMS] =
             std::array::from_fn(|_| parts.next().unwrap_or_default());
         let mut done = [0; STREAMS];
-        four(looks, &mut readers, &mut parts, &mut done);
+        run(looks, &mut readers, &mut parts, &mut done);
         for stream in 0..STREAMS {
             let (reader, part) = (&mut readers[stream], &mut parts[stream]);
             let mut at = [done[stream]];
-            one(
+            run(
                 looks,
                 std::array::from_mut(reader),
                 std::array::from_mut(part),
                 &mut at,
             );
-            for byte in &mut part[at[0]..] {
-                reader.refill();
-                let entry = interleaved::next_entry(reader, table);
-                if entry == END {
-                    return None;
-                }
-                *byte = interleaved::literal(entry);
+            if !interleaved::literals(reader, table, &mut part[at[0]..]) {
+                return None;
             }
             reader.refill();
             if interleaved::next_entry(reader, table) != END {
@@ -232,8 +221,7 @@ fn look(table: &Table, looks: &mut Looks) {
 }
 
 /// Decodes parts from their current positions, until a part or stream is near its end.
-#[inline(always)]
-#[allow(clippy::inline_always)] // once per number and instruction set
+#[multiversion(targets("x86_64+bmi1+bmi2+lzcnt"))]
 fn run<const N: usize>(
     looks: &Looks,
     readers: &mut [BitReader<'_>; N],
@@ -267,21 +255,6 @@ fn run<const N: usize>(
     *readers = now;
     *done = at;
 }
-
-macro_rules! runs {
-    ($($name:ident: $count:literal),*) => {$(
-        #[multiversion(targets("x86_64+bmi1+bmi2+lzcnt"))]
-        fn $name(
-            looks: &Looks,
-            readers: &mut [BitReader<'_>; $count],
-            parts: &mut [&mut [u8]; $count],
-            done: &mut [usize; $count],
-        ) {
-            run(looks, readers, parts, done);
-        }
-    )*};
-}
-runs!(one: 1, four: 4);
 
 #[cfg(test)]
 mod tests {

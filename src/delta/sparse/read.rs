@@ -3,18 +3,16 @@
 use multiversion::multiversion;
 
 use super::{CLASSES, Changes, HALF, first_of, is_single};
-use crate::gzip::{BitReader, MAX_BITS, codes};
+use crate::gzip::{BitReader, MAX_BITS, fill_table};
 use crate::{Result, grow};
 
 /// Indexed by the next `MAX_BITS` bits: the class times 2^16, plus the bits of code and rest times
-/// 2^8, plus the bits of the code; `NONE` for no class.
+/// 2^8, plus the bits of the code.
 type Table = [u32; 1 << MAX_BITS];
 
-const NONE: u32 = u32::MAX;
-
-fn entry(class: usize, length: u8) -> Option<u32> {
-    let (class, code) = (u32::try_from(class).ok()?, u32::from(length));
-    Some(class << 16 | (code + first_of(class as usize).1) << 8 | code)
+fn entry(class: u16, length: u8) -> u32 {
+    let code = u32::from(length);
+    u32::from(class) << 16 | (code + first_of(class.into()).1) << 8 | code
 }
 
 /// Indexed by the next `MAX_BITS` bits: a change if it has no more bits, as the number of its bits,
@@ -45,26 +43,11 @@ fn read_table<'a>(bytes: &'a [u8], table: &mut [u32]) -> Option<&'a [u8]> {
     for (at, length) in lengths.get_mut(..used)?.iter_mut().enumerate() {
         *length = packed[at / 2] >> (4 * (at % 2)) & 0xf;
     }
-    table.fill(NONE);
     if is_single(&lengths) {
-        let class = lengths.iter().position(|&length| length > 0)?;
-        table.fill(entry(class, 0)?);
-        return Some(rest);
-    }
-    let room = |&length: &u8| match usize::from(length) {
-        0 => Some(0),
-        length => Some(1_usize << MAX_BITS.checked_sub(length)?),
-    };
-    let taken: usize = lengths.iter().map(room).sum::<Option<usize>>()?;
-    if taken != 1 << MAX_BITS {
-        return None; // not complete
-    }
-    for (class, (code, length)) in codes(&lengths).into_iter().zip(lengths).enumerate() {
-        if length > 0 {
-            let entry = entry(class, length)?;
-            let places = table[code.into()..].iter_mut().step_by(1 << length);
-            places.for_each(|place| *place = entry);
-        }
+        let class = (0..).zip(lengths).find(|(_, length)| *length > 0)?.0;
+        table.fill(entry(class, 0));
+    } else {
+        fill_table(&lengths, table, entry)?;
     }
     Some(rest)
 }
@@ -72,8 +55,8 @@ fn read_table<'a>(bytes: &'a [u8], table: &mut [u32]) -> Option<&'a [u8]> {
 impl Decoder {
     pub fn new() -> Result<Self> {
         Ok(Self {
-            gaps: grow::filled(NONE, 1 << MAX_BITS)?,
-            values: grow::filled(NONE, 1 << MAX_BITS)?,
+            gaps: grow::filled(0, 1 << MAX_BITS)?,
+            values: grow::filled(0, 1 << MAX_BITS)?,
             whole: grow::filled(LONG, 1 << MAX_BITS)?,
         })
     }
@@ -135,7 +118,7 @@ fn set_whole(whole: &mut Whole, gaps: &Table, values: &Table) {
 fn number_in(bits: usize, table: &Table) -> Option<(u32, u32)> {
     let entry = table[bits];
     let (code, all, class) = (entry & 0xff, entry >> 8 & 0xff, entry >> 16);
-    if entry == NONE || all as usize > MAX_BITS {
+    if all as usize > MAX_BITS {
         return None;
     }
     let rest = (bits >> code) & ((1 << (all - code)) - 1);
@@ -166,8 +149,8 @@ fn read_numbers(
             let bits = found & 0xf;
             if bits == LONG {
                 now.refill();
-                *gap = u32::try_from(take(&mut now, gaps, &firsts)?).ok()?;
-                *value = take(&mut now, values, &firsts)?;
+                *gap = u32::try_from(take(&mut now, gaps, &firsts)).ok()?;
+                *value = take(&mut now, values, &firsts);
                 now.refill();
             } else {
                 now.skip(bits as u16);
@@ -183,23 +166,20 @@ fn read_numbers(
 /// Takes a number from the 56 bits that are ready; a gap before it takes at most 30.
 #[inline(always)] // for the caller's instruction set
 #[allow(clippy::cast_possible_truncation)] // only the lowest bits count
-fn take(reader: &mut BitReader<'_>, table: &Table, firsts: &[u64; CLASSES]) -> Option<u64> {
+fn take(reader: &mut BitReader<'_>, table: &Table, firsts: &[u64; CLASSES]) -> u64 {
     /// Bits of code and rest that are ready.
     const READY: u32 = 26;
     let bits = reader.peek();
     let entry = table[bits as usize & ((1 << MAX_BITS) - 1)];
-    if entry == NONE {
-        return None;
-    }
     let (code, all, class) = (entry & 0xff, entry >> 8 & 0xff, entry >> 16);
     let first = firsts[class as usize];
     if all <= READY {
         reader.skip(all as u16);
-        return Some(first + ((bits >> code) & ((1 << (all - code)) - 1)));
+        return first + ((bits >> code) & ((1 << (all - code)) - 1));
     }
     reader.skip(code as u16);
     let rest = all - code;
     let low = reader.take(rest.min(HALF) as u16) as u64;
     let high = reader.take(rest.saturating_sub(HALF) as u16) as u64;
-    Some(first + (high << HALF | low))
+    first + (high << HALF | low)
 }

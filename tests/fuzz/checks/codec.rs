@@ -104,7 +104,7 @@ fn by_index(
     let Some(sound) = sound else {
         return;
     };
-    assert!(indexed.adds_up());
+    assert!(indexed.damage().is_none());
     assert!(whole.expect("what the index gives is there in order, too") == sound);
     if let Some(frame) = frame {
         assert!(frame.content().expect("another reader takes it, too") == sound);
