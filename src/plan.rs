@@ -57,14 +57,14 @@ pub struct Split {
 
 /// The plan, equal in all processes with equal splits.
 #[derive(Debug)]
-pub struct Plan {
+pub struct ShardPlan {
     pub splits: Vec<Split>,
     /// Per array, the file of each shard: the index of its writer in `processes`.
     pub files: Vec<Arc<Vec<u32>>>,
     pub processes: Vec<u32>,
 }
 
-impl Plan {
+impl ShardPlan {
     /// Balances the bytes. A process writes shards that only it holds; each other shard, largest
     /// first, goes to its holder with the fewest bytes so far.
     pub fn new(splits: Vec<Split>) -> Result<Self> {
@@ -186,7 +186,7 @@ mod tests {
     fn shards_of_several_processes_are_balanced() {
         let mut splits = vec![split(100, &[&[2], &[5]])];
         splits.extend((1..=20).map(|at| split(10 * at, &[&[9, 2, 5]])));
-        let plan = Plan::new(splits).unwrap();
+        let plan = ShardPlan::new(splits).unwrap();
         assert_eq!(plan.processes, [2, 5, 9]);
         assert_eq!(*plan.files[0], [0, 1]);
         let mut loads = [0; 3];
@@ -206,9 +206,9 @@ mod tests {
     #[test]
     fn arrays_that_are_split_alike_share_the_answer() {
         let first = split(7, &[&[0], &[1], &[1]]);
-        let plan = Plan::new(vec![first.clone(), first.clone(), first]).unwrap();
+        let plan = ShardPlan::new(vec![first.clone(), first.clone(), first]).unwrap();
         assert!(Arc::ptr_eq(&plan.files[0], &plan.files[2]));
-        let other = Plan::new(vec![split(7, &[&[0], &[1], &[0]])]).unwrap();
+        let other = ShardPlan::new(vec![split(7, &[&[0], &[1], &[0]])]).unwrap();
         assert_ne!(plan.checksum(), other.checksum());
     }
 

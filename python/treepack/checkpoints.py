@@ -174,7 +174,7 @@ def save_checkpoint(
     writing = Writing.of(options)
     if async_manager is not None:
         async_manager.wait_previous_save()
-    place = _flax.Place(directory_of(ckpt_dir, options.get("storage_options")), step, prefix)
+    place = _flax.StepPath(directory_of(ckpt_dir, options.get("storage_options")), step, prefix)
     commit = functools.partial(tidy, place.folder, place.name, keep, overwrite, keep_every_n_steps)
     if orbax_checkpointer is not None:
         _flax.wait_for(orbax_checkpointer)
@@ -190,7 +190,7 @@ def save_checkpoint(
 
 def _write_file(
     target: Any,
-    place: _flax.Place,
+    place: _flax.StepPath,
     writing: Writing,
     progress: Progress,
     commit: Callable[[], None],
@@ -276,7 +276,7 @@ def save_checkpoint_multiprocess(
     if async_manager is not None:
         async_manager.wait_previous_save()
     _jax.wait_for_all("treepack: earlier saves")
-    place = _flax.Place(directory_of(ckpt_dir, options.get("storage_options")), step, prefix)
+    place = _flax.StepPath(directory_of(ckpt_dir, options.get("storage_options")), step, prefix)
     is_first = _jax.processes()[0] == 0
     commit = functools.partial(tidy, place.folder, place.name, keep, overwrite, keep_every_n_steps)
     if orbax_checkpointer is not None:

@@ -29,7 +29,7 @@ impl ShardHolders {
 }
 
 #[pyclass(frozen, module = "treepack._core")]
-pub struct ShardPlan(pub(super) Arc<plan::Plan>);
+pub struct ShardPlan(pub(super) Arc<plan::ShardPlan>);
 
 /// The number of shards per dimension, their holders, bytes per shard, whether it is a host array.
 type Array<'py> = (Vec<u32>, Bound<'py, ShardHolders>, u64, bool);
@@ -57,7 +57,7 @@ impl ShardPlan {
                 "an array does not have one holder per shard",
             ));
         }
-        Ok(Self(Arc::new(py.detach(|| plan::Plan::new(splits))?)))
+        Ok(Self(Arc::new(py.detach(|| plan::ShardPlan::new(splits))?)))
     }
 
     #[getter]

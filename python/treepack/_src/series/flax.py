@@ -25,8 +25,8 @@ MP_ARRAY_PH = FLAX_REFERENCE
 """The prefix of placeholders for arrays that flax keeps in TensorStore beside the file."""
 
 
-class Place:
-    """Where the checkpoint of a step goes.
+class StepPath:
+    """The path of the checkpoint of a step.
 
     Attributes:
       path: Its path as the program has given it.
