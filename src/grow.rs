@@ -58,8 +58,7 @@ pub fn display(item: &impl fmt::Display) -> Result<String> {
 }
 
 pub fn to_vec<T: Copy>(items: &[T]) -> Result<Vec<T>> {
-    let mut list = Vec::new();
-    list.try_reserve_exact(items.len())?;
+    let mut list = with_room(items.len())?;
     list.extend_from_slice(items);
     Ok(list)
 }
@@ -77,8 +76,7 @@ pub fn collect<T>(items: impl IntoIterator<Item = T>) -> Result<Vec<T>> {
 
 pub fn try_collect<T>(items: impl IntoIterator<Item = Result<T>>) -> Result<Vec<T>> {
     let items = items.into_iter();
-    let mut list = Vec::new();
-    list.try_reserve_exact(items.size_hint().0)?;
+    let mut list = with_room(items.size_hint().0)?;
     for item in items {
         push(&mut list, item?)?;
     }
@@ -100,8 +98,7 @@ pub fn kept<T>(place: &mut Option<T>, make: impl FnOnce() -> Result<T>) -> Resul
 }
 
 pub fn filled<T: Clone>(item: T, count: usize) -> Result<Vec<T>> {
-    let mut list = Vec::new();
-    list.try_reserve_exact(count)?;
+    let mut list = with_room(count)?;
     list.resize(count, item);
     Ok(list)
 }

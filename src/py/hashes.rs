@@ -9,7 +9,7 @@ use pyo3::types::{PyBool, PyBytes, PyFloat, PyInt, PyList, PyString, PyTuple};
 
 use super::errors;
 use super::hooks::Hooks;
-use crate::{Error, Result};
+use crate::Error;
 
 #[derive(Default)]
 pub struct Hashes(HashMap<isize, usize>);
@@ -23,20 +23,15 @@ impl Hashes {
         if is_unpredictable(key) {
             return Ok(());
         }
-        let hash = key.hash()?;
-        self.count(hash)
-            .map_err(|error| errors::to_py(key.py(), error, None))
-    }
-
-    fn count(&mut self, hash: isize) -> Result<()> {
-        self.0.try_reserve(1)?;
-        let count = self.0.entry(hash).or_insert(0);
+        self.0.try_reserve(1).map_err(Error::from)?;
+        let count = self.0.entry(key.hash()?).or_insert(0);
         *count += 1;
         if *count > Self::MOST {
-            return Err(Error::Structure(format!(
-                "more than {} keys have the same hash, which would take long to compare",
-                Self::MOST
-            )));
+            let most = Self::MOST;
+            let reason = format!(
+                "more than {most} keys have the same hash, which would take long to compare"
+            );
+            return Err(Error::Structure(reason).into());
         }
         Ok(())
     }
