@@ -210,15 +210,15 @@ impl Record {
     }
 }
 
-pub fn check_version(what: &str, found: u32, known: u32) -> Result<()> {
+pub fn check_version(part: &str, found: u32, known: u32) -> Result<()> {
     if found == known {
         return Ok(());
     }
     if found > known {
-        let reason = format!("{what} has version {found}, and this treepack reads version {known}");
+        let reason = format!("{part} has version {found}, and this treepack reads version {known}");
         return Err(Error::Newer { reason });
     }
-    let reason = format!("{what} is damaged: it has the unknown version {found}");
+    let reason = format!("{part} is damaged: it has the unknown version {found}");
     Err(Error::Structure(reason))
 }
 

@@ -16,6 +16,8 @@ pub struct Recorder {
     next_sharding: Option<u32>,
     /// The children so far of each open container; the first is around the root.
     open: Vec<Vec<Repeat>>,
+    /// The last leaf that was not plain, and its number: most leaves are like the previous one.
+    last_leaf: Option<(Kind, Option<u32>, u32)>,
 }
 
 impl Default for Recorder {
@@ -29,6 +31,7 @@ impl Default for Recorder {
             shardings: Numbered::default(),
             next_sharding: None,
             open: vec![Vec::new()],
+            last_leaf: None,
         }
     }
 }
@@ -43,7 +46,15 @@ impl Recorder {
 
     pub fn leaf(&mut self, kind: Kind) -> Result<()> {
         let sharding = self.next_sharding.take();
-        let node = self.nodes.number((Node(kind, Vec::new()), sharding))?;
+        let node = match &self.last_leaf {
+            Some((last, split, node)) if *last == kind && *split == sharding => *node,
+            _ => {
+                let node = (Node(kind.clone(), Vec::new()), sharding);
+                let node = self.nodes.number(node)?;
+                self.last_leaf = Some((kind, sharding, node));
+                node
+            }
+        };
         self.child(node)
     }
 
