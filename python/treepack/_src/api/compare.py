@@ -45,9 +45,12 @@ class Differences(list[Difference]):
     leaves: int = 0
 
     def __repr__(self) -> str:
-        rows = [printable(f"  {it.path}: {it.kind}, {it.text}") for it in self[:MOST_ROWS]]
+        rows = [
+            printable(f"  {difference.path}: {difference.kind}, {difference.text}")
+            for difference in self[:MOST_ROWS]
+        ]
         more = [f"  and {len(self) - MOST_ROWS} more"] * (len(self) > MOST_ROWS)
-        static = sum(it.kind == "static" for it in self)
+        static = sum(difference.kind == "static" for difference in self)
         leaves = len(self) - static
         verb = "differs" if 1 in (leaves, self.leaves) else "differ"
         head = f"{leaves} of {count_text(self.leaves)} {verb}"
@@ -91,8 +94,8 @@ def diff(one: Any, other: Any, *, rtol: float = 0.0, atol: float = 0.0) -> Diffe
 
 def _static(one: Tree, other: Tree) -> Iterator[Difference]:
     (reader, value, _), (other_reader, other_value, _) = place_of(one), place_of(other)
-    for it in (reader, other_reader):
-        if not it.has_types or (it.salvages and it.damaged_record() is not None):
+    for opened in (reader, other_reader):
+        if not opened.has_types or (opened.salvages and opened.damaged_record() is not None):
             return
     catalog, room = reader.catalog, Room()
     for node, field, *both in catalog.static_differences(value, other_reader.catalog, other_value):
@@ -134,8 +137,8 @@ def _difference(one: Any, other: Any, rtol: float, atol: float) -> tuple[str, st
     texts = [_text(one), _text(other)]
     if isinstance(one, LazyArray) != isinstance(other, LazyArray):
         texts = [
-            it if isinstance(leaf, LazyArray) else f"{_kind(leaf)} {it}"
-            for it, leaf in zip(texts, (one, other), strict=True)
+            text if isinstance(leaf, LazyArray) else f"{_kind(leaf)} {text}"
+            for text, leaf in zip(texts, (one, other), strict=True)
         ]
     return "value", " and ".join(texts)
 

@@ -45,11 +45,11 @@ class ArrayLike(NDArrayOperatorsMixin):
         raise NotImplementedError
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
-        arrays = [np.asarray(it) if isinstance(it, ArrayLike) else it for it in inputs]
+        arrays = [np.asarray(value) if isinstance(value, ArrayLike) else value for value in inputs]
         out = options.get("out", (None,))
         if out[0] is inputs[0] is self:
             del options["out"]  # of `x += 1`
-        elif any(isinstance(it, ArrayLike) for it in out):
+        elif any(isinstance(value, ArrayLike) for value in out):
             return NotImplemented
         if method == "__call__" and not options and ufunc in _OPERATORS:
             # JAX arrays overload operators but not ufuncs, and `==` takes more types.

@@ -66,7 +66,7 @@ class BoxedArray(LazyArray):
     def flat_range(self, start: int, stop: int) -> np.ndarray:
         """Reads a range of its elements in C order."""
         boxes = core.boxes_of_range(self.shape, start, min(stop, self.size))
-        parts = [self._read([range(*it) for it in box]).reshape(-1) for box in boxes]
+        parts = [self._read([range(*part) for part in box]).reshape(-1) for box in boxes]
         return np.concatenate([np.empty(0, self.dtype), *parts])
 
     def _deferred(self) -> tuple[core.Content, list[tuple[int, int]]]:

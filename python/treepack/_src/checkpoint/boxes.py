@@ -420,7 +420,7 @@ class ShardedArray(LazyArray):
     def flat_range(self, start: int, stop: int) -> np.ndarray:
         """Reads only a range of elements, counted in C order."""
         found = core.boxes_of_range(self.shape, start, min(stop, self.size))
-        boxes = [self.box([slice(*it) for it in box]).reshape(-1) for box in found]
+        boxes = [self.box([slice(*part) for part in box]).reshape(-1) for box in found]
         return boxes[0] if len(boxes) == 1 else np.concatenate([np.empty(0, self.dtype), *boxes])
 
     def compare(self) -> None:

@@ -95,9 +95,9 @@ def _check_reached(renamed: Mapping[str, str], targets: Collection[str]) -> None
     """
     new = [path for old, path in renamed.items() if path != old]
     ordered, here = sorted(targets), sorted(new)
-    is_reached = any(_paths.has(ordered, it) for it in new)
+    is_reached = any(_paths.has(ordered, path) for path in new)
     # Below a leaf of the target, it may be a node that only Python can restore.
-    if new and not is_reached and not any(_paths.has(here, it) for it in targets):
+    if new and not is_reached and not any(_paths.has(here, target) for target in targets):
         raise TreepackError(
             f"rename= maps no leaf of the file to one of the target: {printable(new[0])} is not in "
             f"it{similar(new[0], targets)}"
@@ -216,7 +216,7 @@ def _check_begins(patterns: Sequence[str], target: dict[Any, Any]) -> None:
     """
     begins = ["".join(_paths.parts(pattern)[:1]) for pattern in patterns]
     keys = {str(key) for key in target}
-    if begins and all(it and it not in keys and not {*it} & {*"*?"} for it in begins):
+    if begins and all(key and key not in keys and not {*key} & {*"*?"} for key in begins):
         raise TreepackError(
             f"the target has no leaf that select= selects: expected {printable(patterns[0])}, "
             f"found {printable(', '.join(keys)) or 'an empty dict'}: pass a target with the whole "

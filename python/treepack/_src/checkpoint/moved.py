@@ -166,7 +166,7 @@ def _alone(
     theirs: Mapping[str, Any], leaves: Mapping[str, Any], mismatches: Iterable[Mismatch]
 ) -> str | None:
     """Returns a dict of unused arrays and missing ones that alone have their dtypes and shapes."""
-    is_missing = _near([it.path for it in mismatches if it.found == NOTHING])
+    is_missing = _near([mismatch.path for mismatch in mismatches if mismatch.found == NOTHING])
     kinds: dict[Any, tuple[list[str], list[str]]] = {}
     for path, kind in theirs.items():
         kinds.setdefault(kind, ([], []))[0].append(path)
@@ -192,8 +192,8 @@ def _moved(
     theirs = {path: kind and kind[1] for path, kind in theirs.items()}
     ours = {path: it.shape if (it := signature(leaf)) else None for path, leaf in leaves.items()}
     old, new = _subtrees(theirs, ours), _subtrees(ours, theirs)
-    differ = [it for it in mismatches if not _ARRAY.fullmatch(it.found)]
-    places = [it.path for it in differ]
+    differ = [mismatch for mismatch in mismatches if not _ARRAY.fullmatch(mismatch.found)]
+    places = [found.path for found in differ]
     names: dict[Any, list[str]] = {}
     for name, (below, _) in old.items():
         for place in (None, name.rpartition("/")[0]):
@@ -209,7 +209,7 @@ def _moved(
     both = [(name, to) for name, to in pairs.items() if to is not None]
     moved = dict(_trimmed(name, to, (old[name][1], new[to][1])) for name, to in both)
     shown = shortened((f"{name!r}: {to!r}" for name, to in moved.items()), len(moved))
-    lacking = [it.path for it in differ if it.expected != NOTHING] or places
+    lacking = [found.path for found in differ if found.expected != NOTHING] or places
     is_whole = all(map(_near([*moved, *moved.values()]), lacking))
     return (f"{{{shown}}}", is_whole) if moved else None
 
@@ -242,8 +242,8 @@ def _subtrees(paths: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, 
     for top, below in tops.items():
         ends = [min(below)[:-1], max(below)[:-1]]
         pairs = zip(*ends, strict=False)
-        common = [it for it, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)]
-        rests = {"/".join(it[len(common) :]): paths["/".join(it)] for it in below}
+        common = [key for key, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)]
+        rests = {"/".join(parts[len(common) :]): paths["/".join(parts)] for parts in below}
         if _has_names(rests):
             found["/".join(common)] = frozenset(rests.items()), top
     return found
@@ -270,21 +270,21 @@ _ARRAY = re.compile(r"(\w+)\[([\d,]+)\]")
 
 def _axes(mismatch: Mismatch) -> tuple[int, ...] | None:
     """Returns the order of axes that explains a mismatch, or `None`."""
-    found = [_ARRAY.fullmatch(it) for it in (mismatch.expected, mismatch.found)]
+    found = [_ARRAY.fullmatch(text) for text in (mismatch.expected, mismatch.found)]
     if found[0] is None or found[1] is None or found[0][1] != found[1][1]:
         return None
-    one, other = (it[2].split(",") for it in found if it is not None)
+    one, other = (match[2].split(",") for match in found if match is not None)
     if one == other or len(one) != len(other):
         return None
     axes = tuple(range(len(one)))
     orders = axes[::-1], (*axes[:-2], *axes[:-3:-1])
-    return next((it for it in orders if [other[at] for at in it] == one), None)
+    return next((order for order in orders if [other[at] for at in order] == one), None)
 
 
 def _transposed(mismatches: Iterable[Mismatch], there: Collection[str]) -> str:
     """Returns the hint for arrays whose axes have another order in the file."""
     sources = {}
-    for path, axes in ((it.path, _axes(it)) for it in mismatches):
+    for path, axes in ((mismatch.path, _axes(mismatch)) for mismatch in mismatches):
         if path in there and axes is not None:
             order = "" if axes[-1] == 0 else f", {axes}"
             sources[path] = f"{path!r}: treepack.transpose({path!r}{order})"
@@ -316,9 +316,13 @@ def _shape_in(
     shapes: dict[str, list[Any]] = {}
     for path, leaf in leaves.items():
         shapes.setdefault(path.rpartition("/")[0], []).append(leaf)
-    for it in mismatches:
-        shape = tuple(shapes.get(it.path, ()))
-        text = f"[{','.join(map(str, shape))}]" if all(type(it) is int for it in shape) else ""
-        if shape and text and it.found.endswith(text):
+    for mismatch in mismatches:
+        shape = tuple(shapes.get(mismatch.path, ()))
+        text = (
+            f"[{','.join(map(str, shape))}]"
+            if all(type(mismatch) is int for mismatch in shape)
+            else ""
+        )
+        if shape and text and mismatch.found.endswith(text):
             return shape
     return None

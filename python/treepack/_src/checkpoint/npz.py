@@ -47,7 +47,7 @@ class NpzReader(Reader):
     def verify(self, *, threads: int | None, progress: Tell | None) -> Verified:
         """Compares the arrays with their CRCs in the archive."""
         found: dict[int, Status] = {}
-        done, total = 0, sum(it.nbytes for it in self._arrays.values())
+        done, total = 0, sum(array.nbytes for array in self._arrays.values())
         for value in self.catalog.leaf_values(0):
             found[value] = "ok"
             array = self._arrays.get(self.catalog.path_of(value, 0))

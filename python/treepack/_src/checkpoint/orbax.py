@@ -45,8 +45,8 @@ class OrbaxReader(Unchecked):
         """
         item = _orbax.read_item(absolute(source))
         values = _values(item)
-        arrays = [it for it in values if isinstance(it, Stored)]
-        self._arrays = {it.leaf.parts: it for it in arrays}
+        arrays = [value for value in values if isinstance(value, Stored)]
+        self._arrays = {array.leaf.parts: array for array in arrays}
         nbytes = sum(array.nbytes for array in arrays)
         if max_size is not None and nbytes > max_size:
             raise TreepackError(f"the arrays of {nbytes} bytes exceed max_size={max_size}")
@@ -58,7 +58,7 @@ class OrbaxReader(Unchecked):
     def nbytes(self) -> int:
         """The size of its files in bytes, as they are stored."""
         files = Path(absolute(self._source)).rglob("*")
-        return sum(it.stat().st_size for it in files if it.is_file())
+        return sum(file.stat().st_size for file in files if file.is_file())
 
     def array(self, value: int, parts: list[str], kind: tuple[Any, ...]) -> LazyArray:
         """Returns a `LazyArray` of an array, or of the data of a PRNG key."""
@@ -122,12 +122,12 @@ def _values(item: _orbax.Item) -> list[Any]:
     stored = [leaf for leaf in item.leaves if leaf.type in types and not leaf.is_aggregated]
     opened = zip(stored, _orbax.open_arrays(item, stored), strict=True)
     arrays = {leaf: Stored(leaf, store) for leaf, store in opened}
-    small = [it for it in stored if it.type == _orbax.SCALAR or it.name in item.keys]
+    small = [leaf for leaf in stored if leaf.type == _orbax.SCALAR or leaf.name in item.keys]
     for leaf in small:
         if leaf.name not in item.keys and (shape := arrays[leaf].shape):
             raise DecodeError(f"expected a number, found an array of {shape}", path=leaf.path)
     reads = {leaf: _orbax.read(arrays[leaf].store) for leaf in small}
-    aggregated = _aggregated(item) if any(it.is_aggregated for it in item.leaves) else None
+    aggregated = _aggregated(item) if any(leaf.is_aggregated for leaf in item.leaves) else None
     strings = None
     values: list[Any] = []
     for leaf in item.leaves:
@@ -219,7 +219,7 @@ class _Array(BoxedArray):
         """Begins to read a box; the whole array if it is one chunk, which TensorStore decodes."""
         box = self._whole
         if self._stored.store.chunk_layout.read_chunk.shape != self.shape:
-            box = tuple(range(*it.indices(n)) for it, n in zip(index, self.shape, strict=True))
+            box = tuple(range(*part.indices(n)) for part, n in zip(index, self.shape, strict=True))
         if box not in self._started:
             self._started[box] = self.start(box)
 
@@ -242,4 +242,4 @@ class _Array(BoxedArray):
 
 
 def _index(box: Sequence[range]) -> tuple[slice, ...]:
-    return tuple(slice(it.start, it.stop, it.step) for it in box)
+    return tuple(slice(part.start, part.stop, part.step) for part in box)

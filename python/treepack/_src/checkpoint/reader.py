@@ -230,8 +230,8 @@ class Reader:
         if self.is_local:
             return contextlib.nullcontext()
         catalog = self.catalog
-        leaves = (it for it in catalog.leaf_values(value) if marks is None or it in marks)
-        places = (catalog.leaf(it)[2:4] for it in leaves)
+        leaves = (leaf for leaf in catalog.leaf_values(value) if marks is None or leaf in marks)
+        places = (catalog.leaf(leaf)[2:4] for leaf in leaves)
         return fetching(self.stored(places))
 
     def stored(self, ranges: Iterable[Range]) -> Iterator[tuple[Blocks, Range]]:
@@ -602,7 +602,7 @@ def _address(array: np.ndarray) -> int:
 def bounds_of(box: Iterable[range]) -> Bounds:
     """Returns the indices of each dimension of a box as the core takes them."""
     # The step of a single index is arbitrary.
-    return [(it.start, len(it), it.step if len(it) > 1 else 1) for it in box]
+    return [(part.start, len(part), part.step if len(part) > 1 else 1) for part in box]
 
 
 def box_of(index: Any, shape: tuple[int, ...]) -> tuple[list[range], tuple[Any, ...]] | None:

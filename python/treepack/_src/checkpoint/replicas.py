@@ -198,8 +198,10 @@ def share(group: Together, items: Iterable[Item]) -> None:
     for number, (item, array, replicas) in enumerate(shared):
         grid, _, _ = division(item.place, array.shape)
         for cell in plan.shards_of(number, group.index):
-            device = next(it for it in replicas[cell] if it.process_index == group.index)
-            item.sources[device] = tuple(slice(*it) for it in grid.bounds(cell))
+            device = next(
+                replica for replica in replicas[cell] if replica.process_index == group.index
+            )
+            item.sources[device] = tuple(slice(*bound) for bound in grid.bounds(cell))
 
 
 @functools.lru_cache(maxsize=64)

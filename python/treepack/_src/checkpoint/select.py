@@ -59,7 +59,9 @@ class Selector:
                 raise ValueError(f"select={select!r} selects nothing: leave it out to select all")
             self.patterns = list(patterns)
             several = [select] if isinstance(select, (str, tuple)) else select
-            self._tuples = {_text(it): it for it in several if isinstance(it, tuple)}
+            self._tuples = {
+                _text(pattern): pattern for pattern in several if isinstance(pattern, tuple)
+            }
             self.selector = core.Selector.patterns([*patterns.items()])
             return
         tree = dict(leaves_of(select, ()))
@@ -128,7 +130,9 @@ class Selector:
         if not literal:
             return self
         patterns = enumerate(self.patterns)
-        return Selector([literal.get(at) or self._tuples.get(it, it) for at, it in patterns])
+        return Selector(
+            [literal.get(at) or self._tuples.get(pattern, pattern) for at, pattern in patterns]
+        )
 
     def without(self, other: Selector) -> Selector:
         """Returns the selection without the leaves of another one."""
@@ -187,15 +191,15 @@ def similar(typo: str, paths: Iterable[str]) -> str:
 
     The path may be of a container, if it has as many parts.
     """
-    texts = {"/".join(_paths.parts(it)): it for it in itertools.islice(paths, _MOST_PATHS)}
+    texts = {"/".join(_paths.parts(path)): path for path in itertools.islice(paths, _MOST_PATHS)}
     meant = _paths.meant(typo, texts.values())
     count = typo.count("/") + 1
-    starts = ([*_paths.parts(it)][:count] for it in texts.values())
+    starts = ([*_paths.parts(text)][:count] for text in texts.values())
     both = {"/".join(start): _paths.text(start) for start in starts} | texts
-    near = [meant] if meant else [both[it] for it in difflib.get_close_matches(typo, both, n=1)]
+    near = [meant] if meant else [both[name] for name in difflib.get_close_matches(typo, both, n=1)]
     if near:
         return f"; is it {near[0]!r}?"
-    shown = [printable(it[:_MOST_TEXT]) for it in itertools.islice(texts.values(), _MOST_SHOWN)]
+    shown = [printable(text[:_MOST_TEXT]) for text in itertools.islice(texts.values(), _MOST_SHOWN)]
     shown += ["…"] * (len(texts) > _MOST_SHOWN)
     return f"; it has {', '.join(shown) or 'no leaves'}"
 
@@ -343,7 +347,7 @@ def meant_of(ends: Mapping[str, bool], selector: Selector) -> set[str]:
         try:
             is_meant = selector.means(path)
         except ValueError:  # select has no bool for it
-            is_meant = next((around[it] for it in _above(path) if it in around), True)
+            is_meant = next((around[prefix] for prefix in _above(path) if prefix in around), True)
         if is_meant:
             meant.add(path)
     return meant
@@ -405,7 +409,7 @@ class Renaming:
         new = self._new(path)
         # The value of a variable of nnx is meant by the path of the variable.
         ways = (new, f"{new}{_VALUE}", new.removesuffix(_VALUE))
-        return next((it for it in ways if it in self._targets), new)
+        return next((way for way in ways if way in self._targets), new)
 
     def _new(self, path: str) -> str:
         if self._function is not None:
@@ -433,9 +437,9 @@ class Renaming:
         rules = [self._rules[number][:2] for number in self._unmatched]
         is_error = len(rules) == len(self._rules)
         if not is_error:
-            rules = [it for it in rules if not any(_match(*it, path) for path in paths)]
+            rules = [rule for rule in rules if not any(_match(*rule, path) for path in paths)]
         if rules:
-            patterns = shortened((printable(it) for it, _ in rules), len(rules))
+            patterns = shortened((printable(rule) for rule, _ in rules), len(rules))
             old, _, new = self._rules[next(iter(self._unmatched))]
             near = self._reversed(paths) or _starred(old, paths, new) or similar(old, paths)
             text = f"rename matches nothing in the {where}: {patterns}{near}"
@@ -533,18 +537,22 @@ def matches(path: Any, leaves: Collection[str]) -> dict[str, list[str]]:
         leaf = leaf_at(_text(path), leaves)
         return {} if leaf is None else {leaf: []}
     found = {leaf: core.captures(path, leaf) for leaf in leaves}
-    return {leaf: it[0] for leaf, it in found.items() if it is not None and it[1] in ("", _VALUE)}
+    return {
+        leaf: one[0] for leaf, one in found.items() if one is not None and one[1] in ("", _VALUE)
+    }
 
 
 def leaf_at(path: str, leaves: Collection[str]) -> str | None:
     """Returns the leaf at a path, which may be of a variable of nnx, or `None`."""
-    return next((it for it in (path, f"{path}{_VALUE}") if it in leaves), None)
+    return next((name for name in (path, f"{path}{_VALUE}") if name in leaves), None)
 
 
 def values_in(paths: Collection[str]) -> set[str]:
     """Returns the leaves that are, as the values of variables of nnx, alone in their containers."""
     count = collections.Counter(path.rpartition("/")[0] for path in paths)
-    return {it for it in paths if it.endswith(_VALUE) and count[it.removesuffix(_VALUE)] == 1}
+    return {
+        path for path in paths if path.endswith(_VALUE) and count[path.removesuffix(_VALUE)] == 1
+    }
 
 
 # The path of the value in a variable of nnx.

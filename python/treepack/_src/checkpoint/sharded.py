@@ -193,7 +193,7 @@ class ShardedReader(Files):
         """Opens remote files that are needed, many at a time; local files are opened when used."""
         store, _ = store_of(self._path)
         if isinstance(store, RemoteStore):
-            run([functools.partial(self._open_early, it) for it in numbers], store.at_once)
+            run([functools.partial(self._open_early, number) for number in numbers], store.at_once)
 
     def _open_early(self, number: int) -> None:
         with contextlib.suppress(TreepackError):  # raised where the file is used

@@ -129,13 +129,13 @@ def split(rename: Any) -> tuple[Any, dict[Any, Source]]:
         if isinstance(key, Source):
             raise TypeError(f"rename= maps the path to the source: pass {{{path!r}: {key}}}")
     found = {
-        _paths.text(_paths.parts(path)) if isinstance(path, str) else path: it
-        for path, it in rename.items()
-        if isinstance(it, Source)
+        _paths.text(_paths.parts(path)) if isinstance(path, str) else path: source
+        for path, source in rename.items()
+        if isinstance(source, Source)
     }
     for path, source in found.items():
         check_wildcards(path, source)
-    names = {path: it for path, it in rename.items() if not isinstance(it, Source)}
+    names = {path: source for path, source in rename.items() if not isinstance(source, Source)}
     return (names or None), found
 
 
@@ -257,12 +257,12 @@ def arrays_of(
     taken: dict[str, str] = {}
     for pattern, source in sources.items():
         found = {
-            leaf_at(path, targets) or path: it
-            for path, it in resolve(pattern, source, paths).items()
+            leaf_at(path, targets) or path: value
+            for path, value in resolve(pattern, source, paths).items()
         }
         if not any(path in targets for path in found):
             path = next(iter(found))
-            below = next((it for it in targets if it.startswith(f"{path}/")), None)
+            below = next((target for target in targets if target.startswith(f"{path}/")), None)
             near = similar(path, targets) if below is None else f"; is it {below!r}?"
             raise TreepackError(
                 f"rename= has {source} for {printable(_paths.text(_paths.parts(pattern)))}, which "
@@ -340,7 +340,7 @@ class SourceArray(BoxedArray):
         layers = inner.pop(self._axis)
         for at, layer in enumerate(layers):
             target = np.moveaxis(made, self._axis, 0)[at]
-            yield self._arrays[layer], target.transpose(order), [inner[it] for it in order]
+            yield self._arrays[layer], target.transpose(order), [inner[axis] for axis in order]
 
     def compare(self) -> None:
         """Compares the arrays with their checksums."""

@@ -117,7 +117,7 @@ class _Rounds:
 
     def _waiting(self) -> list[tuple[int, Group]]:
         """Returns the saves without a round, in the order of their calls."""
-        found = ((call, it()) for call, it in sorted(self._groups.copy().items()))
+        found = ((call, group()) for call, group in sorted(self._groups.copy().items()))
         return [(call, group) for call, group in found if group is not None]
 
     def leave(self, group: Group) -> int:
@@ -125,7 +125,7 @@ class _Rounds:
         return self._locked(lambda: self._leave(group))
 
     def _leave(self, group: Group) -> int:
-        free = (it for it in itertools.count(self.next) if it not in self._taken)
+        free = (number for number in itertools.count(self.next) if number not in self._taken)
         for call, other in self._waiting():
             number = next(free)
             if other is group:
@@ -320,7 +320,7 @@ class Group:
                 found |= self._hear_group(first, until)
         if self.count > 1:  # the store keeps messages in memory, and this one is obsolete
             self._client.key_value_delete(f"treepack/{self._folder}/done/")
-            if self._old is not None and not any(it.error for it in found.values()):
+            if self._old is not None and not any(message.error for message in found.values()):
                 self.forget(self._old)
         return found
 

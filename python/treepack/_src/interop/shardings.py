@@ -25,7 +25,9 @@ def describe(sharding: Any) -> Parts | None:
     ):
         return None
     kinds = [ty.name for ty in mesh.axis_types]
-    axes = [[] if it is None else [*it] if isinstance(it, tuple) else [it] for it in spec]
+    axes = [
+        [] if names is None else [*names] if isinstance(names, tuple) else [names] for names in spec
+    ]
     is_named = all(isinstance(name, str) for names in (mesh.axis_names, *axes) for name in names)
     if not is_named or not {*kinds} <= {"Auto", "Explicit"}:
         return None
@@ -80,7 +82,9 @@ def _mesh(axes: list[tuple[str, int, bool]]) -> Any:
     devices = jax.devices() if count == jax.device_count() else jax.local_devices()[:count]
     if not 1 < count == len(devices):
         return None
-    types = tuple(jax.sharding.AxisType["Explicit" if it else "Auto"] for it in explicit)
+    types = tuple(
+        jax.sharding.AxisType["Explicit" if is_explicit else "Auto"] for is_explicit in explicit
+    )
     return jax.make_mesh(sizes, names, axis_types=types, devices=devices)
 
 

@@ -231,7 +231,7 @@ def _lax_enum(name: str) -> Codec:
     def decode(member: str) -> Any:
         return found_in("jax.lax", name)[one(str, member)]
 
-    return Codec(f"jax.lax.{name}", instance_of("jax.lax", name), lambda it: it.name, decode)
+    return Codec(f"jax.lax.{name}", instance_of("jax.lax", name), lambda value: value.name, decode)
 
 
 def _jax_nn(name: str) -> Any:
@@ -334,11 +334,16 @@ _MOST_DEVICES = 2**31 - 1
 # The first predicate that accepts a value counts.
 _CODECS = [
     *CODECS,
-    Codec("treepack.hole", Hole, lambda it: tuple(it[: 2 if it.name is None else 4]), _hole),
+    Codec("treepack.hole", Hole, lambda hole: tuple(hole[: 2 if hole.name is None else 4]), _hole),
     Codec("numpy.dtype", instance(np.dtype), dtype_name, dtype_of),
     Codec("numpy.str_", np.str_, str, lambda text: np.str_(one(str, text))),
     Codec("numpy.bytes_", np.bytes_, bytes, lambda data: np.bytes_(one(bytes, data))),
-    Codec("numpy.generic", instance(np.generic), lambda it: array_parts(np.asarray(it)), scalar_of),
+    Codec(
+        "numpy.generic",
+        instance(np.generic),
+        lambda scalar: array_parts(np.asarray(scalar)),
+        scalar_of,
+    ),
     Codec("numpy.ndarray", instance(np.ndarray), array_parts, array_of),
     Codec("type", instance(type), type_parts, type_of),
     Codec(
@@ -356,7 +361,7 @@ _CODECS = [
     Codec(
         "jax.tree_util.Partial",
         lambda value: is_partial_type(type(value)),
-        lambda it: (partial_function(it), it.args, dict(it.keywords)),
+        lambda partial: (partial_function(partial), partial.args, dict(partial.keywords)),
         _jax_partial,
     ),
     Codec("jax.tree_util.PyTreeDef", is_treedef, _treedef_parts, _treedef),
@@ -372,10 +377,10 @@ _CODECS = [
     Codec(
         "jax.Array",
         lambda value: is_array(value) and not is_extended(value.dtype),
-        lambda it: array_parts(np.asarray(it)),
+        lambda value: array_parts(np.asarray(value)),
         _jax_array,
     ),
-    Codec("jax.nn", is_of_nn, lambda it: it.__name__, _jax_nn),
+    Codec("jax.nn", is_of_nn, lambda value: value.__name__, _jax_nn),
     Codec(
         "flax.typing.HashableMapping",
         lambda value: value.__class__ is flax.hashable_mapping(),
@@ -391,19 +396,19 @@ _CODECS = [
     Codec(
         "flax.nnx.StateAxes",
         exactly("flax.nnx", "StateAxes"),
-        lambda it: (tuple(it.filters), tuple(it.axes)),
+        lambda value: (tuple(value.filters), tuple(value.axes)),
         _state_axes,
     ),
     Codec(
         "flax.nnx.DiffState",
         exactly("flax.nnx", "DiffState"),
-        lambda it: (it.argnum, it.filter),
+        lambda value: (value.argnum, value.filter),
         _diff_state,
     ),
     Codec(
         "mujoco.mjx.array",
         exactly(_MJX, "_NumPyArrayHashWrapper"),
-        lambda it: it.array,
+        lambda value: value.array,
         lambda array: found_in(_MJX, "_NumPyArrayHashWrapper")(one(np.ndarray, array)),
     ),
     Codec("astropy.units", instance_of("astropy.units", "UnitBase"), _unit_text, _unit),
@@ -411,7 +416,7 @@ _CODECS = [
     Codec(
         "penzai.core.struct.StructStaticMetadata",
         exactly("penzai.core.struct", "StructStaticMetadata"),
-        lambda it: (it.child_field_names, it.static_fields),
+        lambda value: (value.child_field_names, value.static_fields),
         _static_metadata,
     ),
     # `missing` may return `None`, but `None` is a plain value and never gets here.

@@ -158,4 +158,4 @@ def member(ty: type[enum.Enum], name: str | int) -> enum.Enum:
 
 def _bits(ty: type[enum.Flag]) -> int:
     """Returns all bits that members have. Enums cache each new combination forever."""
-    return functools.reduce(operator.or_, (it.value for it in ty.__members__.values()), 0)
+    return functools.reduce(operator.or_, (member.value for member in ty.__members__.values()), 0)

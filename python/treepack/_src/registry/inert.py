@@ -245,5 +245,5 @@ _STORING: dict[tuple[str, str], Callable[[type, Any], bool]] = {
     ("flax.nnx.variablelib", "_variable_unflatten"): _is_variable,
     ("flax.nnx.statelib", "_state_unflatten"): _is_state,
     ("flax.nnx.pytreelib", "Pytree._pytree__unflatten"): _is_object,
-    ("jax._src.tree_util", "register_static.<locals>.<lambda>"): lambda ty, it: type(it) is ty,
+    ("jax._src.tree_util", "register_static.<locals>.<lambda>"): lambda ty, data: type(data) is ty,
 }

@@ -70,7 +70,7 @@ def find(name: str, fits: Callable[[type], bool] = is_node) -> type | None:
         for key, module in list(sys.modules.items())
         if key.startswith(library) and key[end : end + 1] in ("", ".")
     ]
-    named = [vars(it).get(parts[-1]) for it in modules if isinstance(it, ModuleType)]
+    named = [vars(module).get(parts[-1]) for module in modules if isinstance(module, ModuleType)]
     candidates = {_typed(library, value, fits) for value in named} - {None}
     return candidates.pop() if len(candidates) == 1 else None
 

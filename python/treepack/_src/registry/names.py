@@ -76,7 +76,7 @@ def or_decorator(register: F) -> F:
     def call(*given: Any, **options: Any) -> Any:
         thing = given[0] if given else options.pop(first, None)
         if thing is None:
-            return lambda it: register(it, *given[1:], **options)
+            return lambda thing: register(thing, *given[1:], **options)
         return register(thing, *given[1:], **options)
 
     return cast("F", call)

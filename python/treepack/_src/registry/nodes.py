@@ -218,7 +218,11 @@ def unknown_types(
 def _unknown(types: dict[str, bool]) -> UnregisteredTypeError:
     names = [*types]
     libraries = {name: library_of(name) for name in names}
-    missing = {name: it for name, it in libraries.items() if it is not None and not imported(it)}
+    missing = {
+        name: library
+        for name, library in libraries.items()
+        if library is not None and not imported(library)
+    }
     remedies = [f"import {library}" for library in sorted({*missing.values()})]
     own = [name for name in names if name not in missing]
     if own:

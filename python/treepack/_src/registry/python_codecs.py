@@ -139,7 +139,7 @@ CODECS = [
     Codec(
         "functools.partial",
         functools.partial,
-        lambda it: (it.func, it.args, dict(it.keywords)),
+        lambda partial: (partial.func, partial.args, dict(partial.keywords)),
         _functools_partial,
     ),
     # A concrete path becomes a path of the system that reads it.
@@ -159,11 +159,13 @@ CODECS = [
         _defaultdict_parts,
         _defaultdict,
     ),
-    Codec("collections.deque", collections.deque, lambda it: (tuple(it), it.maxlen), _deque),
+    Codec(
+        "collections.deque", collections.deque, lambda deque: (tuple(deque), deque.maxlen), _deque
+    ),
     Codec(
         "types.SimpleNamespace",
         types.SimpleNamespace,
-        lambda it: dict(vars(it)),
+        lambda value: dict(vars(value)),
         lambda items: types.SimpleNamespace(**one(dict, items)),
     ),
     of_attributes("fractions.Fraction", fractions.Fraction, numerator=int, denominator=int),
@@ -171,13 +173,13 @@ CODECS = [
     Codec(
         "uuid.UUID",
         uuid.UUID,
-        lambda it: it.bytes,
+        lambda value: value.bytes,
         lambda content: uuid.UUID(bytes=one(bytes, content)),
     ),
     Codec(
         "datetime.date",
         datetime.date,
-        lambda it: it.isoformat(),
+        lambda value: value.isoformat(),
         lambda text: datetime.date.fromisoformat(one(str, text)),
     ),
     Codec("datetime.time", datetime.time, _time_parts, _time_of(datetime.time)),

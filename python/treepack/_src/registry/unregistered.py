@@ -75,8 +75,8 @@ def _describing(ty: type, kind: NodeKind) -> Callable[[type], NodeType | None]:
     if is_node_type(ty):
         return _described
     if kind is DATACLASS:  # it may be registered with JAX later
-        static = [it.name for it in dataclass_fields(ty) if it.metadata.get("static")]
-        names = [it.name for it in dataclass_fields(ty) if it.name not in static]
+        static = [field.name for field in dataclass_fields(ty) if field.metadata.get("static")]
+        names = [field.name for field in dataclass_fields(ty) if field.name not in static]
         return functools.partial(_dataclass_type, name=name, names=names, static=static)
     return lambda _: None
 

@@ -123,11 +123,11 @@ class Coverage:
         Raises:
           MismatchError: If a wanted leaf stays a `ShapeDtypeStruct`.
         """
-        lacking = [it for it in self.wanted(corrupt) if _jax.is_struct(self._kept[it.path])]
+        lacking = [leaf for leaf in self.wanted(corrupt) if _jax.is_struct(self._kept[leaf.path])]
         if lacking:
             raise MismatchError(
                 "the template has no values to keep: pass a template with arrays, not "
-                f"jax.ShapeDtypeStructs, for {_listed([it.path for it in lacking])}",
+                f"jax.ShapeDtypeStructs, for {_listed([leaf.path for leaf in lacking])}",
                 lacking,
             )
 
@@ -146,7 +146,8 @@ class Coverage:
         ):
             raise MismatchError(
                 "no leaf of the file fits the template, so nothing is loaded: pass rename= if "
-                f"leaves have other names; the template has {_listed([it.path for it in kept])}, "
+                "leaves have other names; the template has "
+                f"{_listed([leaf.path for leaf in kept])}, "
                 f"the file {_listed(there)}",
                 [*kept, *self.unused()],
             )
@@ -160,14 +161,14 @@ class Coverage:
 
         They are one or two levels deep.
         """
-        kept, unused = ({it.path for it in found} for found in (self.wanted(), self.unused()))
+        kept, unused = ({leaf.path for leaf in found} for found in (self.wanted(), self.unused()))
         names: list[str] = []
         for depth in (1, 2):
             ours, theirs, loaded = (
                 {"/".join(path.split("/")[:depth]) for path in paths if path.count("/") >= depth}
                 for paths in (kept, unused, self._loaded)
             )
-            names += [it for it in (ours & theirs) - loaded if it.split("/")[0] not in names]
+            names += [path for path in (ours & theirs) - loaded if path.split("/")[0] not in names]
         return sorted(names)
 
     def wanted(self, corrupt: Collection[str] = ()) -> list[Mismatch]:
@@ -190,7 +191,7 @@ _MOST_PATH = 200
 
 
 def _listed(paths: Collection[str]) -> str:
-    return shortened((printable(it[:_MOST_PATH]) for it in paths), len(paths))
+    return shortened((printable(path[:_MOST_PATH]) for path in paths), len(paths))
 
 
 class Report(NamedTuple):

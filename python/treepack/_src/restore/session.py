@@ -117,7 +117,7 @@ class Restore:
         text += self._about_names(found)
         text += self._about_keys(found)
         if self.sentence is None:
-            of_names = any(NOTHING in (it.expected, it.found) for it in found)
+            of_names = any(NOTHING in (mismatch.expected, mismatch.found) for mismatch in found)
             hint = (
                 "" if of_names else "\nPass strict=False to take the shapes and dtypes of the file."
             )
@@ -153,25 +153,37 @@ class Restore:
                     f"\nPass rename={{{printable(old)!r}: {printable(new)!r}}} and so on to "
                     f"treepack.load, or {function}: one side has its leaves one level deeper."
                 )
-            renamed = (it for it in found if it.similar and not it.expected.startswith("a subtree"))
+            renamed = (
+                mismatch
+                for mismatch in found
+                if mismatch.similar and not mismatch.expected.startswith("a subtree")
+            )
             if (near := next(renamed, None)) is not None:
                 old, new = printable(near.similar), printable(near.path)
                 hints += (
                     f"\nPass rename={{{old!r}: {new!r}}} to treepack.load if this is its new name."
                 )
-            lengths = [(_LENGTH.match(it.expected), _LENGTH.match(it.found)) for it in found]
+            lengths = [
+                (_LENGTH.match(mismatch.expected), _LENGTH.match(mismatch.found))
+                for mismatch in found
+            ]
             more = [int(one[1]) - int(two[1]) for one, two in lengths if one and two]
-            if max(more, default=0) > 0 or any(it.found == NOTHING for it in found):
+            if max(more, default=0) > 0 or any(mismatch.found == NOTHING for mismatch in found):
                 hints += (
                     '\nPass missing="target" to treepack.load to keep leaves that the file lacks.'
                 )
-            is_more = min(more, default=0) < 0 or any(it.expected == NOTHING for it in found)
+            is_more = min(more, default=0) < 0 or any(
+                mismatch.expected == NOTHING for mismatch in found
+            )
             if is_more and not self.refuses_more:
                 hints += (
                     '\nPass unexpected="ignore" to treepack.load to ignore leaves that the '
                     "template lacks, or select= to load fewer leaves."
                 )
-            kinds = ((it.path, {it.expected, it.found} - {NOTHING}) for it in found)
+            kinds = (
+                (mismatch.path, {mismatch.expected, mismatch.found} - {NOTHING})
+                for mismatch in found
+            )
             none = next((path for path, both in kinds if "None" in both and len(both) > 1), None)
             if none is not None:
                 hints += (
@@ -183,12 +195,18 @@ class Restore:
     def _about_keys(self, found: list[Mismatch]) -> str:
         """Returns a hint if a key of one side is its data on the other."""
         key, data = "key<", "uint32["
-        if any(it.expected.startswith(key) and it.found.startswith(data) for it in found):
+        if any(
+            mismatch.expected.startswith(key) and mismatch.found.startswith(data)
+            for mismatch in found
+        ):
             return (
                 "\nThe file has the data of a key: load them in place of jax.random.key_data(key), "
                 "and call jax.random.wrap_key_data on them."
             )
-        if any(it.expected.startswith(data) and it.found.startswith(key) for it in found):
+        if any(
+            mismatch.expected.startswith(data) and mismatch.found.startswith(key)
+            for mismatch in found
+        ):
             return (
                 "\nThe file has a typed key: load it in place of a jax.random.key, and call "
                 "jax.random.key_data on it."
@@ -199,11 +217,19 @@ class Restore:
         """Returns a hint if floats or integers of another dtype are among the mismatches."""
         if self.reading.is_drop_in:
             return ""  # the drop-in functions do not cast
-        pairs = [(_CASTABLE.fullmatch(it.expected), _CASTABLE.fullmatch(it.found)) for it in found]
+        pairs = [
+            (_CASTABLE.fullmatch(mismatch.expected), _CASTABLE.fullmatch(mismatch.found))
+            for mismatch in found
+        ]
         same = [one for one, two in pairs if one and two and one.groups() == two.groups()]
-        kinds = ("floats",) * any(it[1] for it in same) + ("integers",) * any(it[3] for it in same)
+        kinds = ("floats",) * any(match[1] for match in same) + ("integers",) * any(
+            match[3] for match in same
+        )
         hints = ""
-        both = [(_ARRAY.fullmatch(it.expected), _ARRAY.fullmatch(it.found)) for it in found]
+        both = [
+            (_ARRAY.fullmatch(mismatch.expected), _ARRAY.fullmatch(mismatch.found))
+            for mismatch in found
+        ]
         if any(one and two and one[1] != two[1] for one, two in both):
             hints = (
                 '\nPass mismatched="target" to treepack.load to keep arrays whose shape differs in '

@@ -245,7 +245,7 @@ def restore_child(target: Any, state: Any, name: str, restore: Restore) -> Any:
     if kind.final:
         return _restore_by_handler(kind, target, state, name, restore)
     if not isinstance(state, Mapping):
-        is_shape = isinstance(target, tuple) and all(isinstance(it, int) for it in target)
+        is_shape = isinstance(target, tuple) and all(isinstance(size, int) for size in target)
         children = kind.children(target)
         if len(children) == 1 and not is_shape and state is not None:  # such as a variable of nnx
             path = restore.path_of(name)

@@ -213,7 +213,7 @@ class Blocks(Locked):
         """Drops requests and their data."""
         gone = {*fetches}
         with self.lock:
-            self._fetches = [it for it in self._fetches if it not in gone]
+            self._fetches = [fetch for fetch in self._fetches if fetch not in gone]
 
 
 class _Remembering(Locked):
@@ -249,7 +249,7 @@ class _Remembering(Locked):
 def joined(ranges: Iterable[Range], near: int) -> list[Range]:
     """Joins ranges that are at most `near` bytes apart; returns them in order."""
     found: list[Range] = []
-    for start, stop in sorted(it for it in ranges if it[0] < it[1]):
+    for start, stop in sorted(extent for extent in ranges if extent[0] < extent[1]):
         if found and start <= found[-1][1] + near:
             found[-1] = found[-1][0], max(stop, found[-1][1])
         else:
@@ -324,18 +324,20 @@ def fetching(wanted: Iterable[tuple[Blocks, Range]]) -> Iterator[None]:
     The number of requests in flight depends on the stores, not on the number of cores. Readers that
     keep to the order never wait for other requests.
     """
-    wanted = [(blocks, it) for blocks, it in wanted if blocks.at_once > 1]
+    wanted = [(blocks, extent) for blocks, extent in wanted if blocks.at_once > 1]
     if not wanted:  # such as for local files
         yield
         return
     ranges: dict[Blocks, list[Range]] = defaultdict(list)
-    for blocks, it in wanted:
-        ranges[blocks].append(it)
+    for blocks, extent in wanted:
+        ranges[blocks].append(extent)
     found = {blocks: blocks.expect(some) for blocks, some in ranges.items()}
     order: dict[Fetch, None] = {}  # an ordered set
     mine = {fetch for fetches in found.values() for fetch in fetches}
     for blocks, (start, stop) in wanted:
-        order.update(dict.fromkeys(it for it in blocks.fetches_of(start, stop) if it in mine))
+        order.update(
+            dict.fromkeys(fetch for fetch in blocks.fetches_of(start, stop) if fetch in mine)
+        )
     most = max((blocks.at_once for blocks in found), default=0)
     flight = _Flight([*order], most)
     process = os.getpid()

@@ -33,7 +33,9 @@ def _cleaned(
             value = getattr(error, name, None)
             if isinstance(value, str) and hide(value) != value:
                 setattr(error, name, hide(value))
-        args = tuple(hide(it) if isinstance(it, str) else it for it in error.args)
+        args = tuple(
+            hide(argument) if isinstance(argument, str) else argument for argument in error.args
+        )
         if args != error.args:
             error.args = args
         notes = getattr(error, "__notes__", [])
@@ -41,7 +43,7 @@ def _cleaned(
     text = "".join(traceback.format_exception_only(error))
     found = error
     if isinstance(error, BaseExceptionGroup):
-        inner = [_cleaned(it, hide, known) for it in error.exceptions]
+        inner = [_cleaned(inner, hide, known) for inner in error.exceptions]
         is_same = all(a is b for a, b in zip(inner, error.exceptions, strict=True))
         if not is_same or hide(error.message) != error.message:
             group = BaseExceptionGroup(hide(error.message), inner)  # or one of Exceptions
@@ -59,7 +61,7 @@ def _cleaned(
 
 def _substitute(error: BaseException, hide: Callable[[str], str]) -> BaseException:
     text = f"{type(error).__name__}: {hide(str(error))}"
-    kind = next(it for it in type(error).__mro__ if it.__module__ == "builtins")
+    kind = next(base for base in type(error).__mro__ if base.__module__ == "builtins")
     try:
         found: BaseException = kind(text)
     except TypeError:  # such as a UnicodeDecodeError

@@ -63,7 +63,7 @@ def _similar(source: Any) -> list[str]:
     except (OSError, ValueError):  # a URL
         return []
     near = difflib.get_close_matches(name, names, n=1)
-    return [os.path.join(folder, it) for it in near]  # noqa: PTH118
+    return [os.path.join(folder, name) for name in near]  # noqa: PTH118
 
 
 # Limits the search, which is slow.

@@ -51,9 +51,9 @@ def read_npz(content: core.Content, max_size: int | None = None) -> dict[str, An
     try:
         archive = zipfile.ZipFile(file_of(content))
         nbytes = sum(
-            it.file_size
-            for it in archive.infolist()
-            if it.compress_type != _STORED and not it.is_dir()
+            member.file_size
+            for member in archive.infolist()
+            if member.compress_type != _STORED and not member.is_dir()
         )
         if max_size is not None and nbytes > max_size:
             raise _TooLargeError(f"the decompressed arrays exceed max_size={max_size} bytes")
@@ -136,7 +136,7 @@ class Stored(Computed):
         if not self._is_checked:
             self.check()
             self._is_checked = True
-        first, last = (self._start + it * self.dtype.itemsize for it in (start, stop))
+        first, last = (self._start + index * self.dtype.itemsize for index in (start, stop))
         return np.frombuffer(self._content.read_range(first, last), self.dtype)
 
 

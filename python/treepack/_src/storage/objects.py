@@ -76,7 +76,7 @@ _TIMEOUT = "300s"
 def handles(url: str) -> bool:
     """Returns whether obstore supports the kind of a URL."""
     found = _URL.fullmatch(url)
-    if found is None or all(found[1].lower() not in it for it in _SCHEMES.values()):
+    if found is None or all(found[1].lower() not in known for known in _SCHEMES.values()):
         return False
     # A presigned URL has a query, which paths of obstore cannot have.
     return not (found[1].lower().startswith("http") and ("?" in found[3] or "#" in found[3]))
@@ -327,7 +327,9 @@ class ObjectStore(RemoteStore):
                 ) from error
             except failures.BaseError as error:
                 denials = failures.PermissionDeniedError, failures.UnauthenticatedError
-                is_denied = isinstance(error, denials) or any(it in str(error) for it in _DENIED)
+                is_denied = isinstance(error, denials) or any(
+                    text in str(error) for text in _DENIED
+                )
                 needs_machine = any(text in str(error) for text in _ASKS_MACHINE)
                 if not is_denied and not needs_machine:
                     raise OSError(f"{self._shown(path)}: {_first_line(error)}") from error
@@ -378,7 +380,9 @@ _turns = Locked()
 def store_at(url: str, options: Mapping[str, Any]) -> ObjectStore:
     """Returns the store of a URL; cached by bucket and options."""
     scheme, host, _ = _split(url)
-    environment = sorted(it for it in os.environ.items() if it[0].startswith(_READ))
+    environment = sorted(
+        variable for variable in os.environ.items() if variable[0].startswith(_READ)
+    )
     key = scheme, host, repr(sorted(options.items())), tuple(environment), os.getpid()
     with _turns.lock:
         found = _stores.get(key)

@@ -125,7 +125,11 @@ def item_in(path: str | os.PathLike[str]) -> str | None:
 
 def _refused(path: str | os.PathLike[str], items: list[str]) -> str:
     """Returns why a directory of several items or none is refused, with a remedy."""
-    names = [it.name for it in entries(path) if it.is_directory and _UNFINISHED not in it.name]
+    names = [
+        entry.name
+        for entry in entries(path)
+        if entry.is_directory and _UNFINISHED not in entry.name
+    ]
     for name in () if items else (".", *names):
         place = os.fspath(path) if name == "." else joined(path, name)
         if not _DATA.isdisjoint(names_in(place)):
@@ -159,7 +163,7 @@ def read_item(path: str) -> Item:
         in_database = described.get("use_ocdbt")
         metadata = described.get("custom_metadata")
     names = names_in(path)
-    if in_database and _DATABASE not in names and any(it.type in ARRAYS for it in leaves):
+    if in_database and _DATABASE not in names and any(leaf.type in ARRAYS for leaf in leaves):
         raise CorruptionError(
             f"{_DATABASE}, which lists the arrays, is missing: the save or a copy has not finished"
         )
@@ -169,8 +173,8 @@ def read_item(path: str) -> Item:
         file = f"{_KEYS}/{name}"
         listed = _json(path, file)
         with _parsing(file):
-            for it in listed["array_metadatas"]:
-                array = it["array_metadata"]
+            for entry in listed["array_metadatas"]:
+                array = entry["array_metadata"]
                 impl = (array.get("ext_metadata") or {}).get("random_key_impl")
                 if impl is not None:
                     keys[str(array["param_name"])] = str(impl)
@@ -225,7 +229,9 @@ def tree_of(leaves: Sequence[Leaf], values: Iterable[Any]) -> Any:
         with _parsing(ORBAX_TREE):
             _paths.put(tree, leaf.parts, value)
     root = {"": tree}
-    for parts in sorted((it for it in containers if containers[it]), key=len, reverse=True):
+    for parts in sorted(
+        (container for container in containers if containers[container]), key=len, reverse=True
+    ):
         above: Any = root
         for part in ("", *parts)[:-1]:
             above = above[part]

@@ -291,9 +291,9 @@ def _secrets(url: str) -> list[str]:
     passwords = [login.partition(":")[2] or login for login in logins]
     _, _, query = url.partition("?")
     values = [found[0][1:] for found in _VALUE.finditer(query)]
-    found = {it for it in passwords if len(it) >= _LEAST_PASSWORD}
-    found |= {it for it in values if len(it) >= _LEAST_VALUE}
-    return sorted(found | {unquote(it) for it in found}, key=len, reverse=True)
+    found = {password for password in passwords if len(password) >= _LEAST_PASSWORD}
+    found |= {value for value in values if len(value) >= _LEAST_VALUE}
+    return sorted(found | {unquote(secret) for secret in found}, key=len, reverse=True)
 
 
 def absolute(path: str | os.PathLike[str]) -> str:
