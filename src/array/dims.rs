@@ -68,24 +68,40 @@ pub fn resolve(
             ),
         )
     };
-    let sizes = dims.iter().map(|dim| usize::try_from(*dim).unwrap_or(1));
-    let mut shape: SmallVec<[usize; 6]> = sizes.collect();
-    // NumPy requires the product to fit even where another dimension is zero.
-    let size = shape
-        .iter()
-        .try_fold(itemsize, |size, dim| size.checked_mul((*dim).max(1)));
-    let fits = size.is_some_and(|size| isize::try_from(size).is_ok());
-    if itemsize == 0 || !nbytes.is_multiple_of(itemsize) || !fits {
+    if itemsize == 0 || !nbytes.is_multiple_of(itemsize) {
         return Err(fail());
     }
-    let (known, total) = (shape.iter().product(), nbytes / itemsize);
-    let mut open = (0..dims.len()).filter(|axis| dims[*axis] < 0);
-    match (open.next(), open.next()) {
-        (None, None) if known == total => {}
-        (Some(axis), None) if known > 0 && total.is_multiple_of(known) => {
-            shape[axis] = total / known;
-        }
-        _ => return Err(fail()),
+    let mut shape = SmallVec::with_capacity(dims.len());
+    let mut known: u64 = 1;
+    // NumPy requires the product to fit even where another dimension is zero.
+    let mut size = itemsize;
+    let mut open = None;
+    for (axis, &dim) in dims.iter().enumerate() {
+        let Ok(dim) = usize::try_from(dim) else {
+            if open.replace(axis).is_some() {
+                return Err(fail());
+            }
+            shape.push(0);
+            continue;
+        };
+        shape.push(dim);
+        known = if dim == 0 {
+            0
+        } else {
+            known.saturating_mul(dim as u64)
+        };
+        size = size.saturating_mul(dim.max(1));
     }
-    Ok(shape)
+    if isize::try_from(size).is_err() {
+        return Err(fail());
+    }
+    let total = (nbytes / itemsize) as u64;
+    match open {
+        None if known == total => Ok(shape),
+        Some(axis) if known > 0 && total.is_multiple_of(known) => {
+            shape[axis] = usize::try_from(total / known).map_err(|_| fail())?;
+            Ok(shape)
+        }
+        _ => Err(fail()),
+    }
 }
