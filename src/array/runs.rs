@@ -493,7 +493,9 @@ impl NestPart<'_> {
 }
 
 fn extent(nbytes: usize, repeats: &[Repeat], distance: impl Fn(&Repeat) -> usize) -> usize {
-    let more = repeats.iter().map(|it| (it.count - 1) * distance(it));
+    let more = repeats
+        .iter()
+        .map(|repeat| (repeat.count - 1) * distance(repeat));
     nbytes + more.sum::<usize>()
 }
 

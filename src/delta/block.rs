@@ -380,7 +380,7 @@ mod tests {
                 let place = at.index(new.len());
                 new[place] ^= value & (u64::MAX >> (64 - bits));
             }
-            let bytes = |words: &[u64]| -> Vec<u8> { words.iter().flat_map(|it| it.to_le_bytes()).collect() };
+            let bytes = |words: &[u64]| -> Vec<u8> { words.iter().flat_map(|word| word.to_le_bytes()).collect() };
             check(elements, &bytes(&new), &bytes(&base));
         }
 
@@ -421,13 +421,13 @@ mod tests {
             changed.flat_map(f32::to_le_bytes).collect()
         };
         assert_eq!(check(elements, &base, &base).kind, Kind::Equal);
-        let few = check(elements, &changed(50, |it| it * 1.001), &base);
+        let few = check(elements, &changed(50, |value| value * 1.001), &base);
         assert_eq!(few.kind, Kind::Sparse);
-        let all = check(elements, &changed(1, |it| it * 1.0001), &base);
+        let all = check(elements, &changed(1, |value| value * 1.0001), &base);
         assert!(all.kind == Kind::Ordered && 2 * all.bytes.len() < base.len());
         let integers = check(
             Elements::of("int32", 4),
-            &changed(1, |it| it * 1.0001),
+            &changed(1, |value| value * 1.0001),
             &base,
         );
         assert!(integers.kind == Kind::Dense && all.bytes.len() < integers.bytes.len());

@@ -78,7 +78,10 @@ impl<'a> Join<'a> {
             }
         }
         missing.check(&catalog)?;
-        let needed = patch.differences.iter().map(|it| it.place.len());
+        let needed = patch
+            .differences
+            .iter()
+            .map(|difference| difference.place.len());
         if needed.sum::<usize>() > base.bytes.len() {
             let reason = "the patch is damaged: its arrays have more bytes than the base";
             return Err(Error::Structure(reason.into()));

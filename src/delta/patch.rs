@@ -198,8 +198,10 @@ impl<'a> Patch<'a> {
     /// The number of the difference at a place in the encoding.
     pub fn at(&self, place: &Range<usize>) -> Option<usize> {
         let differences = &self.differences;
-        let number = differences.partition_point(|it| it.place.start < place.start);
-        let found = differences.get(number).filter(|it| it.place == *place);
+        let number = differences.partition_point(|found| found.place.start < place.start);
+        let found = differences
+            .get(number)
+            .filter(|found| found.place == *place);
         found.map(|_| number)
     }
 

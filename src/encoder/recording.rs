@@ -43,7 +43,10 @@ impl Recording {
     }
 
     pub(super) fn is_inside_leaf(&self) -> bool {
-        let pending = self.listing.as_ref().and_then(|it| it.pending.as_ref());
+        let pending = self
+            .listing
+            .as_ref()
+            .and_then(|listing| listing.pending.as_ref());
         self.paused.is_some() && !matches!(pending, Some((LeafKind::PrngKey(..), _)))
     }
 
