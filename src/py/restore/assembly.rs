@@ -17,7 +17,7 @@ use super::super::{errors, value};
 use super::keys::Here;
 use super::known::{Known, is_constant};
 use super::nodes::damaged;
-use super::plan::{Names, Options, Plan, PlannedNode, below};
+use super::plan::{Names, Options, Parts, Plan, PlannedNode, below};
 use crate::grow;
 use crate::structure::{self, Kind, Node, NodeType, Record, Repeat, Value};
 
@@ -102,7 +102,11 @@ impl<'a, 'py> Assembly<'a, 'py> {
         here: &Here<'_, 'py>,
     ) -> Walked<Option<Bound<'py, PyAny>>> {
         self.signals.check(self.py)?;
-        let (number, names, plans) = *node;
+        let (number, names, parts) = *node;
+        let plans = match parts {
+            Parts::Ready(built) => return self.container(number, names, built, here).map(Some),
+            Parts::Plans(plans) => plans,
+        };
         let mut built = grow::with_room(plans.len())?;
         for (name, plan) in names.names().zip(plans) {
             let part = self.tree(plan, &here.below(&name));
@@ -121,9 +125,7 @@ impl<'a, 'py> Assembly<'a, 'py> {
         here: &Here<'_, 'py>,
     ) -> Walked<Option<Bound<'py, PyAny>>> {
         if parts.iter().all(Option::is_some) {
-            let built = parts
-                .into_iter()
-                .map(|part| part.expect("all are selected"));
+            let built = grow::collect(parts.into_iter().flatten())?;
             return self.container(number, names, built, here).map(Some);
         }
         if let Some(keys) = self.dict_keys(number)? {
@@ -144,7 +146,7 @@ impl<'a, 'py> Assembly<'a, 'py> {
         &mut self,
         node: usize,
         names: Names<'py>,
-        built: impl ExactSizeIterator<Item = Bound<'py, PyAny>>,
+        built: Vec<Bound<'py, PyAny>>,
         here: &Here<'_, 'py>,
     ) -> Assembled<'py> {
         let py = self.py;
@@ -155,11 +157,10 @@ impl<'a, 'py> Assembly<'a, 'py> {
             }
             Kind::List | Kind::Tuple => return Ok(new_list_of(py, built)?.into_any()),
             Kind::Typed(class, data) if self.options.only_plain => {
-                return self.plain_node(node, *class as usize, data, names, grow::collect(built)?);
+                return self.plain_node(node, *class as usize, data, names, built);
             }
             _ if self.unknown.contains(&node) => {}
             Kind::Typed(class, data) => {
-                let built = grow::collect(built)?;
                 let made = self.typed(node, *class as usize, data, &names, &built, here);
                 if let Some(made) = self.unless_unknown(made)? {
                     return Ok(made);
@@ -168,7 +169,7 @@ impl<'a, 'py> Assembly<'a, 'py> {
             }
             Kind::DictWithKeys(_) => {
                 if let Some(keys) = self.dict_keys(node)? {
-                    return with_keys(&keys, built.map(Some));
+                    return with_keys(&keys, built.into_iter().map(Some));
                 }
             }
             _ => {}
@@ -260,7 +261,11 @@ impl<'a, 'py> Assembly<'a, 'py> {
     ) -> Walked<Option<Bound<'py, PyAny>>> {
         let py = self.py;
         let found = &self.record.types[class];
-        let Some(class) = self.find(class)? else {
+        let known = match &self.types[class] {
+            Some(known) => Some(known.clone()),
+            None => self.find(class)?,
+        };
+        let Some(class) = known else {
             self.unknown.insert(node);
             return Ok(None);
         };
@@ -346,9 +351,6 @@ impl<'a, 'py> Assembly<'a, 'py> {
     #[inline(never)]
     fn find(&mut self, class: usize) -> PyResult<Option<Rc<Known<'py>>>> {
         let py = self.py;
-        if let Some(known) = &self.types[class] {
-            return Ok(Some(known.clone()));
-        }
         let NodeType {
             name,
             fields,

@@ -39,9 +39,15 @@ impl<'py> Name<'py> {
     pub fn is(&self, key: &str) -> bool {
         match self {
             Self::Index(index) => {
-                // Its length excludes signs and leading zeros.
-                let digits = index.checked_ilog10().unwrap_or(0) as usize + 1;
-                key.len() == digits && key.parse() == Ok(*index)
+                let mut left = *index;
+                let mut is_next = |digit| {
+                    #[allow(clippy::cast_possible_truncation)] // a digit
+                    let is_next = digit == b'0' + (left % 10) as u8;
+                    left /= 10;
+                    is_next
+                };
+                let is_same = key.bytes().rev().all(&mut is_next) && left == 0;
+                is_same && !key.is_empty() && (key.len() == 1 || !key.starts_with('0'))
             }
             name => name.text().is_some_and(|text| text == key),
         }

@@ -36,7 +36,7 @@ pub(super) fn node_at(record: &Record, positions: &[(u64, u64)]) -> Walked<usize
 /// The nodes of `count` children. All below a plain part is plain.
 pub(super) fn numbers(record: &Record, number: usize, count: usize) -> impl Iterator<Item = usize> {
     let node = &record.nodes[number];
-    let is_plain = node.0 == Kind::Plain;
+    let is_plain = matches!(node.0, Kind::Plain);
     let alike = repeat_n(number, if is_plain { count } else { 0 });
     node.children().chain(alike)
 }

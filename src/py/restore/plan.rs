@@ -9,6 +9,7 @@ use super::super::failure::{Failure, Walked};
 use super::super::memory::new_dict;
 use super::keys::Name;
 use super::nodes::damaged;
+use crate::{Result, grow};
 
 /// Options of restoring by a record; see `assemble` in `_core.pyi`.
 #[allow(clippy::struct_excessive_bools)] // as in Python
@@ -34,8 +35,31 @@ pub enum Plan<'py> {
     Node(Box<PlannedNode<'py>>),
 }
 
+/// Plans for children, which are all `Ready` in most large containers.
+pub enum Parts<'py> {
+    Ready(Vec<Bound<'py, PyAny>>),
+    Plans(Vec<Plan<'py>>),
+}
+
+impl<'py> Parts<'py> {
+    #[inline]
+    pub fn push(&mut self, plan: Plan<'py>) -> Result<()> {
+        match (&mut *self, plan) {
+            (Self::Ready(parts), Plan::Ready(part)) => grow::push(parts, part),
+            (Self::Plans(plans), plan) => grow::push(plans, plan),
+            (Self::Ready(parts), plan) => {
+                let mut plans = grow::with_room(parts.len() + 1)?;
+                plans.extend(parts.drain(..).map(Plan::Ready));
+                plans.push(plan);
+                *self = Self::Plans(plans);
+                Ok(())
+            }
+        }
+    }
+}
+
 /// The index in the record, and names and plans of the children.
-pub type PlannedNode<'py> = (usize, Names<'py>, Vec<Plan<'py>>);
+pub type PlannedNode<'py> = (usize, Names<'py>, Parts<'py>);
 
 pub enum Names<'py> {
     Keys(Vec<Name<'py>>),

@@ -26,7 +26,7 @@ use super::assembly::Assembly;
 use super::cursor::{Found, Ordered};
 use super::keys::{Here, Name};
 use super::nodes::{check_count, damaged, node_at, numbers};
-use super::plan::{Names, Options, Plan, below};
+use super::plan::{Names, Options, Parts, Plan, below};
 use super::state::State;
 use crate::grow;
 use crate::structure::{Axis, Kind, Record, Sharding};
@@ -196,7 +196,7 @@ impl<'a, 'py, C: Ordered<'py>> Walk<'a, 'py, C> {
         here: &Here<'_, 'py>,
     ) -> Walked<Plan<'py>> {
         let count = self.cursor.count(&node);
-        let (mut names, mut plans) = self.opened(&node, number)?;
+        let (mut names, mut parts) = self.opened(&node, number)?;
         for (index, child) in numbers(self.record, number, count).enumerate() {
             let (name, place) = self.next(&mut node, &names, index)?;
             if let Names::Keys(names) = &mut names {
@@ -204,17 +204,17 @@ impl<'a, 'py, C: Ordered<'py>> Walk<'a, 'py, C> {
             }
             let plan = self.value(place, child, &here.below(&name));
             let plan = plan.map_err(|failure| below(failure, &name))?;
-            grow::push(&mut plans, plan)?;
+            parts.push(plan)?;
         }
         if !self.cursor.leave(&node)? {
             return damaged("a container has more children than it was saved with");
         }
-        self.planned(number, names, plans, here)
+        self.planned(number, names, parts, here)
     }
 
     // This and `next` are apart to keep frames of the recursion small.
     #[inline(never)]
-    fn opened(&mut self, node: &C::Node, number: usize) -> Walked<(Names<'py>, Vec<Plan<'py>>)> {
+    fn opened(&mut self, node: &C::Node, number: usize) -> Walked<(Names<'py>, Parts<'py>)> {
         let count = self.cursor.count(node);
         let kind = &self.record.nodes[number].0;
         if !matches!(kind, Kind::Plain) {
@@ -226,7 +226,7 @@ impl<'a, 'py, C: Ordered<'py>> Walk<'a, 'py, C> {
             _ => Names::Keys(Vec::new()),
         };
         // A damaged file may have any count.
-        Ok((names, grow::with_room(count.min(1 << 10))?))
+        Ok((names, Parts::Ready(grow::with_room(count.min(1 << 10))?)))
     }
 
     #[inline(never)]
@@ -276,22 +276,20 @@ impl<'a, 'py, C: Ordered<'py>> Walk<'a, 'py, C> {
         &mut self,
         number: usize,
         names: Names<'py>,
-        plans: Vec<Plan<'py>>,
+        parts: Parts<'py>,
         here: &Here<'_, 'py>,
     ) -> Walked<Plan<'py>> {
         let kind = &self.record.nodes[number].0;
         // Code of types may look at arrays.
         let has_all =
             !matches!(kind, Kind::Typed(..)) || (self.places.is_empty() && self.cursor.is_copied());
-        if !has_all || !plans.iter().all(|plan| matches!(plan, Plan::Ready(_))) {
-            return Ok(Plan::Node(Box::new((number, names, plans))));
+        match parts {
+            Parts::Ready(built) if has_all => {
+                let made = self.assembly.container(number, names, built, here);
+                made.map(Plan::Ready)
+            }
+            parts => Ok(Plan::Node(Box::new((number, names, parts)))),
         }
-        let parts = plans.into_iter().map(|plan| match plan {
-            Plan::Ready(part) => part,
-            _ => unreachable!("all are ready"),
-        });
-        let made = self.assembly.container(number, names, parts, here);
-        made.map(Plan::Ready)
     }
 
     #[inline(never)]
