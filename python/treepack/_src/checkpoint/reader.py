@@ -416,12 +416,15 @@ class LazyArray(ArrayLike, Deferred, metaclass=Completing):  # type: ignore[meta
     )
 
     def __init__(self, reader: Reader, value: int, parts: list[str], kind: tuple[Any, ...]):
-        self.reader, self.value, self.parts = reader, value, parts
-        dtype, self.shape = dtype_and_shape(kind)
+        self.reader = reader
+        self.value = value
+        self.parts = parts
+        dtype, shape = dtype_and_shape(kind)
         found = _dtypes.resolve(dtype.encode())
         if found is None:
             raise DecodeError(_dtypes.unsupported(dtype), path=self.path)
         self.dtype: np.dtype[Any] = found
+        self.shape = shape
 
     @property
     def path(self) -> str:
