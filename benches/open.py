@@ -191,7 +191,9 @@ def checksums(folder: Path, mib: int) -> None:
             layout = described_layout(tree, 64, index=True, checksums=summed)
             path.unlink(missing_ok=True)
             start = time.perf_counter()
-            layout.save(path, durable=False, threads=None, progress=None)
+            layout.save(
+                path, compress=False, level=None, durable=False, threads=None, progress=None
+            )
             found[summed].append(time.perf_counter() - start)
     seconds = {summed: statistics.median(times) for summed, times in found.items()}
     print(f"save, {mib} MiB: with checksums {seconds[True]:.3f} s, without {seconds[False]:.3f} s")
