@@ -76,7 +76,9 @@ fn slabs<'a, 'o>(
 ) -> Result<(Vec<Slab<'a>>, &'o [Repeat])> {
     let extent = |level: usize| {
         let inner = order[level..].iter();
-        inner.fold(nbytes, |all, it| all + (it.count - 1) * it.target)
+        inner.fold(nbytes, |all, repeat| {
+            all + (repeat.count - 1) * repeat.target
+        })
     };
     // Neighbours in the source stay together, for whole cache lines of it.
     let is_split = |level: &usize| order[*level] == nearest || extent(level + 1) <= SLAB_BYTES;

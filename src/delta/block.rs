@@ -417,7 +417,7 @@ mod tests {
                 .map(|bytes| f32::from_le_bytes(*bytes));
             let changed = numbers
                 .enumerate()
-                .map(|(at, it)| if at % each == 0 { change(it) } else { it });
+                .map(|(at, value)| if at % each == 0 { change(value) } else { value });
             changed.flat_map(f32::to_le_bytes).collect()
         };
         assert_eq!(check(elements, &base, &base).kind, Kind::Equal);

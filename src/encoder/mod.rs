@@ -383,7 +383,7 @@ impl<P: Payload> Encoder<P> {
         self.finish_with(metadata, None, &())
     }
 
-    /// As `finish`. A `record` replaces that of the walked structure, except for the leaf index.
+    /// As `finish`; a `record` replaces the record of the tree, but keeps its leaf index.
     pub fn finish_with(
         mut self,
         metadata: Option<Vec<u8>>,

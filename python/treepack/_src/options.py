@@ -239,7 +239,7 @@ class _Options:
 @functools.cache
 def _checked(options: Any) -> list[tuple[str, Any]]:
     """Returns the names and defaults of the options that `check` knows."""
-    # The `static` of `Reading` is a tree; `LeftOut` checks that of `Saved`.
+    # `Reading.static` is a tree, and `LeftOut` checks `Saved.static`.
     known = (_CHOICES.keys() | _NUMBERS.keys()) - {"static"}
     return [(one.name, one.default) for one in dataclasses.fields(options) if one.name in known]
 
@@ -308,14 +308,14 @@ def check_known(verb: Callable[..., Any], options: Mapping[str, Any]) -> None:
 class Writing(_Options):
     """How files are written; see `save`."""
 
-    compress: Compress | None = False
+    compress: Compress = False
     level: int | None = None
     align: int = 64
     durable: bool = True
     threads: int | None = None
 
     def __post_init__(self) -> None:
-        self.compress = self.compress or False
+        self.compress = self.compress or False  # `None` where a verb chooses no compression
         _Options.__post_init__(self)
         check_compress(self.compress, self.level)
 

@@ -33,8 +33,8 @@ use crate::encoder::Encoder;
 use crate::layout::Layout;
 use crate::structure::Record;
 
-/// Returns the layout of `tree`, and the arrays that it leaves out. A `record` replaces that of the
-/// walked structure.
+/// Returns the layout of `tree`, and the arrays that it leaves out. A `record` replaces the record
+/// of the tree.
 pub fn layout_of(
     tree: &Bound<'_, PyAny>,
     out: Encoder<LeafPayload>,

@@ -33,7 +33,7 @@ pub struct Options<'py> {
     pub joined: bool,
     /// Types that now have handlers, and are walked natively otherwise.
     pub overridden: Vec<Bound<'py, PyType>>,
-    /// What the save leaves out, for hooks.
+    /// Describes the static data that a save leaves out; only hooks read it.
     pub left_out: Option<Bound<'py, PyAny>>,
 }
 

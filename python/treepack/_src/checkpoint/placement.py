@@ -52,9 +52,8 @@ def _processes(target: Any, sharding: Any, count: int) -> Sequence[int]:
         places = (getattr(leaf, "sharding", None) for _, leaf in leaves_of(target, ()))
     else:
         places = (leaf for _, leaf in leaves_of(sharding, ()))
-    found = {_concrete(place) for place in places if isinstance(place, jax.sharding.Sharding)} - {
-        None
-    }
+    found = {_concrete(place) for place in places if isinstance(place, jax.sharding.Sharding)}
+    found.discard(None)
     return sorted({device.process_index for place in found for device in place.device_set})
 
 

@@ -1,4 +1,4 @@
-"""What one save leaves out."""
+"""Records the static data and code that a save leaves out."""
 
 from __future__ import annotations
 

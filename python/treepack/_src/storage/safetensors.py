@@ -39,7 +39,7 @@ MAX_HEADER_BYTES = 100_000_000
 
 
 def has_suffix(source: Any, suffixes: tuple[str, ...] = (SUFFIX,)) -> bool:
-    """Returns whether the name of a file has a suffix; by default, that of safetensors files."""
+    """Returns whether the name of a file has a suffix, by default `.safetensors`."""
     is_path = isinstance(source, (str, os.PathLike))
     return is_path and os.fsdecode(source).lower().endswith(suffixes)
 

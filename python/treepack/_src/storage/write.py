@@ -38,7 +38,7 @@ def save_layout(
         def save(place: str | os.PathLike[str] | core.Pipe) -> int:
             return layouts.pop().save(
                 place,
-                compress=writing.compress or False,
+                compress=writing.compress,
                 level=writing.level,
                 durable=writing.durable,
                 threads=writing.threads,
