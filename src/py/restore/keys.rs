@@ -60,6 +60,7 @@ impl<'py> Name<'py> {
         }
     }
 
+    #[inline]
     pub fn object(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         match self {
             Self::Text(text) => Ok(text.as_any().clone()),
