@@ -1,14 +1,10 @@
-"""Decides when a run saves: at intervals of steps or seconds, and before SIGTERM ends it.
+"""Decides when a run saves: at intervals of steps, or of seconds by the clock of process 0.
 
     process 0    at a step ──▶ whether to save, and the step of the next message ──▶ all
 
-The clock of process 0 counts. Other steps need no message, so there is about one a second however
+Other steps need no message, so there is about one a second however
 short steps are. The messages belong to a generation, which ends with each save that the clock
 starts. Once all have taken part in a save, messages of generations long before it are deleted.
-
-A program receives SIGTERM before its machine is taken away. In one process, a handler only records
-it: the interrupted call may hold locks. Several processes must end after the same step, which the
-preemption service of `jax.distributed` chooses, by its own handler.
 """
 
 from __future__ import annotations
@@ -16,15 +12,11 @@ from __future__ import annotations
 import functools
 import itertools
 import json
-import signal
 import time
 from collections.abc import Callable
-from types import FrameType
-from typing import Any
 
 from treepack._src.interop import jax as _jax
 from treepack._src.interop.group import Group
-from treepack.errors import TreepackError
 
 # The seconds between looks of process 0 at its clock, about.
 _LOOK_S = 1.0
@@ -98,49 +90,3 @@ class Intervals:
             folder=f"{self._name}/{self._generation}/{self._number}",
             call="should_save",
         )
-
-
-class Preemption:
-    """Notices the signal between `begin` and `end`.
-
-    Attributes:
-      number: The number of the signal, if it was received.
-    """
-
-    def __init__(self) -> None:
-        self.number: int | None = None
-        self._before: Any = None
-        self._is_alone = _jax.processes()[1] == 1
-
-    def begin(self) -> None:
-        """Begins to listen.
-
-        Raises:
-          ValueError: In another thread than the main one.
-          TreepackError: If there are several processes, and jax has no preemption service.
-        """
-        if self._is_alone:
-            self._before = signal.signal(signal.SIGTERM, self._note)
-        elif not _jax.has_preemption_service():
-            raise TreepackError(
-                "the preemption service of jax is off, by which several processes agree on their "
-                "last step: set jax_enable_preemption_service before jax.distributed.initialize"
-            )
-
-    def reach(self, step: int) -> None:
-        """Records that this process reaches a step; several processes call it for each step."""
-        if not self._is_alone and self.number is None and _jax.is_preempted_at(step):
-            self.number = signal.SIGTERM
-
-    def end(self) -> None:
-        """Restores the handler that was there before."""
-        if self._is_alone:
-            # A handler that was not installed by Python cannot be restored.
-            signal.signal(signal.SIGTERM, self._before or signal.SIG_DFL)
-
-    def exit(self) -> SystemExit:
-        """Returns a SystemExit with the status of a program that a signal ended."""
-        return SystemExit(128 + (self.number or 0))
-
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        self.number = number

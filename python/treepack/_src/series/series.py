@@ -29,9 +29,10 @@ from treepack._src.saving.background import Saving, run, wait_at
 from treepack._src.saving.directory import interrupted
 from treepack._src.series.contents import Contents, opened
 from treepack._src.series.fast import Fast
-from treepack._src.series.intervals import Intervals, Preemption
+from treepack._src.series.intervals import Intervals
 from treepack._src.series.keep import Keep, best_steps, check_positive
 from treepack._src.series.names import IN_ORBAX, PIN, Folder, checked, directory_of
+from treepack._src.series.preemption import Preemption
 from treepack._src.series.resuming import Resuming
 from treepack._src.series.writing import Checkpoints, Commit
 from treepack._src.storage.place import Location, absolute, located, real, shown

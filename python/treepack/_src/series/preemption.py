@@ -1,0 +1,61 @@
+"""Notices SIGTERM, which a program receives before its machine is taken away.
+
+In one process, a handler of SIGTERM only records it: the interrupted call may hold locks. Several
+processes must end after the same step, which the preemption service of `jax.distributed` chooses,
+by its own handler.
+"""
+
+from __future__ import annotations
+
+import signal
+from types import FrameType
+from typing import Any
+
+from treepack._src.interop import jax as _jax
+from treepack.errors import TreepackError
+
+
+class Preemption:
+    """Notices the signal between `begin` and `end`.
+
+    Attributes:
+      number: The number of the signal, if it was received.
+    """
+
+    def __init__(self) -> None:
+        self.number: int | None = None
+        self._before: Any = None
+        self._is_alone = _jax.processes()[1] == 1
+
+    def begin(self) -> None:
+        """Begins to listen.
+
+        Raises:
+          ValueError: In another thread than the main one.
+          TreepackError: If there are several processes, and jax has no preemption service.
+        """
+        if self._is_alone:
+            self._before = signal.signal(signal.SIGTERM, self._note)
+        elif not _jax.has_preemption_service():
+            raise TreepackError(
+                "the preemption service of jax is off, by which several processes agree on their "
+                "last step: set jax_enable_preemption_service before jax.distributed.initialize"
+            )
+
+    def reach(self, step: int) -> None:
+        """Records that this process reaches a step; several processes call it for each step."""
+        if not self._is_alone and self.number is None and _jax.is_preempted_at(step):
+            self.number = signal.SIGTERM
+
+    def end(self) -> None:
+        """Restores the handler that was there before."""
+        if self._is_alone:
+            # A handler that was not installed by Python cannot be restored.
+            signal.signal(signal.SIGTERM, self._before or signal.SIG_DFL)
+
+    def exit(self) -> SystemExit:
+        """Returns a SystemExit with the status of a program that a signal ended."""
+        return SystemExit(128 + (self.number or 0))
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.number = number
