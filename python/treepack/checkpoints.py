@@ -46,6 +46,7 @@ from treepack._src.options import (
 )
 from treepack._src.pytree.state_dict import to_state_dict
 from treepack._src.restore.template import from_state_dict, restore_encoded
+from treepack._src.saving.background import Write
 from treepack._src.saving.layout import state_layout
 from treepack._src.saving.sharded import ShardedWrite, is_distributed
 from treepack._src.series import flax as _flax
@@ -172,42 +173,48 @@ def save_checkpoint(
       treepack.errors.InvalidCheckpointError: ...
     """
     writing = Writing.of(options)
-    if async_manager is not None:
-        async_manager.wait_previous_save()
+    _flax.wait_for(async_manager, orbax_checkpointer)
     place = _flax.StepPath(directory_of(ckpt_dir, options.get("storage_options")), step, prefix)
     commit = functools.partial(tidy, place.folder, place.name, keep, overwrite, keep_every_n_steps)
     if orbax_checkpointer is not None:
-        _flax.wait_for(orbax_checkpointer)
         _flax.save_by_orbax(place.absolute, target, orbax_checkpointer, overwrite=overwrite)
         if _jax.processes()[0] == 0:
             commit()
         return place.path
     if not overwrite:
         check_newest(place.folder, place.name)
-    _write_file(target, place, writing, options.get("progress"), commit, async_manager)
+    progress = options.get("progress")
+    _save(_file_write(target, place, writing, async_manager), progress, commit, async_manager)
     return place.path
 
 
-def _write_file(
-    target: Any,
-    place: _flax.StepPath,
-    writing: Writing,
+def _file_write(
+    target: Any, place: _flax.StepPath, writing: Writing, manager: AsyncManager | None
+) -> Write:
+    """Returns a function that writes the state of a tree to a file."""
+    layout = state_layout(target, writing.align, snapshot=manager is not None)
+    return functools.partial(save_layout, layout, place.absolute, writing)
+
+
+def _save(
+    write: Write,
     progress: Progress,
-    commit: Callable[[], None],
+    commit: Callable[[], None] | None,
     manager: AsyncManager | None,
 ) -> None:
-    """Writes the state of a tree and commits it, with a manager in the background."""
-    # A list, from which it is popped: a function would keep the arrays while it commits.
-    layouts = [state_layout(target, writing.align, snapshot=manager is not None)]
+    """Writes a checkpoint, and then removes others; with a manager in the background."""
+    writes = [write]  # popped, since it would keep the arrays while others are removed
+    del write
 
-    def write() -> None:
-        save_layout(layouts.pop(), place.absolute, writing, progress)
-        commit()
+    def work() -> None:
+        writes.pop()(progress)
+        if commit is not None:
+            commit()
 
     if manager is None:
-        write()
+        work()
     else:
-        manager.save_async(write)
+        manager.save_async(work)
 
 
 @takes(FileWriteOptions, Writing)
@@ -273,14 +280,12 @@ def save_checkpoint_multiprocess(
             "gda_manager= is not supported: leave it out. Arrays of several processes are saved "
             "in one directory per step, in the background with async_manager="
         )
-    if async_manager is not None:
-        async_manager.wait_previous_save()
+    _flax.wait_for(async_manager, orbax_checkpointer)
     _jax.wait_for_all("treepack: earlier saves")
     place = _flax.StepPath(directory_of(ckpt_dir, options.get("storage_options")), step, prefix)
-    is_first = _jax.processes()[0] == 0
     commit = functools.partial(tidy, place.folder, place.name, keep, overwrite, keep_every_n_steps)
+    is_first = _jax.processes()[0] == 0
     if orbax_checkpointer is not None:
-        _flax.wait_for(orbax_checkpointer)
         if is_first:
             commit()  # before the save: an asynchronous checkpointer has no callback
         _flax.save_by_orbax(place.absolute, target, orbax_checkpointer, overwrite=overwrite)
@@ -289,30 +294,18 @@ def save_checkpoint_multiprocess(
     if not overwrite:
         check_newest(place.folder, place.name)
         _jax.wait_for_all("treepack: no later checkpoint")
+    is_background = async_manager is not None
     if is_distributed(state):
-        write_together = ShardedWrite(
-            place.absolute,
-            state,
-            Saved(static="error"),
-            writing,
-            snapshot=async_manager is not None,
-        )
-
-        def work() -> None:
-            write_together(progress)
-            if is_first:
-                commit()
-
-        if async_manager is None:
-            work()
-        else:
-            try:
-                async_manager.save_async(work)
-            except BaseException as error:
-                write_together.abandon(error)
-                raise
+        saved = Saved(static="error")
+        together = ShardedWrite(place.absolute, state, saved, writing, snapshot=is_background)
+        try:
+            _save(together, progress, commit if is_first else None, async_manager)
+        except BaseException as error:
+            if is_background:
+                together.abandon(error)
+            raise
     elif is_first:
-        _write_file(state, place, writing, progress, commit, async_manager)
+        _save(_file_write(state, place, writing, async_manager), progress, commit, async_manager)
     return place.path
 
 
@@ -384,7 +377,7 @@ def restore_checkpoint(
     options = {"strict": False, "mmap": False, **options}
     if not parallel:
         options["threads"] = 1
-    _flax.wait_for(orbax_checkpointer)
+    _flax.wait_for(None, orbax_checkpointer)
     reading, opening = DropInReading.of(options), Opening.of(options)
 
     def restored(path: str, inside: list[Entry] | None) -> Any:

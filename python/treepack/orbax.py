@@ -103,7 +103,7 @@ class TreepackHandler(_AsyncHandler):
         self, directory: Any, args: TreepackSave
     ) -> list[ocp.future.Future] | None:
         """Takes a snapshot of the tree, and starts to write it."""
-        write = self._write(directory, args, snapshot=True)
+        write = begun(directory, args, self._writing, snapshot=True)
 
         async def write_all() -> None:
             write(None)
@@ -114,17 +114,7 @@ class TreepackHandler(_AsyncHandler):
 
     def save(self, directory: Any, args: TreepackSave) -> None:
         """Saves a tree, and returns once it is written."""
-        write = self._write(directory, args, snapshot=False)
-        write(None)
-
-    def _write(self, directory: Any, args: TreepackSave, *, snapshot: bool) -> ShardedWrite:
-        return ShardedWrite(
-            directory,
-            args.item,
-            Saved(metadata=args.metadata, static=args.static, step=step_of(directory)),
-            self._writing,
-            snapshot=snapshot,
-        )
+        begun(directory, args, self._writing, snapshot=False)(None)
 
     def restore(self, directory: Any, args: TreepackRestore | None = None) -> Any:
         """Returns the tree in a directory; see `TreepackRestore`."""
@@ -133,12 +123,6 @@ class TreepackHandler(_AsyncHandler):
     def metadata(self, directory: Any) -> Any:
         """Returns the tree with the shapes and dtypes of its arrays; see `treepack.abstract`."""
         return metadata_of(directory, self._restore)
-
-    def finalize(self, directory: Any) -> None:
-        """Does nothing: the manifest is already written."""
-
-    def close(self) -> None:
-        """Does nothing."""
 
     @classmethod
     def typestr(cls) -> str:
@@ -231,6 +215,12 @@ class TreepackRestore(ocp.args.CheckpointArgs):  # type: ignore[misc]
     def given(self) -> dict[str, Any]:
         """Returns the options that are not `None`."""
         return {name: value for name, value in vars(self).items() if value is not None}
+
+
+def begun(directory: Any, args: TreepackSave, writing: Writing, *, snapshot: bool) -> ShardedWrite:
+    """Begins to save a tree to a directory; see `_core.walk` for `snapshot`."""
+    saved = Saved(metadata=args.metadata, static=args.static, step=step_of(directory))
+    return ShardedWrite(directory, args.item, saved, writing, snapshot=snapshot)
 
 
 def restored(directory: Any, args: TreepackRestore, default: TreepackRestore) -> Any:

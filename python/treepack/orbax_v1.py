@@ -29,13 +29,13 @@ from typing import Any, Unpack
 
 import jax
 
-from treepack._src.options import Saved, WriteOptions, Writing, takes
+from treepack._src.options import WriteOptions, Writing, takes
 from treepack._src.saving.sharded import ShardedWrite
 from treepack._src.storage.place import joined
 from treepack._src.storage.write import write_small
 from treepack.errors import TreepackError
 from treepack.orbax import TreepackHandler as TreepackV0Handler
-from treepack.orbax import TreepackRestore, TreepackSave, metadata_of, restored, step_of
+from treepack.orbax import TreepackRestore, TreepackSave, begun, metadata_of, restored
 
 try:  # the place in versions after 0.12.8
     import orbax.checkpoint.v1 as ocp  # type: ignore[import-not-found, import-untyped, unused-ignore]
@@ -77,9 +77,7 @@ class TreepackHandler:
                 "treepack saves arrays with their own dtypes: cast them before saving, and leave "
                 "array.saving.storage_options.dtype unset"
             )
-        path = directory.path
-        saved = Saved(metadata=args.metadata, static=args.static, step=step_of(path))
-        write = ShardedWrite(path, args.item, saved, self.writing, snapshot=True)
+        write = begun(directory.path, args, self.writing, snapshot=True)
         return _Write(directory, write, self.writing)
 
     async def load(self, directory: Any, abstract_checkpointable: Any = None) -> Awaitable[Any]:

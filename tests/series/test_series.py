@@ -372,7 +372,7 @@ def test_an_error_of_the_rules_does_not_harm_the_save(
     with pytest.warns(UserWarning, match="step_2"):
         run.save(3, state(3))
     monkeypatch.undo()
-    monkeypatch.setattr("treepack._src.series.writing.discard", fail)
+    monkeypatch.setattr("treepack._src.series.writing.sweep", fail)
     with pytest.warns(UserWarning, match="step 4 is saved, but older"):
         run.save(4, state(4))
     monkeypatch.undo()

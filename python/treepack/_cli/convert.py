@@ -38,7 +38,7 @@ from treepack._src.storage.deferred import Computed, Deferred, InContent
 from treepack._src.storage.foreign import reference_text
 from treepack._src.storage.npz import read_npz
 from treepack._src.storage.safetensors import nested
-from treepack._src.storage.write import replacing, save_layout
+from treepack._src.storage.write import pieces, replacing, save_layout
 from treepack.errors import CorruptionError, DecodeError, TreepackError
 
 Format = Literal["msgpack", "safetensors", "npz", "npy"]
@@ -152,9 +152,6 @@ def listed(paths: list[str]) -> str:
 
 # The most paths in a message.
 _MOST_PATHS = 5
-
-# The size in bytes of the blocks in which content is read and written.
-PART_BYTES = 8 << 20
 
 
 def read_named(source: str, format: Format, separator: str, max_size: int | None = None) -> State:
@@ -404,9 +401,7 @@ def _write_array(file: Any, array: Any) -> None:
         "shape": array.shape,
     }
     np.lib.format.write_array_header_1_0(file, head)
-    content = _content(array)
-    for start in range(0, content.nbytes, PART_BYTES):
-        file.write(content.read_range(start, min(content.nbytes, start + PART_BYTES)))
+    file.writelines(pieces(_content(array)))
 
 
 def _named(tree: Any, separator: str) -> dict[str, Any]:

@@ -23,12 +23,9 @@ from treepack._src import paths as _paths
 from treepack._src.checkpoint.file import File, open, place_of
 from treepack._src.checkpoint.laid import layout_of
 from treepack._src.checkpoint.load import listed
-from treepack._src.checkpoint.npz import NpzReader
-from treepack._src.checkpoint.orbax import OrbaxReader
 from treepack._src.checkpoint.reader import Reader
-from treepack._src.checkpoint.safetensors import RepositoryReader, SafetensorsReader
+from treepack._src.checkpoint.safetensors import RepositoryReader
 from treepack._src.checkpoint.select import chosen, compiled, ends_of
-from treepack._src.checkpoint.sharded import ShardedReader
 from treepack._src.options import Opening
 from treepack._src.printable import printable
 from treepack._src.saving.layout import base_of
@@ -68,9 +65,8 @@ def opened_any(source: str, separator: str, max_size: int | None, base: str | No
 
 def format_text(reader: Reader) -> str:
     """Returns the format of an open file in words."""
-    for kind, text in _FORMATS.items():
-        if isinstance(reader, kind):
-            return text
+    if reader.format is not None:
+        return reader.format
     name = "msgpack, as of flax" if reader.catalog.record is None else "treepack"
     if not reader.inflated:
         return name
@@ -90,15 +86,6 @@ def others_in(file: File) -> list[str]:
 
 
 _OTHERS = (".treepack", ".msgpack", ".npz")
-
-
-_FORMATS: dict[type[Reader], str] = {
-    NpzReader: "npz of NumPy",
-    OrbaxReader: "Orbax",
-    SafetensorsReader: "safetensors",
-    RepositoryReader: "safetensors",
-    ShardedReader: "treepack, a sharded directory",
-}
 
 
 @contextlib.contextmanager

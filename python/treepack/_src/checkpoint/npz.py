@@ -22,6 +22,7 @@ from treepack.errors import CorruptionError, DecodeError
 class NpzReader(Reader):
     """An archive of NumPy, whose names are paths with dots, or else slashes, between their keys."""
 
+    format = "npz of NumPy"
     has_types = False
     bytes_before = bytes_after = 0  # the headers around arrays are in memory
 

@@ -33,6 +33,7 @@ from treepack.errors import CorruptionError, DecodeError, TreepackError
 class OrbaxReader(Unchecked):
     """An item of Orbax in a local directory."""
 
+    format = "Orbax"
     is_one_file = has_types = False
 
     def __init__(self, source: Openable, *, max_size: int | None = None, **options: Any):

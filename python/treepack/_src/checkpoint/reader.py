@@ -56,6 +56,7 @@ class Reader:
     object: unpickling opens the file again.
 
     Attributes:
+      format: The format in words; `None` for treepack's and flax's.
       given: The source as the caller passed it.
       may_change: Whether the source is memory that other code may change.
       inflated: The number of bytes decompressed from gzip.
@@ -65,6 +66,7 @@ class Reader:
       salvages: Whether it opens damaged files, and reads only their intact leaves.
     """
 
+    format: str | None = None
     is_one_file = True
     has_types = True
     bytes_before = _KEY_BYTES

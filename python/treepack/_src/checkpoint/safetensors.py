@@ -43,6 +43,7 @@ def _header_of(content: core.Content) -> core.Tensors:
 class SafetensorsReader(Reader):
     """A safetensors file, whose names are paths with dots between their keys."""
 
+    format = "safetensors"
     has_types = False
     bytes_before = bytes_after = 0  # the headers around arrays are in memory
 
@@ -63,6 +64,7 @@ class RepositoryReader(Unchecked, ShardedReader):
     Each device reads its part of an array.
     """
 
+    format = "safetensors"
     has_types = False
 
     @property

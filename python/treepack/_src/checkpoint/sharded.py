@@ -83,6 +83,7 @@ class ShardedReader(Files):
       catalogs: The catalogs of the files that are open.
     """
 
+    format = "treepack, a sharded directory"
     is_one_file = False
 
     def __init__(

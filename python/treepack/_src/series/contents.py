@@ -12,8 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping
 from typing import Any, Unpack
 
 import treepack._core as core
@@ -235,54 +234,27 @@ def _item(own: Mapping[str, Any]) -> Any:
 
 
 @contextlib.contextmanager
-def _opened(path: str, step: int, make: Callable[[], Reader]) -> Iterator[Contents]:
-    with naming(path):
-        if is_special(path):
-            raise DecodeError("it is not a regular file")
-        reader = make()
-        reader.given = path
-        with contextlib.closing(reader):
-            yield Contents(reader, step)
-
-
-def opened(path: str, step: int, *, is_directory: bool = False) -> AbstractContextManager[Contents]:
+def opened(
+    path: str, step: int, *, is_directory: bool = False, is_whole: bool = False, **options: Any
+) -> Iterator[Contents]:
     """Yields the checkpoint of a step. Its errors name the file.
-
-    With `is_directory` it is known to be a directory.
-
-    Raises:
-      Exception: If it cannot be read; see `is_damage`.
-    """
-    return _opened(path, step, lambda: open_reader(path, is_directory=is_directory))
-
-
-def opened_to_load(
-    path: str,
-    step: int,
-    *,
-    is_directory: bool,
-    mmap: bool | None,
-    max_size: int | None,
-    whole: bool,
-) -> AbstractContextManager[Contents]:
-    """Yields the checkpoint of a step, whose bytes stay the same if it is saved again.
 
     Args:
       path: Its path or URL.
       step: The step.
-      is_directory: Whether it is a directory.
-      mmap: Whether files are mapped; `None` maps the files of a directory.
-      max_size: The maximum decompressed size.
-      whole: Whether all of a remote file is read, in one request.
+      is_directory: Whether it is known to be a directory.
+      is_whole: Whether all of a remote file is read, in one request.
+      options: See `open_reader`.
 
     Raises:
+      Exception: If it cannot be read; see `is_damage`.
       ReplacedError: If it is a directory that is saved again while it is read.
     """
-
-    def make() -> Reader:
-        if is_directory:
-            return ShardedReader(path, mmap=mmap is not False, max_size=max_size)
-        source = downloaded(path) if whole else path
-        return Reader.open(source, mmap=bool(mmap), max_size=max_size)
-
-    return _opened(path, step, make)
+    with naming(path):
+        if is_special(path):
+            raise DecodeError("it is not a regular file")
+        source = downloaded(path) if is_whole and not is_directory else path
+        reader = open_reader(source, is_directory=is_directory, **options)
+        reader.given = path
+        with contextlib.closing(reader):
+            yield Contents(reader, step)

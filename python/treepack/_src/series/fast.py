@@ -30,7 +30,7 @@ from treepack._src.saving.directory import directory_at
 from treepack._src.series.contents import is_damage, opened
 from treepack._src.series.keep import Keep, Summary
 from treepack._src.series.names import Folder
-from treepack._src.series.retention import discard, remove_leftovers
+from treepack._src.series.retention import sweep
 from treepack._src.series.writing import (
     Checkpoints,
     Commit,
@@ -303,9 +303,8 @@ class Fast:
             for step, found in numbered.items()
             if step < newest and step in self.checkpoints.damaged and not found.is_foreign
         ]
-        discard(listing, [folder.name(step) for step in (*bad, *steps)])
         unfinished = [at for at, found in numbered.items() if at < newest and not found.is_complete]
-        remove_leftovers(listing, [folder.name(step) for step in unfinished])
+        sweep(listing, map(folder.name, (*bad, *steps)), map(folder.name, unfinished))
 
     def _make_room(self) -> None:
         """Makes room for one more checkpoint: drops some, waits for drains, or drops more.

@@ -117,8 +117,10 @@ def is_of_orbax(names: Iterable[str]) -> bool:
     return not _MARKS.isdisjoint(names)
 
 
-def wait_for(checkpointer: Any) -> None:
-    """Waits until a checkpointer, if it is one of the background, has saved."""
+def wait_for(manager: AsyncManager | None, checkpointer: Any) -> None:
+    """Waits until earlier saves in the background have ended."""
+    if manager is not None:
+        manager.wait_previous_save()
     if hasattr(checkpointer, "wait_until_finished"):
         checkpointer.wait_until_finished()
 

@@ -2,13 +2,14 @@
 
     process 0    at a step ──▶ whether to save, and the step of the next message ──▶ all
 
-Other steps need no message, so there is about one a second however short steps are. The messages
-belong to a generation, which ends with each save that the clock starts. Once all have taken part in
-a save, messages of generations long before it are deleted.
+Other steps need no message, so there is about one a second however
+short steps are. The messages belong to a generation, which ends with each save that the clock
+starts. Once all have taken part in a save, messages of generations long before it are deleted.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import time
@@ -23,7 +24,7 @@ _LOOK_S = 1.0
 # The number of old generations whose messages a process that missed saves may still read.
 _KEPT = 16
 
-# The clocks of all processes, which make them in the same order.
+# The clocks of all processes, which first use them in the same order.
 _clocks = itertools.count()
 
 
@@ -32,81 +33,60 @@ class Intervals:
 
     def __init__(self, every: int | None, seconds: float | None, timeout: float):
         self._every, self._seconds, self._timeout = every, seconds, timeout
-        self._clock: _Clock | None = None
-        self._last = time.monotonic()
+        self._name = ""  # of the messages, once there are any
+        self._generation = self._number = self._forgotten = 0
+        self._last = self._looked = time.monotonic()
+        self._step = self._next = -1  # the step of the last message, and that of the next one
+        self._is_due = False
 
     def is_due(self, step: int) -> bool:
         """Returns whether to save a step; the same in all processes."""
         is_due = self._seconds is None if self._every is None else step % self._every == 0
         if self._seconds is None:
             return is_due
-        if _jax.processes()[1] == 1:
+        index, count, _ = _jax.processes()
+        if count == 1:
             return is_due or time.monotonic() - self._last >= self._seconds
-        if self._clock is None:
-            self._clock = _Clock(self._seconds, self._timeout)
-        return self._clock.is_due(step, self._last) or is_due
-
-    def restart(self) -> Callable[[], None]:
-        """Begins an interval of seconds with a save; returns a function to call after it."""
-        self._last = time.monotonic()
-        return self._clock.forgetting() if self._clock is not None else lambda: None
-
-
-class _Clock:
-    """The clock of process 0, as all processes know it."""
-
-    def __init__(self, seconds: float, timeout: float):
-        self._seconds, self._timeout = seconds, timeout
-        self._name = f"series/clock/{next(_clocks)}"
-        self._index, self._count, _ = _jax.processes()
-        self._generation = self._number = self._forgotten = 0
-        self._looked = time.monotonic()
-        self._step = self._next = -1  # the step of the last message, and that of the next one
-        self._is_due = False
-
-    def is_due(self, step: int, last: float) -> bool:
-        """Returns whether the time has come at a step; `last` is the time of the last save.
-
-        A process that missed the step of a save saves at once: process 0 waits for it.
-        """
-        is_due = self._is_due and step == self._step
+        # A process that missed the step of a save saves at once: process 0 waits for it.
+        is_due |= self._is_due and step == self._step
         while step >= self._next:
             if self._is_due:
                 self._generation, self._number = self._generation + 1, 0
             group = self._group()
             self._number += 1
-            if self._index == 0:
-                group.announce(json.dumps(self._look(step, last)))
+            if index == 0:
+                self._look(step, self._seconds)
+                group.announce(json.dumps((self._step, self._next, self._is_due)))
             else:
                 self._step, self._next, self._is_due = json.loads(group.announced())
             is_due |= self._is_due
         return is_due
 
-    def _look(self, step: int, last: float) -> tuple[int, int, bool]:
+    def _look(self, step: int, seconds: float) -> None:
         """Looks at the clock of process 0."""
         now = time.monotonic()
-        self._is_due = now - last >= self._seconds
+        self._is_due = now - self._last >= seconds
         done = max(step - self._step, 1) if self._step >= 0 else 1
-        ahead = int(done * min(_LOOK_S, self._seconds) / max(now - self._looked, 1e-6))
+        ahead = int(done * min(_LOOK_S, seconds) / max(now - self._looked, 1e-6))
         self._step, self._looked = step, now
         self._next = step + min(max(ahead, 1), 2 * done)
-        return self._step, self._next, self._is_due
 
-    def forgetting(self) -> Callable[[], None]:
-        """Returns a function that deletes old messages, once all have saved together."""
-        group, now = self._group(), self._generation - _KEPT
+    def restart(self) -> Callable[[], None]:
+        """Begins an interval of seconds with a save; returns a function to call after it."""
+        self._last = time.monotonic()
+        return functools.partial(self._forget, self._generation - _KEPT)
 
-        def forget() -> None:
-            for generation in range(self._forgotten, now):
-                group.forget(f"{self._name}/{generation}")
-            self._forgotten = max(self._forgotten, now)
-
-        return forget
+    def _forget(self, now: int) -> None:
+        """Deletes the messages before a generation, once all have saved together."""
+        for generation in range(self._forgotten, now):
+            self._group().forget(f"{self._name}/{generation}")
+        self._forgotten = max(self._forgotten, now)
 
     def _group(self) -> Group:
+        self._name = self._name or f"series/clock/{next(_clocks)}"
         return Group(
             self._timeout,
-            members=range(self._count),
+            members=range(_jax.processes()[1]),
             folder=f"{self._name}/{self._generation}/{self._number}",
             call="should_save",
         )

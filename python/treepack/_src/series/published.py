@@ -9,6 +9,7 @@ Objects never change. A version has an anchor, a patch or both, which give the s
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import re
@@ -25,6 +26,7 @@ from treepack._src.storage.naming import naming
 from treepack._src.storage.place import joined
 from treepack._src.storage.store import ABSENT
 from treepack._src.storage.stores import store_of
+from treepack._src.storage.write import pieces
 from treepack.errors import CorruptionError, NewerVersionError
 
 HEAD = "head.json"
@@ -33,9 +35,6 @@ NAME = r"version_(\d{1,18})-[0-9a-f]{16}"
 """The pattern of the name of a version, with its number."""
 
 _FORMAT = 1
-
-# The number of bytes that are read at a time to sum them.
-_STEP_BYTES = 8 << 20
 
 
 class Anchor(NamedTuple):
@@ -99,10 +98,7 @@ def _number(name: str) -> int:
 
 def sum_of(content: core.Content) -> int:
     """Returns the CRC-32 of a content."""
-    crc = 0
-    for start in range(0, content.nbytes, _STEP_BYTES):
-        crc = zlib.crc32(content.read_range(start, min(start + _STEP_BYTES, content.nbytes)), crc)
-    return crc
+    return functools.reduce(lambda crc, piece: zlib.crc32(piece, crc), pieces(content), 0)
 
 
 def head_of(versions: Sequence[Version]) -> Head:

@@ -20,7 +20,7 @@ from treepack._src.interop import jax as _jax
 from treepack._src.interop.group import Group, Message, OthersError, text_of
 from treepack._src.options import ChoiceOptions
 from treepack._src.printable import printable, warn
-from treepack._src.series.contents import is_damage, opened_to_load
+from treepack._src.series.contents import is_damage, opened
 from treepack._src.series.fast import Fast
 from treepack._src.series.names import Found
 from treepack._src.series.writing import Checkpoints
@@ -69,7 +69,7 @@ class Resuming:
       template: The template of the state.
       timeout: The maximum time to wait for other processes in seconds.
       is_verified: Whether all bytes are compared with their checksums.
-      mmap: See `opened_to_load`.
+      mmap: Whether files are mapped; `None` maps the files of a directory.
       max_size: The maximum decompressed size.
       options: Options of `load`.
       skipped: The checkpoints that are not whole, so far.
@@ -183,18 +183,14 @@ class Resuming:
         Raises:
           Exception: If it is not whole; see `is_damage`.
         """
-        load = functools.partial(self._load_once, step, checkpoints, is_directory)
-        return unless_replaced(load)
-
-    def _load_once(self, step: int, checkpoints: Checkpoints, is_directory: bool) -> Loaded:
         options = self.options
-        with opened_to_load(
+        with opened(
             checkpoints.path(step),
             step,
             is_directory=is_directory,
-            mmap=self.mmap,
+            is_whole=self.is_verified or options.get("select") is None,
+            mmap=self.mmap is not False if is_directory else bool(self.mmap),
             max_size=self.max_size,
-            whole=self.is_verified or options.get("select") is None,
         ) as contents:
             local, saved = contents.locals(self._index, self._count)
             is_alone = self._count == 1
@@ -255,8 +251,9 @@ class Resuming:
         self, step: int, checkpoints: Checkpoints, is_directory: bool
     ) -> Loaded | Exception:
         """Returns the checkpoint of a step, or the error in loading it."""
+        load = functools.partial(self._load, step, checkpoints, is_directory)
         try:
-            return self._load(step, checkpoints, is_directory)
+            return unless_replaced(load)
         except Exception as error:
             return error
 

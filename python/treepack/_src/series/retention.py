@@ -63,48 +63,41 @@ def tidy(
     gone += [name for name in older if name not in kept]
     arrays = {entry.name for entry in listing.entries if entry.name.endswith(MP_ARRAY_POSTFIX)}
     pairs = ((name, name + MP_ARRAY_POSTFIX) for name in gone)
-    discard(listing, [each for name, beside in pairs for each in (name, *({beside} & arrays))])
+    gone = [each for name, beside in pairs for each in (name, *({beside} & arrays))]
     key = folder.key(saved)
-    remove_leftovers(listing, [name for name in listing.unfinished() if folder.key(name) < key])
+    sweep(listing, gone, [name for name in listing.unfinished() if folder.key(name) < key])
     temporary = folder.name(TEMPORARY)
     if folder.is_local and Entry(temporary, is_directory=False) in listing.entries:  # of flax
         with contextlib.suppress(OSError):
             remove_file(folder.path(temporary))
 
 
-def discard(listing: Listing, names: Iterable[str]) -> None:
-    """Removes the checkpoints with these names from a listed directory, in the given order.
-
-    Warns:
-      UserWarning: If permission to remove some is denied.
-    """
-    kept = []
-    for name in names:
-        try:
-            _remove(listing, name)
-        except PermissionError:
-            kept.append(listing.folder.path(name))
-    if kept:
-        warn_of_kept(kept)
-
-
-def _remove(listing: Listing, name: str) -> None:
-    path = listing.folder.path(name)
-    if Entry(name, is_directory=True) in listing.entries:
-        remove_file(joined(path, MANIFEST))  # from here on it is no checkpoint
-        remove(path)
-    else:
-        remove_file(path)
-
-
-def remove_leftovers(listing: Listing, unfinished: Iterable[str]) -> None:
-    """Removes the leftovers of killed saves, as far as possible.
+def sweep(listing: Listing, gone: Iterable[str], unfinished: Iterable[str]) -> None:
+    """Removes checkpoints from a listed directory, in order, and leftovers of killed saves.
 
     Args:
       listing: The content of the directory.
-      unfinished: The names of directories of saves that have not ended.
+      gone: The names of the checkpoints.
+      unfinished: The names of directories of saves that have not ended. These, and temporary files,
+        are removed as far as possible.
+
+    Warns:
+      UserWarning: If permission to remove checkpoints is denied.
     """
     folder = listing.folder
+    kept = []
+    for name in gone:
+        path = folder.path(name)
+        try:
+            if Entry(name, is_directory=True) in listing.entries:
+                remove_file(joined(path, MANIFEST))  # from here on it is no checkpoint
+                remove(path)
+            else:
+                remove_file(path)
+        except PermissionError:
+            kept.append(path)
+    if kept:
+        warn_of_kept(kept)
     for name in unfinished:
         remove_unfinished(folder.path(name))
     for entry in listing.entries if folder.is_local else ():

@@ -23,7 +23,7 @@ from treepack._src.saving.sharded import ShardedWrite
 from treepack._src.series.contents import is_damage, metadata_of, numbers, opened, own
 from treepack._src.series.keep import Keep, Summary
 from treepack._src.series.names import Folder, Found
-from treepack._src.series.retention import discard, remove_leftovers
+from treepack._src.series.retention import sweep
 from treepack._src.storage.content import is_special
 from treepack._src.storage.entries import remove
 from treepack._src.storage.place import shown
@@ -298,9 +298,8 @@ def _tidy(checkpoints: Checkpoints, keep: Keep, saved: int) -> None:
             for step in gone
             if step not in checkpoints.damaged or (step < oldest and not numbered[step].is_foreign)
         ]
-        discard(listing, [folder.name(step) for step in gone])
         unfinished = [step for step in numbered if step < saved and step not in complete]
-        remove_leftovers(listing, [folder.name(step) for step in unfinished])
+        sweep(listing, map(folder.name, gone), map(folder.name, unfinished))
         checkpoints.forget(numbered.keys() - gone)
         if keep.best is not None and whole[-1].metrics and keep.is_unseen(whole):
             has = ", ".join(f"{name!r:.100}" for name in sorted(whole[-1].metrics)[:_MOST_NAMES])

@@ -19,7 +19,7 @@ from treepack._src.storage.naming import naming
 from treepack._src.storage.place import local, shown, url_of
 from treepack._src.storage.stores import file_at, store_of
 
-# The size in bytes of the parts in which data are copied or uploaded.
+# The size in bytes of the parts in which data are read, copied or uploaded.
 _PIECE_BYTES = 4 << 20
 
 
@@ -73,9 +73,14 @@ def copy_file(source: str | os.PathLike[str], path: str | os.PathLike[str]) -> i
 
 def write_content(path: str | os.PathLike[str], content: core.Content, *, durable: bool) -> None:
     """Writes a file of any size atomically, local or remote."""
-    ends = range(0, content.nbytes, _PIECE_BYTES)
-    parts = (content.read_range(at, min(at + _PIECE_BYTES, content.nbytes)) for at in ends)
-    _write_parts(path, parts, content.nbytes, durable=durable)
+    _write_parts(path, pieces(content), content.nbytes, durable=durable)
+
+
+def pieces(content: core.Content) -> Iterator[bytes]:
+    """Yields all bytes of a content, a few MiB at a time."""
+    nbytes = content.nbytes
+    for at in range(0, nbytes, _PIECE_BYTES):
+        yield content.read_range(at, min(at + _PIECE_BYTES, nbytes))
 
 
 def _write_parts(
