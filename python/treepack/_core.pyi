@@ -49,7 +49,6 @@ __all__ = [
     "lay_raw",
     "make_directories",
     "mark_older",
-    "other_kinds",
     "patch_parts",
     "problems",
     "ranges_of_box",
@@ -1185,8 +1184,12 @@ def assemble(
     """
 
 def mark_older(
-    state: Any, record: bytes, mark: Callable[[Any, list[tuple[int, int]]], Any], *, at: Any = ...
-) -> Any:
+    state: Any,
+    record: bytes,
+    mark: Callable[[Any, list[tuple[int, int]]], Any],
+    *,
+    at: Any = ...,
+) -> tuple[Any, dict[int, str]]:
     """Marks the nodes of a state dict that must be upgraded.
 
     Args:
@@ -1196,27 +1199,8 @@ def mark_older(
       at: See `assemble`.
 
     Returns:
-      A state dict with the marks.
-
-    Raises:
-      DecodeError: A ValueError. If the record is damaged, or does not fit the state.
-    """
-
-def other_kinds(
-    target: Any, state: Any, record: bytes, root: Trail, *, at: Any = ...
-) -> dict[Trail, str] | None:
-    """Returns the saved kinds of containers, unless the template clearly has the same.
-
-    Args:
-      target: The template.
-      state: A state dict.
-      record: The record of its structure.
-      root: The path of both.
-      at: See `assemble`.
-
-    Returns:
-      By path, for all containers except dicts with string keys: `list`, `tuple`, `keys` for a dict
-      with other keys, or the name of a type.
+      A state dict with the marks; and the saved kinds of its other containers by the `id` of their
+      dicts: `dict`, `list`, `tuple`, `keys` for a dict with other keys, or the name of a type.
 
     Raises:
       DecodeError: A ValueError. If the record is damaged, or does not fit the state.

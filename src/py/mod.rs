@@ -91,9 +91,7 @@ mod _core {
         pipe::Pipe,
         plan::{ShardHolders, ShardPlan},
         replacement::{Replacement, make_directories, remove_if_dead},
-        restore::{
-            assemble, has_older_types, mark_older, other_kinds, record_metadata, restore_state,
-        },
+        restore::{assemble, has_older_types, mark_older, record_metadata, restore_state},
         safetensors::Tensors,
         save::{lay_raw, problems, walk, write_file},
         select::{Marks, Selector, captures},

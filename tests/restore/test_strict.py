@@ -432,6 +432,24 @@ def test_exact_is_also_about_what_containers_are(saved: Any, template: Any, mess
     treepack.serialization.from_bytes({"x": template}, flat, strict="exact")
 
 
+def test_types_that_were_not_saved_are_not_compared() -> None:
+    """The state of a handler has no record."""
+
+    class Box:
+        def __init__(self, value: Any):
+            self.value = value
+
+    treepack.serialization.register_serialization_state(
+        Box,
+        lambda box: {"value": treepack.serialization.to_state_dict(box.value)},
+        lambda box, state: Box(
+            treepack.serialization.from_state_dict(box.value, state["value"], name="value")
+        ),
+    )
+    data = treepack.dumps([Box([1, (2,)])])
+    assert treepack.loads(data, [Box([0, (0,)])], strict="exact")[0].value == [1, (2,)]
+
+
 @pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, np.float32, np.int8], ids=str)
 def test_a_scalar_of_numpy_in_a_template_gets_a_scalar(dtype: Any, tmp_path: Any) -> None:
     template = {"a": np.dtype(dtype).type(0), "w": np.zeros(2)}

@@ -9,7 +9,9 @@ use pyo3::types::PyString;
 use super::super::failure::Walked;
 use super::super::objects::Objects;
 use super::super::options::Int;
-use super::super::restore::{Child, Cursor, Found, Name, Named, Session, TemplateChild, Walk};
+use super::super::restore::{
+    Child, Container, Cursor, Found, Name, Named, Session, TemplateChild, Walk,
+};
 use super::super::select::{Marks, Selector};
 use super::file::Catalog;
 use crate::catalog;
@@ -192,7 +194,7 @@ impl<'py> Named<'py> for Entries<'_, 'py> {
         &mut self,
         node: &mut Node,
         children: &[TemplateChild<'py>],
-        is_dict: bool,
+        container: &Container<'py>,
     ) -> Walked<bool> {
         let mut found = grow::with_room(children.len())?;
         // Most files have the children of the template, in the same order.
@@ -216,7 +218,7 @@ impl<'py> Named<'py> for Entries<'_, 'py> {
         let common = found.iter().flatten().count();
         node.children = found;
         Ok(self.catalog.children(node.value).count() == common
-            || self.takes_others(node.value, children, is_dict)?)
+            || self.takes_others(node.value, children, matches!(container, Container::Dict))?)
     }
 
     fn child(

@@ -13,8 +13,8 @@ use pyo3::types::{PyBytes, PyDict};
 use super::super::failure::{Failure, Walked};
 use super::super::memory::new_list_of;
 use super::super::restore::{
-    Child, Cursor, Found, Here, Matching, Name, Named, Options, Ordered, RecordWalk, TemplateChild,
-    Walk, has_older_types,
+    Child, Container, Cursor, Found, Here, Matching, Name, Named, Options, Ordered, RecordWalk,
+    TemplateChild, Walk, has_older_types,
 };
 use super::values::{Built, Objects};
 use crate::Error;
@@ -262,7 +262,7 @@ impl<'py> Named<'py> for Encoded<'_, 'py> {
         &mut self,
         (count, has_record): &mut Node,
         children: &[TemplateChild<'py>],
-        _: bool,
+        _: &Container<'py>,
     ) -> Walked<bool> {
         *has_record &= *count == children.len() + 1;
         Ok(*count == children.len() + usize::from(*has_record))

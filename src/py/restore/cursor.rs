@@ -4,6 +4,7 @@ use pyo3::prelude::*;
 
 use super::super::failure::Walked;
 use super::keys::Name;
+use super::template::Container;
 
 /// Reads encoded bytes, the catalog of a file, or a state dict, from the root on.
 pub trait Cursor<'py> {
@@ -31,12 +32,13 @@ pub trait Cursor<'py> {
 
 /// Finds children by name.
 pub trait Named<'py>: Cursor<'py> {
-    /// Finds the template's children; returns false if the saved container has others.
+    /// Finds the template's children; returns false if the saved container has others, or is of
+    /// another kind where that matters.
     fn pair(
         &mut self,
         node: &mut Self::Node,
         children: &[TemplateChild<'py>],
-        is_dict: bool,
+        container: &Container<'py>,
     ) -> Walked<bool>;
 
     fn child(

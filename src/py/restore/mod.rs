@@ -11,13 +11,11 @@
 //! | `plan.rs`, `assembly.rs` | its plan; making nodes from that |
 //! | `known.rs` | registered types |
 //! | `nodes.rs`, `keys.rs` | nodes of a record; keys, names and paths |
-//! | `older.rs` | nodes of older versions of their types |
-//! | `kinds.rs` | kinds of containers, for `strict="exact"` |
+//! | `older.rs` | nodes of older versions of their types; kinds of containers |
 
 mod assembly;
 mod cursor;
 mod keys;
-mod kinds;
 mod known;
 mod matching;
 mod nodes;
@@ -29,10 +27,9 @@ mod template;
 
 pub use self::cursor::{Child, Cursor, Found, Named, Ordered, TemplateChild};
 pub use self::keys::{Here, Name};
-pub use self::kinds::other_kinds;
 pub use self::matching::Matching;
 pub use self::older::{has_older_types, mark_older};
 pub use self::plan::Options;
 pub use self::record::{Walk as RecordWalk, assemble, record_metadata};
 pub use self::state::restore_state;
-pub use self::template::{Session, Walk};
+pub use self::template::{Container, Session, Walk};

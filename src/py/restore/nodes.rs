@@ -1,9 +1,6 @@
-//! Looks up nodes of a record, and compares states with them.
+//! Looks up nodes of a record.
 
 use std::iter::repeat_n;
-
-use pyo3::prelude::*;
-use pyo3::types::PyDict;
 
 use super::super::failure::{Failure, Walked};
 use crate::structure::{Kind, Node, Record};
@@ -39,16 +36,6 @@ pub(super) fn numbers(record: &Record, number: usize, count: usize) -> impl Iter
     let is_plain = matches!(node.0, Kind::Plain);
     let alike = repeat_n(number, if is_plain { count } else { 0 });
     node.children().chain(alike)
-}
-
-pub(super) fn children<'a, 'py>(
-    state: &'a Bound<'py, PyAny>,
-    node: &Node,
-) -> Walked<&'a Bound<'py, PyDict>> {
-    match state.cast_exact::<PyDict>() {
-        Ok(dict) => check_count(node, dict.len() as u64).map(|()| dict),
-        Err(_) => damaged("expected a container, found a leaf"),
-    }
 }
 
 pub(super) fn check_count(node: &Node, count: u64) -> Walked {

@@ -2,45 +2,41 @@
 //! needs the node.
 
 use pyo3::prelude::*;
+use pyo3::types::PyDict;
 
 use super::super::hooks::Hooks;
 use super::super::memory::{dict_next, new_dict};
 use super::super::watch::Signals;
 use super::assembly::Assembled;
-use super::nodes::{children, damaged, node_at};
+use super::nodes::{check_count, damaged, node_at, numbers};
 use crate::grow;
-use crate::structure::{Kind, Node, NodeType, Record};
+use crate::structure::{Kind, NodeType, Record};
 
+/// Also returns the kinds of containers by the identity of their state.
 #[pyfunction]
 #[pyo3(signature = (state, record, mark, *, at=vec![]))]
 pub fn mark_older<'py>(
     state: Bound<'py, PyAny>,
     record: &[u8],
     mark: Bound<'py, PyAny>,
-    at: Vec<(u64, u64)>,
-) -> PyResult<Bound<'py, PyAny>> {
+    mut at: Vec<(u64, u64)>,
+) -> PyResult<(Bound<'py, PyAny>, Bound<'py, PyDict>)> {
     let py = state.py();
     let record = Record::read(record)?;
     let mut older: Vec<bool> = grow::with_room(record.types.len())?;
     for class in &record.types {
         older.push(is_older(py, class)?);
     }
-    // Older nodes and their ancestors; children come first.
-    let mut marked: Vec<bool> = grow::with_room(record.nodes.len())?;
-    for Node(kind, repeats) in &record.nodes {
-        let here = matches!(kind, Kind::Typed(class, _) if older[*class as usize]);
-        marked.push(here || repeats.iter().any(|repeat| marked[repeat.1 as usize]));
-    }
     let marking = Marking {
         signals: Signals::new(py),
         record: &record,
         older: &older,
-        marked: &marked,
         mark,
+        kinds: new_dict(py)?,
     };
-    let mut at = at;
     let done = node_at(&record, &at).and_then(|node| marking.node(state, node, &mut at));
-    done.map_err(|failure| failure.into_py(py, "loading"))
+    let state = done.map_err(|failure| failure.into_py(py, "loading"))?;
+    Ok((state, marking.kinds))
 }
 
 /// False if the record is damaged.
@@ -65,10 +61,9 @@ struct Marking<'a, 'py> {
     record: &'a Record,
     /// By index of the type.
     older: &'a [bool],
-    /// By index of the node.
-    marked: &'a [bool],
     /// Called with a state and the position of its node.
     mark: Bound<'py, PyAny>,
+    kinds: Bound<'py, PyDict>,
 }
 
 impl<'py> Marking<'_, 'py> {
@@ -79,25 +74,34 @@ impl<'py> Marking<'_, 'py> {
         node: usize,
         at: &mut Vec<(u64, u64)>,
     ) -> Assembled<'py> {
-        if !self.marked[node] {
-            return Ok(state);
-        }
         let py = state.py();
         self.signals.check(py)?;
         let found = &self.record.nodes[node];
-        let Ok(dict) = children(&state, found) else {
-            return Ok(state); // missing or damaged: reported elsewhere
+        let kind = match &found.0 {
+            Kind::Plain | Kind::Dict => "dict",
+            Kind::List => "list",
+            Kind::Tuple => "tuple",
+            Kind::DictWithKeys(_) => "keys",
+            Kind::Typed(class, _) => &self.record.types[*class as usize].name,
+            Kind::Jax | Kind::WeakJax | Kind::Bytearray | Kind::Memoryview => return Ok(state),
+        };
+        let dict = match state.cast_exact::<PyDict>() {
+            Ok(dict) if found.0 == Kind::Plain || check_count(found, dict.len() as u64).is_ok() => {
+                dict
+            }
+            _ => return Ok(state), // missing or damaged: reported elsewhere
         };
         if matches!(&found.0, Kind::Typed(class, _) if self.older[*class as usize]) {
             return Ok(self.mark.call1((state, at.clone()))?);
         }
         let made = new_dict(py)?; // the caller's state must not change
-        let mut position = 0;
-        for (index, child) in (0..).zip(found.children()) {
+        self.kinds.set_item(made.as_ptr().addr(), kind)?;
+        let (count, mut position) = (dict.len(), 0);
+        for (index, child) in numbers(self.record, node, count).enumerate() {
             let Some((key, state)) = dict_next(dict, &mut position) else {
                 return damaged("a dict has lost a key");
             };
-            at.push((index, found.count()));
+            at.push((index as u64, count as u64));
             let done = self.node(state, child, at);
             at.pop();
             let done = done.map_err(|failure| failure.below(key.to_string()))?;

@@ -65,6 +65,7 @@ pub fn assemble<'py>(
     let cursor = State {
         exact: false,
         absent: options.absent.clone(),
+        kinds: None,
     };
     let mut walk = Walk::new(py, cursor, &record, nbytes, options)?;
     let planned = walk.value(state, root, &Here::root(None));

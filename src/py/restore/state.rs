@@ -5,11 +5,12 @@ use pyo3::types::{PyDict, PyString};
 use pyo3::{ffi, intern};
 
 use super::super::failure::Walked;
+use super::super::hooks::Hooks;
 use super::super::memory::dict_next;
 use super::cursor::{Child, Cursor, Found, Named, Ordered, TemplateChild};
 use super::keys::Name;
 use super::nodes::damaged;
-use super::template::{Session, Walk};
+use super::template::{Container, Session, Walk};
 use crate::grow;
 
 #[pyfunction]
@@ -21,13 +22,15 @@ pub fn restore_state<'py>(
 ) -> PyResult<Bound<'py, PyAny>> {
     let session = Session::new(restore, name, false)?;
     let matching = session.matching()?;
-    let strict = restore.getattr(intern!(target.py(), "strict"))?;
+    let py = target.py();
+    let strict = restore.getattr(intern!(py, "strict"))?;
     let absent = session.absent()?;
     let cursor = State {
         exact: absent.is_some() || strict.is_instance_of::<PyString>(),
         absent,
+        kinds: restore.getattr(intern!(py, "kinds"))?.extract()?,
     };
-    Walk::new(target.py(), cursor, matching, Some(session)).restore(state, target)
+    Walk::new(py, cursor, matching, Some(session)).restore(state, target)
 }
 
 pub(super) struct State<'py> {
@@ -35,6 +38,8 @@ pub(super) struct State<'py> {
     pub exact: bool,
     /// Stands for parts that were not selected.
     pub absent: Option<Bound<'py, PyAny>>,
+    /// The kinds of saved containers, for comparison; see `mark_older`.
+    pub kinds: Option<Bound<'py, PyDict>>,
 }
 
 /// A dict, its values in the template's order, and the position of the iteration.
@@ -82,9 +87,16 @@ impl<'py> Named<'py> for State<'py> {
         &mut self,
         Node(dict, values, _): &mut Node<'py>,
         children: &[TemplateChild<'py>],
-        is_dict: bool,
+        container: &Container<'py>,
     ) -> Walked<bool> {
+        let is_dict = matches!(container, Container::Dict);
         if dict.len() != children.len() && (self.exact || !is_dict) {
+            return Ok(false);
+        }
+        if let Some(kinds) = &self.kinds
+            && let Some(found) = kinds.get_item(dict.as_ptr().addr())?
+            && !is_kind(container, found.cast()?)?
+        {
             return Ok(false);
         }
         values
@@ -107,6 +119,18 @@ impl<'py> Named<'py> for State<'py> {
     ) -> Walked<Child<Self::Place>> {
         Ok(Child::At(node.1[index].clone()))
     }
+}
+
+fn is_kind(container: &Container<'_>, found: &Bound<'_, PyString>) -> PyResult<bool> {
+    Ok(match container {
+        Container::Dict => found == "dict",
+        Container::List => found == "list",
+        Container::Tuple => found == "tuple",
+        Container::Node(node, _) => {
+            let is_named = Hooks::get(found.py())?.is_named.bind(found.py());
+            is_named.call1((node.get_type(), found))?.is_truthy()?
+        }
+    })
 }
 
 impl<'py> Ordered<'py> for State<'py> {

@@ -389,9 +389,8 @@ impl<'py, C: Named<'py>> Walk<'py, C> {
             ))
             .into());
         }
-        let is_dict = matches!(container, Container::Dict);
         let children = &self.children[first_child..];
-        let is_like = self.cursor.pair(node, children, is_dict)?;
+        let is_like = self.cursor.pair(node, children, &container)?;
         Ok(is_like.then_some(container))
     }
 

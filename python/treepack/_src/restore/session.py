@@ -40,8 +40,9 @@ class Restore:
     """One restore, from the outermost call to its end, as a context manager.
 
     While entered, it is the restore of this thread; an outer one is suspended. Exiting raises an
-    error for its mismatches. The core reads `path`, `strict`, `partial`, `mismatches`, `converts`,
-    `everywhere` and `collects`, and calls `path_of`, `settle`, `collect` and `convert_found`.
+    error for its mismatches. The core reads `path`, `strict`, `partial`, `kinds`, `mismatches`,
+    `converts`, `everywhere` and `collects`, and calls `path_of`, `settle`, `collect` and
+    `convert_found`.
 
     Attributes:
       reading: The options.
@@ -49,7 +50,7 @@ class Restore:
       everywhere: Whether it also converts leaves where the template has NumPy arrays.
       child: The function that restores a child of the template.
       partial: The leaves to restore; `None` for all.
-      kinds: The kinds of the saved containers by path, for comparison; see `_core.other_kinds`.
+      kinds: The kinds of the saved containers, for comparison; see `_core.mark_older`.
       convert: Converts leaves. If it is set, walks over states visit the tree twice.
       path: The names from the root to the current node.
       mismatches: The differences so far, one for each path.
@@ -68,7 +69,7 @@ class Restore:
         child: RestoreChild,
         *,
         partial: Coverage | None = None,
-        kinds: dict[Trail, str] | None = None,
+        kinds: dict[int, str] | None = None,
         convert: Convert | None = None,
     ):
         self.reading = reading
@@ -350,11 +351,6 @@ class Restore:
         """Returns the path of the child `name` of the current node."""
         return _below(self.here(), name)
 
-    @property
-    def is_in_handler(self) -> bool:
-        """Whether a handler is at its own node, having passed `name="."`."""
-        return len(self.path) > 1 and self.path[-1] is _HERE
-
     def here(self) -> Trail:
         """Returns the path of the current node."""
         trails = self._trails
@@ -408,15 +404,6 @@ class Restore:
         return state if self.reading.is_drop_in else like_scalar(target, state)
 
     @contextlib.contextmanager
-    def without_kinds(self) -> Iterator[None]:
-        """Suspends the comparison of container kinds: the containers below are not as saved."""
-        outer, self.kinds = self.kinds, None
-        try:
-            yield
-        finally:
-            self.kinds = outer
-
-    @contextlib.contextmanager
     def as_found(self) -> Iterator[None]:
         """Suspends the conversion of leaves."""
         outer = self.convert, self.found, self.converted
@@ -438,11 +425,6 @@ _HERE = _Name(_paths.ROOT)
 def as_part(name: str) -> str:
     """Returns a caller's name as a part of a path."""
     return _HERE if name == _HERE else name
-
-
-def root_at(name: str) -> Trail:
-    """Returns the path of the root for a tree with this name."""
-    return _below(Trail(), name)
 
 
 def _below(trail: Trail, name: str) -> Trail:

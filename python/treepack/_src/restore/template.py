@@ -35,7 +35,7 @@ from treepack._src.registry.types import name_of
 from treepack._src.restore.compare import NOTHING, described, difference, is_opaque, signature
 from treepack._src.restore.record import catalog_of, split
 from treepack._src.restore.report import ABSENT, Convert, Coverage
-from treepack._src.restore.session import Leaf, Restore, as_part, current, root_at
+from treepack._src.restore.session import Leaf, Restore, as_part, current
 from treepack._src.restore.versions import Older, RecordAt, mark_older
 from treepack._src.storage.deferred import Deferred
 from treepack.errors import MismatchError, TreepackError
@@ -206,15 +206,16 @@ def restore_tree(
     if target is None:
         return state
     name = as_part(name)
+    is_exact = reading.strict == "exact"
     kinds = None
-    if record is not None:
-        if reading.strict == "exact":
-            kinds = core.other_kinds(target, state, record[0], root_at(name), at=record[1])
-        state = mark_older(state, record)
-    # The core does not compare kinds of containers, and lacks the handlers of built-in types.
-    in_python = kinds is not None or handlers.overridden()
-    child = restore_child if in_python else core.restore_state
-    with Restore(reading, child, partial=partial, kinds=kinds, convert=convert) as restore:
+    if record is not None and (is_exact or core.has_older_types(record[0])):
+        state, kinds = mark_older(state, record)
+    # The core lacks the handlers of built-in types.
+    child = restore_child if handlers.overridden() else core.restore_state
+    restore = Restore(
+        reading, child, partial=partial, kinds=kinds if is_exact else None, convert=convert
+    )
+    with restore:
         return restore.whole(target, state, name)
 
 
@@ -231,9 +232,7 @@ def restore_child(target: Any, state: Any, name: str, restore: Restore) -> Any:
     """Restores a part of the template: any container or leaf."""
     kind = kind_of(target)
     if type(state) is Older:
-        with restore.without_kinds():
-            upgraded = state.upgrade(target, restore.path_of(name))
-            return restore.below(target, upgraded, name)
+        return restore.below(target, state.upgrade(target, restore.path_of(name)), name)
     if state is ABSENT:
         if restore.partial is None or restore.partial.keeps(target, restore.path_of(name)):
             return restore.keep(target, name)
@@ -265,7 +264,7 @@ def restore_child(target: Any, state: Any, name: str, restore: Restore) -> Any:
 
 def _restore_node(kind: NodeKind, target: Any, state: Any, restore: Restore) -> Any:
     if restore.kinds is not None:
-        _compare_kinds(target, restore.kinds, restore)
+        _compare_kinds(target, restore.kinds.get(id(state)), restore)
     if kind.upgrade is not None:
         state = kind.upgrade(state)
     children, make = kind.opened(target)
@@ -301,15 +300,13 @@ def _is_empty(child: Any) -> bool:
     return kind_of(child) is not None and not any(leaves_of(child, ()))
 
 
-def _compare_kinds(target: Any, kinds: dict[_paths.Trail, str], restore: Restore) -> None:
+def _compare_kinds(target: Any, found: str | None, restore: Restore) -> None:
     """Records a difference if a container of another kind was saved here."""
     ty = type(target)
     expected = _PLAIN_KINDS.get(ty)
     if ty is dict and not all(type(key) is str for key in target):
         expected = "keys"
-    # A handler's own containers have the path of their node, and no kinds in the file.
-    found = "dict" if restore.is_in_handler else kinds.get(restore.here(), "dict")
-    if found == expected or (expected is None and is_named(ty, found)):
+    if found is None or found == expected or (expected is None and is_named(ty, found)):
         return
     names = {"keys": "dict with keys other than strings"}
     expected = names.get(expected, expected) if expected else name_of(ty) or default_name(ty)
@@ -387,7 +384,7 @@ def _restore_by_handler(
         strict = False  # everything has been compared
     if restore.collects:
         return target
-    given = state if restore.convert is None else map_leaves(_on_host, state)
+    given = map_leaves(_on_host, state)
     restore.path.append(name)
     try:
         with (

@@ -67,8 +67,8 @@ class Older(dict[str, Any]):
         return map_leaves(_on_host, to_state_dict(node))
 
 
-def mark_older(state: Any, record: RecordAt) -> Any:
-    """Marks the nodes of older versions in a state."""
+def mark_older(state: Any, record: RecordAt) -> tuple[Any, dict[int, str]]:
+    """Marks the nodes of older versions in a state; see `_core.mark_older`."""
     whole, at = record
 
     def mark(state: Any, at: list[tuple[int, int]]) -> Older:
@@ -76,7 +76,7 @@ def mark_older(state: Any, record: RecordAt) -> Any:
         older.record = whole, at
         return older
 
-    return core.mark_older(state, whole, mark, at=at) if core.has_older_types(whole) else state
+    return core.mark_older(state, whole, mark, at=at)
 
 
 def _as_saved(leaves: list[tuple[str, None, Any, bool, Any]]) -> list[Any]:
