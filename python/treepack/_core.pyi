@@ -1173,7 +1173,7 @@ def assemble(
       unknown_as_dict: Whether nodes of unknown types become dicts.
       plain: Whether tuples become lists, and nodes of all other types dicts.
       placeholders: Whether the leaves are placeholders, which the code of types cannot use.
-      static: The values for placeholders in static data; see `registry/holes.py`.
+      static: The values for placeholders in static data; see `registry/lookups.py`.
       absent: The placeholder in the state for parts that were not read. Incomplete containers
         become dicts of the parts that were read, or `absent` if there are none.
       at: The place of the state in the tree: from the root on, the index of the child that leads

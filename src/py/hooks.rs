@@ -64,19 +64,12 @@ hooks! {
     check_unique_keys,
     /// `flatten_node(node, left_out) -> (name, fields, version, data, children) | None`.
     flatten_node,
-    /// `find_node_type(name, fields, version, or_none, static) -> NodeType | None`.
-    find_node_type,
-    /// `unknown_types(types) -> error`.
-    unknown_types,
+    /// `Lookups(types, static, unknown_as_dict, is_part)`: node types and values for placeholders.
+    lookups,
     /// `upgrades(name, version) -> bool`: whether nodes need an upgrade.
     upgrades,
     /// `is_named(type, name) -> bool`.
     is_named,
-    /// `fill_holes(data, path, static, type, lines) -> (data, unfilled)`. `lines` counts earlier
-    /// descriptions; `None`: describe nothing.
-    fill_holes,
-    /// `hole_error(unfilled) -> error`.
-    hole_error,
     /// `reduce_value(value) -> (name, value)`.
     reduce_value,
     /// `rebuild_value(name, value) -> value`.

@@ -73,7 +73,7 @@ pub fn restore_recorded<'py>(
         unknown_as_dict,
         only_plain: plain,
         placeholders: false,
-        fillings: r#static,
+        r#static,
         absent: None,
     };
     let tree = with_source(data, copy, threads, None, |objects| {

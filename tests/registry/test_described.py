@@ -694,6 +694,7 @@ def many(kind: Any, types: Any, count: int = 300) -> bytes:
 
 def test_unknown_types_are_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
     from treepack._src.registry import holes as _holes
+    from treepack._src.registry import lookups as _lookups
     from treepack._src.registry import nodes as _nodes
     from treepack._src.registry import static as _static
 
@@ -701,8 +702,8 @@ def test_unknown_types_are_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(_nodes, "TYPES", types)
     monkeypatch.setattr(_static, "AUXDATA", static)
     filled = []
-    fill = _holes.fill
-    monkeypatch.setattr(_holes, "fill", lambda *parts: filled.append(1) or fill(*parts))
+    fill = _lookups.Lookups.fill
+    monkeypatch.setattr(_lookups.Lookups, "fill", lambda *parts: filled.append(1) or fill(*parts))
     lost = msgpack.packb({"named": ["tests.LostData", {"int": 1}]})
     hole = core.encode_value((_holes.Hole("mode", "a mode"), None))
     frozen = _nodes.registered(Frozen)

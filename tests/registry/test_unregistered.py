@@ -28,7 +28,7 @@ from flax.training.train_state import TrainState
 
 import treepack
 from treepack import serialization
-from treepack._src.registry import libraries, nodes
+from treepack._src.registry import libraries, lookups
 
 
 def custom(x: Any) -> Any:
@@ -258,8 +258,8 @@ def test_a_tree_in_static_is_walked_once(monkeypatch: pytest.MonkeyPatch) -> Non
     tree = [*(ty(1) for ty in types_of_it), *({"f": len} for _ in range(50))]
     data = treepack.dumps(tree)
     calls = []
-    kind_of = nodes.kind_of
-    monkeypatch.setattr(nodes, "kind_of", lambda value: calls.append(0) or kind_of(value))
+    kind_of = lookups.kind_of
+    monkeypatch.setattr(lookups, "kind_of", lambda value: calls.append(0) or kind_of(value))
     assert treepack.loads(data, static=tree) == tree
     assert len(calls) < 1000
 

@@ -29,16 +29,10 @@ from treepack._src.pytree.prng import unwrap as unwrap_key
 from treepack._src.pytree.prng import wrap as wrap_key
 from treepack._src.pytree.state_dict import expand
 from treepack._src.registry.fixed_fields import fixed_fields
-from treepack._src.registry.holes import hole_error
 from treepack._src.registry.inert import is_key
 from treepack._src.registry.jax_nodes import holds_code
-from treepack._src.registry.nodes import (
-    fill_holes,
-    find_node_type,
-    flatten_node,
-    is_named,
-    unknown_types,
-)
+from treepack._src.registry.lookups import Lookups as lookups  # noqa: N813
+from treepack._src.registry.nodes import flatten_node, is_named
 from treepack._src.registry.static import rebuild_value, reduce_value
 from treepack._src.registry.types import upgrades
 from treepack._src.restore.template import is_abstract_array, restore_child

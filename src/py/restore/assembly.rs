@@ -1,12 +1,11 @@
 //! Makes the planned nodes of a record from their children and static data.
 
 use std::collections::HashSet;
-use std::mem;
 use std::rc::Rc;
 
 use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::{PyBool, PyList};
+use pyo3::types::PyList;
 
 use super::super::failure::{Failure, Walked};
 use super::super::hashes::{check_hashes, check_key};
@@ -19,7 +18,7 @@ use super::known::{Known, is_constant};
 use super::nodes::damaged;
 use super::plan::{Names, Options, Parts, Plan, PlannedNode, below};
 use crate::grow;
-use crate::structure::{self, Kind, Node, NodeType, Record, Repeat, Value};
+use crate::structure::{self, Kind, Node, Record, Repeat, Value};
 
 /// Part of all encoded placeholders; see `registry/holes.py`.
 const HOLE: &[u8] = structure::HOLE.as_bytes();
@@ -46,9 +45,10 @@ pub struct Assembly<'a, 'py> {
     code: Vec<bool>,
     /// Nodes that become dicts wherever they are.
     unknown: HashSet<usize>,
-    /// Descriptions of placeholders without a value, and how many lines they have.
-    unfilled: Vec<Bound<'py, PyAny>>,
-    unfilled_lines: usize,
+    /// See `registry/lookups.py`; made when needed.
+    lookups: Option<Bound<'py, PyAny>>,
+    /// Whether placeholders have no value, which `lookups` describes.
+    has_unfilled: bool,
     /// Bytes of static data that may still be filled.
     room: usize,
 }
@@ -70,8 +70,8 @@ impl<'a, 'py> Assembly<'a, 'py> {
             decoded: grow::filled(None, record.nodes.len())?,
             code: Vec::new(),
             unknown: HashSet::new(),
-            unfilled: Vec::new(),
-            unfilled_lines: 0,
+            lookups: None,
+            has_unfilled: false,
             room: FILLED_BYTES.saturating_add(8 * nbytes),
             options,
         })
@@ -290,13 +290,13 @@ impl<'a, 'py> Assembly<'a, 'py> {
             (data, has_holes)
         };
         if has_holes {
-            if self.options.unknown_as_dict && self.options.fillings.is_none() {
+            if self.options.unknown_as_dict && self.options.r#static.is_none() {
                 self.unknown.insert(node);
             }
-            let (filled, unfilled) = self.filled(data, nbytes, &class.class, here)?;
-            if let Some(unfilled) = unfilled {
+            let (filled, is_filled) = self.filled(data, nbytes, &class.class, here)?;
+            if !is_filled {
                 // Reported for all nodes at once; until then this is a dict.
-                grow::push(&mut self.unfilled, unfilled)?;
+                self.has_unfilled = true;
                 return Ok(None);
             }
             data = filled;
@@ -350,21 +350,8 @@ impl<'a, 'py> Assembly<'a, 'py> {
 
     #[inline(never)]
     fn find(&mut self, class: usize) -> PyResult<Option<Rc<Known<'py>>>> {
-        let py = self.py;
-        let NodeType {
-            name,
-            fields,
-            version,
-        } = &self.record.types[class];
-        let find = Hooks::get(py)?.find_node_type.bind(py);
-        let found = find.call1((
-            name,
-            fields,
-            version,
-            self.options.unknown_as_dict,
-            &self.options.fillings,
-        ));
-        let found = found.map_err(|error| self.unknown_types(error))?;
+        let node_type = intern!(self.py, "node_type");
+        let found = self.lookups()?.call_method1(node_type, (class,))?;
         if found.is_none() {
             return Ok(None);
         }
@@ -372,23 +359,21 @@ impl<'a, 'py> Assembly<'a, 'py> {
         Ok(Some(self.types[class].insert(known).clone()))
     }
 
-    fn unknown_types(&self, error: PyErr) -> PyErr {
-        let py = self.py;
-        if self.options.absent.is_some() || !errors::is(py, &error, "UnregisteredTypeError") {
-            return error; // leaves of other types may not be selected
+    fn lookups(&mut self) -> PyResult<Bound<'py, PyAny>> {
+        if let Some(lookups) = &self.lookups {
+            return Ok(lookups.clone());
         }
-        let make = || {
-            let types = self.record.types.iter().map(|class| {
-                let has_fields = PyBool::new(py, class.fields.is_some()).to_owned();
-                row!(py, class.name, has_fields)
-            });
-            let types = list_of_results(py, types)?;
-            Hooks::get(py)?
-                .unknown_types
-                .bind(py)
-                .call1((types, error.value(py)))
-        };
-        make().map_or_else(|error| error, PyErr::from_value)
+        let py = self.py;
+        let types = self.record.types.iter().map(|class| {
+            let class = (&class.name, &class.fields, class.version);
+            Ok(class.into_pyobject(py)?.into_any())
+        });
+        let types = list_of_results(py, types)?;
+        let options = &self.options;
+        let is_part = options.absent.is_some();
+        let given = (types, &options.r#static, options.unknown_as_dict, is_part);
+        let made = Hooks::get(py)?.lookups.bind(py).call1(given)?;
+        Ok(self.lookups.insert(made).clone())
     }
 
     /// Notes a failure that is the same wherever the node is, to save further attempts.
@@ -407,11 +392,11 @@ impl<'a, 'py> Assembly<'a, 'py> {
         nbytes: usize,
         class: &Bound<'py, PyAny>,
         here: &Here<'_, 'py>,
-    ) -> Walked<(Bound<'py, PyAny>, Option<Bound<'py, PyAny>>)> {
+    ) -> Walked<(Bound<'py, PyAny>, bool)> {
         let py = self.py;
         // Nodes may share data, and each is filled separately.
         let Some(room) = self.room.checked_sub(nbytes) else {
-            self.unfilled.clear(); // filling those would not help
+            self.has_unfilled = false; // filling those would not help
             let reason = "filling in static data that were not saved takes too long: too many nodes \
                           share large ones; pass a template as target, or unknown=\"dict\" to get \
                           dicts in their place";
@@ -419,30 +404,25 @@ impl<'a, 'py> Assembly<'a, 'py> {
         };
         self.room = room;
         let path = new_list_of(py, here.names(py)?)?;
-        let fill = Hooks::get(py)?.fill_holes.bind(py);
-        let lines = (!self.options.unknown_as_dict).then_some(self.unfilled_lines);
-        let filled = fill.call1((data, path, &self.options.fillings, class, lines))?;
-        let (data, unfilled): (_, Option<Bound<'py, PyAny>>) = filled.extract()?;
-        if let Some(unfilled) = &unfilled {
-            self.unfilled_lines += unfilled.getattr(intern!(py, "lines"))?.len()?;
-        }
-        Ok((data, unfilled))
+        let lookups = self.lookups()?;
+        let filled = lookups.call_method1(intern!(py, "fill"), (data, path, class))?;
+        Ok(filled.extract()?)
     }
 
     /// In this order: unregistered types, placeholders, types that fail because a child became a
     /// dict.
     fn first_error(&mut self, done: Assembled<'py>) -> Assembled<'py> {
-        let unfilled = mem::take(&mut self.unfilled);
         let is_first = |failure: &Failure| {
             let unknown = |error| errors::is(self.py, error, "UnregisteredTypeError");
             failure.must_be_raised(self.py) || failure.raised().is_some_and(unknown)
         };
         match done {
-            _ if unfilled.is_empty() => done,
+            _ if !self.has_unfilled => done,
             Err(failure) if is_first(&failure) => Err(failure),
             _ => {
-                let error = Hooks::get(self.py)?.hole_error.bind(self.py);
-                let error = error.call1((new_list_of(self.py, unfilled)?,))?;
+                let error = self
+                    .lookups()?
+                    .call_method0(intern!(self.py, "hole_error"))?;
                 Err(PyErr::from_value(error).into())
             }
         }

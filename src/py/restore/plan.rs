@@ -21,7 +21,8 @@ pub struct Options<'py> {
     /// Make dicts and lists only.
     pub only_plain: bool,
     pub placeholders: bool,
-    pub fillings: Option<Bound<'py, PyAny>>,
+    /// Values for placeholders in static data.
+    pub r#static: Option<Bound<'py, PyAny>>,
     /// Stands in a state for parts that were not read.
     pub absent: Option<Bound<'py, PyAny>>,
 }

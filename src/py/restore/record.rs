@@ -59,7 +59,7 @@ pub fn assemble<'py>(
         unknown_as_dict,
         only_plain: plain,
         placeholders,
-        fillings: r#static,
+        r#static,
         absent,
     };
     let cursor = State {

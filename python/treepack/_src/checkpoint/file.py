@@ -28,7 +28,6 @@ from treepack._src.options import (
     takes,
 )
 from treepack._src.printable import MOST_ROWS, cells, padded, printable, shortened
-from treepack._src.registry.holes import Fillings
 from treepack._src.storage.content import Openable
 from treepack._src.storage.naming import name_file, naming
 from treepack._src.storage.place import resolved
@@ -277,7 +276,7 @@ class Tree(Mapping[str, Any]):
                 unknown_as_dict=unknown == "dict",
                 plain=containers == "plain",
                 placeholders=True,
-                static=Fillings.of(static),
+                static=static,
                 at=self._place.positions(),
             )
 

@@ -26,7 +26,6 @@ from treepack._src.printable import printable, warn
 from treepack._src.pytree.kinds import kind_of
 from treepack._src.pytree.state_dict import leaf_paths, leaves_of, state_leaves
 from treepack._src.registry.code import check_is_tree
-from treepack._src.registry.holes import Fillings
 from treepack._src.restore.compare import signature
 from treepack._src.restore.record import assembled, catalog_of, flags, take
 from treepack._src.restore.report import ABSENT, Coverage
@@ -481,7 +480,6 @@ def restore_described(
             reading.copy,
             reading.threads,
             convert=convert,
-            static=Fillings.of(reading.static),
             **flags(reading),
         )
         if found is not None:

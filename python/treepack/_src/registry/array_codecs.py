@@ -14,7 +14,7 @@ from treepack._src import dtypes as _dtypes
 from treepack._src.interop.modules import imported
 from treepack._src.printable import short_repr
 from treepack._src.pytree.leaves import as_plain
-from treepack._src.registry.codec import as_parts, counts, found_in, one
+from treepack._src.registry.codec import counts, found_in
 from treepack._src.registry.libraries import find, library_name
 from treepack._src.registry.names import default_name, function_name, not_registered
 
@@ -26,7 +26,7 @@ MOST_DIMENSIONS = 64
 
 
 def dtype_of(name: str) -> np.dtype:
-    dtype = _dtypes.resolve(one(str, name).encode())
+    dtype = _dtypes.resolve(name.encode())
     if dtype is None:
         raise ValueError(_dtypes.unsupported(name))
     return dtype
@@ -42,14 +42,14 @@ def dtype_name(dtype: np.dtype) -> str:
     return name
 
 
-def array_parts(array: np.ndarray) -> tuple[str, tuple[int, ...], bytes]:
+def array_parts(value: Any) -> tuple[str, tuple[int, ...], bytes]:
+    array = value if isinstance(value, np.ndarray) else np.asarray(value)
     if array.nbytes > MAX_ARRAY_BYTES or type(array) is not np.ndarray:
         raise TypeError(refusal(array))
     return dtype_name(array.dtype), array.shape, array.tobytes()
 
 
-def array_of(parts: tuple[str, tuple[int, ...], bytes]) -> np.ndarray:
-    name, shape, content = as_parts((str, tuple, bytes), parts)
+def array_of(name: str, shape: tuple[int, ...], content: bytes) -> np.ndarray:
     dtype = dtype_of(name)
     sizes = counts(shape)
     if len(sizes) > MOST_DIMENSIONS or math.prod(sizes) * dtype.itemsize != len(content):
@@ -60,8 +60,8 @@ def array_of(parts: tuple[str, tuple[int, ...], bytes]) -> np.ndarray:
     return np.frombuffer(content, dtype).reshape(sizes).copy()
 
 
-def scalar_of(parts: Any) -> Any:
-    array = array_of(parts)
+def scalar_of(*parts: Any) -> Any:
+    array = array_of(*parts)
     if array.ndim:
         raise ValueError(f"a scalar cannot have the shape {array.shape}")
     return array[()]
@@ -78,16 +78,13 @@ _TYPES: dict[str, type] = {
 }
 
 # Modules whose classes are found by public names, such as kinds of variables and results.
-_MODULES = ("flax.nnx", "diffrax", "lineax", "optimistix")
+# jnp.float32 and similar are separate types.
+_MODULES = ("jax.numpy", "flax.nnx", "diffrax", "lineax", "optimistix")
 
 
 def type_parts(ty: type) -> tuple[str, str]:
     if _TYPES.get(ty.__name__) is ty:
         return "builtins", ty.__name__
-    jax = imported("jax")
-    # jnp.float32 and similar are separate types.
-    if jax is not None and getattr(jax.numpy, ty.__name__, None) is ty:
-        return "jax.numpy", ty.__name__
     if issubclass(ty, np.generic) and np.dtype(ty).type is ty:
         return "numpy", dtype_name(np.dtype(ty))
     for module in _MODULES:
@@ -99,16 +96,11 @@ def type_parts(ty: type) -> tuple[str, str]:
     return "library", name
 
 
-def type_of(parts: tuple[str, str]) -> Any:
-    module, name = as_parts((str, str), parts)
+def type_of(module: str, name: str) -> Any:
     if module == "builtins":
         return _TYPES[name]
     if module == "numpy":
         return dtype_of(name).type
-    if module == "jax.numpy" and not name.startswith("_"):
-        found = found_in("jax.numpy", name)
-        if isinstance(found, type):
-            return found
     if module == "library":
         node = find(name)
         if node is None:

@@ -22,13 +22,21 @@ class Codec(NamedTuple):
       name: The name in files.
       fits: The type of the values, or a predicate.
       encode: Takes a value, returns its parts: a value that can be stored.
-      decode: Takes the parts, which may be any value of a hostile file, returns the value.
+      types: The type of the parts; a tuple, if the parts are a tuple; see `as_parts`.
+      make: Takes the parts, returns the value.
     """
 
     name: str
     fits: Any
     encode: Callable[[Any], Any]
-    decode: Callable[[Any], Any]
+    types: Any
+    make: Callable[..., Any]
+
+    def decode(self, parts: Any) -> Any:
+        """Makes a value of parts, which may be any value of a hostile file."""
+        if type(self.types) is tuple:
+            return self.make(*as_parts(self.types, parts))
+        return self.make(parts if self.types is object else one(self.types, parts))
 
 
 def instance(ty: type) -> Callable[[object], bool]:
@@ -75,11 +83,6 @@ def checked_factory(factory: Any) -> Any:
     return factory
 
 
-def exactly(module: str, name: str) -> Callable[[object], bool]:
-    """Returns a check for a class, without subclasses, of a module that may not be imported."""
-    return lambda value: type(value) is getattr(imported(module), name, None)
-
-
 def found_in(module: str, name: str) -> Any:
     """Finds an attribute of a module that the program has imported.
 
@@ -94,17 +97,46 @@ def found_in(module: str, name: str) -> Any:
     return found
 
 
-def of_value(name: str, fits: Any, base: type, make: Any = None) -> Codec:
-    """Returns the codec of values that `base` takes, and that `make` makes of the result.
+def codec(name: str, fits: Any, encode: Any, types: Any, make: Callable[..., Any]) -> Codec:
+    """Returns a codec; `encode` may be the names of the attributes that are the parts."""
+    if isinstance(encode, str):
+        encode = operator.attrgetter(*encode.split())
+    return Codec(name, fits, encode, types, make)
 
-    By default, `fits` makes them.
+
+def of_value(name: str, ty: Any, base: type) -> Codec:
+    """Returns the codec of values that `base` takes, and that `ty` makes of the result."""
+    return Codec(name, ty, base, base, ty)
+
+
+def of_attributes(name: str, ty: Any, **types: Any) -> Codec:
+    """Returns the codec of values that `ty` makes of attributes of these types."""
+    return codec(name, ty, " ".join(types), tuple(types.values()), ty)
+
+
+def of_class(
+    path: str,
+    encode: Any,
+    types: Any,
+    make: Callable[..., Any] = lambda ty, *parts: ty(*parts),
+    *,
+    name: str = "",
+) -> Codec:
+    """Returns the codec of a class, without subclasses, of a module that may not be imported.
+
+    Args:
+      path: The module and name of the class.
+      encode: See `codec`.
+      types: See `Codec`.
+      make: Takes the class and the parts, returns a value.
+      name: The name in files; by default the path.
     """
-    make = make or fits
-    return Codec(name, fits, base, lambda parts: make(one(base, parts)))
+    module, _, attribute = path.rpartition(".")
 
+    def fits(value: object) -> bool:
+        return type(value) is getattr(imported(module), attribute, None)
 
-def of_attributes(name: str, fits: Any, make: Any = None, **types: Any) -> Codec:
-    """Returns the codec of values that `make`, or `fits`, makes of attributes of these types."""
-    make, expected = make or fits, tuple(types.values())
-    get = operator.attrgetter(*types)
-    return Codec(name, fits, get, lambda parts: make(*as_parts(expected, parts)))
+    def made(*parts: Any) -> Any:
+        return make(found_in(module, attribute), *parts)
+
+    return codec(name or path, fits, encode, types, made)

@@ -19,7 +19,6 @@ from treepack._src.interop.jax import (
     is_array,
     is_extended,
     is_of_nn,
-    is_partial_type,
     is_treedef,
     partial_function,
     treedef_with,
@@ -39,7 +38,16 @@ from treepack._src.registry.array_codecs import (
     type_of,
     type_parts,
 )
-from treepack._src.registry.codec import Codec, as_parts, counts, exactly, found_in, instance, one
+from treepack._src.registry.codec import (
+    as_parts,
+    codec,
+    counts,
+    found_in,
+    instance,
+    of_class,
+    of_value,
+    one,
+)
 from treepack._src.registry.holes import Hole
 from treepack._src.registry.inert import checked_keys
 from treepack._src.registry.libraries import library_name, library_of
@@ -55,16 +63,16 @@ def encode(value: Any) -> tuple[str, Any] | None:
     Raises:
       TypeError: If its codec cannot encode it.
     """
-    codec = _BY_TYPE.get(type(value))
-    if codec is None:
-        codec = next((codec for codec in _BY_PREDICATE if codec.fits(value)), None)
-    return None if codec is None else (codec.name, codec.encode(value))
+    found = _BY_TYPE.get(type(value))
+    if found is None:
+        found = next((codec for codec in _BY_PREDICATE if codec.fits(value)), None)
+    return None if found is None else (found.name, found.encode(value))
 
 
 def decoder(name: str) -> Callable[[Any], Any] | None:
     """Returns the function that decodes values with this name, or `None`."""
-    codec = _BY_NAME.get(name)
-    return None if codec is None else codec.decode
+    found = _BY_NAME.get(name)
+    return None if found is None else found.decode
 
 
 def _treedef_parts(treedef: Any) -> Any:
@@ -135,13 +143,12 @@ def _spec_parts(spec: Any) -> tuple[Any, ...]:
     return axes, *(frozenset(getattr(spec, kind, ())) for kind in ("unreduced", "reduced"))
 
 
-def _spec(parts: tuple[Any, ...]) -> Any:
-    axes, unreduced, reduced = as_parts((tuple, frozenset, frozenset), parts)
+def _spec(ty: Any, axes: Any, unreduced: Any, reduced: Any) -> Any:
     for axis in axes:
         _check_axes(axis if type(axis) is tuple else () if axis is None else (axis,))
     more = {"unreduced": _check_axes(unreduced), "reduced": _check_axes(reduced)}
     more = {kind: names for kind, names in more.items() if names}
-    return found_in("jax.sharding", "PartitionSpec")(*axes, **more)
+    return ty(*axes, **more)
 
 
 def _named_sharding_parts(sharding: Any) -> tuple[Any, ...]:
@@ -152,7 +159,7 @@ def _named_sharding_parts(sharding: Any) -> tuple[Any, ...]:
     return parts if {*axis_types} <= {"Auto"} else (*parts, axis_types)
 
 
-def _named_sharding(parts: tuple[Any, ...]) -> Any:
+def _named_sharding(ty: Any, parts: tuple[Any, ...]) -> Any:
     """Builds a mesh with these axes: of the present devices, or abstract if they are too few."""
     spec_type = found_in("jax.sharding", "PartitionSpec")
     jax: Any = imported("jax")
@@ -172,16 +179,15 @@ def _named_sharding(parts: tuple[Any, ...]) -> Any:
     if math.prod(sizes) <= jax.device_count():
         devices = np.asarray(jax.devices()[: math.prod(sizes)]).reshape(sizes)
         mesh = jax.sharding.Mesh(devices, names, **options)
-    return jax.sharding.NamedSharding(mesh, spec, memory_kind=memory_kind)
+    return ty(mesh, spec, memory_kind=memory_kind)
 
 
-def _jax_partial(parts: tuple[Any, ...]) -> Any:
-    function, args, keywords = as_parts((object, tuple, dict), parts)
-    return found_in("jax.tree_util", "Partial")(function, *args, **keywords)
+def _is_jax_array(value: Any) -> bool:
+    return is_array(value) and not is_extended(value.dtype)
 
 
-def _jax_array(parts: tuple[str, tuple[int, ...], bytes]) -> Any:
-    saved = array_of(parts)
+def _jax_array(*parts: Any) -> Any:
+    saved = array_of(*parts)
     made = found_in("jax.numpy", "asarray")(saved)
     if made.dtype != saved.dtype:
         raise ValueError(f"JAX would convert {saved.dtype} to {made.dtype}: set jax_enable_x64")
@@ -193,49 +199,37 @@ def _struct_parts(struct: Any) -> tuple[Any, ...]:
         raise TypeError(refusal(struct))
     parts = tuple(struct.shape), dtype_name(struct.dtype), bool(struct.weak_type), struct.sharding
     # Structs with symbolic shapes, layouts and the like are not supported.
-    if type(struct.sharding) not in _shardings() or _struct(parts) != struct:
+    if type(struct.sharding) not in _shardings() or _struct(type(struct), parts) != struct:
         raise TypeError(refusal(struct))
     return parts
 
 
-def _struct(parts: Any) -> Any:
+def _struct(ty: Any, parts: Any) -> Any:
     shape, name, weak, sharding = as_parts((tuple, str, bool, _shardings()), parts)
     if len(counts(shape)) > MOST_DIMENSIONS:
         raise ValueError(
             f"an array cannot have {len(shape)} dimensions: the maximum is {MOST_DIMENSIONS}"
         )
     more = {"sharding": sharding, "weak_type": True} if weak else {"sharding": sharding}
-    return found_in("jax", "ShapeDtypeStruct")(shape, dtype_of(name), **more)
+    return ty(shape, dtype_of(name), **more)
 
 
 def _shardings() -> tuple[type, ...]:
     return type(None), found_in("jax.sharding", "NamedSharding")
 
 
-def _dot_algorithm(parts: Any) -> Any:
-    types = (object, object, object, int, int, int, bool)
-    dtypes = as_parts(types, parts)[:3]
-    if not all(isinstance(dtype, (np.dtype, type)) for dtype in dtypes):
+def _dot_algorithm(ty: Any, *parts: Any) -> Any:
+    if not all(isinstance(dtype, (np.dtype, type)) for dtype in parts[:3]):
         raise ValueError("expected dtypes as its types")
-    return found_in("jax.lax", "DotAlgorithm")(*parts)
+    return ty(*parts)
 
 
-def _dimension_numbers(parts: Any) -> Any:
-    numbers = map(counts, as_parts((tuple, tuple, tuple), parts))
-    return found_in("jax.lax", "ConvDimensionNumbers")(*numbers)
-
-
-def _lax_enum(name: str) -> Codec:
-    """Returns the codec of an enum of `jax.lax`, whose members are stored by name."""
-
-    def decode(member: str) -> Any:
-        return found_in("jax.lax", name)[one(str, member)]
-
-    return Codec(f"jax.lax.{name}", instance_of("jax.lax", name), lambda value: value.name, decode)
+def _dimension_numbers(ty: Any, *numbers: Any) -> Any:
+    return ty(*map(counts, numbers))
 
 
 def _jax_nn(name: str) -> Any:
-    function = found_in("jax.nn", one(str, name))
+    function = found_in("jax.nn", name)
     if name.startswith("_") or not callable(function):
         raise ValueError(f"jax.nn has no function {name!r}")
     return function
@@ -252,21 +246,17 @@ def _check_axes(names: Any) -> Any:
 # flax, equinox, and libraries built on them
 
 
-def _hashable_mapping() -> Any:
-    return flax.hashable_mapping() or found_in("flax.typing", "HashableMapping")
+def _state_axes_parts(value: Any) -> tuple[Any, ...]:
+    return tuple(value.filters), tuple(value.axes)
 
 
-def _state_axes(parts: Any) -> Any:
-    filters, axes = as_parts((tuple, tuple), parts)
-    return found_in("flax.nnx", "StateAxes")(list(zip(filters, axes, strict=True)))
-
-
-def _diff_state(parts: Any) -> Any:
-    argument, chosen = as_parts((int, object), parts)
-    return found_in("flax.nnx", "DiffState")(argument, chosen)
+def _state_axes(ty: Any, filters: tuple[Any, ...], axes: tuple[Any, ...]) -> Any:
+    return ty([*zip(filters, axes, strict=True)])
 
 
 _MJX = "mujoco.mjx._src.dataclasses"
+
+_PENZAI = "penzai.core.struct"
 
 # astropy could take forever to compute longer numbers.
 _UNIT = re.compile(r"(?:[^\W\d]+|\d{1,3}(?!\d)|[ ./*^()%+-])*")
@@ -279,18 +269,13 @@ def _unit_text(unit: Any) -> str:
     return str(text)
 
 
-def _unit(text: Any) -> Any:
-    if len(one(str, text)) > _MOST_LETTERS or not _UNIT.fullmatch(text):
+def _unit(text: str) -> Any:
+    if len(text) > _MOST_LETTERS or not _UNIT.fullmatch(text):
         raise ValueError(f"{text!r:.100} is not a unit")
     return found_in("astropy.units", "Unit")(text)
 
 
 _MOST_LETTERS = 200
-
-
-def _static_metadata(parts: Any) -> Any:
-    names, fields = as_parts((list, dict), parts)
-    return found_in("penzai.core.struct", "StructStaticMetadata")(names, fields)
 
 
 def _is_tag(value: Any) -> bool:
@@ -306,21 +291,28 @@ def _tag_name(tag: Any) -> str:
     raise TypeError(refusal(tag))
 
 
-def _tag(name: Any) -> Any:
-    if not one(str, name).endswith("_tag") or not _is_tag(tag := found_in("lineax", name)):
+def _tag(name: str) -> Any:
+    if not name.endswith("_tag") or not _is_tag(tag := found_in("lineax", name)):
         raise ValueError(f"lineax has no tag {name!r:.100}")
     return tag
 
 
-def _missing(parts: Any) -> Any:
+def _is_missing(value: object) -> bool:
+    return equinox.missing() is value
+
+
+def _missing(_: None) -> Any:
     missing = equinox.missing()
     if missing is None:
         raise UnregisteredTypeError(
             "unregistered marker of a missing field in an equinox module: import equinox",
             "equinox.Missing",
         )
-    one(type(None), parts)
     return missing
+
+
+def _hole_parts(hole: Hole) -> tuple[Any, ...]:
+    return tuple(hole[: 2 if hole.name is None else 4])
 
 
 def _hole(parts: Any) -> Hole:
@@ -331,96 +323,54 @@ def _hole(parts: Any) -> Hole:
 _MOST_DEVICES = 2**31 - 1
 
 
+_ARRAY = str, tuple, bytes
+
 # The first predicate that accepts a value counts.
 _CODECS = [
     *CODECS,
-    Codec("treepack.hole", Hole, lambda hole: tuple(hole[: 2 if hole.name is None else 4]), _hole),
-    Codec("numpy.dtype", instance(np.dtype), dtype_name, dtype_of),
-    Codec("numpy.str_", np.str_, str, lambda text: np.str_(one(str, text))),
-    Codec("numpy.bytes_", np.bytes_, bytes, lambda data: np.bytes_(one(bytes, data))),
-    Codec(
-        "numpy.generic",
-        instance(np.generic),
-        lambda scalar: array_parts(np.asarray(scalar)),
-        scalar_of,
-    ),
-    Codec("numpy.ndarray", instance(np.ndarray), array_parts, array_of),
-    Codec("type", instance(type), type_parts, type_of),
-    Codec(
-        "jax.sharding.PartitionSpec",
-        instance_of("jax.sharding", "PartitionSpec"),
-        _spec_parts,
-        _spec,
-    ),
-    Codec(
-        "jax.sharding.NamedSharding",
-        instance_of("jax.sharding", "NamedSharding"),
-        _named_sharding_parts,
-        _named_sharding,
-    ),
-    Codec(
+    codec("treepack.hole", Hole, _hole_parts, object, _hole),
+    codec("numpy.dtype", instance(np.dtype), dtype_name, str, dtype_of),
+    of_value("numpy.str_", np.str_, str),
+    of_value("numpy.bytes_", np.bytes_, bytes),
+    codec("numpy.generic", instance(np.generic), array_parts, _ARRAY, scalar_of),
+    codec("numpy.ndarray", instance(np.ndarray), array_parts, _ARRAY, array_of),
+    codec("type", instance(type), type_parts, (str, str), type_of),
+    of_class("jax.sharding.PartitionSpec", _spec_parts, (tuple, frozenset, frozenset), _spec),
+    of_class("jax.sharding.NamedSharding", _named_sharding_parts, object, _named_sharding),
+    of_class(
         "jax.tree_util.Partial",
-        lambda value: is_partial_type(type(value)),
         lambda partial: (partial_function(partial), partial.args, dict(partial.keywords)),
-        _jax_partial,
+        (object, tuple, dict),
+        lambda ty, function, args, keywords: ty(function, *args, **keywords),
     ),
-    Codec("jax.tree_util.PyTreeDef", is_treedef, _treedef_parts, _treedef),
-    *(_lax_enum(name) for name in ("Precision", "DotAlgorithmPreset", "RoundingMethod")),
-    Codec("jax.lax.DotAlgorithm", exactly("jax.lax", "DotAlgorithm"), tuple, _dot_algorithm),
-    Codec(
-        "jax.lax.ConvDimensionNumbers",
-        exactly("jax.lax", "ConvDimensionNumbers"),
-        tuple,
-        _dimension_numbers,
+    codec("jax.tree_util.PyTreeDef", is_treedef, _treedef_parts, object, _treedef),
+    *(
+        of_class(f"jax.lax.{name}", "name", str, lambda ty, member: ty[member])
+        for name in ("Precision", "DotAlgorithmPreset", "RoundingMethod")
     ),
-    Codec("jax.ShapeDtypeStruct", exactly("jax", "ShapeDtypeStruct"), _struct_parts, _struct),
-    Codec(
-        "jax.Array",
-        lambda value: is_array(value) and not is_extended(value.dtype),
-        lambda value: array_parts(np.asarray(value)),
-        _jax_array,
-    ),
-    Codec("jax.nn", is_of_nn, lambda value: value.__name__, _jax_nn),
-    Codec(
+    of_class("jax.lax.DotAlgorithm", tuple, (*[object] * 3, int, int, int, bool), _dot_algorithm),
+    of_class("jax.lax.ConvDimensionNumbers", tuple, (tuple, tuple, tuple), _dimension_numbers),
+    of_class("jax.ShapeDtypeStruct", _struct_parts, object, _struct),
+    codec("jax.Array", _is_jax_array, array_parts, _ARRAY, _jax_array),
+    codec("jax.nn", is_of_nn, "__name__", str, _jax_nn),
+    codec(
         "flax.typing.HashableMapping",
         lambda value: value.__class__ is flax.hashable_mapping(),
         dict,
-        lambda items: _hashable_mapping()(one(dict, items)),
-    ),
-    Codec(
-        "flax.core.FrozenDict",
-        exactly("flax.core", "FrozenDict"),
         dict,
-        lambda items: found_in("flax.core", "FrozenDict")(one(dict, items)),
+        lambda items: (flax.hashable_mapping() or found_in("flax.typing", "HashableMapping"))(
+            items
+        ),
     ),
-    Codec(
-        "flax.nnx.StateAxes",
-        exactly("flax.nnx", "StateAxes"),
-        lambda value: (tuple(value.filters), tuple(value.axes)),
-        _state_axes,
-    ),
-    Codec(
-        "flax.nnx.DiffState",
-        exactly("flax.nnx", "DiffState"),
-        lambda value: (value.argnum, value.filter),
-        _diff_state,
-    ),
-    Codec(
-        "mujoco.mjx.array",
-        exactly(_MJX, "_NumPyArrayHashWrapper"),
-        lambda value: value.array,
-        lambda array: found_in(_MJX, "_NumPyArrayHashWrapper")(one(np.ndarray, array)),
-    ),
-    Codec("astropy.units", instance_of("astropy.units", "UnitBase"), _unit_text, _unit),
-    Codec("lineax.tag", _is_tag, _tag_name, _tag),
-    Codec(
-        "penzai.core.struct.StructStaticMetadata",
-        exactly("penzai.core.struct", "StructStaticMetadata"),
-        lambda value: (value.child_field_names, value.static_fields),
-        _static_metadata,
-    ),
+    of_class("flax.core.FrozenDict", dict, dict),
+    of_class("flax.nnx.StateAxes", _state_axes_parts, (tuple, tuple), _state_axes),
+    of_class("flax.nnx.DiffState", "argnum filter", (int, object)),
+    of_class(f"{_MJX}._NumPyArrayHashWrapper", "array", np.ndarray, name="mujoco.mjx.array"),
+    codec("astropy.units", instance_of("astropy.units", "UnitBase"), _unit_text, str, _unit),
+    codec("lineax.tag", _is_tag, _tag_name, str, _tag),
+    of_class(f"{_PENZAI}.StructStaticMetadata", "child_field_names static_fields", (list, dict)),
     # `missing` may return `None`, but `None` is a plain value and never gets here.
-    Codec("equinox.Missing", lambda value: equinox.missing() is value, lambda _: None, _missing),
+    codec("equinox.Missing", _is_missing, lambda _: None, type(None), _missing),
 ]
 
 _BY_NAME = {codec.name: codec for codec in _CODECS}

@@ -10,10 +10,9 @@ import treepack._core as core
 from treepack._src.interop import equinox, flax
 from treepack._src.interop import jax as _jax
 from treepack._src.interop.modules import imported
-from treepack._src.printable import shortened
 from treepack._src.pytree import handlers
 from treepack._src.pytree.containers import NodeKind, check_unique_keys, is_inert_factory
-from treepack._src.pytree.kinds import PYTREE, Pruned, joined, kind_of
+from treepack._src.pytree.kinds import Pruned, joined, kind_of
 from treepack._src.pytree.leaves import explain, remedy
 from treepack._src.pytree.left_out import LeftOut
 from treepack._src.pytree.state_dict import leaves_of, to_state_dict
@@ -22,18 +21,15 @@ from treepack._src.registry import static as _static
 from treepack._src.registry.code import is_code
 from treepack._src.registry.codec import as_parts, checked_factory, one
 from treepack._src.registry.inert import checked_keys
-from treepack._src.registry.libraries import library_name, library_of
 from treepack._src.registry.names import default_name
 from treepack._src.registry.types import (
     TYPES,
     FieldNames,
     NodeType,
     check_children,
-    evolved,
     registered,
 )
 from treepack._src.registry.unregistered import of_library, unregistered
-from treepack.errors import UnregisteredTypeError
 
 
 def check_name(ty: type, name: str, aliases: Iterable[str] = ()) -> None:
@@ -129,133 +125,9 @@ def _has_lists(state: dict[str, Any]) -> bool:
     )
 
 
-def find_node_type(
-    name: str,
-    fields: FieldNames | None,
-    version: int,
-    or_none: bool,
-    fillings: _holes.Fillings | None,
-) -> NodeType | None:
-    """Finds the type with a name, and converts it to read nodes that were saved with other fields.
-
-    Args:
-      name: The name.
-      fields: The fields.
-      version: The version in which the nodes were saved.
-      or_none: Whether to return `None` instead of raising.
-      fillings: A tree with nodes of unregistered types, like the saved tree; see `load`.
-
-    Raises:
-      UnregisteredTypeError: If the type is not registered, or the saved fields cannot be converted;
-        unless `or_none`.
-    """
-    found = _by_name(name) or (None if fillings is None else _type_in(fillings, name))
-    if found is not None and found.fields == fields and found.version == version:
-        by_program = TYPES.by_name(name) is found
-        if found.checked or not (found.split or by_program):
-            return found
-    try:
-        if found is None:
-            raise _unknown({name: fields is not None})
-        return evolved(found, fields, version)
-    except UnregisteredTypeError:
-        if or_none:
-            return None
-        raise
-
-
-def _type_in(fillings: _holes.Fillings, name: str) -> NodeType | None:
-    """Finds a type among the nodes of a tree, by its name without registration.
-
-    Raises:
-      UnregisteredTypeError: If several types have the name.
-    """
-    if fillings.types is None:
-        fillings.types = {}
-        _collect_types(fillings.static, fillings.types, {})
-    found = fillings.types.get(name, [])
-    if len(found) > 1:
-        raise UnregisteredTypeError(
-            f"{len(found)} types in static= have the name {name!r}: pass the tree as target",
-            name,
-        )
-    return found[0] if found else None
-
-
-def _collect_types(
-    tree: Any, types: dict[str, list[NodeType]], seen: dict[type, NodeKind | None]
-) -> None:
-    ty = type(tree)
-    if ty not in seen:
-        kind = seen[ty] = kind_of(tree)
-        if kind is not None and ty not in BY_JAX and own(ty) is None:
-            named = registered(ty)
-            found = named or unregistered(ty, kind)
-            if found is not None:
-                name = found.name if named is None else library_name(ty) or default_name(ty)
-                types.setdefault(name, []).append(found)
-    kind = seen[ty]
-    if kind is None or kind.final:
-        return
-    for child in _jax.children(tree) if kind is PYTREE else kind.children(tree).values():
-        if type(child) not in seen or seen[type(child)] is not None:
-            _collect_types(child, types, seen)
-
-
-def unknown_types(
-    types: list[tuple[str, bool]], error: UnregisteredTypeError
-) -> UnregisteredTypeError:
-    """Returns the error about all unregistered types of a file.
-
-    Args:
-      types: The names of all types in the file, and whether the names of their fields are there.
-      error: The error about one of them.
-    """
-    unknown = {name: has_fields for name, has_fields in types if _by_name(name) is None}
-    return _unknown(unknown) if len(unknown) > 1 else error
-
-
-def _unknown(types: dict[str, bool]) -> UnregisteredTypeError:
-    names = [*types]
-    libraries = {name: library_of(name) for name in names}
-    missing = {
-        name: library
-        for name, library in libraries.items()
-        if library is not None and not imported(library)
-    }
-    remedies = [f"import {library}" for library in sorted({*missing.values()})]
-    own = [name for name in names if name not in missing]
-    if own:
-        which = "it under this name" if len(names) == 1 else "them under these names"
-        kinds = {types[name] for name in own}
-        verbs = ["register_dataclass", "register_namedtuple"] * (True in kinds)
-        first, *others = verbs + ["register_node"] * (False in kinds)
-        remedies.append(
-            f"register {which}: @treepack.{first}(serialized_name={own[0]!r})"
-            + (f", or {', '.join(others)}" if others else "")
-            + " (aliases= takes the name before a move)"
-        )
-    way = 'pass a template as target, or unknown="dict" for dicts'
-    named = " and ".join(remedies)
-    text = f"{way}. Or {named}" if own else f"{named}, or {way}"
-    quoted = shortened(map(repr, names), len(names))
-    return UnregisteredTypeError(
-        f"unregistered type{'s' if len(names) > 1 else ''} {quoted}: {text}", names[0]
-    )
-
-
-def fill_holes(
-    static: Any, path: list[str], fillings: _holes.Fillings | None, ty: type, described: int | None
-) -> tuple[Any, _holes.Unfilled | None]:
-    """Replaces the placeholders in static data of a node; see `holes.fill`."""
-    known = _static.known_type
-    return _holes.fill(static, path, fillings, ty, _static_of, known, described)
-
-
-def _static_of(node: Any) -> dict[str, Any]:
-    ty, kind = type(node), kind_of(node)
-    found = registered(ty) or own(ty) or (None if kind is None else unregistered(ty, kind))
-    return {} if found is None else found.static_of(node)
+def type_of(ty: type, kind: NodeKind | None) -> NodeType | None:
+    """Describes a type by its entry, or else by the kind of its nodes; `None` for a leaf."""
+    return registered(ty) or own(ty) or (None if kind is None else unregistered(ty, kind))
 
 
 def is_named(ty: type, name: str) -> bool:
@@ -264,11 +136,11 @@ def is_named(ty: type, name: str) -> bool:
         return flax.is_graph_definition_type(ty)  # other code is not a container
     if name == _UNNAMED:
         return ty not in BY_JAX  # the type is unknown
-    found = _by_name(name)
+    found = by_name(name)
     return found.ty is ty if found is not None else name == default_name(ty)
 
 
-def _by_name(name: str) -> NodeType | None:
+def by_name(name: str) -> NodeType | None:
     return TYPES.by_name(name) or own(_own_by_name(name)) or of_library(name)
 
 

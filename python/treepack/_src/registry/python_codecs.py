@@ -11,30 +11,23 @@ import pathlib
 import types
 import uuid
 import zoneinfo
-from collections.abc import Callable
 from typing import Any
 
 from treepack._src.pytree.containers import is_inert_factory
 from treepack._src.registry.codec import (
     Codec,
-    as_parts,
     checked_factory,
+    codec,
     instance,
     of_attributes,
     of_value,
-    one,
 )
 
 
-def _callable(function: Any) -> Any:
+def _functools_partial(function: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
     if not callable(function):
         raise ValueError(f"a {type(function).__name__} is not a function")
-    return function
-
-
-def _functools_partial(parts: Any) -> Any:
-    function, args, keywords = as_parts((object, tuple, dict), parts)
-    return functools.partial(_callable(function), *args, **keywords)
+    return functools.partial(function, *args, **keywords)
 
 
 # Collections
@@ -47,16 +40,6 @@ def _defaultdict_parts(it: collections.defaultdict[Any, Any]) -> tuple[Any, dict
             "a builtin type, such as list"
         )
     return it.default_factory, dict(it)
-
-
-def _defaultdict(made_of: Any) -> Any:
-    factory, items = as_parts((object, dict), made_of)
-    return collections.defaultdict(checked_factory(factory), items)
-
-
-def _deque(made_of: Any) -> Any:
-    items, most = as_parts((tuple, (int, type(None))), made_of)
-    return collections.deque(items, most)
 
 
 # Dates and times
@@ -73,8 +56,8 @@ def _zones() -> set[str]:
     return zoneinfo.available_timezones()
 
 
-def _zone(name: Any) -> Any:
-    if one(str, name) not in _zones():  # limits lookups to the time zone database
+def _zone(name: str) -> Any:
+    if name not in _zones():  # limits lookups to the time zone database
         raise ValueError(f"unknown time zone {name!r:.100}")
     return zoneinfo.ZoneInfo(name)
 
@@ -94,9 +77,8 @@ def _time_parts(time: Any) -> tuple[str, int, Any]:
     return time.replace(tzinfo=None).isoformat(), time.fold, _zone_of(time)
 
 
-def _time_of(ty: Any) -> Callable[[Any], Any]:
-    def decode(made_of: Any) -> Any:
-        text, fold, zone = as_parts((str, int, object), made_of)
+def _times(ty: Any) -> Codec:
+    def make(text: str, fold: int, zone: Any) -> Any:
         if zone is not None and type(zone) not in _ZONES:
             raise ValueError(f"a {type(zone).__name__} is not a time zone")
         time = ty.fromisoformat(text)
@@ -104,11 +86,10 @@ def _time_of(ty: Any) -> Callable[[Any], Any]:
             raise ValueError("unexpected time zone in the text")
         return time.replace(tzinfo=zone, fold=fold)
 
-    return decode
+    return codec(f"datetime.{ty.__name__}", ty, _time_parts, (str, int, object), make)
 
 
-def _timezone(made_of: Any) -> datetime.timezone:
-    offset, name = as_parts((datetime.timedelta, (str, type(None))), made_of)
+def _timezone(offset: datetime.timedelta, name: str | None) -> datetime.timezone:
     return datetime.timezone(offset) if name is None else datetime.timezone(offset, name)
 
 
@@ -121,11 +102,7 @@ _BOUND = (int, type(None), str)
 
 
 def _singleton(name: str, value: Any) -> Codec:
-    def decode(made_of: Any) -> Any:
-        one(type(None), made_of)
-        return value
-
-    return Codec(name, type(value), lambda _: None, decode)
+    return codec(name, type(value), lambda _: None, type(None), lambda _: value)
 
 
 CODECS = [
@@ -136,15 +113,16 @@ CODECS = [
     of_attributes("range", range, start=int, stop=int, step=int),
     of_attributes("slice", slice, start=_BOUND, stop=_BOUND, step=_BOUND),
     of_value("types.MappingProxyType", types.MappingProxyType, dict),
-    Codec(
+    codec(
         "functools.partial",
         functools.partial,
         lambda partial: (partial.func, partial.args, dict(partial.keywords)),
+        (object, tuple, dict),
         _functools_partial,
     ),
     # A concrete path becomes a path of the system that reads it.
     *(
-        of_value(f"pathlib.{ty.__name__}", instance(ty), str, ty)
+        of_value(f"pathlib.{ty.__name__}", ty, str)._replace(fits=instance(ty))
         for ty in (pathlib.Path, pathlib.PureWindowsPath, pathlib.PurePosixPath)
     ),
     _singleton("Ellipsis", ...),
@@ -153,40 +131,44 @@ CODECS = [
         of_value(f"collections.{ty.__name__}", ty, dict)
         for ty in (collections.OrderedDict, collections.Counter)
     ),
-    Codec(
+    codec(
         "collections.defaultdict",
         collections.defaultdict,
         _defaultdict_parts,
-        _defaultdict,
+        (object, dict),
+        lambda factory, items: collections.defaultdict(checked_factory(factory), items),
     ),
-    Codec(
-        "collections.deque", collections.deque, lambda deque: (tuple(deque), deque.maxlen), _deque
+    codec(
+        "collections.deque",
+        collections.deque,
+        lambda deque: (tuple(deque), deque.maxlen),
+        (tuple, (int, type(None))),
+        collections.deque,
     ),
-    Codec(
+    codec(
         "types.SimpleNamespace",
         types.SimpleNamespace,
         lambda value: dict(vars(value)),
-        lambda items: types.SimpleNamespace(**one(dict, items)),
+        dict,
+        lambda items: types.SimpleNamespace(**items),
     ),
     of_attributes("fractions.Fraction", fractions.Fraction, numerator=int, denominator=int),
     of_value("decimal.Decimal", decimal.Decimal, str),
-    Codec(
-        "uuid.UUID",
-        uuid.UUID,
-        lambda value: value.bytes,
-        lambda content: uuid.UUID(bytes=one(bytes, content)),
+    codec("uuid.UUID", uuid.UUID, "bytes", bytes, lambda content: uuid.UUID(bytes=content)),
+    codec(
+        "datetime.date", datetime.date, datetime.date.isoformat, str, datetime.date.fromisoformat
     ),
-    Codec(
-        "datetime.date",
-        datetime.date,
-        lambda value: value.isoformat(),
-        lambda text: datetime.date.fromisoformat(one(str, text)),
-    ),
-    Codec("datetime.time", datetime.time, _time_parts, _time_of(datetime.time)),
-    Codec("datetime.datetime", datetime.datetime, _time_parts, _time_of(datetime.datetime)),
+    _times(datetime.time),
+    _times(datetime.datetime),
     of_attributes(
         "datetime.timedelta", datetime.timedelta, days=int, seconds=int, microseconds=int
     ),
-    Codec("datetime.timezone", datetime.timezone, _timezone_parts, _timezone),
-    Codec("zoneinfo.ZoneInfo", zoneinfo.ZoneInfo, _zone_name, _zone),
+    codec(
+        "datetime.timezone",
+        datetime.timezone,
+        _timezone_parts,
+        (datetime.timedelta, (str, type(None))),
+        _timezone,
+    ),
+    codec("zoneinfo.ZoneInfo", zoneinfo.ZoneInfo, _zone_name, str, _zone),
 ]

@@ -7,7 +7,6 @@ from typing import Any
 
 import treepack._core as core
 from treepack._src.options import Buffer, Reading
-from treepack._src.registry.holes import Fillings
 from treepack._src.restore.report import Convert
 
 
@@ -53,16 +52,16 @@ def assembled(
         state,
         record,
         convert=convert,
-        static=Fillings.of(reading.static),
         absent=absent,
         at=[*at],
         **flags(reading),
     )
 
 
-def flags(reading: Reading) -> dict[str, bool]:
-    """Returns the options of `_core.assemble` and `_core.restore_recorded` that are flags."""
+def flags(reading: Reading) -> dict[str, Any]:
+    """Returns the options that `_core.assemble` and `_core.restore_recorded` share."""
     return {
+        "static": reading.static,
         "everywhere": reading.everywhere,
         "unknown_as_dict": reading.unknown == "dict",
         "plain": reading.containers == "plain",

@@ -14,7 +14,6 @@ import treepack._core as core
 from treepack._src.interop import jax as _jax
 from treepack._src.paths import Trail
 from treepack._src.pytree.state_dict import map_leaves, state_leaves, to_state_dict
-from treepack._src.registry.holes import Fillings
 from treepack._src.restore.report import ABSENT
 from treepack.errors import TreepackError
 
@@ -61,7 +60,7 @@ class Older(dict[str, Any]):
             record,
             convert=_as_saved,
             unknown_as_dict=True,
-            static=Fillings.of(target),
+            static=target,
             at=at,
         )
         return map_leaves(_on_host, to_state_dict(node))

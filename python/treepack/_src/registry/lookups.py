@@ -1,0 +1,356 @@
+"""Looks up what a load needs and the file lacks: node types, and values for placeholders."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import itertools
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from treepack._src import paths as _paths
+from treepack._src.interop import jax as _jax
+from treepack._src.interop.modules import imported
+from treepack._src.printable import shortened
+from treepack._src.pytree.containers import NodeKind, is_namedtuple
+from treepack._src.pytree.kinds import PYTREE, kind_of
+from treepack._src.registry.code import is_code
+from treepack._src.registry.definitions import made_of
+from treepack._src.registry.holes import Code, Hole
+from treepack._src.registry.libraries import library_name, library_of
+from treepack._src.registry.names import default_name
+from treepack._src.registry.nodes import BY_JAX, by_name, own, type_of
+from treepack._src.registry.static import known_type
+from treepack._src.registry.types import TYPES, FieldNames, NodeType, evolved
+from treepack.errors import DecodeError, HoleError, UnregisteredTypeError
+
+# The maximum number of placeholders in a message; more are only counted.
+_MOST_SHOWN = 30
+
+
+class Lookups:
+    """The lookups of one load.
+
+    Attributes:
+      static: Values for placeholders by path, or a tree like the saved tree; see `load`.
+      values: The values, by the parts of their paths.
+    """
+
+    def __init__(
+        self,
+        types: list[tuple[str, FieldNames | None, int]],
+        static: Any,
+        unknown_as_dict: bool,
+        is_part: bool,
+    ):
+        """Takes what the lookups of a load have in common.
+
+        Args:
+          types: The name, fields and version of each type in the record.
+          static: See above.
+          unknown_as_dict: Whether dicts replace nodes that cannot be made.
+          is_part: Whether a part of the tree is loaded, which may lack nodes of some types.
+        """
+        self.static = static
+        self.values: dict[tuple[str, ...], Any] = {}
+        if isinstance(static, Mapping):
+            items = [(key, static[key]) for key in static if isinstance(key, (str, tuple))]
+            self.values = {tuple(_paths.parts(key)): value for key, value in items}
+        self._types = types
+        self._unknown_as_dict = unknown_as_dict
+        self._is_part = is_part
+        self._types_in_static: dict[str, list[NodeType]] | None = None
+        self._children: dict[int, tuple[Any, dict[str, Any]]] = {}
+        # The number of placeholders without a value; of the first ones, descriptions and
+        # suggestions for `static=`; hints; the names of types that need only a registration.
+        self._unfilled = 0
+        self._lines: list[str] = []
+        self._suggestions: list[str] = []
+        self._hints: dict[str, None] = {}
+        self._unregistered: dict[str, None] = {}
+
+    def node_type(self, number: int) -> NodeType | None:
+        """Finds a type of the record, and converts it to read nodes with the saved fields.
+
+        Returns:
+          The type; `None` if dicts replace its nodes.
+
+        Raises:
+          UnregisteredTypeError: If the type is not registered, or the saved fields cannot be
+            converted. It lists all unregistered types, unless only a part is loaded.
+        """
+        name, fields, version = self._types[number]
+        try:
+            found = by_name(name) or self._type_in_static(name)
+            if found is None:
+                raise _unknown({name: fields is not None})
+            is_same = found.fields == fields and found.version == version
+            if is_same and (found.checked or not (found.split or TYPES.by_name(name) is found)):
+                return found
+            return evolved(found, fields, version)
+        except UnregisteredTypeError:
+            if self._unknown_as_dict:
+                return None
+            types = [] if self._is_part else self._types
+            unknown = {name: fields is not None for name, fields, _ in types if not by_name(name)}
+            if len(unknown) > 1:
+                raise _unknown(unknown) from None
+            raise
+
+    def _type_in_static(self, name: str) -> NodeType | None:
+        """Finds a type among the nodes in `static`, by its name without registration.
+
+        Raises:
+          UnregisteredTypeError: If several types have the name.
+        """
+        if self._types_in_static is None:
+            self._types_in_static = {}
+            _collect_types(self.static, self._types_in_static, {})
+        found = self._types_in_static.get(name, [])
+        if len(found) > 1:
+            raise UnregisteredTypeError(
+                f"{len(found)} types in static= have the name {name!r}: pass the tree as target",
+                name,
+            )
+        return found[0] if found else None
+
+    def below(self, node: Any, parts: Sequence[str]) -> tuple[Any] | None:
+        """Returns the node at a path below another one, in a 1-tuple; `None` if it is missing."""
+        for part in parts:
+            _, children = self._children.get(id(node)) or (None, None)
+            if children is None:
+                kind = kind_of(node)
+                children = kind.children(node) if kind is not None else {}
+                self._children[id(node)] = node, children
+            if part not in children:
+                return None
+            node = children[part]
+        return (node,)
+
+    def fill(self, static: Any, path: list[str], ty: type) -> tuple[Any, bool]:
+        """Replaces the placeholders in static data of a node.
+
+        Args:
+          static: The data: a placeholder, or a container with placeholders.
+          path: The keys that lead to the node.
+          ty: The type of the node.
+
+        Returns:
+          The data, and whether all placeholders have been replaced: `hole_error` describes others.
+
+        Raises:
+          HoleError: If placeholders remain, and a dict replaces the node.
+        """
+        filling = _Filling(self, path, ty)
+        found = filling.fill(static)
+        if filling.missing and self._unknown_as_dict:
+            raise HoleError(
+                "static data were not saved: pass a target or static= that supplies them"
+            )
+        for hole, inside in filling.missing:
+            self._describe(hole, _paths.text([*path, *inside]), ty)
+        return found, not filling.missing
+
+    def _describe(self, hole: Hole, place: str, ty: type) -> None:
+        """Describes a placeholder without a value."""
+        self._unfilled += 1
+        if hole.name is None:
+            reason = f"were not saved ({hole.description})"
+        else:
+            reason = f"are of the unregistered type {hole.name!r}"
+            self._unregistered[hole.name] = None
+        if self._unfilled > _MOST_SHOWN:
+            return
+        name = hole.description if hole.field is None else default_name(ty)
+        expected = f"{'an' if name[:1].lower() in 'aeiou' else 'a'} {name}"
+        value = "..." if hole.field or ty is Code else f"{expected} like it"
+        self._lines.append(f"at {place}: the static data {reason}")
+        self._suggestions.append(f"{place!r}: {value}")
+        if issubclass(ty, functools.partial) and not hole.description.startswith("method"):
+            self._hints["; treepack.register_function, called before the save, keeps it"] = None
+        paths = [_paths.text(parts) for parts in self.values]
+        if place in paths:
+            self._hints[f"; the value in static= for {place!r} is not {expected}"] = None
+            return
+        for near in difflib.get_close_matches(place, paths, n=1):
+            self._hints[f"; is {near!r} in static= meant for {place}?"] = None
+
+    def hole_error(self) -> HoleError:
+        """Returns the error about all placeholders without values."""
+        lines = _joined(self._lines, "; ", self._unfilled)
+        values = _joined(self._suggestions, ", ", self._unfilled)
+        hints = "".join(itertools.islice(self._hints, _MOST_SHOWN))
+        return HoleError(
+            f"{lines}: {_remedies(self._unregistered)}pass a target that has them, or static= a "
+            f'tree that has them, or static={{{values}}}, or containers="plain" to get '
+            f"dicts{hints}"
+        )
+
+
+def _collect_types(
+    tree: Any, types: dict[str, list[NodeType]], seen: dict[type, NodeKind | None]
+) -> None:
+    ty = type(tree)
+    if ty not in seen:
+        kind = seen[ty] = kind_of(tree)
+        if kind is not None and ty not in BY_JAX and own(ty) is None:
+            found = type_of(ty, kind)
+            if found is not None:
+                is_registered = TYPES.name_of(ty) is not None
+                name = library_name(ty) or default_name(ty) if is_registered else found.name
+                types.setdefault(name, []).append(found)
+    kind = seen[ty]
+    if kind is None or kind.final:
+        return
+    for child in _jax.children(tree) if kind is PYTREE else kind.children(tree).values():
+        if type(child) not in seen or seen[type(child)] is not None:
+            _collect_types(child, types, seen)
+
+
+def _unknown(types: dict[str, bool]) -> UnregisteredTypeError:
+    """Returns the error about unregistered types.
+
+    Args:
+      types: Their names, and whether the names of their fields are in the file.
+    """
+    names = [*types]
+    libraries = {name: library_of(name) for name in names}
+    missing = {
+        name: library
+        for name, library in libraries.items()
+        if library is not None and not imported(library)
+    }
+    remedies = [f"import {library}" for library in sorted({*missing.values()})]
+    own = [name for name in names if name not in missing]
+    if own:
+        which = "it under this name" if len(names) == 1 else "them under these names"
+        kinds = {types[name] for name in own}
+        verbs = ["register_dataclass", "register_namedtuple"] * (True in kinds)
+        first, *others = verbs + ["register_node"] * (False in kinds)
+        remedies.append(
+            f"register {which}: @treepack.{first}(serialized_name={own[0]!r})"
+            + (f", or {', '.join(others)}" if others else "")
+            + " (aliases= takes the name before a move)"
+        )
+    way = 'pass a template as target, or unknown="dict" for dicts'
+    named = " and ".join(remedies)
+    text = f"{way}. Or {named}" if own else f"{named}, or {way}"
+    quoted = shortened(map(repr, names), len(names))
+    return UnregisteredTypeError(
+        f"unregistered type{'s' if len(names) > 1 else ''} {quoted}: {text}", names[0]
+    )
+
+
+def _remedies(names: Collection[str]) -> str:
+    """Returns the remedies for unregistered types of static data, followed by `or`."""
+    libraries = {name: library_of(name) if ":" in name else None for name in names}
+    remedies = [f"import {name}" for name in dict.fromkeys(libraries.values()) if name is not None]
+    own = [repr(name) for name, library in libraries.items() if library is None]
+    if own:
+        remedies.append(f"call treepack.register_auxdata on {_joined(own, ', ', len(own))}")
+    return "".join(f"{remedy}, or " for remedy in remedies)
+
+
+def _joined(parts: list[str], separator: str, count: int) -> str:
+    more = f"{separator}and {count - _MOST_SHOWN} more" if count > _MOST_SHOWN else ""
+    return separator.join(parts[:_MOST_SHOWN]) + more
+
+
+class _Filling:
+    """Fills the placeholders of a node; `missing` has those without a value, with their paths."""
+
+    def __init__(self, lookups: Lookups, parts: list[str], ty: type):
+        self.lookups = lookups
+        self.parts = parts
+        self.ty = ty
+        self.missing: list[tuple[Hole, list[str]]] = []
+
+    def fill(self, value: Any) -> Any:
+        """Replaces the placeholders that have values."""
+        if type(value) is Hole:
+            inside = _paths.parts(value.field) if value.field else []
+            parts = self.fill(value.parts)
+            if value.name is not None and (known := known_type(value.name, value.parts, parts)):
+                return known[0]
+            found = self._by_path(value, inside)
+            found = found or self._in_template(value, inside, self.lookups.static, 0)
+            if found is not None:
+                return _like(found[0], value.name, parts)
+            self.missing.append((value, inside))
+            return value
+        if isinstance(value, tuple):
+            return tuple.__new__(type(value), map(self.fill, tuple.__iter__(value)))
+        if type(value) is list:
+            return [self.fill(part) for part in value]
+        if type(value) is dict:
+            return {key: self.fill(part) for key, part in value.items()}
+        return value
+
+    def _by_path(self, hole: Hole, inside: list[str]) -> tuple[Any] | None:
+        """Finds the value of a placeholder in a dict, at its path or inside a parent's value."""
+        whole = (*self.parts, *inside)
+        values = self.lookups.values
+        for count in range(len(whole), -1, -1) if values else ():
+            if whole[:count] not in values:
+                continue
+            value = values[whole[:count]]
+            if count > len(self.parts):
+                found = _inside(value, inside[count - len(self.parts) :])
+            else:
+                found = self._in_template(hole, inside, value, count)
+                if found is None and count == len(whole) and hole.field == "":
+                    found = (value,)  # all static data of a node, or a leaf
+            if found is not None:
+                return found
+        return None
+
+    def _in_template(
+        self, hole: Hole, inside: list[str], template: Any, count: int
+    ) -> tuple[Any] | None:
+        """Finds the value of a placeholder in a tree like the saved tree, below `count` keys."""
+        below = self.lookups.below(template, self.parts[count:])
+        if below is None or template is None:
+            return None
+        (node,) = below
+        ty, kind = type(node), kind_of(node)
+        if self.ty is Code:
+            return (node,) if kind is None or is_code(node) else None
+        if hole.field is None:
+            return (node,) if default_name(ty) == hole.description else None
+        # A subclass has the same fields, but may have other static data.
+        if ty is not self.ty and not (inside and isinstance(node, self.ty)):
+            return None
+        # A flatten function may return a different value than the field.
+        described = type_of(ty, kind)
+        static = {} if described is None else described.static_of(node)
+        if inside and inside[0] in static:
+            return _inside(static[inside[0]], inside[1:])
+        found = _inside(static[""], inside) if "" in static else None
+        return found or (_inside(node, inside) if inside else None)
+
+
+def _like(found: Any, name: str | None, parts: Any) -> Any:
+    """Returns the value found; rebuilds it from saved parts if they have the same type."""
+    ty = type(found)
+    if default_name(ty) != name:
+        return found
+    try:
+        return made_of(ty, parts)
+    except Exception as error:  # another definition of the type may raise anything
+        raise DecodeError(f"static data of type {name} cannot be restored: {error}") from error
+
+
+def _inside(value: Any, parts: Sequence[str]) -> tuple[Any] | None:
+    """Returns the part of static data at a path, in a 1-tuple; `None` if it is missing."""
+    for part in parts:
+        if isinstance(value, Mapping):
+            value = {str(key): item for key, item in value.items()}.get(part, Code)
+        elif isinstance(value, (list, tuple)) and not is_namedtuple(type(value)):
+            value = dict(zip(map(str, range(len(value))), value, strict=True)).get(part, Code)
+        elif part.startswith("__"):  # the name comes from a file
+            return None
+        else:
+            value = getattr(value, part, Code)
+        if value is Code:
+            return None
+    return (value,)
