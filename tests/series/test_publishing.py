@@ -280,15 +280,15 @@ def test_a_subscriber_whose_objects_go_reads_the_head_again(
 ) -> None:
     publisher, subscriber = treepack.Publisher(where, anchor_every=1), treepack.Subscriber(where)
     publisher.push(policy(0), version=0)
-    assembled = publishing.assembled
+    assembled = publishing.Head.assembled
 
     def late(*args: Any) -> Any:
-        monkeypatch.setattr(publishing, "assembled", assembled)
+        monkeypatch.setattr(publishing.Head, "assembled", assembled)
         for version in range(1, 4):
             publisher.push(policy(version), version=version)
         return assembled(*args)
 
-    monkeypatch.setattr(publishing, "assembled", late)
+    monkeypatch.setattr(publishing.Head, "assembled", late)
     check(subscriber, 3)
 
 

@@ -24,7 +24,8 @@ RUNS: list[Row] = [
     ("treepack.Series('run').best()", r"requires a metric, as in best\(.loss.\), or keep=Keep", [
         "treepack.Series('run').best('loss')",
         "treepack.Series('run', keep=treepack.Keep(best=('loss', 1))).best()"]),
-    ("treepack.Keep(last='3')", "last must be an integer, got '3'", ["treepack.Keep(last=3)"]),
+    ("treepack.Keep(last='3')", "last must be an integer of at least 1, got '3'", [
+        "treepack.Keep(last=3)"]),
     ("treepack.Series('run', keep=3)", r"must be a treepack\.Keep, such as Keep\(last=3\)", [
         "treepack.Series('run', keep=treepack.Keep(last=3))"]),
     ("treepack.Series('run').save(9, TREE, {'loss': 1})", r"name the rest, as in metrics=\{", [

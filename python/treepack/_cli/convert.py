@@ -234,10 +234,9 @@ def renamed(
                     f"{source}: the arrays have different shapes or dtypes: "
                     f"{' and '.join(kinds[:2])}"
                 )
-            stacked[new] = one, arrays
             if new in leaves:
                 raise TreepackError(f"--stack: there is a leaf at {new} already")
-            leaves[new] = stacked[new]
+            leaves[new] = stacked[new] = one, arrays
     new_names = Renaming(names or None, [*leaves], values=values_in(leaves))
     renaming = {path: new_names(path) for path in leaves}
     new_names.check(leaves, "file")

@@ -25,7 +25,7 @@ from treepack._src.checkpoint.file import (
     value_at,
 )
 from treepack._src.checkpoint.reader import LazyArray
-from treepack._src.printable import printable, safe_repr
+from treepack._src.printable import printable, printable_lines, safe_repr
 from treepack._src.saving.safetensors import bytes_of
 from treepack._src.storage.place import shown
 from treepack.errors import MissingPathError
@@ -208,7 +208,7 @@ def show(file: FILE, path: PATH, max_size: MAX_SIZE = None) -> None:
             )
         if not isinstance(found, LazyArray):
             output.line(f"{path}: {type(found).__name__}", "bold")
-            output.block(safe_repr(found))
+            print(printable_lines(safe_repr(found)))
             return
         kind = kind_text(("array", found.dtype.name, found.shape))
         output.line(f"{path}: {kind}, {size_text(found.nbytes)}", "bold")
@@ -217,4 +217,4 @@ def show(file: FILE, path: PATH, max_size: MAX_SIZE = None) -> None:
             rows, bars = known
             output.rows([(row, ("dim", "")) for row in rows])
             output.line(bars, "cyan")
-        output.block(values.preview(found))
+        print(printable_lines(values.preview(found)))

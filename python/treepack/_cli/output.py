@@ -49,22 +49,21 @@ def rows(lines: Iterable[Row], right: frozenset[int] = frozenset()) -> None:
     found = [([printable(cell) for cell in row], styles) for row, styles in lines]
     if not found:
         return
-    count = max(len(row) for row, _ in found)
-    sizes = [[cells(cell) for cell in row] for row, _ in found]
-    columns = [[row[at] for row in sizes if at < len(row)] for at in range(count)]
+    sizes = [[*map(cells, row)] for row, _ in found]
+    columns = [*zip(*sizes, strict=True)]
     # One long cell does not make all others as wide: many rows would take the square of its size.
     widths = [max((one for one in column if one <= _MOST_WIDTH), default=0) for column in columns]
     is_cut = sys.stdout.isatty()
     if is_cut:
-        widths[0] = max(columns[0])
-        others = sum(widths[1:]) + 2 * (count - 1)
-        widths[0] = min(widths[0], max(shutil.get_terminal_size().columns - others, 20))
+        others = sum(widths[1:]) + 2 * len(widths[1:])
+        left = max(shutil.get_terminal_size().columns - others, 20)
+        widths[0] = min(max(columns[0]), left)
     console = Console(soft_wrap=True, highlight=False)
     used = {style for _, styles in found for style in styles}
     escapes = {style: _escapes(console, style) for style in used}
     made = []
     for (row, styles), lengths in zip(found, sizes, strict=True):
-        if is_cut and lengths[0] > widths[0]:
+        if is_cut:
             row[0] = _end(row[0], widths[0])
             lengths[0] = cells(row[0])
         parts = []
@@ -122,11 +121,6 @@ def error(error: Exception | str) -> None:
     """Prints an error with its notes to standard error."""
     text = "\n".join([f"treepack: {error}", *getattr(error, "__notes__", [])])
     print(printable_lines(text), file=sys.stderr)
-
-
-def block(text: str) -> None:
-    """Prints lines, such as the rows of an array."""
-    Console(soft_wrap=True, highlight=False).print(Text(printable_lines(text)))
 
 
 @contextlib.contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Annotated, Any
 
 import typer
@@ -106,7 +105,6 @@ def convert(
     memory.
     """
     _check_other(target, source, base)
-    made = _Target(target, gzip, numbers, level, align, dtype, sep, max_shard_size)
     with sources.opened_any(source, sep, max_size, base) as file, sources.copying(file):
         with naming(source):
             state = sources.selected(_convert.state_of(file), select or [], skip or [])
@@ -114,7 +112,7 @@ def convert(
                 state, rename or [], stack or [], unstack or [], transpose or []
             )
             state = _convert.check_whole(state)
-        made.write(state)
+        _write(state, target, gzip, numbers, level, align, dtype, sep, max_shard_size)
 
 
 def get(
@@ -141,7 +139,7 @@ def get(
                 state.tree, (dict, list)
             ):
                 state = state._replace(tree={_paths.parts(path)[-1]: state.tree})
-        _Target(target, gzip, numbers, level, align, dtype, sep).write(state)
+        _write(state, target, gzip, numbers, level, align, dtype, sep)
 
 
 def salvage(source: FILE, target: TARGET, sep: SEP = ".", max_size: MAX_SIZE = None) -> None:
@@ -178,7 +176,7 @@ def salvage(source: FILE, target: TARGET, sep: SEP = ".", max_size: MAX_SIZE = N
         )
         if references:
             is_damaged, count = True, len(list(ends_of(state.tree)))
-        _Target(target, sep=sep).write(state)
+        _write(state, target, sep=sep)
         unchecked = min(count, sum(status == "unchecked" for status in statuses.values()))
         more = f", {unchecked} of them without checksums" if is_damaged and unchecked else ""
         output.line(f"saved {count_text(count)}{more}", "green")
@@ -194,55 +192,50 @@ def _check_other(target: str, *read: str | None) -> None:
             )
 
 
-@dataclasses.dataclass(frozen=True)
-class _Target:
-    """A new file and the options for writing it."""
-
-    path: str
-    gzip: bool | None = None
-    numbers: bool = False
-    level: int | None = None
-    align: int = 64
-    dtype: str | None = None
-    sep: str = "."
-    max_shard_size: str | None = None
-
-    def write(self, state: _convert.State) -> None:
-        """Writes a state in the format of the suffix, and prints the file size."""
-        if self.dtype is not None:
-            state = state._replace(tree=_convert.with_dtype(state.tree, float_dtype(self.dtype)))
-        path = resolved(self.path)
-        format = _convert.format_of(path)
-        size = None
-        if self.max_shard_size is not None:
-            size = shard_size(self.max_shard_size)
-            Export(format="safetensors", max_shard_size=size).check({}, is_file=has_suffix(path))
-            format = "safetensors"
-        if format != "msgpack" and (self.gzip or self.numbers or self.level is not None):
-            raise ValueError(
-                f"--gzip, --numbers and --level apply only to msgpack, and the target is {format}"
-            )
-        if self.numbers and (self.gzip or self.level is not None):
-            raise ValueError(
-                "--numbers excludes --gzip and --level: pass only one kind of compression"
-            )
-        if format == "safetensors":
-            with output.bar("write") as progress:
-                _convert.write_safetensors(state, path, self.sep, size, progress)
-        elif format == "npy":
-            _convert.write_npy(state, path)
-        elif format == "npz":
-            _convert.write_npz(state, path, self.sep)
-        else:
-            check_suffix(path)
-            compress = has_gzip_suffix(path) if self.gzip is None else self.gzip
-            if self.level is not None and not compress:
-                raise ValueError("--level requires --gzip, or a target that ends with .gz")
-            method: Compress = "numbers" if self.numbers else compress
-            writing = Writing(compress=method, level=self.level, align=self.align)
-            with output.bar("write") as progress:
-                _convert.write_msgpack(state, path, writing, progress)
-        files = [path]
-        if size is not None:
-            files = [joined(path, entry.name) for entry in entries(path) if has_suffix(entry.name)]
-        output.line(f"{shown(self.path)}: {size_text(sum(map(size_of, files)))}", "green")
+def _write(
+    state: _convert.State,
+    target: str,
+    gzip: bool | None = None,
+    numbers: bool = False,
+    level: int | None = None,
+    align: int = 64,
+    dtype: str | None = None,
+    sep: str = ".",
+    max_shard_size: str | None = None,
+) -> None:
+    """Writes a state in the format of the suffix of the target, and prints the file size."""
+    if dtype is not None:
+        state = state._replace(tree=_convert.with_dtype(state.tree, float_dtype(dtype)))
+    path = resolved(target)
+    format = _convert.format_of(path)
+    size = None
+    if max_shard_size is not None:
+        size = shard_size(max_shard_size)
+        Export(format="safetensors", max_shard_size=size).check({}, is_file=has_suffix(path))
+        format = "safetensors"
+    if format != "msgpack" and (gzip or numbers or level is not None):
+        raise ValueError(
+            f"--gzip, --numbers and --level apply only to msgpack, and the target is {format}"
+        )
+    if numbers and (gzip or level is not None):
+        raise ValueError("--numbers excludes --gzip and --level: pass only one kind of compression")
+    if format == "safetensors":
+        with output.bar("write") as progress:
+            _convert.write_safetensors(state, path, sep, size, progress)
+    elif format == "npy":
+        _convert.write_npy(state, path)
+    elif format == "npz":
+        _convert.write_npz(state, path, sep)
+    else:
+        check_suffix(path)
+        compress = has_gzip_suffix(path) if gzip is None else gzip
+        if level is not None and not compress:
+            raise ValueError("--level requires --gzip, or a target that ends with .gz")
+        method: Compress = "numbers" if numbers else compress
+        writing = Writing(compress=method, level=level, align=align)
+        with output.bar("write") as progress:
+            _convert.write_msgpack(state, path, writing, progress)
+    files = [path]
+    if size is not None:
+        files = [joined(path, entry.name) for entry in entries(path) if has_suffix(entry.name)]
+    output.line(f"{shown(target)}: {size_text(sum(map(size_of, files)))}", "green")

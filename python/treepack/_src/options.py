@@ -22,6 +22,7 @@ from typing import (
     TypeAlias,
     TypedDict,
     TypeVar,
+    cast,
     get_args,
 )
 
@@ -140,10 +141,11 @@ _NUMBERS: dict[str, tuple[str, Callable[[Any], Any], float]] = {
     "threads": ("an integer", operator.index, -math.inf),
     "align": ("a power of two from 1 to 64", operator.index, -math.inf),
     **dict.fromkeys(("step", "newer_than"), ("an integer", operator.index, -math.inf)),
-    "anchor_every": ("an integer of at least 1", operator.index, 1),
+    **dict.fromkeys(("anchor_every", "last"), ("an integer of at least 1", operator.index, 1)),
+    **dict.fromkeys(("every", "seconds"), ("more than 0", float, math.nextafter(0, 1))),
 }
 
-_OPTIONAL = frozenset(("max_size", "level", "threads", "step", "newer_than", "unexpected"))
+_OPTIONAL = {"max_size", "level", "threads", "step", "newer_than", "unexpected", "every", "seconds"}
 
 
 def check(name: str, value: Any) -> None:
@@ -175,15 +177,6 @@ def check_compress(compress: Compress, level: int | None) -> None:
     if level is not None and (not compress or compress == "numbers"):
         raise ValueError(
             "level requires compress=True (gzip): leave out level, or pass compress=True"
-        )
-
-
-def check_described(described: bool, metadata: Any, static: Static) -> None:
-    """Raises a ValueError for options that only the described encoding has."""
-    if not described and (metadata is not None or static != "skip-code"):
-        raise ValueError(
-            "metadata= and static= require described=True, since the encoding of flax cannot "
-            "store them"
         )
 
 
@@ -277,31 +270,25 @@ def takes(types: Any = None, *kinds: Any, **defaults: Any) -> Callable[[V], V]:
         hidden = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
         given = [each for each in signature.parameters.values() if each.kind not in hidden]
         checked.__signature__ = signature.replace(parameters=[*given, *options])
-        made: V = checked
-        return made
+        return cast(V, checked)
 
     return shown
 
 
 def check_known(verb: Callable[..., Any], options: Mapping[str, Any]) -> None:
     """Raises a TypeError, as Python does, for an option that a verb lacks."""
-    if options:
-        known: Any = verb
-        names = known.__signature__.parameters.keys()
-        if unknown := options.keys() - names:
-            if verb.__name__ == "loads" and unknown <= LoadOptions.__annotations__.keys():
-                raise TypeError(
-                    f"loads() has no {min(unknown)}=: treepack.load(data, ...) takes it"
-                )
-            near = difflib.get_close_matches(min(unknown), names, n=1)
-            raise TypeError(
-                f"{verb.__name__}() got an unexpected keyword argument {min(unknown)!r}"
-                + (
-                    f": is it {near[0]!r}?"
-                    if near
-                    else f"; it has {', '.join(name for name in names if name != 'self')}"
-                )
-            )
+    if not options:
+        return
+    known: Any = verb
+    names = known.__signature__.parameters.keys()
+    if unknown := options.keys() - names:
+        name = min(unknown)
+        if verb.__name__ == "loads" and unknown <= LoadOptions.__annotations__.keys():
+            raise TypeError(f"loads() has no {name}=: treepack.load(data, ...) takes it")
+        near = difflib.get_close_matches(name, names, n=1)
+        there = ", ".join(each for each in names if each != "self")
+        hint = f": is it {near[0]!r}?" if near else f"; it has {there}"
+        raise TypeError(f"{verb.__name__}() got an unexpected keyword argument {name!r}{hint}")
 
 
 @dataclasses.dataclass(kw_only=True, slots=True)

@@ -18,7 +18,6 @@ from treepack._src.options import (
     Static,
     Template,
     check_compress,
-    check_described,
     progress_bar,
     takes,
 )
@@ -189,7 +188,11 @@ def _layout(
     base: Any,
     threads: int | None = None,
 ) -> core.Layout:
-    check_described(described, metadata, static)
+    if not described and (metadata is not None or static != "skip-code"):
+        raise ValueError(
+            "metadata= and static= require described=True, since the encoding of flax cannot "
+            "store them"
+        )
     held = base_of(base, static)
     if not described:
         return state_layout(tree, align, align_all=True, base=held, threads=threads)

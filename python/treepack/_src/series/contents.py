@@ -127,7 +127,6 @@ class Contents:
         if catalog.record is None and catalog.children(0) is None:
             raise CorruptionError("it is a single value without a record: it may be truncated")
         self._series: dict[str, Any] = found[_KEY] if self._is_ours else {}
-        self._metadata = found["metadata"] if self._is_ours else found
         found = self._series.get("step", step)
         if type(found) is not int or found != step:
             raise CorruptionError(
@@ -159,12 +158,9 @@ class Contents:
         own = self._own(0)
         time, metrics = own.get("time"), own.get("metrics")
         items = metrics.items() if isinstance(metrics, dict) else ()
-        known = {name: value for name, value in items if type(name) is str}
-        return Summary(
-            self.step,
-            time if isinstance(time, float) and 0 <= time < _END_OF_TIME else None,
-            {name: value for name, value in known.items() if isinstance(value, float)},
-        )
+        is_time = isinstance(time, float) and 0 <= time < _END_OF_TIME
+        known = {key: item for key, item in items if type(key) is str and isinstance(item, float)}
+        return Summary(self.step, time if is_time else None, known)
 
     def locals(self, index: int, count: int) -> tuple[Any, int]:
         """Returns the local item of a process; a list of all if the number of processes differs.

@@ -5,11 +5,10 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import math
-import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
-from treepack._src.options import check_known
+from treepack._src.options import check, check_known
 
 T = TypeVar("T")
 
@@ -75,12 +74,8 @@ class Keep:
             return object.__new__(cls)
 
     def __post_init__(self) -> None:
-        if not hasattr(self.last, "__index__"):
-            raise TypeError(f"last must be an integer, got {self.last!r:.100}")
-        if operator.index(self.last) < 1:
-            raise ValueError(f"last must be at least 1, got {self.last}")
-        check_positive("every", self.every)
-        check_positive("seconds", self.seconds)
+        for name in ("last", "every", "seconds"):
+            check(name, getattr(self, name))
         if self.best is not None:
             _check_best(self.best)
 
@@ -105,12 +100,6 @@ class Keep:
 
 if not TYPE_CHECKING:  # `help` would show the signature of `__new__`
     Keep.__signature__ = inspect.signature(object.__new__(Keep).__init__)
-
-
-def check_positive(name: str, value: float | None) -> None:
-    """Raises a ValueError if an interval is not more than 0."""
-    if value is not None and not value > 0:
-        raise ValueError(f"{name} must be more than 0, got {value!r:.100}")
 
 
 def spaced(items: Iterable[tuple[T, float]], distance: float) -> Iterator[T]:
@@ -142,10 +131,10 @@ def best_steps(
 def _check_best(best: Best) -> None:
     is_some = isinstance(best, tuple) and 2 <= len(best) <= 3
     name, count, mode = (*best, "min")[:3] if is_some else (None, 0, "")
-    if not isinstance(name, str) or not isinstance(count, int) or mode not in ("min", "max"):
+    is_count = isinstance(count, int) and count >= 1
+    if not isinstance(name, str) or not is_count or mode not in ("min", "max"):
         raise ValueError(
-            "best must be the name of a metric, the number of checkpoints to keep, and optionally "
-            f'"min" or "max", such as ("loss", 2) or ("accuracy", 2, "max"), got {best!r:.100}'
+            "best must be the name of a metric, the number of checkpoints to keep (at least 1), "
+            'and optionally "min" or "max", such as ("loss", 2) or ("accuracy", 2, "max"), got '
+            f"{best!r:.100}"
         )
-    if count < 1:
-        raise ValueError(f"best must keep at least 1 checkpoint, got {count}")

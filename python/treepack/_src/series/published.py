@@ -63,23 +63,6 @@ class Version(NamedTuple):
         return _number(self.name)
 
 
-class Head(NamedTuple):
-    """The head of a directory.
-
-    Attributes:
-      versions: The versions, oldest first.
-      data: Its bytes; `None` if nothing was published.
-    """
-
-    versions: tuple[Version, ...]
-    data: bytes | None
-
-    @property
-    def newest(self) -> str:
-        """The newest version as text."""
-        return f"version {self.versions[-1].number}" if self.versions else "no version"
-
-
 class Held(NamedTuple):
     """A version in memory: its name and its encoding."""
 
@@ -92,6 +75,75 @@ class Held(NamedTuple):
         return _number(self.name)
 
 
+class Head(NamedTuple):
+    """The head of a directory.
+
+    Attributes:
+      directory: The path or URL of the directory.
+      versions: The versions, oldest first.
+      data: Its bytes; `None` if nothing was published.
+      stored: Its version in the store, if it was read.
+    """
+
+    directory: str
+    versions: tuple[Version, ...]
+    data: bytes | None
+    stored: Any = ABSENT
+
+    @classmethod
+    def of(cls, directory: str, versions: Sequence[Version]) -> Head:
+        """Encodes the head of these versions."""
+        found = {"treepack_versions": _FORMAT, "writer": writer()}
+        data = json.dumps({**found, "versions": [version._asdict() for version in versions]})
+        return Head(directory, tuple(versions), data.encode())
+
+    @classmethod
+    def read(cls, directory: str) -> Head:
+        """Reads the head.
+
+        Raises:
+          CorruptionError: If it is damaged.
+          NewerVersionError: If a newer treepack wrote it.
+        """
+        path = joined(directory, HEAD)
+        store, place = store_of(path)
+        try:
+            found = store.get(place)
+        except FileNotFoundError:
+            return Head(directory, (), None)
+        data = bytes(found.data)
+        with naming(path):
+            return Head(directory, _versions(data), data, found.version)
+
+    @property
+    def newest(self) -> str:
+        """The newest version as text."""
+        return f"version {self.versions[-1].number}" if self.versions else "no version"
+
+    def assembled(self, held: Held | None, max_size: int | None) -> Held:
+        """Returns the newest version, assembled from the fewest bytes; there must be one.
+
+        Args:
+          held: A version in memory, perhaps one of these.
+          max_size: The maximum size of the version in bytes.
+
+        Raises:
+          FileNotFoundError: If an object is gone.
+          CorruptionError: If an object is damaged.
+        """
+        start, is_anchor = _start(self.versions, held)
+        if is_anchor:
+            held = _read_anchor(self.directory, self.versions[start], max_size)
+        assert held is not None, "`_start` returns an anchor otherwise"
+        content = held.content
+        for version in self.versions[start + 1 :]:
+            path = joined(self.directory, f"{version.name}.patch")
+            with naming(path):
+                opening = Opening(mmap=False, base=content, max_size=max_size)
+                content = read_whole(path, opening)
+        return Held(self.versions[-1].name, content)
+
+
 def _number(name: str) -> int:
     return int(name.partition("-")[0].removeprefix("version_"))
 
@@ -99,31 +151,6 @@ def _number(name: str) -> int:
 def sum_of(content: core.Content) -> int:
     """Returns the CRC-32 of a content."""
     return functools.reduce(lambda crc, piece: zlib.crc32(piece, crc), pieces(content), 0)
-
-
-def head_of(versions: Sequence[Version]) -> Head:
-    """Encodes the head of these versions."""
-    found = {"treepack_versions": _FORMAT, "writer": writer()}
-    data = json.dumps({**found, "versions": [version._asdict() for version in versions]})
-    return Head(tuple(versions), data.encode())
-
-
-def read_head(directory: str) -> tuple[Head, Any]:
-    """Reads the head; returns it and its version in the store, or `ABSENT`.
-
-    Raises:
-      CorruptionError: If it is damaged.
-      NewerVersionError: If a newer treepack wrote it.
-    """
-    path = joined(directory, HEAD)
-    store, place = store_of(path)
-    try:
-        found = store.get(place)
-    except FileNotFoundError:
-        return Head((), None), ABSENT
-    data = bytes(found.data)
-    with naming(path):
-        return Head(_versions(data), data), found.version
 
 
 def _versions(data: bytes) -> tuple[Version, ...]:
@@ -152,33 +179,6 @@ def _version(found: dict[str, Any]) -> Version:
     if not is_valid or not sizes:
         raise ValueError(f"a version is malformed: {found!r:.200}")
     return Version(name, patch, None if anchor is None else Anchor(*anchor))
-
-
-def assembled(directory: str, head: Head, held: Held | None, max_size: int | None) -> Held:
-    """Returns the newest version, assembled from the fewest bytes.
-
-    Args:
-      directory: The path or URL of the directory.
-      head: Its head, with at least one version.
-      held: A version in memory, perhaps one of the head's.
-      max_size: The maximum size of the version in bytes.
-
-    Raises:
-      FileNotFoundError: If an object is gone.
-      CorruptionError: If an object is damaged.
-    """
-    versions = head.versions
-    start, is_anchor = _start(versions, held)
-    if is_anchor:
-        held = _read_anchor(directory, versions[start], max_size)
-    assert held is not None, "`_start` returns an anchor otherwise"
-    content = held.content
-    for version in versions[start + 1 :]:
-        path = joined(directory, f"{version.name}.patch")
-        with naming(path):
-            opening = Opening(mmap=False, base=content, max_size=max_size)
-            content = read_whole(path, opening)
-    return Held(versions[-1].name, content)
 
 
 def _start(versions: Sequence[Version], held: Held | None) -> tuple[int, bool]:

@@ -28,18 +28,7 @@ from treepack._src.saving.layout import described_layout
 from treepack._src.saving.lease import FILE as LEASE
 from treepack._src.saving.lease import leased
 from treepack._src.series.names import checked, directory_of
-from treepack._src.series.published import (
-    HEAD,
-    NAME,
-    Anchor,
-    Head,
-    Held,
-    Version,
-    assembled,
-    head_of,
-    read_head,
-    sum_of,
-)
+from treepack._src.series.published import HEAD, NAME, Anchor, Head, Held, Version, sum_of
 from treepack._src.storage.entries import entries
 from treepack._src.storage.place import Location, absolute, joined, local, located, shown
 from treepack._src.storage.store import ConditionError
@@ -109,7 +98,7 @@ class Publisher:
         check("anchor_every", anchor_every)
         self._directory = _directory(path, storage_options)
         self._anchor_every, self._durable = anchor_every, durable
-        self._head, _ = read_head(self._directory)
+        self._head = Head.read(self._directory)
         self._held: Held | None = None
         self._has_tidied = False
         # The head and version of a push whose outcome is unknown.
@@ -142,7 +131,7 @@ class Publisher:
             raise TypeError("push() takes a tree: name the version, as in push(tree, version=1)")
         number = checked("version", version, f"such as the step, got {version!r:.100}")
         with leased(self._directory, "publisher"):
-            before, is_repeated = self._settle(number)
+            is_repeated = self._settle(number)
             base = self._base()
             held = None if base is None else base.content
             layout = described_layout(tree, 64, static=static, index=True, base=held)
@@ -155,21 +144,20 @@ class Publisher:
                 return
             name = f"version_{number}-{secrets.token_hex(8)}"
             versions = self._write(name, None if held is None else patch, data)
-            self._commit(head_of(versions), Held(name, data), before)
+            self._commit(Head.of(self._directory, versions), Held(name, data))
             if versions[-1].anchor is not None or not self._has_tidied:
                 self._tidy()
 
-    def _settle(self, number: int) -> tuple[Any, bool]:
+    def _settle(self, number: int) -> bool:
         """Finds the newest version, and checks that this one is newer.
 
         Returns:
-          The version of the head in the store, and whether the last push, of this number, was
-          published though it raised an error.
+          Whether the last push, of this number, was published though it raised an error.
 
         Raises:
           BusyError: If another publisher has pushed.
         """
-        found, before = read_head(self._directory)
+        found = Head.read(self._directory)
         is_repeated = False
         if self._unknown is not None and found.data == self._unknown[0].data:
             self._head, self._held = self._unknown
@@ -177,19 +165,20 @@ class Publisher:
         self._unknown = None
         if found.data != self._head.data:
             raise self._busy(found)
+        self._head = found
         newest = found.versions[-1].number if found.versions else -1
         if number <= newest and not is_repeated:
             raise TreepackError(
                 f"version {number} is not newer than version {newest}, the newest in "
                 f"{shown(self._directory)}: push a later version, or to another directory"
             )
-        return before, is_repeated
+        return is_repeated
 
     def _base(self) -> Held | None:
         """Returns the newest version, read once; `None` if there is none, or it is damaged."""
         if self._held is None and self._head.versions:
             with contextlib.suppress(TreepackError, FileNotFoundError):  # then comes an anchor
-                self._held = assembled(self._directory, self._head, None, None)
+                self._held = self._head.assembled(None, None)
         return self._held
 
     def _write(self, name: str, patch: core.Content | None, data: core.Content) -> list[Version]:
@@ -207,16 +196,16 @@ class Publisher:
         versions = versions[anchors[-_ANCHORS:][0] :]
         return [versions[0]._replace(patch=None), *versions[1:]]
 
-    def _commit(self, head: Head, held: Held, before: Any) -> None:
+    def _commit(self, head: Head, held: Held) -> None:
         """Replaces the head, on the condition that it has not changed."""
         store, place = store_of(joined(self._directory, HEAD))
         self._unknown = head, held
         try:
-            store.put(place, head.data or b"", before, durable=self._durable)
+            store.put(place, head.data or b"", self._head.stored, durable=self._durable)
         except Exception as error:
             found = None
             with contextlib.suppress(Exception):  # the next push looks again
-                found, _ = read_head(self._directory)
+                found = Head.read(self._directory)
             if found is None or found.data != head.data:
                 if isinstance(error, ConditionError):
                     raise self._busy(found or self._head) from error
@@ -303,7 +292,7 @@ class Subscriber:
           OSError: If it cannot be read.
         """
         Reading.of(options), Selection.of(options)  # checks them
-        head, _ = read_head(self._directory)
+        head = Head.read(self._directory)
         if not head.versions:
             raise FileNotFoundError(
                 errno.ENOENT, "no version was published here yet", shown(self._directory)
@@ -340,7 +329,7 @@ class Subscriber:
             newer_than = -1 if self._held is None else self._held.number
         end, pause = time.monotonic() + timeout, _PAUSE_S
         while True:
-            head, _ = read_head(self._directory)
+            head = Head.read(self._directory)
             if head.versions and head.versions[-1].number > newer_than:
                 return self._restored(head, template, options)
             left = end - time.monotonic()
@@ -360,9 +349,9 @@ class Subscriber:
             if self._held is not None and self._held.name == head.versions[-1].name:
                 break
             try:
-                self._held = assembled(self._directory, head, self._held, self._max_size)
+                self._held = head.assembled(self._held, self._max_size)
             except FileNotFoundError as error:
-                found, _ = read_head(self._directory)  # later versions may have come
+                found = Head.read(self._directory)  # later versions may have come
                 if not left or found.data == head.data or not found.versions:
                     raise CorruptionError(
                         f"{shown(self._directory)} lacks an object that its head names: {error}"

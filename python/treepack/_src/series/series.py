@@ -30,7 +30,7 @@ from treepack._src.saving.directory import interrupted
 from treepack._src.series.contents import Contents, opened
 from treepack._src.series.fast import Fast
 from treepack._src.series.intervals import Intervals
-from treepack._src.series.keep import Keep, best_steps, check_positive
+from treepack._src.series.keep import Keep, best_steps
 from treepack._src.series.names import IN_ORBAX, PIN, Folder, checked, directory_of
 from treepack._src.series.preemption import Preemption
 from treepack._src.series.resuming import Resuming
@@ -114,8 +114,8 @@ class Series:
             raise TypeError(
                 f"keep must be a treepack.Keep, such as Keep(last=3), got {keep!r:.100}"
             )
-        check_positive("every", every)
-        check_positive("seconds", seconds)
+        check("every", every)
+        check("seconds", seconds)
         self.skipped: list[tuple[int, BaseException]] = []
         self.local: Any = None
         # The program may go to another directory.

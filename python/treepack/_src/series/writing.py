@@ -241,13 +241,6 @@ def check_last(
     )
 
 
-def has_saved(checkpoints: Checkpoints, summary: Summary, keep: Keep | None) -> None:
-    """Adds a checkpoint that was committed, and removes those that no rule keeps any more."""
-    checkpoints.add(summary)
-    if keep is not None:
-        _tidy(checkpoints, keep, summary.step)
-
-
 @contextlib.contextmanager
 def claimed(folder: Folder) -> Iterator[None]:
     """Holds the lease of a local directory, so that no other job saves to it or removes from it.
@@ -276,12 +269,16 @@ def claimed(folder: Folder) -> Iterator[None]:
         directory.release()
 
 
-def _tidy(checkpoints: Checkpoints, keep: Keep, saved: int) -> None:
-    """Removes the checkpoints that no rule keeps any more.
+def has_saved(checkpoints: Checkpoints, summary: Summary, keep: Keep | None) -> None:
+    """Adds a checkpoint that was committed, and removes those that no rule keeps any more.
 
     An error is a warning, since the save has succeeded. A damaged one is removed once `keep.last`
     later ones are whole.
     """
+    checkpoints.add(summary)
+    if keep is None:
+        return
+    saved = summary.step
     try:
         folder = checkpoints.folder
         listing = folder.listing()
