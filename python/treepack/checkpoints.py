@@ -36,10 +36,8 @@ from treepack._src.options import (
     FileWriteOptions,
     Opening,
     Progress,
-    Reading,
     RestoreOptions,
     Saved,
-    Sharing,
     StorageOptions,
     Writing,
     takes,
@@ -117,7 +115,7 @@ for _public in (AsyncManager, convert_pre_linen, natural_sort, safe_normpath):
 del _public
 
 
-@takes(FileWriteOptions, Writing)
+@takes(FileWriteOptions)
 def save_checkpoint(
     ckpt_dir: Location,
     target: PyTree,
@@ -217,7 +215,7 @@ def _save(
         manager.save_async(work)
 
 
-@takes(FileWriteOptions, Writing)
+@takes(FileWriteOptions)
 def save_checkpoint_multiprocess(
     ckpt_dir: Location,
     target: PyTree,
@@ -309,7 +307,7 @@ def save_checkpoint_multiprocess(
     return place.path
 
 
-@takes(RestoreOptions, Reading, Opening, Sharing, strict=False, mmap=False)
+@takes(RestoreOptions, strict=False, mmap=False)
 def restore_checkpoint(
     ckpt_dir: Location,
     target: PyTree | None,

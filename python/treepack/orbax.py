@@ -89,7 +89,7 @@ class TreepackHandler(_AsyncHandler):
       True
     """
 
-    @takes(WriteOptions, Writing)
+    @takes(WriteOptions)
     def __init__(
         self,
         *,

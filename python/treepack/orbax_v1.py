@@ -154,7 +154,7 @@ class _Write:
             self._write.abandon(TreepackError("Orbax abandoned the save"))
 
 
-@takes(WriteOptions, Writing)
+@takes(WriteOptions)
 def registry(
     names: Iterable[str] = ("state",),
     *,

@@ -23,7 +23,6 @@ from treepack._src.options import (
     FileWriteOptions,
     Opening,
     Progress,
-    Reading,
     Strict,
     Template,
     Writing,
@@ -201,7 +200,7 @@ def msgpack_restore(
     return take(core.restore(encoded_pytree, copy, threads))[0]
 
 
-@takes(FileWriteOptions, Writing)
+@takes(FileWriteOptions)
 def save_to_file(
     target: Any,
     filepath: Location,
@@ -248,7 +247,7 @@ def save_to_file(
     save_layout(state_layout(target, writing.align), place, writing, options.get("progress"))
 
 
-@takes(FileReadOptions, Reading, Opening)
+@takes(FileReadOptions)
 def load_from_file(
     target: Template | None,
     filepath: Location,

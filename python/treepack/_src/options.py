@@ -240,14 +240,16 @@ def _checked(options: Any) -> list[tuple[str, Any]]:
 V = TypeVar("V", bound=Callable[..., Any])
 
 
-def takes(types: Any = None, *kinds: Any, **defaults: Any) -> Callable[[V], V]:
+def takes(types: Any = None, **defaults: Any) -> Callable[[V], V]:
     """Gives a verb a signature, each option for `**options` and no `*_more`, and checks names.
 
     Args:
-      types: The `TypedDict` of the options, if there are any.
-      kinds: The dataclasses that have their defaults; other options default to `None`.
+      types: The `TypedDict` of the options, if there are any. They have the defaults of the
+        dataclasses below, or else `None`.
       defaults: Other defaults.
     """
+    types = getattr(types, "__annotations__", {})
+    kinds: Any = (Writing, Saved) if "durable" in types else (Reading, Selection, Sharing, Opening)
     fields = {field.name: field.default for kind in kinds for field in dataclasses.fields(kind)}
     defaults = fields | defaults
     options = [
@@ -257,7 +259,7 @@ def takes(types: Any = None, *kinds: Any, **defaults: Any) -> Callable[[V], V]:
             default=defaults.get(name),
             annotation=getattr(annotation, "__forward_arg__", annotation),
         )
-        for name, annotation in getattr(types, "__annotations__", {}).items()
+        for name, annotation in types.items()
     ]
 
     def shown(verb: V) -> V:
@@ -265,7 +267,7 @@ def takes(types: Any = None, *kinds: Any, **defaults: Any) -> Callable[[V], V]:
             check_known(checked, options)
             return verb(*args, **options)
 
-        checked: Any = verb if types is None else functools.wraps(verb)(known)
+        checked: Any = functools.wraps(verb)(known) if types else verb
         signature = inspect.signature(verb)
         hidden = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
         given = [each for each in signature.parameters.values() if each.kind not in hidden]

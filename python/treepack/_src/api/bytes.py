@@ -90,7 +90,7 @@ def dumps(
         return layout.to_gzip(level, numbers=compress == "numbers", threads=threads, progress=tell)
 
 
-@takes(BytesOptions, Reading)
+@takes(BytesOptions)
 def loads(
     data: Buffer | list[Any], target: Template | None = None, **options: Unpack[BytesOptions]
 ) -> Template:

@@ -16,9 +16,7 @@ from treepack._src.options import (
     Opening,
     Progress,
     Reading,
-    Saved,
     StorageOptions,
-    Writing,
     takes,
 )
 from treepack._src.printable import printable
@@ -57,7 +55,7 @@ class LoadedExported(NamedTuple):
         return call(*args, **kwargs)
 
 
-@takes(FileOptions, Saved, Writing, compress=None)
+@takes(FileOptions, compress=None)
 def save_exported(
     path: Location,
     exported: jax_export.Exported,

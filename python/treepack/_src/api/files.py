@@ -80,7 +80,7 @@ def save(
 ) -> Saving: ...
 
 
-@takes(SaveOptions, Saved, Writing, Export, compress=None)
+@takes(SaveOptions, compress=None)
 def save(
     path: Location, tree: Any, *_more: Any, background: bool = False, **options: Unpack[SaveOptions]
 ) -> Saving | None:
@@ -296,7 +296,7 @@ def load(
 ) -> tuple[Template, Report]: ...
 
 
-@takes(LoadOptions, Selection, Reading, Sharing, Opening)
+@takes(LoadOptions)
 def load(
     path: Openable,
     target: Any = None,

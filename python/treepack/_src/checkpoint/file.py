@@ -232,7 +232,7 @@ class Tree(Mapping[str, Any]):
         """
         return self.load(arrays="numpy", containers="plain")
 
-    @takes(PartOptions, Selection, Reading, Sharing)
+    @takes(PartOptions)
     def load(
         self,
         target: Any = None,

@@ -16,7 +16,6 @@ from treepack._src.options import (
     ChoiceOptions,
     Reading,
     Selection,
-    Sharing,
     Static,
     StorageOptions,
     Template,
@@ -275,7 +274,7 @@ class Subscriber:
         self._directory, self._max_size = _directory(path, storage_options), max_size
         self._held: Held | None = None
 
-    @takes(ChoiceOptions, Selection, Reading, Sharing)
+    @takes(ChoiceOptions)
     def latest(
         self, template: Template | None = None, **options: Unpack[ChoiceOptions]
     ) -> tuple[int, Template]:
@@ -299,7 +298,7 @@ class Subscriber:
             )
         return self._restored(head, template, options)
 
-    @takes(ChoiceOptions, Selection, Reading, Sharing)
+    @takes(ChoiceOptions)
     def wait(
         self,
         template: Template | None = None,

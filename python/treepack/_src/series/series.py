@@ -13,10 +13,7 @@ from treepack._src.interop import jax as _jax
 from treepack._src.options import (
     TIMEOUT_S,
     ChoiceOptions,
-    Reading,
     Saved,
-    Selection,
-    Sharing,
     StepOptions,
     StorageOptions,
     Template,
@@ -153,7 +150,7 @@ class Series:
         **options: Unpack[StepOptions],
     ) -> Saving: ...
 
-    @takes(StepOptions, Saved, Writing)
+    @takes(StepOptions)
     def save(
         self,
         step: int,
@@ -233,7 +230,7 @@ class Series:
         self._exit_if_preempted()
         return self._last
 
-    @takes(ChoiceOptions, Selection, Reading, Sharing)
+    @takes(ChoiceOptions)
     def resume(
         self,
         template: Template | None = None,
