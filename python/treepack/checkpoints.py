@@ -31,7 +31,6 @@ from treepack._src.api.files import load
 from treepack._src.checkpoint.shards import MANIFEST
 from treepack._src.interop import jax as _jax
 from treepack._src.options import (
-    Arrays,
     DropInReading,
     FileWriteOptions,
     Opening,
@@ -382,14 +381,12 @@ def restore_checkpoint(
         with naming(path):
             if names := _names(inside):
                 if MANIFEST in names:
-                    template = None if target is None else to_state_dict(target)
-                    arrays: Arrays = "numpy" if target is None else "saved"
-                    state = load(path, template, arrays=arrays, **options)
                     if target is None:
-                        return state
+                        return load(path, arrays="numpy", **options)
+                    state = load(path, to_state_dict(target), **options)
                     return from_state_dict(target, state, strict=reading.strict)
                 if _flax.is_of_orbax(names):
-                    where = os.fspath(absolute(path))
+                    where = absolute(path)
                     return _flax.restore_by_orbax(
                         where, target, orbax_checkpointer, orbax_transforms, strict=reading.strict
                     )

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import collections
 import functools
+import itertools
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, Future
 from typing import Any, TypeVar
 
@@ -85,14 +87,10 @@ def convert_pre_linen(params: Any) -> Any:
     if not isinstance(params, dict) and not is_frozen_dict(params):
         return params
     renamed: dict[str, Any] = {}
-    counts: dict[str, int] = {}
+    counts: dict[str, Iterator[int]] = collections.defaultdict(itertools.count)
     for name in natural_sort(params):
         found = MODULE_NUM_RE.match(name)
-        new = name
-        if found is not None:
-            module = found[1]
-            new = f"{module}_{counts.get(module, 0)}"
-            counts[module] = counts.get(module, 0) + 1
+        new = name if found is None else f"{found[1]}_{next(counts[found[1]])}"
         renamed[new] = convert_pre_linen(params[name])
     return type(params)(renamed) if is_frozen_dict(params) else renamed
 

@@ -51,10 +51,6 @@ class Loaded(NamedTuple):
     saved: int
 
 
-Skipped = list[tuple[int, BaseException]]
-"""The checkpoints that are not whole, with their errors, the latest first."""
-
-
 class UnfinishedError(CorruptionError):
     """The save of a checkpoint has not ended."""
 
@@ -72,7 +68,7 @@ class Resuming:
       mmap: Whether files are mapped; `None` maps the files of a directory.
       max_size: The maximum decompressed size.
       options: Options of `load`.
-      skipped: The checkpoints that are not whole, so far.
+      skipped: The checkpoints that are not whole so far, with their errors, the latest first.
     """
 
     checkpoints: Checkpoints
@@ -83,7 +79,7 @@ class Resuming:
     mmap: bool | None
     max_size: int | None
     options: ChoiceOptions
-    skipped: Skipped = dataclasses.field(default_factory=list)
+    skipped: list[tuple[int, BaseException]] = dataclasses.field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._index, self._count, _ = _jax.processes()

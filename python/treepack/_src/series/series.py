@@ -98,14 +98,11 @@ class Series:
     ):
         check("timeout", timeout)
         directory = directory_of(located(path, storage_options))
-        if os.path.basename(prefix) != prefix:  # noqa: PTH119  # a URL is not a path
+        is_name = os.path.basename(prefix) == prefix  # noqa: PTH119  # a URL is not a path
+        if not is_name or prefix[-1:].isdigit():
             raise ValueError(
-                f"prefix must be the start of a file name, without a directory, got {prefix!r:.100}"
-            )
-        if prefix[-1:].isdigit():
-            raise ValueError(
-                f"prefix must not end with a digit, which would be read as one of the step: "
-                f"{prefix!r:.100}"
+                "prefix must be the start of a file name, without a directory, and must not end "
+                f"with a digit, which would be read as one of the step, got {prefix!r:.100}"
             )
         if not isinstance(keep, Keep | None):
             raise TypeError(
