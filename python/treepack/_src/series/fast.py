@@ -87,7 +87,7 @@ class Fast:
         self.check(bind=True)
         both = self.checkpoints, self._durable
         for one, other in zip(self._unknown(), reversed(both), strict=False):
-            check_last(one, commit.step, one.folder.numbered(), other)
+            check_last(one, commit.step, other)
         self._make_room()
         commit(progress)
         self._saved = commit.step
@@ -228,7 +228,7 @@ class Fast:
         step = self._saved
         if step == self._copied or self.checkpoints.steps()[-1:] != [step]:
             return
-        check_last(self._durable, step, self._durable.folder.numbered(), self.checkpoints)
+        check_last(self._durable, step, self.checkpoints)
         error = self.checkpoints.damaged.get(step)
         if error is not None and not self._durable.whole(step):
             raise error

@@ -196,39 +196,39 @@ def room_for(checkpoints: Checkpoints, step: int, is_sharded: bool) -> Iterator[
         of this step that has another form.
     """
     with claimed(checkpoints.folder):
-        numbered = checkpoints.folder.numbered()
-        check_last(checkpoints, step, numbered)
-        same = numbered.get(step)
+        same = check_last(checkpoints, step).get(step)
+        path = checkpoints.path(step)
         if same is not None and same.is_directory != is_sharded:
             if same.is_complete and checkpoints.summary(step) is not None:
                 forms = ["a file", "a directory"]
                 raise InvalidCheckpointError(
-                    f"{shown(checkpoints.path(step))} is {forms[same.is_directory]}, and would "
-                    f"become {forms[is_sharded]}, which cannot replace it atomically: remove it, "
-                    "or save a later step"
+                    f"{shown(path)} is {forms[same.is_directory]}, and would become "
+                    f"{forms[is_sharded]}, which cannot replace it atomically: remove it, or save "
+                    "a later step"
                 )
             if same.is_foreign:
                 raise InvalidCheckpointError(
-                    f"{shown(checkpoints.path(step))} is a directory with files of another "
-                    "program: move it away, or save a later step"
+                    f"{shown(path)} is a directory with files of another program: move it away, or "
+                    "save a later step"
                 )
-            remove(checkpoints.path(step))
-        elif same is not None and is_special(checkpoints.path(step)):
-            remove(checkpoints.path(step))  # a save would write into the pipe or device
+            remove(path)
+        elif same is not None and is_special(path):
+            remove(path)  # a save would write into the pipe or device
         yield
 
 
-def check_last(
-    checkpoints: Checkpoints, step: int, numbered: Mapping[int, Found], *others: Checkpoints
-) -> None:
-    """Raises an InvalidCheckpointError if a later checkpoint is there.
+def check_last(checkpoints: Checkpoints, step: int, *others: Checkpoints) -> Mapping[int, Found]:
+    """Returns the checkpoints of a directory, after checking that none of a later step is there.
 
-    The error also names those in other directories that `resume` would take.
+    Raises:
+      InvalidCheckpointError: If one is there. It also names those in the other directories that
+        `resume` would take.
     """
+    numbered = checkpoints.folder.numbered()
     later = reversed(checkpoints.complete(numbered, step + 1))
     last = next((other for other in later if checkpoints.summaries(numbered, [other])), None)
     if last is None:
-        return
+        return numbered
     paths = [
         shown(each.path(first))
         for each in (checkpoints, *others)
