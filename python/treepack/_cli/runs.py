@@ -15,6 +15,7 @@ from treepack._src.series.names import Folder, Found, directory_of
 from treepack._src.storage.entries import entries, is_directory
 from treepack._src.storage.foreign import orbax_items
 from treepack._src.storage.place import absolute, joined, shown
+from treepack.errors import CorruptionError
 
 # The prefixes of `treepack.Series`, flax's checkpoints and Orbax's managers.
 _PREFIXES = ("step_", "checkpoint_", "")
@@ -50,13 +51,11 @@ def show(name: str, folder: Folder, *, as_json: bool) -> None:
     """Lists the checkpoints of a series. Only their records are read and checked."""
     listing = folder.listing()
     pins = listing.pinned()
-    found = [
-        _row(folder, step, entry, is_pinned=step in pins)
-        for step, entry in listing.numbered().items()
-    ]
+    rows = listing.numbered().items()
+    found = [_row(folder, step, entry, is_pinned=step in pins) for step, entry in rows]
     if as_json:
-        rows = [output.jsonable(row) for row in found]
-        print(json.dumps({"run": shown(name), "checkpoints": rows}, indent=1))
+        result = {"run": shown(name), "checkpoints": output.jsonable(found)}
+        print(json.dumps(result, indent=1))
         return
     whole = sum(row["damage"] is None for row in found)
     nbytes = sum(row["nbytes"] or 0 for row in found)
@@ -71,18 +70,17 @@ def _row(folder: Folder, step: int, entry: Found, *, is_pinned: bool) -> dict[st
         **{"step": step, "name": entry.name, "nbytes": None, "saved": None, "metrics": {}},
         **{"pinned": is_pinned, "damage": None},
     }
-    if not entry.is_complete:
-        row["damage"] = "its save has not ended"
-    else:
-        try:
-            with opened(folder.path(entry.name), step) as contents:
-                summary = contents.summary()
-                saved = None if summary.time is None else utc(summary.time)
-                row |= {"nbytes": contents.nbytes, "saved": saved, "metrics": {**summary.metrics}}
-        except Exception as error:
-            if not is_damage(error):
-                raise
-            row["damage"] = getattr(error, "reason", None) or str(error)
+    try:
+        if not entry.is_complete:
+            raise CorruptionError("its save has not ended")
+        with opened(folder.path(entry.name), step) as contents:
+            summary = contents.summary()
+            saved = None if summary.time is None else utc(summary.time)
+            row |= {"nbytes": contents.nbytes, "saved": saved, "metrics": {**summary.metrics}}
+    except Exception as error:
+        if not is_damage(error):
+            raise
+        row["damage"] = getattr(error, "reason", None) or str(error)
     return row
 
 
