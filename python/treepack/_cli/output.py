@@ -131,13 +131,8 @@ def bar(label: str) -> Iterator[Callable[[int, int], object] | None]:
         return
     from rich import progress as bars  # takes a tenth of the time of a short command
 
-    columns = (
-        bars.TextColumn(label),
-        bars.BarColumn(),
-        bars.DownloadColumn(binary_units=True),
-        bars.TransferSpeedColumn(),
-        bars.TimeRemainingColumn(),
-    )
+    sizes = bars.DownloadColumn(binary_units=True), bars.TransferSpeedColumn()
+    columns = *bars.Progress.get_default_columns(), *sizes
     with bars.Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task(label)
         yield lambda done, total: progress.update(task, completed=done, total=total)

@@ -61,9 +61,8 @@ def tidy(
         steps = ((name, numbers[-2]) for name in older if len(numbers := folder.key(name)) > 1)
         kept = {*spaced(((name, step) for name, step in steps if step), keep_every_n_steps)}
     gone += [name for name in older if name not in kept]
-    arrays = {entry.name for entry in listing.entries if entry.name.endswith(MP_ARRAY_POSTFIX)}
-    pairs = ((name, name + MP_ARRAY_POSTFIX) for name in gone)
-    gone = [each for name, beside in pairs for each in (name, *({beside} & arrays))]
+    there = {entry.name for entry in listing.entries}
+    gone = [each for name in gone for each in (name, name + MP_ARRAY_POSTFIX) if each in there]
     key = folder.key(saved)
     sweep(listing, gone, [name for name in listing.unfinished() if folder.key(name) < key])
     temporary = folder.name(TEMPORARY)
