@@ -44,10 +44,9 @@ _PAUSE_S, _MOST_PAUSE_S = 0.01, 1.0
 # The number of retries if objects are removed while they are read, since later versions come.
 _ATTEMPTS = 5
 
-_OBJECT = re.compile(rf"({NAME})\.(?:treepack|patch)")
-_TEMPORARY = re.compile(
-    rf"\.(?:{NAME}\.(?:treepack|patch)|{re.escape(HEAD)}|{re.escape(LEASE)})\.treepack-.*\.tmp"
-)
+_OBJECT = re.compile(rf"{NAME}\.(?:treepack|patch)")
+_OTHERS = "|".join(map(re.escape, (HEAD, LEASE)))
+_TEMPORARY = re.compile(rf"\.(?:{_OBJECT.pattern}|{_OTHERS})\.treepack-.*\.tmp")
 
 
 class Publisher:
@@ -219,16 +218,15 @@ class Publisher:
 
     def _tidy(self) -> None:
         """Removes objects that the head does not name: old ones, and leftovers of failed pushes."""
-        named = {version.name for version in self._head.versions}
-        patched = {version.name for version in self._head.versions if version.patch is not None}
-        gone = []
+        versions, gone = self._head.versions, []
+        kept = {f"{version.name}.treepack" for version in versions}
+        kept |= {f"{version.name}.patch" for version in versions if version.patch is not None}
         try:
             for entry in entries(self._directory):
                 path = joined(self._directory, entry.name)
                 store, place = store_of(path)
-                if found := _OBJECT.fullmatch(entry.name):
-                    kept = patched if entry.name.endswith(".patch") else named
-                    gone += [place] if found[1] not in kept else []
+                if _OBJECT.fullmatch(entry.name):
+                    gone += [] if entry.name in kept else [place]
                 elif store.is_local and _TEMPORARY.fullmatch(entry.name):
                     with contextlib.suppress(OSError):  # its writer is alive
                         core.remove_if_dead(local(path))
