@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import contextlib
 import errno
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any, Unpack
 
 import treepack._core as core
@@ -117,6 +118,11 @@ class Contents:
         """
         self.step = step
         self._reader = reader
+        # The files of processes, by their numbers.
+        self._files: dict[int, Callable[[], Reader]] = {0: lambda: reader}
+        if isinstance(reader, ShardedReader):
+            processes = (process_of(name) for name, _, _ in reader.manifest.files)
+            self._files = {each: partial(reader.file, at) for at, each in enumerate(processes)}
         found = _metadata(reader)
         self._is_ours = (
             isinstance(found, dict)
@@ -172,7 +178,7 @@ class Contents:
         Returns:
           The item or the list, and the number of processes that have saved.
         """
-        saved = len(self._files) or 1
+        saved = len(self._files)
         if not self._is_ours:
             return None, count
         if saved == count:
@@ -186,11 +192,8 @@ class Contents:
         Raises:
           CorruptionError: If there is damage.
         """
-        reader = self._reader
-        files = [reader]
-        if isinstance(reader, ShardedReader):
-            files = [reader.file(number) for number in sorted(self._files.values())]
-        for file in files[index::count]:
+        for opening in [*self._files.values()][index::count]:
+            file = opening()
             statuses, damage = file.verify(threads=None, progress=None)
             bad = [value for value, status in statuses.items() if status == "corrupt"]
             if bad and damage is None:
@@ -198,21 +201,12 @@ class Contents:
             if damage is not None:
                 raise CorruptionError(f"{file.short_name} is damaged: {damage}")
 
-    @property
-    def _files(self) -> dict[int, int]:
-        """The number of the file of each process; empty for a checkpoint that is one file."""
-        if not isinstance(self._reader, ShardedReader):
-            return {}
-        names = [name for name, _, _ in self._reader.manifest.files]
-        return {process_of(name): number for number, name in enumerate(names)}
-
     def _own(self, process: int) -> dict[str, Any]:
         if not isinstance(self._reader, ShardedReader):
             return self._series
-        files = self._files
-        if process not in files:
+        if process not in self._files:
             return {}
-        found = _metadata(self._reader.file(files[process]))
+        found = _metadata(self._files[process]())
         mine = found.get("own") if isinstance(found, dict) else None
         return mine if isinstance(mine, dict) else {}
 
