@@ -231,7 +231,8 @@ def restored(directory: Any, args: TreepackRestore, default: TreepackRestore) ->
         options.pop(name, None)  # not allowed in calls with a template, or without one
     options |= own
     item = options.pop("item", None)
-    wanted = {parts: not _is_placeholder(leaf) for parts, leaf in leaves_of(item, ())}
+    leaves = leaves_of(item, ())
+    wanted = {parts: leaf is not ... and type(leaf) is not object for parts, leaf in leaves}
     if not all(wanted.values()):
         if () in wanted:
             return item
@@ -246,10 +247,6 @@ def metadata_of(directory: Any, default: TreepackRestore) -> Any:
     """Returns the tree with the shapes and dtypes of its arrays."""
     containers = default.containers or "saved"
     return abstract(os.fspath(directory), unknown="dict", containers=containers)
-
-
-def _is_placeholder(leaf: Any) -> bool:
-    return leaf is ... or type(leaf) is object
 
 
 # The directory name of a step, perhaps with a prefix, while Orbax writes it: to be renamed, or to

@@ -76,8 +76,17 @@ class Keep:
     def __post_init__(self) -> None:
         for name in ("last", "every", "seconds"):
             check(name, getattr(self, name))
-        if self.best is not None:
-            _check_best(self.best)
+        if self.best is None:
+            return
+        is_some = isinstance(self.best, tuple) and 2 <= len(self.best) <= 3
+        name, count, mode = (*self.best, "min")[:3] if is_some else (None, 0, "")
+        is_count = isinstance(count, int) and count >= 1
+        if not isinstance(name, str) or not is_count or mode not in ("min", "max"):
+            raise ValueError(
+                "best must be the name of a metric, the number of checkpoints to keep (at least "
+                '1), and optionally "min" or "max", such as ("loss", 2) or ("accuracy", 2, "max"), '
+                f"got {self.best!r:.100}"
+            )
 
     def kept(self, checkpoints: Sequence[Summary]) -> set[int]:
         """Returns the steps that stay, of whole checkpoints in the order of their steps."""
@@ -126,15 +135,3 @@ def best_steps(
     values = ((each.metrics.get(name, math.nan), each.step) for each in checkpoints)
     found = sorted((sign * value, -step) for value, step in values if not math.isnan(value))
     return [-step for _, step in found[:count]]
-
-
-def _check_best(best: Best) -> None:
-    is_some = isinstance(best, tuple) and 2 <= len(best) <= 3
-    name, count, mode = (*best, "min")[:3] if is_some else (None, 0, "")
-    is_count = isinstance(count, int) and count >= 1
-    if not isinstance(name, str) or not is_count or mode not in ("min", "max"):
-        raise ValueError(
-            "best must be the name of a metric, the number of checkpoints to keep (at least 1), "
-            'and optionally "min" or "max", such as ("loss", 2) or ("accuracy", 2, "max"), got '
-            f"{best!r:.100}"
-        )
