@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -11,7 +12,7 @@ from treepack._src.interop import equinox
 from treepack._src.interop.jax import argument_order, registered_unflatten, unflattener
 from treepack._src.interop.libraries import library_of_type
 from treepack._src.pytree import kinds as code
-from treepack._src.pytree.containers import namedtuple_of
+from treepack._src.pytree.containers import fields_of, namedtuple_of
 from treepack._src.pytree.kinds import flatten
 from treepack._src.pytree.left_out import NOTHING, LeftOut
 from treepack._src.registry import holes as _holes
@@ -19,12 +20,11 @@ from treepack._src.registry.fields import Fields, dataclass_fields
 from treepack._src.registry.inert import is_given, is_inert, storing
 from treepack._src.registry.names import default_name
 from treepack._src.registry.types import (
-    FieldNames,
     NodeType,
     Parts,
-    Split,
     Upgrade,
     check_children,
+    check_static,
 )
 from treepack.errors import TreepackError, UnregisteredTypeError
 
@@ -87,44 +87,27 @@ def jax_node_type(
             return decode_checked(data)
         return found._replace(static=decode_checked(found.static))
 
-    def completed(static: Any, names: list[str], children: list[Any]) -> tuple[Any, list[Any]]:
-        """Returns auxdata and children as JAX takes them; checks them, since JAX does not."""
-        if isinstance(static, _WithFunctions):
-            static, names, children = static.merge(names, children)
-        if fields is not None:
-            check_children(fields.data, names)
-            if type(static) is not tuple or len(static) != len(fields.meta):
-                found = type(static).__name__
-                raise ValueError(
-                    f"expected a tuple of the static data {fields.meta}, found {found}"
-                )
-        return static, children
-
     def made_by(make: Callable[[Any, list[Any]], Any]) -> Callable[..., Any]:
         def unflatten(static: Any, names: list[str], children: list[Any]) -> Any:
-            if (
-                fields is not None
-                and names == fields.data
-                and type(static) is tuple
-                and len(static) == len(fields.meta)
-            ):
-                return make(static, children)  # nearly always
             if isinstance(static, _Variable):
                 return static.make(nodetype, names, children)
-            return make(*completed(static, names, children))
+            if isinstance(static, _WithFunctions):
+                static, names, children = static.merge(names, children)
+            if fields is not None:  # JAX does not check them
+                check_children(fields.data, names)
+                check_static(fields.meta, static)
+            return make(static, children)
 
         return unflatten
 
     foreign = stores is None and library is not None
     all_fields = None if fields is None else [*fields.data, *fields.meta]
-    unflatten = made_by(unflattener(nodetype, all_fields))
-    unflatten_abstract = unflatten if fields is None else made_by(fields.unflatten_abstract)
-
-    field_names: FieldNames | None = None
+    unflatten = unflatten_abstract = made_by(unflattener(nodetype))
+    field_names = fields
     if fields is not None:
-        field_names = fields.data, fields.meta
+        unflatten_abstract = made_by(functools.partial(fields.unflatten_abstract, nodetype))
     elif dataclasses.is_dataclass(nodetype):
-        field_names = [field.name for field in dataclass_fields(nodetype)], []
+        field_names = Fields([field.name for field in dataclass_fields(nodetype)], [])
     return NodeType(
         nodetype,
         name,
@@ -145,18 +128,25 @@ def jax_node_type(
     )
 
 
-def namedtuple_type(
-    nodetype: Any, name: str, *, version: int = 0, upgrade: Upgrade | None = None
+def plain_type(
+    nodetype: type, name: str, fields: Fields, *, version: int = 0, upgrade: Upgrade | None = None
 ) -> NodeType:
-    """Describes a namedtuple, which JAX flattens without registration."""
-    names: list[str] = list(nodetype._fields)
+    """Describes a namedtuple, or a dataclass that is not registered with JAX."""
+    data, meta = fields
+    is_tuple = issubclass(nodetype, tuple)
 
     def flatten_node(node: Any, left_out: LeftOut) -> tuple[bytes, dict[str, Any]]:
-        return core.encode_value(()), dict(zip(names, tuple.__iter__(node), strict=True))
+        if is_tuple:  # whose attributes may be others
+            return core.encode_value(()), dict(zip(data, tuple.__iter__(node), strict=True))
+        values = fields_of(node)
+        auxdata = tuple(values.pop(name) for name in meta)
+        return encode_auxdata(auxdata, left_out, nodetype, meta), values
 
-    def unflatten(_: Any, found: list[str], children: list[Any]) -> Any:
-        check_children(names, found)
-        return namedtuple_of(nodetype, children)
+    def unflatten(static: Any, names: list[str], children: list[Any]) -> Any:
+        check_children(data, names)
+        if is_tuple:
+            return namedtuple_of(nodetype, children)
+        return fields.unflatten_abstract(nodetype, static, children)
 
     return NodeType(
         nodetype,
@@ -164,27 +154,28 @@ def namedtuple_type(
         flatten_node,
         unflatten,
         unflatten_abstract=unflatten,
-        fields=(names, []),
+        fields=fields,
         checked=True,
         version=version,
         upgrade=upgrade,
         writes_auxdata=True,
+        static_of=lambda node: {field: getattr(node, field) for field in meta},
     )
 
 
-def _module_split(nodetype: type) -> Callable[[FieldNames, Parts], Split] | None:
+def _module_split(nodetype: type) -> Callable[[Fields, Parts], tuple[Fields, Fields, Parts]] | None:
     """Returns the `split` of an equinox module, whose record lists all fields as children."""
     meta = equinox.static_names(nodetype)
     if meta is None:
         return None
     data = [field.name for field in dataclass_fields(nodetype) if field.name not in meta]
 
-    def split(saved: FieldNames, parts: Parts) -> Split:
+    def split(saved: Fields, parts: Parts) -> tuple[Fields, Fields, Parts]:
         static, names, children = parts
         if isinstance(static, _WithFunctions):
             static, names, children = static.merge(names, children)
-        was = names, ["", *(name for name in saved[0] if name not in names)]
-        return Split(was, (data, meta), (static, names, children))
+        was = Fields(names, ["", *(name for name in saved[0] if name not in names)])
+        return was, Fields(data, meta), (static, names, children)
 
     return split
 

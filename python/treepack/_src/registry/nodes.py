@@ -20,14 +20,13 @@ from treepack._src.registry import holes as _holes
 from treepack._src.registry import static as _static
 from treepack._src.registry.code import is_code
 from treepack._src.registry.codec import as_parts, checked_factory, one
+from treepack._src.registry.fields import Fields
 from treepack._src.registry.inert import checked_keys
 from treepack._src.registry.names import default_name
 from treepack._src.registry.types import (
     TYPES,
-    FieldNames,
     NodeType,
     check_children,
-    registered,
 )
 from treepack._src.registry.unregistered import of_library, unregistered
 
@@ -49,7 +48,7 @@ def check_name(ty: type, name: str, aliases: Iterable[str] = ()) -> None:
 
 def flatten_node(
     node: Any, left_out: LeftOut
-) -> tuple[str, FieldNames | None, int, bytes, dict[str, Any], bool] | None:
+) -> tuple[str, Fields | None, int, bytes, dict[str, Any], bool] | None:
     """Flattens a node.
 
     Returns:
@@ -62,7 +61,7 @@ def flatten_node(
         to a newer definition.
     """
     ty = type(node)
-    found = registered(ty) or own(ty)
+    found = TYPES.entry_of(ty) or own(ty)
     handled = handlers.find(ty) is not None
     kind = kind_of(node) if handled or found is None else None
     if found is None:
@@ -127,7 +126,7 @@ def _has_lists(state: dict[str, Any]) -> bool:
 
 def type_of(ty: type, kind: NodeKind | None) -> NodeType | None:
     """Describes a type by its entry, or else by the kind of its nodes; `None` for a leaf."""
-    return registered(ty) or own(ty) or (None if kind is None else unregistered(ty, kind))
+    return TYPES.entry_of(ty) or own(ty) or (None if kind is None else unregistered(ty, kind))
 
 
 def is_named(ty: type, name: str) -> bool:

@@ -19,7 +19,6 @@ from treepack._src.pytree.kinds import flatten, is_plain_namedtuple, kind_of
 from treepack._src.registry import jax_export as _jax_export
 from treepack._src.registry import nodes as _nodes
 from treepack._src.registry import static as _static
-from treepack._src.registry import types as _types
 from treepack._src.registry.inert import decode_given
 from treepack._src.registry.jax_nodes import encode_auxdata
 from treepack._src.registry.names import (
@@ -30,6 +29,7 @@ from treepack._src.registry.names import (
     unstable_text,
 )
 from treepack._src.registry.register import register_namedtuple, register_node
+from treepack._src.registry.types import TYPES
 
 
 def register_tree(tree: Any, *, prefix: str | None = None) -> dict[str, type]:
@@ -85,7 +85,7 @@ def register_tree(tree: Any, *, prefix: str | None = None) -> dict[str, type]:
             own = _nodes.own(ty)
             if own is not None:
                 _jax_export.register(ty, own.name, encode_auxdata, decode_given, None)
-            elif _types.registered(ty) is None and ty not in _nodes.BY_JAX:
+            elif TYPES.name_of(ty) is None and ty not in _nodes.BY_JAX:
                 register(ty)
             if ty in _nodes.BY_JAX:
                 for child in node.values() if ty is dict else node or ():
