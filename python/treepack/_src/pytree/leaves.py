@@ -28,7 +28,7 @@ from treepack._src.interop.modules import instance_of
 from treepack._src.interop.shardings import fitting
 from treepack._src.pytree import prng as _prng
 from treepack._src.pytree.kinds import describes_array, is_function, kind_of
-from treepack._src.pytree.left_out import NOTHING, LeftOut
+from treepack._src.pytree.left_out import LeftOut
 from treepack._src.storage.deferred import Deferred
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 _BUILTIN = (str, bytes, int, float, bool, complex, type(None))
 
 
-def classify(value: Any, left_out: LeftOut = NOTHING) -> Class:
+def classify(value: Any, left_out: LeftOut | None = None) -> Class:
     """Returns the class of a value, which depends only on its type and on `left_out`."""
     if msgpack.is_ext(value):
         return Class.EXT
@@ -66,8 +66,8 @@ def classify(value: Any, left_out: LeftOut = NOTHING) -> Class:
         return Class.CODE
     if is_marker(value):  # or another object of its type, which raises later
         return Class.CODE
-    may_skip = left_out.static == "skip" and not _jax.is_tracer(value)
-    if may_skip and not isinstance(value, _BUILTIN):
+    may_skip = left_out is not None and left_out.static == "skip"
+    if may_skip and not _jax.is_tracer(value) and not isinstance(value, _BUILTIN):
         return Class.CODE
     return Class.UNSUPPORTED
 
@@ -118,21 +118,25 @@ _is_partition_spec = instance_of("jax.sharding", "PartitionSpec")
 _is_open_file = instance_of("treepack", "Tree")
 
 
+_AS_TEXT = (decimal.Decimal, fractions.Fraction, uuid.UUID, pathlib.PurePath)
+
+# Remedies for values that are common among leaves, by their types.
+_REMEDIES: dict[Any, str] = {
+    (np.dtype, type): "a dtype or class is not a leaf; save its name",
+    datetime.date: "save its .isoformat()",
+    datetime.timedelta: "save its .total_seconds()",
+    _AS_TEXT: "save str(...) of it, or pass it as metadata=",
+    (set, frozenset): "a set has no order: save sorted(...) of it, or pass it as metadata=",
+    (range, collections.deque): "save list(...) of it, or pass it as metadata=",
+}
+
+
 def remedy(value: Any) -> str | None:
     """Returns a remedy for values that are common among leaves, or `None`."""
-    if isinstance(value, (np.dtype, type)):
-        return "a dtype or class is not a leaf; save its name"
-    if isinstance(value, (datetime.datetime, datetime.date)):
-        return "save its .isoformat()"
-    if isinstance(value, datetime.timedelta):
-        return "save its .total_seconds()"
-    if isinstance(value, (decimal.Decimal, fractions.Fraction, uuid.UUID, pathlib.PurePath)):
-        return "save str(...) of it, or pass it as metadata="
-    if isinstance(value, (set, frozenset)):
-        return "a set has no order: save sorted(...) of it, or pass it as metadata="
-    if isinstance(value, (range, collections.deque)):
-        return "save list(...) of it, or pass it as metadata="
-    if isinstance(value, np.random.Generator):
+    for known, text in _REMEDIES.items():
+        if isinstance(value, known):
+            return text
+    if isinstance(value, np.random.Generator):  # NumPy imports that module when it is used
         return "save its .bit_generator.state, a dict"
     if isinstance(value, np.random.BitGenerator):
         return "save its .state, a dict"
