@@ -53,7 +53,8 @@ def jax_node_type(
         if fields is not None and list(children) != fields.data:
             return core.encode_value((_VARIABLE, data, list(children))), children
         if functions:
-            data = _add_functions(nodetype, data, list(children), functions, left_out)
+            functions = _holes.storable(functions, left_out, f"{default_name(nodetype)}: ")
+            data = core.encode_value((_FUNCTIONS, data, list(children), functions))
         return data, state
 
     def static_of(node: Any) -> dict[str, Any]:
@@ -212,16 +213,6 @@ class _WithFunctions(NamedTuple):
         if found.keys() != set(self.names):
             raise ValueError(f"expected the children {self.names}, found {list(found)}")
         return self.static, self.names, [found[name] for name in self.names]
-
-
-def _add_functions(
-    nodetype: type, data: bytes, names: list[str], functions: dict[str, Any], left_out: LeftOut
-) -> bytes:
-    """Adds the functions among the children to static data."""
-    functions = _holes.with_holes(functions, left_out)
-    for name, function in functions.items():
-        _holes.check_field(name, function, f"{default_name(nodetype)}: ")
-    return core.encode_value((_FUNCTIONS, data, names, functions))
 
 
 def _extended(data: bytes) -> _Variable | _WithFunctions | None:
