@@ -77,16 +77,6 @@ def explain(value: Any) -> str:
     ty = type(value)
     name = ty.__qualname__ if ty.__module__ == "builtins" else f"{ty.__module__}.{ty.__qualname__}"
     text = f"cannot serialize a leaf of type {name}"
-    if _jax.is_tracer(value):
-        return f"{text}: this is a traced value; serialize outside of jit, grad and vmap"
-    if isinstance(value, np.ma.MaskedArray):
-        return f"{text}: the mask would be lost; save data and mask as two arrays"
-    if isinstance(value, enum.Enum):
-        return f"{text}: save its .value"
-    if flax.is_linen_module(value):
-        return f"{text}: a linen Module is configuration; save its variables"
-    if flax.is_graph_definition(value):
-        return f"{text}: it defines a model; save nnx.state(model)"
     hint = remedy(value)
     if hint is not None:
         return f"{text}: {hint}"
@@ -113,55 +103,63 @@ def as_plain(value: Any) -> tuple[str, Callable[[Any], Any]] | None:
 
 _is_namespace = instance_of("argparse", "Namespace")
 
-_is_partition_spec = instance_of("jax.sharding", "PartitionSpec")
-
-_is_open_file = instance_of("treepack", "Tree")
-
-
 _AS_TEXT = (decimal.Decimal, fractions.Fraction, uuid.UUID, pathlib.PurePath)
 
-# Remedies for values that are common among leaves, by their types.
-_REMEDIES: dict[Any, str] = {
-    (np.dtype, type): "a dtype or class is not a leaf; save its name",
-    datetime.date: "save its .isoformat()",
-    datetime.timedelta: "save its .total_seconds()",
-    _AS_TEXT: "save str(...) of it, or pass it as metadata=",
-    (set, frozenset): "a set has no order: save sorted(...) of it, or pass it as metadata=",
-    (range, collections.deque): "save list(...) of it, or pass it as metadata=",
-}
+
+def _has_property(value: Any) -> bool:
+    return isinstance(getattr(type(value), "value", None), property)
+
+
+def _is_named_function(value: Any) -> bool:
+    return callable(value) and hasattr(value, "__name__")
+
+
+# Remedies for values that are common among leaves: types or a predicate, and a text. The first one
+# that fits counts.
+_REMEDIES: list[tuple[Any, str]] = [
+    (_jax.is_tracer, "this is a traced value; serialize outside of jit, grad and vmap"),
+    (
+        instance_of("numpy.ma", "MaskedArray"),
+        "the mask would be lost; save data and mask as two arrays",
+    ),
+    (enum.Enum, "save its .value"),
+    (flax.is_linen_module, "a linen Module is configuration; save its variables"),
+    (flax.is_graph_definition, "it defines a model; save nnx.state(model)"),
+    ((np.dtype, type), "a dtype or class is not a leaf; save its name"),
+    (datetime.date, "save its .isoformat()"),
+    (datetime.timedelta, "save its .total_seconds()"),
+    (_AS_TEXT, "save str(...) of it, or pass it as metadata="),
+    ((set, frozenset), "a set has no order: save sorted(...) of it, or pass it as metadata="),
+    ((range, collections.deque), "save list(...) of it, or pass it as metadata="),
+    (instance_of("numpy.random", "Generator"), "save its .bit_generator.state, a dict"),
+    (instance_of("numpy.random", "BitGenerator"), "save its .state, a dict"),
+    (instance_of("numpy.random", "RandomState"), "save its .get_state()"),
+    (instance_of("treepack", "Tree"), "save its .load()"),
+    (
+        instance_of("jax.sharding", "PartitionSpec"),
+        "save tuple(...) of it, or pass it as metadata=",
+    ),
+    (
+        _jax.is_abstract,
+        "it has no values, like results of jax.eval_shape: save the arrays that the function "
+        "itself returns, or pass the tree as metadata=",
+    ),
+    (describes_array, "it describes an array and has no values: save the array"),
+    (_has_property, "its data are in .value, where JAX does not see them: save the .value"),
+    (_jax.is_treedef, "a PyTreeDef is structure; save the tree itself"),
+    (
+        _is_named_function,
+        "functions are code; keep it in a static field, or a jax.tree_util.Partial, and call "
+        "treepack.register_function on it",
+    ),
+]
 
 
 def remedy(value: Any) -> str | None:
     """Returns a remedy for values that are common among leaves, or `None`."""
-    for known, text in _REMEDIES.items():
-        if isinstance(value, known):
+    for fits, text in _REMEDIES:
+        if isinstance(value, fits) if isinstance(fits, (type, tuple)) else fits(value):
             return text
-    if isinstance(value, np.random.Generator):  # NumPy imports that module when it is used
-        return "save its .bit_generator.state, a dict"
-    if isinstance(value, np.random.BitGenerator):
-        return "save its .state, a dict"
-    if isinstance(value, np.random.RandomState):
-        return "save its .get_state()"
-    if _is_open_file(value):
-        return "save its .load()"
-    if _is_partition_spec(value):
-        return "save tuple(...) of it, or pass it as metadata="
-    if _jax.is_abstract(value):
-        return (
-            "it has no values, like results of jax.eval_shape: save the arrays that the function "
-            "itself returns, or pass the tree as metadata="
-        )
-    if describes_array(value):
-        return "it describes an array and has no values: save the array"
-    if isinstance(getattr(type(value), "value", None), property):
-        return "its data are in .value, where JAX does not see them: save the .value"
-    if _jax.is_treedef(value):
-        return "a PyTreeDef is structure; save the tree itself"
-    if callable(value) and hasattr(value, "__name__"):
-        return (
-            "functions are code; keep it in a static field, or a jax.tree_util.Partial, and call "
-            "treepack.register_function on it"
-        )
     return None
 
 
