@@ -124,9 +124,13 @@ def _implementation(impl: str) -> tuple[Any, tuple[int, ...]] | None:
         return None
     except TypeError:
         pass
+
+    def key_and_data(seed: Any) -> tuple[Any, Any]:
+        key = jax.random.key(seed, impl=impl)
+        return key, jax.random.key_data(key)
+
     try:
-        key = jax.eval_shape(functools.partial(jax.random.key, impl=impl), 0)
-        data = jax.eval_shape(jax.random.key_data, key)
+        key, data = jax.eval_shape(key_and_data, 0)
     except (TypeError, ValueError):
         return None
     return key.dtype, data.shape
