@@ -43,7 +43,6 @@ def jax_node_type(
     meta = None if fields is None else fields.meta
     stores = storing(nodetype, fields)
     library = library_of_type(nodetype)
-    writes_auxdata = encode is None
 
     def flatten_node(node: Any, left_out: LeftOut) -> tuple[bytes, dict[str, Any]]:
         children, treedef = flatten(node)
@@ -76,24 +75,20 @@ def jax_node_type(
             )
 
     def decode_checked(data: bytes) -> Any:
-        if decode is not None:
-            return decode(data)
-        static = core.decode_value(data)
-        check(static)
-        return static
-
-    def decode_all(data: bytes) -> Any:
-        found = _extended(data)
-        if found is None:
-            return decode_checked(data)
-        return found._replace(static=decode_checked(found.static))
+        marked = _marked(data)
+        data = data if marked is None else marked.static
+        static = core.decode_value(data) if decode is None else decode(data)
+        if decode is None:
+            check(static)
+        return static if marked is None else marked._replace(static=static)
 
     def made_by(make: Callable[[Any, list[Any]], Any]) -> Callable[..., Any]:
         def unflatten(static: Any, names: list[str], children: list[Any]) -> Any:
-            if isinstance(static, _Variable):
-                return static.make(nodetype, names, children)
-            if isinstance(static, _WithFunctions):
+            if isinstance(static, _Marked):
+                is_variable = static.functions is None
                 static, names, children = static.merge(names, children)
+                if is_variable:
+                    return registered_unflatten(nodetype)(static, children)
             if fields is not None:  # JAX does not check them
                 check_children(fields.data, names)
                 check_static(fields.meta, static)
@@ -115,14 +110,14 @@ def jax_node_type(
         flatten_node,
         unflatten,
         unflatten_abstract,
-        decode=decode_all,
+        decode=decode_checked,
         fields=field_names,
         checked=fields is not None,
         split=_module_split(nodetype),
         version=version,
         upgrade=upgrade,
         order=None if all_fields is None or foreign else argument_order(nodetype, all_fields),
-        writes_auxdata=writes_auxdata,
+        writes_auxdata=encode is None,
         static_of=static_of,
         check=check,
         foreign=foreign,
@@ -173,7 +168,7 @@ def _module_split(nodetype: type) -> Callable[[Fields, Parts], tuple[Fields, Fie
 
     def split(saved: Fields, parts: Parts) -> tuple[Fields, Fields, Parts]:
         static, names, children = parts
-        if isinstance(static, _WithFunctions):
+        if isinstance(static, _Marked):
             static, names, children = static.merge(names, children)
         was = Fields(names, ["", *(name for name in saved[0] if name not in names)])
         return was, Fields(data, meta), (static, names, children)
@@ -184,57 +179,51 @@ def _module_split(nodetype: type) -> Callable[[Fields, Parts], tuple[Fields, Fie
 # Marks static data of a node whose type has children only on conditions.
 _VARIABLE = "treepack.variable"
 
-
-class _Variable(NamedTuple):
-    """Static data and names of the children of a node whose type has conditional children."""
-
-    static: Any
-    names: list[str]
-
-    def make(self, nodetype: type, names: list[str], children: list[Any]) -> Any:
-        """Rebuilds the node with the function that is registered with JAX."""
-        check_children(self.names, names)
-        return registered_unflatten(nodetype)(self.static, children)
-
-
 # Marks static data of a node with functions among its children, which are not state.
 _FUNCTIONS = "treepack.functions"
 
 
-class _WithFunctions(NamedTuple):
-    """Static data of a node, the names of its children, and the functions among these."""
+class _Marked(NamedTuple):
+    """Marked static data.
+
+    Attributes:
+      static: The static data without the mark.
+      names: The names of the children.
+      functions: The functions among the children; `None` if the children are conditional.
+    """
 
     static: Any
     names: list[str]
-    functions: dict[str, Any]
+    functions: dict[str, Any] | None = None
 
     def merge(self, names: list[str], children: list[Any]) -> tuple[Any, list[str], list[Any]]:
-        found = dict(zip(names, children, strict=True)) | self.functions
+        """Returns the static data, and the names and values of all children."""
+        found = dict(zip(names, children, strict=True)) | (self.functions or {})
         if found.keys() != set(self.names):
             raise ValueError(f"expected the children {self.names}, found {list(found)}")
         return self.static, self.names, [found[name] for name in self.names]
 
 
-def _extended(data: bytes) -> _Variable | _WithFunctions | None:
+def _marked(data: bytes) -> _Marked | None:
     """Decodes marked static data; `None` for data without a mark."""
     if not any(mark.encode() in data for mark in (_VARIABLE, _FUNCTIONS)):  # nearly always
         return None
     match core.decode_value(data):
-        case (mark, bytes(static), list(names)) if mark == _VARIABLE:
-            return _Variable(static, names)
-        case (mark, bytes(static), list(names), dict(functions)) if mark == _FUNCTIONS:
-            return _WithFunctions(static, names, functions)
+        case (mark, bytes(), list()) as found if mark == _VARIABLE:
+            return _Marked(*found[1:])
+        case (mark, bytes(), list(), dict()) as found if mark == _FUNCTIONS:
+            return _Marked(*found[1:])
     return None
 
 
 def holds_code(data: bytes) -> bool:
     """Returns whether encoded static data have parts that a library's code must not receive."""
     try:
-        found = _extended(data)
+        found = _marked(data)
         static = core.decode_value(data if found is None else found.static)
     except TreepackError:
         return True
-    return isinstance(found, _WithFunctions) or not is_inert(static)
+    return (found is not None and found.functions is not None) or not is_inert(static)
 
 
 def encode_auxdata(

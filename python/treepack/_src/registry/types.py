@@ -174,11 +174,10 @@ def _check_made(node: Any, found: NodeType, names: list[str], children: list[Any
         raise _refusal(found, reason)
 
 
-# Takes static data, names and children as saved; returns them in the current version.
-Converter = Callable[[Any, list[str], list[Any]], Parts]
-
-
-def _converter(found: NodeType, saved: Fields | None, version: int) -> Converter:
+def _converter(
+    found: NodeType, saved: Fields | None, version: int
+) -> Callable[[Any, list[str], list[Any]], Parts]:
+    """Returns a function that converts the parts of a node to the current version."""
     upgrade = found.upgrade if version != found.version else None
 
     def upgraded(static: Any, children: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
@@ -231,27 +230,22 @@ def _check_upgraded(fields: Fields, data: Any, values: dict[str, Any]) -> None:
 
 def _check_fields(found: NodeType, saved: Fields, now: Fields) -> None:
     """Raises unless nodes with the saved fields can become nodes with the current ones."""
-    for index, other in ((0, 1), (1, 0)):
-        for name in saved[index]:
-            if name in now[other]:
-                kinds = "child", "static"
-                raise _refusal(
-                    found,
-                    f"was saved with {name!r} as a {kinds[index]} field, and now has it as a "
-                    f"{kinds[other]} field",
-                )
-            if name not in now[index]:
-                raise _refusal(found, f"was saved with the field {name!r}, which it no longer has")
-        for name in now[index]:
-            if (
-                name not in saved[index]
-                and name not in saved[other]
-                and not default_of(found.ty, name)
-            ):
-                raise _refusal(
-                    found,
-                    f"was saved without the field {name!r}, which has no default",
-                )
+    before, after = (
+        dict.fromkeys(fields.data, "child") | dict.fromkeys(fields.meta, "static")
+        for fields in (saved, now)
+    )
+    for name, kind in before.items():
+        if name not in after:
+            raise _refusal(found, f"was saved with the field {name!r}, which it no longer has")
+        if after[name] != kind:
+            raise _refusal(
+                found,
+                f"was saved with {name!r} as a {kind} field, and now has it as a {after[name]} "
+                "field",
+            )
+    for name in after:
+        if name not in before and not default_of(found.ty, name):
+            raise _refusal(found, f"was saved without the field {name!r}, which has no default")
 
 
 def _value(found: NodeType, name: str, values: dict[str, Any]) -> Any:
