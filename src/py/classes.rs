@@ -31,10 +31,28 @@ pub enum Class {
     Masked,
 }
 
-/// Classes by type. Holding the types keeps their addresses from being reused.
+/// Answers by type. Holding the types keeps their addresses from being reused.
+pub type ByType<'py, T> = Vec<(Bound<'py, PyType>, T)>;
+
+/// Returns the answer for the type of a value, which `make` gives for the first value.
+#[inline]
+pub fn by_type<'py, T: Clone>(
+    known: &mut ByType<'py, T>,
+    value: &Bound<'py, PyAny>,
+    make: impl FnOnce() -> PyResult<T>,
+) -> PyResult<T> {
+    let class = value.get_type();
+    if let Some((_, answer)) = known.iter().find(|(known, _)| known.is(&class)) {
+        return Ok(answer.clone());
+    }
+    let answer = make()?;
+    known.push((class, answer.clone()));
+    Ok(answer)
+}
+
 #[derive(Default)]
 pub struct Classes<'py> {
-    known: Vec<(Bound<'py, PyType>, Class)>,
+    known: ByType<'py, Class>,
     left_out: Option<Bound<'py, PyAny>>,
 }
 
@@ -47,18 +65,10 @@ impl<'py> Classes<'py> {
     }
 
     pub fn of(&mut self, value: &Bound<'py, PyAny>) -> PyResult<Class> {
-        let class = value.get_type();
-        if let Some((_, known)) = self.known.iter().find(|(known, _)| known.is(&class)) {
-            return Ok(*known);
-        }
-        let classify = Hooks::get(value.py())?.classify.bind(value.py());
-        let answer = match &self.left_out {
-            None => classify.call1((value,)),
-            Some(left_out) => classify.call1((value, left_out)),
-        };
-        let answer = answer?.extract()?;
-        self.known.push((class, answer));
-        Ok(answer)
+        by_type(&mut self.known, value, || {
+            let classify = Hooks::get(value.py())?.classify.bind(value.py());
+            Ok(classify.call1((value, &self.left_out))?.extract()?)
+        })
     }
 
     /// Returns whether a child of a module certainly is state, without functions in it.

@@ -10,6 +10,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyCFunction, PyDict, PyFloat, PyInt, PyString, PyTuple, PyType};
 use serde_bytes::ByteBuf;
 
+use super::classes::{ByType, by_type};
 use super::hooks::Hooks;
 use super::memory::new_tuple_of;
 use super::value;
@@ -26,6 +27,10 @@ pub struct Fields<'py> {
     pub pytree: bool,
     /// Whether children may be functions, which are not state.
     code: bool,
+    /// Static data: those that all have, and the attributes that follow.
+    head: Vec<Bound<'py, PyAny>>,
+    r#static: Option<Vec<Bound<'py, PyString>>>,
+    #[pyo3(attribute("type"))]
     pub record: Option<TypeRecord<'py>>,
 }
 
@@ -58,10 +63,9 @@ impl<'py> Fields<'py> {
 
     /// Returns the encoded static data, if the type's record is known.
     pub fn data(&self, node: &Bound<'py, PyAny>) -> PyResult<Option<ByteBuf>> {
-        let Some(record) = &self.record else {
+        let (Some(record), Some(names)) = (&self.record, &self.r#static) else {
             return Ok(None);
         };
-        let names = &record.fields.r#static;
         let values = if names.is_empty() {
             Vec::new()
         } else if let Some(values) = self.values(node, names)? {
@@ -74,7 +78,7 @@ impl<'py> Fields<'py> {
         {
             return Ok(Some(data.clone()));
         }
-        let parts = record.fields.head.iter().chain(&values);
+        let parts = self.head.iter().chain(&values);
         let parts = grow::collect(parts.cloned())?;
         let parts = new_tuple_of(node.py(), parts)?;
         let data = ByteBuf::from(value::encode(parts.as_any())?);
@@ -85,43 +89,29 @@ impl<'py> Fields<'py> {
 
 pub type Attributes<'py> = (Rc<Fields<'py>>, Vec<Bound<'py, PyAny>>);
 
+/// A `NodeType` of Python, in a record.
 pub struct TypeRecord<'py> {
-    fields: TypeRecordFields<'py>,
+    pub node_type: NodeType,
     /// The index in the record, once assigned.
     pub number: OnceCell<u32>,
     /// The last encoded static data: many containers have the same.
     last: RefCell<Option<(Vec<Bound<'py, PyAny>>, ByteBuf)>>,
 }
 
-/// See `fixed_fields.TypeRecord`.
-#[derive(FromPyObject)]
-struct TypeRecordFields<'py> {
-    name: String,
-    fields: Option<(Vec<String>, Vec<String>)>,
-    version: u32,
-    head: Vec<Bound<'py, PyAny>>,
-    r#static: Vec<Bound<'py, PyString>>,
-}
-
 impl<'py> FromPyObject<'_, 'py> for TypeRecord<'py> {
     type Error = PyErr;
 
-    fn extract(record: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+    fn extract(found: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        let py = found.py();
         Ok(Self {
-            fields: record.extract()?,
+            node_type: NodeType {
+                name: found.getattr(intern!(py, "name"))?.extract()?,
+                fields: found.getattr(intern!(py, "fields"))?.extract()?,
+                version: found.getattr(intern!(py, "version"))?.extract()?,
+            },
             number: OnceCell::new(),
             last: RefCell::default(),
         })
-    }
-}
-
-impl TypeRecord<'_> {
-    pub fn node_type(&self) -> NodeType {
-        NodeType {
-            name: self.fields.name.clone(),
-            fields: self.fields.fields.clone(),
-            version: self.fields.version,
-        }
     }
 }
 
@@ -144,21 +134,16 @@ fn are_same(a: &Bound<'_, PyAny>, b: &Bound<'_, PyAny>) -> bool {
     })
 }
 
-/// Fields by type. Holding the types keeps their addresses from being reused.
 #[derive(Default)]
-pub struct FieldsByType<'py>(Vec<(Bound<'py, PyType>, Option<Rc<Fields<'py>>>)>);
+pub struct FieldsByType<'py>(ByType<'py, Option<Rc<Fields<'py>>>>);
 
 impl<'py> FieldsByType<'py> {
     pub fn of(&mut self, node: &Bound<'py, PyAny>) -> PyResult<Option<Rc<Fields<'py>>>> {
-        let class = node.get_type();
-        if let Some((_, known)) = self.0.iter().find(|(known, _)| known.is(&class)) {
-            return Ok(known.clone());
-        }
-        let fixed_fields = Hooks::get(node.py())?.fixed_fields.bind(node.py());
-        let answer: Option<Fields<'py>> = fixed_fields.call1((node,))?.extract()?;
-        let fields = answer.map(Rc::new);
-        self.0.push((class, fields.clone()));
-        Ok(fields)
+        by_type(&mut self.0, node, || {
+            let fixed_fields = Hooks::get(node.py())?.fixed_fields.bind(node.py());
+            let answer: Option<Fields<'py>> = fixed_fields.call1((node,))?.extract()?;
+            Ok(answer.map(Rc::new))
+        })
     }
 
     /// `None` if `is_state` rejects a child.

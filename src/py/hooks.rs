@@ -26,7 +26,7 @@ macro_rules! hooks {
 }
 
 hooks! {
-    /// `classify(value[, left_out]) -> Class`; saves pass their [`super::walk::Options::left_out`].
+    /// `classify(value, left_out) -> Class`; saves pass their [`super::walk::Options::left_out`].
     classify,
     /// `explain(value) -> str`: why a value cannot be a leaf.
     explain,

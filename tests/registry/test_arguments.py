@@ -16,7 +16,7 @@ from treepack._src.registry import types
 
 
 def order_of(ty: type) -> list[int] | None:
-    found = types.registered(ty)
+    found = types.TYPES.entry_of(ty)
     assert found is not None
     return found.order
 

@@ -706,7 +706,7 @@ def test_unknown_types_are_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(_lookups.Lookups, "fill", lambda *parts: filled.append(1) or fill(*parts))
     lost = msgpack.packb({"named": ["tests.LostData", {"int": 1}]})
     hole = core.encode_value((_holes.Hole("mode", "a mode"), None))
-    frozen = _nodes.registered(Frozen)
+    frozen = _nodes.TYPES.entry_of(Frozen)
     assert frozen is not None
     fields = ["a", "b"]
     for kind, of in (
@@ -727,7 +727,7 @@ def test_large_static_data_of_many_nodes_are_filled_only_so_often() -> None:
     from treepack._src.registry import holes as _holes
     from treepack._src.registry import nodes as _nodes
 
-    frozen = _nodes.registered(Frozen)
+    frozen = _nodes.TYPES.entry_of(Frozen)
     assert frozen is not None
     hole = core.encode_value((_holes.Hole("mode", "a mode"), bytes(1 << 20)))
     data = many({"typed": [0, hole]}, [["tests.Frozen", frozen.fields]])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import enum
+import functools
 import pathlib
 import sys
 import threading
@@ -663,3 +664,51 @@ def test_parts_of_static_data_have_exact_types(name: str, parts: Any) -> None:
 
     with pytest.raises(treepack.DecodeError):
         _static.rebuild_value(name, parts)
+
+
+class Unit(enum.Enum):
+    METRE = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Scale:
+    unit: Unit
+
+
+def doubled(x: Any) -> Any:
+    return 2 * x
+
+
+def halved(x: Any) -> Any:
+    return x / 2
+
+
+@jax.tree_util.register_pytree_node_class
+class Measured:
+    """A node whose auxdata its class makes of values of the program."""
+
+    def __init__(self, w: Any, static: Any) -> None:
+        self.w, self.static = w, static
+
+    def tree_flatten(self) -> tuple[Any, Any]:
+        return (self.w,), self.static
+
+    @classmethod
+    def tree_unflatten(cls, static: Any, children: Any) -> Measured:
+        return cls(*children, static)
+
+
+def test_types_and_functions_in_static_data_of_a_tree_are_registered() -> None:
+    parts = [
+        Scale(Unit.METRE),
+        types.MappingProxyType({"by": doubled}),
+        functools.partial(halved, 4),
+        (jax.tree_util.tree_structure([0]), optax.EmptyState()),
+    ]
+    assert treepack.register_tree([Measured(1, part) for part in parts]) == {
+        f"{__name__}.Measured": Measured
+    }
+    loaded = treepack.loads(treepack.dumps([Measured(1, part) for part in parts]))
+    scale, mapping, partial, last = [node.static for node in loaded]
+    assert (scale, mapping, last) == (parts[0], parts[1], parts[3])
+    assert (partial.func, partial.args) == (halved, (4,))

@@ -5,10 +5,10 @@ use std::ptr;
 
 use numpy::{PyUntypedArray, PyUntypedArrayMethods};
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyComplex, PyDict, PyList, PyTuple, PyType};
+use pyo3::types::{PyBytes, PyComplex, PyDict, PyList, PyTuple};
 use pyo3::{PyTypeInfo, ffi, intern};
 
-use super::super::classes::{Class, Classes, is_plain};
+use super::super::classes::{ByType, Class, Classes, by_type, is_plain};
 use super::super::fields::{Attributes, FieldsByType};
 use super::super::hooks::Hooks;
 
@@ -18,7 +18,7 @@ pub struct Matching<'py> {
     converts: bool,
     /// NumPy's array type; null if Python converts NumPy arrays, too.
     array: *mut ffi::PyTypeObject,
-    abstract_arrays: RefCell<Vec<(Bound<'py, PyType>, bool)>>,
+    abstract_arrays: RefCell<ByType<'py, bool>>,
     fields: RefCell<FieldsByType<'py>>,
     classes: RefCell<Classes<'py>>,
 }
@@ -118,14 +118,9 @@ impl<'py> Matching<'py> {
         {
             return Ok(false);
         }
-        let class = value.get_type();
-        let mut known = self.abstract_arrays.borrow_mut();
-        if let Some((_, answer)) = known.iter().find(|(known, _)| known.is(&class)) {
-            return Ok(*answer);
-        }
-        let is_abstract = Hooks::get(value.py())?.is_abstract_array.bind(value.py());
-        let answer = is_abstract.call1((value,))?.is_truthy()?;
-        known.push((class, answer));
-        Ok(answer)
+        by_type(&mut self.abstract_arrays.borrow_mut(), value, || {
+            let is_abstract = Hooks::get(value.py())?.is_abstract_array.bind(value.py());
+            is_abstract.call1((value,))?.is_truthy()
+        })
     }
 }

@@ -12,13 +12,7 @@ use super::state::{Position, Walk};
 use crate::grow;
 use crate::structure::{Kind, NodeType};
 
-struct Reduced<'py> {
-    children: Bound<'py, PyDict>,
-    /// A handler made them: lists stay lists.
-    fixed: bool,
-    class: u32,
-    data: ByteBuf,
-}
+type Reduced<'py> = (Bound<'py, PyDict>, bool, Kind);
 
 impl<'py> Walk<'py> {
     #[inline(never)]
@@ -79,7 +73,7 @@ impl<'py> Walk<'py> {
         let number = if let Some(known) = record.number.get() {
             *known
         } else {
-            let number = self.out.node_type(record.node_type())?;
+            let number = self.out.node_type(record.node_type.clone())?;
             *record.number.get_or_init(|| number)
         };
         Ok(Some(Kind::Typed(number, data)))
@@ -113,20 +107,21 @@ impl<'py> Walk<'py> {
         self.reduced(value, place)
     }
 
+    /// Takes a container apart in Python, except a jax array with a handler.
     #[inline(never)]
     pub(super) fn reduced(&mut self, value: &Bound<'py, PyAny>, place: Position) -> Walked {
-        let Some(reduced) = self.reduce(value)? else {
+        let Some((children, is_state, kind)) = self.reduce(value)? else {
             return self.jax_array(value);
         };
         let place = Position {
-            state: !reduced.fixed,
+            state: !is_state,
             ..place
         };
-        self.pairs(&reduced.children, place.below()?)?;
-        self.end(Kind::Typed(reduced.class, reduced.data))
+        self.pairs(&children, place.below()?)?;
+        self.end(kind)
     }
 
-    /// Takes a container apart in Python; `None` for a jax array with a handler.
+    /// Returns the children, whether a handler made them (lists stay lists), and the kind.
     #[inline(never)]
     fn reduce(&mut self, value: &Bound<'py, PyAny>) -> Walked<Option<Reduced<'py>>> {
         let flatten_node = self.hooks.flatten_node.bind(self.py);
@@ -135,7 +130,7 @@ impl<'py> Walk<'py> {
         if answer.is_none() {
             return Ok(None);
         }
-        let (name, fields, version, data, children, fixed) = answer.extract()?;
+        let (name, fields, version, data, children, is_state) = answer.extract()?;
         let data: Bound<'py, PyBytes> = data;
         let class = self.out.node_type(NodeType {
             name,
@@ -143,12 +138,7 @@ impl<'py> Walk<'py> {
             version,
         })?;
         let data = ByteBuf::from(grow::to_vec(data.as_bytes())?);
-        Ok(Some(Reduced {
-            children,
-            fixed,
-            class,
-            data,
-        }))
+        Ok(Some((children, is_state, Kind::Typed(class, data))))
     }
 
     #[allow(clippy::unnecessary_box_returns)] // see `Walked`

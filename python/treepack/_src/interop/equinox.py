@@ -6,10 +6,13 @@ import dataclasses
 import functools
 from typing import Any
 
-from treepack._src.interop.modules import imported, instance_of
+from treepack._src.interop.modules import imported, instance_of, subclass_of
 
 is_module = instance_of("equinox", "Module")
 """Returns whether a value is an equinox module."""
+
+
+_is_module_type = subclass_of("equinox", "Module")
 
 
 def static_names(nodetype: type) -> list[str] | None:
@@ -17,8 +20,7 @@ def static_names(nodetype: type) -> list[str] | None:
 
     The first name is not a field: it marks fields without a value.
     """
-    equinox = imported("equinox")
-    if equinox is None or not issubclass(nodetype, equinox.Module):
+    if not _is_module_type(nodetype):
         return None
     fields = dataclasses.fields(nodetype)
     return ["", *(field.name for field in fields if field.metadata.get("static", False))]

@@ -5,22 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from treepack._src.interop.modules import imported, instance_of
+from treepack._src.interop.modules import imported, instance_of, subclass_of
 
 is_linen_module = instance_of("flax.linen", "Module")
 """Returns whether a value is a linen Module: configuration, whose variables are the state."""
 
 
-def is_linen_module_type(ty: type) -> bool:
-    """Returns whether a type is a linen Module class."""
-    linen = imported("flax.linen")
-    return linen is not None and issubclass(ty, linen.Module)
+is_linen_module_type = subclass_of("flax.linen", "Module")
+"""Returns whether a type is a linen Module class."""
 
-
-def is_graph_definition_type(ty: type) -> bool:
-    """Returns whether a type is the type of the static parts of nnx modules."""
-    found = getattr(imported("flax.nnx"), "GraphDef", None)
-    return found is not None and issubclass(ty, found)
+is_graph_definition_type = subclass_of("flax.nnx", "GraphDef")
+"""Returns whether a type is the type of the static parts of nnx modules."""
 
 
 is_graph_definition = instance_of("flax.nnx", "GraphDef")
@@ -33,14 +28,15 @@ def static_names(nodetype: type, auxdata: tuple[Any, ...]) -> tuple[str, ...] | 
     The auxdata are the names of the children, the names of the static attributes, and these
     attributes.
     """
-    pytree = getattr(imported("flax.nnx"), "Pytree", None)
-    if pytree is None or not issubclass(nodetype, pytree):
+    if not _is_nnx_type(nodetype):
         return None
     match auxdata:
         case (tuple(), tuple(names), tuple(values)) if len({*names}) == len(values):
             return names
     return None
 
+
+_is_nnx_type = subclass_of("flax.nnx", "Pytree")
 
 is_frozen_dict = instance_of("flax.core", "FrozenDict")
 """Returns whether a value is a FrozenDict."""

@@ -27,7 +27,7 @@ def is_marker(value: object) -> bool:
     """
     ty = type(value)
     return (
-        ty.__basicsize__ == _Plain.__basicsize__
+        ty.__basicsize__ == PLAIN_BYTES
         and library_of_type(ty) not in (None, "jax", "jaxlib")
         and getattr(value, "__dict__", None) == {}
     )
@@ -35,3 +35,7 @@ def is_marker(value: object) -> bool:
 
 class _Plain:
     pass
+
+
+PLAIN_BYTES = _Plain.__basicsize__
+"""The size of an object of a plain class, without its attributes."""

@@ -41,6 +41,16 @@ def instance_of(module: str, name: str) -> Callable[[object], bool]:
     return is_instance
 
 
+def subclass_of(module: str, name: str) -> Callable[[type], bool]:
+    """Returns an `issubclass` check for a class of a module that may not be imported."""
+
+    def is_subclass(ty: type) -> bool:
+        found = getattr(imported(module), name, None)
+        return found is not None and issubclass(ty, found)
+
+    return is_subclass
+
+
 E = TypeVar("E", bound=Exception)
 
 

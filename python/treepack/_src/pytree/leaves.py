@@ -28,7 +28,7 @@ from treepack._src.interop.modules import instance_of
 from treepack._src.interop.shardings import fitting
 from treepack._src.pytree import prng as _prng
 from treepack._src.pytree.kinds import describes_array, is_function, kind_of
-from treepack._src.pytree.left_out import NOTHING, LeftOut
+from treepack._src.pytree.left_out import LeftOut
 from treepack._src.storage.deferred import Deferred
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 _BUILTIN = (str, bytes, int, float, bool, complex, type(None))
 
 
-def classify(value: Any, left_out: LeftOut = NOTHING) -> Class:
+def classify(value: Any, left_out: LeftOut | None = None) -> Class:
     """Returns the class of a value, which depends only on its type and on `left_out`."""
     if msgpack.is_ext(value):
         return Class.EXT
@@ -66,8 +66,8 @@ def classify(value: Any, left_out: LeftOut = NOTHING) -> Class:
         return Class.CODE
     if is_marker(value):  # or another object of its type, which raises later
         return Class.CODE
-    may_skip = left_out.static == "skip" and not _jax.is_tracer(value)
-    if may_skip and not isinstance(value, _BUILTIN):
+    may_skip = left_out is not None and left_out.static == "skip"
+    if may_skip and not _jax.is_tracer(value) and not isinstance(value, _BUILTIN):
         return Class.CODE
     return Class.UNSUPPORTED
 
@@ -77,16 +77,6 @@ def explain(value: Any) -> str:
     ty = type(value)
     name = ty.__qualname__ if ty.__module__ == "builtins" else f"{ty.__module__}.{ty.__qualname__}"
     text = f"cannot serialize a leaf of type {name}"
-    if _jax.is_tracer(value):
-        return f"{text}: this is a traced value; serialize outside of jit, grad and vmap"
-    if isinstance(value, np.ma.MaskedArray):
-        return f"{text}: the mask would be lost; save data and mask as two arrays"
-    if isinstance(value, enum.Enum):
-        return f"{text}: save its .value"
-    if flax.is_linen_module(value):
-        return f"{text}: a linen Module is configuration; save its variables"
-    if flax.is_graph_definition(value):
-        return f"{text}: it defines a model; save nnx.state(model)"
     hint = remedy(value)
     if hint is not None:
         return f"{text}: {hint}"
@@ -113,51 +103,63 @@ def as_plain(value: Any) -> tuple[str, Callable[[Any], Any]] | None:
 
 _is_namespace = instance_of("argparse", "Namespace")
 
-_is_partition_spec = instance_of("jax.sharding", "PartitionSpec")
+_AS_TEXT = (decimal.Decimal, fractions.Fraction, uuid.UUID, pathlib.PurePath)
 
-_is_open_file = instance_of("treepack", "Tree")
+
+def _has_property(value: Any) -> bool:
+    return isinstance(getattr(type(value), "value", None), property)
+
+
+def _is_named_function(value: Any) -> bool:
+    return callable(value) and hasattr(value, "__name__")
+
+
+# Remedies for values that are common among leaves: types or a predicate, and a text. The first one
+# that fits counts.
+_REMEDIES: list[tuple[Any, str]] = [
+    (_jax.is_tracer, "this is a traced value; serialize outside of jit, grad and vmap"),
+    (
+        instance_of("numpy.ma", "MaskedArray"),
+        "the mask would be lost; save data and mask as two arrays",
+    ),
+    (enum.Enum, "save its .value"),
+    (flax.is_linen_module, "a linen Module is configuration; save its variables"),
+    (flax.is_graph_definition, "it defines a model; save nnx.state(model)"),
+    ((np.dtype, type), "a dtype or class is not a leaf; save its name"),
+    (datetime.date, "save its .isoformat()"),
+    (datetime.timedelta, "save its .total_seconds()"),
+    (_AS_TEXT, "save str(...) of it, or pass it as metadata="),
+    ((set, frozenset), "a set has no order: save sorted(...) of it, or pass it as metadata="),
+    ((range, collections.deque), "save list(...) of it, or pass it as metadata="),
+    (instance_of("numpy.random", "Generator"), "save its .bit_generator.state, a dict"),
+    (instance_of("numpy.random", "BitGenerator"), "save its .state, a dict"),
+    (instance_of("numpy.random", "RandomState"), "save its .get_state()"),
+    (instance_of("treepack", "Tree"), "save its .load()"),
+    (
+        instance_of("jax.sharding", "PartitionSpec"),
+        "save tuple(...) of it, or pass it as metadata=",
+    ),
+    (
+        _jax.is_abstract,
+        "it has no values, like results of jax.eval_shape: save the arrays that the function "
+        "itself returns, or pass the tree as metadata=",
+    ),
+    (describes_array, "it describes an array and has no values: save the array"),
+    (_has_property, "its data are in .value, where JAX does not see them: save the .value"),
+    (_jax.is_treedef, "a PyTreeDef is structure; save the tree itself"),
+    (
+        _is_named_function,
+        "functions are code; keep it in a static field, or a jax.tree_util.Partial, and call "
+        "treepack.register_function on it",
+    ),
+]
 
 
 def remedy(value: Any) -> str | None:
     """Returns a remedy for values that are common among leaves, or `None`."""
-    if isinstance(value, (np.dtype, type)):
-        return "a dtype or class is not a leaf; save its name"
-    if isinstance(value, (datetime.datetime, datetime.date)):
-        return "save its .isoformat()"
-    if isinstance(value, datetime.timedelta):
-        return "save its .total_seconds()"
-    if isinstance(value, (decimal.Decimal, fractions.Fraction, uuid.UUID, pathlib.PurePath)):
-        return "save str(...) of it, or pass it as metadata="
-    if isinstance(value, (set, frozenset)):
-        return "a set has no order: save sorted(...) of it, or pass it as metadata="
-    if isinstance(value, (range, collections.deque)):
-        return "save list(...) of it, or pass it as metadata="
-    if isinstance(value, np.random.Generator):
-        return "save its .bit_generator.state, a dict"
-    if isinstance(value, np.random.BitGenerator):
-        return "save its .state, a dict"
-    if isinstance(value, np.random.RandomState):
-        return "save its .get_state()"
-    if _is_open_file(value):
-        return "save its .load()"
-    if _is_partition_spec(value):
-        return "save tuple(...) of it, or pass it as metadata="
-    if _jax.is_abstract(value):
-        return (
-            "it has no values, like results of jax.eval_shape: save the arrays that the function "
-            "itself returns, or pass the tree as metadata="
-        )
-    if describes_array(value):
-        return "it describes an array and has no values: save the array"
-    if isinstance(getattr(type(value), "value", None), property):
-        return "its data are in .value, where JAX does not see them: save the .value"
-    if _jax.is_treedef(value):
-        return "a PyTreeDef is structure; save the tree itself"
-    if callable(value) and hasattr(value, "__name__"):
-        return (
-            "functions are code; keep it in a static field, or a jax.tree_util.Partial, and call "
-            "treepack.register_function on it"
-        )
+    for fits, text in _REMEDIES:
+        if isinstance(value, fits) if isinstance(fits, (type, tuple)) else fits(value):
+            return text
     return None
 
 

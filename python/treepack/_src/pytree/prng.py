@@ -124,20 +124,13 @@ def _implementation(impl: str) -> tuple[Any, tuple[int, ...]] | None:
         return None
     except TypeError:
         pass
-    try:
-        # Exceptions out of `eval_shape` take milliseconds.
-        found = jax.eval_shape(functools.partial(_key_of, impl), 0)
-    except (TypeError, ValueError):
-        return None
-    return None if found is None else (found[0].dtype, found[1].shape)
 
-
-def _key_of(impl: str, seed: Any) -> tuple[Any, Any] | None:
-    """Returns a key and its data, or `None` if the implementation is unknown."""
-    import jax
-
-    try:
+    def key_and_data(seed: Any) -> tuple[Any, Any]:
         key = jax.random.key(seed, impl=impl)
+        return key, jax.random.key_data(key)
+
+    try:
+        key, data = jax.eval_shape(key_and_data, 0)
     except (TypeError, ValueError):
         return None
-    return key, jax.random.key_data(key)
+    return key.dtype, data.shape

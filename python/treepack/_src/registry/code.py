@@ -22,7 +22,7 @@ import numpy as np
 from treepack._core import Class
 from treepack._src.interop import flax
 from treepack._src.interop.jax import is_array
-from treepack._src.interop.libraries import LIBRARIES, is_marker, library_of_type
+from treepack._src.interop.libraries import LIBRARIES, PLAIN_BYTES, is_marker, library_of_type
 from treepack._src.pytree.containers import fields_of, is_namedtuple
 from treepack._src.pytree.kinds import kind_of
 from treepack._src.pytree.leaves import classify
@@ -139,16 +139,12 @@ def _bound(value: Any) -> tuple[Any, ...]:
 
 def _has_all_in_attributes(ty: type) -> bool:
     """Returns whether objects of a type have all data in attributes; compiled types do not."""
-    largest = _Plain.__basicsize__ + 8 * len(slots_of(ty))
+    largest = PLAIN_BYTES + 8 * len(slots_of(ty))
     return all(map(_is_of_class, ty.__mro__[:-1])) and ty.__basicsize__ <= largest
 
 
 def _is_of_class(ty: type) -> bool:
     return bool(ty.__flags__ & 1 << 9)  # Py_TPFLAGS_HEAPTYPE
-
-
-class _Plain:
-    pass
 
 
 def _held(value: Any) -> Iterable[Any]:

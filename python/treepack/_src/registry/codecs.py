@@ -26,7 +26,6 @@ from treepack._src.interop.jax import (
 from treepack._src.interop.modules import imported, instance_of
 from treepack._src.pytree.containers import is_namedtuple
 from treepack._src.pytree.kinds import is_plain_namedtuple
-from treepack._src.registry import types as _types
 from treepack._src.registry.array_codecs import (
     MOST_DIMENSIONS,
     array_of,
@@ -53,6 +52,7 @@ from treepack._src.registry.inert import checked_keys
 from treepack._src.registry.libraries import library_name, library_of
 from treepack._src.registry.names import default_name, not_registered
 from treepack._src.registry.python_codecs import CODECS
+from treepack._src.registry.types import TYPES
 from treepack._src.registry.unregistered import of_library
 from treepack.errors import UnregisteredTypeError
 
@@ -81,7 +81,7 @@ def _treedef_parts(treedef: Any) -> Any:
     if node is None:
         return None
     ty, auxdata = node
-    name = _TREEDEFS.get(ty) or _types.name_of(ty) or library_name(ty)
+    name = _TREEDEFS.get(ty) or TYPES.name_of(ty) or library_name(ty)
     if name is None:
         raise TypeError(
             f"cannot save a PyTreeDef with nodes of the unregistered type {default_name(ty)}: call "
@@ -96,7 +96,7 @@ def _treedef(parts: Any) -> Any:
         return structure(0)
     name, auxdata, children = as_parts((str, object, list), parts)
     # JAX reads out of bounds if there are too few children or auxdata.
-    found = _types.TYPES.by_name(name) or of_library(name)
+    found = TYPES.by_name(name) or of_library(name)
     ty = _TREEDEF_TYPES.get(name) or getattr(found, "ty", None)
     if ty is None:
         library = library_of(name)

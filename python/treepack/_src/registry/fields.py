@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from treepack._src.pytree.containers import with_attributes
@@ -11,28 +11,18 @@ from treepack._src.pytree.kinds import flatten
 
 
 class Fields(NamedTuple):
-    """The fields of a type that are children, and the fields that are static data, in order."""
+    """The names of the children of a type, and of its static data, in order."""
 
-    ty: type
     data: list[str]
     meta: list[str]
 
     @classmethod
-    def marked(cls, nodetype: Any, dropped: Sequence[str]) -> Fields:
-        """Reads the fields of a dataclass from their marks for JAX, without dropped fields.
-
-        Fields that `__init__` does not take are dropped as well: `__init__` sets them.
-        """
-        static = {
-            field.name: field.metadata.get("static", False)
-            for field in dataclass_fields(nodetype)
-            if field.init and field.name not in dropped
-        }
-        return cls(
-            nodetype,
-            [name for name, is_static in static.items() if not is_static],
-            [name for name, is_static in static.items() if is_static],
-        )
+    def marked(cls, fields: Iterable[dataclasses.Field[Any]]) -> Fields:
+        """Splits fields of a dataclass by their marks for JAX."""
+        found = cls([], [])
+        for field in fields:
+            (found.meta if field.metadata.get("static", False) else found.data).append(field.name)
+        return found
 
     @classmethod
     def of(cls, nodetype: type) -> Fields | None:
@@ -65,12 +55,12 @@ class Fields(NamedTuple):
         if not children and not meta:
             return None
         found = [name for name in meta if name is not None]
-        return cls(nodetype, list(children), found) if len(found) == len(meta) else None
+        return cls(list(children), found) if len(found) == len(meta) else None
 
-    def unflatten_abstract(self, auxdata: Any, children: Sequence[Any]) -> Any:
+    def unflatten_abstract(self, ty: type, auxdata: Any, children: Sequence[Any]) -> Any:
         """Creates a node without calling its `__init__`, which might reject placeholders."""
         attributes = zip([*self.data, *self.meta], [*children, *auxdata], strict=True)
-        return with_attributes(self.ty, dict(attributes))
+        return with_attributes(ty, dict(attributes))
 
 
 def dataclass_fields(nodetype: Any) -> Sequence[dataclasses.Field[Any]]:

@@ -28,26 +28,8 @@ from treepack._src.pytree.containers import (
 )
 from treepack._src.pytree.kinds import PYTREE, kind_of
 from treepack._src.registry.fields import Fields
-from treepack._src.registry.types import registered
+from treepack._src.registry.types import TYPES, NodeType
 from treepack._src.registry.unregistered import unregistered
-
-
-class TypeRecord(NamedTuple):
-    """The record of all nodes of a type.
-
-    Attributes:
-      name: The name of the type.
-      fields: The names of its children and static data; see `types.NodeType`.
-      version: Its version.
-      head: The first items of the static data.
-      static: The attributes that follow.
-    """
-
-    name: str
-    fields: tuple[list[str], list[str]] | None
-    version: int
-    head: tuple[Any, ...]
-    static: list[str]
 
 
 class FixedFields(NamedTuple):
@@ -55,76 +37,63 @@ class FixedFields(NamedTuple):
 
     Attributes:
       names: The names of the children, which are attributes.
+      static: The names of the static data, which are attributes; `None` if unknown.
       make: Takes a template and new children in the same order, returns a new node.
+      head: The static data before these.
       exactly: The number of attributes; nodes with another number are flattened in Python. `None`
         for any number.
-      pytree: Whether JAX's registry has the type. Its children become state dicts even inside a
-        state from a handler.
       code: Whether functions among the children are not state. Nodes with functions are flattened
         in Python.
-      record: The record of all nodes; `None` if Python makes one for each node.
+      pytree: Whether JAX's registry has the type. Its children become state dicts even inside a
+        state from a handler.
+      type: The type in records; `None` if Python records each node.
     """
 
     names: list[str]
-    make: Callable[[Any, list[Any]], Any]
-    exactly: int | None
-    pytree: bool
-    code: bool
-    record: TypeRecord | None
+    static: list[str] | None = None
+    make: Callable[[Any, list[Any]], Any] | None = None
+    head: tuple[Any, ...] = ()
+    exactly: int | None = None
+    code: bool = False
+    pytree: bool = False
+    type: NodeType | None = None
 
 
 def fixed_fields(node: Any) -> FixedFields | None:
     """Returns the attributes that all nodes of a node's type have; `None` if they differ."""
     kind = kind_of(node)
-    if kind is None:
+    found = None if kind is None else _of_kind(kind, node)
+    if kind is None or found is None:
         return None
-    found = _of_kind(kind, node)
-    if found is None:
-        return None
-    names = found.names
 
     def make(target: Any, new: list[Any]) -> Any:
-        return kind.make(target, dict(zip(names, new, strict=True)))
+        return kind.make(target, dict(zip(found.names, new, strict=True)))
 
-    return FixedFields(
-        names=names,
-        make=found.make or make,
-        exactly=found.exactly,
-        pytree=kind is PYTREE,
-        code=found.code,
-        record=_record(node, kind, found),
-    )
+    known = TYPES.entry_of(type(node)) or unregistered(type(node), kind)
+    if known is not None:
+        fits = not known.checked or known.fields == (found.names, found.static)
+        known = known if fits and known.writes_auxdata and found.static is not None else None
+    return found._replace(make=found.make or make, pytree=kind is PYTREE, type=known)
 
 
-class _Attributes(NamedTuple):
-    """Attributes that are children, and attributes that are static data after `head`."""
-
-    names: list[str]
-    head: tuple[Any, ...] = ()
-    static: list[str] | None = None
-    make: Callable[[Any, list[Any]], Any] | None = None
-    exactly: int | None = None
-    code: bool = False
-
-
-def _of_kind(kind: NodeKind, node: Any) -> _Attributes | None:
+def _of_kind(kind: NodeKind, node: Any) -> FixedFields | None:
     ty = type(node)
     if kind is NAMEDTUPLE:
         if not _has_elements_as_fields(ty):
             return None
-        return _Attributes(list(ty._fields), (), [], lambda _, new: namedtuple_of(ty, new))
+        return FixedFields(list(ty._fields), [], lambda _, new: namedtuple_of(ty, new))
     if kind is DATACLASS:
-        return _Attributes(data_fields(node))
+        return FixedFields(data_fields(node))
     if kind is STRUCT:
         names = struct_fields(node)
         known = _of_pytree(node)
         if known is None or known.static is None or known.names != names:
-            return _Attributes(names)
+            return FixedFields(names)
         # Like `replace`, in fewer steps. A struct may override `replace`, and `__init__` may take
         # parameters that are not fields.
         has_only_fields = len(ty.__dataclass_fields__) == len(dataclasses.fields(ty))
         by_fields = has_only_fields and handlers.is_from(node.replace, "flax.struct")
-        return _Attributes(names, (), known.static, known.make if by_fields else None)
+        return FixedFields(names, known.static, known.make if by_fields else None)
     return _of_pytree(node) if kind is PYTREE else None
 
 
@@ -142,10 +111,10 @@ def _has_elements_as_fields(ty: Any) -> bool:
 
 # Cached by type, since registrations with JAX cannot change. Threads may add the same entry at
 # once.
-_known: weakref.WeakKeyDictionary[type, _Attributes | None] = weakref.WeakKeyDictionary()
+_known: weakref.WeakKeyDictionary[type, FixedFields | None] = weakref.WeakKeyDictionary()
 
 
-def _of_pytree(node: Any) -> _Attributes | None:
+def _of_pytree(node: Any) -> FixedFields | None:
     ty = type(node)
     if ty in _known:
         return _known[ty]
@@ -164,7 +133,7 @@ def _of_pytree(node: Any) -> _Attributes | None:
     return found
 
 
-def _of_dataclass(ty: type) -> _Attributes | None:
+def _of_dataclass(ty: type) -> FixedFields | None:
     fields = Fields.of(ty)
     if fields is None:
         return None
@@ -174,19 +143,15 @@ def _of_dataclass(ty: type) -> _Attributes | None:
         kept = {name: getattr(target, name) for name in meta}
         return ty(**dict(zip(data, new, strict=True)), **kept)
 
-    return _Attributes(data, (), meta, make)
+    return FixedFields(data, meta, make)
 
 
-def _of_module(module: Any, flatten: Any, unflatten: Any) -> _Attributes | None:
+def _of_module(module: Any, flatten: Any, unflatten: Any) -> FixedFields | None:
     """Returns the attributes of modules like this one, if equinox flattens it as expected."""
     head = (equinox.missing(),)
-    static = {
-        field.name: field.metadata.get("static", False) for field in dataclasses.fields(module)
-    }
-    names = [name for name, is_static in static.items() if not is_static]
-    rest = [name for name, is_static in static.items() if is_static]
+    names, rest = Fields.marked(dataclasses.fields(module))
     attributes = vars(module)
-    if attributes.keys() != static.keys():
+    if attributes.keys() != {*names, *rest}:
         return None
     children, auxdata = flatten(module)
     expected = [
@@ -201,14 +166,4 @@ def _of_module(module: Any, flatten: Any, unflatten: Any) -> _Attributes | None:
     def make(target: Any, new: list[Any]) -> Any:
         return unflatten(flatten(target)[1], tuple(new))
 
-    return _Attributes(names, head, rest, make, exactly=len(static), code=True)
-
-
-def _record(node: Any, kind: NodeKind, found: _Attributes) -> TypeRecord | None:
-    ty = type(node)
-    known = registered(ty) or unregistered(ty, kind)
-    if known is None or not known.writes_auxdata or found.static is None:
-        return None
-    if known.checked and known.fields != (found.names, found.static):
-        return None
-    return TypeRecord(known.name, known.fields, known.version, found.head, found.static)
+    return FixedFields(names, rest, make, head, exactly=len(attributes), code=True)

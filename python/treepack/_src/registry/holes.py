@@ -74,6 +74,14 @@ def with_holes(values: dict[str, Any], left_out: LeftOut, where: str = "") -> di
     return {field: _with_holes(value, [field], left_out, where) for field, value in values.items()}
 
 
+def storable(values: dict[str, Any], left_out: LeftOut, where: str = "") -> dict[str, Any]:
+    """Returns values with placeholders; raises a TypeError for one that cannot be stored."""
+    found = with_holes(values, left_out, where)
+    for field, value in found.items():
+        check_field(field, value, where)
+    return found
+
+
 def in_place_of(field: str, code: Any, left_out: LeftOut) -> Hole:
     """Returns the placeholder for code in a field.
 

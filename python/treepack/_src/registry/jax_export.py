@@ -10,10 +10,9 @@ from treepack._src.registry.names import default_name
 
 
 class _Exported(NamedTuple):
-    """A type registered with `jax.export`, and its definition now."""
+    """The current definition of a type that is registered with `jax.export`."""
 
     ty: type
-    current: type
     encode: Callable[[Any], bytes]
     decode: Callable[[bytes], Any]
     from_children: Callable[[Any, Sequence[Any]], Any] | None
@@ -51,23 +50,20 @@ def register(
         from jax import export
     except ImportError:
         return  # without jax, nothing can be exported
-    known = _exported.get(name)
-    now = _Exported(nodetype, nodetype, encode, decode, from_children)
-    if known is not None:
-        _exported[name] = now._replace(ty=known.ty)
-        if known.ty is not nodetype:
-            # A redefined class, as in a notebook cell. JAX cannot replace the registration.
-            types, _ = _registries()
-            types.setdefault(nodetype, (name, lambda auxdata: _exported[name].encode(auxdata)))
+    is_known = name in _exported
+    _exported[name] = _Exported(nodetype, encode, decode, from_children)  # for other threads
+    if is_known:
+        # Perhaps a redefined class, as in a notebook cell. JAX cannot replace the registration.
+        types, _ = _registries()
+        types.setdefault(nodetype, (name, lambda auxdata: _exported[name].encode(auxdata)))
         return
 
     def build(auxdata: Any, children: Sequence[Any]) -> Any:
         current = _exported[name]
         if current.from_children is not None:
             return current.from_children(auxdata, children)
-        return unflatten(current.current, auxdata, children)
+        return unflatten(current.ty, auxdata, children)
 
-    _exported[name] = now  # before the registration, for other threads
     try:
         export.register_pytree_node_serialization(
             nodetype,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -11,7 +12,7 @@ from treepack._src.interop import equinox
 from treepack._src.interop.jax import argument_order, registered_unflatten, unflattener
 from treepack._src.interop.libraries import library_of_type
 from treepack._src.pytree import kinds as code
-from treepack._src.pytree.containers import namedtuple_of
+from treepack._src.pytree.containers import fields_of, namedtuple_of
 from treepack._src.pytree.kinds import flatten
 from treepack._src.pytree.left_out import NOTHING, LeftOut
 from treepack._src.registry import holes as _holes
@@ -19,12 +20,11 @@ from treepack._src.registry.fields import Fields, dataclass_fields
 from treepack._src.registry.inert import is_given, is_inert, storing
 from treepack._src.registry.names import default_name
 from treepack._src.registry.types import (
-    FieldNames,
     NodeType,
     Parts,
-    Split,
     Upgrade,
     check_children,
+    check_static,
 )
 from treepack.errors import TreepackError, UnregisteredTypeError
 
@@ -43,7 +43,6 @@ def jax_node_type(
     meta = None if fields is None else fields.meta
     stores = storing(nodetype, fields)
     library = library_of_type(nodetype)
-    writes_auxdata = encode is None
 
     def flatten_node(node: Any, left_out: LeftOut) -> tuple[bytes, dict[str, Any]]:
         children, treedef = flatten(node)
@@ -53,7 +52,8 @@ def jax_node_type(
         if fields is not None and list(children) != fields.data:
             return core.encode_value((_VARIABLE, data, list(children))), children
         if functions:
-            data = _add_functions(nodetype, data, list(children), functions, left_out)
+            functions = _holes.storable(functions, left_out, f"{default_name(nodetype)}: ")
+            data = core.encode_value((_FUNCTIONS, data, list(children), functions))
         return data, state
 
     def static_of(node: Any) -> dict[str, Any]:
@@ -75,88 +75,74 @@ def jax_node_type(
             )
 
     def decode_checked(data: bytes) -> Any:
-        if decode is not None:
-            return decode(data)
-        static = core.decode_value(data)
-        check(static)
-        return static
-
-    def decode_all(data: bytes) -> Any:
-        found = _extended(data)
-        if found is None:
-            return decode_checked(data)
-        return found._replace(static=decode_checked(found.static))
-
-    def completed(static: Any, names: list[str], children: list[Any]) -> tuple[Any, list[Any]]:
-        """Returns auxdata and children as JAX takes them; checks them, since JAX does not."""
-        if isinstance(static, _WithFunctions):
-            static, names, children = static.merge(names, children)
-        if fields is not None:
-            check_children(fields.data, names)
-            if type(static) is not tuple or len(static) != len(fields.meta):
-                found = type(static).__name__
-                raise ValueError(
-                    f"expected a tuple of the static data {fields.meta}, found {found}"
-                )
-        return static, children
+        marked = _marked(data)
+        data = data if marked is None else marked.static
+        static = core.decode_value(data) if decode is None else decode(data)
+        if decode is None:
+            check(static)
+        return static if marked is None else marked._replace(static=static)
 
     def made_by(make: Callable[[Any, list[Any]], Any]) -> Callable[..., Any]:
         def unflatten(static: Any, names: list[str], children: list[Any]) -> Any:
-            if (
-                fields is not None
-                and names == fields.data
-                and type(static) is tuple
-                and len(static) == len(fields.meta)
-            ):
-                return make(static, children)  # nearly always
-            if isinstance(static, _Variable):
-                return static.make(nodetype, names, children)
-            return make(*completed(static, names, children))
+            if isinstance(static, _Marked):
+                is_variable = static.functions is None
+                static, names, children = static.merge(names, children)
+                if is_variable:
+                    return registered_unflatten(nodetype)(static, children)
+            if fields is not None:  # JAX does not check them
+                check_children(fields.data, names)
+                check_static(fields.meta, static)
+            return make(static, children)
 
         return unflatten
 
     foreign = stores is None and library is not None
     all_fields = None if fields is None else [*fields.data, *fields.meta]
-    unflatten = made_by(unflattener(nodetype, all_fields))
-    unflatten_abstract = unflatten if fields is None else made_by(fields.unflatten_abstract)
-
-    field_names: FieldNames | None = None
+    unflatten = unflatten_abstract = made_by(unflattener(nodetype))
+    field_names = fields
     if fields is not None:
-        field_names = fields.data, fields.meta
+        unflatten_abstract = made_by(functools.partial(fields.unflatten_abstract, nodetype))
     elif dataclasses.is_dataclass(nodetype):
-        field_names = [field.name for field in dataclass_fields(nodetype)], []
+        field_names = Fields([field.name for field in dataclass_fields(nodetype)], [])
     return NodeType(
         nodetype,
         name,
         flatten_node,
         unflatten,
         unflatten_abstract,
-        decode=decode_all,
+        decode=decode_checked,
         fields=field_names,
         checked=fields is not None,
         split=_module_split(nodetype),
         version=version,
         upgrade=upgrade,
         order=None if all_fields is None or foreign else argument_order(nodetype, all_fields),
-        writes_auxdata=writes_auxdata,
+        writes_auxdata=encode is None,
         static_of=static_of,
         check=check,
         foreign=foreign,
     )
 
 
-def namedtuple_type(
-    nodetype: Any, name: str, *, version: int = 0, upgrade: Upgrade | None = None
+def plain_type(
+    nodetype: type, name: str, fields: Fields, *, version: int = 0, upgrade: Upgrade | None = None
 ) -> NodeType:
-    """Describes a namedtuple, which JAX flattens without registration."""
-    names: list[str] = list(nodetype._fields)
+    """Describes a namedtuple, or a dataclass that is not registered with JAX."""
+    data, meta = fields
+    is_tuple = issubclass(nodetype, tuple)
 
     def flatten_node(node: Any, left_out: LeftOut) -> tuple[bytes, dict[str, Any]]:
-        return core.encode_value(()), dict(zip(names, tuple.__iter__(node), strict=True))
+        if is_tuple:  # whose attributes may be others
+            return core.encode_value(()), dict(zip(data, tuple.__iter__(node), strict=True))
+        values = fields_of(node)
+        auxdata = tuple(values.pop(name) for name in meta)
+        return encode_auxdata(auxdata, left_out, nodetype, meta), values
 
-    def unflatten(_: Any, found: list[str], children: list[Any]) -> Any:
-        check_children(names, found)
-        return namedtuple_of(nodetype, children)
+    def unflatten(static: Any, names: list[str], children: list[Any]) -> Any:
+        check_children(data, names)
+        if is_tuple:
+            return namedtuple_of(nodetype, children)
+        return fields.unflatten_abstract(nodetype, static, children)
 
     return NodeType(
         nodetype,
@@ -164,27 +150,28 @@ def namedtuple_type(
         flatten_node,
         unflatten,
         unflatten_abstract=unflatten,
-        fields=(names, []),
+        fields=fields,
         checked=True,
         version=version,
         upgrade=upgrade,
         writes_auxdata=True,
+        static_of=lambda node: {field: getattr(node, field) for field in meta},
     )
 
 
-def _module_split(nodetype: type) -> Callable[[FieldNames, Parts], Split] | None:
+def _module_split(nodetype: type) -> Callable[[Fields, Parts], tuple[Fields, Fields, Parts]] | None:
     """Returns the `split` of an equinox module, whose record lists all fields as children."""
     meta = equinox.static_names(nodetype)
     if meta is None:
         return None
     data = [field.name for field in dataclass_fields(nodetype) if field.name not in meta]
 
-    def split(saved: FieldNames, parts: Parts) -> Split:
+    def split(saved: Fields, parts: Parts) -> tuple[Fields, Fields, Parts]:
         static, names, children = parts
-        if isinstance(static, _WithFunctions):
+        if isinstance(static, _Marked):
             static, names, children = static.merge(names, children)
-        was = names, ["", *(name for name in saved[0] if name not in names)]
-        return Split(was, (data, meta), (static, names, children))
+        was = Fields(names, ["", *(name for name in saved[0] if name not in names)])
+        return was, Fields(data, meta), (static, names, children)
 
     return split
 
@@ -192,67 +179,51 @@ def _module_split(nodetype: type) -> Callable[[FieldNames, Parts], Split] | None
 # Marks static data of a node whose type has children only on conditions.
 _VARIABLE = "treepack.variable"
 
-
-class _Variable(NamedTuple):
-    """Static data and names of the children of a node whose type has conditional children."""
-
-    static: Any
-    names: list[str]
-
-    def make(self, nodetype: type, names: list[str], children: list[Any]) -> Any:
-        """Rebuilds the node with the function that is registered with JAX."""
-        check_children(self.names, names)
-        return registered_unflatten(nodetype)(self.static, children)
-
-
 # Marks static data of a node with functions among its children, which are not state.
 _FUNCTIONS = "treepack.functions"
 
 
-class _WithFunctions(NamedTuple):
-    """Static data of a node, the names of its children, and the functions among these."""
+class _Marked(NamedTuple):
+    """Marked static data.
+
+    Attributes:
+      static: The static data without the mark.
+      names: The names of the children.
+      functions: The functions among the children; `None` if the children are conditional.
+    """
 
     static: Any
     names: list[str]
-    functions: dict[str, Any]
+    functions: dict[str, Any] | None = None
 
     def merge(self, names: list[str], children: list[Any]) -> tuple[Any, list[str], list[Any]]:
-        found = dict(zip(names, children, strict=True)) | self.functions
+        """Returns the static data, and the names and values of all children."""
+        found = dict(zip(names, children, strict=True)) | (self.functions or {})
         if found.keys() != set(self.names):
             raise ValueError(f"expected the children {self.names}, found {list(found)}")
         return self.static, self.names, [found[name] for name in self.names]
 
 
-def _add_functions(
-    nodetype: type, data: bytes, names: list[str], functions: dict[str, Any], left_out: LeftOut
-) -> bytes:
-    """Adds the functions among the children to static data."""
-    functions = _holes.with_holes(functions, left_out)
-    for name, function in functions.items():
-        _holes.check_field(name, function, f"{default_name(nodetype)}: ")
-    return core.encode_value((_FUNCTIONS, data, names, functions))
-
-
-def _extended(data: bytes) -> _Variable | _WithFunctions | None:
+def _marked(data: bytes) -> _Marked | None:
     """Decodes marked static data; `None` for data without a mark."""
     if not any(mark.encode() in data for mark in (_VARIABLE, _FUNCTIONS)):  # nearly always
         return None
     match core.decode_value(data):
-        case (mark, bytes(static), list(names)) if mark == _VARIABLE:
-            return _Variable(static, names)
-        case (mark, bytes(static), list(names), dict(functions)) if mark == _FUNCTIONS:
-            return _WithFunctions(static, names, functions)
+        case (mark, bytes(), list()) as found if mark == _VARIABLE:
+            return _Marked(*found[1:])
+        case (mark, bytes(), list(), dict()) as found if mark == _FUNCTIONS:
+            return _Marked(*found[1:])
     return None
 
 
 def holds_code(data: bytes) -> bool:
     """Returns whether encoded static data have parts that a library's code must not receive."""
     try:
-        found = _extended(data)
+        found = _marked(data)
         static = core.decode_value(data if found is None else found.static)
     except TreepackError:
         return True
-    return isinstance(found, _WithFunctions) or not is_inert(static)
+    return (found is not None and found.functions is not None) or not is_inert(static)
 
 
 def encode_auxdata(

@@ -16,12 +16,13 @@ from treepack._src.pytree.containers import NodeKind, is_namedtuple
 from treepack._src.pytree.kinds import PYTREE, kind_of
 from treepack._src.registry.code import is_code
 from treepack._src.registry.definitions import made_of
+from treepack._src.registry.fields import Fields
 from treepack._src.registry.holes import Code, Hole
 from treepack._src.registry.libraries import library_name, library_of
 from treepack._src.registry.names import default_name
 from treepack._src.registry.nodes import BY_JAX, by_name, own, type_of
 from treepack._src.registry.static import known_type
-from treepack._src.registry.types import TYPES, FieldNames, NodeType, evolved
+from treepack._src.registry.types import TYPES, NodeType, evolved
 from treepack.errors import DecodeError, HoleError, UnregisteredTypeError
 
 # The maximum number of placeholders in a message; more are only counted.
@@ -38,7 +39,7 @@ class Lookups:
 
     def __init__(
         self,
-        types: list[tuple[str, FieldNames | None, int]],
+        types: list[tuple[str, tuple[list[str], list[str]] | None, int]],
         static: Any,
         unknown_as_dict: bool,
         is_part: bool,
@@ -87,7 +88,7 @@ class Lookups:
             is_same = found.fields == fields and found.version == version
             if is_same and (found.checked or not (found.split or TYPES.by_name(name) is found)):
                 return found
-            return evolved(found, fields, version)
+            return evolved(found, None if fields is None else Fields(*fields), version)
         except UnregisteredTypeError:
             if self._unknown_as_dict:
                 return None

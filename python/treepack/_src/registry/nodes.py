@@ -9,7 +9,7 @@ from typing import Any
 import treepack._core as core
 from treepack._src.interop import equinox, flax
 from treepack._src.interop import jax as _jax
-from treepack._src.interop.modules import imported
+from treepack._src.interop.modules import found_at
 from treepack._src.pytree import handlers
 from treepack._src.pytree.containers import NodeKind, check_unique_keys, is_inert_factory
 from treepack._src.pytree.kinds import Pruned, joined, kind_of
@@ -20,14 +20,13 @@ from treepack._src.registry import holes as _holes
 from treepack._src.registry import static as _static
 from treepack._src.registry.code import is_code
 from treepack._src.registry.codec import as_parts, checked_factory, one
+from treepack._src.registry.fields import Fields
 from treepack._src.registry.inert import checked_keys
 from treepack._src.registry.names import default_name
 from treepack._src.registry.types import (
     TYPES,
-    FieldNames,
     NodeType,
     check_children,
-    registered,
 )
 from treepack._src.registry.unregistered import of_library, unregistered
 
@@ -49,7 +48,7 @@ def check_name(ty: type, name: str, aliases: Iterable[str] = ()) -> None:
 
 def flatten_node(
     node: Any, left_out: LeftOut
-) -> tuple[str, FieldNames | None, int, bytes, dict[str, Any], bool] | None:
+) -> tuple[str, Fields | None, int, bytes, dict[str, Any], bool] | None:
     """Flattens a node.
 
     Returns:
@@ -62,7 +61,7 @@ def flatten_node(
         to a newer definition.
     """
     ty = type(node)
-    found = registered(ty) or own(ty)
+    found = TYPES.entry_of(ty) or own(ty)
     handled = handlers.find(ty) is not None
     kind = kind_of(node) if handled or found is None else None
     if found is None:
@@ -127,7 +126,7 @@ def _has_lists(state: dict[str, Any]) -> bool:
 
 def type_of(ty: type, kind: NodeKind | None) -> NodeType | None:
     """Describes a type by its entry, or else by the kind of its nodes; `None` for a leaf."""
-    return registered(ty) or own(ty) or (None if kind is None else unregistered(ty, kind))
+    return TYPES.entry_of(ty) or own(ty) or (None if kind is None else unregistered(ty, kind))
 
 
 def is_named(ty: type, name: str) -> bool:
@@ -150,16 +149,14 @@ def by_name(name: str) -> NodeType | None:
 BY_JAX: frozenset[type] = frozenset({dict, list, tuple, type(None)})
 
 
-def _mapping(
-    ty: type, name: str, make: Callable[[Any, dict[Any, Any]], Any], extra: Any
-) -> NodeType:
-    """Describes a type of mappings with any keys, and `extra` data besides the items."""
+def _mapping(ty: Any, name: str) -> NodeType:
+    """Describes a type of mappings with any keys, and perhaps a default factory."""
 
     def flatten(mapping: Any, left_out: LeftOut) -> tuple[bytes, dict[str, Any]]:
         check_unique_keys(mapping)
         keys = None if all(type(key) is str for key in mapping) else list(mapping)
         children = {str(key): value for key, value in mapping.items()}
-        factory = extra(mapping)
+        factory = getattr(mapping, "default_factory", None)
         if not is_inert_factory(factory):
             factory = _holes.in_place_of("default_factory", factory, left_out)
         keys = _holes.with_holes({"keys": keys}, left_out)["keys"]
@@ -172,16 +169,17 @@ def _mapping(
         return None if keys is None else checked_keys(keys), factory
 
     def unflatten(static: Any, names: list[str], children: list[Any]) -> Any:
-        keys, more = static
+        keys, factory = static
         if keys is not None:
             core.check_hashes(keys)
         items = dict(zip(names if keys is None else keys, children, strict=True))
         if len(items) != len(children):
             raise ValueError("duplicate key")
-        return make(more, items)
+        return ty(factory, items) if issubclass(ty, collections.defaultdict) else ty(items)
 
     def static_of(mapping: Any) -> dict[str, Any]:
-        return {"keys": list(mapping), "default_factory": extra(mapping)}
+        factory = getattr(mapping, "default_factory", None)
+        return {"keys": list(mapping), "default_factory": factory}
 
     return _own_type(ty, name, flatten, unflatten, static_of, decode)
 
@@ -198,16 +196,12 @@ def _own_type(
 
 
 def _flatten_partial(partial: Any, left_out: LeftOut) -> tuple[bytes, dict[str, Any]]:
-    function = _jax.partial_function(partial)
-    function = _holes.with_holes({"func": function}, left_out)["func"]
-    _holes.check_field("func", function)
-    return core.encode_value(function), {"args": partial.args, "keywords": partial.keywords}
+    static = _holes.storable({"func": _jax.partial_function(partial)}, left_out)
+    return core.encode_value(static["func"]), {"args": partial.args, "keywords": partial.keywords}
 
 
 def _flatten_pruned(pruned: Pruned, left_out: LeftOut) -> tuple[bytes, dict[str, Any]]:
-    functions = _holes.with_holes(pruned.functions(), left_out)
-    for name, function in functions.items():
-        _holes.check_field(name, function)
+    functions = _holes.storable(pruned.functions(), left_out)
     kind = type(pruned.container).__name__
     return core.encode_value((kind, pruned.keys(), functions)), pruned.children()
 
@@ -295,53 +289,37 @@ _own: dict[type, NodeType] = {
     # No node has one of these types.
     NodeKind: _own_type(NodeKind, _UNNAMED, None, _unflatten_unnamed, decode=_decode_hole),
     _holes.Code: _own_type(_holes.Code, _CODE, None, _unflatten_code, decode=_decode_hole),
-    collections.OrderedDict: _mapping(
-        collections.OrderedDict,
-        "collections.OrderedDict",
-        lambda _, items: collections.OrderedDict(items),
-        lambda _: None,
-    ),
-    collections.defaultdict: _mapping(
-        collections.defaultdict,
-        "collections.defaultdict",
-        collections.defaultdict,
-        lambda mapping: mapping.default_factory,
-    ),
+}
+
+
+def _partial_type(ty: type, name: str) -> NodeType:
+    def static_of(partial: Any) -> dict[str, Any]:
+        return {"func": _jax.partial_function(partial)}
+
+    return _own_type(ty, name, _flatten_partial, _unflatten_partial, static_of)
+
+
+# Types of other modules that need no registration, by their names in files.
+_ELSEWHERE: dict[str, Callable[[Any, str], NodeType]] = {
+    "collections.OrderedDict": _mapping,
+    "collections.defaultdict": _mapping,
+    "flax.core.FrozenDict": _mapping,
+    "jax.tree_util.Partial": _partial_type,
 }
 
 
 def _own_by_name(name: str) -> type | None:
     """Finds a type of `own` by name; types of other libraries only if these are imported."""
-    for ty, found in _own.copy().items():  # another thread may add to it
-        if found.name == name:
-            return ty
-    if name == "jax.tree_util.Partial":
-        return getattr(imported("jax.tree_util"), "Partial", None)
-    core_of_flax = imported("flax.core")
-    if core_of_flax is not None and name == "flax.core.FrozenDict":
-        return core_of_flax.FrozenDict  # type: ignore[no-any-return]
-    return None
+    if name in _ELSEWHERE:
+        return found_at(*name.rsplit(".", 1))  # type: ignore[no-any-return]
+    return next((ty for ty, found in _own.copy().items() if found.name == name), None)
 
 
 def own(ty: Any) -> NodeType | None:
     """Returns the entry of a type that needs no registration."""
-    if ty in _own:
-        return _own[ty]
-    if ty is None:
-        return None
-    core_of_flax = imported("flax.core")
-    if _jax.is_partial_type(ty):
-        name = "jax.tree_util.Partial"
-        found = _own_type(
-            ty,
-            name,
-            _flatten_partial,
-            _unflatten_partial,
-            lambda partial: {"func": _jax.partial_function(partial)},
-        )
-        return _own.setdefault(ty, found)
-    if core_of_flax is not None and ty is core_of_flax.FrozenDict:
-        name = "flax.core.FrozenDict"
-        found = _mapping(ty, name, lambda _, items: ty(items), lambda _: None)
-        return _own.setdefault(ty, found)
+    if ty in _own or ty is None:
+        return _own.get(ty)
+    for name, describe in _ELSEWHERE.items():
+        if ty is found_at(*name.rsplit(".", 1)):
+            return _own.setdefault(ty, describe(ty, name))
     return None

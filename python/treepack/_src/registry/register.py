@@ -14,13 +14,12 @@ from treepack._src.pytree.kinds import is_plain_namedtuple
 from treepack._src.registry import jax_export as _jax_export
 from treepack._src.registry import nodes as _nodes
 from treepack._src.registry import static as _static
-from treepack._src.registry import types as _types
 from treepack._src.registry.codec import one
 from treepack._src.registry.fields import Fields
 from treepack._src.registry.inert import decode_given
-from treepack._src.registry.jax_nodes import encode_auxdata, jax_node_type, namedtuple_type
+from treepack._src.registry.jax_nodes import encode_auxdata, jax_node_type, plain_type
 from treepack._src.registry.names import default_name, or_decorator, registering
-from treepack._src.registry.types import Upgrade, fields_text
+from treepack._src.registry.types import TYPES, Upgrade, fields_text
 
 T = TypeVar("T", bound=type)
 
@@ -114,16 +113,21 @@ def register_dataclass(
         raise TypeError("data_fields and meta_fields must be passed together, or neither of them")
     _check_dropped(nodetype, drop_fields)
     with registering:
-        name = _types.chosen_name(nodetype, serialized_name)
+        name = TYPES.chosen(nodetype, serialized_name)
         _check_claims(nodetype, name, aliases, version)
         given = None
         if data_fields is not None and meta_fields is not None:
-            given = Fields(nodetype, list(data_fields), list(meta_fields))
+            given = Fields(list(data_fields), list(meta_fields))
         if is_node_type(nodetype):
             fields = _adopted(nodetype, given, drop_fields)
         else:
             if given is None and dataclasses.is_dataclass(nodetype):
-                given = Fields.marked(nodetype, drop_fields)
+                # `__init__` sets the fields that it does not take.
+                given = Fields.marked(
+                    field
+                    for field in dataclasses.fields(nodetype)
+                    if field.init and field.name not in drop_fields
+                )
             if given is None:
                 raise TypeError(
                     f"{default_name(nodetype)} is not a dataclass: put @register_dataclass above "
@@ -135,10 +139,10 @@ def register_dataclass(
                 nodetype, given.data, given.meta, drop_fields=[*map(_Whole, drop_fields)]
             )
             fields = given
-        build = None if fields is None else fields.unflatten_abstract
+        build = None if fields is None else functools.partial(fields.unflatten_abstract, nodetype)
         added = jax_node_type(nodetype, name, fields, version=version, upgrade=upgrade)
         _jax_export.register(nodetype, name, encode_auxdata, added.decode, build)
-        _types.add(added, aliases)
+        TYPES.add(nodetype, name, added, aliases)
         if dataclasses.is_dataclass(nodetype):
             _static.register_fields(nodetype, name, aliases)
     return nodetype
@@ -240,12 +244,12 @@ def register_node(
             upgrade=upgrade,
         )
         if from_children is None and fields is not None:
-            from_children = fields.unflatten_abstract
+            from_children = functools.partial(fields.unflatten_abstract, nodetype)
         own = _nodes.own(nodetype)
         decode = decode or (added.decode if own is None else decode_given)
         _jax_export.register(nodetype, serialized_name, encode, decode, from_children)
         if own is None:  # built-in types need no registration
-            _types.add(added, aliases)
+            TYPES.add(nodetype, serialized_name, added, aliases)
     return nodetype
 
 
@@ -300,12 +304,12 @@ def register_namedtuple(
             f"{default_name(nodetype)} is not a namedtuple: use treepack.register_node"
         )
     if not is_plain_namedtuple(nodetype):
-        name = _types.chosen_name(nodetype, serialized_name)
+        name = TYPES.chosen(nodetype, serialized_name)
         return register_node(
             nodetype, serialized_name=name, aliases=aliases, version=version, upgrade=upgrade
         )
     with registering:
-        name = _types.chosen_name(nodetype, serialized_name)
+        name = TYPES.chosen(nodetype, serialized_name)
         _check_claims(nodetype, name, aliases, version)
         _jax_export.register(
             nodetype,
@@ -314,7 +318,9 @@ def register_namedtuple(
             decode_given,
             lambda _, children: namedtuple_of(nodetype, children),
         )
-        _types.add(namedtuple_type(nodetype, name, version=version, upgrade=upgrade), aliases)
+        fields = Fields([*nodetype._fields], [])
+        added = plain_type(nodetype, name, fields, version=version, upgrade=upgrade)
+        TYPES.add(nodetype, name, added, aliases)
         _static.register_fields(nodetype, name, aliases)
     return nodetype
 
@@ -354,13 +360,13 @@ def _check_dropped(nodetype: type, dropped: Sequence[str]) -> None:
 def _adopted(nodetype: type, given: Fields | None, dropped: Sequence[str]) -> Fields | None:
     """Returns the fields of a type that JAX knows; raises if other fields are given."""
     found = Fields.of(nodetype)
-    known = _types.registered(nodetype)
-    if found is None and known is not None and known.fields is not None and known.checked:
-        found = Fields(nodetype, *known.fields)
+    known = TYPES.entry_of(nodetype)
+    if found is None and known is not None and known.checked:
+        found = known.fields
     if (given is not None and given != found) or (
         found is not None and {*dropped} & {*found.data, *found.meta}
     ):
-        fields = "unknown fields" if found is None else fields_text((found.data, found.meta))
+        fields = "unknown fields" if found is None else fields_text(found)
         raise ValueError(
             f"{default_name(nodetype)} is already registered with JAX with {fields}: pass the "
             "same fields, or leave out data_fields, meta_fields and drop_fields"

@@ -7,19 +7,17 @@ import enum
 import functools
 import inspect
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import treepack._core as core
 from treepack._src.interop.jax import is_node, is_partial, partial_function
-from treepack._src.pytree import containers as _containers
 from treepack._src.pytree import kinds as code
-from treepack._src.pytree.containers import DATACLASS
+from treepack._src.pytree.containers import DATACLASS, fields_of
 from treepack._src.pytree.kinds import flatten, is_plain_namedtuple, kind_of
 from treepack._src.registry import jax_export as _jax_export
 from treepack._src.registry import nodes as _nodes
 from treepack._src.registry import static as _static
-from treepack._src.registry import types as _types
 from treepack._src.registry.inert import decode_given
 from treepack._src.registry.jax_nodes import encode_auxdata
 from treepack._src.registry.names import (
@@ -30,6 +28,7 @@ from treepack._src.registry.names import (
     unstable_text,
 )
 from treepack._src.registry.register import register_namedtuple, register_node
+from treepack._src.registry.types import TYPES
 
 
 def register_tree(tree: Any, *, prefix: str | None = None) -> dict[str, type]:
@@ -79,18 +78,18 @@ def register_tree(tree: Any, *, prefix: str | None = None) -> dict[str, type]:
 
     def visit(node: Any) -> None:
         ty = type(node)
+        if ty in _nodes.BY_JAX:
+            for child in node.values() if ty is dict else node or ():
+                visit(child)
+            return
         if ty is code.Pruned:
             state, functions = node.children(), node.functions()
         elif is_node(node):
             own = _nodes.own(ty)
             if own is not None:
                 _jax_export.register(ty, own.name, encode_auxdata, decode_given, None)
-            elif _types.registered(ty) is None and ty not in _nodes.BY_JAX:
+            elif TYPES.name_of(ty) is None:
                 register(ty)
-            if ty in _nodes.BY_JAX:
-                for child in node.values() if ty is dict else node or ():
-                    visit(child)
-                return
             children, treedef = flatten(node)
             state, functions = code.split(node, children)
             static = partial_function(node) if is_partial(node) else treedef.node_data()[1]
@@ -128,15 +127,15 @@ def _register_static(value: Any, owner: type) -> None:
         return
     except (TypeError, ValueError):
         pass
-    if isinstance(value, (tuple, list, set, frozenset)):
-        for part in tuple.__iter__(value) if isinstance(value, tuple) else value:
-            _register_static(part, owner)
+    parts: Iterable[Any] = ()
+    if isinstance(value, tuple):
+        parts = tuple.__iter__(value)
+    elif isinstance(value, (list, set, frozenset)):
+        parts = value
     elif isinstance(value, Mapping):
-        for part in (*value.keys(), *value.values()):
-            _register_static(part, owner)
+        parts = (*value.keys(), *value.values())
     elif isinstance(value, functools.partial):
-        for part in (value.func, value.args, value.keywords):
-            _register_static(part, owner)
+        parts = value.func, value.args, value.keywords
     elif isinstance(value, enum.Enum):
         _static.register_auxdata(type(value), default_name(type(value)))
     elif callable(value):
@@ -147,7 +146,9 @@ def _register_static(value: Any, owner: type) -> None:
             _static.register_function(value, serialized_name=name)
     elif dataclasses.is_dataclass(value):
         _static.register_auxdata(type(value), default_name(type(value)))
-        _register_static(tuple(_containers.fields_of(value).values()), owner)
+        parts = fields_of(value).values()
+    for part in parts:
+        _register_static(part, owner)
 
 
 def _name_of_default(value: Any, owner: type) -> str | None:

@@ -230,34 +230,24 @@ def reduce_value(value: Any) -> tuple[str, Any]:
     if name is not None:
         return "function", name
     parts = _codecs.encode(value) or _of_library(value)
-    if parts is None:
-        _check_definition(value)
-        raise TypeError(refusal(value))
-    return parts
-
-
-def _check_definition(value: Any) -> None:
-    """Raises an OlderDefinitionError if a newer function with the same name replaced this one."""
+    if parts is not None:
+        return parts
     older = FUNCTIONS.older(value)
     if older is not None:
         raise OlderDefinitionError(
             f"{short_repr(value)} is an older definition of {older[0]!r}, which was redefined "
             "since: use the new definition"
         )
+    raise TypeError(refusal(value))
 
 
-def rebuild_value(name: str, parts: Any) -> Any:
+def rebuild_value(name: str, parts: Any, *saved: Any) -> Any:
     """Rebuilds a value from the name and the parts that `reduce_value` returned.
 
-    Raises:
-      UnregisteredTypeError: A DecodeError, if the name is not registered.
-      DecodeError: If the value cannot be rebuilt from the parts.
-    """
-    return _rebuilt(name, parts, parts)
-
-
-def _rebuilt(name: str, saved: Any, parts: Any) -> Any:
-    """Rebuilds a value from a name and parts; the saved parts may have placeholders.
+    Args:
+      name: The name.
+      parts: The parts.
+      saved: The parts before placeholders in them were replaced, if there were any.
 
     Raises:
       UnregisteredTypeError: A DecodeError, if the name is not registered.
@@ -266,7 +256,7 @@ def _rebuilt(name: str, saved: Any, parts: Any) -> Any:
     auxdata = AUXDATA.by_name(name)
     if auxdata is not None:
         decode: Callable[[Any], Any] | None = auxdata.decode
-        if auxdata.by_code and not is_given(saved):
+        if auxdata.by_code and not is_given(saved[0] if saved else parts):
             raise DecodeError(
                 f"cannot restore static data of type {name}: they hold objects with functions, "
                 "or long ranges, which decode= must not receive from a file"
@@ -330,7 +320,7 @@ def known_type(name: str, saved: Any, parts: Any) -> tuple[Any] | None:
     """Rebuilds a value of a registered type, in a 1-tuple; `None` for other names."""
     if AUXDATA.by_name(name) is None and _library_decoder(name) is None:
         return None
-    return (_rebuilt(name, saved, parts),)
+    return (rebuild_value(name, parts, saved),)
 
 
 def remark_on_main(name: str) -> str:

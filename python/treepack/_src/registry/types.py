@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import treepack._core as core
@@ -12,11 +12,9 @@ from treepack._src.pytree.containers import default_of
 from treepack._src.pytree.kinds import flatten
 from treepack._src.pytree.left_out import LeftOut
 from treepack._src.registry import holes as _holes
+from treepack._src.registry.fields import Fields
 from treepack._src.registry.names import Names, reads_nothing
 from treepack.errors import UnregisteredTypeError
-
-# The names of children and of static data.
-FieldNames = tuple[list[str], list[str]]
 
 # The static data, names and children of a node.
 Parts = tuple[Any, list[str], list[Any]]
@@ -24,22 +22,6 @@ Parts = tuple[Any, list[str], list[Any]]
 # Takes static data by name, children by name, and their version; returns both in the current
 # version.
 Upgrade = Callable[[dict[str, Any], dict[str, Any], int], tuple[dict[str, Any], dict[str, Any]]]
-
-
-class Split(NamedTuple):
-    """Fields split into children and static data, and the parts of a node split accordingly.
-
-    A static field named "" is a mark of the type's library, hidden from programs.
-
-    Attributes:
-      saved: The fields as saved.
-      now: The fields of the type.
-      parts: The parts of the node.
-    """
-
-    saved: FieldNames
-    now: FieldNames
-    parts: Parts
 
 
 class NodeType(NamedTuple):
@@ -62,7 +44,9 @@ class NodeType(NamedTuple):
       checked: Whether nodes have exactly these children and static data; otherwise `fields` only
         lists the fields of a dataclass.
       split: For a type whose `fields` do not tell which of them are static: takes fields, and the
-        parts of a node that was saved with them; returns a `Split`.
+        parts of a node that was saved with them; returns these fields and those of the type, split
+        into children and static data, and the parts split accordingly. A static field named "" is
+        a mark of the type's library, hidden from programs.
       version: The version of the definition, as the program registered it.
       upgrade: Takes static data by name, children by name, and the version in which they were
         saved; returns both in this version. `None` if no version needs it.
@@ -81,9 +65,9 @@ class NodeType(NamedTuple):
     unflatten: Callable[[Any, list[str], list[Any]], Any]
     unflatten_abstract: Callable[[Any, list[str], list[Any]], Any]
     decode: Callable[[bytes], Any] = core.decode_value
-    fields: FieldNames | None = None
+    fields: Fields | None = None
     checked: bool = False
-    split: Callable[[FieldNames, Parts], Split] | None = None
+    split: Callable[[Fields, Parts], tuple[Fields, Fields, Parts]] | None = None
     version: int = 0
     upgrade: Upgrade | None = None
     order: list[int] | None = None
@@ -120,30 +104,18 @@ def registered_types() -> dict[str, type]:
     return TYPES.things()
 
 
-def add(found: NodeType, aliases: Iterable[str] = ()) -> None:
-    """Adds a type, or replaces its older definition."""
-    TYPES.add(found.ty, found.name, found, aliases)
-
-
-def registered(ty: type) -> NodeType | None:
-    """Returns the entry of a type that the program registered, or `None`."""
-    return TYPES.entry_of(ty)
-
-
-def name_of(ty: type) -> str | None:
-    """Returns the name under which the program registered a type, or `None`."""
-    return TYPES.name_of(ty)
-
-
-# Chooses the name of a type: the given name, its registered name, or a default. (An alias, since a
-# wrapper would change the stack level of its warning.)
-chosen_name = TYPES.chosen
-
-
 def check_children(expected: list[str], names: list[str]) -> None:
     """Raises unless a node has the children of its type."""
     if names != expected:
         raise ValueError(f"expected the children {expected}, found {names}")
+
+
+def check_static(expected: list[str], static: Any) -> None:
+    """Raises unless static data are a tuple of the fields of their type."""
+    if type(static) is not tuple or len(static) != len(expected):
+        raise ValueError(
+            f"expected a tuple of the static data {expected}, found {short_repr(static)}"
+        )
 
 
 def upgrades(name: str, version: int) -> bool:
@@ -152,7 +124,7 @@ def upgrades(name: str, version: int) -> bool:
     return found is not None and found.upgrade is not None and version < found.version
 
 
-def evolved(found: NodeType, saved: FieldNames | None, version: int) -> NodeType:
+def evolved(found: NodeType, saved: Fields | None, version: int) -> NodeType:
     """Returns a type that rebuilds nodes which were saved with other fields.
 
     Raises:
@@ -202,11 +174,10 @@ def _check_made(node: Any, found: NodeType, names: list[str], children: list[Any
         raise _refusal(found, reason)
 
 
-# Takes static data, names and children as saved; returns them in the current version.
-Converter = Callable[[Any, list[str], list[Any]], Parts]
-
-
-def _converter(found: NodeType, saved: FieldNames | None, version: int) -> Converter:
+def _converter(
+    found: NodeType, saved: Fields | None, version: int
+) -> Callable[[Any, list[str], list[Any]], Parts]:
+    """Returns a function that converts the parts of a node to the current version."""
     upgrade = found.upgrade if version != found.version else None
 
     def upgraded(static: Any, children: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
@@ -228,26 +199,23 @@ def _converter(found: NodeType, saved: FieldNames | None, version: int) -> Conve
         was, now = saved, found.fields
         if found.split is not None:
             was, now, (static, names, children) = found.split(was, (static, names, children))
-        if type(static) is not tuple or len(static) != len(was[1]):
-            raise ValueError(
-                f"expected a tuple of the static data {was[1]}, found {short_repr(static)}"
-            )
+        check_static(was.meta, static)
         if version == found.version:
             if was == now:
                 return static, names, children
             _check_fields(found, was, now)
-        data = dict(zip(was[1], static, strict=True))
-        head = {name: data.pop(name) for name in was[1] if name == ""}
+        data = dict(zip(was.meta, static, strict=True))
+        head = {name: data.pop(name) for name in was.meta if name == ""}
         data, values = upgraded(data, dict(zip(names, children, strict=True)))
         _check_upgraded(now, data, values)
-        values = {name: _value(found, name, values) for name in now[0]}
-        data = {name: _value(found, name, data | head) for name in now[1]}
+        values = {name: _value(found, name, values) for name in now.data}
+        data = {name: _value(found, name, data | head) for name in now.meta}
         return tuple(data.values()), list(values), list(values.values())
 
     return convert
 
 
-def _check_upgraded(fields: FieldNames, data: Any, values: dict[str, Any]) -> None:
+def _check_upgraded(fields: Fields, data: Any, values: dict[str, Any]) -> None:
     """Raises for values that do not belong to a field."""
     if not isinstance(data, dict):
         raise TypeError(f"upgrade= must return static data as a dict by name, got {data!r:.100}")
@@ -260,29 +228,24 @@ def _check_upgraded(fields: FieldNames, data: Any, values: dict[str, Any]) -> No
             )
 
 
-def _check_fields(found: NodeType, saved: FieldNames, now: FieldNames) -> None:
+def _check_fields(found: NodeType, saved: Fields, now: Fields) -> None:
     """Raises unless nodes with the saved fields can become nodes with the current ones."""
-    for index, other in ((0, 1), (1, 0)):
-        for name in saved[index]:
-            if name in now[other]:
-                kinds = "child", "static"
-                raise _refusal(
-                    found,
-                    f"was saved with {name!r} as a {kinds[index]} field, and now has it as a "
-                    f"{kinds[other]} field",
-                )
-            if name not in now[index]:
-                raise _refusal(found, f"was saved with the field {name!r}, which it no longer has")
-        for name in now[index]:
-            if (
-                name not in saved[index]
-                and name not in saved[other]
-                and not default_of(found.ty, name)
-            ):
-                raise _refusal(
-                    found,
-                    f"was saved without the field {name!r}, which has no default",
-                )
+    before, after = (
+        dict.fromkeys(fields.data, "child") | dict.fromkeys(fields.meta, "static")
+        for fields in (saved, now)
+    )
+    for name, kind in before.items():
+        if name not in after:
+            raise _refusal(found, f"was saved with the field {name!r}, which it no longer has")
+        if after[name] != kind:
+            raise _refusal(
+                found,
+                f"was saved with {name!r} as a {kind} field, and now has it as a {after[name]} "
+                "field",
+            )
+    for name in after:
+        if name not in before and not default_of(found.ty, name):
+            raise _refusal(found, f"was saved without the field {name!r}, which has no default")
 
 
 def _value(found: NodeType, name: str, values: dict[str, Any]) -> Any:
@@ -303,8 +266,9 @@ def _refusal(found: NodeType, reason: str) -> UnregisteredTypeError:
     )
 
 
-def fields_text(fields: FieldNames | None) -> str:
+def fields_text(fields: Fields | None) -> str:
     """Describes the fields of a type."""
     if fields is None:
         return "no fixed fields"
-    return f"the fields {fields[0]}" + (f" and the static fields {fields[1]}" if fields[1] else "")
+    static = f" and the static fields {fields.meta}" if fields.meta else ""
+    return f"the fields {fields.data}{static}"

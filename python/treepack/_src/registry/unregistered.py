@@ -7,44 +7,25 @@ registers the name.
 
 from __future__ import annotations
 
-import functools
 import weakref
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 from treepack._src.interop.jax import is_node_type
-from treepack._src.pytree.containers import (
-    DATACLASS,
-    NAMEDTUPLE,
-    NodeKind,
-    fields_of,
-    with_attributes,
-)
+from treepack._src.pytree.containers import DATACLASS, NAMEDTUPLE, NodeKind
 from treepack._src.pytree.kinds import is_plain_namedtuple
-from treepack._src.pytree.left_out import LeftOut
 from treepack._src.registry.fields import Fields, dataclass_fields
-from treepack._src.registry.jax_nodes import encode_auxdata, jax_node_type, namedtuple_type
+from treepack._src.registry.jax_nodes import jax_node_type, plain_type
 from treepack._src.registry.libraries import find, library_name
 from treepack._src.registry.names import default_name
-from treepack._src.registry.types import TYPES, NodeType, check_children
+from treepack._src.registry.types import TYPES, NodeType
 
 # Cached types of JAX nodes, which JAX keeps alive as well. Threads may add the same entry at once,
-# here and in `_found`.
+# here and in `_names`.
 _known: weakref.WeakKeyDictionary[type, NodeType] = weakref.WeakKeyDictionary()
 
-
-class _Found(NamedTuple):
-    """A cached description of a type, valid while its kind and the registered names do not change.
-
-    It holds no reference to the type, which the program may drop.
-    """
-
-    kind: NodeKind
-    changes: int
-    describe: Callable[[type], NodeType | None]
-
-
-_found: weakref.WeakKeyDictionary[type, _Found] = weakref.WeakKeyDictionary()
+# The names of types, `None` if another type is registered under the name; with the number of
+# changes of the registered names for which they are valid.
+_names: weakref.WeakKeyDictionary[type, tuple[int, str | None]] = weakref.WeakKeyDictionary()
 
 
 def unregistered(ty: type, kind: NodeKind) -> NodeType | None:
@@ -54,41 +35,33 @@ def unregistered(ty: type, kind: NodeKind) -> NodeType | None:
       The description; `None` if only a template can rebuild such nodes, or if another type is
       registered under the name.
     """
-    found = _found.get(ty)
-    if found is None or found.kind is not kind or found.changes != TYPES.changes:
+    changes, name = _names.get(ty) or (None, None)
+    if changes != TYPES.changes:
         changes = TYPES.changes  # read before the lookups: another thread may register a type
         older = TYPES.older(ty)
         if older is not None:
             return older[1]
-        found = _Found(kind, changes, _describing(ty, kind))
-        _found[ty] = found
-    return found.describe(ty)
-
-
-def _describing(ty: type, kind: NodeKind) -> Callable[[type], NodeType | None]:
-    """Returns a function that describes a type, and holds no reference to it."""
-    name = _name_of(ty)
-    if TYPES.by_name(name) is not None:
-        return lambda _: None
+        name = library_name(ty) or default_name(ty)
+        if TYPES.by_name(name) is not None:
+            name = None
+        _names[ty] = changes, name
+    if name is None:
+        return None
     if kind is NAMEDTUPLE:
-        return functools.partial(namedtuple_type, name=name)
-    if is_node_type(ty):
-        return _described
+        return _namedtuple_type(ty, name)
     if kind is DATACLASS:  # it may be registered with JAX later
-        static = [field.name for field in dataclass_fields(ty) if field.metadata.get("static")]
-        names = [field.name for field in dataclass_fields(ty) if field.name not in static]
-        return functools.partial(_dataclass_type, name=name, names=names, static=static)
-    return lambda _: None
+        return plain_type(ty, name, Fields.marked(dataclass_fields(ty)))
+    return _described(ty, name) if is_node_type(ty) else None
 
 
-def _name_of(ty: type) -> str:
-    return library_name(ty) or default_name(ty)
+def _namedtuple_type(ty: Any, name: str) -> NodeType:
+    return plain_type(ty, name, Fields([*ty._fields], []))
 
 
-def _described(ty: type) -> NodeType:
+def _described(ty: type, name: str) -> NodeType:
     """Describes a node of JAX."""
     if ty not in _known:
-        _known[ty] = jax_node_type(ty, _name_of(ty), Fields.of(ty))
+        _known[ty] = jax_node_type(ty, name, Fields.of(ty))
     return _known[ty]
 
 
@@ -99,30 +72,6 @@ def of_library(name: str) -> NodeType | None:
         return None
     if (known := TYPES.entry_of(ty)) is not None:
         return known
-    return namedtuple_type(ty, name) if is_plain_namedtuple(ty) else _described(ty)
-
-
-def _dataclass_type(ty: type, *, name: str, names: list[str], static: list[str]) -> NodeType:
-    """Describes a dataclass that is not registered with JAX, like `register_dataclass`."""
-
-    def flatten_node(node: Any, left_out: LeftOut) -> tuple[bytes, dict[str, Any]]:
-        fields = fields_of(node)
-        auxdata = tuple(fields.pop(name) for name in static)
-        return encode_auxdata(auxdata, left_out, ty, static), fields
-
-    def unflatten(auxdata: Any, found: list[str], children: list[Any]) -> Any:
-        check_children(names, found)
-        values = [*children, *auxdata]
-        return with_attributes(ty, dict(zip([*names, *static], values, strict=True)))
-
-    return NodeType(
-        ty,
-        name,
-        flatten_node,
-        unflatten,
-        unflatten_abstract=unflatten,
-        fields=(names, static),
-        checked=True,
-        writes_auxdata=True,
-        static_of=lambda node: {field: getattr(node, field) for field in static},
-    )
+    if is_plain_namedtuple(ty):
+        return _namedtuple_type(ty, name)
+    return _described(ty, library_name(ty) or default_name(ty))

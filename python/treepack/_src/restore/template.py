@@ -31,7 +31,7 @@ from treepack._src.pytree.kinds import Pruned, kind_of
 from treepack._src.pytree.state_dict import leaves_of, map_leaves, state_leaves, to_state_dict
 from treepack._src.registry.names import default_name
 from treepack._src.registry.nodes import is_named
-from treepack._src.registry.types import name_of
+from treepack._src.registry.types import TYPES
 from treepack._src.restore.compare import NOTHING, described, difference, is_opaque, signature
 from treepack._src.restore.record import catalog_of, split
 from treepack._src.restore.report import ABSENT, Convert, Coverage
@@ -309,7 +309,7 @@ def _compare_kinds(target: Any, found: str | None, restore: Restore) -> None:
     if found is None or found == expected or (expected is None and is_named(ty, found)):
         return
     names = {"keys": "dict with keys other than strings"}
-    expected = names.get(expected, expected) if expected else name_of(ty) or default_name(ty)
+    expected = names.get(expected, expected) if expected else TYPES.name_of(ty) or default_name(ty)
     found = names.get(found, found)
     restore.note_here(f"a container of the type {expected}", found)
     restore.say(
