@@ -63,7 +63,6 @@ __all__ = [
     "stream_items",
     "thread_count",
     "walk",
-    "write_file",
 ]
 
 _Progress = Callable[[int, int], object]
@@ -1044,9 +1043,6 @@ def remove_if_dead(path: str | PathLike[str]) -> None:
     Raises:
       OSError: If it is alive, or the file cannot be removed.
     """
-
-def write_file(path: str | PathLike[str], data: bytes, *, durable: bool) -> None:
-    """Writes a file, atomically."""
 
 def restore(
     data: Buffer | Content,

@@ -93,7 +93,7 @@ mod _core {
         replacement::{Replacement, make_directories, remove_if_dead},
         restore::{assemble, has_older_types, mark_older, record_metadata, restore_state},
         safetensors::Tensors,
-        save::{lay_raw, problems, walk, write_file},
+        save::{lay_raw, problems, walk},
         select::{Marks, Selector, captures},
         value::{decode_value, encode_value},
     };

@@ -1341,7 +1341,7 @@ def test_a_lease_goes_whatever_goes_wrong(tmp_path: Path, monkeypatch: pytest.Mo
         (lease, "Thread"),
         (lease.json, "dumps"),
         (directory.LocalDirectory, "_manifest"),
-        (core, "write_file"),
+        (directory, "write_small"),
     ):
         with monkeypatch.context() as patch:
             patch.setattr(owner, name, fail)
