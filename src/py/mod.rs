@@ -89,7 +89,7 @@ mod _core {
         memory::fresh_memory,
         options::thread_count,
         pipe::Pipe,
-        plan::{ShardHolders, ShardPlan},
+        plan::ShardPlan,
         replacement::{Replacement, make_directories, remove_if_dead},
         restore::{assemble, has_older_types, mark_older, record_metadata, restore_state},
         safetensors::Tensors,
