@@ -249,8 +249,7 @@ class LocalDirectory(Directory):
         if path.is_file():
             text = "A file has this name, and sharded=True writes a directory: choose another name"
             raise NotADirectoryError(errno.ENOTDIR, text, str(self._path))
-        if not path.is_dir():
-            core.make_directories(path)
+        core.make_directories(path)
         try:
             try:
                 self._lease.take(name)
