@@ -12,13 +12,8 @@ use super::state::{Position, Walk};
 use crate::grow;
 use crate::structure::{Kind, NodeType};
 
-struct Reduced<'py> {
-    children: Bound<'py, PyDict>,
-    /// A handler made them: lists stay lists.
-    fixed: bool,
-    class: u32,
-    data: ByteBuf,
-}
+/// The children of a node, its kind, and whether a handler made them: then lists stay lists.
+type Reduced<'py> = (Bound<'py, PyDict>, Kind, bool);
 
 impl<'py> Walk<'py> {
     #[inline(never)]
@@ -115,15 +110,15 @@ impl<'py> Walk<'py> {
 
     #[inline(never)]
     pub(super) fn reduced(&mut self, value: &Bound<'py, PyAny>, place: Position) -> Walked {
-        let Some(reduced) = self.reduce(value)? else {
+        let Some((children, kind, fixed)) = self.reduce(value)? else {
             return self.jax_array(value);
         };
         let place = Position {
-            state: !reduced.fixed,
+            state: !fixed,
             ..place
         };
-        self.pairs(&reduced.children, place.below()?)?;
-        self.end(Kind::Typed(reduced.class, reduced.data))
+        self.pairs(&children, place.below()?)?;
+        self.end(kind)
     }
 
     /// Takes a container apart in Python; `None` for a jax array with a handler.
@@ -143,12 +138,7 @@ impl<'py> Walk<'py> {
             version,
         })?;
         let data = ByteBuf::from(grow::to_vec(data.as_bytes())?);
-        Ok(Some(Reduced {
-            children,
-            fixed,
-            class,
-            data,
-        }))
+        Ok(Some((children, Kind::Typed(class, data), fixed)))
     }
 
     #[allow(clippy::unnecessary_box_returns)] // see `Walked`
