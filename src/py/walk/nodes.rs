@@ -12,8 +12,13 @@ use super::state::{Position, Walk};
 use crate::grow;
 use crate::structure::{Kind, NodeType};
 
-/// The children of a node, its kind, and whether a handler made them: then lists stay lists.
-type Reduced<'py> = (Bound<'py, PyDict>, Kind, bool);
+struct Reduced<'py> {
+    children: Bound<'py, PyDict>,
+    /// A handler made them: lists stay lists.
+    fixed: bool,
+    class: u32,
+    data: ByteBuf,
+}
 
 impl<'py> Walk<'py> {
     #[inline(never)]
@@ -110,15 +115,15 @@ impl<'py> Walk<'py> {
 
     #[inline(never)]
     pub(super) fn reduced(&mut self, value: &Bound<'py, PyAny>, place: Position) -> Walked {
-        let Some((children, kind, fixed)) = self.reduce(value)? else {
+        let Some(reduced) = self.reduce(value)? else {
             return self.jax_array(value);
         };
         let place = Position {
-            state: !fixed,
+            state: !reduced.fixed,
             ..place
         };
-        self.pairs(&children, place.below()?)?;
-        self.end(kind)
+        self.pairs(&reduced.children, place.below()?)?;
+        self.end(Kind::Typed(reduced.class, reduced.data))
     }
 
     /// Takes a container apart in Python; `None` for a jax array with a handler.
@@ -138,7 +143,12 @@ impl<'py> Walk<'py> {
             version,
         })?;
         let data = ByteBuf::from(grow::to_vec(data.as_bytes())?);
-        Ok(Some((children, Kind::Typed(class, data), fixed)))
+        Ok(Some(Reduced {
+            children,
+            fixed,
+            class,
+            data,
+        }))
     }
 
     #[allow(clippy::unnecessary_box_returns)] // see `Walked`
