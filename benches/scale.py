@@ -78,7 +78,7 @@ def plan(hosts: int, replicas: int) -> tuple[float, core.ShardPlan]:
 
     def work() -> core.ShardPlan:
         counts, holders = shards._split(sharding, shape)
-        made = core.ShardPlan([(counts, holders, 4096, False)] * LEAVES)
+        made = core.ShardPlan([(counts, 0, 4096, False)] * LEAVES, [holders])
         assert made.checksum >= 0
         return made
 
@@ -119,8 +119,8 @@ def reading_all(folder: Path, files: int = 8, leaves: int = 10) -> tuple[int, fl
         written.append((place.name, place.stat().st_size, record))
     tree = {f"w{leaf}": whole for leaf in range(leaves)}
     layout = described_layout(tree, 1, index=True, hollow=True)
-    holders = core.ShardHolders([[row // per_file] for row in range(rows)])
-    plan = core.ShardPlan([([rows, 1], holders, 32, False)] * leaves)
+    holders = [[row // per_file] for row in range(rows)]
+    plan = core.ShardPlan([([rows, 1], 0, 32, False)] * leaves, [holders])
     data = core.Manifest.planned(layout, plan).with_files(written)
     (folder / shards.MANIFEST).write_bytes(data)
 

@@ -2,8 +2,8 @@
 
 use std::fs::File;
 use std::io;
-use std::ops::Deref;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use crate::{Error, Result};
@@ -14,27 +14,10 @@ static KEPT: AtomicUsize = AtomicUsize::new(0);
 /// could inherit held.
 #[derive(Debug)]
 pub struct Handle {
-    file: Option<File>,
+    file: Option<Arc<File>>,
     is_random: AtomicBool,
     path: PathBuf,
     id: Id,
-}
-
-#[derive(Debug)]
-pub enum Opened<'a> {
-    Kept(&'a File),
-    Again(File),
-}
-
-impl Deref for Opened<'_> {
-    type Target = File;
-
-    fn deref(&self) -> &File {
-        match self {
-            Self::Kept(file) => file,
-            Self::Again(file) => file,
-        }
-    }
 }
 
 impl Handle {
@@ -42,7 +25,7 @@ impl Handle {
         let id = Id::of(&file)?;
         let kept = KEPT.fetch_add(1, Ordering::Relaxed);
         let mut made = Self {
-            file: Some(file),
+            file: Some(Arc::new(file)),
             is_random: AtomicBool::new(false),
             // The program may change its working directory.
             path: std::path::absolute(path).unwrap_or_else(|_| path.into()),
@@ -56,11 +39,11 @@ impl Handle {
 
     #[cfg(target_os = "linux")]
     pub fn kept(&self) -> Option<&File> {
-        self.file.as_ref()
+        self.file.as_deref()
     }
 
     /// The file, for a read of `bytes`; `None` if it was replaced, or cannot be opened.
-    pub fn opened(&self, bytes: usize) -> Option<Opened<'_>> {
+    pub fn opened(&self, bytes: usize) -> Option<Arc<File>> {
         /// Longer reads are not headers.
         const MOST: usize = 64 << 10;
         // Headers are scattered, so reading ahead would be wasted.
@@ -69,7 +52,7 @@ impl Handle {
             if self.is_random.swap(is_random, Ordering::Relaxed) != is_random {
                 advise(file, is_random);
             }
-            return Some(Opened::Kept(file));
+            return Some(file.clone());
         }
         let file = open(&self.path).ok()?;
         if Id::of(&file).ok()? != self.id {
@@ -78,7 +61,7 @@ impl Handle {
         if is_random {
             advise(&file, true);
         }
-        Some(Opened::Again(file))
+        Some(Arc::new(file))
     }
 
     fn close(&mut self) {
@@ -209,7 +192,7 @@ mod tests {
         std::fs::write(&path, "old").unwrap();
         let mut handle = Handle::new(File::open(&path).unwrap(), &path).unwrap();
         handle.close();
-        assert!(matches!(handle.opened(1), Some(Opened::Again(_))));
+        assert!(handle.opened(1).is_some());
         let other = directory.path().join("other");
         std::fs::write(&other, "new").unwrap();
         std::fs::rename(&other, &path).unwrap();

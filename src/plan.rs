@@ -1,12 +1,13 @@
 //! Plans which process writes which shard, so that all write as much.
 
+use std::cmp::Reverse;
 use std::sync::Arc;
 
+use crate::manifest::Grid;
 use crate::{Error, Result, grow};
 
-/// The processes that hold each shard of an array, ascending; shared by arrays that are split
-/// alike.
-#[derive(Debug, PartialEq, Eq)]
+/// The processes that hold each shard of an array, ascending.
+#[derive(Debug)]
 pub struct Holders {
     processes: Vec<u32>,
     /// The ends of each shard's processes.
@@ -14,43 +15,32 @@ pub struct Holders {
 }
 
 impl Holders {
-    /// `None` without shards, or if a shard has no holder.
-    pub fn new<I: IntoIterator<Item = u32>>(
-        shards: impl IntoIterator<Item = I>,
-    ) -> Result<Option<Self>> {
+    pub fn new<I: IntoIterator<Item = u32>>(shards: impl IntoIterator<Item = I>) -> Result<Self> {
         let (mut processes, mut ends) = (Vec::new(), Vec::new());
         for shard in shards {
             let before = processes.len();
             for process in shard {
                 grow::push(&mut processes, process)?;
             }
-            if processes.len() == before {
-                return Ok(None);
-            }
             processes[before..].sort_unstable();
             grow::push(&mut ends, processes.len())?;
         }
-        Ok((!ends.is_empty()).then_some(Self { processes, ends }))
+        Ok(Self { processes, ends })
     }
 
-    pub fn count(&self) -> usize {
-        self.ends.len()
-    }
-
-    fn of(&self, shard: usize) -> &[u32] {
-        let start = shard.checked_sub(1).map_or(0, |before| self.ends[before]);
-        &self.processes[start..self.ends[shard]]
-    }
-
-    fn are_single(&self) -> bool {
-        self.processes.len() == self.ends.len()
+    fn shards(&self) -> impl Iterator<Item = &[u32]> {
+        let starts = [0].into_iter().chain(self.ends.iter().copied());
+        starts
+            .zip(&self.ends)
+            .map(|(start, end)| &self.processes[start..*end])
     }
 }
 
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub struct Split {
     pub counts: Vec<u32>,
-    pub holders: Arc<Holders>,
+    /// The index of its holders, of which each shard has one.
+    pub holders: usize,
     pub nbytes: u64,
     pub host: bool,
 }
@@ -58,90 +48,84 @@ pub struct Split {
 /// The plan, equal in all processes with equal splits.
 #[derive(Debug)]
 pub struct ShardPlan {
-    pub splits: Vec<Split>,
-    /// Per array, the file of each shard: the index of its writer in `processes`.
-    pub files: Vec<Arc<Vec<u32>>>,
+    /// The file of a shard is the index of its writer in `processes`.
+    pub arrays: Vec<Grid>,
     pub processes: Vec<u32>,
 }
 
 impl ShardPlan {
     /// Balances the bytes. A process writes shards that only it holds; each other shard, largest
     /// first, goes to its holder with the fewest bytes so far.
-    pub fn new(splits: Vec<Split>) -> Result<Self> {
-        let most = splits.iter().flat_map(|split| &split.holders.processes);
-        let count = most.max().map_or(0, |most| *most as usize + 1);
+    pub fn new(splits: Vec<Split>, holders: &[Holders]) -> Result<Self> {
+        let most = holders.iter().flat_map(|holders| &holders.processes).max();
+        let count = most.map_or(0, |most| *most as usize + 1);
         let mut loads = grow::filled(0_u64, count)?;
-        let mut files: Vec<Option<Arc<Vec<u32>>>> = grow::filled(None, splits.len())?;
-        let mut alike: Option<(&Arc<Holders>, Arc<Vec<u32>>)> = None;
-        let mut shared = Vec::new();
-        for (array, split) in splits.iter().enumerate() {
-            for shard in 0..split.holders.count() {
-                if let [only] = split.holders.of(shard) {
-                    loads[*only as usize] = loads[*only as usize].saturating_add(split.nbytes);
+        let add = |load: &mut u64, nbytes| *load = load.saturating_add(nbytes);
+        // Arrays that are split alike share the answer.
+        let single = holders.iter().map(|holders| {
+            let are_single = holders.shards().all(|shard| shard.len() == 1);
+            let processes = are_single.then(|| grow::to_vec(&holders.processes));
+            Ok(processes.transpose()?.map(Arc::new))
+        });
+        let single = grow::try_collect(single)?;
+        let (mut arrays, mut shared) = (grow::with_room(splits.len())?, Vec::new());
+        for split in splits {
+            for shard in holders[split.holders].shards() {
+                if let [only] = shard {
+                    add(&mut loads[*only as usize], split.nbytes);
                 }
             }
-            if !split.holders.are_single() {
-                grow::push(&mut shared, array)?;
-                continue;
+            let writers = single[split.holders].clone();
+            if writers.is_none() {
+                grow::push(&mut shared, (split.nbytes, arrays.len(), split.holders))?;
             }
-            // Arrays that are split alike are mostly neighbours.
-            let known = match &alike {
-                Some((holders, known)) if Arc::ptr_eq(holders, &split.holders) => known.clone(),
-                _ => Arc::new(grow::to_vec(&split.holders.processes)?),
-            };
-            files[array] = Some(known.clone());
-            alike = Some((&split.holders, known));
-        }
-        shared.sort_by_key(|array| std::cmp::Reverse(splits[*array].nbytes));
-        for array in shared {
-            let split = &splits[array];
-            let writers = (0..split.holders.count()).map(|shard| {
-                let holders = split.holders.of(shard);
-                let least = holders.iter().min_by_key(|holder| loads[**holder as usize]);
-                let writer = *least.expect("each shard has a holder");
-                if holders.len() > 1 {
-                    loads[writer as usize] = loads[writer as usize].saturating_add(split.nbytes);
-                }
-                writer
+            arrays.push(Grid {
+                counts: split.counts,
+                files: writers.unwrap_or_default(),
+                host: split.host,
             });
-            files[array] = Some(Arc::new(grow::collect(writers)?));
         }
-        let files = grow::collect(files.into_iter().flatten())?;
-        Self::numbered(splits, files, count)
+        shared.sort_by_key(|(nbytes, ..)| Reverse(*nbytes));
+        for (nbytes, array, number) in shared {
+            let mut writers = Vec::new();
+            for shard in holders[number].shards() {
+                let least = shard.iter().min_by_key(|holder| loads[**holder as usize]);
+                let writer = *least.expect("each shard has a holder");
+                if shard.len() > 1 {
+                    add(&mut loads[writer as usize], nbytes);
+                }
+                grow::push(&mut writers, writer)?;
+            }
+            arrays[array].files = Arc::new(writers);
+        }
+        Self::numbered(arrays, count)
     }
 
     /// Replaces process numbers by file numbers.
-    fn numbered(splits: Vec<Split>, mut files: Vec<Arc<Vec<u32>>>, count: usize) -> Result<Self> {
+    fn numbered(mut arrays: Vec<Grid>, count: usize) -> Result<Self> {
         let mut writes = grow::filled(false, count)?;
-        for writer in files.iter().flat_map(|files| files.iter()) {
+        for writer in arrays.iter().flat_map(|grid| grid.files.iter()) {
             writes[*writer as usize] = true;
         }
         let mut numbers = grow::filled(u32::MAX, count)?;
         let mut processes = Vec::new();
         for process in (0..count).filter(|process| writes[*process]) {
-            let number = u32::try_from(processes.len()).map_err(|_| Error::OutOfMemory)?;
-            numbers[process] = number;
-            grow::push(
-                &mut processes,
-                u32::try_from(process).map_err(|_| Error::OutOfMemory)?,
-            )?;
+            let number = |number: usize| u32::try_from(number).map_err(|_| Error::OutOfMemory);
+            numbers[process] = number(processes.len())?;
+            grow::push(&mut processes, number(process)?)?;
         }
         if processes.len() < count {
-            for files in &mut files {
+            for grid in &mut arrays {
                 let number = |process: &u32| numbers[*process as usize];
-                *files = Arc::new(grow::collect(files.iter().map(number))?);
+                grid.files = Arc::new(grow::collect(grid.files.iter().map(number))?);
             }
         }
-        Ok(Self {
-            splits,
-            files,
-            processes,
-        })
+        Ok(Self { arrays, processes })
     }
 
     pub fn shards_of(&self, array: usize, process: u32) -> impl Iterator<Item = usize> + '_ {
         let file = self.processes.binary_search(&process).ok();
-        let files = file.map_or(&[][..], |_| self.files[array].as_slice());
+        let files = file.map_or(&[][..], |_| self.arrays[array].files.as_slice());
         let is_mine = move |(_, found): &(usize, &u32)| Some(**found as usize) == file;
         files.iter().enumerate().filter(is_mine).map(|(at, _)| at)
     }
@@ -159,10 +143,10 @@ impl ShardPlan {
             }
         };
         add(&self.processes);
-        for (split, files) in self.splits.iter().zip(&self.files) {
-            add(&split.counts);
-            add(&[u32::from(split.host)]);
-            add(files);
+        for grid in &self.arrays {
+            add(&grid.counts);
+            add(&[u32::from(grid.host)]);
+            add(&grid.files);
         }
         hasher.finalize()
     }
@@ -172,27 +156,34 @@ impl ShardPlan {
 mod tests {
     use super::*;
 
-    fn split(nbytes: u64, holders: &[&[u32]]) -> Split {
-        let shards = holders.iter().map(|holders| holders.iter().copied());
-        Split {
+    fn plan(arrays: &[(u64, &[&[u32]])]) -> ShardPlan {
+        let mut known: Vec<&[&[u32]]> = arrays.iter().map(|(_, holders)| *holders).collect();
+        known.dedup();
+        let splits = arrays.iter().map(|(nbytes, holders)| Split {
             counts: vec![u32::try_from(holders.len()).unwrap()],
-            holders: Arc::new(Holders::new(shards).unwrap().unwrap()),
-            nbytes,
+            holders: known.iter().position(|other| other == holders).unwrap(),
+            nbytes: *nbytes,
             host: false,
-        }
+        });
+        let holders = known.iter().map(|shards| {
+            let shards = shards.iter().map(|holders| holders.iter().copied());
+            Holders::new(shards).unwrap()
+        });
+        ShardPlan::new(splits.collect(), &holders.collect::<Vec<_>>()).unwrap()
     }
 
     #[test]
     fn shards_of_several_processes_are_balanced() {
-        let mut splits = vec![split(100, &[&[2], &[5]])];
-        splits.extend((1..=20).map(|at| split(10 * at, &[&[9, 2, 5]])));
-        let plan = ShardPlan::new(splits).unwrap();
+        const SHARED: &[&[u32]] = &[&[9, 2, 5]];
+        let mut arrays: Vec<(u64, &[&[u32]])> = vec![(100, &[&[2], &[5]])];
+        arrays.extend((1..=20).map(|at| (10 * at, SHARED)));
+        let plan = plan(&arrays);
         assert_eq!(plan.processes, [2, 5, 9]);
-        assert_eq!(*plan.files[0], [0, 1]);
+        assert_eq!(*plan.arrays[0].files, [0, 1]);
         let mut loads = [0; 3];
-        for (split, files) in plan.splits.iter().zip(&plan.files) {
-            for file in files.iter() {
-                loads[*file as usize] += split.nbytes;
+        for ((nbytes, _), grid) in arrays.iter().zip(&plan.arrays) {
+            for file in grid.files.iter() {
+                loads[*file as usize] += nbytes;
             }
         }
         assert!(loads.iter().max().unwrap() - loads.iter().min().unwrap() <= 10);
@@ -205,16 +196,10 @@ mod tests {
 
     #[test]
     fn arrays_that_are_split_alike_share_the_answer() {
-        let first = split(7, &[&[0], &[1], &[1]]);
-        let plan = ShardPlan::new(vec![first.clone(), first.clone(), first]).unwrap();
-        assert!(Arc::ptr_eq(&plan.files[0], &plan.files[2]));
-        let other = ShardPlan::new(vec![split(7, &[&[0], &[1], &[0]])]).unwrap();
-        assert_ne!(plan.checksum(), other.checksum());
-    }
-
-    #[test]
-    fn a_shard_without_holder_is_rejected() {
-        assert!(Holders::new([vec![1], vec![]]).unwrap().is_none());
-        assert!(Holders::new(Vec::<Vec<u32>>::new()).unwrap().is_none());
+        let first: (u64, &[&[u32]]) = (7, &[&[0], &[1], &[1]]);
+        let made = plan(&[first; 3]);
+        assert!(Arc::ptr_eq(&made.arrays[0].files, &made.arrays[2].files));
+        let other = plan(&[(7, &[&[0], &[1], &[0]])]);
+        assert_ne!(plan(&[first]).checksum(), other.checksum());
     }
 }

@@ -488,7 +488,7 @@ mod tests {
                 chunks: ChunkLimit::new(limit),
                 may_box: true,
             };
-            let mut encoder = Encoder::new(framing);
+            let mut encoder = Encoder::indexed(framing, true);
             encode(&writer.root, &mut encoder).unwrap();
             let layout = encoder.finish(None).unwrap();
             let mut bytes = Vec::new();

@@ -26,7 +26,6 @@ __all__ = [
     "Selector",
     "ShardBox",
     "ShardGrid",
-    "ShardHolders",
     "ShardPlan",
     "Shards",
     "Tensors",
@@ -63,7 +62,6 @@ __all__ = [
     "stream_items",
     "thread_count",
     "walk",
-    "write_file",
 ]
 
 _Progress = Callable[[int, int], object]
@@ -491,34 +489,24 @@ class Manifest:
         """
 
 @final
-class ShardHolders:
-    """The processes that have each shard of an array; arrays that are split alike share it."""
-
-    def __new__(cls, shards: Sequence[Sequence[int]]) -> ShardHolders:
-        """Takes the processes of each shard, the last dimension varying fastest.
-
-        Raises:
-          ValueError: If a shard has none.
-        """
-
-    def __len__(self) -> int: ...
-
-@final
 class ShardPlan:
     """The assignment of shards to processes that write them; see `src/plan.rs`.
 
     It is the same in all processes. The bytes of processes are balanced as far as possible.
     """
 
-    def __new__(cls, arrays: Sequence[tuple[Sequence[int], ShardHolders, int, bool]]) -> ShardPlan:
+    def __new__(
+        cls,
+        arrays: Sequence[tuple[Sequence[int], int, int, bool]],
+        holders: Sequence[Sequence[Sequence[int]]],
+    ) -> ShardPlan:
         """Plans a save.
 
         Args:
-          arrays: For each array the number of shards in each dimension, their holders, the bytes of
-            a shard, and whether it is a host array.
-
-        Raises:
-          ValueError: If an array has another number of shards.
+          arrays: For each array the number of shards in each dimension, the index of their holders,
+            the bytes of a shard, and whether it is a host array.
+          holders: The processes that hold each shard, the last dimension varying fastest; arrays
+            that are split alike share them.
         """
 
     @property
@@ -1044,9 +1032,6 @@ def remove_if_dead(path: str | PathLike[str]) -> None:
     Raises:
       OSError: If it is alive, or the file cannot be removed.
     """
-
-def write_file(path: str | PathLike[str], data: bytes, *, durable: bool) -> None:
-    """Writes a file, atomically."""
 
 def restore(
     data: Buffer | Content,

@@ -8,11 +8,10 @@ mod recording;
 use std::mem;
 use std::ops::Range;
 
-use self::recording::{Recording, with_record};
 use crate::array::{self, Array, Framing, KeyPlace, Like, RecentHeaders};
 use crate::layout::{Layout, LayoutBuilder, Payload};
 use crate::raw::{Lender, RawBytes};
-use crate::structure::{Kind, LeafKind, NodeType, RECORD_KEY, ROOT_KEY, Record, Recorder};
+use crate::structure::{Kind, LeafKind, Listing, NodeType, RECORD_KEY, ROOT_KEY, Record, Recorder};
 use crate::watch::Watch;
 use crate::wire::{self, Complex, Head, length};
 use crate::{Error, Result, grow};
@@ -31,7 +30,11 @@ pub struct Encoder<P> {
     begun: bool,
     /// Whether only the bytes of arrays are written.
     is_raw: bool,
-    recording: Recording,
+    recorder: Option<Recorder>,
+    listing: Option<Listing>,
+    summed: bool,
+    /// The depth of a container that is recorded as a leaf, without its content.
+    paused: Option<usize>,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -55,7 +58,10 @@ impl<P: Payload> Encoder<P> {
             key: None,
             begun: false,
             is_raw: false,
-            recording: Recording::default(),
+            recorder: None,
+            listing: None,
+            summed: false,
+            paused: None,
         }
     }
 
@@ -75,7 +81,7 @@ impl<P: Payload> Encoder<P> {
     /// arbitrary keys are recorded without types.
     pub fn described(framing: Framing) -> Self {
         Self {
-            recording: Recording::structure(),
+            recorder: Some(Recorder::default()),
             ..Self::new(framing)
         }
     }
@@ -83,8 +89,9 @@ impl<P: Payload> Encoder<P> {
     /// Also records the index of the leaves, with checksums if `summed`.
     pub fn indexed(framing: Framing, summed: bool) -> Self {
         Self {
-            recording: Recording::index(summed),
-            ..Self::new(framing)
+            listing: Some(Listing::default()),
+            summed,
+            ..Self::described(framing)
         }
     }
 
@@ -97,16 +104,11 @@ impl<P: Payload> Encoder<P> {
         self.layout.has_payloads()
     }
 
-    #[inline]
-    pub fn is_described(&self) -> bool {
-        self.recording.is_described()
-    }
-
     pub fn map(&mut self, pairs: usize) -> Result<()> {
         let is_root = self.open.is_empty();
         self.begin(true)?;
         let head = length("map", pairs)?;
-        if let Some(listing) = self.recording.listing() {
+        if let Some(listing) = self.listing() {
             listing.head(Head::Map(head))?;
         }
         let more = u32::from(is_root && self.is_described());
@@ -151,12 +153,11 @@ impl<P: Payload> Encoder<P> {
             Some(_) => return Err(misused("a container ends before all its values")),
             None => return Err(misused("no container is open")),
         }
-        self.recording.close(kind, self.open.len())
-    }
-
-    fn pause(&mut self, kind: Kind, listed: LeafKind) -> Result<()> {
-        let (start, depth) = (self.layout.len(), self.open.len());
-        self.recording.pause(kind, listed, start, depth)
+        if self.resume() {
+            return Ok(());
+        }
+        self.recorder()
+            .map_or(Ok(()), |recorder| recorder.close(kind))
     }
 
     pub fn mark(&self) -> Mark {
@@ -173,19 +174,13 @@ impl<P: Payload> Encoder<P> {
             open.left = mark.1.saturating_sub(1);
         }
         self.key = None;
-        self.recording.resume(self.open.len());
+        self.resume();
     }
 
     /// For [`Kind::Typed`].
     pub fn node_type(&mut self, class: NodeType) -> Result<u32> {
         self.recorder()
             .map_or(Ok(0), |recorder| recorder.node_type(class))
-    }
-
-    /// Records the tree, if it is described, except in lists and maps of arbitrary keys.
-    #[inline]
-    pub fn recorder(&mut self) -> Option<&mut Recorder> {
-        self.recording.recorder()
     }
 
     #[inline]
@@ -201,7 +196,7 @@ impl<P: Payload> Encoder<P> {
     fn write_key(&mut self, text: &str) -> Result<()> {
         let head = Head::Str(length("string", text.len())?);
         if !self.open.is_empty()
-            && let Some(listing) = self.recording.listing()
+            && let Some(listing) = self.listing()
         {
             listing.key(head, text)?;
         }
@@ -283,7 +278,7 @@ impl<P: Payload> Encoder<P> {
         self.begin(false)?;
         // `begin` may just have added a key for the root.
         let key = key.or(self.key.take());
-        self.recording.array(kind, array, self.layout.len())?;
+        self.record_array(kind, array)?;
         let framing = Framing {
             // flax joins chunks only below maps.
             may_box: self.framing.may_box && self.lists == 0,
@@ -297,18 +292,14 @@ impl<P: Payload> Encoder<P> {
             &framing,
             content,
         )?;
-        if let Some((_, pending)) = self
-            .recording
-            .listing()
-            .and_then(|found| found.pending.as_mut())
-        {
+        if let Some((_, pending)) = self.listing().and_then(|found| found.pending.as_mut()) {
             *pending = start; // the key's header may have become wider
         }
         Ok(())
     }
 
     pub(crate) fn last_headers(&self) -> Option<Like> {
-        self.recent.last().filter(|_| self.recording.is_off())
+        self.recent.last().filter(|_| self.is_unrecorded())
     }
 
     /// Writes an array with the last one's dtype and shape by copying its headers; false if they
@@ -334,7 +325,7 @@ impl<P: Payload> Encoder<P> {
         headers: &Like,
         mut next: impl FnMut() -> Option<(&'a str, RawBytes<'a>)>,
     ) -> usize {
-        let is_off = self.recording.is_off() && self.key.is_none();
+        let is_off = self.is_unrecorded() && self.key.is_none();
         let Some(open) = self.open.last_mut().filter(|open| is_off && !open.is_list) else {
             return 0;
         };
@@ -358,11 +349,6 @@ impl<P: Payload> Encoder<P> {
             count += 1;
         }
         count
-    }
-
-    /// Returns whether the next value is inside an indexed leaf and not that leaf's data.
-    pub fn is_inside_leaf(&self) -> bool {
-        self.recording.is_inside_leaf()
     }
 
     /// Begins a typed PRNG key: a map whose last value is the next array.
@@ -393,25 +379,23 @@ impl<P: Payload> Encoder<P> {
         if !self.begun || !self.open.is_empty() {
             return Err(misused("the tree is incomplete"));
         }
-        let Some(recorder) = self.recording.take_structure() else {
+        let Some(recorder) = self.recorder.take() else {
             return Ok(self.layout.finish());
         };
         let mut record = match record {
             Some(record) => record,
             None => recorder.finish(metadata)?,
         };
-        let recording = mem::take(&mut self.recording);
-        let ends = recording.finish(&mut record, self.layout.len(), watch)?;
+        let ends = self.finish_index(&mut record, watch)?;
         self.write_key(RECORD_KEY)?;
         let encoded = record.encode(watch)?;
         drop(record);
-        with_record(self.layout, &encoded, ends)
+        self.with_record(&encoded, ends)
     }
 
     #[inline]
     fn leaf(&mut self, head: Head, kind: Kind) -> Result<()> {
         self.begin(false)?;
-        let start = self.layout.len();
         let listed = || {
             Ok(match head {
                 Head::Nil => LeafKind::None,
@@ -425,7 +409,7 @@ impl<P: Payload> Encoder<P> {
                 Head::Array(_) | Head::Map(_) => LeafKind::Container,
             })
         };
-        self.recording.leaf(kind, listed, start)?;
+        self.record_leaf(kind, listed)?;
         head.write(self.layout.headers());
         Ok(())
     }
@@ -434,7 +418,7 @@ impl<P: Payload> Encoder<P> {
     fn begin(&mut self, no_leaf: bool) -> Result<()> {
         self.key = None;
         let start = self.layout.len();
-        if let Some(listing) = self.recording.listing() {
+        if let Some(listing) = self.listing() {
             listing.end_leaf(start)?;
         }
         self.layout.headers().try_reserve(Head::MAX_BYTES)?;
@@ -550,7 +534,7 @@ mod tests {
         encoder.key("b").unwrap();
         encoder.bin(0, Kind::Jax, |_| Ok(())).unwrap();
         encoder.end(Kind::Tuple).unwrap();
-        let recorder = encoder.recording.take_structure().unwrap();
+        let recorder = encoder.recorder.take().unwrap();
         let nodes = recorder.finish(None).unwrap().nodes;
         let expected = [Repeat(1, 0), Repeat(1, 1)];
         assert_eq!(nodes.last(), Some(&Node(Kind::Tuple, expected.to_vec())));

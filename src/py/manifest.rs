@@ -44,11 +44,11 @@ impl Manifest {
         let py = layout.py();
         keep_reserve()?;
         let plan = &plan.get().0;
-        let grids = plan.splits.iter().zip(&plan.files).map(|(split, files)| {
+        let grids = plan.arrays.iter().map(|grid| {
             Ok(Grid {
-                counts: grow::to_vec(&split.counts)?,
-                files: files.clone(),
-                host: split.host,
+                counts: grow::to_vec(&grid.counts)?,
+                files: grid.files.clone(),
+                host: grid.host,
             })
         });
         let grids = grow::try_collect(grids)?;

@@ -89,11 +89,11 @@ mod _core {
         memory::fresh_memory,
         options::thread_count,
         pipe::Pipe,
-        plan::{ShardHolders, ShardPlan},
+        plan::ShardPlan,
         replacement::{Replacement, make_directories, remove_if_dead},
         restore::{assemble, has_older_types, mark_older, record_metadata, restore_state},
         safetensors::Tensors,
-        save::{lay_raw, problems, walk, write_file},
+        save::{lay_raw, problems, walk},
         select::{Marks, Selector, captures},
         value::{decode_value, encode_value},
     };

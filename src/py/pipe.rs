@@ -2,6 +2,10 @@
 
 use std::fs::File;
 use std::io::{self, Read};
+#[cfg(unix)]
+use std::os::fd::OwnedFd as Owned;
+#[cfg(windows)]
+use std::os::windows::io::OwnedHandle as Owned;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -24,13 +28,7 @@ pub enum Destination {
 pub struct Pipe(Mutex<Option<Arc<File>>>);
 
 impl Pipe {
-    #[cfg(unix)]
-    fn new(end: impl Into<std::os::fd::OwnedFd>) -> Self {
-        Self(Mutex::new(Some(Arc::new(File::from(end.into())))))
-    }
-
-    #[cfg(windows)]
-    fn new(end: impl Into<std::os::windows::io::OwnedHandle>) -> Self {
+    fn new(end: impl Into<Owned>) -> Self {
         Self(Mutex::new(Some(Arc::new(File::from(end.into())))))
     }
 

@@ -1,7 +1,6 @@
 //! Functions that save: a tree in, bytes or a file out.
 
 use std::num::NonZero;
-use std::path::PathBuf;
 
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -9,17 +8,17 @@ use pyo3::types::{PyBytes, PyList, PyMemoryView, PyType};
 
 use super::layout::Layout;
 use super::memory::{
-    Owned, Writable, keep_reserve, lent_bytes, list_of_results, new_bytes, new_list_of,
-    remember_size, view,
+    Owned, Writable, lent_bytes, list_of_results, new_bytes, new_list_of, remember_size, view,
 };
 use super::options::{self, Int};
 use super::pipe::Destination;
 use super::walk::{LeafPayload, Options, layout_of, problems_of, raw_layout_of, snapshot};
 use super::watch::Watcher;
-use super::{delta, errors, gzip};
+use super::{delta, errors, gzip as py_gzip};
 use crate::array::{Alignment, ChunkLimit, Framing};
 use crate::encoder::Encoder;
-use crate::layout::{Caching, LayoutBuilder, OutputPiece, Payload};
+use crate::gzip;
+use crate::layout::{Caching, OutputPiece, Payload};
 use crate::manifest::{Grid, Manifest, ShardFile};
 use crate::sink::{Output, pour, replace_file, write_pipe};
 use crate::structure::Record;
@@ -222,11 +221,11 @@ impl Layout {
         threads: Option<Int>,
         progress: Option<Py<PyAny>>,
     ) -> PyResult<Bound<'py, PyBytes>> {
-        gzip::to_bytes(
+        py_gzip::to_bytes(
             py,
             &self.output,
             self.needs_python,
-            gzip::method(level, numbers)?,
+            py_gzip::method(level, numbers)?,
             threads,
             progress,
         )
@@ -246,17 +245,31 @@ impl Layout {
     ) -> PyResult<u64> {
         let size = self.output.len();
         let watcher = Watcher::new(progress, size);
-        if !compress.is_truthy()? {
-            let threads = self.threads(threads)?;
-            return save(py, &place, durable, size, watcher, |file, _| {
-                file.layout(&self.output, threads)
-            });
-        }
-        let method = gzip::method(level, compress.eq("numbers")?)?;
-        let threads = gzip::threads(threads, size)?;
-        // The size is unknown; zero reserves nothing.
-        save(py, &place, durable, 0, watcher, |file, watcher| {
-            crate::gzip::compress(&self.output, method, threads, file, watcher)
+        // The compressed size is unknown; zero reserves nothing.
+        let (method, threads, size) = if compress.is_truthy()? {
+            let method = py_gzip::method(level, compress.eq("numbers")?)?;
+            (Some(method), py_gzip::threads(threads, size)?, 0)
+        } else {
+            (None, self.threads(threads)?, size)
+        };
+        let write = |file: &mut Output<'_>| match method {
+            Some(method) => gzip::compress(&self.output, method, threads, file, &watcher),
+            None => file.layout(&self.output, threads),
+        };
+        let saved = match &place {
+            Destination::Path(path) => {
+                py.detach(|| replace_file(path, durable, size, &watcher, write))
+            }
+            Destination::Pipe(pipe) => {
+                let file = pipe.get().file()?;
+                py.detach(|| write_pipe(&file, &watcher, write))
+            }
+        };
+        saved.map_err(|error| {
+            watcher.explain(error, |error| match &place {
+                Destination::Path(path) => errors::file_error(error, path),
+                Destination::Pipe(_) => error.into(),
+            })
         })
     }
 }
@@ -278,44 +291,4 @@ impl Layout {
     fn threads(&self, requested: Option<Int>) -> Result<NonZero<usize>> {
         options::threads(requested, self.output.len(), parallel::MIN_COPY_BYTES)
     }
-}
-
-#[pyfunction]
-#[pyo3(signature = (path, data, *, durable))]
-pub fn write_file(py: Python<'_>, path: PathBuf, data: &[u8], durable: bool) -> PyResult<()> {
-    keep_reserve()?;
-    let mut builder = LayoutBuilder::<LeafPayload>::default();
-    builder.extend(data)?;
-    let layout = builder.finish();
-    let watcher = Watcher::signals();
-    let place = Destination::Path(path);
-    let written = save(py, &place, durable, layout.len(), watcher, |file, _| {
-        file.layout(&layout, NonZero::<usize>::MIN)
-    });
-    written.map(drop)
-}
-
-/// Writes a file atomically, or to a pipe, detached. Returns the number of bytes.
-fn save(
-    py: Python<'_>,
-    place: &Destination,
-    durable: bool,
-    size: usize,
-    watcher: Watcher,
-    write: impl FnOnce(&mut Output<'_>, &Watcher) -> Result<()> + Send,
-) -> PyResult<u64> {
-    let write = |file: &mut Output<'_>| write(file, &watcher);
-    let saved = match place {
-        Destination::Path(path) => py.detach(|| replace_file(path, durable, size, &watcher, write)),
-        Destination::Pipe(pipe) => {
-            let file = pipe.get().file()?;
-            py.detach(|| write_pipe(&file, &watcher, write))
-        }
-    };
-    saved.map_err(|error| {
-        watcher.explain(error, |error| match place {
-            Destination::Path(path) => errors::file_error(error, path),
-            Destination::Pipe(_) => error.into(),
-        })
-    })
 }

@@ -146,15 +146,19 @@ pub trait Append {
     fn append(&mut self, bytes: &[u8]) -> Result<()>;
 }
 
-/// Appends a layout, block by block. If its leaves are summed, sums the same copy.
+/// Appends a layout whose leaves are summed, block by block, and sums the same copy.
+///
+/// # Panics
+/// If the layout has no seal.
 pub fn append_blocks<P: Payload + Sync>(
     layout: &Layout<P>,
     threads: NonZero<usize>,
     out: &mut impl Append,
     watch: &dyn Watch,
 ) -> Result<()> {
-    let seal = layout.seal().map(|seal| (seal, seal.regions()));
-    let end = layout.len() - seal.map_or(0, |(_, regions)| Seal::bytes(regions.len()));
+    let seal = layout.seal().expect("a seal for the sums");
+    let regions = seal.regions();
+    let end = layout.len() - Seal::bytes(regions.len());
     let spare = Mutex::new(Vec::new());
     let work = |(): &mut (), index: usize| {
         let mut block: Vec<u8> = spare.lock().expect(NO_PANIC).pop().unwrap_or_default();
@@ -163,23 +167,20 @@ pub fn append_blocks<P: Payload + Sync>(
         append_with(&mut block, BLOCK_BYTES.min(end - start), |target| {
             layout.copy_to(start, target, Caching::Usual)
         })?;
-        let sums = seal.map(|(_, regions)| regions.sum(start, &block));
-        Ok((block, sums.transpose()?))
+        let sums = regions.sum(start, &block)?;
+        Ok((block, sums))
     };
     let mut sums = Sums::default();
-    let each = |index: usize, done: Result<(Vec<u8>, Option<PartialSums>)>| {
+    let each = |index: usize, done: Result<(Vec<u8>, PartialSums)>| {
         let (block, parts) = done?;
-        parts.map_or(Ok(()), |parts| sums.add(parts))?;
+        sums.add(parts)?;
         out.append(&block)?;
         spare.lock().expect(NO_PANIC).push(block);
         watch.done(end.min((index + 1) * BLOCK_BYTES))
     };
     let ahead = threads.get().saturating_mul(4);
     parallel::in_order(end.div_ceil(BLOCK_BYTES), threads, ahead, work, each)?;
-    match seal {
-        Some((seal, regions)) => out.append(&seal.close(&sums.finish(regions.len())?)?),
-        None => Ok(()),
-    }
+    out.append(&seal.close(&sums.finish(regions.len())?)?)
 }
 
 #[cfg(unix)]

@@ -738,8 +738,8 @@ def many_files(path: Path, rows: np.ndarray) -> None:
             record = zlib.crc32(opened._catalog.record or b"")
         files.append((file.name, file.stat().st_size, record))
     whole = described_layout({"w": rows}, 1, index=True, hollow=True)
-    holders = core.ShardHolders([[at] for at in range(len(rows))])
-    plan = core.ShardPlan([([len(rows), 1], holders, 1, False)])
+    holders = [[at] for at in range(len(rows))]
+    plan = core.ShardPlan([([len(rows), 1], 0, 1, False)], [holders])
     data = core.Manifest.planned(whole, plan).with_files(files)
     (path / shards.MANIFEST).write_bytes(data)
 
@@ -998,15 +998,16 @@ def writers(arrays: list[tuple[int, list[tuple[int, ...]]]]) -> list[list[int]]:
     )
 )
 def test_the_plan_shares_what_several_have(arrays: Any) -> None:
-    splits = [((len(it),), core.ShardHolders(it), nbytes, False) for nbytes, it in arrays]
-    plan = core.ShardPlan(splits)
+    splits = [((len(it),), at, nbytes, False) for at, (nbytes, it) in enumerate(arrays)]
+    holders = [it for _, it in arrays]
+    plan = core.ShardPlan(splits, holders)
     expected = writers(arrays)
     assert plan.processes == sorted({writer for files in expected for writer in files})
     for number, files in enumerate(expected):
         for process in range(8):
             mine = [cell for cell, writer in enumerate(files) if writer == process]
             assert plan.shards_of(number, process) == mine
-    assert core.ShardPlan(splits).checksum == plan.checksum
+    assert core.ShardPlan(splits, holders).checksum == plan.checksum
 
 
 # Processes that do not save the same.
@@ -1341,7 +1342,7 @@ def test_a_lease_goes_whatever_goes_wrong(tmp_path: Path, monkeypatch: pytest.Mo
         (lease, "Thread"),
         (lease.json, "dumps"),
         (directory.LocalDirectory, "_manifest"),
-        (core, "write_file"),
+        (directory, "write_small"),
     ):
         with monkeypatch.context() as patch:
             patch.setattr(owner, name, fail)

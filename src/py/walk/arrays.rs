@@ -103,8 +103,7 @@ impl<'py> Walk<'py> {
         let header = self.dtypes[dtype].header(code, parts.shape());
         let memory = parts.memory();
         if self.is_hollow(memory.len()) {
-            let header = (header.code, parts.shape().to_vec());
-            return self.gap(array.as_any(), dtype, header, kind);
+            return self.gap(array.as_any(), dtype, code, parts.shape(), kind);
         }
         if memory.len() <= INLINE_MAX_BYTES || self.is_copied_once(memory.len()) {
             let put = |out: &mut LayoutBuilder<LeafPayload>, range| {
@@ -148,10 +147,11 @@ impl<'py> Walk<'py> {
         &mut self,
         array: &Bound<'py, PyAny>,
         dtype: usize,
-        (code, shape): (i8, Vec<usize>),
+        code: i8,
+        shape: &[usize],
         kind: Kind,
     ) -> Walked {
-        let header = self.dtypes[dtype].header(code, &shape);
+        let header = self.dtypes[dtype].header(code, shape);
         let number = self.hollow.len();
         grow::push(&mut self.hollow, array.clone().unbind())?;
         Ok(self.out.array(&header, kind, |out, range| {
@@ -194,7 +194,7 @@ impl<'py> Walk<'py> {
                 return Err(error.into());
             }
         }
-        self.device_array(array, dtype, kind)
+        self.device_array(array, kind)
     }
 
     /// Whether the dtype is weak. Most arrays share their `aval`.
@@ -253,16 +253,19 @@ impl<'py> Walk<'py> {
     }
 
     fn hollow_jax_array(&mut self, array: &Bound<'py, PyAny>, kind: Kind) -> Walked {
-        let py = self.py;
         self.check_alive(array)?;
-        let dtype = array.getattr(intern!(py, "dtype"))?;
-        let dtype = self.dtype(dtype.cast()?)?;
-        let shape: Vec<usize> = array.getattr(intern!(py, "shape"))?.extract()?;
+        let (dtype, shape) = self.dtype_and_shape(array)?;
         let header = self.dtypes[dtype].header(wire::EXT_NDARRAY, &shape);
         if header.nbytes() == 0 {
             return Ok(self.out.array(&header, kind, |_, _| Ok(()))?); // nothing to leave out
         }
-        self.gap(array, dtype, (wire::EXT_NDARRAY, shape), kind)
+        self.gap(array, dtype, wire::EXT_NDARRAY, &shape, kind)
+    }
+
+    fn dtype_and_shape(&mut self, array: &Bound<'py, PyAny>) -> Walked<(usize, Vec<usize>)> {
+        let dtype = array.getattr(intern!(self.py, "dtype"))?;
+        let shape = array.getattr(intern!(self.py, "shape"))?;
+        Ok((self.dtype(dtype.cast()?)?, shape.extract()?))
     }
 
     fn check_alive(&self, array: &Bound<'py, PyAny>) -> Walked {
@@ -318,7 +321,7 @@ impl<'py> Walk<'py> {
         Ok(true)
     }
 
-    fn device_array(&mut self, array: &Bound<'py, PyAny>, dtype: usize, kind: Kind) -> Walked {
+    fn device_array(&mut self, array: &Bound<'py, PyAny>, kind: Kind) -> Walked {
         let py = self.py;
         let is = |name| array.getattr(name).and_then(|answer| answer.is_truthy());
         let has_shards_here = || {
@@ -335,7 +338,7 @@ impl<'py> Walk<'py> {
             ));
         }
         self.check_alive(array)?;
-        let shape: Vec<usize> = array.getattr(intern!(py, "shape"))?.extract()?;
+        let (dtype, shape) = self.dtype_and_shape(array)?;
         let header = self.dtypes[dtype].header(wire::EXT_NDARRAY, &shape);
         let device_array = DeviceArray {
             array: array.clone().unbind(),
@@ -356,12 +359,10 @@ impl<'py> Walk<'py> {
     pub fn deferred_array(&mut self, array: &Bound<'py, PyAny>) -> Walked {
         let parts = array.call_method0(intern!(self.py, "_deferred"))?;
         let (content, pieces): (Bound<'py, Content>, Vec<(usize, usize)>) = parts.extract()?;
-        let dtype = array.getattr(intern!(self.py, "dtype"))?;
-        let dtype = self.dtype(dtype.cast()?)?;
-        let shape: Vec<usize> = array.getattr(intern!(self.py, "shape"))?.extract()?;
+        let (dtype, shape) = self.dtype_and_shape(array)?;
         let header = self.dtypes[dtype].header(wire::EXT_NDARRAY, &shape);
         if self.is_hollow(header.nbytes()) {
-            return self.gap(array, dtype, (wire::EXT_NDARRAY, shape), Kind::Plain);
+            return self.gap(array, dtype, wire::EXT_NDARRAY, &shape, Kind::Plain);
         }
         let source = content.get().shared();
         let pieces = grow::collect(pieces.into_iter().map(|(start, end)| start..end))?;

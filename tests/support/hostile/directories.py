@@ -172,11 +172,9 @@ def make(path: Path, *, compress: Compress) -> None:
         count = 1 if is_host or not leaf.shape or leaf.shape[0] % 2 else 2
         counts = [count, *[1] * leaf.ndim][: leaf.ndim]
         grids.append((counts, [*range(count)], is_host))
-    splits = [
-        (counts, core.ShardHolders([[number] for number in files]), 1, is_host)
-        for counts, files, is_host in grids
-    ]
-    draft = core.Manifest.planned(whole, core.ShardPlan(splits))
+    splits = [(counts, at, 1, is_host) for at, (counts, _, is_host) in enumerate(grids)]
+    holders = [[[number] for number in files] for _, files, _ in grids]
+    draft = core.Manifest.planned(whole, core.ShardPlan(splits, holders))
     names = _array_paths(draft, len(grids))
     for keys, leaf, (counts, files, is_host) in zip(names, whole.hollow, grids, strict=True):
         cells = core.ShardGrid(leaf.shape, counts)

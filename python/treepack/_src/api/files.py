@@ -32,10 +32,11 @@ from treepack._src.options import (
     check_plain,
     takes,
 )
+from treepack._src.pytree.left_out import LeftOut
 from treepack._src.restore.report import Report
 from treepack._src.saving.background import Saving, run, wait_for
 from treepack._src.saving.directory import interrupted
-from treepack._src.saving.layout import base_of, file_layout, plain_file_layout
+from treepack._src.saving.layout import base_of, file_layout, state_layout
 from treepack._src.saving.safetensors import safetensors_write
 from treepack._src.saving.sharded import ShardedWrite, is_distributed
 from treepack._src.storage.content import Openable, content_of, downloaded, is_source
@@ -227,7 +228,8 @@ def save(
         )
     name = _name_beside(saved.base, place)
     if is_plain:
-        layout = plain_file_layout(tree, saved, writing, snapshot=background)
+        left_out = LeftOut(saved.static)
+        layout = state_layout(tree, writing.align, snapshot=background, left_out=left_out)
     else:
         layout = file_layout(tree, saved, writing, snapshot=background, base_name=name)
     # The program may change its working directory during the save.

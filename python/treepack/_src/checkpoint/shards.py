@@ -38,28 +38,28 @@ def readers_of(arrays: Iterable[tuple[tuple[int, ...], int, Any]]) -> core.Shard
 @functools.lru_cache(maxsize=4)  # the next save has the same arrays
 def _plan(arrays: tuple[tuple[tuple[int, ...], int, Any, bool], ...]) -> core.ShardPlan:
     splits = []
+    known: dict[int, tuple[int, _Holders]] = {}
     for shape, nbytes, sharding, is_local in arrays:
-        if sharding is None:
-            splits.append(((1,) * len(shape), _on_process_0(1), nbytes, True))
-            continue
         counts, holders = _split(sharding, shape)
         if is_local:
-            holders = _on_process_0(len(holders))
-        splits.append((counts, holders, nbytes // len(holders), False))
-    return core.ShardPlan(splits)
+            holders = _shared(((0,),) * len(holders))
+        number, _ = known.setdefault(id(holders), (len(known), holders))
+        splits.append((counts, number, nbytes // len(holders), sharding is None))
+    return core.ShardPlan(splits, [holders for _, holders in known.values()])
 
 
-@functools.lru_cache(maxsize=64)
-def _on_process_0(count: int) -> core.ShardHolders:
-    return core.ShardHolders([(0,)] * count)
+_Holders = tuple[tuple[int, ...], ...]
+"""The processes that hold each shard."""
 
 
 @functools.lru_cache(maxsize=1024)
-def _split(sharding: Any, shape: tuple[int, ...]) -> tuple[tuple[int, ...], core.ShardHolders]:
+def _split(sharding: Any, shape: tuple[int, ...]) -> tuple[tuple[int, ...], _Holders]:
     """Returns the number of shards in each dimension, and their holders."""
+    if sharding is None:
+        return (1,) * len(shape), ((0,),)
     _, counts, found = division(sharding, shape)
     processes = (sorted({device.process_index for device in devices}) for devices in found)
-    return counts, _holders(tuple(map(tuple, processes)))
+    return counts, _shared(tuple(map(tuple, processes)))
 
 
 def division(
@@ -89,8 +89,8 @@ def division(
 
 
 @functools.lru_cache(maxsize=64)  # arrays of different shapes often share a division
-def _holders(shards: tuple[tuple[int, ...], ...]) -> core.ShardHolders:
-    return core.ShardHolders(shards)
+def _shared(holders: _Holders) -> _Holders:
+    return holders
 
 
 def start_of(index: Iterable[slice]) -> tuple[int, ...]:

@@ -35,6 +35,7 @@ from treepack._src.storage.naming import name_file, naming
 from treepack._src.storage.place import joined, local, real, shown
 from treepack._src.storage.store import ABSENT, ConditionError
 from treepack._src.storage.stores import remote_store, store_of
+from treepack._src.storage.write import write_small
 from treepack.errors import BusyError, DecodeError
 
 # Patterns for names of shard files, their temporary files, and files of leases and manifests.
@@ -248,8 +249,7 @@ class LocalDirectory(Directory):
         if path.is_file():
             text = "A file has this name, and sharded=True writes a directory: choose another name"
             raise NotADirectoryError(errno.ENOTDIR, text, str(self._path))
-        if not path.is_dir():
-            core.make_directories(path)
+        core.make_directories(path)
         try:
             try:
                 self._lease.take(name)
@@ -271,7 +271,7 @@ class LocalDirectory(Directory):
         now = _hash_of(self._manifest())
         if now != self._before and now not in self._overtaken:
             raise BusyError(f"another job saved to {self} at the same time: save again")
-        core.write_file(self.file(MANIFEST), manifest, durable=durable)
+        write_small(self.file(MANIFEST), manifest, durable=durable)
         self._has_committed(_hash_of(manifest))
 
     def _manifest(self) -> bytes | None:

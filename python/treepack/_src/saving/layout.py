@@ -99,7 +99,6 @@ def described_layout(
         state_dict=True,
         align=align,
         max_chunk_size=Chunks.max_nbytes(),
-        overridden=[],
         structure=True,
         left_out=left_out,
         metadata=None if metadata is None else _encoded(metadata),
@@ -145,17 +144,6 @@ def _plain(value: Any, path: str) -> Any:
 
 def _is_nothing(leaf: Any) -> bool:
     return leaf is None or is_code(leaf)
-
-
-def plain_file_layout(tree: Any, saved: Saved, writing: Writing, *, snapshot: bool) -> core.Layout:
-    """Lays out the state of a tree for a file of flax."""
-    return state_layout(
-        tree,
-        writing.align,
-        snapshot=snapshot,
-        left_out=LeftOut(saved.static),
-        threads=writing.threads,
-    )
 
 
 def file_layout(

@@ -283,8 +283,7 @@ def leased(path: str, name: str) -> Iterator[None]:
         yield
         return
     directory = Path(place)
-    if not directory.is_dir():
-        core.make_directories(directory)
+    core.make_directories(directory)
     lease = Lease(directory)
     with naming(directory):
         lease.take(name)

@@ -28,7 +28,8 @@ class Disk(Store):
         return Stored(content.nbytes, None, content.read_range(0, content.nbytes))
 
     def put(self, path: str, data: bytes, before: Any = None, *, durable: bool = True) -> None:
-        core.write_file(path, data, durable=durable)
+        layout = core.lay_raw(data, [], snapshot=False)
+        layout.save(path, compress=False, level=None, durable=durable, threads=1, progress=None)
 
     def delete(self, paths: Sequence[str]) -> None:
         for path in paths:

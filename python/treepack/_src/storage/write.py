@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import io
 import os
 import sys
 import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 from typing import IO, Any
 
 import treepack._core as core
@@ -64,16 +62,20 @@ def write_small(path: str | os.PathLike[str], data: bytes, *, durable: bool) -> 
 
 def copy_file(source: str | os.PathLike[str], path: str | os.PathLike[str]) -> int:
     """Copies a local file to a path or URL, atomically; returns its number of bytes."""
-    with Path(source).open("rb", buffering=0) as file:
-        nbytes = os.fstat(file.fileno()).st_size
-        parts = iter(functools.partial(file.read, _PIECE_BYTES), b"")
-        _write_parts(path, parts, nbytes, durable=True)
-    return nbytes
+    content = core.Content.map(source)
+    write_content(path, content, durable=True)
+    return content.nbytes
 
 
 def write_content(path: str | os.PathLike[str], content: core.Content, *, durable: bool) -> None:
     """Writes a file of any size atomically, local or remote."""
-    _write_parts(path, pieces(content), content.nbytes, durable=durable)
+    url = url_of(path)
+    if url is None:
+        with replacing(path, durable=durable) as file:
+            file.writelines(pieces(content))
+    else:
+        store, place = file_at(url)
+        store.upload(place, pieces(content), content.nbytes)
 
 
 def pieces(content: core.Content) -> Iterator[bytes]:
@@ -81,18 +83,6 @@ def pieces(content: core.Content) -> Iterator[bytes]:
     nbytes = content.nbytes
     for at in range(0, nbytes, _PIECE_BYTES):
         yield content.read_range(at, min(at + _PIECE_BYTES, nbytes))
-
-
-def _write_parts(
-    path: str | os.PathLike[str], parts: Iterator[bytes], nbytes: int, *, durable: bool
-) -> None:
-    url = url_of(path)
-    if url is None:
-        with replacing(path, durable=durable) as file:
-            file.writelines(parts)
-    else:
-        store, place = file_at(url)
-        store.upload(place, parts, nbytes)
 
 
 @contextlib.contextmanager
