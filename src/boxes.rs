@@ -5,7 +5,7 @@
 use std::num::NonZero;
 use std::sync::Arc;
 
-use crate::array::{Bounds, Halves, Runs, ShardGrid, ShardPart, ShardParts};
+use crate::array::{Bounds, Runs, ShardGrid, ShardPart, ShardParts};
 use crate::catalog::{ArrayPlace, Catalog, FoundArrays};
 use crate::raw::Uninit;
 use crate::source::Source;
@@ -168,13 +168,6 @@ impl ShardBox {
         })?;
         let needed = (0..).zip(needed);
         grow::collect(needed.filter_map(|(file, bytes)| Some((file, bytes?))))
-    }
-
-    /// The dimension that is cut, the indices of the first half in it, and both halves.
-    pub fn halves(&self) -> Option<(usize, usize, [Self; 2])> {
-        let Halves { dim, count, boxes } = self.parts.halves()?;
-        let [first, second] = boxes.map(|bounds| Self::new(self.array.clone(), &bounds));
-        Some((dim, count, [first?, second?]))
     }
 
     /// The first shard whose file does not match the manifest.

@@ -31,7 +31,6 @@ __all__ = [
     "Tensors",
     "apply_delta",
     "assemble",
-    "boxes_of_range",
     "captures",
     "check_hashes",
     "compress",
@@ -593,13 +592,6 @@ class ShardBox:
     def files(self) -> list[tuple[int, int]]:
         """The numbers of the files that it needs, ascending, and its bytes in each."""
 
-    def halves(self) -> tuple[int, int, ShardBox, ShardBox] | None:
-        """Splits it in two where a shard begins; `None` if it lies in one shard.
-
-        Returns:
-          The dimension that is split, the indices of the first half there, and both halves.
-        """
-
     def missing(self, catalogs: list[Catalog | None]) -> int | None:
         """Returns the first shard that the index of its file lacks, or `None`."""
 
@@ -640,13 +632,6 @@ class ShardBox:
         Raises:
           IndexError: If the memory is too small.
         """
-
-def boxes_of_range(shape: Sequence[int], start: int, stop: int) -> list[list[tuple[int, int]]]:
-    """Splits a range of the elements of an array into boxes, in order.
-
-    Raises:
-      IndexError: If the range exceeds the array.
-    """
 
 def copy_array(
     source: np.ndarray,
@@ -885,13 +870,6 @@ class Catalog:
 
     def mark(self, values: set[int]) -> Marks:
         """Marks the given leaves and empty containers."""
-
-    def read_bytes(self, value: int, start: int, stop: int) -> np.ndarray:
-        """Reads a range of the bytes of an array into a new array of bytes.
-
-        Raises:
-          IndexError: If the range exceeds the array.
-        """
 
     def read_box(self, value: int, bounds: _BoxBounds) -> np.ndarray:
         """Reads a box of an array into a new array of bytes.

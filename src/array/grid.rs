@@ -144,13 +144,6 @@ struct Cut {
     bounds: Bounds,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Halves {
-    pub dim: usize,
-    pub count: usize,
-    pub boxes: [Vec<Bounds>; 2],
-}
-
 impl ShardParts {
     pub fn len(&self) -> usize {
         self.dims.iter().map(Cut::len).product()
@@ -193,37 +186,6 @@ impl ShardParts {
             }
         }
     }
-
-    /// Cuts the box between shards; `None` if one shard contains it.
-    pub fn halves(&self) -> Option<Halves> {
-        if self.is_empty() {
-            return None;
-        }
-        let dim = self.dims.iter().position(|dim| dim.len() > 1)?;
-        let cut = &self.dims[dim];
-        let Bounds { start, count, step } = cut.bounds;
-        let first = cut.piece(cut.len() / 2).target.start;
-        let with = |bounds| {
-            let mut all: Vec<Bounds> = self.dims.iter().map(|cut| cut.bounds).collect();
-            all[dim] = bounds;
-            all
-        };
-        let before = Bounds {
-            start,
-            count: first,
-            step,
-        };
-        let after = Bounds {
-            start: start + first * step,
-            count: count - first,
-            step,
-        };
-        Some(Halves {
-            dim,
-            count: first,
-            boxes: [with(before), with(after)],
-        })
-    }
 }
 
 struct Piece {
@@ -260,54 +222,6 @@ impl Cut {
             local,
             target,
         }
-    }
-}
-
-/// The boxes that make up a range of elements in C order.
-///
-/// # Panics
-/// If the range exceeds the array.
-pub fn boxes_of_range(shape: &[usize], range: Range<usize>) -> Vec<Vec<Range<usize>>> {
-    assert!(range.end <= shape.iter().product());
-    let mut boxes = Vec::new();
-    if !range.is_empty() {
-        add_boxes(&[], shape, range, &mut boxes);
-    }
-    boxes
-}
-
-fn add_boxes(
-    around: &[Range<usize>],
-    shape: &[usize],
-    range: Range<usize>,
-    boxes: &mut Vec<Vec<Range<usize>>>,
-) {
-    let Some((_, inner)) = shape.split_first() else {
-        boxes.push(around.to_vec());
-        return;
-    };
-    let size: usize = inner.iter().product();
-    let below = |rows: Range<usize>| {
-        let around = around.iter().cloned();
-        around.chain([rows]).collect::<Vec<_>>()
-    };
-    let (first, last) = (range.start.div_ceil(size), range.end / size);
-    if first > last {
-        let range = range.start - last * size..range.end - last * size;
-        return add_boxes(&below(last..last + 1), inner, range, boxes);
-    }
-    if range.start < first * size {
-        let range = range.start - (first - 1) * size..size;
-        add_boxes(&below(first - 1..first), inner, range, boxes);
-    }
-    if first < last {
-        let mut rows = below(first..last);
-        rows.extend(inner.iter().map(|len| 0..*len));
-        boxes.push(rows);
-    }
-    if last * size < range.end {
-        let range = 0..range.end - last * size;
-        add_boxes(&below(last..last + 1), inner, range, boxes);
     }
 }
 
@@ -399,16 +313,6 @@ pub(crate) mod tests {
             let parts = grid.parts(&bounds).unwrap();
             let found: Vec<_> = all(&parts).into_iter().map(|part| (part.shard, indices(&part.local))).collect();
             prop_assert_eq!(&found, &naive(&shape, &counts, &bounds));
-            let Some(halves) = parts.halves() else {
-                prop_assert!(found.len() <= 1);
-                return Ok(());
-            };
-            let [first, second] = halves.boxes;
-            prop_assert_eq!(first[halves.dim].count, halves.count);
-            let two = [first, second].map(|half| all(&grid.parts(&half).unwrap()));
-            prop_assert!(two.iter().all(|half| half.len() < found.len()));
-            let two: Vec<_> = two.concat().into_iter().map(|part| (part.shard, indices(&part.local))).collect();
-            prop_assert_eq!(two, found);
         }
 
         #[test]
@@ -451,19 +355,6 @@ pub(crate) mod tests {
             prop_assert_eq!(found, expected);
         }
 
-        #[test]
-        fn ranges_are_boxes(shape in prop::collection::vec(0usize..5, 0..4), from in 0usize..64, to in 0usize..64) {
-            let count: usize = shape.iter().product();
-            let range = from.min(count)..to.min(count);
-            let boxes = boxes_of_range(&shape, range.clone());
-            prop_assert!(boxes.len() < (2 * shape.len()).max(2));
-            let mut found = Vec::new();
-            for place in boxes {
-                let place: Vec<Vec<usize>> = place.into_iter().map(Iterator::collect).collect();
-                found.extend(elements(&shape, &place));
-            }
-            prop_assert!(found.into_iter().eq(range));
-        }
     }
 
     #[test]

@@ -19,7 +19,7 @@ pub use dims::{Dims, resolve};
 pub(crate) use frame::HEADERS_MAX_BYTES;
 pub(crate) use frame::frame_like;
 pub use frame::{ALIGN_MIN_BYTES, Alignment, ChunkLimit, Framing, KeyPlace, frame};
-pub use grid::{Halves, ShardGrid, ShardPart, ShardParts, boxes_of_range};
+pub use grid::{ShardGrid, ShardPart, ShardParts};
 pub use headers::Array;
 pub(crate) use recent::Like;
 pub use recent::RecentHeaders;

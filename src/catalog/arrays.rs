@@ -56,15 +56,6 @@ impl ArrayPlace {
         }
     }
 
-    pub fn byte_runs(&self, range: Range<usize>) -> Option<Runs> {
-        let bounds = Bounds {
-            start: range.start,
-            count: range.end.checked_sub(range.start)?,
-            step: 1,
-        };
-        Runs::compact(&[self.nbytes()], 1, &[bounds])
-    }
-
     pub fn ranges(&self, runs: &Runs) -> Result<Vec<Range<usize>>> {
         let ranges = runs.ranges(NEAR_BYTES)?.into_iter();
         grow::collect(ranges.flat_map(|range| self.parts.of(range)))
@@ -288,16 +279,6 @@ mod tests {
             let runs = w.runs(&box_of, None).unwrap();
             let ranges = w.ranges(&runs).unwrap();
             assert!(ranges.len() <= w.parts().len());
-            let whole = w.byte_runs(10..13).unwrap();
-            let part: Vec<u8> = w
-                .ranges(&whole)
-                .unwrap()
-                .into_iter()
-                .flatten()
-                .map(|at| source[at])
-                .collect();
-            assert_eq!(part, bytes()[10..13]);
-            assert!(w.byte_runs(10..241).is_none());
         }
     }
 

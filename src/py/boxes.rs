@@ -71,11 +71,6 @@ impl ShardBox {
         )
     }
 
-    fn halves(&self) -> Option<(usize, usize, Self, Self)> {
-        let (dim, count, [first, second]) = self.0.halves()?;
-        Some((dim, count, Self(first), Self(second)))
-    }
-
     fn missing(&self, catalogs: &Bound<'_, PyList>) -> PyResult<Option<usize>> {
         let files = self.open(catalogs)?;
         let watcher = Watcher::signals();

@@ -50,23 +50,6 @@ impl ShardGrid {
 }
 
 #[pyfunction]
-pub fn boxes_of_range(
-    py: Python<'_>,
-    shape: Vec<usize>,
-    start: usize,
-    stop: usize,
-) -> PyResult<Bound<'_, PyList>> {
-    let count = shape
-        .iter()
-        .try_fold(1_usize, |all, len| all.checked_mul(*len));
-    if count.is_none_or(|count| stop > count) {
-        return Err(PyIndexError::new_err("the range exceeds the array"));
-    }
-    let boxes = array::boxes_of_range(&shape, start..stop);
-    list_of_results(py, boxes.iter().map(|found| ranges(py, found)))
-}
-
-#[pyfunction]
 pub fn ranges_of_box(
     py: Python<'_>,
     shape: Vec<usize>,

@@ -79,7 +79,7 @@ mod _core {
         classes::Class,
         content::Content,
         delta::{apply_delta, is_patch, join, patch_parts},
-        grid::{ShardGrid, boxes_of_range, ranges_of_box},
+        grid::{ShardGrid, ranges_of_box},
         gzip::{compress, decompress},
         hashes::check_hashes,
         hooks::set_hooks,

@@ -18,7 +18,6 @@ mod state;
 use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
 
-use pyo3::exceptions::PyIndexError;
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList, PyString, PyTuple};
@@ -272,19 +271,6 @@ impl Catalog {
     fn mark(&self, values: HashSet<usize>) -> PyResult<Marks> {
         let is_meant = |value| Ok(values.contains(&value));
         Ok(Marks(catalog::Marks::new(&self.catalog, is_meant)?))
-    }
-
-    fn read_bytes<'py>(
-        &self,
-        py: Python<'py>,
-        value: usize,
-        start: usize,
-        stop: usize,
-    ) -> PyResult<Bound<'py, PyAny>> {
-        let array = self.array(py, value)?;
-        let runs = array.byte_runs(start..stop);
-        let runs = runs.ok_or_else(|| PyIndexError::new_err("the range exceeds the array"))?;
-        self.read_fresh(py, value, &array, &runs)
     }
 
     fn read_box<'py>(

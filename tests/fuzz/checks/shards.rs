@@ -179,7 +179,6 @@ fn part(
     }
     let needed = found.files().unwrap();
     assert_eq!(needed.iter().map(|(_, bytes)| bytes).sum::<usize>(), nbytes);
-    let _ = found.halves();
     let mut strides = vec![itemsize; bounds.len()];
     for dim in (1..bounds.len()).rev() {
         strides[dim - 1] = strides[dim] * bounds[dim].count.max(1);

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -9,9 +10,40 @@ import numpy as np
 
 import treepack._core as core
 from treepack._src import dtypes as _dtypes
-from treepack._src.checkpoint.boxes import CAST_BYTES, aligned
-from treepack._src.checkpoint.reader import Bounds, LazyArray, memory_of
+from treepack._src.checkpoint.reader import LazyArray, memory_of
 from treepack._src.storage.deferred import Computed
+
+# The alignment at which JAX on CPU uses memory in place.
+_ALIGN = 64
+
+CAST_BYTES = 16 << 20
+"""The approximate size of the blocks in which an array is cast."""
+
+
+def aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
+    """Allocates an array that JAX on CPU can use in place."""
+    nbytes = math.prod(shape) * dtype.itemsize
+    [pages] = core.fresh_memory([nbytes])
+    if pages is not None:
+        return pages.view(dtype).reshape(shape)
+    memory = np.empty(nbytes + _ALIGN, np.uint8)
+    start = -memory.ctypes.data % _ALIGN
+    return memory[start : start + nbytes].view(dtype).reshape(shape)
+
+
+def blocks(
+    box: Sequence[range], made: np.ndarray, axis: int
+) -> Iterator[tuple[Sequence[range], np.ndarray]]:
+    """Splits a box along an axis; yields boxes of blocks, and their places in the result."""
+    if made.ndim == 0:
+        yield box, made
+        return
+    count = max(1, CAST_BYTES * len(box[axis]) // max(1, made.nbytes))
+    inside = np.moveaxis(made, axis, 0)
+    for start in range(0, len(box[axis]), count):
+        part = slice(start, start + count)
+        block = [*box[:axis], box[axis][part], *box[axis + 1 :]]
+        yield block, np.moveaxis(inside[part], 0, axis)
 
 
 def copy(source: np.ndarray, target: np.ndarray, *, threads: int | None = None) -> None:
@@ -58,18 +90,14 @@ class BoxedArray(LazyArray):
         """Returns `None`: the elements are not contiguous in memory."""
         return None
 
-    def read_to(self, bounds: Bounds, target: np.ndarray, *, threads: int | None = None) -> None:
+    def read_to(
+        self, box: Sequence[range], target: np.ndarray, *, threads: int | None = None
+    ) -> None:
         """Reads the elements of a box to an array."""
-        box = [range(at, at + count * step, step) for at, count, step in bounds]
         copy(self._read(box), target, threads=threads)
 
-    def flat_range(self, start: int, stop: int) -> np.ndarray:
-        """Reads a range of its elements in C order."""
-        boxes = core.boxes_of_range(self.shape, start, min(stop, self.size))
-        parts = [self._read([range(*part) for part in box]).reshape(-1) for box in boxes]
-        return np.concatenate([np.empty(0, self.dtype), *parts])
-
     def _deferred(self) -> tuple[core.Content, list[tuple[int, int]]]:
+        self.compare()
         return Computed(self.shape, self.dtype, self.flat_range)._deferred()
 
 
@@ -90,22 +118,6 @@ class _Cast(BoxedArray):
 
     def _read(self, box: Sequence[range]) -> np.ndarray:
         made = aligned(tuple(map(len, box)), self.dtype)
-        for block, target in self._blocks(box, made):
+        for block, target in blocks(box, made, self._array.outer):
             _dtypes.cast(self._array._read(block), target, self.path)
         return made
-
-    def _blocks(
-        self, box: Sequence[range], made: np.ndarray
-    ) -> Iterator[tuple[list[range], np.ndarray]]:
-        """Yields the boxes of blocks, and their places in the result."""
-        if made.ndim == 0:
-            yield [], made
-            return
-        axis = self._array.outer
-        count = max(1, CAST_BYTES * len(box[axis]) // max(1, made.nbytes))
-        inside = np.moveaxis(made, axis, 0)
-        for start in range(0, len(box[axis]), count):
-            part = slice(start, start + count)
-            block = [*box]
-            block[axis] = box[axis][part]
-            yield block, np.moveaxis(inside[part], 0, axis)

@@ -20,6 +20,7 @@ import treepack._core as core
 from treepack._src import dtypes as _dtypes
 from treepack._src import paths as _paths
 from treepack._src import tasks as _tasks
+from treepack._src.checkpoint.boxed import BoxedArray, aligned, blocks
 from treepack._src.checkpoint.reader import (
     Bounds,
     LazyArray,
@@ -30,7 +31,6 @@ from treepack._src.checkpoint.reader import (
 )
 from treepack._src.options import Status
 from treepack._src.paths import Trail
-from treepack._src.storage.deferred import Computed
 from treepack._src.storage.fetch import Blocks, Range, fetching
 from treepack._src.storage.naming import naming
 from treepack.errors import (
@@ -45,12 +45,6 @@ T = TypeVar("T")
 
 # Errors in reading damaged data.
 DAMAGE = (DecodeError, GzipError, GzipTruncatedError)
-
-# The alignment at which JAX on CPU uses memory in place.
-_ALIGN = 64
-
-CAST_BYTES = 16 << 20
-"""The approximate size of the blocks in which an array is cast."""
 
 
 class Files(Reader, abc.ABC):
@@ -100,17 +94,16 @@ class Box:
       memory: The memory for its elements; `None` allocates it.
     """
 
-    def __init__(
-        self, array: ShardedArray, bounds: Bounds, shards: core.ShardBox, *, in_place: bool
-    ):
+    def __init__(self, array: ShardedArray, box: Sequence[range], *, in_place: bool):
         """With `in_place`, it is a view of its file if one shard contains it."""
         self.array = array
-        self.shards = shards
+        self.shards = array.shards_in(box)
         self.memory: np.ndarray | None = None
-        self._shape = tuple(count for _, count, _ in bounds)
+        self._box = box
+        self._shape = tuple(map(len, box))
         self._is_found = False
         self._has_begun = False
-        self._is_view = len(shards) == 1 and array.dtype == array.stored
+        self._is_view = len(self.shards) == 1 and array.dtype == array.stored
         self.is_in_place = in_place and self._is_view
 
     def find(self) -> Box:
@@ -165,38 +158,16 @@ class Box:
         self, target: np.ndarray, threads: int | None = None, stopped: Event | None = None
     ) -> None:
         """Reads its elements into an array in C order, unless it is stopped."""
+        if target.size == 0:
+            return
         self.prefetch()
+        array, files = self.array, self.array.reader
 
         def check() -> None:
             if stopped is not None and stopped.is_set():
                 raise _StoppedError("stopped")
 
-        with contextlib.suppress(_StoppedError):
-            check()
-            self._read_to(self.shards, target, threads, check)
-
-    def _read_to(
-        self,
-        shards: core.ShardBox,
-        target: np.ndarray,
-        threads: int | None,
-        check: Callable[[], None],
-    ) -> None:
-        stored = self.array.stored
-        if target.dtype != stored:
-            halves = shards.halves() if target.nbytes > CAST_BYTES else None
-            if halves is not None:
-                axis, count, first, second = halves
-                for half, part in (first, slice(count)), (second, slice(count, None)):
-                    index = *[slice(None)] * axis, part
-                    self._read_to(half, _at(target, index), threads, check)
-                return
-            made = np.empty_like(target, stored)  # with its order of axes
-            self._read_to(shards, made, threads, check)
-            _dtypes.cast(made, target, functools.reduce(Trail, self.array.parts, Trail()))
-            return
-        if target.size:
-            files = self.array.reader
+        def fill(shards: core.ShardBox, target: np.ndarray) -> None:
             memory: Any
             memory, at, strides = memory_of(target)
             shards.read_to(
@@ -208,6 +179,17 @@ class Box:
                 explain=files.explained,
                 check=check,
             )
+
+        with contextlib.suppress(_StoppedError):
+            check()
+            if target.dtype == array.stored:
+                fill(self.shards, target)
+                return
+            axis = next((axis for axis, part in enumerate(self._box) if len(part) > 1), 0)
+            for block, part in blocks(self._box, target, axis):
+                made = np.empty(part.shape, array.stored)
+                fill(array.shards_in(block), made)
+                _dtypes.cast(made, part, functools.reduce(Trail, array.parts, Trail()))
 
     def prefetch(self) -> None:
         """Starts to read the source from the disk; later calls do nothing."""
@@ -301,18 +283,7 @@ def _prefetch(boxes: list[Box], stopped: Event) -> None:
             box.prefetch()
 
 
-def aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
-    """Allocates an array that JAX on CPU can use in place."""
-    nbytes = math.prod(shape) * dtype.itemsize
-    [pages] = core.fresh_memory([nbytes])
-    if pages is not None:
-        return pages.view(dtype).reshape(shape)
-    memory = np.empty(nbytes + _ALIGN, np.uint8)
-    start = -memory.ctypes.data % _ALIGN
-    return memory[start : start + nbytes].view(dtype).reshape(shape)
-
-
-class ShardedArray(LazyArray):
+class ShardedArray(BoxedArray):
     """An array whose shards are in several files; each shard is read when it is needed."""
 
     reader: Files
@@ -350,18 +321,18 @@ class ShardedArray(LazyArray):
         Returns:
           A view of a file if the box lies in one shard, otherwise a new array.
         """
-        return self._using(self._bounds(index), Box.read, in_place=True)
+        return self._using(self._ranges(index), Box.read, in_place=True)
 
     def plan(self, index: Sequence[slice], *, in_place: bool = True) -> Box:
         """Plans a box to be read later; with `in_place`, as a view of its file if possible."""
-        return self._plan(self._bounds(index), in_place=in_place)
+        return Box(self, self._ranges(index), in_place=in_place)
 
-    def _plan(self, bounds: Bounds, *, in_place: bool) -> Box:
-        return Box(self, bounds, self._shards.box(bounds), in_place=in_place)
+    def shards_in(self, box: Sequence[range]) -> core.ShardBox:
+        """Returns the position of a box in the shards."""
+        return self._shards.box(bounds_of(box))
 
-    def _bounds(self, index: Sequence[slice]) -> Bounds:
-        parts = zip(index, self.shape, strict=True)
-        return bounds_of(range(*part.indices(size)) for part, size in parts)
+    def _ranges(self, index: Sequence[slice]) -> list[range]:
+        return [range(*part.indices(n)) for part, n in zip(index, self.shape, strict=True)]
 
     def _read(self, box: Sequence[range]) -> np.ndarray:
         """Returns the elements of a box."""
@@ -371,20 +342,22 @@ class ShardedArray(LazyArray):
             plan.read_to(made)
             return made
 
-        return self._using(bounds_of(box), read)
+        return self._using(box, read)
 
-    def _using(self, bounds: Bounds, use: Callable[[Box], T], *, in_place: bool = False) -> T:
+    def _using(self, box: Sequence[range], use: Callable[[Box], T], *, in_place: bool = False) -> T:
         """Plans a box, and calls `use` with it while its ranges of remote files are fetched."""
         with naming(self.reader.given):
             # The manifest may list shards that do not exist and exceed the memory.
-            plan = self._plan(bounds, in_place=in_place).find()
+            plan = Box(self, box, in_place=in_place).find()
             with fetching(ranges_of([plan])):
                 return use(plan)
 
-    def read_to(self, bounds: Bounds, target: np.ndarray, *, threads: int | None = None) -> None:
+    def read_to(
+        self, box: Sequence[range], target: np.ndarray, *, threads: int | None = None
+    ) -> None:
         """Reads the elements of a box to a part of an array."""
         if target.size:
-            self._using(bounds, lambda plan: plan.read_to(target, threads))
+            self._using(box, lambda plan: plan.read_to(target, threads))
 
     def files(self) -> list[int]:
         """Returns the number of the file of each shard."""
@@ -417,12 +390,6 @@ class ShardedArray(LazyArray):
             raise ValueError(f"{self.path} must be copied: {why}. Pass copy=None")
         return np.array(found) if copy and not found.flags.writeable else found
 
-    def flat_range(self, start: int, stop: int) -> np.ndarray:
-        """Reads only a range of elements, counted in C order."""
-        found = core.boxes_of_range(self.shape, start, min(stop, self.size))
-        boxes = [self.box([slice(*part) for part in box]).reshape(-1) for box in found]
-        return boxes[0] if len(boxes) == 1 else np.concatenate([np.empty(0, self.dtype), *boxes])
-
     def compare(self) -> None:
         """Compares its shards with their checksums.
 
@@ -435,7 +402,3 @@ class ShardedArray(LazyArray):
             if value is None:
                 raise self.lacks(cell)
             file.compare(value, self.parts)
-
-    def _deferred(self) -> tuple[core.Content, list[tuple[int, int]]]:
-        self.compare()
-        return Computed(self.shape, self.dtype, self.flat_range)._deferred()

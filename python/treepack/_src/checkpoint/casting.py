@@ -11,8 +11,8 @@ import numpy as np
 
 import treepack._core as core
 from treepack._src import dtypes as _dtypes
-from treepack._src.checkpoint.boxed import BoxedArray
-from treepack._src.checkpoint.boxes import Box, ShardedArray, aligned
+from treepack._src.checkpoint.boxed import BoxedArray, aligned
+from treepack._src.checkpoint.boxes import Box
 from treepack._src.interop import jax as _jax
 from treepack._src.paths import Trail
 from treepack._src.restore.compare import signature
@@ -153,7 +153,7 @@ def _cast(source: Any, dtype: np.dtype[Any], work: list[Callable[[], None]], pat
 
     Arrays that are read in boxes are cast when they are read: each device reads its part.
     """
-    if isinstance(source, (BoxedArray, ShardedArray)):
+    if isinstance(source, BoxedArray):
         return source.cast(dtype)
     if isinstance(source, np.generic):
         scalar = np.empty((), dtype)

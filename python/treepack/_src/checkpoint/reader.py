@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -526,11 +527,13 @@ class LazyArray(ArrayLike, Deferred, metaclass=Completing):  # type: ignore[meta
     def begin(self, index: Sequence[slice]) -> None:
         """Begins to read a box in the background, if a library reads the file (Orbax)."""
 
-    def read_to(self, bounds: Bounds, target: np.ndarray, *, threads: int | None = None) -> None:
+    def read_to(
+        self, box: Sequence[range], target: np.ndarray, *, threads: int | None = None
+    ) -> None:
         """Reads the elements of a box.
 
         Args:
-          bounds: The indices of each dimension, as `bounds_of` returns them.
+          box: The indices in each dimension.
           target: An array of the same dtype in C order, or a view of a part of one.
           threads: The maximum number of threads.
         """
@@ -539,14 +542,18 @@ class LazyArray(ArrayLike, Deferred, metaclass=Completing):  # type: ignore[meta
         memory, at, strides = memory_of(target)
         read_to = self.reader.catalog.read_box_to
         with naming(self.reader.given):
-            read_to(self.value, bounds, memory, at, strides, threads=threads)
+            read_to(self.value, bounds_of(box), memory, at, strides, threads=threads)
 
     def flat_range(self, start: int, stop: int) -> np.ndarray:
         """Reads only a range of elements, counted in C order."""
-        itemsize = self.dtype.itemsize
-        read = self.reader.catalog.read_bytes
-        with naming(self.reader.given):
-            return read(self.value, start * itemsize, stop * itemsize).view(self.dtype)
+        made = np.empty(stop - start, self.dtype)
+        at = 0
+        for box in boxes_of(self.shape, start, stop):
+            shape = [*map(len, box)]
+            part = made[at : at + math.prod(shape)]
+            self.read_to(box, part.reshape(shape))
+            at += part.size
+        return made
 
     def compare(self) -> None:
         """Compares it with its checksum, if it has one.
@@ -608,6 +615,29 @@ def bounds_of(box: Iterable[range]) -> Bounds:
     """Returns the indices of each dimension of a box as the core takes them."""
     # The step of a single index is arbitrary.
     return [(part.start, len(part), part.step if len(part) > 1 else 1) for part in box]
+
+
+def boxes_of(shape: tuple[int, ...], start: int, stop: int) -> Iterator[tuple[range, ...]]:
+    """Yields the boxes of a range of the elements of an array, counted in C order."""
+    if start >= stop:
+        return
+    if not shape:
+        yield ()
+        return
+    size = math.prod(shape[1:])
+    first, last = -(-start // size), stop // size
+
+    def part(row: int, start: int, stop: int) -> Iterator[tuple[range, ...]]:
+        for box in boxes_of(shape[1:], start - row * size, stop - row * size):
+            yield range(row, row + 1), *box
+
+    if first > last:
+        yield from part(last, start, stop)
+        return
+    yield from part(first - 1, start, first * size)
+    if first < last:
+        yield range(first, last), *map(range, shape[1:])
+    yield from part(last, last * size, stop)
 
 
 def box_of(index: Any, shape: tuple[int, ...]) -> tuple[list[range], tuple[Any, ...]] | None:

@@ -8,11 +8,9 @@ from typing import Any
 
 import numpy as np
 
-import treepack._core as core
 from treepack._src import paths as _paths
-from treepack._src.checkpoint.boxed import BoxedArray
-from treepack._src.checkpoint.boxes import aligned
-from treepack._src.checkpoint.reader import Bounds, LazyArray, Place, bounds_of
+from treepack._src.checkpoint.boxed import BoxedArray, aligned
+from treepack._src.checkpoint.reader import LazyArray, Place
 from treepack._src.checkpoint.select import filled, leaf_at, matches, similar, wildcards_of
 from treepack._src.printable import printable
 from treepack.errors import TreepackError
@@ -319,14 +317,15 @@ class SourceArray(BoxedArray):
     def _read(self, box: Sequence[range]) -> np.ndarray:
         """Returns the elements of a box, in memory that JAX on CPU can use in place."""
         made = aligned(tuple(map(len, box)), self.dtype)
-        self.read_to(bounds_of(box), made)
+        self.read_to(box, made)
         return made
 
-    def read_to(self, bounds: Bounds, target: np.ndarray, *, threads: int | None = None) -> None:
+    def read_to(
+        self, box: Sequence[range], target: np.ndarray, *, threads: int | None = None
+    ) -> None:
         """Reads the elements of a box, each array to its place in the target."""
-        box = [range(at, at + count * step, step) for at, count, step in bounds]
         for array, part, inside in self._parts(box, target):
-            array.read_to(bounds_of(inside), part, threads=threads)
+            array.read_to(inside, part, threads=threads)
 
     def _parts(
         self, box: Sequence[range], made: np.ndarray
@@ -346,7 +345,3 @@ class SourceArray(BoxedArray):
         """Compares the arrays with their checksums."""
         for array in self._arrays:
             array.compare()
-
-    def _deferred(self) -> tuple[core.Content, list[tuple[int, int]]]:
-        self.compare()
-        return super()._deferred()

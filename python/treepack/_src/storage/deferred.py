@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 import treepack._core as core
+from treepack._src.options import Buffer
 
 # Computing up to this number of further bytes costs less than another call.
 _NEAR_BYTES = 2 << 20
@@ -60,12 +61,13 @@ class Computed(Deferred):
         self.dtype = dtype
         self._flat_range = flat_range
 
-    def _read(self, start: int, length: int) -> bytes:
+    def _read(self, start: int, length: int) -> Buffer:
         itemsize = self.dtype.itemsize
         first, last = start // itemsize, -(-(start + length) // itemsize)
-        made: bytes = self._elements(first, last).tobytes()
+        made: Any = self._elements(first, last).view(np.uint8)
         skipped = start - first * itemsize
-        return made[skipped : skipped + length]
+        part: Buffer = made[skipped : skipped + length]
+        return part
 
     def _elements(self, start: int, stop: int) -> np.ndarray:
         """Returns a range of elements in C order."""
