@@ -72,10 +72,10 @@ pub enum Found<'py, N> {
     Node(N),
     /// A value that only Python restores.
     State(Bound<'py, PyAny>),
-    /// Not selected: the template's value stays.
-    Kept,
     /// The marker for values that were not selected.
     Absent(Bound<'py, PyAny>),
+    /// The marker for a leaf that was not selected: a leaf of the template stays.
+    Kept(Bound<'py, PyAny>),
 }
 
 pub type TemplateChild<'py> = (Name<'py>, Bound<'py, PyAny>);

@@ -254,10 +254,10 @@ impl<'py, C: Named<'py>> Walk<'py, C> {
         match self.cursor.enter(place, || matching.is_array(template))? {
             Found::Leaf(found) => self.leaf(found, template, here),
             Found::Node(node) => self.node(node, template, here),
-            Found::State(state) | Found::Absent(state) => {
+            Found::Kept(_) if self.matching.is_leaf(template)? => self.keep(template, here),
+            Found::State(state) | Found::Absent(state) | Found::Kept(state) => {
                 self.delegate(Some(state), template, here)
             }
-            Found::Kept => self.keep(template, here),
         }
     }
 

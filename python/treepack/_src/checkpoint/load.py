@@ -126,7 +126,6 @@ def _restored(
                     place.value,
                     reading,
                     marks=found.marks,
-                    selector=found.selector.selector,
                     partial=partial,
                     convert=convert,
                 )

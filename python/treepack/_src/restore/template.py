@@ -154,13 +154,12 @@ def restore_selected(
     reading: Reading,
     *,
     marks: core.Marks | None = None,
-    selector: core.Selector | None = None,
     partial: Coverage | None = None,
     convert: Convert | None,
 ) -> Any:
     """Restores leaves of a file into a target, as `restore_tree` restores leaves of a state.
 
-    See `_core.restore_selected` for `catalog`, `value`, `marks` and `selector`.
+    See `_core.restore_selected` for `catalog`, `value` and `marks`.
     """
     restore = Restore(reading, core.restore_state, convert=convert, partial=partial)
     with restore, restore.conversion():
@@ -171,7 +170,6 @@ def restore_selected(
             as_part(_paths.ROOT),
             restore,
             marks=marks,
-            selector=selector,
             copy=reading.copy,
             threads=reading.threads,
         )
