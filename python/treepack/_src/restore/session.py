@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import re
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -18,6 +17,7 @@ from treepack._src.options import Reading, Strict
 from treepack._src.paths import Room, Trail
 from treepack._src.printable import printable
 from treepack._src.restore.compare import NOTHING, difference, like_scalar, signature
+from treepack._src.restore.hints import about_keys, about_leaves, about_names
 from treepack._src.restore.report import Convert, Coverage
 from treepack.errors import Mismatch, MismatchError
 
@@ -26,14 +26,6 @@ RestoreChild = Callable[[Any, Any, str, "Restore"], Any]
 
 # A leaf of a template and the leaf found there: (trail, the template's leaf, the leaf found).
 Leaf = tuple[Trail, Any, Any]
-
-# Matches the description of an array of floats or integers: its kind and shape.
-_CASTABLE = re.compile(r"b?(float)\w*(\[[\d,]*\])|u?(int)\w*(\[[\d,]*\])")
-
-_ARRAY = re.compile(r"\w+(\[[\d,]*\])")
-
-# Matches the length of a list or tuple.
-_LENGTH = re.compile(r"(\d+) elements?")
 
 
 class Restore:
@@ -115,15 +107,15 @@ class Restore:
         if found[0].path == _paths.ROOT and found[0].expected.endswith(("str", "(str)")):
             hint = "The second argument is a template: for a part of the file, pass select=."
             return MismatchError(f"{text}\n{hint}", found)
-        text += self._about_names(found)
-        text += self._about_keys(found)
+        is_native = not self.reading.is_drop_in  # the drop-in functions have fewer options
+        hints = [*about_names(found, self.deeper, self.refuses_more)] if is_native else []
+        hints += about_keys(found)
         if self.sentence is None:
-            of_names = any(NOTHING in (mismatch.expected, mismatch.found) for mismatch in found)
-            hint = (
-                "" if of_names else "\nPass strict=False to take the shapes and dtypes of the file."
-            )
-            return MismatchError(f"{text}{self._about_cast(found)}{hint}", found)
-        if not self.reading.is_drop_in:
+            hints += about_leaves(found) if is_native else ()
+            if not any(NOTHING in (mismatch.expected, mismatch.found) for mismatch in found):
+                hints.append("Pass strict=False to take the shapes and dtypes of the file.")
+        text = "\n".join([text, *hints])
+        if self.sentence is None or is_native:
             return MismatchError(text, found)
         error = MismatchError(self.sentence, found)
         error.add_note(text)
@@ -139,108 +131,6 @@ class Restore:
     def refuses_more(self) -> bool:
         """Whether leaves that the template lacks are an error by `unexpected="error"`."""
         return self.partial is not None and self.partial.takes_more is False
-
-    def _about_names(self, found: list[Mismatch]) -> str:
-        """Returns hints about names that differ."""
-        hints = ""
-        if not self.reading.is_drop_in:  # the drop-in functions lack these options
-            if self.deeper is not None:
-                old, new = map(str, self.deeper)
-                function = "a function of paths"
-                if len(old) > len(new):
-                    end = printable(f"/{old.rpartition('/')[2]}")
-                    function = f"rename=lambda path: path.removesuffix({end!r})"
-                hints += (
-                    f"\nPass rename={{{printable(old)!r}: {printable(new)!r}}} and so on to "
-                    f"treepack.load, or {function}: one side has its leaves one level deeper."
-                )
-            renamed = (
-                mismatch
-                for mismatch in found
-                if mismatch.similar and not mismatch.expected.startswith("a subtree")
-            )
-            if (near := next(renamed, None)) is not None:
-                old, new = printable(near.similar), printable(near.path)
-                hints += (
-                    f"\nPass rename={{{old!r}: {new!r}}} to treepack.load if this is its new name."
-                )
-            lengths = [
-                (_LENGTH.match(mismatch.expected), _LENGTH.match(mismatch.found))
-                for mismatch in found
-            ]
-            more = [int(one[1]) - int(two[1]) for one, two in lengths if one and two]
-            if max(more, default=0) > 0 or any(mismatch.found == NOTHING for mismatch in found):
-                hints += (
-                    '\nPass missing="target" to treepack.load to keep leaves that the file lacks.'
-                )
-            is_more = min(more, default=0) < 0 or any(
-                mismatch.expected == NOTHING for mismatch in found
-            )
-            if is_more and not self.refuses_more:
-                hints += (
-                    '\nPass unexpected="ignore" to treepack.load to ignore leaves that the '
-                    "template lacks, or select= to load fewer leaves."
-                )
-            kinds = (
-                (mismatch.path, {mismatch.expected, mismatch.found} - {NOTHING})
-                for mismatch in found
-            )
-            none = next((path for path, both in kinds if "None" in both and len(both) > 1), None)
-            if none is not None:
-                hints += (
-                    f"\nPass exclude={printable(none)!r} to treepack.load to keep this part of the "
-                    "template."
-                )
-        return hints
-
-    def _about_keys(self, found: list[Mismatch]) -> str:
-        """Returns a hint if a key of one side is its data on the other."""
-        key, data = "key<", "uint32["
-        if any(
-            mismatch.expected.startswith(key) and mismatch.found.startswith(data)
-            for mismatch in found
-        ):
-            return (
-                "\nThe file has the data of a key: load them in place of jax.random.key_data(key), "
-                "and call jax.random.wrap_key_data on them."
-            )
-        if any(
-            mismatch.expected.startswith(data) and mismatch.found.startswith(key)
-            for mismatch in found
-        ):
-            return (
-                "\nThe file has a typed key: load it in place of a jax.random.key, and call "
-                "jax.random.key_data on it."
-            )
-        return ""
-
-    def _about_cast(self, found: list[Mismatch]) -> str:
-        """Returns a hint if floats or integers of another dtype are among the mismatches."""
-        if self.reading.is_drop_in:
-            return ""  # the drop-in functions do not cast
-        pairs = [
-            (_CASTABLE.fullmatch(mismatch.expected), _CASTABLE.fullmatch(mismatch.found))
-            for mismatch in found
-        ]
-        same = [one for one, two in pairs if one and two and one.groups() == two.groups()]
-        kinds = ("floats",) * any(match[1] for match in same) + ("integers",) * any(
-            match[3] for match in same
-        )
-        hints = ""
-        both = [
-            (_ARRAY.fullmatch(mismatch.expected), _ARRAY.fullmatch(mismatch.found))
-            for mismatch in found
-        ]
-        if any(one and two and one[1] != two[1] for one, two in both):
-            hints = (
-                '\nPass mismatched="target" to treepack.load to keep arrays whose shape differs in '
-                "the file."
-            )
-        if kinds:
-            hints += (
-                f"\nPass cast=True to cast {' and '.join(kinds)} to the dtypes of the template."
-            )
-        return hints
 
     def below(self, child: Any, state: Any, name: str) -> Any:
         """Restores a child of the template."""
