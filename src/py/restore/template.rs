@@ -8,19 +8,16 @@
 //! exact dicts, lists, tuples and types with fixed fields, if the saved container has their
 //! children. Python restores all other parts (`template.restore_child`).
 
-use std::rc::Rc;
-
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyString, PyTuple};
 
 use super::super::failure::Walked;
-use super::super::fields::Fields;
 use super::super::hooks::Hooks;
 use super::super::memory::{dict_next, new_dict, new_list_of, new_tuple_of};
 use super::super::watch::Signals;
-use super::cursor::{Child, Found, Named, TemplateChild};
+use super::cursor::{Child, Container, Found, Named, TemplateChild};
 use super::keys::{Here, Name};
 use super::matching::Matching;
 use crate::grow;
@@ -45,14 +42,6 @@ type Later<'py> = (Vec<Bound<'py, PyAny>>, Bound<'py, PyAny>, Bound<'py, PyAny>)
 
 /// A container, the names of its children if it is a dict, and their plans.
 type PlannedNode<'py> = (Container<'py>, Vec<Name<'py>>, Vec<Plan<'py>>);
-
-pub enum Container<'py> {
-    Dict,
-    List,
-    Tuple,
-    /// A node like one of the template.
-    Node(Bound<'py, PyAny>, Rc<Fields<'py>>),
-}
 
 /// The `Restore` of `restore/session.py` that a walk is part of.
 pub struct Session<'py> {

@@ -207,6 +207,7 @@ def restore_tree(
     is_exact = reading.strict == "exact"
     kinds = None
     if record is not None and (is_exact or core.has_older_types(record[0])):
+        # Until the end, `state` holds the dicts whose ids have kinds; handlers change only copies.
         state, kinds = mark_older(state, record)
     # The core lacks the handlers of built-in types.
     child = restore_child if handlers.overridden() else core.restore_state
