@@ -8,7 +8,7 @@
 //! exact dicts, lists, tuples and types with fixed fields, if the saved container has their
 //! children. Python restores all other parts (`template.restore_child`).
 
-use pyo3::exceptions::{PyRuntimeError, PyValueError};
+use pyo3::exceptions::PyValueError;
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyString, PyTuple};
@@ -174,14 +174,10 @@ impl<'py, C: Named<'py>> Walk<'py, C> {
     ) -> PyResult<Bound<'py, PyAny>> {
         let plan = self.value(place, template, &Here::root(None));
         let plan = plan.map_err(|failure| failure.into_py(self.py, "restoring"))?;
-        let (Some(plan), Some(_)) = (plan, &self.session) else {
-            return Err(PyRuntimeError::new_err(
-                "the walk over a state stopped early",
-            ));
-        };
+        let plan = plan.expect("a walk with a session goes to the end");
         self.flush()?;
         self.cursor.copy()?;
-        let session = self.session.as_ref().expect("checked above");
+        let session = self.session.as_ref().expect("see above");
         let mismatches = session.restore.getattr(intern!(self.py, "mismatches"))?;
         if mismatches.is_truthy()? || (session.collects && !session.keeps_plan) {
             return Ok(template.clone()); // an error follows, or another walk
@@ -216,12 +212,9 @@ impl<'py, C: Named<'py>> Walk<'py, C> {
         }
         let count = self.open.len();
         let open = new_list_of(py, std::mem::take(&mut self.open))?;
-        let settle = if session.collects && session.keeps_plan {
-            intern!(py, "collect")
-        } else {
-            intern!(py, "settle")
-        };
-        let settled = session.restore.call_method1(settle, (open,))?;
+        let settled = session
+            .restore
+            .call_method1(intern!(py, "settle"), (open,))?;
         let settled = settled.cast_into::<PyList>()?;
         assert!(settled.len() == count, "each leaf is settled");
         for leaf in settled {

@@ -10,6 +10,7 @@ import contextlib
 import itertools
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 from treepack._src import paths as _paths
@@ -33,8 +34,7 @@ class Restore:
 
     While entered, it is the restore of this thread; an outer one is suspended. Exiting raises an
     error for its mismatches. The core reads `path`, `strict`, `partial`, `kinds`, `mismatches`,
-    `converts`, `everywhere` and `collects`, and calls `path_of`, `settle`, `collect` and
-    `convert_found`.
+    `converts`, `everywhere` and `collects`, and calls `path_of`, `settle` and `convert_found`.
 
     Attributes:
       reading: The options.
@@ -48,9 +48,9 @@ class Restore:
       mismatches: The differences so far, one for each path.
       sentence: flax's message for the first difference in structure.
       found: The leaves to convert, while it collects them.
-      cells: For each of `found`, a one-element list that receives its conversion; `None` for a leaf
-        that another walk looks up in `converted`.
-      converted: Leaves and their conversions by path, after the conversion.
+      cells: For each of `found`, a one-element list that receives its conversion.
+      made: Of `found` and their conversions, those that are not in `converted`.
+      converted: Leaves and their conversions by path, once another walk looks one up.
       handled: The states that handlers return for their templates, by path.
       deeper: Old and new path of a leaf that is one level deeper in the state, or in the template.
     """
@@ -75,7 +75,8 @@ class Restore:
         self.mismatches: dict[str, Mismatch] = {}
         self.sentence: str | None = None
         self.found: list[Leaf] | None = None
-        self.cells: list[list[Any] | None] = []
+        self.cells: list[list[Any]] = []
+        self.made: list[tuple[Leaf, Any]] = []
         self.converted: dict[Trail, list[tuple[Any, Any]]] | None = None
         self.handled: dict[Trail, tuple[Any, ...]] = {}
         self.deeper: tuple[Trail, Trail] | None = None
@@ -151,46 +152,27 @@ class Restore:
             self.convert_found()
             return self.below(target, state, name)
 
-    @contextlib.contextmanager
-    def conversion(self) -> Iterator[None]:
+    def conversion(self) -> AbstractContextManager[None]:
         """Collects leaves until `convert_found` converts them; a no-op without `convert`."""
         if self.convert is None:
-            yield
-            return
-        outer = self.found, self.cells, self.converted, self.handled
-        self.found, self.cells, self.converted, self.handled = [], [], None, {}
-        try:
-            yield
-        finally:
-            self.found, self.cells, self.converted, self.handled = outer
+            return contextlib.nullcontext()
+        return self._with(found=[], cells=[], made=[], converted=None, handled={})
 
     def convert_found(self) -> None:
         """Converts the collected leaves."""
         assert self.found is not None
         assert self.convert is not None
-        found, self.found, self.converted = self.found, None, {}
-        for leaf, cell, made in zip(found, self.cells, self.convert(found), strict=True):
-            if cell is None:
-                self.converted.setdefault(leaf[0], []).append((leaf[2], made))
-            else:
-                cell[0] = made
-
-    def collect(self, leaves: list[Leaf]) -> list[list[Any]]:
-        """Compares and collects leaves; returns the cells that receive their conversions."""
-        assert self.found is not None
-        self._compare(leaves)
-        cells = []
-        for path, target, state in leaves:
-            cell = [state if self.reading.is_drop_in else like_scalar(target, state)]
-            cells.append(cell)
-            if signature(target) is not None:
-                self.found.append((path, target, state))
-                self.cells.append(cell)
-        return cells
+        self.converted, made = {}, self.convert(self.found)
+        for cell, value in zip(self.cells, made, strict=True):
+            cell[0] = value
+        self.made, self.found = [*zip(self.found, made, strict=True)], None
 
     def settle(self, leaves: list[Leaf]) -> list[Any]:
-        """Compares leaves; returns them or their conversions."""
-        self._compare(leaves)
+        """Compares leaves; returns them or their conversions, or the cells of collected leaves."""
+        for path, target, state in leaves:
+            found = difference(target, state, self.strict, cast=self.reading.cast)
+            if found is not None:
+                self._note(path, *found)
         return [self._settled(*leaf) for leaf in leaves]
 
     def settle_all(self, leaves: list[Leaf]) -> list[Any]:
@@ -198,16 +180,10 @@ class Restore:
         if self.convert is None:
             return self.settle(leaves)
         with self.conversion():
-            cells = self.collect(leaves)
+            cells = self.settle(leaves)
             if not self.mismatches:  # they become an error
                 self.convert_found()
             return [cell[0] for cell in cells]
-
-    def _compare(self, leaves: list[Leaf]) -> None:
-        for path, target, state in leaves:
-            found = difference(target, state, self.strict, cast=self.reading.cast)
-            if found is not None:
-                self._note(path, *found)
 
     @property
     def converts(self) -> bool:
@@ -226,16 +202,13 @@ class Restore:
         Drops the mismatches of a part that raises: the handler that catches the error may try
         something else.
         """
-        outer = self.strict, self.sentence
-        found = dict(self.mismatches)
-        self.strict = strict
+        sentence, found = self.sentence, dict(self.mismatches)
         try:
-            yield
+            with self._with(strict=strict):
+                yield
         except BaseException:
-            self.mismatches, self.sentence = found, outer[1]
+            self.mismatches, self.sentence = found, sentence
             raise
-        finally:
-            self.strict = outer[0]
 
     def path_of(self, name: str) -> Trail:
         """Returns the path of the child `name` of the current node."""
@@ -283,25 +256,35 @@ class Restore:
         return self._settled(self.path_of(name), target, state)
 
     def _settled(self, path: Trail, target: Any, state: Any) -> Any:
-        if self.converts and signature(target) is not None:
-            if self.found is not None:
+        made = state if self.reading.is_drop_in else like_scalar(target, state)
+        is_array = self.converts and signature(target) is not None
+        if self.found is not None:
+            cell = [made]
+            if is_array:
                 self.found.append((path, target, state))
-                self.cells.append(None)
-            elif self.converted is not None:
-                for found, made in self.converted.get(path, ()):
-                    if found is state:
-                        return made
-        return state if self.reading.is_drop_in else like_scalar(target, state)
+                self.cells.append(cell)
+            return cell
+        if self.converted is not None and is_array:
+            for (place, _, found), other in self.made:
+                self.converted.setdefault(place, []).append((found, other))
+            self.made = []
+            pairs = self.converted.get(path, ())
+            return next((other for found, other in pairs if found is state), made)
+        return made
+
+    def as_found(self) -> AbstractContextManager[None]:
+        """Suspends the conversion of leaves."""
+        return self._with(convert=None, found=None, converted=None)
 
     @contextlib.contextmanager
-    def as_found(self) -> Iterator[None]:
-        """Suspends the conversion of leaves."""
-        outer = self.convert, self.found, self.converted
-        self.convert = self.found = self.converted = None
+    def _with(self, **values: Any) -> Iterator[None]:
+        """Sets attributes for a while."""
+        outer = {name: getattr(self, name) for name in values}
+        vars(self).update(values)
         try:
             yield
         finally:
-            self.convert, self.found, self.converted = outer
+            vars(self).update(outer)
 
 
 class _Name(str):
