@@ -1081,7 +1081,6 @@ def restore_selected(
     restore: Any,
     *,
     marks: Marks | None,
-    selector: Selector | None,
     copy: bool | None,
     threads: int | None,
 ) -> Any:
@@ -1095,7 +1094,6 @@ def restore_selected(
       restore: The current `Restore`, which decides which leaves stay, and records paths and
         mismatches.
       marks: The leaves to read; `None` for all. Other leaves are kept from the template.
-      selector: Decides whether a leaf that the file lacks is selected; `None` if unknown.
       copy: See `restore`.
       threads: See `restore`.
     """

@@ -1,7 +1,5 @@
 //! Selection by patterns and trees of bools.
 
-use std::sync::{Mutex, PoisonError};
-
 use pyo3::exceptions::PyIndexError;
 use pyo3::prelude::*;
 
@@ -9,18 +7,14 @@ use crate::catalog::{self, Catalog};
 use crate::select::{self, State};
 
 #[pyclass(frozen, module = "treepack._core")]
-pub struct Selector {
-    pub selector: select::Selector,
-    /// The container of the last leaf, since the leaves below a long key follow each other.
-    container: Mutex<Option<(Vec<String>, State)>>,
-}
+pub struct Selector(pub select::Selector);
 
 #[pymethods]
 impl Selector {
     #[staticmethod]
     fn patterns(patterns: Vec<(String, bool)>) -> PyResult<Self> {
         let patterns = patterns.iter().map(|(text, literal)| (&**text, *literal));
-        Ok(select::Selector::patterns(patterns)?.into())
+        Ok(Self(select::Selector::patterns(patterns)?))
     }
 
     #[staticmethod]
@@ -28,56 +22,35 @@ impl Selector {
         let bools = bools
             .iter()
             .map(|(keys, bool)| (keys.iter().map(String::as_str), *bool));
-        Ok(select::Selector::bools(bools)?.into())
+        Ok(Self(select::Selector::bools(bools)?))
     }
 
-    fn means(&self, mut keys: Vec<String>) -> Option<bool> {
-        let state = if let Some(name) = keys.pop() {
-            let mut container = self
-                .container
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner);
-            let (_, above) = match container.take() {
-                Some((of, state)) if of == keys => container.insert((of, state)),
-                _ => {
-                    let state = self.through(&keys, |_| ());
-                    container.insert((keys, state))
-                }
-            };
-            self.selector.below(above, &name)
+    fn means(&self, keys: Vec<String>) -> Option<bool> {
+        let state = if keys.is_empty() {
+            self.0.root()
         } else {
-            self.selector.root()
+            self.through(&keys, |_| ())
         };
-        let found = state.meant;
-        found.or(self.selector.pattern_count().map(|_| false))
+        state.meant.or(self.0.pattern_count().map(|_| false))
     }
 
     fn matching(&self, keys: Vec<String>) -> Vec<usize> {
         let mut found: Vec<_> = Vec::new();
         if keys.is_empty() {
-            found.extend(self.selector.ended(&self.selector.root()));
+            found.extend(self.0.ended(&self.0.root()));
         }
-        self.through(&keys, |state| found.extend(self.selector.ended(state)));
+        self.through(&keys, |state| found.extend(self.0.ended(state)));
         found
-    }
-}
-
-impl From<select::Selector> for Selector {
-    fn from(selector: select::Selector) -> Self {
-        Self {
-            selector,
-            container: Mutex::new(None),
-        }
     }
 }
 
 impl Selector {
     /// Follows `keys`, calls `each` with the state after each key, and returns the last state.
     fn through(&self, keys: &[String], mut each: impl FnMut(&State)) -> State {
-        let mut state = self.selector.start();
+        let mut state = self.0.start();
         each(&state);
         for key in keys {
-            state = self.selector.below(&state, key);
+            state = self.0.below(&state, key);
             each(&state);
         }
         state

@@ -264,7 +264,7 @@ impl Catalog {
 
     fn select(&self, py: Python<'_>, value: usize, selector: &Selector) -> PyResult<Marks> {
         self.check(value)?;
-        let select = |watch: &Watcher| self.catalog.select(value, &selector.selector, watch);
+        let select = |watch: &Watcher| self.catalog.select(value, &selector.0, watch);
         Watcher::signals().detached(py, select).map(Marks)
     }
 

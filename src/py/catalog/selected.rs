@@ -12,15 +12,14 @@ use super::super::options::Int;
 use super::super::restore::{
     Child, Container, Cursor, Found, Name, Named, Session, TemplateChild, Walk,
 };
-use super::super::select::{Marks, Selector};
+use super::super::select::Marks;
 use super::file::Catalog;
 use crate::catalog;
-use crate::select::{self, State};
 use crate::{Error, grow};
 
 #[pyfunction]
 #[pyo3(signature = (
-    file, value, target, name, restore, *, marks, selector, copy, threads,
+    file, value, target, name, restore, *, marks, copy, threads,
 ))]
 #[allow(clippy::too_many_arguments)] // as in Python
 pub fn restore_selected<'py>(
@@ -30,7 +29,6 @@ pub fn restore_selected<'py>(
     name: &Bound<'py, PyString>,
     restore: &Bound<'py, PyAny>,
     marks: Option<&Marks>,
-    selector: Option<&Selector>,
     copy: Option<bool>,
     threads: Option<Int>,
 ) -> PyResult<Bound<'py, PyAny>> {
@@ -47,23 +45,17 @@ pub fn restore_selected<'py>(
         None => (false, None),
     };
     let catalog = &*file.catalog;
-    let selector = selector.map(|selector| &selector.selector);
     let cursor = Entries {
         file,
         catalog,
         marks: marks.map(|marks| marks.of(catalog)).transpose()?,
-        selector,
         absent: session.absent()?,
         objects: file.objects(py, value, copy.into(), threads)?,
         keeps_missing,
         takes_more,
         notes: session.notes,
     };
-    let start = selector.map(|selector| match catalog.leaf(value) {
-        Some(_) => selector.root(),
-        None => selector.start(),
-    });
-    let tree = Walk::new(py, cursor, matching, Some(session)).restore((value, start), target);
+    let tree = Walk::new(py, cursor, matching, Some(session)).restore(value, target);
     file.content.get().release();
     tree
 }
@@ -73,8 +65,6 @@ struct Entries<'a, 'py> {
     catalog: &'a catalog::Catalog,
     /// The selected values; `None` for all.
     marks: Option<&'a catalog::Marks>,
-    /// Decides whether paths that the file lacks are selected.
-    selector: Option<&'a select::Selector>,
     /// Stands in states for values that are not selected.
     absent: Option<Bound<'py, PyAny>>,
     objects: Objects<'a, 'py>,
@@ -87,7 +77,6 @@ struct Entries<'a, 'py> {
 
 struct Node {
     value: usize,
-    selected: Option<State>,
     children: Vec<Option<usize>>,
 }
 
@@ -95,20 +84,6 @@ impl Entries<'_, '_> {
     fn is_selected(&self, value: usize) -> bool {
         let inside = value..self.catalog.after(value);
         self.marks.is_none_or(|marks| marks.count(inside) > 0)
-    }
-
-    /// Returns whether a leaf that the file lacks may be selected.
-    fn may_be_selected(&self, state: Option<&State>) -> bool {
-        let (Some(selector), Some(state)) = (self.selector, state) else {
-            return true;
-        };
-        let undecided = state.meant.is_none() && selector.pattern_count().is_none();
-        state.meant == Some(true) || undecided || selector.goes_on(state)
-    }
-
-    fn below(&self, node: &Node, key: &str) -> Option<State> {
-        let below = self.selector.zip(node.selected.as_ref());
-        below.map(|(selector, state)| selector.below(state, key))
     }
 
     /// Returns whether to accept children that only the file has.
@@ -136,36 +111,25 @@ impl Entries<'_, '_> {
 }
 
 impl<'py> Cursor<'py> for Entries<'_, 'py> {
-    /// A value, and the state of the selector there.
-    type Place = (usize, Option<State>);
+    type Place = usize;
     type Node = Node;
 
     #[inline(never)]
     fn enter(
         &mut self,
-        (value, selected): Self::Place,
+        value: usize,
         _: impl FnOnce() -> PyResult<bool>,
     ) -> Walked<Found<'py, Node>> {
-        let is_selected = self.is_selected(value);
-        if !is_selected && !self.may_be_selected(selected.as_ref()) {
-            return Ok(Found::Kept);
-        }
         let Some(leaf) = self.catalog.leaf(value) else {
-            let children = Vec::new();
-            let node = Node {
-                value,
-                selected,
-                children,
-            };
             return Ok(if self.catalog.is_list(value) {
-                Found::State(self.read(&node)?)
+                Found::State(self.read(value)?)
             } else {
-                Found::Node(node)
+                let children = Vec::new();
+                Found::Node(Node { value, children })
             });
         };
-        if !is_selected {
-            let none = || self.objects.py.None().into_bound(self.objects.py);
-            return Ok(Found::Absent(self.absent.clone().unwrap_or_else(none)));
+        if !self.is_selected(value) {
+            return Ok(Found::Kept(self.read(value)?));
         }
         let read = self.file.read_leaf(value, leaf, &mut self.objects);
         Ok(Found::Leaf(read?))
@@ -180,7 +144,7 @@ impl<'py> Cursor<'py> for Entries<'_, 'py> {
     }
 
     fn state(&mut self, node: Node) -> Walked<Option<Bound<'py, PyAny>>> {
-        Ok(Some(self.read(&node)?))
+        Ok(Some(self.read(node.value)?))
     }
 
     fn copy(&mut self) -> PyResult<()> {
@@ -207,10 +171,7 @@ impl<'py> Named<'py> for Entries<'_, 'py> {
                 Some(child) => Some(child),
                 None => self.catalog.find(node.value, [&*key], &())?,
             };
-            if child.is_none()
-                && !self.keeps_missing
-                && self.may_be_selected(self.below(node, &key).as_ref())
-            {
+            if child.is_none() && !self.keeps_missing {
                 return Ok(false);
             }
             found.push(child);
@@ -221,23 +182,14 @@ impl<'py> Named<'py> for Entries<'_, 'py> {
             || self.takes_others(node.value, children, matches!(container, Container::Dict))?)
     }
 
-    fn child(
-        &mut self,
-        node: &mut Node,
-        index: usize,
-        name: &Name<'py>,
-    ) -> Walked<Child<Self::Place>> {
-        let Some(child) = node.children[index] else {
-            return Ok(Child::Kept);
-        };
-        let selected = name.text().and_then(|key| self.below(node, &key));
-        Ok(Child::At((child, selected)))
+    fn child(&mut self, node: &mut Node, index: usize, _: &Name<'py>) -> Walked<Child<usize>> {
+        Ok(node.children[index].map_or(Child::Kept, Child::At))
     }
 }
 
 impl<'py> Entries<'_, 'py> {
-    fn read(&mut self, node: &Node) -> PyResult<Bound<'py, PyAny>> {
+    fn read(&mut self, value: usize) -> PyResult<Bound<'py, PyAny>> {
         let (absent, objects) = (self.absent.as_ref(), &mut self.objects);
-        self.file.value(node.value, self.marks, absent, objects)
+        self.file.value(value, self.marks, absent, objects)
     }
 }

@@ -1,10 +1,12 @@
 //! The traits through which the walks read saved data.
 
+use std::rc::Rc;
+
 use pyo3::prelude::*;
 
 use super::super::failure::Walked;
+use super::super::fields::Fields;
 use super::keys::Name;
-use super::template::Container;
 
 /// Reads encoded bytes, the catalog of a file, or a state dict, from the root on.
 pub trait Cursor<'py> {
@@ -72,10 +74,18 @@ pub enum Found<'py, N> {
     Node(N),
     /// A value that only Python restores.
     State(Bound<'py, PyAny>),
-    /// Not selected: the template's value stays.
-    Kept,
     /// The marker for values that were not selected.
     Absent(Bound<'py, PyAny>),
+    /// The marker for a leaf that was not selected: a leaf of the template stays.
+    Kept(Bound<'py, PyAny>),
+}
+
+pub enum Container<'py> {
+    Dict,
+    List,
+    Tuple,
+    /// A node like one of the template.
+    Node(Bound<'py, PyAny>, Rc<Fields<'py>>),
 }
 
 pub type TemplateChild<'py> = (Name<'py>, Bound<'py, PyAny>);

@@ -25,11 +25,11 @@ mod record;
 mod state;
 mod template;
 
-pub use self::cursor::{Child, Cursor, Found, Named, Ordered, TemplateChild};
+pub use self::cursor::{Child, Container, Cursor, Found, Named, Ordered, TemplateChild};
 pub use self::keys::{Here, Name};
 pub use self::matching::Matching;
 pub use self::older::{has_older_types, mark_older};
 pub use self::plan::Options;
 pub use self::record::{Walk as RecordWalk, assemble, record_metadata};
 pub use self::state::restore_state;
-pub use self::template::{Container, Session, Walk};
+pub use self::template::{Session, Walk};

@@ -176,7 +176,7 @@ impl<'a, 'py, C: Ordered<'py>> Walk<'a, 'py, C> {
             Found::Leaf(leaf) if is_ready => Ok(Plan::Ready(leaf)),
             Found::Node(node) => self.container(node, number, here),
             Found::Leaf(leaf) | Found::State(leaf) => self.leaf(leaf, number, here),
-            Found::Kept | Found::Absent(_) => Ok(Plan::Absent),
+            Found::Kept(_) | Found::Absent(_) => Ok(Plan::Absent),
         }
     }
 

@@ -7,10 +7,10 @@ use pyo3::{ffi, intern};
 use super::super::failure::Walked;
 use super::super::hooks::Hooks;
 use super::super::memory::dict_next;
-use super::cursor::{Child, Cursor, Found, Named, Ordered, TemplateChild};
+use super::cursor::{Child, Container, Cursor, Found, Named, Ordered, TemplateChild};
 use super::keys::Name;
 use super::nodes::damaged;
-use super::template::{Container, Session, Walk};
+use super::template::{Session, Walk};
 use crate::grow;
 
 #[pyfunction]

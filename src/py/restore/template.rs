@@ -8,19 +8,16 @@
 //! exact dicts, lists, tuples and types with fixed fields, if the saved container has their
 //! children. Python restores all other parts (`template.restore_child`).
 
-use std::rc::Rc;
-
-use pyo3::exceptions::{PyRuntimeError, PyValueError};
+use pyo3::exceptions::PyValueError;
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyString, PyTuple};
 
 use super::super::failure::Walked;
-use super::super::fields::Fields;
 use super::super::hooks::Hooks;
 use super::super::memory::{dict_next, new_dict, new_list_of, new_tuple_of};
 use super::super::watch::Signals;
-use super::cursor::{Child, Found, Named, TemplateChild};
+use super::cursor::{Child, Container, Found, Named, TemplateChild};
 use super::keys::{Here, Name};
 use super::matching::Matching;
 use crate::grow;
@@ -45,14 +42,6 @@ type Later<'py> = (Vec<Bound<'py, PyAny>>, Bound<'py, PyAny>, Bound<'py, PyAny>)
 
 /// A container, the names of its children if it is a dict, and their plans.
 type PlannedNode<'py> = (Container<'py>, Vec<Name<'py>>, Vec<Plan<'py>>);
-
-pub enum Container<'py> {
-    Dict,
-    List,
-    Tuple,
-    /// A node like one of the template.
-    Node(Bound<'py, PyAny>, Rc<Fields<'py>>),
-}
 
 /// The `Restore` of `restore/session.py` that a walk is part of.
 pub struct Session<'py> {
@@ -185,14 +174,10 @@ impl<'py, C: Named<'py>> Walk<'py, C> {
     ) -> PyResult<Bound<'py, PyAny>> {
         let plan = self.value(place, template, &Here::root(None));
         let plan = plan.map_err(|failure| failure.into_py(self.py, "restoring"))?;
-        let (Some(plan), Some(_)) = (plan, &self.session) else {
-            return Err(PyRuntimeError::new_err(
-                "the walk over a state stopped early",
-            ));
-        };
+        let plan = plan.expect("a walk with a session goes to the end");
         self.flush()?;
         self.cursor.copy()?;
-        let session = self.session.as_ref().expect("checked above");
+        let session = self.session.as_ref().expect("see above");
         let mismatches = session.restore.getattr(intern!(self.py, "mismatches"))?;
         if mismatches.is_truthy()? || (session.collects && !session.keeps_plan) {
             return Ok(template.clone()); // an error follows, or another walk
@@ -227,12 +212,9 @@ impl<'py, C: Named<'py>> Walk<'py, C> {
         }
         let count = self.open.len();
         let open = new_list_of(py, std::mem::take(&mut self.open))?;
-        let settle = if session.collects && session.keeps_plan {
-            intern!(py, "collect")
-        } else {
-            intern!(py, "settle")
-        };
-        let settled = session.restore.call_method1(settle, (open,))?;
+        let settled = session
+            .restore
+            .call_method1(intern!(py, "settle"), (open,))?;
         let settled = settled.cast_into::<PyList>()?;
         assert!(settled.len() == count, "each leaf is settled");
         for leaf in settled {
@@ -254,10 +236,10 @@ impl<'py, C: Named<'py>> Walk<'py, C> {
         match self.cursor.enter(place, || matching.is_array(template))? {
             Found::Leaf(found) => self.leaf(found, template, here),
             Found::Node(node) => self.node(node, template, here),
-            Found::State(state) | Found::Absent(state) => {
+            Found::Kept(_) if self.matching.is_leaf(template)? => self.keep(template, here),
+            Found::State(state) | Found::Absent(state) | Found::Kept(state) => {
                 self.delegate(Some(state), template, here)
             }
-            Found::Kept => self.keep(template, here),
         }
     }
 

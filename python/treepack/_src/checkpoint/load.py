@@ -126,7 +126,6 @@ def _restored(
                     place.value,
                     reading,
                     marks=found.marks,
-                    selector=found.selector.selector,
                     partial=partial,
                     convert=convert,
                 )
@@ -177,15 +176,14 @@ def _choose(place: Place, target: Any, selection: Selection, reading: Reading) -
             return marks, [] if marks is None else marks.unmatched
         names_read = {path: new for path, new in renamed.items() if new not in made}
         marks = _mark_renamed(catalog, place.value, names_read, selector)
-        return marks, selector.unmatched(range(len(selector.patterns)), names)
+        return marks, selector.unmatched(names)
 
     marks, unmatched = mark()
     if unmatched or selection.exclude is not None:
         ends = Room().all(catalog.ends(place.value)) if renamed is None else ()
         there = [*(dict(ends) if renamed is None else names)]
         there += () if target is None else leaf_paths(target, _paths.ROOT)
-        selector = selector.settled(unmatched, lambda: there)
-        selector.check(selector.unmatched(unmatched, there), "file", lambda: there)
+        selector = compiled(selection.select, "file", there)
         if selection.exclude is not None:
             selector = selector.without(compiled(selection.exclude, "file", there, "exclude"))
         marks, _ = mark()

@@ -107,53 +107,39 @@ class Selector:
             raise _no_bool(path)
         return found
 
-    def unmatched(self, patterns: Iterable[int], paths: Iterable[str]) -> list[int]:
-        """Returns the numbers in `patterns` whose patterns match none of the paths."""
-        left = set(patterns)
+    def unmatched(self, paths: Iterable[str]) -> list[int]:
+        """Returns the numbers of patterns that match none of the paths."""
+        left = set(range(len(self.patterns)))
         for path in paths if left else ():
             assert self.selector is not None
             left.difference_update(self.selector.matching(_paths.parts(path)))
         return sorted(left)
 
-    def settled(self, unmatched: Iterable[int], paths: Callable[[], Iterable[str]]) -> Selector:
+    def settled(self, unmatched: Iterable[int], paths: Collection[str]) -> Selector:
         """Returns the selection with unmatched patterns replaced by paths without escapes.
 
         `unmatched` has the numbers of patterns that match nothing. Replaces those that match
         exactly one path without escapes.
         """
-        texts = {number: self.patterns[number] for number in unmatched}
-        literal = {
-            number: parts
-            for number, text in texts.items()
-            if text not in self._tuples and (parts := _literal(text, paths()))
-        }
-        if not literal:
-            return self
-        patterns = enumerate(self.patterns)
-        return Selector(
-            [literal.get(at) or self._tuples.get(pattern, pattern) for at, pattern in patterns]
-        )
+        found: list[Any] = [self._tuples.get(pattern, pattern) for pattern in self.patterns]
+        for number in unmatched:
+            if isinstance(text := found[number], str):
+                found[number] = _literal(text, paths) or text
+        return Selector(found)
 
     def without(self, other: Selector) -> Selector:
         """Returns the selection without the leaves of another one."""
         return Selector(lambda path: self.means(path) and not other.means(path))
 
-    def check(
-        self,
-        unmatched: Iterable[int],
-        where: str,
-        paths: Callable[[], Iterable[str]],
-        name: str = "select",
-    ) -> None:
-        """Raises a TreepackError if patterns match nothing.
+    def check(self, where: str, paths: Collection[str], name: str) -> None:
+        """Raises a TreepackError if patterns match none of the paths.
 
         Args:
-          unmatched: The numbers of these patterns.
           where: A description of the searched tree, for the error.
-          paths: Returns all paths of the tree.
+          paths: All paths of the tree.
           name: The name of the option in the error.
         """
-        typos = [self.patterns[number] for number in unmatched]
+        typos = [self.patterns[number] for number in self.unmatched(paths)]
         if not typos:
             return
         error = (
@@ -161,11 +147,10 @@ class Selector:
         )
         for typo in typos:
             parts = self._tuples.get(typo, ())
-            if len(parts) > 1 and all(isinstance(part, str) for part in parts):
-                alone = Selector([*parts])
-                if not alone.unmatched(range(len(alone.patterns)), paths()):
-                    error += f". A tuple is one path: for several patterns, pass a list: {[*parts]}"
-        raise TreepackError(error + (_starred(typos[0], paths()) or similar(typos[0], paths())))
+            are_names = len(parts) > 1 and all(isinstance(part, str) for part in parts)
+            if are_names and not Selector([*parts]).unmatched(paths):
+                error += f". A tuple is one path: for several patterns, pass a list: {[*parts]}"
+        raise TreepackError(error + (_starred(typos[0], paths) or similar(typos[0], paths)))
 
 
 def _literal(text: str, paths: Iterable[str]) -> tuple[str, ...] | None:
@@ -269,10 +254,9 @@ def compiled(select: Any, where: str, paths: Collection[str], name: str = "selec
       TreepackError: If a pattern matches none of the paths.
     """
     selector = Selector(select)
-    unmatched = selector.unmatched(range(len(selector.patterns)), paths)
-    if unmatched:
-        selector = selector.settled(unmatched, lambda: paths)
-        selector.check(selector.unmatched(unmatched, paths), where, lambda: paths, name)
+    if unmatched := selector.unmatched(paths):
+        selector = selector.settled(unmatched, paths)
+        selector.check(where, paths, name)
     return selector
 
 

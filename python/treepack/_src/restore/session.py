@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import re
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 from treepack._src import paths as _paths
@@ -18,6 +18,7 @@ from treepack._src.options import Reading, Strict
 from treepack._src.paths import Room, Trail
 from treepack._src.printable import printable
 from treepack._src.restore.compare import NOTHING, difference, like_scalar, signature
+from treepack._src.restore.hints import about_keys, about_leaves, about_names
 from treepack._src.restore.report import Convert, Coverage
 from treepack.errors import Mismatch, MismatchError
 
@@ -27,22 +28,13 @@ RestoreChild = Callable[[Any, Any, str, "Restore"], Any]
 # A leaf of a template and the leaf found there: (trail, the template's leaf, the leaf found).
 Leaf = tuple[Trail, Any, Any]
 
-# Matches the description of an array of floats or integers: its kind and shape.
-_CASTABLE = re.compile(r"b?(float)\w*(\[[\d,]*\])|u?(int)\w*(\[[\d,]*\])")
-
-_ARRAY = re.compile(r"\w+(\[[\d,]*\])")
-
-# Matches the length of a list or tuple.
-_LENGTH = re.compile(r"(\d+) elements?")
-
 
 class Restore:
     """One restore, from the outermost call to its end, as a context manager.
 
     While entered, it is the restore of this thread; an outer one is suspended. Exiting raises an
     error for its mismatches. The core reads `path`, `strict`, `partial`, `kinds`, `mismatches`,
-    `converts`, `everywhere` and `collects`, and calls `path_of`, `settle`, `collect` and
-    `convert_found`.
+    `converts`, `everywhere` and `collects`, and calls `path_of`, `settle` and `convert_found`.
 
     Attributes:
       reading: The options.
@@ -56,9 +48,9 @@ class Restore:
       mismatches: The differences so far, one for each path.
       sentence: flax's message for the first difference in structure.
       found: The leaves to convert, while it collects them.
-      cells: For each of `found`, a one-element list that receives its conversion; `None` for a leaf
-        that another walk looks up in `converted`.
-      converted: Leaves and their conversions by path, after the conversion.
+      cells: For each of `found`, a one-element list that receives its conversion.
+      made: Of `found` and their conversions, those that are not in `converted`.
+      converted: Leaves and their conversions by path, once another walk looks one up.
       handled: The states that handlers return for their templates, by path.
       deeper: Old and new path of a leaf that is one level deeper in the state, or in the template.
     """
@@ -83,7 +75,8 @@ class Restore:
         self.mismatches: dict[str, Mismatch] = {}
         self.sentence: str | None = None
         self.found: list[Leaf] | None = None
-        self.cells: list[list[Any] | None] = []
+        self.cells: list[list[Any]] = []
+        self.made: list[tuple[Leaf, Any]] = []
         self.converted: dict[Trail, list[tuple[Any, Any]]] | None = None
         self.handled: dict[Trail, tuple[Any, ...]] = {}
         self.deeper: tuple[Trail, Trail] | None = None
@@ -115,15 +108,15 @@ class Restore:
         if found[0].path == _paths.ROOT and found[0].expected.endswith(("str", "(str)")):
             hint = "The second argument is a template: for a part of the file, pass select=."
             return MismatchError(f"{text}\n{hint}", found)
-        text += self._about_names(found)
-        text += self._about_keys(found)
+        is_native = not self.reading.is_drop_in  # the drop-in functions have fewer options
+        hints = [*about_names(found, self.deeper, self.refuses_more)] if is_native else []
+        hints += about_keys(found)
         if self.sentence is None:
-            of_names = any(NOTHING in (mismatch.expected, mismatch.found) for mismatch in found)
-            hint = (
-                "" if of_names else "\nPass strict=False to take the shapes and dtypes of the file."
-            )
-            return MismatchError(f"{text}{self._about_cast(found)}{hint}", found)
-        if not self.reading.is_drop_in:
+            hints += about_leaves(found) if is_native else ()
+            if not any(NOTHING in (mismatch.expected, mismatch.found) for mismatch in found):
+                hints.append("Pass strict=False to take the shapes and dtypes of the file.")
+        text = "\n".join([text, *hints])
+        if self.sentence is None or is_native:
             return MismatchError(text, found)
         error = MismatchError(self.sentence, found)
         error.add_note(text)
@@ -139,108 +132,6 @@ class Restore:
     def refuses_more(self) -> bool:
         """Whether leaves that the template lacks are an error by `unexpected="error"`."""
         return self.partial is not None and self.partial.takes_more is False
-
-    def _about_names(self, found: list[Mismatch]) -> str:
-        """Returns hints about names that differ."""
-        hints = ""
-        if not self.reading.is_drop_in:  # the drop-in functions lack these options
-            if self.deeper is not None:
-                old, new = map(str, self.deeper)
-                function = "a function of paths"
-                if len(old) > len(new):
-                    end = printable(f"/{old.rpartition('/')[2]}")
-                    function = f"rename=lambda path: path.removesuffix({end!r})"
-                hints += (
-                    f"\nPass rename={{{printable(old)!r}: {printable(new)!r}}} and so on to "
-                    f"treepack.load, or {function}: one side has its leaves one level deeper."
-                )
-            renamed = (
-                mismatch
-                for mismatch in found
-                if mismatch.similar and not mismatch.expected.startswith("a subtree")
-            )
-            if (near := next(renamed, None)) is not None:
-                old, new = printable(near.similar), printable(near.path)
-                hints += (
-                    f"\nPass rename={{{old!r}: {new!r}}} to treepack.load if this is its new name."
-                )
-            lengths = [
-                (_LENGTH.match(mismatch.expected), _LENGTH.match(mismatch.found))
-                for mismatch in found
-            ]
-            more = [int(one[1]) - int(two[1]) for one, two in lengths if one and two]
-            if max(more, default=0) > 0 or any(mismatch.found == NOTHING for mismatch in found):
-                hints += (
-                    '\nPass missing="target" to treepack.load to keep leaves that the file lacks.'
-                )
-            is_more = min(more, default=0) < 0 or any(
-                mismatch.expected == NOTHING for mismatch in found
-            )
-            if is_more and not self.refuses_more:
-                hints += (
-                    '\nPass unexpected="ignore" to treepack.load to ignore leaves that the '
-                    "template lacks, or select= to load fewer leaves."
-                )
-            kinds = (
-                (mismatch.path, {mismatch.expected, mismatch.found} - {NOTHING})
-                for mismatch in found
-            )
-            none = next((path for path, both in kinds if "None" in both and len(both) > 1), None)
-            if none is not None:
-                hints += (
-                    f"\nPass exclude={printable(none)!r} to treepack.load to keep this part of the "
-                    "template."
-                )
-        return hints
-
-    def _about_keys(self, found: list[Mismatch]) -> str:
-        """Returns a hint if a key of one side is its data on the other."""
-        key, data = "key<", "uint32["
-        if any(
-            mismatch.expected.startswith(key) and mismatch.found.startswith(data)
-            for mismatch in found
-        ):
-            return (
-                "\nThe file has the data of a key: load them in place of jax.random.key_data(key), "
-                "and call jax.random.wrap_key_data on them."
-            )
-        if any(
-            mismatch.expected.startswith(data) and mismatch.found.startswith(key)
-            for mismatch in found
-        ):
-            return (
-                "\nThe file has a typed key: load it in place of a jax.random.key, and call "
-                "jax.random.key_data on it."
-            )
-        return ""
-
-    def _about_cast(self, found: list[Mismatch]) -> str:
-        """Returns a hint if floats or integers of another dtype are among the mismatches."""
-        if self.reading.is_drop_in:
-            return ""  # the drop-in functions do not cast
-        pairs = [
-            (_CASTABLE.fullmatch(mismatch.expected), _CASTABLE.fullmatch(mismatch.found))
-            for mismatch in found
-        ]
-        same = [one for one, two in pairs if one and two and one.groups() == two.groups()]
-        kinds = ("floats",) * any(match[1] for match in same) + ("integers",) * any(
-            match[3] for match in same
-        )
-        hints = ""
-        both = [
-            (_ARRAY.fullmatch(mismatch.expected), _ARRAY.fullmatch(mismatch.found))
-            for mismatch in found
-        ]
-        if any(one and two and one[1] != two[1] for one, two in both):
-            hints = (
-                '\nPass mismatched="target" to treepack.load to keep arrays whose shape differs in '
-                "the file."
-            )
-        if kinds:
-            hints += (
-                f"\nPass cast=True to cast {' and '.join(kinds)} to the dtypes of the template."
-            )
-        return hints
 
     def below(self, child: Any, state: Any, name: str) -> Any:
         """Restores a child of the template."""
@@ -261,46 +152,27 @@ class Restore:
             self.convert_found()
             return self.below(target, state, name)
 
-    @contextlib.contextmanager
-    def conversion(self) -> Iterator[None]:
+    def conversion(self) -> AbstractContextManager[None]:
         """Collects leaves until `convert_found` converts them; a no-op without `convert`."""
         if self.convert is None:
-            yield
-            return
-        outer = self.found, self.cells, self.converted, self.handled
-        self.found, self.cells, self.converted, self.handled = [], [], None, {}
-        try:
-            yield
-        finally:
-            self.found, self.cells, self.converted, self.handled = outer
+            return contextlib.nullcontext()
+        return self._with(found=[], cells=[], made=[], converted=None, handled={})
 
     def convert_found(self) -> None:
         """Converts the collected leaves."""
         assert self.found is not None
         assert self.convert is not None
-        found, self.found, self.converted = self.found, None, {}
-        for leaf, cell, made in zip(found, self.cells, self.convert(found), strict=True):
-            if cell is None:
-                self.converted.setdefault(leaf[0], []).append((leaf[2], made))
-            else:
-                cell[0] = made
-
-    def collect(self, leaves: list[Leaf]) -> list[list[Any]]:
-        """Compares and collects leaves; returns the cells that receive their conversions."""
-        assert self.found is not None
-        self._compare(leaves)
-        cells = []
-        for path, target, state in leaves:
-            cell = [state if self.reading.is_drop_in else like_scalar(target, state)]
-            cells.append(cell)
-            if signature(target) is not None:
-                self.found.append((path, target, state))
-                self.cells.append(cell)
-        return cells
+        self.converted, made = {}, self.convert(self.found)
+        for cell, value in zip(self.cells, made, strict=True):
+            cell[0] = value
+        self.made, self.found = [*zip(self.found, made, strict=True)], None
 
     def settle(self, leaves: list[Leaf]) -> list[Any]:
-        """Compares leaves; returns them or their conversions."""
-        self._compare(leaves)
+        """Compares leaves; returns them or their conversions, or the cells of collected leaves."""
+        for path, target, state in leaves:
+            found = difference(target, state, self.strict, cast=self.reading.cast)
+            if found is not None:
+                self._note(path, *found)
         return [self._settled(*leaf) for leaf in leaves]
 
     def settle_all(self, leaves: list[Leaf]) -> list[Any]:
@@ -308,16 +180,10 @@ class Restore:
         if self.convert is None:
             return self.settle(leaves)
         with self.conversion():
-            cells = self.collect(leaves)
+            cells = self.settle(leaves)
             if not self.mismatches:  # they become an error
                 self.convert_found()
             return [cell[0] for cell in cells]
-
-    def _compare(self, leaves: list[Leaf]) -> None:
-        for path, target, state in leaves:
-            found = difference(target, state, self.strict, cast=self.reading.cast)
-            if found is not None:
-                self._note(path, *found)
 
     @property
     def converts(self) -> bool:
@@ -336,16 +202,13 @@ class Restore:
         Drops the mismatches of a part that raises: the handler that catches the error may try
         something else.
         """
-        outer = self.strict, self.sentence
-        found = dict(self.mismatches)
-        self.strict = strict
+        sentence, found = self.sentence, dict(self.mismatches)
         try:
-            yield
+            with self._with(strict=strict):
+                yield
         except BaseException:
-            self.mismatches, self.sentence = found, outer[1]
+            self.mismatches, self.sentence = found, sentence
             raise
-        finally:
-            self.strict = outer[0]
 
     def path_of(self, name: str) -> Trail:
         """Returns the path of the child `name` of the current node."""
@@ -393,25 +256,35 @@ class Restore:
         return self._settled(self.path_of(name), target, state)
 
     def _settled(self, path: Trail, target: Any, state: Any) -> Any:
-        if self.converts and signature(target) is not None:
-            if self.found is not None:
+        made = state if self.reading.is_drop_in else like_scalar(target, state)
+        is_array = self.converts and signature(target) is not None
+        if self.found is not None:
+            cell = [made]
+            if is_array:
                 self.found.append((path, target, state))
-                self.cells.append(None)
-            elif self.converted is not None:
-                for found, made in self.converted.get(path, ()):
-                    if found is state:
-                        return made
-        return state if self.reading.is_drop_in else like_scalar(target, state)
+                self.cells.append(cell)
+            return cell
+        if self.converted is not None and is_array:
+            for (place, _, found), other in self.made:
+                self.converted.setdefault(place, []).append((found, other))
+            self.made = []
+            pairs = self.converted.get(path, ())
+            return next((other for found, other in pairs if found is state), made)
+        return made
+
+    def as_found(self) -> AbstractContextManager[None]:
+        """Suspends the conversion of leaves."""
+        return self._with(convert=None, found=None, converted=None)
 
     @contextlib.contextmanager
-    def as_found(self) -> Iterator[None]:
-        """Suspends the conversion of leaves."""
-        outer = self.convert, self.found, self.converted
-        self.convert = self.found = self.converted = None
+    def _with(self, **values: Any) -> Iterator[None]:
+        """Sets attributes for a while."""
+        outer = {name: getattr(self, name) for name in values}
+        vars(self).update(values)
         try:
             yield
         finally:
-            self.convert, self.found, self.converted = outer
+            vars(self).update(outer)
 
 
 class _Name(str):

@@ -154,13 +154,12 @@ def restore_selected(
     reading: Reading,
     *,
     marks: core.Marks | None = None,
-    selector: core.Selector | None = None,
     partial: Coverage | None = None,
     convert: Convert | None,
 ) -> Any:
     """Restores leaves of a file into a target, as `restore_tree` restores leaves of a state.
 
-    See `_core.restore_selected` for `catalog`, `value`, `marks` and `selector`.
+    See `_core.restore_selected` for `catalog`, `value` and `marks`.
     """
     restore = Restore(reading, core.restore_state, convert=convert, partial=partial)
     with restore, restore.conversion():
@@ -171,7 +170,6 @@ def restore_selected(
             as_part(_paths.ROOT),
             restore,
             marks=marks,
-            selector=selector,
             copy=reading.copy,
             threads=reading.threads,
         )
@@ -209,6 +207,7 @@ def restore_tree(
     is_exact = reading.strict == "exact"
     kinds = None
     if record is not None and (is_exact or core.has_older_types(record[0])):
+        # Until the end, `state` holds the dicts whose ids have kinds; handlers change only copies.
         state, kinds = mark_older(state, record)
     # The core lacks the handlers of built-in types.
     child = restore_child if handlers.overridden() else core.restore_state

@@ -1,0 +1,97 @@
+"""Finds the remedies for mismatches."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from treepack._src.paths import Trail
+from treepack._src.printable import printable
+from treepack._src.restore.compare import NOTHING
+from treepack.errors import Mismatch
+
+# Matches the description of an array of floats or integers: its kind and shape.
+_CASTABLE = re.compile(r"b?(float)\w*(\[[\d,]*\])|u?(int)\w*(\[[\d,]*\])")
+
+_ARRAY = re.compile(r"\w+(\[[\d,]*\])")
+
+# Matches the length of a list or tuple.
+_LENGTH = re.compile(r"(\d+) elements?")
+
+# Hints by the beginnings of both sides: the key of one is its data on the other.
+_KEYS = {
+    ("key<", "uint32["): (
+        "The file has the data of a key: load them in place of jax.random.key_data(key), and call "
+        "jax.random.wrap_key_data on them."
+    ),
+    ("uint32[", "key<"): (
+        "The file has a typed key: load it in place of a jax.random.key, and call "
+        "jax.random.key_data on it."
+    ),
+}
+
+
+def about_names(
+    found: list[Mismatch], deeper: tuple[Trail, Trail] | None, refuses_more: bool
+) -> Iterator[str]:
+    """Yields hints about names that differ; see `Restore` for `deeper` and `refuses_more`."""
+    if deeper is not None:
+        old, new = map(str, deeper)
+        function = "a function of paths"
+        if len(old) > len(new):
+            end = printable(f"/{old.rpartition('/')[2]}")
+            function = f"rename=lambda path: path.removesuffix({end!r})"
+        yield (
+            f"Pass rename={{{printable(old)!r}: {printable(new)!r}}} and so on to treepack.load, "
+            f"or {function}: one side has its leaves one level deeper."
+        )
+    for one in found:
+        if one.similar and not one.expected.startswith("a subtree"):
+            old, new = printable(one.similar), printable(one.path)
+            yield f"Pass rename={{{old!r}: {new!r}}} to treepack.load if this is its new name."
+            break
+    lengths = [(_LENGTH.match(one.expected), _LENGTH.match(one.found)) for one in found]
+    more = [int(ours[1]) - int(theirs[1]) for ours, theirs in lengths if ours and theirs]
+    if max(more, default=0) > 0 or any(one.found == NOTHING for one in found):
+        yield 'Pass missing="target" to treepack.load to keep leaves that the file lacks.'
+    is_more = min(more, default=0) < 0 or any(one.expected == NOTHING for one in found)
+    if is_more and not refuses_more:
+        yield (
+            'Pass unexpected="ignore" to treepack.load to ignore leaves that the template lacks, '
+            "or select= to load fewer leaves."
+        )
+    for one in found:
+        if "None" in one[1:3] and NOTHING not in one[1:3]:
+            yield (
+                f"Pass exclude={printable(one.path)!r} to treepack.load to keep this part of the "
+                "template."
+            )
+            break
+
+
+def about_keys(found: list[Mismatch]) -> Iterator[str]:
+    """Yields a hint if a key of one side is its data on the other."""
+    for (ours, theirs), hint in _KEYS.items():
+        if any(one.expected.startswith(ours) and one.found.startswith(theirs) for one in found):
+            yield hint
+
+
+def about_leaves(found: list[Mismatch]) -> Iterator[str]:
+    """Yields hints about arrays of other shapes, and of another dtype of floats or integers."""
+    arrays = [(_ARRAY.fullmatch(one.expected), _ARRAY.fullmatch(one.found)) for one in found]
+    if any(ours and theirs and ours[1] != theirs[1] for ours, theirs in arrays):
+        yield (
+            'Pass mismatched="target" to treepack.load to keep arrays whose shape differs in the '
+            "file."
+        )
+    numbers = [(_CASTABLE.fullmatch(one.expected), _CASTABLE.fullmatch(one.found)) for one in found]
+    same = [
+        ours for ours, theirs in numbers if ours and theirs and ours.groups() == theirs.groups()
+    ]
+    kinds = [
+        kind
+        for group, kind in ((1, "floats"), (3, "integers"))
+        if any(match[group] for match in same)
+    ]
+    if kinds:
+        yield f"Pass cast=True to cast {' and '.join(kinds)} to the dtypes of the template."
