@@ -233,3 +233,20 @@ def test_reading_copies_nothing(tmp_path: Path, gate: Gate) -> None:
     assert steps_in(tmp_path / "run") == []
     run.wait()
     assert steps_in(tmp_path / "run") == [2]
+
+
+def test_a_save_is_later_than_those_of_its_step_by_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gate: Gate
+) -> None:
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now)
+    gate.open()
+    run = run_at(tmp_path)
+    for it in (run, run_at(tmp_path), run_at(tmp_path)):
+        it.save(1, {"is_new": it is not run})
+        it.wait()
+    with gate.closed():
+        run.save(1, {"is_new": False})
+        assert run_at(tmp_path).resume() == (1, {"is_new": False})
+    run.wait()
+    assert Series(tmp_path / "run").resume() == (1, {"is_new": False})

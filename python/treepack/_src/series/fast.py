@@ -98,7 +98,8 @@ class Fast:
 
         Even if the clock was set back, times show which of two saves is later.
         """
-        summaries = [tier.summary(step) for tier in self._unknown() if step in tier.steps()]
+        tiers = [Checkpoints(tier.folder) for tier in self._unknown()]  # others may have saved it
+        summaries = [tier.summary(step) for tier in tiers if step in tier.steps()]
         times = [one.time for one in summaries if one is not None and one.time is not None]
         return max([time.time(), *(math.nextafter(seconds, math.inf) for seconds in times)])
 
@@ -154,9 +155,8 @@ class Fast:
     def is_older(self, step: int) -> bool:
         """Returns whether the durable directory has a later save of a step than this directory."""
         both = self.checkpoints, self._durable
-        for tier in both:
-            tier.refresh()  # others may have saved it again
-        mine, other = (tier.summary(step) for tier in both)
+        # Read afresh, since others may have saved it.
+        mine, other = (Checkpoints(tier.folder).summary(step) for tier in both)
         return mine is not None and other is not None and (other.time or 0) > (mine.time or 0)
 
     def drain(self) -> None:
