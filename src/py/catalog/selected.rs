@@ -37,12 +37,9 @@ pub fn restore_selected<'py>(
     file.check(value)?;
     let session = Session::new(restore, name, true)?;
     let matching = session.matching()?;
-    let (keeps_missing, takes_more) = match &session.partial {
-        Some(partial) => (
-            partial.getattr(intern!(py, "keeps_missing"))?.is_truthy()?,
-            partial.getattr(intern!(py, "takes_more"))?.extract()?,
-        ),
-        None => (false, None),
+    let takes_more = match &session.partial {
+        Some(partial) => partial.getattr(intern!(py, "takes_more"))?.extract()?,
+        None => None,
     };
     let catalog = &*file.catalog;
     let cursor = Entries {
@@ -51,7 +48,8 @@ pub fn restore_selected<'py>(
         marks: marks.map(|marks| marks.of(catalog)).transpose()?,
         absent: session.absent()?,
         objects: file.objects(py, value, copy.into(), threads)?,
-        keeps_missing,
+        depth: catalog.keys_to(value)?.len(),
+        partial: session.partial.clone(),
         takes_more,
         notes: session.notes,
     };
@@ -68,7 +66,10 @@ struct Entries<'a, 'py> {
     /// Stands in states for values that are not selected.
     absent: Option<Bound<'py, PyAny>>,
     objects: Objects<'a, 'py>,
-    keeps_missing: bool,
+    /// The depth of the root in the file.
+    depth: usize,
+    /// Decides whether parts of the template that the file lacks stay.
+    partial: Option<Bound<'py, PyAny>>,
     /// Whether the file may have more than the template; `None`: only below dicts.
     takes_more: Option<bool>,
     /// Whether Python notes leaves that the template lacks.
@@ -163,7 +164,7 @@ impl<'py> Named<'py> for Entries<'_, 'py> {
         let mut found = grow::with_room(children.len())?;
         // Most files have the children of the template, in the same order.
         let mut next = self.catalog.children(node.value).peekable();
-        for (name, _) in children {
+        for (name, template) in children {
             let Some(key) = name.text() else {
                 return Ok(false);
             };
@@ -171,7 +172,7 @@ impl<'py> Named<'py> for Entries<'_, 'py> {
                 Some(child) => Some(child),
                 None => self.catalog.find(node.value, [&*key], &())?,
             };
-            if child.is_none() && !self.keeps_missing {
+            if child.is_none() && !self.keeps(node.value, &key, template)? {
                 return Ok(false);
             }
             found.push(child);
@@ -188,6 +189,16 @@ impl<'py> Named<'py> for Entries<'_, 'py> {
 }
 
 impl<'py> Entries<'_, 'py> {
+    fn keeps(&self, node: usize, key: &str, template: &Bound<'py, PyAny>) -> PyResult<bool> {
+        let Some(partial) = &self.partial else {
+            return Ok(false);
+        };
+        let mut path = self.catalog.keys_to(node)?.split_off(self.depth);
+        grow::push(&mut path, key)?;
+        let keeps = intern!(partial.py(), "keeps");
+        partial.call_method1(keeps, (template, path))?.is_truthy()
+    }
+
     fn read(&mut self, value: usize) -> PyResult<Bound<'py, PyAny>> {
         let (absent, objects) = (self.absent.as_ref(), &mut self.objects);
         self.file.value(value, self.marks, absent, objects)

@@ -102,7 +102,7 @@ def map_leaves(f: Callable[[Any], Any], state: Any, absent: Any = _NOTHING) -> A
     return f(state)
 
 
-def leaf_paths(tree: Any, path: str | _paths.Trail) -> Iterator[str]:
+def leaf_paths(tree: Any, path: str | _paths.Trail | list[str]) -> Iterator[str]:
     """Yields the paths of all leaves of a tree at a path."""
     return (_paths.text(leaf) for leaf, _ in leaves_of(tree, tuple(_paths.parts(path))))
 

@@ -97,7 +97,7 @@ class Coverage:
 
         return watched
 
-    def keeps(self, target: Any, path: Trail) -> bool:
+    def keeps(self, target: Any, path: Trail | list[str]) -> bool:
         """Returns whether a part of the template that the state lacks stays unchanged."""
         return self.keeps_missing or not any(
             self.is_wanted(leaf) and leaf not in self.skipped for leaf in leaf_paths(target, path)
