@@ -75,8 +75,7 @@ class Coverage:
 
     def restored(self, loaded: list[Trail], kept: list[tuple[Trail, Any]]) -> None:
         """Records loaded leaves, and parts of the template that stay; called by the core."""
-        for path in loaded:
-            self.loaded(path)
+        self._note(self._loaded, loaded)
         for path, part in kept:
             self.kept(part, path)
 

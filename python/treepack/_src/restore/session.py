@@ -51,7 +51,6 @@ class Restore:
       cells: For each of `found`, a one-element list that receives its conversion.
       made: Of `found` and their conversions, those that are not in `converted`.
       converted: Leaves and their conversions by path, once another walk looks one up.
-      handled: The states that handlers return for their templates, by path.
       deeper: Old and new path of a leaf that is one level deeper in the state, or in the template.
     """
 
@@ -78,7 +77,6 @@ class Restore:
         self.cells: list[list[Any]] = []
         self.made: list[tuple[Leaf, Any]] = []
         self.converted: dict[Trail, list[tuple[Any, Any]]] | None = None
-        self.handled: dict[Trail, tuple[Any, ...]] = {}
         self.deeper: tuple[Trail, Trail] | None = None
         self._room = Room()
         self._is_cut = False
@@ -156,7 +154,7 @@ class Restore:
         """Collects leaves until `convert_found` converts them; a no-op without `convert`."""
         if self.convert is None:
             return contextlib.nullcontext()
-        return self._with(found=[], cells=[], made=[], converted=None, handled={})
+        return self._with(found=[], cells=[], made=[], converted=None)
 
     def convert_found(self) -> None:
         """Converts the collected leaves."""

@@ -376,7 +376,7 @@ def _restore_by_handler(
     """
     strict = restore.strict
     known = strict or restore.converts or restore.partial is not None
-    expected = _expected_of(kind, target, name, restore) if known else ()
+    expected = _expected_of(kind, target) if known else ()
     for template in expected:
         # A copy of the dicts, since the handler may change them.
         state = _compared(template, state, name, restore)
@@ -405,21 +405,8 @@ def _restore_by_handler(
         restore.path.pop()
 
 
-def _expected_of(kind: NodeKind, target: Any, name: str, restore: Restore) -> tuple[Any, ...]:
-    """Returns the state that a handler returns for a template, in a 1-tuple; empty if it fails.
-
-    Calls the handler once, even if the restore walks the tree twice.
-    """
-    path = restore.path_of(name)
-    if path not in restore.handled:
-        expected = _state_by_handler(kind, target)
-        if not restore.converts:
-            return expected
-        restore.handled[path] = expected
-    return restore.handled[path]
-
-
-def _state_by_handler(kind: NodeKind, target: Any) -> tuple[Any, ...]:
+def _expected_of(kind: NodeKind, target: Any) -> tuple[Any, ...]:
+    """Returns the state that a handler returns for a template, in a 1-tuple; empty if it fails."""
     try:
         children = kind.children(target)
     except Exception:  # a handler may raise any error
