@@ -14,6 +14,7 @@ missing, except with `"exact"`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -52,18 +53,11 @@ class Signature(NamedTuple):
     def kind(self) -> str:
         """The kind of its elements: `bool`, `int`, `float`, `complex`, or the dtype's name."""
         name = getattr(self.dtype, "name", str(self.dtype))
-        for kind, starts in _KINDS.items():
-            if name.startswith(starts):
-                return kind
-        return str(name)
+        found = _KIND.match(name)
+        return str(name) if found is None else found[1]
 
 
-_KINDS = {
-    "bool": ("bool",),
-    "int": ("int", "uint"),
-    "float": ("float", "bfloat"),
-    "complex": ("complex", "bcomplex"),
-}
+_KIND = re.compile(r"[bu]?(bool|int|float|complex)")
 
 
 def signature(leaf: Any) -> Signature | None:
