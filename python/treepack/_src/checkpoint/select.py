@@ -49,7 +49,7 @@ class Selector:
         """
         self.selector: core.Selector | None = None
         self.patterns: list[str] = []
-        self._tuples: dict[str, tuple[Any, ...]] = {}
+        self._given: dict[str, Any] = {}
         self._predicate: Callable[[str], object] | None = None
         if select is None:
             return
@@ -57,12 +57,9 @@ class Selector:
         if patterns is not None:
             if not patterns:
                 raise ValueError(f"select={select!r} selects nothing: leave it out to select all")
-            self.patterns = list(patterns)
-            several = [select] if isinstance(select, (str, tuple)) else select
-            self._tuples = {
-                _text(pattern): pattern for pattern in several if isinstance(pattern, tuple)
-            }
-            self.selector = core.Selector.patterns([*patterns.items()])
+            self.patterns, self._given = list(patterns), patterns
+            literal = [(text, type(given) is tuple) for text, given in patterns.items()]
+            self.selector = core.Selector.patterns(literal)
             return
         tree = dict(leaves_of(select, ()))
         if tree and all(isinstance(leaf, _BOOLS) for leaf in tree.values()):
@@ -121,11 +118,11 @@ class Selector:
         `unmatched` has the numbers of patterns that match nothing. Replaces those that match
         exactly one path without escapes.
         """
-        found: list[Any] = [self._tuples.get(pattern, pattern) for pattern in self.patterns]
-        for number in unmatched:
-            if isinstance(text := found[number], str):
-                found[number] = _literal(text, paths) or text
-        return Selector(found)
+        found = dict(self._given)
+        for text in map(self.patterns.__getitem__, unmatched):
+            if found[text] == text:
+                found[text] = _literal(text, paths) or text
+        return Selector([*found.values()])
 
     def without(self, other: Selector) -> Selector:
         """Returns the selection without the leaves of another one."""
@@ -146,9 +143,9 @@ class Selector:
             f"{name} matches nothing in the {where}: {', '.join(map(printable, typos)) or repr('')}"
         )
         for typo in typos:
-            parts = self._tuples.get(typo, ())
-            are_names = len(parts) > 1 and all(isinstance(part, str) for part in parts)
-            if are_names and not Selector([*parts]).unmatched(paths):
+            parts = self._given[typo]
+            are_names = type(parts) is tuple and all(isinstance(part, str) for part in parts)
+            if are_names and len(parts) > 1 and not Selector([*parts]).unmatched(paths):
                 error += f". A tuple is one path: for several patterns, pass a list: {[*parts]}"
         raise TreepackError(error + (_starred(typos[0], paths) or similar(typos[0], paths)))
 
@@ -217,18 +214,18 @@ def _no_bool(path: str) -> TreepackError:
 _BOOLS = (bool, np.bool_, type(None))
 
 
-def _patterns_in(select: Any) -> dict[str, bool] | None:
-    """Maps patterns to whether they are literal; `None` if `select` has other elements."""
+def _patterns_in(select: Any) -> dict[str, Any] | None:
+    """Returns the patterns by their texts; `None` if `select` has other elements."""
     if isinstance(select, str) or _is_path(select):
         select = [select]
     if not isinstance(select, (list, set, frozenset)):
         return None
-    found: dict[str, bool] = {}
+    found: dict[str, Any] = {}
     for pattern in select:
         if isinstance(pattern, str):
-            found[pattern] = False
+            found[pattern] = pattern
         elif _is_path(pattern):  # it has no wildcards
-            found.setdefault(_text(pattern), True)
+            found.setdefault(_text(pattern), pattern)
         else:
             return None
     return found
