@@ -34,7 +34,13 @@ _KEYS = {
 def about_names(
     found: list[Mismatch], deeper: tuple[Trail, Trail] | None, refuses_more: bool
 ) -> Iterator[str]:
-    """Yields hints about names that differ; see `Restore` for `deeper` and `refuses_more`."""
+    """Yields hints about names that differ.
+
+    Args:
+      found: All mismatches.
+      deeper: See `Restore`.
+      refuses_more: Whether leaves that the template lacks are an error by `unexpected="error"`.
+    """
     if deeper is not None:
         old, new = map(str, deeper)
         function = "a function of paths"

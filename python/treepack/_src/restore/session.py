@@ -107,7 +107,8 @@ class Restore:
             hint = "The second argument is a template: for a part of the file, pass select=."
             return MismatchError(f"{text}\n{hint}", found)
         is_native = not self.reading.is_drop_in  # the drop-in functions have fewer options
-        hints = [*about_names(found, self.deeper, self.refuses_more)] if is_native else []
+        refuses_more = self.partial is not None and self.partial.takes_more is False
+        hints = [*about_names(found, self.deeper, refuses_more)] if is_native else []
         hints += about_keys(found)
         if self.sentence is None:
             hints += about_leaves(found) if is_native else ()
@@ -125,11 +126,6 @@ class Restore:
         if self.partial is not None and self.partial.takes_more is not None:
             return self.partial.takes_more
         return in_mapping and self.strict != "exact"
-
-    @property
-    def refuses_more(self) -> bool:
-        """Whether leaves that the template lacks are an error by `unexpected="error"`."""
-        return self.partial is not None and self.partial.takes_more is False
 
     def below(self, child: Any, state: Any, name: str) -> Any:
         """Restores a child of the template."""
@@ -172,16 +168,6 @@ class Restore:
             if found is not None:
                 self._note(path, *found)
         return [self._settled(*leaf) for leaf in leaves]
-
-    def settle_all(self, leaves: list[Leaf]) -> list[Any]:
-        """Compares all leaves of a tree, and converts them if `convert` is set."""
-        if self.convert is None:
-            return self.settle(leaves)
-        with self.conversion():
-            cells = self.settle(leaves)
-            if not self.mismatches:  # they become an error
-                self.convert_found()
-            return [cell[0] for cell in cells]
 
     @property
     def converts(self) -> bool:

@@ -108,8 +108,13 @@ def restore_encoded(
     if target is not None and reading.strict != "exact" and not handlers.overridden():
 
         def settle(leaves: list[Leaf]) -> list[Any]:
-            with Restore(reading, core.restore_state, convert=convert) as restore:
-                return restore.settle_all(leaves)
+            restore = Restore(reading, core.restore_state, convert=convert)
+            with restore, restore.conversion():
+                settled = restore.settle(leaves)
+                if convert is None or restore.mismatches:  # they become an error
+                    return settled
+                restore.convert_found()
+                return [cell[0] for cell in settled]
 
         # Most data match the target exactly.
         restored = core.restore_encoded(
