@@ -318,11 +318,7 @@ def _shape_in(
         shapes.setdefault(path.rpartition("/")[0], []).append(leaf)
     for mismatch in mismatches:
         shape = tuple(shapes.get(mismatch.path, ()))
-        text = (
-            f"[{','.join(map(str, shape))}]"
-            if all(type(mismatch) is int for mismatch in shape)
-            else ""
-        )
-        if shape and text and mismatch.found.endswith(text):
+        are_sizes = shape and all(type(size) is int for size in shape)
+        if are_sizes and mismatch.found.endswith(f"[{','.join(map(str, shape))}]"):
             return shape
     return None
