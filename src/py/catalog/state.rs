@@ -37,15 +37,12 @@ impl Catalog {
         objects: &mut Objects<'_, 'py>,
     ) -> PyResult<Bound<'py, PyAny>> {
         let (py, place) = (objects.py, self.catalog.place(leaf));
-        let content = self.content.get();
-        if content
-            .with_gaps()
-            .is_some_and(|sparse| !sparse.is_whole(place.start..place.end))
-        {
+        let source = self.content.get().source();
+        if source.present(place.start..place.end) < place.end - place.start {
             // Before memory is allocated for a missing payload.
             return Err(self.at(py, source::missing(place.start).into(), value));
         }
-        self.catalog.check_leaf(content.source(), value)?;
+        self.catalog.check_leaf(source, value)?;
         let read = objects.read(place.start..place.end);
         read.map_err(|error| self.at(py, error, value))
     }

@@ -26,7 +26,6 @@ from treepack._src.checkpoint.reader import (
     LazyArray,
     Reader,
     bounds_of,
-    dtype_and_shape,
     memory_of,
 )
 from treepack._src.options import Status
@@ -289,21 +288,16 @@ class ShardedArray(BoxedArray):
     reader: Files
 
     def __init__(
-        self, reader: Files, value: int, parts: list[str], kind: tuple[Any, ...], number: int
+        self,
+        reader: Files,
+        value: int,
+        parts: list[str],
+        kind: tuple[Any, ...],
+        shards: tuple[core.Shards, bool],
     ):
         super().__init__(reader, value, parts, kind)
         self.stored = self.dtype
-        dtype, shape = dtype_and_shape(kind)
-        counts, self.is_host = reader.manifest.grid(number)
-        try:
-            self._shards = reader.manifest.shards(
-                number, reader.catalog, value, dtype, self.dtype.itemsize, [*shape]
-            )
-        except ValueError:
-            raise DecodeError(
-                f"the manifest is damaged: it splits the shape {shape} into {counts} shards",
-                path=self.path,
-            ) from None
+        self._shards, self.is_host = shards
 
     def cast(self, dtype: Any) -> ShardedArray:
         """Returns the same array, cast when it is read."""
