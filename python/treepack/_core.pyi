@@ -907,13 +907,11 @@ class Catalog:
         From then on, the data around them are not read ahead.
         """
 
-    def pieces(self, value: int) -> tuple[Content, list[tuple[int, int]]]:
-        """Returns the data, and the ranges in them of an array's bytes."""
-
     def pieces_to_copy(self, value: int, file: str | None) -> tuple[Content, list[tuple[int, int]]]:
-        """Returns like `pieces`, with data that are compared with the array's checksum while read.
+        """Returns the data, and the ranges in them of an array's bytes.
 
-        The read that completes it raises a CorruptionError that names `file`.
+        The data are compared with the array's checksum while read: the read that completes it
+        raises a CorruptionError that names `file`.
         """
 
     def compare(self, value: int) -> None:

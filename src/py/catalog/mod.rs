@@ -319,28 +319,18 @@ impl Catalog {
         Ok(())
     }
 
-    fn pieces<'py>(
-        &self,
-        py: Python<'py>,
-        value: usize,
-    ) -> PyResult<(Py<Content>, Bound<'py, PyList>)> {
-        let array = self.array(py, value)?;
-        Ok((self.content.clone_ref(py), ranges(py, array.parts())?))
-    }
-
-    /// Returns the same for an array that is copied.
     fn pieces_to_copy<'py>(
         &self,
         py: Python<'py>,
         value: usize,
         file: Option<String>,
     ) -> PyResult<(Py<Content>, Bound<'py, PyList>)> {
-        let (content, pieces) = self.pieces(py, value)?;
         let array = self.array(py, value)?;
-        match self.compared(py, value, array.parts())? {
-            Some(compared) => Ok((Py::new(py, Content::copied(compared, file))?, pieces)),
-            None => Ok((content, pieces)),
-        }
+        let content = match self.compared(py, value, array.parts())? {
+            Some(compared) => Py::new(py, Content::copied(compared, file))?,
+            None => self.content.clone_ref(py),
+        };
+        Ok((content, ranges(py, array.parts())?))
     }
 
     fn compare(&self, py: Python<'_>, value: usize) -> PyResult<()> {

@@ -126,7 +126,7 @@ class Box:
 
     def read(self, threads: int | None = None, stopped: Event | None = None) -> np.ndarray:
         """Returns its elements: a view of a file where possible."""
-        view = self._view() if self._is_view else None
+        view = self._view() if self._is_view and self.array.reader.is_local else None
         if view is not None:
             return view
         if self.memory is None:
@@ -139,14 +139,10 @@ class Box:
     def _view(self) -> np.ndarray | None:
         [(number, value, local)] = self.places()
         try:
-            whole: Any = self.array.leaf_of(number, value).view()
-        except (ValueError, FileNotFoundError):  # damaged or missing
+            whole = self.array.leaf_of(number, value).__array__(copy=False)
+        except (ValueError, FileNotFoundError):  # it must be copied, is damaged or missing
             return None
-        return (
-            None
-            if whole is None
-            else _at(whole, [slice(at, at + count * step, step) for at, count, step in local])
-        )
+        return _at(whole, [slice(at, at + count * step, step) for at, count, step in local])
 
     @property
     def nbytes(self) -> int:

@@ -446,13 +446,6 @@ class LazyArray(ArrayLike, Deferred, metaclass=Completing):  # type: ignore[meta
             raise
         return array
 
-    def view(self) -> np.ndarray | None:
-        """Returns a view of the file, or `None` if a copy is necessary."""
-        content, pieces = self.reader.catalog.pieces(self.value)
-        if not content.has_memory or len(pieces) != 1 or pieces[0][0] % self.dtype.alignment:
-            return None
-        return self.__array__(copy=False)
-
     def __getitem__(self, index: Any) -> Any:
         """Indexes like NumPy, and returns a new array.
 
@@ -471,9 +464,6 @@ class LazyArray(ArrayLike, Deferred, metaclass=Completing):  # type: ignore[meta
         catalog = self.reader.catalog
         bounds = bounds_of(box)
         try:
-            if 0 in shape:
-                catalog.pieces(self.value)  # raises if the dimensions do not match the index
-                return np.empty(shape, self.dtype)
             if self.reader.is_local:
                 data = catalog.read_box(self.value, bounds)
             else:
