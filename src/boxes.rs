@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use crate::array::{Bounds, Runs, ShardGrid, ShardPart, ShardParts};
 use crate::catalog::{ArrayPlace, Catalog, FoundArrays};
+use crate::manifest::Grid;
 use crate::raw::Uninit;
 use crate::source::Source;
 use crate::structure::LeafKind;
@@ -56,28 +57,38 @@ impl From<Error> for Failed {
 }
 
 impl ShardedArray {
-    /// Finds an array and the file of each shard. A host array has no key above its one shard.
-    /// `None` if file numbers are missing.
+    /// An array of this shape that is divided as the manifest says. A host array has no key above
+    /// its one shard. `None` if its shards would not have one shape.
     pub fn new(
-        grid: ShardGrid,
-        files: Arc<Vec<u32>>,
+        division: &Grid,
+        shape: &[usize],
         place: ManifestPlace,
-        is_host: bool,
         dtype: String,
         itemsize: usize,
     ) -> Result<Option<Self>> {
+        let counts: Vec<usize> = match division.host {
+            true => vec![1; shape.len()],
+            false => division
+                .counts
+                .iter()
+                .map(|count| *count as usize)
+                .collect(),
+        };
+        let grid = ShardGrid::new(shape, &counts);
+        let Some(grid) = grid.filter(|grid| grid.len() == division.files.len()) else {
+            return Ok(None);
+        };
         let shape = grow::collect(grid.shard_shape().map(|len| len as u64))?;
         let times = |bytes: usize, len: usize| bytes.checked_mul(len);
         let bytes = grid.shard_shape().try_fold(itemsize, times);
-        let shard_bytes = bytes.ok_or(Error::OutOfMemory)?;
-        Ok((files.len() == grid.len()).then_some(Self {
+        Ok(Some(Self {
             grid,
-            files,
+            files: division.files.clone(),
             place,
-            is_host,
+            is_host: division.host,
             kind: LeafKind::Array(dtype, shape),
             itemsize,
-            shard_bytes,
+            shard_bytes: bytes.ok_or(Error::OutOfMemory)?,
         }))
     }
 
@@ -293,6 +304,14 @@ mod tests {
         file
     }
 
+    fn division(counts: &[usize], files: &[u32]) -> Grid {
+        Grid {
+            counts: counts.iter().map(|count| *count as u32).collect(),
+            files: Arc::new(files.to_vec()),
+            host: false,
+        }
+    }
+
     fn place(keys: &[&str]) -> ManifestPlace {
         let mut source = Vec::new();
         for key in keys {
@@ -308,13 +327,12 @@ mod tests {
     fn read(
         grid: &ShardGrid,
         shape: &[usize],
-        numbers: &[u32],
+        division: &Grid,
         bounds: &[Bounds],
         but: Option<usize>,
     ) -> std::result::Result<(Option<usize>, Vec<u8>), Failed> {
-        let keys = place(&KEYS);
-        let files = Arc::new(numbers.to_vec());
-        let array = ShardedArray::new(grid.clone(), files, keys, false, "uint16".into(), 2);
+        let numbers = &division.files;
+        let array = ShardedArray::new(division, shape, place(&KEYS), "uint16".into(), 2);
         let found = ShardBox::new(Arc::new(array.unwrap().unwrap()), bounds).unwrap();
         let needed = found.files().unwrap();
         let total: usize = bounds.iter().map(|bound| bound.count).product();
@@ -364,8 +382,8 @@ mod tests {
             numbers in prop::collection::vec(0u32..5, 27),
         ) {
             let grid = ShardGrid::new(&shape, &counts).unwrap();
-            let numbers = &numbers[..grid.len()];
-            let (missing, found) = read(&grid, &shape, numbers, &bounds, None).unwrap();
+            let division = division(&counts, &numbers[..grid.len()]);
+            let (missing, found) = read(&grid, &shape, &division, &bounds, None).unwrap();
             prop_assert_eq!(missing, None);
             prop_assert_eq!(found, bytes(&elements(&shape, &indices(&bounds))));
         }
@@ -377,14 +395,15 @@ mod tests {
             lacks in 0usize..27,
         ) {
             let grid = ShardGrid::new(&shape, &counts).unwrap();
-            let (numbers, lacks) = (&numbers[..grid.len()], lacks % grid.len());
+            let lacks = lacks % grid.len();
+            let division = division(&counts, &numbers[..grid.len()]);
             let mut is_needed = false;
             let parts = grid.parts(&bounds).unwrap();
             parts.each(|part| {
                 is_needed |= part.shard == lacks;
                 Ok::<_, ()>(())
             }).unwrap();
-            match read(&grid, &shape, numbers, &bounds, Some(lacks)) {
+            match read(&grid, &shape, &division, &bounds, Some(lacks)) {
                 Ok((missing, found)) => {
                     prop_assert!(!is_needed);
                     prop_assert_eq!(missing, None);
@@ -405,10 +424,8 @@ mod tests {
         let source = file_of(&grid, &[4], &[0, 1], None);
         let catalog = Catalog::open(&source, false, &()).unwrap();
         let find = |shape: &[usize], dtype: &str, itemsize, keys: &[&str]| {
-            let grid = ShardGrid::new(shape, &[2]).unwrap();
-            let keys = place(keys);
-            let files = Arc::new(vec![0, 0]);
-            let array = ShardedArray::new(grid, files, keys, false, dtype.into(), itemsize);
+            let division = division(&[2], &[0, 0]);
+            let array = ShardedArray::new(&division, shape, place(keys), dtype.into(), itemsize);
             array.unwrap().unwrap().find(0, &catalog, &()).unwrap()
         };
         assert!(find(&[4], "uint16", 2, &KEYS).is_some());
@@ -417,8 +434,10 @@ mod tests {
         assert_eq!(find(&[6], "uint16", 2, &KEYS), None);
         assert_eq!(find(&[4], "uint16", 2, &["params"]), None);
         assert_eq!(find(&[4], "uint16", 2, &["params", "v"]), None);
-        let files = Arc::new(vec![0]);
-        let fewer = ShardedArray::new(grid, files, place(&[]), false, "uint16".into(), 2);
-        assert!(fewer.unwrap().is_none());
+        for (shape, files) in [(4, &[0][..]), (5, &[0, 0])] {
+            let division = division(&[2], files);
+            let made = ShardedArray::new(&division, &[shape], place(&[]), "uint16".into(), 2);
+            assert!(made.unwrap().is_none());
+        }
     }
 }

@@ -14,7 +14,7 @@ use crate::dtype::Dtype;
 use crate::error::Path;
 use crate::events::{Event, no_dtype};
 use crate::gzip::{self, Indexed};
-use crate::mapping::{Mapping, Pages};
+use crate::mapping::Mapping;
 use crate::raw::{Room, Uninit, append_with};
 use crate::source::{Pieces, Source, SourcePieces, bytes_of};
 use crate::structure::{LeafKind, Record, Value};
@@ -49,55 +49,42 @@ pub struct File<'a> {
 
 type Shared<'a> = Arc<dyn Source + Send + 'a>;
 
-enum Encoded<'a> {
-    Plain(Shared<'a>),
-    /// Inflated on demand.
-    Gzip(Indexed<Shared<'a>>),
-    /// Inflated as a whole, with a matching checksum.
-    Inflated {
-        pages: Pages,
-        has_damaged_index: bool,
-    },
+struct Encoded<'a> {
+    source: Shared<'a>,
+    /// Whether reading detects all damage.
+    checks_itself: bool,
+    has_damaged_index: bool,
 }
 
 impl<'a> Encoded<'a> {
     fn new(source: Shared<'a>) -> Result<Self> {
         let start = bytes_of(&source, 0..source.len().min(gzip::MAGIC_BYTES))?;
-        if !gzip::is_compressed(&start) {
-            return Ok(Self::Plain(source));
+        let mut made = Self {
+            source,
+            checks_itself: gzip::is_compressed(&start),
+            has_damaged_index: false,
+        };
+        if !made.checks_itself {
+            return Ok(made);
         }
-        if let Some(indexed) = Indexed::open(source.clone())? {
-            return Ok(Self::Gzip(indexed));
-        }
-        let expected = gzip::claimed_size(&source)?;
-        Ok(Self::Inflated {
-            pages: gzip::inflate_in_steps(&source, expected, None, &())?,
-            has_damaged_index: gzip::has_traces(&source)?,
-        })
+        made.source = if let Some(indexed) = Indexed::open(made.source.clone())? {
+            Arc::new(indexed)
+        } else {
+            made.has_damaged_index = gzip::has_traces(&made.source)?;
+            let expected = gzip::claimed_size(&made.source)?;
+            Arc::new(gzip::inflate_in_steps(&made.source, expected, None, &())?)
+        };
+        Ok(made)
     }
 
     fn source(&self) -> &dyn Source {
-        match self {
-            Self::Plain(source) => source,
-            Self::Gzip(indexed) => indexed,
-            Self::Inflated { pages, .. } => pages,
-        }
-    }
-
-    /// Returns whether reading detects all damage.
-    fn checks_itself(&self) -> bool {
-        !matches!(self, Self::Plain(_))
+        &*self.source
     }
 
     fn stream_damage(&self) -> Option<&'static str> {
-        match self {
-            Self::Gzip(indexed) => indexed.damage(),
-            Self::Inflated {
-                has_damaged_index: true,
-                ..
-            } => Some("the index of the compressed blocks is damaged"),
-            _ => None,
-        }
+        let damage = "the index of the compressed blocks is damaged";
+        let of_index = self.has_damaged_index.then_some(damage);
+        of_index.or_else(|| self.source.damage())
     }
 }
 
@@ -206,7 +193,7 @@ impl<'a> File<'a> {
     /// Returns whether the file has checksums for [`File::verify`]. flax's files have none.
     #[must_use]
     pub fn has_checksums(&self) -> bool {
-        self.catalog.is_summed() || self.content.checks_itself()
+        self.catalog.is_summed() || self.content.checks_itself
     }
 
     /// Compares the whole file with its checksums, index and structure record.
@@ -234,7 +221,7 @@ impl<'a> File<'a> {
     pub fn verify(&self) -> Result<()> {
         let source = self.content.source();
         let threads = parallel::threads(None, source.len(), parallel::MIN_COPY_BYTES)?;
-        let checks = self.content.checks_itself();
+        let checks = self.content.checks_itself;
         let found = self
             .catalog
             .verify(source, checks, BLOCK_BYTES, threads, &())?;

@@ -30,17 +30,6 @@ pub fn explain(error: Error, source: &dyn Source) -> Error {
     }
 }
 
-/// A format that the command line converts.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Convertible {
-    /// <https://huggingface.co/docs/safetensors>
-    Safetensors,
-    /// A zip archive of NumPy arrays.
-    Npz,
-    /// Leaves in sequence, as written by `EasyLM` and `EasyDeL`.
-    Stream,
-}
-
 /// The beginning and end of data.
 pub struct Sample<'a> {
     source: &'a dyn Source,
@@ -64,26 +53,26 @@ impl<'a> Sample<'a> {
         self.is_safetensors() || magics.any(|(_, magic, _)| self.start.starts_with(magic))
     }
 
-    pub fn convertible(&self) -> Option<Convertible> {
+    /// The format that `treepack.open` reads, or the command line converts.
+    pub fn convertible(&self) -> Option<&'static str> {
         if self.is_safetensors() {
-            Some(Convertible::Safetensors)
+            Some("safetensors")
         } else if self.zipped().is_some_and(|name| name.ends_with(b".npy"))
             || self.start.starts_with(NO_MEMBERS)
         {
-            Some(Convertible::Npz)
+            Some("npz")
         } else {
-            stream_item(self.source, 0)
-                .is_ok()
-                .then_some(Convertible::Stream)
+            // Leaves in sequence, as written by `EasyLM` and `EasyDeL`.
+            stream_item(self.source, 0).is_ok().then_some("stream")
         }
     }
 
     pub fn describe(&self) -> Option<String> {
         let start = self.start.as_slice();
         let known = self.convertible().map(|known| match known {
-            Convertible::Safetensors => "a safetensors file: read it with treepack.load",
-            Convertible::Npz => "an npz archive of NumPy: read it with treepack.load",
-            Convertible::Stream => {
+            "safetensors" => "a safetensors file: read it with treepack.load",
+            "npz" => "an npz archive of NumPy: read it with treepack.load",
+            _ => {
                 "a stream of EasyLM: read it with treepack.read_stream, or convert it with \
                  `treepack convert`"
             }

@@ -85,6 +85,18 @@ pub trait Source: Sync {
         self.len() - offset
     }
 
+    /// The range of a file that holds a range of the bytes: of gzip, whole blocks.
+    #[doc(hidden)]
+    fn stored(&self, range: Range<usize>) -> Range<usize> {
+        range
+    }
+
+    /// Damage that reading any part does not find.
+    #[doc(hidden)]
+    fn damage(&self) -> Option<&'static str> {
+        None
+    }
+
     /// Gaps below this size are read, too, when that costs less than another read.
     fn near(&self) -> usize {
         usize::MAX
@@ -150,6 +162,14 @@ macro_rules! behind {
             }
 
             as_inner!(self, (**self));
+
+            fn stored(&self, range: Range<usize>) -> Range<usize> {
+                (**self).stored(range)
+            }
+
+            fn damage(&self) -> Option<&'static str> {
+                (**self).damage()
+            }
 
             fn memory(&self) -> Option<RawBytes<'_>> {
                 (**self).memory()

@@ -464,27 +464,22 @@ class Manifest:
           shard.
         """
 
-    def shards(
-        self,
-        array: int,
-        catalog: Catalog,
-        value: int,
-        dtype: str,
-        itemsize: int,
-        shape: list[int],
-    ) -> Shards:
-        """Returns the shards of an array.
+    def array_of(self, catalog: Catalog, value: int) -> int | None:
+        """Returns the number of the array of a leaf whose bytes are in other files.
 
-        Args:
-          array: Its number.
-          catalog: The catalog of `content`, whose keys lead to its shards in each file, too.
-          value: The number of its leaf there.
-          dtype: The name of its dtype.
-          itemsize: The bytes of an element.
-          shape: Its shape.
+        `None` if the bytes are in the manifest. `catalog` is that of `content`.
 
         Raises:
-          ValueError: If the shards would not have one shape.
+          DecodeError: A ValueError. If something else is missing.
+        """
+
+    def shards(self, catalog: Catalog, value: int) -> tuple[Shards, bool] | None:
+        """Returns the shards of an array, and whether it is a host array, which is one shard.
+
+        `None` as `array_of`, and for dtypes that NumPy lacks.
+
+        Raises:
+          DecodeError: A ValueError. If the shards would not have one shape.
         """
 
 @final
@@ -912,22 +907,11 @@ class Catalog:
         From then on, the data around them are not read ahead.
         """
 
-    def array_elsewhere(self, value: int) -> int | None:
-        """Returns the number of the array of a leaf whose bytes are in other files.
-
-        `None` if the bytes are here.
-
-        Raises:
-          DecodeError: A ValueError. If something else is missing.
-        """
-
-    def pieces(self, value: int) -> tuple[Content, list[tuple[int, int]]]:
-        """Returns the data, and the ranges in them of an array's bytes."""
-
     def pieces_to_copy(self, value: int, file: str | None) -> tuple[Content, list[tuple[int, int]]]:
-        """Returns like `pieces`, with data that are compared with the array's checksum while read.
+        """Returns the data, and the ranges in them of an array's bytes.
 
-        The read that completes it raises a CorruptionError that names `file`.
+        The data are compared with the array's checksum while read: the read that completes it
+        raises a CorruptionError that names `file`.
         """
 
     def compare(self, value: int) -> None:

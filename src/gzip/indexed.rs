@@ -45,17 +45,6 @@ impl<S: Source> Indexed<S> {
         self.index.bytes
     }
 
-    /// Compares the stream's checksum with its blocks' checksums, which alone partial reads compare.
-    pub fn damage(&self) -> Option<&'static str> {
-        let mut whole = Hasher::new();
-        for (number, block) in self.index.blocks.iter().enumerate() {
-            let len = self.block_len(number);
-            whole.combine(&Hasher::new_with_initial_len(block.checksum, len as u64));
-        }
-        let damage = "the checksum of the whole does not match its compressed blocks";
-        (whole.finalize() != self.index.checksum).then_some(damage)
-    }
-
     /// Inflates everything and compares the checksums; `None` if the stream is damaged. `watch`
     /// counts bytes of the content.
     ///
@@ -110,17 +99,6 @@ impl<S: Source> Indexed<S> {
         }
         inflated?;
         Ok(checksum.finalize() == self.index.checksum)
-    }
-
-    pub fn stored(&self, range: Range<usize>) -> Range<usize> {
-        let blocks = &self.index.blocks;
-        let first = range.start / self.index.block_bytes;
-        let end = range.end.div_ceil(self.index.block_bytes);
-        match blocks.get(first..end.min(blocks.len())) {
-            Some([first, .., last]) => first.start..last.start + last.len,
-            Some([only]) => only.start..only.start + only.len,
-            _ => 0..0,
-        }
     }
 
     pub fn read(&self, range: Range<usize>) -> Result<Vec<u8>> {
@@ -288,6 +266,28 @@ impl<S: Source> Indexed<S> {
 impl<S: Source> Source for Indexed<S> {
     fn len(&self) -> usize {
         self.index.bytes
+    }
+
+    fn stored(&self, range: Range<usize>) -> Range<usize> {
+        let blocks = &self.index.blocks;
+        let first = range.start / self.index.block_bytes;
+        let end = range.end.div_ceil(self.index.block_bytes);
+        match blocks.get(first..end.min(blocks.len())) {
+            Some([first, .., last]) => first.start..last.start + last.len,
+            Some([only]) => only.start..only.start + only.len,
+            _ => 0..0,
+        }
+    }
+
+    /// Compares the stream's checksum with its blocks' checksums, which alone partial reads compare.
+    fn damage(&self) -> Option<&'static str> {
+        let mut whole = Hasher::new();
+        for (number, block) in self.index.blocks.iter().enumerate() {
+            let len = self.block_len(number);
+            whole.combine(&Hasher::new_with_initial_len(block.checksum, len as u64));
+        }
+        let damage = "the checksum of the whole does not match its compressed blocks";
+        (whole.finalize() != self.index.checksum).then_some(damage)
     }
 
     fn read_at<'t>(&self, offset: usize, target: &'t mut Uninit) -> Result<&'t mut [u8]> {

@@ -62,19 +62,13 @@ pub struct Content {
     object: Option<Weak<dyn Object>>,
 }
 
-/// The kind of a source. References are weak, so that only `source` counts as an owner.
+#[derive(Clone, Copy, PartialEq)]
 enum Kind {
     Plain,
     File,
-    /// Decompressed gzip with a matching checksum.
-    Inflated,
-    /// Decompressed on each read.
-    Gzip(Weak<Indexed<Shared>>),
+    /// Decompressed gzip: reading it detects damage.
+    Checked,
     Elsewhere,
-    /// A manifest, whose arrays are in other files.
-    Sparse(Arc<Sparse>),
-    /// An encoding that is never written, whose arrays lie in a file.
-    Laid(Weak<Laid>),
 }
 
 /// A source that owns a Python object.
@@ -170,6 +164,10 @@ impl Source for Laid {
         }
     }
 
+    fn stored(&self, range: Range<usize>) -> Range<usize> {
+        self.layout.get().stored(range)
+    }
+
     fn near(&self) -> usize {
         self.near
     }
@@ -242,13 +240,13 @@ impl Content {
 
     #[staticmethod]
     pub fn lent(data: &Bound<'_, PyAny>) -> PyResult<Self> {
-        Ok(Self::owning(Borrowed::buffer(data)?, |_| Kind::Plain))
+        Ok(Self::owning(Borrowed::buffer(data)?, Kind::Plain))
     }
 
     /// Reads by a function. Ranges less than `near` bytes apart are read as one.
     #[staticmethod]
     fn elsewhere(read: Py<PyAny>, len: usize, near: usize) -> Self {
-        Self::owning(Elsewhere { read, len, near }, |_| Kind::Elsewhere)
+        Self::owning(Elsewhere { read, len, near }, Kind::Elsewhere)
     }
 
     #[staticmethod]
@@ -260,7 +258,7 @@ impl Content {
         };
         Self {
             file: file.file.clone(),
-            ..Self::owning(laid, Kind::Laid)
+            ..Self::owning(laid, Kind::Plain)
         }
     }
 
@@ -272,15 +270,7 @@ impl Content {
         start: usize,
         stop: usize,
     ) -> PyResult<Bound<'py, PyTuple>> {
-        let range = self.range(start, stop)?;
-        let stored = match &self.kind {
-            Kind::Gzip(indexed) => indexed.upgrade().map(|gzip| gzip.stored(range.clone())),
-            Kind::Laid(laid) => laid
-                .upgrade()
-                .map(|laid| laid.layout.get().stored(range.clone())),
-            _ => None,
-        };
-        let range = stored.unwrap_or(range);
+        let range = self.source.stored(self.range(start, stop)?);
         row!(py, range.start, range.end)
     }
 
@@ -423,22 +413,20 @@ impl Content {
         }
     }
 
-    fn owning<S: Source + Object + 'static>(source: S, kind: impl Fn(Weak<S>) -> Kind) -> Self {
+    fn owning<S: Source + Object + 'static>(source: S, kind: Kind) -> Self {
         let source = Arc::new(source);
-        let weak = Arc::downgrade(&source);
+        let object: Weak<dyn Object> = Arc::downgrade(&source) as _;
         Self {
-            object: Some(weak.clone()),
-            ..Self::of(source, kind(weak))
+            object: Some(object),
+            ..Self::of(source, kind)
         }
     }
 
     fn gzip(&self, indexed: Indexed<Shared>) -> Self {
-        let indexed = Arc::new(indexed);
-        let kind = Kind::Gzip(Arc::downgrade(&indexed));
         Self {
             file: self.file.clone(),
             object: self.object.clone(),
-            ..Self::of(indexed, kind)
+            ..Self::of(Arc::new(indexed), Kind::Checked)
         }
     }
 
@@ -450,7 +438,7 @@ impl Content {
     }
 
     pub fn made(pages: Pages) -> Self {
-        Self::of(Arc::new(pages), Kind::Inflated)
+        Self::of(Arc::new(pages), Kind::Checked)
     }
 
     pub fn copied(compared: Compared, file: Option<String>) -> Self {
@@ -458,7 +446,7 @@ impl Content {
     }
 
     pub fn sparse(sparse: Arc<Sparse>) -> Self {
-        Self::of(sparse.clone(), Kind::Sparse(sparse))
+        Self::of(sparse, Kind::Plain)
     }
 
     pub fn owned<'a, 'py>(slf: &'a Bound<'py, Self>) -> Option<Owned<'a, 'py>> {
@@ -481,8 +469,7 @@ impl Content {
     }
 
     pub fn mapping(&self) -> Option<&Arc<Mapping>> {
-        let is_file = matches!(self.kind, Kind::File);
-        self.file.as_ref().filter(|_| is_file)
+        self.file.as_ref().filter(|_| self.kind == Kind::File)
     }
 
     /// Errors if the file has changed since it was opened.
@@ -499,26 +486,12 @@ impl Content {
         }
     }
 
-    pub fn with_gaps(&self) -> Option<&Sparse> {
-        match &self.kind {
-            Kind::Sparse(sparse) => Some(sparse),
-            _ => None,
-        }
-    }
-
     pub fn checks_itself(&self) -> bool {
-        matches!(self.kind, Kind::Gzip(_) | Kind::Inflated)
-    }
-
-    pub fn stream_damage(&self) -> Option<&'static str> {
-        match &self.kind {
-            Kind::Gzip(indexed) => indexed.upgrade()?.damage(),
-            _ => None,
-        }
+        self.kind == Kind::Checked
     }
 
     pub fn is_elsewhere(&self) -> bool {
-        matches!(self.kind, Kind::Elsewhere)
+        self.kind == Kind::Elsewhere
     }
 
     pub fn release(&self) {

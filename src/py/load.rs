@@ -11,7 +11,7 @@ use super::options::Int;
 use super::restore::{Matching, Options};
 use super::watch::{Signals, Watcher};
 use crate::catalog::stream_items as items;
-use crate::sniff::{Convertible, Sample, explain};
+use crate::sniff::{Sample, explain};
 use crate::source::Source;
 
 /// Decodes the tree of a bytes-like object or a [`Content`].
@@ -116,14 +116,8 @@ fn with_source<'py>(
 #[pyfunction]
 pub fn convertible(content: &Bound<'_, Content>) -> PyResult<Option<&'static str>> {
     let source = content.get().source();
-    let found = content
-        .py()
-        .detach(|| Sample::of(source).map(|sample| sample.convertible()))?;
-    Ok(found.map(|found| match found {
-        Convertible::Safetensors => "safetensors",
-        Convertible::Npz => "npz",
-        Convertible::Stream => "stream",
-    }))
+    let sample = content.py().detach(|| Sample::of(source))?;
+    Ok(sample.convertible())
 }
 
 #[pyfunction]

@@ -2,23 +2,24 @@
 
 use std::sync::Arc;
 
-use pyo3::exceptions::{PyIndexError, PyValueError};
+use pyo3::exceptions::PyIndexError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList, PyString};
 
 use super::boxes::Shards;
 use super::catalog::Catalog;
 use super::content::Content;
+use super::dtypes::Dtype;
 use super::gzip;
 use super::layout::Layout;
 use super::memory::{copied, keep_reserve, list_of_results, new_string, new_uint, row};
 use super::options::Int;
 use super::plan::ShardPlan;
-use crate::array::ShardGrid;
 use crate::boxes::ShardedArray;
-use crate::grow;
+use crate::catalog::ArrayPlace;
 use crate::manifest::{self, Grid, ShardFile, Sparse};
-use crate::source::Source as _;
+use crate::source::{self, Source as _};
+use crate::{Error, grow};
 
 #[pyclass(frozen, module = "treepack._core")]
 pub struct Manifest {
@@ -117,35 +118,39 @@ impl Manifest {
         Ok((list_of_results(py, counts)?, grid.host))
     }
 
+    /// `None` if the bytes are in the manifest.
+    fn array_of(&self, py: Python<'_>, catalog: &Catalog, value: usize) -> PyResult<Option<usize>> {
+        let found = self.elsewhere(py, catalog, value)?;
+        Ok(found.map(|(number, _)| number))
+    }
+
     fn shards(
         &self,
-        array: usize,
+        py: Python<'_>,
         catalog: &Catalog,
         value: usize,
-        dtype: String,
-        itemsize: usize,
-        shape: Vec<usize>,
-    ) -> PyResult<Shards> {
+    ) -> PyResult<Option<(Shards, bool)>> {
         keep_reserve()?;
-        let Grid {
-            counts,
-            files,
-            host,
-        } = self.array(array)?;
-        let counts: Vec<usize> = match host {
-            true => vec![1; shape.len()],
-            false => counts.iter().map(|count| *count as usize).collect(),
+        let Some((name, _)) = catalog.catalog.dtype_and_shape(catalog.leaf_of(value)?) else {
+            return Ok(None);
         };
-        catalog.check(value)?;
+        let Some(dtype) = Dtype::named(py, name.as_bytes())? else {
+            return Ok(None); // so `LazyArray` raises
+        };
+        let Some((number, array)) = self.elsewhere(py, catalog, value)? else {
+            return Ok(None);
+        };
+        let (grid, shape) = (self.array(number)?, array.shape());
         let place = (catalog.catalog.clone(), value);
-        let split = |grid| {
-            ShardedArray::new(grid, files.clone(), place, *host, dtype, itemsize).transpose()
-        };
-        let made = ShardGrid::new(&shape, &counts)
-            .and_then(split)
-            .transpose()?;
-        let error = || PyValueError::new_err("the shards of the array do not have one shape");
-        Ok(Shards(Arc::new(made.ok_or_else(error)?)))
+        let made = ShardedArray::new(grid, shape, place, name.to_owned(), dtype.itemsize)?;
+        let made = made.ok_or_else(|| {
+            let counts = &grid.counts;
+            let reason = format!(
+                "the manifest is damaged: it splits the shape {shape:?} into {counts:?} shards"
+            );
+            catalog.at(py, Error::Structure(reason).into(), value)
+        })?;
+        Ok(Some((Shards(Arc::new(made)), grid.host)))
     }
 
     #[getter]
@@ -155,6 +160,27 @@ impl Manifest {
 }
 
 impl Manifest {
+    fn elsewhere(
+        &self,
+        py: Python<'_>,
+        catalog: &Catalog,
+        value: usize,
+    ) -> PyResult<Option<(usize, Arc<ArrayPlace>)>> {
+        let place = catalog.catalog.place(catalog.leaf_of(value)?);
+        let range = place.start..place.end;
+        if self.encoding.is_whole(range.clone()) {
+            return Ok(None);
+        }
+        let array = catalog.array(py, value)?;
+        // A leaf elsewhere has one gap, as large as its array.
+        let missing = range.len() - self.encoding.present(range);
+        let found = self.encoding.array_of(array.parts().iter().cloned());
+        match found.filter(|_| missing == array.nbytes()) {
+            Some(found) => Ok(Some((found, array))),
+            None => Err(catalog.at(py, source::missing(place.start).into(), value)),
+        }
+    }
+
     fn array(&self, number: usize) -> PyResult<&Grid> {
         let array = self.manifest.arrays.get(number);
         array.ok_or_else(|| PyIndexError::new_err("array index out of range"))

@@ -78,7 +78,7 @@ pub(super) fn range_in(target: &Writable, at: usize, runs: &Runs) -> PyResult<Ra
 }
 
 impl Catalog {
-    pub(super) fn array(&self, py: Python<'_>, value: usize) -> PyResult<Arc<ArrayPlace>> {
+    pub fn array(&self, py: Python<'_>, value: usize) -> PyResult<Arc<ArrayPlace>> {
         if let Some(known) = self.arrays.known(value) {
             return Ok(known);
         }

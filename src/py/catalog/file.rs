@@ -62,7 +62,7 @@ impl Catalog {
         Err(PyIndexError::new_err("there is no such value"))
     }
 
-    pub(super) fn leaf_of(&self, value: usize) -> PyResult<usize> {
+    pub fn leaf_of(&self, value: usize) -> PyResult<usize> {
         self.check(value)?;
         let leaf = self.catalog.leaf(value);
         leaf.ok_or_else(|| PyTypeError::new_err("the value is not a leaf"))

@@ -37,7 +37,6 @@ use super::watch::{Signals, Watcher};
 use crate::catalog::{self, BLOCK_BYTES, Status};
 use crate::events::itemsize;
 use crate::sniff::{Sample, explain};
-use crate::source::{self, Source as _};
 use crate::{Error, Result, grow, parallel};
 
 pub use self::boxes::copy_array;
@@ -159,7 +158,7 @@ impl Catalog {
 
     #[getter]
     fn stream_damage(&self) -> Option<&'static str> {
-        self.content.get().stream_damage()
+        self.content.get().source().damage()
     }
 
     fn check_record(&self, py: Python<'_>) -> PyResult<()> {
@@ -320,45 +319,18 @@ impl Catalog {
         Ok(())
     }
 
-    fn array_elsewhere(&self, py: Python<'_>, value: usize) -> PyResult<Option<usize>> {
-        let leaf = self.leaf_of(value)?;
-        let place = self.catalog.place(leaf);
-        let sparse = self.content.get().with_gaps();
-        let Some(sparse) = sparse.filter(|sparse| !sparse.is_whole(place.start..place.end)) else {
-            return Ok(None);
-        };
-        let array = self.array(py, value)?;
-        // A leaf elsewhere has one gap, as large as its array.
-        let missing = place.end - place.start - sparse.present(place.start..place.end);
-        let found = sparse.array_of(array.parts().iter().cloned());
-        match found.filter(|_| missing == array.nbytes()) {
-            Some(found) => Ok(Some(found)),
-            None => Err(self.at(py, source::missing(place.start).into(), value)),
-        }
-    }
-
-    fn pieces<'py>(
-        &self,
-        py: Python<'py>,
-        value: usize,
-    ) -> PyResult<(Py<Content>, Bound<'py, PyList>)> {
-        let array = self.array(py, value)?;
-        Ok((self.content.clone_ref(py), ranges(py, array.parts())?))
-    }
-
-    /// Returns the same for an array that is copied.
     fn pieces_to_copy<'py>(
         &self,
         py: Python<'py>,
         value: usize,
         file: Option<String>,
     ) -> PyResult<(Py<Content>, Bound<'py, PyList>)> {
-        let (content, pieces) = self.pieces(py, value)?;
         let array = self.array(py, value)?;
-        match self.compared(py, value, array.parts())? {
-            Some(compared) => Ok((Py::new(py, Content::copied(compared, file))?, pieces)),
-            None => Ok((content, pieces)),
-        }
+        let content = match self.compared(py, value, array.parts())? {
+            Some(compared) => Py::new(py, Content::copied(compared, file))?,
+            None => self.content.clone_ref(py),
+        };
+        Ok((content, ranges(py, array.parts())?))
     }
 
     fn compare(&self, py: Python<'_>, value: usize) -> PyResult<()> {

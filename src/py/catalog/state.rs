@@ -1,7 +1,6 @@
 //! Reads leaves, and states of containers.
 
 use pyo3::prelude::*;
-use smallvec::SmallVec;
 
 use super::super::content::Content;
 use super::super::dtypes::Dtype;
@@ -10,11 +9,10 @@ use super::super::memory::{new_dict, new_list, new_string, new_tuple};
 use super::super::objects::{CopyMode, Objects};
 use super::super::options::Int;
 use super::file::Catalog;
-use crate::array::MAX_NDIM;
 use crate::events::no_dtype;
 use crate::structure::LeafKind;
 use crate::wire::PRNG_MARKER;
-use crate::{Error, catalog, source};
+use crate::{catalog, source};
 
 impl Catalog {
     pub fn objects<'a, 'py>(
@@ -37,15 +35,12 @@ impl Catalog {
         objects: &mut Objects<'_, 'py>,
     ) -> PyResult<Bound<'py, PyAny>> {
         let (py, place) = (objects.py, self.catalog.place(leaf));
-        let content = self.content.get();
-        if content
-            .with_gaps()
-            .is_some_and(|sparse| !sparse.is_whole(place.start..place.end))
-        {
+        let source = self.content.get().source();
+        if source.present(place.start..place.end) < place.end - place.start {
             // Before memory is allocated for a missing payload.
             return Err(self.at(py, source::missing(place.start).into(), value));
         }
-        self.catalog.check_leaf(content.source(), value)?;
+        self.catalog.check_leaf(source, value)?;
         let read = objects.read(place.start..place.end);
         read.map_err(|error| self.at(py, error, value))
     }
@@ -59,25 +54,12 @@ impl Catalog {
         let Some((name, dims)) = self.catalog.dtype_and_shape(leaf) else {
             return Ok(None);
         };
-        let damaged = |error| Error::at(self.catalog.path_of(value), error);
-        let start = self.catalog.place(leaf).start;
         let Some(dtype) = Dtype::named(py, name.as_bytes())? else {
-            return Err(damaged(no_dtype(name.as_bytes(), start)).into());
+            let error = no_dtype(name.as_bytes(), self.catalog.place(leaf).start);
+            return Err(self.at(py, error.into(), value));
         };
-        let mut shape: SmallVec<[usize; 6]> = SmallVec::new();
-        for dim in dims {
-            let dim = usize::try_from(*dim).ok();
-            let Some(dim) =
-                dim.filter(|dim| isize::try_from(*dim).is_ok() && shape.len() < MAX_NDIM)
-            else {
-                let reason = "the index of the file has an array with more or larger dimensions \
-                              than NumPy allows: the file is damaged";
-                return Err(damaged(Error::malformed(start, reason)).into());
-            };
-            shape.push(dim);
-        }
         let hooks = Hooks::get(py)?;
-        let shape = new_tuple(py, &shape)?;
+        let shape = new_tuple(py, dims)?;
         let array = hooks
             .abstract_array
             .bind(py)

@@ -4,7 +4,7 @@
 use std::mem::MaybeUninit;
 use std::sync::Arc;
 
-use treepack::array::{Bounds, ShardGrid};
+use treepack::array::Bounds;
 use treepack::boxes::{ManifestPlace, OpenFile, ShardBox, ShardedArray};
 use treepack::catalog::{Catalog, FoundArrays};
 use treepack::manifest::{MARK, Manifest};
@@ -122,18 +122,8 @@ fn read(
     shape: &[usize],
     open: &[OpenFile<'_>],
 ) {
-    let grid = &manifest.arrays[number];
-    let counts = grid.counts.iter().map(|count| *count as usize);
-    let counts = if grid.host {
-        vec![1; shape.len()]
-    } else {
-        counts.collect()
-    };
-    let Some(cells) = ShardGrid::new(shape, &counts) else {
-        return;
-    };
-    let (files, dtype) = (grid.files.clone(), dtype.to_owned());
-    let Ok(Some(array)) = ShardedArray::new(cells, files, place, grid.host, dtype, itemsize) else {
+    let (grid, dtype) = (&manifest.arrays[number], dtype.to_owned());
+    let Ok(Some(array)) = ShardedArray::new(grid, shape, place, dtype, itemsize) else {
         return;
     };
     let array = Arc::new(array);

@@ -86,10 +86,6 @@ class BoxedArray(LazyArray):
             )
         return self._read([range(size) for size in self.shape])
 
-    def view(self) -> np.ndarray | None:
-        """Returns `None`: the elements are not contiguous in memory."""
-        return None
-
     def read_to(
         self, box: Sequence[range], target: np.ndarray, *, threads: int | None = None
     ) -> None:

@@ -26,7 +26,6 @@ from treepack._src.checkpoint.reader import (
     LazyArray,
     Reader,
     bounds_of,
-    dtype_and_shape,
     memory_of,
 )
 from treepack._src.options import Status
@@ -127,7 +126,7 @@ class Box:
 
     def read(self, threads: int | None = None, stopped: Event | None = None) -> np.ndarray:
         """Returns its elements: a view of a file where possible."""
-        view = self._view() if self._is_view else None
+        view = self._view() if self._is_view and self.array.reader.is_local else None
         if view is not None:
             return view
         if self.memory is None:
@@ -140,14 +139,10 @@ class Box:
     def _view(self) -> np.ndarray | None:
         [(number, value, local)] = self.places()
         try:
-            whole: Any = self.array.leaf_of(number, value).view()
-        except (ValueError, FileNotFoundError):  # damaged or missing
+            whole = self.array.leaf_of(number, value).__array__(copy=False)
+        except (ValueError, FileNotFoundError):  # it must be copied, is damaged or missing
             return None
-        return (
-            None
-            if whole is None
-            else _at(whole, [slice(at, at + count * step, step) for at, count, step in local])
-        )
+        return _at(whole, [slice(at, at + count * step, step) for at, count, step in local])
 
     @property
     def nbytes(self) -> int:
@@ -289,21 +284,16 @@ class ShardedArray(BoxedArray):
     reader: Files
 
     def __init__(
-        self, reader: Files, value: int, parts: list[str], kind: tuple[Any, ...], number: int
+        self,
+        reader: Files,
+        value: int,
+        parts: list[str],
+        kind: tuple[Any, ...],
+        shards: tuple[core.Shards, bool],
     ):
         super().__init__(reader, value, parts, kind)
         self.stored = self.dtype
-        dtype, shape = dtype_and_shape(kind)
-        counts, self.is_host = reader.manifest.grid(number)
-        try:
-            self._shards = reader.manifest.shards(
-                number, reader.catalog, value, dtype, self.dtype.itemsize, [*shape]
-            )
-        except ValueError:
-            raise DecodeError(
-                f"the manifest is damaged: it splits the shape {shape} into {counts} shards",
-                path=self.path,
-            ) from None
+        self._shards, self.is_host = shards
 
     def cast(self, dtype: Any) -> ShardedArray:
         """Returns the same array, cast when it is read."""

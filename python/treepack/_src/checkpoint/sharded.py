@@ -18,7 +18,6 @@ from typing import Any, TypeVar
 import numpy as np
 
 import treepack._core as core
-from treepack._src import dtypes as _dtypes
 from treepack._src.checkpoint.boxes import DAMAGE, Files, ShardedArray, find, ranges_of
 from treepack._src.checkpoint.reader import (
     DAMAGED_REST,
@@ -27,7 +26,6 @@ from treepack._src.checkpoint.reader import (
     Reader,
     StayLazy,
     Verified,
-    dtype_and_shape,
 )
 from treepack._src.checkpoint.shards import MANIFEST
 from treepack._src.forks import Locked
@@ -287,19 +285,21 @@ class ShardedReader(Files):
 
     def array(self, value: int, parts: list[str], kind: tuple[Any, ...]) -> LazyArray:
         """Returns a `LazyArray` of an array, or of the data of a PRNG key."""
-        dtype, _ = dtype_and_shape(kind)
-        is_known = _dtypes.resolve(dtype.encode()) is not None  # else, `LazyArray` raises
-        number = self.catalog.array_elsewhere(value) if is_known else None
-        if number is None:  # its bytes are in the manifest
+        shards = self.manifest.shards(self.catalog, value)
+        if shards is None:
             return super().array(value, parts, kind)
-        return ShardedArray(self, value, parts, kind, number)
+        return ShardedArray(self, value, parts, kind, shards)
+
+    def _sharded(self, value: int, parts: list[str]) -> ShardedArray | None:
+        """Returns the array of a leaf, or of a PRNG key, whose bytes are in other files."""
+        kind = self.catalog.leaf(value)[1]
+        array = self.array(value, parts, kind) if kind[0] in ("array", "prng_key") else None
+        return array if isinstance(array, ShardedArray) else None
 
     def compare(self, value: int, parts: list[str]) -> None:
         """Compares a leaf with its checksum; leaves in the manifest share one checksum."""
-        if self.catalog.array_elsewhere(value) is not None:
-            array = self.array(value, parts, self.kind(value, parts))
-            if isinstance(array, ShardedArray):
-                array.compare()
+        if (array := self._sharded(value, parts)) is not None:
+            array.compare()
 
     def prng_key(self, value: int, parts: list[str], kind: tuple[Any, ...]) -> Any:
         """Returns a typed PRNG key, or a dict if its implementation is unknown."""
@@ -327,9 +327,9 @@ class ShardedReader(Files):
             return reading.arrays != "numpy" and (reading.everywhere or not array.is_host)
 
         def expected(value: int, parts: list[str]) -> None:
-            kind = self.kind(value, parts)
-            array = self.array(value, parts, kind) if kind[0] in ("array", "prng_key") else None
-            if isinstance(array, ShardedArray) and (kind[0] == "prng_key" or not waits(array)):
+            array = self._sharded(value, parts)
+            is_key = self.catalog.leaf(value)[1][0] == "prng_key"
+            if array is not None and (is_key or not waits(array)):
                 read_now.append(array)
 
         def leaf(value: int, parts: list[str]) -> Any:
@@ -368,11 +368,8 @@ class ShardedReader(Files):
 
         def note(value: int, parts: list[str]) -> None:
             leaves.append(value)
-            kind = self.kind(value, parts)
-            if kind[0] in ("array", "prng_key"):
-                array = self.array(value, parts, kind)
-                if isinstance(array, ShardedArray):
-                    arrays[value] = array
+            if (array := self._sharded(value, parts)) is not None:
+                arrays[value] = array
 
         Place(self, 0, []).state(note)
         found, damage = self._verify_files(arrays, threads, progress or (lambda *_: None))

@@ -31,26 +31,16 @@ class Statuses(Mapping[str, Status]):
         """`statuses` maps the value number of each leaf in the catalog to its status."""
         self._catalog = catalog
         self._statuses = statuses
-        self._hidden: list[int] | None = None
 
     def __getitem__(self, path: str) -> Status:
         if isinstance(path, str):
             found = self._catalog.find(_paths.parts(path), 0)
             if found is not None and found in self._statuses:
                 return self._statuses[found]
-            for value in self._find_hidden():
-                if self._catalog.path_of(value, 0) == path:
-                    return self._statuses[value]
+            for known, status in self.items():  # lookups do not find the first of equal keys
+                if known == path:
+                    return status
         raise KeyError(path)
-
-    def _find_hidden(self) -> list[int]:
-        """Returns the leaves that lookups do not find: the last of equal keys in a map wins."""
-        if self._hidden is None:
-            found = self._catalog.find
-            leaves = Room().all(self._catalog.leaves(0))
-            parts = ((_paths.parts(path), value) for path, value in leaves)
-            self._hidden = [value for path, value in parts if found(path, 0) not in self._statuses]
-        return self._hidden
 
     def __iter__(self) -> Iterator[str]:
         return (path for path, _ in Room().all(self._catalog.leaves(0)))

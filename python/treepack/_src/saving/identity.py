@@ -160,7 +160,7 @@ def _leaf_sums(manifest: core.Manifest, sums: list[str | None]) -> list[tuple[st
     chars = 0
     for path, value in catalog.leaves(0):
         _, _, start, stop, _ = catalog.leaf(value)
-        array = catalog.array_elsewhere(value)
+        array = manifest.array_of(catalog, value)
         known = _sum_of(content.read_range(start, stop)) if array is None else sums[array]
         if known is not None:
             found.append((path, known))

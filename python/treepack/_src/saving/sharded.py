@@ -234,7 +234,7 @@ def _array_paths(manifest: core.Manifest, count: int) -> list[list[str]]:
     found: list[list[str]] = [[] for _ in range(count)]
     known: dict[str, str] = {}
     for path, value in catalog.leaves(0):
-        array = catalog.array_elsewhere(value)
+        array = manifest.array_of(catalog, value)
         if array is not None:
             found[array] = [known.setdefault(part, part) for part in _paths.parts(path)]
     return found
