@@ -33,7 +33,6 @@ __all__ = [
     "assemble",
     "captures",
     "check_hashes",
-    "compress",
     "convertible",
     "copy_array",
     "decode_value",
@@ -1180,16 +1179,6 @@ def check_hashes(keys: object) -> None:
       DecodeError: A ValueError, if too many keys have the same hash.
       TypeError: If a key cannot be hashed.
     """
-
-def compress(
-    data: Buffer,
-    level: int | None,
-    *,
-    numbers: bool,
-    threads: int | None,
-    progress: _Progress | None,
-) -> bytes:
-    """Returns data as one gzip member, or as numbers; level `None` depends on the content."""
 
 def decompress(
     data: Buffer, *, max_size: int | None, threads: int | None, progress: _Progress | None

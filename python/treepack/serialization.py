@@ -13,6 +13,8 @@ from __future__ import annotations
 import functools
 from typing import Any, Unpack
 
+import numpy as np
+
 import treepack._core as core
 from treepack._src.interop.flax import Patch
 from treepack._src.options import (
@@ -334,10 +336,12 @@ def compress_bytes(
       b'abc'
     """
     _check_is_compressed(compress, level)
+    view = memoryview(data)
+    if not view.c_contiguous:
+        raise TypeError("the buffer must be contiguous")
+    layout = core.lay_raw(b"", [np.frombuffer(view, np.uint8)], snapshot=False)
     with progress_bar(progress, "compress") as tell:
-        return core.compress(
-            data, level, numbers=compress == "numbers", threads=threads, progress=tell
-        )
+        return layout.to_gzip(level, numbers=compress == "numbers", threads=threads, progress=tell)
 
 
 def decompress_bytes(

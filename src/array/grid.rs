@@ -157,34 +157,25 @@ impl ShardParts {
         &self,
         mut found: impl FnMut(&ShardPart) -> std::result::Result<(), E>,
     ) -> std::result::Result<(), E> {
-        if self.is_empty() {
-            return Ok(());
-        }
-        let mut at = vec![0; self.dims.len()];
-        let mut pieces: Vec<Piece> = self.dims.iter().map(|dim| dim.piece(0)).collect();
         let mut part = ShardPart {
             shard: 0,
-            local: pieces.iter().map(|piece| piece.local).collect(),
-            target: pieces.iter().map(|piece| piece.target.clone()).collect(),
+            local: self.dims.iter().map(|dim| dim.bounds).collect(),
+            target: vec![0..0; self.dims.len()],
         };
-        loop {
-            let dims = pieces.iter().zip(&self.dims);
-            part.shard = dims.fold(0, |shard, (piece, dim)| shard * dim.count + piece.shard);
-            found(&part)?;
-            let next = (0..at.len())
-                .rev()
-                .find(|dim| at[*dim] + 1 < self.dims[*dim].len());
-            let Some(dim) = next else {
-                return Ok(());
-            };
-            at[dim] += 1;
-            at[dim + 1..].fill(0);
-            for dim in dim..at.len() {
-                pieces[dim] = self.dims[dim].piece(at[dim]);
-                part.local[dim] = pieces[dim].local;
-                part.target[dim] = pieces[dim].target.clone();
+        for number in 0..self.len() {
+            let (mut left, mut shards) = (number, 1);
+            part.shard = 0;
+            for (at, dim) in self.dims.iter().enumerate().rev() {
+                let piece = dim.piece(left % dim.len());
+                left /= dim.len();
+                part.shard += piece.shard * shards;
+                shards *= dim.count;
+                part.local[at] = piece.local;
+                part.target[at] = piece.target;
             }
+            found(&part)?;
         }
+        Ok(())
     }
 }
 

@@ -56,6 +56,13 @@ impl RecentPlace {
     }
 }
 
+impl KnownHeaders {
+    #[inline]
+    fn aligned_at(&self, place: RecentPlace) -> Option<(usize, Range<usize>)> {
+        self.aligned.get(place.0?)?.clone()
+    }
+}
+
 impl RecentHeaders {
     const COUNT: usize = 4;
 
@@ -94,8 +101,9 @@ impl RecentHeaders {
                 Some((Head::Str(key).width(), range.clone()))
             }
             Like::Aligned(number) => {
+                let known = &self.known[number % Self::COUNT];
                 let place = RecentPlace::of(offset, key, may_box);
-                self.aligned_like(*number, place)
+                (known.number == *number).then(|| known.aligned_at(place))?
             }
         }
     }
@@ -111,16 +119,7 @@ impl RecentHeaders {
     ) -> Option<(usize, Range<usize>)> {
         let index = self.find(array)?;
         self.last = Some(Like::Aligned(self.known[index].number));
-        self.known[index].aligned.get(place.0?)?.clone()
-    }
-
-    #[inline]
-    fn aligned_like(&self, number: usize, place: RecentPlace) -> Option<(usize, Range<usize>)> {
-        let known = &self.known[number % Self::COUNT];
-        if known.number != number {
-            return None;
-        }
-        known.aligned.get(place.0?)?.clone()
+        self.known[index].aligned_at(place)
     }
 
     pub(super) fn add_aligned(

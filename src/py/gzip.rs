@@ -5,11 +5,10 @@ use std::num::NonZero;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
-use super::memory::{Borrowed, new_bytes, new_bytes_at_most, new_bytes_elsewhere};
+use super::memory::{Borrowed, new_bytes, new_bytes_elsewhere};
 use super::options::{self, Int};
 use super::watch::Watcher;
 use crate::gzip::{self, Indexed, Method};
-use crate::layout::{Layout, LayoutBuilder, Payload};
 use crate::mapping::Pages;
 use crate::raw::{Filling, Uninit};
 use crate::source::{Source, read_to};
@@ -26,46 +25,6 @@ pub fn method(level: Option<Int>, numbers: bool) -> Result<Method> {
         return Ok(Method::Numbers);
     }
     gzip::method(level.map(|level| level.0))
-}
-
-pub fn to_bytes<'py>(
-    py: Python<'py>,
-    layout: &Layout<impl Payload + Sync>,
-    needs_python: bool,
-    method: Method,
-    threads: Option<Int>,
-    progress: Option<Py<PyAny>>,
-) -> PyResult<Bound<'py, PyBytes>> {
-    let threads = self::threads(threads, layout.len())?;
-    let watcher = Watcher::new(progress, layout.len());
-    let made = new_bytes_at_most(py, gzip::bound(layout.len()), needs_python, |memory| {
-        let mut stream = Filling::new(memory);
-        gzip::compress(layout, method, threads, &mut stream, &watcher)?;
-        Ok(stream.finish())
-    })?;
-    watcher.raise(made)
-}
-
-#[pyfunction]
-#[pyo3(signature = (data, level, *, numbers, threads, progress))]
-pub fn compress<'py>(
-    data: &Bound<'py, PyAny>,
-    level: Option<Int>,
-    numbers: bool,
-    threads: Option<Int>,
-    progress: Option<Py<PyAny>>,
-) -> PyResult<Bound<'py, PyBytes>> {
-    let content = Borrowed::buffer(data)?;
-    let mut builder = LayoutBuilder::default();
-    builder.push(content)?;
-    to_bytes(
-        data.py(),
-        &builder.finish(),
-        false,
-        method(level, numbers)?,
-        threads,
-        progress,
-    )
 }
 
 #[pyfunction]

@@ -80,7 +80,7 @@ mod _core {
         content::Content,
         delta::{apply_delta, is_patch, join, patch_parts},
         grid::{ShardGrid, ranges_of_box},
-        gzip::{compress, decompress},
+        gzip::decompress,
         hashes::check_hashes,
         hooks::set_hooks,
         layout::Layout,

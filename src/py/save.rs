@@ -8,7 +8,8 @@ use pyo3::types::{PyBytes, PyList, PyMemoryView, PyType};
 
 use super::layout::Layout;
 use super::memory::{
-    Owned, Writable, lent_bytes, list_of_results, new_bytes, new_list_of, remember_size, view,
+    Owned, Writable, lent_bytes, list_of_results, new_bytes, new_bytes_at_most, new_list_of,
+    remember_size, view,
 };
 use super::options::{self, Int};
 use super::pipe::Destination;
@@ -20,6 +21,7 @@ use crate::encoder::Encoder;
 use crate::gzip;
 use crate::layout::{Caching, OutputPiece, Payload};
 use crate::manifest::{Grid, Manifest, ShardFile};
+use crate::raw::Filling;
 use crate::sink::{Output, pour, replace_file, write_pipe};
 use crate::structure::Record;
 use crate::{Result, parallel};
@@ -221,14 +223,16 @@ impl Layout {
         threads: Option<Int>,
         progress: Option<Py<PyAny>>,
     ) -> PyResult<Bound<'py, PyBytes>> {
-        py_gzip::to_bytes(
-            py,
-            &self.output,
-            self.needs_python,
-            py_gzip::method(level, numbers)?,
-            threads,
-            progress,
-        )
+        let size = self.output.len();
+        let method = py_gzip::method(level, numbers)?;
+        let threads = py_gzip::threads(threads, size)?;
+        let watcher = Watcher::new(progress, size);
+        let made = new_bytes_at_most(py, gzip::bound(size), self.needs_python, |memory| {
+            let mut stream = Filling::new(memory);
+            gzip::compress(&self.output, method, threads, &mut stream, &watcher)?;
+            Ok(stream.finish())
+        })?;
+        watcher.raise(made)
     }
 
     #[pyo3(signature = (place, *, compress, level, durable, threads, progress))]

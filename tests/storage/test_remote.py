@@ -208,7 +208,7 @@ def test_a_failed_save_leaves_what_was_there() -> None:
 
 def test_an_upload_that_lost_bytes_is_an_error() -> None:
     with pytest.raises(OSError, match=r"memory://lost/w: short read .*: expected 7 bytes, got 0"):
-        remote.write("memory://lost/w", lambda pipe: 7)
+        remote.write("memory://lost/w", lambda pipe: 7, 7)
     assert not fsspec.filesystem("memory").exists("/lost/w")
 
 

@@ -35,9 +35,11 @@ class Chunks:
 
 def plain_layout(tree: Any, align: int, **options: Any) -> core.Layout:
     """Lays out a tree of dicts, lists and tuples; see `_core.walk` for the options."""
-    return core.walk(
-        tree, state_dict=False, align=align, max_chunk_size=Chunks.max_nbytes(), **options
-    )
+    return _walk(tree, align, state_dict=False, **options)
+
+
+def _walk(tree: Any, align: int, **options: Any) -> core.Layout:
+    return core.walk(tree, align=align, max_chunk_size=Chunks.max_nbytes(), **options)
 
 
 Base = core.Layout | core.Content | core.Catalog
@@ -76,14 +78,7 @@ _NOT_ONE_FILE = "a base must be one file of treepack: load this checkpoint, and 
 
 def state_layout(target: Any, align: int, **options: Any) -> core.Layout:
     """Lays out the state of a tree; see `_core.walk` for the options."""
-    return core.walk(
-        target,
-        state_dict=True,
-        align=align,
-        max_chunk_size=Chunks.max_nbytes(),
-        overridden=handlers.overridden(),
-        **options,
-    )
+    return _walk(target, align, state_dict=True, overridden=handlers.overridden(), **options)
 
 
 def described_layout(
@@ -94,11 +89,10 @@ def described_layout(
     Only files can have an `index`, which finds leaves without reading all headers, and `checksums`.
     """
     left_out = LeftOut(static)
-    layout = core.walk(
+    layout = _walk(
         tree,
+        align,
         state_dict=True,
-        align=align,
-        max_chunk_size=Chunks.max_nbytes(),
         structure=True,
         left_out=left_out,
         metadata=None if metadata is None else _encoded(metadata),

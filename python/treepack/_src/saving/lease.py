@@ -107,21 +107,20 @@ class Lease:
             "name": name,
             "token": f"{_process}-{threading.get_ident()}-{secrets.token_hex(8)}",
         }
-        data = json.dumps(about).encode()
-        self._write(data)
-        self._data = data
+        self._data = json.dumps(about).encode()
+        self._write()
         _held.add(self)
-        self._take_name(made, data)
+        self._take_name(made)
         with contextlib.suppress(RuntimeError, MemoryError):  # then the lock must be enough
             target = self._files[0] if os.utime in os.supports_fd else self._path
             self._renewer = Thread(functools.partial(_renew, target, self._stopped))
 
-    def _write(self, data: bytes) -> None:
-        if os.write(self._files[0], data) < len(data):
+    def _write(self) -> None:
+        if os.write(self._files[0], self._data) < len(self._data):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path))
         os.close(os.dup(self._files[0]))  # which is when NFS shows it to other hosts
 
-    def _take_name(self, made: Path, data: bytes) -> None:
+    def _take_name(self, made: Path) -> None:
         """Gives the file its final name, which only one job can do."""
         busy = BusyError(f"{self._path.parent} is being saved to by several other jobs")
         for _ in range(_ATTEMPTS):
@@ -131,7 +130,7 @@ class Lease:
                 except FileExistsError:
                     raise
                 except OSError:  # no links here
-                    self._create(data)
+                    self._create()
                 return
             except FileExistsError:
                 try:
@@ -141,7 +140,7 @@ class Lease:
                     time.sleep(_WRITING_S)  # until its holder has written it
         raise busy
 
-    def _create(self, data: bytes) -> None:
+    def _create(self) -> None:
         """Creates the file where the file system has no hard links.
 
         A thread does this, so that a signal handler which also saves here soon finds it written.
@@ -152,7 +151,7 @@ class Lease:
             os.close(self._files[0])
             self._files[0] = file
             _lock(file, wait=True)
-            self._write(data)
+            self._write()
 
         creating = Task(create)
         try:

@@ -215,14 +215,14 @@ class ObjectStore(RemoteStore):
                     raise
         return ask()
 
-    def upload(self, path: str, parts: Iterator[bytes], nbytes: int | None) -> None:
-        size = max(_PART_BYTES, -(-(nbytes or 0) // _MOST_PARTS))
+    def upload(self, path: str, parts: Iterator[bytes], nbytes: int) -> None:
+        size = max(_PART_BYTES, -(-nbytes // _MOST_PARTS))
         with self._translated(path):
             self._obstore.put(
                 self._store,
                 path,
                 parts,
-                use_multipart=nbytes is None or nbytes > _PART_BYTES,
+                use_multipart=nbytes > _PART_BYTES,
                 chunk_size=size,
                 max_concurrency=_PARTS_AT_ONCE,
             )

@@ -113,13 +113,13 @@ def read_small(url: str) -> bytes:
         return bytes(store.get(path).data)
 
 
-def write(url: str, save: Callable[[core.Pipe], int], nbytes: int | None = None) -> None:
+def write(url: str, save: Callable[[core.Pipe], int], nbytes: int) -> None:
     """Calls `save` with a pipe, and uploads its output to a URL.
 
     Args:
       url: The URL.
       save: Writes to a pipe, and returns the number of bytes.
-      nbytes: The maximum number of bytes that it writes, if known.
+      nbytes: The maximum number of bytes that it writes.
 
     Raises:
       OSError: If the file cannot be written, or fewer bytes are read from the pipe than were

@@ -136,8 +136,8 @@ class RemoteStore(Store):
         """
 
     @abc.abstractmethod
-    def upload(self, path: str, parts: Iterator[bytes], nbytes: int | None) -> None:
-        """Writes a file atomically; `nbytes` is its maximum size, if known.
+    def upload(self, path: str, parts: Iterator[bytes], nbytes: int) -> None:
+        """Writes a file atomically; `nbytes` is its maximum size.
 
         An error in `parts` aborts the upload.
         """
