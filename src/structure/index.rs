@@ -65,38 +65,41 @@ impl LeafKind {
         })
     }
 
-    fn named(name: &str) -> Self {
-        match name {
-            "none" => Self::None,
-            "bool" => Self::Bool,
-            "int" => Self::Int,
-            "float" => Self::Float,
-            "complex" => Self::Complex,
-            "str" => Self::Str,
-            "bytes" => Self::Bytes,
-            "ext" => Self::Ext,
-            "container" => Self::Container,
-            _ => Self::Other,
+    pub(crate) fn name(&self) -> &'static str {
+        match self {
+            Self::Array(..) => "array",
+            Self::Scalar(_) => "scalar",
+            Self::PrngKey(..) => "prng_key",
+            _ => {
+                let named = PLAIN.iter().find(|(kind, _)| kind == self);
+                named.map_or("other", |(_, name)| name)
+            }
         }
     }
 }
 
+/// Kinds without parts.
+const PLAIN: [(LeafKind, &str); 9] = [
+    (LeafKind::None, "none"),
+    (LeafKind::Bool, "bool"),
+    (LeafKind::Int, "int"),
+    (LeafKind::Float, "float"),
+    (LeafKind::Complex, "complex"),
+    (LeafKind::Str, "str"),
+    (LeafKind::Bytes, "bytes"),
+    (LeafKind::Ext, "ext"),
+    (LeafKind::Container, "container"),
+];
+
 impl fmt::Display for LeafKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::None => "none",
-            Self::Bool => "bool",
-            Self::Int => "int",
-            Self::Float => "float",
-            Self::Complex => "complex",
-            Self::Str => "str",
-            Self::Bytes => "bytes",
             Self::Ext => "extension",
-            Self::Container => "container",
             Self::Other => "of a later version",
             Self::Scalar(dtype) => dtype,
             Self::Array(dtype, shape) => return write!(f, "{dtype}{shape:?}"),
             Self::PrngKey(name, shape) => return write!(f, "key<{name}>{shape:?}"),
+            plain => plain.name(),
         })
     }
 }
@@ -119,7 +122,8 @@ impl<'de> Visitor<'de> for KindVisitor {
     }
 
     fn visit_str<E: serde::de::Error>(self, name: &str) -> std::result::Result<LeafKind, E> {
-        Ok(LeafKind::named(name))
+        let known = PLAIN.into_iter().find(|(_, known)| *known == name);
+        Ok(known.map_or(LeafKind::Other, |(kind, _)| kind))
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> std::result::Result<LeafKind, A::Error> {
