@@ -98,7 +98,7 @@ def jax_node_type(
 
     foreign = stores is None and library is not None
     all_fields = None if fields is None else [*fields.data, *fields.meta]
-    unflatten = unflatten_abstract = made_by(unflattener(nodetype))
+    unflatten = unflatten_abstract = made_by(unflattener(nodetype, all_fields))
     field_names = fields
     if fields is not None:
         unflatten_abstract = made_by(functools.partial(fields.unflatten_abstract, nodetype))
