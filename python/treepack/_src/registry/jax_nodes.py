@@ -84,7 +84,7 @@ def jax_node_type(
 
     def made_by(make: Callable[[Any, list[Any]], Any]) -> Callable[..., Any]:
         def unflatten(static: Any, names: list[str], children: list[Any]) -> Any:
-            if isinstance(static, _Marked):
+            if type(static) is _Marked:
                 is_variable = static.functions is None
                 static, names, children = static.merge(names, children)
                 if is_variable:
