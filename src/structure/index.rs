@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::fmt;
 
-use serde::de::{Error as _, IgnoredAny, MapAccess, Visitor};
+use serde::de::{Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_bytes::ByteBuf;
 
@@ -114,6 +114,14 @@ impl<'de> Deserialize<'de> for LeafKind {
 
 struct KindVisitor;
 
+macro_rules! others {
+    ($($visit:ident: $type:ty,)*) => {$(
+        fn $visit<E: serde::de::Error>(self, _: $type) -> std::result::Result<LeafKind, E> {
+            Ok(LeafKind::Other)
+        }
+    )*};
+}
+
 impl<'de> Visitor<'de> for KindVisitor {
     type Value = LeafKind;
 
@@ -124,6 +132,23 @@ impl<'de> Visitor<'de> for KindVisitor {
     fn visit_str<E: serde::de::Error>(self, name: &str) -> std::result::Result<LeafKind, E> {
         let known = PLAIN.into_iter().find(|(_, known)| *known == name);
         Ok(known.map_or(LeafKind::Other, |(kind, _)| kind))
+    }
+
+    others! {
+        visit_bool: bool,
+        visit_i64: i64,
+        visit_u64: u64,
+        visit_f64: f64,
+        visit_bytes: &[u8],
+    }
+
+    fn visit_unit<E: serde::de::Error>(self) -> std::result::Result<LeafKind, E> {
+        Ok(LeafKind::Other)
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> std::result::Result<LeafKind, A::Error> {
+        while seq.next_element::<IgnoredAny>()?.is_some() {}
+        Ok(LeafKind::Other)
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> std::result::Result<LeafKind, A::Error> {
