@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::fmt;
 
-use serde::de::{Error as _, IgnoredAny, MapAccess, Visitor};
+use serde::de::{Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_bytes::ByteBuf;
 
@@ -65,38 +65,41 @@ impl LeafKind {
         })
     }
 
-    fn named(name: &str) -> Self {
-        match name {
-            "none" => Self::None,
-            "bool" => Self::Bool,
-            "int" => Self::Int,
-            "float" => Self::Float,
-            "complex" => Self::Complex,
-            "str" => Self::Str,
-            "bytes" => Self::Bytes,
-            "ext" => Self::Ext,
-            "container" => Self::Container,
-            _ => Self::Other,
+    pub(crate) fn name(&self) -> &'static str {
+        match self {
+            Self::Array(..) => "array",
+            Self::Scalar(_) => "scalar",
+            Self::PrngKey(..) => "prng_key",
+            _ => {
+                let named = PLAIN.iter().find(|(kind, _)| kind == self);
+                named.map_or("other", |(_, name)| name)
+            }
         }
     }
 }
 
+/// Kinds without parts.
+const PLAIN: [(LeafKind, &str); 9] = [
+    (LeafKind::None, "none"),
+    (LeafKind::Bool, "bool"),
+    (LeafKind::Int, "int"),
+    (LeafKind::Float, "float"),
+    (LeafKind::Complex, "complex"),
+    (LeafKind::Str, "str"),
+    (LeafKind::Bytes, "bytes"),
+    (LeafKind::Ext, "ext"),
+    (LeafKind::Container, "container"),
+];
+
 impl fmt::Display for LeafKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::None => "none",
-            Self::Bool => "bool",
-            Self::Int => "int",
-            Self::Float => "float",
-            Self::Complex => "complex",
-            Self::Str => "str",
-            Self::Bytes => "bytes",
             Self::Ext => "extension",
-            Self::Container => "container",
             Self::Other => "of a later version",
             Self::Scalar(dtype) => dtype,
             Self::Array(dtype, shape) => return write!(f, "{dtype}{shape:?}"),
             Self::PrngKey(name, shape) => return write!(f, "key<{name}>{shape:?}"),
+            plain => plain.name(),
         })
     }
 }
@@ -111,6 +114,14 @@ impl<'de> Deserialize<'de> for LeafKind {
 
 struct KindVisitor;
 
+macro_rules! others {
+    ($($visit:ident: $type:ty,)*) => {$(
+        fn $visit<E: serde::de::Error>(self, _: $type) -> std::result::Result<LeafKind, E> {
+            Ok(LeafKind::Other)
+        }
+    )*};
+}
+
 impl<'de> Visitor<'de> for KindVisitor {
     type Value = LeafKind;
 
@@ -119,7 +130,25 @@ impl<'de> Visitor<'de> for KindVisitor {
     }
 
     fn visit_str<E: serde::de::Error>(self, name: &str) -> std::result::Result<LeafKind, E> {
-        Ok(LeafKind::named(name))
+        let known = PLAIN.into_iter().find(|(_, known)| *known == name);
+        Ok(known.map_or(LeafKind::Other, |(kind, _)| kind))
+    }
+
+    others! {
+        visit_bool: bool,
+        visit_i64: i64,
+        visit_u64: u64,
+        visit_f64: f64,
+        visit_bytes: &[u8],
+    }
+
+    fn visit_unit<E: serde::de::Error>(self) -> std::result::Result<LeafKind, E> {
+        Ok(LeafKind::Other)
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> std::result::Result<LeafKind, A::Error> {
+        while seq.next_element::<IgnoredAny>()?.is_some() {}
+        Ok(LeafKind::Other)
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> std::result::Result<LeafKind, A::Error> {

@@ -277,12 +277,20 @@ def is_by_dataclass(flatten: Any) -> bool:
     return maker.lstrip("_") == "register_dataclass" and name == "<locals>.flatten_func"
 
 
-def unflattener(ty: type) -> Any:
-    """Returns a function that rebuilds nodes of a type from static data and children."""
+def unflattener(ty: type, fields: Sequence[str] | None) -> Any:
+    """Returns a function that rebuilds nodes of a type from static data and children.
+
+    Args:
+      ty: The type.
+      fields: The names of its children, then of its static data, if all nodes have the same.
+    """
     functions = node_functions(ty)
     if functions is None:
         return functools.partial(unflatten, ty)
-    make = functions[1]
+    flatten, make = functions
+    if fields is not None and is_by_dataclass(flatten):
+        # Like JAX, in fewer steps.
+        return lambda auxdata, children: ty(**dict(zip(fields, (*children, *auxdata), strict=True)))
     return lambda auxdata, children: make(auxdata, tuple(children))
 
 

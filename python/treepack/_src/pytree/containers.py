@@ -241,9 +241,13 @@ def make_dataclass(target: Any, new: dict[str, Any]) -> Any:
     """Returns a copy of a dataclass with new values in some fields."""
     # Runs neither __init__ nor __post_init__: the fields were saved after these. Other attributes,
     # such as cached properties, stay with the template.
-    names = [field.name for field in dataclasses.fields(target) if hasattr(target, field.name)]
-    kept = {name: getattr(target, name) for name in names if name not in new}
-    return with_attributes(type(target), kept | new)
+    made = object.__new__(type(target))
+    for field in dataclasses.fields(target):
+        if field.name in new:
+            object.__setattr__(made, field.name, new[field.name])
+        elif hasattr(target, field.name):
+            object.__setattr__(made, field.name, getattr(target, field.name))
+    return made
 
 
 def _dataclass_in_words(found: Difference) -> str:

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from treepack._src.pytree.containers import with_attributes
+from treepack._src.pytree.containers import namedtuple_of, with_attributes
 from treepack._src.pytree.kinds import flatten
 
 
@@ -57,8 +57,10 @@ class Fields(NamedTuple):
         found = [name for name in meta if name is not None]
         return cls(list(children), found) if len(found) == len(meta) else None
 
-    def unflatten_abstract(self, ty: type, auxdata: Any, children: Sequence[Any]) -> Any:
+    def make(self, ty: type, auxdata: Any, children: Sequence[Any]) -> Any:
         """Creates a node without calling its `__init__`, which might reject placeholders."""
+        if issubclass(ty, tuple):
+            return namedtuple_of(ty, children)
         attributes = zip([*self.data, *self.meta], [*children, *auxdata], strict=True)
         return with_attributes(ty, dict(attributes))
 

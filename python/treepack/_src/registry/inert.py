@@ -10,15 +10,10 @@ docs/design.md has the rule and its reason.
 from __future__ import annotations
 
 import dataclasses
-import datetime
-import decimal
 import enum
-import fractions
 import functools
 import pathlib
 import types
-import uuid
-import zoneinfo
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable
 from typing import Any
@@ -33,15 +28,14 @@ from treepack._src.pytree.containers import fields_of, has_setter, is_generated
 from treepack._src.registry.definitions import AUXDATA, FUNCTIONS, is_definition
 from treepack._src.registry.fields import Fields
 from treepack._src.registry.holes import Hole
+from treepack._src.registry.python_codecs import ATOMS
 from treepack.errors import DecodeError
 
 _ATOMS = frozenset(
     {
-        *(type(None), bool, int, float, complex, str, bytes, bytearray, slice),
-        *(type(...), type(NotImplemented), decimal.Decimal, fractions.Fraction, uuid.UUID),
-        *(datetime.date, datetime.time, datetime.datetime, datetime.timedelta),
-        *(datetime.timezone, zoneinfo.ZoneInfo, np.ndarray),
+        *(type(None), bool, float, complex, str, bytes, np.ndarray),
         *(type(pathlib.Path()), pathlib.PurePosixPath, pathlib.PureWindowsPath),
+        *(codec.fits for codec in ATOMS),
     }
 )
 

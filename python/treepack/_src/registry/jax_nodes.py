@@ -12,7 +12,7 @@ from treepack._src.interop import equinox
 from treepack._src.interop.jax import argument_order, registered_unflatten, unflattener
 from treepack._src.interop.libraries import library_of_type
 from treepack._src.pytree import kinds as code
-from treepack._src.pytree.containers import fields_of, namedtuple_of
+from treepack._src.pytree.containers import fields_of
 from treepack._src.pytree.kinds import flatten
 from treepack._src.pytree.left_out import NOTHING, LeftOut
 from treepack._src.registry import holes as _holes
@@ -84,7 +84,7 @@ def jax_node_type(
 
     def made_by(make: Callable[[Any, list[Any]], Any]) -> Callable[..., Any]:
         def unflatten(static: Any, names: list[str], children: list[Any]) -> Any:
-            if isinstance(static, _Marked):
+            if type(static) is _Marked:
                 is_variable = static.functions is None
                 static, names, children = static.merge(names, children)
                 if is_variable:
@@ -98,10 +98,10 @@ def jax_node_type(
 
     foreign = stores is None and library is not None
     all_fields = None if fields is None else [*fields.data, *fields.meta]
-    unflatten = unflatten_abstract = made_by(unflattener(nodetype))
+    unflatten = unflatten_abstract = made_by(unflattener(nodetype, all_fields))
     field_names = fields
     if fields is not None:
-        unflatten_abstract = made_by(functools.partial(fields.unflatten_abstract, nodetype))
+        unflatten_abstract = made_by(functools.partial(fields.make, nodetype))
     elif dataclasses.is_dataclass(nodetype):
         field_names = Fields([field.name for field in dataclass_fields(nodetype)], [])
     return NodeType(
@@ -129,10 +129,9 @@ def plain_type(
 ) -> NodeType:
     """Describes a namedtuple, or a dataclass that is not registered with JAX."""
     data, meta = fields
-    is_tuple = issubclass(nodetype, tuple)
 
     def flatten_node(node: Any, left_out: LeftOut) -> tuple[bytes, dict[str, Any]]:
-        if is_tuple:  # whose attributes may be others
+        if isinstance(node, tuple):  # whose attributes may be others
             return core.encode_value(()), dict(zip(data, tuple.__iter__(node), strict=True))
         values = fields_of(node)
         auxdata = tuple(values.pop(name) for name in meta)
@@ -140,9 +139,7 @@ def plain_type(
 
     def unflatten(static: Any, names: list[str], children: list[Any]) -> Any:
         check_children(data, names)
-        if is_tuple:
-            return namedtuple_of(nodetype, children)
-        return fields.unflatten_abstract(nodetype, static, children)
+        return fields.make(nodetype, static, children)
 
     return NodeType(
         nodetype,

@@ -190,13 +190,11 @@ class Names(Generic[T]):
 
     def name_of(self, thing: Any) -> str | None:
         """Returns the name of an object, or `None`."""
-        named = self.named(thing)
-        return None if named is None else named[0]
+        return (self.named(thing) or (None,))[0]
 
     def entry_of(self, thing: Any) -> T | None:
         """Returns the entry of an object, or `None`."""
-        named = self.named(thing)
-        return None if named is None else named[1]
+        return (self.named(thing) or (None, None))[1]
 
     def named(self, thing: Any) -> tuple[str, T] | None:
         """Returns the name and the entry of an object, or `None`."""

@@ -299,27 +299,32 @@ def _partial_type(ty: type, name: str) -> NodeType:
     return _own_type(ty, name, _flatten_partial, _unflatten_partial, static_of)
 
 
-# Types of other modules that need no registration, by their names in files.
-_ELSEWHERE: dict[str, Callable[[Any, str], NodeType]] = {
-    "collections.OrderedDict": _mapping,
-    "collections.defaultdict": _mapping,
-    "flax.core.FrozenDict": _mapping,
-    "jax.tree_util.Partial": _partial_type,
+# Types of other modules that need no registration, by name: their modules, and functions that
+# describe them.
+_ELSEWHERE: dict[str, tuple[str, Callable[[Any, str], NodeType]]] = {
+    "OrderedDict": ("collections", _mapping),
+    "defaultdict": ("collections", _mapping),
+    "FrozenDict": ("flax.core", _mapping),
+    "Partial": ("jax.tree_util", _partial_type),
 }
 
 
 def _own_by_name(name: str) -> type | None:
     """Finds a type of `own` by name; types of other libraries only if these are imported."""
-    if name in _ELSEWHERE:
-        return found_at(*name.rsplit(".", 1))  # type: ignore[no-any-return]
+    module, _, attribute = name.rpartition(".")
+    if attribute in _ELSEWHERE and _ELSEWHERE[attribute][0] == module:
+        return found_at(module, attribute)  # type: ignore[no-any-return]
     return next((ty for ty, found in _own.copy().items() if found.name == name), None)
 
 
 def own(ty: Any) -> NodeType | None:
     """Returns the entry of a type that needs no registration."""
-    if ty in _own or ty is None:
-        return _own.get(ty)
-    for name, describe in _ELSEWHERE.items():
-        if ty is found_at(*name.rsplit(".", 1)):
-            return _own.setdefault(ty, describe(ty, name))
-    return None
+    if ty in _own:
+        return _own[ty]
+    name = getattr(ty, "__name__", "")
+    if name not in _ELSEWHERE:
+        return None
+    module, describe = _ELSEWHERE[name]
+    if ty is not found_at(module, name):
+        return None
+    return _own.setdefault(ty, describe(ty, f"{module}.{name}"))

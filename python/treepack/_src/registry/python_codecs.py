@@ -105,13 +105,44 @@ def _singleton(name: str, value: Any) -> Codec:
     return codec(name, type(value), lambda _: None, type(None), lambda _: value)
 
 
-CODECS = [
+# Values that hold no other values which a file could choose; see `inert.py`.
+ATOMS = [
     # Integers beyond 64 bits.
     of_value("int", int, str),
-    of_value("set", set, frozenset),
     of_value("bytearray", bytearray, bytes),
-    of_attributes("range", range, start=int, stop=int, step=int),
     of_attributes("slice", slice, start=_BOUND, stop=_BOUND, step=_BOUND),
+    _singleton("Ellipsis", ...),
+    _singleton("NotImplemented", NotImplemented),
+    of_attributes("fractions.Fraction", fractions.Fraction, numerator=int, denominator=int),
+    of_value("decimal.Decimal", decimal.Decimal, str),
+    codec("uuid.UUID", uuid.UUID, "bytes", bytes, lambda content: uuid.UUID(bytes=content)),
+    codec(
+        "datetime.date", datetime.date, datetime.date.isoformat, str, datetime.date.fromisoformat
+    ),
+    _times(datetime.time),
+    _times(datetime.datetime),
+    of_attributes(
+        "datetime.timedelta", datetime.timedelta, days=int, seconds=int, microseconds=int
+    ),
+    codec(
+        "datetime.timezone",
+        datetime.timezone,
+        _timezone_parts,
+        (datetime.timedelta, (str, type(None))),
+        _timezone,
+    ),
+    codec("zoneinfo.ZoneInfo", zoneinfo.ZoneInfo, _zone_name, str, _zone),
+]
+
+CODECS = [
+    *ATOMS,
+    # A concrete path becomes a path of the system that reads it.
+    *(
+        of_value(f"pathlib.{ty.__name__}", ty, str)._replace(fits=instance(ty))
+        for ty in (pathlib.Path, pathlib.PureWindowsPath, pathlib.PurePosixPath)
+    ),
+    of_value("set", set, frozenset),
+    of_attributes("range", range, start=int, stop=int, step=int),
     of_value("types.MappingProxyType", types.MappingProxyType, dict),
     codec(
         "functools.partial",
@@ -120,13 +151,6 @@ CODECS = [
         (object, tuple, dict),
         _functools_partial,
     ),
-    # A concrete path becomes a path of the system that reads it.
-    *(
-        of_value(f"pathlib.{ty.__name__}", ty, str)._replace(fits=instance(ty))
-        for ty in (pathlib.Path, pathlib.PureWindowsPath, pathlib.PurePosixPath)
-    ),
-    _singleton("Ellipsis", ...),
-    _singleton("NotImplemented", NotImplemented),
     *(
         of_value(f"collections.{ty.__name__}", ty, dict)
         for ty in (collections.OrderedDict, collections.Counter)
@@ -152,23 +176,4 @@ CODECS = [
         dict,
         lambda items: types.SimpleNamespace(**items),
     ),
-    of_attributes("fractions.Fraction", fractions.Fraction, numerator=int, denominator=int),
-    of_value("decimal.Decimal", decimal.Decimal, str),
-    codec("uuid.UUID", uuid.UUID, "bytes", bytes, lambda content: uuid.UUID(bytes=content)),
-    codec(
-        "datetime.date", datetime.date, datetime.date.isoformat, str, datetime.date.fromisoformat
-    ),
-    _times(datetime.time),
-    _times(datetime.datetime),
-    of_attributes(
-        "datetime.timedelta", datetime.timedelta, days=int, seconds=int, microseconds=int
-    ),
-    codec(
-        "datetime.timezone",
-        datetime.timezone,
-        _timezone_parts,
-        (datetime.timedelta, (str, type(None))),
-        _timezone,
-    ),
-    codec("zoneinfo.ZoneInfo", zoneinfo.ZoneInfo, _zone_name, str, _zone),
 ]

@@ -9,7 +9,7 @@ from typing import Any, TypedDict, TypeVar, Unpack, overload
 
 import treepack._core as core
 from treepack._src.interop.jax import is_node_type, needed
-from treepack._src.pytree.containers import is_namedtuple, namedtuple_of
+from treepack._src.pytree.containers import is_namedtuple
 from treepack._src.pytree.kinds import is_plain_namedtuple
 from treepack._src.registry import jax_export as _jax_export
 from treepack._src.registry import nodes as _nodes
@@ -139,7 +139,7 @@ def register_dataclass(
                 nodetype, given.data, given.meta, drop_fields=[*map(_Whole, drop_fields)]
             )
             fields = given
-        build = None if fields is None else functools.partial(fields.unflatten_abstract, nodetype)
+        build = None if fields is None else functools.partial(fields.make, nodetype)
         added = jax_node_type(nodetype, name, fields, version=version, upgrade=upgrade)
         _jax_export.register(nodetype, name, encode_auxdata, added.decode, build)
         TYPES.add(nodetype, name, added, aliases)
@@ -244,7 +244,7 @@ def register_node(
             upgrade=upgrade,
         )
         if from_children is None and fields is not None:
-            from_children = functools.partial(fields.unflatten_abstract, nodetype)
+            from_children = functools.partial(fields.make, nodetype)
         own = _nodes.own(nodetype)
         decode = decode or (added.decode if own is None else decode_given)
         _jax_export.register(nodetype, serialized_name, encode, decode, from_children)
@@ -311,14 +311,9 @@ def register_namedtuple(
     with registering:
         name = TYPES.chosen(nodetype, serialized_name)
         _check_claims(nodetype, name, aliases, version)
-        _jax_export.register(
-            nodetype,
-            name,
-            encode_auxdata,
-            decode_given,
-            lambda _, children: namedtuple_of(nodetype, children),
-        )
         fields = Fields([*nodetype._fields], [])
+        build = functools.partial(fields.make, nodetype)
+        _jax_export.register(nodetype, name, encode_auxdata, decode_given, build)
         added = plain_type(nodetype, name, fields, version=version, upgrade=upgrade)
         TYPES.add(nodetype, name, added, aliases)
         _static.register_fields(nodetype, name, aliases)

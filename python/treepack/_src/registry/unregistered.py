@@ -11,7 +11,7 @@ import weakref
 from typing import Any
 
 from treepack._src.interop.jax import is_node_type
-from treepack._src.pytree.containers import DATACLASS, NAMEDTUPLE, NodeKind
+from treepack._src.pytree.containers import DATACLASS, NAMEDTUPLE, NodeKind, is_namedtuple
 from treepack._src.pytree.kinds import is_plain_namedtuple
 from treepack._src.registry.fields import Fields, dataclass_fields
 from treepack._src.registry.jax_nodes import jax_node_type, plain_type
@@ -20,12 +20,14 @@ from treepack._src.registry.names import default_name
 from treepack._src.registry.types import TYPES, NodeType
 
 # Cached types of JAX nodes, which JAX keeps alive as well. Threads may add the same entry at once,
-# here and in `_names`.
+# here and in `_found`.
 _known: weakref.WeakKeyDictionary[type, NodeType] = weakref.WeakKeyDictionary()
 
-# The names of types, `None` if another type is registered under the name; with the number of
-# changes of the registered names for which they are valid.
-_names: weakref.WeakKeyDictionary[type, tuple[int, str | None]] = weakref.WeakKeyDictionary()
+# The names of types, `None` if another type is registered under the name, and their fields; with
+# the number of changes of the registered names for which they are valid.
+_found: weakref.WeakKeyDictionary[type, tuple[int, str | None, Fields]] = (
+    weakref.WeakKeyDictionary()
+)
 
 
 def unregistered(ty: type, kind: NodeKind) -> NodeType | None:
@@ -35,27 +37,26 @@ def unregistered(ty: type, kind: NodeKind) -> NodeType | None:
       The description; `None` if only a template can rebuild such nodes, or if another type is
       registered under the name.
     """
-    changes, name = _names.get(ty) or (None, None)
-    if changes != TYPES.changes:
+    found = _found.get(ty)
+    if found is None or found[0] != TYPES.changes:
         changes = TYPES.changes  # read before the lookups: another thread may register a type
         older = TYPES.older(ty)
         if older is not None:
             return older[1]
         name = library_name(ty) or default_name(ty)
-        if TYPES.by_name(name) is not None:
-            name = None
-        _names[ty] = changes, name
-    if name is None:
+        is_taken = TYPES.by_name(name) is not None
+        found = _found[ty] = changes, None if is_taken else name, _fields(ty)
+    _, known, fields = found
+    if known is None:
         return None
-    if kind is NAMEDTUPLE:
-        return _namedtuple_type(ty, name)
-    if kind is DATACLASS:  # it may be registered with JAX later
-        return plain_type(ty, name, Fields.marked(dataclass_fields(ty)))
-    return _described(ty, name) if is_node_type(ty) else None
+    if kind is NAMEDTUPLE or kind is DATACLASS:  # a dataclass may be registered with JAX later
+        return plain_type(ty, known, fields)
+    return _described(ty, known) if is_node_type(ty) else None
 
 
-def _namedtuple_type(ty: Any, name: str) -> NodeType:
-    return plain_type(ty, name, Fields([*ty._fields], []))
+def _fields(ty: Any) -> Fields:
+    """Returns the fields of a namedtuple, or those of a dataclass by their marks."""
+    return Fields([*ty._fields], []) if is_namedtuple(ty) else Fields.marked(dataclass_fields(ty))
 
 
 def _described(ty: type, name: str) -> NodeType:
@@ -73,5 +74,5 @@ def of_library(name: str) -> NodeType | None:
     if (known := TYPES.entry_of(ty)) is not None:
         return known
     if is_plain_namedtuple(ty):
-        return _namedtuple_type(ty, name)
+        return plain_type(ty, name, _fields(ty))
     return _described(ty, library_name(ty) or default_name(ty))
