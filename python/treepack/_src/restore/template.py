@@ -130,19 +130,15 @@ def restore_encoded(
         if restored is not None:
             return restored[0]
     if not reading.is_drop_in and target is not None:
-        catalog = _catalog(data)
-        if catalog is not None and not needs_state(target, catalog.record, reading):
-            return restore_selected(target, catalog, 0, reading, convert=convert)
+        try:
+            catalog = catalog_of(data)
+        except TreepackError:
+            pass  # the data are damaged, which a full read explains
+        else:
+            if not needs_state(target, catalog.record, reading):
+                return restore_selected(target, catalog, 0, reading, convert=convert)
     state = core.restore(data, reading.copy, reading.threads)
     return restore_tree(target, state, _paths.ROOT, reading, convert=convert)
-
-
-def _catalog(data: Buffer | core.Content) -> core.Catalog | None:
-    """Returns the catalog of encoded bytes; `None` if damaged, since a full read explains it."""
-    try:
-        return catalog_of(data)
-    except TreepackError:
-        return None
 
 
 def needs_state(target: Any, record: bytes | None, reading: Reading) -> bool:
