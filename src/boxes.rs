@@ -66,13 +66,11 @@ impl ShardedArray {
         dtype: String,
         itemsize: usize,
     ) -> Result<Option<Self>> {
-        let counts: Vec<usize> = match division.host {
-            true => vec![1; shape.len()],
-            false => division
-                .counts
-                .iter()
-                .map(|count| *count as usize)
-                .collect(),
+        let counts = division.counts.iter().map(|count| *count as usize);
+        let counts = if division.host {
+            vec![1; shape.len()]
+        } else {
+            counts.collect()
         };
         let grid = ShardGrid::new(shape, &counts);
         let Some(grid) = grid.filter(|grid| grid.len() == division.files.len()) else {
