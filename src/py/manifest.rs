@@ -75,13 +75,6 @@ impl Manifest {
         files: Vec<FileRow>,
         writer: Option<String>,
     ) -> PyResult<Bound<'py, PyBytes>> {
-        if files.len() < self.manifest.files.len() {
-            return Err(PyIndexError::new_err(format!(
-                "expected at least {} files, got {}",
-                self.manifest.files.len(),
-                files.len()
-            )));
-        }
         keep_reserve()?;
         let writer = writer.unwrap_or_default();
         copied(
