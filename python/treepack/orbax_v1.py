@@ -193,9 +193,8 @@ def registry(
         "__module__": __name__,
         "__qualname__": "TreepackHandler",
     }
-    handler = type(
-        "TreepackHandler", (TreepackHandler,), own
-    )  # Orbax instantiates it without arguments
+    # Orbax instantiates it without arguments.
+    handler = type("TreepackHandler", (TreepackHandler,), own)
     names = {*names}
     made = ocp.handlers.local_registry(include_global_registry=False)
     others = ocp.handlers.global_registry()

@@ -93,9 +93,8 @@ def state_of(file: File, value: int = 0, marks: core.Marks | None = None) -> Sta
         except (CorruptionError, DecodeError) as error:
             return error
 
-    record = (
-        None if isinstance(place.reader, _FOREIGN) else place.catalog.record
-    )  # theirs is made while they are opened
+    # That of another format is made while it is opened.
+    record = None if isinstance(place.reader, _FOREIGN) else place.catalog.record
     state = place.state(leaf, marks)
     if marks is not None:
         state = map_leaves(lambda leaf: leaf, state, ABSENT)
@@ -299,25 +298,20 @@ def write_msgpack(
     writes them. Other files have a record if the source has one.
     """
     suffix = Path(Path(path).name.lower().removesuffix(".gz")).suffix
-    if suffix == ".msgpack":
-        state = state._replace(record=None)  # structs of flax reject unknown keys
-    elif state.record is None and (suffix == ".treepack" or state.described):
-        save_layout(
-            file_layout(state.tree, Saved(metadata=state.metadata), writing),
-            path,
-            writing,
-            progress,
+    is_plain = suffix == ".msgpack"  # structs of flax reject unknown keys
+    record = None if is_plain else state.record
+    if record is None and not is_plain and (suffix == ".treepack" or state.described):
+        layout = file_layout(state.tree, Saved(metadata=state.metadata), writing)
+    else:
+        described = record is not None
+        layout = plain_layout(
+            state.tree,
+            writing.align,
+            structure=described,
+            index=described,
+            checksums=described and not writing.compress,
+            record=record,
         )
-        return
-    described = state.record is not None
-    layout = plain_layout(
-        state.tree,
-        writing.align,
-        structure=described,
-        index=described,
-        checksums=described and not writing.compress,
-        record=state.record,
-    )
     save_layout(layout, path, writing, progress)
 
 

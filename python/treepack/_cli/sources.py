@@ -139,10 +139,7 @@ def selected(state: State, select: list[str], skip: list[str]) -> State:
     if not select and not skip:
         return state
     there = [_paths.text(parts) for parts, _ in ends_of(state.tree)]
-    wanted = compiled(select or None, "file", there, "--select")
-    skipped = compiled(skip or None, "file", there, "--skip")
-
-    def means(path: str) -> bool:
-        return wanted.means(path) and not (skip and skipped.means(path))
-
-    return state._replace(tree=chosen(state.tree, means), record=None)
+    selector = compiled(select or None, "file", there, "--select")
+    if skip:
+        selector = selector.without(compiled(skip, "file", there, "--skip"))
+    return state._replace(tree=chosen(state.tree, selector.means), record=None)

@@ -135,9 +135,8 @@ def get(
             state = _convert.state_of(file, 0 if path == "." else value_at(file, path))
             state = sources.selected(state, [], skip or [])
             state = _convert.check_whole(state)
-            if _convert.format_of(target) in ("safetensors", "npz") and not isinstance(
-                state.tree, (dict, list)
-            ):
+            needs_name = _convert.format_of(target) in ("safetensors", "npz")
+            if needs_name and not isinstance(state.tree, (dict, list)):
                 state = state._replace(tree={_paths.parts(path)[-1]: state.tree})
         _write(state, target, gzip, numbers, level, align, dtype, sep)
 

@@ -38,9 +38,6 @@ from treepack.errors import TreepackError
 
 T = TypeVar("T")
 
-Verify = Literal["manifest", "all"]
-"""The bytes that `resume` verifies: the record, or all."""
-
 
 class Series:
     """The checkpoints of a training run: saved atomically, kept by rules, resumed.
@@ -211,13 +208,12 @@ class Series:
         )
         commit = Commit(self._first, keep, step, now, {} if metrics is None else metrics, local)
         commit.prepare(state, saved, writing, snapshot=background)
-        progress = options.get("progress")
         commit.then = self._intervals.restart()
         write = commit if self._fast is None else functools.partial(self._fast.save, commit)
         self._last = run(
             self._first.path(step),
             write,
-            progress,
+            options.get("progress"),
             place=self._place,
             background=background,
             # What this thread has interrupted ends only after this.
@@ -232,7 +228,7 @@ class Series:
         self,
         template: Template | None = None,
         *,
-        verify: Verify = "all",
+        verify: Literal["manifest", "all"] = "all",
         mmap: bool | None = None,
         max_size: int | None = None,
         **options: Unpack[ChoiceOptions],
