@@ -228,8 +228,13 @@ def save(
         )
     name = _name_beside(saved.base, place)
     if is_plain:
-        left_out = LeftOut(saved.static)
-        layout = state_layout(tree, writing.align, snapshot=background, left_out=left_out)
+        layout = state_layout(
+            tree,
+            writing.align,
+            snapshot=background,
+            left_out=LeftOut(saved.static),
+            threads=writing.threads,
+        )
     else:
         layout = file_layout(tree, saved, writing, snapshot=background, base_name=name)
     # The program may change its working directory during the save.
