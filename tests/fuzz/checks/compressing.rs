@@ -3,6 +3,7 @@
 
 use std::mem::MaybeUninit;
 
+use treepack::Source;
 use treepack::gzip::{
     Indexed, Method, bound, claimed_size, compress, inflate_at_once, inflate_in_steps, method,
 };
