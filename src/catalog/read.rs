@@ -5,10 +5,9 @@ use std::ops::{Range, RangeInclusive};
 use super::check::compare_record_key;
 use super::heads::Checked;
 use super::{Catalog, Entry, Key, LeafSpan};
-use crate::array::MAX_NDIM;
 use crate::events::{Event, Reader};
 use crate::source::{Source, bytes_of, missing};
-use crate::structure::{Footer, Index, LeafKind, RECORD_KEY, ROOT_KEY, Record, checksums_of};
+use crate::structure::{Footer, Index, RECORD_KEY, ROOT_KEY, Record, checksums_of};
 use crate::watch::{Steps, Watch};
 use crate::wire::Cursor;
 use crate::{Error, Result, grow};
@@ -188,17 +187,6 @@ impl Catalog {
         // The minimum header size since the last leaf; bounds the entries of a hostile index.
         let mut least = 0;
         self.kinds = index.kinds;
-        let is_for_numpy = |kind: &LeafKind| match kind {
-            LeafKind::Array(_, shape) | LeafKind::PrngKey(_, shape) => {
-                shape.len() <= MAX_NDIM && shape.iter().all(|dim| isize::try_from(*dim).is_ok())
-            }
-            _ => true,
-        };
-        if !self.kinds.iter().all(is_for_numpy) {
-            return Err(Index::damaged(
-                "an array has more or larger dimensions than NumPy allows",
-            ));
-        }
         let mut open: Vec<Open> = Vec::new();
         let mut keys: Vec<Key> = Vec::new();
         let mut before = 0;

@@ -1,6 +1,7 @@
 //! Reads leaves, and states of containers.
 
 use pyo3::prelude::*;
+use smallvec::SmallVec;
 
 use super::super::content::Content;
 use super::super::dtypes::Dtype;
@@ -9,10 +10,11 @@ use super::super::memory::{new_dict, new_list, new_string, new_tuple};
 use super::super::objects::{CopyMode, Objects};
 use super::super::options::Int;
 use super::file::Catalog;
+use crate::array::MAX_NDIM;
 use crate::events::no_dtype;
 use crate::structure::LeafKind;
 use crate::wire::PRNG_MARKER;
-use crate::{catalog, source};
+use crate::{Error, catalog, source};
 
 impl Catalog {
     pub fn objects<'a, 'py>(
@@ -54,12 +56,25 @@ impl Catalog {
         let Some((name, dims)) = self.catalog.dtype_and_shape(leaf) else {
             return Ok(None);
         };
+        let damaged = |error| Error::at(self.catalog.path_of(value), error);
+        let start = self.catalog.place(leaf).start;
         let Some(dtype) = Dtype::named(py, name.as_bytes())? else {
-            let error = no_dtype(name.as_bytes(), self.catalog.place(leaf).start);
-            return Err(self.at(py, error.into(), value));
+            return Err(damaged(no_dtype(name.as_bytes(), start)).into());
         };
+        let mut shape: SmallVec<[usize; 6]> = SmallVec::new();
+        for dim in dims {
+            let dim = usize::try_from(*dim).ok();
+            let Some(dim) =
+                dim.filter(|dim| isize::try_from(*dim).is_ok() && shape.len() < MAX_NDIM)
+            else {
+                let reason = "the index of the file has an array with more or larger dimensions \
+                              than NumPy allows: the file is damaged";
+                return Err(damaged(Error::malformed(start, reason)).into());
+            };
+            shape.push(dim);
+        }
         let hooks = Hooks::get(py)?;
-        let shape = new_tuple(py, dims)?;
+        let shape = new_tuple(py, &shape)?;
         let array = hooks
             .abstract_array
             .bind(py)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -25,6 +26,9 @@ from treepack._src.storage.fetch import Blocks, Range, fetching, joined
 from treepack._src.storage.naming import filename_of, name_file, naming
 from treepack._src.storage.place import absolute
 from treepack.errors import DecodeError, MissingPathError, NewerVersionError
+
+# NumPy's maximum.
+_MOST_NDIM = 64
 
 # The key before a leaf is compared with the index as well. After a leaf, the core reads ahead
 # (`src/catalog/check.rs`).
@@ -149,9 +153,28 @@ class Reader:
         """Closes the file. Arrays that view it stay valid."""
         self._catalog = self._content = None
 
+    def kind(self, value: int, parts: list[str]) -> tuple[Any, ...]:
+        """Returns the kind of a leaf; see `Catalog.leaf`.
+
+        Raises:
+          DecodeError: If NumPy could not hold the array.
+        """
+        _, kind, start, _, _ = self.catalog.leaf(value)
+        if kind[0] in ("array", "prng_key"):
+            shape = kind[2]
+            if len(shape) > _MOST_NDIM or max(shape, default=0) > sys.maxsize:
+                raise DecodeError(
+                    f"the index of the file is damaged: it has an array of {len(shape)} "
+                    f"dimensions of at most {max(shape, default=0)}, and NumPy allows "
+                    f"{_MOST_NDIM} dimensions of at most {sys.maxsize}",
+                    start,
+                    _paths.text(parts),
+                )
+        return kind
+
     def leaf(self, value: int, parts: list[str]) -> Any:
         """Returns a leaf: a `LazyArray` for an array, or the leaf itself."""
-        kind = self.catalog.leaf(value)[1]
+        kind = self.kind(value, parts)
         if kind[0] == "array":
             return self.array(value, parts, kind)
         if kind[0] == "prng_key":

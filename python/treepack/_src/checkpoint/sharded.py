@@ -292,7 +292,7 @@ class ShardedReader(Files):
 
     def _sharded(self, value: int, parts: list[str]) -> ShardedArray | None:
         """Returns the array of a leaf, or of a PRNG key, whose bytes are in other files."""
-        kind = self.catalog.leaf(value)[1]
+        kind = self.kind(value, parts)
         array = self.array(value, parts, kind) if kind[0] in ("array", "prng_key") else None
         return array if isinstance(array, ShardedArray) else None
 
@@ -328,7 +328,7 @@ class ShardedReader(Files):
 
         def expected(value: int, parts: list[str]) -> None:
             array = self._sharded(value, parts)
-            is_key = self.catalog.leaf(value)[1][0] == "prng_key"
+            is_key = self.kind(value, parts)[0] == "prng_key"
             if array is not None and (is_key or not waits(array)):
                 read_now.append(array)
 
