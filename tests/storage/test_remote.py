@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 import obstore
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 
 import tiers
 import treepack
@@ -107,6 +108,23 @@ def test_few_requests(server: str, name: str, to_open: int, to_take: int) -> Non
     np.testing.assert_array_equal(part["layer_7"]["kernel"], TREE["layer_7"]["kernel"])
     if name != "flax":
         assert treepack.abstract(f"{server}/{name}")["layer_1"]["bias"].shape == (3,)
+
+
+def test_a_range_of_elements_takes_one_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    array = np.arange(300 * 3001 * 5, dtype=np.float32).reshape(300, 3001, 5)
+    treepack.save("memory://range/saved", {"a": array})
+    found = treepack.open("memory://range/saved")["a"]
+    requests = []
+    fetch = MemoryFileSystem.cat_file
+
+    def counted(self: Any, path: str, *args: Any, **options: Any) -> bytes:
+        requests.append((path, args, options))
+        return fetch(self, path, *args, **options)
+
+    monkeypatch.setattr(MemoryFileSystem, "cat_file", counted)
+    part = found.flat_range(1_000, array.size - 1_000)  # parts of rows, and whole ones between
+    np.testing.assert_array_equal(part, array.reshape(-1)[1_000:-1_000])
+    assert len(requests) <= 2, requests  # the other is for the header
 
 
 def test_what_is_not_there(server: str) -> None:

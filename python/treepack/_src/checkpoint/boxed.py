@@ -10,8 +10,9 @@ import numpy as np
 
 import treepack._core as core
 from treepack._src import dtypes as _dtypes
-from treepack._src.checkpoint.reader import LazyArray, memory_of
+from treepack._src.checkpoint.reader import Bounds, LazyArray, memory_of
 from treepack._src.storage.deferred import Computed
+from treepack._src.storage.fetch import Blocks, Range
 
 # The alignment at which JAX on CPU uses memory in place.
 _ALIGN = 64
@@ -91,6 +92,10 @@ class BoxedArray(LazyArray):
     ) -> None:
         """Reads the elements of a box to an array."""
         copy(self._read(box), target, threads=threads)
+
+    def ranges(self, bounds: Bounds) -> Iterator[tuple[Blocks, Range]]:
+        """Yields nothing: `_read` fetches the ranges of a box."""
+        return iter(())
 
     def _deferred(self) -> tuple[core.Content, list[tuple[int, int]]]:
         self.compare()

@@ -536,13 +536,14 @@ class LazyArray(ArrayLike, Deferred, metaclass=Completing):  # type: ignore[meta
 
     def flat_range(self, start: int, stop: int) -> np.ndarray:
         """Reads only a range of elements, counted in C order."""
-        made = np.empty(stop - start, self.dtype)
-        at = 0
-        for box in boxes_of(self.shape, start, stop):
-            shape = [*map(len, box)]
-            part = made[at : at + math.prod(shape)]
-            self.read_to(box, part.reshape(shape))
-            at += part.size
+        boxes = [*boxes_of(self.shape, start, stop)]
+        made, at = np.empty(stop - start, self.dtype), 0
+        with fetching(each for box in boxes for each in self.ranges(bounds_of(box))):
+            for box in boxes:
+                shape = [*map(len, box)]
+                part = made[at : at + math.prod(shape)]
+                self.read_to(box, part.reshape(shape))
+                at += part.size
         return made
 
     def compare(self) -> None:
