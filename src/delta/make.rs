@@ -13,7 +13,7 @@ use super::patch::{BLOCK_HEAD_BYTES, Extension, START, difference, extensions, t
 use crate::catalog::Catalog;
 use crate::layout::{Layout, LayoutBuilder, Payload, Slice, Taken};
 use crate::raw::{Uninit, append_with};
-use crate::source::{Pieces, Source, SourcePieces, read_to};
+use crate::source::{Pieces, Source, SourcePieces, bytes_of, read_to};
 use crate::watch::Watch;
 use crate::wire::{EXT_DELTA, EXT_NDARRAY, Head, length};
 use crate::{Result, grow, parallel};
@@ -159,8 +159,7 @@ fn replacement<P: Payload + Sync>(
             Kind::Stored => BLOCK_HEAD_BYTES + block_len(number),
             _ => BLOCK_HEAD_BYTES + block.bytes.len(),
         });
-    let mut head = Vec::new();
-    read_to(layout, whole.start..place.start, &mut head)?;
+    let head = bytes_of(layout, whole.start..place.start)?;
     let start = difference(unit.elements, &head, place.len())?;
     let len = start.len() + bytes.sum::<usize>();
     if len + Head::MAX_BYTES >= whole.len() {

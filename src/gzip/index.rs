@@ -4,7 +4,7 @@
 //! size, so that readers can begin there.
 
 use super::format::{BLOCK_BYTES, END_BYTES, HEADER, MAX_EXPANSION, NUMBERS_HEADER};
-use crate::source::{Source, read_to};
+use crate::source::{Source, bytes_of};
 use crate::{Error, Result, grow};
 
 const VERSION: u32 = 1;
@@ -104,8 +104,8 @@ pub fn has_traces(stream: &dyn Source) -> Result<bool> {
     let window = MEMBER_ENTRIES * ENTRY_BYTES + EMPTY_BYTES + TAIL_BYTES;
     let mut header = HEADER;
     header[3] = 4;
-    let (len, mut end) = (stream.len(), Vec::new());
-    read_to(stream, len.saturating_sub(window)..len, &mut end)?;
+    let len = stream.len();
+    let end = bytes_of(stream, len.saturating_sub(window)..len)?;
     let is_ours = |bytes: &[u8]| {
         bytes.starts_with(&header) && matches!(&bytes[HEADER.len() + 2..], b"TP" | b"TE")
     };
@@ -138,16 +138,15 @@ impl BlockIndex {
     /// Reads the index at the end of a stream; `None` unless it is exactly as `members` writes it,
     /// and possible.
     pub fn read(stream: &dyn Source) -> Result<Option<Self>> {
-        let (len, mut members) = (stream.len(), Vec::new());
-        read_to(stream, len.saturating_sub(TAIL_BYTES)..len, &mut members)?;
-        let Some((block_bytes, bytes, count)) = parse_tail(&members, len) else {
+        let len = stream.len();
+        let tail = bytes_of(stream, len.saturating_sub(TAIL_BYTES)..len)?;
+        let Some((block_bytes, bytes, count)) = parse_tail(&tail, len) else {
             return Ok(None);
         };
         let Some(end) = len.checked_sub(index_bytes(count)) else {
             return Ok(None);
         };
-        members.clear();
-        read_to(stream, end..len, &mut members)?;
+        let members = bytes_of(stream, end..len)?;
         let mut entries = BlockEntries(grow::with_room(count * ENTRY_BYTES)?);
         let listed = &members[..members.len() - TAIL_BYTES];
         for member in listed.chunks(MEMBER_ENTRIES * ENTRY_BYTES + EMPTY_BYTES) {
@@ -173,24 +172,22 @@ impl BlockIndex {
             });
             start += len;
         }
-        let mut around = Vec::new();
-        read_to(stream, 0..HEADER.len(), &mut around)?;
-        let numbers = around == NUMBERS_HEADER;
-        if around != HEADER && !numbers || start + END_BYTES != end {
+        let header = bytes_of(stream, 0..HEADER.len())?;
+        let numbers = header == NUMBERS_HEADER;
+        if header != HEADER && !numbers || start + END_BYTES != end {
             return Ok(None);
         }
-        around.clear();
-        read_to(stream, start..end, &mut around)?;
+        let end_bytes = bytes_of(stream, start..end)?;
         #[allow(clippy::cast_possible_truncation)] // modulo 2^32, as in the format
         let size = bytes as u32;
-        if around[..2] != [3, 0] || u32_at(&around, 6) != Some(size) {
+        if end_bytes[..2] != [3, 0] || u32_at(&end_bytes, 6) != Some(size) {
             return Ok(None);
         }
         Ok(Some(Self {
             block_bytes,
             bytes,
             blocks,
-            checksum: u32_at(&around, 2).unwrap_or_default(),
+            checksum: u32_at(&end_bytes, 2).unwrap_or_default(),
             numbers,
         }))
     }

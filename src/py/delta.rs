@@ -15,7 +15,7 @@ use super::watch::Watcher;
 use crate::delta::{self, Base, Headers, Join, Patch};
 use crate::layout as core_layout;
 use crate::mapping::Pages;
-use crate::source::{Source, read_to};
+use crate::source::{Source, bytes_of};
 use crate::structure::Footer;
 use crate::{Result, grow, parallel};
 
@@ -68,9 +68,7 @@ fn with_bytes<T>(source: &dyn Source, work: impl FnOnce(&[u8]) -> Result<T>) -> 
     if let Some(bytes) = source.stable() {
         return work(bytes);
     }
-    let mut bytes = Vec::new();
-    read_to(source, 0..source.len(), &mut bytes)?;
-    work(&bytes)
+    work(&bytes_of(source, 0..source.len())?)
 }
 
 /// See `_core.pyi`.
