@@ -12,15 +12,15 @@ use super::format::{MAGIC, MAX_EXPANSION, NUMBERS_HEADER};
 use super::numbers;
 use crate::mapping::Pages;
 use crate::raw::Uninit;
-use crate::source::{Source, read_to};
+use crate::source::{Source, bytes_of, read_to};
 use crate::structure;
 use crate::watch::Watch;
 use crate::{Error, Result, zlib};
 
 /// The size that the stream claims, if plausible; otherwise 0.
 pub fn claimed_size(stream: &dyn Source) -> Result<usize> {
-    let (mut end, len) = (Vec::new(), stream.len());
-    read_to(stream, len.saturating_sub(4)..len, &mut end)?;
+    let len = stream.len();
+    let end = bytes_of(stream, len.saturating_sub(4)..len)?;
     let size = end
         .first_chunk()
         .map(|size| u32::from_le_bytes(*size) as usize);

@@ -8,7 +8,7 @@ use super::indexed::Indexed;
 use crate::Result;
 use crate::mapping::Pages;
 use crate::raw::Uninit;
-use crate::source::{Source, as_inner, read_to};
+use crate::source::{Source, as_inner, bytes_of};
 use crate::structure::MARK;
 use crate::watch::Watch;
 
@@ -30,13 +30,11 @@ const TRIED_BLOCKS: usize = 8;
 /// The content of a treepack stream with a damaged header; `None` for all others.
 pub fn mended(stream: &Shared, watch: &dyn Watch) -> Result<Option<Contained>> {
     let len = stream.len();
-    let (mut start, mut end) = (Vec::new(), Vec::new());
-    read_to(stream, 0..len.min(HEADER.len()), &mut start)?;
+    let start = bytes_of(stream, 0..len.min(HEADER.len()))?;
     if start == HEADER || start == NUMBERS_HEADER || len < HEADER.len() + END_BYTES {
         return Ok(None);
     }
-    read_to(stream, len - MARK.len()..len, &mut end)?;
-    if end == MARK {
+    if bytes_of(stream, len - MARK.len()..len)? == MARK {
         return Ok(None);
     }
     if only_block(stream, watch)?.is_some() {
