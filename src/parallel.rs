@@ -113,6 +113,10 @@ pub fn in_order<S: Default, T: Send>(
 ) -> Result<()> {
     let window = ahead.max(1);
     let threads = threads.get().min(count).min(window);
+    if threads <= 1 {
+        let mut state = S::default();
+        return (0..count).try_for_each(|index| each(index, work(&mut state, index)));
+    }
     let shared = Shared {
         count,
         window,

@@ -131,7 +131,7 @@ def cases(path: Path) -> dict[str, tuple[str, Callable[[int], Callable[[], Any]]
         "pack_into": ("pack_into", pack_into),
         "restore": ("restore", restore),
         "copy": ("restore", copy),
-        "compress": ("compress", compress),
+        "compress": ("to_gzip", compress),
         "decompress": ("decompress", decompress),
         "decompress a stream of others": ("decompress", decompress_of_others),
         "the same in steps": (

@@ -604,8 +604,10 @@ def _address(array: np.ndarray) -> int:
 
 def bounds_of(box: Iterable[range]) -> Bounds:
     """Returns the indices of each dimension of a box as the core takes them."""
-    # The step of a single index is arbitrary.
-    return [(part.start, len(part), part.step if len(part) > 1 else 1) for part in box]
+    # The start of no index is arbitrary, and so is the step of a single one.
+    return [
+        (part.start if part else 0, len(part), part.step if len(part) > 1 else 1) for part in box
+    ]
 
 
 def boxes_of(shape: tuple[int, ...], start: int, stop: int) -> Iterator[tuple[range, ...]]:
