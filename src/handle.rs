@@ -192,7 +192,8 @@ mod tests {
         std::fs::write(&path, "old").unwrap();
         let mut handle = Handle::new(File::open(&path).unwrap(), &path).unwrap();
         handle.close();
-        assert!(handle.opened(1).is_some());
+        assert!(handle.file.is_none());
+        assert!(handle.opened(1).is_some(), "it is opened again");
         let other = directory.path().join("other");
         std::fs::write(&other, "new").unwrap();
         std::fs::rename(&other, &path).unwrap();

@@ -93,7 +93,7 @@ def state_of(file: File, value: int = 0, marks: core.Marks | None = None) -> Sta
         except (CorruptionError, DecodeError) as error:
             return error
 
-    # That of another format is made while it is opened.
+    # The record of a file in another format is made while the file is opened.
     record = None if isinstance(place.reader, _FOREIGN) else place.catalog.record
     state = place.state(leaf, marks)
     if marks is not None:

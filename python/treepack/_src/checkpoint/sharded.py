@@ -328,8 +328,10 @@ class ShardedReader(Files):
 
         def expected(value: int, parts: list[str]) -> None:
             array = self._sharded(value, parts)
+            if array is None:
+                return
             is_key = self.kind(value, parts)[0] == "prng_key"
-            if array is not None and (is_key or not waits(array)):
+            if is_key or not waits(array):
                 read_now.append(array)
 
         def leaf(value: int, parts: list[str]) -> Any:

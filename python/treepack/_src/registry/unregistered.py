@@ -55,7 +55,7 @@ def unregistered(ty: type, kind: NodeKind) -> NodeType | None:
 
 
 def _fields(ty: Any) -> Fields:
-    """Returns the fields of a namedtuple, or those of a dataclass by their marks."""
+    """Returns the fields of a namedtuple, or the fields of a dataclass by their marks."""
     return Fields([*ty._fields], []) if is_namedtuple(ty) else Fields.marked(dataclass_fields(ty))
 
 

@@ -36,7 +36,7 @@ class Intervals:
         self._name = ""  # of the messages, once there are any
         self._generation = self._number = self._forgotten = 0
         self._last = self._looked = time.monotonic()
-        self._step = self._next = -1  # the step of the last message, and that of the next one
+        self._step = self._next = -1  # the steps of the last message and of the next one
         self._is_due = False
 
     def is_due(self, step: int) -> bool:
