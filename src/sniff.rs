@@ -88,7 +88,6 @@ impl<'a> Sample<'a> {
             .or_else(|| ENDS.iter().find(ends).map(|magic| magic.1))
             .or_else(|| pickle_of(start, &self.end))
             .or_else(|| protobuf_of(start))
-            .or_else(|| (start.len() >= 16 && start.iter().all(|byte| *byte == 0)).then_some(ZEROS))
             .or_else(|| {
                 // jax.export's flatbuffers have no mark, but contain StableHLO as MLIR bytecode
                 // (https://mlir.llvm.org/docs/BytecodeFormat, "Magic Number").
@@ -97,7 +96,25 @@ impl<'a> Sample<'a> {
                     .any(|window| window == MLIR)
                     .then_some("a function of jax.export: read it with jax.export.deserialize")
             });
-        found.map(String::from).or_else(|| text_of(start))
+        let found = found.map(String::from);
+        found.or_else(|| self.zeros()).or_else(|| text_of(start))
+    }
+
+    /// Describes data that begin with zeros, of which it reads at most [`ZERO_BYTES`].
+    fn zeros(&self) -> Option<String> {
+        let len = self.source.len();
+        if !self.start.get(..16)?.iter().all(|byte| *byte == 0) {
+            return None;
+        }
+        let start = bytes_of(self.source, 0..len.min(ZERO_BYTES)).ok()?;
+        let zeros = start.iter().take_while(|byte| **byte == 0).count();
+        if zeros == len {
+            return Some(ZEROS.into());
+        }
+        Some(format!(
+            "a damaged file, whose first {zeros} bytes are zeros, as after a power failure; copy \
+             it again, or read its intact leaves with `treepack salvage`"
+        ))
     }
 
     /// Returns whether the data begin with the length of a JSON header that fits
@@ -129,6 +146,8 @@ const PICKLE: &str = "a Python pickle, which may run code when it is read: load 
 
 const TORCH: &str = "a checkpoint of PyTorch: load it with torch.load(weights_only=True), and save \
                      its tensors as arrays of NumPy";
+
+const ZERO_BYTES: usize = 1 << 20;
 
 const ZEROS: &str = "only zeros: the file was never written, for example after a power failure";
 
@@ -377,6 +396,22 @@ mod tests {
             if data.len() > 4 {
                 assert!(seen(data).contains(format), "{}", seen(data));
             }
+        }
+    }
+
+    #[test]
+    fn only_zeros_were_never_written() {
+        for (zeros, rest, format) in [
+            (16, 0, "only zeros"),
+            (START_BYTES, 0, "only zeros"),
+            (ZERO_BYTES, 0, "only zeros"),
+            (512, 1, "whose first 512 bytes are zeros"),
+            (START_BYTES, 1, "whose first 4096 bytes are zeros"),
+            (ZERO_BYTES + 1, 1, "whose first 1048576 bytes are zeros"),
+        ] {
+            let mut data = vec![0; zeros];
+            data.resize(zeros + rest, b'x');
+            assert!(seen(&data).contains(format), "{}", seen(&data));
         }
     }
 

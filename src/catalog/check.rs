@@ -1,11 +1,10 @@
-//! Compares headers in the data with the index before a leaf is read, so that a reader by index and
-//! a reader by headers see the same tree.
+//! Compares leaves with the index as they are read, and in `verify` all headers.
 
 use std::collections::BTreeSet;
+use std::ops::Range;
 
-use super::heads::InOrder;
 use super::{Catalog, LeafSpan};
-use crate::events::{ArrayEvent, Event, Events, itemsize};
+use crate::events::{ArrayEvent, Event, Events};
 use crate::source::Source;
 use crate::structure::{LeafKind, RECORD_KEY, ROOT_KEY};
 use crate::watch::Watch;
@@ -14,123 +13,45 @@ use crate::{Error, Result, grow};
 
 const CHECK_LEAVES: usize = 1 << 10;
 
-/// A source that reads more than this in one request is slow to answer.
-const NEAR_BYTES: usize = 64 << 10;
-
 impl Catalog {
-    pub(super) fn is_indexed(&self) -> bool {
-        !self.checked.is_empty()
-    }
-
-    /// Compares a value's keys and containers with the data.
-    ///
-    /// In salvage, and where requests are slow, only compares the headers right before the value.
-    pub fn check_place(&self, source: &dyn Source, value: usize) -> Result<()> {
-        let done = self.check_around(&self.in_order(source), value);
-        done.map_err(|error| self.at(value, error))
-    }
-
-    fn in_order<'a>(&'a self, source: &'a dyn Source) -> InOrder<'a> {
-        InOrder {
-            source,
-            window: &self.window,
-        }
-    }
-
-    fn check_around(&self, source: &dyn Source, value: usize) -> Result<()> {
-        let is_near = source.memory().is_some() || source.near() <= NEAR_BYTES;
-        let mut at = value;
-        if self.is_salvage && !self.entries[value].is_leaf {
-            return Ok(());
-        }
-        loop {
-            self.check_head(source, at)?;
-            if at == 0 || !is_near || self.is_salvage {
-                return Ok(());
-            }
-            at = self.entries[at].parent;
-        }
-    }
-
-    /// Reads a leaf and compares it and its path with the index.
+    /// Reads a leaf.
     ///
     /// # Panics
     /// If the value is not a leaf.
     pub fn events_of(&self, source: &dyn Source, value: usize) -> Result<Events> {
         let leaf = self.leaf(value).expect("the value is a leaf");
-        let near = self.in_order(source);
-        self.check_around(&near, value)
-            .and_then(|()| self.read_leaf(&near, leaf))
-            .map_err(|error| self.at(value, error))
+        let read = self.read_leaf(source, leaf);
+        read.map_err(|error| self.at(value, error))
     }
 
-    /// Compares a leaf and its path with the index, once.
-    ///
-    /// # Panics
-    /// If the value is not a leaf.
-    pub fn check_leaf(&self, source: &dyn Source, value: usize) -> Result<()> {
-        let leaf = self.leaf(value).expect("the value is a leaf");
-        if self.read.has(leaf) {
+    /// Compares the kind of a leaf with its first event.
+    pub fn check_kind(
+        &self,
+        source: &dyn Source,
+        leaf: usize,
+        events: &Events,
+        first: Event,
+    ) -> Result<()> {
+        if self.is_expected(leaf, events, &[first]) {
             return Ok(());
         }
-        if self.is_plain(&self.in_order(source), value, leaf).is_ok() {
-            self.checked.add(leaf);
-            self.check_place(source, value)?;
-        } else {
-            self.events_of(source, value)?;
-        }
-        self.read.add(leaf);
-        Ok(())
-    }
-
-    /// Quickly checks numbers, strings, plain arrays and their heads. For other leaves an error is
-    /// inconclusive.
-    fn is_plain(&self, source: &dyn Source, value: usize, leaf: usize) -> Result<()> {
-        let LeafSpan {
-            region, start, end, ..
-        } = self.leaves[leaf];
-        let mut cursor = Cursor::within(source, region..source.len());
-        self.compare_head(&mut cursor, leaf, self.first_in_head(value))?;
-        expect(cursor.offset() == start)?;
-        let head = cursor.head()?;
-        let body = cursor.offset();
-        let payload = match (self.kind(leaf), head) {
-            (LeafKind::None, Head::Nil)
-            | (LeafKind::Bool, Head::Bool(_))
-            | (LeafKind::Int, Head::Int(_) | Head::Uint(_))
-            | (LeafKind::Float, Head::Float(_)) => 0,
-            (LeafKind::Bytes, Head::Bin(len)) => len,
-            (LeafKind::Str, Head::Str(len)) => {
-                let mut text = Vec::new();
-                cursor.read(len as usize, &mut text)?;
-                expect(std::str::from_utf8(&text).is_ok())?;
-                0
-            }
-            (LeafKind::Array(dtype, shape), Head::Ext(1, len)) => {
-                expect(body + len as usize == end)?;
-                let elements = compare_array(&mut cursor, dtype, shape)?;
-                let Head::Bin(len) = cursor.head()? else {
-                    return expect(false);
-                };
-                let size = itemsize(dtype).map(|size| elements.checked_mul(size as u64));
-                expect(size == Some(Some(len.into())))?;
-                len
-            }
-            _ => return expect(false),
-        };
-        expect(cursor.offset() + payload as usize == end)
+        self.read_leaf(source, leaf).map(drop) // an array in chunks or a PRNG key, or an error
     }
 
     pub(super) fn read_leaf(&self, source: &dyn Source, leaf: usize) -> Result<Events> {
         let LeafSpan { start, end, .. } = self.leaves[leaf];
         let events = Events::read_part(source, start..end)?;
-        let kind = self.kind(leaf);
-        // Leaves found by headers may change in place, except array shapes.
-        let is_free = !self.is_indexed() && !matches!(kind, LeafKind::Array(..));
-        if is_free || is_kind(&events, kind) {
+        if self.is_expected(leaf, &events, events.as_slice()) {
             return Ok(events);
         }
         Err(Error::malformed(start, OTHER_LEAF))
+    }
+
+    fn is_expected(&self, leaf: usize, events: &Events, list: &[Event]) -> bool {
+        let kind = self.kind(leaf);
+        // Leaves found by headers may change in place, except array shapes.
+        let is_free = !self.is_indexed && !matches!(kind, LeafKind::Array(..));
+        is_free || is_kind(events, list, kind)
     }
 
     /// Returns the leaves selected by `is_selected` that differ from the index. A number after the
@@ -142,30 +63,32 @@ impl Catalog {
         watch: &dyn Watch,
     ) -> Result<Vec<usize>> {
         let mut found = Vec::new();
-        if !self.is_indexed() {
+        if !self.is_indexed {
             return Ok(found);
         }
-        let near = self.in_order(source);
+        let mut cursor = Cursor::new(source);
+        let mut first = 0;
         for (value, entry) in self.entries.iter().enumerate() {
-            let is_last = value + 1 == self.entries.len();
-            if !entry.is_leaf && !is_last {
-                continue;
-            }
             if value.is_multiple_of(CHECK_LEAVES) {
                 watch.check()?;
             }
-            let is_plain = entry.is_leaf && self.is_plain(&near, value, entry.head).is_ok();
-            if is_plain {
-                self.checked.add(entry.head);
-            } else if entry.is_leaf && is_selected(entry.head) {
-                let done = self.check_head(&near, value);
-                let done = done.and_then(|()| self.read_leaf(&near, entry.head));
-                let done = done.and_then(|events| expect(has_shapes(&events)));
-                if is_damaged(done)? {
+            if !entry.is_leaf {
+                continue;
+            }
+            let head = first..value + 1;
+            first = head.end;
+            if is_selected(entry.head) {
+                let LeafSpan { region, start, .. } = self.leaves[entry.head];
+                let done = self.compare_head(&mut cursor, head, region..start);
+                let done = done.and_then(|()| self.read_leaf(source, entry.head));
+                if is_damaged(done.and_then(|events| expect(has_shapes(&events))))? {
                     found.push(entry.head);
                 }
             }
-            if is_last && is_selected(self.len()) && is_damaged(self.check_rest(&near))? {
+        }
+        if is_selected(self.len()) {
+            let place = self.rest.start..self.record_key;
+            if is_damaged(self.compare_head(&mut cursor, first..self.entries.len(), place))? {
                 found.push(self.len());
             }
         }
@@ -201,60 +124,16 @@ impl Catalog {
         Ok(found)
     }
 
-    fn check_head(&self, source: &dyn Source, value: usize) -> Result<()> {
-        let head = self.entries[value].head;
-        if self.checked.has(head) {
-            return Ok(());
-        }
-        if head == self.len() {
-            return self.check_rest(source);
-        }
-        let LeafSpan { region, start, .. } = self.leaves[head];
-        let mut cursor = Cursor::within(source, region..source.len());
-        let done = self.compare_head(&mut cursor, head, self.first_in_head(value));
-        if differs(done)? || cursor.offset() != start {
-            return Err(other_head(region));
-        }
-        self.checked.add(head);
-        Ok(())
-    }
-
-    fn check_rest(&self, source: &dyn Source) -> Result<()> {
-        let head = self.len();
-        if self.checked.has(head) {
-            return Ok(());
-        }
-        let last = self.entries.len() - 1;
-        let first = if self.entries[last].is_leaf {
-            last + 1
-        } else {
-            self.first_in_head(last)
-        };
-        let mut cursor = Cursor::within(source, self.rest.start..source.len());
-        let done = self.compare_head(&mut cursor, head, first);
-        let done = done.and_then(|()| {
-            expect(cursor.offset() == self.record_key)?;
-            let len = compare_record_key(&mut cursor)?;
-            expect(cursor.offset() == self.rest.end)?;
-            expect(source.len() - self.rest.end == len as usize)
-        });
-        if differs(done)? {
-            return Err(other_head(self.rest.start));
-        }
-        self.checked.add(head);
-        Ok(())
-    }
-
-    fn first_in_head(&self, value: usize) -> usize {
-        let before = self.entries[..value].iter().rev();
-        value - before.take_while(|entry| !entry.is_leaf).count()
-    }
-
-    fn compare_head(&self, cursor: &mut Cursor<'_>, head: usize, first: usize) -> Result<()> {
-        for (value, entry) in self.entries.iter().enumerate().skip(first) {
-            if entry.head != head {
-                break;
-            }
+    /// Compares the keys and containers before a leaf, or before the record.
+    fn compare_head(
+        &self,
+        cursor: &mut Cursor<'_>,
+        values: Range<usize>,
+        place: Range<usize>,
+    ) -> Result<()> {
+        cursor.seek(place.start..self.rest.end);
+        for value in values {
+            let entry = &self.entries[value];
             if value > 0 {
                 compare_text(cursor, self.key(value))?;
             } else if entry.is_leaf {
@@ -268,7 +147,7 @@ impl Catalog {
                 expect(Some(cursor.head()?) == expected)?;
             }
         }
-        Ok(())
+        expect(cursor.offset() == place.end)
     }
 
     fn at(&self, value: usize, error: Error) -> Error {
@@ -290,11 +169,6 @@ impl Catalog {
 }
 
 pub(super) const OTHER_LEAF: &str = "the leaf does not match the index of the file";
-
-fn other_head(offset: usize) -> Error {
-    let reason = "the keys and containers do not match the index of the file";
-    Error::malformed(offset, reason)
-}
 
 fn expect(is_same: bool) -> Result<()> {
     if is_same {
@@ -322,32 +196,13 @@ fn compare_text(cursor: &mut Cursor<'_>, key: &str) -> Result<()> {
     expect(text == key.as_bytes())
 }
 
-fn compare_array(cursor: &mut Cursor<'_>, dtype: &str, shape: &[u64]) -> Result<u64> {
-    expect(cursor.head()? == Head::Array(3))?;
-    expect(matches!(cursor.head()?, Head::Array(len) if len as usize == shape.len()))?;
-    let mut elements: u64 = 1;
-    for dim in shape {
-        expect(cursor.head()? == Head::Uint(*dim))?;
-        elements = elements.checked_mul(*dim).ok_or(Error::OutOfMemory)?;
-    }
-    compare_text(cursor, dtype)?;
-    Ok(elements)
-}
-
-/// Maps a mismatch to true; damage to a gzip stream remains an error.
-fn differs(done: Result<()>) -> Result<bool> {
-    match done {
-        Ok(()) => Ok(false),
-        Err(error) if is_of_format(&error) => Ok(true),
-        Err(error) => Err(error),
-    }
-}
-
 /// Maps a mismatch or failed inflation to true; other errors remain.
 fn is_damaged(done: Result<()>) -> Result<bool> {
     match done {
+        Ok(()) => Ok(false),
         Err(Error::Gzip(_) | Error::GzipTruncated) => Ok(true),
-        done => differs(done),
+        Err(error) if is_of_format(&error) => Ok(true),
+        Err(error) => Err(error),
     }
 }
 
@@ -362,8 +217,7 @@ fn has_shapes(events: &Events) -> bool {
     })
 }
 
-fn is_kind(events: &Events, kind: &LeafKind) -> bool {
-    let list = events.as_slice();
+fn is_kind(events: &Events, list: &[Event], kind: &LeafKind) -> bool {
     match (kind, list) {
         (LeafKind::Other, _) | (LeafKind::Container, [Event::List(_) | Event::Map(_), ..]) => true,
         (LeafKind::Array(dtype, shape), [Event::Array(number)]) => {

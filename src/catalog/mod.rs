@@ -5,9 +5,8 @@
 //!
 //! | file | content |
 //! |---|---|
-//! | `heads.rs` | heads known to match the index; reading in order |
 //! | `tables.rs` | hash tables of keys |
-//! | `check.rs` | comparing headers with the index |
+//! | `check.rs` | comparing leaves, and in `verify` all headers, with the index |
 //! | `read.rs`, `scan.rs` | finding leaves by the index, by headers |
 //! | `find.rs` | values by key |
 //! | `arrays.rs` | positions of arrays, and boxes of them |
@@ -23,7 +22,6 @@ mod check;
 mod compared;
 mod find;
 mod fits;
-mod heads;
 mod read;
 mod scan;
 mod select;
@@ -34,7 +32,6 @@ mod verify;
 
 use std::collections::HashMap;
 use std::ops::Range;
-use std::sync::Mutex;
 
 pub use arrays::{ArrayPlace, FoundArrays, array_in};
 pub use compared::Compared;
@@ -44,7 +41,6 @@ pub use statics::{StaticDifference, StaticDifferences};
 pub use stream::{stream_item, stream_items};
 pub use verify::{BLOCK_BYTES, Status};
 
-use self::heads::{Checked, Window};
 use self::tables::Tables;
 use crate::error::Path;
 use crate::grow;
@@ -91,12 +87,9 @@ pub struct Catalog {
     rest: Range<usize>,
     record_key: usize,
     record: Option<Vec<u8>>,
-    checked: Checked,
-    read: Checked,
-    window: Mutex<Window>,
     pub damage: Option<Error>,
-    /// Whether leaves are read despite damaged containers around them.
-    is_salvage: bool,
+    /// Whether the leaves are those of the index.
+    is_indexed: bool,
     tables: Tables,
 }
 

@@ -3,7 +3,6 @@
 use std::ops::{Range, RangeInclusive};
 
 use super::check::compare_record_key;
-use super::heads::Checked;
 use super::{Catalog, Entry, Key, LeafSpan};
 use crate::events::{Event, Reader};
 use crate::source::{Source, bytes_of, missing};
@@ -162,13 +161,11 @@ impl Catalog {
             rest,
             record_key: before + ends,
             damage,
-            is_salvage: salvage,
+            is_indexed: true,
             ..Self::default()
         };
         catalog.read_index(index, watch)?;
         let expected = catalog.leaves.len() + 1;
-        catalog.checked = Checked::none(expected)?;
-        catalog.read = Checked::none(expected)?;
         if ![0, expected].contains(&catalog.checksums.len()) {
             let found = catalog.checksums.len();
             return Err(Index::damaged(format_args!(

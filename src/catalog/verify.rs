@@ -43,7 +43,7 @@ impl Catalog {
         for number in self.unlike_index(source, is_selected, watch)? {
             found[number] = Status::Corrupt;
         }
-        if !self.is_indexed() {
+        if !self.is_indexed {
             // Without an index, headers may claim other lengths than the data have.
             for (number, leaf) in self.leaves.iter().enumerate() {
                 if self.kinds[leaf.kind] == LeafKind::Other {

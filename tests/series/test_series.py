@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import gzip
 import os
 import random
 import signal
@@ -28,10 +29,12 @@ from treepack import (
     CorruptionError,
     InvalidCheckpointError,
     Keep,
+    NoIndexError,
     Series,
     TreepackError,
     checkpoints,
 )
+from treepack._src.storage import content as storage_content
 
 
 def state(step: int) -> dict[str, Any]:
@@ -145,6 +148,27 @@ def test_resume_skips_damaged_checkpoints(tmp_path: Path, kind: str) -> None:
             assert [it for it, _ in run.skipped] == skipped
             assert str(path) in str(run.skipped[-1][1]) or kind == "a folder"
             assert run.local == {"seen": step - 1}
+
+
+@pytest.mark.parametrize("verify", ["all", "manifest"])
+def test_resume_skips_a_torn_gzip_file_of_any_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verify: Any
+) -> None:
+    """Without its index, a large file might be of another program."""
+    monkeypatch.setattr(storage_content, "_SMALL_BYTES", 1000)
+    monkeypatch.setattr(storage_content, "_CHECKED_BYTES", 1000)
+    run = Series(tmp_path)
+    run.save(1, {"w": np.arange(5)}, compress=True)
+    run.save(2, {"w": np.random.default_rng(0).integers(0, 256, 1 << 20, np.uint8)}, compress=True)
+    path = Path(run.path(2))
+    whole = path.read_bytes()
+    for size in (len(whole) - 1, len(whole) // 2, 1500):
+        path.write_bytes(whole[:size])
+        with pytest.warns(UserWarning, match="step 2 of .* is skipped"):
+            assert run.resume(verify=verify)[0] == 1
+    path.write_bytes(gzip.compress(gzip.decompress(whole)))
+    with pytest.raises(NoIndexError):  # another program's is no damage
+        run.resume(verify=verify)
 
 
 def make_socket(path: Path) -> None:

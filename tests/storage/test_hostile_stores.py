@@ -124,19 +124,6 @@ VERBS: dict[str, Callable[..., Any]] = {
 }  # fmt: skip
 
 
-# Where each request takes long, only what stands right before a leaf is compared with the index.
-# On a disk, what leads there is as well.
-LAZY = ("abstract", "slices")
-
-
-def is_same(name: str, remote: Any, local: Any) -> bool:
-    """Returns whether a store tells the same as the disk, or the disk finds more."""
-    if name == "slices" and isinstance(remote, list) and isinstance(local, list):
-        pairs = zip(remote, local, strict=True)
-        return all(mine == theirs or theirs[0] == Failure.__name__ for mine, theirs in pairs)
-    return remote == local or (name in LAZY and isinstance(local, Failure))
-
-
 def outcome(use: Callable[[], Any]) -> Any:
     """Returns a result, or the type of an error and the byte where it is."""
     try:
@@ -159,7 +146,7 @@ def differences(case: Case, path: Path, stores: dict[str, Store]) -> Iterator[st
                     url, storage_options=options, **limit
                 )
             )
-            if not is_same(name, remote, local):
+            if remote != local:
                 yield f"seed {case.seed}, {case.container}, {name} over {kind}: {remote} != {local}"
 
 

@@ -42,8 +42,9 @@ impl Catalog {
             // Before memory is allocated for a missing payload.
             return Err(self.at(py, source::missing(place.start).into(), value));
         }
-        self.catalog.check_leaf(source, value)?;
-        let read = objects.read(place.start..place.end);
+        let read = objects.read(place.start..place.end, |events, first| {
+            self.catalog.check_kind(source, leaf, events, first)
+        });
         read.map_err(|error| self.at(py, error, value))
     }
 
@@ -116,9 +117,6 @@ impl Catalog {
                 return Ok(found);
             }
             return self.read_leaf(value, leaf, objects);
-        }
-        if catalog.is_end(value) {
-            catalog.check_place(self.content.get().source(), value)?;
         }
         if catalog.is_list(value) {
             let list = new_list(py)?;

@@ -21,7 +21,7 @@ use super::super::options::{self, Int};
 use super::super::watch::{Signals, Watcher};
 use super::copies::{Copies, copy_all};
 use super::keys::KeyCache;
-use crate::events::{Closed, Event, Reader, Span};
+use crate::events::{Closed, Event, Events, Reader, Span};
 use crate::sniff::explain;
 use crate::source::Source;
 use crate::{Error, wire};
@@ -105,16 +105,32 @@ impl<'a, 'py> Objects<'a, 'py> {
         })
     }
 
-    /// Decodes a part, see `whole`.
-    pub fn read(&mut self, part: Range<usize>) -> PyResult<Bound<'py, PyAny>> {
+    /// Decodes a part whose first event `check` accepts, see `whole`.
+    pub fn read(
+        &mut self,
+        part: Range<usize>,
+        check: impl FnOnce(&Events, Event) -> crate::Result<()>,
+    ) -> PyResult<Bound<'py, PyAny>> {
         self.reader.seek(part);
-        self.whole()
+        self.to_end(|objects| {
+            objects.signals.check(objects.py)?;
+            let event = objects.reader.next()?;
+            check(objects.reader.events(), event)?;
+            objects.object(event)
+        })
     }
 
     /// Decodes the current part, which is one value. Large arrays are filled by `copy_all`. After
     /// an error no other part can be read.
     pub fn whole(&mut self) -> PyResult<Bound<'py, PyAny>> {
-        let value = self.value();
+        self.to_end(Self::value)
+    }
+
+    fn to_end(
+        &mut self,
+        decode: impl FnOnce(&mut Self) -> Built<'py>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let value = decode(self);
         let value = value.and_then(|value| Ok(self.reader.finish().map(|()| value)?));
         value.map_err(|failure| {
             failure

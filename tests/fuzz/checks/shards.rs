@@ -69,7 +69,7 @@ pub fn manifest(input: &[u8]) {
             continue;
         };
         let place = catalog.place(leaf);
-        let _ = catalog.check_leaf(&encoding, value);
+        let _ = catalog.events_of(&encoding, value);
         let Some((dtype, shape)) = catalog.dtype_and_shape(leaf) else {
             continue;
         };

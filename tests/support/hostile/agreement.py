@@ -114,8 +114,9 @@ def check(data: bytes, path: str, max_size: int, use: Use, *, compare: bool) -> 
         found.append(f"loads: {whole}; where all types are known: {known}")
     is_damaged = not verified.is_ok or not verified.value.ok
     if whole.is_ok and opened.is_ok:
-        if same(whole.value) != same(opened.value):
-            found.append("loads and open tell different trees" + ", ok"[: 9 * (not is_damaged)])
+        # A forged index, which only `verify` compares with the headers, may show another tree.
+        if not is_damaged and same(whole.value) != same(opened.value):
+            found.append("verify is ok, but loads and open tell different trees")
     elif is_damaged or isinstance(opened.error, errors.NoIndexError):
         pass
     elif whole.is_ok != opened.is_ok and not _is_of_program(whole.error or opened.error):

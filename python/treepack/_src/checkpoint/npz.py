@@ -24,7 +24,7 @@ class NpzReader(Reader):
 
     format = "npz of NumPy"
     has_types = False
-    bytes_before = bytes_after = 0  # the headers around arrays are in memory
+    bytes_after = 0  # the headers around arrays are in memory
 
     def __init__(self, source: Openable, found: Opened, **options: Any):
         """`found` is the content of `source`; `options` reopen it."""

@@ -30,9 +30,7 @@ from treepack.errors import DecodeError, MissingPathError, NewerVersionError
 # NumPy's maximum.
 _MOST_NDIM = 64
 
-# The key before a leaf is compared with the index as well. After a leaf, the core reads ahead
-# (`src/catalog/check.rs`).
-_KEY_BYTES = 1 << 10
+# After a leaf, the core reads ahead (`src/wire/cursor.rs`).
 _AHEAD_BYTES = 64 << 10
 
 # The advice of the core in errors of truncated files.
@@ -70,7 +68,6 @@ class Reader:
     format: str | None = None
     is_one_file = True
     has_types = True
-    bytes_before = _KEY_BYTES
     bytes_after = _AHEAD_BYTES
 
     def __init__(self, source: Openable, found: Opened, *, salvage: bool = False, **options: Any):
@@ -242,9 +239,8 @@ class Reader:
         content = self._content  # read once, as in `catalog`
         if content is not None and self._blocks is not None:
             for start, stop in ranges:
-                first = max(0, start - self.bytes_before)
                 last = min(content.nbytes, stop + self.bytes_after)
-                yield self._blocks, content.stored(first, last)
+                yield self._blocks, content.stored(start, last)
 
     @property
     def near(self) -> int:

@@ -45,7 +45,7 @@ class SafetensorsReader(Reader):
 
     format = "safetensors"
     has_types = False
-    bytes_before = bytes_after = 0  # the headers around arrays are in memory
+    bytes_after = 0  # the headers around arrays are in memory
 
     def __init__(
         self, source: Openable, found: Opened, header: core.Tensors | None = None, **options: Any

@@ -27,7 +27,7 @@ from treepack._src.options import PartOptions
 from treepack._src.printable import short_repr
 from treepack._src.saving.directory import process_of
 from treepack._src.series.keep import Summary
-from treepack._src.storage.content import downloaded, is_special
+from treepack._src.storage.content import check_gzip, downloaded, is_special
 from treepack._src.storage.naming import naming
 from treepack.errors import (
     CorruptionError,
@@ -244,7 +244,11 @@ def opened(
         if is_special(path):
             raise DecodeError("it is not a regular file")
         source = downloaded(path) if is_whole and not is_directory else path
-        reader = open_reader(source, is_directory=is_directory, **options)
+        try:
+            reader = open_reader(source, is_directory=is_directory, **options)
+        except NoIndexError:
+            check_gzip(source)  # it may be torn, of any size
+            raise
         reader.given = path
         with contextlib.closing(reader):
             yield Contents(reader, step)

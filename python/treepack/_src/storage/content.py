@@ -275,7 +275,7 @@ def _inflated_parts(
         if content.read_range(0, 2) != b"\x1f\x8b":  # numbers, which always have an index
             raise GzipCorruptionError("the index of the compressed blocks is missing")
         if content.nbytes <= _CHECKED_BYTES:
-            _check_gzip(content)
+            check_gzip(content)
         raise NoIndexError(
             "this gzip file has no index, so it cannot be read in parts: load it whole, or "
             "convert it with `treepack convert` or gunzip"
@@ -360,10 +360,10 @@ class _Raw(io.RawIOBase):
         return len(part)
 
 
-def _check_gzip(content: core.Content) -> None:
+def check_gzip(source: Openable) -> None:
     """Raises if a gzip stream is damaged or ends early; discards its content."""
     try:
-        with gzip.open(file_of(content)) as file:
+        with gzip.open(file_of(_raw(source)[0])) as file:
             while file.read(_SMALL_BYTES):
                 pass
     except EOFError as error:
