@@ -437,8 +437,8 @@ def open(
         Leaves are compared with their checksums, arrays as a whole. `File.damage` describes the
         damage outside of leaves.
       mmap: Whether to map the file. `False` reads the whole file now.
-      max_size: The maximum decompressed size of gzip in bytes; for a directory, of its manifest and
-        all its files together.
+      max_size: The maximum decompressed size in bytes of gzip, and of a patch and its base; for a
+        directory, of its manifest and all its files together.
       unknown: Whether values of unregistered types in `metadata` are an error when it is read, or
         become dicts (`"dict"`): of their fields, or of the name of the type and the parts of the
         value.
