@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import os
 import pickle
@@ -84,6 +85,20 @@ def test_archives_that_are_refused(folder: Path, method: int) -> None:
         treepack.load("bad.npz")
     archive_of(("folder/a.npy", good), ("other/", b""), method=method)
     np.testing.assert_array_equal(treepack.load("bad.npz")["folder"]["a"], np.ones(20))
+
+
+def test_members_inside_each_other_are_refused(folder: Path) -> None:
+    """Their arrays would take the same bytes many times."""
+    with zipfile.ZipFile("bad.npz", "w") as archive:
+        archive.writestr("a.npy", npy(np.ones(2000)))
+        for number in range(20):
+            twin = copy.copy(archive.filelist[0])
+            twin.filename = f"b{number}.npy"
+            archive.filelist.append(twin)
+    for read in (treepack.load, treepack.open, treepack.abstract):
+        with pytest.raises(DecodeError, match=r"overlap: they have \d+ of \d+ bytes"):
+            read("bad.npz")
+    assert "overlap" in str(treepack.verify("bad.npz").damage)
 
 
 def test_archives_of_many_arrays_are_opened_once(folder: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import tracemalloc
 from pathlib import Path
 
 import flax.serialization
@@ -20,6 +21,7 @@ from flax import nnx
 import treepack.__main__
 from commands import TREE, call, refused, run
 from treepack import serialization
+from treepack._cli.values import statistics
 from treepack._src.checkpoint.file import size_text
 from trees import record_of, sealed
 
@@ -313,3 +315,15 @@ def test_info(folder: Path) -> None:
         assert rows["stored"] == size_text(size_on_disk(Path(name)))
     assert "{'lr': 0.1}" in call("info", "one.treepack")
     assert "float32 (1), float64 (1), int (1)" in call("info", "one.treepack")
+
+
+def test_statistics_take_less_memory_than_twice_the_leaf(tmp_path: Path) -> None:
+    treepack.save(tmp_path / "it", {"w": np.arange(5 << 20, dtype=np.uint16)}, durable=False)
+    with treepack.open(tmp_path / "it") as file:
+        tracemalloc.start()
+        try:
+            assert statistics(file["w"], 40) is not None
+            peak = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+        assert peak < 2 * file["w"].nbytes

@@ -148,8 +148,8 @@ READS: dict[str, Callable[[Path], object]] = {
     "exact": into(jax.ShapeDtypeStruct((1,), np.float32), strict="exact"),
     "cast": into(jax.ShapeDtypeStruct((1,), jnp.bfloat16), cast=True),
     "select": lambda path: treepack.load(path, select=[(LONG, "x1")]),
-    "select by a function": lambda path: treepack.load(path, select=lambda it: it.endswith("x1")),
-    "sharding by a function": lambda path: treepack.load(path, sharding=lambda *_: None),
+    "select by a pattern": lambda path: treepack.load(path, select=f"{LONG}/*1"),
+    "missing": lambda path: f"{LONG}/y" in treepack.open(path),
     "skip": lambda path: treepack.load(path, on_corrupt="skip"),
     "verify": lambda path: treepack.verify(path).ok,
 }
@@ -193,6 +193,12 @@ TOO_LONG: dict[str, Callable[[treepack.File | treepack.Tree], object]] = {
     ),
     "rename": lambda file: file.load(
         {"v": np.ones(1, np.float32)}, rename={"**/x1": "v"}, unexpected="ignore"
+    ),
+    "select by a function": lambda file: file.load(select=lambda it: it.endswith("x1")),
+    "exclude by a function": lambda file: file.load(exclude=lambda it: it.endswith("x1")),
+    "sharding by a function": lambda file: file.load(sharding=lambda *_: None),
+    "mismatched": lambda file: file.load(
+        {"x1": np.ones(1, np.float32)}, mismatched="target", missing="target"
     ),
     "select nothing": lambda file: file.load(select="*y*"),
 }

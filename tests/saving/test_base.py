@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import os
 import re
 import shutil
 from pathlib import Path
@@ -107,7 +108,10 @@ def test_there_are_no_chains(files: tuple[Path, Path], tmp_path: Path):
         ("empty", "is empty"),
         ("gzip", "ended before"),
         ("patch", "a patch itself"),
-        ("sharded", "Is a directory"),
+        ("sharded", "the base is a directory: pass the tree"),
+        ("safetensors", "the base is a safetensors file: pass the tree"),
+        ("npz", "the base is an npz archive of NumPy: pass the tree"),
+        ("pipe", "not a regular file"),
     ],
 )
 def test_errors_name_a_base_that_cannot_be_used(files: tuple[Path, Path], kind: str, message: str):
@@ -116,6 +120,14 @@ def test_errors_name_a_base_that_cannot_be_used(files: tuple[Path, Path], kind: 
     files[0].unlink()
     if kind == "sharded":
         treepack.save(files[0], held, sharded=True)
+    elif kind == "safetensors":
+        treepack.save(files[0].with_suffix(".safetensors"), held["params"])
+        files[0].with_suffix(".safetensors").rename(files[0])
+    elif kind == "npz":
+        with files[0].open("wb") as file:
+            np.savez(file, w=np.zeros(3))
+    elif kind == "pipe":
+        os.mkfifo(files[0])
     else:
         cut = {"cut": data[:9000], "empty": b"", "gzip": gzip.compress(data)[:-500]}
         files[0].write_bytes(cut.get(kind) or (files[1].read_bytes() if kind == "patch" else b""))
@@ -159,9 +171,113 @@ def test_sharded_saves_have_no_base(files: tuple[Path, Path], tmp_path: Path):
     held, tree = trees()
     with pytest.raises(ValueError, match="base="):
         treepack.save(tmp_path / "sharded", tree, base=held, sharded=True)
-    treepack.save(tmp_path / "sharded", held, sharded=True)
-    for base in (tmp_path / "sharded", treepack.open(tmp_path / "sharded")):
-        with pytest.raises(treepack.TreepackError, match="load this checkpoint, and pass its tree"):
-            treepack.save(tmp_path / "new", tree, base=base)
     with pytest.raises(TypeError, match="unexpected keyword argument 'base'"):
         treepack.save_exported(tmp_path / "function", None, base=held)  # type: ignore[call-arg, arg-type]
+
+
+FORMS = {
+    "safetensors": "a safetensors file",
+    "repository": "a directory",
+    "sharded": "a directory",
+    "npz": "an npz archive of NumPy",
+    "orbax": "a directory",
+    "patch": "a patch itself",
+}
+
+
+def written(form: str, held: Any, folder: Path) -> Path:
+    """Writes a tree in another form than one whole file of treepack, and returns its path."""
+    path = folder / {"safetensors": "it.safetensors", "npz": "it.npz"}.get(form, "it")
+    if form == "npz":
+        np.savez(path, **held)
+    elif form == "orbax":
+        orbax = pytest.importorskip("orbax.checkpoint")
+        with orbax.StandardCheckpointer() as checkpointer:
+            checkpointer.save(path, held)
+    else:
+        treepack.save(folder / "base", held)
+        options: dict[str, Any] = {
+            "repository": {"format": "safetensors"},
+            "sharded": {"sharded": True},
+            "patch": {"base": folder / "base"},
+        }
+        treepack.save(path, held, **options.get(form, {}))
+    return path
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_verb_refuses_a_base_in_another_form(form: str, tmp_path: Path):
+    held = {"w": np.arange(1000.0)}
+    path = written(form, held, tmp_path)
+    patch = treepack.dumps(held, base=held)
+    (tmp_path / "new").write_bytes(patch)
+    verbs: dict[str, Any] = {
+        "dumps": lambda base: treepack.dumps(held, base=base),
+        "buffers": lambda base: treepack.buffers(held, base=base),
+        "packed_size": lambda base: treepack.packed_size(held, base=base),
+        "pack_into": lambda base: treepack.pack_into(held, bytearray(9000), base=base),
+        "save": lambda base: treepack.save(tmp_path / "other", held, base=base),
+        "loads": lambda base: treepack.loads(patch, base=base),
+        "load": lambda base: treepack.load(tmp_path / "new", base=base),
+        "select": lambda base: treepack.load(tmp_path / "new", select="w", base=base),
+    }
+    with treepack.open(path) as file:
+        bases: dict[str, Any] = {"path": path, "file": file}
+        if path.is_file():
+            bases |= {"bytes": path.read_bytes()}
+        for kind, base in bases.items():
+            what = FORMS[form] if kind != "file" or form == "patch" else "a checkpoint of "
+            for name, verb in verbs.items():
+                with pytest.raises(treepack.TreepackError, match="pass the tree that") as error:
+                    verb(base)
+                assert f"the base is {what}" in str(error.value), (kind, name)
+    assert not (tmp_path / "other").exists()
+    with path.parent.joinpath("new").open("rb") as stream:
+        for verb in verbs.values():
+            with pytest.raises(TypeError, match=r"file object: pass treepack.open\(file\)"):
+                verb(stream)
+
+
+def test_the_base_is_no_pipe_and_no_larger_than_max_size(tmp_path: Path):
+    held = {"w": np.zeros(1 << 20)}
+    treepack.save(tmp_path / "held.gz", held)
+    treepack.save(tmp_path / "new", {"x": np.zeros(9)}, base=tmp_path / "held.gz")
+    os.mkfifo(tmp_path / "pipe")
+    for base in ({}, {"base": tmp_path / "held.gz"}, {"base": (tmp_path / "held.gz").read_bytes()}):
+        assert treepack.load(tmp_path / "new", **base)["x"].shape == (9,)
+        for select in ({}, {"select": "x"}):
+            with pytest.raises(treepack.TreepackError, match="max_size=100000 "):
+                treepack.load(tmp_path / "new", max_size=100_000, **base, **select)
+    for read in (treepack.open, treepack.abstract):
+        with pytest.raises(treepack.TreepackError, match="max_size=100000 "):
+            read(tmp_path / "new", max_size=100_000)
+    assert "max_size=100000 " in str(treepack.verify(tmp_path / "new", max_size=100_000).damage)
+    with pytest.raises(treepack.DecodeError, match=r"pipe'.*not a regular file"):
+        treepack.load(tmp_path / "new", base=tmp_path / "pipe")
+    (tmp_path / "held.gz").unlink()
+    (tmp_path / "pipe").rename(tmp_path / "held.gz")
+    with pytest.raises(treepack.BaseMismatchError, match=r"held\.gz'.*not a regular file"):
+        treepack.load(tmp_path / "new")
+
+
+def test_a_url_as_a_base_takes_the_options_of_the_call():
+    fsspec = pytest.importorskip("fsspec")
+    memory = pytest.importorskip("fsspec.implementations.memory")
+
+    class Locked(memory.MemoryFileSystem):  # type: ignore[name-defined, misc]
+        protocol = "locked"
+
+        def __init__(self, *args: Any, password: str | None = None, **options: Any):
+            if password != "open":
+                raise PermissionError("locked:// needs a password")
+            super().__init__(*args, **options)
+
+    fsspec.register_implementation("locked", Locked, clobber=True)
+    held, tree = trees()
+    options: Any = {"storage_options": {"password": "open"}}
+    treepack.save("locked://held.treepack", held, **options)
+    treepack.save("locked://new.treepack", tree, base="locked://held.treepack", **options)
+    assert_same(treepack.load("locked://new.treepack", **options), tree)
+    found = treepack.load("locked://new.treepack", base="locked://held.treepack", **options)
+    assert_same(found, tree)
+    assert_same(treepack.load("locked://new.treepack", base=held, **options), tree)

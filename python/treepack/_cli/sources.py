@@ -45,7 +45,9 @@ def opened(source: str, max_size: int | None, base: str | None = None) -> File:
             return open(source, max_size=max_size, unknown="dict")
     source = resolved(source)
     with output.bar("decompress") as progress, naming(source):
-        opening = Opening(max_size=max_size, progress=progress, base=base_of(base))
+        opening = Opening(
+            max_size=max_size, progress=progress, base=base_of(base, max_size=max_size)
+        )
         file = open(read_whole(source, opening), max_size=max_size, unknown="dict")
     place_of(file).reader.given = source
     return file

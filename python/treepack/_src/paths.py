@@ -7,6 +7,7 @@ The parts are dict keys, indices of elements and names of fields. In a part, `~`
 from __future__ import annotations
 
 import bisect
+import difflib
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
@@ -205,6 +206,11 @@ def meant(typo: str, paths: Iterable[str]) -> str | None:
     least = min(found.values(), default=0)
     nearest = [path for path, count in found.items() if count == least]
     return nearest[0] if len(nearest) == 1 else None
+
+
+def closest(name: str, names: Iterable[str]) -> list[str]:
+    """Returns the name most similar to another one; nothing for a long name: it takes too long."""
+    return difflib.get_close_matches(name, names, n=1) if len(name) <= _MOST_LENGTH else []
 
 
 def _folded(path: str) -> list[str]:

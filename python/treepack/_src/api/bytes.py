@@ -138,7 +138,7 @@ def loads(
       (array([0, 1, 2], dtype=int32), {'n': 1})
     """
     reading, opening = Reading.of(options), Opening.of(options)
-    base, opening.base = opening.base, base_of(opening.base)
+    base, opening.base = opening.base, base_of(opening.base, max_size=opening.max_size)
     encoded = inflated(b"".join(data) if isinstance(data, list) else data, opening)
     held = device_leaves(base, opening.unchanged)
     found: Template = restore_described(encoded, target, reading, held=held)

@@ -171,8 +171,10 @@ def _text(leaf: Any) -> str:
     return _kind(leaf) if isinstance(leaf, LazyArray) else f"{leaf!r:.40}"
 
 
-# The number of elements in a block.
-_BLOCK = 4 << 20
+# The number of elements that are read at a time, and in a block: computing takes eight times the
+# memory of small elements.
+_READ = 4 << 20
+_BLOCK = 1 << 18
 
 
 def blocks(array: LazyArray) -> Iterator[np.ndarray]:
@@ -181,8 +183,10 @@ def blocks(array: LazyArray) -> Iterator[np.ndarray]:
 
 
 def _native(array: LazyArray) -> Iterator[np.ndarray]:
-    for start in range(0, array.size, _BLOCK):
-        yield array.flat_range(start, min(array.size, start + _BLOCK))
+    for start in range(0, array.size, _READ):
+        found = array.flat_range(start, min(array.size, start + _READ))
+        for at in range(0, found.size, _BLOCK):
+            yield found[at : at + _BLOCK]
 
 
 def _floats(found: np.ndarray) -> np.ndarray:

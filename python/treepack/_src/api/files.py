@@ -52,6 +52,7 @@ from treepack._src.storage.place import (
     located,
     real,
     resolved,
+    resolved_beside,
 )
 from treepack._src.storage.safetensors import has_suffix, repository_of
 from treepack._src.storage.write import save_layout
@@ -132,11 +133,11 @@ def save(
       select: The leaves to save, such as `"**/lora_*"`, in the form that `select` of `load` takes.
         Containers that lose children become dicts. `load(path, target, missing="target")` takes the
         other leaves from a target.
-      base: Data that readers have: a file of `save` (its path or an open `File`), a tree or encoded
-        bytes. Arrays that are also in it (same path, dtype and shape) are written as differences;
-        see docs/pipelines.md. `load` and `open` find a file in the same directory by its name. It
-        must stay as it is, so it is not the saved file, and has no base itself. Not for sharded
-        saves.
+      base: Data that readers have: a file of `save` (its path, URL or an open `File`), a tree or
+        encoded bytes. Arrays that are also in it (same path, dtype and shape) are written as
+        differences; see docs/pipelines.md. `load` and `open` find a file in the same
+        directory by its name. It must stay as it is, so it is not the saved file, and has no base
+        itself. Not for sharded saves.
       format: `"safetensors"` saves to a directory as on Hugging Face: `model.safetensors`, or files
         `model-00001-of-00002.safetensors` and their index, which is replaced last. Files of an
         earlier save there are removed after it.
@@ -193,6 +194,7 @@ def save(
         options.get("storage_options"),
         for_file="pass its path, or write the result of dumps(tree) to it",
     )
+    saved.base = resolved_beside(saved.base, options.get("storage_options"))
     export.check(options, is_file=has_suffix(place))
     if isinstance(tree, Iterator):
         check_iterator(saved, background=background)
@@ -270,7 +272,7 @@ def _name_beside(base: Any, place: Any) -> str:
     Raises:
       ValueError: If the place is the file of the base, which would be lost.
     """
-    file = filename_of(place_of(base).reader.given) if isinstance(base, File) else resolved(base)
+    file = filename_of(place_of(base).reader.given) if isinstance(base, File) else base
     if not isinstance(file, (str, os.PathLike)):
         return ""
     if real(file) == real(place):
@@ -396,11 +398,11 @@ def load(
       static: The static data that were not saved (see `static` of `save`): a dict by path, such as
         `{"tx": optimizer}`, or a tree like the saved one. Not allowed with a target, which supplies
         them.
-      base: The base of a file that was saved with `base=`: a path, an open `File`, a tree or
+      base: The base of a file that was saved with `base=`: a path or URL, an open `File`, a tree or
         encoded bytes. By default, the file of the saved name in the same directory. Other files
         ignore it.
-      max_size: The maximum decompressed size of gzip in bytes; for a directory, of its manifest and
-        all its files together.
+      max_size: The maximum decompressed size in bytes of gzip, and of a patch and its base; for a
+        directory, of its manifest and all its files together.
       threads: See `save`; for threads that decompress, cast and copy.
       progress: See `save`; for reading and decompressing. It is not called for a mapped file.
       storage_options: See `save`.
@@ -455,7 +457,8 @@ def load(
         raise TypeError(
             f"the path comes first, as in load(path, target), got target={target!r:.100}"
         )
-    opening.base = base_of(opening.base)
+    base = resolved_beside(opening.base, options.get("storage_options"))
+    opening.base = base_of(base, max_size=opening.max_size)
     path = repository_of(resolved(path, options.get("storage_options")))
     is_directory = False
 

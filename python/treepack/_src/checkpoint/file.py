@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import html
 import itertools
 import math
@@ -124,7 +123,7 @@ class Tree(Mapping[str, Any]):
             hint = f"is it {similar!r}?"
         elif isinstance(path, str) and "*" in path:
             hint = f"a path has no wildcards here: call load(select={path!r})"
-        for near in difflib.get_close_matches(path, names, n=1) if names else ():
+        for near in _paths.closest(path, names) if names else ():
             hint = f"is it {near!r}, written {_paths.text(names[near])!r}?"
         if self._place.reader.salvages and self._place.reader.damage is not None:
             hint = f"it may be lost, since the file is damaged{_INTACT}"
@@ -143,7 +142,7 @@ class Tree(Mapping[str, Any]):
             names = [] if value is None else [name for name, _ in catalog.children(value) or ()]
             if part not in names:
                 # Compares names rather than paths: the time is quadratic in the length.
-                near = difflib.get_close_matches(part, names[:_MOST_NAMES], n=1)
+                near = _paths.closest(part, names[:_MOST_NAMES])
                 return _paths.text([*parts[:count], *near, *parts[count + 1 :]]) if near else None
         return None
 
@@ -437,8 +436,8 @@ def open(
         Leaves are compared with their checksums, arrays as a whole. `File.damage` describes the
         damage outside of leaves.
       mmap: Whether to map the file. `False` reads the whole file now.
-      max_size: The maximum decompressed size of gzip in bytes; for a directory, of its manifest and
-        all its files together.
+      max_size: The maximum decompressed size in bytes of gzip, and of a patch and its base; for a
+        directory, of its manifest and all its files together.
       unknown: Whether values of unregistered types in `metadata` are an error when it is read, or
         become dicts (`"dict"`): of their fields, or of the name of the type and the parts of the
         value.

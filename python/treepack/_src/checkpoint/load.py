@@ -307,7 +307,7 @@ def _without_unfit(place: Place, target: Any, found: _Choice, selection: Selecti
         return found
     leaves = dict(leaves_of(target, ()))
     marked, mismatched = set(), []
-    for path, value in catalog.ends(place.value):
+    for path, value in Room().all(catalog.ends(place.value)):
         if found.marks is not None and value not in found.marks:
             continue
         marked.add(value)

@@ -21,7 +21,7 @@ from treepack._src.checkpoint.transfer import parts_of, transfer
 from treepack._src.interop import jax as _jax
 from treepack._src.interop.shardings import fitting
 from treepack._src.options import Reading, Sharing
-from treepack._src.paths import Trail
+from treepack._src.paths import Room, Trail
 from treepack._src.pytree.kinds import kind_of
 from treepack._src.pytree.state_dict import leaves_of
 from treepack._src.restore.compare import like_scalar
@@ -113,7 +113,8 @@ def _where(device: Any, sharding: Any) -> Where | None:
     if given is None:
         return None
     if _is_function(given) and device is None:
-        return lambda path, struct, _: given(str(path), struct)
+        room = Room()
+        return lambda path, struct, _: given(room.text(path), struct)
     import jax
 
     shardings: dict[tuple[str, ...], Any] = {(): device}

@@ -61,12 +61,14 @@ class Reader:
       inflated: The number of bytes decompressed from gzip.
       is_local: Whether reading it needs no requests to a store.
       is_one_file: Whether all leaves are in this file.
+      is_patch: Whether the file is a patch, which was joined with its base.
       has_types: Whether the format has the types of containers.
       salvages: Whether it opens damaged files, and reads only their intact leaves.
     """
 
     format: str | None = None
     is_one_file = True
+    is_patch = False
     has_types = True
     bytes_after = _AHEAD_BYTES
 
@@ -86,6 +88,7 @@ class Reader:
         self.is_local: bool = found.blocks is None or hasattr(source, "read")
         self._content = None if self.is_local else found.content
         self._damage = found.damage
+        self.is_patch = found.is_patch
         self._catalog: core.Catalog | None = core.Catalog.open(found.content, salvage=salvage)
 
     @property

@@ -8,7 +8,6 @@ parts of one path, without wildcards; a list or set has several patterns.
 from __future__ import annotations
 
 import collections
-import difflib
 import itertools
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -80,7 +79,8 @@ class Selector:
           TreepackError: If a tree of bools has no bool for a leaf.
         """
         if self._predicate is not None:
-            meant = {end for path, end in catalog.ends(value) if self._predicate(path)}
+            ends = _paths.Room().all(catalog.ends(value))
+            meant = {end for path, end in ends if self._predicate(path)}
             return catalog.mark(meant)
         if self.selector is None:
             return None
@@ -178,7 +178,7 @@ def similar(typo: str, paths: Iterable[str]) -> str:
     count = typo.count("/") + 1
     starts = ([*_paths.parts(text)][:count] for text in texts.values())
     both = {"/".join(start): _paths.text(start) for start in starts} | texts
-    near = [meant] if meant else [both[name] for name in difflib.get_close_matches(typo, both, n=1)]
+    near = [meant] if meant else [both[name] for name in _paths.closest(typo, both)]
     if near:
         return f"; is it {near[0]!r}?"
     shown = [printable(text[:_MOST_TEXT]) for text in itertools.islice(texts.values(), _MOST_SHOWN)]
@@ -268,7 +268,8 @@ def chosen(tree: Any, select: Any) -> Any:
     if select is None:
         return tree
     ends = dict(ends_of(tree))
-    paths = {parts: _paths.text(parts) for parts in ends}
+    room = _paths.Room()
+    paths = {parts: room.text(_paths.text(parts)) for parts in ends}
     selector = compiled(select, "tree", paths.values())
     meant = meant_of({paths[parts]: is_leaf for parts, is_leaf in ends.items()}, selector)
     wanted = {parts for parts in ends if paths[parts] in meant}

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import difflib
 from collections.abc import Mapping, Sized
 from typing import Any, TypeVar, overload
 
@@ -357,7 +356,7 @@ def _note_names(
         container = child.container if isinstance(child, Pruned) else child
         subtree = f"a subtree ({type(container).__name__})"
         expected = described(child) if kind_of(child) is None else subtree
-        near = difflib.get_close_matches(name, names, n=1) if len(names) <= _MOST_NAMES else []
+        near = _paths.closest(name, names) if len(names) <= _MOST_NAMES else []
         restore.note(name, expected, NOTHING, str(restore.path_of(near[0])) if near else "")
     for name in more if not restore.takes_more(False) else ():
         restore.note(str(name), NOTHING, described(state[name]))

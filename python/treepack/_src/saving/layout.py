@@ -13,13 +13,14 @@ from treepack._src.checkpoint.file import File, place_of
 from treepack._src.options import Saved, Static, Writing
 from treepack._src.printable import warn
 from treepack._src.pytree import handlers
+from treepack._src.pytree.kinds import kind_of
 from treepack._src.pytree.left_out import LeftOut
 from treepack._src.pytree.state_dict import leaves_of
 from treepack._src.registry.code import is_code
 from treepack._src.registry.definitions import plain_parts
-from treepack._src.storage.content import whole_content
+from treepack._src.storage.content import is_source, not_a_base, whole_content
+from treepack._src.storage.naming import naming
 from treepack._src.storage.place import resolved
-from treepack.errors import TreepackError
 
 
 class Chunks:
@@ -46,34 +47,36 @@ Base = core.Layout | core.Content | core.Catalog
 """Encoded data that a patch refers to."""
 
 
-def base_of(base: Any, static: Static = "skip") -> Base | None:
+def base_of(base: Any, static: Static = "skip", max_size: int | None = None) -> Base | None:
     """Returns the data of a `base=`: of a tree, encoded bytes, a path or an open file.
 
-    `static` is for a tree; readers need only its arrays.
+    `static` is for a tree; readers need only its arrays. `max_size` is for gzip.
 
     Raises:
-      TreepackError: If it is a directory or the file of a patch.
+      TreepackError: If it is neither a tree nor one file of treepack or flax; see `not_a_base`.
+      TypeError: If it is a file object.
     """
     base = resolved(base)
     if isinstance(base, list) and base and all(isinstance(frame, _FRAMES) for frame in base):
         base = b"".join(base)
     if isinstance(base, (bytes, bytearray, memoryview, mmap.mmap, str, os.PathLike)):
-        try:
-            return whole_content(base)
-        except IsADirectoryError as error:
-            raise TreepackError(f"{error.filename!r}: {_NOT_ONE_FILE}") from None
+        return whole_content(base, max_size)
     if isinstance(base, File):
         reader = place_of(base).reader
-        if not reader.is_one_file:
-            raise TreepackError(_NOT_ONE_FILE)
+        with naming(reader.given):
+            if reader.is_patch:
+                raise not_a_base("a patch itself")
+            if reader.format is not None:
+                raise not_a_base(f"a checkpoint of {reader.format}")
         return reader.catalog
     if base is None or isinstance(base, Base):
         return base
+    if is_source(base) and kind_of(base) is None:
+        raise TypeError("the base is a file object: pass treepack.open(file), or its bytes")
     return described_layout(base, 1, static=static)
 
 
 _FRAMES = (bytes, bytearray, memoryview)
-_NOT_ONE_FILE = "a base must be one file of treepack: load this checkpoint, and pass its tree"
 
 
 def state_layout(target: Any, align: int, **options: Any) -> core.Layout:
@@ -146,13 +149,8 @@ def file_layout(
     """Lays out a tree for a file, with its structure, an index and checksums.
 
     A `base_name` is the name of the base in the directory of the file.
-
-    Raises:
-      TreepackError: If readers of the file cannot use its base.
     """
     base = base_of(saved.base, saved.static)
-    if base_name and isinstance(saved.base, File):  # which may be a patch, or npz
-        whole_content(place_of(saved.base).reader.given)
     return described_layout(
         tree,
         writing.align,

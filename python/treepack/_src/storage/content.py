@@ -17,6 +17,7 @@ from treepack._src.forks import Locked
 from treepack._src.options import Buffer, Opening, Progress, Tell, progress_bar
 from treepack._src.storage import remote as _remote
 from treepack._src.storage.fetch import Blocks
+from treepack._src.storage.foreign import other_format
 from treepack._src.storage.naming import naming
 from treepack._src.storage.place import beside, check_name, local, shown, url_of
 from treepack._src.storage.stores import store_of
@@ -70,22 +71,39 @@ def read_whole(
     return content
 
 
-def whole_content(base: Openable) -> core.Content:
-    """Reads a base: a file or bytes, decompressed if they are gzip.
+def whole_content(base: Openable, max_size: int | None = None) -> core.Content:
+    """Reads a base: one file of treepack or flax, or its bytes, decompressed if they are gzip.
 
     Raises:
       DecodeError: If it does not encode a tree; names its file.
-      TreepackError: If it is a patch itself.
-      IsADirectoryError: If it is a directory, such as a sharded checkpoint.
+      TreepackError: If it has another form, or more than `max_size` bytes.
     """
     with naming(base):
-        content = open_parts(base, join=False).content
-        if core.is_patch(content):
-            raise TreepackError(
-                "the base is a patch itself: pass its tree, or a file that was saved without base="
-            )
+        if isinstance(base, (str, os.PathLike)) and is_special(base):
+            raise DecodeError("it is not a regular file")
+        try:
+            content = open_parts(base, max_size=max_size, join=False).content
+        except IsADirectoryError:
+            raise not_a_base("a directory") from None
+        form = "a patch itself" if core.is_patch(content) else _FORMATS.get(other_format(content))
+        if form is not None:
+            raise not_a_base(form)
         core.Catalog.open(content, salvage=False)
     return content
+
+
+_FORMATS: dict[str | None, str] = {
+    "safetensors": "a safetensors file",
+    "npz": "an npz archive of NumPy",
+}
+
+
+def not_a_base(form: str) -> TreepackError:
+    """Returns the error for a base that is not one file of treepack or flax, in any verb."""
+    return TreepackError(
+        f"the base is {form}: pass the tree that treepack.load returns for it as base=, or one "
+        "file of treepack or flax that was saved without base="
+    )
 
 
 def downloaded(source: Openable, progress: Progress = None) -> Openable:
@@ -165,7 +183,7 @@ def _joined(patch: core.Content, opening: Opening, path: Openable | None) -> cor
                 [],
             )
         try:
-            base = whole_content(beside(path, name))
+            base = whole_content(beside(path, name), opening.max_size)
         except FileNotFoundError as error:
             raise FileNotFoundError(
                 errno.ENOENT,
@@ -173,7 +191,7 @@ def _joined(patch: core.Content, opening: Opening, path: Openable | None) -> cor
                 "load with base=, or run `treepack convert` with --base",
                 error.filename,
             ) from None
-        except (TreepackError, IsADirectoryError) as error:
+        except TreepackError as error:
             raise BaseMismatchError(f"the base cannot be used: {error}", []) from error
     content, opening.unchanged = core.join(
         patch, base, max_size=opening.max_size, threads=opening.threads
@@ -201,6 +219,7 @@ class Opened(NamedTuple):
       inflated: The number of bytes decompressed from gzip.
       blocks: The reader of a remote file or file object that is read in parts.
       nbytes: The size of the file in bytes.
+      is_patch: Whether the file is a patch, which was joined with its base.
     """
 
     content: core.Content
@@ -208,6 +227,7 @@ class Opened(NamedTuple):
     inflated: int = 0
     blocks: Blocks | None = None
     nbytes: int = 0
+    is_patch: bool = False
 
 
 def open_parts(
@@ -227,7 +247,7 @@ def open_parts(
       mmap: Whether to map a local file instead of reading it.
       salvage: Whether to allow empty files, and inflate gzip without an index up to its first
         damage.
-      max_size: The maximum decompressed size of gzip in bytes.
+      max_size: The maximum decompressed size in bytes of gzip, and of a patch and its base.
       regular: Whether a local file must be a regular one.
       base: The base if it is a patch; `None` is the file that the patch names.
       join: Whether a patch is joined with its base.
@@ -249,7 +269,7 @@ def open_parts(
     if not join or not core.is_patch(found.content):
         return found
     content = _joined(found.content, Opening(base=base, max_size=max_size), source)
-    return Opened(content, found.damage, content.nbytes, nbytes=found.nbytes)
+    return Opened(content, found.damage, content.nbytes, nbytes=found.nbytes, is_patch=True)
 
 
 def _inflated_parts(

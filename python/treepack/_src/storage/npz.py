@@ -50,6 +50,10 @@ def read_npz(content: core.Content, max_size: int | None = None) -> dict[str, An
     name = None
     try:
         archive = zipfile.ZipFile(file_of(content))
+        # Members inside each other would take the same bytes many times.
+        packed = sum(member.compress_size for member in archive.infolist())
+        if packed > content.nbytes:
+            raise ValueError(f"its members overlap: they have {packed} of {content.nbytes} bytes")
         nbytes = sum(
             member.file_size
             for member in archive.infolist()

@@ -96,6 +96,16 @@ def resolved(source: Any, storage_options: Mapping[str, Any] | None = None) -> A
     return Url(url, {**options_of(url), **storage_options}, file_system_of(url))
 
 
+def resolved_beside(source: Any, storage_options: Mapping[str, Any] | None) -> Any:
+    """Returns a further source of a call, such as its base, in the form of `resolved`.
+
+    Only a URL without options of its own takes those of the call.
+    """
+    is_path = isinstance(source, (str, os.PathLike)) and url_of(source) is not None
+    has_own = getattr(source, "storage_options", None) is not None
+    return resolved(source, storage_options if is_path and not has_own else None)
+
+
 def located(
     path: Any, storage_options: Mapping[str, Any] | None = None, *, for_file: str = "pass its path"
 ) -> Any:
