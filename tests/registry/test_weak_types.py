@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import msgpack
 import numpy as np
 import pytest
-from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 import treepack
 
@@ -97,11 +97,36 @@ def test_a_restored_state_needs_no_new_compilation() -> None:
     assert len(traced) == 1
 
 
+def test_arrays_of_many_shapes_compile_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    shapes = [(0, size) for size in range(1, 40)] + [(size,) for size in range(1, 20)]
+    made = [jnp.full(shape, 1.5) for shape in shapes]
+    data = treepack.dumps({str(number): array for number, array in enumerate(made)})
+    target = treepack.abstract(data)
+    record = treepack.dumps({}, metadata={"arrays": [jnp.asarray(it)[None] for it in made]})
+    mesh = Mesh(np.array(jax.devices()), "x")
+    place = NamedSharding(mesh, PartitionSpec())
+    with jax.log_compiles(), caplog.at_level("WARNING"):
+        for found in (
+            treepack.loads(data),
+            treepack.loads(data, target),
+            treepack.loads(data, sharding=place),
+            treepack.open(data, salvage=True).load(),
+        ):
+            assert all(array.weak_type for array in found.values())
+        assert len(treepack.open(record).metadata["arrays"]) == len(made)
+    assert not [it.getMessage() for it in caplog.records if "ompiling" in it.getMessage()]
+
+
 def test_devices_and_shardings_stay() -> None:
     weak = jnp.full(8, 1.5)
     data = treepack.dumps({"a": weak})
     mesh = Mesh(np.array(jax.devices()), "x")
-    for place in (jax.devices()[-1], NamedSharding(mesh, PartitionSpec("x"))):
+    explicit = jax.make_mesh((len(jax.devices()),), ("x",), axis_types=(AxisType.Explicit,))
+    for place in (
+        jax.devices()[-1],
+        NamedSharding(mesh, PartitionSpec("x")),
+        NamedSharding(explicit, PartitionSpec("x")),
+    ):
         target = {"a": jax.device_put(weak, place)}
         found = treepack.loads(data, target)["a"]
         assert found.weak_type

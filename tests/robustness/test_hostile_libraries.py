@@ -5,10 +5,13 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import itertools
+import os
 import random
 import sys
 import types as types_of_python
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import equinox
@@ -161,6 +164,11 @@ def test_names_of_any_length(name: str) -> None:
 called: list[Any] = []
 
 
+@pytest.fixture(autouse=True)
+def nothing_called() -> None:
+    called.clear()
+
+
 @treepack.register_function(serialized_name="tests.hostile.canary")
 def canary(*args: Any, **keywords: Any) -> list[Any]:
     called.append((args, keywords))
@@ -256,3 +264,252 @@ def test_code_of_the_program_gets_short_ranges_only() -> None:
         treepack.loads(treepack.dumps([Steps(range(0))]))
     key = range(1 << 50)
     assert [*treepack.loads(treepack.dumps({key: 1}))] == [key]
+
+
+class Touched:
+    """An object of the program, whose methods a file must not cause to run."""
+
+    def __call__(self, *args: Any, **keywords: Any) -> Any:
+        return self._note("called", *args)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return functools.partial(self._note("attribute", name)._note, name)
+
+    def __getitem__(self, key: Any) -> Any:
+        return self._note("item", key)
+
+    def __iter__(self) -> Any:
+        return iter([self._note("iterated")])
+
+    def __len__(self) -> int:
+        self._note("measured")
+        return 0
+
+    def _note(self, *what: Any) -> Touched:
+        called.append((what, {}))
+        return self
+
+
+def placeholder(path: str) -> Any:
+    return {"named": ["treepack.hole", {"tuple": [{"str": path}, {"str": "function: f"}]}]}
+
+
+def loaded_from_open(data: bytes, **options: Any) -> Any:
+    return treepack.open(data).load(**options)
+
+
+def data_of(name: str, fields: Any, static_data: Any, children: list[str], child: Any = 0) -> bytes:
+    """A file with one node at `n`."""
+    encoded = msgpack.packb(static_data)
+    record = {
+        "version": 1,
+        "types": [{"name": name, "fields": fields}],
+        "nodes": [
+            ["plain", []],
+            [{"typed": [0, encoded]}, [[len(children), child]] if children else []],
+            ["dict", [[1, 1]]],
+        ],
+        "metadata": None,
+    }
+    return msgpack.packb(
+        {"n": dict.fromkeys(children, 1), "__treepack__": sealed(msgpack.packb(record))}
+    )
+
+
+def test_no_type_of_the_libraries_uses_objects_of_the_program() -> None:
+    assert USED
+    fills: list[Any] = [placeholder("0"), placeholder(""), {"tuple": [placeholder("0")] * 2}]
+    # Functions among the children of a module, which are static data as well.
+    packed = {"bytes": msgpack.packb({"tuple": []})}
+    mark, names = {"str": "treepack.functions"}, {"list": [{"str": "0"}]}
+    relu = {"named": ["jax.nn", {"str": "relu"}]}
+    for function in (placeholder("0"), relu):
+        functions = {"dict": [[{"str": "0"}, function]]}
+        fills.append({"tuple": [mark, packed, names, functions]})
+    given: list[Any] = [{"n": Touched()}, {"n/0": Touched(), "n/": Touched()}, {"n": [Touched()]}]
+    for name, ty in sorted(types(STEP).items()):
+        for children in (field_names(ty), [], ["0"]):
+            for filled, static_values in itertools.product(fills, given):
+                data = data_of(name, None, filled, children)
+                with contextlib.suppress(treepack.TreepackError):
+                    treepack.loads(data, static=static_values)
+                assert not called, (name, children, filled)
+
+
+@jax.tree_util.register_pytree_node_class
+class Stack:
+    """Code of a library that uses what it gets."""
+
+    def tree_flatten(self) -> Any:
+        return (), ()
+
+    @classmethod
+    def tree_unflatten(cls, aux: Any, children: Any) -> Any:
+        for part in (*aux, *children):
+            part()
+        return cls()
+
+
+Stack.__module__ = "optax.hostile"
+
+
+@pytest.fixture
+def of_a_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = types_of_python.ModuleType("optax.hostile")
+    module.Stack = Stack  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "optax.hostile", module)
+
+
+@pytest.mark.usefixtures("of_a_library")
+def test_code_of_a_library_gets_no_objects_of_the_program() -> None:
+    code = {"typed": [1, msgpack.packb(placeholder(""))]}
+    below = msgpack.packb({"tuple": []})
+    record = {
+        "version": 1,
+        "types": [{"name": it, "fields": None} for it in ("optax:hostile.Stack", "treepack.code")],
+        "nodes": [[code, []], [{"typed": [0, below]}, [[1, 0]]], ["dict", [[1, 1]]]],
+        "metadata": None,
+    }
+    child = msgpack.packb({"n": {"0": {}}, "__treepack__": sealed(msgpack.packb(record))})
+    filled = data_of("optax:hostile.Stack", None, {"tuple": [placeholder("0")]}, [])
+    relu = {"dict": [[{"str": "0"}, {"named": ["jax.nn", {"str": "relu"}]}]]}
+    packed = {"bytes": msgpack.packb({"tuple": []})}
+    names = {"list": [{"str": "0"}]}
+    marked = {"tuple": [{"str": "treepack.functions"}, packed, names, relu]}
+    for data in (child, filled, data_of("optax:hostile.Stack", None, marked, [])):
+        for static_values in ({"n/0": canary}, {"n/0": Touched()}):
+            for load in (treepack.loads, treepack.abstract, loaded_from_open):
+                with pytest.raises(
+                    treepack.UnregisteredTypeError, match=r"code of optax|a library"
+                ):
+                    load(data, static=static_values)
+                assert not called
+
+
+@treepack.register_dataclass(serialized_name="tests.hostile.Holder")
+@dataclasses.dataclass
+class Holder:
+    w: Any
+    backend: Any = dataclasses.field(default=None, metadata={"static": True})
+
+    @property
+    def secret(self) -> Any:
+        called.append("secret")
+        return "secret"
+
+
+class Options(dict[str, Any]):
+    """A mapping of the program."""
+
+    def __getitem__(self, key: str) -> Any:
+        called.append(key)
+        return "secret"
+
+
+@dataclasses.dataclass
+class Settings:
+    inner: Any
+
+    @property
+    def secret(self) -> Any:
+        called.append("secret")
+        return "secret"
+
+
+# Paths of placeholders, the static data of the program, and what the path selects, if anything.
+ASKED: list[tuple[str, Any, Any]] = [
+    ("secret", None, None),
+    ("__class__", None, None),
+    ("w", None, None),
+    ("backend/secret", Settings(1), None),
+    ("backend/inner/secret", Settings(Settings(1)), None),
+    ("backend/environ/HOME", os, None),
+    ("backend/a", Options(a=1), None),
+    ("backend/0", Touched(), None),
+    ("backend/secret", Touched(), None),
+    ("backend/append", [1], None),
+    ("backend/-1", [len], None),
+    ("backend/00", [len], None),
+    ("backend/\u0660", [len], None),
+    ("backend/real", 1, None),
+    ("backend/0", [len], len),
+    ("backend/1/a", (0, {"a": len}), len),
+    ("backend/inner", Settings(len), len),
+    ("backend/inner/init", Settings(optax.sgd(1.0)), "init"),
+    ("backend", len, len),
+]
+
+
+@pytest.mark.parametrize(("path", "held", "selected"), ASKED, ids=[it[0] for it in ASKED])
+def test_a_path_of_a_file_selects_only_what_a_save_leaves_out(
+    path: str, held: Any, selected: Any, tmp_path: Path
+) -> None:
+    if selected == "init":
+        selected = held.inner.init
+    data = data_of(
+        "tests.hostile.Holder", [["w"], ["backend"]], {"tuple": [placeholder(path)]}, ["w"]
+    )
+    (tmp_path / "step_1").write_bytes(data)
+    mine = {"n": Holder(1, held)}
+    by_static: list[Callable[..., Any]] = [
+        treepack.loads,
+        treepack.abstract,
+        functools.partial(treepack.load, tmp_path / "step_1"),
+        functools.partial(treepack.open(data).load, arrays="numpy"),
+        treepack.open(data, salvage=True).load,
+        treepack.open(data).abstract,
+        lambda **options: treepack.Series(tmp_path).resume(verify="manifest", **options)[1],  # type: ignore[index]
+    ]
+    for number, load in enumerate(by_static):
+        arguments = () if number > 1 else (data,)
+        for static_values in (mine, {"n": mine["n"]}, {"n/backend": held}):
+            try:
+                found = load(*arguments, static=static_values)
+            except treepack.TreepackError:
+                assert selected is None
+            else:
+                assert selected is not None
+                node = found["n"] if isinstance(found, dict) else found
+                assert node.backend is selected
+    # A template has its own static data.
+    for restore in (
+        treepack.loads,
+        functools.partial(treepack.loads, strict=False),
+        lambda data, target: treepack.open(data).load(target),
+        lambda data, target: treepack.serialization.from_bytes(target, data),
+    ):
+        assert restore(data, mine)["n"].backend is held
+    assert not called
+
+
+def test_an_upgrade_for_a_template_gets_no_attributes_that_a_file_names() -> None:
+    data = data_of(
+        "tests.hostile.Renamed", [["w"], ["backend"]], {"tuple": [placeholder("secret")]}, ["w"]
+    )
+
+    @treepack.register_dataclass(
+        serialized_name="tests.hostile.Renamed",
+        version=1,
+        upgrade=lambda static, children, _: ({**static}, {"w": 1}),
+    )
+    @dataclasses.dataclass
+    class Renamed(Holder):
+        pass
+
+    with contextlib.suppress(treepack.TreepackError):
+        treepack.loads(data, {"n": Renamed(1, None)})
+    assert not called
+
+
+def test_long_paths_of_placeholders_are_looked_up_in_linear_time() -> None:
+    data = data_of(
+        "tests.hostile.Holder",
+        [["w"], ["backend"]],
+        {"tuple": [placeholder("a/" * 200_000)]},
+        ["w"],
+    )
+    with pytest.raises(treepack.HoleError) as caught:
+        treepack.loads(data, static={"n/backend": len})
+    assert caught.value

@@ -29,49 +29,43 @@ def needed(reason: str) -> Any:
 
 
 def like(array: np.ndarray) -> Any:
-    """Converts an array to a JAX array, unless JAX lacks its dtype or is not installed."""
-    try:
-        import jax.numpy as jnp
+    """Converts an array to a JAX array, unless JAX lacks its dtype or is not installed.
 
-        made = jnp.asarray(array)
+    JAX may keep its memory.
+    """
+    try:
+        import jax
+
+        made = jax.device_put(array)  # `asarray` compiles a copy for each shape
     except (ImportError, TypeError):
         return array
     return made if made.dtype == array.dtype else array
 
 
 def weak(array: jax.Array) -> jax.Array:
-    """Returns an array with a weak dtype and the same bits, if JAX has such arrays.
+    """Returns an array with a weak dtype and the same memory, if JAX has such arrays.
 
     Only dtypes of Python's numbers can be weak. Other arrays are returned unchanged, and so are
-    arrays of several processes and on meshes with explicit axes.
+    arrays of several processes.
     """
-    import jax
-    import jax.numpy as jnp
+    from jax.dtypes import canonicalize_dtype
 
     # Dtypes of typed keys have no kind.
-    number = {"i": 0, "f": 0.0, "c": 0j}.get(getattr(array.dtype, "kind", ""))
-    if number is None or jnp.asarray(number).dtype != array.dtype or not array.is_fully_addressable:
+    number = {"i": int, "f": float, "c": complex}.get(getattr(array.dtype, "kind", ""))
+    if number is None or canonicalize_dtype(number) != array.dtype:
         return array
-    mesh = getattr(array.sharding, "mesh", None)
-    if any(ty.name == "Explicit" for ty in getattr(mesh, "axis_types", ())):
+    if not array.is_fully_addressable:
         return array
-    place = array.sharding if array.committed else None
-    if array.ndim == 0 and (found := array.item()) == found:  # not NaN, whose bits may change
-        made: jax.Array = jnp.asarray(found)
-        return made if place is None else jax.device_put(made, place)
-    made = _weak(number, place)(array)
+    # JAX's functions that make weak arrays compile for each shape, of which files may have many.
+    found: Any = array
+    is_whole = len(array.sharding.device_set) == 1
+    shards = [found] if is_whole else [shard.data for shard in array.addressable_shards]
+    try:
+        weak_aval = found.aval.update(weak_type=True)
+        made: jax.Array = type(found)(weak_aval, array.sharding, shards, committed=array.committed)
+    except (AttributeError, TypeError):  # another version of JAX
+        return array
     return made
-
-
-@functools.lru_cache(typed=True)  # since 0 == 0.0
-def _weak(number: complex, sharding: Any) -> Any:
-    """Returns a function that writes arrays into a weak array of a number's dtype."""
-    import jax
-
-    def into(array: Any) -> Any:
-        return jax.numpy.full(array.shape, number).at[...].set(array)
-
-    return jax.jit(into, out_shardings=sharding)
 
 
 is_array = instance_of("jax", "Array")

@@ -92,6 +92,32 @@ def parts_of(value: Any) -> Any:
     return fields_of(value) if all(hasattr(value, name) for name in names) else None
 
 
+def part_of(value: Any, name: str) -> tuple[Any] | None:
+    """Returns one part of a value that `name_and_parts` splits, or of a container, in a 1-tuple.
+
+    `None` if it has no such part.
+    """
+    named = AUXDATA.named(type(value))
+    value = value if named is None else named[1].encode(value)
+    ty: Any = type(value)
+    if ty is dict:
+        return (value[name],) if name in value else None
+    if is_namedtuple(ty):
+        name = str(ty._fields.index(name)) if name in ty._fields else ""
+    if ty is list or issubclass(ty, tuple):
+        base: Any = list if ty is list else tuple  # whose methods a subclass may replace
+        index = int(name) if name.isdecimal() and len(name) < _MOST_DIGITS else -1
+        is_item = 0 <= index < base.__len__(value) and str(index) == name
+        return (base.__getitem__(value, index),) if is_item else None
+    if not is_definition(ty) or name not in {field.name for field in dataclasses.fields(ty)}:
+        return None
+    return (getattr(value, name),) if hasattr(value, name) else None
+
+
+# The digits of an index, with room to spare.
+_MOST_DIGITS = 20
+
+
 def plain_parts(value: Any) -> Any:
     """Returns a configuration of an unregistered type as a dict, an enum member as its value.
 

@@ -43,6 +43,7 @@ def jax_node_type(
     meta = None if fields is None else fields.meta
     stores = storing(nodetype, fields)
     library = library_of_type(nodetype)
+    foreign = stores is None and library is not None
 
     def flatten_node(node: Any, left_out: LeftOut) -> tuple[bytes, dict[str, Any]]:
         children, treedef = flatten(node)
@@ -63,13 +64,17 @@ def jax_node_type(
         return {**code.split(node, children)[1], **fields, "": auxdata}
 
     def check(static: Any) -> None:
+        if type(static) is _Marked:
+            if foreign and static.functions is not None:
+                check(static.functions)
+            static = static.static
         if stores is not None and upgrade is None and stores(static):
             return
         if not (is_given(static) if library is None else is_inert(static)):
             raise UnregisteredTypeError(
                 f"nodes of the type {name!r} are rebuilt by code of {library or 'the program'}, "
-                "which must not receive functions from files, objects that could hold them, nor "
-                "long ranges: "
+                "which must not receive functions from files or static=, objects that could hold "
+                "them, nor long ranges: "
                 'pass a template as target, or unknown="dict" to get dicts in their place',
                 name,
             )
@@ -78,9 +83,10 @@ def jax_node_type(
         marked = _marked(data)
         data = data if marked is None else marked.static
         static = core.decode_value(data) if decode is None else decode(data)
+        static = static if marked is None else marked._replace(static=static)
         if decode is None:
             check(static)
-        return static if marked is None else marked._replace(static=static)
+        return static
 
     def made_by(make: Callable[[Any, list[Any]], Any]) -> Callable[..., Any]:
         def unflatten(static: Any, names: list[str], children: list[Any]) -> Any:
@@ -96,7 +102,6 @@ def jax_node_type(
 
         return unflatten
 
-    foreign = stores is None and library is not None
     all_fields = None if fields is None else [*fields.data, *fields.meta]
     unflatten = unflatten_abstract = made_by(unflattener(nodetype, all_fields))
     field_names = fields
@@ -213,8 +218,17 @@ def _marked(data: bytes) -> _Marked | None:
     return None
 
 
+# Part of all encoded placeholders.
+_HOLE = b"treepack.hole"
+
+
 def holds_code(data: bytes) -> bool:
-    """Returns whether encoded static data have parts that a library's code must not receive."""
+    """Returns whether encoded static data have parts that a library's code must not receive.
+
+    Placeholders are such parts, since objects of the program replace them.
+    """
+    if _HOLE in data:
+        return True
     try:
         found = _marked(data)
         static = core.decode_value(data if found is None else found.static)

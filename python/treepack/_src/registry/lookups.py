@@ -5,17 +5,18 @@ from __future__ import annotations
 import difflib
 import functools
 import itertools
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from treepack._src import paths as _paths
 from treepack._src.interop import jax as _jax
+from treepack._src.interop.libraries import library_of_type
 from treepack._src.interop.modules import imported
 from treepack._src.printable import shortened
-from treepack._src.pytree.containers import NodeKind, is_namedtuple
+from treepack._src.pytree.containers import NodeKind
 from treepack._src.pytree.kinds import PYTREE, kind_of
 from treepack._src.registry.code import is_code
-from treepack._src.registry.definitions import made_of
+from treepack._src.registry.definitions import is_definition, made_of, part_of
 from treepack._src.registry.fields import Fields
 from treepack._src.registry.holes import Code, Hole
 from treepack._src.registry.libraries import library_name, library_of
@@ -35,6 +36,7 @@ class Lookups:
     Attributes:
       static: Values for placeholders by path, or a tree like the saved tree; see `load`.
       values: The values, by the parts of their paths.
+      longest: The number of parts of the longest path.
     """
 
     def __init__(
@@ -57,10 +59,12 @@ class Lookups:
         if isinstance(static, Mapping):
             items = [(key, static[key]) for key in static if isinstance(key, (str, tuple))]
             self.values = {tuple(_paths.parts(key)): value for key, value in items}
+        self.longest = max(map(len, self.values), default=0)
         self._types = types
         self._unknown_as_dict = unknown_as_dict
         self._is_part = is_part
         self._types_in_static: dict[str, list[NodeType]] | None = None
+        self._checks: dict[type, Callable[[Any], None]] = {}
         self._children: dict[int, tuple[Any, dict[str, Any]]] = {}
         # The number of placeholders without a value; of the first ones, descriptions and
         # suggestions for `static=`; hints; the names of types that need only a registration.
@@ -85,6 +89,7 @@ class Lookups:
             found = by_name(name) or self._type_in_static(name)
             if found is None:
                 raise _unknown({name: fields is not None})
+            self._checks[found.ty] = found.check
             is_same = found.fields == fields and found.version == version
             if is_same and (found.checked or not (found.split or TYPES.by_name(name) is found)):
                 return found
@@ -141,6 +146,8 @@ class Lookups:
 
         Raises:
           HoleError: If placeholders remain, and a dict replaces the node.
+          UnregisteredTypeError: If code of a library would receive objects of the program, which
+            the file has combined.
         """
         filling = _Filling(self, path, ty)
         found = filling.fill(static)
@@ -150,6 +157,8 @@ class Lookups:
             )
         for hole, inside in filling.missing:
             self._describe(hole, _paths.text([*path, *inside]), ty)
+        if not filling.missing and library_of_type(ty) is not None:
+            self._checks[ty](found)
         return found, not filling.missing
 
     def _describe(self, hole: Hole, place: str, ty: type) -> None:
@@ -265,6 +274,8 @@ class _Filling:
         self.parts = parts
         self.ty = ty
         self.missing: list[tuple[Hole, list[str]]] = []
+        # By the number of keys above a template: its node at the path, and that node's static data.
+        self._templates: dict[int, tuple[Any, dict[str, Any]] | None] = {}
 
     def fill(self, value: Any) -> Any:
         """Replaces the placeholders that have values."""
@@ -274,7 +285,7 @@ class _Filling:
             if value.name is not None and (known := known_type(value.name, value.parts, parts)):
                 return known[0]
             found = self._by_path(value, inside)
-            found = found or self._in_template(value, inside, self.lookups.static, 0)
+            found = found or self._in_template(value, inside, self.lookups.static, -1)
             if found is not None:
                 return _like(found[0], value.name, parts)
             self.missing.append((value, inside))
@@ -289,9 +300,9 @@ class _Filling:
 
     def _by_path(self, hole: Hole, inside: list[str]) -> tuple[Any] | None:
         """Finds the value of a placeholder in a dict, at its path or inside a parent's value."""
+        values, longest = self.lookups.values, self.lookups.longest
         whole = (*self.parts, *inside)
-        values = self.lookups.values
-        for count in range(len(whole), -1, -1) if values else ():
+        for count in range(min(len(whole), longest), -1, -1) if values else ():
             if whole[:count] not in values:
                 continue
             value = values[whole[:count]]
@@ -308,32 +319,45 @@ class _Filling:
     def _in_template(
         self, hole: Hole, inside: list[str], template: Any, count: int
     ) -> tuple[Any] | None:
-        """Finds the value of a placeholder in a tree like the saved tree, below `count` keys."""
+        """Finds the value of a placeholder in a tree like the saved tree.
+
+        Args:
+          hole: The placeholder.
+          inside: Its path in the static data.
+          template: The tree.
+          count: The number of keys above the tree; -1 for all of `static`.
+        """
+        if count not in self._templates:
+            self._templates[count] = self._node_in(template, max(count, 0))
+        found = self._templates[count]
+        if found is None:
+            return None
+        node, static = found
+        if self.ty is Code:
+            return (node,) if kind_of(node) is None or is_code(node) else None
+        if hole.field is None:
+            return (node,) if default_name(type(node)) == hole.description else None
+        # A subclass has the same fields, but may have other static data.
+        if type(node) is not self.ty and not (inside and isinstance(node, self.ty)):
+            return None
+        if inside and inside[0] in static:
+            return _inside(static[inside[0]], inside[1:])
+        return _inside(static[""], inside) if "" in static else None
+
+    def _node_in(self, template: Any, count: int) -> tuple[Any, dict[str, Any]] | None:
+        """Finds the node in a tree below `count` keys, and its static data as they are saved."""
         below = self.lookups.below(template, self.parts[count:])
         if below is None or template is None:
             return None
         (node,) = below
-        ty, kind = type(node), kind_of(node)
-        if self.ty is Code:
-            return (node,) if kind is None or is_code(node) else None
-        if hole.field is None:
-            return (node,) if default_name(ty) == hole.description else None
-        # A subclass has the same fields, but may have other static data.
-        if ty is not self.ty and not (inside and isinstance(node, self.ty)):
-            return None
-        # A flatten function may return a different value than the field.
-        described = type_of(ty, kind)
-        static = {} if described is None else described.static_of(node)
-        if inside and inside[0] in static:
-            return _inside(static[inside[0]], inside[1:])
-        found = _inside(static[""], inside) if "" in static else None
-        return found or (_inside(node, inside) if inside else None)
+        described = type_of(type(node), kind_of(node)) if isinstance(node, self.ty) else None
+        return node, {} if described is None else described.static_of(node)
 
 
 def _like(found: Any, name: str | None, parts: Any) -> Any:
     """Returns the value found; rebuilds it from saved parts if they have the same type."""
     ty = type(found)
-    if default_name(ty) != name:
+    if default_name(ty) != name or not is_definition(ty):
         return found
     try:
         return made_of(ty, parts)
@@ -342,16 +366,14 @@ def _like(found: Any, name: str | None, parts: Any) -> Any:
 
 
 def _inside(value: Any, parts: Sequence[str]) -> tuple[Any] | None:
-    """Returns the part of static data at a path, in a 1-tuple; `None` if it is missing."""
+    """Returns the part of static data at a path, in a 1-tuple; `None` if it is missing.
+
+    The path comes from a file: it selects only what a save could have left out, never another
+    attribute of an object of the program.
+    """
     for part in parts:
-        if isinstance(value, Mapping):
-            value = {str(key): item for key, item in value.items()}.get(part, Code)
-        elif isinstance(value, (list, tuple)) and not is_namedtuple(type(value)):
-            value = dict(zip(map(str, range(len(value))), value, strict=True)).get(part, Code)
-        elif part.startswith("__"):  # the name comes from a file
+        found = part_of(value, part)
+        if found is None:
             return None
-        else:
-            value = getattr(value, part, Code)
-        if value is Code:
-            return None
+        (value,) = found
     return (value,)
