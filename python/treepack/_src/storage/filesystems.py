@@ -151,7 +151,7 @@ class FileSystem(Locked, RemoteStore):
         return found
 
     @_hiding
-    def upload(self, path: str, parts: Iterator[bytes], nbytes: int) -> None:
+    def _upload(self, path: str, parts: Iterator[bytes], nbytes: int) -> None:
         *_, lowest = _layers(self._fs)
         # A transaction is shared by all users of the object, so this uses a new one.
         fs = type(lowest)(*lowest.storage_args, skip_instance_cache=True, **lowest.storage_options)

@@ -215,7 +215,7 @@ class ObjectStore(RemoteStore):
                     raise
         return ask()
 
-    def upload(self, path: str, parts: Iterator[bytes], nbytes: int) -> None:
+    def _upload(self, path: str, parts: Iterator[bytes], nbytes: int) -> None:
         size = max(_PART_BYTES, -(-nbytes // _MOST_PARTS))
         with self._translated(path):
             self._obstore.put(
@@ -247,15 +247,22 @@ class ObjectStore(RemoteStore):
 
     def entries(self, path: str) -> list[Entry]:
         with self._translated(path):
-            return self._entries(path)
+            return self._listed(path) or []
 
-    def _entries(self, path: str) -> list[Entry]:
+    def _listed(self, path: str) -> list[Entry] | None:
+        """Lists a directory; `None` if there is nothing, not even its marker.
+
+        Consoles mark a directory by an empty object `name/`, which obstore shows as `name`.
+        """
         found = self._again(lambda: self._obstore.list_with_delimiter(self._store, path))
-        names = [Entry(_name(entry["path"]), False) for entry in found["objects"]]
+        objects = [entry["path"] for entry in found["objects"]]
+        if not objects and not found["common_prefixes"]:
+            return None
+        names = [Entry(_name(name), False) for name in objects if name != path]
         return [*names, *(Entry(_name(prefix), True) for prefix in found["common_prefixes"])]
 
     def listed(self, path: str) -> list[Entry] | None:
-        return self._unless_hidden(path, lambda: self._entries(path)) or None
+        return self._unless_hidden(path, lambda: self._listed(path))
 
     def is_directory(self, path: str) -> bool:
         def ask() -> bool:
