@@ -25,6 +25,8 @@ from treepack import checkpoints
 from treepack._src.storage import fetch
 from treepack._src.storage.entries import entries, listed
 from treepack._src.storage.place import resolved
+from treepack._src.storage.store import ABSENT, ConditionError
+from treepack._src.storage.stores import store_of
 
 pytest.importorskip("obstore")
 pytest.importorskip("moto")
@@ -370,6 +372,29 @@ def test_an_upload_whose_answer_is_lost_is_looked_for(server: s3.Server, fault: 
     server.proxy.reset()
     found = treepack.load(url, storage_options=options)["w"]
     np.testing.assert_array_equal(found, new if fault == "lost" else old)
+
+
+@pytest.mark.parametrize("status", [501, 400])
+def test_stores_without_conditional_writes(server: s3.Server, status: int) -> None:
+    """One warning names the risk; a change since the save began is seen all the same."""
+    url, options = server.url(f"plain/{status}"), {**server.options, "session_token": f"{status}"}
+    server.proxy.fault = lambda request: (
+        status if request.method == "PUT" and request.is_conditional else None
+    )
+    publishers = [treepack.Publisher(f"{url}/pub", storage_options=options) for _ in "ab"]
+    with pytest.warns(UserWarning, match="does not support conditional writes.*one job"):
+        publishers[0].push({"w": 1}, version=1)
+    with pytest.raises(treepack.errors.BusyError):
+        publishers[1].push({"w": 2}, version=2)
+    for step in (1, 2):  # without another warning
+        treepack.save(f"{url}/d", {"w": step}, sharded=True, storage_options=options)
+    run = treepack.Series(f"{url}/run", sharded=True, storage_options=options)
+    run.save(1, {"w": 1})
+    assert treepack.load(f"{url}/d", storage_options=options) == {"w": 2}
+    assert run.resume({"w": 0}) == (1, {"w": 1})
+    store, place = store_of(resolved(f"{url}/pub/head.json", options))
+    with pytest.raises(ConditionError):
+        store.put(place, b"", ABSENT)
 
 
 def test_markers_of_folders_are_no_entries(server: s3.Server) -> None:
