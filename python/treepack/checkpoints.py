@@ -23,7 +23,6 @@ Examples:
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Callable
 from typing import Any, Unpack
 
@@ -63,7 +62,6 @@ from treepack._src.series.names import (
     UNSIGNED_FLOAT_RE,
     Folder,
     Listing,
-    directory_of,
     natural_sort,
     safe_normpath,
 )
@@ -171,7 +169,9 @@ def save_checkpoint(
     """
     writing = Writing.of(options)
     _flax.wait_for(async_manager, orbax_checkpointer)
-    place = _flax.StepPath(directory_of(ckpt_dir, options.get("storage_options")), step, prefix)
+    place = _flax.StepPath(
+        _flax.directory_of(ckpt_dir, options.get("storage_options")), step, prefix
+    )
     commit = functools.partial(tidy, place.folder, place.name, keep, overwrite, keep_every_n_steps)
     if orbax_checkpointer is not None:
         _flax.save_by_orbax(place.absolute, target, orbax_checkpointer, overwrite=overwrite)
@@ -279,7 +279,9 @@ def save_checkpoint_multiprocess(
         )
     _flax.wait_for(async_manager, orbax_checkpointer)
     _jax.wait_for_all("treepack: earlier saves")
-    place = _flax.StepPath(directory_of(ckpt_dir, options.get("storage_options")), step, prefix)
+    place = _flax.StepPath(
+        _flax.directory_of(ckpt_dir, options.get("storage_options")), step, prefix
+    )
     commit = functools.partial(tidy, place.folder, place.name, keep, overwrite, keep_every_n_steps)
     is_first = _jax.processes()[0] == 0
     if orbax_checkpointer is not None:
@@ -370,7 +372,7 @@ def restore_checkpoint(
       [array([1., 1.])]
     """
     del gda_manager
-    directory = directory_of(ckpt_dir, options.pop("storage_options", None))
+    directory = _flax.directory_of(ckpt_dir, options.pop("storage_options", None))
     options = {"strict": False, "mmap": False, **options}
     if not parallel:
         options["threads"] = 1
@@ -449,7 +451,7 @@ def latest_checkpoint(
       >>> checkpoints.latest_checkpoint(directory) == path
       True
     """
-    folder = Folder(os.fspath(resolved(ckpt_dir, storage_options)), prefix)
+    folder = Folder(resolved(ckpt_dir, storage_options), prefix)
     last = folder.listing().newest()
     return None if last is None else folder.path(last.name)
 
@@ -481,7 +483,7 @@ def available_steps(
       >>> checkpoints.available_steps(directory)
       [9, 10]
     """
-    directory = os.fspath(resolved(ckpt_dir, storage_options))
+    directory = resolved(ckpt_dir, storage_options)
     return [step_type(step) for step in Folder(directory, prefix).steps()]
 
 

@@ -8,6 +8,7 @@ import os
 import pickle
 import tempfile
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -205,6 +206,100 @@ def test_options_reach_the_file_system_of_exported_functions(tmp_path: Path) -> 
     options = {"path": str(tmp_path), "target_protocol": "file"}
     treepack.save_exported("dir://f", exported, {"a": 1}, storage_options=options)
     assert treepack.load_exported("dir://f", storage_options=options).params == {"a": 1}
+
+
+class BytesPath(os.PathLike[bytes]):
+    def __init__(self, path: str):
+        self.path = path
+
+    def __fspath__(self) -> bytes:
+        return os.fsencode(self.path)
+
+
+def read_by_all(path: Any) -> Iterator[Any]:
+    """Yields the array of a checkpoint as each verb reads it."""
+    yield treepack.load(path)["w"]
+    yield treepack.load(path, {"w": np.zeros(6)}, strict=False)["w"]
+    yield treepack.load(path, select="w")["w"]
+    with treepack.open(path) as file:
+        yield file["w"][...]
+    assert treepack.abstract(path)["w"].shape == (6,)
+    assert treepack.verify(path).damage is None
+    assert treepack.is_checkpoint(path)
+    assert treepack.diff(path, path) == []
+    treepack.read_metadata(path)
+
+
+def save_with_orbax(path: Any) -> None:
+    ocp = pytest.importorskip("orbax.checkpoint")
+    with ocp.StandardCheckpointer() as saver:
+        saver.save(path, {"w": TREE["w"]})
+
+
+# How each form is written, and read.
+FORMS: dict[str, tuple[Any, Any]] = {
+    "plain": (lambda path: treepack.save(path, TREE), read_by_all),
+    "sharded": (lambda path: treepack.save(path, TREE, sharded=True), read_by_all),
+    "repository": (
+        lambda path: treepack.save(path, {"w": TREE["w"]}, format="safetensors"),
+        read_by_all,
+    ),
+    "orbax": (save_with_orbax, read_by_all),
+    "series": (
+        lambda path: treepack.Series(path).save(1, TREE),
+        lambda path: [treepack.Series(path).resume(TREE)[1]["w"]],
+    ),
+    "published": (
+        lambda path: treepack.Publisher(path).push(TREE, version=1),
+        lambda path: [treepack.Subscriber(path).latest()[1]["w"]],
+    ),
+    "run": (
+        lambda path: checkpoints.save_checkpoint(path, TREE, 1),
+        lambda path: [checkpoints.restore_checkpoint(path, None)["w"]],
+    ),
+}
+
+SPELLINGS: list[Any] = [
+    *("inner/{}", "{root}/inner/{}", "./inner//././{}", "/{root}/inner/{}", "link/../{}"),
+    *("file://{root}/inner/{}", "FILE://{root}/inner/./{}", "file:{root}/inner/{}"),
+]
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("wrap", [str, Path, BytesPath])
+def test_every_spelling_of_a_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str, wrap: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "inner" / "deep").mkdir(parents=True)
+    (tmp_path / "link").symlink_to("inner/deep")
+    write, read = FORMS[form]
+    for number, spelling in enumerate(SPELLINGS):
+        path = spelling.format(f"{form}{number}", root=tmp_path)
+        if form == "run" and ".." in path:
+            continue  # flax joins it without looking at links
+        if wrap is not Path and form != "plain":
+            path += "/"
+        write(tmp_path / "inner" / f"{form}{number}" if form == "orbax" else wrap(path))
+        assert (tmp_path / "inner" / f"{form}{number}").exists(), path
+        for found in read(wrap(path)):
+            np.testing.assert_array_equal(found, TREE["w"])
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_absolute_paths_need_no_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
+) -> None:
+    write, read = FORMS[form]
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    write(tmp_path / form)
+    for found in read(tmp_path / form):
+        np.testing.assert_array_equal(found, TREE["w"])
+    if form != "orbax":
+        with pytest.raises(FileNotFoundError, match="working directory was removed: pass"):
+            write(form)
 
 
 def test_streams_take_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

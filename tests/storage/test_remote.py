@@ -44,7 +44,7 @@ class Handler(http.server.SimpleHTTPRequestHandler):
         """Sends a range of a file."""
         type(self).requests.append(f"GET {self.headers.get('Range')}")
         path = Path(self.directory) / self.path[1:]
-        if not path.exists():
+        if not path.is_file():
             self.send_error(404)
             return
         data = path.read_bytes()
@@ -175,6 +175,67 @@ def test_what_is_cut_on_its_way(
         for read in (treepack.load, treepack.open, treepack.verify):
             with pytest.raises(OSError, match=f"{url}: .*Requested 0"):
                 read(url)  # type: ignore[operator]
+
+
+class Unsized(Handler):
+    """Leaves out the size of the file, in one of the ways of HTTP."""
+
+    protocol_version = "HTTP/1.1"
+    way = ""
+
+    def send_header(self, keyword: str, value: str) -> None:
+        """Sends other headers unchanged."""
+        if keyword == "Content-Range":
+            value = f"{value.partition('/')[0]}/*"
+        if keyword == "Content-Length" and self.way != "without the total":
+            if self.way == "chunked":
+                super().send_header("Transfer-Encoding", "chunked")
+            keyword, value = "Connection", "close"
+        super().send_header(keyword, value)
+
+    def end_headers(self) -> None:
+        """Sends the body, which follows, in a chunk."""
+        super().end_headers()
+        if self.way == "chunked" and self.command == "GET":
+            self.wfile = _Chunk(self.wfile)
+
+
+class _Chunk(io.BufferedIOBase):
+    def __init__(self, file: Any):
+        self.file = file
+
+    def write(self, data: Any) -> int:
+        self.file.write(b"%x\r\n%b\r\n0\r\n\r\n" % (len(data), data))
+        return len(data)
+
+    def flush(self) -> None:
+        self.file.flush()
+
+
+# fsspec's blockcache leaves its files open.
+@pytest.mark.filterwarnings(
+    "ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"
+)
+@pytest.mark.parametrize("way", ["chunked", "until the end", "without the total"])
+@pytest.mark.parametrize("cache", ["", "blockcache::", "filecache::"])
+def test_responses_without_a_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str, cache: str
+) -> None:
+    pytest.importorskip("aiohttp")
+    monkeypatch.setattr(Unsized, "way", way)
+    tree = {"w": np.arange(60_000.0), "step": 3}
+    treepack.save(tmp_path / "saved", tree, metadata=1)
+    handler = functools.partial(Unsized, directory=str(tmp_path))
+    with servers.Server(handler) as server:
+        url = f"{cache}{server.url}/saved"
+        np.testing.assert_array_equal(treepack.load(url)["w"], tree["w"])
+        assert treepack.load(url, select="step") == {"step": 3}
+        np.testing.assert_array_equal(treepack.open(url)["w"][5:9], tree["w"][5:9])
+        assert treepack.verify(url).ok
+        assert treepack.read_metadata(url) == 1
+        for missing in (treepack.load, treepack.open):
+            with pytest.raises(FileNotFoundError):
+                missing(f"{url}-not")  # type: ignore[operator]
 
 
 @pytest.mark.campaign

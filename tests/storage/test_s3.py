@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import http
 import itertools
 import json
 import os
@@ -21,8 +23,10 @@ import treepack
 from support import processes, s3
 from treepack import checkpoints
 from treepack._src.storage import fetch
-from treepack._src.storage.entries import entries
+from treepack._src.storage.entries import entries, listed
 from treepack._src.storage.place import resolved
+from treepack._src.storage.store import ABSENT, ConditionError
+from treepack._src.storage.stores import store_of
 
 pytest.importorskip("obstore")
 pytest.importorskip("moto")
@@ -344,6 +348,78 @@ def test_an_upload_that_fails_leaves_nothing(server: s3.Server) -> None:
     assert "DELETE" in methods, "the upload is aborted"
     treepack.save(url, large, storage_options=options)
     assert treepack.load(url, storage_options=options)["w"].nbytes == 24 << 20
+
+
+@pytest.mark.parametrize("fault", ["lost", 503])
+def test_an_upload_whose_answer_is_lost_is_looked_for(server: s3.Server, fault: Any) -> None:
+    """Its repetition finds no upload; an older file of the same size is not taken for it."""
+    url, options = server.url(f"lost/{fault}"), server.options
+    save = functools.partial(treepack.save, url, storage_options=options)
+    new, old = (np.random.default_rng(seed).integers(0, 256, 17 << 20, np.uint8) for seed in (0, 1))
+    save({"w": old})
+    turns = itertools.count()
+
+    def answer(request: s3.Request) -> Any:
+        is_end = request.method == "POST" and "uploadId=" in request.path
+        return None if not is_end else fault if next(turns) == 0 else 404
+
+    server.proxy.fault = answer
+    if fault == "lost":
+        save({"w": new})
+    else:  # it was not carried out
+        with pytest.raises(OSError, match="lost/503"):
+            save({"w": new})
+    server.proxy.reset()
+    found = treepack.load(url, storage_options=options)["w"]
+    np.testing.assert_array_equal(found, new if fault == "lost" else old)
+
+
+@pytest.mark.parametrize("status", [501, 400])
+def test_stores_without_conditional_writes(server: s3.Server, status: int) -> None:
+    """One warning names the risk; a change since the save began is seen all the same."""
+    url, options = server.url(f"plain/{status}"), {**server.options, "session_token": f"{status}"}
+    server.proxy.fault = lambda request: (
+        status if request.method == "PUT" and request.is_conditional else None
+    )
+    publishers = [treepack.Publisher(f"{url}/pub", storage_options=options) for _ in "ab"]
+    with pytest.warns(UserWarning, match="does not support conditional writes.*one job"):
+        publishers[0].push({"w": 1}, version=1)
+    with pytest.raises(treepack.errors.BusyError):
+        publishers[1].push({"w": 2}, version=2)
+    for step in (1, 2):  # without another warning
+        treepack.save(f"{url}/d", {"w": step}, sharded=True, storage_options=options)
+    run = treepack.Series(f"{url}/run", sharded=True, storage_options=options)
+    run.save(1, {"w": 1})
+    assert treepack.load(f"{url}/d", storage_options=options) == {"w": 2}
+    assert run.resume({"w": 0}) == (1, {"w": 1})
+    store, place = store_of(resolved(f"{url}/pub/head.json", options))
+    with pytest.raises(ConditionError):
+        store.put(place, b"", ABSENT)
+
+
+def test_markers_of_folders_are_no_entries(server: s3.Server) -> None:
+    """As of an empty directory: consoles make objects such as `run/step_7/`."""
+    signed = "AWS4-HMAC-SHA256 Credential=key/20260101/us-east-1/s3/aws4_request"
+    for name in ("", "step_7/", "checkpoint_7/", "empty/"):
+        path = f"/{s3.BUCKET}/marked/{name}"
+        put = s3.answer_of(
+            server.proxy.application, "PUT", path, b"", {"HTTP_AUTHORIZATION": signed}
+        )
+        assert put[0] == http.HTTPStatus.OK
+    url, options = server.url("marked"), server.options
+    run = treepack.Series(url, sharded=True, keep=treepack.Keep(last=1), storage_options=options)
+    assert run.resume({"w": 0}) is None
+    assert run.steps() == []
+    for step in (6, 7, 8):
+        run.save(step, {"w": step})
+    assert run.steps() == [8]
+    assert run.resume({"w": 0}) == (8, {"w": 8})
+    assert checkpoints.latest_checkpoint(url, storage_options=options) is None
+    assert checkpoints.restore_checkpoint(url, None, storage_options=options) is None
+    empty = resolved(f"{url}/empty", options)
+    assert (entries(empty), listed(empty)) == ([], [])
+    with pytest.raises(treepack.errors.DecodeError, match="it is empty"):
+        treepack.load(empty)
 
 
 def test_of_two_jobs_one_gets_an_error(server: s3.Server) -> None:

@@ -26,6 +26,7 @@ class Request(NamedTuple):
     path: str
     range: str | None
     nbytes: int
+    is_conditional: bool = False
 
 
 def requested_bytes(request: Request) -> int:
@@ -94,7 +95,10 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     def _forward(self) -> None:
         proxy = self.server
         body = self._body()
-        request = Request(self.command, self.path, self.headers.get("Range"), len(body or b""))
+        is_conditional = "If-Match" in self.headers or "If-None-Match" in self.headers
+        request = Request(
+            self.command, self.path, self.headers.get("Range"), len(body or b""), is_conditional
+        )
         proxy.requests.append(request)
         proxy.counted(1)
         sent = 0

@@ -26,7 +26,7 @@ from treepack._src.storage import orbax as _orbax
 from treepack._src.storage.content import Openable, Opened, read_all
 from treepack._src.storage.deferred import Held
 from treepack._src.storage.foreign import ORBAX_REFERENCES
-from treepack._src.storage.place import absolute, joined
+from treepack._src.storage.place import joined, real
 from treepack.errors import CorruptionError, DecodeError, TreepackError
 
 
@@ -44,7 +44,7 @@ class OrbaxReader(Unchecked):
           max_size: The maximum size of all arrays.
           options: See `Reader`.
         """
-        item = _orbax.read_item(absolute(source))
+        item = _orbax.read_item(real(source))  # TensorStore takes no `..`
         values = _values(item)
         arrays = [value for value in values if isinstance(value, Stored)]
         self._arrays = {array.leaf.parts: array for array in arrays}
@@ -58,7 +58,7 @@ class OrbaxReader(Unchecked):
     @property
     def nbytes(self) -> int:
         """The size of its files in bytes, as they are stored."""
-        files = Path(absolute(self._source)).rglob("*")
+        files = Path(self._source).rglob("*")
         return sum(file.stat().st_size for file in files if file.is_file())
 
     def array(self, value: int, parts: list[str], kind: tuple[Any, ...]) -> LazyArray:

@@ -14,17 +14,24 @@ import numpy as np
 
 from treepack._src.interop.flax import is_frozen_dict
 from treepack._src.interop.modules import error_class
-from treepack._src.options import Strict
+from treepack._src.options import StorageOptions, Strict
 from treepack._src.pytree.state_dict import leaves_of, to_state_dict
 from treepack._src.restore.template import from_state_dict
 from treepack._src.saving.background import LoggedFuture, begin, wait_at
-from treepack._src.series.names import Folder, natural_sort
+from treepack._src.series.names import Folder, natural_sort, safe_normpath
+from treepack._src.series.names import directory_of as _directory_of
 from treepack._src.storage.foreign import FLAX_REFERENCE, reference_text
-from treepack._src.storage.place import absolute, joined, shown
+from treepack._src.storage.place import absolute, joined, like, shown
 from treepack.errors import MultiprocessArrayError
 
 MP_ARRAY_PH = FLAX_REFERENCE
 """The prefix of placeholders for arrays that flax keeps in TensorStore beside the file."""
+
+
+def directory_of(given: Any, storage_options: StorageOptions = None) -> str:
+    """Returns the path or URL of a directory as flax normalizes it: `a/../b` is `b`."""
+    found = _directory_of(given, storage_options)
+    return like(found, safe_normpath(found))
 
 
 class StepPath:

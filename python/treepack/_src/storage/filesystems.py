@@ -133,15 +133,25 @@ class FileSystem(Locked, RemoteStore):
 
     @_hiding
     def head(self, path: str, count: int) -> Stored:
-        info = self._fs.info(path)
+        info = self._info(path)
         if info.get("type") == "directory":
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), shown(self.url))
         return Stored(info["size"], None, b"")
 
+    def _info(self, path: str) -> Any:
+        try:
+            return self._fs.info(path)
+        except FileNotFoundError:
+            *_, lowest = _layers(self._fs)
+            if lowest is self._fs:
+                raise
+            return lowest.info(path)  # caches list the directory, which web servers do not
+
     @_hiding
     def get(self, path: str) -> Stored:
-        self._fs.info(path)  # raises FileNotFoundError, unlike reads of some systems
-        data = self._fs.cat_file(path)
+        info = self._info(path)  # raises FileNotFoundError, unlike reads of some systems
+        *_, lowest = _layers(self._fs)
+        data = (lowest if info["size"] is None else self._fs).cat_file(path)  # caches need a size
         return Stored(len(data), None, data)
 
     @_hiding
@@ -151,7 +161,7 @@ class FileSystem(Locked, RemoteStore):
         return found
 
     @_hiding
-    def upload(self, path: str, parts: Iterator[bytes], nbytes: int) -> None:
+    def _upload(self, path: str, parts: Iterator[bytes], nbytes: int) -> None:
         *_, lowest = _layers(self._fs)
         # A transaction is shared by all users of the object, so this uses a new one.
         fs = type(lowest)(*lowest.storage_args, skip_instance_cache=True, **lowest.storage_options)

@@ -60,6 +60,7 @@ def _similar(source: Any) -> list[str]:
     try:
         with os.scandir(folder or os.curdir) as found:
             names = [entry.name for entry in itertools.islice(found, _MOST_NAMES)]
+        names = [near for near in names if near != name]  # it is there, but may not be seen
     except (OSError, ValueError):  # a URL
         return []
     near = difflib.get_close_matches(name, names, n=1)

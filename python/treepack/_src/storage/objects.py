@@ -5,14 +5,16 @@ from __future__ import annotations
 import base64
 import contextlib
 import errno
+import functools
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
 from treepack._src.forks import Locked
 from treepack._src.options import Buffer
+from treepack._src.printable import warn
 from treepack._src.storage.hiding import hiding
 from treepack._src.storage.place import shown
 from treepack._src.storage.store import (
@@ -65,12 +67,24 @@ _ALIASES = {"key": "access_key_id", "secret": "secret_access_key", "anon": "skip
 _ATTEMPTS = 3
 _BROKEN_OFF = "body error"
 
+# Texts of obstore for responses that it does not take: without the range, or the size of the file.
+_NO_SIZE = "Content-Length Header missing"
+_NO_RANGE = ("non-partial", "416 ", "501 ", "CONTENT_RANGE header", _NO_SIZE)
+
 # The fields that identify a version of a file.
 _VERSION = ("e_tag", "version")
+
+_CHANGED = "{} was changed by another writer"
+
+# Texts of obstore for conditions that a store does not support.
+_NO_CONDITION = ("501 Not Implemented", "400 Bad Request", "conditional put is disabled")
 
 # The timeout of a request with all its bytes; with the default of 30 s, large parts of slow uploads
 # would never finish.
 _TIMEOUT = "300s"
+
+# The timeout in seconds for the next bytes of a response without a size.
+_STREAM_TIMEOUT_S = 60
 
 
 def handles(url: str) -> bool:
@@ -121,7 +135,8 @@ class ObjectStore(RemoteStore):
         self._base = f"{scheme}://{host}"
         self._kind = next(kind for kind, names in _SCHEMES.items() if scheme in names)
         self._is_web = scheme.startswith("http")
-        login, _, host = host.rpartition("@") if self._is_web else ("", "", host)
+        login, at, host = host.rpartition("@") if self._is_web else ("", "", host)
+        self._login = login + at
         self.has_conditions = not self._is_web
         options = {_ALIASES.get(name, name): value for name, value in options.items()}
         client = {"timeout": _TIMEOUT, **(options.pop("client_options", None) or {})}
@@ -134,6 +149,7 @@ class ObjectStore(RemoteStore):
         endpoint = base if self._is_web else _endpoint(options)
         if endpoint.startswith("http://"):
             client.setdefault("allow_http", True)
+        self._client: dict[str, Any] = client
         make: Any = HTTPStore.from_url if self._is_web else from_url
         with hiding(url):
             try:
@@ -155,16 +171,20 @@ class ObjectStore(RemoteStore):
             except self._failures as error:
                 if not self._has_no_such_range(error):
                     raise
-            nbytes = self._obstore.head(self._store, path)["size"]
-            start = max(0, nbytes - count)
-            with contextlib.suppress(*self._failures):
-                if start > 0:
-                    return self._end(path, (start, nbytes), count)
+            with contextlib.suppress(FileNotFoundError, *self._failures):  # not all have HEAD
+                nbytes = self._obstore.head(self._store, path)["size"]
+                if nbytes > count:
+                    return self._end(path, (nbytes - count, nbytes), count)
             return self.get(path)
 
     def get(self, path: str) -> Stored:
         with self._translated(path):
-            _, found = self._read(path, {})
+            try:
+                _, found = self._read(path, {})
+            except self._failures as error:
+                if _NO_SIZE not in str(error):
+                    raise
+                return self._streamed(path)
             count = memoryview(found.data).nbytes
             if count != found.nbytes:
                 raise OSError(
@@ -172,6 +192,17 @@ class ObjectStore(RemoteStore):
                     f"{count}"
                 )
             return found
+
+    def _streamed(self, path: str) -> Stored:
+        """Reads a file of a web server whose response has no size, which obstore rejects."""
+        from urllib.request import Request, urlopen
+
+        request = Request(f"{self._base.replace(self._login, '', 1)}/{quote(path)}")
+        for name, text in (self._client.get("default_headers") or {}).items():
+            request.add_unredirected_header(name, os.fsdecode(text))  # for this host only
+        with urlopen(request, timeout=_STREAM_TIMEOUT_S) as response:
+            data: bytes = response.read()
+        return Stored(len(data), None, data)
 
     def _end(self, path: str, part: Any, count: int) -> Stored:
         """Reads the end of a file."""
@@ -200,8 +231,7 @@ class ObjectStore(RemoteStore):
             found = self._obstore.get(self._store, path, options=options)
             meta = found.meta
             data = found.bytes()
-            version = {key: meta[key] for key in _VERSION if meta.get(key) is not None}
-            return found.range[0], Stored(meta["size"], version or None, data)
+            return found.range[0], Stored(meta["size"], _version_in(meta), data)
 
         return self._again(read)
 
@@ -215,7 +245,7 @@ class ObjectStore(RemoteStore):
                     raise
         return ask()
 
-    def upload(self, path: str, parts: Iterator[bytes], nbytes: int) -> None:
+    def _upload(self, path: str, parts: Iterator[bytes], nbytes: int) -> None:
         size = max(_PART_BYTES, -(-nbytes // _MOST_PARTS))
         with self._translated(path):
             self._obstore.put(
@@ -228,11 +258,35 @@ class ObjectStore(RemoteStore):
             )
 
     def put(self, path: str, data: bytes, before: Any = None, *, durable: bool = True) -> None:
-        condition: dict[str, Any] = {}
-        if before is not None and self.has_conditions:
-            condition["mode"] = "create" if before is ABSENT else before
+        put = functools.partial(self._obstore.put, self._store, path, data, use_multipart=False)
         with self._translated(path):
-            self._obstore.put(self._store, path, data, use_multipart=False, **condition)
+            lacks = None
+            if before is not None and self.has_conditions:
+                try:
+                    put(mode="create" if before is ABSENT else before)
+                    return
+                except self._failures as error:
+                    if not any(text in str(error) for text in _NO_CONDITION):
+                        raise
+                    lacks = error
+            if before is not None and not self._is_web and self._version(path) != before:
+                raise ConditionError(_CHANGED.format(self._shown(path))) from lacks
+            put()
+            if lacks is not None:
+                self.has_conditions = False
+                warn(
+                    f"{self._base} does not support conditional writes: of two jobs that save to "
+                    "one directory at the same time, one may replace the other's checkpoint "
+                    "without an error. Let only one job save there"
+                )
+
+    def _version(self, path: str) -> Any:
+        """Returns the version of a file, or `ABSENT`."""
+        try:
+            meta = self._obstore.head(self._store, path)
+        except FileNotFoundError:
+            return ABSENT
+        return _version_in(meta)
 
     def delete(self, paths: Sequence[str]) -> None:
         if not paths:
@@ -247,15 +301,22 @@ class ObjectStore(RemoteStore):
 
     def entries(self, path: str) -> list[Entry]:
         with self._translated(path):
-            return self._entries(path)
+            return self._listed(path) or []
 
-    def _entries(self, path: str) -> list[Entry]:
+    def _listed(self, path: str) -> list[Entry] | None:
+        """Lists a directory; `None` if there is nothing, not even its marker.
+
+        Consoles mark a directory by an empty object `name/`, which obstore shows as `name`.
+        """
         found = self._again(lambda: self._obstore.list_with_delimiter(self._store, path))
-        names = [Entry(_name(entry["path"]), False) for entry in found["objects"]]
+        objects = [entry["path"] for entry in found["objects"]]
+        if not objects and not found["common_prefixes"]:
+            return None
+        names = [Entry(_name(name), False) for name in objects if name != path]
         return [*names, *(Entry(_name(prefix), True) for prefix in found["common_prefixes"])]
 
     def listed(self, path: str) -> list[Entry] | None:
-        return self._unless_hidden(path, lambda: self._entries(path)) or None
+        return self._unless_hidden(path, lambda: self._listed(path))
 
     def is_directory(self, path: str) -> bool:
         def ask() -> bool:
@@ -284,12 +345,13 @@ class ObjectStore(RemoteStore):
         """Returns whether an object is empty, or a store does not support a kind of range."""
         if isinstance(error, self._obstore.exceptions.NotSupportedError):
             return True
-        return any(text in str(error) for text in ("non-partial", "416 ", "501 "))
+        return any(text in str(error) for text in _NO_RANGE)
 
     @property
     def _failures(self) -> tuple[type[Exception], ...]:
         """The errors for requests that a store does not support."""
-        return self._obstore.exceptions.GenericError, self._obstore.exceptions.NotSupportedError
+        failures = self._obstore.exceptions
+        return failures.GenericError, failures.NotSupportedError, NotImplementedError
 
     def _remedy(self) -> str:
         """Returns a remedy: how to pass credentials."""
@@ -319,12 +381,12 @@ class ObjectStore(RemoteStore):
                 translated = self._error(errno.ENOENT, path)
                 translated.add_note(_first_line(error))
                 raise translated from None
+            except ConditionError:
+                raise
             except ValueError as error:  # a name that obstore rejects
                 raise BadNameError(f"{self._shown(path)}: {_first_line(error)}") from error
             except (failures.PreconditionError, failures.AlreadyExistsError) as error:
-                raise ConditionError(
-                    f"{self._shown(path)} was changed by another writer"
-                ) from error
+                raise ConditionError(_CHANGED.format(self._shown(path))) from error
             except failures.BaseError as error:
                 denials = failures.PermissionDeniedError, failures.UnauthenticatedError
                 is_denied = isinstance(error, denials) or any(
@@ -361,6 +423,10 @@ def _first_line(error: BaseException) -> str:
 
 
 _MOST_CHARS = 500
+
+
+def _version_in(meta: Mapping[str, Any]) -> dict[str, Any] | None:
+    return {key: meta[key] for key in _VERSION if meta.get(key) is not None} or None
 
 
 def _name(path: str) -> str:

@@ -11,6 +11,9 @@ from typing import Any, Protocol
 # fsspec chains URLs: `simplecache::s3://bucket/model`, `zip://model::s3://bucket/models.zip`.
 _URL = re.compile(r"(?:[a-zA-Z][a-zA-Z0-9+.-]+::)*[a-zA-Z][a-zA-Z0-9+.-]+:/")
 
+# Schemes are case-insensitive. With a single slash, pathlib has changed it.
+_FILE = re.compile(r"file:/", re.IGNORECASE)
+
 
 class RemotePath(Protocol):
     """A path of another file system, such as a `UPath`."""
@@ -66,8 +69,9 @@ def file_system_of(url: str) -> Any:
 def resolved(source: Any, storage_options: Mapping[str, Any] | None = None) -> Any:
     """Returns a source in the form that internal functions take.
 
-    A `UPath` of a remote file system becomes a `Url` with that file system, and a leading `~` of a
-    path becomes the home folder. Data and file objects are returned unchanged.
+    A path becomes text: of a `UPath` of a remote file system a `Url` with that file system, of a
+    `file://` URL the path, with the home folder for a leading `~`. Data and file objects are
+    returned unchanged.
 
     Raises:
       TypeError: If the options are not a mapping.
@@ -83,12 +87,13 @@ def resolved(source: Any, storage_options: Mapping[str, Any] | None = None) -> A
         if storage_options:
             return Url(str(source), {**own, **storage_options})
         return Url(str(source), own, getattr(source, "fs", None))
-    text = os.fspath(source) if isinstance(source, (str, os.PathLike)) else None
-    if isinstance(text, str) and text.startswith("~"):
-        source = os.path.expanduser(text)  # noqa: PTH111  # Path raises for unknown users
+    url = None
+    if isinstance(source, (str, os.PathLike)):
+        url = url_of(source)
+        # Path.expanduser raises for unknown users.
+        source = os.path.expanduser(local(source)) if url is None else url  # noqa: PTH111
     if storage_options is None:
         return source
-    url = url_of(source) if isinstance(source, (str, os.PathLike)) else None
     if url is None:
         raise ValueError(
             "storage_options= apply only to URLs, and this is not a URL: leave them out"
@@ -118,7 +123,7 @@ def located(
       FileNotFoundError: If it is empty.
     """
     found = resolved(path, storage_options)
-    if not isinstance(found, (str, os.PathLike)) or isinstance(os.fspath(found), bytes):
+    if not isinstance(found, str):
         remedy = "the path comes first, as in save(path, tree)"
         if hasattr(path, "write"):
             remedy = for_file
@@ -210,7 +215,7 @@ def names_of(path: str | os.PathLike[str]) -> list[str]:
     url = url_of(path)
     if url is not None:
         return [url, url.rstrip("/")]
-    given = os.fsdecode(local(path))
+    given = local(path)
     return [given, os.path.abspath(given)]  # noqa: PTH100
 
 
@@ -228,8 +233,8 @@ def url_of(path: str | os.PathLike[str]) -> str | None:
     Raises:
       ValueError: If pathlib changed a URL so that it looks like a local path.
     """
-    text = os.fspath(path)
-    if not isinstance(text, str) or not _URL.match(text) or text.startswith("file://"):
+    text = os.fsdecode(path)
+    if not _URL.match(text) or _FILE.match(text):
         return None
     if "://" not in text:
         raise ValueError(f"{shown(text)!r} is a URL that pathlib changed: pass it as a str")
@@ -242,7 +247,7 @@ def shown(path: str | os.PathLike[str]) -> str:
     So errors and logs contain no passwords or signatures of presigned URLs.
     """
     text = os.fsdecode(path)
-    if not _URL.match(text) or text.startswith("file:/"):
+    if not _URL.match(text) or _FILE.match(text):
         return text
     text = _LOGIN.sub(_without_login, text)
     at = min((at for mark in "?#" if (at := text.find(mark)) >= 0), default=len(text))
@@ -295,7 +300,7 @@ def _secrets(url: str) -> list[str]:
     """Returns the passwords and query values of a URL, longest first."""
     from urllib.parse import unquote
 
-    if not _URL.match(url) or url.startswith("file:/"):
+    if not _URL.match(url) or _FILE.match(url):
         return []
     logins = [found[2] for found in _LOGIN.finditer(url) if _without_login(found) != found[0]]
     passwords = [login.partition(":")[2] or login for login in logins]
@@ -309,22 +314,29 @@ def _secrets(url: str) -> list[str]:
 def absolute(path: str | os.PathLike[str]) -> str:
     """Returns a path that stays valid when the working directory changes; URLs unchanged."""
     if url_of(path) is not None:
-        return os.fspath(path)
-    # Not `abspath`, which resolves `..` after a link differently.
-    return os.path.join(os.getcwd(), local(path))  # noqa: PTH109, PTH118
+        return os.fsdecode(path)
+    place = local(path)
+    if os.path.isabs(place):  # noqa: PTH117
+        return place  # the working directory may be gone
+    try:
+        # Not `abspath`, which resolves `..` after a link differently.
+        return os.path.join(os.getcwd(), place)  # noqa: PTH109, PTH118
+    except FileNotFoundError as error:
+        text = "The working directory was removed: pass an absolute path"
+        raise FileNotFoundError(errno.ENOENT, text, place) from error
 
 
 def real(path: str | os.PathLike[str]) -> str:
     """Returns the URL, or the path of a local file with links resolved."""
     url = url_of(path)
-    return os.path.realpath(os.fspath(local(path))) if url is None else url.rstrip("/")
+    return os.path.realpath(absolute(path)) if url is None else url.rstrip("/")
 
 
-def local(path: str | os.PathLike[str]) -> str | os.PathLike[str]:
+def local(path: str | os.PathLike[str]) -> str:
     """Returns the path of a local file, also for a `file://` URL."""
-    text = os.fspath(path)
-    if not isinstance(text, str) or not text.startswith("file://"):
-        return path
+    text = os.fsdecode(path)
+    if not _FILE.match(text):
+        return text
     from urllib.parse import unquote, urlsplit
 
     return unquote(urlsplit(text).path)

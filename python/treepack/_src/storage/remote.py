@@ -35,18 +35,18 @@ def remote(url: str) -> tuple[core.Content, Blocks]:
       OSError: If it cannot be read; later reads also raise it if the file was replaced.
     """
     blocks = _blocks(url)
-    if blocks is None:
-        reason = "the server does not report the size, so it cannot be read in parts"
-        raise OSError(f"{shown(url)}: {reason}")
     return core.Content.elsewhere(blocks.read, blocks.length, blocks.near), blocks
 
 
-def _blocks(url: str) -> Blocks | None:
-    """Opens the blocks of a remote file; returns `None` if the server does not report its size."""
+def _blocks(url: str) -> Blocks:
+    """Opens the blocks of a remote file, or reads it if the server does not report its size."""
     store, path = file_at(url)
     with _reading(url, "the last bytes"):
         found = store.head(path, Blocks.END)
-    version, near, at_once, length = found.version, store.near, store.at_once, found.nbytes
+        if found.nbytes is None:
+            found = store.get(path)
+    version, near, at_once = found.version, store.near, store.at_once
+    length = memoryview(found.data).nbytes if found.nbytes is None else found.nbytes
 
     def fetch(start: int, stop: int) -> Buffer:
         part = f"bytes {start} to {stop}"
@@ -60,8 +60,6 @@ def _blocks(url: str) -> Blocks | None:
             )
         return data
 
-    if length is None:
-        return None
     return Blocks(fetch, length, near=near, at_once=at_once, end=found.data)
 
 
@@ -99,8 +97,6 @@ def _reading(url: str, part: str) -> Iterator[None]:
 def downloaded(url: str, progress: Progress = None) -> core.Content:
     """Reads a whole remote file, several parts at a time."""
     blocks = _blocks(url)
-    if blocks is None:
-        return core.Content.lent(read_small(url))
     content = core.Content.elsewhere(blocks.read, blocks.length, blocks.near)
     with progress_bar(progress, "load") as tell, fetching([(blocks, (0, blocks.length))]):
         return content.in_memory(progress=tell)

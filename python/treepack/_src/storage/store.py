@@ -6,6 +6,8 @@ Modules above do not depend on a specific store.
 from __future__ import annotations
 
 import abc
+import contextlib
+import zlib
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -104,6 +106,32 @@ class Store(abc.ABC):
         """Deletes a file, or a directory with its content. A missing path is not an error."""
 
 
+# The number of bytes to read at a time from a file that was sent.
+_READ_BYTES = 16 << 20
+
+
+class _Sent:
+    """The parts of a file that is sent.
+
+    Attributes:
+      nbytes: The number of their bytes so far.
+      crc: The CRC-32 of these.
+      is_whole: Whether these are all.
+    """
+
+    def __init__(self, parts: Iterator[bytes]):
+        self._parts = parts
+        self.nbytes = self.crc = 0
+        self.is_whole = False
+
+    def __iter__(self) -> Iterator[bytes]:
+        for part in self._parts:
+            self.nbytes += len(part)
+            self.crc = zlib.crc32(part, self.crc)
+            yield part
+        self.is_whole = True
+
+
 class RemoteStore(Store):
     """Files that are read by requests for ranges.
 
@@ -135,12 +163,34 @@ class RemoteStore(Store):
           ConditionError: If the file changed since `version`.
         """
 
-    @abc.abstractmethod
     def upload(self, path: str, parts: Iterator[bytes], nbytes: int) -> None:
         """Writes a file atomically; `nbytes` is its maximum size.
 
-        An error in `parts` aborts the upload.
+        An error in `parts` aborts the upload. An error after it, such as of a repeated request
+        whose first response was lost, is none if the file is there.
         """
+        sent = _Sent(parts)
+        try:
+            self._upload(path, iter(sent), nbytes)
+        except Exception:
+            if not sent.is_whole or not self._holds(path, sent):
+                raise
+
+    @abc.abstractmethod
+    def _upload(self, path: str, parts: Iterator[bytes], nbytes: int) -> None: ...
+
+    def _holds(self, path: str, sent: _Sent) -> bool:
+        """Returns whether a file is the one that was sent, as far as it can be read."""
+        with contextlib.suppress(Exception):
+            found = self.head(path, 1)
+            if found.nbytes != sent.nbytes:
+                return False
+            crc = 0
+            for start in range(0, sent.nbytes, _READ_BYTES):
+                stop = min(start + _READ_BYTES, sent.nbytes)
+                crc = zlib.crc32(self.range(path, start, stop, found.version), crc)
+            return crc == sent.crc
+        return False
 
     def exists(self, path: str) -> bool:
         """Returns whether a file or directory exists."""
