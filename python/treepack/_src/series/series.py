@@ -44,7 +44,8 @@ class Series:
 
     The checkpoint of step 1000 is `step_1000` in the directory: a file as `treepack.save` writes
     it, or with several processes a directory. Its tree is the state, for `load`, `open`, `verify`
-    and the command line. Files with other names are left alone.
+    and the command line. Files with other names are left alone. Threads may share a series, unless
+    there are several processes: their saves wait for each other, and steps must still increase.
 
     Args:
       path: The directory of the run, or its URL. The first save makes it.
@@ -210,7 +211,7 @@ class Series:
         commit.prepare(state, saved, writing, snapshot=background)
         commit.then = self._intervals.restart()
         write = commit if self._fast is None else functools.partial(self._fast.save, commit)
-        self._last = run(
+        saving = self._last = run(
             self._first.path(step),
             write,
             options.get("progress"),
@@ -221,7 +222,7 @@ class Series:
             abandon=commit.abandon,
         )
         self._exit_if_preempted()
-        return self._last
+        return saving
 
     @takes(ChoiceOptions)
     def resume(
@@ -367,10 +368,10 @@ class Series:
           [0, 10, 20, 30]
         """
         step = _checked(step)
-        is_due = self._intervals.is_due(step)
-        if self._preemption is not None:
-            self._preemption.reach(step)
-            is_due |= self._preemption.number is not None
+        is_due, preemption = self._intervals.is_due(step), self._preemption
+        if preemption is not None:
+            preemption.reach(step)
+            is_due |= preemption.number is not None
         return is_due
 
     @contextlib.contextmanager
@@ -424,8 +425,8 @@ class Series:
         wait_at(self._place)
         if self._fast is not None:
             self._fast.finish()
-        if self._last is not None:
-            self._last.result()
+        if (last := self._last) is not None:
+            last.result()
 
     if not TYPE_CHECKING:  # type checkers would accept any attribute
 
@@ -442,9 +443,10 @@ class Series:
 
     def _exit_if_preempted(self) -> None:
         """Ends the program after a save if it received SIGTERM."""
-        if self._preemption is not None and self._preemption.number is not None:
+        preemption = self._preemption
+        if preemption is not None and preemption.number is not None:
             self.wait()
-            raise self._preemption.exit()
+            raise preemption.exit()
 
     def _wait(self) -> None:
         """Waits for the previous save, and warns of its error unless it was retrieved."""
