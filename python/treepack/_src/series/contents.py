@@ -78,10 +78,12 @@ def numbers(metrics: Any) -> dict[str, float]:
     found = {}
     for name, value in metrics.items():
         try:
+            if isinstance(value, (str, bytes, bytearray)):
+                raise TypeError("it is text, which float() takes as well")
             found[str(name)] = float(value)
         except (TypeError, ValueError, OverflowError) as error:
             raise TypeError(
-                f"metrics[{name!r:.100}] must be a number, got {value!r:.100}"
+                f"metrics[{name!r:.100}] must be a number, got {value!r:.100}: pass float(value)"
             ) from error
     return found
 

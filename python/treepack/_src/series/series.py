@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import functools
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, overload
 
 from treepack._src.interop import jax as _jax
@@ -27,7 +28,7 @@ from treepack._src.saving.directory import interrupted
 from treepack._src.series.contents import Contents, opened
 from treepack._src.series.fast import Fast
 from treepack._src.series.intervals import Intervals
-from treepack._src.series.keep import Keep, best_steps
+from treepack._src.series.keep import Keep, best_steps, check_mode, quoted
 from treepack._src.series.names import IN_ORBAX, PIN, Folder, checked, directory_of
 from treepack._src.series.preemption import Preemption
 from treepack._src.series.resuming import Resuming
@@ -37,6 +38,9 @@ from treepack._src.storage.write import write_small
 from treepack.errors import TreepackError
 
 T = TypeVar("T")
+
+# The number of metrics that an error names.
+_MOST_NAMES = 5
 
 
 class Series:
@@ -317,30 +321,38 @@ class Series:
     def best(
         self, metric: str | None = None, mode: Literal["min", "max"] | None = None
     ) -> int | None:
-        """Returns the step of the best checkpoint, or `None` if none has the metric.
+        """Returns the step of the best checkpoint, or `None` if none has metrics.
 
         `treepack.load(run.path(run.best()), target)` loads it. Damaged checkpoints do not count.
 
         Args:
           metric: The name of a metric. `None` takes the rule of `Keep(best=...)`.
-          mode: Whether its least (`"min"`) or greatest (`"max"`) value is best. `None` takes the
-            rule if it has this metric, and else `"min"`.
+          mode: Whether its least (`"min"`) or greatest (`"max"`) value is best; not needed if
+            `Keep(best=...)` has this metric.
 
         Raises:
-          ValueError: If there is no `metric`, and the series has no such rule.
+          ValueError: If there is no `metric` or no `mode`, and the series has no such rule.
+          TreepackError: A ValueError. If checkpoints have metrics, but none has this one.
         """
         rule = None if self._keep is None else self._keep.best
         if metric is not None and (rule is None or rule[0] != metric or mode is not None):
+            check_mode(mode, f"best({quoted(str(metric))}, ")
             rule = Keep(best=(metric, 1, mode or "min")).best
         if rule is None:
             raise ValueError(
-                'best() requires a metric, as in best("loss"), or keep=Keep(best=("loss", 1))'
+                'best() requires a metric, as in best("loss", "min"), or '
+                'keep=Keep(best=("loss", 1, "min"))'
             )
         found = []
         for step in self.steps():
             with contextlib.suppress(TreepackError):  # damaged, or removed meanwhile
                 found.append(self._read(step, Contents.summary))
-        return next(iter(best_steps(found, rule[0], 1, *rule[2:])), None)
+        names = {name for summary in found for name in summary.metrics}
+        if names and rule[0] not in names:
+            raise TreepackError(
+                f"no checkpoint has the metric {quoted(rule[0])}: {_near(rule[0], names)}"
+            )
+        return next(iter(best_steps(found, rule[0], 1, rule[2])), None)
 
     def keep(self, step: int) -> None:
         """Keeps a checkpoint regardless of the rules, also after a restart.
@@ -494,6 +506,18 @@ def _checked_fast(fast: str | os.PathLike[str], directory: str) -> str:
     return absolute(found)
 
 
+def _near(metric: str, names: Collection[str]) -> str:
+    """Returns a hint at metrics that the checkpoints have."""
+    if near := difflib.get_close_matches(metric, names, n=1):
+        return f"is it {quoted(near[0])}?"
+    return f"they have {', '.join(map(quoted, sorted(names)[:_MOST_NAMES]))}"
+
+
 def _checked(step: Any) -> int:
     """Returns a step as an integer."""
+    if step is None:
+        raise TypeError(
+            "step must be an integer, got None, as best() returns while no checkpoint has metrics: "
+            'pass save(..., metrics={"loss": loss})'
+        )
     return checked("step", step, f"got {step!r:.100}: it comes first, as in save(step, state)")
