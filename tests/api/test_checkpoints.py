@@ -409,15 +409,16 @@ def test_a_save_is_complete_if_old_checkpoints_cannot_be_deleted(
     else:
         monkeypatch.setattr(retention, "remove_file", fails)
     manager = checkpoints.AsyncManager() if how == "background" else None
-    save = (
-        checkpoints.save_checkpoint_multiprocess
-        if how == "all processes"
-        else checkpoints.save_checkpoint
-    )
-    with pytest.warns(UserWarning, match="the save is complete, but .*checkpoint"):
-        save(tmp_path, {"a": 3}, 3, overwrite=how == "listing", async_manager=manager)
+    together = how == "all processes"
+    verb = checkpoints.save_checkpoint_multiprocess if together else checkpoints.save_checkpoint
+
+    def save() -> None:
+        verb(tmp_path, {"a": 3}, 3, overwrite=how == "listing", async_manager=manager)
         if manager is not None:
             manager.wait_previous_save()
+
+    with pytest.warns(UserWarning, match="the save is complete, but .*checkpoint"):
+        save()
     monkeypatch.undo()
     left = ["checkpoint_1", *["checkpoint_2"] * (how == "listing"), "checkpoint_3"]
     assert names(tmp_path) == left
