@@ -39,7 +39,7 @@ Times = dict[str, list[tuple[float, float]]]
 
 def loop_of_treepack(folder: Path, template: Any, train: Any, steps: int) -> None:
     """Trains, and resumes."""
-    run = treepack.Series(folder, keep=treepack.Keep(last=2, best=("loss", 1)))
+    run = treepack.Series(folder, keep=treepack.Keep(last=2, best=("loss", 1, "min")))
     last, state = run.resume(template) or (0, template)
     for step in range(last + 1, steps + 1):
         state, loss = train(state)

@@ -85,7 +85,7 @@ def main() -> None:
     )
     run = treepack.Series(
         OPTIONS.url,
-        keep=treepack.Keep(last=2, best=("loss", 1)),
+        keep=treepack.Keep(last=2, best=("loss", 1, "min")),
         every=OPTIONS.every,
         sharded=True,
         timeout=600,

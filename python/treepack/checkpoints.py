@@ -157,6 +157,9 @@ def save_checkpoint(
       OSError: If the file cannot be written.
       UnserializableLeafError: A TypeError with the path, if a leaf cannot be stored.
 
+    Warns:
+      UserWarning: If older checkpoints cannot be removed.
+
     Examples:
       >>> import numpy as np, tempfile
       >>> from treepack import checkpoints

@@ -21,6 +21,7 @@ import treepack
 from treepack import checkpoints
 from treepack._src.interop.modules import error_class
 from treepack._src.series import retention
+from treepack._src.series.names import Folder
 from treepack.errors import InvalidCheckpointError, MismatchError, MultiprocessArrayError
 
 
@@ -389,12 +390,36 @@ def test_files_and_what_is_absent(tmp_path: Path) -> None:
         checkpoints.restore_checkpoint(tmp_path / "empty", 5, 1)
 
 
-def test_checkpoints_that_may_not_be_deleted_are_named(tmp_path: Path, monkeypatch: Any) -> None:
-    def denied(_: Any) -> None:
-        raise PermissionError(errno.EPERM, "not permitted")
+@pytest.mark.parametrize("number", [errno.EPERM, errno.EBUSY, errno.EIO, errno.ESTALE])
+@pytest.mark.parametrize("how", ["file", "background", "all processes", "listing"])
+def test_a_save_is_complete_if_old_checkpoints_cannot_be_deleted(
+    tmp_path: Path, monkeypatch: Any, number: int, how: str
+) -> None:
+    def fails(path: Any) -> Any:
+        name = Path(path).name
+        if how == "listing" or name == "checkpoint_1":
+            raise OSError(number, os.strerror(number), name)
+        remove_file(path)
 
-    checkpoints.save_checkpoint(tmp_path, {"a": 1}, 1)
-    monkeypatch.setattr(retention, "remove_file", denied)
-    with pytest.warns(UserWarning, match="checkpoint_1"):
-        checkpoints.save_checkpoint(tmp_path, {"a": 2}, 2)
-    assert names(tmp_path) == ["checkpoint_1", "checkpoint_2"]
+    remove_file = retention.remove_file
+    for step in (1, 2):
+        checkpoints.save_checkpoint(tmp_path, {"a": step}, step, keep=9)
+    if how == "listing":
+        monkeypatch.setattr(Folder, "listing", lambda _: fails(tmp_path))
+    else:
+        monkeypatch.setattr(retention, "remove_file", fails)
+    manager = checkpoints.AsyncManager() if how == "background" else None
+    together = how == "all processes"
+    verb = checkpoints.save_checkpoint_multiprocess if together else checkpoints.save_checkpoint
+
+    def save() -> None:
+        verb(tmp_path, {"a": 3}, 3, overwrite=how == "listing", async_manager=manager)
+        if manager is not None:
+            manager.wait_previous_save()
+
+    with pytest.warns(UserWarning, match="the save is complete, but .*checkpoint"):
+        save()
+    monkeypatch.undo()
+    left = ["checkpoint_1", *["checkpoint_2"] * (how == "listing"), "checkpoint_3"]
+    assert names(tmp_path) == left
+    assert checkpoints.restore_checkpoint(tmp_path, None) == {"a": 3}

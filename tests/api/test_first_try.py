@@ -186,22 +186,30 @@ def test_the_best_checkpoint_is_loaded() -> None:
     assert treepack.load(run.path(1))["w"][0] == 1
     Path(run.path(1)).write_bytes(b"")
     assert run.best() == 2
-    with pytest.raises(ValueError, match=r'best=."loss", 1..'):
+    with pytest.raises(ValueError, match=r'best=."loss", 1, "min".'):
         treepack.Series("run").best()
     other = treepack.Series("run")
     other.save(3, {"w": WEIGHT}, metrics={"acc": 0.2, "loss": 0.5})
     other.save(4, {"w": WEIGHT}, metrics={"acc": 0.8, "loss": 0.7})
-    assert (other.best("acc"), other.best("acc", "max"), other.best("loss")) == (3, 4, 3)
-    assert (run.best("acc"), run.best("acc", "min"), run.best("typo")) == (4, 3, None)
+    assert [other.best(*it) for it in (("acc", "min"), ("acc", "max"), ("loss", "min"))] == [
+        3,
+        4,
+        3,
+    ]
+    assert (run.best("acc"), run.best("acc", "min")) == (4, 3)
+    with pytest.raises(treepack.TreepackError, match=r'metric "losss": is it "loss"\?'):
+        run.best("losss", "min")
+    with pytest.raises(treepack.TreepackError, match='metric "typo": they have "acc", "loss"'):
+        run.best("typo", "max")
 
 
 @pytest.mark.parametrize("fast", [None, "fast"])
 def test_a_metric_that_no_checkpoint_has_removes_none(fast: str | None) -> None:
-    keep = treepack.Keep(best=("val", 1))
+    keep = treepack.Keep(best=("val", 1, "min"))
     run = treepack.Series("run", keep=keep)
     for step, value in enumerate([3.0, 1.0, 2.0]):
         run.save(step, {"w": WEIGHT}, metrics={"val": value})
-    typo = treepack.Series("run", keep=treepack.Keep(best=("vall", 1)), fast=fast)
+    typo = treepack.Series("run", keep=treepack.Keep(best=("vall", 1, "min")), fast=fast)
 
     def save(step: int) -> None:
         typo.save(step, {"w": WEIGHT}, metrics={"val": 4.0})
@@ -213,7 +221,8 @@ def test_a_metric_that_no_checkpoint_has_removes_none(fast: str | None) -> None:
     typo.save(5, {"w": WEIGHT})
     typo.wait()
     assert typo.steps() == [1, 2, 3, 4, 5]
-    assert typo.best() is None
+    with pytest.raises(treepack.TreepackError, match='metric "vall": is it "val"'):
+        typo.best()
     run.save(6, {"w": WEIGHT})
     assert run.steps() == [1, 6]
 

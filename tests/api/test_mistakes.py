@@ -99,7 +99,8 @@ def make_files() -> None:
     run = treepack.Series("run")
     for step in range(3):
         checkpoints.save_checkpoint("series", TREE, step, keep=9)
-        run.save(step, TREE)
+        run.save(step, TREE, metrics={"loss": 1 / (step + 1)})
+    treepack.Series("scores").save(0, TREE)
     pathlib.Path("empty").mkdir()
 
 

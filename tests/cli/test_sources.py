@@ -24,11 +24,14 @@ import orbax.checkpoint.experimental.v1 as ocp_v1
 import pytest
 import safetensors
 import safetensors.numpy
+from typer.testing import CliRunner
 
 import tiers
 import treepack
 from commands import call, refused, run
 from treepack import serialization
+from treepack._cli import app
+from treepack._src.checkpoint.file import size_text
 
 TREE: dict[str, Any] = {
     "params": {"w": np.arange(6, dtype=np.float32).reshape(2, 3), "b": np.ones(3)},
@@ -394,3 +397,71 @@ def test_a_stream_with_a_key_is_listed() -> None:
     assert lines[0] == lines[1]
     [found, _] = json.loads(call("ls", "stream", "--json"))["leaves"]
     assert (found["kind"], found["nbytes"]) == ("prng_key", 32)
+
+
+def piped(*args: str, given: bytes = b"", status: int = 0) -> tuple[bytes, str]:
+    """Runs a command with standard input; returns what it writes to each output."""
+    done = CliRunner().invoke(app, [*args], input=given)
+    assert done.exit_code == status, done.output
+    return done.stdout_bytes, done.stderr
+
+
+@pytest.mark.parametrize("write", [it for it in WRITERS if "orbax" not in it.__name__])
+def test_each_format_is_read_from_standard_input(write: Callable[[str], str]) -> None:
+    source = write("file")
+    data = Path(source).read_bytes()
+    for command in (["ls", "-"], ["ls", "--json", "-"], ["ls", "--flat", "-"]):
+        found, _ = piped(*command, given=data)
+        of_file = call(*(source if it == "-" else it for it in command))
+        assert found.decode() == of_file.replace("file:", "-:").replace(
+            '"file"\n', '"-"\n'
+        ).replace('"file": "file"', '"file": "-"')
+    copied, said = piped("convert", "-", "-", given=data)
+    call("convert", source, "copy")
+    assert copied == Path("copy").read_bytes()
+    assert said == f"-: {size_text(len(copied))}\n"
+    assert not Path("-").exists()
+
+
+def test_every_command_reads_and_writes_pipes() -> None:
+    tree = {"params": {"w": np.arange(6.0).reshape(2, 3)}, "x": np.array([1, np.nan, np.inf])}
+    treepack.save("model", tree, metadata={"step": 3})
+    data = Path("model").read_bytes()
+    for command in ("info", "verify"):
+        [found] = [json.loads(piped(command, "--json", "-", given=data)[0])]
+        assert found.get("files", [found])[0]["file"] == "-"
+    shown = json.loads(piped("show", "--json", "-", "params/w", given=data)[0])
+    assert (shown["shape"], shown["statistics"]["mean"]) == ([2, 3], 2.5)
+    listed = json.loads(piped("ls", "--nan", "--json", "-", given=data)[0])
+    assert [(it["path"], it["nan"], it["infinite"]) for it in listed["leaves"]] == [("x", 1, 1)]
+    assert piped("diff", "model", "-", given=data)[0] == b"0 of 2 leaves differ\n"
+    assert piped("diff", "-", "model", given=data)[0] == b"0 of 2 leaves differ\n"
+    part, _ = piped("get", "-", "params/w", "-", given=data)
+    np.testing.assert_array_equal(treepack.loads(part), tree["params"]["w"])
+    saved, said = piped("salvage", "-", "-", given=data)
+    assert treepack.diff(saved, "model") == []
+    assert "saved 2 leaves" in said
+    patch = treepack.dumps(tree, base=tree)
+    whole, _ = piped("convert", "-", "-", "--base", "model", given=patch)
+    assert treepack.diff(whole, "model") == []
+    assert piped("verify", "-", given=data[:-9] + b"123456789", status=1)[0].startswith(b"-: ")
+    _, said = piped("diff", "-", "-", given=data, status=2)
+    assert "can be read once" in said
+    assert piped("ls", "-", given=b"hello", status=1) == (b"", "")
+    for options in (["--numbers", "--gzip"], ["--max-shard-size", "1MB"]):
+        assert piped("convert", "model", "-", *options, status=1)[0] == b""
+    Path("-").write_bytes(data)
+    assert b"./-: 2 leaves" in piped("ls", "./-")[0]
+
+
+def test_results_are_json() -> None:
+    treepack.save("model", {"w": np.ones(3), "name": "x"}, metadata={"step": 3})
+    found = json.loads(call("info", "model", "--json"))
+    assert (found["leaves"], found["parameters"], found["metadata"]) == (2, 3, {"step": 3})
+    assert json.loads(call("show", "model", "name", "--json"))["value"] == "x"
+    data = bytearray(Path("model").read_bytes())
+    data[data.index(np.ones(3).tobytes()) + 3] ^= 1
+    Path("bad").write_bytes(data)
+    found = json.loads(call("verify", "model", "bad", "--json", status=1))["files"]
+    assert [(it["ok"], it["leaves"].get("w")) for it in found] == [(True, "ok"), (False, "corrupt")]
+    assert call("verify", "model", "--json", "--quiet") == ""

@@ -19,10 +19,12 @@ import pytest
 import treepack
 from treepack import serialization
 from treepack._src.interop.group import Group, _Rounds
+from treepack._src.options import Selection
 from treepack._src.pytree import handlers
 from treepack._src.pytree.containers import NAMEDTUPLE
 from treepack._src.registry import names, nodes, unregistered
 from treepack._src.saving.directory import RemoteDirectory, interrupted
+from treepack._src.series import publishing
 
 ROUNDS = 20
 HAS_GIL: bool = getattr(sys, "_is_gil_enabled", lambda: True)()
@@ -36,7 +38,7 @@ def often() -> Iterator[None]:
     sys.setswitchinterval(before)
 
 
-def at_once(works: list[Callable[[int], None]]) -> None:
+def at_once(works: list[Callable[[int], None]], rounds: int = ROUNDS) -> None:
     """Runs each work in a thread, again and again, and raises what one of them has raised."""
     errors: list[BaseException] = []
     start = threading.Barrier(len(works))
@@ -44,7 +46,7 @@ def at_once(works: list[Callable[[int], None]]) -> None:
     def run(work: Callable[[int], None]) -> None:
         try:
             start.wait(60)
-            for number in range(ROUNDS):
+            for number in range(rounds):
                 work(number)
         except BaseException as error:
             errors.append(error)
@@ -219,6 +221,162 @@ def test_a_file_is_closed_while_others_read_it(tmp_path: Path) -> None:
         files[number].close()
 
     at_once([read, read, read, close])
+
+
+def test_threads_share_a_subscriber(tmp_path: Path) -> None:
+    publisher = treepack.Publisher(tmp_path, durable=False, anchor_every=4)
+    publisher.push({"v": np.array(0)}, version=0)
+    subscriber, newest = treepack.Subscriber(tmp_path), itertools.count(1)
+
+    def push(number: int) -> None:
+        version = next(newest)
+        publisher.push({"v": np.array(version)}, version=version)
+
+    def read(number: int) -> None:
+        for found in (subscriber.latest(), subscriber.wait(newer_than=-1)):
+            version, tree = found
+            assert int(tree["v"]) == version
+        assert "received" in repr(subscriber)
+
+    at_once([push, *[read] * 7])
+    assert subscriber.latest() == (ROUNDS, {"v": ROUNDS})
+
+
+def test_a_subscriber_returns_number_and_tree_of_one_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publisher, subscriber = treepack.Publisher(tmp_path), treepack.Subscriber(tmp_path)
+    publisher.push({"v": 1}, version=1)
+    found: list[tuple[int, Any]] = []
+    numbers = iter([2, 3])
+
+    class Meanwhile(Selection):
+        @classmethod
+        def of(cls, options: Any) -> Selection:
+            for number in numbers:  # as another thread, wherever options are read
+                publisher.push({"v": number}, version=number)
+                found.append(subscriber.latest())
+            return Selection.of(options)
+
+    monkeypatch.setattr(publishing, "Selection", Meanwhile)
+    found.append(subscriber.latest())
+    assert found == [(version, {"v": version}) for version, _ in found]
+    assert "version 3 received" in repr(subscriber)
+
+
+@pytest.mark.parametrize("where", ["disk", "memory"])
+def test_threads_share_a_publisher(where: str, tmp_path: Path) -> None:
+    """Each version is pushed once, or refused because a later one came first."""
+    pytest.importorskip("fsspec")
+    place: Any = tmp_path if where == "disk" else f"memory://at_once/{tmp_path.name}"
+    publisher, numbers = treepack.Publisher(place, durable=False), itertools.count(1)
+    pushed: list[int] = []
+
+    def push(number: int) -> None:
+        version = next(numbers)
+        try:
+            publisher.push({"v": version}, version=version)
+            pushed.append(version)
+        except treepack.TreepackError as error:
+            assert "is not newer than" in str(error)  # noqa: PT017
+
+    at_once([push] * 8)
+    newest = max(pushed)
+    assert treepack.Subscriber(place).latest() == (newest, {"v": newest})
+    publisher.push({"v": 0}, version=next(numbers))
+
+
+@pytest.mark.filterwarnings("ignore:.* was not saved:UserWarning")
+@pytest.mark.parametrize("fast", [None, "fast"])
+def test_threads_share_a_series(fast: str | None, tmp_path: Path) -> None:
+    keep = treepack.Keep(last=3, best=("loss", 1, "min"))
+    run = treepack.Series(tmp_path / "run", keep=keep, fast=fast and tmp_path / fast)
+    numbers, saved = itertools.count(), list[int]()
+
+    def save(number: int) -> None:
+        step = next(numbers)
+        try:
+            saving = run.save(
+                step, {"v": step}, metrics={"loss": step}, background=number % 2 == 0, durable=False
+            )
+            if saving is not None:
+                saving.result()
+                assert saving.path.endswith(f"step_{step}")
+            else:
+                assert number % 2
+        except treepack.TreepackError as error:
+            assert "a later step" in str(error)  # noqa: PT017
+        else:
+            saved.append(step)
+
+    def look(number: int) -> None:
+        run.steps(), run.should_save(number), repr(run)
+        if (step := run.best("loss", "min")) is not None:
+            assert step >= 0
+        if (found := run.resume()) is not None:
+            assert found == (found[0], {"v": found[0]})
+        with contextlib.suppress(treepack.TreepackError):  # of a save
+            run.wait()
+
+    at_once([save] * 4 + [look] * 4)
+    with contextlib.suppress(treepack.TreepackError):
+        run.wait()
+    assert run.resume() == (max(saved), {"v": max(saved)})
+
+
+def test_threads_share_a_file_in_every_form(tmp_path: Path) -> None:
+    tree = {"a": np.arange(1000.0), "b": {"c": np.ones((30, 4)), "d": np.arange(6)}}
+    forms: dict[str, dict[str, Any]] = {
+        "plain": {},
+        "gz": {"compress": True},
+        "numbers": {"compress": "numbers"},
+        "sharded": {"sharded": True},
+        "hub": {"format": "safetensors", "max_shard_size": "1KB"},
+    }
+    for name, options in forms.items():
+        treepack.save(tmp_path / name, tree, durable=False, **options)
+    files = [treepack.open(tmp_path / name) for name in forms]
+    lazy = [file["a"] for file in files]
+
+    def read(number: int) -> None:
+        for file, array in zip(files, lazy, strict=True):
+            np.testing.assert_array_equal(array[number : number + 9], tree["a"][number:][:9])
+            assert file["b"].load()["c"].sum() == 120
+            assert float(file["a"].sum()) == 499500
+            assert len(repr(file)) > 0
+
+    at_once([read] * 8)
+
+
+def test_threads_share_a_saving(tmp_path: Path) -> None:
+    savings = [
+        treepack.save(tmp_path / str(it), {"v": it}, background=True) for it in range(ROUNDS)
+    ]
+
+    def wait(number: int) -> None:
+        saving = savings[number]
+        assert saving.exception() is saving.result() is None
+        assert saving.done()
+        assert "saved" in repr(saving)
+        assert treepack.load(saving.path) == {"v": number}
+
+    at_once([wait] * 8)
+
+
+def test_threads_share_a_handler_of_orbax(tmp_path: Path) -> None:
+    orbax = pytest.importorskip("treepack.orbax")
+    handler, numbers = orbax.TreepackHandler(durable=False), itertools.count()
+
+    def use(number: int) -> None:
+        step = next(numbers)
+        handler.save(tmp_path / str(step), orbax.TreepackSave({"v": np.full(3, step)}))
+        found = handler.restore(
+            tmp_path / str(step), orbax.TreepackRestore({"v": np.zeros(3, int)})
+        )
+        np.testing.assert_array_equal(found["v"], step)
+        assert handler.metadata(tmp_path / str(step))["v"].shape == (3,)
+
+    at_once([use] * 8, rounds=4)
 
 
 def test_of_threads_that_register_one_handler_one_is_first(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -93,7 +93,7 @@ def test_saves_do_not_wait_for_what_only_last_keeps(
     assert steps_in(tmp_path / "fast") == [7]
 
 
-@pytest.mark.parametrize("keep", [None, Keep(every=2), Keep(best=("loss", 9))])
+@pytest.mark.parametrize("keep", [None, Keep(every=2), Keep(best=("loss", 9, "min"))])
 def test_saves_wait_for_what_a_rule_keeps(
     tmp_path: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch, keep: Keep | None
 ) -> None:
@@ -462,7 +462,7 @@ def test_a_program_that_is_killed_at_any_line_leaves_the_last_one(
     assert int(output.split()[-1]) > 20, output
 
 
-RULES = [None, Keep(last=1), Keep(last=2, every=3), Keep(best=("loss", 1), every=5)]
+RULES = [None, Keep(last=1), Keep(last=2, every=3), Keep(best=("loss", 1, "min"), every=5)]
 
 
 @tiers.parametrize("keep", RULES)

@@ -16,14 +16,31 @@ RUNS: list[Row] = [
         "treepack.Series('run').save(4, TREE)"]),
     ("treepack.Series('run').resume(TREE, verify='none')", "must be 'manifest' or 'all'", [
         "treepack.Series('run').resume(TREE, verify='manifest')"]),
-    ("treepack.Series('series', prefix='checkpoint_').resume()", "verify=.manifest. to Series", [
+    ("treepack.Series('series', prefix='checkpoint_').resume()",
+        "^(?!.*leave out).*; pass verify=.manifest. to resume", [
         "treepack.Series('series', prefix='checkpoint_').resume(verify='manifest')"]),
     ("treepack.Keep(3)", r"rules have names: pass Keep\(last=3\)", ["treepack.Keep(last=3)"]),
     ("treepack.Keep(lst=3)", "unexpected keyword argument 'lst': is it 'last'", [
         "treepack.Keep(last=3)"]),
-    ("treepack.Series('run').best()", r"requires a metric, as in best\(.loss.\), or keep=Keep", [
-        "treepack.Series('run').best('loss')",
-        "treepack.Series('run', keep=treepack.Keep(best=('loss', 1))).best()"]),
+    ("treepack.Series('run').best()", r"requires a metric, as in best\(.loss., .min.\), or keep=", [
+        "treepack.Series('run').best('loss', 'min')",
+        "treepack.Series('run', keep=treepack.Keep(best=('loss', 1, 'min'))).best()"]),
+    ("treepack.Series('run').best('loss')", r'best\("loss", "min"\) for the least, or be.*max', [
+        "treepack.Series('run').best('loss', 'max')"]),
+    ("treepack.Series('run').best('los', 'min')", r'has the metric "los": is it "loss"\?', [
+        "treepack.Series('run').best('loss', 'min')"]),
+    ("treepack.Series('scores').path(treepack.Series('scores').best('loss', 'min'))",
+        r'as best\(\) returns while no .* metrics: pass save\(\.\.\., metrics=\{"loss": loss\}\)', [
+            "treepack.Series('scores').save(1, TREE, metrics={'loss': 0.5})",
+            "treepack.Series('scores').path(treepack.Series('scores').best('loss', 'min'))"]),
+    ("treepack.Keep(best=('accuracy', 2))",
+        r'pass best=\("accuracy", 2, "min"\) for the least, or best=\("accuracy", 2, "max"', [
+            "treepack.Keep(best=('accuracy', 2, 'max'))"]),
+    ("treepack.Keep(best=('loss', 1, 'minimum'))", "1, .min..* for the least, .*got 'minimum'", [
+        "treepack.Keep(best=('loss', 1, 'min'))"]),
+    ("treepack.Series('run').save(9, TREE, metrics={'loss': '0.5'})",
+        r"metrics\['loss'\] must be a number, got '0.5': pass float", [
+            "treepack.Series('run').save(9, TREE, metrics={'loss': float('0.5')})"]),
     ("treepack.Keep(last='3')", "last must be an integer of at least 1, got '3'", [
         "treepack.Keep(last=3)"]),
     ("treepack.Series('run', keep=3)", r"must be a treepack\.Keep, such as Keep\(last=3\)", [

@@ -9,6 +9,7 @@
 | `values` | statistics of arrays, a block at a time |
 | `sources` | files and directories of any format that is read |
 | `convert` | the formats of files, and changes of their content |
+| `piped` | standard input and output |
 | `output` | rows, lines and progress bars |
 """
 
@@ -41,6 +42,7 @@ class _Commands(TyperGroup):
         return found
 
     def invoke(self, ctx: Any) -> Any:
+        output.begin()
         try:
             return super().invoke(ctx)
         except EOFError as error:  # a truncated file, not the end of user input

@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections import Counter
 from typing import Annotated, Any
 
 import typer
 
 import treepack
-from treepack._cli import output, runs, values
-from treepack._cli.listing import KINDS, MAX_SIZE, flag
+from treepack._cli import output, piped, runs, values
+from treepack._cli.listing import FILE, KINDS, MAX_SIZE, flag
 from treepack._cli.sources import opened
 from treepack._src.storage.place import shown
 
 
 def verify(
-    files: Annotated[list[str], typer.Argument(metavar="FILE", help=f"{KINDS}.")],
+    files: Annotated[
+        list[str],
+        typer.Argument(metavar="FILE", help=f"{KINDS}; - is standard input.", callback=piped.read),
+    ],
     quiet: Annotated[
         bool, typer.Option("--quiet", "-q", help="Print nothing; only set the exit status.")
     ] = False,
+    as_json: Annotated[bool, flag("--json", "Print the results as JSON.")] = False,
     max_size: MAX_SIZE = None,
 ) -> None:
     """Compares files with their checksums.
@@ -29,6 +32,7 @@ def verify(
     otherwise 2 if a file cannot be read, or a newer version of treepack wrote it.
     """
     damaged = newer = failed = False
+    results: list[dict[str, Any]] = []
     for file in [path for given in files for path in runs.files_of(given)]:
         try:
             with output.bar("verify") as progress:
@@ -36,10 +40,13 @@ def verify(
         except OSError as error:
             failed = True
             output.error(error)
+            results.append({"file": shown(file), "ok": False, "error": str(error)})
             continue
         damaged |= found.damage is not None or bool(found.corrupt)
         newer |= found.newer is not None
-        if quiet:
+        fields = {**found._asdict(), "leaves": dict(found.leaves)}
+        results.append({"file": shown(file), "ok": found.ok, **fields})
+        if quiet or as_json:
             continue
         if found.newer is not None:
             output.line(f"{shown(file)}: not checked: {found.newer}", "yellow")
@@ -56,6 +63,8 @@ def verify(
         if not is_checked:
             why = "the file has no checksums" if found.damage is None else "no checksums were found"
             output.line(f"  unchecked: {why}; only its headers were read", "dim")
+    if as_json and not quiet:
+        output.json(output.jsonable({"files": results}))
     raise typer.Exit(1 if damaged else 2 if newer or failed else 0)
 
 
@@ -63,8 +72,11 @@ _STATS_HELP = "Print norms, the norm of the change, the largest change and NaNs 
 
 
 def diff(
-    one: Annotated[str, typer.Argument(metavar="FILE", help=f"{KINDS}.")],
-    other: Annotated[str, typer.Argument(metavar="OTHER", help="Another one, of any format.")],
+    one: FILE,
+    other: Annotated[
+        str,
+        typer.Argument(metavar="OTHER", help="Another one, of any format.", callback=piped.read),
+    ],
     rtol: Annotated[float, typer.Option(help="Relative tolerance for values.")] = 0.0,
     atol: Annotated[float, typer.Option(help="Absolute tolerance for values.")] = 0.0,
     stats: Annotated[bool, flag("--stats", _STATS_HELP)] = False,
@@ -87,7 +99,7 @@ def diff(
         if stats:
             rows = {path: dataclasses.asdict(change) for path, change in modules.items()}
             result["modules"] = output.jsonable(rows)
-        print(json.dumps(result, indent=1))
+        output.json(result)
         raise typer.Exit(int(bool(found)))
     output.rows((tuple(difference), ("", "yellow", "")) for difference in found)
     if modules:

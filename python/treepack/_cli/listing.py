@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-import json
 from collections import Counter
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 import treepack._core as core
-from treepack._cli import output, runs, sources, values
+from treepack._cli import output, piped, runs, sources, values
 from treepack._cli.output import jsonable
 from treepack._src import paths as _paths
 from treepack._src.checkpoint.file import (
@@ -34,8 +34,17 @@ KINDS = (
     "A file of treepack, flax, eformer, safetensors or NumPy (npz), or a directory of treepack, "
     "Hugging Face or Orbax"
 )
-FILE = Annotated[str, typer.Argument(metavar="FILE", help=f"{KINDS}.")]
-ANY_FILE = Annotated[str, typer.Argument(metavar="FILE", help=f"{KINDS}, or a stream of EasyLM.")]
+FILE = Annotated[
+    str, typer.Argument(metavar="FILE", help=f"{KINDS}; - is standard input.", callback=piped.read)
+]
+ANY_FILE = Annotated[
+    str,
+    typer.Argument(
+        metavar="FILE",
+        help=f"{KINDS}, or a stream of EasyLM; - is standard input.",
+        callback=piped.read,
+    ),
+]
 PATH = Annotated[
     str,
     typer.Argument(metavar="PATH", help="A path in the file, such as params/layers/0/kernel."),
@@ -86,7 +95,7 @@ def ls(
     For a run, lists its checkpoints: sizes, metrics, and whether each is complete.
     """
     if nan:
-        _list_nan(file, path, max_size)
+        _list_nan(file, path, max_size, as_json=as_json)
         return
     if path == "." and (run := runs.found_at(file, prefix)) is not None:
         runs.show(file, run, as_json=as_json)
@@ -100,7 +109,7 @@ def ls(
             raise
         catalog = place_of(opened).catalog
         if as_json:
-            print(json.dumps(_as_json(catalog, file, value, opened.metadata), indent=1))
+            output.json(_as_json(catalog, file, value, opened.metadata))
             return
         if catalog.children(value) is None:
             output.rows([_row(catalog, path, value)], _SIZES)
@@ -118,21 +127,43 @@ def ls(
             output.line(f"also there, in other formats: {', '.join(map(printable, others))}")
 
 
-def _list_nan(file: str, path: str, max_size: int | None) -> None:
+def _list_nan(file: str, path: str, max_size: int | None, *, as_json: bool) -> None:
     """Prints a row for each array with elements that are not finite."""
+    found = []
     with sources.opened(file, max_size) as opened:
         tree = opened if path == _paths.ROOT else opened[path]
         leaves = tree.leaves() if isinstance(tree, Tree) else [(path, tree)]
-        rows: list[output.Row] = []
         for name, leaf in leaves:
-            if isinstance(leaf, LazyArray) and (found := values.not_finite(leaf)):
-                kind = kind_text(("array", leaf.dtype.name, leaf.shape))
-                rows.append(((name, kind, found), ("", "cyan", "red")))
-    output.rows(rows)
-    output.line(f"{shown(file)}: {count_text(len(rows))} with NaN or infinity", "bold")
+            if isinstance(leaf, LazyArray) and any(counts := values.not_finite(leaf)):
+                found.append((name, leaf, *counts))
+    if as_json:
+        entries = [
+            {**_array(leaf, name), "nan": nan, "infinite": inf} for name, leaf, nan, inf in found
+        ]
+        output.json({"file": shown(file), "leaves": entries})
+        return
+    output.rows(
+        ((name, _kind_of(leaf), values.not_finite_text(nan, inf)), ("", "cyan", "red"))
+        for name, leaf, nan, inf in found
+    )
+    output.line(f"{shown(file)}: {count_text(len(found))} with NaN or infinity", "bold")
 
 
-def info(file: FILE, max_size: MAX_SIZE = None) -> None:
+def _kind_of(array: LazyArray) -> str:
+    return kind_text(("array", array.dtype.name, array.shape))
+
+
+def _array(array: LazyArray, path: str) -> dict[str, Any]:
+    """Returns an array as JSON, without its elements."""
+    kind = {"kind": "array", "dtype": array.dtype.name, "shape": list(array.shape)}
+    return {"path": path, **kind, "nbytes": array.nbytes}
+
+
+def info(
+    file: FILE,
+    as_json: Annotated[bool, flag("--json", "Print the summary as JSON.")] = False,
+    max_size: MAX_SIZE = None,
+) -> None:
     """Summarizes a file: its format, sizes, dtypes, checksums, and metadata. Reads no array."""
     with sources.opened(file, max_size) as opened:
         place = place_of(opened)
@@ -140,17 +171,31 @@ def info(file: FILE, max_size: MAX_SIZE = None) -> None:
         dtypes: Counter[str] = Counter()
         for kind, count, _ in catalog.kinds(0):
             dtypes[kind[1] if kind[0] == "array" else kind[0]] += count
-        listed = ", ".join(f"{printable(name)} ({count})" for name, count in dtypes.most_common())
-        metadata = "" if opened.metadata is None else printable(safe_repr(opened.metadata))[:_TEXT]
-        rows = [
-            ("format", sources.format_text(reader)),
-            *([("stored", size_text(reader.nbytes))] if reader.nbytes else []),
-            ("content", f"{count_text(sum(dtypes.values()))}, {size_text(opened.nbytes)}"),
-            ("parameters", f"{opened.num_params:,}"),
-            ("leaves of", listed),
-            ("checksums", "yes" if reader.is_summed else "no"),
-            ("metadata", metadata or "none"),
-        ]
+        found = {
+            "file": shown(file),
+            "format": sources.format_text(reader),
+            "stored": reader.nbytes or None,
+            "leaves": sum(dtypes.values()),
+            "nbytes": opened.nbytes,
+            "parameters": opened.num_params,
+            "leaves_of": dict(dtypes.most_common()),
+            "checksums": reader.is_summed,
+            "metadata": opened.metadata,
+        }
+    if as_json:
+        output.json(jsonable(found))
+        return
+    listed = ", ".join(f"{printable(name)} ({count})" for name, count in found["leaves_of"].items())
+    metadata = "" if found["metadata"] is None else printable(safe_repr(found["metadata"]))[:_TEXT]
+    rows = [
+        ("format", found["format"]),
+        *([("stored", size_text(found["stored"]))] if found["stored"] else []),
+        ("content", f"{count_text(found['leaves'])}, {size_text(found['nbytes'])}"),
+        ("parameters", f"{found['parameters']:,}"),
+        ("leaves of", listed),
+        ("checksums", "yes" if found["checksums"] else "no"),
+        ("metadata", metadata or "none"),
+    ]
     output.line(shown(file), "bold")
     output.rows([(row, ("dim", "")) for row in rows])
 
@@ -197,7 +242,12 @@ def _as_json(catalog: core.Catalog, name: str, value: int, metadata: Any) -> dic
     return {"file": shown(name), "metadata": jsonable(metadata), "leaves": leaves}
 
 
-def show(file: FILE, path: PATH, max_size: MAX_SIZE = None) -> None:
+def show(
+    file: FILE,
+    path: PATH,
+    as_json: Annotated[bool, flag("--json", "Print the statistics as JSON.")] = False,
+    max_size: MAX_SIZE = None,
+) -> None:
     """Shows a leaf: its statistics, a histogram, and its first elements."""
     with sources.opened(file, max_size) as opened:
         found = opened[path]
@@ -207,14 +257,22 @@ def show(file: FILE, path: PATH, max_size: MAX_SIZE = None) -> None:
                 f"{shown(file)} {path}`"
             )
         if not isinstance(found, LazyArray):
+            if as_json:
+                kind = {"kind": type(found).__name__, "value": jsonable(found)}
+                output.json({"file": shown(file), "path": path, **kind})
+                return
             output.line(f"{path}: {type(found).__name__}", "bold")
             print(printable_lines(safe_repr(found)))
             return
-        kind = kind_text(("array", found.dtype.name, found.shape))
-        output.line(f"{path}: {kind}, {size_text(found.nbytes)}", "bold")
         known = values.statistics(found, 40) if values.is_numeric(found) else None
+        if as_json:
+            statistics = None if known is None else dataclasses.asdict(known)
+            output.json(
+                {"file": shown(file), **_array(found, path), "statistics": jsonable(statistics)}
+            )
+            return
+        output.line(f"{path}: {_kind_of(found)}, {size_text(found.nbytes)}", "bold")
         if known is not None:
-            rows, bars = known
-            output.rows([(row, ("dim", "")) for row in rows])
-            output.line(bars, "cyan")
+            output.rows([(row, ("dim", "")) for row in known.rows()])
+            output.line(known.bars(), "cyan")
         print(printable_lines(values.preview(found)))

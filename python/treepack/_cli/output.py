@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import contextlib
 import io
+import json as _json
 import math
 import shutil
 import sys
@@ -114,13 +115,49 @@ def jsonable(value: Any) -> Any:
 
 def line(text: str, style: str = "") -> None:
     """Prints a line."""
-    Console(soft_wrap=True, highlight=False).print(Text(printable(text), style))
+    console = Console(soft_wrap=True, highlight=False, stderr=_on_stderr)
+    console.print(Text(printable(_shown(text)), style))
+
+
+def json(value: Any) -> None:
+    """Prints a value as JSON."""
+    print(_shown(_json.dumps(value, indent=1)))
 
 
 def error(error: Exception | str) -> None:
     """Prints an error with its notes to standard error."""
     text = "\n".join([f"treepack: {error}", *getattr(error, "__notes__", [])])
-    print(printable_lines(text), file=sys.stderr)
+    print(printable_lines(_shown(text)), file=sys.stderr)
+
+
+# Paths that are shown under another name.
+_names: dict[str, str] = {}
+
+_on_stderr = False
+
+
+def show_as(path: str, name: str) -> None:
+    """Shows a path under another name."""
+    _names[path] = name
+
+
+def report_to_stderr() -> None:
+    """Prints lines to standard error from now on: standard output gets a file."""
+    global _on_stderr
+    _on_stderr = True
+
+
+def begin() -> None:
+    """Forgets names and where lines are printed, for the next command of a process."""
+    global _on_stderr
+    _on_stderr = False
+    _names.clear()
+
+
+def _shown(text: str) -> str:
+    for path, name in _names.items():
+        text = text.replace(path, name)
+    return text
 
 
 @contextlib.contextmanager

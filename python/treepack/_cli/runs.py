@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from treepack._cli import output
@@ -54,8 +53,7 @@ def show(name: str, folder: Folder, *, as_json: bool) -> None:
     rows = listing.numbered().items()
     found = [_row(folder, step, entry, is_pinned=step in pins) for step, entry in rows]
     if as_json:
-        result = {"run": shown(name), "checkpoints": output.jsonable(found)}
-        print(json.dumps(result, indent=1))
+        output.json({"run": shown(name), "checkpoints": output.jsonable(found)})
         return
     whole = sum(row["damage"] is None for row in found)
     nbytes = sum(row["nbytes"] or 0 for row in found)

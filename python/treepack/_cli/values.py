@@ -22,8 +22,54 @@ def is_numeric(array: LazyArray) -> bool:
     return array.dtype.kind not in "mM"
 
 
-def statistics(array: LazyArray, bins: int) -> tuple[list[tuple[str, str]], str] | None:
-    """Describes the finite elements of an array: rows and a histogram; `None` if it has none."""
+@dataclasses.dataclass
+class Statistics:
+    """Statistics of the finite elements of an array.
+
+    Attributes:
+      symbol: `x`, or `|x|` if they are of the magnitudes of complex numbers.
+      minimum: The least one.
+      maximum: The greatest one.
+      mean: Their mean.
+      std: Their standard deviation.
+      zeros: The number of zeros.
+      nan: The number of NaNs.
+      infinite: The number of infinities.
+      size: The number of all elements.
+      histogram: The numbers of elements in intervals of one size between the extremes.
+    """
+
+    symbol: str
+    minimum: float
+    maximum: float
+    mean: float
+    std: float
+    zeros: int
+    nan: int
+    infinite: int
+    size: int
+    histogram: list[int]
+
+    def rows(self) -> list[tuple[str, str]]:
+        """Returns them as text."""
+        found = [
+            (f"{self.symbol} from", f"{self.minimum:.6g} to {self.maximum:.6g}"),
+            ("mean", f"{self.mean:.6g} ± {self.std:.6g}"),
+            ("zeros", f"{self.zeros} of {self.size}"),
+        ]
+        if self.nan or self.infinite:
+            found.append(("not finite", not_finite_text(self.nan, self.infinite)))
+        return found
+
+    def bars(self) -> str:
+        """Returns the histogram as text."""
+        heights = [-(-count * (len(BARS) - 1) // max(self.histogram)) for count in self.histogram]
+        bars = "".join(BARS[height] for height in heights)
+        return f"{self.minimum:.3g} {bars} {self.maximum:.3g}"
+
+
+def statistics(array: LazyArray, bins: int) -> Statistics | None:
+    """Describes the finite elements of an array; `None` if it has none."""
     minimum, maximum, total, count = np.inf, -np.inf, 0.0, 0
     zeros = infinite = nan = 0
     for block in _magnitudes(array):
@@ -44,30 +90,27 @@ def statistics(array: LazyArray, bins: int) -> tuple[list[tuple[str, str]], str]
         finite = block[np.isfinite(block)]
         squares += float(np.square(finite - mean).sum())
         counts += np.histogram(finite, bins, (minimum, maximum))[0]
-    symbol = "|x|" if is_complex(array.dtype) else "x"
-    rows = [
-        (f"{symbol} from", f"{minimum:.6g} to {maximum:.6g}"),
-        ("mean", f"{mean:.6g} ± {math.sqrt(squares / count):.6g}"),
-        ("zeros", f"{zeros} of {array.size}"),
-    ]
-    if nan or infinite:
-        rows.append(("not finite", f"{nan} NaN, {infinite} infinite"))
-    heights = -(-counts * (len(BARS) - 1) // counts.max())
-    bars = "".join(BARS[height] for height in heights)
-    return rows, f"{minimum:.3g} {bars} {maximum:.3g}"
+    symbol, std = "|x|" if is_complex(array.dtype) else "x", math.sqrt(squares / count)
+    numbers = zeros, nan, infinite, array.size, counts.tolist()
+    return Statistics(symbol, minimum, maximum, mean, std, *numbers)
 
 
 def _magnitudes(array: LazyArray) -> Iterator[np.ndarray]:
     return (np.abs(block) if block.dtype.kind == "c" else block for block in blocks(array))
 
 
-def not_finite(array: LazyArray) -> str:
-    """Counts the elements that are not finite, as text; empty if there are none."""
+def not_finite(array: LazyArray) -> tuple[int, int]:
+    """Counts the NaNs and infinities."""
     nan = infinite = 0
     for block in blocks(array) if array.dtype.kind not in "biumM" else ():
         nan += int(np.isnan(block).sum())
         infinite += int(np.isinf(block).sum())
-    return f"{nan} NaN, {infinite} infinite" if nan or infinite else ""
+    return nan, infinite
+
+
+def not_finite_text(nan: int, infinite: int) -> str:
+    """Formats the numbers of NaNs and infinities."""
+    return f"{nan} NaN, {infinite} infinite"
 
 
 @dataclasses.dataclass

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from treepack._cli import convert as _convert
-from treepack._cli import output, sources
+from treepack._cli import output, piped, sources
 from treepack._cli.listing import ANY_FILE, FILE, MAX_SIZE, PATH, SEP, flag
 from treepack._src import paths as _paths
 from treepack._src.checkpoint.file import count_text, open, place_of, size_text, value_at
@@ -26,7 +26,9 @@ TARGET = Annotated[
     str,
     typer.Argument(
         metavar="TARGET",
-        help="The new file, which replaces an existing one; its suffix selects the format.",
+        help="The new file, which replaces an existing one; its suffix selects the format. - is "
+        "standard output, in the format of the source or msgpack.",
+        callback=piped.written,
     ),
 ]
 GZIP = Annotated[
@@ -88,7 +90,9 @@ def convert(
     base: Annotated[
         str | None,
         typer.Option(
-            metavar="BASE", help="The base of FILE, a patch, if it is in another directory."
+            metavar="BASE",
+            help="The base of FILE, a patch, if it is in another directory.",
+            callback=piped.read,
         ),
     ] = None,
     sep: SEP = ".",

@@ -61,6 +61,44 @@ class Milestone:
         return self.is_reached
 
 
+class Turns:
+    """The turns of threads that use one object, which signal handlers may use as well."""
+
+    def __init__(self) -> None:
+        self._now: dict[str, _Turn] = {}
+
+    @contextlib.contextmanager
+    def taken(self) -> Iterator[bool]:
+        """Waits for the turns of other threads, and takes one.
+
+        Yields:
+          Whether it is taken. It is not in a signal handler that has interrupted another turn.
+        """
+        mine = _Turn()
+        try:
+            while (other := self._now.setdefault("now", mine)) is not mine:
+                if other.process != mine.process:  # of the parent of this forked process
+                    self._now = {}
+                elif other.thread == mine.thread:
+                    yield False
+                    return
+                else:
+                    other.wait()
+            yield True
+        finally:
+            if self._now.get("now") is mine:
+                self._now.pop("now")
+            mine.reach()
+
+
+class _Turn(Milestone):
+    """The end of a turn."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.process, self.thread = os.getpid(), _thread.get_ident()
+
+
 class Task(Generic[T]):
     """Work that is done once: by a worker, or by the first thread that needs the result."""
 

@@ -327,6 +327,16 @@ def _without_unfit(place: Place, target: Any, found: _Choice, selection: Selecti
     return found._replace(marks=catalog.mark(marked), mismatched=mismatched)
 
 
+class UnsummedError(TreepackError):
+    """A file without checksums is to be verified."""
+
+    def __init__(self, remedy: str):
+        super().__init__(
+            "there are no checksums to verify: the file is not from treepack.save, or was made by "
+            f"dumps; {remedy}"
+        )
+
+
 def _corrupt(
     place: Place,
     marks: core.Marks | None,
@@ -346,10 +356,7 @@ def _corrupt(
     if place.reader.damage is not None and not len(catalog):
         raise DecodeError(place.reader.damage)
     if not place.reader.is_summed and place.reader.damage is None:
-        raise TreepackError(
-            "there are no checksums to verify: the file is not from treepack.save, or was made by "
-            'dumps; leave out verify=, or pass verify="manifest" to Series.resume'
-        )
+        raise UnsummedError("leave out verify=")
     place.reader.remember()  # exactly the verified bytes are loaded
     with progress_bar(reading.progress, "verify") as tell:
         statuses, damage = place.reader.verify(threads=reading.threads, progress=tell)

@@ -48,11 +48,12 @@ class OwnBusyError(BusyError):
 
     Attributes:
       thread: The identity of that thread.
+      token: The identity of its lease.
     """
 
-    def __init__(self, text: str, thread: int):
+    def __init__(self, text: str, thread: int, token: str):
         super().__init__(text)
-        self.thread = thread
+        self.thread, self.token = thread, token
 
 
 class _UnknownError(BusyError):
@@ -205,10 +206,11 @@ class Lease:
                 aside.unlink()
 
     def _busy(self, about: dict[str, Any], age: float | None = None) -> BusyError:
-        process, _, rest = str(about.get("token")).partition("-")
-        thread = rest.partition("-")[0]
-        text = self._text(about, age)
-        return OwnBusyError(text, int(thread)) if process == _process else BusyError(text)
+        text, token = self._text(about, age), str(about.get("token"))
+        process, _, rest = token.partition("-")
+        if process != _process:
+            return BusyError(text)
+        return OwnBusyError(text, int(rest.partition("-")[0]), token)
 
     def _text(self, about: dict[str, Any], age: float | None = None) -> str:
         text = f"{self._path.parent} is being saved to by {_holder(about)}"

@@ -20,6 +20,7 @@ import treepack._core as core
 from treepack._src.api.bytes import dumps, loads
 from treepack._src.checkpoint.boxes import DAMAGE
 from treepack._src.checkpoint.file import File
+from treepack._src.checkpoint.load import UnsummedError
 from treepack._src.checkpoint.opening import open_reader
 from treepack._src.checkpoint.reader import Reader
 from treepack._src.checkpoint.sharded import ShardedReader
@@ -78,10 +79,12 @@ def numbers(metrics: Any) -> dict[str, float]:
     found = {}
     for name, value in metrics.items():
         try:
+            if isinstance(value, (str, bytes, bytearray)):
+                raise TypeError("it is text, which float() takes as well")
             found[str(name)] = float(value)
         except (TypeError, ValueError, OverflowError) as error:
             raise TypeError(
-                f"metrics[{name!r:.100}] must be a number, got {value!r:.100}"
+                f"metrics[{name!r:.100}] must be a number, got {value!r:.100}: pass float(value)"
             ) from error
     return found
 
@@ -140,8 +143,11 @@ class Contents:
             )
 
     def load(self, template: Any, **options: Unpack[PartOptions]) -> Any:
-        """Loads the state; see `treepack.load`."""
-        return File(self._reader).load(template, **options)
+        """Loads the state for `resume`; see `treepack.load`."""
+        try:
+            return File(self._reader).load(template, **options)
+        except UnsummedError:
+            raise UnsummedError('pass verify="manifest" to resume, which then reads it') from None
 
     @property
     def nbytes(self) -> int:

@@ -198,8 +198,12 @@ class Fast:
 
     def _take(self, *, are_done: bool) -> list[_Drain]:
         """Removes and returns the drains: all, or those that have ended."""
-        taken = [drain for drain in [*self._drains] if drain.done() or not are_done]
-        self._drains = [drain for drain in self._drains if drain not in taken]
+        taken = []
+        for drain in [*self._drains]:
+            if drain.done() or not are_done:
+                with contextlib.suppress(ValueError):  # another thread took it
+                    self._drains.remove(drain)
+                    taken.append(drain)
         return taken
 
     def _run_drain(self, drain: _Drain) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
@@ -12,7 +13,10 @@ from treepack._src.options import check, check_known
 
 T = TypeVar("T")
 
-Best = tuple[str, int] | tuple[str, int, Literal["min", "max"]]
+# The length of names of metrics in errors.
+_MOST_NAME = 100
+
+Best = tuple[str, int, Literal["min", "max"]]
 """A metric, how many checkpoints stay for it, and whether the least or greatest values are best."""
 
 
@@ -42,17 +46,17 @@ class Keep:
         the first that is at least `every` steps after it, and so on. Of steps 0, 1, 2, …,
         `every=4` keeps 0, 4, 8, ….
       seconds: The minimum number of seconds between the saves of older checkpoints that also stay.
-      best: The name of a metric, and the number of best checkpoints by it that also stay: with the
-        least values, or with `"max"` as a third element the greatest. Of equal values the later one
-        is better; checkpoints without the metric, or with NaN, are never best. While no checkpoint
-        has the metric, all with other metrics stay, and saves warn.
+      best: The name of a metric, the number of best checkpoints by it that also stay, and whether
+        the least (`"min"`) or greatest (`"max"`) values are best. Of equal values the later one is
+        better; checkpoints without the metric, or with NaN, are never best. While no checkpoint has
+        the metric, all with other metrics stay, and saves warn.
 
     Raises:
       ValueError: If a number is too small, or `best` has another form.
 
     Examples:
       >>> import tempfile, treepack
-      >>> keep = treepack.Keep(last=2, every=4, best=("loss", 1))
+      >>> keep = treepack.Keep(last=2, every=4, best=("loss", 1, "min"))
       >>> run = treepack.Series(tempfile.mkdtemp(), keep=keep)
       >>> for step, loss in enumerate([9.0, 1.0, 8.0, 7.0, 6.0, 5.0, 4.0, 3.0]):
       ...     run.save(step, {"w": 0.0}, metrics={"loss": loss})
@@ -78,15 +82,14 @@ class Keep:
             check(name, getattr(self, name))
         if self.best is None:
             return
-        is_some = isinstance(self.best, tuple) and 2 <= len(self.best) <= 3
-        name, count, mode = (*self.best, "min")[:3] if is_some else (None, 0, "")
-        is_count = isinstance(count, int) and count >= 1
-        if not isinstance(name, str) or not is_count or mode not in ("min", "max"):
+        best: tuple[Any, ...] = self.best if isinstance(self.best, tuple) else ()
+        if not 2 <= len(best) <= 3 or not isinstance(best[0], str) or not _is_count(best[1]):
             raise ValueError(
                 "best must be the name of a metric, the number of checkpoints to keep (at least "
-                '1), and optionally "min" or "max", such as ("loss", 2) or ("accuracy", 2, "max"), '
-                f"got {self.best!r:.100}"
+                '1), and "min" or "max", such as ("loss", 2, "min") or ("accuracy", 2, "max"), got '
+                f"{self.best!r:.100}"
             )
+        check_mode((*best, None)[2], f"best=({quoted(best[0])}, {best[1]}, ")
 
     def kept(self, checkpoints: Sequence[Summary]) -> set[int]:
         """Returns the steps that stay, of whole checkpoints in the order of their steps."""
@@ -111,6 +114,29 @@ if not TYPE_CHECKING:  # `help` would show the signature of `__new__`
     Keep.__signature__ = inspect.signature(object.__new__(Keep).__init__)
 
 
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and value >= 1
+
+
+def check_mode(mode: Any, call: str) -> None:
+    """Checks whether the least or greatest values of a metric are best.
+
+    Raises:
+      ValueError: If that is not said; `call` is the text before it.
+    """
+    if mode not in ("min", "max"):
+        got = "" if mode is None else f", got {mode!r:.100}"
+        raise ValueError(
+            f'best must say which values are best: pass {call}"min") for the least, or '
+            f'{call}"max") for the greatest{got}'
+        )
+
+
+def quoted(name: str) -> str:
+    """Returns the name of a metric as a program writes it."""
+    return json.dumps(name, ensure_ascii=False)[:_MOST_NAME]
+
+
 def spaced(items: Iterable[tuple[T, float]], distance: float) -> Iterator[T]:
     """Yields the first of items, and each that is far enough from the one yielded before.
 
@@ -129,7 +155,7 @@ def spaced(items: Iterable[tuple[T, float]], distance: float) -> Iterator[T]:
 
 
 def best_steps(
-    checkpoints: Iterable[Summary], name: str, count: int, mode: str = "min"
+    checkpoints: Iterable[Summary], name: str, count: int, mode: Literal["min", "max"]
 ) -> list[int]:
     sign = 1 if mode == "min" else -1
     values = ((each.metrics.get(name, math.nan), each.step) for each in checkpoints)

@@ -33,6 +33,7 @@ from treepack._src.storage.place import Location, absolute, joined, local, locat
 from treepack._src.storage.store import ConditionError
 from treepack._src.storage.stores import store_of
 from treepack._src.storage.write import write_content
+from treepack._src.tasks import Turns
 from treepack.errors import BusyError, CorruptionError, TreepackError
 
 # The anchors that stay, with all versions after the first of them.
@@ -59,7 +60,8 @@ class Publisher:
 
     A publisher that starts continues after the newest version there, which it reads. Of two
     publishers, the one that did not push last gets an error. The last version stays in memory,
-    encoded, and a push briefly needs twice that.
+    encoded, and a push briefly needs twice that. Threads may share a publisher: their pushes wait
+    for each other.
 
     Args:
       path: The directory, or its URL. The first push makes it.
@@ -99,6 +101,7 @@ class Publisher:
         self._head = Head.read(self._directory)
         self._held: Held | None = None
         self._has_tidied = False
+        self._turns = Turns()
         # The head and version of a push whose outcome is unknown.
         self._unknown: tuple[Head, Held] | None = None
 
@@ -128,6 +131,15 @@ class Publisher:
         if _more:
             raise TypeError("push() takes a tree: name the version, as in push(tree, version=1)")
         number = checked("version", version, f"such as the step, got {version!r:.100}")
+        with self._turns.taken() as is_taken:
+            if not is_taken:
+                raise BusyError(
+                    f"version {number} is pushed while this thread pushes another, which a signal "
+                    "handler interrupted: push it afterwards"
+                )
+            self._push(tree, number, static)
+
+    def _push(self, tree: Any, number: int, static: Static) -> None:
         with leased(self._directory, "publisher"):
             is_repeated = self._settle(number)
             base = self._base()
@@ -245,7 +257,7 @@ class Subscriber:
 
     It keeps the newest received version in memory, encoded. For a newer one it reads the patches
     since then, or an anchor and the patches after it, whichever are fewer bytes. Each version is
-    whole: all bytes are compared with checksums.
+    whole: all bytes are compared with checksums. Threads may share a subscriber.
 
     Args:
       path: The directory, or its URL.
@@ -289,12 +301,12 @@ class Subscriber:
           OSError: If it cannot be read.
         """
         Reading.of(options), Selection.of(options)  # checks them
-        head = Head.read(self._directory)
+        held, head = self._held, Head.read(self._directory)
         if not head.versions:
             raise FileNotFoundError(
                 errno.ENOENT, "no version was published here yet", shown(self._directory)
             )
-        return self._restored(head, template, options)
+        return self._restored(held, head, template, options)
 
     @takes(ChoiceOptions)
     def wait(
@@ -311,7 +323,7 @@ class Subscriber:
 
         Args:
           template: A template of the tree; see `load`.
-          newer_than: The number of a version; by default the last one received.
+          newer_than: The number of a version; by default the last one received, by any thread.
           timeout: The maximum time to wait in seconds.
           strict: See `load`, also for other options.
 
@@ -322,13 +334,14 @@ class Subscriber:
         check("timeout", timeout)
         check("newer_than", newer_than)
         Reading.of(options), Selection.of(options)  # checks them
+        held = self._held
         if newer_than is None:
-            newer_than = -1 if self._held is None else self._held.number
+            newer_than = -1 if held is None else held.number
         end, pause = time.monotonic() + timeout, _PAUSE_S
         while True:
-            head = Head.read(self._directory)
+            held, head = self._held, Head.read(self._directory)
             if head.versions and head.versions[-1].number > newer_than:
-                return self._restored(head, template, options)
+                return self._restored(held, head, template, options)
             left = end - time.monotonic()
             if left <= 0:
                 after = f" after version {newer_than}" if newer_than >= 0 else ""
@@ -340,13 +353,23 @@ class Subscriber:
             time.sleep(min(pause, left))
             pause = min(2 * pause, _MOST_PAUSE_S)
 
-    def _restored(self, head: Head, template: Any, options: ChoiceOptions) -> tuple[int, Any]:
-        """Reads the newest version, unless it is held, and restores it."""
+    def _restored(
+        self, held: Held | None, head: Head, template: Any, options: ChoiceOptions
+    ) -> tuple[int, Any]:
+        """Reads the newest version, unless it is held, and restores it.
+
+        Args:
+          held: The version that was held before the head was read. Other threads may replace it.
+          head: The head.
+          template: The template.
+          options: The options of `load`.
+        """
+        before = held
         for left in reversed(range(_ATTEMPTS)):
-            if self._held is not None and self._held.name == head.versions[-1].name:
-                break
             try:
-                self._held = head.assembled(self._held, self._max_size)
+                if held is None or held.name != head.versions[-1].name:
+                    held = head.assembled(held, self._max_size)
+                break
             except FileNotFoundError as error:
                 found = Head.read(self._directory)  # later versions may have come
                 if not left or found.data == head.data or not found.versions:
@@ -354,17 +377,20 @@ class Subscriber:
                         f"{shown(self._directory)} lacks an object that its head names: {error}"
                     ) from error
                 head = found
-        assert self._held is not None
-        content = self._held.content
+        assert held is not None
+        newest = self._held
+        if newest is before or newest is None or newest.number < held.number:
+            self._held = held
         if Selection.of(options).is_whole:
-            return self._held.number, restore_described(content, template, Reading.of(options))
-        return self._held.number, open(content).load(template, **options)
+            return held.number, restore_described(held.content, template, Reading.of(options))
+        return held.number, open(held.content).load(template, **options)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_held": None}  # another process reads the newest version
 
     def __repr__(self) -> str:
-        found = "no version" if self._held is None else f"version {self._held.number}"
+        held = self._held
+        found = "no version" if held is None else f"version {held.number}"
         return f"<treepack.Subscriber {shown(self._directory)!r}: {found} received>"
 
 

@@ -9,13 +9,14 @@ from pathlib import Path
 import treepack._core as core
 from treepack._src.checkpoint.shards import MANIFEST
 from treepack._src.interop.modules import error_class
+from treepack._src.printable import warn
 from treepack._src.saving.directory import remove_unfinished, warn_of_kept
 from treepack._src.series.keep import spaced
 from treepack._src.series.names import MP_ARRAY_POSTFIX, OWN_TEMPORARY, TEMPORARY, Folder, Listing
 from treepack._src.storage.entries import remove, remove_file
 from treepack._src.storage.place import joined, local, shown
 from treepack._src.storage.store import Entry
-from treepack.errors import InvalidCheckpointError
+from treepack.errors import InvalidCheckpointError, TreepackError
 
 
 def check_newest(folder: Folder, name: str) -> None:
@@ -46,8 +47,17 @@ def tidy(
       keep_every_n_steps: The minimum distance between older checkpoints that also stay.
 
     Warns:
-      UserWarning: If permission to remove some is denied.
+      UserWarning: If some cannot be removed: the save is complete.
     """
+    try:
+        _tidy(folder, saved, keep, overwrite, keep_every_n_steps)
+    except (OSError, TreepackError) as error:
+        warn(f"the save is complete, but older checkpoints could not be removed: {error}")
+
+
+def _tidy(
+    folder: Folder, saved: str, keep: int, overwrite: bool, keep_every_n_steps: int | None
+) -> None:
     listing = folder.listing()
     names = listing.like(saved)
     gone: list[str] = []
@@ -80,11 +90,15 @@ def sweep(listing: Listing, gone: Iterable[str], unfinished: Iterable[str]) -> N
       unfinished: The names of directories of saves that have not ended. These, and temporary files,
         are removed as far as possible.
 
+    Raises:
+      OSError: If checkpoints cannot be removed for another reason than permission; of a local
+        directory, the others are removed before.
+
     Warns:
       UserWarning: If permission to remove checkpoints is denied.
     """
     folder = listing.folder
-    kept = []
+    kept, failed = [], list[OSError]()
     for name in gone:
         path = folder.path(name)
         try:
@@ -95,6 +109,10 @@ def sweep(listing: Listing, gone: Iterable[str], unfinished: Iterable[str]) -> N
                 remove_file(path)
         except PermissionError:
             kept.append(path)
+        except OSError as error:
+            failed.append(error)
+            if not folder.is_local:  # the store may not answer: each request takes long
+                break
     if kept:
         warn_of_kept(kept)
     for name in unfinished:
@@ -103,3 +121,5 @@ def sweep(listing: Listing, gone: Iterable[str], unfinished: Iterable[str]) -> N
         if entry.name.startswith(f".{folder.begin}") and OWN_TEMPORARY.fullmatch(entry.name):
             with contextlib.suppress(OSError):
                 core.remove_if_dead(Path(local(folder.path(entry.name))))
+    if failed:
+        raise failed[0]

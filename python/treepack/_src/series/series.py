@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import functools
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, overload
 
 from treepack._src.interop import jax as _jax
@@ -27,7 +28,7 @@ from treepack._src.saving.directory import interrupted
 from treepack._src.series.contents import Contents, opened
 from treepack._src.series.fast import Fast
 from treepack._src.series.intervals import Intervals
-from treepack._src.series.keep import Keep, best_steps
+from treepack._src.series.keep import Keep, best_steps, check_mode, quoted
 from treepack._src.series.names import IN_ORBAX, PIN, Folder, checked, directory_of
 from treepack._src.series.preemption import Preemption
 from treepack._src.series.resuming import Resuming
@@ -38,13 +39,17 @@ from treepack.errors import TreepackError
 
 T = TypeVar("T")
 
+# The number of metrics that an error names.
+_MOST_NAMES = 5
+
 
 class Series:
     """The checkpoints of a training run: saved atomically, kept by rules, resumed.
 
     The checkpoint of step 1000 is `step_1000` in the directory: a file as `treepack.save` writes
     it, or with several processes a directory. Its tree is the state, for `load`, `open`, `verify`
-    and the command line. Files with other names are left alone.
+    and the command line. Files with other names are left alone. Threads may share a series, unless
+    there are several processes: their saves wait for each other, and steps must still increase.
 
     Args:
       path: The directory of the run, or its URL. The first save makes it.
@@ -210,7 +215,7 @@ class Series:
         commit.prepare(state, saved, writing, snapshot=background)
         commit.then = self._intervals.restart()
         write = commit if self._fast is None else functools.partial(self._fast.save, commit)
-        self._last = run(
+        saving = self._last = run(
             self._first.path(step),
             write,
             options.get("progress"),
@@ -221,7 +226,7 @@ class Series:
             abandon=commit.abandon,
         )
         self._exit_if_preempted()
-        return self._last
+        return saving
 
     @takes(ChoiceOptions)
     def resume(
@@ -316,30 +321,38 @@ class Series:
     def best(
         self, metric: str | None = None, mode: Literal["min", "max"] | None = None
     ) -> int | None:
-        """Returns the step of the best checkpoint, or `None` if none has the metric.
+        """Returns the step of the best checkpoint, or `None` if none has metrics.
 
         `treepack.load(run.path(run.best()), target)` loads it. Damaged checkpoints do not count.
 
         Args:
           metric: The name of a metric. `None` takes the rule of `Keep(best=...)`.
-          mode: Whether its least (`"min"`) or greatest (`"max"`) value is best. `None` takes the
-            rule if it has this metric, and else `"min"`.
+          mode: Whether its least (`"min"`) or greatest (`"max"`) value is best; not needed if
+            `Keep(best=...)` has this metric.
 
         Raises:
-          ValueError: If there is no `metric`, and the series has no such rule.
+          ValueError: If there is no `metric` or no `mode`, and the series has no such rule.
+          TreepackError: A ValueError. If checkpoints have metrics, but none has this one.
         """
         rule = None if self._keep is None else self._keep.best
         if metric is not None and (rule is None or rule[0] != metric or mode is not None):
+            check_mode(mode, f"best({quoted(str(metric))}, ")
             rule = Keep(best=(metric, 1, mode or "min")).best
         if rule is None:
             raise ValueError(
-                'best() requires a metric, as in best("loss"), or keep=Keep(best=("loss", 1))'
+                'best() requires a metric, as in best("loss", "min"), or '
+                'keep=Keep(best=("loss", 1, "min"))'
             )
         found = []
         for step in self.steps():
             with contextlib.suppress(TreepackError):  # damaged, or removed meanwhile
                 found.append(self._read(step, Contents.summary))
-        return next(iter(best_steps(found, rule[0], 1, *rule[2:])), None)
+        names = {name for summary in found for name in summary.metrics}
+        if names and rule[0] not in names:
+            raise TreepackError(
+                f"no checkpoint has the metric {quoted(rule[0])}: {_near(rule[0], names)}"
+            )
+        return next(iter(best_steps(found, rule[0], 1, rule[2])), None)
 
     def keep(self, step: int) -> None:
         """Keeps a checkpoint regardless of the rules, also after a restart.
@@ -367,10 +380,10 @@ class Series:
           [0, 10, 20, 30]
         """
         step = _checked(step)
-        is_due = self._intervals.is_due(step)
-        if self._preemption is not None:
-            self._preemption.reach(step)
-            is_due |= self._preemption.number is not None
+        is_due, preemption = self._intervals.is_due(step), self._preemption
+        if preemption is not None:
+            preemption.reach(step)
+            is_due |= preemption.number is not None
         return is_due
 
     @contextlib.contextmanager
@@ -424,8 +437,8 @@ class Series:
         wait_at(self._place)
         if self._fast is not None:
             self._fast.finish()
-        if self._last is not None:
-            self._last.result()
+        if (last := self._last) is not None:
+            last.result()
 
     if not TYPE_CHECKING:  # type checkers would accept any attribute
 
@@ -442,9 +455,10 @@ class Series:
 
     def _exit_if_preempted(self) -> None:
         """Ends the program after a save if it received SIGTERM."""
-        if self._preemption is not None and self._preemption.number is not None:
+        preemption = self._preemption
+        if preemption is not None and preemption.number is not None:
             self.wait()
-            raise self._preemption.exit()
+            raise preemption.exit()
 
     def _wait(self) -> None:
         """Waits for the previous save, and warns of its error unless it was retrieved."""
@@ -492,6 +506,18 @@ def _checked_fast(fast: str | os.PathLike[str], directory: str) -> str:
     return absolute(found)
 
 
+def _near(metric: str, names: Collection[str]) -> str:
+    """Returns a hint at metrics that the checkpoints have."""
+    if near := difflib.get_close_matches(metric, names, n=1):
+        return f"is it {quoted(near[0])}?"
+    return f"they have {', '.join(map(quoted, sorted(names)[:_MOST_NAMES]))}"
+
+
 def _checked(step: Any) -> int:
     """Returns a step as an integer."""
+    if step is None:
+        raise TypeError(
+            "step must be an integer, got None, as best() returns while no checkpoint has metrics: "
+            'pass save(..., metrics={"loss": loss})'
+        )
     return checked("step", step, f"got {step!r:.100}: it comes first, as in save(step, state)")

@@ -255,13 +255,15 @@ def claimed(folder: Folder) -> Iterator[None]:
     if not isinstance(directory, LocalDirectory):  # in a store the owner is unknown
         yield
         return
+    waiting = ""  # the lease of a thread that waited at the last look, unless it had released it
     while True:
         try:
             directory.claim(secrets.token_hex(4))
             break
         except OwnBusyError as error:
-            if error.thread in Milestone.waiting:
+            if error.token == waiting:
                 raise
+            waiting = error.token if error.thread in Milestone.waiting else ""
         time.sleep(_LOOK_S)
     try:
         yield
