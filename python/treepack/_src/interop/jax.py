@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import operator
 from collections.abc import Sequence
@@ -28,12 +29,31 @@ def needed(reason: str) -> Any:
     return jax
 
 
+def explicit() -> Any:
+    """Returns a context whose transfers `jax.transfer_guard` takes for explicit ones.
+
+    Who saves or loads asks for them, as with `jax.device_put` and `jax.device_get`.
+    """
+    import jax
+
+    return jax.transfer_guard("allow")
+
+
+def on_host(array: Any) -> np.ndarray:
+    """Returns an array in host memory."""
+    import numpy as np
+
+    with explicit() if is_array(array) else contextlib.nullcontext():
+        return np.asarray(array)
+
+
 def like(array: np.ndarray) -> Any:
     """Converts an array to a JAX array, unless JAX lacks its dtype or is not installed."""
     try:
         import jax.numpy as jnp
 
-        made = jnp.asarray(array)
+        with explicit():
+            made = jnp.asarray(array)
     except (ImportError, TypeError):
         return array
     return made if made.dtype == array.dtype else array

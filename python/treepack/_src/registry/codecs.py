@@ -16,6 +16,7 @@ import numpy as np
 import treepack._core as core
 from treepack._src.interop import equinox, flax
 from treepack._src.interop.jax import (
+    explicit,
     is_array,
     is_extended,
     is_of_nn,
@@ -188,7 +189,9 @@ def _is_jax_array(value: Any) -> bool:
 
 def _jax_array(*parts: Any) -> Any:
     saved = array_of(*parts)
-    made = found_in("jax.numpy", "asarray")(saved)
+    as_array = found_in("jax.numpy", "asarray")
+    with explicit():
+        made = as_array(saved)
     if made.dtype != saved.dtype:
         raise ValueError(f"JAX would convert {saved.dtype} to {made.dtype}: set jax_enable_x64")
     return made
