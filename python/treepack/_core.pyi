@@ -50,6 +50,7 @@ __all__ = [
     "problems",
     "ranges_of_box",
     "record_metadata",
+    "record_ties",
     "remove_if_dead",
     "restore",
     "restore_encoded",
@@ -1105,6 +1106,7 @@ def assemble(
     static: Any = None,
     absent: Any = None,
     at: list[tuple[int, int]] = ...,
+    parts: Sequence[str] | None = None,
 ) -> Any:
     """Rebuilds the tree of a state dict.
 
@@ -1122,6 +1124,7 @@ def assemble(
         become dicts of the parts that were read, or `absent` if there are none.
       at: The place of the state in the tree: from the root on, the index of the child that leads
         there, and the number of children.
+      parts: The parts of the same path, to restore ties; `None` leaves nodes apart.
 
     Raises:
       DecodeError: A ValueError. If the record is damaged, or does not fit the state.
@@ -1161,6 +1164,9 @@ def record_metadata(record: bytes, *, unknown_as_dict: bool) -> Any:
     Raises:
       DecodeError: A ValueError, with the place. If a value cannot be made.
     """
+
+def record_ties(record: bytes) -> list[tuple[str, str]]:
+    """Returns the ties in the record of a structure; see `pytree/ties.py`."""
 
 def encode_value(value: Any) -> bytes:
     """Encodes a value with its type; see `registry/static.py`."""

@@ -11,7 +11,9 @@ use std::ops::Range;
 use crate::array::{self, Array, Framing, KeyPlace, Like, RecentHeaders};
 use crate::layout::{Layout, LayoutBuilder, Payload};
 use crate::raw::{Lender, RawBytes};
-use crate::structure::{Kind, LeafKind, Listing, NodeType, RECORD_KEY, ROOT_KEY, Record, Recorder};
+use crate::structure::{
+    Kind, LeafKind, Listing, NodeType, RECORD_KEY, ROOT_KEY, Record, Recorder, Tie,
+};
 use crate::watch::Watch;
 use crate::wire::{self, Complex, Head, length};
 use crate::{Error, Result, grow};
@@ -181,6 +183,13 @@ impl<P: Payload> Encoder<P> {
     pub fn node_type(&mut self, class: NodeType) -> Result<u32> {
         self.recorder()
             .map_or(Ok(0), |recorder| recorder.node_type(class))
+    }
+
+    /// Records nodes that occur twice.
+    pub fn tie(&mut self, ties: Vec<Tie>) {
+        if let Some(recorder) = self.recorder() {
+            recorder.tie(ties);
+        }
     }
 
     #[inline]

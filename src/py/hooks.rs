@@ -66,6 +66,8 @@ hooks! {
     flatten_node,
     /// `Lookups(types, static, unknown_as_dict, is_part)`: node types and values for placeholders.
     lookups,
+    /// `tied(tree, ties, parts) -> tree`: joins nodes of nnx that were saved as one.
+    tied,
     /// `upgrades(name, version) -> bool`: whether nodes need an upgrade.
     upgrades,
     /// `is_named(type, name) -> bool`.

@@ -2,7 +2,7 @@
 
 use pyo3::exceptions::PyIndexError;
 use pyo3::prelude::*;
-use pyo3::types::PyList;
+use pyo3::types::{PyList, PyTuple};
 
 use super::content::Content;
 use super::memory::{Borrowed, Owned, keep_reserve, list_of_results, new_string, row};
@@ -75,6 +75,7 @@ pub fn restore_recorded<'py>(
         placeholders: false,
         r#static,
         absent: None,
+        parts: Some(PyTuple::empty(data.py()).into_any()),
     };
     let tree = with_source(data, copy, threads, None, |objects| {
         build_recorded(options, objects)

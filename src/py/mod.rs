@@ -91,7 +91,9 @@ mod _core {
         pipe::Pipe,
         plan::ShardPlan,
         replacement::{Replacement, make_directories, remove_if_dead},
-        restore::{assemble, has_older_types, mark_older, record_metadata, restore_state},
+        restore::{
+            assemble, has_older_types, mark_older, record_metadata, record_ties, restore_state,
+        },
         safetensors::Tensors,
         save::{lay_raw, problems, walk},
         select::{Marks, Selector, captures},

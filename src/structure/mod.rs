@@ -24,7 +24,7 @@ mod value;
 pub use apart::{HOLE, apart, short, short_name};
 pub use footer::{Footer, MARK, PartialSums, Regions, Seal, Sums, checksums_of, mismatch};
 pub use index::{Index, LeafKind, Listing};
-pub use record::{Kind, Node, NodeType, Record, Repeat, check_version};
+pub use record::{Kind, Node, NodeType, Record, Repeat, Tie, check_version};
 pub use recorder::Recorder;
 pub use sharding::{Axes, Axis, Sharding, Split};
 pub use value::Value;

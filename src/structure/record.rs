@@ -47,7 +47,17 @@ pub struct Record {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[serde(deserialize_with = "decode::list")]
     pub split: Vec<Split>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(deserialize_with = "decode::list")]
+    pub ties: Vec<Tie>,
 }
+
+/// A node that occurs twice in a tree: the paths of its first place and of another one.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Tie(
+    #[serde(deserialize_with = "decode::text")] pub String,
+    #[serde(deserialize_with = "decode::text")] pub String,
+);
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct NodeType {
@@ -131,6 +141,7 @@ impl Record {
             index: None,
             shardings: Vec::new(),
             split: Vec::new(),
+            ties: Vec::new(),
         }
     }
 

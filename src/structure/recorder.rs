@@ -5,7 +5,7 @@ use std::hash::Hash;
 
 use super::footer::count_of;
 use super::sharding::MAX_SHARDINGS;
-use super::{Kind, Node, NodeType, Record, Repeat, Sharding, Split};
+use super::{Kind, Node, NodeType, Record, Repeat, Sharding, Split, Tie};
 use crate::{Result, grow};
 
 #[derive(Debug)]
@@ -14,6 +14,7 @@ pub struct Recorder {
     types: Numbered<NodeType>,
     shardings: Numbered<Sharding>,
     next_sharding: Option<u32>,
+    ties: Vec<Tie>,
     /// The children so far of each open container; the first is around the root.
     open: Vec<Vec<Repeat>>,
     /// The last leaf that was not plain, and its number: most leaves are like the previous one.
@@ -30,6 +31,7 @@ impl Default for Recorder {
             types: Numbered::default(),
             shardings: Numbered::default(),
             next_sharding: None,
+            ties: Vec::new(),
             open: vec![Vec::new()],
             last_leaf: None,
         }
@@ -69,6 +71,10 @@ impl Recorder {
 
     pub fn split(&mut self, sharding: Option<u32>) {
         self.next_sharding = sharding;
+    }
+
+    pub fn tie(&mut self, ties: Vec<Tie>) {
+        self.ties = ties;
     }
 
     pub fn open(&mut self) -> Result<()> {
@@ -113,6 +119,7 @@ impl Recorder {
         let mut record = Record::new(self.types.in_order()?, nodes, metadata);
         record.shardings = self.shardings.in_order()?;
         record.split = split;
+        record.ties = self.ties;
         Ok(record)
     }
 

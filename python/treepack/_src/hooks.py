@@ -28,6 +28,7 @@ from treepack._src.pytree.leaves import (
 from treepack._src.pytree.prng import unwrap as unwrap_key
 from treepack._src.pytree.prng import wrap as wrap_key
 from treepack._src.pytree.state_dict import expand
+from treepack._src.pytree.ties import tied
 from treepack._src.registry.fixed_fields import fixed_fields
 from treepack._src.registry.inert import is_key
 from treepack._src.registry.jax_nodes import holds_code

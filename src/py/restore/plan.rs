@@ -25,6 +25,8 @@ pub struct Options<'py> {
     pub r#static: Option<Bound<'py, PyAny>>,
     /// Stands in a state for parts that were not read.
     pub absent: Option<Bound<'py, PyAny>>,
+    /// The path of the tree in the file, which its ties need; `None` if they stay untied.
+    pub parts: Option<Bound<'py, PyAny>>,
 }
 
 pub enum Plan<'py> {

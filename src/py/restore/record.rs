@@ -29,12 +29,12 @@ use super::nodes::{check_count, damaged, node_at, numbers};
 use super::plan::{Names, Options, Parts, Plan, below};
 use super::state::State;
 use crate::grow;
-use crate::structure::{Axis, Kind, Record, Sharding};
+use crate::structure::{Axis, Kind, Record, Sharding, Tie};
 
 #[pyfunction]
 #[pyo3(signature = (
     state, record, *, convert=None, everywhere=false, unknown_as_dict=false, plain=false,
-    placeholders=false, r#static=None, absent=None, at=vec![]
+    placeholders=false, r#static=None, absent=None, at=vec![], parts=None
 ))]
 #[allow(clippy::too_many_arguments, clippy::fn_params_excessive_bools)] // they have names in Python
 pub fn assemble<'py>(
@@ -48,6 +48,7 @@ pub fn assemble<'py>(
     r#static: Option<Bound<'py, PyAny>>,
     absent: Option<Bound<'py, PyAny>>,
     at: Vec<(u64, u64)>,
+    parts: Option<Bound<'py, PyAny>>,
 ) -> PyResult<Bound<'py, PyAny>> {
     let py = state.py();
     let nbytes = record.map_or(0, <[u8]>::len);
@@ -61,6 +62,7 @@ pub fn assemble<'py>(
         placeholders,
         r#static,
         absent,
+        parts,
     };
     let cursor = State {
         exact: false,
@@ -85,6 +87,22 @@ pub fn record_metadata<'py>(
     };
     let value = value::decode_at(py, &metadata, unknown_as_dict);
     value.map_err(|failure| failure.below("metadata").into_py_at(py, "loading"))
+}
+
+#[pyfunction]
+pub fn record_ties<'py>(py: Python<'py>, record: &[u8]) -> PyResult<Bound<'py, PyList>> {
+    ties(py, &Record::read(record)?)
+}
+
+fn ties<'py>(py: Python<'py>, record: &Record) -> PyResult<Bound<'py, PyList>> {
+    let pair = |Tie(first, again): &Tie| {
+        let pair = (
+            new_string(py, first.as_bytes())?,
+            new_string(py, again.as_bytes())?,
+        );
+        Ok(pair.into_pyobject(py)?.into_any())
+    };
+    list_of_results(py, record.ties.iter().map(pair))
 }
 
 pub struct Walk<'a, 'py, C> {
@@ -133,7 +151,15 @@ impl<'a, 'py, C: Ordered<'py>> Walk<'a, 'py, C> {
         if planned.is_ok() {
             self.convert()?;
         }
-        self.assembly.root(planned)
+        let parts = self.assembly.options.parts.clone();
+        let tree = self.assembly.root(planned)?;
+        match parts {
+            Some(parts) if !self.record.ties.is_empty() => {
+                let tied = Hooks::get(self.py)?.tied.bind(self.py);
+                tied.call1((tree, ties(self.py, self.record)?, parts))
+            }
+            _ => Ok(tree),
+        }
     }
 
     fn convert(&mut self) -> PyResult<()> {

@@ -21,6 +21,7 @@ mod payload;
 mod snapshot;
 mod state;
 
+use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::PyList;
 
@@ -30,8 +31,9 @@ pub use self::state::Options;
 use self::state::Walk;
 use super::watch::Watcher;
 use crate::encoder::Encoder;
+use crate::grow;
 use crate::layout::Layout;
-use crate::structure::Record;
+use crate::structure::{Record, Tie};
 
 /// Returns the layout of `tree`, and the arrays that it leaves out. A `record` replaces the record
 /// of the tree.
@@ -45,6 +47,13 @@ pub fn layout_of(
     let mut walk = Walk::new(tree.py(), out, options)?;
     walk.root(tree)
         .map_err(|failure| failure.into_py(tree.py(), "serializing"))?;
+    if let Some(left_out) = &walk.options.left_out {
+        let ties = left_out.call_method1(intern!(tree.py(), "ties"), (tree,))?;
+        let ties: Vec<(String, String)> = ties.extract()?;
+        walk.out.tie(grow::collect(
+            ties.into_iter().map(|(first, again)| Tie(first, again)),
+        )?);
+    }
     let watcher = Watcher::at_each_call();
     let layout = walk.out.finish_with(metadata, record, &watcher);
     Ok((watcher.raise(layout)?, walk.hollow))

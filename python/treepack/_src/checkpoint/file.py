@@ -277,6 +277,7 @@ class Tree(Mapping[str, Any]):
                 placeholders=True,
                 static=static,
                 at=self._place.positions(),
+                parts=self._place.parts,
             )
 
     def __repr__(self) -> str:

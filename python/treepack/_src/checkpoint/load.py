@@ -139,6 +139,7 @@ def _restored(
         convert=convert,
         partial=partial,
         record=record,
+        above=place.parts,
     )
 
 
@@ -407,7 +408,9 @@ def _part(
         state = place.reader.read(place, reading, marks, None)
         state = cast_floats(state, reading.dtype, reading.threads, note)
         record, at = place.catalog.record, place.positions()
-        found = assembled(state, record, reading, convert=convert, absent=ABSENT, at=at)
+        found = assembled(
+            state, record, reading, convert=convert, absent=ABSENT, at=at, parts=place.parts
+        )
         return {} if found is ABSENT else found
 
     try:

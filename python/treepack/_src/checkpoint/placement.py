@@ -192,17 +192,18 @@ def _place(
     expect(boxes)
     del boxes
     for place, group in groups.items():
-        put = transfer(group, place, may_change, reading.threads, together)
-        for item, made in zip(group, put, strict=True):
-            found = item.leaf
-            _check_integers(item.path, found, made)
-            if not _jax.is_abstract(item.target) and made.dtype != found.dtype:
-                others = "arrays='numpy'" if where is None else "neither device= nor sharding="
-                raise TreepackError(
-                    f"at {item.path}: JAX would convert {found.dtype.name} to {made.dtype.name}: "
-                    f"set jax_enable_x64, or load with {others}"
-                )
-            item.leaf, item.boxes = _jax.weak(made) if _is_weak(item) else made, {}
+        with _jax.explicit():
+            put = transfer(group, place, may_change, reading.threads, together)
+            for item, made in zip(group, put, strict=True):
+                found = item.leaf
+                _check_integers(item.path, found, made)
+                if not _jax.is_abstract(item.target) and made.dtype != found.dtype:
+                    others = "arrays='numpy'" if where is None else "neither device= nor sharding="
+                    raise TreepackError(
+                        f"at {item.path}: JAX would convert {found.dtype.name} to "
+                        f"{made.dtype.name}: set jax_enable_x64, or load with {others}"
+                    )
+                item.leaf, item.boxes = _jax.weak(made) if _is_weak(item) else made, {}
 
 
 def device_leaves(base: Any, paths: Sequence[str]) -> dict[str, Any]:

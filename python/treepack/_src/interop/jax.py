@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import operator
 from collections.abc import Sequence
@@ -26,6 +27,24 @@ def needed(reason: str) -> Any:
     except ImportError as error:
         raise ImportError(f"{reason}, but jax is not installed: pip install jax") from error
     return jax
+
+
+def explicit() -> Any:
+    """Returns a context whose transfers `jax.transfer_guard` takes for explicit ones.
+
+    Who saves or loads asks for them, as with `jax.device_put` and `jax.device_get`.
+    """
+    import jax
+
+    return jax.transfer_guard("allow")
+
+
+def on_host(array: Any) -> np.ndarray:
+    """Returns an array in host memory."""
+    import numpy as np
+
+    with explicit() if is_array(array) else contextlib.nullcontext():
+        return np.asarray(array)
 
 
 def like(array: np.ndarray) -> Any:

@@ -173,7 +173,8 @@ def host_view(array: jax.Array) -> np.ndarray | None:
     if len(devices) != 1 or next(iter(devices)).platform != "cpu":
         return None
     if array.dtype.name in _PACKED:
-        array = _unshared(array)
+        with _jax.explicit():
+            return _unshared(array).__array__()
     # np.asarray would first try protocols that not all dtypes have.
     return array.__array__()
 
@@ -194,9 +195,10 @@ def start_transfer(array: jax.Array) -> list[tuple[list[int], jax.Array]]:
       Its distinct shards, each with the index of its first element; for `finish_transfer`.
     """
     shards = _shards(array)
-    for _, shard in shards:
-        if shard.platform() != "cpu":
-            shard.copy_to_host_async()
+    with _jax.explicit():
+        for _, shard in shards:
+            if shard.platform() != "cpu":
+                shard.copy_to_host_async()
     return shards
 
 
@@ -204,7 +206,8 @@ def finish_transfer(
     shards: list[tuple[list[int], jax.Array]],
 ) -> list[tuple[list[int], np.ndarray]]:
     """Returns the shards of `start_transfer` in host memory, in C order."""
-    return [(start, np.asarray(shard, order="C")) for start, shard in shards]
+    with _jax.explicit():
+        return [(start, np.asarray(shard, order="C")) for start, shard in shards]
 
 
 def _shards(array: jax.Array) -> list[tuple[list[int], jax.Array]]:

@@ -1,14 +1,17 @@
-"""Records the static data and code that a save leaves out."""
+"""Records what one save leaves out, and the nodes that it meets again."""
 
 from __future__ import annotations
 
+from typing import Any
+
 from treepack._src.options import Static, check
+from treepack._src.pytree.ties import Tie, is_shareable, ties_of
 
 
 class LeftOut:
-    """Which static data and code one save leaves out.
+    """Which static data and code one save leaves out, and which nodes it meets again.
 
-    The core does not read it, and passes it to the hooks that need it.
+    The core passes it to the hooks that need it, and calls `ties` after its walk.
 
     Attributes:
       static: Which static data that cannot be stored are left out.
@@ -19,6 +22,18 @@ class LeftOut:
         check("static", static)
         self.static = static
         self.has_code = False
+        self._met: set[int] = set()
+        self._has_ties = False
+
+    def meet(self, node: Any) -> None:
+        """Notes a node of the tree."""
+        if is_shareable(node):
+            self._has_ties |= id(node) in self._met
+            self._met.add(id(node))
+
+    def ties(self, tree: Any) -> list[Tie]:
+        """Returns the ties of the tree, whose nodes were all met."""
+        return ties_of(tree) if self._has_ties else []
 
 
 NOTHING = LeftOut()

@@ -73,9 +73,10 @@ def wrap(impl: Any, data: Any) -> jax.Array | jax.ShapeDtypeStruct | None:
         # A copy, because JAX may keep the memory, which may be a buffer of the program.
         copied = np.array(data)
         known = _implementation(impl) if _wrapped.get(impl, 0) >= _FEW else None
-        if known is not None and copied.shape == known[1]:
-            copied = _identity()(copied)
-        key: jax.Array = jax.random.wrap_key_data(copied, impl=impl)  # type: ignore[arg-type]
+        with _jax.explicit():
+            if known is not None and copied.shape == known[1]:
+                copied = _identity()(copied)
+            key: jax.Array = jax.random.wrap_key_data(copied, impl=impl)  # type: ignore[arg-type]
     except (TypeError, ValueError):
         return None
     _wrapped[impl] = _wrapped.get(impl, 0) + 1
@@ -119,7 +120,8 @@ def _implementation(impl: str) -> tuple[Any, tuple[int, ...]] | None:
     try:
         # `eval_shape` is slow for unknown names. This call raises a ValueError for them, and a
         # TypeError for known names, since the seed is invalid.
-        jax.random.key(np.zeros(1), impl=impl)
+        with _jax.explicit():
+            jax.random.key(np.zeros(1), impl=impl)
     except ValueError:
         return None
     except TypeError:

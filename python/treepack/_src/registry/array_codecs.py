@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from treepack._src import dtypes as _dtypes
+from treepack._src.interop.jax import on_host
 from treepack._src.interop.modules import imported
 from treepack._src.printable import short_repr
 from treepack._src.pytree.leaves import as_plain
@@ -43,7 +44,7 @@ def dtype_name(dtype: np.dtype) -> str:
 
 
 def array_parts(value: Any) -> tuple[str, tuple[int, ...], bytes]:
-    array = value if isinstance(value, np.ndarray) else np.asarray(value)
+    array = value if isinstance(value, np.ndarray) else on_host(value)
     if array.nbytes > MAX_ARRAY_BYTES or type(array) is not np.ndarray:
         raise TypeError(refusal(array))
     return dtype_name(array.dtype), array.shape, array.tobytes()

@@ -61,6 +61,7 @@ def flatten_node(
         to a newer definition.
     """
     ty = type(node)
+    left_out.meet(node)
     found = TYPES.entry_of(ty) or own(ty)
     handled = handlers.find(ty) is not None
     kind = kind_of(node) if handled or found is None else None

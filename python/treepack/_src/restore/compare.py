@@ -29,6 +29,10 @@ from treepack._src.pytree.prng import key_text
 # Describes the missing side of a mismatch.
 NOTHING = "nothing"
 
+# Begins the description of a node that the file, or the template, has in another place, too.
+NODE_OF = "the node of "
+VALUES_OF = "the values of "
+
 # The maximum number of keys in a message.
 _MOST_KEYS = 10
 

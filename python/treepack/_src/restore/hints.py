@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from treepack._src.paths import Trail
 from treepack._src.printable import printable
-from treepack._src.restore.compare import NOTHING
+from treepack._src.restore.compare import NODE_OF, NOTHING, VALUES_OF
 from treepack.errors import Mismatch
 
 # Matches the description of an array of floats or integers: its kind and shape.
@@ -80,6 +80,18 @@ def about_keys(found: list[Mismatch]) -> Iterator[str]:
     for (ours, theirs), hint in _KEYS.items():
         if any(one.expected.startswith(ours) and one.found.startswith(theirs) for one in found):
             yield hint
+
+
+def about_ties(found: list[Mismatch]) -> Iterator[str]:
+    """Yields hints if only one side has one node in several places."""
+    if any(one.found.startswith(NODE_OF) for one in found):
+        yield (
+            "JAX copies shared nodes of nnx: make the template without jax.tree.map and jax.jit, "
+            "or with jax.eval_shape, whose nodes are joined as in the file."
+        )
+    ours, theirs = ([one.expected for one in found], [one.found for one in found])
+    if any(side.startswith((NODE_OF, VALUES_OF)) for side in (*ours, *theirs)):
+        yield "Pass strict=False to restore them as separate nodes."
 
 
 def about_leaves(found: list[Mismatch]) -> Iterator[str]:

@@ -43,6 +43,7 @@ def assembled(
     convert: Convert | None,
     absent: Any = None,
     at: Sequence[tuple[int, int]] = (),
+    parts: Sequence[str] = (),
 ) -> Any:
     """Builds a tree from its state, which it consumes, and the record of its structure, if any.
 
@@ -54,6 +55,7 @@ def assembled(
         convert=convert,
         absent=absent,
         at=[*at],
+        parts=parts,
         **flags(reading),
     )
 

@@ -18,7 +18,7 @@ from treepack._src.options import Reading, Strict
 from treepack._src.paths import Room, Trail
 from treepack._src.printable import printable
 from treepack._src.restore.compare import NOTHING, difference, like_scalar, signature
-from treepack._src.restore.hints import about_keys, about_leaves, about_names
+from treepack._src.restore.hints import about_keys, about_leaves, about_names, about_ties
 from treepack._src.restore.report import Convert, Coverage
 from treepack.errors import Mismatch, MismatchError
 
@@ -52,6 +52,7 @@ class Restore:
       made: Of `found` and their conversions, those that are not in `converted`.
       converted: Leaves and their conversions by path, once another walk looks one up.
       deeper: Old and new path of a leaf that is one level deeper in the state, or in the template.
+      has_shareable: Whether the template has nodes that may be in several places; see `ties.py`.
     """
 
     def __init__(
@@ -78,6 +79,7 @@ class Restore:
         self.made: list[tuple[Leaf, Any]] = []
         self.converted: dict[Trail, list[tuple[Any, Any]]] | None = None
         self.deeper: tuple[Trail, Trail] | None = None
+        self.has_shareable = False
         self._room = Room()
         self._is_cut = False
         # The parts of `path` at the last call of `here`, and the trail of each.
@@ -110,6 +112,7 @@ class Restore:
         refuses_more = self.partial is not None and self.partial.takes_more is False
         hints = [*about_names(found, self.deeper, refuses_more)] if is_native else []
         hints += about_keys(found)
+        hints += about_ties(found)
         if self.sentence is None:
             hints += about_leaves(found) if is_native else ()
             if not any(NOTHING in (mismatch.expected, mismatch.found) for mismatch in found):
@@ -166,7 +169,7 @@ class Restore:
         for path, target, state in leaves:
             found = difference(target, state, self.strict, cast=self.reading.cast)
             if found is not None:
-                self._note(path, *found)
+                self.note_at(path, *found)
         return [self._settled(*leaf) for leaf in leaves]
 
     @property
@@ -212,13 +215,14 @@ class Restore:
 
     def note(self, name: str, expected: str, found: str, similar: str = "") -> None:
         """Records a difference at the child `name` of the current node."""
-        self._note(self.path_of(name), expected, found, similar)
+        self.note_at(self.path_of(name), expected, found, similar)
 
     def note_here(self, expected: str, found: str) -> None:
         """Records a difference at the current node."""
-        self._note(self.here(), expected, found)
+        self.note_at(self.here(), expected, found)
 
-    def _note(self, trail: Trail, expected: str, found: str, similar: str = "") -> None:
+    def note_at(self, trail: Trail, expected: str, found: str, similar: str = "") -> None:
+        """Records a difference at a path."""
         path = str(trail)
         if self.mismatches and not self._room.takes(path):
             self._is_cut = True  # the list would become too long

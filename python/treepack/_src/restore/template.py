@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Mapping, Sized
+from collections.abc import Mapping, Sequence, Sized
 from typing import Any, TypeVar, overload
 
 import numpy as np
@@ -28,6 +28,7 @@ from treepack._src.pytree import prng as _prng
 from treepack._src.pytree.containers import Difference, NodeKind
 from treepack._src.pytree.kinds import Pruned, kind_of
 from treepack._src.pytree.state_dict import leaves_of, map_leaves, state_leaves, to_state_dict
+from treepack._src.pytree.ties import is_shareable
 from treepack._src.registry.names import default_name
 from treepack._src.registry.nodes import is_named
 from treepack._src.registry.types import TYPES
@@ -35,6 +36,7 @@ from treepack._src.restore.compare import NOTHING, described, difference, is_opa
 from treepack._src.restore.record import catalog_of, split
 from treepack._src.restore.report import ABSENT, Convert, Coverage
 from treepack._src.restore.session import Leaf, Restore, as_part, current
+from treepack._src.restore.ties import joined
 from treepack._src.restore.versions import Older, RecordAt, mark_older
 from treepack._src.storage.deferred import Deferred
 from treepack.errors import MismatchError, TreepackError
@@ -162,16 +164,20 @@ def restore_selected(
     See `_core.restore_selected` for `catalog`, `value` and `marks`.
     """
     restore = Restore(reading, core.restore_state, convert=convert, partial=partial)
-    with restore, restore.conversion():
-        return core.restore_selected(
-            catalog,
-            value,
-            target,
-            as_part(_paths.ROOT),
-            restore,
-            marks=marks,
-            copy=reading.copy,
-            threads=reading.threads,
+    with restore:
+        with restore.conversion():
+            made = core.restore_selected(
+                catalog,
+                value,
+                target,
+                as_part(_paths.ROOT),
+                restore,
+                marks=marks,
+                copy=reading.copy,
+                threads=reading.threads,
+            )
+        return joined(
+            target, made, restore, catalog.record, _paths.parts(catalog.path_of(value, 0))
         )
 
 
@@ -184,6 +190,7 @@ def restore_tree(
     convert: Convert | None = None,
     partial: Coverage | None = None,
     record: RecordAt | None = None,
+    above: Sequence[str] = (),
 ) -> Any:
     """Restores a tree like `from_state_dict`, outside of any current restore.
 
@@ -197,6 +204,7 @@ def restore_tree(
       partial: The leaves to restore; `None` for all.
       record: The record of the structure if the state lacks it, and the position of the tree in it;
         see `_core.assemble`.
+      above: The parts of that position's path.
     """
     if target is None or core.RECORD_KEY not in _keys(target):
         state, found = split(state)
@@ -215,7 +223,8 @@ def restore_tree(
         reading, child, partial=partial, kinds=kinds if is_exact else None, convert=convert
     )
     with restore:
-        return restore.whole(target, state, name)
+        made = restore.whole(target, state, name)
+        return joined(target, made, restore, None if record is None else record[0], above)
 
 
 def _keys(target: Any) -> Any:
@@ -230,6 +239,7 @@ def is_abstract_array(target: object) -> bool:
 def restore_child(target: Any, state: Any, name: str, restore: Restore) -> Any:
     """Restores a part of the template: any container or leaf."""
     kind = kind_of(target)
+    restore.has_shareable |= is_shareable(target)
     if type(state) is Older:
         return restore.below(target, state.upgrade(target, restore.path_of(name)), name)
     if state is ABSENT:

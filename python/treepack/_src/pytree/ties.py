@@ -1,0 +1,132 @@
+"""Finds nodes that a tree has in several places, and joins them after a load.
+
+Only nodes of nnx have an identity: its graph shares modules and variables. In other nodes, JAX
+copies what is shared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from treepack._src import paths as _paths
+from treepack._src.interop import flax
+from treepack._src.paths import Trail
+from treepack._src.pytree.kinds import kind_of
+from treepack.errors import DecodeError
+
+# The path of a node, and another path of the same node.
+Tie = tuple[str, str]
+
+_ROOT = Trail()
+
+
+def ties_of(tree: Any) -> list[Tie]:
+    """Returns the ties of a tree: for each node, its first path with each further one."""
+    first: dict[int, tuple[Trail, Any]] = {}  # with the nodes, so that their ids stay theirs
+    ties = []
+    for trail, node in shareable(tree):
+        before, _ = first.setdefault(id(node), (trail, node))
+        if before is not trail:
+            ties.append((str(before), str(trail)))
+    return ties
+
+
+def shareable(node: Any, trail: Trail = _ROOT) -> Iterator[tuple[Trail, Any]]:
+    """Yields the paths and nodes of a tree that may be in several places."""
+    kind = kind_of(node)
+    if kind is None or kind.final:
+        return
+    if is_shareable(node):
+        yield trail, node
+    for name, child in kind.children(node).items():
+        yield from shareable(child, Trail(trail, str(name)))
+
+
+def is_shareable(node: Any) -> bool:
+    """Returns whether a node has an identity, so that several places may share it."""
+    return flax.is_graph_node_type(type(node))
+
+
+def tied(tree: Any, ties: Iterable[Tie], above: Sequence[str] = ()) -> Any:
+    """Returns a tree that has one node at both paths of each tie.
+
+    Args:
+      tree: The tree. Its nodes are not modified, since the program may have made them.
+      ties: The ties of a file or a template. Those of parts that the tree lacks have no effect.
+      above: The parts of its path, if it is a part of the tree with these ties.
+
+    Raises:
+      DecodeError: If a tie of a file leads to itself.
+    """
+    root = _Branch()
+    below = len(above)
+    for pair in ties:
+        first, again = map(_paths.parts, pair)
+        if [*above] == first[:below] == again[:below]:
+            root.at(again[below:]).first = root.at(first[below:])
+    root.attach(tree)
+    return root.made()
+
+
+class _Branch:
+    """A place on the way to tied nodes.
+
+    Attributes:
+      first: The place whose node belongs here; `None` for the node of this place.
+    """
+
+    __slots__ = ("_below", "_is_open", "_made", "_node", "first")
+
+    def __init__(self) -> None:
+        self.first: _Branch | None = None
+        self._below: dict[str, _Branch] = {}
+        self._node: list[Any] = []  # empty if the tree lacks it
+        self._made: list[Any] = []
+        self._is_open = False
+
+    def at(self, parts: Iterable[str]) -> _Branch:
+        """Returns the branch at a path."""
+        found = self
+        for part in parts:
+            found = found._below.setdefault(part, _Branch())
+        return found
+
+    def attach(self, node: Any) -> None:
+        """Enters the nodes of a tree."""
+        self._node = [node]
+        kind = kind_of(node) if self._below else None
+        if kind is not None and not kind.final:
+            children = kind.children(node)
+            for name, branch in self._below.items():
+                if name in children:
+                    branch.attach(children[name])
+
+    def made(self) -> Any:
+        """Returns the node of this place, with the tied nodes below it."""
+        if not self._made:
+            if self._is_open:
+                raise DecodeError("the ties in the record are damaged: a node contains itself")
+            self._is_open = True
+            self._made = [self._make()]
+            self._is_open = False
+        return self._made[0]
+
+    def _make(self) -> Any:
+        (node,) = self._node
+        first = self.first
+        if first is not None and first.first is None and first._is_like(node):
+            return first.made()
+        new = {name: branch.made() for name, branch in self._below.items() if branch._node}
+        if not new:
+            return node
+        kind = kind_of(node)
+        assert kind is not None, "a node with children has a kind"
+        children, make = kind.opened(node)
+        if all(children[name] is child for name, child in new.items()):
+            return node
+        return make({**children, **new})
+
+    def _is_like(self, node: Any) -> bool:
+        """Returns whether the tree has a node of the same type here, which may be shared."""
+        return bool(self._node) and is_shareable(node) and type(self._node[0]) is type(node)

@@ -1,0 +1,170 @@
+"""Joins the nodes of a restored tree that its template, or the file, has in several places."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+import treepack._core as core
+from treepack._src import paths as _paths
+from treepack._src.interop import jax as _jax
+from treepack._src.paths import Trail
+from treepack._src.pytree.kinds import kind_of
+from treepack._src.pytree.prng import is_key_like, unwrap
+from treepack._src.pytree.state_dict import leaves_of
+from treepack._src.pytree.ties import Tie, is_shareable, shareable, tied, ties_of
+from treepack._src.restore.compare import NODE_OF, VALUES_OF, signature
+from treepack._src.restore.session import Restore
+
+
+def joined(
+    target: Any, made: Any, restore: Restore, record: bytes | None, above: Sequence[str]
+) -> Any:
+    """Returns a restored tree with the ties of its template and of the file.
+
+    The template decides which nodes are one. If the file has other values in their places, that is
+    a mismatch, unless one of them was not loaded. Ties that only the file has are restored where
+    the template is abstract, as `jax.eval_shape` loses them; elsewhere they are a mismatch, too.
+    `strict=False` leaves such nodes apart.
+
+    Args:
+      target: The template.
+      made: The restored tree.
+      restore: The restore, which receives the mismatches.
+      record: The record of the file's structure.
+      above: The parts of the tree's path in the file.
+    """
+    if restore.mismatches or not restore.has_shareable:
+        return made
+    ours = ties_of(target)
+    theirs = [] if record is None else _below(core.record_ties(record), above)
+    if not ours and not theirs:
+        return made
+    return _Joining(target, made, restore, _Groups(theirs)).joined(ours, theirs)
+
+
+def _below(ties: list[Tie], above: Sequence[str]) -> list[Tie]:
+    """Returns the ties of a part of a tree, with relative paths."""
+    count = len(above)
+    parts = ([_paths.parts(path) for path in tie] for tie in ties)
+    return [
+        (_paths.text(first[count:]), _paths.text(again[count:]))
+        for first, again in parts
+        if first[:count] == again[:count] == [*above]
+    ]
+
+
+class _Groups:
+    """Groups of paths that have one node, each with the path that stands for it."""
+
+    def __init__(self, ties: list[Tie]):
+        self._first: dict[str, str] = {}
+        for first, again in ties:
+            self.join(first, again)
+
+    def first(self, path: str) -> str:
+        """Returns the path that stands for the group."""
+        while path in self._first:
+            path = self._first[path]
+        return path
+
+    def join(self, first: str, again: str) -> None:
+        """Joins two groups; the first one's path stands for both."""
+        first, again = self.first(first), self.first(again)
+        if first != again:
+            self._first[again] = first
+
+    def ties(self) -> list[Tie]:
+        """Returns a tie for each path that does not stand for its group."""
+        return [(self.first(path), path) for path in self._first]
+
+
+class _Joining:
+    def __init__(self, target: Any, made: Any, restore: Restore, saved: _Groups):
+        self.made = made
+        self.restore = restore
+        self.saved = saved
+        self.old, self.new = (
+            {str(trail): node for trail, node in shareable(tree)} for tree in (target, made)
+        )
+
+    def joined(self, ours: list[Tie], theirs: list[Tie]) -> Any:
+        members: dict[str, list[str]] = {}
+        for first, again in ours:
+            members.setdefault(first, [first]).append(again)
+        pairs, differ = [], []
+        for paths in members.values():
+            there = [path for path in paths if path in self.new]
+            first = next((path for path in there if self._is_loaded(path)), there[0])
+            more = [path for path in there if path != first]
+            pairs += [(first, path) for path in more]
+            differ += [path for path in more if not self._agree(first, path)]
+        differ.sort()
+        groups = _Groups([pair for pair in pairs if not _paths.has(differ, pair[1])])
+        known = _Groups(ours)
+        for first, again in theirs:
+            if known.first(first) == known.first(again) or not {first, again} <= self.new.keys():
+                continue
+            if self._is_abstract(again):
+                groups.join(first, again)
+            elif self.restore.strict and self._is_loaded(first) and self._is_loaded(again):
+                expected = "a node of its own, as in the template"
+                self._note(again, expected, f"{NODE_OF}{first}")
+        return self.made if self.restore.mismatches else tied(self.made, groups.ties())
+
+    def _is_abstract(self, path: str) -> bool:
+        return any(_jax.is_struct(leaf) for _, leaf in leaves_of(self.old[path], ()))
+
+    def _is_loaded(self, path: str) -> bool:
+        old = dict(_own_leaves(self.old[path], Trail()))
+        return any(leaf is not old.get(name) for name, leaf in _own_leaves(self.new[path], Trail()))
+
+    def _agree(self, first: str, again: str) -> bool:
+        """Returns whether two places have the same values, or only one was loaded."""
+        if self.saved.first(first) == self.saved.first(again) or not self._is_loaded(again):
+            return True
+        ours, theirs = (dict(_own_leaves(self.new[path], Trail())) for path in (first, again))
+        if ours.keys() == theirs.keys() and all(_same(ours[name], theirs[name]) for name in ours):
+            return True
+        if self.restore.strict:
+            expected = f"{VALUES_OF}{first}, which is the same node in the template"
+            self._note(again, expected, "other values")
+        return False
+
+    def _note(self, path: str, expected: str, found: str) -> None:
+        trail = Trail()
+        for part in _paths.parts(path):
+            trail = Trail(trail, part)
+        self.restore.note_at(trail, expected, found)
+
+
+def _own_leaves(node: Any, trail: Trail) -> Iterator[tuple[Trail, Any]]:
+    """Yields the leaves of a node that are in no other shareable node."""
+    kind = kind_of(node)
+    if kind is None or kind.final:
+        yield trail, node
+        return
+    for name, child in kind.children(node).items():
+        if not is_shareable(child):
+            yield from _own_leaves(child, Trail(trail, str(name)))
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Returns whether two leaves have the same bits, as far as this process has them."""
+    if one is other:
+        return True
+    if is_key_like(one) and is_key_like(other):
+        (name, one), (same, other) = unwrap(one), unwrap(other)
+        if name != same:
+            return False
+    if signature(one) is None or signature(one) != signature(other):
+        return signature(one) == signature(other) and bool(one == other)
+    pairs = zip(_on_host(one), _on_host(other), strict=True)
+    return all(ours.tobytes() == theirs.tobytes() for ours, theirs in pairs)
+
+
+def _on_host(array: Any) -> list[np.ndarray]:
+    parts = array.addressable_shards if _jax.is_array(array) else ()
+    return [_jax.on_host(part.data) for part in parts] or [np.asarray(array)]

@@ -1,0 +1,188 @@
+"""Under `jax.transfer_guard("disallow")`, which forbids implicit transfers, every verb works."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import treepack
+from treepack import serialization
+from treepack._src.pytree import prng
+
+DEVICES = np.array(jax.devices())
+SPLIT = jax.sharding.NamedSharding(jax.sharding.Mesh(DEVICES, "x"), jax.P("x"))
+COPIES = jax.sharding.NamedSharding(jax.sharding.Mesh(DEVICES, "x"), jax.P())
+
+KEYS = jax.random.split(jax.random.key(1), 8)
+LEAVES: dict[str, Any] = {
+    "float": jnp.ones((8, 3)),
+    "bfloat16": jnp.ones(8, jnp.bfloat16),
+    "float8": jnp.ones(8, jnp.float8_e4m3fn),
+    "int4": jnp.ones(8, jnp.int4),
+    "bool": jnp.ones(8, bool),
+    "complex": jnp.ones(8, jnp.complex64),
+    "empty": jnp.zeros((0, 3)),
+    "scalar": jnp.float32(2),
+    "key": jax.random.key(0),
+    "keys": jax.random.split(jax.random.key(1, impl="rbg"), 8),
+    "weak_float": jnp.asarray(1.5),
+    "weak_int": jnp.asarray(3),
+    "weak_complex": jnp.asarray(1j),
+    "weak_nan": jnp.asarray(float("nan")),
+    "weak": jnp.full(8, 2.0),
+    "split": jax.device_put(jnp.ones((8, 4)), SPLIT),
+    "copies": jax.device_put(jnp.ones(8), COPIES),
+    "split_keys": jax.device_put(KEYS, SPLIT),
+    "split_int4": jax.device_put(jnp.ones(8, jnp.int4), SPLIT),
+    "split_weak": jax.device_put(jnp.full(8, 2.0), SPLIT),
+    "numpy": np.ones(8, np.float32),
+    "number": 3.5,
+}
+TREE: Any = {"a": LEAVES, "n": [1, None]}
+ARRAYS = {name: LEAVES[name] for name in ("float", "bfloat16", "scalar", "weak_float", "split")}
+EXPORTED = jax.export.export(jax.jit(lambda tree, x: x))({"w": jnp.ones(3)}, jnp.ones(3))
+
+
+def abstract(tree: Any) -> Any:
+    def struct(leaf: Any) -> Any:
+        if not isinstance(leaf, jax.Array):
+            return leaf
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)
+
+    return jax.tree.map(struct, tree)
+
+
+def every_load(load: Callable[..., Any]) -> None:
+    load()
+    for template in (TREE, abstract(TREE)):
+        load(template)
+        load(template, cast=True)
+    for options in (
+        {"arrays": "numpy"},
+        {"arrays": "jax"},
+        {"dtype": jnp.bfloat16},
+        {"device": jax.devices()[1]},
+        {"sharding": lambda *_: COPIES},
+        {"copy": True},
+    ):
+        load(**options)
+
+
+def files(path: Path, **options: Any) -> None:
+    treepack.save(path, TREE, **options)
+    every_load(lambda *args, **more: treepack.load(path, *args, **more))
+    treepack.load(path, TREE, missing="target", return_report=True)
+    treepack.verify(path)
+    treepack.diff(path, TREE)
+    treepack.load(path, treepack.abstract(path))
+
+
+def opened(path: Path) -> None:
+    treepack.save(path, TREE)
+    with treepack.open(path) as file:
+        every_load(file.load)
+        for name in LEAVES:
+            leaf = file["a"][name]
+            if isinstance(leaf, treepack.LazyArray) and leaf.ndim:
+                leaf[1:3], leaf[...]
+
+
+def patches(path: Path) -> None:
+    data = treepack.dumps(TREE, base=TREE)
+    every_load(lambda *args, **more: treepack.loads(data, *args, base=TREE, **more))
+    treepack.save(path, TREE)
+    treepack.save(f"{path}-patch", TREE, base=path)
+    treepack.load(f"{path}-patch", TREE, base=path)
+
+
+def pieces(_: Path) -> None:
+    buffer = bytearray(treepack.packed_size(TREE))
+    treepack.pack_into(TREE, buffer)
+    every_load(lambda *args, **more: treepack.loads(buffer, *args, **more))
+    list(treepack.buffers(TREE))
+
+
+def series(path: Path, **options: Any) -> None:
+    run = treepack.Series(path, **options)
+    run.save(1, TREE)
+    run.save(2, TREE)
+    run.wait()
+    for template in (None, TREE, abstract(TREE)):
+        assert run.resume(template) is not None
+
+
+def published(path: Path) -> None:
+    publisher, subscriber = treepack.Publisher(path), treepack.Subscriber(path)
+    for version in (1, 2):
+        publisher.push(TREE, version=version)
+        subscriber.latest()
+        subscriber.latest(TREE)
+
+
+def dropin(_: Path) -> None:
+    data = serialization.to_bytes(TREE)
+    serialization.from_bytes(TREE, data)
+    serialization.from_bytes(None, data)
+    serialization.msgpack_restore(data)
+    serialization.from_state_dict(TREE, serialization.to_state_dict(TREE))
+
+
+def exported(path: Path) -> None:
+    treepack.save_exported(path, EXPORTED, {"w": LEAVES["float"]})
+    treepack.load_exported(path)
+
+
+def safetensors(path: Path) -> None:
+    treepack.save(f"{path}.safetensors", ARRAYS)
+    treepack.load(f"{path}.safetensors", ARRAYS)
+    treepack.load(f"{path}.safetensors", arrays="jax")
+
+
+def npz(path: Path) -> None:
+    np.savez(f"{path}.npz", w=np.ones(8))
+    treepack.load(f"{path}.npz", {"w": LEAVES["bfloat16"]}, cast=True)
+
+
+def static_data(_: Path) -> None:
+    part = jax.tree_util.Partial(jax.nn.relu, LEAVES["float"])
+    treepack.loads(treepack.dumps([part], metadata={"a": LEAVES["scalar"]}))
+
+
+VERBS: dict[str, Callable[[Path], object]] = {
+    "file": files,
+    "gzip": lambda path: files(path, compress=True),
+    "sharded": lambda path: files(path, sharded=True),
+    "background": lambda path: treepack.save(path, TREE, background=True).result(),
+    "bytes": lambda _: every_load(
+        lambda *args, **more: treepack.loads(treepack.dumps(TREE), *args, **more)
+    ),
+    "series": series,
+    "sharded_series": lambda path: series(path, sharded=True),
+    **{
+        function.__name__: function
+        for function in (
+            *(opened, patches, pieces, published, dropin, exported, safetensors, npz, static_data),
+        )
+    },
+}
+
+
+@pytest.fixture
+def guard() -> Iterator[None]:
+    """Guards all threads."""
+    prng._implementation.cache_clear()
+    before = jax.config.jax_transfer_guard
+    jax.config.update("jax_transfer_guard", "disallow")
+    yield
+    jax.config.update("jax_transfer_guard", before)
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_transfers_explicitly(verb: str, guard: None, tmp_path: Path) -> None:
+    VERBS[verb](tmp_path / "f")
