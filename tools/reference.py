@@ -43,6 +43,8 @@ class Options(griffe.Extension):
 
     def on_function(self, *, func: griffe.Function, **_: Any) -> None:
         """Changes one signature."""
+        for parameter in func.parameters:
+            parameter.default = _value(parameter.default, func)
         for decorator in func.decorators:
             if decorator.callable_path.endswith(".takes"):
                 call: Any = decorator.value
@@ -52,9 +54,16 @@ class Options(griffe.Extension):
                 found = [it for it in call.arguments if it not in given]
                 if not found:
                     continue
-                types, *kinds = (func.modules_collection[it.canonical_path] for it in found)
-                fields = [field for kind in kinds for field in kind.attributes.values()]
-                defaults = {field.name: field.value for field in fields}
+                types = func.modules_collection[found[0].canonical_path]
+                kinds = "WRITING" if "durable" in types.all_members else "READING"
+                declared = func.modules_collection[f"{types.module.path}.{kinds}"].value
+                fields = [
+                    field
+                    for kind in declared.elements
+                    for field in func.modules_collection[kind.canonical_path].attributes.values()
+                    if "instance-attribute" in field.labels
+                ]
+                defaults = {field.name: _value(field.value, field) for field in fields}
                 defaults |= {it.name: it.value for it in given}
                 del func.parameters[func.parameters[-1].name]
                 for name, option in types.all_members.items():
@@ -64,3 +73,11 @@ class Options(griffe.Extension):
                         kind=griffe.ParameterKind.keyword_only,
                         default=defaults.get(name, "None"),
                     )
+
+
+def _value(default: Any, where: griffe.Object) -> Any:
+    """Returns a default; of a constant of the package, its value."""
+    if isinstance(default, griffe.ExprName) and default.canonical_path.startswith("treepack."):
+        named = where.modules_collection[default.canonical_path]
+        return named.value if named.is_attribute else default
+    return default

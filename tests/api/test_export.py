@@ -148,6 +148,28 @@ def test_unknown_types_of_a_function_are_registered_as_the_error_says(tmp_path: 
             treepack.load_exported(data)
 
 
+def test_keys_that_jax_cannot_save_are_an_error_with_a_remedy(tmp_path: Path) -> None:
+    exported = jax.export.export(jax.jit(double))({1: 1.0})
+    with pytest.raises(treepack.TreepackError, match=r"string keys: convert .*Found key 1"):
+        treepack.save_exported(tmp_path / "model.treepack", exported)
+
+
+def test_an_expired_function_is_an_error_with_a_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As jax 0.12 raises it; older versions warn."""
+    path = tmp_path / "model.treepack"
+    treepack.save_exported(path, jax.export.export(jax.jit(double))(1.0), {"w": 1})
+
+    def refuse(_: bytearray) -> None:
+        raise ValueError("older than the 6-month backward-compatibility window")
+
+    monkeypatch.setattr(jax.export, "deserialize", refuse)
+    with pytest.raises(treepack.DecodeError, match="export the function again"):
+        treepack.load_exported(path)
+    assert treepack.load(path, select="params") == {"params": {"w": 1}}
+
+
 def test_other_files_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "tree"
     path.write_bytes(treepack.dumps({"a": 1}))

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
+import builtins
 import inspect
 import json
+import operator
 import re
 import shlex
 import shutil
@@ -266,6 +269,45 @@ def test_the_reference_has_an_example_of_each_name():
             assert "Examples:" in shown, name
             count += 1
     assert count > 60
+
+
+@pytest.mark.campaign
+def test_the_reference_shows_the_signatures_of_the_package():
+    import griffe
+
+    extensions = griffe.load_extensions(ROOT / "tools" / "reference.py")
+    package = griffe.load("treepack", search_paths=[ROOT / "python"], extensions=extensions)
+    pages = [page.read_text() for page in (ROOT / "docs" / "reference").glob("*.md")]
+    count = 0
+
+    def compare(shown: Any, there: Any) -> None:
+        nonlocal count
+        shown = shown.final_target if shown.is_alias else shown
+        for name, member in shown.members.items():
+            is_shown = not member.is_alias and (name == "__init__" or name[0] != "_")
+            if is_shown and hasattr(there, name):
+                compare(member, getattr(there, name))
+        if not shown.is_function or not callable(there):
+            return
+        signature = inspect.signature(there)
+        given = {it.name: it.default for it in shown.parameters if it.name not in ("self", "cls")}
+        expected = {
+            it.name: it.default for it in signature.parameters.values() if it.name != "self"
+        }
+        assert given.keys() == expected.keys(), shown.path
+        for name, default in expected.items():
+            if default is not inspect.Parameter.empty:
+                text = str(given[name])
+                try:
+                    found = ast.literal_eval(text)
+                except ValueError:  # a name
+                    found = getattr(builtins, text, f"{name} = {text} in {shown.path}")
+                assert found == default, (shown.path, name)
+                count += 1
+
+    for path in re.findall(r"^::: treepack\.(\S+)$", "\n".join(pages), re.M):
+        compare(package[path], operator.attrgetter(path)(treepack))
+    assert count > 400
 
 
 def test_the_site_lists_every_page_in_the_order_of_the_index():

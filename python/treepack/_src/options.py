@@ -249,7 +249,7 @@ def takes(types: Any = None, **defaults: Any) -> Callable[[V], V]:
       defaults: Other defaults.
     """
     types = getattr(types, "__annotations__", {})
-    kinds: Any = (Writing, Saved) if "durable" in types else (Reading, Selection, Sharing, Opening)
+    kinds: Any = WRITING if "durable" in types else READING
     fields = {field.name: field.default for kind in kinds for field in dataclasses.fields(kind)}
     defaults = fields | defaults
     options = [
@@ -504,6 +504,11 @@ class Selection(_Options):
     def is_whole(self) -> bool:
         """Whether the whole tree is loaded, with all options at their defaults."""
         return self == Selection()
+
+
+# The dataclasses whose defaults the options of a function have, which writes or reads.
+WRITING = (Writing, Saved, Export)
+READING = (Reading, Selection, Sharing, Opening)
 
 
 class WriteOptions(TypedDict, total=False):

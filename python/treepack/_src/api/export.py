@@ -64,7 +64,9 @@ def save_exported(
 ) -> None:
     """Saves an exported function and its parameters to one file, atomically.
 
-    Needs the package `flatbuffers`. Takes the options of `save`.
+    Needs the package `flatbuffers`. Takes the options of `save`. jax promises to load a function
+    for six months after it was exported, and 0.12, which writes version 12 of its format, refuses
+    expired ones. The parameters do not expire.
 
     Args:
       path: The file. Missing directories are created.
@@ -85,8 +87,8 @@ def save_exported(
     Raises:
       OSError: If the file cannot be written.
       TreepackError: A ValueError, if a node type is not registered with `jax.export`
-        (`register_tree` registers it), or if `jax.export` cannot save the function for another
-        reason.
+        (`register_tree` registers it), if a dict has keys that are not strings, or if `jax.export`
+        cannot save the function for another reason.
       UnserializableLeafError: See `save`, also for further errors.
 
     Examples:
@@ -107,20 +109,29 @@ def save_exported(
         )
     try:
         function = exported.serialize()
-    except ValueError as error:
+    except (ImportError, MemoryError):
+        raise
+    except Exception as error:  # jax may raise any type
         raise TreepackError(f"cannot save the exported function: {_explained(error)}") from error
     save(path, {"exported": bytes(function), "params": params}, **options)
 
 
+_REMEDIES = {
+    "unregistered type": "a node type among its arguments or results is not registered with "
+    "jax.export: call treepack.register_tree on a tree with that type, both before saving and "
+    "before loading",
+    "string keys": "jax.export saves only dicts with string keys: convert the keys of the "
+    "arguments and results to strings, or pass lists",
+    "6-month": "jax reads the exports of the last six months: export the function again from its "
+    "code, or set JAX_EXPORT_DESERIALIZE_EXPIRED_VERSIONS=1",
+}
+
+
 def _explained(error: Exception) -> str:
-    """Returns the message of an error of `jax.export`, with a remedy for unregistered types."""
-    if "unregistered type" not in str(error):
-        return str(error)
-    return (
-        "a node type among its arguments or results is not registered with jax.export: call "
-        "treepack.register_tree on a tree with that type, both before saving and before loading "
-        f"({error})"
-    )
+    """Returns the message of an error of `jax.export`, with a remedy where there is one."""
+    message = str(error)
+    remedies = [remedy for part, remedy in _REMEDIES.items() if part in message]
+    return f"{remedies[0]} ({message})" if remedies else message
 
 
 def load_exported(
@@ -159,8 +170,9 @@ def load_exported(
 
     Raises:
       OSError: If the file cannot be read.
-      DecodeError: A ValueError, if the file has another format, or if a node type among the
-        arguments or results of the function is not registered; see `register_tree`.
+      DecodeError: A ValueError, if the file has another format, if a node type among the arguments
+        or results of the function is not registered (see `register_tree`), or if jax refuses the
+        function, as 0.12 does with one that was exported more than six months ago.
       UnregisteredTypeError: A DecodeError with the name, if a type among the parameters is not
         registered.
       ImportError: If `flatbuffers` is not installed.
@@ -203,7 +215,7 @@ def load_exported(
             )
         try:
             exported = export.deserialize(bytearray(tree["exported"]))
-        except ImportError:
+        except (ImportError, MemoryError):
             raise
         except Exception as error:  # jax may raise any type
             message = f"cannot read the exported function: {_explained(error)}"
