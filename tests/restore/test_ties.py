@@ -18,6 +18,7 @@ import treepack
 from treepack import serialization
 from treepack._src.pytree.left_out import LeftOut
 from treepack._src.pytree.ties import tied
+from treepack._src.restore import ties as restored_ties
 
 
 class Model(nnx.Module):
@@ -215,3 +216,20 @@ def test_a_node_that_contains_itself_by_ties_is_an_error() -> None:
     tree = nnx.Dict(a=nnx.Dict(b=nnx.Dict()))
     with pytest.raises(treepack.DecodeError, match="contains itself"):
         tied({"x": tree}, [("x", "x/a")])
+
+
+def test_long_chains_of_ties_take_linear_time():
+    class Counted(dict):
+        lookups = 0
+
+        def __contains__(self, path: object) -> bool:
+            Counted.lookups += 1
+            return super().__contains__(path)
+
+    groups = restored_ties._Groups([])
+    groups._first = Counted()
+    count = 2000
+    for number in range(count):
+        groups.join(str(number + 1), str(number))
+    assert {first for first, _ in groups.ties()} == {str(count)}
+    assert Counted.lookups < 10 * count

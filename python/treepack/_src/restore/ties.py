@@ -66,8 +66,11 @@ class _Groups:
 
     def first(self, path: str) -> str:
         """Returns the path that stands for the group."""
+        passed = []
         while path in self._first:
+            passed.append(path)
             path = self._first[path]
+        self._first.update(dict.fromkeys(passed, path))  # a file may have long chains
         return path
 
     def join(self, first: str, again: str) -> None:
