@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import nnx
 
 import treepack
 from treepack._src.registry import libraries, static
@@ -368,6 +369,53 @@ def test_node_types_of_libraries_are_values() -> None:
         treepack.loads(treepack.dumps(Layer(1, Layer)))
 
 
+@treepack.register_auxdata(serialized_name="tests.definitions.Side")
+class Side(enum.Enum):
+    LEFT = 1
+
+
+def containers_of(value: Any) -> list[Any]:
+    """Returns containers that hash a value."""
+    return [frozenset([value]), {value}, {value: 1}, frozenset([(value, 1), frozenset([value])])]
+
+
+def test_values_of_libraries_in_sets_and_as_keys() -> None:
+    node = jax.tree.structure([Layer(1, (1, "x")), optax.EmptyState(), {"a": (1, None)}])
+    for value in (
+        node,
+        nnx.StateAxes({nnx.Param: 0, ...: None}),
+        jax.ShapeDtypeStruct((2,), jnp.float32),
+        jax.sharding.PartitionSpec("x"),
+        jax.lax.Precision.HIGH,
+    ):
+        for held in containers_of(value):
+            assert treepack.loads(treepack.dumps(Layer(1, held))).data == held
+
+
+def test_axes_of_shardings_hash_as_enums_do() -> None:
+    hashed = []
+
+    @treepack.register_auxdata(serialized_name="tests.definitions.Axis")
+    class Axis(enum.Enum):
+        X = "x"
+
+        def __hash__(self) -> int:
+            hashed.append(self)
+            return 1
+
+    for axes in ((Axis.X,), ((Axis.X, "y"),)):
+        with pytest.raises(treepack.DecodeError, match="cannot be the name of an axis"):
+            static.rebuild_value("jax.sharding.PartitionSpec", (axes, frozenset(), frozenset()))
+    parts = (Axis.X,), (1,), jax.sharding.PartitionSpec(), None
+    with pytest.raises(treepack.DecodeError, match="cannot be the name of an axis"):
+        static.rebuild_value("jax.sharding.NamedSharding", parts)
+    assert not hashed
+    with pytest.raises(treepack.UnserializableLeafError, match="axis"):
+        treepack.dumps(Layer(1, jax.sharding.PartitionSpec(Axis.X)))
+    spec = jax.sharding.PartitionSpec(Side.LEFT, "x")
+    assert treepack.loads(treepack.dumps(Layer(1, spec))).data == spec
+
+
 def test_units_and_wrapped_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
     @dataclasses.dataclass(frozen=True)
     class Unit:
@@ -382,7 +430,18 @@ def test_units_and_wrapped_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
         def __init__(self, array: Any):
             self.array, self.key = array, 1
 
+        def __eq__(self, other: object) -> bool:
+            return isinstance(other, Wrapped) and self.array.tobytes() == other.array.tobytes()
+
+        def __hash__(self) -> int:
+            return hash(self.array.tobytes())
+
+    class Tag:
+        pass
+
+    tag = Tag()
     places = {
+        "lineax": {"symmetric_tag": tag},
         "astropy.units": {"Unit": Unit, "UnitBase": Unit},
         "mujoco.mjx._src.dataclasses": {"_NumPyArrayHashWrapper": Wrapped},
     }
@@ -395,9 +454,16 @@ def test_units_and_wrapped_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
     for text in ("10**9999 m", "m;", "1e5m\n"):
         with pytest.raises(treepack.DecodeError, match="not a unit"):
             static.rebuild_value("astropy.units", text)
+    # A pattern that backtracks takes years for this.
+    for text in ("a" * 190 + "!", "1" * 190 + "!", "m 1" * 60 + "!"):
+        with pytest.raises(treepack.DecodeError, match="not a unit"):
+            static.rebuild_value("astropy.units", text)
     wrapped = treepack.loads(treepack.dumps(Layer(1, (Wrapped(np.arange(3)), 2)))).data[0]
     np.testing.assert_array_equal(wrapped.array, np.arange(3))
     assert wrapped.key == 1
+    for value in (Unit("m"), Wrapped(np.arange(3)), tag):
+        for held in containers_of(value):
+            assert treepack.loads(treepack.dumps(Layer(1, held))).data == held
 
 
 @pytest.mark.parametrize(

@@ -610,3 +610,34 @@ def test_options_are_checked_when_a_type_is_registered() -> None:
             treepack.register_dataclass(made, serialized_name="tests.Checked", version=version)
     with pytest.raises(TypeError, match="aliases must be a list"):
         treepack.register_dataclass(made, serialized_name="tests.Checked", aliases="old")
+
+
+@pytest.mark.parametrize(
+    "saved", [0.5, jnp.asarray(0.5), np.ones(4, np.float32), jnp.ones((2, 3), jnp.bfloat16)]
+)
+def test_abstract_traces_upgrades(saved: Any) -> None:
+    rest = {"b": np.ones(2), "a": [jnp.ones(3), "text", (1, None), jax.random.key(0)]}
+    data = treepack.dumps({"x": define("a", "rest")(saved, rest)})
+
+    def upgrade(fields: Any, children: Any, version: int) -> Any:
+        return [fields, {"rest": children["rest"], "b": jnp.log(children["a"]), "n": np.ones(2)}]
+
+    new = define("b", "rest", "n", version=1, upgrade=upgrade)
+    made, found = treepack.loads(data)["x"], treepack.abstract(data)["x"]
+    assert type(found) is new
+    before = treepack.abstract(treepack.dumps(made))
+    assert repr(found) == repr(before)
+    assert list(found.rest) == ["b", "a"]
+    restored = treepack.loads(data, {"x": found})["x"]
+    assert restored.b.tolist() == made.b.tolist()
+
+
+def test_abstract_tells_of_an_upgrade_that_needs_values() -> None:
+    data = treepack.dumps([define("a")(jnp.ones(()))])
+    define("a", version=1, upgrade=lambda fields, it, _: (fields, {"a": float(it["a"])}))
+    assert treepack.loads(data)[0].a == 1
+    with pytest.raises(treepack.DecodeError, match=r"upgrade= uses the values.*load the tree"):
+        treepack.abstract(data)
+    define("a", version=1, upgrade=lambda *_: 5)
+    with pytest.raises(treepack.DecodeError, match="upgrade= must return a pair"):
+        treepack.abstract(data)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import subprocess
 import sys
 from collections.abc import Callable
@@ -305,6 +306,50 @@ def test_a_namedtuple_with_other_attributes_than_elements() -> None:
     treepack.register_namedtuple(Swapped, serialized_name="fixed.Swapped")
     tree = Swapped(1, 2)
     assert tuple(treepack.loads(treepack.dumps(tree))) == (1, 2)
+
+
+def test_types_whose_objects_call_back_when_they_go() -> None:
+    gone: list[str] = []
+
+    class Calls:
+        def __del__(self) -> None:
+            gone.append(type(self).__name__)
+
+    @jax.tree_util.register_dataclass
+    @dataclasses.dataclass
+    class ByDataclass(Calls):
+        x: Any
+
+    @jax.tree_util.register_pytree_node_class
+    class Slotted(Calls):
+        __slots__ = ("x",)
+
+        def tree_flatten(self) -> Any:
+            return (self.x,), ()
+
+        @classmethod
+        def tree_unflatten(cls, _: Any, children: Any) -> Any:
+            made = cls()
+            (made.x,) = children
+            return made
+
+    class Row(NamedTuple):
+        x: Any
+
+    class Named(Row, Calls):
+        pass
+
+    tree = [ByDataclass(1), Slotted.tree_unflatten((), (2,)), Named(3)]
+    for _ in range(2):
+        treepack.dumps(tree)
+        serialization.to_bytes(tree)
+        treepack.register_dataclass(ByDataclass, serialized_name="fixed.ByDataclass")
+        treepack.register_node(Slotted, serialized_name="fixed.Slotted")
+        treepack.register_namedtuple(Named, serialized_name="fixed.Named")
+    gc.collect()
+    assert not gone
+    found = treepack.loads(treepack.dumps(tree))
+    assert (found[0].x, found[1].x, found[2].x) == (1, 2, 3)
 
 
 @pytest.mark.campaign

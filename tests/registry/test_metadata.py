@@ -9,7 +9,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jax
+import numpy as np
 import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import treepack
 
@@ -95,3 +98,22 @@ def test_the_option_is_checked() -> None:
     for read in (treepack.read_metadata, treepack.open):
         with pytest.raises(ValueError, match="unknown must be "):
             read(treepack.dumps({}), unknown="dicts")  # type: ignore[operator]
+
+
+@pytest.mark.campaign
+def test_shardings_in_metadata_start_no_backends(tmp_path: Path) -> None:
+    path = tmp_path / "tree"
+    place = NamedSharding(Mesh(np.array(jax.devices()[:1]), "x"), PartitionSpec("x"))
+    treepack.save(path, {"a": 1}, metadata={"place": place})
+    code = """if True:
+        import sys, jax, treepack
+        from jax._src import xla_bridge
+        first = treepack.read_metadata(sys.argv[1])["place"]
+        repr(treepack.open(sys.argv[1]))
+        assert not xla_bridge.backends_are_initialized()
+        jax.devices()
+        found = treepack.read_metadata(sys.argv[1])["place"]
+        assert first.spec == found.spec and first.mesh.shape == found.mesh.shape
+        assert isinstance(found.mesh, jax.sharding.Mesh)
+    """
+    subprocess.run([sys.executable, "-c", code, str(path)], check=True)

@@ -17,6 +17,7 @@ import typer.main
 
 import treepack
 from hostile.cases import Case
+from hostile.values import Guarded, Touched, touched
 from treepack import __main__, _cli, checkpoints, serialization
 
 Work = Callable[[Case, str, str], Any]
@@ -208,6 +209,27 @@ def _writes(name: str, suffix: str, *args: str) -> Work:
     return use
 
 
+def _given(load: Callable[..., Any], kinds: int = 4) -> Work:
+    """Loads with objects of the program, which the file must not use."""
+
+    def use(case: Case, _: str, __: str) -> None:
+        mine, held = Guarded(1, Touched()), Touched()
+        trees: list[Any] = [
+            {"a": mine},
+            mine,
+            {"a/backend": sys, "a": held},
+            {"a/0": held, "": held},
+        ]
+        touched.clear()
+        try:
+            load(case, static=trees[case.seed % kinds])
+        finally:
+            if touched:
+                raise AssertionError(f"the file has touched {touched[:3]}")
+
+    return use
+
+
 # What is done with each file and, where there are any, with directories.
 USES: dict[str, Work] = {
     "load": _limited(treepack.load),
@@ -270,7 +292,16 @@ FILES: dict[str, Work] = {
     "loads into": lambda case, *_: treepack.loads(
         case.data, case.template, max_size=case.max_size
     ),
-    "loads, static": lambda case, *_: treepack.loads(
-        case.data, arrays="numpy", static={"a": 1}, max_size=case.max_size
-    ),
+    "loads, static": _given(lambda case, **given: treepack.loads(
+        case.data, max_size=case.max_size, **given
+    )),
+    "abstract, static": _given(lambda case, **given: treepack.abstract(
+        case.data, max_size=case.max_size, **given
+    )),
+    "open, static": _given(lambda case, **given: treepack.open(
+        case.data, max_size=case.max_size
+    ).load(arrays="numpy", **given)),
+    "loads into, guarded": _given(lambda case, static: treepack.loads(
+        case.data, static, strict=False, max_size=case.max_size
+    ), 2),
 }  # fmt: skip

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import copy
+import dataclasses
 import datetime
 import decimal
 import fractions
@@ -35,6 +36,61 @@ from node_types import NODES, Config, Mode, scale
 from treepack._src.registry import codecs as _codecs
 from treepack._src.registry.holes import Hole
 from trees import record_of, sealed
+
+touched: list[str] = []
+
+
+class Touched:
+    """An object of the program, whose methods a file must not cause to run."""
+
+    def __call__(self, *_: Any) -> Any:
+        return self._note("called")
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self._note(f"attribute {name}")
+
+    def __getitem__(self, key: Any) -> Any:
+        return self._note(f"item {key}")
+
+    def __iter__(self) -> Any:
+        return iter([self._note("iterated")])
+
+    def __len__(self) -> int:
+        self._note("measured")
+        return 0
+
+    def _note(self, what: str) -> Touched:
+        touched.append(what)
+        return self
+
+
+@treepack.register_dataclass(serialized_name="hostile.Guarded")
+@dataclasses.dataclass
+class Guarded:
+    """A node of the program with code, and a property."""
+
+    w: Any
+    backend: Any = dataclasses.field(default=None, metadata={"static": True})
+
+    @property
+    def secret(self) -> Any:
+        touched.append("property")
+        return "secret"
+
+
+# Types that use their static data, or would; and paths of placeholders in them.
+USING = [
+    *("hostile.Guarded", "jax:example_libraries.optimizers.JoinPoint", "optax:EmptyState"),
+    *("jax:experimental.sparse.BCOO", "jax:core.ClosedJaxpr", "jax.tree_util.Partial"),
+    *("flax:nnx.State", "equinox:nn.Linear", "treepack.pruned", "collections.defaultdict"),
+]
+PATHS = [
+    *("", "0", "secret", "w", "backend", "backend/secret", "backend/0", "backend/environ/HOME"),
+    *("backend/__class__", "__class__", "backend/-1", "backend/pop", "keys/0", "func", "a/" * 9999),
+]
+
 
 # A value of more parts is not changed any more, since some changes repeat one many times.
 MOST_PARTS = 3000
@@ -142,7 +198,7 @@ def mutated(value: Any, seeds: list[Any], rng: random.Random) -> Any:
 
 def changed(part: Any, seeds: list[Any], rng: random.Random) -> Any:
     """Returns something else in the place of a part."""
-    kind = rng.randrange(12)
+    kind = rng.randrange(13)
     if kind == 0:
         return {"int": rng.choice([*NUMBERS, *(-number for number in NUMBERS)])}
     if kind == 1:
@@ -173,6 +229,7 @@ def changed(part: Any, seeds: list[Any], rng: random.Random) -> Any:
                 "",
                 "\0",
                 "x" * 10_000,
+                "x" * 150 + "!",
                 "float32",
                 "V3",
                 "O",
@@ -187,6 +244,8 @@ def changed(part: Any, seeds: list[Any], rng: random.Random) -> Any:
         return rng.choice([*NUMBERS, *(-number for number in NUMBERS)])
     if kind == 10 and isinstance(part, bytes):
         return rng.choice([b"", part * 2, part[:-1], bytes(1000)])
+    if kind == 12:
+        return placeholder(rng)
     if kind == 11:
         return {
             rng.choice(["tuple", "list", "frozenset"]): [copy.deepcopy(part)]
@@ -205,13 +264,21 @@ def changed(part: Any, seeds: list[Any], rng: random.Random) -> Any:
     )
 
 
+def placeholder(rng: random.Random) -> Any:
+    """Returns a placeholder for something of the program."""
+    parts = [{"str": rng.choice(PATHS)}, {"str": "function: f"}]
+    return {"named": ["treepack.hole", {"tuple": parts}]}
+
+
 class Values:
     """Makes cases."""
 
     def __init__(self) -> None:
         self._seeds = [encoded(value) for value in values()]
+        # Types of libraries that need not be installed.
+        self._seeds += [{"named": ["astropy.units", {"str": "kg m2"}]}]
         more = [collections.defaultdict(int, a=1), collections.OrderedDict({1: 2})]
-        self._nodes = [*NODES.values(), *more]
+        self._nodes = [*NODES.values(), *more, Guarded(1, len)]
         self._states = [parts_of(node) for node in self._nodes]
 
     def case(self, rng: random.Random) -> tuple[Any, bytes]:
@@ -229,8 +296,35 @@ def _case(rng: random.Random, seeds: list[Any], states: list[tuple[Any, Any]]) -
     for _ in range(rng.choice([1, 1, 2, 4, 8])):
         value = mutated(value, seeds, rng)
     packed = msgpack.packb(value)
-    place = rng.randrange(4)
-    if place == 0:
+    place = rng.randrange(6)
+    if place == 4:
+        # Arrays of many shapes, for each of which JAX would compile.
+        count = rng.randrange(1, 200)
+        shapes = [rng.sample(range(4), rng.randrange(1, 4)) for _ in range(count)]
+        sizes = [[*shape, number, 0] for number, shape in enumerate(shapes)]
+        state = {str(number): array_of(shape) for number, shape in enumerate(sizes)}
+        kind = rng.choice(["weak_jax", "jax"])
+        nodes = [[kind, []], ["dict", [[count, 0]]]]
+        record = {"version": 1, "types": [], "nodes": nodes, "metadata": None}
+    elif place == 5:
+        name, names, fields = USING[0], ["w"], [["w"], ["backend"]]
+        static = {"tuple": [placeholder(rng)]}
+        if rng.random() < 0.5:
+            name, names = rng.choice(USING), rng.choice([["w"], [], ["0"], ["args", "keywords"]])
+            fields = rng.choice([None, [names, ["backend"]]])
+            static = rng.choice([static, placeholder(rng), {"tuple": [value, placeholder(rng)]}])
+        record = {
+            "version": 1,
+            "types": [{"name": name, "fields": fields}],
+            "nodes": [
+                ["plain", []],
+                [{"typed": [0, msgpack.packb(static)]}, [[len(names), 0]] if names else []],
+                ["dict", [[1, 1]]],
+            ],
+            "metadata": None,
+        }
+        state = {"a": dict.fromkeys(names, 1)}
+    elif place == 0:
         record = {"version": 1, "types": [], "nodes": [["plain", []]], "metadata": packed}
         state = {"a": 1}
     elif place == 1:
@@ -265,6 +359,11 @@ def _case(rng: random.Random, seeds: list[Any], states: list[tuple[Any, Any]]) -
                 [None, [[], []], [["a"] * 1000, []], [list(state), []], [[], list(state)]]
             )
     return msgpack.packb({**state, "__treepack__": sealed(msgpack.packb(record))})
+
+
+def array_of(shape: list[int]) -> msgpack.ExtType:
+    """Returns how flax writes an empty array."""
+    return msgpack.ExtType(1, msgpack.packb([shape, "float32", b""]))
 
 
 def parts_of(tree: Any) -> tuple[Any, Any]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import treepack._core as core
 from treepack._src.checkpoint.file import File, open, place_of
 from treepack._src.options import Containers, Opening, StorageOptions, Unknown, check
+from treepack._src.registry.static import metadata_in
 from treepack._src.storage.content import Openable, content_of, inflated_head, record_of_patch
 from treepack._src.storage.naming import naming
 from treepack._src.storage.place import resolved
@@ -96,7 +96,7 @@ def read_metadata(
         except (TreepackError, FileNotFoundError):
             if (record := record_of_patch(source, max_size)) is None:
                 raise
-        return core.record_metadata(record, unknown_as_dict=unknown == "dict")
+        return metadata_in(record, unknown_as_dict=unknown == "dict")
 
 
 def is_checkpoint(path_or_data: Openable, *, storage_options: StorageOptions = None) -> bool:

@@ -27,6 +27,7 @@ from treepack._src.options import (
     takes,
 )
 from treepack._src.printable import MOST_ROWS, cells, padded, printable, shortened
+from treepack._src.registry.static import metadata_in
 from treepack._src.storage.content import Openable
 from treepack._src.storage.naming import name_file, naming
 from treepack._src.storage.place import resolved
@@ -389,7 +390,7 @@ class File(Tree):
         if record is None:
             return None
         with naming(self._place.reader.given):
-            return core.record_metadata(record, unknown_as_dict=self._unknown == "dict")
+            return metadata_in(record, unknown_as_dict=self._unknown == "dict")
 
     @property
     def damage(self) -> str | None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextvars import ContextVar
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
@@ -87,6 +88,28 @@ def weak(array: jax.Array) -> jax.Array:
     return made
 
 
+_starts: ContextVar[bool] = ContextVar("starts", default=True)
+
+
+@contextlib.contextmanager
+def without_start() -> Iterator[None]:
+    """Lets `devices` return none while JAX's backends, which reserve devices, have not started."""
+    token = _starts.set(False)
+    try:
+        yield
+    finally:
+        _starts.reset(token)
+
+
+def devices() -> Sequence[Any]:
+    """Returns the devices of all processes; see `without_start`."""
+    import jax
+
+    bridge: Any = imported("jax._src.xla_bridge")  # has no public name
+    is_started = getattr(bridge, "backends_are_initialized", lambda: False)
+    return jax.devices() if _starts.get() or is_started() else []
+
+
 is_array = instance_of("jax", "Array")
 """Returns whether a value is a JAX array, traced or not."""
 
@@ -101,6 +124,17 @@ def is_abstract(value: object) -> bool:
     """Returns whether a value is a JAX array or a `ShapeDtypeStruct`."""
     jax = imported("jax")
     return jax is not None and isinstance(value, (jax.Array, jax.ShapeDtypeStruct))
+
+
+def is_traceable(value: object) -> bool:
+    """Returns whether a value is a `ShapeDtypeStruct` whose dtype JAX's arrays can have."""
+    if not is_struct(value):
+        return False
+    from jax import numpy as jnp
+
+    dtype: Any = getattr(value, "dtype", None)
+    kinds = (jnp.number, jnp.bool_)
+    return is_extended(dtype) or any(jnp.issubdtype(dtype, kind) for kind in kinds)
 
 
 def is_extended(dtype: object) -> bool:
@@ -193,6 +227,24 @@ def is_node_type(ty: type) -> bool:
     return True
 
 
+class _Retired:
+    """The class of objects that were made to find out how their type works."""
+
+
+# Retired objects of types with another layout.
+_kept: list[Any] = []
+
+
+def retire(probe: Any) -> None:
+    """Prevents `__del__` of a type from running on an object that was made without `__init__`."""
+    if not hasattr(type(probe), "__del__"):
+        return
+    try:
+        object.__setattr__(probe, "__class__", _Retired)
+    except TypeError:
+        _kept.append(probe)
+
+
 def is_plain_namedtuple(ty: Any) -> bool:
     """Returns whether JAX flattens a namedtuple to its fields, as by default.
 
@@ -208,6 +260,8 @@ def is_plain_namedtuple(ty: Any) -> bool:
         found, treedef = tree_flatten(node, is_leaf=lambda part: part is not node)
     except Exception:  # a flatten function may raise anything for unexpected values
         return False
+    finally:
+        retire(node)
     same = len(found) == len(fields) and all(map(operator.is_, found, fields))
     definition: Any = treedef
     return same and definition.node_data()[1] is None

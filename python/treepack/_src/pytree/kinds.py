@@ -217,6 +217,18 @@ def _without_handlers(value: Any) -> NodeKind | None:
     return None
 
 
+def map_tree(function: Callable[[Any], Any], tree: Any) -> Any:
+    """Returns a tree with the results of a function for its leaves; containers keep their order.
+
+    A node whose handler of the program converts it is a leaf.
+    """
+    kind = kind_of(tree)
+    if kind is None or kind.final:
+        return function(tree)
+    children, make = kind.opened(tree)
+    return make({name: map_tree(function, child) for name, child in children.items()})
+
+
 def describes_array(value: Any) -> bool:
     """Returns whether a dataclass describes an array: its fields include a shape and a dtype.
 

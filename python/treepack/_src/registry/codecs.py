@@ -5,7 +5,6 @@ Each codec is a row of `_CODECS`, or of `CODECS` in `python_codecs`, and needs n
 
 from __future__ import annotations
 
-import enum
 import math
 import re
 from collections.abc import Callable
@@ -16,6 +15,7 @@ import numpy as np
 import treepack._core as core
 from treepack._src.interop import equinox, flax
 from treepack._src.interop.jax import (
+    devices,
     is_array,
     is_extended,
     is_of_nn,
@@ -48,7 +48,7 @@ from treepack._src.registry.codec import (
     one,
 )
 from treepack._src.registry.holes import Hole
-from treepack._src.registry.inert import checked_keys
+from treepack._src.registry.inert import checked_keys, is_member
 from treepack._src.registry.libraries import library_name, library_of
 from treepack._src.registry.names import default_name, not_registered
 from treepack._src.registry.python_codecs import CODECS
@@ -140,12 +140,17 @@ _TREEDEF_TYPES = {name: ty for ty, name in _TREEDEFS.items()}
 def _spec_parts(spec: Any) -> tuple[Any, ...]:
     # Older versions of JAX have plain tuples.
     axes = tuple(getattr(spec, "partitions", spec))
+    _check_spec(axes)
     return axes, *(frozenset(getattr(spec, kind, ())) for kind in ("unreduced", "reduced"))
 
 
-def _spec(ty: Any, axes: Any, unreduced: Any, reduced: Any) -> Any:
+def _check_spec(axes: Any) -> None:
     for axis in axes:
         _check_axes(axis if type(axis) is tuple else () if axis is None else (axis,))
+
+
+def _spec(ty: Any, axes: Any, unreduced: Any, reduced: Any) -> Any:
+    _check_spec(axes)
     more = {"unreduced": _check_axes(unreduced), "reduced": _check_axes(reduced)}
     more = {kind: names for kind, names in more.items() if names}
     return ty(*axes, **more)
@@ -153,7 +158,7 @@ def _spec(ty: Any, axes: Any, unreduced: Any, reduced: Any) -> Any:
 
 def _named_sharding_parts(sharding: Any) -> tuple[Any, ...]:
     mesh = sharding.mesh
-    axes = tuple(mesh.axis_names), tuple(mesh.axis_sizes)
+    axes = tuple(_check_axes(mesh.axis_names)), tuple(mesh.axis_sizes)
     parts: tuple[Any, ...] = (*axes, sharding.spec, sharding.memory_kind)
     axis_types = tuple(ty.name for ty in mesh.axis_types)
     return parts if {*axis_types} <= {"Auto"} else (*parts, axis_types)
@@ -176,9 +181,10 @@ def _named_sharding(ty: Any, parts: tuple[Any, ...]) -> Any:
         raise ValueError(f"a mesh must have one type per axis, found {axis_types} for {names}")
     options = {"axis_types": axis_types} if axis_types else {}
     mesh: Any = jax.sharding.AbstractMesh(sizes, names, **options)
-    if math.prod(sizes) <= jax.device_count():
-        devices = np.asarray(jax.devices()[: math.prod(sizes)]).reshape(sizes)
-        mesh = jax.sharding.Mesh(devices, names, **options)
+    present = devices()
+    if math.prod(sizes) <= len(present):
+        chosen = np.asarray(present[: math.prod(sizes)]).reshape(sizes)
+        mesh = jax.sharding.Mesh(chosen, names, **options)
     return ty(mesh, spec, memory_kind=memory_kind)
 
 
@@ -236,9 +242,12 @@ def _jax_nn(name: str) -> Any:
 
 
 def _check_axes(names: Any) -> Any:
-    """Returns names of axes after checking their types; nearly always they are strings."""
+    """Returns names of axes after checking their types; nearly always they are strings.
+
+    JAX hashes them.
+    """
     for name in names:
-        if type(name) not in (str, int) and not isinstance(name, enum.Enum):
+        if type(name) not in (str, int) and not is_member(name):
             raise ValueError(f"a {type(name).__name__} cannot be the name of an axis")
     return names
 
@@ -259,7 +268,7 @@ _MJX = "mujoco.mjx._src.dataclasses"
 _PENZAI = "penzai.core.struct"
 
 # astropy could take forever to compute longer numbers.
-_UNIT = re.compile(r"(?:[^\W\d]+|\d{1,3}(?!\d)|[ ./*^()%+-])*")
+_UNIT = re.compile(r"(?:[^\W\d]|\d{1,3}(?!\d)|[ ./*^()%+-])*")
 
 
 def _unit_text(unit: Any) -> str:

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
+from treepack._src.interop.jax import retire
 from treepack._src.pytree.containers import namedtuple_of, with_attributes
 from treepack._src.pytree.kinds import flatten
 
@@ -34,8 +35,10 @@ class Fields(NamedTuple):
         """
         marks = {field.name: object() for field in dataclass_fields(nodetype)}
         while True:
+            probe = None
             try:
-                children, treedef = flatten(with_attributes(nodetype, marks))
+                probe = with_attributes(nodetype, marks)
+                children, treedef = flatten(probe)
                 break
             except AttributeError as error:
                 # A class that is not a dataclass: its flatten function reads one field after the
@@ -45,6 +48,8 @@ class Fields(NamedTuple):
                 marks[error.name] = object()
             except Exception:  # a flatten function may raise any error on unexpected values
                 return None
+            finally:
+                retire(probe)
         static = treedef.node_data()[1]
         if type(static) is not tuple or any(
             marks.get(name) is not child for name, child in children.items()

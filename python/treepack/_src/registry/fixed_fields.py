@@ -105,6 +105,8 @@ def _has_elements_as_fields(ty: Any) -> bool:
         found = [getattr(node, name) for name in ty._fields]
     except Exception:  # code of the program may raise anything
         return False
+    finally:
+        _jax.retire(node)
     same = all(map(operator.is_, found, marks))
     return same and ty.__getattribute__ is tuple.__getattribute__
 

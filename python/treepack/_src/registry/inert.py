@@ -4,6 +4,7 @@ A file chooses the type of a node and its static data. Where treepack rebuilds t
 stores them. A function of a library or of the program that rebuilds the node may evaluate
 `data[0]`, `data.keys()` or `data(...)`, and a hostile file could have put a function there. So such
 code receives only values from the lists here, whose methods call nothing that a file can choose.
+The lists hold for values that replace placeholders, too, since a file chooses their places.
 docs/design.md has the rule and its reason.
 """
 
@@ -78,7 +79,7 @@ def is_inert(value: Any, more: Callable[[Any], bool] | None = None) -> bool:
     if _jax.is_treedef(value):
         node = value.node_data()
         return node is None or all(map(is_inert, (node[1], *value.children())))
-    if _is_member(value) or _is_of_jax(ty) or value is equinox.missing():
+    if is_member(value) or _is_of_jax(ty) or value is equinox.missing():
         return True
     return more is not None and more(value)
 
@@ -120,7 +121,7 @@ def is_function(value: Any) -> bool:
     return FUNCTIONS.name_of(value) is not None or _jax.is_of_nn(value)
 
 
-def _is_member(value: Any) -> bool:
+def is_member(value: Any) -> bool:
     """Returns whether a value is an enum member without code that the interpreter calls."""
     ty = type(value)
     return isinstance(ty, enum.EnumMeta) and not callable(value) and _hashes_like(ty, enum.Enum)
@@ -153,12 +154,25 @@ def is_key(value: Any) -> bool:
         return True
     if AUXDATA.named(ty) is not None or ty in _SEQUENCES or ty in _MAPPINGS:
         return True  # builtin containers raise when hashed
+    if not isinstance(value, tuple) and _hashes_like(ty):
+        return True
     if flax.is_mapping_type(ty):
         return all(map(is_key, (*value.keys(), *value.values())))
+    for module, name, parts in _HASHED:
+        if isinstance(value, found_at(module, name) or ()):
+            return all(map(is_key, parts(value)))
     if dataclasses.is_dataclass(ty) and is_definition(ty):
         generated = _hashes_like(ty) or (is_generated(ty.__hash__) and is_generated(ty.__eq__))
         return generated and all(map(is_key, fields_of(value).values()))
     return is_inert(value)
+
+
+# Types of libraries whose hash depends on the parts of a value only, and these parts.
+_HASHED: list[tuple[str, str, Callable[[Any], tuple[Any, ...]]]] = [
+    ("flax.nnx", "StateAxes", lambda axes: (*axes.filters, *axes.axes)),
+    ("astropy.units", "UnitBase", lambda _: ()),
+    ("mujoco.mjx._src.dataclasses", "_NumPyArrayHashWrapper", lambda _: ()),
+]
 
 
 def checked_keys(keys: list[Any]) -> list[Any]:

@@ -27,7 +27,8 @@ _UNORDERED = ("numpyro.distributions",)
 
 def is_node(ty: type) -> bool:
     """Returns whether a type is a node type that files may name."""
-    if ty.__module__.startswith(_UNORDERED):
+    # `__del__` would run on nodes that are made without `__init__`.
+    if ty.__module__.startswith(_UNORDERED) or hasattr(ty, "__del__"):
         return False
     return is_namedtuple(ty) or is_node_type(ty)
 

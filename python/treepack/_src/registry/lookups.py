@@ -29,6 +29,9 @@ from treepack.errors import DecodeError, HoleError, UnregisteredTypeError
 # The maximum number of placeholders in a message; more are only counted.
 _MOST_SHOWN = 30
 
+# The maximum length of a text of a file in a message.
+_MOST_LETTERS = 200
+
 
 class Lookups:
     """The lookups of one load.
@@ -164,26 +167,27 @@ class Lookups:
     def _describe(self, hole: Hole, place: str, ty: type) -> None:
         """Describes a placeholder without a value."""
         self._unfilled += 1
+        description, path = _brief(hole.description), _brief(place)
         if hole.name is None:
-            reason = f"were not saved ({hole.description})"
+            reason = f"were not saved ({description})"
         else:
-            reason = f"are of the unregistered type {hole.name!r}"
-            self._unregistered[hole.name] = None
+            reason = f"are of the unregistered type {_brief(hole.name)!r}"
+            self._unregistered[_brief(hole.name)] = None
         if self._unfilled > _MOST_SHOWN:
             return
-        name = hole.description if hole.field is None else default_name(ty)
+        name = description if hole.field is None else default_name(ty)
         expected = f"{'an' if name[:1].lower() in 'aeiou' else 'a'} {name}"
         value = "..." if hole.field or ty is Code else f"{expected} like it"
-        self._lines.append(f"at {place}: the static data {reason}")
-        self._suggestions.append(f"{place!r}: {value}")
+        self._lines.append(f"at {path}: the static data {reason}")
+        self._suggestions.append(f"{path!r}: {value}")
         if issubclass(ty, functools.partial) and not hole.description.startswith("method"):
             self._hints["; treepack.register_function, called before the save, keeps it"] = None
         paths = [_paths.text(parts) for parts in self.values]
         if place in paths:
-            self._hints[f"; the value in static= for {place!r} is not {expected}"] = None
+            self._hints[f"; the value in static= for {path!r} is not {expected}"] = None
             return
         for near in difflib.get_close_matches(place, paths, n=1):
-            self._hints[f"; is {near!r} in static= meant for {place}?"] = None
+            self._hints[f"; is {near!r} in static= meant for {path}?"] = None
 
     def hole_error(self) -> HoleError:
         """Returns the error about all placeholders without values."""
@@ -259,6 +263,12 @@ def _remedies(names: Collection[str]) -> str:
     if own:
         remedies.append(f"call treepack.register_auxdata on {_joined(own, ', ', len(own))}")
     return "".join(f"{remedy}, or " for remedy in remedies)
+
+
+def _brief(text: str) -> str:
+    """Returns a text of a file for a message; the middle of a long one is left out."""
+    half = _MOST_LETTERS // 2
+    return text if len(text) <= _MOST_LETTERS else f"{text[:half]}…{text[-half:]}"
 
 
 def _joined(parts: list[str], separator: str, count: int) -> str:

@@ -84,8 +84,8 @@ def register_dataclass(
       version: The version of the definition, from 0 to 2**32-1. Reordering fields, or adding fields
         with defaults, requires no new version.
       upgrade: Takes the static fields of a node by name, its children by name, and the older
-        version in which it was saved. Returns static fields and children of this version. In
-        `abstract`, arrays are `jax.ShapeDtypeStruct`s: call `jax.eval_shape` to compute with them.
+        version in which it was saved. Returns static fields and children of this version.
+        `abstract` traces it, as `jax.eval_shape` does.
 
     Returns:
       The class.

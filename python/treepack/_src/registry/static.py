@@ -15,6 +15,8 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, overload
 
+import treepack._core as core
+from treepack._src.interop.jax import without_start
 from treepack._src.interop.modules import imported
 from treepack._src.printable import short_repr
 from treepack._src.pytree.containers import fields_of, from_fields, is_namedtuple
@@ -239,6 +241,12 @@ def reduce_value(value: Any) -> tuple[str, Any]:
             "since: use the new definition"
         )
     raise TypeError(refusal(value))
+
+
+def metadata_in(record: bytes, *, unknown_as_dict: bool) -> Any:
+    """Returns the metadata in a record; starts no backends of JAX for the meshes in them."""
+    with without_start():
+        return core.record_metadata(record, unknown_as_dict=unknown_as_dict)
 
 
 def rebuild_value(name: str, parts: Any, *saved: Any) -> Any:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import numpy as np
+
 import treepack._core as core
+from treepack._src.interop import jax as _jax
 from treepack._src.printable import short_repr
 from treepack._src.pytree import handlers
 from treepack._src.pytree.containers import default_of
-from treepack._src.pytree.kinds import flatten
+from treepack._src.pytree.kinds import flatten, map_tree
 from treepack._src.pytree.left_out import LeftOut
 from treepack._src.registry import holes as _holes
 from treepack._src.registry.fields import Fields
@@ -143,7 +147,9 @@ def evolved(found: NodeType, saved: Fields | None, version: int) -> NodeType:
         raise _refusal(
             found, f"was saved with {fields_text(saved)}, and now has {fields_text(found.fields)}"
         )
-    convert = _converter(found, saved, version)
+    convert = _converter(found, saved, version, found.upgrade)
+    abstractly = None if found.upgrade is None else _on_structs(found.upgrade)
+    convert_abstract = _converter(found, saved, version, abstractly)
 
     def unflatten(static: Any, names: list[str], children: list[Any]) -> Any:
         node = found.unflatten(*convert(static, names, children))
@@ -153,7 +159,7 @@ def evolved(found: NodeType, saved: Fields | None, version: int) -> NodeType:
 
     return found._replace(
         unflatten=unflatten,
-        unflatten_abstract=lambda *parts: found.unflatten_abstract(*convert(*parts)),
+        unflatten_abstract=lambda *parts: found.unflatten_abstract(*convert_abstract(*parts)),
         order=None,
     )
 
@@ -175,10 +181,10 @@ def _check_made(node: Any, found: NodeType, names: list[str], children: list[Any
 
 
 def _converter(
-    found: NodeType, saved: Fields | None, version: int
+    found: NodeType, saved: Fields | None, version: int, upgrade: Upgrade | None
 ) -> Callable[[Any, list[str], list[Any]], Parts]:
     """Returns a function that converts the parts of a node to the current version."""
-    upgrade = found.upgrade if version != found.version else None
+    upgrade = upgrade if version != found.version else None
 
     def upgraded(static: Any, children: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         if upgrade is None:
@@ -213,6 +219,55 @@ def _converter(
         return tuple(data.values()), list(values), list(values.values())
 
     return convert
+
+
+def _on_structs(upgrade: Upgrade) -> Upgrade:
+    """Returns an upgrade of nodes with a `ShapeDtypeStruct` in place of each array, also in result.
+
+    JAX traces the function, which therefore needs no values.
+    """
+
+    def upgraded(static: dict[str, Any], children: dict[str, Any], version: int) -> Any:
+        import jax
+
+        structs: list[Any] = []
+        map_tree(lambda leaf: structs.append(leaf) if _jax.is_traceable(leaf) else None, children)
+        made: Any = None
+        same: dict[int, Any] = {}
+
+        def traced(arrays: list[Any]) -> list[Any]:
+            nonlocal made
+            left = iter(arrays)
+            same.update(zip(map(id, arrays), structs, strict=True))
+            given = map_tree(lambda leaf: next(left) if _jax.is_traceable(leaf) else leaf, children)
+            made = upgrade(static, given, version)
+            results: list[Any] = []
+            with contextlib.suppress(TypeError, ValueError):  # the caller raises for such a result
+                _, after = made
+                map_tree(lambda leaf: results.append(leaf) if _jax.is_array(leaf) else None, after)
+            return results
+
+        try:
+            shapes = iter(jax.eval_shape(traced, structs))
+        except jax.errors.JAXTypeError as error:
+            reason = "upgrade= uses the values of arrays, which are not read here: load the tree"
+            raise TypeError(reason) from error
+
+        def struct(leaf: Any) -> Any:
+            if _jax.is_array(leaf):
+                shape = next(shapes)
+                return same.get(id(leaf), shape)
+            struct_type: Any = jax.ShapeDtypeStruct
+            is_array = isinstance(leaf, np.ndarray)
+            return struct_type(leaf.shape, leaf.dtype) if is_array else leaf
+
+        try:
+            after, values = made
+        except (TypeError, ValueError):
+            return made
+        return after, map_tree(struct, values)
+
+    return upgraded
 
 
 def _check_upgraded(fields: Fields, data: Any, values: dict[str, Any]) -> None:

@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 import treepack._core as core
 from treepack._src.checkpoint.shards import MANIFEST
 from treepack._src.printable import warn
+from treepack._src.registry.static import metadata_in
 from treepack._src.saving.lease import FILE as LEASE
 from treepack._src.saving.lease import Lease, OwnBusyError, utc
 from treepack._src.storage.content import open_parts, read_all
@@ -217,7 +218,7 @@ class Directory(abc.ABC):
             record = core.Catalog.open(found.content, salvage=False).record
             if record is None:
                 raise DecodeError("the file has no record of the tree's structure")
-        about = core.record_metadata(record, unknown_as_dict=False)
+        about = metadata_in(record, unknown_as_dict=False)
         plan = about.get("plan") if isinstance(about, dict) else None
         return Written(name, found.nbytes, zlib.crc32(record), plan)
 

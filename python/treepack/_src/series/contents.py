@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any, Unpack
 
-import treepack._core as core
 from treepack._src.api.bytes import dumps, loads
 from treepack._src.checkpoint.boxes import DAMAGE
 from treepack._src.checkpoint.file import File
@@ -26,6 +25,7 @@ from treepack._src.checkpoint.reader import Reader
 from treepack._src.checkpoint.sharded import ShardedReader
 from treepack._src.options import PartOptions
 from treepack._src.printable import short_repr
+from treepack._src.registry.static import metadata_in
 from treepack._src.saving.directory import process_of
 from treepack._src.series.keep import Summary
 from treepack._src.storage.content import check_gzip, downloaded, is_special
@@ -219,7 +219,7 @@ class Contents:
 
 def _metadata(reader: Reader, *, unknown_as_dict: bool = True) -> Any:
     record = reader.catalog.record
-    return None if record is None else core.record_metadata(record, unknown_as_dict=unknown_as_dict)
+    return None if record is None else metadata_in(record, unknown_as_dict=unknown_as_dict)
 
 
 def _item(own: Mapping[str, Any]) -> Any:
