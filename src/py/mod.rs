@@ -102,8 +102,10 @@ mod _core {
 
     #[pymodule_init]
     #[allow(clippy::unnecessary_wraps)] // as PyO3 expects
-    fn init(_module: &pyo3::Bound<'_, pyo3::types::PyModule>) -> pyo3::PyResult<()> {
+    fn init(module: &pyo3::Bound<'_, pyo3::types::PyModule>) -> pyo3::PyResult<()> {
         crate::zlib::silence_panics();
+        // Looks up the functions of NumPy: at the end of the program nothing can be imported.
+        numpy::dtype::<u8>(pyo3::Bound::py(module));
         Ok(())
     }
 }

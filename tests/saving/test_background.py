@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 import weakref
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -230,6 +231,97 @@ treepack.save("/proc/there/is/no/such/folder", {"w": np.ones(8)}, background=Tru
 
 def test_a_failure_that_is_not_retrieved_is_logged_at_exit() -> None:
     assert "folder failed" in processes.run(FAILS_AT_EXIT, 1)
+
+
+# What runs when the program ends, before or after the module waits for its saves.
+SAVES_LATE = {
+    "save": "treepack.save(path, tree, background=True)",
+    "checkpoint of a run": "treepack.Series(path).save(1, tree, background=True)",
+    "fast run": "treepack.Series(path, fast=path + '-fast').save(1, tree, background=True)",
+    "manager": """treepack.checkpoints.save_checkpoint(
+        path, tree, 1, async_manager=treepack.checkpoints.AsyncManager())""",
+    "sharded": "treepack.save(path, tree, background=True, sharded=True)",
+    "two": "treepack.save(path, 0, background=True), treepack.save(path, tree, background=True)",
+    "in a thread": """
+    made = threading.Thread(target=lambda: treepack.save(path, tree, background=True))
+    made.start()
+    made.join()""",
+}
+
+ENDS = {
+    "atexit": "atexit.register(end)",
+    "threads": "threading._register_atexit(end)",
+    "executor": """
+def wait():
+    while not threading._SHUTTING_DOWN:
+        time.sleep(0.001)
+    end()
+concurrent.futures.ThreadPoolExecutor().submit(wait)""",
+    "signal": "signal.signal(signal.SIGTERM, lambda *_: (end(), sys.exit(0)))",
+}
+
+LATE = """
+import atexit, concurrent.futures, signal, sys, threading, time
+path = sys.argv[1]
+def end():
+    tree = np.arange(1 << 20)
+    {save}
+{register}
+import numpy as np, treepack, treepack.checkpoints
+if {is_signal}:
+    signal.raise_signal(signal.SIGTERM)
+"""
+
+
+def late() -> Iterator[Any]:
+    """Yields each save with the plainest end, and the plainest save with each end."""
+    yield "save", "atexit"
+    pairs = [(save, "atexit") for save in SAVES_LATE] + [("save", end) for end in ENDS]
+    for pair in pairs:
+        if pair != ("save", "atexit"):
+            yield pytest.param(*pair, marks=pytest.mark.campaign)
+
+
+@pytest.mark.parametrize(("save", "end"), late())
+def test_a_save_that_begins_when_the_program_ends_is_whole(
+    tmp_path: Path, save: str, end: str
+) -> None:
+    given = {"save": SAVES_LATE[save], "register": ENDS[end], "is_signal": end == "signal"}
+    args = [sys.executable, "-c", LATE.format(**given), str(tmp_path / "late")]
+    done = subprocess.run(args, capture_output=True, text=True, check=True)
+    assert done.stderr == ""
+    path = tmp_path / "late"
+    if "run" in save:
+        found = treepack.Series(path).resume()
+        assert found is not None
+        assert found[1].sum() == (1 << 19) * ((1 << 20) - 1)
+    else:
+        path = path / "checkpoint_1" if save == "manager" else path
+        assert treepack.load(path).sum() == (1 << 19) * ((1 << 20) - 1)
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("background", [True, False])
+def test_what_cannot_be_saved_when_the_program_ends_is_an_error(
+    tmp_path: Path, background: bool
+) -> None:
+    failing = "treepack.save('/proc/no/such', 1, background=True)"
+    given = {"save": failing, "register": ENDS["atexit"], "is_signal": False}
+    args = [sys.executable, "-c", LATE.format(**given), ""]
+    done = subprocess.run(args, capture_output=True, text=True, check=True)
+    assert "saving /proc/no/such failed" in done.stderr
+    program = f"""
+import numpy, sys, treepack
+class Last:
+    def __del__(self, save=treepack.save, numpy=numpy):
+        save(sys.argv[1], numpy.ones(9), background={background})
+last = Last()
+last.itself = last
+"""
+    args = [sys.executable, "-c", program, str(tmp_path / "late")]
+    done = subprocess.run(args, capture_output=True, text=True, check=True)
+    assert (tmp_path / "late").exists() or "Error" in done.stderr
+    assert "Panic" not in done.stderr
 
 
 def test_nothing_is_held_after_a_failure(tmp_path: Path) -> None:

@@ -253,6 +253,8 @@ class Thread:
           RuntimeError: If the system has no thread left.
           MemoryError: If the thread ends before it begins the work.
         """
+        if sys.is_finalizing():  # it would never run, nor drop the ticket
+            raise RuntimeError("a thread cannot start while Python ends")
         if getattr(sys.flags, "thread_inherit_context", False):  # as `threading.Thread` does
             work = partial(copy_context().run, work)
         self._process = os.getpid()

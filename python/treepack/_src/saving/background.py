@@ -12,6 +12,7 @@ import contextlib
 import functools
 import logging
 import os
+import sys
 import threading
 import traceback
 import weakref
@@ -81,7 +82,10 @@ class LoggedFuture(Future[T], metaclass=Completing):
         except BaseException as error:  # `result` raises it
             del work
             traceback.clear_frames(error.__traceback__)  # they hold the arrays
-            self._unretrieved = weakref.finalize(self, _log, self._name, repr(error))
+            if _ends:  # `finalize` has ended, too
+                _log(self._name, repr(error))
+            else:
+                self._unretrieved = weakref.finalize(self, _log, self._name, repr(error))
             self._fail(error)
         else:
             del work  # and the arrays with it, before any wait ends
@@ -231,6 +235,9 @@ _under_way: dict[LoggedFuture[Any], Hashable] = {}
 
 _threads: list[Thread] = []
 
+# Not empty once the program has waited for the last time. What begins then is done at once.
+_ends: list[None] = []
+
 
 def _forget() -> None:
     """Forgets the saves of the parent in a forked process."""
@@ -305,6 +312,9 @@ def begin(
 
 
 def _start(future: LoggedFuture[Any]) -> None:
+    if _ends or sys.is_finalizing():  # nothing would wait for the thread, if it started at all
+        future.attempt()
+        return
     thread = Thread(future.attempt)
     for other in [*_threads]:
         if other.has_ended:
@@ -323,13 +333,19 @@ def _finish() -> None:
         _threads.pop().join()
 
 
+def _end() -> None:
+    """Waits for all saves, after which handlers of `atexit` that are older than this module run."""
+    _ends.append(None)
+    _finish()
+
+
 # Python waits only for threads of `threading`, whose `start` may block forever. The first hook runs
 # at the same time, also in processes of `multiprocessing`, which skip `atexit`.
 with contextlib.suppress(
     AttributeError, RuntimeError
 ):  # a private name; the program may be exiting
     threading._register_atexit(_finish)  # type: ignore[attr-defined]
-atexit.register(_finish)
+atexit.register(_end)
 
 
 def wait_for(path: str | os.PathLike[str]) -> None:
