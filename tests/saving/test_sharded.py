@@ -1303,6 +1303,7 @@ def here(**about: Any) -> dict[str, Any]:
         (here(system="an earlier boot"), True),
         (here(system="an earlier boot", machine="another"), False),
         (here(system="an earlier boot", host="another"), False),
+        (here(system="a name, where there is no /proc", processes=None), False),
         (here(pid=2**22 + 1), True),
         (here(pid=2**22 + 1, processes="of another container"), False),
         (here(pid=os.getpid()), False),

@@ -409,12 +409,12 @@ def _holder(about: dict[str, Any]) -> str:
 def _has_ended(about: dict[str, Any]) -> bool:
     """Returns whether this machine knows that the holder has ended."""
     here = socket.gethostname(), _machine()
-    if here[1] is None or (about.get("host"), about.get("machine")) != here:
+    seen, process = about.get("processes"), about.get("pid")
+    if None in (*here, seen, _namespace()) or (about.get("host"), about.get("machine")) != here:
         return False
     if about.get("system") != _system():
         return True  # before this machine was started
-    process = about.get("pid")
-    if about.get("processes") != _namespace() or type(process) is not int or process <= 0:
+    if seen != _namespace() or type(process) is not int or process <= 0:
         return False
     try:
         os.kill(process, 0)
