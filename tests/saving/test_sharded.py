@@ -11,6 +11,7 @@ import os
 import pickle
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -1288,6 +1289,59 @@ def test_a_lease_of_another_host_expires(tmp_path: Path, monkeypatch: pytest.Mon
     assert len(list(tmp_path.iterdir())) == 2
 
 
+def here(**about: Any) -> dict[str, Any]:
+    """Describes a process of this machine in a lease."""
+    found: dict[str, Any] = {"host": socket.gethostname(), "system": lease._system()}
+    return found | {"machine": "m", "processes": lease._namespace()} | about
+
+
+@pytest.mark.skipif(os.name != "posix", reason="identities of systems and processes")
+@pytest.mark.parametrize("is_locked", [False, True])
+@pytest.mark.parametrize(
+    ("about", "is_dead"),
+    [
+        (here(system="an earlier boot"), True),
+        (here(system="an earlier boot", machine="another"), False),
+        (here(system="an earlier boot", host="another"), False),
+        (here(system="a name, where there is no /proc", processes=None), False),
+        (here(pid=2**22 + 1), True),
+        (here(pid=2**22 + 1, processes="of another container"), False),
+        (here(pid=os.getpid()), False),
+        (here(pid=0), False),
+        (here(pid="x"), False),
+    ],
+)
+def test_the_lease_of_a_process_that_has_ended_here(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    about: dict[str, Any],
+    is_dead: bool,
+    is_locked: bool,
+) -> None:
+    """As after the machine was started again, or where there are no locks."""
+    monkeypatch.setattr(lease, "_machine", lambda: "m")
+    monkeypatch.setattr(lease, "_lock", lambda file, wait=False: None)
+    another_lease(tmp_path, **about, is_locked=is_locked)
+    if is_dead:
+        save_to(tmp_path, 1)
+        assert value_in(tmp_path) == 1
+    else:
+        with pytest.raises(treepack.errors.BusyError, match="expires after 120 s"):
+            save_to(tmp_path, 1)
+
+
+def test_a_lease_from_the_future_expires(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clock was set back by a day: the lease expires as if it was renewed now."""
+    file = another_lease(tmp_path)
+    os.utime(file, (time.time() + 86400,) * 2)
+    with pytest.raises(treepack.errors.BusyError, match="renewed 0 s ago, expires after 120 s"):
+        save_to(tmp_path, 1)
+    now = lease._now
+    monkeypatch.setattr(lease, "_now", lambda directory: now(directory) + lease.EXPIRY_S + 1)
+    save_to(tmp_path, 1)
+    assert value_in(tmp_path) == 1
+
+
 @pytest.mark.parametrize(
     "data", [b"", b"?", b"\xff", b"[" * 4096, b"[]", b'{"since": 1e300}', b'{"since": "x"}']
 )
@@ -1335,6 +1389,44 @@ def test_a_lease_that_is_lost_is_noticed(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == 2
 
 
+@pytest.mark.parametrize("form", ["parts", "one file", "published"])
+def test_other_forms_notice_that_their_lease_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
+) -> None:
+    """No file of the job that holds it now is replaced or removed."""
+    theirs: dict[str, bytes] = {}
+
+    def lose(*_: Any) -> None:
+        (tmp_path / lease.FILE).unlink()
+        another_lease(tmp_path)
+        for file in tmp_path.glob("[!.]*"):
+            if file.name not in ("head.json", lease.FILE):
+                file.write_bytes(b"theirs")
+        for name in ("model.safetensors", "model-00002-of-00002.safetensors"):
+            (tmp_path / name).write_bytes(b"theirs")
+        theirs.update((file.name, file.read_bytes()) for file in tmp_path.glob("[!.]*"))
+
+    tree = {"a": np.ones(9), "b": np.ones(9)}
+    if form == "published":
+        publisher = treepack.Publisher(tmp_path)
+        publisher.push(tree, version=1)
+        write = publisher._write
+        with monkeypatch.context() as patch:
+            patch.setattr(publisher, "_write", lambda *args: (write(*args), lose())[0])
+            with pytest.raises(treepack.errors.BusyError, match=r"is gone.*elsewhere since"):
+                publisher.push(tree, version=2)
+    else:
+        size = 72 if form == "parts" else None
+        events, check = iter([lose]), lease.Lease.check
+        monkeypatch.setattr(
+            lease.Lease, "check", lambda self: (next(events, bool)(), check(self))[1]
+        )
+        with pytest.raises(treepack.errors.BusyError, match=r"is gone.*elsewhere since"):
+            treepack.save(tmp_path, tree, format="safetensors", max_shard_size=size)
+    found = {file.name: file.read_bytes() for file in tmp_path.glob("[!.]*")}
+    assert found == theirs
+
+
 def test_a_lease_goes_whatever_goes_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any) -> None:
         raise OSError("enough")
@@ -1343,7 +1435,7 @@ def test_a_lease_goes_whatever_goes_wrong(tmp_path: Path, monkeypatch: pytest.Mo
         (lease, "Thread"),
         (lease.json, "dumps"),
         (directory.LocalDirectory, "_manifest"),
-        (directory, "write_small"),
+        (lease.Lease, "commit"),
     ):
         with monkeypatch.context() as patch:
             patch.setattr(owner, name, fail)

@@ -24,6 +24,7 @@ import tiers
 import treepack
 from commands import call, refused
 from treepack import TreepackError, UnserializableLeafError
+from treepack._src.saving import lease
 from treepack._src.saving import safetensors as saving
 
 INDEX = "model.safetensors.index.json"
@@ -329,8 +330,12 @@ def test_a_save_that_ends_anywhere_leaves_one_of_both(
             pass
 
         with monkeypatch.context() as patch:
-            for name in ("save_layout", "write_small", "remove_file"):
-                real = getattr(saving, name)
+            for owner, name in (
+                (saving, "save_layout"),
+                (lease.Lease, "commit"),
+                (saving, "remove_file"),
+            ):
+                real = getattr(owner, name)
 
                 def step(*args: Any, real: Any = real, **options: Any) -> Any:
                     nonlocal left
@@ -339,7 +344,7 @@ def test_a_save_that_ends_anywhere_leaves_one_of_both(
                         raise Killed
                     return real(*args, **options)
 
-                patch.setattr(saving, name, step)
+                patch.setattr(owner, name, step)
             try:
                 save(folder, new)
             except Killed:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import io
+import itertools
 import os
 import pickle
 import tempfile
@@ -300,6 +302,27 @@ def test_absolute_paths_need_no_working_directory(
     if form != "orbax":
         with pytest.raises(FileNotFoundError, match="working directory was removed: pass"):
             write(form)
+
+
+@pytest.mark.parametrize("form", [form for form in FORMS if form not in ("plain", "orbax")])
+def test_listings_that_signals_interrupt_are_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
+) -> None:
+    """Python repeats `open`, but not `scandir`."""
+    write, read = FORMS[form]
+    scandir, turns = os.scandir, itertools.count()
+
+    def interrupted(path: Any) -> Any:
+        if next(turns) % 2 == 0:
+            raise InterruptedError(errno.EINTR, os.strerror(errno.EINTR), path)
+        return scandir(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "scandir", interrupted)
+        write(tmp_path / form)
+        for found in read(tmp_path / form):
+            np.testing.assert_array_equal(found, TREE["w"])
+    assert next(turns) > 0
 
 
 def test_streams_take_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,7 +36,6 @@ from treepack._src.storage.naming import name_file, naming
 from treepack._src.storage.place import joined, local, real, shown
 from treepack._src.storage.store import ABSENT, ConditionError
 from treepack._src.storage.stores import remote_store, store_of
-from treepack._src.storage.write import write_small
 from treepack.errors import BusyError, DecodeError
 
 # Patterns for names of shard files, their temporary files, and files of leases and manifests.
@@ -268,11 +267,10 @@ class LocalDirectory(Directory):
 
     def commit(self, manifest: bytes, names: set[str], *, durable: bool) -> None:
         del names
-        self._lease.check()
         now = _hash_of(self._manifest())
         if now != self._before and now not in self._overtaken:
             raise BusyError(f"another job saved to {self} at the same time: save again")
-        write_small(self.file(MANIFEST), manifest, durable=durable)
+        self._lease.commit(self.file(MANIFEST), manifest, durable=durable)
         self._has_committed(_hash_of(manifest))
 
     def _manifest(self) -> bytes | None:

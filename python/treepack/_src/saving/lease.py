@@ -1,9 +1,12 @@
 """Implements the lease of a directory: a file that only one job can hold while it saves there.
 
 It names host, process and time, and is renewed during the save. If the file system has locks, its
-holder also locks it, and the lock ends with the process. A lease that is not locked, or that
-another host has not renewed for `EXPIRY_S`, belongs to a dead process: the next process replaces
-it.
+holder also locks it, and the lock ends with the process. A lease that is not locked, whose process
+has ended on this machine, or that another host has not renewed for `EXPIRY_S`, belongs to a dead
+process: the next process replaces it.
+
+A process that stands still for longer loses its lease, so `commit` writes the file that completes a
+save, and checks the lease before.
 """
 
 from __future__ import annotations
@@ -60,7 +63,34 @@ class _UnknownError(BusyError):
     """The lease of that job is empty, perhaps not yet written."""
 
 
-class Lease:
+class Permit:
+    """Allows a save to complete; always at a URL, where conditions decide.
+
+    Attributes:
+      is_held: Whether this process still has it.
+    """
+
+    is_held = True
+
+    def check(self) -> None:
+        """Checks that this process still has it.
+
+        Raises:
+          BusyError: If another job took this process for dead.
+        """
+
+    def commit(self, path: str, data: bytes, before: Any = None, *, durable: bool) -> None:
+        """Writes the small file that completes a save; see `Store.put`.
+
+        Raises:
+          BusyError: If another job took this process for dead.
+        """
+        self.check()
+        store, place = store_of(path)
+        store.put(place, data, before, durable=durable)
+
+
+class Lease(Permit):
     """The lease that this process holds while it saves to a directory.
 
     Attributes:
@@ -104,6 +134,8 @@ class Lease:
             "pid": os.getpid(),
             "since": time.time(),
             "system": _system(),
+            "machine": _machine(),
+            "processes": _namespace(),
             "is_locked": _lock(self._files[0], wait=True) is True,
             "name": name,
             "token": f"{_process}-{threading.get_ident()}-{secrets.token_hex(8)}",
@@ -182,7 +214,11 @@ class Lease:
             if lock is False:
                 raise self._busy(about)
             is_here = about.get("is_locked") and about.get("system") == _system()
-            if lock is None or not is_here:
+            if (lock is None or not is_here) and not _has_ended(about):
+                if age < 0:  # the clock was set back: the lease expires from now on
+                    with contextlib.suppress(OSError):
+                        os.utime(file if os.utime in os.supports_fd else self._path)
+                        age = 0
                 if age <= EXPIRY_S:
                     raise self._busy(about, age)
                 self.spared = str(about.get("name"))
@@ -215,18 +251,13 @@ class Lease:
     def _text(self, about: dict[str, Any], age: float | None = None) -> str:
         text = f"{self._path.parent} is being saved to by {_holder(about)}"
         if age is not None:
-            text += (
-                f". Its lease, renewed {max(0, age):.0f} s ago, expires after {EXPIRY_S:.0f} s: "
-                f"wait, or remove {self._path} if that process has ended"
-            )
+            when = f"renewed {age:.0f} s ago, expires after {EXPIRY_S:.0f} s: wait, or"
+            if age < 0:
+                when = f"renewed {-age:.0f} s in the future, is from before the clock was set back:"
+            text += f". Its lease, {when} remove {self._path} if that process has ended"
         return text
 
     def check(self) -> None:
-        """Checks that this process still holds the lease.
-
-        Raises:
-          BusyError: If another job took this process for dead.
-        """
         found = self._found()
         if found != self._data:
             by = f"{_holder(_about(found))} saves there now" if found else "it was removed"
@@ -236,8 +267,7 @@ class Lease:
             )
 
     @property
-    def is_held(self) -> bool:
-        """Whether this process holds the lease."""
+    def is_held(self) -> bool:  # type: ignore[override]
         return bool(self._data) and self._found() == self._data
 
     def _found(self) -> bytes:
@@ -269,8 +299,10 @@ class Lease:
 
 
 @contextlib.contextmanager
-def leased(path: str, name: str) -> Iterator[None]:
+def leased(path: str, name: str) -> Iterator[Permit]:
     """Keeps other jobs from saving to a local directory, which is made; stores have no lease.
+
+    Yields the permit that completes the save.
 
     Args:
       path: The path or URL.
@@ -281,7 +313,7 @@ def leased(path: str, name: str) -> Iterator[None]:
     """
     store, place = store_of(path)
     if not store.is_local:
-        yield
+        yield Permit()
         return
     directory = Path(place)
     core.make_directories(directory)
@@ -289,7 +321,7 @@ def leased(path: str, name: str) -> Iterator[None]:
     with naming(directory):
         lease.take(name)
     try:
-        yield
+        yield lease
     finally:
         lease.release()
 
@@ -376,12 +408,48 @@ def _holder(about: dict[str, Any]) -> str:
     return f"process {about.get('pid')} on {about.get('host')} since {when}"
 
 
+def _has_ended(about: dict[str, Any]) -> bool:
+    """Returns whether this machine knows that the holder has ended."""
+    here = socket.gethostname(), _machine()
+    seen, process = about.get("processes"), about.get("pid")
+    if None in (*here, seen, _namespace()) or (about.get("host"), about.get("machine")) != here:
+        return False
+    if about.get("system") != _system():
+        return True  # before this machine was started
+    if seen != _namespace() or type(process) is not int or process <= 0:
+        return False
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return True
+    except (OSError, OverflowError):
+        pass
+    return False
+
+
 def _system() -> str:
     """Returns the identity of the kernel: processes of one see each other's locks."""
+    return _text_of("/proc/sys/kernel/random/boot_id") or socket.gethostname()
+
+
+def _machine() -> str | None:
+    """Returns the identity of the machine, which stays when it is started again, if it has one."""
+    return _text_of("/etc/machine-id")
+
+
+def _namespace() -> str | None:
+    """Returns the identity of the processes that this one sees by number."""
     try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return os.readlink("/proc/self/ns/pid")  # noqa: PTH115
     except OSError:
-        return socket.gethostname()
+        return None
+
+
+def _text_of(path: str) -> str | None:
+    try:
+        return Path(path).read_text().strip() or None
+    except OSError:
+        return None
 
 
 def _now(directory: Path) -> float:

@@ -27,7 +27,7 @@ import treepack._core as core
 from treepack._core import Class
 from treepack._src import paths as _paths
 from treepack._src.checkpoint.shards import MANIFEST
-from treepack._src.options import Export, Progress, Saved, Static, Writing, progress_bar, tell_from
+from treepack._src.options import Export, Progress, Saved, Static, Tell, Writing, progress_bar
 from treepack._src.printable import printable
 from treepack._src.pytree.leaves import classify, explain
 from treepack._src.pytree.state_dict import leaves_of
@@ -35,7 +35,7 @@ from treepack._src.registry.code import is_code
 from treepack._src.restore.compare import signature
 from treepack._src.saving.directory import warn_of_kept
 from treepack._src.saving.layers import Leaves, renamed
-from treepack._src.saving.lease import leased
+from treepack._src.saving.lease import Permit, leased
 from treepack._src.storage.entries import entries, remove_file
 from treepack._src.storage.place import absolute, joined, shown
 from treepack._src.storage.safetensors import (
@@ -49,7 +49,7 @@ from treepack._src.storage.safetensors import (
     encode_header,
     has_suffix,
 )
-from treepack._src.storage.write import save_layout, write_small
+from treepack._src.storage.write import save_layout
 from treepack.errors import CorruptionError, TreepackError, UnserializableLeafError
 
 _PLAIN = (bool, int, float, complex, str, bytes)
@@ -317,16 +317,22 @@ def write_of(
         layouts = (layout for layout in [*layouts])
     where = absolute(path)  # the working directory may change
 
-    def write(paths: list[str], progress: Progress) -> None:
+    def write(paths: list[str], progress: Progress, permit: Permit) -> None:
         before = 0
-        with progress_bar(progress, "save") as tell:
+        with progress_bar(progress, "save") as bar:
+            tell: Tell = bar or (lambda *_: None)
+
+            def each(done: int, nbytes: int) -> None:
+                if done == nbytes:  # only then the file gets its name
+                    permit.check()
+                tell(before + done, total)
+
             for place, part in zip(paths, parts, strict=True):
-                each = None if tell is None else tell_from(tell, before, total)
                 save_layout(next(layouts), place, writing, each)
                 before += part.nbytes
 
     if max_shard_size is None:
-        return lambda progress: write([where], progress)
+        return lambda progress: write([where], progress, Permit())
     return functools.partial(_write_directory, where, parts, write, writing.durable)
 
 
@@ -340,23 +346,26 @@ _TEMPORARY = re.compile(rf"\.({SHARD.pattern}|lease\.treepack)\.treepack-.*\.tmp
 def _write_directory(
     path: str,
     parts: Sequence[Part],
-    write: Callable[[list[str], Progress], None],
+    write: Callable[[list[str], Progress, Permit], None],
     durable: bool,
     progress: Progress,
 ) -> None:
     """Writes files to a directory, the index last, and removes the files of earlier saves."""
-    with leased(path, secrets.token_hex(4)):
+    with leased(path, secrets.token_hex(4)) as permit:
         before = {entry.name for entry in entries(path)}
         _check_free(path, before)
         names = _names(len(parts), before)
         try:
-            write([joined(path, name) for name in names], progress)
+            write([joined(path, name) for name in names], progress, permit)
         except BaseException:
-            _remove(path, {*names} - before - {WHOLE})
+            if permit.is_held:  # else another job may use these names
+                _remove(path, {*names} - before - {WHOLE})
             raise
         if names != [WHOLE]:  # after an error, a store may have it
             index = _index(dict(zip(names, parts, strict=True)))
-            write_small(joined(path, INDEX), index, durable=durable)
+            permit.commit(joined(path, INDEX), index, durable=durable)
+        if not permit.is_held:
+            return
         old = {name for name in before if SHARD.fullmatch(name) or _TEMPORARY.fullmatch(name)}
         old |= {WHOLE, INDEX} & before
         if names == [WHOLE] and INDEX in old:

@@ -10,13 +10,12 @@ import operator
 import os
 import re
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 from treepack._src.options import StorageOptions
 from treepack._src.saving.directory import has_other_files, is_unfinished
 from treepack._src.storage.entries import entries
-from treepack._src.storage.place import joined, like, resolved, url_of
+from treepack._src.storage.place import joined, normal, resolved
 from treepack._src.storage.store import Entry
 from treepack._src.storage.stores import store_of
 
@@ -110,13 +109,8 @@ def checked(name: str, number: Any, text: str) -> int:
 
 
 def directory_of(given: Any, storage_options: StorageOptions = None) -> str:
-    """Returns the path or URL of a directory, normalized; see `resolved`.
-
-    `..` stays in a path: after a link, it is not the directory before.
-    """
-    found = resolved(given, storage_options)
-    is_local = url_of(found) is None
-    return os.fspath(Path(found)) if is_local else like(found, safe_normpath(found))
+    """Returns the path or URL of a directory, normalized; see `resolved`."""
+    return normal(resolved(given, storage_options), safe_normpath)
 
 
 # The names of Orbax's CheckpointManager, and what replaces them in `Series`.

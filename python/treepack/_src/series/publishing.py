@@ -25,7 +25,7 @@ from treepack._src.options import (
 from treepack._src.printable import warn
 from treepack._src.saving.layout import described_layout
 from treepack._src.saving.lease import FILE as LEASE
-from treepack._src.saving.lease import leased
+from treepack._src.saving.lease import Permit, leased
 from treepack._src.series.names import checked, directory_of
 from treepack._src.series.published import HEAD, NAME, Anchor, Head, Held, Version, sum_of
 from treepack._src.storage.entries import entries
@@ -140,7 +140,7 @@ class Publisher:
             self._push(tree, number, static)
 
     def _push(self, tree: Any, number: int, static: Static) -> None:
-        with leased(self._directory, "publisher"):
+        with leased(self._directory, "publisher") as permit:
             is_repeated = self._settle(number)
             base = self._base()
             held = None if base is None else base.content
@@ -154,7 +154,9 @@ class Publisher:
                 return
             name = f"version_{number}-{secrets.token_hex(8)}"
             versions = self._write(name, None if held is None else patch, data)
-            self._commit(Head.of(self._directory, versions), Held(name, data))
+            self._commit(permit, Head.of(self._directory, versions), Held(name, data))
+            if not permit.is_held:  # then another publisher tidies
+                return
             if versions[-1].anchor is not None or not self._has_tidied:
                 self._tidy()
 
@@ -206,12 +208,12 @@ class Publisher:
         versions = versions[anchors[-_ANCHORS:][0] :]
         return [versions[0]._replace(patch=None), *versions[1:]]
 
-    def _commit(self, head: Head, held: Held) -> None:
+    def _commit(self, permit: Permit, head: Head, held: Held) -> None:
         """Replaces the head, on the condition that it has not changed."""
-        store, place = store_of(joined(self._directory, HEAD))
         self._unknown = head, held
         try:
-            store.put(place, head.data or b"", self._head.stored, durable=self._durable)
+            place = joined(self._directory, HEAD)
+            permit.commit(place, head.data or b"", self._head.stored, durable=self._durable)
         except Exception as error:
             found = None
             with contextlib.suppress(Exception):  # the next push looks again

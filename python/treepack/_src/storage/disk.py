@@ -36,11 +36,14 @@ class Disk(Store):
             Path(path).unlink(missing_ok=True)
 
     def entries(self, path: str) -> list[Entry]:
-        try:
-            with os.scandir(path) as found:
-                return [Entry(os.fsdecode(entry.name), _is_directory(entry)) for entry in found]
-        except FileNotFoundError:
-            return []
+        while True:
+            try:
+                with os.scandir(path) as found:
+                    return [Entry(os.fsdecode(entry.name), _is_directory(entry)) for entry in found]
+            except FileNotFoundError:
+                return []
+            except InterruptedError:  # by a signal; Python repeats `open`, but not this call
+                pass
 
     def exists(self, path: str) -> bool:
         return Path(path).exists()

@@ -6,6 +6,7 @@ import errno
 import os
 import re
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, Protocol
 
 # fsspec chains URLs: `simplecache::s3://bucket/model`, `zip://model::s3://bucket/models.zip`.
@@ -208,6 +209,14 @@ def beside(path: str | os.PathLike[str], name: str) -> str:
 def like(path: str, text: str) -> str:
     """Returns text as a path, or as a URL with the same options as `path`."""
     return text if url_of(path) is None else Url(text, options_of(path), file_system_of(path))
+
+
+def normal(path: str, of_url: Callable[[str], str]) -> str:
+    """Returns a path without `.` and empty parts; a URL as a function returns it.
+
+    `..` stays in a path: after a link, it is not the directory before.
+    """
+    return os.fspath(Path(path)) if url_of(path) is None else like(path, of_url(path))
 
 
 def names_of(path: str | os.PathLike[str]) -> list[str]:
