@@ -763,6 +763,10 @@ class Catalog:
     def is_summed(self) -> bool:
         """Whether the data have checksums for `verify`."""
 
+    @property
+    def summed(self) -> int:
+        """The number of leaves that `verify` checks; they are the first ones."""
+
     def find(self, keys: list[str], value: int) -> int | None:
         """Returns the value at keys below another one."""
 

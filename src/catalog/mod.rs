@@ -229,6 +229,11 @@ impl Catalog {
         !self.checksums.is_empty()
     }
 
+    /// The number of leaves with checksums, which are the first ones.
+    pub fn summed(&self) -> usize {
+        self.checksums.len().min(self.len())
+    }
+
     pub fn record(&self) -> Option<&[u8]> {
         self.record.as_deref()
     }

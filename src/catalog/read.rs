@@ -2,10 +2,12 @@
 
 use std::ops::{Range, RangeInclusive};
 
+use crc32fast::Hasher;
+
 use super::check::compare_record_key;
-use super::{Catalog, Entry, Key, LeafSpan};
+use super::{BLOCK_BYTES, Catalog, Entry, Key, LeafSpan};
 use crate::events::{Event, Reader};
-use crate::source::{Source, bytes_of, missing};
+use crate::source::{Source, bytes_of, missing, read_to};
 use crate::structure::{Footer, Index, RECORD_KEY, ROOT_KEY, Record, checksums_of};
 use crate::watch::{Steps, Watch};
 use crate::wire::Cursor;
@@ -43,15 +45,11 @@ impl Catalog {
             };
             Record::read(record).map(drop)
         });
-        let mut record = None;
         let is_misread = done.is_err();
         match done {
             Err(error) if error.is_no_damage() => return Err(error),
             Err(error) if !salvage => return Err(or_missing(error, source)),
-            Err(error) => {
-                found.damage = Some(or_missing(error, source));
-                record = found.record.take();
-            }
+            Err(error) => found.damage = Some(or_missing(error, source)),
             Ok(()) => {}
         }
         if found.damage.is_some() && found.entries.first().is_none_or(|root| root.is_leaf) {
@@ -59,9 +57,12 @@ impl Catalog {
             found = found.emptied()?;
         }
         if found.damage.is_some() {
-            match found.keep_checksums(source, record.as_deref(), is_misread) {
-                Err(error) if error.is_no_damage() => return Err(error),
-                _ => {}
+            if is_misread {
+                unless_damaged(found.drop_misread(source))?;
+            }
+            unless_damaged(found.keep_checksums(source))?;
+            if is_misread {
+                found.record = None;
             }
         }
         found.unwrap_root();
@@ -77,41 +78,83 @@ impl Catalog {
         Ok(found)
     }
 
-    /// Keeps the checksums after a damaged record. `is_misread`: the last leaf may be misread.
-    fn keep_checksums(
-        &mut self,
-        source: &dyn Source,
-        record: Option<&[u8]>,
-        is_misread: bool,
-    ) -> Result<()> {
-        let end = source.len() - source.len().min(Footer::BYTES);
-        let tail = bytes_of(source, end..source.len())?;
-        let Some(footer @ Footer { checksums, .. }) = Footer::find(&tail) else {
+    /// Drops values that were read from damage, such as zeros.
+    fn drop_misread(&mut self, source: &dyn Source) -> Result<()> {
+        let has_record = Footer::start_in(source)?.is_some();
+        let is_zero = |entry: &Entry, value| {
+            entry.is_leaf && self.key(value) == "0" && {
+                let LeafSpan { start, end, .. } = self.leaves[entry.head];
+                end - start == 1 && bytes_of(source, start..end).is_ok_and(|bytes| bytes == [0])
+            }
+        };
+        let is_misread = |value: &usize| {
+            let entry = &self.entries[*value];
+            // Maps have one kind of keys, and beside a record only strings.
+            !entry.is_text
+                && (self.entries[entry.parent + 1].is_text
+                    || (has_record && entry.parent == 0)
+                    || is_zero(entry, *value))
+        };
+        let Some(mut first) = (1..self.entries.len()).find(is_misread) else {
             return Ok(());
         };
-        if record.is_some_and(|record| footer.whole() != Some(record.len())) {
-            return Ok(());
+        self.leaves.truncate(self.entries[first].head);
+        // Containers whose content is lost.
+        while first > 1 && self.entries[first - 1].len > 0 && !self.entries[first - 1].is_leaf {
+            first -= 1;
         }
-        // Only strings are keys beside a record; anything else was misread.
-        let is_damage = |entry: &Entry| entry.parent == 0 && !entry.is_text;
-        if let Some(first) = self.entries.iter().position(is_damage)
-            && is_misread
-        {
-            self.leaves.truncate(self.entries[first].head);
-            self.entries.truncate(first);
-            self.entries[0].end = first;
+        self.entries.truncate(first);
+        for entry in &mut self.entries {
+            entry.end = entry.end.min(first);
         }
+        Ok(())
+    }
+
+    /// Keeps the checksums beside a damaged record.
+    fn keep_checksums(&mut self, source: &dyn Source) -> Result<()> {
+        let end = source.len() - source.len().min(Footer::BYTES);
+        let tail = bytes_of(source, end..source.len())?;
+        let footer = Footer::find(&tail).filter(|footer| match &self.record {
+            Some(record) => footer.whole() == Some(record.len()),
+            None => true,
+        });
         // In an index, lists and maps with other keys are single leaves with one checksum.
         let is_other = |entry: &Entry| entry.is_list || !entry.is_text;
         let known = self.entries.iter().find(|entry| is_other(entry));
         let known = known.map_or(self.leaves.len(), |entry| entry.head);
-        let start = checksums
-            .checked_mul(4)
-            .and_then(|len| end.checked_sub(len));
-        if let Some(start) = start.filter(|_| known < checksums) {
-            self.checksums = checksums_of(&bytes_of(source, start..start + 4 * known)?)?;
+        let count = match footer {
+            Some(footer) => footer.checksums,
+            // All leaves were read, so their number shows where the checksums are.
+            None if self.record.is_some() && known == self.leaves.len() => known + 1,
+            None => return Ok(()),
+        };
+        let start = count.checked_mul(4).and_then(|len| end.checked_sub(len));
+        if let Some(start) = start.filter(|_| known < count) {
+            let sums = checksums_of(&bytes_of(source, start..start + 4 * known)?)?;
+            if footer.is_some() || self.fit(source, &sums)? {
+                self.checksums = sums;
+            }
         }
         Ok(())
+    }
+
+    /// Returns whether a leaf has its checksum, which no other number would be.
+    fn fit(&self, source: &dyn Source, sums: &[u32]) -> Result<bool> {
+        let mut block = Vec::new();
+        for (leaf, expected) in self.leaves.iter().zip(sums) {
+            let (mut at, mut sum) = (leaf.region, Hasher::new());
+            while at < leaf.end {
+                let stop = leaf.end.min(at + BLOCK_BYTES);
+                block.clear();
+                read_to(source, at..stop, &mut block)?;
+                sum.update(&block);
+                at = stop;
+            }
+            if sum.finalize() == *expected {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 
     /// Finds the leaves by the index at the end of a source; `None` if it has none of its own.
@@ -354,6 +397,16 @@ fn is_record(bytes: &Vec<u8>, offset: usize, record: usize) -> bool {
     compare_record_key(&mut cursor).is_ok_and(|len| {
         let begins = cursor.offset();
         begins == record && begins + len as usize == bytes.len()
+    })
+}
+
+fn unless_damaged(done: Result<()>) -> Result<()> {
+    done.or_else(|error| {
+        if error.is_no_damage() {
+            Err(error)
+        } else {
+            Ok(())
+        }
     })
 }
 

@@ -155,7 +155,9 @@ def salvage(source: FILE, target: TARGET, sep: SEP = ".", max_size: MAX_SIZE = N
             raise NewerVersionError(str(catalog.damage))
         with output.bar("verify") as progress:
             statuses, damage = reader.verify(threads=None, progress=progress)
-        corrupt = [value for value, status in statuses.items() if status == "corrupt"]
+        lost = {value for value, status in statuses.items() if status == "corrupt"}
+        lost.update(*reader.lists_of(lost))
+        corrupt = [value for value in statuses if value in lost]
         count = len(statuses) - len(corrupt)
         is_damaged = bool(corrupt) or damage is not None
         for value in corrupt:
@@ -165,7 +167,7 @@ def salvage(source: FILE, target: TARGET, sep: SEP = ".", max_size: MAX_SIZE = N
         if is_damaged and count == 0:
             output.line("no leaf is intact: nothing was written", "yellow")
             raise typer.Exit(1)
-        marks = catalog.mark(set(range(catalog.values)).difference(corrupt)) if corrupt else None
+        marks = catalog.mark(set(range(catalog.values)) - lost) if lost else None
         state = _convert.state_of(file, marks=marks)
         if reader.damaged_record() is not None:
             state = state._replace(record=None)
@@ -181,6 +183,9 @@ def salvage(source: FILE, target: TARGET, sep: SEP = ".", max_size: MAX_SIZE = N
             is_damaged, count = True, len(list(ends_of(state.tree)))
         _write(state, target, sep=sep)
         unchecked = min(count, sum(status == "unchecked" for status in statuses.values()))
+        if is_damaged and (unverified := reader.unverified()):
+            text = f"{reader.listed(unverified)} not verified, for lack of checksums"
+            output.line(text, "yellow")
         more = f", {unchecked} of them without checksums" if is_damaged and unchecked else ""
         output.line(f"saved {count_text(count)}{more}", "green")
     raise typer.Exit(int(is_damaged))

@@ -123,6 +123,16 @@ impl Catalog {
         self.catalog.is_summed() || self.content.get().checks_itself()
     }
 
+    /// The number of leaves that can be verified, which are the first ones.
+    #[getter]
+    fn summed(&self) -> usize {
+        if self.content.get().checks_itself() {
+            self.catalog.len()
+        } else {
+            self.catalog.summed()
+        }
+    }
+
     fn find(&self, keys: Vec<String>, value: usize) -> PyResult<Option<usize>> {
         self.check(value)?;
         let watcher = Watcher::at_each_call();

@@ -112,7 +112,7 @@ impl<'a, 'py> Objects<'a, 'py> {
         check: impl FnOnce(&Events, Event) -> crate::Result<()>,
     ) -> PyResult<Bound<'py, PyAny>> {
         self.reader.seek(part);
-        self.to_end(|objects| {
+        self.finished(|objects| {
             objects.signals.check(objects.py)?;
             let event = objects.reader.next()?;
             check(objects.reader.events(), event)?;
@@ -123,10 +123,10 @@ impl<'a, 'py> Objects<'a, 'py> {
     /// Decodes the current part, which is one value. Large arrays are filled by `copy_all`. After
     /// an error no other part can be read.
     pub fn whole(&mut self) -> PyResult<Bound<'py, PyAny>> {
-        self.to_end(Self::value)
+        self.finished(Self::value)
     }
 
-    fn to_end(
+    fn finished(
         &mut self,
         decode: impl FnOnce(&mut Self) -> Built<'py>,
     ) -> PyResult<Bound<'py, PyAny>> {

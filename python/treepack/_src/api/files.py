@@ -362,8 +362,9 @@ def load(
       verify: Whether to compare the file with its checksums first; see `treepack.verify`. Otherwise
         only headers are checked, and damage in the bytes of an array goes unnoticed.
       on_corrupt: Whether damaged leaves are an error, or count as missing (`"skip"`), so that the
-        target's leaves stay. With `"skip"`, damage outside of leaves is a warning; if it destroys
-        checksums, unverified leaves are loaded, and the warning says so.
+        target's leaves stay. With `"skip"`, damage outside of leaves is a warning. A leaf whose
+        checksum is lost counts as damaged; of a file without any, leaves are loaded unverified,
+        unless `verify=True`. Warnings and the report name both.
       return_report: Whether to also return a `Report`.
       arrays: The type of arrays: as saved (`"saved"`), all NumPy arrays (`"numpy"`), or all JAX
         arrays (`"jax"`). Arrays of a dtype that JAX lacks, such as `datetime64`, stay NumPy arrays;

@@ -10,7 +10,7 @@ import contextlib
 import functools
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from threading import Event
 from typing import Any, TypeVar
 
@@ -359,6 +359,14 @@ class ShardedArray(BoxedArray):
             return "corrupt"
         found = self._shards.find(cell, self.reader.file(number).catalog)
         return "corrupt" if found is None else statuses[found]
+
+    def is_in(self, leaves: Mapping[int, Collection[int]]) -> bool:
+        """Returns whether leaves, by the numbers of their files, have some of its shards."""
+        return any(
+            leaves.get(number)
+            and self._shards.find(cell, self.reader.file(number).catalog) in leaves[number]
+            for cell, number in enumerate(self.files())
+        )
 
     def lacks(self, shard: int) -> CorruptionError:
         """Returns the error for a shard that is missing from its file."""

@@ -370,7 +370,8 @@ class File(Tree):
       metadata: The `metadata` of the save, or `None`. Raises an UnregisteredTypeError if a type in
         it is not registered, or returns a dict in its place; see `unknown` of `open`.
       damage: A description of damage to the file, or `None`: with `salvage=True`, why some of it
-        cannot be read; otherwise only a damaged index of a small gzip file.
+        cannot be read, and which leaves cannot be verified; otherwise only a damaged index of a
+        small gzip file.
 
     Examples:
       >>> import numpy as np, treepack
@@ -394,8 +395,12 @@ class File(Tree):
 
     @property
     def damage(self) -> str | None:
-        found = self._place.reader.damage
-        return None if found is None else found.replace(SALVAGE_ADVICE, _INTACT)
+        reader = self._place.reader
+        if (found := reader.damage) is None:
+            return None
+        if unverified := reader.unverified():
+            found += f"; {reader.listed(unverified)} not verified, for lack of checksums"
+        return found.replace(SALVAGE_ADVICE, _INTACT)
 
     @property
     def path(self) -> str | None:
@@ -472,7 +477,10 @@ def open(
     check("mmap", mmap)
     source = resolved(source, storage_options)
     try:
-        return File(open_reader(source, salvage=salvage, mmap=mmap, max_size=max_size), unknown)
+        reader = open_reader(
+            source, salvage="alone" if salvage else False, mmap=mmap, max_size=max_size
+        )
+        return File(reader, unknown)
     except Exception as error:
         name_file(error, source)
         raise

@@ -12,8 +12,8 @@ from treepack._src.options import Tell
 _CHUNK_BYTES = 2**30
 
 
-def layout_of(tree: Any, metadata: Any) -> core.Layout:
-    """Lays out a tree of arrays that are read where they lie."""
+def layout_of(tree: Any, metadata: Any, *, hollow: bool = False) -> core.Layout:
+    """Lays out a tree of arrays that are read where they lie; `hollow` is an option of `walk`."""
     return core.walk(
         tree,
         state_dict=True,
@@ -22,6 +22,7 @@ def layout_of(tree: Any, metadata: Any) -> core.Layout:
         structure=True,
         metadata=None if metadata is None else core.encode_value(metadata),
         index=True,
+        hollow=hollow,
     )
 
 

@@ -20,7 +20,7 @@ from treepack._src.checkpoint.replicas import Together
 from treepack._src.checkpoint.select import Renaming, Selector, compiled, meant_of, similar, twice
 from treepack._src.checkpoint.sources import Source, SourceArray, array_of, arrays_of, split
 from treepack._src.interop import jax as _jax
-from treepack._src.options import Buffer, Reading, Selection, progress_bar
+from treepack._src.options import Buffer, Reading, Selection, Status, progress_bar
 from treepack._src.paths import Room, Trail
 from treepack._src.printable import printable, warn
 from treepack._src.pytree.kinds import kind_of
@@ -69,7 +69,7 @@ def load_part(
         convert = partial.watching(convert)
     if target is None:
         loaded = _part(place, found.marks, convert, reading, partial.was_cast, selection)
-        report = partial.report(found.corrupt)
+        report = partial.report(found.corrupt, found.unverified)
         if selection.return_report:
             marks, leaves = found.marks, Room().all(place.catalog.leaves(place.value))
             paths = (path for path, value in leaves if marks is None or value in marks)
@@ -82,7 +82,7 @@ def load_part(
             if keeps and not (selection.return_report or found.corrupt):
                 partial.check_loads(target)
                 warn_of_moved(place.catalog, place.value, target, found.renamed, partial)
-        report = partial.report(found.corrupt)
+        report = partial.report(found.corrupt, found.unverified)
     return (loaded, report) if selection.return_report else loaded
 
 
@@ -152,6 +152,7 @@ class _Choice(NamedTuple):
       renamed: The new paths of all leaves and empty containers, if `rename=` is given.
       made: Arrays assembled from others, by their new paths.
       corrupt: The new paths of damaged leaves that are left out.
+      unverified: The new paths of leaves of a damaged file that have no checksums.
       mismatched: The new paths of arrays that are left out for their shape.
       is_cut: Whether further leaves may be missing because of damage.
     """
@@ -161,6 +162,7 @@ class _Choice(NamedTuple):
     renamed: dict[str, str] | None
     made: dict[str, SourceArray]
     corrupt: list[str]
+    unverified: list[str]
     is_cut: bool
     mismatched: Sequence[str] = ()
 
@@ -191,6 +193,7 @@ def _choose(place: Place, target: Any, selection: Selection, reading: Reading) -
     if type(target) is dict and selection.missing == "error" and selection.unexpected is None:
         _check_begins(selector.patterns, target)
     corrupt: dict[int, str] = {}
+    unverified: dict[int, str] = {}
     if selection.verifies:
         verified = marks
         if renamed is not None and marks is not None:
@@ -198,12 +201,13 @@ def _choose(place: Place, target: Any, selection: Selection, reading: Reading) -
             ends = ((renamed[path], value) for path, value in ends if path in renamed)
             taken = {value for new, value in ends if new in made and selector.means(new)}
             verified = catalog.mark({*marks.values, *taken})
-        corrupt = _corrupt(place, verified, renamed, selection, reading)
+        corrupt, unverified = _corrupt(place, verified, renamed, selection, reading)
     if corrupt:
         values = range(catalog.values) if marks is None else marks.values
         marks = catalog.mark(set(values) - corrupt.keys())
     is_cut = selection.on_corrupt == "skip" and catalog.damage is not None
-    return _Choice(selector, marks, renamed, made, [*dict.fromkeys(corrupt.values())], is_cut)
+    bad, lost = ([*dict.fromkeys(paths.values())] for paths in (corrupt, unverified))
+    return _Choice(selector, marks, renamed, made, bad, lost, is_cut)
 
 
 def _check_begins(patterns: Sequence[str], target: dict[Any, Any]) -> None:
@@ -344,8 +348,11 @@ def _corrupt(
     renamed: Mapping[str, str] | None,
     selection: Selection,
     reading: Reading,
-) -> dict[int, str]:
-    """Compares leaves with their checksums; returns the damaged leaves with their new paths.
+) -> tuple[dict[int, str], dict[int, str]]:
+    """Compares leaves with their checksums.
+
+    Returns:
+      The leaves to leave out, and the others without checksums, with their new paths.
 
     Raises:
       CorruptionError: If leaves are damaged and must not be left out.
@@ -361,27 +368,38 @@ def _corrupt(
     place.reader.remember()  # exactly the verified bytes are loaded
     with progress_bar(reading.progress, "verify") as tell:
         statuses, damage = place.reader.verify(threads=reading.threads, progress=tell)
-    if damage is not None:
-        if selection.on_corrupt == "error":
-            raise CorruptionError(f"the file is damaged: {damage}")
-        warning = f"{place.reader.name} is damaged: {damage}; undamaged leaves are loaded"
-        if unchecked := sum(status == "unchecked" for status in statuses.values()):
-            warning += f", and {unchecked} that cannot be verified, as their checksums are damaged"
-        warn(warning)
-    bad = ("corrupt",) if damage is not None else ("corrupt", "unchecked")
+    if damage is not None and selection.on_corrupt == "error":
+        raise CorruptionError(f"the file is damaged: {damage}")
     inside = set(catalog.leaf_values(place.value))
-    found = {}
+    found: dict[Status, dict[int, str]] = {"corrupt": {}, "unchecked": {}, "ok": {}}
     room = Room()
     for value, status in statuses.items():
-        if status in bad and value in inside and (marks is None or value in marks):
+        if status != "ok" and value in inside and (marks is None or value in marks):
             path = room.text(catalog.path_of(value, place.value))
-            found[value] = path if renamed is None else renamed[path]
-    if found and selection.on_corrupt == "error":
+            found[status][value] = path if renamed is None else renamed[path]
+    bad, unverified = found["corrupt"], found["unchecked"]
+    # Of files that never had checksums, only `verify=` leaves them out.
+    is_lost = damage is None or place.reader.is_summed or selection.verify
+    if damage is not None:
+        warning = f"{place.reader.name} is damaged: {damage}; undamaged leaves are loaded"
+        if unverified:
+            how = "left out: open(path, salvage=True) reads them" if is_lost else "loaded"
+            names = listed([*unverified.values()])
+            warning += f"; {names} not verified, for lack of checksums, and {how}"
+        warn(warning)
+    if not is_lost:
+        return bad, unverified
+    bad |= unverified
+    if bad and selection.on_corrupt == "error":
         raise CorruptionError(
-            f"{listed([*found.values()])} damaged: pass on_corrupt='skip' to treepack.load "
+            f"{listed([*bad.values()])} damaged: pass on_corrupt='skip' to treepack.load "
             "to load the other leaves"
         )
-    return found
+    for values in place.reader.lists_of(bad):
+        first = max(values.start, place.value)
+        path = room.text(catalog.path_of(first, place.value))
+        bad |= dict.fromkeys(values, path if renamed is None else renamed.get(path, path))
+    return bad, {}
 
 
 def listed(paths: list[str], most: int = 10) -> str:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
+from treepack._src.checkpoint.alone import ShardsReader
 from treepack._src.checkpoint.npz import NpzReader
 from treepack._src.checkpoint.orbax import OrbaxReader
 from treepack._src.checkpoint.reader import Reader
 from treepack._src.checkpoint.safetensors import RepositoryReader, SafetensorsReader
 from treepack._src.checkpoint.sharded import ShardedReader
-from treepack._src.checkpoint.shards import MANIFEST
+from treepack._src.checkpoint.shards import FILE, MANIFEST
 from treepack._src.options import check
 from treepack._src.storage.content import Openable, Opened, open_parts
 from treepack._src.storage.entries import exists
@@ -19,14 +20,20 @@ from treepack._src.storage.foreign import ORBAX_STEP, other_format
 from treepack._src.storage.orbax import item_in
 from treepack._src.storage.place import joined
 from treepack._src.storage.safetensors import INDEX_SUFFIX, SUFFIX, has_suffix, repository_of
-from treepack.errors import DecodeError, NoManifestError, TreepackError
+from treepack.errors import (
+    CorruptionError,
+    DecodeError,
+    NewerVersionError,
+    NoManifestError,
+    TreepackError,
+)
 
 
 def open_reader(
     source: Openable,
     *,
     is_directory: bool = False,
-    salvage: bool = False,
+    salvage: bool | Literal["alone"] = False,
     max_size: int | None = None,
     base: Any = None,
     **options: Any,
@@ -34,10 +41,11 @@ def open_reader(
     """Opens a file, or the directory of a sharded checkpoint, of safetensors or of Orbax.
 
     See `treepack.open`. With `is_directory` the source is known to be a directory. `base` is the
-    base of a patch; see `open_parts`.
+    base of a patch; see `open_parts`. With `salvage`, shards whose manifest is damaged are opened;
+    with `"alone"`, also shards without one.
     """
     check("max_size", max_size)
-    options |= {"salvage": salvage, "max_size": max_size}
+    options |= {"salvage": bool(salvage), "max_size": max_size}
     if not is_directory:
         with contextlib.suppress(IsADirectoryError):
             # A file of treepack is first read at its end.
@@ -54,6 +62,8 @@ def open_reader(
             return other(source, found, **options)
     try:
         return ShardedReader(source, **options)
+    except NewerVersionError:
+        raise
     except NoManifestError as error:
         if any(map(has_suffix, error.names)):
             return RepositoryReader(source, **options)
@@ -63,7 +73,15 @@ def open_reader(
             return ShardedReader(path, **options)
         item = item_in(source)
         if item is None:
+            if salvage == "alone" and any(map(FILE.fullmatch, error.names)):
+                return ShardsReader(source, lost=f"{MANIFEST} is missing", **options)
             raise
+    except DecodeError as error:
+        if not salvage:
+            raise
+        with contextlib.suppress(CorruptionError):
+            return ShardsReader(source, lost=error.reason, **options)
+        raise
     return OrbaxReader(item, **options)
 
 

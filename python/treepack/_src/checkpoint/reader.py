@@ -6,7 +6,7 @@ import contextlib
 import math
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -32,6 +32,9 @@ _MOST_NDIM = 64
 
 # After a leaf, the core reads ahead (`src/wire/cursor.rs`).
 _AHEAD_BYTES = 64 << 10
+
+# The maximum number of leaves in a list.
+_MOST_LISTED = 10
 
 # The advice of the core in errors of truncated files.
 SALVAGE_ADVICE = "; copy it again, or read its intact leaves with `treepack salvage`"
@@ -137,6 +140,32 @@ class Reader:
     def is_summed(self) -> bool:
         """Whether the file has checksums."""
         return self.catalog.is_summed
+
+    def unverified(self) -> list[int]:
+        """Returns the leaves of a damaged file of which it has no checksums."""
+        if self.damage is None:
+            return []
+        return self.catalog.leaf_values(0)[self.catalog.summed :]
+
+    def lists_of(self, leaves: Collection[int]) -> list[range]:
+        """Returns the values of the lists that have some of these leaves: lists are read whole."""
+        catalog = self.catalog
+        found: list[range] = []
+        last = -1
+        for value in range(catalog.values) if leaves else ():
+            if value > last and catalog.is_list(value):
+                inside = [end for _, end in catalog.ends(value)]
+                last = max(inside, default=value)
+                if any(end in leaves for end in inside):
+                    found.append(range(value, last + 1))
+        return found
+
+    def listed(self, values: Sequence[int]) -> str:
+        """Lists the paths of leaves with a verb: `a, b and 3 more are`."""
+        room = _paths.Room()
+        paths = (room.text(self.catalog.path_of(value, 0)) for value in values[:_MOST_LISTED])
+        more = "" if len(values) <= _MOST_LISTED else f" and {len(values) - _MOST_LISTED} more"
+        return f"{', '.join(paths)}{more} {'is' if len(values) == 1 else 'are'}"
 
     def salvaging(self) -> Reader:
         """Returns a reader of the same file with its intact leaves, as with `salvage=True`."""

@@ -12,7 +12,7 @@ import hashlib
 import os
 import zlib
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 import numpy as np
@@ -51,6 +51,9 @@ T = TypeVar("T")
 
 # The maximum size of files that replace shards by accident, such as git-LFS pointers.
 _MOST_FOREIGN_BYTES = 1024
+
+# The end of a manifest (docs/sharded.md).
+_MARK = b"\x93treepm\n"
 
 # The maximum compression ratio of gzip.
 _MOST_INFLATED = 1032
@@ -133,7 +136,8 @@ class ShardedReader(Files):
         except NewerVersionError:
             raise
         except DecodeError as error:
-            if (text := core.described(core.Content.lent(data))) is None:
+            text = core.described(core.Content.lent(data))
+            if text is None or data.endswith(_MARK):
                 raise
             raise DecodeError(f"{MANIFEST} is {text}; {error.reason}") from error
         for name, _, _ in manifest.files:
@@ -211,7 +215,8 @@ class ShardedReader(Files):
                 f"{name} has the wrong size: expected {nbytes} bytes, found {found}"
             )
 
-        if self.is_local:  # before reading its end, which would be misleading
+        salvages = self._options["salvage"]
+        if self.is_local and not salvages:  # before reading its end, which would be misleading
             with contextlib.suppress(FileNotFoundError):
                 check_size(size_of(place))
         try:
@@ -233,10 +238,11 @@ class ShardedReader(Files):
             self.inflated += file.inflated
             if self._remembers:
                 file.remember()
-        check_size(file.nbytes)
         found = file.catalog.record
-        is_cut = self._options["salvage"] and found is None and file.damage is not None
-        if not is_cut and zlib.crc32(found or b"") != record:
+        if salvages and found is None and file.damage is not None:
+            return file  # with leaves that are not verified, or have checksums of their own
+        check_size(file.nbytes)
+        if zlib.crc32(found or b"") != record:
             raise CorruptionError(
                 f"{name} is not the file that was saved: its record does not match the manifest"
             )
@@ -277,6 +283,40 @@ class ShardedReader(Files):
         """An identifier that differs between saves to the same directory."""
         # CRC-32 would be constant, since the manifest ends with its own CRC.
         return hashlib.blake2b(self._data, digest_size=8).hexdigest()
+
+    @property
+    def damage(self) -> str | None:
+        """A description of the damage outside of leaves, with `salvage` also in its files."""
+        files = self._damage_of_files() if self.salvages else ()
+        return "; ".join(filter(None, [super().damage, *files])) or None
+
+    def _damage_of_files(self) -> Iterator[str]:
+        self.open_files(range(len(self._expected)))
+        for number in range(len(self._expected)):
+            try:
+                file = self.file(number)
+            except CorruptionError as error:
+                yield str(error)
+            else:
+                if file.damage is not None:
+                    yield f"{file.short_name}: {file.damage}"
+
+    def unverified(self) -> list[int]:
+        """Returns the leaves of which damaged files have no checksums."""
+        lost: dict[int, set[int]] = {}
+        for number in range(len(self._expected)):
+            with contextlib.suppress(CorruptionError):
+                lost[number] = {*self.file(number).unverified()}
+        found = []
+
+        def note(value: int, parts: list[str]) -> None:
+            array = self._sharded(value, parts)
+            if array is not None and array.is_in(lost):
+                found.append(value)
+
+        if any(lost.values()):
+            Place(self, 0, []).state(note)
+        return found
 
     @property
     def is_summed(self) -> bool:
@@ -375,7 +415,8 @@ class ShardedReader(Files):
 
         Place(self, 0, []).state(note)
         found, damage = self._verify_files(arrays, threads, progress or (lambda *_: None))
-        damage = "; ".join(filter(None, [self.damage, self.damaged_record(), damage])) or None
+        own = [super().damage, self.damaged_record(), damage]
+        damage = "; ".join(filter(None, own)) or None
         # Other leaves are in the manifest, whose checksum was compared.
         statuses = {value: found.get(value, "ok") for value in leaves}
         for number in catalog.unlike_index():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -12,6 +13,10 @@ from treepack.errors import TreepackError
 
 # The name of the manifest, which makes a directory a checkpoint.
 MANIFEST = "manifest.treepack"
+
+# The names of files with shards.
+NAME = r"[0-9a-f]{8}-\d{5,}\.treepack"
+FILE = re.compile(NAME)
 
 
 def plan_of(arrays: Iterable[Any]) -> core.ShardPlan:

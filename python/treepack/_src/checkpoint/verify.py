@@ -166,8 +166,7 @@ def verify(
 
     Raises:
       OSError: If the file cannot be read.
-      DecodeError: A ValueError, if a directory is not a checkpoint of treepack, or its manifest is
-        damaged.
+      DecodeError: A ValueError, if a directory is not a checkpoint of treepack.
       TreepackError: A ValueError, if gzip decompresses to more than `max_size` bytes.
 
     Examples:

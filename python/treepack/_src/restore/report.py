@@ -178,10 +178,15 @@ class Coverage:
             if path not in corrupt and self.is_wanted(path)
         ]
 
-    def report(self, corrupt: list[str]) -> Report:
+    def report(self, corrupt: list[str], unverified: list[str]) -> Report:
         """Returns the report."""
         return Report(
-            list(self._loaded), list(self._kept), list(self._unexpected), list(self._cast), corrupt
+            list(self._loaded),
+            list(self._kept),
+            list(self._unexpected),
+            list(self._cast),
+            corrupt,
+            unverified,
         )
 
 
@@ -201,7 +206,8 @@ class Report(NamedTuple):
       kept: Leaves of the template that stayed unchanged.
       unexpected: Leaves of the file that the template lacks.
       cast: Leaves of `loaded` whose dtype differs from the dtype in the file.
-      corrupt: Damaged leaves of the file that were skipped.
+      corrupt: Damaged leaves of the file that were skipped, and leaves whose checksum is lost.
+      unverified: Leaves of `loaded` that a damaged file has no checksums of.
 
     Examples:
       >>> import numpy as np, treepack
@@ -216,6 +222,7 @@ class Report(NamedTuple):
     unexpected: list[str]
     cast: list[str]
     corrupt: list[str]
+    unverified: list[str]
 
     def __repr__(self) -> str:
         fields = zip(self._fields, self, strict=True)

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import treepack._core as core
-from treepack._src.checkpoint.shards import MANIFEST
+from treepack._src.checkpoint.shards import MANIFEST, NAME
 from treepack._src.printable import warn
 from treepack._src.registry.static import metadata_in
 from treepack._src.saving.lease import FILE as LEASE
@@ -38,12 +38,9 @@ from treepack._src.storage.store import ABSENT, ConditionError
 from treepack._src.storage.stores import remote_store, store_of
 from treepack.errors import BusyError, DecodeError
 
-# Patterns for names of shard files, their temporary files, and files of leases and manifests.
-_NAME = r"[0-9a-f]{8}-\d{5,}\.treepack"
-
 _FILE_OF = re.compile(r"[0-9a-f]{8}-(\d{5,9})\.treepack")
 
-_SHARD_FILE = re.compile(rf"{_NAME}|\.({_NAME}|(lease|manifest)\.treepack)\.treepack-.*\.tmp")
+_SHARD_FILE = re.compile(rf"{NAME}|\.({NAME}|(lease|manifest)\.treepack)\.treepack-.*\.tmp")
 
 
 def file_name(name: str, process: int) -> str:

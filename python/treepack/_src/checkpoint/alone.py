@@ -1,0 +1,215 @@
+"""Reads the arrays of a sharded checkpoint whose manifest is lost.
+
+records of the files ──▶ shards of each array, by path ──▶ another manifest ──▶ `ShardedReader`
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import zlib
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import treepack._core as core
+from treepack._src import dtypes as _dtypes
+from treepack._src import paths as _paths
+from treepack._src.checkpoint.boxes import ShardedArray
+from treepack._src.checkpoint.laid import layout_of
+from treepack._src.checkpoint.reader import LazyArray, Reader
+from treepack._src.checkpoint.sharded import ShardedReader
+from treepack._src.checkpoint.shards import FILE, MANIFEST
+from treepack._src.storage.content import Openable, read_all
+from treepack._src.storage.deferred import Computed
+from treepack._src.storage.foreign import names_in
+from treepack.errors import CorruptionError, DecodeError, TreepackError
+
+# The last key of a shard, such as `[0:32,0:8]`.
+_PLACE = re.compile(r"\[(\d+:\d+(?:,\d+:\d+)*)?\]")
+
+
+class _Shard(NamedTuple):
+    """A shard: the number of its file, its value there, and the array's indices that it has.
+
+    `place` is `None` for an array of the host, which is one shard.
+    """
+
+    file: int
+    value: int
+    dtype: str
+    shape: tuple[int, ...]
+    place: tuple[tuple[int, int], ...] | None
+
+
+class _Array(Computed):
+    """An array in shards."""
+
+    def __init__(self, files: list[Reader], parts: tuple[str, ...], shards: list[_Shard]):
+        """`shards` are in C order.
+
+        Raises:
+          CorruptionError: If some of them are missing, or are of different arrays.
+        """
+        first, last = shards[0], shards[-1]
+        shape = first.shape if last.place is None else tuple(stop for _, stop in last.place)
+        dtype = _dtypes.resolve(first.dtype.encode())
+        places = {shard.place for shard in shards}
+        if dtype is None or len(places) < len(shards) or len({_kind(each) for each in shards}) > 1:
+            raise CorruptionError(f"{_paths.text(parts)} has shards of different arrays")
+        self.counts = [size // max(1, part) for size, part in zip(shape, first.shape, strict=True)]
+        if math.prod(self.counts) != len(shards):
+            raise CorruptionError(f"{_paths.text(parts)} lacks shards")
+        self.parts, self.shards, self._files = parts, shards, files
+        super().__init__(shape, dtype, self._range)
+
+    def _range(self, start: int, stop: int) -> np.ndarray:
+        """Reads a small array."""
+        made = np.empty(self.shape, self.dtype)
+        for shard in self.shards:
+            index: Any = tuple(slice(*part) for part in shard.place or ())
+            file = self._files[shard.file]
+            file.compare(shard.value, [*self.parts])
+            made[(*index, ...)] = file.leaf(shard.value, [*self.parts])
+        return made.reshape(-1)[start:stop]
+
+
+def _kind(shard: _Shard) -> tuple[str, tuple[int, ...], bool]:
+    return shard.dtype, shard.shape, shard.place is None
+
+
+class ShardsReader(ShardedReader):
+    """The arrays of a sharded checkpoint without its manifest, which has types and other leaves."""
+
+    format = "treepack, a sharded directory without its manifest"
+    has_types = False
+
+    def __init__(self, source: Openable, *, lost: str, **options: Any):
+        """`lost` tells why there is no manifest.
+
+        Raises:
+          CorruptionError: If there are no shards.
+        """
+        self._lost = [f"{lost}; with the manifest, types and leaves other than arrays are lost"]
+        super().__init__(source, lost=lost, **options)
+        self._damage = "; ".join(self._lost)
+
+    def _read_manifest(self, source: Openable) -> tuple[bytes, core.Manifest]:
+        """Makes the manifest of the shards in files."""
+        self._opened: dict[str, Reader] = {}
+        for name in self._names():
+            try:
+                self._opened[name] = self._open(name)
+            except TreepackError as error:
+                self._lost.append(f"{name}: {error}")
+        files = [*self._opened.values()]
+        shards: dict[tuple[str, ...], list[_Shard]] = defaultdict(list)
+        for number, file in enumerate(files):
+            for parts, shard in _shards_in(number, file):
+                shards[parts].append(shard)
+        tree: dict[str, Any] = {}
+        for parts, found in shards.items():
+            try:
+                array = _Array(files, parts, sorted(found, key=lambda shard: shard.place or ()))
+                _insert(tree, array)
+            except CorruptionError as error:
+                self._lost.append(str(error))
+        if () in shards and isinstance(tree.get(""), _Array):
+            tree = tree[""]  # the tree is an array
+        if not tree:
+            raise CorruptionError("; ".join([*self._lost, "no shard is intact"]))
+        if len(self._lost) > 1:
+            self._lost.append("arrays may lack their last shards")
+        layout = layout_of(tree, None, hollow=True)
+        splits: list[tuple[list[int], int, int, bool]] = []
+        holders: list[list[list[int]]] = []
+        for array in layout.hollow:
+            nbytes = array.nbytes // len(array.shards)
+            splits.append((array.counts, len(holders), nbytes, array.shards[0].place is None))
+            holders.append([[shard.file] for shard in array.shards])
+        plan = core.ShardPlan(splits, holders)
+        rows = [
+            (name, file.nbytes, zlib.crc32(file.catalog.record or b""))
+            for name, file in self._opened.items()
+        ]
+        data = core.Manifest.planned(layout, plan).with_files([rows[at] for at in plan.processes])
+        return data, core.Manifest.decode(data)
+
+    def _names(self) -> list[str]:
+        """Returns the files of the save to which the manifest belonged."""
+        try:
+            data = read_all(self._place(MANIFEST)).decode("latin-1")
+        except FileNotFoundError:
+            data = ""
+        named = list(dict.fromkeys(FILE.findall(data)))
+        # Web servers list nothing.
+        there = [name for name in names_in(self._path) if FILE.fullmatch(name)] or named
+        saves = {name.split("-")[0] for name in there}
+        known = [save for name in named if (save := name.split("-")[0]) in saves]
+        if len(saves) > 1 and not known:
+            raise CorruptionError(
+                f"{self._lost[0]}, and the directory has files of {len(saves)} saves: move those "
+                "of other saves away"
+            )
+        save = Counter(known).most_common(1)[0][0] if known else "".join(saves)
+        missing = [name for name in named if name.startswith(save) and name not in there]
+        self._lost += [f"{name} is missing" for name in missing]
+        return [name for name in there if name.startswith(save)]
+
+    def _open(self, name: str) -> Reader:
+        left = None
+        if self._max_size is not None:
+            left = max(0, self._max_size - sum(file.inflated for file in self._opened.values()))
+        return Reader.open(
+            self._place(name), regular=True, salvage=True, mmap=self._mmap, max_size=left
+        )
+
+    def array(self, value: int, parts: list[str], kind: tuple[Any, ...]) -> LazyArray:
+        """Returns a `LazyArray`, which loads as a NumPy array: nothing tells of JAX arrays."""
+        found = super().array(value, parts, kind)
+        if isinstance(found, ShardedArray):
+            found.is_host = True
+        return found
+
+    def _checked(self, name: str, nbytes: int, record: int) -> Reader:
+        return self._opened[name]
+
+
+def _shards_in(number: int, file: Reader) -> Iterator[tuple[tuple[str, ...], _Shard]]:
+    """Yields the shards in a file with the paths of their arrays."""
+    for path, value in file.catalog.leaves(0):
+        parts = _paths.parts(path)
+        try:
+            kind = file.kind(value, parts)
+        except DecodeError:
+            continue
+        if kind[0] != "array":
+            continue
+        _, dtype, shape = kind
+        place = None
+        if parts and (found := _PLACE.fullmatch(parts[-1])):
+            ranges = [part.split(":") for part in (found[1] or "").split(",") if part]
+            place = tuple((int(start), int(stop)) for start, stop in ranges)
+            if tuple(stop - start for start, stop in place) == shape:
+                parts = parts[:-1]
+            else:
+                place = None
+        yield tuple(parts), _Shard(number, value, dtype, tuple(shape), place)
+
+
+def _insert(tree: dict[str, Any], array: _Array) -> None:
+    """Adds an array to nested dicts.
+
+    Raises:
+      CorruptionError: If another array is above or below it.
+    """
+    *above, last = array.parts or ("",)
+    for key in above:
+        tree = tree.setdefault(key, {})
+        if not isinstance(tree, dict):
+            break
+    if not isinstance(tree, dict) or last in tree:
+        raise CorruptionError(f"{_paths.text(array.parts)} has shards of different arrays")
+    tree[last] = array
