@@ -399,7 +399,7 @@ def _part(
 
     def built(reading: Reading) -> Any:
         state = place.reader.read(place, reading, marks, None)
-        state = cast_floats(state, reading.dtype, reading.threads, note)
+        state = cast_floats(state, reading, note)
         record, at = place.catalog.record, place.positions()
         found = assembled(
             state, record, reading, convert=convert, absent=ABSENT, at=at, parts=place.parts
@@ -440,7 +440,7 @@ def _renamed_state(place: Place, choice: _Choice, reading: Reading, stays: StayL
         if choice.selector.means(new) and new not in choice.corrupt:
             parts = _paths.parts(new)
             is_placed = stays(parts) or (reading.everywhere and reading.arrays != "numpy")
-            is_lazy = is_placed or reading.cast
+            is_lazy = is_placed or reading.casts
             _paths.put(state, parts, array if is_lazy else np.asarray(array))
     if root and state:
         raise TreepackError(
@@ -490,5 +490,5 @@ def restore_described(
         catalog_of(data)
     elif type(record) is not bytes:
         raise DecodeError(f"{core.RECORD_KEY!r} is a {type(record).__name__}, not bytes")
-    state = cast_floats(state, reading.dtype, reading.threads, lambda _: None)
+    state = cast_floats(state, reading, lambda _: None)
     return assembled(state, record, reading, convert=convert)
