@@ -34,6 +34,7 @@ from treepack._src.api.files import load
 from treepack._src.api.structure import abstract
 from treepack._src.options import (
     Arrays,
+    Cast,
     Containers,
     Missing,
     Replicas,
@@ -198,7 +199,7 @@ class TreepackRestore(ocp.args.CheckpointArgs):  # type: ignore[misc]
 
     item: Any = None
     strict: Strict | None = None
-    cast: bool | None = None
+    cast: Cast | None = None
     select: Any = None
     rename: Any = None
     missing: Missing | None = None

@@ -44,9 +44,9 @@ except ModuleNotFoundError:
 
 __all__ = ["TreepackHandler", "TreepackRestore", "TreepackSave", "registry"]
 
-# Orbax treats directories with this file as trees, and calls the handler for them. Orbax's own
-# handler cannot read its content.
-_MARK = "_METADATA"
+# Orbax treats directories with the first file as trees, calls the handler for them, and logs that
+# they may be malformed without the second one. Orbax's own handler cannot read their content.
+_MARKS = ("_METADATA", "manifest.ocdbt")
 
 _MARK_TEXT = b'{"format": "treepack: load it with treepack.orbax_v1, or treepack.load"}'
 
@@ -72,11 +72,7 @@ class TreepackHandler:
         args = checkpointable
         if not isinstance(args, TreepackSave):
             args = TreepackSave(args)
-        if _option("array.saving.storage_options.dtype") is not None:
-            raise TreepackError(
-                "treepack saves arrays with their own dtypes: cast them before saving, and leave "
-                "array.saving.storage_options.dtype unset"
-            )
+        _check_storage(args.item)
         write = begun(directory.path, args, self.writing, snapshot=True)
         return _Write(directory, write, self.writing)
 
@@ -125,6 +121,21 @@ def _option(path: str) -> Any:
     return found
 
 
+def _check_storage(tree: Any) -> None:
+    """Raises a TreepackError if an option asks for other dtypes than the arrays have."""
+    found = [("storage_options", _option("array.saving.storage_options"))]
+    scoped = _option("array.saving.scoped_storage_options_creator")
+    if scoped is not None:
+        leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
+        found += [("scoped_storage_options_creator", scoped(*leaf)) for leaf in leaves]
+    for name, options in found:
+        if getattr(options, "dtype", None) is not None:
+            raise TreepackError(
+                "treepack saves arrays with their own dtypes: cast them before saving, and leave "
+                f"the dtype of array.saving.{name} unset"
+            )
+
+
 def _has_arrays(tree: Any) -> bool:
     return any(hasattr(leaf, "shape") and hasattr(leaf, "dtype") for leaf in jax.tree.leaves(tree))
 
@@ -147,7 +158,8 @@ class _Write:
         # In a thread, since other saves of this process may wait for saves of other processes.
         await asyncio.to_thread(write, None)
         if jax.process_index() == 0:
-            write_small(joined(path, _MARK), _MARK_TEXT, durable=self._writing.durable)
+            for mark in _MARKS:
+                write_small(joined(path, mark), _MARK_TEXT, durable=self._writing.durable)
 
     def __del__(self) -> None:
         if self._write is not None:

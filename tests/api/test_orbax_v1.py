@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib
 import sys
@@ -299,6 +300,16 @@ def test_a_save_that_one_process_gives_up_is_an_error_in_others(tmp_path: Path) 
     processes.run(GIVEN_UP, 2, tmp_path)
 
 
+def test_orbax_finds_its_marks(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with using():
+        ocp.save(tmp_path / "a", {"w": jnp.ones(3)})
+        caplog.clear()
+        ocp.load(tmp_path / "a")
+        ocp.metadata(tmp_path / "a")
+    assert "malformed" not in caplog.text
+    assert treepack.load(tmp_path / "a" / "state")["w"].shape == (3,)
+
+
 def test_a_registry_has_defaults_and_the_context_is_heeded(tmp_path: Path) -> None:
     path = tmp_path / "a"
     adam = optax.ScaleByAdamState(jnp.zeros(()), jnp.ones(2), jnp.ones(2))
@@ -326,4 +337,13 @@ def test_a_registry_has_defaults_and_the_context_is_heeded(tmp_path: Path) -> No
     context.array.saving.storage_options.dtype = jnp.bfloat16
     with context, pytest.raises(treepack.TreepackError, match="cast them before"):
         ocp.save(tmp_path / "b", tree)
+    storage = ocp.options.ArrayOptions.Saving.StorageOptions
+    for dtype in (jnp.bfloat16, None):
+        context = using()
+        context.array.saving.scoped_storage_options_creator = lambda path, _, dtype=dtype: storage(
+            dtype=dtype if "opt" in jax.tree_util.keystr(path) else None
+        )
+        refused = pytest.raises(treepack.TreepackError, match="scoped_storage_options_creator")
+        with context, refused if dtype else contextlib.nullcontext():
+            ocp.save(tmp_path / f"scoped-{dtype}", tree)
     gc.collect()  # the coroutines that Orbax leaves, while their warnings are ignored

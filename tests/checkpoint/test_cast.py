@@ -16,6 +16,7 @@ import pytest
 import treepack
 from treepack._src.checkpoint import casting
 from treepack._src.dtypes import is_float
+from treepack._src.options import Reading
 from trees import ML_DTYPES, NUMPY_DTYPES, example_array
 
 DTYPES = [dtype for dtype in NUMPY_DTYPES + ML_DTYPES if dtype.char not in "gG"]
@@ -97,7 +98,7 @@ def test_arrays_are_cast_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         gc.collect()
         tracemalloc.reset_peak()
         held = tracemalloc.get_traced_memory()[0] - before
-        casting.cast_floats(state, np.dtype(np.float32), 2, lambda _: None)
+        casting.cast_floats(state, Reading(dtype=np.float32, threads=2), lambda _: None)
         peak = tracemalloc.get_traced_memory()[1] - before
     finally:
         tracemalloc.stop()
@@ -171,3 +172,39 @@ def test_integers_that_do_not_fit_are_errors_with_the_path(
         treepack.TreepackError, match=r"at \.: integers of uint64 do not fit into int64"
     ):
         treepack.loads(treepack.dumps(np.uint64(2**63)), np.int64(0), cast=True)
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+@pytest.mark.parametrize(
+    "dtype", ["float16", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e8m0fnu"]
+)
+def test_floats_that_overflow_are_counted_unless_allowed(
+    dtype: str, sharded: bool, tmp_path: Path
+) -> None:
+    array = np.ones(2_100_000, np.float32)
+    array[[5, 2_000_000]] = 3e38
+    array[[7, 8]] = np.inf, np.nan
+    narrow = np.dtype(getattr(ml_dtypes, dtype, dtype))
+    saved = {"a": jnp.asarray(array) if sharded else array, "fits": np.ones(2, np.float32)}
+    treepack.save(tmp_path / "f", saved, sharded=sharded)
+    template = {name: jax.ShapeDtypeStruct(leaf.shape, narrow) for name, leaf in saved.items()}
+    message = rf"floats of float32 overflow {dtype} at a \(2\): .* cast='overflow'"
+    with pytest.raises(treepack.TreepackError, match=message):
+        treepack.load(tmp_path / "f", template, cast=True)
+    with pytest.raises(treepack.TreepackError, match=message):
+        treepack.load(tmp_path / "f", dtype=narrow)
+    with np.errstate(over="ignore"):
+        expected = array.astype(narrow)
+    for found in (
+        treepack.load(tmp_path / "f", template, cast="overflow"),
+        treepack.load(tmp_path / "f", dtype=narrow, cast="overflow"),
+    ):
+        assert np.asarray(found["a"]).tobytes() == expected.tobytes()
+
+
+def test_bfloat16_overflows_only_above_its_largest_number() -> None:
+    data = treepack.dumps([np.float32([3.38e38, -3.38e38, np.inf, np.nan])])
+    assert np.isfinite(treepack.loads(data, dtype=jnp.bfloat16)[0][:2].astype(np.float32)).all()
+    data = treepack.dumps([np.float32([-3.4e38])])
+    with pytest.raises(treepack.TreepackError, match=r"overflow bfloat16 at 0 \(1\)"):
+        treepack.loads(data, dtype=jnp.bfloat16)

@@ -357,7 +357,7 @@ def test_casting() -> None:
     }
     data = treepack.dumps(tree)
     for threads in (None, 1, 3):
-        found = treepack.loads(data, template, cast=True, threads=threads)
+        found = treepack.loads(data, template, cast="overflow", threads=threads)
         with np.errstate(over="ignore"):
             expected = jax.tree.map(lambda leaf, like: np.asarray(leaf, like.dtype), tree, template)
         for name, leaf in expected.items():
@@ -365,6 +365,8 @@ def test_casting() -> None:
             np.testing.assert_array_equal(np.asarray(found[name]), leaf)
             assert isinstance(found[name], jax.Array) == (name in ("jax", "scalar"))
     assert np.isinf(found["big"]).all()
+    with pytest.raises(treepack.TreepackError, match=r"overflow float32 at big \(2\)"):
+        treepack.loads(data, template, cast=True)
     with pytest.raises(treepack.MismatchError, match="large: expected bfloat16"):
         treepack.loads(data, template)
     with pytest.raises(treepack.MismatchError, match="int: expected float32"):

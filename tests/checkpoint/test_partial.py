@@ -7,6 +7,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+import equinox as eqx
 import flax.struct
 import hypothesis
 import hypothesis.strategies as st
@@ -495,3 +496,64 @@ def test_values_that_lie_deeper_on_one_side(deeper: str) -> None:
         found = treepack.load(data, template, rename=rename)
         leaves = zip(jax.tree.leaves(found["m"]), jax.tree.leaves(state), strict=True)
         assert all(jnp.array_equal(one, other) for one, other in leaves)
+
+
+HELD: Any = {
+    "w": np.ones(3),
+    "b": {"x": jnp.ones(2)},
+    "o": optax.ScaleByAdamState(jnp.zeros(()), {"w": jnp.ones(3)}, {"w": jnp.ones(3)}),
+    "l": [1, np.ones(2)],
+    "k": jax.random.key(0),
+}
+
+
+@pytest.mark.parametrize("options", [{}, {"sharded": True}, {"compress": True}], ids=str)
+@pytest.mark.parametrize("whole", [False, True])
+def test_none_in_the_file_is_missing(whole: bool, options: dict[str, Any], tmp_path: Path) -> None:
+    part = {**jax.tree.map(lambda _: None, HELD), "w": np.zeros(3)}
+    if whole:  # of whole subtrees
+        part |= {"b": None, "l": None}
+    treepack.save(tmp_path / "f", part, **options)
+    for more in ({}, {"unexpected": "error"}, {"mismatched": "target"}):
+        found = treepack.load(tmp_path / "f", HELD, missing="target", **more)
+        assert not found["w"].any()
+        assert jax.tree.all(jax.tree.map(lambda a, b: a is b, {**found, "w": 0}, {**HELD, "w": 0}))
+    renamed = treepack.load(
+        tmp_path / "f", {"z": HELD}, rename=lambda path: f"z/{path}", missing="target"
+    )
+    assert not renamed["z"]["w"].any()
+    assert renamed["z"]["k"] is HELD["k"]
+    assert treepack.load(tmp_path / "f", {**HELD, "b": None}, missing="target")["b"] is None
+    with pytest.raises(treepack.MismatchError, match=r"o/count: expected float32.*found None"):
+        treepack.load(tmp_path / "f", HELD)
+
+
+def test_filtered_modules_and_masked_states(tmp_path: Path) -> None:
+    model = eqx.nn.MLP(2, 2, 4, 1, key=jax.random.key(0))
+    one = eqx.tree_at(lambda m: m.layers[0].weight, jax.tree.map(lambda _: False, model), True)
+    treepack.save(tmp_path / "f", eqx.filter(jax.tree.map(lambda x: x, model), one))
+    other = eqx.nn.MLP(2, 2, 4, 1, key=jax.random.key(1))
+    found = treepack.load(tmp_path / "f", other, missing="target")
+    assert np.array_equal(found.layers[0].weight, model.layers[0].weight)
+    assert found.layers[1].bias is other.layers[1].bias
+
+    params = {"w": jnp.ones(3), "b": jnp.ones(2)}
+    masked, whole = (
+        optax.masked(optax.adam(1e-3), {"w": True, "b": b}).init(params) for b in (False, True)
+    )
+    treepack.save(tmp_path / "m", masked)
+    found = treepack.load(tmp_path / "m", whole, missing="target")
+    assert jax.tree.structure(found) == jax.tree.structure(whole)
+
+
+def test_shards_one_by_one_into_an_abstract_template(tmp_path: Path) -> None:
+    tree = {"a": jnp.ones(3), "b": jnp.zeros(2)}
+    for name, leaf in tree.items():
+        treepack.save(tmp_path / name, {name: leaf})
+    template = jax.eval_shape(lambda: tree)
+    with pytest.warns(UserWarning, match=r"stay in the tree .*: b"):
+        first = treepack.load(tmp_path / "a", template, missing="target")
+    found = treepack.load(tmp_path / "b", first, missing="target")
+    assert jax.tree.all(jax.tree.map(np.array_equal, found, tree))
+    with pytest.raises(treepack.MismatchError, match="no values to keep"):
+        treepack.load(tmp_path / "a", {"c": template["b"]}, missing="target")

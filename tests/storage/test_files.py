@@ -420,3 +420,12 @@ def test_others_may_change_a_directory_that_is_removed(
     before("rmdir", (folder / "inner" / "lease.treepack").touch)
     disk.Disk().remove(str(folder))
     assert not folder.exists()
+
+
+def test_out_of_memory_names_the_file_and_its_size(tmp_path: Path) -> None:
+    path = tmp_path / "f"
+    treepack.save(path, {"w": np.ones(3)})
+    os.truncate(path, 1 << 43)  # sparse
+    for load in (treepack.load, treepack.open):
+        with pytest.raises(MemoryError, match=rf"{path}', which has {1 << 43} bytes"):
+            load(path, mmap=False)

@@ -185,8 +185,9 @@ def with_dtype(tree: Any, dtype: np.dtype[Any]) -> Any:
 
         def flat_range(start: int, stop: int) -> np.ndarray:
             found = np.frombuffer(content.read_range(start * size, stop * size), leaf.dtype)
-            with np.errstate(over="ignore"):
-                return found.astype(dtype, copy=False)
+            made = np.empty(found.shape, dtype)
+            _dtypes.cast(found, made, f"an array of the shape {leaf.shape}")
+            return made
 
         return Computed(leaf.shape, dtype, flat_range)
 

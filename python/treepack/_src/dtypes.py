@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Mapping
+from typing import Any
 
 import ml_dtypes  # noqa: F401  (registers its dtypes with NumPy)
 import numpy as np
 
+from treepack._src.printable import shortened
 from treepack.errors import TreepackError
 
 # Objects and strings.
@@ -63,13 +66,15 @@ def is_float(dtype: np.dtype) -> bool:
     return dtype.name.startswith(("float", "bfloat"))
 
 
-def cast(source: np.ndarray | np.generic, target: np.ndarray, path: object) -> None:
+def cast(
+    source: np.ndarray | np.generic, target: np.ndarray, path: object, *, overflow: bool = False
+) -> None:
     """Casts floats or integers into an array of the same kind.
 
-    Floats that are too large become infinite, as in JAX.
+    With `overflow`, floats that are too large become infinite or NaN, as in JAX.
 
     Raises:
-      TreepackError: With the path, if an integer does not fit.
+      TreepackError: With the path, if a number does not fit.
     """
     are_floats = is_float(source.dtype)
     with np.errstate(over="ignore"):
@@ -78,6 +83,8 @@ def cast(source: np.ndarray | np.generic, target: np.ndarray, path: object) -> N
             given = source.astype(np.float32)  # ml_dtypes has no casts between small floats
         np.copyto(target, given, casting="unsafe")
     if are_floats:
+        if not overflow and (count := overflows(source, target)):
+            raise overflow_error({path: count}, source.dtype, target.dtype)
         return
     again = target.astype(source.dtype)
     if np.any(again != source) or np.any(np.less(target, 0) != np.less(source, 0)):
@@ -85,6 +92,41 @@ def cast(source: np.ndarray | np.generic, target: np.ndarray, path: object) -> N
             f"at {path}: integers of {source.dtype.name} do not fit into {target.dtype.name}: use "
             f"a template of {source.dtype.name}"
         )
+
+
+def overflows(source: np.ndarray | np.generic, target: np.ndarray) -> int:
+    """Returns how many floats became infinite or NaN in a cast."""
+    largest, bits = _largest(target.dtype)
+    if target.size == 0 or _largest(source.dtype)[0] <= largest:
+        return 0
+    size = target.itemsize
+    # Twenty times as fast as `isfinite` of ml_dtypes. "fnuz" has NaN in the place of -0.
+    positive, negative = target.view(f"i{size}").max(), target.view(f"u{size}").max()
+    may_fit = positive <= bits and negative <= bits | 1 << (8 * size - 1)
+    if may_fit and not target.dtype.name.endswith("fnuz"):
+        return 0
+    return int(np.count_nonzero(np.isfinite(source) & ~np.isfinite(target)))
+
+
+@functools.cache
+def _largest(dtype: np.dtype) -> tuple[float, int]:
+    """Returns the largest number of a float dtype, and its bits."""
+    size = dtype.itemsize
+    if size > 2:
+        most = np.asarray(np.finfo(dtype).max, dtype)
+        return float(most), int(most.view(f"u{size}")) if size <= 8 else 0
+    values = np.arange(1 << 8 * size, dtype=f"u{size}").view(dtype).astype(np.float32)
+    at = int(np.argmax(np.where(np.isfinite(values), values, 0)))
+    return float(values[at]), at
+
+
+def overflow_error(counts: Mapping[Any, int], found: np.dtype, dtype: np.dtype) -> TreepackError:
+    """Returns the error for floats that overflow, with their number by path."""
+    paths = [f"{path} ({count})" for path, count in counts.items()]
+    return TreepackError(
+        f"floats of {found.name} overflow {dtype.name} at {shortened(paths, len(paths))}: load "
+        f"them as {found.name}, or pass cast='overflow' to make them infinite"
+    )
 
 
 def unsupported(name: str) -> str:

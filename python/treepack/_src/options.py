@@ -92,6 +92,7 @@ Static = Literal["skip-code", "skip", "error"]
 """Whether static data that cannot be stored are left out (only code, or all), or are an error."""
 
 Replicas = Literal["read", "broadcast"]
+Cast = bool | Literal["overflow"]
 """Whether each process reads the shards that several need, or one reads and sends them."""
 
 TIMEOUT_S = 3600.0
@@ -127,10 +128,9 @@ _CHOICES = {
     "static": _values(Static),
     "replicas": _values(Replicas),
     "format": (None, "safetensors"),
+    "cast": _values(Cast),
     **dict.fromkeys(("copy", "sharded"), (True, False, None)),
-    **dict.fromkeys(
-        ("background", "cast", "durable", "mmap", "return_report", "verify"), _values(bool)
-    ),
+    **dict.fromkeys(("background", "durable", "mmap", "return_report", "verify"), _values(bool)),
 }
 
 # Numbers: their description, the function that checks their type, and their minimum.
@@ -405,7 +405,7 @@ class Reading(_Options):
     is_drop_in: ClassVar[bool] = False
 
     strict: Strict = True
-    cast: bool = False
+    cast: Cast = False
     dtype: Any = None
     arrays: Arrays = "saved"
     device: Any = None
@@ -427,13 +427,18 @@ class Reading(_Options):
             raise ValueError("device= and sharding= return JAX arrays: leave out arrays='numpy'")
 
     @property
+    def casts(self) -> bool:
+        """Whether leaves are cast to the dtypes of a target."""
+        return bool(self.cast)
+
+    @property
     def everywhere(self) -> bool:
         """Whether all arrays become JAX arrays."""
         return self.arrays == "jax" or self.device is not None or self.sharding is not None
 
     def check(self, target: Any) -> None:
         """Raises a ValueError for options that require a target or exclude one."""
-        if self.cast and target is None:
+        if self.cast and target is None and (self.cast is True or self.dtype is None):
             raise ValueError(
                 "cast=True requires a target to cast to: pass one, or pass dtype= instead"
             )
@@ -559,7 +564,7 @@ class ReadOptions(TypedDict, total=False):
     """The options of `Reading`; see `load`."""
 
     strict: Strict
-    cast: bool
+    cast: Cast
     dtype: Any
     arrays: Arrays
     device: Device | None

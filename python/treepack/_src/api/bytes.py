@@ -105,6 +105,7 @@ def loads(
       target: A template.
       strict: How leaves are compared with the target: `True`, `"exact"` or `False`; see `load`.
       cast: Whether to cast floats to the dtypes of the target, and integers where no value changes.
+        Floats that overflow are an error, also with `dtype=`, except with `cast="overflow"`.
       dtype: Without a target, the dtype to which all float arrays are cast.
       arrays: The type of arrays: as saved (`"saved"`), all NumPy arrays (`"numpy"`), or all JAX
         arrays (`"jax"`).

@@ -333,6 +333,7 @@ def load(
         stores them. `False`: not compared. Static data are never compared: those of the target
         become the result. `treepack.diff` lists their differences.
       cast: Whether to cast floats to the dtypes of the target, and integers where no value changes.
+        Floats that overflow are an error, also with `dtype=`, except with `cast="overflow"`.
       dtype: Without a target, the dtype to which all float arrays are cast, such as `jnp.bfloat16`,
         each as it is loaded. Integers, bools, complex numbers, PRNG keys and Python numbers keep
         their types.
@@ -351,9 +352,11 @@ def load(
         `stack` and `transpose`, a path in the target comes first, as in
         `{"*/kernel": transpose("*/w")}`. `select` and errors use the new paths.
       missing: Whether leaves of the target that the file lacks are an error, or stay unchanged
-        (`"target"`). An error if they are `ShapeDtypeStruct`s. Unless a report is returned, also an
-        error if nothing is loaded, and a warning if the file has them elsewhere, or only others in
-        their subtree.
+        (`"target"`). `None` in the file, as of `equinox.filter`, and empty nodes, as of
+        `optax.masked`, count as missing. An error if they are `ShapeDtypeStruct`s; a warning if
+        every leaf of the file is loaded, since it may be one of several. Unless a report is
+        returned, also an error if nothing is loaded, and a warning if the file has them elsewhere,
+        or only others in their subtree.
       mismatched: Whether arrays whose shape differs from the target's are an error, or the target's
         stay unchanged (`"target"`), with the same errors.
       unexpected: Whether leaves of the file that the target lacks are an error (`"error"`) or

@@ -72,9 +72,9 @@ class BoxedArray(LazyArray):
 
     outer = 0
 
-    def cast(self, dtype: Any) -> BoxedArray:
-        """Returns the same array, cast when it is read."""
-        return _Cast(self, dtype)
+    def cast(self, dtype: Any, *, overflow: bool) -> BoxedArray:
+        """Returns the same array, cast when it is read; floats may overflow with `overflow`."""
+        return _Cast(self, dtype, overflow)
 
     def _read(self, box: Sequence[range]) -> np.ndarray:
         """Returns the elements of a box."""
@@ -105,10 +105,10 @@ class BoxedArray(LazyArray):
 class _Cast(BoxedArray):
     """An array that is cast when it is read, in blocks."""
 
-    def __init__(self, array: BoxedArray, dtype: Any):
+    def __init__(self, array: BoxedArray, dtype: Any, overflow: bool):
         self.reader, self.value, self.parts = array.reader, array.value, array.parts
         self.dtype, self.shape = np.dtype(dtype), array.shape
-        self._array = array
+        self._array, self._overflow = array, overflow
 
     def _read_all(self, copy: bool | None) -> np.ndarray:
         return super()._read_all(None)  # `copy=False` does not exclude casts
@@ -120,5 +120,6 @@ class _Cast(BoxedArray):
     def _read(self, box: Sequence[range]) -> np.ndarray:
         made = aligned(tuple(map(len, box)), self.dtype)
         for block, target in blocks(box, made, self._array.outer):
-            _dtypes.cast(self._array._read(block), target, self.path)
+            found = self._array._read(block)
+            _dtypes.cast(found, target, self.path, overflow=self._overflow)
         return made

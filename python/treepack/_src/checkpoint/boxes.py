@@ -184,7 +184,8 @@ class Box:
             for block, part in blocks(self._box, target, axis):
                 made = np.empty(part.shape, array.stored)
                 fill(array.shards_in(block), made)
-                _dtypes.cast(made, part, functools.reduce(Trail, array.parts, Trail()))
+                path = functools.reduce(Trail, array.parts, Trail())
+                _dtypes.cast(made, part, path, overflow=array.overflow)
 
     def prefetch(self) -> None:
         """Starts to read the source from the disk; later calls do nothing."""
@@ -292,14 +293,14 @@ class ShardedArray(BoxedArray):
         shards: tuple[core.Shards, bool],
     ):
         super().__init__(reader, value, parts, kind)
-        self.stored = self.dtype
+        self.stored, self.overflow = self.dtype, False
         self._shards, self.is_host = shards
 
-    def cast(self, dtype: Any) -> ShardedArray:
-        """Returns the same array, cast when it is read."""
+    def cast(self, dtype: Any, *, overflow: bool) -> ShardedArray:
+        """Returns the same array, cast when it is read; floats may overflow with `overflow`."""
         cast = object.__new__(ShardedArray)
         cast.__dict__.update(self.__dict__)
-        cast.dtype = np.dtype(dtype)
+        cast.dtype, cast.overflow = np.dtype(dtype), overflow
         return cast
 
     def box(self, index: Sequence[slice]) -> np.ndarray:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
+from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ from treepack._src import dtypes as _dtypes
 from treepack._src.checkpoint.boxed import BoxedArray, aligned
 from treepack._src.checkpoint.boxes import Box
 from treepack._src.interop import jax as _jax
+from treepack._src.options import Reading
 from treepack._src.paths import Trail
 from treepack._src.restore.compare import signature
 from treepack._src.tasks import run
@@ -64,9 +65,46 @@ def index_key(index: tuple[slice, ...]) -> tuple[tuple[Any, Any], ...]:
     return tuple((at.start, at.stop) for at in index)
 
 
-def cast_items(items: Iterable[Item], threads: int | None) -> None:
+class _Casts:
+    """Casts that are yet to be done, in parts.
+
+    Attributes:
+      overflow: Whether floats may become infinite.
+    """
+
+    def __init__(self, threads: int | None, overflow: bool):
+        self.overflow = overflow
+        self._threads = core.thread_count(threads)
+        self._work: list[Callable[[], None]] = []
+        self._lost: dict[tuple[np.dtype[Any], np.dtype[Any]], Counter[Trail]] = {}
+
+    def add(self, source: np.ndarray, made: np.ndarray, path: Trail) -> None:
+        """Adds a part of an array."""
+        self._work.append(lambda: self.now(source, made, path))
+
+    def now(self, source: np.ndarray | np.generic, made: np.ndarray, path: Trail) -> None:
+        """Casts a part of an array at once."""
+        _dtypes.cast(source, made, path, overflow=True)
+        if not self.overflow and _dtypes.is_float(made.dtype):
+            count = _dtypes.overflows(source, made)
+            if count:
+                self._lost.setdefault((source.dtype, made.dtype), Counter())[path] += count
+
+    def run(self) -> None:
+        """Does the work, and drops the source arrays.
+
+        Raises:
+          TreepackError: If floats overflow.
+        """
+        run(self._work, self._threads)
+        self._work.clear()
+        for dtypes, counts in self._lost.items():
+            raise _dtypes.overflow_error(counts, *dtypes)
+
+
+def cast_items(items: Iterable[Item], threads: int | None, *, overflow: bool) -> None:
     """Casts floats and integers to the dtypes of the template."""
-    work: list[Callable[[], None]] = []
+    work = _Casts(threads, overflow)
     for item in items:
         expected, actual = signature(item.target), signature(item.leaf)
         if (
@@ -78,32 +116,29 @@ def cast_items(items: Iterable[Item], threads: int | None) -> None:
         ):
             continue
         item.leaf = _cast(item.leaf, expected.dtype, work, item.path)
-    run(work, core.thread_count(threads))
+    work.run()
 
 
-def cast_floats(
-    state: Any, dtype: np.dtype[Any] | None, threads: int | None, note: Callable[[Trail], None]
-) -> Any:
-    """Casts all float arrays in a state, in place; a no-op for `None`.
+def cast_floats(state: Any, reading: Reading, note: Callable[[Trail], None]) -> Any:
+    """Casts all float arrays in a state, in place; a no-op without `dtype=`.
 
     Each source array is dropped as soon as it is cast, so that few arrays exist twice.
 
     Args:
       state: Dicts, lists and leaves; modified in place.
-      dtype: The dtype.
-      threads: The maximum number of threads.
+      reading: The options.
       note: Called with the path of each array that is cast.
     """
+    dtype = reading.dtype
     if dtype is None:
         return state
     root = [state]
-    work: list[Callable[[], None]] = []
+    work = _Casts(reading.threads, reading.cast == "overflow")
     nbytes = 0
 
     def finish() -> None:
         nonlocal nbytes
-        run(work, core.thread_count(threads))
-        work.clear()  # drops the source arrays
+        work.run()
         nbytes = 0
 
     def below(container: Any, key: Any, path: Trail) -> None:
@@ -148,20 +183,20 @@ def number_to_array(target: Any, found: Any) -> Any:
     return made if np.isfinite(made) or not np.isfinite(found) else found
 
 
-def _cast(source: Any, dtype: np.dtype[Any], work: list[Callable[[], None]], path: Trail) -> Any:
+def _cast(source: Any, dtype: np.dtype[Any], work: _Casts, path: Trail) -> Any:
     """Returns an array, and adds the work that fills it with the cast elements of another.
 
     Arrays that are read in boxes are cast when they are read: each device reads its part.
     """
     if isinstance(source, BoxedArray):
-        return source.cast(dtype)
+        return source.cast(dtype, overflow=work.overflow)
     if isinstance(source, np.generic):
         scalar = np.empty((), dtype)
-        _dtypes.cast(source, scalar, path)
+        work.now(source, scalar, path)
         return scalar[()]
     made = aligned(source.shape, dtype)
     flat = np.asarray(source).reshape(-1), made.reshape(-1)
     for start in range(0, made.size, _CAST_ELEMENTS):
         part = slice(start, start + _CAST_ELEMENTS)
-        work.append(functools.partial(_dtypes.cast, flat[0][part], flat[1][part], path))
+        work.add(flat[0][part], flat[1][part], path)
     return made

@@ -299,16 +299,19 @@ def _outline(node: Any) -> _Outline | None:
 
 
 def _without_unfit(place: Place, target: Any, found: _Choice, selection: Selection) -> _Choice:
-    """Leaves out arrays that do not fit the template, as the options allow.
+    """Leaves out leaves that do not fit the template, as the options allow.
 
-    Those are arrays of dtypes that NumPy lacks where the template has nothing for them, and with
-    `mismatched="target"` arrays of other shapes.
+    Those are arrays of dtypes that NumPy lacks where the template has nothing for them, with
+    `mismatched="target"` arrays of other shapes, and with `missing="target"` what holds the place
+    of a leaf that was not saved: `None`, as of `equinox.filter`, and empty nodes, as of
+    `optax.masked`.
     """
     catalog = place.catalog
     lacking = {name for name in catalog.dtypes if _dtypes.resolve(name.encode()) is None}
     if selection.unexpected == "error":
         lacking = set()
-    if not lacking and selection.mismatched != "target":
+    keeps = selection.missing == "target"
+    if not (lacking or keeps or selection.mismatched == "target"):
         return found
     leaves = dict(leaves_of(target, ()))
     marked, mismatched = set(), []
@@ -316,11 +319,16 @@ def _without_unfit(place: Place, target: Any, found: _Choice, selection: Selecti
         if found.marks is not None and value not in found.marks:
             continue
         marked.add(value)
-        kind = catalog.leaf(value)[1] if catalog.children(value) is None else ("",)
-        if kind[0] != "array":
-            continue
+        children = catalog.children(value)
+        kind = catalog.leaf(value)[1] if children is None else ("",)
         new = (found.renamed or {}).get(path, path)
         parts = tuple(_paths.parts(new))
+        if keeps and kind[0] == "none" and leaves.get(parts, ABSENT) is not None:
+            marked.remove(value)
+        if keeps and children is not None and signature(leaves.get(parts)) is not None:
+            marked.remove(value)
+        if kind[0] != "array":
+            continue
         ours = signature(leaves.get(parts)) if selection.mismatched == "target" else None
         if ours is not None and ours.shape != tuple(kind[2]):
             mismatched.append(new)
@@ -424,7 +432,7 @@ def _part(
 
     def built(reading: Reading) -> Any:
         state = place.reader.read(place, reading, marks, None)
-        state = cast_floats(state, reading.dtype, reading.threads, note)
+        state = cast_floats(state, reading, note)
         record, at = place.catalog.record, place.positions()
         found = assembled(
             state, record, reading, convert=convert, absent=ABSENT, at=at, parts=place.parts
@@ -465,7 +473,7 @@ def _renamed_state(place: Place, choice: _Choice, reading: Reading, stays: StayL
         if choice.selector.means(new) and new not in choice.corrupt:
             parts = _paths.parts(new)
             is_placed = stays(parts) or (reading.everywhere and reading.arrays != "numpy")
-            is_lazy = is_placed or reading.cast
+            is_lazy = is_placed or reading.casts
             _paths.put(state, parts, array if is_lazy else np.asarray(array))
     if root and state:
         raise TreepackError(
@@ -515,5 +523,5 @@ def restore_described(
         catalog_of(data)
     elif type(record) is not bytes:
         raise DecodeError(f"{core.RECORD_KEY!r} is a {type(record).__name__}, not bytes")
-    state = cast_floats(state, reading.dtype, reading.threads, lambda _: None)
+    state = cast_floats(state, reading, lambda _: None)
     return assembled(state, record, reading, convert=convert)

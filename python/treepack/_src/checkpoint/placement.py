@@ -85,7 +85,7 @@ def converter(
     def convert(leaves: list[Any]) -> list[Any]:
         items = [Item(*leaf) for leaf in leaves]
         if reading.cast:
-            cast_items(items, reading.threads)
+            cast_items(items, reading.threads, overflow=reading.cast == "overflow")
         if placed:
             _place(items, where, may_change, reading, group, held or {})
         for item in items:

@@ -167,7 +167,7 @@ class Restore:
     def settle(self, leaves: list[Leaf]) -> list[Any]:
         """Compares leaves; returns them or their conversions, or the cells of collected leaves."""
         for path, target, state in leaves:
-            found = difference(target, state, self.strict, cast=self.reading.cast)
+            found = difference(target, state, self.strict, cast=self.reading.casts)
             if found is not None:
                 self.note_at(path, *found)
         return [self._settled(*leaf) for leaf in leaves]

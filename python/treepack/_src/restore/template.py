@@ -443,7 +443,7 @@ def _restore_leaf(target: Any, state: Any, name: str, restore: Restore) -> Any:
     if isinstance(state, Mapping) and _prng.MARKER in state and _prng.is_key_like(target):
         key = _prng.wrap(state[_prng.MARKER], state.get("data"))
         state = state if key is None else key
-    found = difference(target, state, restore.strict, cast=restore.reading.cast)
+    found = difference(target, state, restore.strict, cast=restore.reading.casts)
     if found is not None:
         restore.note(name, *found)
         if isinstance(state, Mapping) and len(state) == 1 and target is not None:
@@ -531,7 +531,7 @@ def _converted(template: Any, state: Any, name: str, restore: Restore) -> Any:
             }
     finally:
         restore.path.pop()
-    fits = difference(template, state, restore.strict, cast=restore.reading.cast) is None
+    fits = difference(template, state, restore.strict, cast=restore.reading.casts) is None
     if not fits or signature(template) is None or signature(state) is None:
         return state
     return restore.leaf(template, state, name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import itertools
 import os
@@ -41,10 +42,20 @@ def name_file(error: BaseException, source: Any) -> None:
             if _is_repository(source):
                 folder = f"huggingface_hub.snapshot_download({source!r})"
                 error.add_note(f"treepack: for a repository of Hugging Face, load {folder}")
-    elif isinstance(error, Exception) and not isinstance(error, (MemoryError, MissingPathError)):
+    elif isinstance(error, MemoryError):
+        if not error.args:  # the core has no memory for a text
+            error.args = (f"not enough memory for {name!r}{_size_of(source)}",)
+    elif isinstance(error, Exception) and not isinstance(error, MissingPathError):
         note = f"treepack: while reading {name!r}"
         if note not in getattr(error, "__notes__", ()):
             error.add_note(note)
+
+
+def _size_of(source: Any) -> str:
+    """Returns the size of a local file, for a message."""
+    with contextlib.suppress(OSError, TypeError, ValueError):
+        return f", which has {os.path.getsize(source)} bytes"  # noqa: PTH202
+    return ""
 
 
 def _is_repository(source: Any) -> bool:
