@@ -392,15 +392,16 @@ def test_files_do_not_claim_far_more_than_they_can_hold(tmp_path: Path) -> None:
         checkpointer.save(tmp_path / "a", {"w": np.arange(16.0)})
         checkpointer.save(tmp_path / "zeros", {"w": np.zeros(1 << 22)})
     assert not treepack.load(tmp_path / "zeros")["w"].any()
-    file = tmp_path / "a" / "w" / ".zarray"
-    found = json.loads(file.read_text())
-    file.write_text(json.dumps(found | {"shape": [1 << 28], "chunks": [1 << 20]}))
     file = tmp_path / "a" / "_METADATA"  # as older versions wrote it
     found = json.loads(file.read_text())
     file.write_text(json.dumps(found | {"store_array_data_equal_to_fill_value": False}))
-    for read in (treepack.load, treepack.open, treepack.abstract, treepack.verify):
-        with pytest.raises(treepack.TreepackError, match=r"missing.* pass max_size=2147483648"):
-            read(tmp_path / "a")
+    file = tmp_path / "a" / "w" / ".zarray"
+    found = json.loads(file.read_text())
+    for shape, chunks in ((16, 1 << 28), (1 << 28, 1 << 20)):
+        file.write_text(json.dumps(found | {"shape": [shape], "chunks": [chunks]}))
+        for read in (treepack.load, treepack.open, treepack.abstract, treepack.verify):
+            with pytest.raises(treepack.TreepackError, match=r"missing.* max_size=2147483648"):
+                read(tmp_path / "a")
     with treepack.open(tmp_path / "a", max_size=1 << 31) as opened:
         assert opened["w"][1 << 27 : (1 << 27) + 3].tolist() == [0, 0, 0]
 

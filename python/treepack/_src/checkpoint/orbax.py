@@ -7,6 +7,7 @@ TensorStore reads the boxes of arrays. Orbax itself is not needed.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -48,13 +49,14 @@ class OrbaxReader(Unchecked):
         values = _values(item)
         arrays = [value for value in values if isinstance(value, Stored)]
         self._arrays = {array.leaf.parts: array for array in arrays}
-        nbytes = sum(array.nbytes for array in arrays)
+        nbytes = sum(max(array.nbytes, array.chunk_nbytes) for array in arrays)
         if max_size is not None and nbytes > max_size:
             raise TreepackError(f"the arrays of {nbytes} bytes exceed max_size={max_size}")
         if max_size is None and not _may_have(_sizes(source), nbytes):
             raise TreepackError(
-                f"the arrays have {nbytes} bytes, far more than the files can hold: chunks are "
-                f"missing, which are read as one value. If that is right, pass max_size={nbytes}"
+                f"the arrays or their chunks have {nbytes} bytes, far more than the files: chunks "
+                f"are missing, which are read as one value. If that is right, pass "
+                f"max_size={nbytes}"
             )
         layout = layout_of(_orbax.tree_of(item.leaves, values), item.metadata)
         content = core.Content.laid(layout, core.Content.lent(b""))
@@ -222,6 +224,11 @@ class Stored(Held):
     def __init__(self, leaf: _orbax.Leaf, store: Any):
         self.leaf, self.store = leaf, store
         super().__init__(tuple(store.shape), np.dtype(store.dtype.numpy_dtype))
+
+    @property
+    def chunk_nbytes(self) -> int:
+        """The size of a chunk, which TensorStore reads whole."""
+        return math.prod(self.store.chunk_layout.read_chunk.shape or ()) * self.dtype.itemsize
 
     def _make(self) -> np.ndarray:
         return np.asarray(_orbax.result(_orbax.read(self.store), self.leaf.path)).reshape(-1)
