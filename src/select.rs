@@ -97,6 +97,8 @@ struct Rule {
     pattern: Option<usize>,
     bool: Option<bool>,
     below: HashMap<Box<str>, usize>,
+    /// Where patterns go on, from their first part with a wildcard.
+    begin: Vec<usize>,
 }
 
 #[derive(Debug)]
@@ -104,7 +106,6 @@ pub struct Selector {
     /// The first rule is at the root.
     rules: Vec<Rule>,
     tokens: Vec<Token>,
-    begin: Positions,
     /// `None` for bools.
     patterns: Option<usize>,
 }
@@ -122,24 +123,23 @@ impl Selector {
     /// A `literal` pattern has no wildcards.
     pub fn patterns<'a>(patterns: impl IntoIterator<Item = (&'a str, bool)>) -> Result<Self> {
         let mut made = Self::empty();
-        let mut begin = Vec::new();
         let mut count = 0;
         for (number, (pattern, literal)) in patterns.into_iter().enumerate() {
             count = number + 1;
-            if literal || !pattern.contains(['*', '?']) {
+            let wildcard = pattern.find(['*', '?']).filter(|_| !literal);
+            let Some(wildcard) = wildcard else {
                 let parts = (pattern != ".").then(|| pattern.split('/'));
                 let node = made.insert(parts.into_iter().flatten())?;
                 made.rules[node].pattern = Some(number);
-            } else {
-                grow::push(&mut begin, made.tokens.len())?;
-                made.tokens.try_reserve(pattern.len() + 1)?;
-                made.tokens.extend(tokens(pattern));
-                made.tokens.push(Token::End(number));
-            }
-        }
-        made.begin = smallvec![0; made.tokens.len().div_ceil(64)];
-        for position in begin {
-            add(&made.tokens, &mut made.begin, position);
+                continue;
+            };
+            let slash = pattern[..wildcard].rfind('/');
+            let (before, rest) = pattern.split_at(slash.unwrap_or(0));
+            let node = made.insert(slash.map(|_| before.split('/')).into_iter().flatten())?;
+            grow::push(&mut made.rules[node].begin, made.tokens.len())?;
+            made.tokens.try_reserve(rest.len() + 1)?;
+            made.tokens.extend(tokens(rest));
+            made.tokens.push(Token::End(number));
         }
         made.patterns = Some(count);
         Ok(made)
@@ -162,7 +162,6 @@ impl Selector {
         Self {
             rules: vec![Rule::default()],
             tokens: Vec::new(),
-            begin: Positions::new(),
             patterns: None,
         }
     }
@@ -189,7 +188,7 @@ impl Selector {
     pub fn start(&self) -> State {
         let mut state = State {
             rule: Some(0),
-            positions: self.begin.clone(),
+            positions: smallvec![0; self.tokens.len().div_ceil(64)],
             meant: None,
             depth: 0,
         };
@@ -222,6 +221,9 @@ impl Selector {
     fn decide(&self, state: &mut State) {
         if let Some(bool) = state.rule.and_then(|rule| self.rules[rule].bool) {
             state.meant = Some(bool);
+        }
+        for start in state.rule.iter().flat_map(|rule| &self.rules[*rule].begin) {
+            add(&self.tokens, &mut state.positions, *start);
         }
         if self.ended(state).next().is_some() {
             state.meant = Some(true);
@@ -418,6 +420,17 @@ mod tests {
         assert_eq!(meant(&["x/y"]), Some(true));
         assert_eq!(meant(&["x", "y"]), None);
         assert_eq!(meant(&["b"]), None);
+    }
+
+    #[test]
+    fn long_keys_before_the_first_wildcard_are_looked_up() {
+        let long = "k".repeat(5000);
+        let pattern = format!("{long}/*5");
+        let selector = Selector::patterns([(pattern.as_str(), false)]).unwrap();
+        assert_eq!(selector.tokens.len(), "/*5".len() + 1);
+        assert_eq!(selected(&selector, &format!("{long}/15")), Some(true));
+        assert_eq!(selected(&selector, &format!("{long}/51")), None);
+        assert_eq!(selected(&selector, "k/15"), None);
     }
 
     #[test]

@@ -50,6 +50,8 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("filterwarnings", warning)
     # Wrong: `gc.get_referrers` skips frozen dicts, and Python 3.14 tracks, so freezes, empty ones.
     config.addinivalue_line("filterwarnings", "ignore:It looks like `register_random` was passed")
+    # Texts of 70,000 bytes are in some examples.
+    config.addinivalue_line("filterwarnings", "ignore:Generating overly large repr")
     if not hasattr(config, "workerinput"):  # workers inherit it
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
         folder = os.environ["TMPDIR"] = tempfile.tempdir = tempfile.mkdtemp(

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use super::Catalog;
 use super::tables::Table;
-use crate::Result;
 use crate::watch::{Steps, Watch};
+use crate::{Result, grow};
 
 /// Up to this number of children a table is not faster.
 const FEW: usize = 16;
@@ -14,6 +14,26 @@ const FEW: usize = 16;
 const CHECK_CHILDREN: usize = 1 << 12;
 
 impl Catalog {
+    /// For each value, the value of another catalog at the same path; of equal paths the last.
+    ///
+    /// Compares each key once: all paths together may be much longer than the data.
+    pub fn partners(&self, other: &Self, watch: &dyn Watch) -> Result<Vec<Option<usize>>> {
+        let mut partners = grow::with_room(self.values())?;
+        let mut steps = Steps::new(CHECK_CHILDREN);
+        for (value, entry) in self.entries.iter().enumerate() {
+            steps.count(|| watch.check())?;
+            let partner = match value {
+                0 => Some(0),
+                _ => match partners[entry.parent] {
+                    Some(parent) => other.child(parent, self.key(value), watch)?,
+                    None => None,
+                },
+            };
+            partners.push(partner);
+        }
+        Ok(partners)
+    }
+
     pub(super) fn child(
         &self,
         value: usize,
@@ -103,6 +123,21 @@ mod tests {
             assert_eq!(catalog.find(0, [key.as_str()], &()).unwrap(), Some(at + 1));
         }
         assert!(COMPARED.get() < 8 * MANY);
+    }
+
+    #[test]
+    fn keys_above_many_leaves_are_compared_once_to_find_partners() {
+        let mut source = vec![0x81, 0xa1, b'a'];
+        source.extend(map((0..MANY).map(|at| at.to_string())));
+        let mut other = vec![0x82, 0xa1, b'b', 1, 0xa1, b'a'];
+        other.extend(map((1..MANY).map(|at| at.to_string())));
+        let catalogs = [&source, &other].map(|data| Catalog::open(data, false, &()).unwrap());
+        COMPARED.set(0);
+        let partners = catalogs[0].partners(&catalogs[1], &()).unwrap();
+        // In the table, a lookup compares 1.3 keys on average.
+        assert!(COMPARED.get() < MANY * 8 / 5, "{}", COMPARED.get());
+        assert_eq!(partners[..3], [Some(0), Some(2), None]);
+        assert!((3..MANY + 2).all(|value| partners[value] == Some(value)));
     }
 
     #[test]

@@ -16,7 +16,9 @@ use super::join::{Join, Mismatches, NO_PANIC, Part, malformed};
 use super::order::add_exponents;
 use super::patch::{Patch, value_len};
 use crate::raw::RawBytes;
+use crate::source::Source;
 use crate::watch::Watch;
+use crate::wire::{Cursor, Head};
 use crate::{Error, Result, grow, parallel};
 
 struct Change<'m, 'p> {
@@ -41,6 +43,7 @@ pub fn apply(
 ) -> Result<usize> {
     let join = {
         let whole = RawBytes::from(&*memory);
+        check_tree(patch, &whole)?;
         let source = whole.slice(0..value_len(&whole, watch)?);
         let base = Base::open(&source, &source, watch)?;
         Join::new(patch, &base, watch)?
@@ -75,6 +78,18 @@ pub fn apply(
         memory.copy_from_slice(bytes);
     }
     Ok(join.len())
+}
+
+/// Fails if memory cannot have the arrays that a patch changes: it begins with another kind of value.
+fn check_tree(patch: &Patch<'_>, memory: &dyn Source) -> Result<()> {
+    match Cursor::new(memory).head()? {
+        Head::Map(_) | Head::Array(_) | Head::Ext(..) => Ok(()),
+        _ if patch.differences.is_empty() => Ok(()),
+        _ => {
+            let reason = "the buffer does not begin with a tree: write one with pack_into first";
+            Err(Error::malformed(0, reason))
+        }
+    }
 }
 
 /// Fails unless all arrays stay where they are.

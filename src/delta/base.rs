@@ -31,10 +31,14 @@ impl<'a> Base<'a> {
         })
     }
 
-    /// The array at the same path, if it has the same dtype and shape.
-    pub fn partner(&self, of: &Array<'_>, watch: &dyn Watch) -> Result<Option<Array<'_>>> {
-        let keys = of.catalog.keys_to(of.value)?;
-        let Some(value) = self.catalog.find(0, keys, watch)? else {
+    /// For each value of a catalog, the value of the base at the same path.
+    pub fn partners(&self, of: &Catalog, watch: &dyn Watch) -> Result<Vec<Option<usize>>> {
+        of.partners(&self.catalog, watch)
+    }
+
+    /// The array that is one of the partners, if it has the same dtype and shape.
+    pub fn partner(&self, of: &Array<'_>, partners: &[Option<usize>]) -> Result<Option<Array<'_>>> {
+        let Some(value) = partners[of.value] else {
             return Ok(None);
         };
         let found = array(&self.catalog, self.headers, value)?;

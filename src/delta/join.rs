@@ -47,6 +47,9 @@ impl<'a> Join<'a> {
     pub fn new(patch: &'a Patch<'a>, base: &Base<'_>, watch: &dyn Watch) -> Result<Self> {
         let catalog = Catalog::open(&patch.skeleton, false, watch)?;
         let mut partners = grow::filled(None, patch.differences.len())?;
+        let of_base = base.partners(&catalog, watch)?;
+        // Of leaves with equal paths, the last counts.
+        let last = catalog.partners(&catalog, watch)?;
         let (mut missing, mut unchanged) = (Mismatches::default(), Vec::new());
         for array in arrays(&catalog, &patch.skeleton) {
             let array = array?;
@@ -54,16 +57,14 @@ impl<'a> Join<'a> {
             if found.iter().all(Option::is_none) {
                 continue;
             }
-            let partner = base.partner(&array, watch)?;
+            let partner = base.partner(&array, &of_base)?;
             if partner.is_none() {
                 missing.add(array.value)?;
             }
             let is_equal = |number: &Option<usize>| {
                 number.is_some_and(|number| patch.differences[number].is_equal())
             };
-            // Of leaves with equal paths, the last counts.
-            let is_leaf = || catalog.find(0, catalog.keys_to(array.value)?, watch);
-            if found.iter().all(is_equal) && is_leaf()? == Some(array.value) {
+            if found.iter().all(is_equal) && last[array.value] == Some(array.value) {
                 grow::push(&mut unchanged, array.value)?;
             }
             let mut done = 0;
@@ -101,9 +102,16 @@ impl<'a> Join<'a> {
         })
     }
 
+    /// The paths of arrays that stay as in the base; below long keys, only as many as fit the
+    /// length of the encoding.
     pub fn unchanged(&self) -> Result<Vec<String>> {
+        let mut left = self.len();
         let paths = self.unchanged.iter();
-        grow::collect(paths.map(|value| self.catalog.path_of(*value).to_string()))
+        let paths = paths.map(|value| self.catalog.path_of(*value).to_string());
+        grow::collect(paths.map_while(|path| {
+            left = left.checked_sub(path.len())?;
+            Some(path)
+        }))
     }
 
     pub fn len(&self) -> usize {
@@ -232,15 +240,12 @@ pub(super) fn malformed(difference: &Difference<'_>) -> Error {
     )
 }
 
-/// Values of leaves that do not match the base that a patch needs.
+/// Values of leaves that do not match the base that a patch needs, once for each block.
 #[derive(Default)]
 pub(super) struct Mismatches(Vec<usize>);
 
 impl Mismatches {
     pub fn add(&mut self, value: usize) -> Result<()> {
-        if self.0.contains(&value) {
-            return Ok(());
-        }
         grow::push(&mut self.0, value)
     }
 
@@ -249,6 +254,7 @@ impl Mismatches {
             return Ok(());
         }
         self.0.sort_unstable();
+        self.0.dedup();
         let more = self.0.len().saturating_sub(MOST_PATHS);
         self.0.truncate(MOST_PATHS);
         let paths = self.0.iter().map(|value| catalog.path_below(0, *value));

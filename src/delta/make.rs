@@ -21,7 +21,7 @@ use crate::{Result, grow, parallel};
 /// Smaller arrays are not worth the head of a difference.
 const MIN_BYTES: usize = 48;
 
-/// A layout as a source; its payloads are not read.
+/// A layout as a source, whose payloads are not read ahead: some are on accelerators.
 pub struct Headers<'a, P>(pub &'a Layout<P>);
 
 impl<P: Payload + Sync> Source for Headers<'_, P> {
@@ -33,7 +33,7 @@ impl<P: Payload + Sync> Source for Headers<'_, P> {
         self.0.read_at(offset, target)
     }
 
-    fn run(&self, offset: usize) -> usize {
+    fn at_hand(&self, offset: usize) -> usize {
         let slices = self.0.slices(offset..self.len());
         let headers = slices.map_while(|slice| match slice {
             Slice::Headers(bytes) => Some(bytes.len()),
@@ -113,10 +113,11 @@ fn units<P: Payload + Sync>(
     let headers = Headers(layout);
     let known = extensions(&headers, 0..layout.len(), EXT_NDARRAY, watch)?;
     let catalog = Catalog::open(&headers, false, watch)?;
+    let partners = base.partners(&catalog, watch)?;
     let mut units = Vec::new();
     for array in arrays(&catalog, &headers) {
         let array = array?;
-        let Some(partner) = base.partner(&array, watch)? else {
+        let Some(partner) = base.partner(&array, &partners)? else {
             continue;
         };
         let elements = Elements::of(array.dtype(), array.itemsize());

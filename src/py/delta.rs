@@ -15,6 +15,8 @@ use super::watch::Watcher;
 use crate::delta::{self, Base, Headers, Join, Patch};
 use crate::layout as core_layout;
 use crate::mapping::Pages;
+use crate::raw::RawBytes;
+use crate::sniff::{Sample, explain};
 use crate::source::{Source, bytes_of};
 use crate::structure::Footer;
 use crate::{Result, grow, parallel};
@@ -143,7 +145,12 @@ pub fn apply_delta(
     let done = buffer.edit(py, start..len, |memory| {
         with_bytes(&patch, |bytes| {
             let patch = Patch::read(bytes, &watcher)?;
-            delta::apply(&patch, memory, threads, &watcher)
+            let done = delta::apply(&patch, memory, threads, &watcher);
+            let buffer = RawBytes::from(&*memory);
+            done.map_err(|error| match Sample::of(&buffer) {
+                Ok(sample) if sample.is_foreign() => explain(error, &buffer),
+                _ => error,
+            })
         })
     });
     watcher.raise(done)

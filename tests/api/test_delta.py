@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 import treepack
 from treepack import serialization
-from trees import assert_same, state_trees
+from trees import assert_equal, assert_same, leaves, state_trees
 
 BF16 = ml_dtypes.bfloat16
 
@@ -50,16 +50,30 @@ def policies() -> tuple[dict[str, Any], dict[str, Any]]:
     return held, {**held, "params": params, "step": np.int64(4)}
 
 
-@given(state_trees(), state_trees())
+@given(state_trees(leaves()), state_trees(leaves()))
 def test_any_two_trees_are_a_base_and_a_patch(tree: Any, held: Any):
     for other in (held, tree):
         data = treepack.dumps(other)
-        # Bytes are data, not a tree; a text is a path, and `None` is no base.
-        is_tree = not isinstance(other, (bytes, bytearray, memoryview, str, None.__class__))
-        base = other if is_tree else data
+        # Bytes are data, not a tree, and lists of them frames; a text is a path; `None` is no base.
+        parts = other if isinstance(other, list) and other else [other]
+        are_data = all(isinstance(part, (bytes, str, None.__class__)) for part in parts)
+        base = data if are_data else other
         patch = treepack.dumps(tree, base=base)
         assert treepack.dumps(tree, base=data) == patch
-        assert_same(treepack.loads(patch, base=base), treepack.loads(treepack.dumps(tree)))
+        assert_equal(treepack.loads(patch, base=base), treepack.loads(treepack.dumps(tree)))
+        for described in (True, False):
+            options: Any = {"described": described}
+            try:
+                whole = b"".join(treepack.buffers(tree, **options))
+            except OverflowError:  # the form of flax has no big integers
+                assert not described
+                continue
+            patch = b"".join(treepack.buffers(tree, base=base, **options))
+            assert treepack.packed_size(tree, base=base, **options) == len(patch)
+            packed = bytearray(len(patch))
+            treepack.pack_into(tree, packed, base=base, **options)
+            assert packed == patch
+            assert_equal(treepack.loads(patch, base=base), treepack.loads(whole))
 
 
 @given(st.data())
@@ -247,8 +261,22 @@ def test_an_array_that_moves_is_not_patched_in_place():
 
 
 def test_a_stream_is_not_a_base():
-    with pytest.raises(treepack.UnserializableLeafError):
+    with pytest.raises(TypeError, match="is a file object"):
         treepack.dumps({}, base=io.BytesIO())
+
+
+@pytest.mark.parametrize(
+    ("buffer", "message"),
+    [
+        (b"<\0\0\0\0\0\0\0{" + bytes(60), "looks like a safetensors file"),
+        (b"PK\x03\x04" + bytes(60), "does not begin with a tree: write one"),
+        (bytes(64), "does not begin with a tree: write one with pack_into first"),
+    ],
+)
+def test_a_patch_says_that_a_buffer_has_no_tree(buffer: bytes, message: str):
+    held = {"w": np.arange(1000.0)}
+    with pytest.raises(treepack.DecodeError, match=message):
+        treepack.apply_delta(treepack.dumps(held, base=held), bytearray(buffer))
 
 
 def test_unchanged_jax_arrays_are_those_of_the_base():

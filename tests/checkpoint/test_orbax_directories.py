@@ -383,7 +383,27 @@ def test_arrays_beyond_memory(tmp_path: Path, name: str) -> None:
             json.dumps(found | {"shape": [8, 4], "chunks": [4, 4], name: [1 << 20, 1 << 20]})
         )
         with pytest.raises(error):
-            treepack.load(path)
+            treepack.load(path, max_size=1 << 50)
+
+
+def test_files_do_not_claim_far_more_than_they_can_hold(tmp_path: Path) -> None:
+    """Missing chunks are read as one value, so that a few bytes would take any memory."""
+    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler(use_ocdbt=False)) as checkpointer:
+        checkpointer.save(tmp_path / "a", {"w": np.arange(16.0)})
+        checkpointer.save(tmp_path / "zeros", {"w": np.zeros(1 << 22)})
+    assert not treepack.load(tmp_path / "zeros")["w"].any()
+    file = tmp_path / "a" / "_METADATA"  # as older versions wrote it
+    found = json.loads(file.read_text())
+    file.write_text(json.dumps(found | {"store_array_data_equal_to_fill_value": False}))
+    file = tmp_path / "a" / "w" / ".zarray"
+    found = json.loads(file.read_text())
+    for shape, chunks in ((16, 1 << 28), (1 << 28, 1 << 20)):
+        file.write_text(json.dumps(found | {"shape": [shape], "chunks": [chunks]}))
+        for read in (treepack.load, treepack.open, treepack.abstract, treepack.verify):
+            with pytest.raises(treepack.TreepackError, match=r"missing.* max_size=2147483648"):
+                read(tmp_path / "a")
+    with treepack.open(tmp_path / "a", max_size=1 << 31) as opened:
+        assert opened["w"][1 << 27 : (1 << 27) + 3].tolist() == [0, 0, 0]
 
 
 def test_no_array_is_read_when_a_directory_is_opened(

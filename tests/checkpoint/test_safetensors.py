@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 import pickle
@@ -375,3 +376,18 @@ def test_commands(source: tuple[Any, Any], tmp_path: Path) -> None:
     )
     call("convert", str(given), str(tmp_path / "all.treepack"))
     check_same(treepack.load(tmp_path / "all.treepack"), tree)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_max_size_bounds_compressed_files_together(count: int, tmp_path: Path) -> None:
+    for number in range(count):
+        name = f"model-{number + 1:05}-of-{count:05}.safetensors"
+        treepack.save(tmp_path / name, {f"w{number}": np.zeros(5000)})
+        data = (tmp_path / name).read_bytes()
+        (tmp_path / name).write_bytes(gzip.compress(data))
+    paths = [tmp_path, tmp_path / name] if count == 1 else [tmp_path]
+    for path in paths:
+        for read in (treepack.load, treepack.open, treepack.abstract, treepack.verify):
+            read(path, max_size=count * 41_000)
+            with pytest.raises(treepack.TreepackError, match="max_size="):
+                read(path, max_size=count * 40_000)

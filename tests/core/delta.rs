@@ -13,7 +13,7 @@ use treepack::wire::{EXT_NDARRAY, Head};
 
 const ONE: NonZero<usize> = NonZero::<usize>::MIN;
 
-/// A tree of arrays: names, dtypes with their sizes, and bytes.
+/// A tree of arrays: names, dtypes with their sizes, and bytes; also texts and byte strings.
 type Tree = Vec<(String, &'static str, usize, Vec<u8>)>;
 
 fn layout(tree: &Tree, align: i64, chunk: f64) -> Layout<Vec<u8>> {
@@ -26,6 +26,16 @@ fn layout(tree: &Tree, align: i64, chunk: f64) -> Layout<Vec<u8>> {
     encoder.map(tree.len() + 1).unwrap();
     for (name, dtype, itemsize, bytes) in tree {
         let (dtype, itemsize) = (*dtype, *itemsize);
+        encoder.key(name).unwrap();
+        let whole = |out: &mut LayoutBuilder<Vec<u8>>| out.push(bytes.clone());
+        if dtype == "text" {
+            encoder.str(bytes.len(), whole).unwrap();
+            continue;
+        }
+        if dtype == "bytes" {
+            encoder.bin(bytes.len(), Kind::Plain, whole).unwrap();
+            continue;
+        }
         let shape = &[bytes.len() / itemsize][..];
         let array = Array {
             code: EXT_NDARRAY,
@@ -33,7 +43,6 @@ fn layout(tree: &Tree, align: i64, chunk: f64) -> Layout<Vec<u8>> {
             dtype,
             itemsize,
         };
-        encoder.key(name).unwrap();
         let content = |out: &mut LayoutBuilder<Vec<u8>>, range: std::ops::Range<usize>| {
             out.push(bytes[range].to_vec())
         };
@@ -78,6 +87,8 @@ fn trees() -> impl Strategy<Value = (Tree, Tree)> {
         ("int8", 1),
         ("complex128", 16),
         ("uint64", 8),
+        ("text", 1),
+        ("bytes", 1),
     ]);
     let content = prop::collection::vec(any::<u8>(), 0..600);
     let changes = prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..60);
@@ -86,6 +97,9 @@ fn trees() -> impl Strategy<Value = (Tree, Tree)> {
         let (mut new, mut base) = (Tree::new(), Tree::new());
         for (number, ((dtype, size), mut bytes, changes, other)) in leaves.into_iter().enumerate() {
             bytes.truncate(bytes.len() / size * size);
+            if dtype == "text" {
+                bytes.fill(b'x');
+            }
             let name = format!("leaf {number}");
             if other > 0 {
                 base.push((name.clone(), dtype, size, bytes.clone()));
@@ -94,7 +108,7 @@ fn trees() -> impl Strategy<Value = (Tree, Tree)> {
                 bytes.clear(); // another shape
             }
             for (at, value) in changes {
-                if !bytes.is_empty() {
+                if !bytes.is_empty() && dtype != "text" {
                     let at = at.index(bytes.len());
                     bytes[at] = value;
                 }
@@ -119,6 +133,12 @@ proptest! {
         prop_assert!(is_patch(&patch).unwrap() && !is_patch(&expected).unwrap());
         prop_assert_eq!(&patch, &patch_of(&new, &base, align, chunk, NonZero::new(3).unwrap()));
         prop_assert_eq!(joined(&patch, &base).unwrap(), expected);
+        // A base of a tree in memory.
+        let held = layout(&new, 16, 250.0);
+        let headers = Headers(&held);
+        let same = Base::open(&headers, &held, &()).unwrap();
+        let patch = bytes_of(&make(layout(&new, align, chunk), &same, "", ONE, &()).unwrap());
+        prop_assert!(is_patch(&patch).unwrap());
     }
 
     #[test]
@@ -243,11 +263,23 @@ fn a_base_without_the_leaf_is_another_one() {
 }
 
 #[test]
+fn a_buffer_without_a_tree_is_said() {
+    let (new, base) = every_kind();
+    let patch = patch_of(&new, &bytes_of(&layout(&base, 64, 1e9)), 64, 1e9, ONE);
+    let patch = Patch::read(&patch, &()).unwrap();
+    let error = apply(&patch, &mut [0; 100], ONE, &()).unwrap_err();
+    assert!(
+        error.to_string().contains("does not begin with a tree"),
+        "{error}"
+    );
+}
+
+#[test]
 fn payloads_of_the_layout_are_not_read_for_headers() {
     let (new, _) = every_kind();
     let new = layout(&new, 64, 1e9);
     let headers = Headers(&new);
     let payload = new.len() / 3;
-    assert_eq!(treepack::Source::run(&headers, payload), 0);
-    assert!(treepack::Source::run(&headers, 0) > 20);
+    assert_eq!(treepack::Source::at_hand(&headers, payload), 0);
+    assert!(treepack::Source::at_hand(&headers, 0) > 20);
 }

@@ -36,7 +36,8 @@ def trees() -> tuple[dict[str, Any], dict[str, Any]]:
     dense = rng.standard_normal(3000).astype(np.float32)
     held = {"equal": np.arange(500), "sparse": w, "dense": dense, "stored": rng.random(400)}
     changed = {"sparse": words.view(w.dtype), "dense": dense * 1.01, "stored": rng.random(400)}
-    return held, {**held, **changed, "new": [1, "text", np.ones(3)], "step": 7}
+    plain = [1, "text", np.ones(3), "x" * 65, b"y" * 70_000, None, np.zeros((0, 2)), np.array(5)]
+    return held, {**held, **changed, "new": plain, "step": 7}
 
 
 def test_sealed_changes_of_patches_are_documented_errors() -> None:
@@ -92,3 +93,17 @@ def test_a_patch_makes_no_more_than_its_base_and_itself(field: int) -> None:
     assert not exceeded
     with pytest.raises(treepack.TreepackError, match="max_size=300000 "):
         treepack.loads(patch, base=base, max_size=300_000)
+
+
+def test_a_wrong_base_names_each_leaf_once() -> None:
+    """Of many blocks and leaves: looking up each in a list would take quadratic time."""
+    held = {f"w{number:03}": np.arange(100.0) for number in range(150)} | {"x": np.zeros(1 << 18)}
+    patch = treepack.dumps(held, base=held)
+    other = {name: array + 1 for name, array in held.items()}
+    with pytest.raises(treepack.BaseMismatchError, match="and 146 more") as error:
+        treepack.loads(patch, base=other)
+    assert error.value.paths == [*held][:100]
+    buffer = bytearray(treepack.dumps(other))
+    with pytest.raises(treepack.BaseMismatchError, match="and 146 more"):
+        treepack.apply_delta(patch, buffer)
+    assert buffer == treepack.dumps(other)

@@ -99,8 +99,13 @@ def arrays() -> st.SearchStrategy[np.ndarray]:
     )
 
 
+# The core copies texts and bytes of up to 64 bytes, and refers to longer ones.
+LENGTHS = [0, 64, 65, 70_000]
+
+
 def scalars() -> st.SearchStrategy[Any]:
     """Plain Python leaves and NumPy scalars."""
+    length = st.sampled_from(LENGTHS)
     return st.one_of(
         st.none(),
         st.booleans(),
@@ -109,8 +114,26 @@ def scalars() -> st.SearchStrategy[Any]:
         st.complex_numbers(),
         st.text(max_size=40),
         st.binary(max_size=300),
+        length.map(lambda count: "x" * count),
+        length.map(lambda count: b"x" * count),
         st.builds(lambda dtype: example_array(dtype, (2,))[1], st.sampled_from(SCALAR_DTYPES)),
     )
+
+
+def leaves() -> st.SearchStrategy[Any]:
+    """Leaves of every kind, those of flax and others."""
+    return st.one_of(
+        scalars(),
+        arrays(),
+        arrays().filter(_jax_has).map(jax.numpy.asarray),
+        st.integers(-(2**600), 2**600),
+        st.floats(width=32).map(jax.numpy.asarray),  # weakly typed
+        st.integers(0, 9).map(jax.random.key),
+    )
+
+
+def _jax_has(array: np.ndarray) -> bool:
+    return array.dtype.name in ("float32", "bfloat16", "int8", "uint32", "bool", "complex64")
 
 
 KEYS = st.text(max_size=5) | st.sampled_from(["kernel", "bias", "a key of more than 31 characters"])
@@ -125,10 +148,13 @@ def raw_trees() -> st.SearchStrategy[Any]:
     )
 
 
-def state_trees() -> st.SearchStrategy[Any]:
-    """Trees that `to_bytes` of flax takes: tuples and keys that are not strings as well."""
+def state_trees(leaves: st.SearchStrategy[Any] | None = None) -> st.SearchStrategy[Any]:
+    """Trees that `to_bytes` of flax takes: tuples and keys that are not strings as well.
+
+    With `leaves`, those of other kinds.
+    """
     return st.recursive(
-        scalars() | arrays(),
+        scalars() | arrays() if leaves is None else leaves,
         lambda inner: st.one_of(
             st.lists(inner, max_size=18),
             st.lists(inner, max_size=4).map(tuple),

@@ -7,7 +7,8 @@ TensorStore reads the boxes of arrays. Orbax itself is not needed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,16 +42,22 @@ class OrbaxReader(Unchecked):
 
         Args:
           source: The directory.
-          max_size: The maximum size of all arrays.
+          max_size: The maximum size of all arrays; `None` is one that real files do not reach.
           options: See `Reader`.
         """
         item = _orbax.read_item(real(source))  # TensorStore takes no `..`
         values = _values(item)
         arrays = [value for value in values if isinstance(value, Stored)]
         self._arrays = {array.leaf.parts: array for array in arrays}
-        nbytes = sum(array.nbytes for array in arrays)
+        nbytes = sum(max(array.nbytes, array.chunk_nbytes) for array in arrays)
         if max_size is not None and nbytes > max_size:
             raise TreepackError(f"the arrays of {nbytes} bytes exceed max_size={max_size}")
+        if max_size is None and not _may_have(_sizes(source), nbytes):
+            raise TreepackError(
+                f"the arrays or their chunks have {nbytes} bytes, far more than the files: chunks "
+                f"are missing, which are read as one value. If that is right, pass "
+                f"max_size={nbytes}"
+            )
         layout = layout_of(_orbax.tree_of(item.leaves, values), item.metadata)
         content = core.Content.laid(layout, core.Content.lent(b""))
         super().__init__(source, Opened(content), max_size=max_size, **options)
@@ -58,8 +65,7 @@ class OrbaxReader(Unchecked):
     @property
     def nbytes(self) -> int:
         """The size of its files in bytes, as they are stored."""
-        files = Path(self._source).rglob("*")
-        return sum(file.stat().st_size for file in files if file.is_file())
+        return sum(_sizes(self._source))
 
     def array(self, value: int, parts: list[str], kind: tuple[Any, ...]) -> LazyArray:
         """Returns a `LazyArray` of an array, or of the data of a PRNG key."""
@@ -115,6 +121,24 @@ class OrbaxReader(Unchecked):
             name: self.fitted(child, children[name]) if name in children else child
             for name, child in state.items()
         }
+
+
+def _sizes(path: Openable) -> Iterator[int]:
+    """Yields the sizes of the files in a directory."""
+    files = Path(path).rglob("*")
+    return (file.stat().st_size for file in files if file.is_file())
+
+
+# A block of equal bytes in zstd, which compresses chunks: 128 KiB in 4 bytes (RFC 8878, section
+# 3.1.1.2).
+_MAX_RATIO = 1 << 15
+_FREE_BYTES = 1 << 20
+
+
+def _may_have(sizes: Iterable[int], nbytes: int) -> bool:
+    """Returns whether files of these sizes may have arrays of so many bytes."""
+    left = nbytes - _FREE_BYTES
+    return left <= 0 or any((left := left - _MAX_RATIO * size) <= 0 for size in sizes)
 
 
 def _values(item: _orbax.Item) -> list[Any]:
@@ -200,6 +224,11 @@ class Stored(Held):
     def __init__(self, leaf: _orbax.Leaf, store: Any):
         self.leaf, self.store = leaf, store
         super().__init__(tuple(store.shape), np.dtype(store.dtype.numpy_dtype))
+
+    @property
+    def chunk_nbytes(self) -> int:
+        """The size of a chunk, which TensorStore reads whole."""
+        return math.prod(self.store.chunk_layout.read_chunk.shape or ()) * self.dtype.itemsize
 
     def _make(self) -> np.ndarray:
         return np.asarray(_orbax.result(_orbax.read(self.store), self.leaf.path)).reshape(-1)

@@ -28,7 +28,7 @@ from treepack._src.storage.safetensors import INDEX_SUFFIX, SHARD, WHOLE, has_su
 from treepack._src.storage.store import RemoteStore
 from treepack._src.storage.stores import store_of
 from treepack._src.tasks import run
-from treepack.errors import DecodeError
+from treepack.errors import DecodeError, TreepackError
 
 
 def _header_of(content: core.Content) -> core.Tensors:
@@ -102,12 +102,18 @@ class RepositoryReader(Unchecked, ShardedReader):
         store, _ = store_of(self._path)
         opening: list[Callable[[], tuple[Opened, core.Tensors]]]
         opening = [functools.partial(self._open, name) for name in names]
-        return run(opening, store.at_once if isinstance(store, RemoteStore) else 1)
+        opened = run(opening, store.at_once if isinstance(store, RemoteStore) else 1)
+        inflated = sum(found.inflated for found, _ in opened)
+        if self._max_size is not None and inflated > self._max_size:
+            raise TreepackError(f"the decompressed files exceed max_size={self._max_size} bytes")
+        return opened
 
     def _open(self, name: str) -> tuple[Opened, core.Tensors]:
         place = self._place(name)
         with naming(place):
-            found = open_parts(place, mmap=self._mmap, regular=name != _ITSELF)
+            found = open_parts(
+                place, mmap=self._mmap, max_size=self._max_size, regular=name != _ITSELF
+            )
             return found, _header_of(found.content)
 
     def _checked(self, name: str, nbytes: int, record: int) -> Reader:
