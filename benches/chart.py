@@ -1,24 +1,27 @@
-"""Draws `results/*.json` as the chart and the tables of the documentation.
+"""Draws `results/*.json` as the chart, the tables and the figures of the documentation.
 
-The chart, `docs/results.svg`, has seconds to save a gibibyte and read it, one bar for each of four
-libraries, and follows the light or dark theme of the page. The tables are in `docs/benchmarks.md`.
+The chart, `docs/results.svg`, has seconds to save a gibibyte and read it, one bar for each of a few
+libraries, and follows the light or dark theme of the page. The tables are in `docs/benchmarks.md`,
+the figures in README and `docs/index.md` as well.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 from xml.sax.saxutils import escape
 
 RESULTS = Path(__file__).parent / "results"
 DOCS = Path(__file__).parents[1] / "docs"
-PICTURE, PAGE = DOCS / "results.svg", DOCS / "benchmarks.md"
+PICTURE = DOCS / "results.svg"
+PAGES = (DOCS / "benchmarks.md", DOCS / "index.md", DOCS.parent / "README.md")
 
-LIBRARIES = ("flax", "orbax", "safetensors", "treepack")
+LIBRARIES = ("flax", "orbax", "orbax defaults", "safetensors", "treepack")
 SAVE, LOAD = "save, not synced", "load, sum every array"
 
-WIDTH, LEFT, RIGHT, TOP, STEP, HEIGHT = 760, 110, 120, 62, 32, 20
+WIDTH, LEFT, RIGHT, TOP, STEP, HEIGHT = 760, 125, 120, 62, 32, 20
 
 STYLE = """
     text { font: 14px system-ui, sans-serif; fill: #1f2328; }
@@ -44,7 +47,7 @@ def seconds(results: dict[str, Any]) -> dict[str, tuple[float, float]]:
         for row in workload["rows"]
         if row["op"] in (SAVE, LOAD)
     }
-    found = {name: (rows[SAVE][name], rows[LOAD][name]) for name in LIBRARIES}
+    found = {name: (rows[SAVE][name], rows[LOAD][name]) for name in LIBRARIES if name in rows[SAVE]}
     return dict(sorted(found.items(), key=lambda item: -sum(item[1])))
 
 
@@ -92,6 +95,7 @@ def svg(results: dict[str, Any]) -> str:
 
 
 PEERS = ("flax", "arrow", "msgspec", "safetensors", "ormsgpack", "pickle", "equinox", "orbax")
+PEERS += ("orbax defaults",)
 UNITS = {"s": 1, "ms": 1e-3, "us": 0}
 
 
@@ -138,21 +142,69 @@ def compression(results: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def memory(results: dict[str, Any]) -> str:
+    """Returns the peak of memory in MiB, and how much of it are pages of mapped files."""
+    names = ["treepack", *(name for name in results["memory"][-1]["bytes"] if name != "treepack")]
+    size = f"for {results['size_mib']:,} MiB"
+    lines = [f"{size:27}" + "".join(f"{name:>15}" for name in names)]
+    for row in results["memory"]:
+        cells = []
+        for name in names:
+            peak, mapped = (it / 2**20 for it in row["bytes"].get(name, (-1, 0)))
+            pages = f" ({mapped:,.0f})" if mapped >= 1 else ""
+            cells.append(f"{peak:,.0f}{pages}" if peak >= 0 else "-")
+        op = "load, sum every array" if row["op"] == "load" else row["op"]
+        lines.append(f"  {op:25}" + "".join(f"{cell:>15}" for cell in cells))
+    return "\n".join(lines)
+
+
+def settings(results: dict[str, Any]) -> str:
+    """Returns the settings of each library that differ from its defaults."""
+    names = {name: it for name, it in results["settings"].items() if it}
+    return "\n".join(f"{name:15}{it}" for name, it in names.items())
+
+
+def figures(text: str, results: dict[str, Any]) -> str:
+    """Returns a page with the figures of its sentences, its table and the text of the chart."""
+    total = {name: f"{sum(times):.2f}" for name, times in seconds(results).items()}
+    listed = ", ".join(f"{name} {it}" for name, it in total.items())
+    text = re.sub(r"(sum every array: )[^\]]*", rf"\g<1>{listed}", text)
+    text = re.sub(
+        r"[\d.]+ s where flax\s+takes\s+[\d.]+ s",
+        f"{total['treepack']} s where flax takes {total['flax']} s",
+        text,
+    )
+    defaults = f"{total['orbax defaults']} s (synced, compressed)"
+    orbax = f"{total['orbax']} s; default {defaults}" if "orbax" in total else defaults
+    cells = (f"{total['treepack']} s", f"{total['flax']} s", orbax, f"{total['safetensors']} s")
+    row = re.compile(r"^(\| save 1 GiB[^|]*\|).*", re.M)
+    return row.sub(lambda it: f"{it[1]} {' | '.join(cells)} |", text)
+
+
 def page(text: str) -> str:
-    """Returns the page of benchmarks with the tables of the results."""
-    for name, draw in (("results", table), ("gzip", compression)):
+    """Returns a page with the tables and figures of the results."""
+    results = json.loads((RESULTS / "results.json").read_text())
+    compressed = json.loads((RESULTS / "gzip.json").read_text())
+    tables = {
+        "results": table(results),
+        "settings": settings(results),
+        "memory": memory(results),
+        "gzip": compression(compressed),
+    }
+    for name, drawn in tables.items():
         begin, end = (f"<!-- {name}: {it} -->" for it in ("begin", "end"))
-        drawn = draw(json.loads((RESULTS / f"{name}.json").read_text()))
-        before, _, rest = text.partition(begin)
-        text = f"{before}{begin}\n```text\n{drawn}\n```\n{end}{rest.partition(end)[2]}"
-    return text
+        before, there, rest = text.partition(begin)
+        if there:
+            text = f"{before}{begin}\n```text\n{drawn}\n```\n{end}{rest.partition(end)[2]}"
+    return figures(text, results)
 
 
 def main() -> None:
     """Draws the results of `compare.py --full` and `compare_gzip.py --write`."""
     results = json.loads((RESULTS / "results.json").read_text())
     PICTURE.write_text(svg(results))
-    PAGE.write_text(page(PAGE.read_text()))
+    for path in PAGES:
+        path.write_text(page(path.read_text()))
 
 
 if __name__ == "__main__":

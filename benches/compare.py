@@ -284,23 +284,33 @@ def check(tree: Any, restored: Any) -> None:
         raise ValueError("returns other bytes")
 
 
-def measure_memory(name: str, op: str, size: int, directory: Path) -> int:
-    """Does one operation in this process and returns by how much it raised the peak."""
+def measure_memory(name: str, op: str, size: int, directory: Path) -> tuple[int, int]:
+    """Does one operation in this process and returns its memory: the peak, and mapped pages.
+
+    Whoever loads reads every array, once: pages of a mapped file count, by whatever library.
+    """
     library = LIBRARIES[name]()
     # Memory that an operation needs for any size, such as imports, does not count.
     small = workloads.layers(MIB // 2)
-    library.decode(library.encode(small))
+    if not isinstance(library.encode, str):
+        library.decode(library.encode(small))
     library.save(small, directory / "small")
-    library.load(directory / "small")
+    _total(library.load(directory / "small"))
     tree = workloads.layers(size, count=24)
     path = directory / "memory"
     if op == "load":
         library.save(tree, path)
         del tree
-        return measure.peak_memory(lambda: library.load(path))
+
+        def load() -> Any:
+            loaded = library.load(path)
+            _total(loaded)
+            return loaded
+
+        return measure.peak_and_mapped(load)
     if op == "save":
-        return measure.peak_memory(lambda: library.save(tree, path))
-    return measure.peak_memory(lambda: library.encode(tree))
+        return measure.peak_and_mapped(lambda: library.save(tree, path))
+    return measure.peak_and_mapped(lambda: library.encode(tree))
 
 
 def main() -> None:
@@ -311,12 +321,17 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7, help="how often each is measured")
     parser.add_argument("--only", default="", help="workloads whose names contain this")
     parser.add_argument("--directory", type=Path, help="where files are written")
+    parser.add_argument("--memory", action="store_true", help="only memory; writes it to results/")
     parser.add_argument("--one", nargs="+", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     arguments.size = arguments.size or (1024 if arguments.full else 128)
     with tempfile.TemporaryDirectory(dir=arguments.directory) as name:
         if arguments.one:
             print(json.dumps(measure_one(arguments, Path(name))))
+        elif arguments.memory:
+            path = RESULTS / "results.json"
+            results = json.loads(path.read_text()) | {"memory": memory(fresh)}
+            path.write_text(json.dumps(results, indent=1) + "\n")
         else:
             results = run_all(arguments)
             if arguments.full and not arguments.only:
@@ -342,13 +357,14 @@ def measure_one(arguments: argparse.Namespace, directory: Path) -> Any:
     return rows
 
 
+def fresh(*what: str) -> Any:
+    """Measures one thing in a process of its own."""
+    command = [sys.executable, __file__, *sys.argv[1:], "--one", *what]
+    return json.loads(subprocess.check_output(command))
+
+
 def run_all(arguments: argparse.Namespace) -> Any:
     """Measures everything, each in a fresh process, prints the tables and returns all."""
-
-    def fresh(*what: str) -> Any:
-        command = [sys.executable, __file__, *sys.argv[1:], "--one", *what]
-        return json.loads(subprocess.check_output(command))
-
     names = [name for name in (LIBRARIES if arguments.full else SHORT) if name != "flax"]
     results = about(arguments)
     print(results["machine"], "\n")
@@ -365,13 +381,26 @@ def run_all(arguments: argparse.Namespace) -> Any:
         for row in rows:
             print(_line(row, names), flush=True)
     if not arguments.only:
-        print(f"\npeak extra memory, {arguments.size} MiB float32, in MiB\n")
-        print(f"{'':27}" + "".join(f"{name:>12}" for name in SHORT))
-        for op in ("encode", "save", "load"):
-            peaks = {name: fresh("memory", name, op) for name in SHORT}
-            results["memory"].append({"op": op, "bytes": peaks})
-            print(f"  {op:25}" + "".join(f"{peak / MIB:12.1f}" for peak in peaks.values()))
+        print(f"\npeak extra memory, {arguments.size} MiB float32, in MiB (mapped pages of it)\n")
+        results["memory"] = memory(fresh)
     return results
+
+
+def memory(fresh: Callable[..., Any]) -> list[dict[str, Any]]:
+    """Measures and prints the memory of some libraries, each in a process of its own."""
+    names = (*SHORT, "orbax")
+    print(f"{'':27}" + "".join(f"{name:>20}" for name in names))
+    found = []
+    for op in ("encode", "save", "load"):
+        row = {
+            name: fresh("memory", name, op) for name in names if (op, name) != ("encode", "orbax")
+        }
+        found.append({"op": op, "bytes": row})
+        cells = {
+            name: f"{peak / MIB:.1f} ({mapped / MIB:.1f})" for name, (peak, mapped) in row.items()
+        }
+        print(f"  {op:25}" + "".join(f"{cells.get(name, '-'):>20}" for name in names), flush=True)
+    return found
 
 
 def _line(row: dict[str, Any], names: list[str]) -> str:
@@ -402,6 +431,7 @@ def about(arguments: argparse.Namespace) -> dict[str, Any]:
         "versions": {name: importlib.metadata.version(name) for name in packages},
         "size_mib": arguments.size,
         "rounds": arguments.rounds,
+        "settings": {name: made().settings for name, made in LIBRARIES.items()},
         "workloads": [],
         "memory": [],
     }

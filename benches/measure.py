@@ -88,14 +88,19 @@ def peak_memory(call: Callable[[], Any]) -> int:
 
     Linux reports it. Other memory of the process, now or before, does not count.
     """
+    return peak_and_mapped(call)[0]
+
+
+def peak_and_mapped(call: Callable[[], Any]) -> tuple[int, int]:
+    """Returns that peak, and the bytes of mapped files that are in memory after the call."""
     gc.collect()
     # Writing 5 there resets the peak to the current use.
     Path("/proc/self/clear_refs").write_text("5")
-    before = _status("VmRSS")
+    before, mapped = _status("VmRSS"), _status("RssFile")
     result = call()
-    peak = _status("VmHWM")
+    peak, mapped = _status("VmHWM"), _status("RssFile") - mapped
     del result
-    return peak - before
+    return peak - before, mapped
 
 
 def _status(field: str) -> int:

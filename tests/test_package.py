@@ -61,7 +61,8 @@ def test_extras_are_for_users_and_groups_for_developers():
     assert set(extras) == {"all", "cli", "export", "orbax", "remote"}
     groups = PROJECT["dependency-groups"]
     scripts = "".join(path.read_text() for path in (ROOT / "tools").glob("*.sh"))
-    installed = re.findall(r"(?:--group|^ *grouped) (\w+)", MAKEFILE + scripts, re.M)
+    ways = r"(?:--group|^ *grouped|installed made|environment\.sh packages)((?: \w+)+)"
+    installed = " ".join(re.findall(ways, MAKEFILE + scripts, re.M)).split()
     assert {*groups} == {*installed}
     # What the tests have is not older than what users are promised.
     promised = {it for name in extras if name != "all" for it in extras[name]}

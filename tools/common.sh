@@ -7,6 +7,11 @@ bin=$PWD/.venv/$scripts
 target=${CARGO_TARGET_DIR:-target}
 case $target in /*) ;; *) target=$PWD/$target ;; esac
 
+# Rust, where PATH has none that is new enough (tools/rust.py).
+test ! -f .venv/.rust || . .venv/.rust
+
+fail() { echo "$*" >&2 && exit 1; }
+
 # need built|testable: has make bring treepack and the packages of the tests up to date.
 need() { make --no-print-directory ".venv/.$1" .venv/.packages; }
 
@@ -16,9 +21,16 @@ pip_in() {
   "$folder/$scripts/python" -m pip --disable-pip-version-check --quiet "$@"
 }
 
-# environment FOLDER: makes an environment, except one that is there, whose pip knows the groups of pyproject.toml.
+# environment FOLDER: makes an environment, except one whose pip works, with a pip that knows the groups of
+# pyproject.toml.
 environment() {
-  test -x "$1/$scripts/python" || "$PYTHON" -m venv "$1"
+  if ! "$1/$scripts/python" -m pip --version > /dev/null 2>&1; then
+    command -v "$PYTHON" > /dev/null || fail "$PYTHON is missing: apt install python3 python3-venv"
+    "$PYTHON" -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
+      fail "Python 3.11 or newer is needed, and $("$PYTHON" --version) is too old: set PYTHON to another one"
+    "$PYTHON" -c 'import ensurepip, venv' 2> /dev/null || fail "$PYTHON lacks venv: apt install python3-venv"
+    "$PYTHON" -m venv --clear "$1"
+  fi
   pip_in "$1" install 'pip>=25.1'
 }
 

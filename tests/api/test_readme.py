@@ -12,16 +12,21 @@ import shlex
 import shutil
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as orbax_checkpoint
+import orbax.checkpoint.experimental.v1 as orbax_v1_api
 import pytest
 import safetensors.numpy as safetensors
 from eformer.pytree import serialization as eformer
 from flax import serialization as flax
+from jax.sharding import NamedSharding, PartitionSpec
+from safetensors import safe_open
 
 import treepack
 from commands import call
@@ -123,10 +128,52 @@ def test_other_libraries_return_other_trees(tmp_path: Path):
     assert safetensors.load(safetensors.save({"a": np.ones(3)})).__class__ is dict
 
 
-def test_other_libraries_do_not_notice_other_shapes_and_flipped_bits(tmp_path: Path):
-    noise = np.random.default_rng(0).integers(0, 256, (300, 300), np.uint8)  # compresses to itself
-    old = {"w": noise}
-    other = {"w": np.zeros((3, 3), np.uint8)}
+def shapes(tree: Any) -> list[tuple[int, ...]]:
+    return [leaf.shape for leaf in jax.tree.leaves(tree)]
+
+
+@pytest.fixture
+def saved_by_orbax(tmp_path: Path) -> tuple[dict[str, np.ndarray], Path, Path]:
+    """A tree of random numbers, and what both APIs of Orbax write."""
+    tree = {"w": np.random.default_rng(0).standard_normal((300, 300), np.float32)}
+    with orbax_checkpoint.PyTreeCheckpointer() as saver:
+        saver.save(tmp_path / "v0", tree)
+    orbax_v1_api.save_pytree(tmp_path / "v1", tree)
+    return tree, tmp_path / "v0", tmp_path / "v1"
+
+
+def test_who_notices_other_shapes(saved_by_orbax: Any):
+    old, path, path_v1 = saved_by_orbax
+    there = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    placed = {
+        "jax": {"w": jnp.zeros((3, 3))},
+        "struct": {"w": jax.ShapeDtypeStruct((3, 3), jnp.float32, sharding=there)},
+    }
+    numpy = {"w": np.zeros((3, 3), np.float32)}
+    for template in (numpy, placed["jax"]):
+        assert shapes(flax.from_bytes(template, flax.to_bytes(old))) == [(300, 300)]
+
+    args = orbax_checkpoint.checkpoint_utils.construct_restore_args
+    standard = orbax_checkpoint.StandardCheckpointer()
+    tree = orbax_checkpoint.PyTreeCheckpointer()
+    ways: list[Callable[[Any], Any]] = [
+        lambda template: standard.restore(path, template),
+        lambda template: tree.restore(path, restore_args=args(template)),
+        lambda template: tree.restore(path, item=template, restore_args=args(template)),
+        lambda template: orbax_v1_api.load_pytree(path_v1, template),
+    ]
+    for restore in ways:
+        assert shapes(restore(numpy)) == [(300, 300)]
+        for template in placed.values():
+            with pytest.raises(ValueError, match="shape"):
+                restore(template)
+    for template in (numpy, *placed.values()):
+        with pytest.raises(treepack.TreepackError, match="w"):
+            treepack.loads(treepack.dumps(old), template)
+
+
+def test_who_notices_a_corrupted_array(saved_by_orbax: Any, tmp_path: Path):
+    old, path_v0, path_v1 = saved_by_orbax
 
     def flipped(data: bytes) -> bytes:
         middle = len(data) // 2
@@ -135,22 +182,35 @@ def test_other_libraries_do_not_notice_other_shapes_and_flipped_bits(tmp_path: P
     def is_wrong(tree: dict[str, np.ndarray]) -> bool:
         return tree["w"].shape == (300, 300) and bool((tree["w"] != old["w"]).any())
 
-    assert flax.from_bytes(other, flax.to_bytes(old))["w"].shape == (300, 300)
     assert is_wrong(flax.msgpack_restore(flipped(flax.to_bytes(old))))
     assert is_wrong(safetensors.load(flipped(safetensors.save(old))))
-    saver = orbax_checkpoint.StandardCheckpointer()
-    saver.save(tmp_path / "orbax", old)
-    saver.wait_until_finished()
-    assert saver.restore(tmp_path / "orbax", other)["w"].shape == (300, 300)
-    largest = max((tmp_path / "orbax").rglob("d/*"), key=lambda path: path.stat().st_size)
-    largest.write_bytes(flipped(largest.read_bytes()))
-    assert is_wrong(saver.restore(tmp_path / "orbax"))
-    with pytest.raises(treepack.TreepackError, match="w"):
-        treepack.loads(treepack.dumps(old), other)
+    for folder in (path_v0, path_v1):
+        files = (path for path in folder.rglob("*") if path.is_file())
+        largest = max(files, key=lambda path: path.stat().st_size)
+        largest.write_bytes(flipped(largest.read_bytes()))
+    assert is_wrong(orbax_checkpoint.PyTreeCheckpointer().restore(path_v0))
+    assert is_wrong(orbax_v1_api.load_pytree(path_v1))
     path = tmp_path / "treepack"
     treepack.save(path, old)
     path.write_bytes(flipped(path.read_bytes()))
+    assert is_wrong(treepack.load(path))
     assert treepack.verify(path).corrupt == ["w"]
+    with pytest.raises(treepack.TreepackError, match="w"):
+        treepack.load(path, verify=True)
+
+
+def test_who_reads_a_few_rows(saved_by_orbax: Any, tmp_path: Path):
+    old, path, _ = saved_by_orbax
+    safetensors.save_file(old, tmp_path / "safetensors")
+    with safe_open(tmp_path / "safetensors", framework="np") as file:
+        np.testing.assert_array_equal(file.get_slice("w")[10:20], old["w"][10:20])
+    sharding = NamedSharding(jax.make_mesh((4,), ("x",)), PartitionSpec("x"))
+    args = {"w": orbax_checkpoint.ArrayRestoreArgs(sharding=sharding)}
+    restored = orbax_checkpoint.PyTreeCheckpointer().restore(path, restore_args=args)["w"]
+    assert {shard.data.shape for shard in restored.addressable_shards} == {(75, 300)}
+    treepack.save(tmp_path / "treepack", old)
+    with treepack.open(tmp_path / "treepack") as opened:
+        np.testing.assert_array_equal(opened["w"][10:20], old["w"][10:20])
 
 
 def test_every_make_target_that_is_named_exists():
@@ -215,10 +275,11 @@ def test_the_chart_and_the_tables_show_the_results(monkeypatch: pytest.MonkeyPat
 
     results = json.loads((chart.RESULTS / "results.json").read_text())
     assert chart.PICTURE.read_text() == chart.svg(results)
-    assert TEXTS["docs/benchmarks.md"] == chart.page(TEXTS["docs/benchmarks.md"])
-    words = " ".join(TEXTS["README.md"].lower().split())
-    for library, times in chart.seconds(results).items():
-        assert f"{library} {sum(times):.2f}" in words, library
+    for page in chart.PAGES:
+        text = page.read_text()
+        assert text == chart.page(text)
+        for library, times in chart.seconds(results).items():
+            assert f"{library} {sum(times):.2f}" in text, library
 
 
 def test_every_name_of_both_originals_is_there_with_its_signature():
