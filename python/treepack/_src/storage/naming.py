@@ -9,6 +9,7 @@ import re
 from typing import Any
 
 from treepack._src.storage.place import shown
+from treepack._src.storage.store import is_hidden
 from treepack.errors import MissingPathError, TreepackError
 
 
@@ -60,6 +61,7 @@ def _similar(source: Any) -> list[str]:
     try:
         with os.scandir(folder or os.curdir) as found:
             names = [entry.name for entry in itertools.islice(found, _MOST_NAMES)]
+        names = [other for other in names if is_hidden(name) or not is_hidden(other)]
     except (OSError, ValueError):  # a URL
         return []
     near = difflib.get_close_matches(name, names, n=1)
