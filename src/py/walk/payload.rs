@@ -3,6 +3,9 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use pyo3::Py;
+
+use super::super::content::Content;
 use super::super::memory::Borrowed;
 use super::devices::Devices;
 use crate::Result;
@@ -27,7 +30,7 @@ pub enum LeafPayload {
 }
 
 pub struct InSource {
-    pub source: Arc<dyn Source + Send + Sync>,
+    pub content: Py<Content>,
     pub pieces: Arc<Pieces>,
     pub range: Range<usize>,
 }
@@ -41,7 +44,7 @@ impl InSource {
     }
 
     fn copy_to<'t>(&self, start: usize, target: &'t mut Uninit) -> Result<&'t mut [u8]> {
-        let (source, parts) = (&*self.source, &*self.pieces);
+        let (source, parts) = (self.content.get().source(), &*self.pieces);
         SourcePieces { source, parts }.read_at(self.range.start + start, target)
     }
 }

@@ -52,7 +52,7 @@ class OrbaxReader(Unchecked):
         if max_size is not None and nbytes > max_size:
             raise TreepackError(f"the arrays of {nbytes} bytes exceed max_size={max_size}")
         layout = layout_of(_orbax.tree_of(item.leaves, values), item.metadata)
-        content = core.Content.laid(layout, core.Content.lent(b""))
+        content = core.Content.laid(layout, [])
         super().__init__(source, Opened(content), max_size=max_size, **options)
 
     @property
