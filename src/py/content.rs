@@ -208,7 +208,8 @@ impl<'py> Memory<'_, 'py> {
                     }
                     end += span.range().len();
                 }
-                match Content::memory_of(file.bind(content.py()))? {
+                let file = file.bind(content.py()).cast::<Content>().ok()?;
+                match Content::memory_of(file)? {
                     Memory::Whole(memory) => Some(make(memory, start)),
                     Memory::Parts(_) => None,
                 }

@@ -4,7 +4,6 @@ use std::ops::Range;
 
 use pyo3::prelude::*;
 
-use super::content::Content;
 use super::walk::LeafPayload;
 use crate::layout::{self, Slice};
 
@@ -41,7 +40,7 @@ impl Layout {
     }
 
     /// Returns the content that has a range of the encoding in one piece, and the start of the range there.
-    pub fn content_of(&self, range: Range<usize>) -> Option<(&Py<Content>, usize)> {
+    pub fn content_of(&self, range: Range<usize>) -> Option<(&Py<PyAny>, usize)> {
         let mut slices = self.output.slices(range);
         let Slice::Payload(LeafPayload::Source(leaf), _, range) = slices.next()? else {
             return None;

@@ -159,7 +159,8 @@ fn laid(
             }
             grow::push(&mut numbers, number)?;
             out.push(LeafPayload::Source(Box::new(InSource {
-                content: contents[file as usize].clone_ref(py),
+                source: contents[file as usize].get().shared(),
+                content: contents[file as usize].clone_ref(py).into_any(),
                 pieces: pieces.clone(),
                 range,
             })))

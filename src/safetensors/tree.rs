@@ -148,7 +148,16 @@ mod tests {
     fn a_name_has_keys_until_another_ends() {
         let deep = "a.".repeat(MOST_KEYS);
         let names = [
-            "q.b", "q.b.c.d", "q.bc.d", "x", "x.", ".y", ".y.z", "", "q.b.c", deep.as_str(),
+            "q.b",
+            "q.b.c.d",
+            "q.bc.d",
+            "x",
+            "x.",
+            ".y",
+            ".y.z",
+            "",
+            "q.b.c",
+            deep.as_str(),
         ];
         let mut nodes = Nodes::new().unwrap();
         for (number, name) in names.into_iter().enumerate() {

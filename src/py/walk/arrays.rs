@@ -19,7 +19,7 @@ use super::state::{KnownDtype, LastSmall, Walk};
 use crate::array::ALIGN_MIN_BYTES;
 use crate::grow;
 use crate::layout::LayoutBuilder;
-use crate::source::Pieces;
+use crate::source::{Pieces, Source};
 use crate::structure::{Axes, Axis, Kind, Sharding};
 use crate::wire;
 
@@ -364,11 +364,11 @@ impl<'py> Walk<'py> {
         if self.is_hollow(header.nbytes()) {
             return self.gap(array, dtype, wire::EXT_NDARRAY, &shape, Kind::Plain);
         }
-        let content = content.unbind();
-        let len = content.get().source().len();
+        let source = content.get().shared();
+        let content = content.into_any().unbind();
         let pieces = grow::collect(pieces.into_iter().map(|(start, end)| start..end))?;
         let pieces = Arc::new(Pieces::new(pieces)?);
-        let outside = |piece: &Range<usize>| piece.end > len;
+        let outside = |piece: &Range<usize>| piece.end > source.len();
         if pieces.len() != header.nbytes() || pieces.as_slice().iter().any(outside) {
             return Err(Failure::leaf(
                 "the pieces of the array do not match its size or its file",
@@ -377,6 +377,7 @@ impl<'py> Walk<'py> {
         let py = self.py;
         Ok(self.out.array(&header, Kind::Plain, |out, range| {
             out.push(LeafPayload::Source(Box::new(InSource {
+                source: source.clone(),
                 content: content.clone_ref(py),
                 pieces: pieces.clone(),
                 range,

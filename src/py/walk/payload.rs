@@ -3,9 +3,8 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use pyo3::Py;
+use pyo3::{Py, PyAny};
 
-use super::super::content::Content;
 use super::super::memory::Borrowed;
 use super::devices::Devices;
 use crate::Result;
@@ -30,7 +29,9 @@ pub enum LeafPayload {
 }
 
 pub struct InSource {
-    pub content: Py<Content>,
+    pub source: Arc<dyn Source + Send + Sync>,
+    /// The content of the source, for views.
+    pub content: Py<PyAny>,
     pub pieces: Arc<Pieces>,
     pub range: Range<usize>,
 }
@@ -44,7 +45,7 @@ impl InSource {
     }
 
     fn copy_to<'t>(&self, start: usize, target: &'t mut Uninit) -> Result<&'t mut [u8]> {
-        let (source, parts) = (self.content.get().source(), &*self.pieces);
+        let (source, parts) = (&*self.source, &*self.pieces);
         SourcePieces { source, parts }.read_at(self.range.start + start, target)
     }
 }
