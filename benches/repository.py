@@ -2,6 +2,7 @@
 
     python benches/repository.py               # 1 GiB of bfloat16 in 8 files, 4 devices on CPU
     python benches/repository.py --mib 256
+    python benches/repository.py --many 10000  # small tensors in one file, into NumPy arrays
 
 A time is CPU time (user and system) and wall time until all arrays are on their devices; medians
 of calls that take turns, with the files in the page cache. *rows* and *columns* divide each array
@@ -200,6 +201,26 @@ def apart(folder: Path, row: str, library: str, mode: str) -> list[int]:
     return [*map(int, done.stdout.split())]
 
 
+def many(count: int, rounds: int) -> None:
+    """Prints wall times of loads of one file with many tensors of 4 KiB; the median of rounds."""
+    with tempfile.TemporaryDirectory(dir=Path.cwd()) as name:
+        path = Path(name) / "model.safetensors"
+        flat = {f"layers.{at}.w": np.full(1024, at, np.float32) for at in range(count)}
+        safetensors.numpy.save_file(flat, path)
+        template = {"layers": {str(at): {"w": np.zeros(1024, np.float32)} for at in range(count)}}
+        calls = {
+            "safetensors": lambda: safetensors.numpy.load_file(path),
+            "treepack": lambda: treepack.load(path, arrays="numpy"),
+            "treepack, template": lambda: treepack.load(path, template),
+        }
+        times: dict[str, list[float]] = {library: [] for library in calls}
+        for _ in range(rounds + 1):
+            for library, call in calls.items():
+                times[library].append(timed(call)[1])
+        for library, found in times.items():
+            print(f"{count} tensors, {library:20} {statistics.median(found[1:]):7.4f}s")
+
+
 def main() -> None:
     """Prints a table."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -207,8 +228,12 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--row", action="append", help="measures only these; may be repeated")
     parser.add_argument("--library", action="append", help="measures only these; may be repeated")
+    parser.add_argument("--many", type=int, help="measures so many small tensors")
     parser.add_argument("--once", nargs=4)
     options = parser.parse_args()
+    if options.many:
+        many(options.many, options.rounds)
+        return
     if options.once:
         folder, row, library, mode = options.once
         once(Path(folder), row, library, cold=mode == "cold")

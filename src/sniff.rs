@@ -123,7 +123,8 @@ impl<'a> Sample<'a> {
         let Some((len, header)) = self.start.split_first_chunk::<8>() else {
             return false;
         };
-        header.starts_with(b"{") && u64::from_le_bytes(*len) <= (self.source.len() - 8) as u64
+        header.trim_ascii_start().starts_with(b"{")
+            && u64::from_le_bytes(*len) <= (self.source.len() - 8) as u64
     }
 
     /// APPNOTE.TXT of PKWARE, section 4.3.7

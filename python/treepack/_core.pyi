@@ -282,16 +282,18 @@ class Tensors:
     @staticmethod
     def manifest(
         headers: list[Tensors],
+        contents: list[Content],
         files: list[tuple[str, int]],
         index: dict[str, str],
         metadata: bytes | None = None,
         *,
         max_size: int | None = None,
-    ) -> Manifest:
-        """Makes the manifest of several files, which is not written.
+    ) -> tuple[Manifest, Layout]:
+        """Makes the manifest of several files, which is not written, and lays out their arrays.
 
         Args:
           headers: Their headers.
+          contents: Their contents, in which the arrays of the layout lie.
           files: Their names and sizes in bytes.
           index: The file of each array; arrays in other files are left out. Empty without an index.
           metadata: The encoded metadata.
@@ -335,12 +337,12 @@ class Content:
         """
 
     @staticmethod
-    def laid(layout: Layout, file: Content) -> Content:
-        """Presents a layout without checksums as content; its arrays are read from a file.
+    def laid(layout: Layout, files: list[Content]) -> Content:
+        """Presents a layout without checksums as content, whose arrays are read where they lie.
 
         Args:
           layout: The layout.
-          file: The content in which all its arrays lie.
+          files: The contents with its arrays; empty if functions read them.
         """
 
     def stored(self, start: int, stop: int) -> tuple[int, int]:
@@ -809,8 +811,8 @@ class Catalog:
     def other_dtypes(self, inner: set[str]) -> set[str]:
         """Returns the dtypes, of leaves and in `inner`, whose element size the core lacks."""
 
-    def leaf_values(self, value: int) -> list[int]:
-        """Returns the leaves below a value."""
+    def leaf_values(self, value: int, least: int = 0) -> list[int]:
+        """Returns the leaves below a value of at least so many bytes, with their headers."""
 
     def static_differences(
         self, value: int, other: Catalog, other_value: int
@@ -844,6 +846,7 @@ class Catalog:
         threads: int | None,
         marks: Marks | None = None,
         absent: Any = None,
+        given: dict[int, Any] | None = None,
         abstract: bool = False,
     ) -> Any:
         """Reads a value.
@@ -854,6 +857,7 @@ class Catalog:
           threads: See `restore`.
           marks: The values of `ends` to read; `None` for all.
           absent: The placeholder in the state for other values.
+          given: Leaves that are not read, by their values.
           abstract: Whether `leaves.abstract` replaces all arrays, which are not read.
         """
 
@@ -1069,6 +1073,7 @@ def restore_selected(
     restore: Any,
     *,
     marks: Marks | None,
+    given: dict[int, Any] | None,
     copy: bool | None,
     threads: int | None,
 ) -> Any:
@@ -1082,6 +1087,7 @@ def restore_selected(
       restore: The current `Restore`, which decides which leaves stay, and records paths and
         mismatches.
       marks: The leaves to read; `None` for all. Other leaves are kept from the template.
+      given: Leaves that are not read, by their values.
       copy: See `restore`.
       threads: See `restore`.
     """

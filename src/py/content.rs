@@ -17,6 +17,7 @@ use super::options::Int;
 use super::watch::Watcher;
 use super::{errors, gzip};
 use crate::catalog::Compared;
+use crate::events::Span;
 use crate::gzip::{Contained, Indexed, MAGIC_BYTES, has_traces, is_compressed, mended};
 use crate::handle;
 use crate::layout::Slice;
@@ -74,6 +75,10 @@ enum Kind {
 /// A source that owns a Python object.
 trait Object: Send + Sync {
     fn object(&self) -> &Py<PyAny>;
+
+    fn laid(&self) -> Option<&Laid> {
+        None
+    }
 }
 
 impl Object for Borrowed {
@@ -133,14 +138,17 @@ impl Source for Elsewhere {
 /// A layout as a source: reads its arrays where they lie.
 struct Laid {
     layout: Py<Layout>,
-    near: usize,
-    /// Whether its arrays are not ranges of a file.
-    is_alone: bool,
+    /// The files with its arrays; empty if a function reads them.
+    files: Vec<Py<Content>>,
 }
 
 impl Object for Laid {
     fn object(&self) -> &Py<PyAny> {
         self.layout.as_any()
+    }
+
+    fn laid(&self) -> Option<&Laid> {
+        Some(self)
     }
 }
 
@@ -155,9 +163,6 @@ impl Source for Laid {
 
     fn at_hand(&self, offset: usize) -> usize {
         let output = &self.layout.get().output;
-        if !self.is_alone {
-            return output.len() - offset;
-        }
         match output.slices(offset..output.len()).next() {
             Some(Slice::Headers(bytes)) => bytes.len(),
             _ => 0,
@@ -169,7 +174,47 @@ impl Source for Laid {
     }
 
     fn near(&self) -> usize {
-        self.near
+        let files = self.files.iter().map(|file| file.get().source.near());
+        files.min().unwrap_or(usize::MAX)
+    }
+}
+
+/// Memory of encoded bytes, which arrays can view.
+pub enum Memory<'a, 'py> {
+    Whole(Owned<'a, 'py>),
+    /// Arrays of a layout, in memory of other contents.
+    Parts(&'a Bound<'py, Content>),
+}
+
+impl<'py> Memory<'_, 'py> {
+    /// Calls `make` with the memory that has these spans in one piece, and their start there.
+    pub fn view<T>(
+        &self,
+        spans: &[Span],
+        make: impl FnOnce(Owned<'_, 'py>, usize) -> T,
+    ) -> Option<T> {
+        let (first, rest) = spans.split_first()?;
+        match self {
+            Self::Whole(memory) => rest.is_empty().then(|| make(*memory, first.start)),
+            Self::Parts(content) => {
+                let laid = content.get().object.as_ref()?.upgrade()?;
+                let layout = laid.laid()?.layout.get();
+                let (file, start) = layout.content_of(first.range())?;
+                let mut end = start + first.range().len();
+                for span in rest {
+                    let (other, start) = layout.content_of(span.range())?;
+                    if other.as_ptr() != file.as_ptr() || start != end {
+                        return None;
+                    }
+                    end += span.range().len();
+                }
+                let file = file.bind(content.py()).cast::<Content>().ok()?;
+                match Content::memory_of(file)? {
+                    Memory::Whole(memory) => Some(make(memory, start)),
+                    Memory::Parts(_) => None,
+                }
+            }
+        }
     }
 }
 
@@ -250,16 +295,8 @@ impl Content {
     }
 
     #[staticmethod]
-    fn laid(layout: Py<Layout>, file: &Self) -> Self {
-        let laid = Laid {
-            layout,
-            near: file.source.near(),
-            is_alone: file.source.is_empty(),
-        };
-        Self {
-            file: file.file.clone(),
-            ..Self::owning(laid, Kind::Plain)
-        }
+    fn laid(layout: Py<Layout>, files: Vec<Py<Self>>) -> Self {
+        Self::owning(Laid { layout, files }, Kind::Plain)
     }
 
     /// Returns the range of the file that holds a range of the content: whole blocks of gzip, or
@@ -449,8 +486,15 @@ impl Content {
         Self::of(sparse, Kind::Plain)
     }
 
-    pub fn owned<'a, 'py>(slf: &'a Bound<'py, Self>) -> Option<Owned<'a, 'py>> {
-        Owned::of(slf, Self::memory)
+    pub fn memory_of<'a, 'py>(slf: &'a Bound<'py, Self>) -> Option<Memory<'a, 'py>> {
+        let owned = Owned::of(slf, Self::memory).map(Memory::Whole);
+        owned.or_else(|| slf.get().files(|_| ()).map(|()| Memory::Parts(slf)))
+    }
+
+    /// Calls `each` with the files of a layout; `None` for other contents.
+    fn files<T>(&self, each: impl FnOnce(&[Py<Self>]) -> T) -> Option<T> {
+        let object = self.object.as_ref()?.upgrade()?;
+        Some(each(&object.laid()?.files))
     }
 
     fn memory(&self) -> Option<RawBytes<'_>> {
@@ -474,6 +518,12 @@ impl Content {
 
     /// Errors if the file has changed since it was opened.
     pub fn check_unchanged(&self) -> Result<()> {
+        let each = |files: &[Py<Self>]| {
+            files
+                .iter()
+                .try_for_each(|file| file.get().check_unchanged())
+        };
+        self.files(each).transpose()?;
         self.file
             .as_ref()
             .map_or(Ok(()), |file| file.check_unchanged())
@@ -495,6 +545,7 @@ impl Content {
     }
 
     pub fn release(&self) {
+        self.files(|files| files.iter().for_each(|file| file.get().release()));
         if let Some(mapping) = self.mapping() {
             mapping.release();
         }

@@ -38,4 +38,20 @@ impl Layout {
         let joined = ranges.reduce(|a, b| a.start.min(b.start)..a.end.max(b.end));
         joined.unwrap_or(0..0)
     }
+
+    /// Returns the content that has a range of the encoding in one piece, and the start of the range there.
+    pub fn content_of(&self, range: Range<usize>) -> Option<(&Py<PyAny>, usize)> {
+        let mut slices = self.output.slices(range);
+        let Slice::Payload(LeafPayload::Source(leaf), _, range) = slices.next()? else {
+            return None;
+        };
+        let parts = leaf.stored(range);
+        let [part] = &parts[..] else {
+            return None;
+        };
+        slices
+            .next()
+            .is_none()
+            .then_some((&leaf.content, part.start))
+    }
 }

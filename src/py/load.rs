@@ -4,8 +4,8 @@ use pyo3::exceptions::PyIndexError;
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PyTuple};
 
-use super::content::Content;
-use super::memory::{Borrowed, Owned, keep_reserve, list_of_results, new_string, row};
+use super::content::{Content, Memory};
+use super::memory::{Borrowed, keep_reserve, list_of_results, new_string, row};
 use super::objects::{Objects, build_like, build_recorded};
 use super::options::Int;
 use super::restore::{Matching, Options};
@@ -92,7 +92,7 @@ fn with_source<'py>(
     part: Option<(usize, usize)>,
     build: impl FnOnce(Objects<'_, 'py>) -> PyResult<Option<Bound<'py, PyAny>>>,
 ) -> PyResult<Option<Bound<'py, PyAny>>> {
-    let build = |source: &dyn Source, memory: Option<Owned<'_, 'py>>| {
+    let build = |source: &dyn Source, memory: Option<Memory<'_, 'py>>| {
         let (start, end) = part.unwrap_or((0, source.len()));
         if start > end || end > source.len() {
             return Err(PyIndexError::new_err("the range exceeds the data"));
@@ -105,9 +105,9 @@ fn with_source<'py>(
     };
     let Ok(content) = data.cast_exact::<Content>() else {
         let borrowed = Borrowed::buffer(data)?;
-        return build(&borrowed, Some(borrowed.owned(data.py())));
+        return build(&borrowed, Some(Memory::Whole(borrowed.owned(data.py()))));
     };
-    let tree = build(content.get().source(), Content::owned(content))?;
+    let tree = build(content.get().source(), Content::memory_of(content))?;
     if tree.is_some() {
         content.get().release();
     }

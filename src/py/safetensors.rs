@@ -1,5 +1,6 @@
 //! Headers of safetensors, as layouts of files and as manifests of directories.
 
+use std::cell::RefCell;
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -16,7 +17,6 @@ use super::walk::{InSource, LeafPayload};
 use crate::array::{Array, Framing};
 use crate::encoder::Encoder;
 use crate::error::Path;
-use crate::layout;
 use crate::manifest::{self, Grid, ShardFile, Sparse};
 use crate::safetensors::{DTYPES, Header, Tensor, encode};
 use crate::source::{Pieces, Source as _};
@@ -71,38 +71,31 @@ impl Tensors {
 
     /// Lays out the tree of the arrays, which lie in `content`.
     #[pyo3(signature = (content, metadata=None))]
-    fn layout(&self, content: &Bound<'_, Content>, metadata: Option<Vec<u8>>) -> PyResult<Layout> {
+    fn layout(
+        &self,
+        py: Python<'_>,
+        content: Py<Content>,
+        metadata: Option<Vec<u8>>,
+    ) -> PyResult<Layout> {
         keep_reserve()?;
-        let source = content.get().shared();
-        let arrays = &self.0.arrays;
-        let names = arrays.iter().map(|array| array.name.as_str());
-        let made = laid(names, metadata, |out, number| {
-            let array = &arrays[number];
-            let place = array.start..array.start + array.nbytes;
-            let pieces = Arc::new(Pieces::new(grow::collect([place])?)?);
-            out.array(&array.header(), Kind::Plain, |out, range| {
-                out.push(LeafPayload::Source(Box::new(InSource {
-                    source: source.clone(),
-                    pieces: pieces.clone(),
-                    range,
-                })))
-            })
-        })?;
-        Ok(Layout::new(made, Vec::new()))
+        let arrays = grow::collect(self.0.arrays.iter().map(|array| (array, 0)))?;
+        Ok(laid(py, &arrays, &[content], metadata)?.0)
     }
 
-    /// Makes the manifest of several files, which is never written.
+    /// Makes the manifest of several files, which is never written, and lays out the tree of their arrays.
     ///
     /// `index` has the file of each array, and leaves out others; it is empty if there is none.
     #[staticmethod]
-    #[pyo3(signature = (headers, files, index, metadata=None, *, max_size=None))]
+    #[pyo3(signature = (headers, contents, files, index, metadata=None, *, max_size=None))]
     fn manifest<'py>(
+        py: Python<'py>,
         headers: Vec<PyRef<'py, Self>>,
+        contents: Vec<Py<Content>>,
         files: Vec<(String, u64)>,
         index: &Bound<'py, PyDict>,
         metadata: Option<Vec<u8>>,
         max_size: Option<Int>,
-    ) -> PyResult<Manifest> {
+    ) -> PyResult<(Manifest, Layout)> {
         keep_reserve()?;
         let mut arrays: Vec<(&Tensor, u32)> = Vec::new();
         for (number, (header, (file, _))) in headers.iter().zip(&files).enumerate() {
@@ -119,18 +112,7 @@ impl Tensors {
         } else if arrays.len() < index.len() {
             return Err(missing(&arrays, index)?);
         }
-        let names = arrays.iter().map(|(array, _)| array.name.as_str());
-        let layout = laid(names, metadata, |out, number| {
-            let header = arrays[number].0.header();
-            let is_empty = header.nbytes() == 0;
-            out.array(&header, Kind::Plain, |out, range| {
-                if is_empty {
-                    return Ok(());
-                }
-                let len = range.len();
-                out.push(LeafPayload::Gap { number, len })
-            })
-        })?;
+        let (layout, numbers) = laid(py, &arrays, &contents, metadata)?;
         let grids = arrays.iter().map(|(_, number)| {
             Ok(Grid {
                 counts: Vec::new(),
@@ -143,22 +125,48 @@ impl Tensors {
             nbytes,
             ..ShardFile::default()
         });
-        let gap = |leaf: &LeafPayload| match leaf {
-            LeafPayload::Gap { number, .. } => Some(*number),
-            _ => None,
-        };
         let (files, grids) = (grow::collect(files)?, grow::try_collect(grids)?);
-        let encoding = Sparse::of(&layout, gap)?;
+        let numbers = RefCell::new(numbers.into_iter()); // of the payloads in order
+        let encoding = Sparse::of(&layout.output, |_| numbers.borrow_mut().next())?;
         if let Some(max_size) = gzip::limit(max_size)
             && encoding.present(0..encoding.len()) > max_size
         {
             return Err(Error::OutputLimit { max_size }.into());
         }
-        Ok(Manifest::new(
-            manifest::Manifest::unwritten(files, grids),
-            encoding,
-        ))
+        let manifest = manifest::Manifest::unwritten(files, grids);
+        Ok((Manifest::new(manifest, encoding), layout))
     }
+}
+
+/// Lays out arrays of files with a record and an index; returns the number of each payload's array.
+fn laid(
+    py: Python<'_>,
+    arrays: &[(&Tensor, u32)],
+    contents: &[Py<Content>],
+    metadata: Option<Vec<u8>>,
+) -> Result<(Layout, Vec<usize>)> {
+    // Longer arrays than its chunks have no form in one piece.
+    let mut out = Encoder::indexed(Framing::default(), false);
+    let mut numbers = Vec::new();
+    let names = arrays.iter().map(|(array, _)| array.name.as_str());
+    encode(&mut out, names, |out, number| {
+        let (array, file) = arrays[number];
+        let place = array.start..array.start + array.nbytes;
+        let pieces = Arc::new(Pieces::new(grow::collect([place])?)?);
+        out.array(&array.header(), Kind::Plain, |out, range| {
+            if range.is_empty() {
+                return Ok(());
+            }
+            grow::push(&mut numbers, number)?;
+            out.push(LeafPayload::Source(Box::new(InSource {
+                source: contents[file as usize].get().shared(),
+                content: contents[file as usize].clone_ref(py).into_any(),
+                pieces: pieces.clone(),
+                range,
+            })))
+        })
+    })?;
+    Ok((Layout::new(out.finish(metadata)?, Vec::new()), numbers))
 }
 
 impl Tensor {
@@ -170,18 +178,6 @@ impl Tensor {
             itemsize: self.itemsize,
         }
     }
-}
-
-/// Lays out arrays by their names, with a record and an index.
-fn laid<'a>(
-    names: impl IntoIterator<Item = &'a str>,
-    metadata: Option<Vec<u8>>,
-    array: impl FnMut(&mut Encoder<LeafPayload>, usize) -> Result<()>,
-) -> Result<layout::Layout<LeafPayload>> {
-    // Longer arrays than its chunks have no form in one piece.
-    let mut out = Encoder::indexed(Framing::default(), false);
-    encode(&mut out, names, array)?;
-    out.finish(metadata)
 }
 
 /// Returns whether an index has an array in a file.
@@ -197,7 +193,9 @@ fn check_once(arrays: &[(&Tensor, u32)], files: &[(String, u64)]) -> Result<()> 
     for (array, number) in arrays {
         if let Some(other) = known.insert(&array.name, *number) {
             let [other, file] = [other, *number].map(|number| &files[number as usize].0);
-            let reason = format!("the array is in two files: {other} and {file}");
+            let reason = format!(
+                "the array is in two files: {other} and {file}: load one of them by its path"
+            );
             return Err(misplaced(&array.name, reason));
         }
     }

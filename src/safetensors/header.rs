@@ -103,7 +103,7 @@ impl Header {
     }
 
     fn parse(text: &[u8]) -> Result<Self> {
-        if !text.starts_with(b"{") {
+        if !text.trim_ascii_start().starts_with(b"{") {
             let reason = "not a safetensors file: its header does not begin with a brace";
             return Err(Error::malformed(LENGTH_BYTES, reason));
         }

@@ -1,15 +1,20 @@
 //! Names such as `a.b.c` as a tree for an encoder.
+//!
+//! Where a name begins another, as `a.b` and `a.b.c`, the rest of the longer one is its last key: `b.c`
+//! beside `b`. So keys that are joined by dots are always the name.
 
 use std::collections::HashMap;
 
 use crate::encoder::Encoder;
-use crate::error::Path;
 use crate::layout::Payload;
 use crate::structure::Kind;
 use crate::wire::MAX_DEPTH;
-use crate::{Error, Result, grow};
+use crate::{Result, grow};
 
 const SEPARATOR: char = '.';
+
+/// The last of them is the rest of a longer name.
+const MOST_KEYS: usize = MAX_DEPTH - 1;
 
 struct Node<'a> {
     key: &'a str,
@@ -21,12 +26,20 @@ struct Node<'a> {
 /// Encodes a map of the arrays with these names. `array` writes one by its position.
 pub fn encode<'a, P: Payload>(
     encoder: &mut Encoder<P>,
-    names: impl IntoIterator<Item = &'a str>,
+    names: impl Iterator<Item = &'a str> + Clone,
     mut array: impl FnMut(&mut Encoder<P>, usize) -> Result<()>,
 ) -> Result<()> {
     let mut nodes = Nodes::new()?;
-    for (number, name) in names.into_iter().enumerate() {
-        nodes.add(name, number)?;
+    let mut are_apart = true;
+    for (number, name) in names.clone().enumerate() {
+        are_apart &= nodes.add(name, number, MOST_KEYS)?;
+    }
+    if !are_apart {
+        let all = nodes;
+        nodes = Nodes::new()?;
+        for (number, name) in names.enumerate() {
+            nodes.add(name, number, all.count_of(name))?;
+        }
     }
     let nodes = &nodes.all;
     encoder.map(nodes[0].children.len())?;
@@ -77,20 +90,14 @@ impl<'a> Nodes<'a> {
         Ok(self.all.len() - 1)
     }
 
-    fn add(&mut self, name: &'a str, number: usize) -> Result<()> {
-        let count = name.matches(SEPARATOR).count() + 1;
-        if count >= MAX_DEPTH {
-            let short = &name[..name.floor_char_boundary(100)];
-            return Err(refused(&format!(
-                "the name {short}… has {count} parts, but trees have fewer than {MAX_DEPTH} levels"
-            )));
-        }
+    /// Adds a name of at most `most` keys. Returns false if it begins another name, or another begins it.
+    fn add(&mut self, name: &'a str, number: usize, most: usize) -> Result<bool> {
         let mut above = 0;
         let mut is_shared = true;
-        for (level, key) in name.split(SEPARATOR).enumerate() {
-            if self.all[above].array.is_some() {
-                return Err(misplaced(name, "its parent is a leaf"));
-            }
+        let mut is_apart = true;
+        let mut count = 0;
+        for (level, key) in name.splitn(most, SEPARATOR).enumerate() {
+            is_apart &= self.all[above].array.is_none();
             let known = self.path.get(level).copied();
             let known = known.filter(|node| is_shared && self.all[*node].key == key);
             above = if let Some(node) = known {
@@ -102,14 +109,23 @@ impl<'a> Nodes<'a> {
                 grow::push(&mut self.path, node)?;
                 node
             };
+            count = level + 1;
         }
         self.path.truncate(count);
         let node = &mut self.all[above];
-        if node.array.is_some() || !node.children.is_empty() {
-            return Err(misplaced(name, "other leaves have this path"));
-        }
         node.array = Some(number);
-        Ok(())
+        Ok(is_apart && node.children.is_empty())
+    }
+
+    /// The number of keys until a name ends that is this one or begins it.
+    fn count_of(&self, name: &'a str) -> usize {
+        let mut node = 0;
+        let mut keys = name.splitn(MOST_KEYS, SEPARATOR);
+        let end = keys.position(|key| {
+            node = self.by_key[&(node, key)];
+            self.all[node].array.is_some()
+        });
+        end.map_or(MOST_KEYS, |end| end + 1)
     }
 
     fn child(&mut self, above: usize, key: &'a str) -> Result<usize> {
@@ -124,14 +140,35 @@ impl<'a> Nodes<'a> {
     }
 }
 
-fn misplaced(name: &str, reason: &str) -> Error {
-    let mut path = Path::default();
-    name.rsplit(SEPARATOR).for_each(|key| path.push_outer(key));
-    refused(&format!("cannot place {path}: {reason}"))
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-fn refused(reason: &str) -> Error {
-    Error::Structure(format!(
-        "{reason}: read it by `treepack convert` with another --sep"
-    ))
+    #[test]
+    fn a_name_has_keys_until_another_ends() {
+        let deep = "a.".repeat(MOST_KEYS);
+        let names = [
+            "q.b",
+            "q.b.c.d",
+            "q.bc.d",
+            "x",
+            "x.",
+            ".y",
+            ".y.z",
+            "",
+            "q.b.c",
+            deep.as_str(),
+        ];
+        let mut nodes = Nodes::new().unwrap();
+        for (number, name) in names.into_iter().enumerate() {
+            nodes.add(name, number, MOST_KEYS).unwrap();
+        }
+        let counts = [2, 2, 3, 1, 1, 1, 1, 1, 2, MOST_KEYS];
+        assert!(
+            names
+                .into_iter()
+                .map(|name| nodes.count_of(name))
+                .eq(counts)
+        );
+    }
 }

@@ -105,7 +105,7 @@ def test_layers_are_cast_in_blocks(
     assert len(sizes) > 1
 
 
-@pytest.mark.parametrize("axes", [None, (0, 2, 1), (1, 2, 0)])
+@pytest.mark.parametrize("axes", [(2, 1, 0), (0, 2, 1), (1, 2, 0)])
 def test_an_array_is_transposed_beside_others(path: Path, axes: Any) -> None:
     whole = arrays()["lm_head.weight"]
     expected = whole.transpose(axes)
@@ -181,7 +181,16 @@ def test_what_does_not_fit(path: Path, tmp_path: Path) -> None:
         says("must have the same wildcards as", ValueError, wrong)
         with pytest.raises(ValueError, match="must have the same wildcards as"):
             treepack.save(tmp_path / "wrong.safetensors", template, rename=wrong)
-    twin = treepack.transpose("lm_head/weight")
+    reverse = r"a matrix, found an array of 3 dimensions: pass the order of its axes as a second"
+    says(reverse, TreepackError, {"up": treepack.transpose("lm_head/weight")})
+    treepack.save(tmp_path / "stacked", {"up": [np.zeros((2, 3, 4))] * 2})
+    four = {"up": np.zeros((2, 4, 3, 2))}
+    rename = {"up": treepack.stack("up/*", transpose=True)}
+    with pytest.raises(TreepackError, match=r"as transpose=, such as \(2, 1, 0\)"):
+        treepack.load(tmp_path / "stacked", four, rename=rename)
+    with pytest.raises(TypeError, match=r"transpose takes the path of an array, .*got ndarray"):
+        treepack.transpose(np.zeros((2, 3)))  # type: ignore[arg-type]
+    twin = treepack.transpose("lm_head/weight", (2, 1, 0))
     tied = {"up": twin, "other": twin, "model/layers/0/up/weight": "up"}
     says("maps two leaves to the same path", TreepackError, tied, {**template, "other": 1})
     wanted = treepack.transpose("model/layers/*/up/weight")
@@ -346,7 +355,7 @@ def test_wildcards_of_sources(path: Path, tmp_path: Path) -> None:
     assert np.array_equal(saved["model.layers.0.up.weight"], first)
     assert np.array_equal(saved["model.layers.1.up.weight"], arrays()["model.layers.1.up.weight"])
     # A tuple has no wildcards.
-    star = {("*",): treepack.transpose("lm_head/weight")}
+    star = {("*",): treepack.transpose("lm_head/weight", (2, 1, 0))}
     head = arrays()["lm_head.weight"]
     found = treepack.load(path, {"*": head.T}, rename=star)
     assert np.array_equal(found["*"], head.T)

@@ -253,11 +253,10 @@ def test_shapes_are_no_arrays_to_keep(tmp_path: Path) -> None:
     ("shape", "source"),
     [
         ((3, 8, 16), "treepack.transpose('up/kernel', (0, 2, 1))"),
-        ((8, 16, 3), "treepack.transpose('up/kernel')"),
-        ((16, 3, 8), None),
+        ((8, 16, 3), "treepack.transpose('up/kernel', (2, 1, 0))"),
+        ((16, 3, 8), "treepack.transpose('up/kernel', (1, 0, 2))"),
         ((3, 16, 9), None),
-        ((3, 128), None),
-        ((3, 16, 8, 1), None),
+        ((3, 16, 8, 2), None),
     ],
 )
 def test_axes_in_another_order_are_named(
@@ -272,6 +271,26 @@ def test_axes_in_another_order_are_named(
         assert first.startswith(f"rename={{'up/kernel': {source}}} to treepack.load")
         found = load(template, rename={"up/kernel": eval(source)})
         assert found["up"]["kernel"].shape == shape
+
+
+@pytest.mark.parametrize("shape", [(3, 128), (3, 16, 8, 1), (384,), (4, 12, 8)])
+def test_arrays_of_equal_size_and_another_shape_are_not_given_up(
+    saved: Saved, shape: tuple[int, ...]
+) -> None:
+    """As the heads of attention, joined or apart: no option reshapes or drops them."""
+    load = saved({"up": {"kernel": jnp.ones((3, 16, 8))}, "n": jnp.ones(2)})
+    found = refused(load, {"up": {"kernel": jnp.zeros(shape)}, "n": jnp.zeros(2)})
+    assert f"such as [3, 16, 8] in place of {[*shape]}: load them without a template" in found
+    assert "mismatched=" not in found
+    assert "strict=" not in found
+
+
+def test_axes_that_shapes_do_not_tell_are_not_guessed(saved: Saved) -> None:
+    """As the filters of a convolution of PyTorch, whose kernels are square."""
+    load = saved({"conv": {"kernel": jnp.ones((8, 4, 3, 3))}})
+    found = refused(load, {"conv": {"kernel": jnp.zeros((3, 3, 4, 8))}})
+    assert "The axes of conv/kernel have another order, which the shapes do not tell" in found
+    assert "treepack.transpose(path, axes)" in found
 
 
 def test_all_swapped_axes_are_named(saved: Saved) -> None:

@@ -166,7 +166,6 @@ def test_an_empty_file(tmp_path: Path) -> None:
     ("names", "message"),
     [
         ([], "is empty"),
-        (["config.json", "model.safetensors.index.json"], "index of safetensors, but no file"),
         (["config.json", "flax_model.msgpack"], r"load its files flax_model\*\.msgpack"),
         (["pytorch_model.bin"], "PyTorch"),
         (["saved_model.pb"], "TensorFlow"),

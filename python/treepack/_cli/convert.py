@@ -197,7 +197,7 @@ def with_dtype(tree: Any, dtype: np.dtype[Any]) -> Any:
 def _content(array: Any) -> core.Content:
     """Returns the bytes of an array in C order."""
     layout = core.lay_raw(b"", [array], snapshot=False)
-    return core.Content.laid(layout, core.Content.lent(b""))
+    return core.Content.laid(layout, [])
 
 
 def renamed(

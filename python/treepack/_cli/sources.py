@@ -61,7 +61,7 @@ def opened_any(source: str, separator: str, max_size: int | None, base: str | No
     if found is None:
         return opened(source, max_size, base)
     layout = layout_of(found.tree, found.metadata)
-    content = core.Content.laid(layout, core.Content.lent(b""))
+    content = core.Content.laid(layout, [])
     return File(_convert.Converted(source, Opened(content), salvage=False))
 
 

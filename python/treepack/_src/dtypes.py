@@ -47,11 +47,14 @@ def describe(dtype: np.dtype) -> tuple[str | None, bool]:
 _PACKED = "treepack.packed"
 
 
+# The names of `src/safetensors/header.rs`.
+_PACKED_NAME = re.compile(r"(?:F4|F6_E3M2|F6_E2M3)_packed")
+
+
 def packed(name: str) -> np.dtype:
     """Returns a dtype of bytes that stands for a dtype of elements of 4 or 6 bits.
 
-    NumPy has no such elements. Files that refer to these bytes name them, so that only reading them
-    is an error.
+    NumPy has no such elements; safetensors have.
     """
     return np.dtype((np.void, 1), metadata={_PACKED: name})
 
@@ -131,8 +134,7 @@ def overflow_error(counts: Mapping[Any, int], found: np.dtype, dtype: np.dtype) 
 
 def unsupported(name: str) -> str:
     """Returns the message for a dtype that arrays cannot have."""
-    reason = ": NumPy has no packed elements smaller than a byte" if "_packed" in name else ""
-    return f"unsupported array dtype {name!r}{reason}"
+    return f"unsupported array dtype {name!r}"
 
 
 @functools.lru_cache(maxsize=256)
@@ -144,6 +146,8 @@ def resolve(name: bytes) -> np.dtype | None:
     which are slow, and one of which (`M8[s/0]`) crashes the program.
     """
     text = name.decode("ascii", errors="replace")
+    if _PACKED_NAME.fullmatch(text):
+        return packed(text)
     if not _NAME.fullmatch(text):
         return None
     try:

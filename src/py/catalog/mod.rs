@@ -20,7 +20,7 @@ use std::sync::Arc;
 
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyList, PyString, PyTuple};
+use pyo3::types::{PyBytes, PyDict, PyList, PyString, PyTuple};
 
 use self::boxes::{range_in, read_threads, runs};
 use self::kinds::described;
@@ -216,10 +216,19 @@ impl Catalog {
         names.filter(|name| itemsize(name).is_none()).collect()
     }
 
-    fn leaf_values<'py>(&self, py: Python<'py>, value: usize) -> PyResult<Bound<'py, PyList>> {
+    #[pyo3(signature = (value, least=0))]
+    fn leaf_values<'py>(
+        &self,
+        py: Python<'py>,
+        value: usize,
+        least: usize,
+    ) -> PyResult<Bound<'py, PyList>> {
         self.check(value)?;
         let inside = value..self.catalog.after(value);
-        let leaves = inside.filter(|at| self.catalog.leaf(*at).is_some());
+        let leaves = inside.filter(|at| {
+            let place = self.catalog.leaf(*at).map(|leaf| self.catalog.place(leaf));
+            place.is_some_and(|place| place.end - place.start >= least)
+        });
         list_of_results(py, leaves.map(|at| new_uint(py, at as u64)))
     }
 
@@ -236,7 +245,9 @@ impl Catalog {
         row!(py, leaf, kind, place.start, place.end, place.region)
     }
 
-    #[pyo3(signature = (value, *, copy, threads, marks=None, absent=None, r#abstract=false))]
+    #[pyo3(signature = (
+        value, *, copy, threads, marks=None, absent=None, given=None, r#abstract=false,
+    ))]
     #[allow(clippy::too_many_arguments)] // they have names in Python
     fn read<'py>(
         &self,
@@ -246,6 +257,7 @@ impl Catalog {
         threads: Option<Int>,
         marks: Option<&Marks>,
         absent: Option<&Bound<'py, PyAny>>,
+        given: Option<Bound<'py, PyDict>>,
         r#abstract: bool,
     ) -> PyResult<Bound<'py, PyAny>> {
         self.check(value)?;
@@ -257,6 +269,7 @@ impl Catalog {
         };
         self.content.get().check_unchanged()?;
         let mut objects = self.objects(py, value, copy, threads)?;
+        objects.given = given;
         let read = self.value(value, marks, absent, &mut objects);
         let read = read.and_then(|read| objects.copy_all().map(|()| read));
         if self.catalog.leaf(value).is_none() {

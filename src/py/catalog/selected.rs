@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::PyString;
+use pyo3::types::{PyDict, PyString};
 
 use super::super::failure::Walked;
 use super::super::objects::Objects;
@@ -19,7 +19,7 @@ use crate::{Error, grow};
 
 #[pyfunction]
 #[pyo3(signature = (
-    file, value, target, name, restore, *, marks, copy, threads,
+    file, value, target, name, restore, *, marks, given, copy, threads,
 ))]
 #[allow(clippy::too_many_arguments)] // as in Python
 pub fn restore_selected<'py>(
@@ -29,6 +29,7 @@ pub fn restore_selected<'py>(
     name: &Bound<'py, PyString>,
     restore: &Bound<'py, PyAny>,
     marks: Option<&Marks>,
+    given: Option<Bound<'py, PyDict>>,
     copy: Option<bool>,
     threads: Option<Int>,
 ) -> PyResult<Bound<'py, PyAny>> {
@@ -42,12 +43,14 @@ pub fn restore_selected<'py>(
         None => None,
     };
     let catalog = &*file.catalog;
+    let mut objects = file.objects(py, value, copy.into(), threads)?;
+    objects.given = given;
     let cursor = Entries {
         file,
         catalog,
         marks: marks.map(|marks| marks.of(catalog)).transpose()?,
         absent: session.absent()?,
-        objects: file.objects(py, value, copy.into(), threads)?,
+        objects,
         depth: catalog.keys_to(value)?.len(),
         partial: session.partial.clone(),
         takes_more,

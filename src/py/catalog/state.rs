@@ -26,7 +26,7 @@ impl Catalog {
     ) -> PyResult<Objects<'a, 'py>> {
         let content = self.content.bind(py);
         let (_, nbytes) = self.catalog.totals(value);
-        let (source, memory) = (content.get().source(), Content::owned(content));
+        let (source, memory) = (content.get().source(), Content::memory_of(content));
         Objects::new(py, source, 0..0, nbytes, memory, copy, threads)
     }
 
@@ -37,6 +37,11 @@ impl Catalog {
         objects: &mut Objects<'_, 'py>,
     ) -> PyResult<Bound<'py, PyAny>> {
         let (py, place) = (objects.py, self.catalog.place(leaf));
+        if let Some(given) = &objects.given
+            && let Some(found) = given.get_item(value)?
+        {
+            return Ok(found);
+        }
         let source = self.content.get().source();
         if source.present(place.start..place.end) < place.end - place.start {
             // Before memory is allocated for a missing payload.

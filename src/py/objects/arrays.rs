@@ -43,21 +43,25 @@ impl<'py> Objects<'_, 'py> {
             let abstract_array = self.hooks.abstract_array.bind(self.py);
             return Ok(abstract_array.call1((shape, &dtype.object))?);
         }
-        if let ([span], Some(memory)) = (found.spans, self.memory)
+        if let Some(memory) = &self.memory
             && copy != CopyMode::Always
         {
-            let start = span.start;
-            let address = memory.memory().as_ptr().addr() + start;
-            if address.is_multiple_of(dtype.alignment) {
-                return Ok(view(dtype.object.bind(self.py), shape, memory, start)?);
-            }
-            if copy == CopyMode::IfNeeded && nbytes <= SmallCopies::MAX_BYTES {
-                let bytes = memory.memory().slice(span.range());
-                let dtype = dtype.object.bind(self.py);
-                let copied = self
-                    .small_copies
-                    .array(dtype, shape, |target| bytes.read_at(0, target));
-                return Ok(copied?);
+            let descr = dtype.object.bind(self.py);
+            let made = memory.view(found.spans, |memory, start| {
+                let address = memory.memory().as_ptr().addr() + start;
+                if address.is_multiple_of(dtype.alignment) {
+                    return view(descr, shape, memory, start).map(Some);
+                }
+                if copy != CopyMode::IfNeeded || nbytes > SmallCopies::MAX_BYTES {
+                    return Ok(None);
+                }
+                let bytes = memory.memory().slice(start..start + nbytes);
+                let copies = &mut self.small_copies;
+                let copied = copies.array(descr, shape, |target| bytes.read_at(0, target));
+                copied.map(Some)
+            });
+            if let Some(made) = made.transpose()?.flatten() {
+                return Ok(made);
             }
         }
         let (dtype, shape) = (dtype.object.bind(self.py).clone(), shape.clone());

@@ -9,12 +9,13 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyDict, PyTuple};
 use smallvec::SmallVec;
 
+use super::super::content::Memory;
 use super::super::dtypes::Dtype;
 use super::super::failure::{Failure, Walked};
 use super::super::hashes::Hashes;
 use super::super::hooks::Hooks;
 use super::super::memory::{
-    FreshPages, Owned, SmallCopies, copied, new_bytes, new_complex, new_dict, new_float, new_int,
+    FreshPages, SmallCopies, copied, new_bytes, new_complex, new_dict, new_float, new_int,
     new_list, new_string, new_uint,
 };
 use super::super::options::{self, Int};
@@ -51,12 +52,14 @@ impl From<Option<bool>> for CopyMode {
 
 pub(super) type Built<'py> = Walked<Bound<'py, PyAny>>;
 
-/// Decodes values of a source one by one. Arrays can be views of `memory`, the whole source.
+/// Decodes values of a source one by one. Arrays can be views of `memory`.
 pub struct Objects<'a, 'py> {
     pub py: Python<'py>,
     pub(super) hooks: &'static Hooks,
     pub(super) source: &'a dyn Source,
-    pub(super) memory: Option<Owned<'a, 'py>>,
+    pub(super) memory: Option<Memory<'a, 'py>>,
+    /// Leaves that are not read, by their values in a catalog.
+    pub given: Option<Bound<'py, PyDict>>,
     pub copy: CopyMode,
     pub(super) threads: Option<Int>,
     pub(super) reader: Reader<'a>,
@@ -81,7 +84,7 @@ impl<'a, 'py> Objects<'a, 'py> {
         source: &'a dyn Source,
         part: Range<usize>,
         nbytes: usize,
-        memory: Option<Owned<'a, 'py>>,
+        memory: Option<Memory<'a, 'py>>,
         copy: CopyMode,
         threads: Option<Int>,
     ) -> PyResult<Self> {
@@ -92,6 +95,7 @@ impl<'a, 'py> Objects<'a, 'py> {
             hooks: Hooks::get(py)?,
             source,
             memory,
+            given: None,
             copy,
             dtypes: Vec::new(),
             fresh_pages: FreshPages::new(nbytes),

@@ -365,6 +365,7 @@ impl<'py> Walk<'py> {
             return self.gap(array, dtype, wire::EXT_NDARRAY, &shape, Kind::Plain);
         }
         let source = content.get().shared();
+        let content = content.into_any().unbind();
         let pieces = grow::collect(pieces.into_iter().map(|(start, end)| start..end))?;
         let pieces = Arc::new(Pieces::new(pieces)?);
         let outside = |piece: &Range<usize>| piece.end > source.len();
@@ -373,9 +374,11 @@ impl<'py> Walk<'py> {
                 "the pieces of the array do not match its size or its file",
             ));
         }
+        let py = self.py;
         Ok(self.out.array(&header, Kind::Plain, |out, range| {
             out.push(LeafPayload::Source(Box::new(InSource {
                 source: source.clone(),
+                content: content.clone_ref(py),
                 pieces: pieces.clone(),
                 range,
             })))

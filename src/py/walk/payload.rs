@@ -3,6 +3,8 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use pyo3::{Py, PyAny};
+
 use super::super::memory::Borrowed;
 use super::devices::Devices;
 use crate::Result;
@@ -28,6 +30,8 @@ pub enum LeafPayload {
 
 pub struct InSource {
     pub source: Arc<dyn Source + Send + Sync>,
+    /// The content of the source, for views.
+    pub content: Py<PyAny>,
     pub pieces: Arc<Pieces>,
     pub range: Range<usize>,
 }

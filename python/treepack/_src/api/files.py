@@ -54,7 +54,7 @@ from treepack._src.storage.place import (
     resolved,
     resolved_beside,
 )
-from treepack._src.storage.safetensors import has_suffix, repository_of
+from treepack._src.storage.safetensors import SUFFIXES, has_suffix
 from treepack._src.storage.write import save_layout
 from treepack.errors import (
     DecodeError,
@@ -318,9 +318,9 @@ def load(
     Args:
       path: A file of `save` or its URL, the directory of a sharded checkpoint, a `UPath`, bytes, or
         a file object; see `open`. Without a target, files of flax and of `treepack.serialization`
-        become dicts and lists. Safetensors, a file or a directory, become dicts of NumPy arrays.
-        Directories of Orbax become dicts and lists of NumPy arrays. Gzip is recognised by its
-        first bytes.
+        become dicts and lists. Safetensors, a file or a directory, become dicts of NumPy arrays,
+        whose names have a dot between keys. Directories of Orbax become dicts and lists of NumPy
+        arrays. Gzip is recognised by its first bytes.
       target: A template. The result has its containers. Only shape, dtype and sharding of its
         leaves matter, so `jax.ShapeDtypeStruct`s suffice (from `jax.eval_shape` or `abstract`).
         Where the target has JAX arrays or `ShapeDtypeStruct`s, arrays become JAX arrays on the same
@@ -463,14 +463,15 @@ def load(
         )
     base = resolved_beside(opening.base, options.get("storage_options"))
     opening.base = base_of(base, max_size=opening.max_size)
-    path = repository_of(resolved(path, options.get("storage_options")))
+    path = resolved(path, options.get("storage_options"))
     is_directory = False
 
     def attempt() -> Any:
         nonlocal is_directory
         with sharing(target, reading, together) as group:
             source = path
-            if selection.is_whole and not is_directory and not has_suffix(path):
+            is_other = is_directory or has_suffix(path, SUFFIXES)
+            if selection.is_whole and not is_other:
                 try:
                     source = content_of(path, opening)
                 except IsADirectoryError:
@@ -481,7 +482,7 @@ def load(
                     except DecodeError:
                         if other_format(source) is None:
                             raise
-            if selection.verifies and selection.select is None and not is_directory:
+            if selection.verifies and selection.select is None and not is_other:
                 try:  # once, so that exactly the verified bytes are loaded
                     source = downloaded(path, opening.progress)
                 except IsADirectoryError:

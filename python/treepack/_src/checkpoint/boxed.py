@@ -14,8 +14,8 @@ from treepack._src.checkpoint.reader import Bounds, LazyArray, memory_of
 from treepack._src.storage.deferred import Computed
 from treepack._src.storage.fetch import Blocks, Range
 
-# The alignment at which JAX on CPU uses memory in place.
-_ALIGN = 64
+ALIGN = 64
+"""The alignment at which JAX on CPU uses memory in place."""
 
 CAST_BYTES = 16 << 20
 """The approximate size of the blocks in which an array is cast."""
@@ -27,8 +27,8 @@ def aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
     [pages] = core.fresh_memory([nbytes])
     if pages is not None:
         return pages.view(dtype).reshape(shape)
-    memory = np.empty(nbytes + _ALIGN, np.uint8)
-    start = -memory.ctypes.data % _ALIGN
+    memory = np.empty(nbytes + ALIGN, np.uint8)
+    start = -memory.ctypes.data % ALIGN
     return memory[start : start + nbytes].view(dtype).reshape(shape)
 
 

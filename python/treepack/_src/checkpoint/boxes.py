@@ -20,7 +20,7 @@ import treepack._core as core
 from treepack._src import dtypes as _dtypes
 from treepack._src import paths as _paths
 from treepack._src import tasks as _tasks
-from treepack._src.checkpoint.boxed import BoxedArray, aligned, blocks
+from treepack._src.checkpoint.boxed import ALIGN, BoxedArray, aligned, blocks
 from treepack._src.checkpoint.reader import (
     Bounds,
     LazyArray,
@@ -124,10 +124,12 @@ class Box:
         """Returns the position of each part: the number of a file, a leaf, and indices into it."""
         return self.find().shards.places(self.array.reader.catalogs)
 
-    def read(self, threads: int | None = None, stopped: Event | None = None) -> np.ndarray:
-        """Returns its elements: a view of a file where possible."""
+    def read(
+        self, threads: int | None = None, stopped: Event | None = None, *, align: int = 1
+    ) -> np.ndarray:
+        """Returns its elements: a view of a file where possible, if its address is aligned."""
         view = self._view() if self._is_view and self.array.reader.is_local else None
-        if view is not None:
+        if view is not None and view.ctypes.data % align == 0:
             return view
         if self.memory is None:
             made = aligned(self._shape, self.array.dtype)
@@ -258,9 +260,10 @@ _NEARLY_WHOLE = 0.95
 @contextlib.contextmanager
 def reading(boxes: Iterable[Box], threads: int) -> Iterator[Callable[[Box], np.ndarray]]:
     """Prefetches boxes in threads; yields a function that waits for a box."""
+    in_place = functools.partial(Box.read, align=ALIGN)
     copied = [box for box in boxes if not box.is_in_place]
     if not copied:
-        yield Box.read
+        yield in_place
         return
     for box, memory in zip(copied, core.fresh_memory([box.nbytes for box in copied]), strict=True):
         box.memory = memory
@@ -270,7 +273,7 @@ def reading(boxes: Iterable[Box], threads: int) -> Iterator[Callable[[Box], np.n
     works += [functools.partial(box.read, each, stopped) for box in copied]
     with _tasks.started(works, threads + 1, stopped) as (_, *tasks):
         ahead = {id(box): task for box, task in zip(copied, tasks, strict=True)}
-        yield lambda box: box.read() if box.is_in_place else ahead[id(box)].result()
+        yield lambda box: in_place(box) if box.is_in_place else ahead[id(box)].result()
 
 
 def _prefetch(boxes: list[Box], stopped: Event) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
+import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -51,6 +52,9 @@ def load_part(
     reading.check(target)
     check_is_tree(target)
     selection.check(target)
+    separator = place.reader.separator
+    if separator and selection.rename is None and _is_flat(target, separator):
+        selection = dataclasses.replace(selection, rename=_by_name(target, separator))
     if selection.on_corrupt == "skip":
         place = place._replace(reader=place.reader.salvaging())
     found = _choose(place, target, selection, reading)
@@ -86,6 +90,21 @@ def load_part(
     return (loaded, report) if selection.return_report else loaded
 
 
+def _is_flat(target: Any, separator: str) -> bool:
+    """Returns whether keys of a target are names of several parts."""
+    return type(target) is dict and any(separator in key for key in target if type(key) is str)
+
+
+def _by_name(target: Any, separator: str) -> Callable[[str], str]:
+    """Returns a function of paths that leads to the leaves of a target with the same names."""
+    names = {separator.join(parts): _paths.text(parts) for parts, _ in leaves_of(target, ())}
+
+    def renamed(path: str) -> str:
+        return names.get(separator.join(_paths.parts(path)), path)
+
+    return renamed
+
+
 def _check_reached(renamed: Mapping[str, str], targets: Collection[str]) -> None:
     """Checks that the target has one of the new paths.
 
@@ -118,19 +137,23 @@ def _restored(
         record = None
         state = _renamed_state(place, found, reading, _stay_lazy(target, reading))
     else:
-        if place.reader.is_one_file and not needs_state(target, whole, reading):
-            with place.reader.fetching(place.value, found.marks):
-                return restore_selected(
-                    target,
-                    catalog,
-                    place.value,
-                    reading,
-                    marks=found.marks,
-                    partial=partial,
-                    convert=convert,
-                )
+        stays = _stay_lazy(target, reading)
+        if not needs_state(target, whole, reading):
+            given = place.reader.lazily(place, reading, found.marks, stays)
+            if given is not None:
+                with place.reader.fetching(place.value, found.marks):
+                    return restore_selected(
+                        target,
+                        catalog,
+                        place.value,
+                        reading,
+                        marks=found.marks,
+                        given=given,
+                        partial=partial,
+                        convert=convert,
+                    )
         record = None if whole is None else (whole, place.positions())
-        state = place.reader.read(place, reading, found.marks, _stay_lazy(target, reading))
+        state = place.reader.read(place, reading, found.marks, stays)
     return restore_tree(
         target,
         place.reader.fitted(state, target),
@@ -272,13 +295,16 @@ def _mark_renamed(
 
 def _stay_lazy(target: Any, reading: Reading) -> StayLazy:
     """Returns a predicate on paths: whether a template has a JAX array there, or nothing."""
-    on_devices = {parts for parts, leaf in leaves_of(target, ()) if _jax.is_abstract(leaf)}
-    outline = _outline(target)
+
+    @functools.cache
+    def outlined() -> tuple[set[tuple[str, ...]], _Outline | None]:
+        abstract = {parts for parts, leaf in leaves_of(target, ()) if _jax.is_abstract(leaf)}
+        return abstract, _outline(target)
 
     def stays(parts: Sequence[str]) -> bool:
+        on_devices, node = outlined()
         if tuple(parts) in on_devices:
             return reading.arrays != "numpy"
-        node = outline
         for part in parts:
             if node is None or part not in node:
                 return node is not None

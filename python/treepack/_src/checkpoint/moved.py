@@ -53,7 +53,7 @@ def hinting(
             ):
                 way = _adding(alone, renamed)
                 hint = f"An unused leaf of the file fits: {way} if this is its new name."
-            elif any(map(_axes, error.mismatches)):
+            elif any(map(_are_turned, error.mismatches)):
                 hint = _transposed(error.mismatches, found)
             if hint:
                 error.args = (f"{listed}\n{hint}{cure}{cures}", *error.args[1:])
@@ -268,30 +268,39 @@ _MOST_TEXT = 400
 _ARRAY = re.compile(r"(\w+)\[([\d,]+)\]")
 
 
-def _axes(mismatch: Mismatch) -> tuple[int, ...] | None:
-    """Returns the order of axes that explains a mismatch, or `None`."""
+def _sizes(mismatch: Mismatch) -> tuple[list[str], list[str]]:
+    """Returns the sizes of the dimensions on both sides; empty unless both are of one dtype."""
     found = [_ARRAY.fullmatch(text) for text in (mismatch.expected, mismatch.found)]
     if found[0] is None or found[1] is None or found[0][1] != found[1][1]:
-        return None
-    one, other = (match[2].split(",") for match in found if match is not None)
-    if one == other or len(one) != len(other):
-        return None
-    axes = tuple(range(len(one)))
-    orders = axes[::-1], (*axes[:-2], *axes[:-3:-1])
-    return next((order for order in orders if [other[at] for at in order] == one), None)
+        return [], []
+    return found[0][2].split(","), found[1][2].split(",")
+
+
+def _are_turned(mismatch: Mismatch) -> bool:
+    """Returns whether the order of axes explains a mismatch."""
+    ours, theirs = _sizes(mismatch)
+    return ours != theirs and sorted(ours) == sorted(theirs)
 
 
 def _transposed(mismatches: Iterable[Mismatch], there: Collection[str]) -> str:
     """Returns the hint for arrays whose axes have another order in the file."""
-    sources = {}
-    for path, axes in ((mismatch.path, _axes(mismatch)) for mismatch in mismatches):
-        if path in there and axes is not None:
-            order = "" if axes[-1] == 0 else f", {axes}"
+    sources, others = {}, []
+    for mismatch in filter(_are_turned, mismatches):
+        path, (ours, theirs) = mismatch.path, _sizes(mismatch)
+        if len({*ours}) < len(ours):
+            others.append(path)  # several orders have these shapes
+        elif path in there:
+            order = "" if len(ours) == 2 else f", {tuple(map(theirs.index, ours))}"
             sources[path] = f"{path!r}: treepack.transpose({path!r}{order})"
-    if not sources:
-        return "Pass transpose=True to treepack.stack, or treepack.transpose(path) in rename=."
     shown = shortened(sources.values(), len(sources))
-    return f"Pass rename={{{shown}}} to treepack.load if these axes are swapped."
+    if sources:
+        return f"Pass rename={{{shown}}} to treepack.load if these axes are swapped."
+    if others:
+        return (
+            f"The axes of {printable(others[0])} have another order, which the shapes do not tell: "
+            "pass treepack.transpose(path, axes) in rename=."
+        )
+    return "Pass transpose=True to treepack.stack, or treepack.transpose(path) in rename=."
 
 
 def _holder(paths: Iterable[str], others: Collection[str]) -> str | None:

@@ -30,15 +30,21 @@ class NpzReader(Reader):
         """`found` is the content of `source`; `options` reopen it."""
         arrays = read_npz(found.content, options["max_size"])
         has_paths = any("/" in name for name in arrays) and not any("." in name for name in arrays)
-        tree = nested(arrays, "/" if has_paths else SEPARATOR)
+        self.separator = "/" if has_paths else SEPARATOR
+        tree = nested(arrays, self.separator)
         leaves = ((_paths.text(parts), leaf) for parts, leaf in leaves_of(tree, ()))
         self._arrays = {path: leaf for path, leaf in leaves if isinstance(leaf, (Stored, Packed))}
         try:
             layout = layout_of(tree, None)
         except UnicodeEncodeError as error:
             raise DecodeError(f"a string is not valid Unicode: {error}") from error
-        laid = core.Content.laid(layout, core.Content.lent(b""))
+        laid = core.Content.laid(layout, [])
         super().__init__(source, found._replace(content=laid, blocks=None), **options)
+
+    def close(self) -> None:
+        """Closes the file. Arrays that view it stay valid."""
+        super().close()
+        self._arrays = {}
 
     @property
     def is_summed(self) -> bool:

@@ -19,7 +19,7 @@ from treepack._src.storage.entries import exists
 from treepack._src.storage.foreign import ORBAX_STEP, other_format
 from treepack._src.storage.orbax import item_in
 from treepack._src.storage.place import joined
-from treepack._src.storage.safetensors import INDEX_SUFFIX, SUFFIX, has_suffix, repository_of
+from treepack._src.storage.safetensors import SUFFIXES, has_suffix
 from treepack.errors import (
     CorruptionError,
     DecodeError,
@@ -49,8 +49,8 @@ def open_reader(
     if not is_directory:
         with contextlib.suppress(IsADirectoryError):
             # A file of treepack is first read at its end.
-            if has_suffix(source, (SUFFIX, INDEX_SUFFIX)):
-                return RepositoryReader(repository_of(source), **options)
+            if has_suffix(source, SUFFIXES):
+                return RepositoryReader(source, **options)
             found = open_parts(source, base=base, **options)
             other = _other(found) if salvage else None
             if other is None:
@@ -65,7 +65,7 @@ def open_reader(
     except NewerVersionError:
         raise
     except NoManifestError as error:
-        if any(map(has_suffix, error.names)):
+        if any(has_suffix(name, SUFFIXES) for name in error.names):
             return RepositoryReader(source, **options)
         if error.is_above:
             if (path := _only_item(source, error.names)) is None:

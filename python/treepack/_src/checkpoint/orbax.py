@@ -59,7 +59,7 @@ class OrbaxReader(Unchecked):
                 f"max_size={nbytes}"
             )
         layout = layout_of(_orbax.tree_of(item.leaves, values), item.metadata)
-        content = core.Content.laid(layout, core.Content.lent(b""))
+        content = core.Content.laid(layout, [])
         super().__init__(source, Opened(content), max_size=max_size, **options)
 
     @property

@@ -65,6 +65,7 @@ class Reader:
       is_local: Whether reading it needs no requests to a store.
       is_one_file: Whether all leaves are in this file.
       is_patch: Whether the file is a patch, which was joined with its base.
+      separator: The text between the keys in the names of leaves; `None` if they have paths.
       has_types: Whether the format has the types of containers.
       salvages: Whether it opens damaged files, and reads only their intact leaves.
     """
@@ -72,6 +73,7 @@ class Reader:
     format: str | None = None
     is_one_file = True
     is_patch = False
+    separator: str | None = None
     has_types = True
     bytes_after = _AHEAD_BYTES
 
@@ -251,6 +253,15 @@ class Reader:
                 place.value, copy=reading.copy, threads=reading.threads, marks=marks, absent=ABSENT
             )
 
+    def lazily(
+        self, place: Place, reading: Reading, marks: core.Marks | None, stays: StayLazy | None
+    ) -> dict[int, Any] | None:
+        """Returns the leaves that stay lazy by their values, as for `read`.
+
+        `None` if the catalog cannot read the others.
+        """
+        return {} if self.is_one_file else None
+
     def fitted(self, state: Any, target: Any) -> Any:
         """Returns a state that was read for a template, in the form that the template needs."""
         return state
@@ -403,20 +414,15 @@ class Place(NamedTuple):
 
         `ABSENT` takes the place of unmarked leaves and empty containers.
         """
-        catalog = self.catalog
-
-        def below(value: int, parts: list[str]) -> Any:
-            children = catalog.children(value)
-            if not children and marks is not None and value not in marks:
-                return ABSENT
-            if children is None:
-                return leaf(value, parts)
-            found = {}  # no comprehension: it would add a frame per level
-            for name, child in children:
-                found[name] = below(child, [*parts, name])
-            return list(found.values()) if catalog.is_list(value) else found
-
-        return below(self.value, self.parts)
+        children = self.catalog.children(self.value)
+        if not children and marks is not None and self.value not in marks:
+            return ABSENT
+        if children is None:
+            return leaf(self.value, self.parts)
+        found = {}  # no comprehension: it would add a frame per level
+        for name, child in children:
+            found[name] = self.below(child, [name]).state(leaf, marks)
+        return list(found.values()) if self.catalog.is_list(self.value) else found
 
 
 # For each dimension of a box: the first index, the count, and the step.

@@ -12,19 +12,30 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import re
 from collections.abc import Callable
 from typing import Any
 
 import treepack._core as core
+from treepack._src import paths as _paths
 from treepack._src.checkpoint.laid import Unchecked
-from treepack._src.checkpoint.reader import Reader
+from treepack._src.checkpoint.reader import Place, Reader, StayLazy
 from treepack._src.checkpoint.sharded import ShardedReader
+from treepack._src.options import Reading
+from treepack._src.restore.report import ABSENT
 from treepack._src.storage.content import Openable, Opened, open_parts, read_all
 from treepack._src.storage.foreign import names_in, substitute
 from treepack._src.storage.naming import naming
-from treepack._src.storage.place import joined
-from treepack._src.storage.safetensors import INDEX_SUFFIX, SHARD, WHOLE, has_suffix
+from treepack._src.storage.place import beside, joined
+from treepack._src.storage.safetensors import (
+    INDEX,
+    INDEX_SUFFIX,
+    SEPARATOR,
+    SHARD,
+    WHOLE,
+    has_suffix,
+)
 from treepack._src.storage.store import RemoteStore
 from treepack._src.storage.stores import store_of
 from treepack._src.tasks import run
@@ -44,6 +55,7 @@ class SafetensorsReader(Reader):
     """A safetensors file, whose names are paths with dots between their keys."""
 
     format = "safetensors"
+    separator = SEPARATOR
     has_types = False
     bytes_after = 0  # the headers around arrays are in memory
 
@@ -54,7 +66,7 @@ class SafetensorsReader(Reader):
         header = _header_of(found.content) if header is None else header
         metadata = header.metadata
         encoded = None if metadata is None else core.encode_value(metadata)
-        laid = core.Content.laid(header.layout(found.content, encoded), found.content)
+        laid = core.Content.laid(header.layout(found.content, encoded), [found.content])
         super().__init__(source, found._replace(content=laid), **options)
 
 
@@ -65,6 +77,7 @@ class RepositoryReader(Unchecked, ShardedReader):
     """
 
     format = "safetensors"
+    separator = SEPARATOR
     has_types = False
 
     @property
@@ -76,26 +89,76 @@ class RepositoryReader(Unchecked, ShardedReader):
         return joined(self._path, name) if name else self._path
 
     def _read_manifest(self, source: Openable) -> tuple[bytes, core.Manifest]:
-        """Makes the manifest of the headers of the files."""
+        """Makes the manifest of the headers of the files, and lays out their arrays."""
+        name = None
+        if has_suffix(source, (INDEX_SUFFIX,)):
+            name = os.path.basename(self._path)  # noqa: PTH119
+            self._path = beside(self._path, "")
         names = [] if has_suffix(source) else names_in(self._path)
-        index = _read_index(self._path, names)
+        index = _read_index(self._path, names, name)
         files = sorted(set(index.values())) or _files_in(names) or [_ITSELF]
         opened = self._open_all(files)
         self._opened = dict(zip(files, opened, strict=True))
         metadata: dict[str, str] = {}
         for _, header in opened:
             metadata.update(header.metadata or {})
-        manifest = core.Tensors.manifest(
+        contents = [found.content for found, _ in opened]
+        manifest, layout = core.Tensors.manifest(
             [header for _, header in opened],
+            contents,
             [(file, found.nbytes) for file, (found, _) in zip(files, opened, strict=True)],
             index,
             core.encode_value(metadata) if metadata else None,
             max_size=self._max_size,
         )
+        self._laid = core.Content.laid(layout, contents)
         identity = [
             (file, header.checksum) for file, (_, header) in zip(files, opened, strict=True)
         ]
         return repr(identity).encode(), manifest
+
+    def _encoding(self) -> core.Content:
+        """Returns the tree with the arrays of local files, which are read without requests."""
+        laid = self._laid
+        del self._laid  # the catalog keeps it
+        return laid if store_of(self._path)[0].is_local else self.manifest.content
+
+    def lazily(
+        self, place: Place, reading: Reading, marks: core.Marks | None, stays: StayLazy | None
+    ) -> dict[int, Any] | None:
+        """Returns the large arrays, of which each device reads its part."""
+        if not self.is_local:
+            return None
+        if reading.arrays == "numpy" or (stays is None and not reading.everywhere):
+            return {}
+        catalog, found = self.catalog, {}
+        for value in catalog.leaf_values(place.value, _PARTED_BYTES):
+            if marks is None or value in marks:
+                parts = _paths.parts(catalog.path_of(value, place.value))
+                if stays is None or stays(parts):
+                    found[value] = self.leaf(value, [*place.parts, *parts])
+        return found
+
+    def read(
+        self, place: Place, reading: Reading, marks: core.Marks | None, stays: StayLazy | None
+    ) -> Any:
+        """Reads the state at a place; of local files, in one call of the core."""
+        given = self.lazily(place, reading, marks, stays)
+        if given is None:
+            return super().read(place, reading, marks, stays)
+        return self.catalog.read(
+            place.value,
+            copy=reading.copy,
+            threads=reading.threads,
+            marks=marks,
+            absent=ABSENT,
+            given=given,
+        )
+
+    def close(self) -> None:
+        """Closes the files. Arrays that view them stay valid."""
+        super().close()
+        self._opened = {}
 
     def _open_all(self, names: list[str]) -> list[tuple[Opened, core.Tensors]]:
         """Opens all files and reads their headers, of remote ones many at a time."""
@@ -117,7 +180,10 @@ class RepositoryReader(Unchecked, ShardedReader):
             return found, _header_of(found.content)
 
     def _checked(self, name: str, nbytes: int, record: int) -> Reader:
-        place, (found, header) = self._place(name), self._opened[name]
+        place = self._place(name)
+        if name not in self._opened:  # another thread has closed it
+            raise ValueError(f"the file {self.name} is closed")
+        found, header = self._opened[name]
         with naming(place):
             options = self._options | {"salvage": False, "max_size": None}
             return SafetensorsReader(place, found, header, **options)
@@ -125,6 +191,9 @@ class RepositoryReader(Unchecked, ShardedReader):
 
 # The name of a file that is the checkpoint itself.
 _ITSELF = ""
+
+# Smaller arrays are read whole.
+_PARTED_BYTES = 1 << 20
 
 
 # Names of several files without an index, and the number of these files.
@@ -134,12 +203,16 @@ _NUMBERED = re.compile(r"(.*)-(\d{5,})-of-(\d{5,})\.safetensors")
 def _files_in(names: list[str]) -> list[str]:
     """Returns the safetensors files of a directory without an index.
 
+    Adapters, variants and other models beside `model.safetensors`, or beside its parts, are left
+    out: each is read by its own path.
+
     Raises:
-      DecodeError: If some of them are missing.
+      DecodeError: If some parts are missing.
     """
     if WHOLE in names:  # beside it, parts are of a save that was interrupted
-        return [name for name in names if has_suffix(name) and not SHARD.fullmatch(name)]
+        return [WHOLE]
     found = [name for name in names if has_suffix(name)]
+    found = [name for name in found if SHARD.fullmatch(name)] or found
     for name in found:
         numbered = _NUMBERED.fullmatch(name)
         if numbered is None:
@@ -155,17 +228,26 @@ def _files_in(names: list[str]) -> list[str]:
     return found
 
 
-def _read_index(path: str, names: list[str]) -> dict[str, str]:
+def _read_index(path: str, names: list[str], given: str | None) -> dict[str, str]:
     """Returns the file of each array by the index of a directory; empty if it has none.
+
+    Args:
+      path: The directory.
+      names: The names in it.
+      given: The name of the index, or `None`.
 
     Raises:
       DecodeError: If there are several, or one cannot be read.
     """
     found = [name for name in names if name.endswith(INDEX_SUFFIX)]
-    if not found:
+    if given is not None or INDEX in found:
+        found = [given or INDEX]
+    elif not found or WHOLE in names:
         return {}
     if len(found) > 1:
-        raise DecodeError(f"the directory has several indices: {', '.join(found)}")
+        raise DecodeError(
+            f"the directory has several indices: {', '.join(found)}: load one of them by its path"
+        )
     try:
         data = read_all(joined(path, found[0]))
         files = json.loads(data)["weight_map"]
@@ -174,7 +256,14 @@ def _read_index(path: str, names: list[str]) -> dict[str, str]:
     except (ValueError, TypeError, LookupError, RecursionError) as error:
         text = substitute(data) or f"not an index of safetensors: {error}"
         raise DecodeError(f"{found[0]} is {text}") from error
-    missing = sorted(set(files.values()) - set(names))
-    if missing:
-        raise DecodeError(f"{found[0]} names {missing[0]}, which is not in the directory")
+    there = {"": names}
+    for file in sorted(set(files.values())):
+        folder, _, name = file.rpartition("/")
+        if folder not in there:
+            is_inside = {"", ".", ".."}.isdisjoint(folder.split("/"))
+            there[folder] = names_in(joined(path, folder)) if is_inside else []
+        if name not in there[folder]:
+            raise DecodeError(
+                f"{found[0]} names {file}, which is not in the directory: download it, too"
+            )
     return files

@@ -76,6 +76,16 @@ def unless_replaced(work: Callable[[], T]) -> T:
 _ATTEMPTS = 50
 
 
+def _without_manifest(source: Openable) -> NoManifestError:
+    """Returns the error for a directory, which no frame of its traceback holds."""
+    look: Any = functools.cache(names_in)  # each directory is listed once
+    inside = contained(source, MANIFEST, look)
+    reason = f"the directory has no {MANIFEST}: {directory_text(source, inside, look)}"
+    error = NoManifestError(reason)
+    error.names, error.is_above = look(source), inside is not None
+    return error
+
+
 class ShardedReader(Files):
     """Reads a sharded checkpoint: a directory whose files are opened when they are needed.
 
@@ -109,7 +119,7 @@ class ShardedReader(Files):
             raise DecodeError(
                 f"the manifest is damaged: its arrays cannot fit into files of {nbytes} bytes"
             )
-        found = Opened(self.manifest.content, inflated=self.manifest.inflated, nbytes=nbytes)
+        found = Opened(self._encoding(), inflated=self.manifest.inflated, nbytes=nbytes)
         super().__init__(source, found, mmap=mmap, max_size=max_size, **options)
         self.is_local = store_of(self._path)[0].is_local
         self._remembers = False
@@ -125,12 +135,7 @@ class ShardedReader(Files):
         try:
             data = read_all(self._place(MANIFEST))
         except FileNotFoundError:
-            look: Any = functools.cache(names_in)  # each directory is listed once
-            inside = contained(source, MANIFEST, look)
-            reason = f"the directory has no {MANIFEST}: {directory_text(source, inside, look)}"
-            error = NoManifestError(reason)
-            error.names, error.is_above = look(source), inside is not None
-            raise error from None
+            raise _without_manifest(source) from None
         try:
             manifest = core.Manifest.decode(data, max_size=self._max_size)
         except NewerVersionError:
@@ -146,6 +151,10 @@ class ShardedReader(Files):
                     f"the manifest is damaged: {name!r} is not a file name in its directory"
                 )
         return data, manifest
+
+    def _encoding(self) -> core.Content:
+        """Returns the encoded tree, whose arrays may be missing."""
+        return self.manifest.content
 
     def salvaging(self) -> Reader:
         """Returns a reader of the same checkpoint with its intact leaves."""

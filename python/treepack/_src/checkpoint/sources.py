@@ -46,8 +46,9 @@ def stack(pattern: str, *, axis: int = 0, transpose: Axes = False) -> Source:
         the tree has the same wildcards except the last: `{"layers/*/w": stack("layers/*/moe/*/w")}`
         stacks the experts of each layer.
       axis: The axis of the result that counts the layers.
-      transpose: Whether to reverse the axes of each array, as PyTorch's `[out, in]` becomes flax's
-        `[in, out]`; or the order of its axes, as `numpy.transpose` takes it.
+      transpose: Whether to swap the axes of each matrix, as PyTorch's `[out, in]` becomes flax's
+        `[in, out]`; or the order of the axes of each array, as `numpy.transpose` takes it, which
+        more than two dimensions need.
 
     Examples:
       >>> import numpy as np, treepack
@@ -100,7 +101,8 @@ def transpose(path: str, axes: tuple[int, ...] | None = None) -> Source:
     Args:
       path: The path of the array in the file. With wildcards, which the path in the tree has as
         well, it transposes each match: `{"layers/*/kernel": transpose("blocks/*/weight")}`.
-      axes: The order of its axes, as `numpy.transpose` takes it; by default they are reversed.
+      axes: The order of its axes, as `numpy.transpose` takes it, such as `(2, 3, 1, 0)` for the
+        filters of a convolution of PyTorch. Only those of a matrix are swapped by default.
 
     Examples:
       >>> import numpy as np, treepack
@@ -109,6 +111,11 @@ def transpose(path: str, axes: tuple[int, ...] | None = None) -> Source:
       >>> treepack.load(data, {"head": np.ones((2, 5))}, rename=rename)["head"].shape
       (2, 5)
     """
+    if not isinstance(path, str):
+        raise TypeError(
+            "transpose takes the path of an array, in rename= of load or save, got "
+            f"{type(path).__name__}: an array itself is transposed by numpy.transpose"
+        )
     if axes is not None and not all(isinstance(axis, int) for axis in axes):
         raise TypeError(f"axes must be a tuple of ints, such as (1, 0), got {axes!r:.100}")
     return Source(path, None, True if axes is None else tuple(axes))
@@ -223,6 +230,12 @@ def axes_of(source: Source, ndim: int) -> tuple[int | None, tuple[int, ...]]:
       TreepackError: If they do not fit.
     """
     axes = source.axes
+    if axes is True and ndim > 2:
+        option = "a second argument" if source.axis is None else "transpose="
+        raise TreepackError(
+            f"{source}: expected a matrix, found an array of {ndim} dimensions: pass the order of "
+            f"its axes as {option}, such as {_EXAMPLES.get(ndim, (*range(ndim)[::-1],))}"
+        )
     order = (*range(ndim),) if axes is False else (*range(ndim)[::-1],)
     if isinstance(axes, tuple):
         if sorted(axes) != [*range(ndim)]:
@@ -233,6 +246,10 @@ def axes_of(source: Source, ndim: int) -> tuple[int | None, tuple[int, ...]]:
     if not -ndim - 1 <= source.axis <= ndim:
         raise TreepackError(f"{source}: expected an axis from 0 to {ndim}, got {source.axis}")
     return source.axis % (ndim + 1), order
+
+
+# From the filters of convolutions of PyTorch to those of flax.
+_EXAMPLES = {3: (2, 1, 0), 4: (2, 3, 1, 0), 5: (2, 3, 4, 1, 0)}
 
 
 def arrays_of(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 
@@ -94,10 +95,32 @@ def about_ties(found: list[Mismatch]) -> Iterator[str]:
         yield "Pass strict=False to restore them as separate nodes."
 
 
+def is_reshaped(one: Mismatch) -> bool:
+    """Returns whether two arrays have as many elements, and dimensions of other sizes."""
+    ours, theirs = _sizes(one.expected), _sizes(one.found)
+    is_same = ours is None or theirs is None or sorted(ours) == sorted(theirs)
+    return not is_same and math.prod(ours or ()) == math.prod(theirs or ())
+
+
+def _sizes(text: str) -> list[int] | None:
+    """Returns the shape in the description of an array; `None` for other descriptions."""
+    found = _ARRAY.fullmatch(text)
+    return found and [int(size) for size in found[1][1:-1].split(",") if size]
+
+
 def about_leaves(found: list[Mismatch]) -> Iterator[str]:
     """Yields hints about arrays of other shapes, and of another dtype of floats or integers."""
-    arrays = [(_ARRAY.fullmatch(one.expected), _ARRAY.fullmatch(one.found)) for one in found]
-    if any(ours and theirs and ours[1] != theirs[1] for ours, theirs in arrays):
+    shapes = [(_sizes(one.expected), _sizes(one.found), is_reshaped(one)) for one in found]
+    for ours, theirs, is_same_size in shapes:
+        if is_same_size:
+            yield (
+                f"Some arrays have their elements in another shape, such as {theirs} in place of "
+                f"{ours}: load them without a template, and call reshape on them."
+            )
+            break
+    if any(
+        None not in (ours, theirs) and ours != theirs and not same for ours, theirs, same in shapes
+    ):
         yield (
             'Pass mismatched="target" to treepack.load to keep arrays whose shape differs in the '
             "file."

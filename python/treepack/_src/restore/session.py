@@ -18,7 +18,13 @@ from treepack._src.options import Reading, Strict
 from treepack._src.paths import Room, Trail
 from treepack._src.printable import printable
 from treepack._src.restore.compare import NOTHING, difference, like_scalar, signature
-from treepack._src.restore.hints import about_keys, about_leaves, about_names, about_ties
+from treepack._src.restore.hints import (
+    about_keys,
+    about_leaves,
+    about_names,
+    about_ties,
+    is_reshaped,
+)
 from treepack._src.restore.report import Convert, Coverage
 from treepack.errors import Mismatch, MismatchError
 
@@ -115,7 +121,7 @@ class Restore:
         hints += about_ties(found)
         if self.sentence is None:
             hints += about_leaves(found) if is_native else ()
-            if not any(NOTHING in (mismatch.expected, mismatch.found) for mismatch in found):
+            if not any(NOTHING in one[1:3] or (is_native and is_reshaped(one)) for one in found):
                 hints.append("Pass strict=False to take the shapes and dtypes of the file.")
         text = "\n".join([text, *hints])
         if self.sentence is None or is_native:

@@ -156,12 +156,13 @@ def restore_selected(
     reading: Reading,
     *,
     marks: core.Marks | None = None,
+    given: dict[int, Any] | None = None,
     partial: Coverage | None = None,
     convert: Convert | None,
 ) -> Any:
     """Restores leaves of a file into a target, as `restore_tree` restores leaves of a state.
 
-    See `_core.restore_selected` for `catalog`, `value` and `marks`.
+    See `_core.restore_selected` for `catalog`, `value`, `marks` and `given`.
     """
     restore = Restore(reading, core.restore_state, convert=convert, partial=partial)
     with restore:
@@ -173,6 +174,7 @@ def restore_selected(
                 as_part(_paths.ROOT),
                 restore,
                 marks=marks,
+                given=given,
                 copy=reading.copy,
                 threads=reading.threads,
             )

@@ -86,25 +86,21 @@ def leaves_to_save(tree: Any, static: Static) -> Iterator[tuple[tuple[str, ...],
 def named(leaves: Leaves, separator: str, remedy: str) -> dict[str, Any]:
     """Returns leaves by their names, the keys of their paths with a separator between them.
 
+    A key may contain the separator, as in a flat dict; readers split it.
+
     Args:
       leaves: The paths and leaves.
       separator: The separator; may be empty.
       remedy: The remedy for ambiguous names, for errors.
 
     Raises:
-      TreepackError: If a key contains the separator, two leaves have the same name, or long keys
-        make the names together much longer than the keys.
+      TreepackError: If two leaves have the same name, or long keys make the names together much
+        longer than the keys.
     """
     found: dict[str, Any] = {}
     room = _paths.Room()
     for parts, leaf in leaves:
         room.text(_paths.text(parts))
-        for count, key in enumerate(parts, 1):
-            if separator and separator in key:
-                raise TreepackError(
-                    f"at {printable(_paths.text(parts[:count]))}: the key contains the separator "
-                    f"{separator!r}: {remedy}"
-                )
         name = separator.join(parts)
         if name in found:
             raise TreepackError(
@@ -112,15 +108,6 @@ def named(leaves: Leaves, separator: str, remedy: str) -> dict[str, Any]:
                 f"{separator!r}: {remedy}"
             )
         found[name] = leaf
-    for name in found if separator else ():
-        keys = name.split(separator)
-        for count in range(1, len(keys)):
-            above = separator.join(keys[:count])
-            if above in found:
-                raise TreepackError(
-                    f"at {printable(name)}: {printable(above)} is an array, and readers would "
-                    f"take it for a dict: {remedy}"
-                )
     return found
 
 

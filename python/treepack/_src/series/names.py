@@ -162,7 +162,7 @@ class Folder:
 
     def listing(self) -> Listing:
         """Lists the directory."""
-        return Listing(self, entries(self.directory))
+        return Listing(self, entries(self.directory, hidden=self.begin.startswith(".")))
 
     def names(self) -> list[str]:
         """Returns the names of all complete checkpoints, in order."""

@@ -5,22 +5,23 @@ from __future__ import annotations
 import contextlib
 import os
 
-from treepack._src.storage.store import Entry
+from treepack._src.storage.store import Entry, is_hidden
 from treepack._src.storage.stores import store_of
 
 _Path = str | os.PathLike[str]
 
 
-def entries(directory: _Path) -> list[Entry]:
+def entries(directory: _Path, *, hidden: bool = False) -> list[Entry]:
     """Returns the entries of a directory; none if it is missing."""
     store, path = store_of(directory)
-    return store.entries(path)
+    return [entry for entry in store.entries(path) if hidden or not is_hidden(entry.name)]
 
 
 def listed(directory: _Path) -> list[Entry] | None:
     """Returns the entries of a directory; `None` if it is missing or may not be listed."""
     store, path = store_of(directory)
-    return store.listed(path)
+    found = store.listed(path)
+    return None if found is None else [entry for entry in found if not is_hidden(entry.name)]
 
 
 def exists(path: _Path) -> bool:

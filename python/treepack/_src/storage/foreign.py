@@ -174,10 +174,6 @@ _T = Callable[[str], object]
 _KNOWN: list[tuple[_T, str]] = [
     (ORBAX_STEP.__contains__, _ORBAX),
     (
-        re.compile(r".*\.safetensors\.index\.json").fullmatch,
-        "it has an index of safetensors, but no file of arrays: download those, too",
-    ),
-    (
         re.compile(r"flax_model.*\.msgpack").fullmatch,
         "it looks like a model of Hugging Face in flax: load its files flax_model*.msgpack",
     ),

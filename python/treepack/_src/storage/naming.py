@@ -10,6 +10,7 @@ import re
 from typing import Any
 
 from treepack._src.storage.place import shown
+from treepack._src.storage.store import is_hidden
 from treepack.errors import MissingPathError, TreepackError
 
 
@@ -72,6 +73,7 @@ def _similar(source: Any) -> list[str]:
         with os.scandir(folder or os.curdir) as found:
             names = [entry.name for entry in itertools.islice(found, _MOST_NAMES)]
         names = [near for near in names if near != name]  # it is there, but may not be seen
+        names = [other for other in names if is_hidden(name) or not is_hidden(other)]
     except (OSError, ValueError):  # a URL
         return []
     near = difflib.get_close_matches(name, names, n=1)

@@ -11,8 +11,7 @@ from typing import Any
 
 import treepack._core as core
 from treepack._src import paths as _paths
-from treepack._src.storage.place import beside
-from treepack.errors import DecodeError, TreepackError
+from treepack.errors import TreepackError
 
 # NumPy's dtypes to dtypes of safetensors, in the order in which its writer sorts arrays.
 SAFETENSORS = dict(core.Tensors.dtypes())
@@ -32,6 +31,9 @@ SUFFIX = ".safetensors"
 
 INDEX_SUFFIX = ".safetensors.index.json"
 
+# Files by whose paths safetensors are read.
+SUFFIXES = (SUFFIX, INDEX_SUFFIX)
+
 SHARD = re.compile(r"model(?:-[0-9a-f]{8})?-\d{5}-of-\d{5}\.safetensors")
 
 # The limit of a header, from https://huggingface.co/docs/safetensors.
@@ -42,14 +44,6 @@ def has_suffix(source: Any, suffixes: tuple[str, ...] = (SUFFIX,)) -> bool:
     """Returns whether the name of a file has a suffix, by default `.safetensors`."""
     is_path = isinstance(source, (str, os.PathLike))
     return is_path and os.fsdecode(source).lower().endswith(suffixes)
-
-
-def repository_of(source: Any) -> Any:
-    """Returns the directory of an index of safetensors; other sources are returned unchanged."""
-    if not isinstance(source, (str, os.PathLike)):
-        return source
-    is_index = os.fsdecode(source).endswith(INDEX_SUFFIX)
-    return (beside(source, "") or os.curdir) if is_index else source
 
 
 def encode_header(arrays: Iterable[tuple[str, Any]], metadata: Mapping[str, str] | None) -> bytes:
@@ -90,20 +84,25 @@ def encode_header(arrays: Iterable[tuple[str, Any]], metadata: Mapping[str, str]
 
 
 def nested(flat: Mapping[str, Any], separator: str) -> Any:
-    """Nests values with names such as `a.b.c` in dicts."""
+    """Nests values with names such as `a.b.c` in dicts, as `src/safetensors/tree.rs` does."""
+    most = core.MAX_DEPTH - 1 if separator else 1
+    ends: dict[str | None, Any] = {}
+    for name in flat:
+        node = ends
+        for part in _keys(name, separator, most):
+            node = node.setdefault(part, {})
+        node[None] = True
     tree: dict[str, Any] = {}
     for name, value in flat.items():
-        parts = name.split(separator) if separator else [name]
-        if len(parts) >= core.MAX_DEPTH:
-            raise DecodeError(
-                f"a name has {len(parts)} parts, but trees have fewer than {core.MAX_DEPTH} "
-                "levels: read it by `treepack convert` with another --sep",
-                path=name[:100],
-            )
-        try:
-            _paths.put(tree, parts, value)
-        except TreepackError as error:
-            raise TreepackError(
-                f"{error}: read it by `treepack convert` with another --sep"
-            ) from None
+        node, count = ends, 0
+        for part in _keys(name, separator, most):
+            node, count = node[part], count + 1
+            if None in node:  # here this name ends, or one that begins it
+                break
+        _paths.put(tree, _keys(name, separator, count), value)
     return tree
+
+
+def _keys(name: str, separator: str, most: int) -> list[str]:
+    """Splits a name into at most so many keys, of which the last is the rest."""
+    return name.split(separator, most - 1) if most > 1 else [name]

@@ -22,6 +22,15 @@ class Entry(NamedTuple):
     is_directory: bool
 
 
+def is_hidden(name: str) -> bool:
+    """Returns whether a name is of a hidden file, which systems and editors put beside others.
+
+    Such as `._model` of macOS on other file systems, `.#model` of Emacs, `.nfs01`, and `.DS_Store`.
+    Temporary files of treepack, which the next save removes, and files of Zarr are not hidden.
+    """
+    return name.startswith(".") and ".treepack-" not in name and not name.startswith(".z")
+
+
 class Stored(NamedTuple):
     """The response to a request for a file.
 
