@@ -14,6 +14,7 @@ import pytest
 import treepack
 from commands import call
 from treepack._src.storage.store import is_hidden
+from waiting import in_time
 
 TREE = {name: np.full(300, at, np.float64) for at, name in enumerate("abc")}
 
@@ -134,7 +135,8 @@ def test_files_are_released(tmp_path: Path, form: Callable[[Path], Path]) -> Non
         gc.disable()
         try:
             kept = verb()
-            assert held() == []
+            # TensorStore's own threads close its files.
+            assert in_time(lambda: not held()) if form is orbax else held() == []
             del kept
         finally:
             gc.enable()

@@ -369,8 +369,10 @@ def _without_unfit(place: Place, target: Any, found: _Choice, selection: Selecti
 class UnsummedError(TreepackError):
     """A file without checksums is to be verified."""
 
-    def __init__(self, remedy: str):
-        super().__init__(
+    @classmethod
+    def but(cls, remedy: str) -> UnsummedError:
+        """Returns the error with a remedy."""
+        return cls(
             "there are no checksums to verify: the file is not from treepack.save, or was made by "
             f"dumps; {remedy}"
         )
@@ -398,7 +400,7 @@ def _corrupt(
     if place.reader.damage is not None and not len(catalog):
         raise DecodeError(place.reader.damage)
     if not place.reader.is_summed and place.reader.damage is None:
-        raise UnsummedError("leave out verify=")
+        raise UnsummedError.but("leave out verify=")
     place.reader.remember()  # exactly the verified bytes are loaded
     with progress_bar(reading.progress, "verify") as tell:
         statuses, damage = place.reader.verify(threads=reading.threads, progress=tell)

@@ -147,7 +147,9 @@ class Contents:
         try:
             return File(self._reader).load(template, **options)
         except UnsummedError:
-            raise UnsummedError('pass verify="manifest" to resume, which then reads it') from None
+            raise UnsummedError.but(
+                'pass verify="manifest" to resume, which then reads it'
+            ) from None
 
     @property
     def nbytes(self) -> int:
