@@ -214,7 +214,7 @@ OPTIONS: list[Row] = [
         "file.load(return_report=True)"]),
     ("load('model', TREE, strict='yes')", "strict must be True, False or 'exact', got 'yes'", [
         "load('model', TREE, strict='exact')"]),
-    ("load('model', TREE, cast='float16')", "cast must be True, False or 'overflow', got 'float16'", [
+    ("load('model', TREE, cast='float16')", "cast must be True, False or 'overflow'", [
         "load('model', TREE, cast=True)"]),
     ("load('model', arrays='torch')", "arrays must be 'saved', 'numpy' or 'jax', got 'torch'", [
         "load('model', arrays='numpy')"]),
@@ -469,9 +469,7 @@ LEAVES: list[Row] = [
         "dumps({1: 2, 2: 3})"]),
     ("dumps({'__treepack__': 3})", "the key \"__treepack__\" is reserved", [
         "dumps({'treepack': 3})"]),
-    ("dumps({Thing(): 3})", r"type test_mistakes\.Thing cannot be saved.*register_auxdata.*encode=", [
-        "treepack.register_auxdata(Thing, serialized_name='key', encode=lambda it: 0,"
-        " decode=lambda it: Thing())", "dumps({Thing(): 3})"]),
+    ("dumps({Thing(): 3})", r"a key .*str\(\.\.\.\)", ["dumps({str(Thing()): 3})"]),
     ("dumps({}, metadata=Thing())", "at metadata: .*encode=", [
         "treepack.register_auxdata(Thing, serialized_name='Thing', encode=vars,"
         " decode=lambda it: Thing())", "dumps({}, metadata=Thing())"]),

@@ -439,6 +439,7 @@ def test_units_and_wrapped_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
     class Tag:
         pass
 
+    Tag.__module__ = "lineax._tags"
     tag = Tag()
     places = {
         "lineax": {"symmetric_tag": tag},

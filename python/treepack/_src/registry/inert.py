@@ -24,6 +24,7 @@ import numpy as np
 import treepack._core as core
 from treepack._src.interop import equinox, flax
 from treepack._src.interop import jax as _jax
+from treepack._src.interop.libraries import library_of_type
 from treepack._src.interop.modules import found_at
 from treepack._src.pytree.containers import fields_of, has_setter, is_generated
 from treepack._src.registry.definitions import AUXDATA, FUNCTIONS, is_definition
@@ -154,7 +155,7 @@ def is_key(value: Any) -> bool:
         return True
     if AUXDATA.named(ty) is not None or ty in _SEQUENCES or ty in _MAPPINGS:
         return True  # builtin containers raise when hashed
-    if not isinstance(value, tuple) and _hashes_like(ty):
+    if not isinstance(value, tuple) and _hashes_like(ty) and library_of_type(ty) is not None:
         return True
     if flax.is_mapping_type(ty):
         return all(map(is_key, (*value.keys(), *value.values())))
