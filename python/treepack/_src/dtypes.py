@@ -66,8 +66,7 @@ def is_packed(dtype: np.dtype) -> bool:
 
 def shown(dtype: np.dtype) -> str:
     """Returns the name of a dtype for messages."""
-    name: str = (dtype.metadata or {}).get(_PACKED, dtype.name)
-    return name
+    return str(dtype.metadata[_PACKED]) if is_packed(dtype) and dtype.metadata else dtype.name
 
 
 def is_complex(dtype: np.dtype) -> bool:

@@ -176,8 +176,9 @@ def without_dtype(form: str, array: Any, remedy: str) -> str:
     if kind is None or kind.kind != "float":
         is_complex = array.dtype.kind == "c"
         remedy = "save its parts .real and .imag" if is_complex else _OTHER_DTYPE
-    name = _dtypes.shown(array.dtype)
-    return f"{form} does not support dtype {name}: {_BYTES if _dtypes.is_packed(array.dtype) else remedy}"
+    if _dtypes.is_packed(array.dtype):
+        remedy = _BYTES
+    return f"{form} does not support dtype {_dtypes.shown(array.dtype)}: {remedy}"
 
 
 _BYTES = "save its bytes, as array.view(numpy.uint8), or save to a .treepack file"
