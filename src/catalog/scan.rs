@@ -206,5 +206,7 @@ impl Catalog {
 }
 
 fn is_bare_record(source: &dyn Source, bytes: Range<usize>) -> Result<bool> {
-    Ok(bytes.end == source.len() && Footer::start_in(source)? == Some(bytes.start))
+    // Shorter bytes may follow a gap, as in a patch.
+    let may_be = bytes.end == source.len() && bytes.len() >= Footer::BYTES;
+    Ok(may_be && Footer::start_in(source)? == Some(bytes.start))
 }

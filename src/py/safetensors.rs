@@ -64,7 +64,7 @@ impl Tensors {
     fn arrays<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
         let rows = self.0.arrays.iter().map(|array| {
             let shape = new_tuple(py, &array.shape)?;
-            row!(py, array.name, array.dtype, shape, array.start)
+            row!(py, array.name, array.dtype.as_ref(), shape, array.start)
         });
         list_of_results(py, rows)
     }
@@ -174,7 +174,7 @@ impl Tensor {
         Array {
             code: wire::EXT_NDARRAY,
             shape: &self.shape,
-            dtype: self.dtype,
+            dtype: &self.dtype,
             itemsize: self.itemsize,
         }
     }

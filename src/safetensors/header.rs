@@ -23,7 +23,7 @@ const VALUE_BYTES: usize = 64;
 
 const METADATA: &str = "__metadata__";
 
-/// Each dtype's name in safetensors, its name here, and the bits of an element. Its writer sorts
+/// Each dtype's name in safetensors, NumPy's name, and the bits of an element. Its writer sorts
 /// arrays in this order: the largest elements first, so that all are aligned.
 pub const DTYPES: &[(&str, &str, u16)] = &[
     ("U64", "uint64", 64),
@@ -45,17 +45,20 @@ pub const DTYPES: &[(&str, &str, u16)] = &[
     ("I8", "int8", 8),
     ("U8", "uint8", 8),
     ("BOOL", "bool", 8),
-    ("F6_E3M2", "F6_E3M2_packed", 6),
-    ("F6_E2M3", "F6_E2M3_packed", 6),
-    ("F4", "F4_packed", 4),
+    ("F6_E3M2", "", 6),
+    ("F6_E2M3", "", 6),
+    ("F4", "", 4),
 ];
+
+/// Ends the names of bytes that stand for elements.
+const PACKED: &str = "_packed";
 
 #[derive(Debug)]
 pub struct Tensor {
     pub name: String,
-    /// NumPy's name, or the name of packed elements, which NumPy lacks.
-    pub dtype: &'static str,
-    /// In bytes where elements are packed.
+    /// NumPy's name, or the name of bytes for elements or a shape that NumPy lacks.
+    pub dtype: Cow<'static, str>,
+    /// In bytes, where NumPy lacks it.
     pub shape: Vec<usize>,
     pub itemsize: usize,
     /// The offset of its bytes in the file.
@@ -226,31 +229,37 @@ impl Tensor {
                 "size mismatch: the dtype and shape need {nbytes} bytes, the offsets span {span}"
             ));
         }
-        if !is_for_numpy(&shape, bits) {
-            return refused(format!(
-                "NumPy does not support this shape of {} dimensions",
-                shape.len()
-            ));
-        }
-        Ok(Self {
-            name: grow::to_string(name)?,
-            dtype,
-            itemsize: usize::from(bits.div_ceil(8)),
-            shape: if bits < 8 {
-                grow::to_vec(&[nbytes])?
-            } else {
-                shape
-            },
-            start: begin,
-            nbytes,
+        let name = grow::to_string(name)?;
+        Ok(if is_for_numpy(&shape, bits) {
+            Self {
+                name,
+                dtype: Cow::Borrowed(dtype),
+                itemsize: usize::from(bits / 8),
+                shape,
+                start: begin,
+                nbytes,
+            }
+        } else {
+            let mut packed = String::new();
+            packed.try_reserve(named.len() + PACKED.len())?;
+            packed.push_str(&named);
+            packed.push_str(PACKED);
+            Self {
+                name,
+                dtype: Cow::Owned(packed),
+                itemsize: 1,
+                shape: grow::to_vec(&[nbytes])?,
+                start: begin,
+                nbytes,
+            }
         })
     }
 }
 
-/// NumPy bounds the size that an array without elements would have.
+/// Returns whether NumPy has such arrays. It bounds the size that one without elements would have.
 fn is_for_numpy(shape: &[usize], bits: u16) -> bool {
     let some = shape.iter().filter(|size| **size > 0);
     let mut sizes = some.map(|size| *size as u128);
-    let size = sizes.try_fold(u128::from(bits.div_ceil(8)), u128::checked_mul);
-    shape.len() <= MAX_NDIM && size.is_some_and(|size| size <= isize::MAX as u128)
+    let size = sizes.try_fold(u128::from(bits / 8), u128::checked_mul);
+    bits >= 8 && shape.len() <= MAX_NDIM && size.is_some_and(|size| size <= isize::MAX as u128)
 }

@@ -76,6 +76,16 @@ def test_any_two_trees_are_a_base_and_a_patch(tree: Any, held: Any):
             assert_equal(treepack.loads(patch, base=base), treepack.loads(whole))
 
 
+@pytest.mark.parametrize("length", [0, 1, 23, 24, 25])
+def test_short_bytes_end_a_patch_without_types(length: int):
+    """Where the end of a file has its record."""
+    held = {"w": np.arange(1000.0), "z": b"y" * length}
+    tree = {"w": held["w"] + 1, "z": b"z" * length}
+    patch = b"".join(treepack.buffers(tree, base=held))
+    assert_same(treepack.loads(patch, base=held), tree)
+    assert_same(treepack.loads(treepack.dumps(tree, base=held), base=held), tree)
+
+
 @given(st.data())
 def test_every_bit_survives(data: st.DataObject):
     dtype = np.dtype(data.draw(st.sampled_from(["f2", "f4", "f8", "i1", "u4", "c8", "?", BF16])))

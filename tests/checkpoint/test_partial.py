@@ -524,8 +524,10 @@ def test_none_in_the_file_is_missing(whole: bool, options: dict[str, Any], tmp_p
     assert not renamed["z"]["w"].any()
     assert renamed["z"]["k"] is HELD["k"]
     assert treepack.load(tmp_path / "f", {**HELD, "b": None}, missing="target")["b"] is None
-    with pytest.raises(treepack.MismatchError, match=r"o/count: expected float32.*found None"):
+    with pytest.raises(treepack.MismatchError, match=r"o/count: expected float32.*found None") as e:
         treepack.load(tmp_path / "f", HELD)
+    assert 'Pass missing="target" to treepack.load to keep leaves that are None' in str(e.value)
+    assert "exclude=" not in str(e.value)
 
 
 def test_filtered_modules_and_masked_states(tmp_path: Path) -> None:

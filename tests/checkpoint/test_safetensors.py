@@ -28,7 +28,13 @@ from jax.sharding import NamedSharding, PartitionSpec
 import tiers
 import treepack
 from commands import call
-from treepack import CorruptionError, DecodeError, MismatchError, serialization
+from treepack import (
+    CorruptionError,
+    DecodeError,
+    MismatchError,
+    UnserializableLeafError,
+    serialization,
+)
 from treepack._src.storage.safetensors import SAFETENSORS
 from trees import nested
 
@@ -464,8 +470,42 @@ def test_packed_elements_are_bytes(tmp_path: Path, kind: str) -> None:
     assert treepack.abstract(source)["a"]["x"].shape == (4,)
     template = {"a": {"x": found["a"]["x"], "y": y}}
     check_same(treepack.load(source, template), template)
+    assert not treepack.diff(source, source)
+    [changed] = treepack.diff(source, {**found, "z": np.zeros(3, np.int8)})
+    assert (changed.kind, changed.text) == ("dtype", "F6_E2M3_packed and int8")
     with pytest.raises(MismatchError, match=r"a/x: expected float64\[2,4\]"):
         treepack.load(source, {"a": {"x": np.zeros((2, 4)), "y": y}})
+
+
+@pytest.mark.parametrize(
+    ("kind", "shape", "nbytes"), [("F32", [1] * 65, 4), ("F64", [0, 1 << 60], 0)]
+)
+def test_arrays_that_numpy_lacks_are_bytes(
+    tmp_path: Path, kind: str, shape: list[int], nbytes: int
+) -> None:
+    header = {
+        "wide": {"dtype": kind, "shape": shape, "data_offsets": [0, nbytes]},
+        "x": {"dtype": "F32", "shape": [1], "data_offsets": [nbytes, nbytes + 4]},
+    }
+    text = json.dumps(header).encode()
+    data = struct.pack("<Q", len(text)) + text + bytes(range(nbytes + 4))
+    assert len(safetensors.deserialize(data)) == 2
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(data)
+    for source in (path, tmp_path, data):
+        assert treepack.verify(source).ok
+        found = treepack.load(source)
+        assert found["wide"].tobytes() == bytes(range(nbytes))
+        assert found["wide"].dtype.metadata == {"treepack.packed": f"{kind}_packed"}
+        assert found["x"].tobytes() == data[-4:]
+        assert not treepack.diff(source, found)
+    assert f"{kind}_packed[{nbytes}]" in call("ls", str(path))
+    call("show", str(path), "wide")
+    call("convert", str(path), str(tmp_path / "new.treepack"))
+    assert not treepack.diff(path, tmp_path / "new.treepack")
+    call("convert", str(path), str(tmp_path / "new.treepack"), "--sep", "/")
+    with pytest.raises(UnserializableLeafError, match=f"dtype {kind}_packed: save its bytes"):
+        treepack.save(tmp_path / "again.safetensors", found)
 
 
 def test_commands(source: tuple[Any, Any], tmp_path: Path) -> None:

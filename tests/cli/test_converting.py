@@ -439,6 +439,32 @@ def test_experts_are_stacked_and_split(folder: Path, turned: tuple[str, ...]) ->
     assert all(np.array_equal(found[name], flat[name]) for name in flat)
 
 
+def test_filters_are_transposed_by_their_axes(folder: Path) -> None:
+    flat = {f"c.{at}.w": np.random.rand(4, 3, 2, 5) for at in range(2)} | {"m.w": np.ones((2, 3))}
+    safetensors.numpy.save_file(flat, "one.safetensors")
+    assert "--transpose PATH=2,3,1,0" in refused(
+        "convert", "one.safetensors", "x", "--transpose=c/1/w"
+    )
+    turn = ("--transpose", "c/*/w=2,3,1,0", "--transpose", "m/w")
+    call("convert", "one.safetensors", "two.treepack", *turn)
+    two = treepack.load("two.treepack")
+    assert two["m"]["w"].shape == (3, 2)
+    for at in "01":
+        np.testing.assert_array_equal(two["c"][at]["w"], flat[f"c.{at}.w"].transpose(2, 3, 1, 0))
+    stack = ("--stack", "w=c/*/w", "--transpose", "w=2,3,1,0")
+    call("convert", "one.safetensors", "three.treepack", *stack)
+    w = treepack.load("three.treepack")["w"]
+    np.testing.assert_array_equal(w[1], two["c"]["1"]["w"])
+    back = ("--unstack", "w=c/*/w", "--transpose", "w=3,2,0,1")
+    call("convert", "three.treepack", "back.safetensors", *back)
+    found = safetensors.numpy.load_file("back.safetensors")
+    for at in "01":
+        np.testing.assert_array_equal(found[f"c.{at}.w"], flat[f"c.{at}.w"])
+    for wrong in ("0,1,2,2", "1,0", "0,1,2,3,4", "1,2,3,4"):
+        options = ("--transpose", f"c/0/w={wrong}")
+        assert "a permutation of" in refused("convert", "one.safetensors", "x", *options)
+
+
 def test_layers_that_do_not_fit(folder: Path) -> None:
     flat = write_layers("one.safetensors")
     for option, message in {

@@ -102,8 +102,8 @@ def test_the_command_line_refuses_hostile_headers(folder: Path) -> None:
     assert list(treepack.open("new")) == [path]
 
 
-# The format forbids the first, though its reader does not look; NumPy cannot have the second.
-NOT_TAKEN = "duplicate key|NumPy does not support"
+# The format forbids them, though its reader does not look.
+NOT_TAKEN = "duplicate key"
 
 
 def test_any_header_is_read_as_safetensors_reads_it(folder: Path) -> None:
@@ -131,7 +131,8 @@ def test_any_header_is_read_as_safetensors_reads_it(folder: Path) -> None:
         for name, array in found.items():
             content, [place] = array._deferred()
             assert expected[name]["data"] == content.read_range(*place)
-            if expected[name]["dtype"] in dict(PACKED):
+            if array.dtype.metadata:
+                assert expected[name]["dtype"] in dict(PACKED) or len(expected[name]["shape"]) > 64
                 continue
             assert expected[name]["shape"] == [*array.shape]
             assert expected[name]["dtype"] == SAFETENSORS[array.dtype.name]

@@ -489,8 +489,8 @@ SUGGESTED: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "longer": ([LAYER, LAYER], [LAYER], {"missing": "target"}),
     "shorter": ([LAYER], [LAYER, LAYER], {"unexpected": "ignore"}),
     "None in the template": (None, [LAYER], {"exclude": "part"}),
-    "None in the file": ([LAYER], None, {"exclude": "part"}),
-    "None for an array": (F32, None, {"exclude": "part"}),
+    "None in the file": ([LAYER], None, {"missing": "target"}),
+    "None for an array": (F32, None, {"missing": "target"}),
 }
 
 

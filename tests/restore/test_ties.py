@@ -233,3 +233,32 @@ def test_long_chains_of_ties_take_linear_time():
         groups.join(str(number + 1), str(number))
     assert {first for first, _ in groups.ties()} == {str(count)}
     assert Counted.lookups < 10 * count
+
+
+@pytest.mark.parametrize("ref", [False, True])
+@pytest.mark.parametrize("part", ["module", "state", "dict"])
+def test_hijax_variables_are_saved_by_their_values(ref: bool, part: str) -> None:
+    """JAX takes them for leaves."""
+    with nnx.var_defaults(hijax=True, ref=ref):
+        one, other = model(), model(1)
+    parts: Any = {
+        "module": lambda tree: tree,
+        "state": nnx.state,
+        "dict": lambda tree: {"head": tree.head, "kernel": tree.one.kernel},
+    }[part]
+    tree, like = parts(one), parts(other)
+    found = treepack.loads(treepack.dumps(tree), like)
+    also = serialization.from_bytes(like, serialization.to_bytes(tree))
+    for again in (found, also):
+        pairs = zip(*map(jax.tree.leaves, (again, tree)), strict=True)
+        for new, old in pairs:
+            assert type(new) is type(old)
+            if isinstance(old, nnx.Variable):
+                assert new is not old
+                assert new.get_metadata() == old.get_metadata()
+                np.testing.assert_array_equal(new.get_value(), old.get_value())
+    if part == "module":
+        assert is_tied(found)
+    if part == "dict":
+        pure = treepack.loads(treepack.dumps(tree), containers="plain")
+        np.testing.assert_array_equal(pure["head"]["value"], one.head.get_value())

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 import zipfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -217,7 +218,7 @@ def renamed(
       TreepackError: If it matches nothing, or the arrays do not fit.
     """
     stacks, splits = _pairs("--stack", stack), _pairs("--unstack", unstack)
-    turned = [_paths.text(_paths.parts(path)) for path in transpose]
+    turned = dict(map(_turned, transpose))
     names = _pairs("--rename", rename)
     if not (stacks or splits or turned or names):
         return state
@@ -250,14 +251,19 @@ def renamed(
         return sources.spread(path, source, {*renaming.values()}) or {path: source}
 
     ours: dict[str, Any] = {}
-    for path in turned:
-        ours |= {new: sources.transpose(new) for new in spread(path, sources.transpose(path))}
+    orders: dict[str, Any] = {}
+    for path, axes in turned.items():
+        # The sources of writing revert those of reading.
+        back = axes and tuple(sorted(range(len(axes)), key=axes.__getitem__))
+        for new in spread(path, sources.transpose(path)):
+            ours[new], orders[new] = sources.transpose(new, back), axes or True
     for path, (source, arrays) in stacked.items():
-        is_turned = ours.pop(renaming[path], None) is not None
-        leaves[path] = sources.SourceArray(dataclasses.replace(source, axes=is_turned), arrays)
+        ours.pop(renaming[path], None)
+        axes = orders.get(renaming[path], False)
+        leaves[path] = sources.SourceArray(dataclasses.replace(source, axes=axes), arrays)
     for path, pattern in splits.items():
         for new, source in spread(path, sources.unstack(pattern)).items():
-            ours[new] = dataclasses.replace(source, axes=new in ours)
+            ours[new] = dataclasses.replace(source, axes=ours.get(new, source).axes)
     parts = [(tuple(_paths.parts(renaming[path])), leaf) for path, leaf in leaves.items()]
     for at, leaf in parts:
         if (path := _paths.text(at)) in ours:
@@ -279,6 +285,16 @@ def _pairs(option: str, given: Iterable[str]) -> dict[str, str]:
             raise ValueError(f"{option} takes two paths with = between them, got {text!r}")
         found[_paths.text(_paths.parts(one))] = other
     return found
+
+
+def _turned(text: str) -> tuple[str, tuple[int, ...] | None]:
+    """Parses an option of the form `PATH` or `PATH=AXES`."""
+    if (found := re.fullmatch(r"(.+)=(\d+(?:,\d+)*)", text)) is None:
+        return _paths.text(_paths.parts(text)), None
+    axes = tuple(map(int, found[2].split(",")))
+    if sorted(axes) != [*range(len(axes))]:
+        raise ValueError(f"--transpose takes a permutation of all axes, got {text!r}")
+    return _paths.text(_paths.parts(found[1])), axes
 
 
 def _array(leaf: Any, path: str) -> LazyArray:

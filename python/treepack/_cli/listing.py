@@ -13,6 +13,7 @@ import typer
 import treepack._core as core
 from treepack._cli import output, piped, runs, sources, values
 from treepack._cli.output import jsonable
+from treepack._src import dtypes as _dtypes
 from treepack._src import paths as _paths
 from treepack._src.checkpoint.file import (
     Tree,
@@ -150,12 +151,12 @@ def _list_nan(file: str, path: str, max_size: int | None, *, as_json: bool) -> N
 
 
 def _kind_of(array: LazyArray) -> str:
-    return kind_text(("array", array.dtype.name, array.shape))
+    return kind_text(("array", _dtypes.shown(array.dtype), array.shape))
 
 
 def _array(array: LazyArray, path: str) -> dict[str, Any]:
     """Returns an array as JSON, without its elements."""
-    kind = {"kind": "array", "dtype": array.dtype.name, "shape": list(array.shape)}
+    kind = {"kind": "array", "dtype": _dtypes.shown(array.dtype), "shape": list(array.shape)}
     return {"path": path, **kind, "nbytes": array.nbytes}
 
 

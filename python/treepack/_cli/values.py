@@ -14,12 +14,12 @@ from treepack._src import paths as _paths
 from treepack._src.api.compare import blocks, pairs
 from treepack._src.checkpoint.file import Tree
 from treepack._src.checkpoint.reader import LazyArray
-from treepack._src.dtypes import is_complex
+from treepack._src.dtypes import is_complex, is_packed
 
 
 def is_numeric(array: LazyArray) -> bool:
     """Returns whether an array has numbers."""
-    return array.dtype.kind not in "mM"
+    return array.dtype.kind not in "mM" and not is_packed(array.dtype)
 
 
 @dataclasses.dataclass

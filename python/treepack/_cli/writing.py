@@ -64,8 +64,9 @@ UNSTACK = (
     "or after --rename."
 )
 TRANSPOSE = (
-    "Reverse the axes of the array at PATH, or of its layers. PATH may have wildcards, and be the "
-    "name before or after --rename."
+    "Swap the axes of the matrix at PATH, or of its layers; above two dimensions, AXES is their "
+    "order, such as conv/kernel=2,3,1,0. PATH may have wildcards, and be the name before or after "
+    "--rename."
 )
 SKIP = Annotated[Texts, _repeated("PATTERN", "Leave out these leaves.")]
 
@@ -86,7 +87,7 @@ def convert(
     ] = None,
     stack: Annotated[Texts, _repeated("PATH=PATTERN", STACK)] = None,
     unstack: Annotated[Texts, _repeated("PATH=PATTERN", UNSTACK)] = None,
-    transpose: Annotated[Texts, _repeated("PATH", TRANSPOSE)] = None,
+    transpose: Annotated[Texts, _repeated("PATH[=AXES]", TRANSPOSE)] = None,
     base: Annotated[
         str | None,
         typer.Option(

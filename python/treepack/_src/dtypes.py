@@ -48,15 +48,25 @@ _PACKED = "treepack.packed"
 
 
 # The names of `src/safetensors/header.rs`.
-_PACKED_NAME = re.compile(r"(?:F4|F6_E3M2|F6_E2M3)_packed")
+_PACKED_NAME = re.compile(r"[A-Z]{1,4}\d{0,2}(?:_E\dM\d(?:FN)?(?:UZ)?)?_packed")
 
 
 def packed(name: str) -> np.dtype:
-    """Returns a dtype of bytes that stands for a dtype of elements of 4 or 6 bits.
+    """Returns a dtype of bytes for arrays of safetensors that NumPy lacks.
 
-    NumPy has no such elements; safetensors have.
+    Their elements have 4 or 6 bits, or they have more dimensions than NumPy's.
     """
     return np.dtype((np.void, 1), metadata={_PACKED: name})
+
+
+def is_packed(dtype: np.dtype) -> bool:
+    """Returns whether a dtype is of `packed`."""
+    return dtype.type is np.void
+
+
+def shown(dtype: np.dtype) -> str:
+    """Returns the name of a dtype for messages."""
+    return str(dtype.metadata[_PACKED]) if is_packed(dtype) and dtype.metadata else dtype.name
 
 
 def is_complex(dtype: np.dtype) -> bool:

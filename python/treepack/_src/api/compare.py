@@ -128,9 +128,10 @@ def _difference(one: Any, other: Any, rtol: float, atol: float) -> tuple[str, st
             return "shape", f"{_kind(one)} and {_kind(other)}"
         found = compared(one, other)
         is_near = found.absolute <= atol or found.relative <= rtol
-        if one.dtype != other.dtype:
+        names = _dtypes.shown(one.dtype), _dtypes.shown(other.dtype)
+        if names[0] != names[1]:
             apart = "" if found.elements == 0 else f", {_apart(found)}"
-            return "dtype", f"{one.dtype.name} and {other.dtype.name}{apart}"
+            return "dtype", f"{names[0]} and {names[1]}{apart}"
         return None if found.elements == 0 or is_near else ("values", _apart(found))
     if type(one) is type(other) and _equal(one, other):
         return None
@@ -161,7 +162,7 @@ def _equal(one: Any, other: Any) -> bool:
 
 def _kind(leaf: Any) -> str:
     if isinstance(leaf, LazyArray):
-        return kind_text(("array", leaf.dtype.name, leaf.shape))
+        return kind_text(("array", _dtypes.shown(leaf.dtype), leaf.shape))
     return key_text(leaf.dtype) if is_key(leaf) else type(leaf).__name__
 
 
@@ -185,6 +186,8 @@ def blocks(array: LazyArray) -> Iterator[np.ndarray]:
 def _native(array: LazyArray) -> Iterator[np.ndarray]:
     for start in range(0, array.size, _READ):
         found = array.flat_range(start, min(array.size, start + _READ))
+        if _dtypes.is_packed(found.dtype):
+            found = found.view(np.uint8)
         for at in range(0, found.size, _BLOCK):
             yield found[at : at + _BLOCK]
 

@@ -608,7 +608,7 @@ class LazyArray(ArrayLike, Deferred, metaclass=Completing):  # type: ignore[meta
         return sorted(self._shown)
 
     def __repr__(self) -> str:
-        return f"LazyArray({self.path!r}, shape={self.shape}, dtype={self.dtype.name})"
+        return f"LazyArray({self.path!r}, shape={self.shape}, dtype={_dtypes.shown(self.dtype)})"
 
     def __reduce__(self) -> Any:
         return _array_at, (self.reader, self.parts)

@@ -232,9 +232,11 @@ def axes_of(source: Source, ndim: int) -> tuple[int | None, tuple[int, ...]]:
     axes = source.axes
     if axes is True and ndim > 2:
         option = "a second argument" if source.axis is None else "transpose="
+        example = _EXAMPLES.get(ndim, (*range(ndim)[::-1],))
         raise TreepackError(
             f"{source}: expected a matrix, found an array of {ndim} dimensions: pass the order of "
-            f"its axes as {option}, such as {_EXAMPLES.get(ndim, (*range(ndim)[::-1],))}"
+            f"its axes as {option}, such as {example}, or in the shell as --transpose "
+            f"PATH={','.join(map(str, example))}"
         )
     order = (*range(ndim),) if axes is False else (*range(ndim)[::-1],)
     if isinstance(axes, tuple):

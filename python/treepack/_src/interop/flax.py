@@ -38,12 +38,16 @@ def static_names(nodetype: type, auxdata: tuple[Any, ...]) -> tuple[str, ...] | 
 
 def is_graph_node_type(ty: type) -> bool:
     """Returns whether a type is of modules or variables of nnx, which its graph may share."""
-    return _is_nnx_type(ty) or _is_variable_type(ty)
+    return _is_nnx_type(ty) or _is_variable_type(ty) or is_hijax_variable_type(ty)
 
 
 _is_nnx_type = subclass_of("flax.nnx", "Pytree")
 
 _is_variable_type = subclass_of("flax.nnx", "Variable")
+
+is_hijax_variable_type = subclass_of("flax.nnx.variablelib", "HijaxVariable")
+"""Returns whether a type is of variables of nnx that are leaves for JAX, not nodes."""
+
 
 is_frozen_dict = instance_of("flax.core", "FrozenDict")
 """Returns whether a value is a FrozenDict."""

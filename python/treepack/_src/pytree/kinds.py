@@ -29,7 +29,7 @@ import numpy as np
 from treepack._src import paths as _paths
 from treepack._src.interop import equinox
 from treepack._src.interop import jax as _jax
-from treepack._src.interop.flax import is_linen_module
+from treepack._src.interop.flax import is_hijax_variable_type, is_linen_module
 from treepack._src.pytree import handlers
 from treepack._src.pytree.containers import (
     BUILTIN,
@@ -79,6 +79,13 @@ PYTREE = NodeKind(
     lambda target, new: _open(target)[1](new),
     children_in_words,
     open=_open,
+)
+
+# Only a template has the type and the metadata of such variables.
+_HIJAX = NodeKind(
+    lambda variable: {"value": variable.get_value()},
+    lambda variable, new: variable.replace(new["value"]),
+    children_in_words,
 )
 
 # `jax.tree_util.Partial`, with flax's names for its children.
@@ -208,6 +215,8 @@ def _without_handlers(value: Any) -> NodeKind | None:
         return NAMEDTUPLE
     if _jax.is_node(value):
         return PYTREE
+    if is_hijax_variable_type(ty):
+        return _HIJAX
     if isinstance(value, dict):
         return DICT
     if isinstance(value, list):
@@ -254,4 +263,5 @@ def is_container_type(ty: type) -> bool:
         or is_namedtuple(ty)
         or dataclasses.is_dataclass(ty)
         or (ty is not type(None) and _jax.is_node_type(ty))
+        or is_hijax_variable_type(ty)
     )

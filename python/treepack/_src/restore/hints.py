@@ -61,6 +61,8 @@ def about_names(
     more = [int(ours[1]) - int(theirs[1]) for ours, theirs in lengths if ours and theirs]
     if max(more, default=0) > 0 or any(one.found == NOTHING for one in found):
         yield 'Pass missing="target" to treepack.load to keep leaves that the file lacks.'
+    elif any(one.found == "None" for one in found):
+        yield 'Pass missing="target" to treepack.load to keep leaves that are None in the file.'
     is_more = min(more, default=0) < 0 or any(one.expected == NOTHING for one in found)
     if is_more and not refuses_more:
         yield (
@@ -68,7 +70,7 @@ def about_names(
             "or select= to load fewer leaves."
         )
     for one in found:
-        if "None" in one[1:3] and NOTHING not in one[1:3]:
+        if one.expected == "None" and one.found != NOTHING:
             yield (
                 f"Pass exclude={printable(one.path)!r} to treepack.load to keep this part of the "
                 "template."

@@ -25,6 +25,7 @@ import numpy as np
 
 import treepack._core as core
 from treepack._core import Class
+from treepack._src import dtypes as _dtypes
 from treepack._src import paths as _paths
 from treepack._src.checkpoint.shards import MANIFEST
 from treepack._src.options import Export, Progress, Saved, Static, Tell, Writing, progress_bar
@@ -175,8 +176,12 @@ def without_dtype(form: str, array: Any, remedy: str) -> str:
     if kind is None or kind.kind != "float":
         is_complex = array.dtype.kind == "c"
         remedy = "save its parts .real and .imag" if is_complex else _OTHER_DTYPE
-    return f"{form} does not support dtype {array.dtype.name}: {remedy}"
+    if _dtypes.is_packed(array.dtype):
+        remedy = _BYTES
+    return f"{form} does not support dtype {_dtypes.shown(array.dtype)}: {remedy}"
 
+
+_BYTES = "save its bytes, as array.view(numpy.uint8), or save to a .treepack file"
 
 _OTHER_DTYPE = "save it with another dtype, as by array.astype"
 
