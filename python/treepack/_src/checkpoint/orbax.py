@@ -8,6 +8,7 @@ TensorStore reads the boxes of arrays. Orbax itself is not needed.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from treepack._src.storage import orbax as _orbax
 from treepack._src.storage.content import Openable, Opened, read_all
 from treepack._src.storage.deferred import Held
 from treepack._src.storage.foreign import ORBAX_REFERENCES
-from treepack._src.storage.place import joined, real
+from treepack._src.storage.place import joined, real, shown
 from treepack.errors import CorruptionError, DecodeError, TreepackError
 
 
@@ -45,7 +46,9 @@ class OrbaxReader(Unchecked):
           max_size: The maximum size of all arrays; `None` is one that real files do not reach.
           options: See `Reader`.
         """
-        item = _orbax.read_item(real(source))  # TensorStore takes no `..`
+        place = real(source)  # TensorStore takes no `..`
+        _check_regular(place)
+        item = _orbax.read_item(place)
         values = _values(item)
         arrays = [value for value in values if isinstance(value, Stored)]
         self._arrays = {array.leaf.parts: array for array in arrays}
@@ -127,6 +130,20 @@ def _sizes(path: Openable) -> Iterator[int]:
     """Yields the sizes of the files in a directory."""
     files = Path(path).rglob("*")
     return (file.stat().st_size for file in files if file.is_file())
+
+
+def _check_regular(folder: str) -> None:
+    """Checks that a directory has only files and directories: TensorStore waits for a pipe forever.
+
+    Raises:
+      DecodeError: If it has a pipe, a socket or a device.
+    """
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.is_dir():
+                _check_regular(entry.path)
+            elif not entry.is_file() and Path(entry.path).exists():
+                raise DecodeError(f"{shown(entry.path)!r} is not a regular file")
 
 
 # A block of equal bytes in zstd, which compresses chunks: 128 KiB in 4 bytes (RFC 8878, section
