@@ -104,6 +104,14 @@ def test_floats_in_lists_become_another_dtype(folder: Path) -> None:
     }
 
 
+def test_floats_that_overflow_another_dtype_are_named(folder: Path) -> None:
+    treepack.save("wide", {"a": {"b.c": [np.ones(2), np.full(3, 1e39)]}})
+    text = refused("convert", "wide", "x", "--dtype", "float16")
+    assert "overflow float16 at a/b.c/1 (at least 3)" in text
+    assert "--dtype of a larger range" in text
+    assert "cast=" not in text
+
+
 def test_parts_of_a_part_are_left_out(folder: Path) -> None:
     call("get", "flax", "params", "part.treepack", "--skip", "dense/*", "--skip", "scale")
     assert treepack.load("part.treepack") == {}
