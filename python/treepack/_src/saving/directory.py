@@ -144,6 +144,13 @@ class Directory(abc.ABC):
     @abc.abstractmethod
     def _claim(self, name: str) -> None: ...
 
+    def check(self) -> None:
+        """Checks the claim, if it can be lost before a commit.
+
+        Raises:
+          BusyError: If another job took this process for dead.
+        """
+
     def _spares(self, name: str) -> bool:
         """Returns whether a file belongs to a save that this one interrupted."""
         if self._interrupted and name.startswith(f".{LEASE}."):
@@ -261,6 +268,9 @@ class LocalDirectory(Directory):
             name_file(error, self._path)
             raise
         self.clean()
+
+    def check(self) -> None:
+        self._lease.check()
 
     def commit(self, manifest: bytes, names: set[str], *, durable: bool) -> None:
         del names
