@@ -469,3 +469,6 @@ def test_layers_that_do_not_fit(folder: Path) -> None:
     flat["model.layers.3.w"] = np.zeros((1, 3), np.float32)
     safetensors.numpy.save_file(flat, "one.safetensors")
     assert "different shapes" in refused("convert", "one.safetensors", "new", *options)
+    safetensors.numpy.save_file({"c": np.zeros((3, 3, 3, 3), np.float32)}, "two.safetensors")
+    text = refused("convert", "two.safetensors", "new", "--transpose", "c")
+    assert "as a second argument of treepack.transpose, such as (2, 3, 1, 0)" in text

@@ -64,7 +64,7 @@ UNSTACK = (
     "or after --rename."
 )
 TRANSPOSE = (
-    "Reverse the axes of the array at PATH, or of its layers. PATH may have wildcards, and be the "
+    "Swap the axes of the matrix at PATH, or of its layers. PATH may have wildcards, and be the "
     "name before or after --rename."
 )
 SKIP = Annotated[Texts, _repeated("PATTERN", "Leave out these leaves.")]

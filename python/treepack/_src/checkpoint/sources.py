@@ -232,6 +232,7 @@ def axes_of(source: Source, ndim: int) -> tuple[int | None, tuple[int, ...]]:
     axes = source.axes
     if axes is True and ndim > 2:
         option = "a second argument" if source.axis is None else "transpose="
+        option += f" of treepack.{source.name}"  # the command has no order
         raise TreepackError(
             f"{source}: expected a matrix, found an array of {ndim} dimensions: pass the order of "
             f"its axes as {option}, such as {_EXAMPLES.get(ndim, (*range(ndim)[::-1],))}"
