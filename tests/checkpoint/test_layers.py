@@ -92,9 +92,9 @@ def test_layers_are_cast_in_blocks(
         template = jax.ShapeDtypeStruct(expected.shape, np.float16, sharding=where)
     sizes = []
 
-    def spy(array: np.ndarray, target: np.ndarray, path: object) -> None:
+    def spy(array: np.ndarray, target: np.ndarray, path: object, **options: Any) -> None:
         sizes.append(target.nbytes)
-        cast(array, target, path)
+        cast(array, target, path, **options)
 
     cast = boxed._dtypes.cast
     monkeypatch.setattr(boxed._dtypes, "cast", spy)
