@@ -272,7 +272,7 @@ def test_what_is_wrong_with_a_repository(tmp_path: Path) -> None:
     (folder / INDEX).unlink()
     if hasattr(os, "mkfifo"):
         os.mkfifo(folder / INDEX)
-        with pytest.raises(DecodeError, match="index.json is not a regular file"):
+        with pytest.raises(DecodeError, match=r"index\.json is not a regular file"):
             treepack.load(folder)
         (folder / INDEX).unlink()
     for name in (first, second):

@@ -262,8 +262,8 @@ def check_last(checkpoints: Checkpoints, step: int, *others: Checkpoints) -> Map
 def claimed(folder: Folder) -> Iterator[Directory]:
     """Holds the lease of a local directory, so that no other job saves to it or removes from it.
 
-    Yields the directory. It waits for other threads of this process, except for one that waits itself: perhaps in a
-    signal handler, for this call.
+    Yields the directory. It waits for other threads of this process, except for one that waits
+    itself: perhaps in a signal handler, for this call.
 
     Raises:
       BusyError: If another job holds it.
@@ -293,8 +293,8 @@ def has_saved(
 ) -> None:
     """Adds a checkpoint that was committed, and removes those that no rule keeps any more.
 
-    None is removed if another job holds the claim of the directory by now. An error is a warning, since the save has succeeded. A damaged one is removed once `keep.last`
-    later ones are whole.
+    None is removed if another job holds the claim of the directory by now. An error is a warning,
+    since the save has succeeded. A damaged one is removed once `keep.last` later ones are whole.
     """
     checkpoints.add(summary)
     if keep is None:
