@@ -57,8 +57,8 @@ impl<'py> Objects<'_, 'py> {
                 }
                 let bytes = memory.memory().slice(start..start + nbytes);
                 let copies = &mut self.small_copies;
-                let copied = copies.array(descr, shape, |target| bytes.read_at(0, target));
-                copied.map(Some)
+                let array = copies.array(descr, shape, |target| bytes.read_at(0, target));
+                array.map(Some)
             });
             if let Some(made) = made.transpose()?.flatten() {
                 return Ok(made);
