@@ -62,7 +62,9 @@ pub enum Error {
         limit: usize,
     },
     /// A value is too large for the format.
-    #[error("{kind} of {len} bytes or elements does not fit in msgpack (at most 2**32 - 1)")]
+    #[error(
+        "{kind} of {len} bytes or elements does not fit in msgpack (at most 2**32 - 1): split it, or make it an array"
+    )]
     TooLarge {
         /// The kind of value.
         kind: &'static str,

@@ -72,6 +72,7 @@ class TreepackHandler:
         args = checkpointable
         if not isinstance(args, TreepackSave):
             args = TreepackSave(args)
+        _check_processes()
         _check_storage(args.item)
         write = begun(directory.path, args, self.writing, snapshot=True)
         return _Write(directory, write, self.writing)
@@ -119,6 +120,18 @@ def _option(path: str) -> Any:
     for name in path.split("."):
         found = getattr(found, name, None)
     return found
+
+
+def _check_processes() -> None:
+    """Raises a TreepackError if options leave out processes, or let another one lead."""
+    options, number = _option("multiprocessing"), jax.process_count()
+    active = getattr(options, "active_processes", None)
+    is_usual = getattr(options, "primary_host", 0) == 0 and (not active or len(active) == number)
+    if number > 1 and not is_usual:
+        raise TreepackError(
+            "treepack saves in all processes together, and process 0 leads: leave "
+            "multiprocessing.active_processes and primary_host unset"
+        )
 
 
 def _check_storage(tree: Any) -> None:

@@ -128,7 +128,11 @@ impl Failure {
 
     pub fn into_py(self, py: Python<'_>, doing: &str) -> PyErr {
         let path = errors::path_text(&self.path);
-        match self.cause {
+        let cause = match self.cause {
+            Cause::Core(error @ Error::TooLarge { .. }) => Cause::Tree(error.to_string()),
+            cause => cause,
+        };
+        match cause {
             Cause::Core(error) => errors::to_py(py, error, Some(&path)),
             Cause::Leaf(why) => errors::make(py, "UnserializableLeafError", [&why, &path]),
             Cause::Tree(why) => match grow::display(&format_args!("at {path}: {why}")) {

@@ -12,6 +12,7 @@ import gzip
 import io
 import pickle
 import re
+import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -342,3 +343,13 @@ def test_what_errors_say_to_do_succeeds(tmp_path: Path, rows: Any) -> None:
         assert re.search(message, str(caught.value), re.S), caught.value
         for other in follow:
             other()
+
+
+@pytest.mark.skipif(sys.maxsize < 2**33, reason="such objects do not exist")
+def test_bytes_of_4_gib_are_named() -> None:
+    tree = {"a": {"b": bytes(2**32)}}  # zeros: the system maps no memory for them
+    for call in (treepack.packed_size, serialization.to_bytes):
+        with pytest.raises(
+            errors.TreepackError, match=r"at a/b: byte string of 4294967296 .* an array"
+        ):
+            call(tree)

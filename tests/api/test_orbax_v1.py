@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import gc
 import importlib
@@ -310,7 +311,9 @@ def test_orbax_finds_its_marks(tmp_path: Path, caplog: pytest.LogCaptureFixture)
     assert treepack.load(tmp_path / "a" / "state")["w"].shape == (3,)
 
 
-def test_a_registry_has_defaults_and_the_context_is_heeded(tmp_path: Path) -> None:
+def test_a_registry_has_defaults_and_the_context_is_heeded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "a"
     adam = optax.ScaleByAdamState(jnp.zeros(()), jnp.ones(2), jnp.ones(2))
     tree = {"w": jnp.ones(3), "opt": (jnp.arange(2), adam)}
@@ -346,4 +349,11 @@ def test_a_registry_has_defaults_and_the_context_is_heeded(tmp_path: Path) -> No
         refused = pytest.raises(treepack.TreepackError, match="scoped_storage_options_creator")
         with context, refused if dtype else contextlib.nullcontext():
             ocp.save(tmp_path / f"scoped-{dtype}", tree)
+    for option, value in (("active_processes", {0}), ("primary_host", 1), ("primary_host", None)):
+        context = using()
+        setattr(context.multiprocessing, option, value)
+        with monkeypatch.context() as patch, context:
+            patch.setattr(jax, "process_count", lambda: 2)
+            with pytest.raises(treepack.TreepackError, match="in all processes together"):
+                asyncio.run(TreepackHandler().save(None, tree))
     gc.collect()  # the coroutines that Orbax leaves, while their warnings are ignored

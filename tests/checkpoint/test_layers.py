@@ -92,9 +92,9 @@ def test_layers_are_cast_in_blocks(
         template = jax.ShapeDtypeStruct(expected.shape, np.float16, sharding=where)
     sizes = []
 
-    def spy(array: np.ndarray, target: np.ndarray, path: object, *, overflow: bool) -> None:
+    def spy(array: np.ndarray, target: np.ndarray, path: object, **options: Any) -> None:
         sizes.append(target.nbytes)
-        cast(array, target, path, overflow=overflow)
+        cast(array, target, path, **options)
 
     cast = boxed._dtypes.cast
     monkeypatch.setattr(boxed._dtypes, "cast", spy)
@@ -186,7 +186,9 @@ def test_what_does_not_fit(path: Path, tmp_path: Path) -> None:
     treepack.save(tmp_path / "stacked", {"up": [np.zeros((2, 3, 4))] * 2})
     four = {"up": np.zeros((2, 4, 3, 2))}
     rename = {"up": treepack.stack("up/*", transpose=True)}
-    with pytest.raises(TreepackError, match=r"as transpose=, such as \(2, 1, 0\)"):
+    with pytest.raises(
+        TreepackError, match=r"as transpose= of treepack.stack, such as \(2, 1, 0\)"
+    ):
         treepack.load(tmp_path / "stacked", four, rename=rename)
     with pytest.raises(TypeError, match=r"transpose takes the path of an array, .*got ndarray"):
         treepack.transpose(np.zeros((2, 3)))  # type: ignore[arg-type]

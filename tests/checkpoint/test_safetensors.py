@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import os
 import pickle
 import shutil
 import struct
@@ -275,6 +276,11 @@ def test_what_is_wrong_with_a_repository(tmp_path: Path) -> None:
     (folder / INDEX).write_text(json.dumps({"weight_map": {"step": second}}))
     assert [*treepack.load(folder)] == ["step"]  # the index counts
     (folder / INDEX).unlink()
+    if hasattr(os, "mkfifo"):
+        os.mkfifo(folder / INDEX)
+        with pytest.raises(DecodeError, match=r"index\.json is not a regular file"):
+            treepack.load(folder)
+        (folder / INDEX).unlink()
     for name in (first, second):
         (folder / name).rename(folder / f"unet.{name}")
     shutil.copyfile(folder / f"unet.{first}", folder / "copy.safetensors")

@@ -104,6 +104,14 @@ def test_floats_in_lists_become_another_dtype(folder: Path) -> None:
     }
 
 
+def test_floats_that_overflow_another_dtype_are_named(folder: Path) -> None:
+    treepack.save("wide", {"a": {"b.c": [np.ones(2), np.full(3, 1e39)]}})
+    text = refused("convert", "wide", "x", "--dtype", "float16")
+    assert "overflow float16 at a/b.c/1 (at least 3)" in text
+    assert "--dtype of a larger range" in text
+    assert "cast=" not in text
+
+
 def test_parts_of_a_part_are_left_out(folder: Path) -> None:
     call("get", "flax", "params", "part.treepack", "--skip", "dense/*", "--skip", "scale")
     assert treepack.load("part.treepack") == {}
@@ -487,3 +495,6 @@ def test_layers_that_do_not_fit(folder: Path) -> None:
     flat["model.layers.3.w"] = np.zeros((1, 3), np.float32)
     safetensors.numpy.save_file(flat, "one.safetensors")
     assert "different shapes" in refused("convert", "one.safetensors", "new", *options)
+    safetensors.numpy.save_file({"c": np.zeros((3, 3, 3, 3), np.float32)}, "two.safetensors")
+    text = refused("convert", "two.safetensors", "new", "--transpose", "c")
+    assert "as a second argument of treepack.transpose, such as (2, 3, 1, 0)" in text

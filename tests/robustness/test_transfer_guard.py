@@ -186,3 +186,12 @@ def guard() -> Iterator[None]:
 @pytest.mark.parametrize("verb", VERBS)
 def test_every_verb_transfers_explicitly(verb: str, guard: None, tmp_path: Path) -> None:
     VERBS[verb](tmp_path / "f")
+
+
+@pytest.mark.parametrize("name", ["key", "weak_float", "int4"])
+def test_a_guard_against_explicit_transfers_stays(name: str) -> None:
+    data = treepack.dumps(LEAVES[name])
+    with jax.transfer_guard_host_to_device("disallow_explicit"):
+        treepack.dumps(LEAVES[name])
+        with pytest.raises(Exception, match="Disallowed host-to-device"):
+            treepack.loads(data)

@@ -35,6 +35,7 @@ from treepack import (
     checkpoints,
 )
 from treepack._src.storage import content as storage_content
+from treepack.errors import BusyError
 
 
 def state(step: int) -> dict[str, Any]:
@@ -521,6 +522,26 @@ def test_of_two_jobs_one_gets_an_error(tmp_path: Path) -> None:
     Series(tmp_path).save(1, state(1), progress=meanwhile)
     assert f"process {os.getpid()}" in outputs[0]
     assert [it.name for it in tmp_path.iterdir()] == ["step_1"]
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+@pytest.mark.parametrize("compress", [False, True])
+def test_a_job_that_lost_its_lease_neither_commits_a_file_nor_removes_others(
+    sharded: bool, compress: bool, tmp_path: Path
+) -> None:
+    def lost(done: int, total: int) -> None:
+        (tmp_path / "lease.treepack").unlink(missing_ok=True)
+
+    run = Series(tmp_path, keep=Keep(last=1), sharded=sharded)
+    run.save(1, state(1))
+    large = {"w": np.zeros(10 << 20, np.uint8)}  # of several calls
+    if sharded:  # the directory of the step has a lease of its own
+        with pytest.warns(UserWarning, match="step 2 is saved, but .*the lease of this process"):
+            run.save(2, large, progress=lost, compress=compress)
+    else:
+        with pytest.raises(BusyError, match="the lease of this process"):
+            run.save(2, large, progress=lost, compress=compress)
+    assert run.steps() == [1, 2][: 1 + sharded]
 
 
 @pytest.mark.campaign

@@ -179,7 +179,20 @@ def read_named(source: str, format: Format, separator: str, max_size: int | None
 def with_dtype(tree: Any, dtype: np.dtype[Any]) -> Any:
     """Returns a state with all float arrays cast to another dtype."""
 
-    def cast(leaf: Any) -> Any:
+    def below(node: Any, path: _paths.Trail) -> Any:
+        if type(node) is dict:
+            named = {}  # no comprehension: it would add a frame per level
+            for name, child in node.items():
+                named[name] = below(child, _paths.Trail(path, str(name)))
+            return named
+        if type(node) is list or type(node) is tuple:
+            numbered = []
+            for index, child in enumerate(node):
+                numbered.append(below(child, _paths.Trail(path, str(index))))
+            return numbered if type(node) is list else tuple(numbered)
+        return cast(node, path)
+
+    def cast(leaf: Any, path: _paths.Trail) -> Any:
         if not isinstance(leaf, (Deferred, np.ndarray)) or not _dtypes.is_float(leaf.dtype):
             return leaf
         content, size = _content(leaf), leaf.dtype.itemsize
@@ -187,12 +200,12 @@ def with_dtype(tree: Any, dtype: np.dtype[Any]) -> Any:
         def flat_range(start: int, stop: int) -> np.ndarray:
             found = np.frombuffer(content.read_range(start * size, stop * size), leaf.dtype)
             made = np.empty(found.shape, dtype)
-            _dtypes.cast(found, made, f"an array of the shape {leaf.shape}")
+            _dtypes.cast(found, made, path, remedy="or choose a --dtype of a larger range")
             return made
 
         return Computed(leaf.shape, dtype, flat_range)
 
-    return map_leaves(cast, tree)
+    return below(tree, _paths.Trail())
 
 
 def _content(array: Any) -> core.Content:

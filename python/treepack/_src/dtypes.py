@@ -79,15 +79,24 @@ def is_float(dtype: np.dtype) -> bool:
     return dtype.name.startswith(("float", "bfloat"))
 
 
+OVERFLOW_REMEDY = "or pass cast='overflow' to make them infinite"
+"""The remedy for floats that overflow, where an option allows it."""
+
+
 def cast(
-    source: np.ndarray | np.generic, target: np.ndarray, path: object, *, overflow: bool = False
+    source: np.ndarray | np.generic,
+    target: np.ndarray,
+    path: object,
+    *,
+    overflow: bool = False,
+    remedy: str = OVERFLOW_REMEDY,
 ) -> None:
-    """Casts floats or integers into an array of the same kind.
+    """Casts floats or integers, which may be a part of an array, into an array of the same kind.
 
     With `overflow`, floats that are too large become infinite or NaN, as in JAX.
 
     Raises:
-      TreepackError: With the path, if a number does not fit.
+      TreepackError: With the path, if a number does not fit, and with the remedy for floats.
     """
     are_floats = is_float(source.dtype)
     with np.errstate(over="ignore"):
@@ -97,7 +106,8 @@ def cast(
         np.copyto(target, given, casting="unsafe")
     if are_floats:
         if not overflow and (count := overflows(source, target)):
-            raise overflow_error({path: count}, source.dtype, target.dtype)
+            counts = {path: f"at least {count}"}
+            raise overflow_error(counts, source.dtype, target.dtype, remedy)
         return
     again = target.astype(source.dtype)
     if np.any(again != source) or np.any(np.less(target, 0) != np.less(source, 0)):
@@ -133,12 +143,17 @@ def _largest(dtype: np.dtype) -> tuple[float, int]:
     return float(values[at]), at
 
 
-def overflow_error(counts: Mapping[Any, int], found: np.dtype, dtype: np.dtype) -> TreepackError:
+def overflow_error(
+    counts: Mapping[Any, object],
+    found: np.dtype,
+    dtype: np.dtype,
+    remedy: str = OVERFLOW_REMEDY,
+) -> TreepackError:
     """Returns the error for floats that overflow, with their number by path."""
     paths = [f"{path} ({count})" for path, count in counts.items()]
     return TreepackError(
-        f"floats of {found.name} overflow {dtype.name} at {shortened(paths, len(paths))}: load "
-        f"them as {found.name}, or pass cast='overflow' to make them infinite"
+        f"floats of {found.name} overflow {dtype.name} at {shortened(paths, len(paths))}: keep "
+        f"them as {found.name}, {remedy}"
     )
 
 

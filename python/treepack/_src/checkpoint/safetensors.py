@@ -248,8 +248,8 @@ def _read_index(path: str, names: list[str], given: str | None) -> dict[str, str
         raise DecodeError(
             f"the directory has several indices: {', '.join(found)}: load one of them by its path"
         )
+    data = read_all(joined(path, found[0]))
     try:
-        data = read_all(joined(path, found[0]))
         files = json.loads(data)["weight_map"]
         if not isinstance(files, dict) or not {*map(type, files.values())} <= {str}:
             raise TypeError("weight_map must be a map of strings to strings")

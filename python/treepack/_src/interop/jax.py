@@ -30,14 +30,20 @@ def needed(reason: str) -> Any:
     return jax
 
 
-def explicit() -> Any:
-    """Returns a context whose transfers `jax.transfer_guard` takes for explicit ones.
+@contextlib.contextmanager
+def explicit() -> Iterator[None]:
+    """Gives a context whose transfers `jax.transfer_guard` takes for explicit ones.
 
-    Who saves or loads asks for them, as with `jax.device_put` and `jax.device_get`.
+    Who saves or loads asks for them, as with `jax.device_put` and `jax.device_get`. Guards against
+    explicit transfers stay.
     """
     import jax
 
-    return jax.transfer_guard("allow")
+    with contextlib.ExitStack() as relaxed:
+        for way in ("host_to_device", "device_to_device", "device_to_host"):
+            if getattr(jax.config, f"jax_transfer_guard_{way}") in ("disallow", "log"):
+                relaxed.enter_context(getattr(jax, f"transfer_guard_{way}")("allow"))
+        yield
 
 
 def on_host(array: Any) -> np.ndarray:

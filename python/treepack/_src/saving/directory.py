@@ -144,6 +144,14 @@ class Directory(abc.ABC):
     @abc.abstractmethod
     def _claim(self, name: str) -> None: ...
 
+    @abc.abstractmethod
+    def check(self) -> None:
+        """Checks the claim, if it can be lost before a commit.
+
+        Raises:
+          BusyError: If another job took this process for dead.
+        """
+
     def _spares(self, name: str) -> bool:
         """Returns whether a file belongs to a save that this one interrupted."""
         if self._interrupted and name.startswith(f".{LEASE}."):
@@ -262,6 +270,9 @@ class LocalDirectory(Directory):
             raise
         self.clean()
 
+    def check(self) -> None:
+        self._lease.check()
+
     def commit(self, manifest: bytes, names: set[str], *, durable: bool) -> None:
         del names
         now = _hash_of(self._manifest())
@@ -346,6 +357,9 @@ class RemoteDirectory(Directory):
 
     def _at(self, name: str) -> str:
         return f"{self._place.rstrip('/')}/{name}" if self._place else name
+
+    def check(self) -> None:
+        pass  # conditions decide
 
     def commit(self, manifest: bytes, names: set[str], *, durable: bool) -> None:
         del durable  # stores are always durable

@@ -253,9 +253,9 @@ class Fast:
             if is_damage(error):
                 self.checkpoints.damaged[step] = error.with_traceback(None)
             raise
-        with room_for(self._durable, step, is_directory):
+        with room_for(self._durable, step, is_directory) as directory:
             (_copy_directory if is_directory else copy_file)(source, target)
-            has_saved(self._durable, summary, self._keep)
+            has_saved(self._durable, summary, self._keep, directory)
         self._copied = step
 
     def _whole(self) -> list[Summary]:

@@ -2,6 +2,9 @@
 
 claim of the directory ──▶ no later checkpoint ──▶ write, commit ──▶ remove others by the rules
 (a lease, on disks)        is there                (`saving/`)       (process 0)
+
+A process that stands still for too long loses its lease, so it is checked before a file gets its
+name, and before others are removed.
 """
 
 from __future__ import annotations
@@ -13,10 +16,10 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
-from treepack._src.options import Progress, Saved, Writing
+from treepack._src.options import Progress, Saved, Writing, progress_bar
 from treepack._src.printable import warn
 from treepack._src.saving.background import Write
-from treepack._src.saving.directory import LocalDirectory, directory_at
+from treepack._src.saving.directory import Directory, LocalDirectory, directory_at
 from treepack._src.saving.layout import file_layout
 from treepack._src.saving.lease import OwnBusyError
 from treepack._src.saving.sharded import ShardedWrite
@@ -175,27 +178,41 @@ class Commit:
             return
         with contextlib.ExitStack() as stack:
             try:
-                stack.enter_context(room_for(self._checkpoints, self.step, self._is_sharded))
+                room = room_for(self._checkpoints, self.step, self._is_sharded)
+                directory = stack.enter_context(room)
             except BaseException as error:
                 if self.abandon is not None:
                     self.abandon(error)
                 raise
-            write(progress)
+            if self._is_sharded:
+                write(progress)
+            else:
+                with progress_bar(progress, "save") as tell:
+
+                    def each(done: int, total: int) -> None:
+                        if done == total:  # only then the file gets its name
+                            directory.check()
+                        if tell is not None:
+                            tell(done, total)
+
+                    write(each)
             del write  # and the arrays with it
             self.then()
-            has_saved(self._checkpoints, self._summary, self._keep)
+            has_saved(self._checkpoints, self._summary, self._keep, directory)
 
 
 @contextlib.contextmanager
-def room_for(checkpoints: Checkpoints, step: int, is_sharded: bool) -> Iterator[None]:
+def room_for(checkpoints: Checkpoints, step: int, is_sharded: bool) -> Iterator[Directory]:
     """Claims the directory for the save of a step, and removes a damaged checkpoint of it.
+
+    Yields the directory.
 
     Raises:
       BusyError: If another job saves there.
       InvalidCheckpointError: If a later checkpoint is there, which would be resumed instead, or one
         of this step that has another form.
     """
-    with claimed(checkpoints.folder):
+    with claimed(checkpoints.folder) as directory:
         same = check_last(checkpoints, step).get(step)
         path = checkpoints.path(step)
         if same is not None and same.is_directory != is_sharded:
@@ -214,7 +231,7 @@ def room_for(checkpoints: Checkpoints, step: int, is_sharded: bool) -> Iterator[
             remove(path)
         elif same is not None and is_special(path):
             remove(path)  # a save would write into the pipe or device
-        yield
+        yield directory
 
 
 def check_last(checkpoints: Checkpoints, step: int, *others: Checkpoints) -> Mapping[int, Found]:
@@ -242,18 +259,18 @@ def check_last(checkpoints: Checkpoints, step: int, *others: Checkpoints) -> Map
 
 
 @contextlib.contextmanager
-def claimed(folder: Folder) -> Iterator[None]:
+def claimed(folder: Folder) -> Iterator[Directory]:
     """Holds the lease of a local directory, so that no other job saves to it or removes from it.
 
-    It waits for other threads of this process, except for one that waits itself: perhaps in a
-    signal handler, for this call.
+    Yields the directory. It waits for other threads of this process, except for one that waits
+    itself: perhaps in a signal handler, for this call.
 
     Raises:
       BusyError: If another job holds it.
     """
     directory = directory_at(folder.directory)
     if not isinstance(directory, LocalDirectory):  # in a store the owner is unknown
-        yield
+        yield directory
         return
     waiting = ""  # the lease of a thread that waited at the last look, unless it had released it
     while True:
@@ -266,16 +283,18 @@ def claimed(folder: Folder) -> Iterator[None]:
             waiting = error.token if error.thread in Milestone.waiting else ""
         time.sleep(_LOOK_S)
     try:
-        yield
+        yield directory
     finally:
         directory.release()
 
 
-def has_saved(checkpoints: Checkpoints, summary: Summary, keep: Keep | None) -> None:
+def has_saved(
+    checkpoints: Checkpoints, summary: Summary, keep: Keep | None, directory: Directory
+) -> None:
     """Adds a checkpoint that was committed, and removes those that no rule keeps any more.
 
-    An error is a warning, since the save has succeeded. A damaged one is removed once `keep.last`
-    later ones are whole.
+    None is removed if another job holds the claim of the directory by now. An error is a warning,
+    since the save has succeeded. A damaged one is removed once `keep.last` later ones are whole.
     """
     checkpoints.add(summary)
     if keep is None:
@@ -298,6 +317,7 @@ def has_saved(checkpoints: Checkpoints, summary: Summary, keep: Keep | None) -> 
             if step not in checkpoints.damaged or (step < oldest and not numbered[step].is_foreign)
         ]
         unfinished = [step for step in numbered if step < saved and step not in complete]
+        directory.check()
         sweep(listing, map(folder.name, gone), map(folder.name, unfinished))
         checkpoints.forget(numbered.keys() - gone)
         if keep.best is not None and whole[-1].metrics and keep.is_unseen(whole):
