@@ -235,8 +235,8 @@ def axes_of(source: Source, ndim: int) -> tuple[int | None, tuple[int, ...]]:
         example = _EXAMPLES.get(ndim, (*range(ndim)[::-1],))
         raise TreepackError(
             f"{source}: expected a matrix, found an array of {ndim} dimensions: pass the order of "
-            f"its axes as {option}, such as {example}, or in the shell as --transpose "
-            f"PATH={','.join(map(str, example))}"
+            f"its axes as {option} of treepack.{source.name}, such as {example}, or in the shell "
+            f"as --transpose PATH={','.join(map(str, example))}"
         )
     order = (*range(ndim),) if axes is False else (*range(ndim)[::-1],)
     if isinstance(axes, tuple):
