@@ -1,4 +1,4 @@
-"""A run on one disk and in one process: saved by steps, resumed from the last whole one."""
+"""A run on one disk and in one process: saved by steps, resumed from the newest intact one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Finds the last whole checkpoint of a series, and loads it.
+"""Finds the newest intact checkpoint of a series, and loads it.
 
 process 0     a step ──▶ all          loads ──▶ whole, damaged, or an error ──▶ the next step,
 all others              ──▶ load, tell process 0                               or the end ──▶ all
@@ -57,7 +57,7 @@ class UnfinishedError(CorruptionError):
 
 @dataclasses.dataclass(kw_only=True)
 class Resuming:
-    """The search for the last whole checkpoint, and its load.
+    """The search for the newest intact checkpoint, and its load.
 
     Attributes:
       checkpoints: The series.
@@ -85,7 +85,7 @@ class Resuming:
         self._index, self._count, _ = _jax.processes()
 
     def __call__(self) -> Loaded | None:
-        """Loads the last whole checkpoint, the same in all processes.
+        """Loads the newest intact checkpoint, the same in all processes.
 
         Returns:
           The checkpoint; `None` if none was ever completed.

@@ -238,7 +238,7 @@ class Series:
         max_size: int | None = None,
         **options: Unpack[ChoiceOptions],
     ) -> tuple[int, Template] | None:
-        """Returns the last whole checkpoint: its step and its state.
+        """Returns the newest intact checkpoint: its step and its state.
 
         Skips damaged checkpoints, with a warning for each. `skipped` lists these and unfinished
         saves. Their files stay.
