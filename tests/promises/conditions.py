@@ -56,7 +56,7 @@ def largest(path: Path) -> Path:
 
 
 def hidden(path: Path, _: random.Random) -> None:
-    """Puts files beside each entry, as macOS, editors, NFS and file managers leave them."""
+    """Puts files beside each entry: of macOS, editors, NFS and other programs."""
     folders = {path.parent, *(each for each in path.rglob("*") if each.is_dir())}
     if path.is_dir():
         folders.add(path)
@@ -66,6 +66,8 @@ def hidden(path: Path, _: random.Random) -> None:
                 (folder / name).write_bytes(b"\0\5\x16\7\0\2\0\0Mac OS X")
         (folder / ".DS_Store").write_bytes(b"\0\0\0\1Bud1")
         (folder / ".nfs0000000000000001").write_bytes(b"")
+        for name in ("README.md", "config.json", "events.out.tfevents.1"):
+            (folder / name).write_bytes(b"{}")
 
 
 def flip(path: Path, rng: random.Random) -> None:
@@ -193,7 +195,7 @@ def without_locks(call: Callable[[], Any]) -> Any:
 
 CONDITIONS: dict[str, Condition] = {
     "nothing": Condition(),
-    "hidden files beside": Condition(prepare=hidden, takes=frozenset({"path", "URL"})),
+    "other files beside": Condition(prepare=hidden, takes=frozenset({"path", "URL"})),
     "no working directory": Condition(in_no_directory),
     "jax.transfer_guard": Condition(guarded),
     "eight threads": Condition(by_eight_threads, takes=frozenset({"path", "URL"})),

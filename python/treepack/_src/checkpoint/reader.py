@@ -72,7 +72,7 @@ class Reader:
 
     format: str | None = None
     is_one_file = True
-    is_patch = False
+    is_patch: bool = False
     separator: str | None = None
     has_types = True
     bytes_after = _AHEAD_BYTES
