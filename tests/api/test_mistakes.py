@@ -469,8 +469,7 @@ LEAVES: list[Row] = [
         "dumps({1: 2, 2: 3})"]),
     ("dumps({'__treepack__': 3})", "the key \"__treepack__\" is reserved", [
         "dumps({'treepack': 3})"]),
-    ("dumps({Thing(): 3})", "type test_mistakes.Thing cannot be saved: .*register_auxdata", [
-        "dumps({str(Thing()): 3})"]),
+    ("dumps({Thing(): 3})", r"a key .*str\(\.\.\.\)", ["dumps({str(Thing()): 3})"]),
     ("dumps({}, metadata=Thing())", "at metadata: .*encode=", [
         "treepack.register_auxdata(Thing, serialized_name='Thing', encode=vars,"
         " decode=lambda it: Thing())", "dumps({}, metadata=Thing())"]),

@@ -129,6 +129,12 @@ def check(data: bytes, path: str, max_size: int, use: Use, *, compare: bool) -> 
     return found
 
 
+def _is_part(few: list[Any], many: list[Any]) -> bool:
+    """Returns whether a list has the elements of another one, in order."""
+    rest = iter(many)
+    return all(each in rest for each in few)
+
+
 def check_salvage(data: bytes, max_size: int, use: Use) -> list[str]:
     """Compares the leaves of an open file with those that are salvaged."""
     salvaged = use("open, salvage", lambda: _leaves(data, max_size, salvage=True))
@@ -144,6 +150,7 @@ def check_salvage(data: bytes, max_size: int, use: Use) -> list[str]:
         return [f"open has all leaves; with salvage: {salvaged}"]
     corrupt = {*verified.value.corrupt} if verified.is_ok else set()
     intact = [(path, leaf) for path, leaf in opened.value[0] if path not in corrupt]
-    if salvaged.value[0] != intact:
+    # Only `verify` compares keys and containers with the index, so salvage may have more leaves.
+    if not (_is_part(intact, salvaged.value[0]) and _is_part(salvaged.value[0], opened.value[0])):
         return ["open has other intact leaves than with salvage"]
     return []
