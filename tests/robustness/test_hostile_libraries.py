@@ -161,6 +161,25 @@ def test_names_of_any_length(name: str) -> None:
     assert libraries.find(name) is None
 
 
+def test_modules_are_listed_once_for_all_names_of_a_file() -> None:
+    count = 1000
+    record = {
+        "version": 1,
+        "types": [{"name": f"jax:Unknown{index}", "fields": None} for index in range(count)],
+        "nodes": [
+            ["plain", []],
+            *([{"typed": [at, msgpack.packb({"tuple": []})]}, [[1, 0]]] for at in range(count)),
+            ["dict", [[1, at + 1] for at in range(count)]],
+        ],
+        "metadata": None,
+    }
+    state = {f"n{index}": {"0": 1} for index in range(count)}
+    data = msgpack.packb({**state, "__treepack__": sealed(msgpack.packb(record))})
+    libraries._modules.cache_clear()
+    assert treepack.loads(data, unknown="dict") == state
+    assert libraries._modules.cache_info().misses <= 1
+
+
 called: list[Any] = []
 
 

@@ -122,8 +122,8 @@ def _verified(url: str, options: dict[str, Any]) -> Any:
 
 def _salvaged(url: str, options: dict[str, Any]) -> Any:
     with treepack.open(url, salvage=True, storage_options=options) as file:
-        if file.damage and "manifest.treepack is missing" in file.damage:
-            raise FileNotFoundError(url)  # which a server may say; the shards are read without it
+        if file.damage and " is missing" in file.damage:
+            raise FileNotFoundError(url)  # as a server may say of the manifest and of each shard
         assert not file.damage
         return {"w": np.asarray(file["w"]), "n": file["n"].load()}
 

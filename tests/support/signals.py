@@ -94,6 +94,7 @@ def at_each_step(
     files: tuple[str, ...],
     work: Callable[[int], Any],
     handler: Callable[[], Any],
+    calls: int = 1,
 ) -> None:
     """Does work again and again, and calls a handler at one of its bytecodes after another.
 
@@ -104,15 +105,18 @@ def at_each_step(
     Args:
       files: The ends of the names of the files whose bytecodes count.
       work: Called with the number of the bytecode.
-      handler: Called once each time.
+      handler: Called `calls` times each time, at bytecodes far from each other.
+      calls: How often; at the end of the work, which handlers may change, there may be fewer.
     """
-    for step in itertools.count():
-        left = step
+
+    def works(step: int, chosen: set[int]) -> int:
+        """Does the work, with calls at the chosen bytecodes; returns how many it has."""
+        count, last_chosen = 0, max(chosen, default=sys.maxsize)
         before: tuple[types.FrameType | None, str] = None, ""
 
         def trace(frame: types.FrameType, event: str, _: object) -> Any:
-            nonlocal left, before
-            if not frame.f_code.co_filename.endswith(files):
+            nonlocal count, before
+            if count > last_chosen or not frame.f_code.co_filename.endswith(files):
                 return None
             frame.f_trace_opcodes = True
             if event == "opcode":
@@ -121,9 +125,11 @@ def at_each_step(
                 before = frame, name
                 answers = frame is not other or "JUMP_BACKWARD" in last or last == "RESUME"
                 if answers or name.startswith("CALL") or last.startswith("CALL"):
-                    left -= 1
-                    if left == -1:
+                    count += 1
+                    if count - 1 in chosen:
                         handler()
+                    if count > last_chosen:
+                        sys.settrace(None)
             return trace
 
         sys.settrace(trace)
@@ -131,5 +137,12 @@ def at_each_step(
             work(step)
         finally:
             sys.settrace(None)
-        if left >= 0:
+        return count
+
+    apart = -(-works(0, set()) // calls) if calls > 1 else 0
+    for step in itertools.count():
+        # After the work's segments, what handlers have made longer.
+        last = step + apart * (calls - 1)
+        chosen = {*range(step, last + 1, apart)} if step < apart else {last}
+        if works(step, chosen) <= last and step >= apart:
             return

@@ -9,6 +9,7 @@ by the name of its class.
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable
 from types import ModuleType
@@ -63,17 +64,27 @@ def find(name: str, fits: Callable[[type], bool] = is_node) -> type | None:
     found = _at(library, parts, fits)
     if found is not None:
         return found
-    # Under another path; if several match, the name is ambiguous. There are thousands of modules,
-    # and few belong to the library.
-    end = len(library)
-    modules = [
-        module
-        for key, module in list(sys.modules.items())
-        if key.startswith(library) and key[end : end + 1] in ("", ".")
-    ]
-    named = [vars(module).get(parts[-1]) for module in modules if isinstance(module, ModuleType)]
+    # Under another path; if several match, the name is ambiguous.
+    modules = map(sys.modules.get, _modules(library, len(sys.modules)).get(parts[-1], ()))
+    named = [vars(module).get(parts[-1]) for module in modules if module is not None]
     candidates = {_typed(library, value, fits) for value in named} - {None}
     return candidates.pop() if len(candidates) == 1 else None
+
+
+@functools.lru_cache(maxsize=len(LIBRARIES))
+def _modules(library: str, _count: int) -> dict[str, list[str]]:
+    """Names of types, with a library's modules that have them.
+
+    Made again when the number of all modules changes: there are thousands of modules, and a file
+    may name as many types.
+    """
+    by_name: dict[str, list[str]] = {}
+    for name, module in list(sys.modules.items()):
+        if f"{name}.".startswith(f"{library}.") and isinstance(module, ModuleType):
+            for key, value in list(vars(module).items()):
+                if isinstance(value, type):
+                    by_name.setdefault(key, []).append(name)
+    return by_name
 
 
 def library_of(name: str) -> str | None:
