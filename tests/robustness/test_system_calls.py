@@ -312,8 +312,8 @@ def test_a_call_that_fails_or_a_full_disk_leaves_the_old_or_the_new(
     kind: str, in_memory: Path
 ) -> None:
     is_composed = kind in COMPOSED
-    each = tiers.either(False, not is_composed, nightly=True)
-    calls = f"each={each}, stride={tiers.either(7, 7, nightly=1) if is_composed else 1}"
+    each = tiers.either(False, kind in ("file", "directory"), nightly=True)
+    calls = f"each={each}, stride={tiers.either(7, 19, nightly=1) if is_composed else 1}"
     folder = "pathlib.Path(sys.argv[1])"
     call = f"fail_each({kind!r}, {folder}, list(it.ERRORS), {calls})"
     call += f"; it.fail_each({kind!r}, {folder}, [it.FULL], {calls})"

@@ -28,8 +28,8 @@ import treepack
 from treepack import serialization
 from waiting import HANG_S
 
-# So many points of each verb are tried, evenly; `TREEPACK_POINTS=0` tries all.
-POINTS = int(os.environ.get("TREEPACK_POINTS", "12"))
+# The points of each verb that are tried, evenly spread; `TREEPACK_POINTS=0` tries all.
+POINTS = int(os.environ.get("TREEPACK_POINTS", tiers.either(12, 12, nightly=40)))
 
 OLD: Any = {"w": np.arange(300.0), "n": 3, "rest": [1, (2, None)]}
 NEW: Any = {"w": np.arange(300.0) + 1, "n": 4, "rest": [1, (2, "x")]}
@@ -241,15 +241,18 @@ def forked(path: Path, call: Callable[[], object], point: int) -> None:
     at(point, fork, call)
 
 
+FORKS = tiers.either(POINTS, 4, nightly=POINTS)
+
+
 def fork_everywhere(folder: Path) -> None:
     for path, write in in_folder(folder):
         write(OLD)
-        for point in points(functools.partial(write, OLD)):
+        for point in points(functools.partial(write, OLD), FORKS):
             forked(path, functools.partial(write, NEW), point)
             assert same(treepack.load(path), NEW)
             write(OLD)
         for read in readers(path).values():
-            for point in points(read):
+            for point in points(read, FORKS):
                 forked(path, read, point)
 
 
