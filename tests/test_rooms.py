@@ -10,7 +10,7 @@ PACKAGE = ROOT / "python" / "treepack"
 
 # A room imports only from rooms before it, and its own modules not in a circle.
 ROOMS = [
-    *("_src.printable", "errors", "_src.paths", "_src.dtypes", "_src.options"),
+    *("_src.printable", "errors", "_src.paths", "_src.dtypes", "_src.elsewhere", "_src.options"),
     *("_src.tasks", "_src.forks", "_src.interop", "_src.storage", "_src.pytree"),
     *("_src.registry", "_src.restore", "_src.hooks", "_src.checkpoint", "_src.saving"),
     *("_src.api", "_src.series", "serialization", "checkpoints", "__init__"),

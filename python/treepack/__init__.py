@@ -22,6 +22,7 @@ from treepack._src.checkpoint.file import File, Tree, open
 from treepack._src.checkpoint.reader import LazyArray
 from treepack._src.checkpoint.sources import stack, transpose, unstack
 from treepack._src.checkpoint.verify import Verification, verify
+from treepack._src.elsewhere import MODULE
 from treepack._src.options import Arrays, Progress, Strict
 from treepack._src.registry.register import register_dataclass, register_namedtuple, register_node
 from treepack._src.registry.register_tree import register_tree
@@ -109,22 +110,6 @@ def __dir__() -> list[str]:
     return sorted(__all__)
 
 
-# What replaces the names of other libraries.
-_ELSEWHERE = {
-    "treepack.load": (
-        "restore load_file read from_file load_checkpoint load_params load_pytree load_state_dict "
-        "tree_deserialise_leaves"
-    ),
-    "treepack.save": (
-        "save_file dump write to_file savez save_params save_pytree tree_serialise_leaves"
-    ),
-    "treepack.open": "safe_open inspect",
-    "treepack.read_metadata": "metadata load_metadata",
-    "treepack.Series, or Orbax's own with treepack.orbax": "CheckpointManager",
-    "treepack.save and treepack.load": (
-        "Checkpointer StandardCheckpointer PyTreeCheckpointer AsyncCheckpointer"
-    ),
-}
 _COMMANDS = ("ls", "show", "info", "convert", "get", "salvage")
 
 
@@ -134,12 +119,10 @@ def __getattr__(name: str) -> str:
         from importlib.metadata import version
 
         return version("treepack")
-    here = f"the command line, as in `treepack {name} --help`" if name in _COMMANDS else None
-    for place, names in _ELSEWHERE.items():
-        if name in names.split():
-            here = place
+    hint = MODULE.get(name, "")
+    if name in _COMMANDS:
+        hint = f"use the command line, as in `treepack {name} --help`"
     for module in (serialization, checkpoints):
         if name in module.__all__:
-            here = f"{module.__name__}.{name}"
-    hint = "" if here is None else f": use {here}"
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}")
+            hint = f"use {module.__name__}.{name}"
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint and ': '}{hint}")

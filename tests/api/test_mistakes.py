@@ -28,7 +28,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import treepack
 from commands import invoke
-from mistakes import RUNS, TREES, Row
+from mistakes import CALLS, HERE, RUNS, TREES, Row
 from treepack import checkpoints, serialization
 
 
@@ -277,7 +277,7 @@ OPTIONS: list[Row] = [
     ("load('wide', arrays='jax')", "arrays='numpy'", ["load('wide', arrays='numpy')"]),
     ("load('model', TREE, stict=False)", r"load\(\) got .*'stict': is it 'strict'\?", [
         "load('model', TREE, strict=False)"]),
-    ("load('model', template=TREE)", "'template'; it has path, target, ", [
+    ("load('model', templates=TREE)", "'templates'; it has path, target, ", [
         "load('model', target=TREE)"]),
     ("file.load(selct='params')", r"'selct': is it 'select'\?", ["file.load(select='params')"]),
     ("save('x', TREE, compresss=True)", "'compresss': is it 'compress'", [
@@ -508,7 +508,7 @@ LEAVES: list[Row] = [
     ("run('ls', 'model', 'parms')", "is it 'params'", ["run('ls', 'model', 'params')"]),
 ]  # fmt: skip
 
-ROWS = [*PATHS, *OPTIONS, *PARTS, *LEAVES, *RUNS, *TREES]
+ROWS = [*PATHS, *OPTIONS, *PARTS, *LEAVES, *RUNS, *TREES, *CALLS]
 
 
 def with_w(shape: tuple[int, ...], dtype: Any = np.float32) -> Any:
@@ -566,6 +566,7 @@ def names(folder: None) -> dict[str, Any]:
         },
         **{"checkpoints": checkpoints, "serialization": serialization},
         "__name__": __name__,  # the module of dataclasses made here, from Python 3.12 on
+        **HERE,
         "linen": linen,
         "nnx": nnx,
         "mesh": Mesh(np.array(jax.devices()[:2]), ("tp",)),

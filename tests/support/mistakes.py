@@ -2,6 +2,15 @@
 
 from __future__ import annotations
 
+import array
+import ctypes
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+import treepack
+
 # Each row: a mistake, the error that it raises, and cures.
 Row = tuple[str, str, list[str]]
 
@@ -101,4 +110,153 @@ TREES: list[Row] = [
         "save('folder/', TREE, sharded=True)", "load('folder/')"]),
     ("load('owner/Model-7B-v0.1')", r"huggingface_hub\.snapshot_download\('owner/Model-7B-v0", [
         "save('owner/Model-7B-v0.1', TREE, sharded=True)", "load('owner/Model-7B-v0.1')"]),
+]  # fmt: skip
+
+
+class Tensor:
+    """An array of a library that NumPy converts."""
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return np.ones(3)
+
+
+class Capsule:
+    """An array of a library that only exports it."""
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return np.ones(3).__dlpack__()
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 1, 0
+
+
+def leaves(is_copied: bool = False) -> Iterator[tuple[str, Any]]:
+    """Yields the leaves of a file that is closed afterwards."""
+    with treepack.open("model") as file:
+        for path, leaf in file.leaves():
+            yield path, np.asarray(leaf) if is_copied else leaf
+
+
+def save_in_block() -> None:
+    with treepack.open("model") as file:
+        treepack.save("x", file.leaves())
+
+
+HERE = {
+    **{it.__name__: it for it in (Tensor, Capsule, leaves, save_in_block, array, ctypes)},
+    "FLAT": {"params/w": np.ones(2), "step": 3},
+}
+"""The names that only `CALLS` uses."""
+
+# Names, options and calls of other libraries, and arrays of theirs.
+CALLS: list[Row] = [
+    ("treepack.Series('run', save_every=10)", "'save_every': pass every=$", [
+        "treepack.Series('run', every=10)"]),
+    ("treepack.Series('run', max_to_keep=3)", r"pass keep=treepack\.Keep\(last=3\)$", [
+        "treepack.Series('run', keep=treepack.Keep(last=3))"]),
+    ("treepack.Series('run', best_fn=min)", r"keep=treepack\.Keep\(best=\(.loss., 1, .min.\)\)$", [
+        "treepack.Series('run', keep=treepack.Keep(best=('loss', 1, 'min')))"]),
+    ("treepack.Series('run', keep_period=9)", r"pass keep=treepack\.Keep\(every=1000\)$", [
+        "treepack.Series('run', keep=treepack.Keep(every=1000))"]),
+    ("treepack.Series('run', colour=1)", r"^Series\(\) got .*'colour'; it has path, keep, every", [
+        "treepack.Series('run', seconds=1)"]),
+    ("treepack.Series('run', 3)", r"call it as Series\(path\), and name the rest, as in keep=$", [
+        "treepack.Series('run', keep=treepack.Keep(last=3))"]),
+    ("treepack.Series('run', every='10')", "every must be a number above 0, such as 10, got '10'", [
+        "treepack.Series('run', every=10)"]),
+    ("treepack.Keep(max_to_keep=3)", "'max_to_keep': pass last=$", ["treepack.Keep(last=3)"]),
+    ("treepack.Series('run').save(TREE)", r"'state': call it as save\(step, state\)$", [
+        "treepack.Series('run').save(9, TREE)"]),
+    ("treepack.Series('run').save(9, TREE, exclude='params')", "'exclude': pass a part of the st", [
+        "treepack.Series('run').save(9, {'step': TREE['step']})"]),
+    ("treepack.Series('run').resume(target=TREE)", "'target': pass it as template=$", [
+        "treepack.Series('run').resume(template={'step': TREE['step']})"]),
+    ("treepack.Series('run').steps[-1]", r"steps is a method: call it, as in steps\(\)\[-1\]$", [
+        "treepack.Series('run').steps()[-1]"]),
+    ("list(treepack.Series('run').steps)", "steps is a method: call it", [
+        "list(treepack.Series('run').steps())"]),
+    ("treepack.Series('model').steps()", "Not a directory: .*pass a directory; treepack.load rea", [
+        "treepack.Series('run').steps()", "load('model')"]),
+    ("treepack.Publisher('model')", "Not a directory: .*model", ["treepack.Publisher('pub2')"]),
+    ("treepack.Publisher('pub3').publish(TREE)", r"'publish': use push\(tree, version=\.\.\.\)$", [
+        "treepack.Publisher('pub3').push(TREE, version=1)"]),
+    ("treepack.Publisher('pub4').push(TREE)", r"call it as push\(tree, version=\.\.\.\)$", [
+        "treepack.Publisher('pub4').push(TREE, version=1)"]),
+    ("treepack.Subscriber('policy').get()", r"use latest\(template\), or wait\(template\)$", [
+        "treepack.Subscriber('policy').latest(TREE)", "treepack.Subscriber('policy').wait(TREE)"]),
+    ("treepack.Subscriber('polic').wait(timeout=1e-9)",
+        "no Publisher has pushed to this directory: is it its path", [
+            "treepack.Subscriber('policy').wait(timeout=1)"]),
+    ("treepack.apply_delta(dumps(TREE, base=TREE), dumps(TREE))",
+        r"pass bytearray\(data\); treepack.loads\(patch, base=data\) leaves data", [
+            "treepack.apply_delta(dumps(TREE, base=TREE), bytearray(dumps(TREE)))",
+            "loads(dumps(TREE, base=TREE), base=dumps(TREE))"]),
+    ("load('model', template=TREE)", "'template': pass it as target=$", [
+        "load('model', target=TREE)"]),
+    ("load('model', map_location='cpu')", "'map_location': pass device=$", [
+        "load('model', device=jax.devices()[0])"]),
+    ("load('model', weights_only=True)", "'weights_only': leave it out: nothing is unpickled$", [
+        "load('model')"]),
+    ("load('a.safetensors', framework='np')", "'framework': pass arrays=.numpy. or .jax.$", [
+        "load('a.safetensors', arrays='numpy')"]),
+    ("load('model', filter_spec='step')", "'filter_spec': pass select=$", [
+        "load('model', select='step')"]),
+    ("save('x', TREE, overwrite=True)", "'overwrite': leave it out: saving always replaces$", [
+        "save('x', TREE)", "save('x', TREE)"]),
+    ("save('x', TREE, mode='w')", "'mode': leave it out: saving always replaces$", [
+        "save('x', TREE)"]),
+    ("save('x', TREE, async_=True)", "'async_': pass background=True to write in a thread$", [
+        "save('x', TREE, background=True).result()"]),
+    ("save('x', TREE, gzip=True)", "'gzip': pass compress=True$", [
+        "save('x', TREE, compress=True)"]),
+    ("save('x', TREE, exclude='opt_state')",
+        r'select=lambda path: not path\.startswith\("opt_state"\)$', [
+            "save('x', {**TREE, 'opt_state': 1}, "
+            "select=lambda path: not path.startswith('opt_state'))",
+            "load('x', TREE)"]),
+    ("treepack.diff('model')", r"'other': call it as diff\(one, other\)$", [
+        "treepack.diff('model', 'base')"]),
+    ("verify('model', depth=1)", r"^verify\(\) got .*'depth'; it has source, ", [
+        "verify('model')"]),
+    ("load(['model', 'base'])", "got list: pass one of them at a time$", [
+        "[load(path) for path in ['model', 'base']]"]),
+    ("load('*.safetensors')", "a path has no wildcards: pass one of '.*a.safetensors'", [
+        "load('a.safetensors')"]),
+    ("load('a')", r"is it 'a\.(npz|safetensors)'\?$", ["load('a.npz')", "load('a.safetensors')"]),
+    ("load('run/1')", "is it 'run/step_1'", ["load('run/step_1')"]),
+    ("treepack.diff('a.npz', 'zz.npz')", "there are .*'a.npz'", [
+        "treepack.diff('a.npz', 'a.npz')"]),
+    ("treepack.abstract(TREE)", r"got dict: .*call jax\.eval_shape\(lambda: tree\)$", [
+        "jax.eval_shape(lambda: TREE)", "treepack.abstract(dumps(TREE))"]),
+    ("load('pickles', select='mlp/~/lin*/w')", r"is it 'mlp~1~0~1lin\*/w'\?$", [
+        "load('pickles', select='mlp~1~0~1lin*/w')"]),
+    ("load('pickles', select='mlp/~/**')", r"is it 'mlp~1~0~1\*/\*\*'\?$", [
+        "load('pickles', select='mlp~1~0~1*/**')"]),
+    ("load('pickles', {'w': np.ones((1, 2))}, rename={'w': treepack.stack('mlp/~/line*/w')})",
+        r"is it 'mlp~1~0~1line\*/w'\?$", [
+            "load('pickles', select=['mlp~1~0~1line*/w'])"]),
+    ("save('x', leaves())", r"keep it open .*until save returns.*numpy\.asarray\(leaf\)", [
+        "save_in_block()", "save('x', leaves(is_copied=True))"]),
+    ("save('x', dict(leaves()))", r"keep it open while.*numpy\.asarray\(leaf\)", [
+        "save('x', dict(leaves(is_copied=True)))"]),
+    ("save('x', FLAT.items())", r"dict_items: save dict\(\.\.\.\) of it, or iter\(\.\.\.\) of it", [
+        "save('x', dict(FLAT.items()))", "save('x', iter(FLAT.items()))"]),
+    ("dumps({'a': FLAT.keys()})", r"at a: .*dict_keys: save list\(\.\.\.\) of it", [
+        "dumps({'a': list(FLAT.keys())})"]),
+    ("dumps({'a': iter([1])})", r"at a: .*save list\(\.\.\.\) of it, or .*save\(path, iterator\)", [
+        "dumps({'a': list(iter([1]))})", "save('x', iter([('a', 1)]))"]),
+    *[
+        (f"{verb}, static='{static}')", rf"at a: .*save {text}\(\.\.\.\)", [cure])
+        for static in ("skip-code", "skip", "error")
+        for value, text, made in [
+            ("Tensor()", r"numpy\.asarray", "np.asarray(Tensor())"),
+            ("Capsule()", r"numpy\.from_dlpack", "np.from_dlpack(Capsule())"),
+            ("array.array('f', [1])", r"numpy\.asarray", "np.asarray(array.array('f', [1]))"),
+            ("(ctypes.c_int * 2)()", r"numpy\.asarray", "np.asarray((ctypes.c_int * 2)())"),
+        ]
+        for verb, cure in [
+            (f"dumps({{'a': {value}}}", f"dumps({{'a': {made}}})"),
+            (f"save('t.safetensors', {{'a': {value}}}", f"save('t.safetensors', {{'a': {made}}})"),
+        ]
+    ],
 ]  # fmt: skip

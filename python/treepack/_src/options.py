@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections.abc
 import contextlib
 import dataclasses
-import difflib
 import functools
 import importlib
 import inspect
@@ -29,6 +28,7 @@ from typing import (
 import numpy as np
 
 from treepack._src.dtypes import is_float, resolve
+from treepack._src.elsewhere import advise, unknown_option
 
 if TYPE_CHECKING:
     import typing_extensions
@@ -142,7 +142,9 @@ _NUMBERS: dict[str, tuple[str, Callable[[Any], Any], float]] = {
     "align": ("a power of two from 1 to 64", operator.index, -math.inf),
     **dict.fromkeys(("step", "newer_than"), ("an integer", operator.index, -math.inf)),
     **dict.fromkeys(("anchor_every", "last"), ("an integer of at least 1", operator.index, 1)),
-    **dict.fromkeys(("every", "seconds"), ("more than 0", float, math.nextafter(0, 1))),
+    **dict.fromkeys(
+        ("every", "seconds"), ("a number above 0, such as 10", float, math.nextafter(0, 1))
+    ),
 }
 
 _OPTIONAL = {"max_size", "level", "threads", "step", "newer_than", "unexpected", "every", "seconds"}
@@ -265,7 +267,11 @@ def takes(types: Any = None, **defaults: Any) -> Callable[[V], V]:
     def shown(verb: V) -> V:
         def known(*args: Any, **options: Any) -> Any:
             check_known(checked, options)
-            return verb(*args, **options)
+            try:
+                return verb(*args, **options)
+            except TypeError as error:
+                advise(verb, error, options)
+                raise
 
         checked: Any = functools.wraps(verb)(known) if types else verb
         signature = inspect.signature(verb)
@@ -282,15 +288,11 @@ def check_known(verb: Callable[..., Any], options: Mapping[str, Any]) -> None:
     if not options:
         return
     known: Any = verb
-    names = known.__signature__.parameters.keys()
-    if unknown := options.keys() - names:
+    if unknown := options.keys() - known.__signature__.parameters.keys():
         name = min(unknown)
         if verb.__name__ == "loads" and unknown <= LoadOptions.__annotations__.keys():
             raise TypeError(f"loads() has no {name}=: treepack.load(data, ...) takes it")
-        near = difflib.get_close_matches(name, names, n=1)
-        there = ", ".join(each for each in names if each != "self")
-        hint = f": is it {near[0]!r}?" if near else f"; it has {there}"
-        raise TypeError(f"{verb.__name__}() got an unexpected keyword argument {name!r}{hint}")
+        raise unknown_option(verb, name)
 
 
 @dataclasses.dataclass(kw_only=True, slots=True)

@@ -344,4 +344,10 @@ def apply_delta(
       >>> treepack.serialization.msgpack_restore(buffer)["w"][-1]
       np.float64(9.0)
     """
-    return core.apply_delta(patch, buffer, offset=offset, threads=threads)
+    try:
+        return core.apply_delta(patch, buffer, offset=offset, threads=threads)
+    except BufferError as error:
+        error.add_note(
+            "treepack: pass bytearray(data); treepack.loads(patch, base=data) leaves data as it is"
+        )
+        raise

@@ -13,6 +13,7 @@ from treepack._src import dtypes as _dtypes
 from treepack._src.api.bytes import dumps
 from treepack._src.checkpoint.file import Tree, count_text, kind_text, open, place_of
 from treepack._src.checkpoint.reader import LazyArray
+from treepack._src.elsewhere import advised
 from treepack._src.paths import Room, join
 from treepack._src.printable import MOST_ROWS, printable
 from treepack._src.pytree.prng import is_key, key_text, unwrap
@@ -58,6 +59,7 @@ class Differences(list[Difference]):
         return "\n".join([head, *rows, *more])
 
 
+@advised
 def diff(one: Any, other: Any, *, rtol: float = 0.0, atol: float = 0.0) -> Differences:
     """Compares names, shapes, dtypes, values and static data of two checkpoints or trees.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from treepack._src.checkpoint.file import File, open, place_of
+from treepack._src.elsewhere import advised
 from treepack._src.options import Containers, Opening, StorageOptions, Unknown, check
 from treepack._src.registry.static import metadata_in
 from treepack._src.storage.content import Openable, content_of, inflated_head, record_of_patch
@@ -20,6 +21,7 @@ from treepack.errors import (
 )
 
 
+@advised
 def abstract(
     path_or_data: Openable,
     *,
@@ -61,6 +63,7 @@ def abstract(
         return file.abstract(unknown=unknown, containers=containers, static=static)
 
 
+@advised
 def read_metadata(
     path_or_data: Openable,
     *,
@@ -99,6 +102,7 @@ def read_metadata(
         return metadata_in(record, unknown_as_dict=unknown == "dict")
 
 
+@advised
 def is_checkpoint(path_or_data: Openable, *, storage_options: StorageOptions = None) -> bool:
     """Returns whether a path, URL or data are a checkpoint that treepack reads.
 

@@ -6,7 +6,7 @@ import html
 import itertools
 import math
 from collections.abc import Iterator, KeysView, Mapping
-from typing import TYPE_CHECKING, Any, Never, Unpack
+from typing import Any, Never, Unpack
 
 import treepack._core as core
 from treepack._src import dtypes as _dtypes
@@ -15,6 +15,7 @@ from treepack._src.checkpoint.load import load_part
 from treepack._src.checkpoint.opening import open_reader
 from treepack._src.checkpoint.placement import sharing
 from treepack._src.checkpoint.reader import SALVAGE_ADVICE, Place, Reader, dtype_and_shape
+from treepack._src.elsewhere import Hinting
 from treepack._src.options import (
     Containers,
     PartOptions,
@@ -39,7 +40,7 @@ _INTACT = '; leaves() lists the intact leaves, load(target, missing="target") lo
 _MOST_NAMES = 1000
 
 
-class Tree(Mapping[str, Any]):
+class Tree(Hinting, Mapping[str, Any]):
     """A container in an open file: a mapping of its keys to its children.
 
     Arrays are `LazyArray`s, containers are `Tree`s, and other leaves are read when they are looked
@@ -87,15 +88,9 @@ class Tree(Mapping[str, Any]):
                 raise
         return Tree(Place(reader, value, parts))
 
-    if not TYPE_CHECKING:  # type checkers would accept any attribute
-
-        def __getattr__(self, name: str) -> Any:
-            is_key = name[0] != "_" and not self._place.reader.is_closed and name in self
-            hint = f": is it [{name!r}]?" if is_key else ""
-            kind = type(self).__name__
-            raise AttributeError(
-                f"{kind!r} object has no attribute {name!r}{hint}", name=name, obj=self
-            )
+    def _hint_for(self, name: str) -> str:
+        is_key = name[0] != "_" and not self._place.reader.is_closed and name in self
+        return f"is it [{name!r}]?" if is_key else ""
 
     def _literally(self, path: Any) -> tuple[tuple[int, list[str]] | None, dict[str, list[str]]]:
         """Looks up a path without escapes.

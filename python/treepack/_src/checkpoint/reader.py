@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -16,6 +16,7 @@ import treepack._core as core
 from treepack._src import dtypes as _dtypes
 from treepack._src import paths as _paths
 from treepack._src.checkpoint.arraylike import ArrayLike
+from treepack._src.elsewhere import Hinting
 from treepack._src.options import Reading, Status, Tell
 from treepack._src.printable import Completing
 from treepack._src.restore.compare import Signature, described
@@ -120,7 +121,10 @@ class Reader:
         """
         catalog = self._catalog  # read once: another thread may close the file
         if catalog is None:
-            raise ValueError(f"the file {self.name} is closed: open it again")
+            raise ValueError(
+                f"the file {self.name} is closed: open it again, and keep it open while its arrays "
+                "are used (until save returns); or copy them before, as by numpy.asarray(leaf)"
+            )
         return catalog
 
     @property
@@ -429,7 +433,7 @@ class Place(NamedTuple):
 Bounds = list[tuple[int, int, int]]
 
 
-class LazyArray(ArrayLike, Deferred, metaclass=Completing):  # type: ignore[metaclass]
+class LazyArray(Hinting, ArrayLike, Deferred, metaclass=Completing):  # type: ignore[metaclass]
     """An array in an open file, which is read when it is used.
 
     Operators, functions of NumPy, `np.asarray` and `jnp.asarray` read the whole array. Indexing
@@ -592,17 +596,11 @@ class LazyArray(ArrayLike, Deferred, metaclass=Completing):  # type: ignore[meta
         with naming(self.reader.given):
             return self.reader.catalog.pieces_to_copy(self.value, self.reader.filename)
 
-    if (
-        not TYPE_CHECKING
-    ):  # hides `__getattr__` from type checkers, which would accept any attribute
-
-        def __getattr__(self, name: str) -> Any:
-            is_of_arrays = hasattr(np.ndarray, name) and not name.startswith("_")
-            hint = f": read it first, as by array[...].{name}" if is_of_arrays else ""
-            hint = ": read it by array[...], or a part by array[:10]" if name == "load" else hint
-            raise AttributeError(
-                f"'LazyArray' object has no attribute {name!r}{hint}", name=name, obj=self
-            )
+    def _hint_for(self, name: str) -> str:
+        if name == "load":
+            return "read it by array[...], or a part by array[:10]"
+        is_of_arrays = hasattr(np.ndarray, name) and not name.startswith("_")
+        return f"read it first, as by array[...].{name}" if is_of_arrays else ""
 
     def __dir__(self) -> list[str]:
         return sorted(self._shown)

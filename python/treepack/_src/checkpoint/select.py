@@ -174,6 +174,8 @@ def similar(typo: str, paths: Iterable[str]) -> str:
     The path may be of a container, if it has as many parts.
     """
     texts = {"/".join(_paths.parts(path)): path for path in itertools.islice(paths, _MOST_PATHS)}
+    if "*" in typo and (escaped := with_escapes(typo, texts.values())):
+        return f"; is it {escaped!r}?"
     meant = _paths.meant(typo, texts.values())
     count = typo.count("/") + 1
     starts = ([*_paths.parts(text)][:count] for text in texts.values())
@@ -184,6 +186,24 @@ def similar(typo: str, paths: Iterable[str]) -> str:
     shown = [printable(text[:_MOST_TEXT]) for text in itertools.islice(texts.values(), _MOST_SHOWN)]
     shown += ["…"] * (len(texts) > _MOST_SHOWN)
     return f"; it has {', '.join(shown) or 'no leaves'}"
+
+
+def with_escapes(pattern: str, paths: Iterable[str]) -> str | None:
+    """Returns a pattern without escapes with those of the first path that it then matches.
+
+    So `mlp/~/linear_*/w` becomes `mlp~1~0~1linear_*/w`. `None` if it matches none.
+    """
+    for path in paths:
+        if "~" not in path or len(path) > _MOST_TEXT:
+            continue
+        pieces = [at for part in _paths.parts(path) for at, _ in enumerate(part.split("/"))]
+        found = ""
+        for at, text in zip(pieces, pattern.split("/"), strict=False):
+            rest = "*/**" if at and text == "**" else text.replace("~", "~0")
+            found += f"{'~1' if at else '/'}{rest}"
+        if not Selector(found[1:]).unmatched([path]):
+            return found[1:]
+    return None
 
 
 def _starred(pattern: str, paths: Iterable[str], new: Any = None) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -11,7 +12,14 @@ import numpy as np
 from treepack._src import paths as _paths
 from treepack._src.checkpoint.boxed import BoxedArray, aligned
 from treepack._src.checkpoint.reader import LazyArray, Place
-from treepack._src.checkpoint.select import filled, leaf_at, matches, similar, wildcards_of
+from treepack._src.checkpoint.select import (
+    filled,
+    leaf_at,
+    matches,
+    similar,
+    wildcards_of,
+    with_escapes,
+)
 from treepack._src.printable import printable
 from treepack.errors import TreepackError
 
@@ -187,6 +195,10 @@ def resolve(
             found.setdefault(tuple(captured), []).append((float(layer), leaf))
     if not found:
         near = similar(source.pattern.replace("*", "0"), paths)
+        if source.axis is not None:  # the number of a layer
+            near = re.sub(r"(?<=['/])\d+(?=['/])", "*", near)
+        if escaped := with_escapes(source.pattern, paths):
+            near = f"; is it {escaped!r}?"
         if source.axis is None and matches(path, paths):
             near = (
                 "; keys are paths of the tree: "

@@ -11,6 +11,7 @@ import treepack._core as core
 from treepack._src import paths as _paths
 from treepack._src.checkpoint.opening import open_reader
 from treepack._src.checkpoint.sharded import unless_replaced
+from treepack._src.elsewhere import advised
 from treepack._src.options import Progress, Status, StorageOptions, progress_bar
 from treepack._src.paths import Room
 from treepack._src.printable import shortened
@@ -137,6 +138,7 @@ def _with_status(leaves: Mapping[str, Status], status: Status) -> list[str]:
     return [path for path, known in leaves.items() if known == status]
 
 
+@advised
 def verify(
     source: Openable | os.PathLike[str],
     *,

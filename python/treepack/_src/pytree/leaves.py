@@ -6,7 +6,7 @@ The native walk handles builtin Python types and NumPy arrays. For any other typ
 
 from __future__ import annotations
 
-import collections
+import collections.abc
 import datetime
 import decimal
 import enum
@@ -67,7 +67,7 @@ def classify(value: Any, left_out: LeftOut | None = None) -> Class:
     if is_marker(value):  # or another object of its type, which raises later
         return Class.CODE
     may_skip = left_out is not None and left_out.static == "skip"
-    if may_skip and not _jax.is_tracer(value) and not isinstance(value, _BUILTIN):
+    if may_skip and not (_jax.is_tracer(value) or holds_data(value)):
         return Class.CODE
     return Class.UNSUPPORTED
 
@@ -110,6 +110,28 @@ def _has_property(value: Any) -> bool:
     return isinstance(getattr(type(value), "value", None), property)
 
 
+def has_array_protocol(value: Any) -> bool:
+    """Returns whether a value is an array of a library that NumPy or JAX converts."""
+    return any(hasattr(type(value), name) for name in ("__array__", "__dlpack__"))
+
+
+def holds_data(value: Any) -> bool:
+    """Returns whether a value is plain, or NumPy reads its data, as those of `array.array`."""
+    return isinstance(value, _BUILTIN) or has_array_protocol(value) or _is_buffer(value)
+
+
+def _is_buffer(value: Any) -> bool:
+    try:
+        memoryview(value).release()
+    except (TypeError, BufferError, ValueError):  # a closed `mmap`
+        return False
+    return True
+
+
+def _has_array(value: Any) -> bool:
+    return hasattr(type(value), "__array__")
+
+
 def _is_named_function(value: Any) -> bool:
     return callable(value) and hasattr(value, "__name__")
 
@@ -131,6 +153,15 @@ _REMEDIES: list[tuple[Any, str]] = [
     (_AS_TEXT, "save str(...) of it, or pass it as metadata="),
     ((set, frozenset), "a set has no order: save sorted(...) of it, or pass it as metadata="),
     ((range, collections.deque), "save list(...) of it, or pass it as metadata="),
+    (
+        collections.abc.ItemsView,
+        "save dict(...) of it, or iter(...) of it, whose pairs are paths and leaves",
+    ),
+    (
+        (collections.abc.MappingView, collections.abc.Iterator),
+        'save list(...) of it, or leave it out with treepack.save(static="skip"); an iterator of '
+        "pairs of a path and a leaf is saved by treepack.save(path, iterator)",
+    ),
     (instance_of("numpy.random", "Generator"), "save its .bit_generator.state, a dict"),
     (instance_of("numpy.random", "BitGenerator"), "save its .state, a dict"),
     (instance_of("numpy.random", "RandomState"), "save its .get_state()"),
@@ -147,6 +178,12 @@ _REMEDIES: list[tuple[Any, str]] = [
     (describes_array, "it describes an array and has no values: save the array"),
     (_has_property, "its data are in .value, where JAX does not see them: save the .value"),
     (_jax.is_treedef, "a PyTreeDef is structure; save the tree itself"),
+    (
+        _has_array,
+        "save numpy.asarray(...) of it, or jax.numpy.from_dlpack(...) if an accelerator has it",
+    ),
+    (has_array_protocol, "save numpy.from_dlpack(...) or jax.numpy.from_dlpack(...) of it"),
+    (_is_buffer, "save numpy.asarray(...) of it"),
     (
         _is_named_function,
         "functions are code; keep it in a static field, or a jax.tree_util.Partial, and call "

@@ -25,7 +25,7 @@ from treepack._src.interop.jax import is_array
 from treepack._src.interop.libraries import LIBRARIES, PLAIN_BYTES, is_marker, library_of_type
 from treepack._src.pytree.containers import fields_of, is_namedtuple
 from treepack._src.pytree.kinds import kind_of
-from treepack._src.pytree.leaves import classify
+from treepack._src.pytree.leaves import classify, has_array_protocol
 from treepack._src.pytree.prng import is_key
 from treepack._src.pytree.state_dict import leaves_of
 from treepack._src.registry.definitions import attributes, slots_of
@@ -200,5 +200,4 @@ def _is_array(value: Any) -> bool:
     if is_key(value):
         return True
     known = isinstance(value, np.ndarray) or is_array(value)
-    foreign = any(hasattr(type(value), name) for name in ("__array__", "__dlpack__"))
-    return (known or foreign) and getattr(value, "ndim", 1) != 0
+    return (known or has_array_protocol(value)) and getattr(value, "ndim", 1) != 0

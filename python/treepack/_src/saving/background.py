@@ -16,7 +16,7 @@ import sys
 import threading
 import traceback
 import weakref
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Generator, Hashable
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
@@ -169,8 +169,9 @@ class Saving(LoggedFuture[None]):
     """A save in the background, the result of `save(background=True)`.
 
     It is a `concurrent.futures.Future`: `done()` returns whether the save has ended; `result()`
-    waits for the end and raises the error of the save; `exception()` returns it. The program exits
-    only after the save. An error that is never retrieved is logged.
+    waits for the end and raises the error of the save; `exception()` returns it. In a coroutine of
+    asyncio, `await saving` does as `result()`, and other coroutines go on. The program exits only
+    after the save. An error that is never retrieved is logged.
 
     Attributes:
       path: The path of the save.
@@ -205,6 +206,12 @@ class Saving(LoggedFuture[None]):
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Waits until the save has ended, and returns its error or `None`."""
         return super().exception(timeout)
+
+    def __await__(self) -> Generator[Any, None, None]:
+        """Waits for the save in a coroutine, as `result`; the loop of asyncio goes on."""
+        import asyncio  # takes longer to import than treepack
+
+        return asyncio.wrap_future(self).__await__()
 
     def __dir__(self) -> list[str]:
         return sorted(self._shown)

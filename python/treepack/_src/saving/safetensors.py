@@ -30,7 +30,7 @@ from treepack._src import paths as _paths
 from treepack._src.checkpoint.shards import MANIFEST
 from treepack._src.options import Export, Progress, Saved, Static, Tell, Writing, progress_bar
 from treepack._src.printable import printable
-from treepack._src.pytree.leaves import classify, explain
+from treepack._src.pytree.leaves import classify, explain, holds_data
 from treepack._src.pytree.state_dict import leaves_of
 from treepack._src.registry.code import is_code
 from treepack._src.restore.compare import signature
@@ -69,17 +69,20 @@ def leaves_to_save(tree: Any, static: Static) -> Iterator[tuple[tuple[str, ...],
             raise TreepackError(
                 "safetensors have only arrays with names: save a dict, such as {'weight': array}"
             )
-        if classify(leaf) in _ARRAYS:
+        kind = classify(leaf)
+        is_plain = leaf is None or isinstance(leaf, _PLAIN)
+        is_other = kind in (Class.UNSUPPORTED, Class.MASKED) and not is_plain
+        is_needed = static == "error" or (is_other and holds_data(leaf))
+        if kind in _ARRAYS:
             yield parts, np.asarray(leaf) if isinstance(leaf, np.generic) else leaf
-        elif static == "error" or not (static == "skip" or is_code(leaf)):
+        elif is_needed or not (static == "skip" or is_code(leaf)):
             remedy = 'leave it out with select= or static="skip"'
             if isinstance(leaf, (bool, int, float, complex)):
                 remedy = f"save numpy.asarray({leaf!r:.40}), or {remedy}"
-            elif classify(leaf) is Class.PRNG_KEY:
+            elif kind is Class.PRNG_KEY:
                 remedy = f"save jax.random.key_data of it, or {remedy}"
             reason = f"safetensors have only arrays, found {type(leaf).__name__}: {remedy}"
-            is_plain = leaf is None or isinstance(leaf, _PLAIN)
-            if not is_plain and classify(leaf) in (Class.UNSUPPORTED, Class.MASKED):
+            if is_other:
                 reason = explain(leaf)
             raise UnserializableLeafError(reason, _paths.text(parts))
 

@@ -113,18 +113,6 @@ def directory_of(given: Any, storage_options: StorageOptions = None) -> str:
     return normal(resolved(given, storage_options), safe_normpath)
 
 
-# The names of Orbax's CheckpointManager, and what replaces them in `Series`.
-IN_ORBAX = {
-    **dict.fromkeys(
-        ("restore", "load"), "resume(target), or treepack.load(run.path(step), target)"
-    ),
-    **dict.fromkeys(("latest_step", "all_steps", "latest"), "steps(), as in run.steps()[-1]"),
-    **dict.fromkeys(("wait_until_finished", "close"), "wait()"),
-    "best_step": "best()",
-    "delete": "keep=treepack.Keep(...), which removes the others",
-}
-
-
 class Folder:
     """The checkpoints in a directory whose names begin with a prefix.
 

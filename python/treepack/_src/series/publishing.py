@@ -12,6 +12,7 @@ from typing import Any, Never, Unpack
 import treepack._core as core
 from treepack._src.checkpoint.file import open
 from treepack._src.checkpoint.load import restore_described
+from treepack._src.elsewhere import PUBLISHER, SUBSCRIBER, Hinting, advised
 from treepack._src.options import (
     ChoiceOptions,
     Reading,
@@ -28,7 +29,7 @@ from treepack._src.saving.lease import FILE as LEASE
 from treepack._src.saving.lease import Permit, leased
 from treepack._src.series.names import checked, directory_of
 from treepack._src.series.published import HEAD, NAME, Anchor, Head, Held, Version, sum_of
-from treepack._src.storage.entries import entries
+from treepack._src.storage.entries import entries, exists
 from treepack._src.storage.place import Location, absolute, joined, local, located, shown
 from treepack._src.storage.store import ConditionError
 from treepack._src.storage.stores import store_of
@@ -50,7 +51,7 @@ _OTHERS = "|".join(map(re.escape, (HEAD, LEASE)))
 _TEMPORARY = re.compile(rf"\.(?:{_OBJECT.pattern}|{_OTHERS})\.treepack-.*\.tmp")
 
 
-class Publisher:
+class Publisher(Hinting):
     """Publishes the versions of a tree, such as a policy, to any number of `Subscriber`s.
 
     Each version is written to the directory as a patch of the previous one (see `dumps`), and at
@@ -87,6 +88,9 @@ class Publisher:
       (2, np.float32(3.0))
     """
 
+    _elsewhere = PUBLISHER
+
+    @advised
     def __init__(
         self,
         path: Location,
@@ -105,6 +109,7 @@ class Publisher:
         # The head and version of a push whose outcome is unknown.
         self._unknown: tuple[Head, Held] | None = None
 
+    @advised
     @takes()
     def push(self, tree: Any, *_more: Never, version: int, static: Static = "skip-code") -> None:
         """Publishes a version of the tree, atomically.
@@ -254,7 +259,7 @@ class Publisher:
         return f"<treepack.Publisher {shown(self._directory)!r}: {self._head.newest} published>"
 
 
-class Subscriber:
+class Subscriber(Hinting):
     """Receives the versions of a `Publisher`, from any process or host.
 
     It keeps the newest received version in memory, encoded. For a newer one it reads the patches
@@ -275,6 +280,9 @@ class Subscriber:
       (12, {'temperature': 0.7})
     """
 
+    _elsewhere = SUBSCRIBER
+
+    @advised
     def __init__(
         self,
         path: Location,
@@ -347,11 +355,16 @@ class Subscriber:
             left = end - time.monotonic()
             if left <= 0:
                 after = f" after version {newer_than}" if newer_than >= 0 else ""
-                raise TimeoutError(
+                error = TimeoutError(
                     errno.ETIMEDOUT,
                     f"no version{after} was published in {timeout:g} s",
                     shown(self._directory),
                 )
+                if not exists(joined(self._directory, HEAD)):
+                    error.add_note(
+                        "treepack: no Publisher has pushed to this directory: is it its path?"
+                    )
+                raise error
             time.sleep(min(pause, left))
             pause = min(2 * pause, _MOST_PAUSE_S)
 

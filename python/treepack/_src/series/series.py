@@ -8,8 +8,9 @@ import functools
 import os
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, overload
+from typing import Any, Literal, Self, TypeVar, Unpack, overload
 
+from treepack._src.elsewhere import SERIES, Hinting, advised, called
 from treepack._src.interop import jax as _jax
 from treepack._src.options import (
     TIMEOUT_S,
@@ -29,7 +30,7 @@ from treepack._src.series.contents import Contents, opened
 from treepack._src.series.fast import Fast
 from treepack._src.series.intervals import Intervals
 from treepack._src.series.keep import Keep, best_steps, check_mode, quoted
-from treepack._src.series.names import IN_ORBAX, PIN, Folder, checked, directory_of
+from treepack._src.series.names import PIN, Folder, checked, directory_of
 from treepack._src.series.preemption import Preemption
 from treepack._src.series.resuming import Resuming
 from treepack._src.series.writing import Checkpoints, Commit
@@ -43,7 +44,7 @@ T = TypeVar("T")
 _MOST_NAMES = 5
 
 
-class Series:
+class Series(Hinting):
     """The checkpoints of a training run: saved atomically, kept by rules, resumed.
 
     The checkpoint of step 1000 is `step_1000` in the directory: a file as `treepack.save` writes
@@ -85,6 +86,9 @@ class Series:
       (3, {'w': Array([3., 3.], dtype=float32)})
     """
 
+    _elsewhere = SERIES
+
+    @advised
     def __init__(
         self,
         path: Location,
@@ -288,6 +292,7 @@ class Series:
         self.local = None if found is None else found.local
         return None if found is None else (found.step, found.state)
 
+    @called
     def steps(self) -> list[int]:
         """Returns the steps of all checkpoints, in order. Reads only names, no file."""
         return (self._checkpoints if self._fast is None else self._fast).steps()
@@ -428,8 +433,20 @@ class Series:
             self.wait()
             raise preemption.exit()
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        """Waits as `wait`. If the block raised an error, failed saves are warnings."""
+        if error is None:
+            self.wait()
+        else:
+            self._wait()
+
     def wait(self) -> None:
         """Waits until all saves in the background have ended, and with `fast=` are copied.
+
+        The end of a `with` block waits as well: `with treepack.Series(path) as run:`.
 
         Raises:
           Exception: The error of the last save, or of the copy.
@@ -439,14 +456,6 @@ class Series:
             self._fast.finish()
         if (last := self._last) is not None:
             last.result()
-
-    if not TYPE_CHECKING:  # type checkers would accept any attribute
-
-        def __getattr__(self, name: str) -> Any:
-            use = f": use {IN_ORBAX[name]}" if name in IN_ORBAX else ""
-            raise AttributeError(
-                f"'Series' object has no attribute {name!r}{use}", name=name, obj=self
-            )
 
     def __repr__(self) -> str:
         folder = self._checkpoints.folder

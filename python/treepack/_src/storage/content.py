@@ -333,6 +333,13 @@ def check_data(source: Any) -> None:
         hint = ": open it first, in binary mode" if hasattr(source, "open") else ""
         if hasattr(source, "abstract"):  # a `File` or `Tree`
             hint = ": pass its path, or call its methods, such as load and abstract"
+        if isinstance(source, (list, set, tuple)):
+            hint = ": pass one of them at a time"
+        elif isinstance(source, dict):
+            hint = (
+                ": pass the result of dumps(tree); for the shapes of a tree, call "
+                "jax.eval_shape(lambda: tree)"
+            )
         raise TypeError(
             "expected a path, a URL, a bytes-like object or a file object, got "
             f"{type(source).__name__}{hint}"

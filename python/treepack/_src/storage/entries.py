@@ -12,9 +12,19 @@ _Path = str | os.PathLike[str]
 
 
 def entries(directory: _Path, *, hidden: bool = False) -> list[Entry]:
-    """Returns the entries of a directory; none if it is missing."""
+    """Returns the entries of a directory; none if it is missing.
+
+    Raises:
+      NotADirectoryError: If it is a file.
+    """
     store, path = store_of(directory)
-    return [entry for entry in store.entries(path) if hidden or not is_hidden(entry.name)]
+    try:
+        found = store.entries(path)
+    except NotADirectoryError as error:
+        if not hasattr(error, "__notes__"):
+            error.add_note("treepack: pass a directory; treepack.load reads a file")
+        raise
+    return [entry for entry in found if hidden or not is_hidden(entry.name)]
 
 
 def listed(directory: _Path) -> list[Entry] | None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import fnmatch
+import glob
 import itertools
 import os
 import re
@@ -37,12 +39,9 @@ def name_file(error: BaseException, source: Any) -> None:
     elif isinstance(error, OSError):
         if error.filename is None and error.errno is not None:
             error.filename = name
-        if isinstance(error, FileNotFoundError) and not hasattr(error, "__notes__"):
-            for near in _similar(source) if error.filename in (name, source) else ():
-                error.add_note(f"treepack: is it {near!r}?")
-            if _is_repository(source):
-                folder = f"huggingface_hub.snapshot_download({source!r})"
-                error.add_note(f"treepack: for a repository of Hugging Face, load {folder}")
+        is_missing = isinstance(error, FileNotFoundError) and error.filename in (name, source)
+        if is_missing and not hasattr(error, "__notes__") and (hint := _hint(source)):
+            error.add_note(f"treepack: {hint}")
     elif isinstance(error, MemoryError):
         if not error.args:  # the core has no memory for a text
             error.args = (f"not enough memory for {name!r}{_size_of(source)}",)
@@ -66,19 +65,50 @@ def _is_repository(source: Any) -> bool:
     return found is not None and not os.path.lexists(found[1])
 
 
-def _similar(source: Any) -> list[str]:
-    """Returns the path of the local file with the most similar name in the same directory."""
+def _hint(source: Any) -> str:
+    """Returns a hint at what a path that does not exist may mean, or an empty text."""
     folder, name = os.path.split(os.fsdecode(source))
+    if _is_repository(source):
+        return (
+            f"for a repository of Hugging Face, load huggingface_hub.snapshot_download({source!r})"
+        )
     try:
         with os.scandir(folder or os.curdir) as found:
             names = [entry.name for entry in itertools.islice(found, _MOST_NAMES)]
-        names = [near for near in names if near != name]  # it is there, but may not be seen
-        names = [other for other in names if is_hidden(name) or not is_hidden(other)]
-    except (OSError, ValueError):  # a URL
-        return []
-    near = difflib.get_close_matches(name, names, n=1)
-    return [os.path.join(folder, name) for name in near]  # noqa: PTH118
+    except (OSError, ValueError):  # a URL, or no such folder
+        return ""
+    names = [near for near in names if near != name]  # it is there, but may not be seen
+    names = [other for other in names if is_hidden(name) or not is_hidden(other)]
+    if glob.has_magic(name):
+        matches = sorted(fnmatch.filter(names, name))
+        return f"a path has no wildcards: pass one of {_listed(folder, matches)}" if matches else ""
+    # Equal suffixes do not make names similar. A series calls the checkpoint of step 1 `step_1`.
+    stems = {_stem(other): other for other in sorted(names)}
+    steps = [other for other in names if name.isdigit() and re.fullmatch(rf"\D+{name}", other)]
+    near = [stems[stem] for stem in difflib.get_close_matches(_stem(name), stems, n=1)]
+    if near := [*steps, *near]:
+        return f"is it {os.path.join(folder, near[0])!r}?"  # noqa: PTH118
+    alike = sorted(other for other in names if _stem(other) != other)
+    return f"there are {_listed(folder, alike)}" if alike else ""
 
+
+def _stem(name: str) -> str:
+    """Returns the name of a file without a suffix that says that treepack reads it."""
+    name = name.removesuffix(".gz")
+    return next((name.removesuffix(end) for end in _SUFFIXES if name.endswith(end)), name)
+
+
+_SUFFIXES = (".treepack", ".msgpack", ".safetensors", ".npz")
+
+
+def _listed(folder: str, names: list[str]) -> str:
+    """Returns the paths of the first names, for a message."""
+    paths = [repr(os.path.join(folder, name)) for name in names[:_MOST_LISTED]]  # noqa: PTH118
+    return ", ".join(paths) + (", …" if len(names) > _MOST_LISTED else "")
+
+
+# The maximum number of names in a message.
+_MOST_LISTED = 5
 
 # Limits the search, which is slow.
 _MOST_NAMES = 1000

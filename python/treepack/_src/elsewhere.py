@@ -1,0 +1,219 @@
+"""Names that users of other libraries try, and what replaces them here.
+
+Errors for unknown names and options, and of calls that do not fit, end with these hints. Nothing
+here runs unless a call has failed.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar, cast
+
+V = TypeVar("V", bound=Callable[..., Any])
+
+
+def by_name(rows: Mapping[str, str]) -> dict[str, str]:
+    """Returns hints by name, from hints by several names with spaces between them."""
+    return {name: hint for names, hint in rows.items() for name in names.split()}
+
+
+class _Option(NamedTuple):
+    """What replaces options of other libraries.
+
+    Attributes:
+      names: The options.
+      needed: The option that a function must have for the hint to be true.
+      hint: The hint.
+    """
+
+    names: str
+    needed: str
+    hint: str
+
+
+# The first that fits counts.
+_OPTIONS = [
+    _Option("template item like abstract_state abstract_pytree", "target", "pass it as target="),
+    _Option("target item like abstract_state abstract_pytree", "template", "pass it as template="),
+    _Option(
+        "overwrite force replace exist_ok mode", "durable", "leave it out: saving always replaces"
+    ),
+    _Option(
+        "async_ asynchronous is_async use_async blocking",
+        "background",
+        "pass background=True to write in a thread",
+    ),
+    _Option(
+        "exclude ignore skip_keys",
+        "select",
+        'pass the paths to keep, as in select=lambda path: not path.startswith("opt_state")',
+    ),
+    _Option("exclude select ignore", "state", "pass a part of the state"),
+    _Option("filter_spec filter include", "select", "pass select="),
+    _Option("compression gzip zip", "compress", "pass compress=True"),
+    _Option("map_location", "device", "pass device="),
+    _Option("framework framework_name", "arrays", 'pass arrays="numpy" or "jax"'),
+    _Option("weights_only allow_pickle", "mmap", "leave it out: nothing is unpickled"),
+    _Option("save_every save_interval save_interval_steps every_n_steps", "every", "pass every="),
+    _Option("max_to_keep keep_last keep_n", "keep", "pass keep=treepack.Keep(last=3)"),
+    _Option("max_to_keep keep_last keep_n", "last", "pass last="),
+    _Option("keep_period", "keep", "pass keep=treepack.Keep(every=1000)"),
+    _Option("best_fn best_mode best", "keep", 'pass keep=treepack.Keep(best=("loss", 1, "min"))'),
+]
+
+
+def unknown_option(verb: Callable[..., Any], name: str) -> TypeError:
+    """Returns the error for an option that a verb lacks."""
+    names = [each for each in inspect.signature(verb).parameters if each != "self"]
+    near = difflib.get_close_matches(name, names, n=1)
+    found = (row.hint for row in _OPTIONS if name in row.names.split() and row.needed in names)
+    hint = next(found, f"is it {near[0]!r}?" if near else "")
+    end = f": {hint}" if hint else f"; it has {', '.join(names)}"
+    return TypeError(f"{_name_of(verb)}() got an unexpected keyword argument {name!r}{end}")
+
+
+def advised(verb: V) -> V:
+    """Decorates a function so that errors of calls that do not fit say how to call it."""
+
+    @functools.wraps(verb)
+    def call(*args: Any, **options: Any) -> Any:
+        try:
+            return verb(*args, **options)
+        except TypeError as error:
+            advise(verb, error, options)
+            raise
+
+    return cast(V, call)
+
+
+def advise(verb: Callable[..., Any], error: TypeError, options: Iterable[str]) -> None:
+    """Raises an error that says how to call a function, if the call did not fit its signature.
+
+    Args:
+      verb: The function.
+      error: The error of the call, as the calling function has caught it.
+      options: The names of the options of the call.
+
+    Raises:
+      TypeError: If Python raised the error, not the function.
+    """
+    trace = error.__traceback__
+    if trace is None or trace.tb_next is not None:
+        return
+    parameters = inspect.signature(verb).parameters
+    if "unexpected keyword" in str(error):
+        raise unknown_option(verb, min({*options} - {*parameters})) from None
+    needed = [
+        f"{each.name}=..." if each.kind is each.KEYWORD_ONLY else each.name
+        for each in parameters.values()
+        if each.default is each.empty
+        and each.name[0] != "_"
+        and each.name != "self"
+        and each.kind is not each.VAR_KEYWORD
+    ]
+    named = [each.name for each in parameters.values() if each.kind is each.KEYWORD_ONLY]
+    rest = f", and name the rest, as in {named[0]}=" if "were given" in str(error) and named else ""
+    raise TypeError(f"{error}: call it as {_name_of(verb)}({', '.join(needed)}){rest}") from None
+
+
+def _name_of(verb: Callable[..., Any]) -> str:
+    """Returns the name of a function, or of the class whose `__init__` it is."""
+    kind, _, name = verb.__qualname__.rpartition(".")
+    return kind if name == "__init__" else verb.__name__
+
+
+class Hinting:
+    """Objects whose errors for unknown attributes say what to use instead."""
+
+    # What replaces names of other libraries.
+    _elsewhere: ClassVar[Mapping[str, str]] = {}
+
+    if not TYPE_CHECKING:  # type checkers would accept any attribute
+
+        def __getattr__(self, name: str) -> Any:
+            kind, hint = type(self).__name__, self._hint_for(name)
+            raise AttributeError(
+                f"{kind!r} object has no attribute {name!r}{hint and ': '}{hint}",
+                name=name,
+                obj=self,
+            )
+
+    def _hint_for(self, name: str) -> str:
+        """Returns a hint for a name that objects lack, or an empty text."""
+        return self._elsewhere.get(name, "")
+
+
+class _Bound(functools.partial[Any]):
+    """A bound method without arguments, which is often taken for an attribute."""
+
+    def _misuse(self, *_: Any) -> Any:
+        name = self.func.__name__
+        raise TypeError(f"{name} is a method: call it, as in {name}()[-1]")
+
+    __getitem__ = __iter__ = __len__ = _misuse
+
+
+class _Called:
+    """A method whose uses without a call are errors that say to call it."""
+
+    def __init__(self, method: Callable[[Any], Any]):
+        functools.update_wrapper(self, method)
+        self._method = method
+
+    def __get__(self, owner: Any, _: type | None = None) -> Any:
+        return self if owner is None else _Bound(self._method, owner)
+
+    def __call__(self, owner: Any) -> Any:
+        return self._method(owner)
+
+
+def called(method: V) -> V:
+    """Decorates a method that returns a list, so that `run.steps[-1]` says to call it."""
+    return cast(V, _Called(method))
+
+
+SERIES = by_name(
+    {
+        "restore load": "use resume(target), or treepack.load(run.path(step), target)",
+        "latest_step all_steps latest": "use steps(), as in run.steps()[-1]",
+        "wait_until_finished close": "use wait()",
+        "best_step": "use best()",
+        "delete": "use keep=treepack.Keep(...), which removes the others",
+    }
+)
+"""The names of Orbax's CheckpointManager, and what replaces them in `Series`."""
+
+PUBLISHER = by_name(
+    {
+        "publish send put update save write set": "use push(tree, version=...)",
+        "close wait": "leave it out: a version is published once push returns",
+    }
+)
+"""Names that other queues have, and what replaces them in `Publisher`."""
+
+SUBSCRIBER = by_name(
+    {
+        "get receive recv read poll pull load fetch": "use latest(template), or wait(template)",
+        "subscribe next listen": "use wait(template), which waits for a newer version",
+        "close": "leave it out: it holds no connection",
+    }
+)
+"""Names that other queues have, and what replaces them in `Subscriber`."""
+
+MODULE = by_name(
+    {
+        "restore load_file read from_file load_checkpoint load_params load_pytree load_state_dict "
+        "tree_deserialise_leaves": "use treepack.load",
+        "save_file dump write to_file savez save_params save_pytree "
+        "tree_serialise_leaves": "use treepack.save",
+        "safe_open inspect": "use treepack.open",
+        "metadata load_metadata": "use treepack.read_metadata",
+        "CheckpointManager": "use treepack.Series, or Orbax's own with treepack.orbax",
+        "Checkpointer StandardCheckpointer PyTreeCheckpointer "
+        "AsyncCheckpointer": "use treepack.save and treepack.load",
+    }
+)
+"""Names of other libraries, and what replaces them in `treepack`."""
