@@ -63,6 +63,7 @@ class DecodeError(TreepackError):
     bytes: `ExtraData`, `FormatError` or `StackError`.
 
     Attributes:
+      message: The message without the place.
       offset: Byte offset of the offending value from the start, or `None`.
       path: The path of the leaf or node, such as `params/Dense_0/kernel`.
     """
@@ -196,6 +197,7 @@ class UnserializableLeafError(TypeError):
     """A leaf has a type or dtype that cannot be saved.
 
     Attributes:
+      message: The message without the path.
       path: The path of the leaf or node, such as `params/Dense_0/kernel`.
     """
 

@@ -59,13 +59,14 @@ class TreepackHandler:
 
     Its name in Orbax is `treepack.orbax_v1.TreepackHandler` in all versions. See `registry` for its
     use.
+
+    Attributes:
+      writing: How files are written.
+      restore: The default options of loads.
     """
 
     writing: Writing = Writing()
-    """How files are written."""
-
     restore: TreepackRestore = TreepackRestore()
-    """The default options of loads."""
 
     async def save(self, directory: Any, checkpointable: Any) -> Awaitable[None]:
         """Takes a snapshot of the tree; awaiting the result writes it."""

@@ -88,6 +88,22 @@ def lines(value: Any) -> int:
     return sum(1 + len(line) // 120 for line in repr(value).splitlines())
 
 
+@pytest.mark.parametrize(
+    "begin", ["encoder.layers.attention.query.kernel.and.more." * 2, "k" * 3000]
+)
+def test_reprs_of_long_keys_have_at_most_twenty_lines(begin: str) -> None:
+    tree = {f"{begin}{number}": np.float32(number) for number in range(30)}
+    data = treepack.dumps(tree)
+    found, file = treepack.verify(data), treepack.open(data)
+    report = treepack.Report(*[[*tree]] * 6)
+    other = {key: value + 1 for key, value in tree.items()}
+    for value in (file, file.keys(), found, found.leaves, report, treepack.diff(tree, other)):
+        assert lines(value) <= 20, value
+        assert "29" not in repr(value)
+        assert ".more.0" in repr(value) or "kkk0" in repr(value)
+        assert "more" in repr(value).split(begin[:10])[-1]
+
+
 def test_reprs_have_at_most_twenty_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     treepack.save("many", MANY)
@@ -96,7 +112,7 @@ def test_reprs_have_at_most_twenty_lines(tmp_path: Path, monkeypatch: pytest.Mon
     _, report = treepack.load("many", MANY, return_report=True)
     for value in (file, file.keys(), found, found.leaves, report):
         assert lines(value) <= 20, value
-    assert "and 19982 more" in repr(report)
+    assert "and 19997 more" in repr(report)
     assert "'a0': 'ok', " in repr(found)
     few = treepack.open(treepack.dumps({"a": 1, "b": {"c": 2}}))
     assert repr(few.keys()) == "KeysView(['a', 'b'])"

@@ -35,14 +35,24 @@ class Completing(type):
         return [name for name in super().__dir__() if name[0] == "_" or name in cls._shown]
 
 
-def shortened(parts: Iterable[str], count: int) -> str:
-    """Joins the first parts of a repr, at most `MOST_ROWS`; `count` is their number."""
-    more = f", … and {count - MOST_ROWS} more" if count > MOST_ROWS else ""
-    return ", ".join(itertools.islice(parts, MOST_ROWS)) + more
+def shortened(parts: Iterable[str], count: int, most: int | None = None) -> str:
+    """Joins the first parts of a repr, at most `MOST_ROWS` or `most`; `count` is their number."""
+    most = MOST_ROWS if most is None else most
+    more = f", … and {count - most} more" if count > most else ""
+    return ", ".join(itertools.islice(parts, most)) + more
 
 
 # The maximum number of rows or elements in a repr, which has at most 20 lines.
 MOST_ROWS = 18
+
+
+# The maximum number of characters of a path in a repr, whose rows fit in 120 columns.
+_MOST_PATH = 76
+
+
+def path_end(path: str, most: int = _MOST_PATH) -> str:
+    """Returns a path for a repr: of a long one its end, by which leaves differ."""
+    return path if len(path) <= most else f"…{path[1 - most :]}"
 
 
 def printable_lines(text: str) -> str:

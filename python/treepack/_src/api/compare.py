@@ -15,7 +15,7 @@ from treepack._src.checkpoint.file import Tree, count_text, kind_text, open, pla
 from treepack._src.checkpoint.reader import LazyArray
 from treepack._src.elsewhere import advised
 from treepack._src.paths import Room, join
-from treepack._src.printable import MOST_ROWS, printable
+from treepack._src.printable import MOST_ROWS, path_end, printable
 from treepack._src.pytree.prng import is_key, key_text, unwrap
 from treepack._src.storage.content import is_source
 from treepack._src.storage.place import resolved
@@ -46,10 +46,7 @@ class Differences(list[Difference]):
     leaves: int = 0
 
     def __repr__(self) -> str:
-        rows = [
-            printable(f"  {difference.path}: {difference.kind}, {difference.text}")
-            for difference in self[:MOST_ROWS]
-        ]
+        rows = map(_row, self[:MOST_ROWS])
         more = [f"  and {len(self) - MOST_ROWS} more"] * (len(self) > MOST_ROWS)
         static = sum(difference.kind == "static" for difference in self)
         leaves = len(self) - static
@@ -57,6 +54,12 @@ class Differences(list[Difference]):
         head = f"{leaves} of {count_text(self.leaves)} {verb}"
         head += f", and {static} static value{'s' * (static != 1)}" if static else ""
         return "\n".join([head, *rows, *more])
+
+
+def _row(difference: Difference) -> str:
+    """Returns a row of a repr, in which a long path leaves room for the rest."""
+    text = printable(f"{difference.kind}, {difference.text}")
+    return f"  {path_end(printable(difference.path), max(114 - len(text), 20))}: {text}"
 
 
 @advised

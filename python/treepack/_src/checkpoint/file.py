@@ -27,7 +27,7 @@ from treepack._src.options import (
     check,
     takes,
 )
-from treepack._src.printable import MOST_ROWS, cells, padded, printable, shortened
+from treepack._src.printable import MOST_ROWS, cells, padded, path_end, printable, shortened
 from treepack._src.registry.static import metadata_in
 from treepack._src.storage.content import Openable
 from treepack._src.storage.naming import name_file, naming
@@ -321,7 +321,7 @@ class Tree(Hinting, Mapping[str, Any]):
     def _rows(self) -> list[tuple[str, str, str]]:
         catalog = self._catalog
         found = itertools.islice(catalog.leaves(self._place.value), MOST_ROWS)
-        return [(printable(path), *leaf_text(catalog, value)) for path, value in found]
+        return [(path_end(printable(path)), *leaf_text(catalog, value)) for path, value in found]
 
     def _and_more(self) -> str:
         more = self._catalog.totals(self._place.value)[0] - MOST_ROWS
@@ -335,7 +335,7 @@ class _Keys(KeysView[str]):
     """The keys of a tree; their repr lists them."""
 
     def __repr__(self) -> str:
-        return f"KeysView([{shortened(map(repr, self), len(self))}])"
+        return f"KeysView([{shortened((repr(path_end(key)) for key in self), len(self))}])"
 
 
 def place_of(tree: Tree) -> Place:
@@ -360,14 +360,6 @@ class File(Tree):
     Any number of threads may read from it. It can be pickled unless it was opened from a file
     object: unpickling opens the file again.
 
-    Attributes:
-      path: The path or URL, as it was passed; `None` for data in memory.
-      metadata: The `metadata` of the save, or `None`. Raises an UnregisteredTypeError if a type in
-        it is not registered, or returns a dict in its place; see `unknown` of `open`.
-      damage: A description of damage to the file, or `None`: with `salvage=True`, why some of it
-        cannot be read, and which leaves cannot be verified; otherwise only a damaged index of a
-        small gzip file.
-
     Examples:
       >>> import numpy as np, treepack
       >>> data = treepack.dumps({"w": np.ones((100, 8))}, metadata={"step": 3})
@@ -382,6 +374,12 @@ class File(Tree):
 
     @property
     def metadata(self) -> Any:
+        """The `metadata` of the save, or `None`.
+
+        Raises:
+          UnregisteredTypeError: If a type in it is not registered; with `unknown="dict"` of `open`,
+            it becomes a dict.
+        """
         record = self._catalog.record
         if record is None:
             return None
@@ -390,6 +388,11 @@ class File(Tree):
 
     @property
     def damage(self) -> str | None:
+        """A description of damage to the file, or `None`.
+
+        With `salvage=True`, why some of it cannot be read, and which leaves cannot be verified;
+        otherwise only a damaged index of a small gzip file.
+        """
         reader = self._place.reader
         if (found := reader.damage) is None:
             return None
@@ -399,6 +402,7 @@ class File(Tree):
 
     @property
     def path(self) -> str | None:
+        """The path or URL, as it was passed; `None` for data in memory."""
         return self._place.reader.filename
 
     def close(self) -> None:

@@ -14,7 +14,7 @@ from treepack._src.checkpoint.sharded import unless_replaced
 from treepack._src.elsewhere import advised
 from treepack._src.options import Progress, Status, StorageOptions, progress_bar
 from treepack._src.paths import Room
-from treepack._src.printable import shortened
+from treepack._src.printable import path_end, shortened
 from treepack._src.storage.content import Openable, record_of_patch
 from treepack._src.storage.entries import is_directory
 from treepack._src.storage.naming import naming
@@ -64,7 +64,7 @@ class Statuses(Mapping[str, Status]):
         return [room.text(self._catalog.path_of(value, 0)) for value in values]
 
     def __repr__(self) -> str:
-        parts = (f"{path!r}: {status!r}" for path, status in self.items())
+        parts = (f"{path_end(path)!r}: {status!r}" for path, status in self.items())
         return f"{{{shortened(parts, len(self))}}}"
 
     def __reduce__(self) -> tuple[type[dict[str, Status]], tuple[dict[str, Status]]]:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from treepack._src import paths as _paths
 from treepack._src.interop import jax as _jax
 from treepack._src.paths import Room, Trail
-from treepack._src.printable import printable, shortened, warn
+from treepack._src.printable import MOST_ROWS, path_end, printable, shortened, warn
 from treepack._src.pytree.state_dict import leaf_paths, leaves_of, state_leaves
 from treepack._src.restore.compare import NOTHING, described, is_opaque, signature
 from treepack.errors import Mismatch, MismatchError
@@ -195,6 +195,9 @@ class Coverage:
         )
 
 
+# The maximum number of paths in each list of a report's repr.
+_MOST_LISTED = MOST_ROWS // 6
+
 # The maximum number of characters of a path in a list.
 _MOST_PATH = 200
 
@@ -231,5 +234,12 @@ class Report(NamedTuple):
 
     def __repr__(self) -> str:
         fields = zip(self._fields, self, strict=True)
-        lists = (f"{name}=[{shortened(map(repr, paths), len(paths))}]" for name, paths in fields)
+        lists = [
+            f"{name}=[{shortened(map(_quoted, paths), len(paths), _MOST_LISTED)}]"
+            for name, paths in fields
+        ]
         return f"Report({', '.join(lists)})"
+
+
+def _quoted(path: str) -> str:
+    return repr(path_end(path))
