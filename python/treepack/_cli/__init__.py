@@ -10,6 +10,7 @@
 | `sources` | files and directories of any format that is read |
 | `convert` | the formats of files, and changes of their content |
 | `piped` | standard input and output |
+| `usage` | hints in errors of usage |
 | `output` | rows, lines and progress bars |
 """
 
@@ -19,27 +20,17 @@ import os
 import sys
 import traceback
 import warnings
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
 
 import treepack
-from treepack._cli import checking, listing, output, writing
+from treepack._cli import checking, listing, output, usage, writing
 from treepack.errors import CorruptionError, MissingPathError, UnserializableLeafError
 
 
-class _Commands(TyperGroup):
+class _Commands(usage.Commands):
     """Handles errors that click would handle in another way."""
-
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        found = super().get_command(ctx, cmd_name)
-        if found is None and Path(cmd_name).exists():
-            ctx.fail(f"{cmd_name} is a file: list it with `treepack ls {cmd_name}`")
-        if found is None and cmd_name in _ELSEWHERE:
-            ctx.fail(f"No such command {cmd_name!r}: use `treepack {_ELSEWHERE[cmd_name]}`")
-        return found
 
     def invoke(self, ctx: Any) -> Any:
         output.begin()
@@ -52,21 +43,6 @@ class _Commands(TyperGroup):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             sys.exit(0)
 
-
-# Names that users of other tools try.
-_ELSEWHERE = {
-    "cat": "show",
-    "print": "show",
-    "list": "ls",
-    "check": "verify",
-    "compare": "diff",
-    "extract": "get",
-    "cp": "convert",
-    "rename": "convert --rename",
-    "mv": "convert --rename",
-    "stack": "convert --stack",
-    "transpose": "convert --transpose",
-}
 
 app = typer.Typer(
     name="treepack",
@@ -105,7 +81,7 @@ for command in (
     *(listing.ls, listing.show, listing.info, checking.verify, checking.diff),
     *(writing.convert, writing.get, writing.salvage),
 ):
-    app.command()(command)
+    app.command(cls=usage.Command)(command)
 
 
 def run() -> None:

@@ -87,7 +87,7 @@ class ShardsReader(ShardedReader):
     has_types = False
 
     def __init__(self, source: Openable, *, lost: str, **options: Any):
-        """`lost` tells why there is no manifest.
+        """`lost` is the reason why the manifest is missing, for errors.
 
         Raises:
           CorruptionError: If there are no shards.
@@ -167,7 +167,7 @@ class ShardsReader(ShardedReader):
         )
 
     def array(self, value: int, parts: list[str], kind: tuple[Any, ...]) -> LazyArray:
-        """Returns a `LazyArray`, which loads as a NumPy array: nothing tells of JAX arrays."""
+        """Returns a `LazyArray`, which loads as a NumPy array: shards have no type of arrays."""
         found = super().array(value, parts, kind)
         if isinstance(found, ShardedArray):
             found.is_host = True

@@ -153,7 +153,7 @@ _FREE_BYTES = 1 << 20
 
 
 def _may_have(sizes: Iterable[int], nbytes: int) -> bool:
-    """Returns whether files of these sizes may have arrays of so many bytes."""
+    """Returns whether files of these sizes may have arrays of `nbytes` bytes."""
     left = nbytes - _FREE_BYTES
     return left <= 0 or any((left := left - _MAX_RATIO * size) <= 0 for size in sizes)
 

@@ -116,7 +116,7 @@ def has_array_protocol(value: Any) -> bool:
 
 
 def holds_data(value: Any) -> bool:
-    """Returns whether a value is plain, or NumPy reads its data, as those of `array.array`."""
+    """Returns whether a value is plain, or an array or buffer that NumPy reads."""
     return isinstance(value, _BUILTIN) or has_array_protocol(value) or _is_buffer(value)
 
 

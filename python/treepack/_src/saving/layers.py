@@ -11,7 +11,7 @@ import treepack._core as core
 from treepack._src import paths as _paths
 from treepack._src.checkpoint.boxed import copy
 from treepack._src.checkpoint.reader import LazyArray
-from treepack._src.checkpoint.select import Renaming, values_in
+from treepack._src.checkpoint.select import Renaming, similar, values_in
 from treepack._src.checkpoint.sources import Source, axes_of, split, spread
 from treepack._src.pytree.leaves import host_view
 from treepack._src.storage.deferred import Deferred, Held
@@ -38,7 +38,8 @@ def renamed(leaves: Leaves, rename: Any, *, snapshot: bool) -> Leaves:
         matching = spread(pattern, source, paths)
         if not matching:
             path = _paths.text(_paths.parts(pattern))
-            raise TreepackError(f"rename: the tree has no array at {path}, for {source}")
+            near = similar(path, paths)
+            raise TreepackError(f"rename: the tree has no array at {path}, for {source}{near}")
         ours = matching | ours  # the first match counts
     renaming = Renaming(names, values=values_in(paths))
     found: list[tuple[tuple[str, ...], Any]] = []

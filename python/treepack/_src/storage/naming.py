@@ -9,6 +9,7 @@ import glob
 import itertools
 import os
 import re
+import shlex
 from typing import Any
 
 from treepack._src.storage.place import shown
@@ -42,6 +43,8 @@ def name_file(error: BaseException, source: Any) -> None:
         is_missing = isinstance(error, FileNotFoundError) and error.filename in (name, source)
         if is_missing and not hasattr(error, "__notes__") and (hint := _hint(source)):
             error.add_note(f"treepack: {hint}")
+        if isinstance(error, NotADirectoryError) and (hint := _inside(source)):
+            error.add_note(f"treepack: {hint}")
     elif isinstance(error, MemoryError):
         if not error.args:  # the core has no memory for a text
             error.args = (f"not enough memory for {name!r}{_size_of(source)}",)
@@ -66,7 +69,7 @@ def _is_repository(source: Any) -> bool:
 
 
 def _hint(source: Any) -> str:
-    """Returns a hint at what a path that does not exist may mean, or an empty text."""
+    """Returns a hint at the path that a missing one may mean, or an empty text."""
     folder, name = os.path.split(os.fsdecode(source))
     if _is_repository(source):
         return (
@@ -81,7 +84,8 @@ def _hint(source: Any) -> str:
     names = [other for other in names if is_hidden(name) or not is_hidden(other)]
     if glob.has_magic(name):
         matches = sorted(fnmatch.filter(names, name))
-        return f"a path has no wildcards: pass one of {_listed(folder, matches)}" if matches else ""
+        if matches:
+            return f"a path has no wildcards: pass one of {_listed(folder, matches)}"
     # Equal suffixes do not make names similar. A series calls the checkpoint of step 1 `step_1`.
     stems = {_stem(other): other for other in sorted(names)}
     steps = [other for other in names if name.isdigit() and re.fullmatch(rf"\D+{name}", other)]
@@ -90,6 +94,18 @@ def _hint(source: Any) -> str:
         return f"is it {os.path.join(folder, near[0])!r}?"  # noqa: PTH118
     alike = sorted(other for other in names if _stem(other) != other)
     return f"there are {_listed(folder, alike)}" if alike else ""
+
+
+def _inside(source: Any) -> str:
+    """Returns a hint at a file that a path continues, or an empty text."""
+    text = os.fsdecode(source)
+    for end in (at for at, letter in enumerate(text) if letter == "/" and at):
+        if os.path.isfile(text[:end]):  # noqa: PTH113
+            file, path = text[:end], text[end + 1 :]
+            command = f"treepack ls {shlex.quote(file)} {shlex.quote(path)}"
+            call = f"treepack.open({file!r})[{path!r}]"
+            return f"{file!r} is a file, and {path!r} a path in it: {call}, or `{command}`"
+    return ""
 
 
 def _stem(name: str) -> str:

@@ -104,5 +104,5 @@ def nested(flat: Mapping[str, Any], separator: str) -> Any:
 
 
 def _keys(name: str, separator: str, most: int) -> list[str]:
-    """Splits a name into at most so many keys, of which the last is the rest."""
+    """Splits a name into at most `most` keys, of which the last is the rest."""
     return name.split(separator, most - 1) if most > 1 else [name]

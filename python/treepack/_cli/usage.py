@@ -1,0 +1,117 @@
+"""Hints in errors of usage, at commands, options and arguments that other tools have."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from treepack._src.elsewhere import by_name
+
+_COMMANDS = by_name(
+    {
+        "cat print": "use `treepack show`",
+        "list": "use `treepack ls`",
+        "check": "use `treepack verify`",
+        "compare": "use `treepack diff`",
+        "extract": "use `treepack get`",
+        "cp": "use `treepack convert`",
+        "rename mv": "use `treepack convert --rename`",
+        "stack": "use `treepack convert --stack`",
+        "transpose": "use `treepack convert --transpose`",
+        "help": "use `treepack --help`, or after a command, such as `treepack ls --help`",
+    }
+)
+
+# Options of other tools, by the command that they are tried with; `None` for all.
+_OPTIONS: dict[str | None, dict[str, str]] = {
+    "ls": by_name(
+        {
+            "-l -a -la -lh --long": "leave it out: shapes and sizes are always listed, and --json "
+            "adds offsets",
+            "-R -r --recursive": "leave it out: all levels are listed unless --depth limits them",
+        }
+    ),
+    "diff": by_name({"--tolerance --tol": "use --rtol or --atol"}),
+    None: by_name(
+        {
+            "--to --format -f -t": "the suffix of TARGET selects the format, as in out.safetensors",
+            "--output --out -o": "name the new file after FILE, as TARGET",
+            "--compress --compression -z": "use --gzip, or --numbers",
+            "--exclude --ignore": "use --skip",
+            "--include --filter": "use --select",
+            "--cast --precision": "use --dtype",
+            "--force --overwrite -y": "leave it out: files are always replaced",
+        }
+    ),
+}
+
+# The options of the form ONE=OTHER.
+_PAIRS = ("--rename", "--stack", "--unstack")
+
+_SUFFIXES = (".treepack", ".msgpack", ".safetensors", ".npz", ".gz")
+
+_Usage: Any = typer.BadParameter.__mro__[1]  # typer has click in it, or beside it
+
+
+class Command(TyperCommand):
+    """A command whose errors of usage have hints."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        given = [*args]  # which the parser empties
+        try:
+            return super().parse_args(ctx, args)
+        except _Usage as error:
+            option = getattr(error, "option_name", None)
+            hint = ""
+            if option is not None:
+                hint = _OPTIONS.get(self.name, {}).get(option) or _OPTIONS[None].get(option, "")
+            elif "extra argument" in error.message:
+                hint = _extra(str(self.name), given)
+            if hint:
+                error.message, error.possibilities = f"{error.message}: {hint}", None
+            raise
+
+
+def _extra(command: str, args: Sequence[str]) -> str:
+    """Returns a hint at an argument too many."""
+    for option in _PAIRS:
+        at = args.index(option) + 1 if option in args else len(args)
+        if at + 1 < len(args) and "=" not in args[at]:
+            return f"write {option} {shlex.quote(f'{args[at]}={args[at + 1]}')}"
+    files = [arg for arg in args if arg[:1] != "-"]
+    if command == "diff" and (Path(files[-1]).exists() or files[-1].endswith(_SUFFIXES)):
+        return "compare two files at a time"
+    if command == "diff":
+        return f"it compares whole files: for a part, add | grep {shlex.quote(f'^{files[-1]}')}"
+    if command == "show":
+        return "a part of an array is read in Python, as treepack.open(FILE)[PATH][0]"
+    return ""
+
+
+class Commands(TyperGroup):
+    """Commands of which unknown ones, and options before them, are errors with hints."""
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        found = super().get_command(ctx, cmd_name)
+        if found is None and Path(cmd_name).exists():
+            ctx.fail(f"{cmd_name} is a file: list it with `treepack ls {cmd_name}`")
+        if found is None and cmd_name in _COMMANDS:
+            ctx.fail(f"No such command {cmd_name!r}: {_COMMANDS[cmd_name]}")
+        return found
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except _Usage as error:
+            option = getattr(error, "option_name", None)
+            for name, command in self.commands.items():
+                if any(option in param.opts for param in command.params):
+                    hint = f"options follow the command, as in `treepack {name} FILE {option}`"
+                    error.message, error.possibilities = f"{error.message}: {hint}", None
+                    break
+            raise

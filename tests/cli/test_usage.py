@@ -1,0 +1,88 @@
+"""Mistakes on the command line, the errors that they print, and cures that these name."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.numpy
+
+import treepack
+from commands import call, refused
+
+
+@pytest.fixture(autouse=True)
+def files(folder: Path) -> None:
+    treepack.save("a.treepack", {"params": {"w": np.ones((4, 4)), "b": np.zeros(4)}, "step": 3})
+    treepack.save("b.treepack", {"params": {"w": np.ones((4, 4)), "b": np.zeros(5)}, "step": 4})
+    run = treepack.Series("run")
+    for step in (1, 2):
+        run.save(step, {"w": np.ones(3)})
+    layer = np.ones((4, 2), "f4")
+    safetensors.numpy.save_file({"l.0.w": layer, "l.1.w": layer}, "m.safetensors")
+
+
+# A mistake, a part of its error, and cures with their exit status.
+ROWS: list[tuple[str, str, list[tuple[str, int]]]] = [
+    ("ls -l a.treepack", "-l: leave it out: shapes .* --json adds offsets", [
+        ("ls a.treepack", 0), ("ls a.treepack --json", 0)]),
+    ("ls -R a.treepack", "-R: leave it out: all levels", [("ls a.treepack", 0)]),
+    ("ls a.treepack/params", "is a file, and 'params' a path .* `treepack ls a.treepack params`", [
+        ("ls a.treepack params", 0)]),
+    ("ls run/1", "is it 'run/step_1'", [("ls run/step_1", 0)]),
+    ("show a.treepack params/w 0", r"treepack\.open\(FILE\)\[PATH\]\[0\]", [
+        ("show a.treepack params/w", 0)]),
+    ("convert a.treepack --to safetensors", "--to: the suffix of TARGET selects .*.safetensors", [
+        ("convert a.treepack out.safetensors --skip step", 0)]),
+    ("convert a.treepack -o x.treepack", "-o: name the new file after FILE", [
+        ("convert a.treepack x.treepack", 0)]),
+    ("convert a.treepack x.treepack --compress", "--compress: use --gzip, or --numbers", [
+        ("convert a.treepack x.treepack --gzip", 0),
+        ("convert a.treepack x.treepack --numbers", 0)]),
+    ("convert a.treepack x.treepack --exclude step", "--exclude: use --skip", [
+        ("convert a.treepack x.treepack --skip step", 0)]),
+    ("convert a.treepack x.treepack --include step", "--include: use --select", [
+        ("convert a.treepack x.treepack --select step", 0)]),
+    ("convert a.treepack x.treepack --cast bfloat16", "--cast: use --dtype", [
+        ("convert a.treepack x.treepack --dtype bfloat16", 0)]),
+    ("convert a.treepack b.treepack --force", "--force: leave it out: files are always repl", [
+        ("convert a.treepack x.treepack", 0), ("convert a.treepack x.treepack", 0)]),
+    ("convert a.treepack x.treepack --rename params weights", "write --rename params=weights", [
+        ("convert a.treepack x.treepack --rename params=weights", 0)]),
+    ("convert m.safetensors x.treepack --stack w l/*/w", r"write --stack 'w=l/\*/w'", [
+        ("convert m.safetensors x.treepack --stack w=l/*/w", 0)]),
+    ("convert m.safetensors x.treepack --stack w=l.*.w", r"is it 'l/\*/w'", [
+        ("convert m.safetensors x.treepack --stack w=l/*/w", 0)]),
+    ("convert m.safetensors x.treepack --transpose l/0/w=x", "is it 'l/0/w'", [
+        ("convert m.safetensors x.treepack --transpose l/0/w", 0)]),
+    ("diff a.treepack b.treepack c.treepack", "compare two files at a time", [
+        ("diff a.treepack b.treepack", 1)]),
+    ("diff a.treepack b.treepack params", r"compares whole files: .* \| grep '?\^params", [
+        ("diff a.treepack b.treepack", 1)]),
+    ("diff a.treepack b.treepack --tol 1", "--tol: use --rtol or --atol", [
+        ("diff a.treepack a.treepack --atol 1", 0)]),
+    ("verify *.nope", "there are 'a.treepack', 'b.treepack', 'm.safetensors'", [
+        ("verify a.treepack", 0)]),
+    ("verify *.treepack", "has no wildcards: pass one of 'a.treepack', 'b.treepack'", [
+        ("verify a.treepack b.treepack", 0)]),
+    ("help ls", "`treepack --help`, or after a command, such as `treepack ls --help`", [
+        ("--help", 0), ("ls --help", 0)]),
+    ("--json ls a.treepack", "options follow the command, as in `treepack ls FILE --json`", [
+        ("ls a.treepack --json", 0)]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("mistake", "message", "cures"), ROWS, ids=[row[0] for row in ROWS])
+def test_the_cure_works(mistake: str, message: str, cures: list[tuple[str, int]]) -> None:
+    # An error of usage is wrapped in a box.
+    text = " ".join(re.sub("[│╭╮╰╯─]", " ", refused(*mistake.split())).split())
+    assert re.search(message, text), text
+    for cure, status in cures:
+        call(*cure.split(), status=status)
+
+
+def test_rows_of_a_difference_begin_with_their_paths() -> None:
+    rows = call("diff", "a.treepack", "b.treepack", status=1).splitlines()
+    assert [row.split()[0] for row in rows if re.match("params", row)] == ["params/b"]
