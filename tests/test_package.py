@@ -49,6 +49,7 @@ def test_names_and_versions_agree():
     changes = re.search(r"^## (\S+) \(", (ROOT / "CHANGELOG.md").read_text(), re.M)
     assert changes is not None
     versions = {project["version"], CRATE["version"], citation["version"], changes[1]}
+    versions.add(SITE["extra"]["release"])
     assert versions == {project["version"]}
     texts = {project["description"], CRATE["description"], citation["abstract"]}
     assert texts == {project["description"]}
@@ -146,8 +147,10 @@ def test_one_commit_stands_for_each_action():
 
 def test_the_site_is_where_the_package_says_and_needs_no_other_host():
     assert SITE["site_url"] == PROJECT["project"]["urls"]["Documentation"]
-    # With a repository in the head of each page, scripts ask GitHub for its stars.
-    assert "repo_url" not in SITE
+    assert SITE["repo_url"] == REPOSITORY
+    # The component of the theme asks GitHub for the stars of the repository.
+    link = (ROOT / SITE["theme"]["custom_dir"] / "partials" / "source.html").read_text()
+    assert "data-md-component" not in re.sub(r"{#.*?#}", "", link, flags=re.S)
     assert SITE["theme"]["font"] is False
     assert REPOSITORY in {it["link"] for it in SITE["extra"]["social"]}
 

@@ -372,6 +372,18 @@ def test_the_reference_shows_the_signatures_of_the_package():
     assert count > 400
 
 
+def test_the_guide_is_the_first_that_a_search_finds():
+    """The search of the site puts matches in headings before those in texts."""
+    for word in ("torch", "rename"):
+        pages = {
+            page
+            for page, text in TEXTS.items()
+            for heading in re.findall(r"^#+ (.*)", re.sub(r"```.*?```", "", text, flags=re.S), re.M)
+            if word in heading.lower().split()
+        }
+        assert pages == {"docs/guide.md"}, word
+
+
 def test_the_site_lists_every_page_in_the_order_of_the_index():
     docs = ROOT / "docs"
     listed = re.findall(r": ([\w/-]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.M)
