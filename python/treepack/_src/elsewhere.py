@@ -10,7 +10,7 @@ import difflib
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 V = TypeVar("V", bound=Callable[..., Any])
 
@@ -128,8 +128,8 @@ def _name_of(verb: Callable[..., Any]) -> str:
 class Hinting:
     """Objects whose errors for unknown attributes say what to use instead."""
 
-    # What replaces names of other libraries.
-    _elsewhere: ClassVar[Mapping[str, str]] = {}
+    # The hints for names of other libraries. Public classes would inherit an annotation.
+    _elsewhere = by_name({})
 
     if not TYPE_CHECKING:  # type checkers would accept any attribute
 

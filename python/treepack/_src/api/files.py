@@ -109,7 +109,8 @@ def save(
         it replaces; a new one follows the umask.
       tree: Any tree of dicts, lists, tuples, registered nodes and leaves. Or an iterator of pairs
         of a path and a leaf, for trees larger than memory: they become nested dicts, whose arrays
-        are spooled to a temporary file beside `path`.
+        are spooled to a temporary file beside `path`. Arrays of an open file are read last, so it
+        must stay open until `save` returns.
       background: Whether to write in a thread, and return a `Saving` as soon as the program may
         change the tree: once NumPy arrays are copied and arrays on accelerators are fetched (JAX
         arrays on CPU are immutable and only referenced). The next save to the same path waits for
@@ -128,8 +129,8 @@ def save(
       static: How to treat static data and leaves that cannot be stored. `"skip-code"` leaves out
         code: functions, optimizers that consist of functions, definitions of models. A template or
         `load(static=...)` supplies it again. Other data that cannot be stored, including the data
-        of callables, are an error. `"skip"` leaves these out, too, except arrays. `"error"` leaves
-        out nothing.
+        of callables, are an error. `"skip"` leaves these out, too, except arrays, also of other
+        libraries. `"error"` leaves out nothing.
       select: The leaves to save, such as `"**/lora_*"`, in the form that `select` of `load` takes.
         Containers that lose children become dicts. `load(path, target, missing="target")` takes the
         other leaves from a target.

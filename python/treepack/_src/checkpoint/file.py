@@ -115,12 +115,12 @@ class Tree(Hinting, Mapping[str, Any]):
     ) -> MissingPathError:
         """Returns the error for a missing path, with a similar path as a hint."""
         hint = ""
-        if (similar := self._similar(parts)) is not None:
-            hint = f"is it {similar!r}?"
-        elif isinstance(path, str) and "*" in path:
+        if isinstance(path, str) and "*" in path:
             hint = f"a path has no wildcards here: call load(select={path!r})"
-        for near in _paths.closest(path, names) if names else ():
-            hint = f"is it {near!r}, written {_paths.text(names[near])!r}?"
+        elif near := _paths.closest(path, names) if names else []:
+            hint = f"is it {near[0]!r}, written {_paths.text(names[near[0]])!r}?"
+        elif (similar := self._similar(parts)) is not None:
+            hint = f"is it {similar!r}?"
         if self._place.reader.salvages and self._place.reader.damage is not None:
             hint = f"it may be lost, since the file is damaged{_INTACT}"
         missing = path if isinstance(path, str) else _paths.text(parts)

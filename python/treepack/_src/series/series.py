@@ -258,7 +258,8 @@ class Series(Hinting):
           select: See `treepack.load`, also for other options.
 
         Returns:
-          The step and the state; `None` if no checkpoint was ever completed.
+          The step and the state; `None` if no checkpoint was ever completed, so that
+          `step, state = run.resume(state) or (0, state)` begins or resumes.
 
         Raises:
           CorruptionError: A ValueError. If there are checkpoints, but no whole one; it names all.
