@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import enum
 import tempfile
@@ -169,6 +170,12 @@ def series(folder: Path) -> None:
     run.keep(step)
     run.wait()
     print(found, skipped, metrics, steps, run.local, run.metadata(step), run.path(step))
+    with treepack.Series(folder / "waited") as waited:
+        asyncio.run(wait(waited.save(1, tree, background=True)))
+
+
+async def wait(saving: treepack.Saving) -> None:
+    await saving
 
 
 def published(folder: Path) -> None:

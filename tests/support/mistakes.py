@@ -177,7 +177,16 @@ CALLS: list[Row] = [
         "list(treepack.Series('run').steps())"]),
     ("treepack.Series('model').steps()", "Not a directory: .*pass a directory; treepack.load rea", [
         "treepack.Series('run').steps()", "load('model')"]),
-    ("treepack.Publisher('model')", "Not a directory: .*model", ["treepack.Publisher('pub2')"]),
+    ("treepack.Publisher('model')", "Not a directory: .*pass a directory; treepack.load reads a", [
+        "treepack.Publisher('pub2')", "load('model')"]),
+    ("treepack.Subscriber('model').latest()", "Not a directory: .*pass a directory; treepack", [
+        "treepack.Subscriber('policy').latest()"]),
+    ("load('model/params')", r"is a file, and 'params' a path .*open\('.*model'\)\['params'\]", [
+        "open('model')['params']"]),
+    ("save('model/x', TREE)", "a folder above it is a file: choose another folder", [
+        "save('folder2/x', TREE)"]),
+    ("open('pickles')['mlp/~/*/w']", r"no wildcards here: call load\(select='mlp/~/\*/w'\)", [
+        "load('pickles', select='mlp~1~0~1*/w')"]),
     ("treepack.Publisher('pub3').publish(TREE)", r"'publish': use push\(tree, version=\.\.\.\)$", [
         "treepack.Publisher('pub3').push(TREE, version=1)"]),
     ("treepack.Publisher('pub4').push(TREE)", r"call it as push\(tree, version=\.\.\.\)$", [

@@ -21,6 +21,7 @@ import treepack._core as core
 from treepack._src.options import Opening
 from treepack._src.saving.directory import writer
 from treepack._src.storage.content import read_whole
+from treepack._src.storage.entries import of_directory
 from treepack._src.storage.foreign import substitute
 from treepack._src.storage.naming import naming
 from treepack._src.storage.place import joined
@@ -108,7 +109,8 @@ class Head(NamedTuple):
         path = joined(directory, HEAD)
         store, place = store_of(path)
         try:
-            found = store.get(place)
+            with of_directory():
+                found = store.get(place)
         except FileNotFoundError:
             return Head(directory, (), None)
         data = bytes(found.data)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Iterator
 
 from treepack._src.storage.store import Entry, is_hidden
 from treepack._src.storage.stores import store_of
@@ -18,13 +19,19 @@ def entries(directory: _Path, *, hidden: bool = False) -> list[Entry]:
       NotADirectoryError: If it is a file.
     """
     store, path = store_of(directory)
-    try:
+    with of_directory():
         found = store.entries(path)
-    except NotADirectoryError as error:
-        if not hasattr(error, "__notes__"):
-            error.add_note("treepack: pass a directory; treepack.load reads a file")
-        raise
     return [entry for entry in found if hidden or not is_hidden(entry.name)]
+
+
+@contextlib.contextmanager
+def of_directory() -> Iterator[None]:
+    """Adds to errors in reading a directory that is a file what to pass instead."""
+    try:
+        yield
+    except NotADirectoryError as error:
+        error.add_note("treepack: pass a directory; treepack.load reads a file")
+        raise
 
 
 def listed(directory: _Path) -> list[Entry] | None:

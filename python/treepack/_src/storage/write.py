@@ -48,7 +48,12 @@ def save_layout(
             try:
                 save(local(path))
             except (IsADirectoryError, NotADirectoryError) as error:
-                error.add_note("choose a file in it; save(..., sharded=True) writes a directory")
+                is_inside = isinstance(error, NotADirectoryError) and os.path.basename(path)  # noqa: PTH119
+                error.add_note(
+                    "a folder above it is a file: choose another folder"
+                    if is_inside
+                    else "choose a file in it; save(..., sharded=True) writes a directory"
+                )
                 raise
         else:
             _remote.write(url, save, nbytes)
