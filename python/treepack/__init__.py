@@ -116,9 +116,12 @@ _COMMANDS = ("ls", "show", "info", "convert", "get", "salvage")
 def __getattr__(name: str) -> str:
     """Looks up the version on first use: eagerly, it would be a quarter of the import time."""
     if name == "__version__":
-        from importlib.metadata import version
+        from importlib.metadata import PackageNotFoundError, version
 
-        return version("treepack")
+        try:
+            return version("treepack")
+        except PackageNotFoundError:  # the package without JAX as a dependency
+            return version("treepack-core")
     hint = MODULE.get(name, "")
     if name in _COMMANDS:
         hint = f"use the command line, as in `treepack {name} --help`"

@@ -26,7 +26,12 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
-import orbax.checkpoint as ocp  # type: ignore[import-untyped]
+try:
+    import orbax.checkpoint as ocp  # type: ignore[import-untyped]
+except ImportError as error:
+    raise ImportError(
+        "treepack.orbax is for Orbax's managers: pip install orbax-checkpoint"
+    ) from error
 
 from treepack import serialization
 from treepack._src import paths as _paths

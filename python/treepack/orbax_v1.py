@@ -27,8 +27,6 @@ import sys
 from collections.abc import Awaitable, Generator, Iterable
 from typing import Any, Unpack
 
-import jax
-
 from treepack._src.options import WriteOptions, Writing, takes
 from treepack._src.saving.sharded import ShardedWrite
 from treepack._src.storage.place import joined
@@ -41,6 +39,8 @@ try:  # the place in versions after 0.12.8
     import orbax.checkpoint.v1 as ocp  # type: ignore[import-not-found, import-untyped, unused-ignore]
 except ModuleNotFoundError:
     import orbax.checkpoint.experimental.v1 as ocp  # type: ignore[import-untyped, unused-ignore]
+
+import jax  # comes with Orbax, whose absence treepack.orbax explains
 
 __all__ = ["TreepackHandler", "TreepackRestore", "TreepackSave", "registry"]
 

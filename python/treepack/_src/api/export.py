@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
 from treepack._src import paths as _paths
 from treepack._src.api.files import save
 from treepack._src.checkpoint.load import restore_described
+from treepack._src.interop import jax as _jax
 from treepack._src.options import (
     Arrays,
     Device,
@@ -101,6 +102,7 @@ def save_exported(
       >>> loaded.exported.call(loaded.params, jnp.ones(3))
       Array([2., 2., 2.], dtype=float32)
     """
+    _jax.needed("save_exported saves functions of jax.export")
     if not hasattr(exported, "serialize"):
         order = ": the path comes first" * hasattr(path, "serialize")
         raise TypeError(
@@ -186,10 +188,8 @@ def load_exported(
       >>> exported.call(loaded)
       Array([2., 2.], dtype=float32)
     """
-    from jax import export
-    from jax.sharding import Sharding
-
-    if sharding is not None and not isinstance(sharding, Sharding):
+    jax = _jax.needed("load_exported returns functions of jax.export")
+    if sharding is not None and not isinstance(sharding, jax.sharding.Sharding):
         sharding = _of_params(sharding)
     reading = Reading(
         arrays=arrays,
@@ -214,7 +214,7 @@ def load_exported(
                 f"{type(tree['exported']).__name__}"
             )
         try:
-            exported = export.deserialize(bytearray(tree["exported"]))
+            exported = jax.export.deserialize(bytearray(tree["exported"]))
         except (ImportError, MemoryError):
             raise
         except Exception as error:  # jax may raise any type

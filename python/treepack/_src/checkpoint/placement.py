@@ -79,6 +79,8 @@ def converter(
     may_change = may_change and reading.copy is not True
     placed = reading.arrays != "numpy"
     where = _where(reading.device, reading.sharding)
+    if reading.arrays == "jax":
+        _jax.needed("arrays='jax' makes JAX arrays")
     if not placed and not reading.cast:
         return None
 
@@ -112,11 +114,10 @@ def _where(device: Any, sharding: Any) -> Where | None:
     given = sharding if device is None else device
     if given is None:
         return None
+    jax = _jax.needed(f"{'sharding' if device is None else 'device'}= makes JAX arrays")
     if _is_function(given) and device is None:
         room = Room()
         return lambda path, struct, _: given(room.text(path), struct)
-    import jax
-
     shardings: dict[tuple[str, ...], Any] = {(): device}
     if device is None:
         shardings = dict(leaves_of(sharding, ()))
@@ -166,11 +167,12 @@ def _place(
 ) -> None:
     """Places the leaves that become JAX arrays on devices."""
     placed: list[Item] = []
+    of_numpy = where is not None or reading.arrays == "jax"
     for item in items:
         item.leaf = number_to_array(item.target, item.leaf)
         target, array = item.target, item.leaf
         is_jax = _is_jax(item)
-        if not is_jax and not _may_be_jax(item):
+        if not is_jax and not (of_numpy and _may_be_jax(item)):
             continue
         recorded = fitting(item.place, array.shape)
         item.place = _place_of(item.path, target, array, where, recorded, is_jax)
@@ -302,13 +304,7 @@ _HOST = (np.ndarray, LazyArray)
 
 
 def _check_array(path: Trail, value: Any) -> None:
-    try:
-        import jax  # noqa: F401
-    except ImportError as error:
-        raise ImportError(
-            f"at {path}: a JAX array was saved, but jax is not installed: pass arrays='numpy', or "
-            "install jax"
-        ) from error
+    _jax.needed(f"at {path}: a JAX array was saved", "pass arrays='numpy'")
     if not _is_array(value):
         hint = " (perhaps a PRNG key of an unknown implementation)"
         raise DecodeError(

@@ -17,16 +17,18 @@ if TYPE_CHECKING:
     import numpy as np
 
 
-def needed(reason: str) -> Any:
+def needed(reason: str, instead: str = "") -> Any:
     """Imports jax.
 
     Raises:
-      ImportError: If jax is not installed; the message begins with the reason.
+      ImportError: If jax is not installed; the message begins with the reason, and names what to
+        do instead.
     """
     try:
         import jax
     except ImportError as error:
-        raise ImportError(f"{reason}, but jax is not installed: pip install jax") from error
+        remedy = f"{instead}, or pip install jax" if instead else "pip install jax"
+        raise ImportError(f"{reason}, but jax is not installed: {remedy}") from error
     return jax
 
 

@@ -49,7 +49,7 @@ from treepack._src.registry.codec import (
 )
 from treepack._src.registry.holes import Hole
 from treepack._src.registry.inert import checked_keys, is_member
-from treepack._src.registry.libraries import library_name, library_of
+from treepack._src.registry.libraries import library_name, library_of, remedy
 from treepack._src.registry.names import default_name, not_registered
 from treepack._src.registry.python_codecs import CODECS
 from treepack._src.registry.types import TYPES
@@ -100,9 +100,9 @@ def _treedef(parts: Any) -> Any:
     ty = _TREEDEF_TYPES.get(name) or getattr(found, "ty", None)
     if ty is None:
         library = library_of(name)
-        is_missing = library is not None and not imported(library)
-        remedy = f"import {library}" if is_missing else "call treepack.register_node on it"
-        raise not_registered("type", name, remedy)
+        is_here = library is None or imported(library)
+        way = "call treepack.register_node on it" if is_here else remedy(str(library))
+        raise not_registered("type", name, way)
     if ty is type(None):
         fits = auxdata is None and not children
     elif ty is dict:

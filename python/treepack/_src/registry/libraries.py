@@ -10,6 +10,7 @@ by the name of its class.
 from __future__ import annotations
 
 import functools
+import importlib.util
 import sys
 from collections.abc import Callable
 from types import ModuleType
@@ -92,6 +93,15 @@ def library_of(name: str) -> str | None:
     library = name.partition(":")[0].partition(".")[0]
     is_path = len(library) + 1 < len(name) <= _MAX_NAME
     return library if library in LIBRARIES and is_path else None
+
+
+def remedy(library: str) -> str:
+    """Returns what makes the types of a library known: its import, or installing jax first."""
+    try:
+        is_here = library != "jax" or importlib.util.find_spec("jax") is not None
+    except ImportError:
+        is_here = False
+    return f"import {library}" + ", once it is installed (pip install jax)" * (not is_here)
 
 
 # Longer than the name of any type; lookups take quadratic time.

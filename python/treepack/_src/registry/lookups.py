@@ -19,7 +19,7 @@ from treepack._src.registry.code import is_code
 from treepack._src.registry.definitions import is_definition, made_of, part_of
 from treepack._src.registry.fields import Fields
 from treepack._src.registry.holes import Code, Hole
-from treepack._src.registry.libraries import library_name, library_of
+from treepack._src.registry.libraries import library_name, library_of, remedy
 from treepack._src.registry.names import default_name
 from treepack._src.registry.nodes import BY_JAX, by_name, own, type_of
 from treepack._src.registry.static import known_type
@@ -234,7 +234,7 @@ def _unknown(types: dict[str, bool]) -> UnregisteredTypeError:
         for name, library in libraries.items()
         if library is not None and not imported(library)
     }
-    remedies = [f"import {library}" for library in sorted({*missing.values()})]
+    remedies = [remedy(library) for library in sorted({*missing.values()})]
     own = [name for name in names if name not in missing]
     if own:
         which = "it under this name" if len(names) == 1 else "them under these names"
@@ -258,7 +258,7 @@ def _unknown(types: dict[str, bool]) -> UnregisteredTypeError:
 def _remedies(names: Collection[str]) -> str:
     """Returns the remedies for unregistered types of static data, followed by `or`."""
     libraries = {name: library_of(name) if ":" in name else None for name in names}
-    remedies = [f"import {name}" for name in dict.fromkeys(libraries.values()) if name is not None]
+    remedies = [remedy(name) for name in dict.fromkeys(libraries.values()) if name is not None]
     own = [repr(name) for name, library in libraries.items() if library is None]
     if own:
         remedies.append(f"call treepack.register_auxdata on {_joined(own, ', ', len(own))}")

@@ -227,6 +227,7 @@ def register_node(
                 f"{default_name(nodetype)} is a namedtuple: use treepack.register_namedtuple"
             )
         if not is_node_type(nodetype):
+            needed("register_node takes types that are registered with JAX")
             raise ValueError(
                 f"{default_name(nodetype)} is not registered with JAX: call "
                 "jax.tree_util.register_pytree_node first, or use treepack.register_dataclass"

@@ -33,7 +33,7 @@ from treepack._src.registry.definitions import (
     parts_of,
 )
 from treepack._src.registry.inert import is_given
-from treepack._src.registry.libraries import find, library_name, library_of
+from treepack._src.registry.libraries import find, library_name, library_of, remedy
 from treepack._src.registry.names import (
     OlderDefinitionError,
     default_name,
@@ -275,14 +275,14 @@ def rebuild_value(name: str, parts: Any, *saved: Any) -> Any:
         )
     if decode is None:
         library = library_of(name) if ":" in name else None
-        remedy = (
+        way = (
             f"call treepack.register_auxdata on it (aliases= takes its name before a move)"
             f"{remark_on_main(name)}"
         )
         if library is not None and imported(library) is None:
-            remedy = f"import {library}"
+            way = remedy(library)
         more = 'or pass unknown="dict" to get dicts in place of nodes with such data'
-        raise not_registered("static data type", name, f"{remedy}, {more}")
+        raise not_registered("static data type", name, f"{way}, {more}")
     try:
         return decode(parts)
     except (TreepackError, MemoryError):

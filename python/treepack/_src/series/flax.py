@@ -136,9 +136,9 @@ def save_by_orbax(path: str, target: Any, checkpointer: Any, *, overwrite: bool)
     Raises:
       ValueError: If the tree is one leaf.
     """
+    ocp = _needed("orbax_checkpointer needs Orbax")
     import jax
 
-    ocp = _needed("orbax_checkpointer needs Orbax")
     is_leaf = jax.tree_util.treedef_is_leaf(jax.tree.structure(target))
     if is_leaf and not isinstance(checkpointer.handler, ocp.ArrayCheckpointHandler):
         raise ValueError(
