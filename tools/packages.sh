@@ -3,6 +3,7 @@
 #   packages wheels        all of the below but `wheel` and `crate`
 #   packages wheels-linux  wheels for Linux (LINUX=libc/target ...), by zig; needs rustup
 #   packages wheel         a wheel for this system
+# Of each wheel, also one of treepack-core, which differs in its metadata (tools/core_wheel.py).
 #   packages sdist
 #   packages check-packages  metadata, contents, the oldest libc
 #   packages try-wheels    installs and uses the wheel with each interpreter of PYTHONS (3.11, 3.12 and 3.13)
@@ -38,6 +39,12 @@ wheels_linux() {
     rm -f dist/*-"${libc%%[0-9_]*}"*_"${triple%%-*}".whl
     maturin build --release --locked --zig --compatibility "$libc" --target "$triple" --out dist
   done
+  core_wheels
+}
+
+core_wheels() {
+  rm -f dist/treepack_core-*
+  ".venv/wheels/$scripts/python" tools/core_wheel.py dist
 }
 
 sdist() {
@@ -57,26 +64,30 @@ check_packages() {
   done
 }
 
-# use PYTHON OPTION...: installs a package in an environment of its own, and uses it.
+# use PACKAGE PROGRAM PYTHON OPTION...: installs a package in an environment of its own, and uses it.
 use() {
+  package=$1 && program=$2 && shift 2
   rm -rf .venv/try && "$1" -m venv .venv/try && shift
   pip_in .venv/try install "$@"
-  pip_in .venv/try install --only-binary :all: 'treepack[cli,export]'
-  (cd .venv && "try/$scripts/python" ../tests/smoke.py)
+  pip_in .venv/try install --only-binary :all: "$package"
+  (cd .venv && "try/$scripts/python" "../tests/$program")
+  ".venv/try/$scripts/treepack" --version
 }
 
 try_wheels() {
   for python in $(pythons); do
-    use "$python" --no-deps --no-index --find-links dist --only-binary :all: treepack
+    set -- "$python" --no-deps --no-index --find-links dist --only-binary :all:
+    use 'treepack[cli,export]' smoke.py "$@" treepack
+    use 'treepack-core[cli]' smoke_core.py "$@" treepack-core
   done
 }
 
-try_sdist() { use "$(pythons | head -n 1)" --no-deps dist/*.tar.gz; }
+try_sdist() { use 'treepack[cli,export]' smoke.py "$(pythons | head -n 1)" --no-deps dist/*.tar.gz; }
 
 case $1 in
   wheels) wheels_linux && sdist && check_packages && try_wheels && try_sdist ;;
   wheels-linux) wheels_linux ;;
-  wheel) maturin build --release --locked --out dist ;;
+  wheel) maturin build --release --locked --out dist && core_wheels ;;
   sdist) sdist ;;
   check-packages) check_packages ;;
   try-wheels) try_wheels ;;

@@ -41,7 +41,7 @@ aarch64_wheel() {
   sh tools/aarch64.sh "$target/aarch64"
   install="--python $target/aarch64/bin/python install --no-compile --only-binary :all:"
   # shellcheck disable=SC2086
-  pip_in .venv/wheels $install --no-deps --force-reinstall dist/*-manylinux*_aarch64.whl
+  pip_in .venv/wheels $install --no-deps --force-reinstall dist/treepack-*-manylinux*_aarch64.whl
   # shellcheck disable=SC2086
   pip_in .venv/wheels $install 'treepack[cli,export]'
   (cd .venv && "$target/aarch64/bin/python" ../tests/smoke.py)
