@@ -20,7 +20,7 @@ help:
 # An environment without pip is made anew.
 ifneq ($(wildcard $(VENV)/.made),)
   ifneq ($(shell $(BIN)/python -c 'import pip; print(1)' 2> /dev/null),1)
-    $(shell rm -f $(addprefix $(VENV)/.,made rust packages bench built testable))
+    $(shell rm -f $(addprefix $(VENV)/.,made rust packages bench transport built testable))
   endif
 endif
 
@@ -45,6 +45,10 @@ $(VENV)/.packages: pyproject.toml | $(VENV)/.made
 
 $(VENV)/.bench: $(VENV)/.packages
 	$(call quietly,Installs the other libraries of the benchmarks.,sh tools/environment.sh packages bench)
+	@touch $@
+
+$(VENV)/.transport: $(VENV)/.packages
+	$(call quietly,Installs Ray and gRPC.,sh tools/environment.sh packages transport)
 	@touch $@
 
 # treepack, editable: in release mode, or, for tests after sources have changed, without optimisation at link time.
@@ -74,7 +78,7 @@ test: $(VENV)/.rust
 
 ## make test-all      everything, with more examples; campaigns of faults, kills and large arrays; other systems; docs
 test-all: $(VENV)/.rust
-	$(call at_once,$(VENV)/.built $(VENV)/.packages)
+	$(call at_once,$(VENV)/.built $(VENV)/.transport)
 	$(call at_once,TIER=all test-python test-rust lint types-all lint-rust-core)
 	$(call at_once,docs check-systems)
 
@@ -93,9 +97,9 @@ docs:
 
 ## make bench         the comparison with other libraries, in time and memory: a short run
 ## make bench NAME=   another one of benches/ (compare_gzip, startup, open, small, delta, accelerator,
-##                    jax_serialization, sharded, replicas, scale, stores, threads), or core (parts of the Rust core), full
+##                    jax_serialization, sharded, replicas, scale, stores, threads, transport), or core (parts of the Rust core), full
 ##                    (all that benches/results has), or libraries (the table of docs/types.md: whose states are saved and loaded)
-bench: $(VENV)/.rust $(if $(filter core,$(NAME)),,$(VENV)/.built $(VENV)/.bench)
+bench: $(VENV)/.rust $(if $(filter core,$(NAME)),,$(VENV)/.built $(VENV)/.bench) $(if $(filter transport,$(NAME)),$(VENV)/.transport)
 	sh tools/bench.sh $(or $(NAME),compare) $(ARGS)
 
 ## make example NAME= export_model, hugging_face, pod, rl_broadcast or train_multihost: programs of examples/
@@ -150,7 +154,7 @@ TIER_all := -m '' --hypothesis-profile=all --durations=40 --junitxml=target/test
 TIER_nightly := -m '' --hypothesis-profile=nightly --durations=40
 CASES_quick := PROPTEST_CASES=16
 PROGRAMS_quick := --lib --test core
-test-python: $(VENV)/.testable $(VENV)/.packages
+test-python: $(VENV)/.testable $(VENV)/$(if $(filter quick,$(TIER)),.packages,.transport)
 	$(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 8 --dist worksteal $(TIER_$(TIER))
 
 test-rust: $(VENV)/.rust

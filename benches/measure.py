@@ -25,10 +25,11 @@ def touch(size: int) -> None:
     with mmap.mmap(-1, max(size, mmap.PAGESIZE), flags=flags) as memory:
         if hasattr(mmap, "MADV_HUGEPAGE"):
             memory.madvise(mmap.MADV_HUGEPAGE)
-        # The host clears the memory that it gives, for each processor.
-        parts = np.array_split(np.frombuffer(memory, np.uint8)[:: mmap.PAGESIZE], 2)
-        list(_COPIERS.map(lambda part: part.fill(1), parts))
-        del parts
+        # The host clears the memory that it gives, for each processor. A thread may keep its
+        # argument for a moment: a view would keep the memory from being closed.
+        half = len(memory) // 2
+        parts = (slice(0, half, mmap.PAGESIZE), slice(half, None, mmap.PAGESIZE))
+        list(_COPIERS.map(lambda part: np.frombuffer(memory, np.uint8)[part].fill(1), parts))
 
 
 def copy_fresh(source: np.ndarray) -> mmap.mmap:

@@ -7,9 +7,11 @@ import builtins
 import inspect
 import json
 import operator
+import os
 import re
 import shlex
 import shutil
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -38,6 +40,7 @@ PAGES += sorted((ROOT / "docs").glob("*.md"))
 # Where readers of the site and of the package index find files of the repository.
 REPOSITORY = "https://github.com/treepack/treepack/blob/main/"
 TEXTS = {str(page.relative_to(ROOT)): page.read_text() for page in PAGES}
+OF_PROCESSES = "docs/transport.md"
 
 
 def blocks(language: str, text: str) -> list[tuple[int, str]]:
@@ -57,9 +60,9 @@ def printed(code: str) -> list[str]:
 
 
 def examples() -> Iterator[Any]:
-    """Yields the pages with examples; one starts processes."""
+    """Yields the pages with examples, except the one whose examples start processes."""
     for page in TEXTS:
-        if blocks("python", TEXTS[page]):
+        if blocks("python", TEXTS[page]) and page != OF_PROCESSES:
             slow = [pytest.mark.campaign] if page == "docs/recipes.md" else []
             yield pytest.param(page, marks=slow)
 
@@ -82,6 +85,16 @@ def test_each_example_needs_only_the_first_of_its_page(
         assert capsys.readouterr().out.splitlines() == printed(code)
         if not number:
             shutil.copytree(folder, kept)
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("at", range(1, len(blocks("python", TEXTS[OF_PROCESSES]))))
+def test_each_example_that_starts_processes(at: int, tmp_path: Path):
+    found = [code for _, code in blocks("python", TEXTS[OF_PROCESSES])]
+    environment = {**os.environ, "RAY_AUTH_MODE": "disabled"}  # no token in the home folder
+    command = [sys.executable, "-c", f"{found[0]}\n{found[at]}"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
