@@ -425,12 +425,14 @@ def _corrupt(
         warn(warning)
     if not is_lost:
         return bad, unverified
-    bad |= unverified
+    fault = "damaged" if bad else "not verified, for lack of checksums"
+    bad = bad or unverified
     if bad and selection.on_corrupt == "error":
         raise CorruptionError(
-            f"{listed([*bad.values()])} damaged: pass on_corrupt='skip' to treepack.load "
+            f"{listed([*bad.values()])} {fault}: pass on_corrupt='skip' to treepack.load "
             "to load the other leaves"
         )
+    bad = bad | unverified
     for values in place.reader.lists_of(bad):
         first = max(values.start, place.value)
         path = room.text(catalog.path_of(first, place.value))

@@ -487,6 +487,10 @@ def _local_content(
       tell: Called with the progress of reading.
       regular: Whether it must be a regular file.
       whole: Whether the whole file must be in memory, mapped or read.
+
+    Raises:
+      DecodeError: If it is a device.
+      IsADirectoryError: If it is a directory, unless `regular`.
     """
     path = local(path)
     try:
@@ -496,6 +500,8 @@ def _local_content(
     if stat.S_ISDIR(found.st_mode) and not regular:
         check_name(path)
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
+    if stat.S_ISCHR(found.st_mode) or stat.S_ISBLK(found.st_mode):  # it may have no end
+        raise DecodeError("it is a device, not a file: write its bytes to a file")
     if (
         mmap and stat.S_ISREG(found.st_mode) and found.st_size > 0
     ):  # files in /proc cannot be mapped
