@@ -54,8 +54,7 @@ _PACKED_NAME = re.compile(r"[A-Z]{1,4}\d{0,9}(?:_E\dM\d(?:FN)?(?:UZ)?)?_packed")
 def packed(name: str) -> np.dtype:
     """Returns a dtype of bytes for arrays of safetensors and npz that no array of a tree can hold.
 
-    Their elements have 4 or 6 bits, or are pickled or structures, or they have more dimensions than
-    NumPy's.
+    Their elements have 4 or 6 bits, or are structures, or they have more dimensions than NumPy's.
     """
     return np.dtype((np.void, 1), metadata={_PACKED: name})
 

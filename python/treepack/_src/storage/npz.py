@@ -39,7 +39,8 @@ def read_npz(content: core.Content, max_size: int | None = None) -> dict[str, An
     """Reads the headers of an archive; arrays are read, and compared with their CRC, when used.
 
     Arrays of strings, for which trees have no form, are read now as lists. Other members that no
-    array of a tree can hold, such as pickled objects, are the bytes of their file.
+    array of a tree can hold, such as structures, are the bytes of their file; pickled objects raise
+    an error when they are used.
 
     Raises:
       DecodeError: If the data have another format, or the directory of the archive is damaged.
@@ -108,7 +109,7 @@ def _member(content: core.Content, archive: zipfile.ZipFile, member: zipfile.Zip
     except (OSError, MemoryError):
         raise
     except Exception as error:  # of zipfile, zlib and NumPy
-        # zipfile raises these for what it lacks: methods of compression, passwords.
+        # zipfile raises these, too, for what it lacks: methods of compression, passwords.
         is_limit = isinstance(error, RuntimeError)
         refuse = functools.partial(_refuse, printable(_name(member)), str(error), is_limit)
         return Packed((member.compress_size,), _dtypes.packed("NPY_packed"), refuse, 0, "C")
@@ -120,7 +121,7 @@ def _name(member: zipfile.ZipInfo) -> str:
 
 def _refuse(name: str, reason: str, is_limit: bool, *_: int) -> bytes:
     if is_limit:
-        raise DecodeError(f"the array {name} cannot be read: {reason}: leave it out with select=")
+        raise DecodeError(f"the array {name} cannot be read: {reason}: select= loads the others")
     raise CorruptionError(f"the array {name} is damaged: {reason}")
 
 
@@ -147,6 +148,8 @@ def _array(content: core.Content, archive: zipfile.ZipFile, member: zipfile.ZipI
         except (KeyError, ValueError, SyntaxError) as error:
             raise _UnsupportedError(f"unsupported header: {error}") from error
         before = file.tell()
+    if dtype.hasobject:
+        raise NotImplementedError("it has pickled objects, which are never read")
     is_text = dtype.kind in "SU"
     code = dtype.str[1:].upper()
     # NumPy stores dtypes of other libraries as a size. `recover_dtype` of big_vision reads two bytes
@@ -251,7 +254,9 @@ def _read(
     except (OSError, MemoryError):
         raise
     except Exception as error:  # of zipfile and zlib
-        raise CorruptionError(f"the array {printable(_name(member))} is damaged: {error}") from error
+        raise CorruptionError(
+            f"the array {printable(_name(member))} is damaged: {error}"
+        ) from error
     return data
 
 
