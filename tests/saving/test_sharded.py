@@ -660,7 +660,7 @@ def test_a_lease_is_a_regular_file(tmp_path: Path, kind: str) -> None:
         lambda: treepack.Series(tmp_path).save(1, tree),
         lambda: treepack.Publisher(tmp_path).push(tree, version=1),
     ):
-        with pytest.raises(FileExistsError, match="not a regular file.*lease.treepack"):
+        with pytest.raises(FileExistsError, match=r"not a regular file.*lease\.treepack"):
             save()
     assert [*tmp_path.iterdir()] == [tmp_path / lease.FILE]
 

@@ -186,7 +186,7 @@ def test_a_copy_that_lost_its_lease_gets_no_name(
     monkeypatch.setattr(write, "pieces", pieces)
     run = run_at(tmp_path)
     save(run, 1)
-    with pytest.raises(BusyError, match="the lease of this process on .*run is gone"):
+    with pytest.raises(BusyError, match=r"the lease of this process on .*run is gone"):
         run.wait()
     assert steps_in(tmp_path / "run") == []
     monkeypatch.undo()

@@ -152,8 +152,8 @@ def _array(content: core.Content, archive: zipfile.ZipFile, member: zipfile.ZipI
         raise NotImplementedError("it has pickled objects, which are never read")
     is_text = dtype.kind in "SU"
     code = dtype.str[1:].upper()
-    # NumPy stores dtypes of other libraries as a size. `recover_dtype` of big_vision reads two bytes
-    # as bfloat16, too; one byte is ambiguous.
+    # NumPy stores dtypes of other libraries as a size. Two bytes are bfloat16, as `recover_dtype` of
+    # big_vision reads them; one byte is ambiguous.
     if dtype.type is np.void and dtype.str == "|V2" and dtype.names is None:
         dtype = np.dtype(ml_dtypes.bfloat16)
     if not is_text and _dtypes.resolve(dtype.name.encode()) is None:

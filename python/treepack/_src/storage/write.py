@@ -14,7 +14,7 @@ import treepack._core as core
 from treepack._src.options import Progress, Writing, progress_bar
 from treepack._src.storage import remote as _remote
 from treepack._src.storage.naming import naming
-from treepack._src.storage.place import local, shown, url_of
+from treepack._src.storage.place import shown, url_of
 from treepack._src.storage.stores import file_at, store_of
 
 # The size in bytes of the parts in which data are read, copied or uploaded.
@@ -60,7 +60,7 @@ def save_layout(
         url = url_of(path)
         if url is None:
             try:
-                save(local(path))
+                save(path)
             except (IsADirectoryError, NotADirectoryError) as error:
                 is_inside = isinstance(error, NotADirectoryError) and os.path.basename(path)  # noqa: PTH119
                 error.add_note(
@@ -124,7 +124,7 @@ def replacing(path: str | os.PathLike[str], *, durable: bool = True) -> Iterator
             f"{shown(path)!r} is a URL, and only treepack.save writes to URLs: write a local "
             "file, and upload it"
         )
-    with _temporary(local(path), path, private=False) as (replacement, file):
+    with _temporary(path, path, private=False) as (replacement, file):
         yield file
         with naming(path):
             file.close()
@@ -138,7 +138,7 @@ def spool(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
     It is in the directory of a local path, or, for URLs, in the default directory for temporary
     files. Errors in writing name the path.
     """
-    place = local(path) if url_of(path) is None else f"{tempfile.gettempdir()}/treepack"
+    place = path if url_of(path) is None else f"{tempfile.gettempdir()}/treepack"
     with _temporary(place, path, private=True) as (_, file):
         yield file
 
