@@ -354,9 +354,10 @@ PARTS: list[Row] = [
         "unexpected='ignore')"]),
     ("load('model', TREE, rename=3)", "rename= must be a dict of patterns or a function", [
         "load('model', TREE, rename=lambda path: path)"]),
-    ("load('model', {'b': np.ones((3, 2), 'f')}, rename=lambda _: treepack.transpose('params/w'))",
+    ("load('model', {'b': np.ones((3, 2), 'f')}, rename=lambda _: treepack.transpose('b'))",
      r"rename= must return a path for .*, got Source\(.*are values of a dict", [
-        "load('model', {'b': np.ones((3, 2), 'f')}, rename={'b': treepack.transpose('params/w')})"]),
+        "load('model', {'b': np.ones((3, 2), 'f')}, "
+        "rename={'b': treepack.transpose('params/w')})"]),
     ("load('model', TREE, rename={'params/*': 'params/w'})", "same path: choose other names", [
         "load('model', TREE, rename={'params/*': 'params/*'})"]),
     ("load('model', {'b': TREE['params']}, rename={'params/(.*)': r'b/\\1'}, missing='target')",

@@ -400,7 +400,8 @@ def _corrupt(
     if place.reader.damage is not None and not len(catalog):
         raise DecodeError(place.reader.damage)
     if not place.reader.is_summed and place.reader.damage is None:
-        raise UnsummedError.but("leave out verify=")
+        option = "verify=" if selection.verify else "on_corrupt="
+        raise UnsummedError.but(f"leave out {option}")
     place.reader.remember()  # exactly the verified bytes are loaded
     with progress_bar(reading.progress, "verify") as tell:
         statuses, damage = place.reader.verify(threads=reading.threads, progress=tell)

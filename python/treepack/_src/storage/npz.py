@@ -28,6 +28,10 @@ if TYPE_CHECKING:
 # The maximum compression ratio of deflate (https://zlib.net/zlib_tech.html).
 _MAX_RATIO = 1032
 
+# The beginning and the size of the end of an archive without a comment, and its number of members
+# where 16 bits are too few: APPNOTE.TXT of PKWARE, section 4.3.16.
+END, END_BYTES, _MANY = b"PK\5\6", 22, 0xFFFF
+
 # Compression methods, APPNOTE.TXT of PKWARE, section 4.4.5.
 _STORED, _DEFLATED = 0, 8
 
@@ -52,6 +56,7 @@ def read_npz(content: core.Content, max_size: int | None = None) -> dict[str, An
     name = None
     try:
         archive = zipfile.ZipFile(file_of(content))
+        _check_count(content, archive)
         # Members inside each other would take the same bytes many times.
         packed = sum(member.compress_size for member in archive.infolist())
         if packed > content.nbytes:
@@ -75,6 +80,19 @@ def read_npz(content: core.Content, max_size: int | None = None) -> dict[str, An
     except Exception as error:  # zipfile may raise any type
         raise DecodeError(f"not a readable file of numpy.savez: {error}", path=name) from error
     return arrays
+
+
+def _check_count(content: core.Content, archive: zipfile.ZipFile) -> None:
+    """Compares the number of members with the one at the end, as zipfile does not.
+
+    A damaged length of one entry hides others.
+    """
+    start = content.nbytes - END_BYTES - len(archive.comment)
+    end = content.read_range(max(start, 0), max(start, 0) + END_BYTES)
+    (count,) = struct.unpack_from("<H", end, 10)
+    found = len(archive.infolist())
+    if end.startswith(END) and count not in (found, _MANY):
+        raise ValueError(f"its directory is damaged: expected {count} members, found {found}")
 
 
 class _TooLargeError(TreepackError):
@@ -152,8 +170,8 @@ def _array(content: core.Content, archive: zipfile.ZipFile, member: zipfile.ZipI
         raise NotImplementedError("it has pickled objects, which are never read")
     is_text = dtype.kind in "SU"
     code = dtype.str[1:].upper()
-    # NumPy stores dtypes of other libraries as a size. Two bytes are bfloat16, as `recover_dtype` of
-    # big_vision reads them; one byte is ambiguous.
+    # NumPy stores dtypes of other libraries as a size: two bytes are bfloat16, as `recover_dtype`
+    # of big_vision reads them; one byte is ambiguous.
     if dtype.type is np.void and dtype.str == "|V2" and dtype.names is None:
         dtype = np.dtype(ml_dtypes.bfloat16)
     if not is_text and _dtypes.resolve(dtype.name.encode()) is None:
