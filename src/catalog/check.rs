@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 
 use super::{Catalog, LeafSpan};
-use crate::events::{ArrayEvent, Event, Events};
+use crate::events::{ArrayEvent, Event, Events, Reader};
 use crate::source::Source;
 use crate::structure::{LeafKind, RECORD_KEY, ROOT_KEY};
 use crate::watch::Watch;
@@ -41,10 +41,22 @@ impl Catalog {
     pub(super) fn read_leaf(&self, source: &dyn Source, leaf: usize) -> Result<Events> {
         let LeafSpan { start, end, .. } = self.leaves[leaf];
         let events = Events::read_part(source, start..end)?;
-        if self.is_expected(leaf, &events, events.as_slice()) {
-            return Ok(events);
+        self.check_events(leaf, &events)?;
+        Ok(events)
+    }
+
+    fn read_next<'a>(&self, reader: &'a mut Reader<'_>, leaf: usize) -> Result<&'a Events> {
+        let LeafSpan { start, end, .. } = self.leaves[leaf];
+        let events = reader.read(start..end)?;
+        self.check_events(leaf, events)?;
+        Ok(events)
+    }
+
+    fn check_events(&self, leaf: usize, events: &Events) -> Result<()> {
+        if self.is_expected(leaf, events, events.as_slice()) {
+            return Ok(());
         }
-        Err(Error::malformed(start, OTHER_LEAF))
+        Err(Error::malformed(self.leaves[leaf].start, OTHER_LEAF))
     }
 
     fn is_expected(&self, leaf: usize, events: &Events, list: &[Event]) -> bool {
@@ -66,7 +78,7 @@ impl Catalog {
         if !self.is_indexed {
             return Ok(found);
         }
-        let mut cursor = Cursor::new(source);
+        let mut reader = Reader::new(source);
         let mut first = 0;
         for (value, entry) in self.entries.iter().enumerate() {
             if value.is_multiple_of(CHECK_LEAVES) {
@@ -79,16 +91,17 @@ impl Catalog {
             first = head.end;
             if is_selected(entry.head) {
                 let LeafSpan { region, start, .. } = self.leaves[entry.head];
-                let done = self.compare_head(&mut cursor, head, region..start);
-                let done = done.and_then(|()| self.read_leaf(source, entry.head));
-                if is_damaged(done.and_then(|events| expect(has_shapes(&events))))? {
+                let done = self.compare_head(reader.cursor(), head, region..start);
+                let done = done.and_then(|()| self.read_next(&mut reader, entry.head));
+                if is_damaged(done.and_then(|events| expect(has_shapes(events))))? {
                     found.push(entry.head);
                 }
             }
         }
         if is_selected(self.len()) {
             let place = self.rest.start..self.record_key;
-            if is_damaged(self.compare_head(&mut cursor, first..self.entries.len(), place))? {
+            let head = first..self.entries.len();
+            if is_damaged(self.compare_head(reader.cursor(), head, place))? {
                 found.push(self.len());
             }
         }
@@ -99,6 +112,7 @@ impl Catalog {
     /// kinds. Skips unreadable leaves.
     pub fn inner_dtypes(&self, source: &dyn Source, watch: &dyn Watch) -> Result<BTreeSet<String>> {
         let mut found = BTreeSet::new();
+        let mut reader = Reader::new(source);
         for (number, leaf) in self.leaves.iter().enumerate() {
             if !matches!(
                 self.kinds[leaf.kind],
@@ -107,7 +121,7 @@ impl Catalog {
                 continue;
             }
             watch.check()?;
-            let events = match self.read_leaf(source, number) {
+            let events = match self.read_next(&mut reader, number) {
                 Ok(events) => events,
                 Err(error) if error.is_no_damage() => return Err(error),
                 Err(_) => continue,

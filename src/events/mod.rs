@@ -191,6 +191,15 @@ impl Events {
         self.complex[number as usize]
     }
 
+    /// Removes the events; dimensions and dtypes stay for recent headers.
+    fn clear(&mut self) {
+        self.list.clear();
+        self.text.clear();
+        self.arrays.clear();
+        self.spans.clear();
+        self.complex.clear();
+    }
+
     #[inline]
     fn after(&self, event: usize) -> usize {
         match self.list[event] {

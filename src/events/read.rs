@@ -24,18 +24,9 @@ impl Events {
     /// # Panics
     /// If the part exceeds the source.
     pub fn read_part(source: &dyn Source, part: Range<usize>) -> Result<Self> {
-        let mut reader = Reader::within(source, part);
-        reader.keep_all = true;
-        loop {
-            reader.next()?;
-            while reader.open.last().is_some_and(|open| open.left == 0) {
-                reader.close()?;
-            }
-            if reader.open.is_empty() {
-                reader.finish()?;
-                return Ok(reader.found);
-            }
-        }
+        let mut reader = Reader::within(source, part.clone());
+        reader.read(part)?;
+        Ok(reader.found)
     }
 }
 
@@ -92,6 +83,33 @@ impl<'a> Reader<'a> {
         assert!(self.open.is_empty() && self.needing == 0);
         self.found.text.clear();
         self.cursor.seek(part);
+    }
+
+    /// Reads another part, which must be one value, also after an error.
+    ///
+    /// # Panics
+    /// If the part exceeds the source.
+    pub fn read(&mut self, part: Range<usize>) -> Result<&Events> {
+        self.open.clear();
+        self.needing = 0;
+        self.found.clear();
+        self.cursor.seek(part);
+        self.keep_all = true;
+        loop {
+            self.next()?;
+            while self.open.last().is_some_and(|open| open.left == 0) {
+                self.close()?;
+            }
+            if self.open.is_empty() {
+                self.finish()?;
+                return Ok(&self.found);
+            }
+        }
+    }
+
+    /// The cursor, to read headers around a part.
+    pub fn cursor(&mut self) -> &mut Cursor<'a> {
+        &mut self.cursor
     }
 
     #[inline]

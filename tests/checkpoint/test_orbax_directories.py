@@ -406,6 +406,19 @@ def test_files_do_not_claim_far_more_than_they_can_hold(tmp_path: Path) -> None:
         assert opened["w"][1 << 27 : (1 << 27) + 3].tolist() == [0, 0, 0]
 
 
+def test_a_directory_is_walked_once_whatever_its_links(tmp_path: Path) -> None:
+    """Two links to one folder would make 2**40 paths of it."""
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(tmp_path / "a", {"w": np.arange(16.0)})
+    files = [file for file in (tmp_path / "a").rglob("*") if file.is_file()]
+    for name in ("x", "y"):
+        (tmp_path / "a" / name).symlink_to(".")
+    (tmp_path / "a" / "nothing").symlink_to("missing")
+    with treepack.open(tmp_path / "a") as file:
+        assert file._place.reader.nbytes == sum(each.stat().st_size for each in files)
+        assert file["w"][3] == 3
+
+
 def test_no_array_is_read_when_a_directory_is_opened(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -442,6 +442,24 @@ def test_unknown_dtypes_are_left_out_beside_empty_containers() -> None:
     np.testing.assert_array_equal(loaded["v"], tree["v"])
 
 
+@pytest.mark.parametrize("harm", ["header", "index", "missing"])
+def test_verify_reports_damage_of_a_directory(tmp_path: Path, harm: str) -> None:
+    tree = {name: np.ones(300, np.float32) for name in "abc"}
+    treepack.save(tmp_path / "model", tree, format="safetensors", max_shard_size=2000)
+    part = next((tmp_path / "model").glob("model-*"))
+    if harm == "header":
+        part.write_bytes(b"\0" + part.read_bytes()[1:])
+    elif harm == "index":
+        (tmp_path / "model" / INDEX).write_bytes(b"{")
+    else:
+        part.unlink()
+    with pytest.raises(treepack.DecodeError):
+        treepack.load(tmp_path / "model")
+    found = treepack.verify(tmp_path / "model")
+    assert not found.ok
+    assert (INDEX if harm == "index" else part.name) in str(found.damage)
+
+
 @pytest.mark.parametrize("kind", ["data", "file", "directory", "URL"])
 def test_packed_elements_are_bytes(tmp_path: Path, kind: str) -> None:
     header = {

@@ -45,46 +45,102 @@ def archive_of(
         Path("bad.npz").write_bytes(data)
 
 
+GOOD = npy(np.ones(20))
+
+TEMPLATE = {"good": np.zeros(20)}
+
+METHODS = pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
+
+
+@METHODS
 @pytest.mark.filterwarnings("ignore:Duplicate name")
-@pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
 def test_archives_that_are_refused(folder: Path, method: int) -> None:
-    good = npy(np.ones(20))
-    longer = good.replace(b"(20,), ", b"(2000,)")
-    negative = good.replace(b"(20,)", b"(-2,)")
-    objects = npy(np.array([{}, 1], dtype=object))
-    texts = npy(np.zeros(5, "U1"))
-    for members, message in (
-        ([("a.npy", good[:-3])], "short read"),
-        ([("a.npy", longer), ("b.npy", good)], "short read"),
-        ([("a.npy", negative)], "short read"),
-        ([("a.npy", header(10**20, 0))], "does not support"),
-        ([("a.npy", header(*[1] * 65))], "does not support"),
-        ([("a.npy", header(1 << 62, 1 << 62, 0))], "does not support"),
-        ([("a.npy", npy(np.array(["\ud800"])))], "not valid Unicode"),
-        (
-            [("a.npy", texts.replace(b"(5,), }" + b" " * 16, b"(%d,0), }" % (1 << 50)))],
-            "too many empty",
-        ),
-        ([("a.npy", good), ("a.npy", good)], "two arrays"),
-        ([("a.npy", good), ("a", good)], "two arrays"),
-        ([("b.npy", good), ("a.txt", b"what is no array")], "magic"),
-        ([("a.npy", objects)], "never read"),
-        ([("a.npy", good.replace(b"(20,), ", b"((20,),"))], "not a readable file of numpy.savez"),
-    ):
-        archive_of(*members, method=method)
-        with pytest.raises(DecodeError, match=message):
+    for name in ("a.npy", "a"):
+        archive_of(("a.npy", GOOD), (name, GOOD), method=method)
+        with pytest.raises(DecodeError, match="two arrays"):
             treepack.load("bad.npz")
-        damage = treepack.verify("bad.npz").damage
-        assert damage is not None
-        assert message in damage
-    archive_of(("a.npy", good), method=method, flipped=60)
-    with pytest.raises(DecodeError):
-        treepack.load("bad.npz")
-    archive_of(("a.npy", good), method=zipfile.ZIP_LZMA)
-    with pytest.raises(DecodeError, match="method 14"):
-        treepack.load("bad.npz")
-    archive_of(("folder/a.npy", good), ("other/", b""), method=method)
+        assert "two arrays" in str(treepack.verify("bad.npz").damage)
+    archive_of(("folder/a.npy", GOOD), ("other/", b""), method=method)
     np.testing.assert_array_equal(treepack.load("bad.npz")["folder"]["a"], np.ones(20))
+
+
+def check_others() -> None:
+    """Reads the member `good` beside `a` in each way."""
+    for found in (treepack.load("bad.npz", select="good"), treepack.load("bad.npz", TEMPLATE)):
+        np.testing.assert_array_equal(found["good"], np.ones(20))
+    with treepack.open("bad.npz") as file:
+        np.testing.assert_array_equal(file["good"], np.ones(20))
+    assert treepack.abstract("bad.npz")["good"].shape == (20,)
+    assert "good" in call("ls", "bad.npz")
+    call("convert", "bad.npz", "rest.treepack", "--skip", "a")
+    np.testing.assert_array_equal(treepack.load("rest.treepack")["good"], np.ones(20))
+
+
+BYTES = {
+    "V5_packed": npy(np.zeros(3, [("x", "<f4"), ("y", "i1")])),
+    "V4_packed": npy(np.zeros(3, "V4")),
+    "V1000_packed": npy(np.zeros(3, "V1000")),
+    "U1_packed": npy(np.array(["\ud800"])),
+    "U1_packed, many": npy(np.zeros(5, "U1")).replace(
+        b"(5,), }" + b" " * 16, b"(%d,0), }" % (1 << 50)
+    ),
+    "U1_packed, deep": header(*[1] * 65),
+    "U1_packed, long": header(10**20, 0),
+    "U1_packed, large": header(1 << 62, 1 << 62, 0),
+    "NPY_packed": b"what is no array",
+}
+
+
+@METHODS
+@pytest.mark.parametrize("name", BYTES)
+def test_members_that_no_tree_can_hold_are_bytes(folder: Path, method: int, name: str) -> None:
+    """NumPy reads these bytes."""
+    data = BYTES[name]
+    archive_of(("good.npy", GOOD), ("a.npy", data), method=method)
+    check_others()
+    with treepack.open("bad.npz") as file:
+        assert file["a"].dtype.metadata == {"treepack.packed": name.split(",")[0]}
+    assert treepack.load("bad.npz")["a"].tobytes() == data
+    assert treepack.abstract("bad.npz")["a"].shape == (len(data),)
+    assert dict(treepack.verify("bad.npz").leaves) == {"good": "ok", "a": "ok"}
+    if name == "V5_packed":
+        raw = io.BytesIO(treepack.load("bad.npz")["a"].tobytes())
+        assert np.load(raw).dtype.names == ("x", "y")
+    call("convert", "bad.npz", "all.treepack")
+    assert treepack.load("all.treepack")["a"].tobytes() == data
+
+
+@METHODS
+def test_damaged_members_are_refused_at_their_use(folder: Path, method: int) -> None:
+    for data in (
+        GOOD[:-3],
+        GOOD.replace(b"(20,), ", b"(2000,)"),
+        GOOD.replace(b"(20,)", b"(-2,)"),
+    ):
+        archive_of(("good.npy", GOOD), ("a.npy", data), method=method)
+        check_others()
+        for options in ({}, {"verify": True}, {"select": "a"}):
+            with pytest.raises(CorruptionError, match="a is damaged"):
+                treepack.load("bad.npz", **options)
+        assert dict(treepack.verify("bad.npz").leaves) == {"good": "ok", "a": "corrupt"}
+
+
+@pytest.mark.parametrize("kind", ["objects", "compression"])
+def test_what_is_never_read_is_no_damage(folder: Path, kind: str) -> None:
+    archive_of(("good.npy", GOOD))
+    is_compression = kind == "compression"
+    with zipfile.ZipFile("bad.npz", "a", zipfile.ZIP_LZMA if is_compression else 0) as archive:
+        archive.writestr("a.npy", GOOD if is_compression else npy(np.array([{}], object)))
+    check_others()
+    reason = "method 14" if is_compression else "pickled objects, which are never read"
+    with pytest.raises(DecodeError, match=f"array a cannot be read: .*{reason}: select= loads"):
+        treepack.load("bad.npz")
+    with pytest.raises(DecodeError, match=reason):
+        call("convert", "bad.npz", "all.treepack")
+    found = treepack.verify("bad.npz")
+    assert (found.ok, dict(found.leaves)) == (True, {"good": "ok", "a": "unchecked"})
+    with pytest.raises(CorruptionError, match=r"^'bad\.npz': a is not verified"):
+        treepack.load("bad.npz", verify=True)
 
 
 def test_members_inside_each_other_are_refused(folder: Path) -> None:

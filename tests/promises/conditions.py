@@ -100,6 +100,13 @@ def fifo(path: Path, _: random.Random) -> None:
     os.mkfifo(file)
 
 
+def device(path: Path, _: random.Random) -> None:
+    """Replaces the largest file by a link to a device that has no end."""
+    file = largest(path)
+    file.unlink()
+    file.symlink_to("/dev/zero")
+
+
 def in_no_directory(call: Callable[[], Any]) -> Any:
     folder = tempfile.mkdtemp()
     with contextlib.chdir("/"):
@@ -203,6 +210,7 @@ CONDITIONS: dict[str, Condition] = {
     "cut": Condition(prepare=cut, outcome=EITHER),
     "zeroed tail": Condition(prepare=zero_tail, outcome=EITHER),
     "FIFO in it": Condition(prepare=fifo, outcome=EITHER, takes=frozenset({"path"})),
+    "device in it": Condition(prepare=device, outcome=EITHER, takes=frozenset({"path"})),
     "small max_size": Condition(option=("max_size", 1000), outcome=ERROR),
     "signals": Condition(among_signals),
     "Ctrl-C": Condition(interrupted, takes=frozenset({"path", "URL"})),

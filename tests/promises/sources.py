@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import fsspec
+import numpy as np
 
 import treepack
 
@@ -76,6 +77,7 @@ SOURCES: dict[str, Source] = {
     "file:// URL": Source(given(lambda path: path.as_uri()), "URL"),
     "memory:// URL": Source(in_memory, "URL"),
     "bytes": Source(given(lambda path: path.read_bytes()), "data"),
+    "NumPy array": Source(given(lambda path: np.frombuffer(path.read_bytes(), np.uint8)), "data"),
     "memoryview": Source(given(lambda path: memoryview(bytearray(path.read_bytes()))), "data"),
     "file object": Source(lambda path: path.open("rb"), "file object"),
     "BytesIO": Source(given(lambda path: io.BytesIO(path.read_bytes())), "file object"),

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -186,8 +185,7 @@ def ls(case: Case) -> None:
 
 def salvage(case: Case) -> Leaves:
     with opened(case, salvage=True) as file:
-        found = re.search(r"([^;]*) (?:is|are) not verified", file.damage or "")
-        unverified = found[1].strip().split(", ") if found else []
+        unverified = {*file.unverified}
         leaves = [leaf for leaf in file.leaves() if leaf[0] not in unverified]
         return {tuple(path.split("/")): plain(leaf) for path, leaf in leaves}
 

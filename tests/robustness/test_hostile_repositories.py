@@ -1,11 +1,13 @@
-"""Damaged repositories of safetensors and directories of Orbax end in documented errors."""
+"""Damaged safetensors, directories of Orbax and archives of NumPy end in documented errors."""
 
 from __future__ import annotations
 
+import copy
 import os
 import random
 import shutil
 import time
+import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,8 @@ import pytest
 
 import tiers
 import treepack
+from hostile import limits
+from hostile.changes import with_other_bytes
 from hostile.headers import mutated, repository
 
 # Of CPU time for one use; no file has a megabyte.
@@ -77,6 +81,44 @@ def test_repositories_of_safetensors(in_memory: Path, is_directory: bool) -> Non
     assert min(taken, refused) > count / 100
 
 
+def archive(path: Path, own: random.Random) -> None:
+    """Writes an archive of NumPy whose directory tells what is not so.
+
+    Members lie inside each other, and have other sizes.
+    """
+    large = {"a": np.arange(3000), "b": np.zeros((300, 300)), "t": np.array(["x", "yz"])}
+    own.choice([np.savez, np.savez_compressed])(path, **large)
+    with zipfile.ZipFile(path, "a") as file:
+        for number in range(own.choice([0, 1, 30])):
+            twin = copy.copy(own.choice(file.filelist[:3]))
+            twin.filename = f"{number}.npy"
+            file.filelist.append(twin)
+        member = own.choice(file.filelist)
+        field = own.choice(["header_offset", "compress_size", "file_size", "CRC", "compress_type"])
+        value, most = getattr(member, field), {"compress_type": 2**16, "CRC": 2**32}
+        other = own.choice([0, 1, value + 1, value // 2, value * 40, 2**31, 2**33])
+        setattr(member, field, other % most.get(field, 2**40))
+        file._didModify = True  # type: ignore[attr-defined]
+    if own.random() < 0.5:
+        path.write_bytes(with_other_bytes(path.read_bytes(), own))
+
+
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+def test_archives_of_numpy(in_memory: Path) -> None:
+    taken = refused = 0
+    measured = limits.Limits()
+    first, count = int(os.environ.get("TREEPACK_SEED", "0")), count_of(60, 1000)
+    for seed in range(first, first + count):
+        path = in_memory / "model.npz"
+        archive(path, random.Random(seed))
+        with measured.memory(f"seed {seed}", path.stat().st_size, 0) as exceeded:
+            found = [*refusals(path)]
+        assert not exceeded, (seed, exceeded)
+        taken, refused = taken + (not found), refused + bool(found)
+        path.unlink()
+    assert min(taken, refused) > count / 100
+
+
 def write_v0(path: Path, **options: bool) -> None:
     tree = {"w": jnp.arange(2000.0), "b": {"c": np.arange(6).reshape(2, 3)}, "n": 7, "t": "text"}
     with ocp.Checkpointer(ocp.PyTreeCheckpointHandler(**options)) as checkpointer:
@@ -101,9 +143,8 @@ def damage(path: Path, random: random.Random) -> None:
     metadata = [it for it in files if it.name[:1] in "_.m" or it.suffix == ".json"]
     file = random.choice(random.choice([files, metadata]))
     data = bytearray(file.read_bytes())
-    kind = random.choice(
-        ["flip", "flip", "text", "text", "cut", "longer", "gone", "empty", "other"]
-    )
+    kinds = ["flip", "flip", "text", "text", "cut", "longer", "gone", "empty", "other", "number"]
+    kind = random.choice(kinds)
     at = random.randrange(len(data) + 1)
     if kind == "flip" and data:
         data[at - 1] ^= 1 << random.randrange(8)
@@ -113,6 +154,10 @@ def damage(path: Path, random: random.Random) -> None:
         del data[at:]
     elif kind == "longer":
         data[at:at] = random.randbytes(random.randrange(1, 20))
+    elif kind == "number":  # arrays and chunks that claim more than there is
+        digits = [at for at, byte in enumerate(data) if chr(byte).isdigit()]
+        for at in random.sample(digits, min(len(digits), 2)):
+            data[at:at] = b"9" * random.choice([1, 3, 6, 12])
     elif kind == "other":
         data[:] = random.choice(files).read_bytes()
     elif kind == "empty":

@@ -650,6 +650,21 @@ def test_what_is_committed_are_regular_files(
     assert value_in(tmp_path) == 1
 
 
+@pytest.mark.parametrize("kind", KINDS_OF_FILES)
+def test_a_lease_is_a_regular_file(tmp_path: Path, kind: str) -> None:
+    KINDS_OF_FILES[kind](tmp_path / lease.FILE)
+    tree = {"w": np.ones(2)}
+    for save in (
+        lambda: treepack.save(tmp_path, tree, sharded=True),
+        lambda: treepack.save(tmp_path, tree, format="safetensors"),
+        lambda: treepack.Series(tmp_path).save(1, tree),
+        lambda: treepack.Publisher(tmp_path).push(tree, version=1),
+    ):
+        with pytest.raises(FileExistsError, match=r"not a regular file.*lease\.treepack"):
+            save()
+    assert [*tmp_path.iterdir()] == [tmp_path / lease.FILE]
+
+
 @pytest.mark.parametrize("mmap", [True, False])
 @pytest.mark.parametrize("kind", KINDS_OF_FILES)
 def test_shards_and_manifests_are_regular_files(checkpoint: Path, kind: str, mmap: bool) -> None:

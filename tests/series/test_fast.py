@@ -36,7 +36,7 @@ def full(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
     """Sets whether no durable place can be written."""
 
     def set_full(is_full: bool) -> None:
-        def fail(_: Any, path: Any) -> int:
+        def fail(_: Any, path: Any, *__: Any) -> int:
             raise OSError(28, "No space left on device", str(path))
 
         monkeypatch.undo()

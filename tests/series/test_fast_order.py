@@ -17,6 +17,8 @@ import treepack
 from fast_runs import Gate, check, damage, forms, run_at, save, steps_in
 from treepack import InvalidCheckpointError, Keep, Series, TreepackError
 from treepack._src.series import fast as fast_module
+from treepack._src.storage import write
+from treepack.errors import BusyError
 
 
 @pytest.fixture
@@ -169,6 +171,27 @@ def test_damaged_checkpoints_are_not_copied(tmp_path: Path, gate: Gate, sharded:
     run.wait()
     assert steps_in(tmp_path / "run") == [1, 3]
     assert steps_in(tmp_path / "fast") == [3]
+
+
+def test_a_copy_that_lost_its_lease_gets_no_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where the process stood still, and another job took it for dead."""
+
+    def pieces(content: Any) -> Any:
+        (tmp_path / "run" / "lease.treepack").unlink()
+        return original(content)
+
+    original = write.pieces
+    monkeypatch.setattr(write, "pieces", pieces)
+    run = run_at(tmp_path)
+    save(run, 1)
+    with pytest.raises(BusyError, match=r"the lease of this process on .*run is gone"):
+        run.wait()
+    assert steps_in(tmp_path / "run") == []
+    monkeypatch.undo()
+    run.wait()  # which copies it again
+    assert steps_in(tmp_path / "run") == [1]
 
 
 def test_two_series_of_a_program_wait_for_each_other(tmp_path: Path, gate: Gate) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gzip
 import os
 import pickle
@@ -287,6 +288,28 @@ def test_pipes_and_devices(tmp_path: Path):
     writer.start()
     assert_same(treepack.serialization.load_from_file(TREE, pipe), EXPECTED)
     writer.join()
+
+
+@pytest.mark.parametrize("device", ["/dev/zero", "/dev/random", "/dev/null"])
+def test_devices_are_not_read(device: str):
+    """They may have no end."""
+    reads = (
+        treepack.load,
+        treepack.open,
+        treepack.abstract,
+        treepack.read_metadata,
+        treepack.load_exported,
+        functools.partial(treepack.open, salvage=True),
+        functools.partial(treepack.load, mmap=False),
+        functools.partial(treepack.serialization.load_from_file, TREE),
+        lambda path: list(treepack.read_stream(path)),
+        lambda path: treepack.diff(path, TREE),
+    )
+    for read in reads:
+        with pytest.raises(treepack.DecodeError, match=f"{device}': it is a device"):
+            read(device)
+    assert treepack.verify(device).damage == "it is a device, not a file: write its bytes to a file"
+    assert not treepack.is_checkpoint(device)
 
 
 def test_gzip_functions():

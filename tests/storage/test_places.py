@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import gzip
 import io
 import itertools
 import os
@@ -31,23 +30,6 @@ from treepack._src.storage.place import (
 )
 
 TREE = {"w": np.arange(6.0), "step": 3}
-
-
-@pytest.mark.parametrize("wrap", [bytes, bytearray, memoryview, io.BytesIO, np.frombuffer])
-@pytest.mark.parametrize("compressed", [False, True])
-def test_every_verb_reads_data_and_file_objects(wrap: Any, compressed: bool) -> None:
-    data = treepack.dumps(TREE, metadata={"a": 1})
-    data = gzip.compress(data) if compressed else data
-    source = wrap(data, np.uint8) if wrap is np.frombuffer else wrap(data)
-    loaded = treepack.load(source)
-    np.testing.assert_array_equal(loaded["w"], TREE["w"])
-    assert treepack.load(source, select="step") == {"step": 3}
-    assert treepack.load(source, {"w": np.zeros(6), "step": 0})["step"] == 3
-    assert treepack.abstract(source)["step"] == 3
-    assert treepack.read_metadata(source) == {"a": 1}
-    assert treepack.verify(source).ok
-    with treepack.open(source) as file:
-        assert file["step"] == 3
 
 
 READS: list[Any] = [

@@ -11,6 +11,7 @@ from treepack._cli import output, piped, sources
 from treepack._cli.listing import ANY_FILE, FILE, MAX_SIZE, PATH, SEP, flag
 from treepack._src import paths as _paths
 from treepack._src.checkpoint.file import count_text, open, place_of, size_text, value_at
+from treepack._src.checkpoint.load import listed
 from treepack._src.checkpoint.reader import SALVAGE_ADVICE
 from treepack._src.checkpoint.select import ends_of
 from treepack._src.options import Compress, Export, Writing, float_dtype
@@ -184,9 +185,8 @@ def salvage(source: FILE, target: TARGET, sep: SEP = ".", max_size: MAX_SIZE = N
             is_damaged, count = True, len(list(ends_of(state.tree)))
         _write(state, target, sep=sep)
         unchecked = min(count, sum(status == "unchecked" for status in statuses.values()))
-        if is_damaged and (unverified := reader.unverified()):
-            text = f"{reader.listed(unverified)} not verified, for lack of checksums"
-            output.line(text, "yellow")
+        if is_damaged and (unverified := file.unverified):
+            output.line(f"{listed(unverified)} not verified, for lack of checksums", "yellow")
         more = f", {unchecked} of them without checksums" if is_damaged and unchecked else ""
         output.line(f"saved {count_text(count)}{more}", "green")
     raise typer.Exit(int(is_damaged))

@@ -47,14 +47,14 @@ def describe(dtype: np.dtype) -> tuple[str | None, bool]:
 _PACKED = "treepack.packed"
 
 
-# The names of `src/safetensors/header.rs`.
-_PACKED_NAME = re.compile(r"[A-Z]{1,4}\d{0,2}(?:_E\dM\d(?:FN)?(?:UZ)?)?_packed")
+# The names of `src/safetensors/header.rs`, and codes of NumPy's dtypes.
+_PACKED_NAME = re.compile(r"[A-Z]{1,4}\d{0,9}(?:_E\dM\d(?:FN)?(?:UZ)?)?_packed")
 
 
 def packed(name: str) -> np.dtype:
-    """Returns a dtype of bytes for arrays of safetensors that NumPy lacks.
+    """Returns a dtype of bytes for arrays of safetensors and npz that no array of a tree can hold.
 
-    Their elements have 4 or 6 bits, or they have more dimensions than NumPy's.
+    Their elements have 4 or 6 bits, or are structures, or they have more dimensions than NumPy's.
     """
     return np.dtype((np.void, 1), metadata={_PACKED: name})
 

@@ -242,6 +242,7 @@ USES: dict[str, Work] = {
     "load into, skipping": _into(on_corrupt="skip", missing="target", return_report=True),
     "load, selected": _selected,
     "load, pattern": _limited(treepack.load, select="**/w"),
+    "load, function": _limited(treepack.load, select=lambda path: path.endswith("w")),
     "load, renamed": _renamed,
     "load, dtype": _limited(treepack.load, dtype="float16"),
     "load, sharding": _placed,

@@ -401,6 +401,15 @@ class File(Tree):
         return found.replace(SALVAGE_ADVICE, _INTACT)
 
     @property
+    def unverified(self) -> list[str]:
+        """The paths of the leaves that a damaged file has no checksums of.
+
+        They are read, and their values may be damaged.
+        """
+        reader, room = self._place.reader, _paths.Room()
+        return [room.text(reader.catalog.path_of(value, 0)) for value in reader.unverified()]
+
+    @property
     def path(self) -> str | None:
         """The path or URL, as it was passed; `None` for data in memory."""
         return self._place.reader.filename

@@ -400,7 +400,8 @@ def _corrupt(
     if place.reader.damage is not None and not len(catalog):
         raise DecodeError(place.reader.damage)
     if not place.reader.is_summed and place.reader.damage is None:
-        raise UnsummedError.but("leave out verify=")
+        option = "verify=" if selection.verify else "on_corrupt="
+        raise UnsummedError.but(f"leave out {option}")
     place.reader.remember()  # exactly the verified bytes are loaded
     with progress_bar(reading.progress, "verify") as tell:
         statuses, damage = place.reader.verify(threads=reading.threads, progress=tell)
@@ -425,12 +426,14 @@ def _corrupt(
         warn(warning)
     if not is_lost:
         return bad, unverified
-    bad |= unverified
+    fault = "damaged" if bad else "not verified, for lack of checksums"
+    bad = bad or unverified
     if bad and selection.on_corrupt == "error":
         raise CorruptionError(
-            f"{listed([*bad.values()])} damaged: pass on_corrupt='skip' to treepack.load "
+            f"{listed([*bad.values()])} {fault}: pass on_corrupt='skip' to treepack.load "
             "to load the other leaves"
         )
+    bad = bad | unverified
     for values in place.reader.lists_of(bad):
         first = max(values.start, place.value)
         path = room.text(catalog.path_of(first, place.value))

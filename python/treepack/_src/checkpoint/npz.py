@@ -34,11 +34,7 @@ class NpzReader(Reader):
         tree = nested(arrays, self.separator)
         leaves = ((_paths.text(parts), leaf) for parts, leaf in leaves_of(tree, ()))
         self._arrays = {path: leaf for path, leaf in leaves if isinstance(leaf, (Stored, Packed))}
-        try:
-            layout = layout_of(tree, None)
-        except UnicodeEncodeError as error:
-            raise DecodeError(f"a string is not valid Unicode: {error}") from error
-        laid = core.Content.laid(layout, [])
+        laid = core.Content.laid(layout_of(tree, None), [])
         super().__init__(source, found._replace(content=laid, blocks=None), **options)
 
     def close(self) -> None:
@@ -64,6 +60,8 @@ class NpzReader(Reader):
                 array.check()
             except CorruptionError:
                 found[value] = "corrupt"
+            except DecodeError:  # of a kind that cannot be read
+                found[value] = "unchecked"
             done += array.nbytes
             if progress is not None:
                 progress(done, total)

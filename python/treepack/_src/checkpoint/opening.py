@@ -9,7 +9,7 @@ from typing import Any, Literal
 from treepack._src.checkpoint.alone import ShardsReader
 from treepack._src.checkpoint.npz import NpzReader
 from treepack._src.checkpoint.orbax import OrbaxReader
-from treepack._src.checkpoint.reader import Reader
+from treepack._src.checkpoint.reader import DamagedFileError, Reader
 from treepack._src.checkpoint.safetensors import RepositoryReader, SafetensorsReader
 from treepack._src.checkpoint.sharded import ShardedReader
 from treepack._src.checkpoint.shards import FILE, MANIFEST
@@ -17,6 +17,7 @@ from treepack._src.options import check
 from treepack._src.storage.content import Openable, Opened, open_parts
 from treepack._src.storage.entries import exists
 from treepack._src.storage.foreign import ORBAX_STEP, other_format
+from treepack._src.storage.npz import END, END_BYTES
 from treepack._src.storage.orbax import item_in
 from treepack._src.storage.place import joined
 from treepack._src.storage.safetensors import SUFFIXES, has_suffix
@@ -81,7 +82,7 @@ def open_reader(
             raise
         with contextlib.suppress(CorruptionError):
             return ShardsReader(source, lost=error.reason, **options)
-        raise
+        raise DamagedFileError(error.reason, error.offset) from error
     return OrbaxReader(item, **options)
 
 
@@ -95,9 +96,13 @@ def _only_item(source: Any, names: Sequence[str]) -> str | None:
 
 
 def _other(found: Opened) -> type[Reader] | None:
-    """Returns the reader of data in another format; `None` if their beginning is damaged."""
+    """Returns the reader of data in another format, or `None`."""
+    content, start = found.content, max(0, found.content.nbytes - END_BYTES)
     with contextlib.suppress(TreepackError):
-        return _READERS.get(other_format(found.content))
+        # The beginning of an archive may be damaged: its directory is at the end.
+        if content.read_range(start, content.nbytes).startswith(END):
+            return NpzReader
+        return _READERS.get(other_format(content))
     return None
 
 

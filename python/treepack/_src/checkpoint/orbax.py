@@ -8,8 +8,7 @@ TensorStore reads the boxes of arrays. Orbax itself is not needed.
 from __future__ import annotations
 
 import math
-import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +24,9 @@ from treepack._src.printable import printable
 from treepack._src.pytree import prng as _prng
 from treepack._src.pytree.kinds import kind_of
 from treepack._src.storage import orbax as _orbax
-from treepack._src.storage.content import Openable, Opened, read_all
+from treepack._src.storage.content import Openable, Opened, is_special, read_all, size_of
 from treepack._src.storage.deferred import Held
+from treepack._src.storage.entries import entries, exists
 from treepack._src.storage.foreign import ORBAX_REFERENCES
 from treepack._src.storage.place import joined, real, shown
 from treepack.errors import CorruptionError, DecodeError, TreepackError
@@ -47,7 +47,7 @@ class OrbaxReader(Unchecked):
           options: See `Reader`.
         """
         place = real(source)  # TensorStore takes no `..`
-        _check_regular(place)
+        sizes = _sizes_in(place)
         item = _orbax.read_item(place)
         values = _values(item)
         arrays = [value for value in values if isinstance(value, Stored)]
@@ -55,7 +55,7 @@ class OrbaxReader(Unchecked):
         nbytes = sum(max(array.nbytes, array.chunk_nbytes) for array in arrays)
         if max_size is not None and nbytes > max_size:
             raise TreepackError(f"the arrays of {nbytes} bytes exceed max_size={max_size}")
-        if max_size is None and not _may_have(_sizes(source), nbytes):
+        if max_size is None and not _may_have(sizes, nbytes):
             raise TreepackError(
                 f"the arrays or their chunks have {nbytes} bytes, far more than the files: chunks "
                 f"are missing, which are read as one value. If that is right, pass "
@@ -63,12 +63,7 @@ class OrbaxReader(Unchecked):
             )
         layout = layout_of(_orbax.tree_of(item.leaves, values), item.metadata)
         content = core.Content.laid(layout, [])
-        super().__init__(source, Opened(content), max_size=max_size, **options)
-
-    @property
-    def nbytes(self) -> int:
-        """The size of its files in bytes, as they are stored."""
-        return sum(_sizes(self._source))
+        super().__init__(source, Opened(content, nbytes=sum(sizes)), max_size=max_size, **options)
 
     def array(self, value: int, parts: list[str], kind: tuple[Any, ...]) -> LazyArray:
         """Returns a `LazyArray` of an array, or of the data of a PRNG key."""
@@ -126,24 +121,29 @@ class OrbaxReader(Unchecked):
         }
 
 
-def _sizes(path: Openable) -> Iterator[int]:
-    """Yields the sizes of the files in a directory."""
-    files = Path(path).rglob("*")
-    return (file.stat().st_size for file in files if file.is_file())
-
-
-def _check_regular(folder: str) -> None:
-    """Checks that a directory has only files and directories: TensorStore waits for a pipe forever.
+def _sizes_in(folder: str) -> list[int]:
+    """Returns the sizes of the files in a directory.
 
     Raises:
-      DecodeError: If it has a pipe, a socket or a device.
+      DecodeError: If it has a pipe, a socket or a device: TensorStore waits for a pipe forever.
     """
-    with os.scandir(folder) as entries:
-        for entry in entries:
-            if entry.is_dir():
-                _check_regular(entry.path)
-            elif not entry.is_file() and Path(entry.path).exists():
-                raise DecodeError(f"{shown(entry.path)!r} is not a regular file")
+    sizes: list[int] = []
+    folders, seen = [folder], set()
+    while folders:
+        found = folders.pop()
+        status = Path(found).stat()
+        if (status.st_dev, status.st_ino) in seen:  # by links in a circle
+            continue
+        seen.add((status.st_dev, status.st_ino))
+        for entry in entries(found, hidden=True):
+            path = joined(found, entry.name)
+            if entry.is_directory:
+                folders.append(path)
+            elif exists(path):  # not a link to nothing
+                if is_special(path):
+                    raise DecodeError(f"{shown(path)!r} is not a regular file")
+                sizes.append(size_of(path))
+    return sizes
 
 
 # A block of equal bytes in zstd, which compresses chunks: 128 KiB in 4 bytes (RFC 8878, section

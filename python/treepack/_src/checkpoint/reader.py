@@ -52,6 +52,10 @@ StayLazy = Callable[[Sequence[str]], bool]
 ReadLeaf = Callable[[int, list[str]], Any]
 
 
+class DamagedFileError(DecodeError):
+    """A file of a directory is damaged, so that the directory cannot be opened."""
+
+
 class Reader:
     """Reads parts of an open file, using a catalog of its leaves.
 

@@ -20,7 +20,7 @@ from typing import Any
 import treepack._core as core
 from treepack._src import paths as _paths
 from treepack._src.checkpoint.laid import Unchecked
-from treepack._src.checkpoint.reader import Place, Reader, StayLazy
+from treepack._src.checkpoint.reader import DamagedFileError, Place, Reader, StayLazy
 from treepack._src.checkpoint.sharded import ShardedReader
 from treepack._src.options import Reading
 from treepack._src.restore.report import ABSENT
@@ -103,14 +103,19 @@ class RepositoryReader(Unchecked, ShardedReader):
         for _, header in opened:
             metadata.update(header.metadata or {})
         contents = [found.content for found, _ in opened]
-        manifest, layout = core.Tensors.manifest(
-            [header for _, header in opened],
-            contents,
-            [(file, found.nbytes) for file, (found, _) in zip(files, opened, strict=True)],
-            index,
-            core.encode_value(metadata) if metadata else None,
-            max_size=self._max_size,
-        )
+        try:
+            manifest, layout = core.Tensors.manifest(
+                [header for _, header in opened],
+                contents,
+                [(file, found.nbytes) for file, (found, _) in zip(files, opened, strict=True)],
+                index,
+                core.encode_value(metadata) if metadata else None,
+                max_size=self._max_size,
+            )
+        except DecodeError as error:
+            if not index:  # files of several models have the same names
+                raise
+            raise DamagedFileError(error.reason, error.offset, error.path) from error
         self._laid = core.Content.laid(layout, contents)
         identity = [
             (file, header.checksum) for file, (_, header) in zip(files, opened, strict=True)
@@ -177,7 +182,12 @@ class RepositoryReader(Unchecked, ShardedReader):
             found = open_parts(
                 place, mmap=self._mmap, max_size=self._max_size, regular=name != _ITSELF
             )
-            return found, _header_of(found.content)
+            try:
+                return found, _header_of(found.content)
+            except DecodeError as error:
+                if name == _ITSELF:
+                    raise
+                raise DamagedFileError(f"{name}: {error.reason}", error.offset) from error
 
     def _checked(self, name: str, nbytes: int, record: int) -> Reader:
         place = self._place(name)
@@ -221,7 +231,7 @@ def _files_in(names: list[str]) -> list[str]:
         for number in range(1, int(count) + 1):
             other = f"{before}-{number:0{width}}-of-{count}.safetensors"
             if other not in found:
-                raise DecodeError(
+                raise DamagedFileError(
                     f"the directory has {name}, but lacks {other} and an index: its save or "
                     "download has not finished"
                 )
@@ -255,7 +265,7 @@ def _read_index(path: str, names: list[str], given: str | None) -> dict[str, str
             raise TypeError("weight_map must be a map of strings to strings")
     except (ValueError, TypeError, LookupError, RecursionError) as error:
         text = substitute(data) or f"not an index of safetensors: {error}"
-        raise DecodeError(f"{found[0]} is {text}") from error
+        raise DamagedFileError(f"{found[0]} is {text}") from error
     there = {"": names}
     for file in sorted(set(files.values())):
         folder, _, name = file.rpartition("/")
@@ -263,7 +273,7 @@ def _read_index(path: str, names: list[str], given: str | None) -> dict[str, str
             is_inside = {"", ".", ".."}.isdisjoint(folder.split("/"))
             there[folder] = names_in(joined(path, folder)) if is_inside else []
         if name not in there[folder]:
-            raise DecodeError(
+            raise DamagedFileError(
                 f"{found[0]} names {file}, which is not in the directory: download it, too"
             )
     return files

@@ -415,7 +415,13 @@ class Renaming:
 
     def _new(self, path: str) -> str:
         if self._function is not None:
-            return self._function(path)
+            new = self._function(path)
+            if not isinstance(new, str):
+                raise TypeError(
+                    f"the function rename= must return a path for {path}, got {new!r:.100}: "
+                    "treepack.transpose and its family are values of a dict"
+                )
+            return new
         for number, (pattern, literal, replacement) in enumerate(self._rules):
             found = _match(pattern, literal, path)
             if found is not None:

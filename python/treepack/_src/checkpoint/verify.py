@@ -10,6 +10,7 @@ from typing import NamedTuple
 import treepack._core as core
 from treepack._src import paths as _paths
 from treepack._src.checkpoint.opening import open_reader
+from treepack._src.checkpoint.reader import DamagedFileError
 from treepack._src.checkpoint.sharded import unless_replaced
 from treepack._src.elsewhere import advised
 from treepack._src.options import Progress, Status, StorageOptions, progress_bar
@@ -168,7 +169,7 @@ def verify(
 
     Raises:
       OSError: If the file cannot be read.
-      DecodeError: A ValueError, if a directory is not a checkpoint of treepack.
+      DecodeError: A ValueError, if a directory is not a checkpoint, or of several.
       TreepackError: A ValueError, if gzip decompresses to more than `max_size` bytes.
 
     Examples:
@@ -213,7 +214,8 @@ def verify(
     except DecodeError as error:  # the header of safetensors
         is_path = isinstance(source, (str, os.PathLike))
         # Web servers do not tell.
-        if is_path and (os.fspath(source).endswith("/") or is_directory(source)):
+        is_folder = is_path and (os.fspath(source).endswith("/") or is_directory(source))
+        if is_folder and not isinstance(error, DamagedFileError):
             raise
         at = "" if error.path is None else f" (at {error.path})"
         return Verification({}, f"{error.reason}{at}")

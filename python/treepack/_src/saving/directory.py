@@ -33,7 +33,7 @@ from treepack._src.saving.lease import Lease, OwnBusyError, utc
 from treepack._src.storage.content import open_parts, read_all
 from treepack._src.storage.entries import entries
 from treepack._src.storage.naming import name_file, naming
-from treepack._src.storage.place import joined, local, real, shown
+from treepack._src.storage.place import joined, real, shown
 from treepack._src.storage.store import ABSENT, ConditionError
 from treepack._src.storage.stores import remote_store, store_of
 from treepack.errors import BusyError, DecodeError
@@ -459,4 +459,4 @@ def remove_unfinished(path: str) -> None:
     with contextlib.suppress(BusyError, OSError):
         directory.claim(secrets.token_hex(4))  # a claim cleans the directory
         directory.release()
-        Path(local(path)).rmdir()
+        Path(path).rmdir()

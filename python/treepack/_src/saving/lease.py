@@ -18,6 +18,7 @@ import json
 import os
 import secrets
 import socket
+import stat
 import tempfile
 import threading
 import time
@@ -199,8 +200,12 @@ class Lease(Permit):
 
         Raises:
           BusyError: If the holder may be alive.
+          FileExistsError: If it is a pipe, a directory or the like.
         """
         try:
+            if not stat.S_ISREG(self._path.lstat().st_mode):
+                text = "This is not a regular file, so not the lease of a save: remove it"
+                raise FileExistsError(errno.EEXIST, text, str(self._path))
             file = _open(self._path)
         except FileNotFoundError:
             return  # it is gone by now

@@ -254,7 +254,10 @@ class Fast:
                 self.checkpoints.damaged[step] = error.with_traceback(None)
             raise
         with room_for(self._durable, step, is_directory) as directory:
-            (_copy_directory if is_directory else copy_file)(source, target)
+            if is_directory:
+                _copy_directory(source, target)
+            else:
+                copy_file(source, target, directory.check)
             has_saved(self._durable, summary, self._keep, directory)
         self._copied = step
 

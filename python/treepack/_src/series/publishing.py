@@ -30,7 +30,7 @@ from treepack._src.saving.lease import Permit, leased
 from treepack._src.series.names import checked, directory_of
 from treepack._src.series.published import HEAD, NAME, Anchor, Head, Held, Version, sum_of
 from treepack._src.storage.entries import entries, exists
-from treepack._src.storage.place import Location, absolute, joined, local, located, shown
+from treepack._src.storage.place import Location, absolute, joined, located, shown
 from treepack._src.storage.store import ConditionError
 from treepack._src.storage.stores import store_of
 from treepack._src.storage.write import write_content
@@ -248,7 +248,7 @@ class Publisher(Hinting):
                     gone += [] if entry.name in kept else [place]
                 elif store.is_local and _TEMPORARY.fullmatch(entry.name):
                     with contextlib.suppress(OSError):  # its writer is alive
-                        core.remove_if_dead(local(path))
+                        core.remove_if_dead(path)
             store_of(self._directory)[0].delete(gone)
             self._has_tidied = True
         except (OSError, TreepackError) as error:

@@ -14,7 +14,7 @@ from treepack._src.saving.directory import remove_unfinished, warn_of_kept
 from treepack._src.series.keep import spaced
 from treepack._src.series.names import MP_ARRAY_POSTFIX, OWN_TEMPORARY, TEMPORARY, Folder, Listing
 from treepack._src.storage.entries import remove, remove_file
-from treepack._src.storage.place import joined, local, shown
+from treepack._src.storage.place import joined, shown
 from treepack._src.storage.store import Entry
 from treepack.errors import InvalidCheckpointError, TreepackError
 
@@ -120,6 +120,6 @@ def sweep(listing: Listing, gone: Iterable[str], unfinished: Iterable[str]) -> N
     for entry in listing.entries if folder.is_local else ():
         if entry.name.startswith(f".{folder.begin}") and OWN_TEMPORARY.fullmatch(entry.name):
             with contextlib.suppress(OSError):
-                core.remove_if_dead(Path(local(folder.path(entry.name))))
+                core.remove_if_dead(Path(folder.path(entry.name)))
     if failed:
         raise failed[0]

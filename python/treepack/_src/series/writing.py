@@ -16,9 +16,8 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
-from treepack._src.options import Progress, Saved, Writing, progress_bar
+from treepack._src.options import Progress, Saved, Writing
 from treepack._src.printable import warn
-from treepack._src.saving.background import Write
 from treepack._src.saving.directory import Directory, LocalDirectory, directory_at
 from treepack._src.saving.layout import file_layout
 from treepack._src.saving.lease import OwnBusyError
@@ -139,7 +138,7 @@ class Commit:
         self._checkpoints, self._keep, self.step = checkpoints, keep, step
         self._metrics, self._local = metrics, local
         self._summary = Summary(step, seconds, {})
-        self._write: Write | None = None
+        self._write: Callable[..., None] | None = None
         self._leads = True
         self._is_sharded = False
         self.abandon: Callable[[BaseException], object] | None = None
@@ -184,18 +183,8 @@ class Commit:
                 if self.abandon is not None:
                     self.abandon(error)
                 raise
-            if self._is_sharded:
-                write(progress)
-            else:
-                with progress_bar(progress, "save") as tell:
-
-                    def each(done: int, total: int) -> None:
-                        if done == total:  # only then the file gets its name
-                            directory.check()
-                        if tell is not None:
-                            tell(done, total)
-
-                    write(each)
+            # The directory of a sharded one has a lease of its own.
+            write(progress) if self._is_sharded else write(progress, directory.check)
             del write  # and the arrays with it
             self.then()
             has_saved(self._checkpoints, self._summary, self._keep, directory)

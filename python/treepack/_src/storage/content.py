@@ -19,7 +19,7 @@ from treepack._src.storage import remote as _remote
 from treepack._src.storage.fetch import Blocks
 from treepack._src.storage.foreign import other_format
 from treepack._src.storage.naming import naming
-from treepack._src.storage.place import beside, check_name, local, shown, url_of
+from treepack._src.storage.place import beside, check_name, shown, url_of
 from treepack._src.storage.stores import store_of
 from treepack.errors import (
     BaseMismatchError,
@@ -446,7 +446,7 @@ def is_special(path: str | os.PathLike[str]) -> bool:
     if url_of(path) is not None:
         return False
     try:
-        mode = Path(local(path)).stat().st_mode
+        mode = Path(path).stat().st_mode
     except OSError as error:
         return error.errno == errno.ELOOP
     return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
@@ -455,7 +455,7 @@ def is_special(path: str | os.PathLike[str]) -> bool:
 def size_of(path: str | os.PathLike[str]) -> int:
     """Returns the size of a local or remote file in bytes."""
     url = url_of(path)
-    return Path(local(path)).stat().st_size if url is None else _remote.remote(url)[0].nbytes
+    return Path(path).stat().st_size if url is None else _remote.remote(url)[0].nbytes
 
 
 def read_all(path: str | os.PathLike[str]) -> bytes:
@@ -487,8 +487,11 @@ def _local_content(
       tell: Called with the progress of reading.
       regular: Whether it must be a regular file.
       whole: Whether the whole file must be in memory, mapped or read.
+
+    Raises:
+      DecodeError: If it is a device.
+      IsADirectoryError: If it is a directory, unless `regular`.
     """
-    path = local(path)
     try:
         found = Path(path).stat()
     except ValueError:  # an invalid name, for which the core raises an error
@@ -496,6 +499,8 @@ def _local_content(
     if stat.S_ISDIR(found.st_mode) and not regular:
         check_name(path)
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
+    if stat.S_ISCHR(found.st_mode) or stat.S_ISBLK(found.st_mode):  # it may have no end
+        raise DecodeError("it is a device, not a file: write its bytes to a file")
     if (
         mmap and stat.S_ISREG(found.st_mode) and found.st_size > 0
     ):  # files in /proc cannot be mapped

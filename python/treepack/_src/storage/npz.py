@@ -28,6 +28,10 @@ if TYPE_CHECKING:
 # The maximum compression ratio of deflate (https://zlib.net/zlib_tech.html).
 _MAX_RATIO = 1032
 
+# The beginning and the size of the end of an archive without a comment, and its number of members
+# where 16 bits are too few: APPNOTE.TXT of PKWARE, section 4.3.16.
+END, END_BYTES, _MANY = b"PK\5\6", 22, 0xFFFF
+
 # Compression methods, APPNOTE.TXT of PKWARE, section 4.4.5.
 _STORED, _DEFLATED = 0, 8
 
@@ -38,10 +42,12 @@ _PART_BYTES = 8 << 20
 def read_npz(content: core.Content, max_size: int | None = None) -> dict[str, Any]:
     """Reads the headers of an archive; arrays are read, and compared with their CRC, when used.
 
-    Arrays of strings, for which trees have no form, are read now as lists.
+    Arrays of strings, for which trees have no form, are read now as lists. Other members that no
+    array of a tree can hold, such as structures, are the bytes of their file; pickled objects raise
+    an error when they are used.
 
     Raises:
-      DecodeError: If the data have another format, have other content than arrays, or are damaged.
+      DecodeError: If the data have another format, or the directory of the archive is damaged.
       TreepackError: If the decompressed arrays are larger than `max_size`.
     """
     import zipfile  # takes milliseconds of the start of every program
@@ -50,6 +56,7 @@ def read_npz(content: core.Content, max_size: int | None = None) -> dict[str, An
     name = None
     try:
         archive = zipfile.ZipFile(file_of(content))
+        _check_count(content, archive)
         # Members inside each other would take the same bytes many times.
         packed = sum(member.compress_size for member in archive.infolist())
         if packed > content.nbytes:
@@ -67,58 +74,135 @@ def read_npz(content: core.Content, max_size: int | None = None) -> dict[str, An
                 continue
             if name in arrays:
                 raise ValueError("two arrays in the archive have this name")
-            arrays[name] = _array(content, archive, member)
+            arrays[name] = _member(content, archive, member)
     except (OSError, MemoryError, _TooLargeError):
         raise
-    except Exception as error:  # zipfile and NumPy may raise any type
+    except Exception as error:  # zipfile may raise any type
         raise DecodeError(f"not a readable file of numpy.savez: {error}", path=name) from error
     return arrays
+
+
+def _check_count(content: core.Content, archive: zipfile.ZipFile) -> None:
+    """Compares the number of members with the one at the end, as zipfile does not.
+
+    A damaged length of one entry hides others.
+    """
+    start = content.nbytes - END_BYTES - len(archive.comment)
+    end = content.read_range(max(start, 0), max(start, 0) + END_BYTES)
+    (count,) = struct.unpack_from("<H", end, 10)
+    found = len(archive.infolist())
+    if end.startswith(END) and count not in (found, _MANY):
+        raise ValueError(f"its directory is damaged: expected {count} members, found {found}")
 
 
 class _TooLargeError(TreepackError):
     """Arrays are larger than `max_size` allows."""
 
 
-def _array(content: core.Content, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Any:
-    """Returns an array of an archive, or a list of strings."""
+class _UnsupportedError(ValueError):
+    """No array of a tree can hold a member.
+
+    Attributes:
+      dtype: The code of its dtype, as far as known.
+    """
+
+    def __init__(self, reason: str, dtype: str = "NPY"):
+        super().__init__(reason)
+        self.dtype = dtype
+
+
+def _member(content: core.Content, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Any:
+    """Returns an array, a list of strings, or an array of the bytes of a member that is neither.
+
+    One that cannot be read raises when it is used.
+    """
+    try:
+        _check_sizes(member)
+        try:
+            return _array(content, archive, member)
+        except _UnsupportedError as error:
+            dtype = _dtypes.packed(f"{error.dtype}_packed")
+            read = functools.partial(_read, archive, member)
+            return Packed((member.file_size,), dtype, read, 0, "C")
+    except (OSError, MemoryError):
+        raise
+    except Exception as error:  # of zipfile, zlib and NumPy
+        # zipfile raises these, too, for what it lacks: methods of compression, passwords.
+        is_limit = isinstance(error, RuntimeError)
+        refuse = functools.partial(_refuse, printable(_name(member)), str(error), is_limit)
+        return Packed((member.compress_size,), _dtypes.packed("NPY_packed"), refuse, 0, "C")
+
+
+def _name(member: zipfile.ZipInfo) -> str:
+    return member.filename.removesuffix(".npy")
+
+
+def _refuse(name: str, reason: str, is_limit: bool, *_: int) -> bytes:
+    if is_limit:
+        raise DecodeError(f"the array {name} cannot be read: {reason}: select= loads the others")
+    raise CorruptionError(f"the array {name} is damaged: {reason}")
+
+
+def _check_sizes(member: zipfile.ZipInfo) -> None:
     is_stored = member.compress_type == _STORED
     if not is_stored and member.compress_type != _DEFLATED:
-        raise ValueError(f"unsupported zip compression method {member.compress_type}")
+        raise NotImplementedError(f"unsupported zip compression method {member.compress_type}")
     if member.file_size > member.compress_size * (1 if is_stored else _MAX_RATIO):
         raise ValueError(
             f"{member.compress_size} compressed bytes cannot expand to {member.file_size} bytes"
         )
+
+
+def _array(content: core.Content, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Any:
+    """Returns an array of an archive, or a list of strings.
+
+    Raises:
+      _UnsupportedError: If no array of a tree can hold it.
+    """
     with archive.open(member) as file:
-        version = np.lib.format.read_magic(file)
-        if version not in _HEADERS:
-            raise ValueError(f"unsupported .npy version {version}")
-        shape, fortran, dtype = _HEADERS[version](file)
+        try:
+            version = np.lib.format.read_magic(file)
+            shape, fortran, dtype = _HEADERS[version](file)
+        except (KeyError, ValueError, SyntaxError) as error:
+            raise _UnsupportedError(f"unsupported header: {error}") from error
         before = file.tell()
     if dtype.hasobject:
-        raise ValueError("the array has pickled objects, which are never read")
+        raise NotImplementedError("it has pickled objects, which are never read")
     is_text = dtype.kind in "SU"
+    code = dtype.str[1:].upper()
+    # NumPy stores dtypes of other libraries as a size: two bytes are bfloat16, as `recover_dtype`
+    # of big_vision reads them; one byte is ambiguous.
+    if dtype.type is np.void and dtype.str == "|V2" and dtype.names is None:
+        dtype = np.dtype(ml_dtypes.bfloat16)
+    if not is_text and _dtypes.resolve(dtype.name.encode()) is None:
+        raise _UnsupportedError(_dtypes.unsupported(dtype.name), code)
     if min(shape, default=0) < 0 or before + math.prod(shape) * dtype.itemsize > member.file_size:
         raise ValueError(f"short read: the file ends before an array of shape {short_repr(shape)}")
     try:
         np.broadcast_to(np.zeros((), dtype), shape)
     except (ValueError, OverflowError) as error:
-        raise ValueError(
-            f"NumPy does not support the shape {short_repr(shape)}: {error}"
-        ) from error
+        raise _UnsupportedError(f"unsupported shape: {error}", code) from error
     # Empty strings and lists take memory, too.
     if is_text and math.prod(itertools.takewhile(bool, shape)) > member.file_size:
-        raise ValueError(f"too many empty strings in an array of shape {short_repr(shape)}")
-    if dtype.type is np.void and dtype.names is None and dtype.subdtype is None:
-        dtype = _of_void(dtype)
-    if not is_text and _dtypes.resolve(dtype.name.encode()) is None:
-        raise ValueError(f"{_dtypes.unsupported(dtype.name)}: read it with numpy.load")
+        raise _UnsupportedError("too many empty strings", code)
     read = functools.partial(_read, archive, member)
+    is_stored = member.compress_type == _STORED
     if is_stored and not fortran and dtype.isnative and not is_text:
         lengths = content.read_range(member.header_offset + 26, member.header_offset + 30)
         start = member.header_offset + 30 + sum(struct.unpack("<HH", lengths)) + before
         return Stored(shape, dtype, read, content, start)
     made = Packed(shape, dtype, read, before, "F" if fortran else "C")
-    return made.make().tolist() if is_text else made
+    return _texts(made.make(), code) if is_text else made
+
+
+def _texts(array: np.ndarray, code: str) -> Any:
+    """Returns an array of strings as a list."""
+    if array.dtype.kind == "U":
+        try:
+            "".join(array.ravel().tolist()).encode()
+        except UnicodeEncodeError as error:
+            raise _UnsupportedError(f"a string is not valid Unicode: {error}", code) from error
+    return array.tolist()
 
 
 class Stored(Computed):
@@ -188,24 +272,10 @@ def _read(
     except (OSError, MemoryError):
         raise
     except Exception as error:  # of zipfile and zlib
-        name = printable(member.filename.removesuffix(".npy"))
-        raise CorruptionError(f"the array {name} is damaged: {error}") from error
+        raise CorruptionError(
+            f"the array {printable(_name(member))} is damaged: {error}"
+        ) from error
     return data
-
-
-def _of_void(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Returns the dtype of elements whose dtype NumPy stored as a size.
-
-    NumPy writes bfloat16 as `|V2`; `recover_dtype` of big_vision reads
-    it as bfloat16, too. One-byte dtypes are ambiguous.
-    """
-    if dtype.itemsize != 2:
-        raise ValueError(
-            f"unknown dtype of {dtype.itemsize} bytes: NumPy stored {dtype.str}. Load the array "
-            "with numpy.load, and view it with its original dtype"
-        )
-    found: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
-    return found
 
 
 _HEADERS: dict[tuple[int, int], Callable[[Any], Any]] = {

@@ -7,22 +7,30 @@ import io
 import os
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import IO, Any
 
 import treepack._core as core
 from treepack._src.options import Progress, Writing, progress_bar
 from treepack._src.storage import remote as _remote
 from treepack._src.storage.naming import naming
-from treepack._src.storage.place import local, shown, url_of
+from treepack._src.storage.place import shown, url_of
 from treepack._src.storage.stores import file_at, store_of
 
 # The size in bytes of the parts in which data are read, copied or uploaded.
 _PIECE_BYTES = 4 << 20
 
 
+# Raises an error if a file must not get its name; called when its bytes are written.
+Check = Callable[[], None]
+
+
 def save_layout(
-    layout: core.Layout, path: str | os.PathLike[str], writing: Writing, progress: Progress = None
+    layout: core.Layout,
+    path: str | os.PathLike[str],
+    writing: Writing,
+    progress: Progress = None,
+    check: Check | None = None,
 ) -> None:
     """Writes an encoding to a file, atomically.
 
@@ -33,6 +41,12 @@ def save_layout(
     del layout
     with progress_bar(progress, "save") as tell:
 
+        def each(done: int, total: int) -> None:
+            if check is not None and done == total:
+                check()
+            if tell is not None:
+                tell(done, total)
+
         def save(place: str | os.PathLike[str] | core.Pipe) -> int:
             return layouts.pop().save(
                 place,
@@ -40,13 +54,13 @@ def save_layout(
                 level=writing.level,
                 durable=writing.durable,
                 threads=writing.threads,
-                progress=tell,
+                progress=tell if check is None else each,
             )
 
         url = url_of(path)
         if url is None:
             try:
-                save(local(path))
+                save(path)
             except (IsADirectoryError, NotADirectoryError) as error:
                 is_inside = isinstance(error, NotADirectoryError) and os.path.basename(path)  # noqa: PTH119
                 error.add_note(
@@ -65,19 +79,28 @@ def write_small(path: str | os.PathLike[str], data: bytes, *, durable: bool) -> 
     store.put(place, data, durable=durable)
 
 
-def copy_file(source: str | os.PathLike[str], path: str | os.PathLike[str]) -> int:
+def copy_file(
+    source: str | os.PathLike[str], path: str | os.PathLike[str], check: Check = lambda: None
+) -> int:
     """Copies a local file to a path or URL, atomically; returns its number of bytes."""
     content = core.Content.map(source)
-    write_content(path, content, durable=True)
+    write_content(path, content, durable=True, check=check)
     return content.nbytes
 
 
-def write_content(path: str | os.PathLike[str], content: core.Content, *, durable: bool) -> None:
+def write_content(
+    path: str | os.PathLike[str],
+    content: core.Content,
+    *,
+    durable: bool,
+    check: Check = lambda: None,
+) -> None:
     """Writes a file of any size atomically, local or remote."""
     url = url_of(path)
     if url is None:
         with replacing(path, durable=durable) as file:
             file.writelines(pieces(content))
+            check()
     else:
         store, place = file_at(url)
         store.upload(place, pieces(content), content.nbytes)
@@ -101,7 +124,7 @@ def replacing(path: str | os.PathLike[str], *, durable: bool = True) -> Iterator
             f"{shown(path)!r} is a URL, and only treepack.save writes to URLs: write a local "
             "file, and upload it"
         )
-    with _temporary(local(path), path, private=False) as (replacement, file):
+    with _temporary(path, path, private=False) as (replacement, file):
         yield file
         with naming(path):
             file.close()
@@ -115,7 +138,7 @@ def spool(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
     It is in the directory of a local path, or, for URLs, in the default directory for temporary
     files. Errors in writing name the path.
     """
-    place = local(path) if url_of(path) is None else f"{tempfile.gettempdir()}/treepack"
+    place = path if url_of(path) is None else f"{tempfile.gettempdir()}/treepack"
     with _temporary(place, path, private=True) as (_, file):
         yield file
 
