@@ -11,7 +11,7 @@ SOURCES := $(shell find src -name '*.rs') build.rs Cargo.toml Cargo.lock pyproje
   test-python test-rust lint-rust lint-python lint-packages types types-all lint-rust-core \
   fuzz fuzz-core fuzz-python fuzz-coverage fuzz-minimize audit audit-offline soak breaches licenses \
   sanitize sanitize-miri sanitize-address sanitize-thread sanitize-extension sanitize-threads sanitize-written \
-  wheels wheels-linux wheel sdist check-packages try-wheels try-sdist crate \
+  wheels wheels-linux wheel sdist check-packages try-wheels try-sdist \
   check-targets check-systems test-aarch64 test-aarch64-wheel test-windows test-oldest test-newest test-bare \
   python-free-threaded test-free-threaded
 help:
@@ -113,19 +113,19 @@ clean:
 # They find Rust in .venv/.rust.
 fuzz fuzz-core fuzz-python fuzz-coverage fuzz-minimize sanitize sanitize-miri sanitize-address sanitize-thread \
   sanitize-extension sanitize-threads sanitize-written audit audit-offline wheels wheels-linux wheel sdist try-sdist \
-  crate check-targets test-aarch64 test-aarch64-wheel test-windows check-systems test-oldest test-newest \
+  check-targets test-aarch64 test-aarch64-wheel test-windows check-systems test-oldest test-newest \
   test-free-threaded soak licenses lint-packages: | $(VENV)/.rust
 
 ## Scripts of tools/, each with its targets: audit.sh, bare.sh (a machine without Rust), breaches.py, free_threaded.sh (Python without the GIL), fuzz.sh,
 ##                    newest.sh and oldest.sh (versions of other packages),
-##                    packages.sh (wheels, sdist, crate), sanitize.sh, soak.sh, systems.sh (other systems)
+##                    packages.sh (wheels, sdist), sanitize.sh, soak.sh, systems.sh (other systems)
 fuzz fuzz-core fuzz-python fuzz-coverage fuzz-minimize:
 	@sh tools/fuzz.sh $(@:fuzz-%=%)
 sanitize sanitize-miri sanitize-address sanitize-thread sanitize-extension sanitize-threads sanitize-written:
 	@sh tools/sanitize.sh $(@:sanitize-%=%)
 audit audit-offline:
 	@sh tools/audit.sh $(@:audit-%=%)
-wheels wheels-linux wheel sdist check-packages try-wheels try-sdist crate:
+wheels wheels-linux wheel sdist check-packages try-wheels try-sdist:
 	@sh tools/packages.sh $@
 check-targets test-aarch64 test-aarch64-wheel test-windows:
 	@sh tools/systems.sh $@
@@ -166,7 +166,7 @@ LINTERS = if ! { cargo fmt --version && cargo clippy --version; } > /dev/null 2>
 lint-rust: $(VENV)/.rust
 	$(call quietly,Lints Rust.,$(RUST) $(LINTERS) cargo fmt --check && PYO3_PYTHON=$(CURDIR)/$(BIN)/python cargo clippy --quiet --lib --features python -- -D warnings)
 
-# Tests, benchmarks and examples; without Python some parts of the core are not used.
+# Tests and benchmarks; without Python some parts of the core are not used.
 lint-rust-core: $(VENV)/.rust
 	$(call quietly,Lints the core without Python.,$(RUST) $(LINTERS) cargo clippy --quiet --all-targets --features bench -- -D warnings)
 

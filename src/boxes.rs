@@ -276,7 +276,11 @@ mod tests {
 
     use super::*;
     use crate::array::grid::tests::{boxes, elements, indices};
-    use crate::{Dtype, Writer};
+    use crate::array::{Alignment, Array, ChunkLimit, Framing};
+    use crate::encoder::Encoder;
+    use crate::sink::append_blocks;
+    use crate::structure::Kind;
+    use crate::wire::{EXT_NDARRAY, Head};
     use proptest::prelude::*;
 
     const KEYS: [&str; 2] = ["params", "w"];
@@ -288,17 +292,45 @@ mod tests {
 
     fn file_of(grid: &ShardGrid, shape: &[usize], shards: &[usize], but: Option<usize>) -> Vec<u8> {
         let shard_shape: Vec<usize> = grid.shard_shape().collect();
-        let mut writer = Writer::new();
-        writer.value("other", 1).unwrap();
-        for &shard in shards.iter().filter(|shard| Some(**shard) != but) {
+        let mut encoder = Encoder::<Vec<u8>>::indexed(
+            Framing {
+                align: Alignment::new(64).unwrap(),
+                chunks: ChunkLimit::DEFAULT,
+                may_box: true,
+            },
+            true,
+        );
+        let shards: Vec<_> = shards.iter().filter(|it| Some(**it) != but).collect();
+        encoder.map(2).unwrap();
+        encoder.key("other").unwrap();
+        encoder.plain(Head::Uint(1)).unwrap();
+        for (key, len) in KEYS.into_iter().zip([1, shards.len()]) {
+            encoder.key(key).unwrap();
+            encoder.map(len).unwrap();
+        }
+        for &shard in shards {
             let bounds = grid.bounds(shard).unwrap();
             let places: Vec<Vec<usize>> = bounds.into_iter().map(Iterator::collect).collect();
-            let path = format!("{}/{}", KEYS.join("/"), grid.name(shard).unwrap());
             let data = bytes(&elements(shape, &places));
-            writer.array(&path, Dtype::U16, &shard_shape, data).unwrap();
+            let array = Array {
+                code: EXT_NDARRAY,
+                shape: &shard_shape,
+                dtype: "uint16",
+                itemsize: 2,
+            };
+            encoder.key(&grid.name(shard).unwrap()).unwrap();
+            encoder
+                .array(&array, Kind::Plain, |out, range| {
+                    out.push(data[range].to_vec())
+                })
+                .unwrap();
         }
+        for _ in 0..3 {
+            encoder.end(Kind::Dict).unwrap();
+        }
+        let layout = encoder.finish(None).unwrap();
         let mut file = Vec::new();
-        writer.write_to(&mut file).unwrap();
+        append_blocks(&layout, NonZero::<usize>::MIN, &mut file, &()).unwrap();
         file
     }
 

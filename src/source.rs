@@ -1,6 +1,5 @@
 //! Sources of encoded bytes: memory, files, and gzip streams with an index.
 
-use std::borrow::Cow;
 use std::mem::MaybeUninit;
 use std::ops::Range;
 use std::sync::Arc;
@@ -11,50 +10,6 @@ use crate::{Error, Result, grow};
 /// Encoded bytes that can be read in any order.
 ///
 /// Readers copy what they parse, and read large payloads only on demand.
-///
-/// ```
-/// use std::mem::MaybeUninit;
-/// use treepack::{File, Result, Source};
-///
-/// /// An object of a store, of which ranges are requested.
-/// struct Object {
-///     # content: Vec<u8>,
-///     len: usize,
-/// }
-///
-/// # impl Object {
-/// #     fn request(&self, from: usize, to: usize) -> Result<&[u8]> {
-/// #         Ok(&self.content[from..to])
-/// #     }
-/// # }
-/// impl Source for Object {
-///     fn len(&self) -> usize {
-///         self.len
-///     }
-///
-///     fn read_at<'t>(
-///         &self,
-///         offset: usize,
-///         target: &'t mut [MaybeUninit<u8>],
-///     ) -> Result<&'t mut [u8]> {
-///         let bytes = self.request(offset, offset + target.len())?;
-///         Ok(target.write_copy_of_slice(&bytes))
-///     }
-///
-///     fn near(&self) -> usize {
-///         1 << 20 // which take as long as a request
-///     }
-/// }
-///
-/// # let mut writer = treepack::Writer::new();
-/// # writer.value("step", 7)?;
-/// # let mut content = Vec::new();
-/// # writer.write_to(&mut content)?;
-/// # let object = Object { len: content.len(), content };
-/// let file = File::from_source(object)?;
-/// assert_eq!(file.leaf("step")?.value()?, 7.into());
-/// # Ok::<(), treepack::Error>(())
-/// ```
 pub trait Source: Sync {
     /// The number of bytes.
     fn len(&self) -> usize;
@@ -69,30 +24,25 @@ pub trait Source: Sync {
     -> Result<&'t mut [u8]>;
 
     /// The number of bytes readable from `offset` on: all, unless some are missing.
-    #[doc(hidden)]
     fn run(&self, offset: usize) -> usize {
         self.len() - offset
     }
 
-    #[doc(hidden)]
     fn present(&self, range: Range<usize>) -> usize {
         range.len()
     }
 
     /// The number of bytes from `offset` on before an array that another program stores.
-    #[doc(hidden)]
     fn at_hand(&self, offset: usize) -> usize {
         self.len() - offset
     }
 
     /// The range of a file that holds a range of the bytes: of gzip, whole blocks.
-    #[doc(hidden)]
     fn stored(&self, range: Range<usize>) -> Range<usize> {
         range
     }
 
     /// Damage that reading any part does not find.
-    #[doc(hidden)]
     fn damage(&self) -> Option<&'static str> {
         None
     }
@@ -103,7 +53,6 @@ pub trait Source: Sync {
     }
 
     /// All bytes, if they are in memory with cheap random access.
-    #[doc(hidden)]
     fn memory(&self) -> Option<RawBytes<'_>> {
         self.stable().map(RawBytes::from)
     }
@@ -202,7 +151,7 @@ macro_rules! in_memory {
 }
 pub(crate) use in_memory;
 
-in_memory!(Vec<u8>: as_slice, Cow<'_, [u8]>: as_ref,);
+in_memory!(Vec<u8>: as_slice,);
 
 #[derive(Debug, Clone, Default)]
 pub struct Pieces {

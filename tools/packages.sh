@@ -1,6 +1,6 @@
 #!/bin/sh
 # Builds packages into dist/, and tries them:
-#   packages wheels        all of the below but `wheel` and `crate`
+#   packages wheels        all of the below but `wheel`
 #   packages wheels-linux  wheels for Linux (LINUX=libc/target ...), by zig; needs rustup
 #   packages wheel         a wheel for this system
 # Of each wheel, also one of treepack-core, which differs in its metadata (tools/core_wheel.py).
@@ -8,7 +8,6 @@
 #   packages check-packages  metadata, contents, the oldest libc
 #   packages try-wheels    installs and uses the wheel with each interpreter of PYTHONS (3.11, 3.12 and 3.13)
 #   packages try-sdist     with the first of them
-#   packages crate         the crate as it would be published, built and documented from its own files
 . "$(dirname "$0")/common.sh"
 
 # The oldest libc of each.
@@ -92,9 +91,5 @@ case $1 in
   check-packages) check_packages ;;
   try-wheels) try_wheels ;;
   try-sdist) try_sdist ;;
-  crate)
-    cargo package --locked --allow-dirty
-    RUSTDOCFLAGS='-D warnings' cargo doc --no-deps --locked
-    ;;
   *) echo "packages cannot do $1" >&2 && exit 2 ;;
 esac

@@ -149,10 +149,6 @@ impl ShardParts {
         self.dims.iter().map(Cut::len).product()
     }
 
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
     pub fn each<E>(
         &self,
         mut found: impl FnMut(&ShardPart) -> std::result::Result<(), E>,

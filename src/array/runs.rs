@@ -8,7 +8,7 @@ use smallvec::SmallVec;
 use super::repeat::{Repeat, Rest, each};
 use super::transposed;
 use crate::raw::{RawBytes, Room, Uninit};
-use crate::source::{Pieces, Source, read_to};
+use crate::source::{Source, read_to};
 use crate::{Result, grow, parallel};
 
 /// Size of a read from which several runs are copied.
@@ -331,17 +331,6 @@ impl Runs {
             threads,
             check,
         )
-    }
-
-    pub fn gather(&self, source: &dyn Source, parts: &Pieces) -> Result<Vec<u8>> {
-        let mut bytes = Vec::new();
-        bytes.try_reserve_exact(self.nbytes())?;
-        for range in self.ranges(0)? {
-            for part in parts.of(range) {
-                read_to(source, part, &mut bytes)?;
-            }
-        }
-        Ok(bytes)
     }
 
     fn blocks<'a>(

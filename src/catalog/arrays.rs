@@ -77,7 +77,7 @@ impl ArrayPlace {
 }
 
 /// Returns the array, the NumPy scalar or the data of the PRNG key that a leaf of this kind is.
-pub fn array_in<'a>(events: &'a Events, kind: &LeafKind) -> Option<ArrayEvent<'a>> {
+fn array_in<'a>(events: &'a Events, kind: &LeafKind) -> Option<ArrayEvent<'a>> {
     match (events.as_slice(), kind) {
         (&[Event::Array(number)], LeafKind::Array(..))
         | (&[Event::Scalar(number)], LeafKind::Scalar(_))
@@ -268,8 +268,14 @@ mod tests {
                 expected.extend([at as u8, at as u8 + 1]);
             }
             let read = |bounds: &[Bounds]| {
-                let runs = w.runs(bounds, None);
-                runs.map(|runs| runs.gather(&source, &w.parts).unwrap())
+                let ranges = w.runs(bounds, None)?.ranges(0).unwrap().into_iter();
+                let parts = ranges.flat_map(|range| w.parts.of(range).collect::<Vec<_>>());
+                Some(
+                    parts
+                        .flat_map(|part| &source[part])
+                        .copied()
+                        .collect::<Vec<u8>>(),
+                )
             };
             assert_eq!(read(&box_of), Some(expected));
             assert_eq!(read(&SHAPE.map(|count| bounds(0, count, 1))), Some(bytes()));

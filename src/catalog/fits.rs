@@ -195,7 +195,7 @@ mod tests {
     }
 
     fn keys(text: &str) -> Kind {
-        Kind::dict_with_keys(Value::List(vec![text.into()]).encode().unwrap())
+        Kind::dict_with_keys(Value::List(vec![Value::Str(text.into())]).encode().unwrap())
     }
 
     #[test]

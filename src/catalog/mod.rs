@@ -33,11 +33,9 @@ mod verify;
 use std::collections::HashMap;
 use std::ops::Range;
 
-pub use arrays::{ArrayPlace, FoundArrays, array_in};
+pub use arrays::{ArrayPlace, FoundArrays};
 pub use compared::Compared;
-pub use read::damaged_rest;
 pub use select::Marks;
-pub use statics::{StaticDifference, StaticDifferences};
 pub use stream::{stream_item, stream_items};
 pub use verify::{BLOCK_BYTES, Status};
 

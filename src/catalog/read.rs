@@ -410,7 +410,7 @@ fn unless_damaged(done: Result<()>) -> Result<()> {
     })
 }
 
-pub fn damaged_rest() -> Error {
+fn damaged_rest() -> Error {
     let reason = "the bytes between the leaves and the record of the structure are damaged";
     Error::Structure(reason.into())
 }

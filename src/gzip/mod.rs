@@ -41,11 +41,10 @@ pub use block::Method;
 pub use compress::{bound, compress, method};
 pub(crate) use decoders::Decoders;
 pub use foreign::{claimed_size, inflate_at_once, inflate_in_steps, salvage};
-pub(crate) use format::{
-    BLOCK_BYTES, MAGIC, MAGIC_BYTES, MIN_PARALLEL_BYTES, NUMBERS_HEADER, is_compressed,
-};
+pub(crate) use format::{BLOCK_BYTES, MAGIC, MIN_PARALLEL_BYTES, NUMBERS_HEADER};
+pub use format::{MAGIC_BYTES, is_compressed};
 pub(crate) use huffman::{bits as code_bits, code_lengths, codes};
-pub(crate) use index::has_traces;
+pub use index::has_traces;
 pub use indexed::Indexed;
 pub(crate) use interleaved::fill_table;
 pub(crate) use literal::MAX_BITS;

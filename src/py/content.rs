@@ -239,7 +239,7 @@ impl Source for Copied {
     fn read_at<'t>(&self, offset: usize, target: &'t mut Uninit) -> Result<&'t mut [u8]> {
         let read = self.0.read_at(offset, target);
         read.map_err(|error| match error {
-            Error::Corrupt { .. } => Error::Payload(Box::new(self.named(error))),
+            Error::Corrupt(_) => Error::Payload(Box::new(self.named(error))),
             error => error,
         })
     }

@@ -100,7 +100,7 @@ pub fn to_py(py: Python<'_>, error: Error, path: Option<&str>) -> PyErr {
                 |paths| make(py, "BaseMismatchError", [&message, &paths]),
             )
         }
-        Error::Corrupt { .. } | Error::Overwritten => plain("CorruptionError"),
+        Error::Corrupt(_) | Error::Overwritten => plain("CorruptionError"),
         Error::GzipTruncated => plain("GzipTruncatedError"),
         Error::Gzip(_) => plain("GzipCorruptionError"),
         Error::Payload(error) => match error.downcast::<PyErr>() {

@@ -135,30 +135,36 @@ mod tests {
         Value::Named(name.into(), Box::new(value))
     }
 
+    fn text(text: &str) -> Value {
+        Value::Str(text.into())
+    }
+
     #[test]
     fn the_first_parts_that_differ_are_found() {
-        let dict =
-            |value: i32| Value::Dict(vec![("a".into(), value.into()), ("b".into(), 2.into())]);
-        let one = Value::Tuple(vec![f64::NAN.into(), dict(1), 3.into()]);
-        let other = Value::Tuple(vec![f64::NAN.into(), dict(5), 4.into()]);
+        let dict = |value| {
+            Value::Dict(vec![
+                (text("a"), Value::Int(value)),
+                (text("b"), Value::Int(2)),
+            ])
+        };
+        let nan = Value::Float(f64::NAN);
+        let one = Value::Tuple(vec![nan.clone(), dict(1), Value::Int(3)]);
+        let other = Value::Tuple(vec![nan, dict(5), Value::Int(4)]);
         assert_eq!(apart(&one, &one).unwrap(), None);
         let found = apart(&one, &other).unwrap();
-        assert_eq!(found, Some((&1.into(), &5.into())));
+        assert_eq!(found, Some((&Value::Int(1), &Value::Int(5))));
         let Value::Dict(mut pairs) = dict(1) else {
             unreachable!()
         };
         pairs.reverse();
         assert_eq!(apart(&dict(1), &Value::Dict(pairs)).unwrap(), None);
-        let hole = |text: &str| named(HOLE, text.into());
+        let hole = |name| named(HOLE, text(name));
         assert_eq!(apart(&hole("f"), &hole("g")).unwrap(), None);
-        let (relu, gelu) = (
-            named("jax.nn", "relu".into()),
-            named("jax.nn", "gelu".into()),
-        );
+        let (relu, gelu) = (named("jax.nn", text("relu")), named("jax.nn", text("gelu")));
         let found = apart(&relu, &gelu).unwrap().unwrap();
         assert_eq!(short(found.0).unwrap(), "'relu'");
         assert!(
-            apart(&relu, &named("other", "relu".into()))
+            apart(&relu, &named("other", text("relu")))
                 .unwrap()
                 .is_some()
         );
@@ -166,9 +172,14 @@ mod tests {
 
     #[test]
     fn texts_are_short() {
-        let value = Value::Tuple(vec![Value::None, true.into(), 0.5.into(), "a'\n".into()]);
+        let value = Value::Tuple(vec![
+            Value::None,
+            Value::Bool(true),
+            Value::Float(0.5),
+            text("a'\n"),
+        ]);
         assert_eq!(short(&value).unwrap(), r"(None, True, 0.5, 'a\'\n')");
-        let value = Value::List(vec![named("é".repeat(30).as_str(), 1.into())]);
+        let value = Value::List(vec![named("é".repeat(30).as_str(), Value::Int(1))]);
         let text = short(&value).unwrap();
         assert!(
             text.len() <= MAX_TEXT + 3 && text.ends_with("é..."),

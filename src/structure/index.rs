@@ -15,29 +15,16 @@ use crate::wire::Head;
 use crate::{Error, Result};
 
 /// The kind of a leaf, as far as known without its bytes.
-///
-/// ```
-/// use treepack::LeafKind;
-/// let kind = LeafKind::Array("float32".into(), vec![2, 3]);
-/// assert_eq!(kind.to_string(), "float32[2, 3]");
-/// ```
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
-#[non_exhaustive]
 pub enum LeafKind {
     /// `nil`.
     None,
-    /// A boolean.
     Bool,
-    /// An integer.
     Int,
-    /// A float.
     Float,
-    /// A complex number.
     Complex,
-    /// A string.
     Str,
-    /// A byte string.
     Bytes,
     /// An extension of another type.
     Ext,
@@ -90,19 +77,6 @@ const PLAIN: [(LeafKind, &str); 9] = [
     (LeafKind::Ext, "ext"),
     (LeafKind::Container, "container"),
 ];
-
-impl fmt::Display for LeafKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Ext => "extension",
-            Self::Other => "of a later version",
-            Self::Scalar(dtype) => dtype,
-            Self::Array(dtype, shape) => return write!(f, "{dtype}{shape:?}"),
-            Self::PrngKey(name, shape) => return write!(f, "key<{name}>{shape:?}"),
-            plain => plain.name(),
-        })
-    }
-}
 
 /// Unknown kinds are of a later version. (serde's derived code copies input that it may need twice,
 /// and aborts if out of memory.)

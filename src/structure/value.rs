@@ -12,19 +12,8 @@ use crate::{Error, Result};
 /// Each level of a value takes up to three levels of MessagePack.
 const MAX_NESTING: usize = 3 * Value::MAX_DEPTH + 3;
 
-/// A value with its type: a leaf other than an array, or metadata.
-///
-/// ```
-/// use treepack::Value;
-/// assert_eq!(Value::from(7), Value::Int(7));
-/// assert_eq!(Value::from("adam"), Value::Str("adam".to_string()));
-/// let metadata = Value::Dict(vec![("epoch".into(), 3.into()), ("loss".into(), 0.25.into())]);
-/// assert!(matches!(metadata, Value::Dict(pairs) if pairs.len() == 2));
-/// ```
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-#[allow(missing_docs)] // the types of Python
-#[non_exhaustive]
 pub enum Value {
     None,
     Bool(bool),
@@ -93,31 +82,6 @@ impl Value {
             Err(error) => Err(decode::explain_sealed(&error, |error| damaged(error))),
         }
     }
-}
-
-macro_rules! from {
-    ($($type:ty: $value:ident => $made:expr,)*) => {$(
-        impl From<$type> for Value {
-            fn from($value: $type) -> Self {
-                $made
-            }
-        }
-    )*};
-}
-from! {
-    bool: value => Self::Bool(value),
-    i32: value => Self::Int(value.into()),
-    u32: value => Self::Int(value.into()),
-    i64: value => Self::Int(value),
-    // Larger integers have the name of Python's.
-    u64: value => i64::try_from(value).map_or_else(
-        |_| Self::Named("int".into(), Box::new(Self::Str(value.to_string()))),
-        Self::Int,
-    ),
-    f64: value => Self::Float(value),
-    &str: value => Self::Str(value.into()),
-    String: value => Self::Str(value),
-    Vec<u8>: value => Self::Bytes(value),
 }
 
 fn damaged(reason: impl std::fmt::Display) -> Error {

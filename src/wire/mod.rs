@@ -11,7 +11,7 @@ mod head;
 
 pub(crate) use cursor::AHEAD;
 pub use cursor::Cursor;
-pub use head::{Head, Out, length};
+pub use head::{Head, length};
 
 /// `[shape, dtype name, bytes]`.
 pub const EXT_NDARRAY: i8 = 1;

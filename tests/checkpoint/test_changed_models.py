@@ -122,13 +122,11 @@ OTHER = {"head": {"kernel": np.ones((3, 9))}}
 @pytest.mark.parametrize(
     ("file", "template", "warning", "options"),
     [
-        ({"opt": MOMENTS}, {"state": MOMENTS}, r"pass rename=\{'opt': 'state'\}", {}),
         ({"opt": MOMENTS}, {"opt": {"adam": MOMENTS}}, "keeps all of opt,", {}),
         ({"opt": {"trace": PARAMS}}, {"opt": MOMENTS}, "keeps all of opt,", {}),
         ({"x": HEAD}, {"x": OTHER, "y": 1}, "keeps all of x,", {}),
         ({"x": HEAD | PARAMS}, {"x": OTHER | PARAMS}, "keeps all of x/head,.* exclude='x/h", {}),
         ({"opt": {"trace": PARAMS}}, {"opt": MOMENTS}, "", {"exclude": "opt"}),
-        ({"opt": MOMENTS}, {"state": MOMENTS}, "", {"exclude": "state"}),
         ({"opt": MOMENTS}, {"state": MOMENTS}, "", {"rename": {"opt": "state"}}),
         ({}, {"opt": MOMENTS, "ema": PARAMS}, "", {}),
         ({"opt": MOMENTS}, {}, "", {}),

@@ -280,6 +280,6 @@ fn payloads_of_the_layout_are_not_read_for_headers() {
     let new = layout(&new, 64, 1e9);
     let headers = Headers(&new);
     let payload = new.len() / 3;
-    assert_eq!(treepack::Source::at_hand(&headers, payload), 0);
-    assert!(treepack::Source::at_hand(&headers, 0) > 20);
+    assert_eq!(treepack::source::Source::at_hand(&headers, payload), 0);
+    assert!(treepack::source::Source::at_hand(&headers, 0) > 20);
 }

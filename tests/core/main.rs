@@ -1,12 +1,13 @@
 //! The core against other libraries, and by properties: one program, which is linked once.
 
 mod arrays;
+mod catalog;
 mod delta;
-mod face;
 #[cfg(unix)]
 mod files;
 mod gzip;
 mod numbers;
+mod opened;
 mod reader;
 mod round_trip;
 mod streams;

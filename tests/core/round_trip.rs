@@ -1,18 +1,22 @@
 //! What the encoder writes is what the events tell, and the arrays are found by their paths.
 
 use std::mem::MaybeUninit;
+use std::num::NonZero;
 
 use proptest::prelude::*;
+use treepack::Result;
 use treepack::array::{Alignment, Array, ChunkLimit, Framing};
 use treepack::encoder::Encoder;
 use treepack::events::{Event, Events};
 use treepack::layout::{Caching, Layout};
-use treepack::structure::{Kind, Record};
+use treepack::sink::append_blocks;
+use treepack::structure::{Kind, LeafKind, Record};
 use treepack::wire::{Complex, EXT_NDARRAY, Head};
-use treepack::{File, LeafKind, Result};
+
+use crate::opened::Opened;
 
 #[derive(Debug, Clone, PartialEq)]
-enum Tree {
+pub enum Tree {
     Nil,
     Bool(bool),
     Int(i64),
@@ -85,6 +89,18 @@ fn write(tree: &Tree, out: &mut Encoder<Vec<u8>>) -> Result<()> {
     }
 }
 
+/// Returns what is written of a tree.
+pub fn encoded(tree: &Tree, mut encoder: Encoder<Vec<u8>>) -> Vec<u8> {
+    write(tree, &mut encoder).unwrap();
+    let layout = encoder.finish(None).unwrap();
+    if layout.seal().is_none() {
+        return bytes(&layout);
+    }
+    let mut out = Vec::new();
+    append_blocks(&layout, NonZero::<usize>::MIN, &mut out, &()).unwrap();
+    out
+}
+
 fn bytes(layout: &Layout<Vec<u8>>) -> Vec<u8> {
     let mut memory = vec![MaybeUninit::new(0); layout.len()];
     layout.copy_to(0, &mut memory, Caching::Usual).unwrap();
@@ -136,29 +152,29 @@ fn read(events: &Events, source: &[u8], next: &mut usize) -> Tree {
     }
 }
 
-/// The paths of all arrays, and what they contain.
-fn arrays(tree: &Tree, path: Option<&str>, found: &mut Vec<(String, Vec<f32>)>) {
+/// The paths of all arrays, or of those outside of lists, and what they contain.
+fn arrays(tree: &Tree, path: Option<&str>, in_lists: bool, found: &mut Vec<(String, Vec<f32>)>) {
     let below = |key: &str| {
         let key = key.replace('~', "~0").replace('/', "~1");
         path.map_or_else(|| key.clone(), |path| format!("{path}/{key}"))
     };
     match tree {
         Tree::Array(values) => found.push((path.unwrap_or(".").into(), values.clone())),
-        Tree::List(items) => {
+        Tree::List(items) if in_lists => {
             for (index, item) in items.iter().enumerate() {
-                arrays(item, Some(&below(&index.to_string())), found);
+                arrays(item, Some(&below(&index.to_string())), in_lists, found);
             }
         }
         Tree::Map(pairs) => {
             for (key, value) in pairs {
-                arrays(value, Some(&below(key)), found);
+                arrays(value, Some(&below(key)), in_lists, found);
             }
         }
         _ => {}
     }
 }
 
-fn framing(align: i64, limit: f64) -> Framing {
+pub fn framing(align: i64, limit: f64) -> Framing {
     Framing {
         align: Alignment::new(align).unwrap(),
         chunks: ChunkLimit::new(limit),
@@ -172,24 +188,30 @@ proptest! {
         tree in trees(),
         align in prop_oneof![Just(1), Just(16), Just(64)],
         limit in prop_oneof![Just(1e9), Just(1000.0), Just(90.0)],
+        is_summed in any::<bool>(),
     ) {
-        let mut encoder = Encoder::new(framing(align, limit));
-        write(&tree, &mut encoder).unwrap();
-        let source = bytes(&encoder.finish(None).unwrap());
+        let framing = framing(align, limit);
+        let source = encoded(&tree, Encoder::new(framing));
         let events = Events::read(&source).unwrap();
         let mut next = 0;
         prop_assert_eq!(&read(&events, &source, &mut next), &tree);
         prop_assert_eq!(next, events.as_slice().len());
-        let mut expected = Vec::new();
-        arrays(&tree, None, &mut expected);
-        let mut found = Vec::new();
-        let file = File::from_bytes(&source).unwrap();
-        for leaf in file.leaves().filter(|leaf| matches!(leaf.kind(), LeafKind::Array(..))) {
-            let array = leaf.array().unwrap();
-            prop_assert_eq!(array.shape().iter().product::<usize>() * 4, array.nbytes());
-            found.push((leaf.path().to_string(), floats(&array.bytes().unwrap())));
+        // By the headers, and by an index, in which a list is one leaf.
+        let indexed = encoded(&tree, Encoder::indexed(framing, is_summed));
+        for (source, in_lists) in [(source, true), (indexed, false)] {
+            let file = Opened::new(source).unwrap();
+            let (mut found, mut expected) = (Vec::new(), Vec::new());
+            arrays(&tree, None, in_lists, &mut expected);
+            for value in file.leaves() {
+                if let LeafKind::Array(_, shape) = file.kind(value) {
+                    let array = floats(&file.bytes(value).unwrap());
+                    prop_assert_eq!(shape, &[array.len() as u64]);
+                    found.push((file.path(value), array));
+                }
+            }
+            prop_assert_eq!(&found, &expected);
+            prop_assert_eq!(file.damage(), None);
         }
-        prop_assert_eq!(found, expected);
     }
 }
 

@@ -3,9 +3,10 @@
 use std::io::Read;
 use std::mem::MaybeUninit;
 
+use treepack::Error;
 use treepack::gzip::{Indexed, claimed_size, inflate_at_once, inflate_in_steps, salvage};
 use treepack::mapping::Pages;
-use treepack::{Error, Source};
+use treepack::source::Source;
 
 use super::frame::{Frame, NUMBERS};
 use super::{Noise, Windowed, threads};

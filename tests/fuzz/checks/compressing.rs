@@ -3,11 +3,11 @@
 
 use std::mem::MaybeUninit;
 
-use treepack::Source;
 use treepack::gzip::{
     Indexed, Method, bound, claimed_size, compress, inflate_at_once, inflate_in_steps, method,
 };
 use treepack::layout::LayoutBuilder;
+use treepack::source::Source;
 
 use super::frame::{Block, Frame, elements};
 use super::{Noise, threads};

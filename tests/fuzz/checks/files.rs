@@ -1,13 +1,17 @@
 //! Any bytes can be opened, or are an error; what is found lies in them, whatever their index says,
 //! and is the same in memory, in windows and compressed.
 
-use treepack::catalog::{BLOCK_BYTES, Catalog};
+use std::mem::MaybeUninit;
+
+use treepack::array::Bounds;
+use treepack::catalog::{ArrayPlace, BLOCK_BYTES, Catalog};
 use treepack::events::Events;
 use treepack::gzip::Method;
-use treepack::structure::{Footer, Regions, Seal};
-use treepack::{ArrayView, File};
+use treepack::structure::{Footer, Record, Regions, Seal, Value};
 
 use super::compressing::small_blocks;
+use super::opened::Opened;
+use super::records::described;
 use super::{Noise, Windowed, threads};
 
 /// Checks bytes as they are, and with the checksum that fits to their record.
@@ -39,81 +43,107 @@ pub fn sealed(data: &[u8]) -> Option<Vec<u8>> {
 }
 
 /// Each leaf in words, and what it is.
-fn listed(file: &File<'_>) -> Vec<String> {
-    let leaves = file.leaves().map(|leaf| {
-        let value = leaf.value().map_err(|error| error.to_string());
-        let array = leaf.array().map_err(|error| error.to_string());
-        let array = array.map(|array| {
-            (
-                format!("{array:?}"),
-                array.bytes().map_err(|it| it.to_string()),
-            )
-        });
-        format!("{leaf:?} {:?} {value:?} {array:?}", leaf.dtype())
+fn listed(file: &Opened<'_>) -> Vec<String> {
+    let leaves = file.leaves().map(|value| {
+        let events = file.catalog.events_of(&file.source, value);
+        let events = events.map(|events| described(&events));
+        let bytes = file.bytes(value).map_err(|error| error.to_string());
+        let (path, kind) = (file.path(value), file.kind(value));
+        format!("{path} {kind:?} {events:?} {bytes:?}")
     });
     leaves.collect()
 }
 
+/// Whether the metadata, if there are any, can be read.
+fn has_metadata(file: &Opened<'_>) -> bool {
+    file.catalog.record().is_none_or(|record| {
+        let metadata = Record::read(record).map(|record| record.metadata);
+        metadata.is_ok_and(|it| it.is_none_or(|value| Value::decode(&value).is_ok()))
+    })
+}
+
 fn examine(data: &[u8]) {
-    if let Ok(file) = File::from_bytes(data) {
+    if let Ok(file) = Opened::new(data.to_vec()) {
         let leaves = listed(&file);
-        let windowed = File::from_source(Windowed(data)).expect("as in memory");
+        let windowed = Opened::new(Windowed(data)).expect("as in memory");
         assert_eq!(leaves, listed(&windowed));
-        let sound = file.verify().map_err(|error| error.to_string());
-        assert_eq!(sound, windowed.verify().map_err(|error| error.to_string()));
-        let metadata = file.metadata();
-        for leaf in file.leaves() {
-            // Of equal keys the last counts, in which there may be something else.
-            let found = file.leaf(&leaf.path().to_string());
-            assert!(found.is_ok_and(|found| found.path() == leaf.path()) || leaves.len() > 1);
-            if let Ok(array) = leaf.array() {
-                boxes(&array, leaf.nbytes());
+        let damage = file.damage();
+        assert_eq!(damage, windowed.damage());
+        for value in file.leaves() {
+            if let Ok(array) = file.catalog.array(&file.source, value) {
+                boxes(&file, &array, &file.bytes(value).unwrap());
             }
         }
         let is_plain = !data.starts_with(b"\x1f\x8b") && !data.starts_with(b"\xc1treepack");
         if is_plain && (100..3000).contains(&data.len()) {
             for method in [Method::Adaptive, Method::Numbers] {
                 let stream = small_blocks(data, method, 97);
-                let compressed = File::from_bytes(&stream).expect("as without compression");
-                let packed = listed(&compressed);
-                assert_eq!(leaves, packed);
-                assert_eq!(metadata.is_ok(), compressed.metadata().is_ok());
-                assert!(sound.is_err() || compressed.verify().is_ok());
+                let compressed = Opened::new(stream).expect("as without compression");
+                assert_eq!(leaves, listed(&compressed));
+                assert_eq!(has_metadata(&file), has_metadata(&compressed));
+                assert!(damage.is_some() || compressed.damage().is_none());
             }
         }
     } else {
-        assert!(File::from_source(Windowed(data)).is_err());
+        assert!(Opened::new(Windowed(data)).is_err());
     }
     catalog(data);
 }
 
-/// Boxes and rows are those of the whole.
-fn boxes(array: &ArrayView<'_>, nbytes: usize) {
-    let Ok(bytes) = array.bytes() else {
-        return;
-    };
+/// Boxes are those of the whole.
+fn boxes(file: &Opened<'_>, array: &ArrayPlace, bytes: &[u8]) {
     let shape = array.shape();
-    let itemsize = array.dtype().itemsize();
-    assert!(bytes.len() <= nbytes && array.nbytes() == bytes.len());
-    assert_eq!(bytes.len(), shape.iter().product::<usize>() * itemsize);
-    let whole: Vec<_> = shape.iter().map(|len| 0..*len).collect();
-    assert!(array.read_box(&whole).unwrap() == *bytes);
+    let count = shape.iter().product::<usize>();
+    let itemsize = bytes.len() / count.max(1);
+    assert_eq!(
+        (array.nbytes(), bytes.len()),
+        (bytes.len(), count * itemsize)
+    );
+    let read = |ranges: &[(usize, usize)]| {
+        let bounds = ranges.iter().map(|&(start, count)| Bounds {
+            start,
+            count,
+            step: 1,
+        });
+        let runs = array
+            .runs(&bounds.collect::<Vec<_>>(), None)
+            .expect("it is in the array");
+        let mut memory = vec![MaybeUninit::new(0); runs.extent()];
+        array
+            .read_runs(&file.source, &runs, &mut memory, threads(1), || Ok(()))
+            .unwrap();
+        // SAFETY: all of it was zero before.
+        #[allow(unsafe_code)]
+        unsafe { memory.assume_init_ref() }.to_vec()
+    };
+    let whole: Vec<_> = shape.iter().map(|len| (0, *len)).collect();
+    assert!(read(&whole) == bytes);
     let mut noise = Noise::new(bytes.len());
     let some = shape.iter().map(|len| {
         let start = noise.up_to(*len);
-        start..start + noise.up_to(len - start)
+        (start, noise.up_to(len - start))
     });
     let some: Vec<_> = some.collect();
-    let found = array.read_box(&some).unwrap();
-    if let [rows, others @ ..] = &some[..] {
-        let part = array.rows(rows.clone()).unwrap();
-        let row = bytes.len() / shape[0].max(1);
-        assert!(*part.bytes().unwrap() == bytes[rows.start * row..rows.end * row]);
-        let inside = std::iter::once(0..rows.len()).chain(others.iter().cloned());
-        let inside: Vec<_> = inside.collect();
-        assert!(part.read_box(&inside).unwrap() == found);
-        assert!(array.rows(0..shape[0] + 1).is_err());
+    let Some((&(first, rows), others)) = some.split_first() else {
+        return;
+    };
+    if bytes.is_empty() {
+        return; // there may be any number of rows
     }
+    let row = bytes.len() / shape[0].max(1);
+    let mut all = whole.clone();
+    all[0] = (first, rows);
+    assert!(read(&all) == bytes[first * row..(first + rows) * row]);
+    // A box is its rows, one after the other.
+    let row_of = |row| read(&[&[(row, 1)], others].concat());
+    assert!(read(&some) == (first..first + rows).flat_map(row_of).collect::<Vec<u8>>());
+    all[0] = (0, shape[0] + 1);
+    let bounds = all.iter().map(|&(start, count)| Bounds {
+        start,
+        count,
+        step: 1,
+    });
+    assert!(array.runs(&bounds.collect::<Vec<_>>(), None).is_none());
 }
 
 fn catalog(data: &[u8]) {

@@ -13,6 +13,8 @@ pub mod compressing;
 pub mod files;
 pub mod frame;
 pub mod headers;
+#[path = "../../core/opened.rs"]
+pub mod opened;
 pub mod patches;
 pub mod records;
 pub mod seeds;

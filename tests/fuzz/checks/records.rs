@@ -50,7 +50,7 @@ pub fn read(data: &[u8]) {
 
 /// All that events tell. Where they keep it differs: at the end of a window, headers like those of
 /// an array before are read, not recognised.
-fn described(events: &Events) -> Vec<String> {
+pub fn described(events: &Events) -> Vec<String> {
     let described = |event: &Event| match event {
         Event::Array(number) | Event::Scalar(number) => {
             let it = events.array(*number);
@@ -76,7 +76,6 @@ pub fn structure(data: &[u8]) {
         assert_eq!(Index::decode(&index.encode(&()).unwrap()).unwrap(), index);
         for kind in &index.kinds {
             assert_eq!(kind.try_clone().unwrap(), *kind);
-            let _ = kind.to_string();
         }
     }
     if let Ok(value) = Value::decode(data) {

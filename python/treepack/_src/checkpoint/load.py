@@ -14,7 +14,6 @@ import treepack._core as core
 from treepack._src import dtypes as _dtypes
 from treepack._src import paths as _paths
 from treepack._src.checkpoint.casting import cast_floats
-from treepack._src.checkpoint.moved import hinting, warn_of_moved
 from treepack._src.checkpoint.placement import converter
 from treepack._src.checkpoint.reader import Place, StayLazy
 from treepack._src.checkpoint.replicas import Together
@@ -66,6 +65,7 @@ def load_part(
         selection.missing == "target" or found.is_cut,
         {None: None, "ignore": True, "error": False}[selection.unexpected],
         notes=selection.return_report or keeps,
+        renames=found.renamed is not None,
     )
     partial.skipped.update(found.corrupt, found.mismatched)
     convert = converter(reading, may_change=place.reader.may_change, group=group)
@@ -79,13 +79,12 @@ def load_part(
             paths = (path for path, value in leaves if marks is None or value in marks)
             report = report._replace(loaded=list(dict.fromkeys(paths)))
     else:
-        with hinting(lambda: place.catalog, place.value, target, found.renamed):
-            loaded = _restored(place, target, found, partial, convert, reading)
-            if keeps:
-                partial.check_values(found.corrupt)
-            if keeps and not (selection.return_report or found.corrupt):
-                partial.check_loads(target)
-                warn_of_moved(place.catalog, place.value, target, found.renamed, partial)
+        loaded = _restored(place, target, found, partial, convert, reading)
+        if keeps:
+            partial.check_values(found.corrupt)
+        if keeps and not (selection.return_report or found.corrupt):
+            partial.check_loads(target)
+            partial.warn_of_unlike()
         report = partial.report(found.corrupt, found.unverified)
     return (loaded, report) if selection.return_report else loaded
 
@@ -537,8 +536,7 @@ def restore_described(
     check_is_tree(target)
     convert = converter(reading, may_change=not isinstance(data, (bytes, core.Content)), held=held)
     if target is not None:
-        with hinting(lambda: catalog_of(data), 0, target):
-            return restore_encoded(target, data, reading, convert=convert)
+        return restore_encoded(target, data, reading, convert=convert)
     if reading.dtype is None:  # casting requires a state
         found = core.restore_recorded(
             data,

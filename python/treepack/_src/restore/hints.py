@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 
 from treepack._src.paths import Trail
-from treepack._src.printable import printable
+from treepack._src.printable import printable, shortened
 from treepack._src.restore.compare import NODE_OF, NOTHING, VALUES_OF
 from treepack.errors import Mismatch
 
@@ -15,6 +15,9 @@ from treepack.errors import Mismatch
 _CASTABLE = re.compile(r"b?(float)\w*(\[[\d,]*\])|u?(int)\w*(\[[\d,]*\])")
 
 _ARRAY = re.compile(r"\w+(\[[\d,]*\])")
+
+# Matches the description of a tuple with the numbers of a shape.
+_SHAPE = re.compile(r"a subtree \((\(.*\))\)")
 
 # Matches the length of a list or tuple.
 _LENGTH = re.compile(r"(\d+) elements?")
@@ -52,11 +55,18 @@ def about_names(
             f"Pass rename={{{printable(old)!r}: {printable(new)!r}}} and so on to treepack.load, "
             f"or {function}: one side has its leaves one level deeper."
         )
+    shapes = (_SHAPE.fullmatch(one.expected) for one in found)
+    for shape in filter(None, shapes):
+        yield f"A tuple is a subtree: for a shape, pass jax.ShapeDtypeStruct({shape[1]}, dtype)."
+        break
     for one in found:
         if one.similar and not one.expected.startswith("a subtree"):
             old, new = printable(one.similar), printable(one.path)
             yield f"Pass rename={{{old!r}: {new!r}}} to treepack.load if this is its new name."
             break
+    else:
+        if {NOTHING} <= {one.found for one in found} & {one.expected for one in found}:
+            yield "Pass rename= to treepack.load if leaves have other names in the file."
     lengths = [(_LENGTH.match(one.expected), _LENGTH.match(one.found)) for one in found]
     more = [int(ours[1]) - int(theirs[1]) for ours, theirs in lengths if ours and theirs]
     if max(more, default=0) > 0 or any(one.found == NOTHING for one in found):
@@ -95,6 +105,30 @@ def about_ties(found: list[Mismatch]) -> Iterator[str]:
     ours, theirs = ([one.expected for one in found], [one.found for one in found])
     if any(side.startswith((NODE_OF, VALUES_OF)) for side in (*ours, *theirs)):
         yield "Pass strict=False to restore them as separate nodes."
+
+
+def about_axes(found: list[Mismatch], is_renamed: bool) -> Iterator[str]:
+    """Yields a hint about arrays whose axes have another order in the file."""
+    sources, unclear = {}, []
+    for one in found:
+        path, ours, theirs = one.path, _sizes(one.expected), _sizes(one.found)
+        if ours is None or theirs is None or ours == theirs or sorted(ours) != sorted(theirs):
+            continue
+        if len({*ours}) < len(ours):
+            unclear.append(path)  # several orders have these shapes
+        else:
+            order = "" if len(ours) == 2 else f", {tuple(map(theirs.index, ours))}"
+            sources[path] = f"{path!r}: treepack.transpose({path!r}{order})"
+    if sources and not is_renamed:
+        shown = shortened(sources.values(), len(sources))
+        yield f"Pass rename={{{shown}}} to treepack.load if these axes are swapped."
+    elif unclear:
+        yield (
+            f"The axes of {printable(unclear[0])} have another order, which the shapes do not "
+            "tell: pass treepack.transpose(path, axes) in rename=."
+        )
+    elif sources:
+        yield "Pass transpose=True to treepack.stack, or treepack.transpose(path) in rename=."
 
 
 def is_reshaped(one: Mismatch) -> bool:

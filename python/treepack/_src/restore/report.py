@@ -40,6 +40,7 @@ class Coverage:
         in mappings of the template.
       skipped: Paths of leaves that always stay unchanged.
       notes: Whether to record paths for a report.
+      renames: Whether leaves may have other paths in the file.
       absent: The placeholder in the state for parts that are not loaded.
     """
 
@@ -52,12 +53,14 @@ class Coverage:
         takes_more: bool | None,
         *,
         notes: bool = True,
+        renames: bool = False,
     ) -> None:
         self.is_wanted = is_wanted
         self.keeps_missing = keeps_missing
         self.takes_more = takes_more
         self.skipped: set[str] = set()
         self.notes = notes
+        self.renames = renames
         self._room = Room()
         # Dicts, since some restores walk the tree twice.
         self._loaded: dict[str, None] = {}
@@ -153,19 +156,15 @@ class Coverage:
                 "leaves have other names; the template has "
                 f"{_listed([leaf.path for leaf in kept])}, "
                 f"the file {_listed(there)}",
-                [*kept, *self.unused()],
+                [*kept, *(Mismatch(path, NOTHING, "a leaf") for path in self._unexpected)],
             )
 
-    def unused(self) -> list[Mismatch]:
-        """Returns the leaves of the state that the template lacks."""
-        return [Mismatch(path, NOTHING, "a leaf") for path in self._unexpected]
-
-    def unlike(self) -> list[str]:
-        """Returns subtrees of which the state has leaves, but none that the template has.
+    def warn_of_unlike(self) -> None:
+        """Warns of subtrees of which the state has leaves, but none that the template has.
 
         They are one or two levels deep.
         """
-        kept, unused = ({leaf.path for leaf in found} for found in (self.wanted(), self.unused()))
+        kept, unused = {leaf.path for leaf in self.wanted()}, {*self._unexpected}
         names: list[str] = []
         for depth in (1, 2):
             ours, theirs, loaded = (
@@ -173,7 +172,12 @@ class Coverage:
                 for paths in (kept, unused, self._loaded)
             )
             names += [path for path in (ours & theirs) - loaded if path.split("/")[0] not in names]
-        return sorted(names)
+        if names:
+            name = min(names)
+            warn(
+                f'missing="target" keeps all of {name}, as the file has only other leaves there: '
+                f"pass rename= if they have other names, or exclude={name!r} to keep it"
+            )
 
     def wanted(self, corrupt: Collection[str] = ()) -> list[Mismatch]:
         """Returns the leaves that stay although they are to be loaded."""

@@ -19,6 +19,7 @@ from treepack._src.paths import Room, Trail
 from treepack._src.printable import printable
 from treepack._src.restore.compare import NOTHING, difference, like_scalar, signature
 from treepack._src.restore.hints import (
+    about_axes,
     about_keys,
     about_leaves,
     about_names,
@@ -119,6 +120,8 @@ class Restore:
         hints = [*about_names(found, self.deeper, refuses_more)] if is_native else []
         hints += about_keys(found)
         hints += about_ties(found)
+        is_renamed = self.partial is not None and self.partial.renames
+        hints += about_axes(found, is_renamed) if is_native else ()
         if self.sentence is None:
             hints += about_leaves(found) if is_native else ()
             if not any(NOTHING in one[1:3] or (is_native and is_reshaped(one)) for one in found):

@@ -260,7 +260,9 @@ def restore_child(target: Any, state: Any, name: str, restore: Restore) -> Any:
         if len(children) == 1 and not is_shape and state is not None:  # such as a variable of nnx
             path = restore.path_of(name)
             restore.deeper = restore.deeper or (path, _paths.Trail(path, *children))
-        restore.note(name, f"a subtree ({type(target).__name__})", described(state))
+        is_shape = is_shape and target == getattr(state, "shape", None)
+        what = tuple(target) if is_shape else type(target).__name__
+        restore.note(name, f"a subtree ({what})", described(state))
         restore.say(
             f"The target has a subtree ({type(target).__name__}) where the state has a leaf "
             f"({type(state).__name__}) at path {'/'.join([*restore.path, name])}",
@@ -362,20 +364,29 @@ def _note_names(
         are_paths = children and all(isinstance(child, str) for child in children.values())
         restore.note_here(_counted(children) + " (str)" * bool(are_paths), _counted(state))
         return
-    names = [str(name) for name in more]
     for name in missing:
         child = children[name]
         container = child.container if isinstance(child, Pruned) else child
+        has_keys = isinstance(container, Mapping) and len(container) > 0
         subtree = f"a subtree ({type(container).__name__})"
-        expected = described(child) if kind_of(child) is None else subtree
-        near = _paths.closest(name, names) if len(names) <= _MOST_NAMES else []
-        restore.note(name, expected, NOTHING, str(restore.path_of(near[0])) if near else "")
+        expected = described(container) if has_keys or kind_of(child) is None else subtree
+        similar = _similar(name, more, state, restore) if len(more) <= _MOST_NAMES else ""
+        restore.note(name, expected, NOTHING, similar)
     for name in more if not restore.takes_more(False) else ():
         restore.note(str(name), NOTHING, described(state[name]))
 
 
 # Limits the search for similar names, which is slow.
 _MOST_NAMES = 1000
+
+
+def _similar(name: str, more: list[Any], state: Any, restore: Restore) -> str:
+    """Returns the path of an unexpected child with the same name below it, or a similar one."""
+    above = [it for it in more if isinstance(state[it], Mapping) and name in state[it]]
+    if len(above) == 1:
+        return str(_paths.Trail(restore.path_of(str(above[0])), name))
+    near = _paths.closest(name, [str(it) for it in more])
+    return str(restore.path_of(near[0])) if near else ""
 
 
 def _restore_by_handler(
