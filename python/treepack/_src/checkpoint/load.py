@@ -14,7 +14,7 @@ import treepack._core as core
 from treepack._src import dtypes as _dtypes
 from treepack._src import paths as _paths
 from treepack._src.checkpoint.casting import cast_floats
-from treepack._src.checkpoint.moved import hinting, warn_of_moved
+from treepack._src.checkpoint.moved import add_hint, warn_of_moved
 from treepack._src.checkpoint.placement import converter
 from treepack._src.checkpoint.reader import Place, StayLazy
 from treepack._src.checkpoint.replicas import Together
@@ -28,7 +28,7 @@ from treepack._src.pytree.kinds import kind_of
 from treepack._src.pytree.state_dict import leaf_paths, leaves_of, state_leaves
 from treepack._src.registry.code import check_is_tree
 from treepack._src.restore.compare import signature
-from treepack._src.restore.record import assembled, catalog_of, flags, take
+from treepack._src.restore.record import assembled, catalog_of, take
 from treepack._src.restore.report import ABSENT, Coverage
 from treepack._src.restore.template import (
     needs_state,
@@ -40,6 +40,7 @@ from treepack.errors import (
     CorruptionError,
     DecodeError,
     HoleError,
+    MismatchError,
     NewerVersionError,
     TreepackError,
 )
@@ -79,13 +80,16 @@ def load_part(
             paths = (path for path, value in leaves if marks is None or value in marks)
             report = report._replace(loaded=list(dict.fromkeys(paths)))
     else:
-        with hinting(lambda: place.catalog, place.value, target, found.renamed):
+        try:
             loaded = _restored(place, target, found, partial, convert, reading)
             if keeps:
                 partial.check_values(found.corrupt)
             if keeps and not (selection.return_report or found.corrupt):
                 partial.check_loads(target)
                 warn_of_moved(place.catalog, place.value, target, found.renamed, partial)
+        except MismatchError as error:
+            add_hint(error, lambda: place.catalog, place.value, target, found.renamed)
+            raise
         report = partial.report(found.corrupt, found.unverified)
     return (loaded, report) if selection.return_report else loaded
 
@@ -531,18 +535,24 @@ def restore_described(
 ) -> Any:
     """Restores a tree from the bytes of its file, as `load` does; see `converter` for `held`."""
     reading.check(target)
-    check_is_tree(target)
     convert = converter(reading, may_change=not isinstance(data, (bytes, core.Content)), held=held)
     if target is not None:
-        with hinting(lambda: catalog_of(data), 0, target):
+        check_is_tree(target)
+        try:
             return restore_encoded(target, data, reading, convert=convert)
+        except MismatchError as error:
+            add_hint(error, lambda: catalog_of(data), 0, target)
+            raise
     if reading.dtype is None:  # casting requires a state
         found = core.restore_recorded(
             data,
             reading.copy,
             reading.threads,
             convert=convert,
-            **flags(reading),
+            everywhere=reading.everywhere,
+            unknown_as_dict=reading.unknown == "dict",
+            plain=reading.containers == "plain",
+            static=reading.static,
         )
         if found is not None:
             return found[0]

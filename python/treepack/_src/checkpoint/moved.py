@@ -6,7 +6,7 @@ import bisect
 import contextlib
 import itertools
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 import treepack._core as core
@@ -18,46 +18,43 @@ from treepack._src.restore.report import Coverage
 from treepack.errors import Mismatch, MismatchError, TreepackError
 
 
-@contextlib.contextmanager
-def hinting(
+def add_hint(
+    error: MismatchError,
     catalog: Callable[[], core.Catalog],
     start: int,
     target: Any,
     renamed: Mapping[str, str] | None = None,
-) -> Iterator[None]:
-    """Adds a hint to a MismatchError where the file has the leaves of the target elsewhere.
+) -> None:
+    """Adds a hint to an error where the file has the leaves of the target elsewhere.
 
     Args:
+      error: The error.
       catalog: Returns the leaves of the file.
       start: The value that is loaded.
       target: The template.
       renamed: The new paths of leaves, if `rename=` is given.
     """
-    try:
-        yield
-    except MismatchError as error:
-        with contextlib.suppress(TreepackError):  # the file is damaged, or its paths are too long
-            found, ours = _leaves(catalog(), start), _leaves_of(target)
-            listed, cure, cures = error.args[0].partition("\nPass ")
-            if hint := _hint([*found], target, ours, error.mismatches):
-                cure = cures = ""  # they mislead here
-            elif moved := _moved(*_apart(found, ours, renamed), error.mismatches):
-                way = _adding(moved[0], renamed)
-                hint = f"The file has leaves of the template elsewhere: {way}."
-                if moved[1]:
-                    cure = cures = ""
-            elif (
-                cure
-                and "rename=" not in cures
-                and (alone := _alone(*_unused(found, ours, renamed or {}), error.mismatches))
-            ):
-                way = _adding(alone, renamed)
-                hint = f"An unused leaf of the file fits: {way} if this is its new name."
-            elif any(map(_are_turned, error.mismatches)):
-                hint = _transposed(error.mismatches, found)
-            if hint:
-                error.args = (f"{listed}\n{hint}{cure}{cures}", *error.args[1:])
-        raise
+    with contextlib.suppress(TreepackError):  # the file is damaged, or its paths are too long
+        found, ours = _leaves(catalog(), start), _leaves_of(target)
+        listed, cure, cures = error.args[0].partition("\nPass ")
+        if hint := _hint([*found], target, ours, error.mismatches):
+            cure = cures = ""  # they mislead here
+        elif moved := _moved(*_apart(found, ours, renamed), error.mismatches):
+            way = _adding(moved[0], renamed)
+            hint = f"The file has leaves of the template elsewhere: {way}."
+            if moved[1]:
+                cure = cures = ""
+        elif (
+            cure
+            and "rename=" not in cures
+            and (alone := _alone(*_unused(found, ours, renamed or {}), error.mismatches))
+        ):
+            way = _adding(alone, renamed)
+            hint = f"An unused leaf of the file fits: {way} if this is its new name."
+        elif any(map(_are_turned, error.mismatches)):
+            hint = _transposed(error.mismatches, found)
+        if hint:
+            error.args = (f"{listed}\n{hint}{cure}{cures}", *error.args[1:])
 
 
 def warn_of_moved(
@@ -67,7 +64,7 @@ def warn_of_moved(
     renamed: Mapping[str, str] | None,
     partial: Coverage,
 ) -> None:
-    """Warns if leaves of the target stay unchanged that the file has elsewhere; see `hinting`."""
+    """Warns if leaves of the target stay unchanged that the file has elsewhere; see `add_hint`."""
     kept, unused = partial.wanted(), partial.unused()
     if not kept or not unused:
         return
