@@ -233,10 +233,10 @@ class _Options:
         """
         made = cls.__new__(cls)
         if options:
-            given = vars(made)
-            for name, value in options.items():
-                if name in cls.__dataclass_fields__:
-                    given[name] = value
+            fields, given = cls.__dataclass_fields__, vars(made)
+            for name in options:
+                if name in fields:
+                    given[name] = options[name]
             if given:
                 made.__post_init__()
         return made
@@ -426,9 +426,11 @@ class Reading(_Options):
         _Options.__post_init__(self)
         if self.dtype is not None:
             self.dtype = float_dtype(self.dtype)
+        if self.device is None and self.sharding is None:
+            return
         if self.device is not None and self.sharding is not None:
             raise ValueError("device= and sharding= exclude each other: pass only one of them")
-        if self.arrays == "numpy" and (self.device is not None or self.sharding is not None):
+        if self.arrays == "numpy":
             raise ValueError("device= and sharding= return JAX arrays: leave out arrays='numpy'")
 
     @property

@@ -549,7 +549,7 @@ def restore_described(
             reading.copy,
             reading.threads,
             convert=convert,
-            everywhere=reading.everywhere,
+            everywhere=convert is not None and reading.everywhere,
             unknown_as_dict=reading.unknown == "dict",
             plain=reading.containers == "plain",
             static=reading.static,

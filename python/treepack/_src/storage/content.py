@@ -62,7 +62,7 @@ def read_whole(
             content = _remote.downloaded(url, tell)
         if content.nbytes == 0 and not may_be_empty:
             raise _empty()
-        if content.is_compressed():
+        if core.is_compressed(content):
             content = content.inflate(
                 max_size=opening.max_size, threads=opening.threads, progress=tell
             )
@@ -138,7 +138,7 @@ def _empty() -> DecodeError:
 def inflated(data: Buffer, opening: Opening) -> core.Content | Buffer:
     """Returns data, decompressed if they are gzip, and joined with the base if they are a patch."""
     try:
-        is_compressed = core.Content.lent(data).is_compressed()
+        is_compressed = core.is_compressed(data)
     except TypeError:
         _check_is_bytes(data)
         raise  # it is not contiguous
@@ -210,7 +210,7 @@ def record_of_patch(source: Openable, max_size: int | None) -> bytes | None:
     """Returns the record of the structure in a patch; `None` for other or damaged data."""
     try:
         content, _ = _raw(source)
-        if content.is_compressed():
+        if core.is_compressed(content):
             content = content.inflate(max_size=max_size, threads=None, progress=None)
         return core.patch_parts(content)[1] if core.is_patch(content) else None
     except (TreepackError, OSError):
@@ -269,7 +269,7 @@ def open_parts(
     content, blocks = _raw(source, mmap, regular)
     if content.nbytes == 0 and not salvage and isinstance(source, (str, os.PathLike)):
         raise _empty()
-    if salvage or content.is_compressed():
+    if salvage or core.is_compressed(content):
         found = _inflated_parts(content, blocks, salvage, max_size)
     else:
         found = Opened(content, blocks=blocks, nbytes=content.nbytes)
@@ -285,7 +285,7 @@ def _inflated_parts(
     if salvage and (found := content.mended(max_size=max_size)) is not None:
         return Opened(found, _DAMAGED_HEADER, found.nbytes, blocks, content.nbytes)
     # Of a damaged file, the same is salvaged here and elsewhere.
-    if not content.is_compressed(by_start=salvage):
+    if not core.is_compressed(content, by_start=salvage):
         return Opened(content, blocks=blocks, nbytes=content.nbytes)
     found = content.indexed(max_size=max_size)
     if found is not None:
