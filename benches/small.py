@@ -1,13 +1,14 @@
-"""Compares small leaves, cold files and numbers with lower bounds: `make bench NAME=small`.
+"""Compares small messages and leaves, cold files and numbers: `make bench NAME=small`.
 
     python benches/small.py
     python benches/small.py --rounds 21 --folder /somewhere/on/a/disk
 
 A C program for such dicts alone (`small.c`, built here by the compiler `CC`) is the lower bound of
-an encoder. Decoders stand beside flax, `pickle` and the plain restore; parts of cold files beside a
-plain read of as many bytes; weights coded as numbers beside a copy, and beside ZipNN if it is
-installed (`pip install zipnn torch`). All take turns at going first; times are medians of rounds,
-ratios medians of the ratios of each round.
+an encoder. Small messages (`messages.py`) stand beside pickle, msgspec, ormsgpack and flax;
+decoders beside flax, pickle and the plain restore; parts of cold files beside a plain read of as
+many bytes; weights coded as numbers beside a copy, and beside ZipNN if it is installed (`pip
+install zipnn torch`). All take turns at going first; times are medians of rounds, ratios medians of
+the ratios of each round.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from flax import serialization as flax
 
 import treepack
 from measure import seconds, touch
+from messages import messages
 from open import drop
 from treepack import serialization
 
@@ -59,6 +61,7 @@ def main() -> None:
     parser.add_argument("--folder", help="where to make files; a temporary one by default")
     options = parser.parse_args()
     print(f"{'':44}{'treepack':>10}{'peer':>12}{'ratio':>8}")
+    messages(row, options.rounds)
     with tempfile.TemporaryDirectory() as folder:
         encoding(compiled(Path(folder)), options.rounds)
     decoding(options.rounds)

@@ -41,6 +41,7 @@ __all__ = [
     "encode_value",
     "fresh_memory",
     "has_older_types",
+    "is_compressed",
     "is_patch",
     "join",
     "lay_raw",
@@ -210,6 +211,14 @@ def lay_raw(header: bytes, arrays: list[Any], *, snapshot: bool) -> Layout:
       TreepackError: A ValueError. If an array cannot be read.
     """
 
+def is_compressed(data: Buffer | Content, *, by_start: bool = False) -> bool:
+    """Returns whether data start like gzip, or are compressed as numbers.
+
+    Args:
+      data: The data.
+      by_start: Whether to read the start even of remote files that end like a file of treepack.
+    """
+
 def is_patch(data: Buffer | Content) -> bool:
     """Returns whether data end as a patch does."""
 
@@ -375,13 +384,6 @@ class Content:
 
     def read_range(self, start: int, stop: int) -> bytes:
         """Returns a copy of a range of bytes."""
-
-    def is_compressed(self, *, by_start: bool = False) -> bool:
-        """Returns whether the content starts like gzip, or is compressed as numbers.
-
-        Args:
-          by_start: Whether to read the start even of remote files that end like a file of treepack.
-        """
 
     def has_traces_of_index(self) -> bool:
         """Returns whether the content ends like gzip or numbers with an index.

@@ -64,6 +64,11 @@ impl<'py> Classes<'py> {
         }
     }
 
+    /// Returns whether there were values that only Python classifies.
+    pub fn has_asked(&self) -> bool {
+        !self.known.is_empty()
+    }
+
     pub fn of(&mut self, value: &Bound<'py, PyAny>) -> PyResult<Class> {
         by_type(&mut self.known, value, || {
             let classify = Hooks::get(value.py())?.classify.bind(value.py());

@@ -18,13 +18,13 @@ use super::watch::Watcher;
 use super::{errors, gzip};
 use crate::catalog::Compared;
 use crate::events::Span;
-use crate::gzip::{Contained, Indexed, MAGIC_BYTES, has_traces, is_compressed, mended};
+use crate::gzip::{Contained, Indexed, MAGIC_BYTES, has_traces, mended};
 use crate::handle;
 use crate::layout::Slice;
 use crate::manifest::Sparse;
 use crate::mapping::{self, Mapping, Pages};
 use crate::raw::{AsRaw, Filling, RawBytes, Uninit};
-use crate::source::{Source, as_inner, read_to};
+use crate::source::{Source, as_inner, bytes_of};
 use crate::structure::MARK;
 use crate::watch::Watch;
 use crate::{Error, Result};
@@ -247,6 +247,30 @@ impl Source for Copied {
     as_inner!(self, self.0);
 }
 
+/// See `_core.pyi`.
+#[pyfunction]
+#[pyo3(signature = (data, *, by_start=false))]
+pub fn is_compressed(data: &Bound<'_, PyAny>, by_start: bool) -> PyResult<bool> {
+    let starts_so = |source: &dyn Source| {
+        // A read, since a page fault in a mapping would read many pages ahead.
+        let start = bytes_of(source, 0..source.len().min(MAGIC_BYTES))?;
+        Ok(crate::gzip::is_compressed(&start))
+    };
+    let Ok(content) = data.cast::<Content>() else {
+        return starts_so(&Borrowed::buffer(data)?);
+    };
+    let (content, source) = (content.get(), content.get().source());
+    if content.is_elsewhere()
+        && !by_start
+        && let Some(before) = source.len().checked_sub(MARK.len())
+        // The end is needed anyway, and the start only if the mark is not there.
+        && bytes_of(source, before..source.len())? == MARK
+    {
+        return Ok(false);
+    }
+    starts_so(source)
+}
+
 #[pymethods]
 impl Content {
     #[staticmethod]
@@ -376,26 +400,6 @@ impl Content {
             self.source().read_at(start, target)
         })?;
         Ok(made?)
-    }
-
-    #[pyo3(signature = (*, by_start=false))]
-    fn is_compressed(&self, by_start: bool) -> PyResult<bool> {
-        // A read, since a page fault in the mapping would read many pages ahead.
-        let mut start = Vec::new();
-        let source = self.source();
-        if self.is_elsewhere()
-            && !by_start
-            && let Some(before) = source.len().checked_sub(MARK.len())
-        {
-            // The end is needed anyway, and the start only if the mark is not there.
-            read_to(source, before..source.len(), &mut start)?;
-            if start == MARK {
-                return Ok(false);
-            }
-            start.clear();
-        }
-        read_to(source, 0..source.len().min(MAGIC_BYTES), &mut start)?;
-        Ok(is_compressed(&start))
     }
 
     /// Reads all bytes into memory, which arrays then view.

@@ -77,7 +77,7 @@ mod _core {
         boxes::{ShardBox, Shards},
         catalog::{Catalog, copy_array, restore_selected},
         classes::Class,
-        content::Content,
+        content::{Content, is_compressed},
         delta::{apply_delta, is_patch, join, patch_parts},
         grid::{ShardGrid, ranges_of_box},
         gzip::decompress,

@@ -171,9 +171,14 @@ impl Record {
         struct Versioned {
             version: u32,
         }
-        let versioned: Versioned = read(bytes).map_err(broken)?;
-        check_version("the record of the structure", versioned.version, VERSION)?;
-        let record: Self = read(bytes).map_err(broken)?;
+        let check = |version| check_version("the record of the structure", version, VERSION);
+        let record: Self = read(bytes).or_else(|error| {
+            // Another version may have other fields.
+            let versioned: Versioned = read(bytes).map_err(broken)?;
+            check(versioned.version)?;
+            Err(broken(error))
+        })?;
+        check(record.version)?;
         record.check().map_err(damaged)?;
         Ok(record)
     }

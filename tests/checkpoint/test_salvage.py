@@ -138,7 +138,7 @@ def _places(data: bytes) -> tuple[Ranges, Ranges]:
     values: Ranges = {}
     for path, (number, _, _, end, begin) in leaves.items():
         name = path.split("/[")[0]  # of a shard
-        if content.is_compressed():
+        if core.is_compressed(content):
             found = [(10, len(data)) if indexed is None else indexed.stored(begin, end)]
         else:
             checksum = len(data) - 24 - 4 * (len(leaves) + 1) + 4 * number

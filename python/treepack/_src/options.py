@@ -10,7 +10,8 @@ import importlib
 import inspect
 import math
 import operator
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -213,30 +214,32 @@ def float_dtype(dtype: Any) -> np.dtype[Any]:
     return found
 
 
+@dataclasses.dataclass
 class _Options:
     """Options of verbs, passed as one value."""
 
-    __slots__: tuple[str, ...] = ()
-
     def __post_init__(self) -> None:
-        kind: Any = type(self)
-        for name, default in _checked(kind):
-            value = getattr(self, name)
-            if value is not default:
+        for name, value in vars(self).items():
+            # `Reading.static` is a tree, and `LeftOut` checks `Saved.static`.
+            if name != "static":
                 check(name, value)
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> Self:
-        """Makes an instance from the options of a verb that are its fields."""
-        return cls(**{name: options[name] for name in cls.__slots__ if name in options})
+        """Makes an instance from the options of a verb that are its fields.
 
-
-@functools.cache
-def _checked(options: Any) -> list[tuple[str, Any]]:
-    """Returns the names and defaults of the options that `check` knows."""
-    # `Reading.static` is a tree, and `LeftOut` checks `Saved.static`.
-    known = (_CHOICES.keys() | _NUMBERS.keys()) - {"static"}
-    return [(one.name, one.default) for one in dataclasses.fields(options) if one.name in known]
+        Its class has the others, as defaults: to set and check these would take most of the time
+        of small messages.
+        """
+        made = cls.__new__(cls)
+        if options:
+            fields, given = cls.__dataclass_fields__, vars(made)
+            for name in options:
+                if name in fields:
+                    given[name] = options[name]
+            if given:
+                made.__post_init__()
+        return made
 
 
 V = TypeVar("V", bound=Callable[..., Any])
@@ -266,7 +269,8 @@ def takes(types: Any = None, **defaults: Any) -> Callable[[V], V]:
 
     def shown(verb: V) -> V:
         def known(*args: Any, **options: Any) -> Any:
-            check_known(checked, options)
+            if not names.issuperset(options):
+                check_known(checked, options)
             try:
                 return verb(*args, **options)
             except TypeError as error:
@@ -278,6 +282,7 @@ def takes(types: Any = None, **defaults: Any) -> Callable[[V], V]:
         hidden = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
         given = [each for each in signature.parameters.values() if each.kind not in hidden]
         checked.__signature__ = signature.replace(parameters=[*given, *options])
+        names = frozenset(checked.__signature__.parameters)
         return cast(V, checked)
 
     return shown
@@ -285,8 +290,6 @@ def takes(types: Any = None, **defaults: Any) -> Callable[[V], V]:
 
 def check_known(verb: Callable[..., Any], options: Mapping[str, Any]) -> None:
     """Raises a TypeError, as Python does, for an option that a verb lacks."""
-    if not options:
-        return
     known: Any = verb
     if unknown := options.keys() - known.__signature__.parameters.keys():
         name = min(unknown)
@@ -295,7 +298,7 @@ def check_known(verb: Callable[..., Any], options: Mapping[str, Any]) -> None:
         raise unknown_option(verb, name)
 
 
-@dataclasses.dataclass(kw_only=True, slots=True)
+@dataclasses.dataclass(kw_only=True)
 class Writing(_Options):
     """How files are written; see `save`."""
 
@@ -311,7 +314,7 @@ class Writing(_Options):
         check_compress(self.compress, self.level)
 
 
-@dataclasses.dataclass(kw_only=True, slots=True)
+@dataclasses.dataclass(kw_only=True)
 class Saved(_Options):
     """The content of a save, and the processes that take part; see `save`.
 
@@ -335,7 +338,7 @@ class Saved(_Options):
             self.step = operator.index(self.step)
 
 
-@dataclasses.dataclass(kw_only=True, slots=True)
+@dataclasses.dataclass(kw_only=True)
 class Export(_Options):
     """How a tree is saved in another format; see `save`."""
 
@@ -379,7 +382,7 @@ _NOT_FOR_SAFETENSORS = {
 }
 
 
-@dataclasses.dataclass(kw_only=True, slots=True)
+@dataclasses.dataclass(kw_only=True)
 class Opening(_Options):
     """How a file is opened; see `load`.
 
@@ -392,10 +395,10 @@ class Opening(_Options):
     max_size: int | None = None
     threads: int | None = None
     progress: Progress = None
-    unchanged: list[str] = dataclasses.field(default_factory=list)
+    unchanged: Sequence[str] = ()
 
 
-@dataclasses.dataclass(kw_only=True, slots=True)
+@dataclasses.dataclass(kw_only=True)
 class Reading(_Options):
     """How trees are read; see `load`.
 
@@ -423,9 +426,11 @@ class Reading(_Options):
         _Options.__post_init__(self)
         if self.dtype is not None:
             self.dtype = float_dtype(self.dtype)
+        if self.device is None and self.sharding is None:
+            return
         if self.device is not None and self.sharding is not None:
             raise ValueError("device= and sharding= exclude each other: pass only one of them")
-        if self.arrays == "numpy" and (self.device is not None or self.sharding is not None):
+        if self.arrays == "numpy":
             raise ValueError("device= and sharding= return JAX arrays: leave out arrays='numpy'")
 
     @property
@@ -454,7 +459,12 @@ class Reading(_Options):
             )
 
 
-@dataclasses.dataclass(kw_only=True, slots=True)
+@dataclasses.dataclass(kw_only=True)
+class BytesReading(Reading, Opening):
+    """How trees are read from bytes; see `loads`."""
+
+
+@dataclasses.dataclass(kw_only=True)
 class Sharing(_Options):
     """How processes load together; see `load`."""
 
@@ -474,7 +484,7 @@ def restoring(strict: Strict, copy: bool | None = None, threads: int | None = No
     return DropInReading(strict=strict, copy=copy, threads=threads)
 
 
-@dataclasses.dataclass(kw_only=True, slots=True)
+@dataclasses.dataclass(kw_only=True)
 class Selection(_Options):
     """Which leaves are loaded, and how the others are handled; see `load`."""
 
@@ -510,7 +520,7 @@ class Selection(_Options):
     @property
     def is_whole(self) -> bool:
         """Whether the whole tree is loaded, with all options at their defaults."""
-        return self == Selection()
+        return all(value is getattr(Selection, name) for name, value in vars(self).items())
 
 
 # The dataclasses whose defaults the options of a function have, which writes or reads.
@@ -639,34 +649,35 @@ def tell_from(tell: Tell, before: int, total: int) -> Tell:
     return lambda done, _: tell(before + done, total)
 
 
-@contextlib.contextmanager
-def progress_bar(progress: Progress, title: str) -> Iterator[Tell | None]:
-    """Yields the callable that reports progress; closes the bar, if any, at the end.
+def progress_bar(progress: Progress, title: str) -> AbstractContextManager[Tell | None]:
+    """Returns a context with the callable that reports progress; its end closes the bar, if any.
 
     Raises:
       ImportError: If `progress` is `True` and tqdm is not installed.
       TypeError: If `progress` is neither a callable nor a bool.
     """
-    if progress is None or progress is False:
-        yield None
-    elif progress is True:
-        try:
-            from tqdm.auto import tqdm
-        except ImportError as error:
-            raise ImportError("progress=True requires tqdm: pip install tqdm") from error
-        with contextlib.ExitStack() as stack:
-            bar: Any = None
+    if progress is True:
+        return _bar(title)
+    if progress is None or progress is False or callable(progress):
+        return contextlib.nullcontext(None if progress is False else progress)
+    raise TypeError(f"progress must be a callable, a bool or None, got {progress!r}")
 
-            def tell(done: int, total: int) -> None:
-                nonlocal bar
-                if bar is None:  # none without work, as for a mapped file
-                    units: Any = {"unit": "B", "unit_scale": True, "unit_divisor": 1024}
-                    bar = stack.enter_context(tqdm(desc=title, total=total, **units))
-                bar.total = total
-                bar.update(done - bar.n)
 
-            yield tell
-    elif callable(progress):
-        yield progress
-    else:
-        raise TypeError(f"progress must be a callable, a bool or None, got {progress!r}")
+@contextlib.contextmanager
+def _bar(title: str) -> Iterator[Tell]:
+    try:
+        from tqdm.auto import tqdm
+    except ImportError as error:
+        raise ImportError("progress=True requires tqdm: pip install tqdm") from error
+    with contextlib.ExitStack() as stack:
+        bar: Any = None
+
+        def tell(done: int, total: int) -> None:
+            nonlocal bar
+            if bar is None:  # none without work, as for a mapped file
+                units: Any = {"unit": "B", "unit_scale": True, "unit_divisor": 1024}
+                bar = stack.enter_context(tqdm(desc=title, total=total, **units))
+            bar.total = total
+            bar.update(done - bar.n)
+
+        yield tell

@@ -12,10 +12,14 @@ type CachedKey<'py> = (SmallVec<[u8; 24]>, Bound<'py, PyString>);
 #[derive(Default)]
 pub(super) struct KeyCache<'py> {
     slots: Vec<Option<CachedKey<'py>>>,
+    /// The strings that were made for the slots.
+    made: usize,
 }
 
 impl<'py> KeyCache<'py> {
-    const SLOTS: u32 = 256;
+    const SLOTS: usize = 256;
+    /// At first: to make and drop all would take a tenth of the time of a small message.
+    const FIRST_SLOTS: usize = 16;
     const MAX_LEN: usize = 64;
 
     /// Returns the string of a key; its map has `keys` keys.
@@ -27,24 +31,32 @@ impl<'py> KeyCache<'py> {
         keys: u64,
     ) -> PyResult<Bound<'py, PyString>> {
         // All keys of a map differ, so a large map would only evict others.
-        if keys > u64::from(Self::SLOTS) || text.len() > Self::MAX_LEN {
+        if keys > Self::SLOTS as u64 || text.len() > Self::MAX_LEN {
             return new_string(py, text);
         }
-        if self.slots.is_empty() {
-            self.slots.resize_with(Self::SLOTS as usize, || None);
+        if self.made == self.slots.len() && self.made < Self::SLOTS {
+            let count = if self.made == 0 {
+                Self::FIRST_SLOTS
+            } else {
+                Self::SLOTS
+            };
+            self.slots.clear();
+            self.slots.resize_with(count, || None);
         }
         // FNV-1a. Its high bits hardly depend on the last byte, the only difference between `w0`
         // and `w1`.
         let hash = text.iter().fold(0x811c_9dc5_u32, |hash, byte| {
             (hash ^ u32::from(*byte)).wrapping_mul(0x0100_0193)
         });
-        let slot = &mut self.slots[(hash % Self::SLOTS) as usize];
+        let at = hash as usize % self.slots.len();
+        let slot = &mut self.slots[at];
         if let Some((known, string)) = slot
             && known[..] == *text
         {
             return Ok(string.clone());
         }
         let string = new_string(py, text)?;
+        self.made += 1;
         *slot = Some((SmallVec::from_slice(text), string.clone()));
         Ok(string)
     }

@@ -111,8 +111,10 @@ impl<'py> Matching<'py> {
     }
 
     fn is_abstract_array(&self, value: &Bound<'py, PyAny>) -> PyResult<bool> {
-        // Most containers. A call into Python costs as much as two arrays.
-        if value.is_exact_instance_of::<PyDict>()
+        // Most values. A call into Python costs as much as two arrays.
+        if is_plain(value)
+            || value.is_exact_instance_of::<PyUntypedArray>()
+            || value.is_exact_instance_of::<PyDict>()
             || value.is_exact_instance_of::<PyList>()
             || value.is_exact_instance_of::<PyTuple>()
         {

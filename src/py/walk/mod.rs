@@ -47,7 +47,9 @@ pub fn layout_of(
     let mut walk = Walk::new(tree.py(), out, options)?;
     walk.root(tree)
         .map_err(|failure| failure.into_py(tree.py(), "serializing"))?;
-    if let Some(left_out) = &walk.options.left_out {
+    if let Some(left_out) = &walk.options.left_out
+        && walk.classes.has_asked()
+    {
         let ties = left_out.call_method1(intern!(tree.py(), "ties"), (tree,))?;
         let ties: Vec<(String, String)> = ties.extract()?;
         walk.out.tie(grow::collect(

@@ -11,10 +11,9 @@ from treepack._src.checkpoint.select import chosen
 from treepack._src.options import (
     Buffer,
     BytesOptions,
+    BytesReading,
     Compress,
-    Opening,
     Progress,
-    Reading,
     Static,
     Template,
     check_compress,
@@ -138,10 +137,12 @@ def loads(
       >>> treepack.loads(saved, arrays="numpy")
       (array([0, 1, 2], dtype=int32), {'n': 1})
     """
-    reading, opening = Reading.of(options), Opening.of(options)
-    base, opening.base = opening.base, base_of(opening.base, max_size=opening.max_size)
-    encoded = inflated(b"".join(data) if isinstance(data, list) else data, opening)
-    held = device_leaves(base, opening.unchanged)
+    reading = BytesReading.of(options)
+    base = reading.base
+    if base is not None:
+        reading.base = base_of(base, max_size=reading.max_size)
+    encoded = inflated(b"".join(data) if isinstance(data, list) else data, reading)
+    held = device_leaves(base, reading.unchanged) if reading.unchanged else {}
     found: Template = restore_described(encoded, target, reading, held=held)
     return found
 

@@ -273,6 +273,8 @@ def _name_beside(base: Any, place: Any) -> str:
     Raises:
       ValueError: If the place is the file of the base, which would be lost.
     """
+    if base is None:
+        return ""
     file = filename_of(place_of(base).reader.given) if isinstance(base, File) else base
     if not isinstance(file, (str, os.PathLike)):
         return ""

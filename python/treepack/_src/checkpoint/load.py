@@ -27,7 +27,7 @@ from treepack._src.pytree.kinds import kind_of
 from treepack._src.pytree.state_dict import leaf_paths, leaves_of, state_leaves
 from treepack._src.registry.code import check_is_tree
 from treepack._src.restore.compare import signature
-from treepack._src.restore.record import assembled, catalog_of, flags, take
+from treepack._src.restore.record import assembled, catalog_of, take
 from treepack._src.restore.report import ABSENT, Coverage
 from treepack._src.restore.template import (
     needs_state,
@@ -533,9 +533,9 @@ def restore_described(
 ) -> Any:
     """Restores a tree from the bytes of its file, as `load` does; see `converter` for `held`."""
     reading.check(target)
-    check_is_tree(target)
     convert = converter(reading, may_change=not isinstance(data, (bytes, core.Content)), held=held)
     if target is not None:
+        check_is_tree(target)
         return restore_encoded(target, data, reading, convert=convert)
     if reading.dtype is None:  # casting requires a state
         found = core.restore_recorded(
@@ -543,7 +543,10 @@ def restore_described(
             reading.copy,
             reading.threads,
             convert=convert,
-            **flags(reading),
+            everywhere=convert is not None and reading.everywhere,
+            unknown_as_dict=reading.unknown == "dict",
+            plain=reading.containers == "plain",
+            static=reading.static,
         )
         if found is not None:
             return found[0]

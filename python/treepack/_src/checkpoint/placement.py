@@ -78,11 +78,12 @@ def converter(
     # JAX aliases memory where possible, and relies on it not changing.
     may_change = may_change and reading.copy is not True
     placed = reading.arrays != "numpy"
-    where = _where(reading.device, reading.sharding)
     if reading.arrays == "jax":
         _jax.needed("arrays='jax' makes JAX arrays")
     if not placed and not reading.cast:
         return None
+    is_placed = reading.device is not None or reading.sharding is not None
+    where = _where(reading) if is_placed else None
 
     def convert(leaves: list[Any]) -> list[Any]:
         items = [Item(*leaf) for leaf in leaves]
@@ -105,15 +106,14 @@ def converter(
 Where = Callable[[Trail, Any, bool], Any]
 
 
-def _where(device: Any, sharding: Any) -> Where | None:
-    """Compiles `device=` and `sharding=` into one function; `None` without either.
+def _where(reading: Reading) -> Where:
+    """Compiles `device=` or `sharding=` into a function.
 
     Raises:
       ValueError: If an option has another type.
     """
+    device, sharding = reading.device, reading.sharding
     given = sharding if device is None else device
-    if given is None:
-        return None
     jax = _jax.needed(f"{'sharding' if device is None else 'device'}= makes JAX arrays")
     if _is_function(given) and device is None:
         room = Room()

@@ -30,10 +30,10 @@ class Handlers(NamedTuple):
 
 _CONTAINERS: frozenset[type] = frozenset({dict, list, tuple})
 
-# Types that the native walk handles without Python unless they have a handler.
-_WALKED_NATIVELY: frozenset[type] = frozenset(
+WALKED_NATIVELY: frozenset[type] = frozenset(
     {dict, list, tuple, str, bytes, int, float, bool, complex, type(None), np.ndarray}
 )
+"""Types that the native walk handles without Python unless they have a handler."""
 
 # Modules with registries like ours, in order of precedence.
 _FOREIGN = ("flax.serialization", "eformer.pytree._serialization", "eformer.pytree._xtree")
@@ -102,8 +102,8 @@ def find(ty: type) -> Handlers | None:
     own = _handlers.get(ty)
     if own is not None:
         return own
-    for module, registry in _foreign():
-        found = registry.get(ty)
+    for module in _FOREIGN:
+        found = _registry_of(module).get(ty) if module in sys.modules else None
         if found is not None and not (is_builtin(ty) and is_from(found[0], module)):
             return Handlers(*found)
     return None
@@ -139,7 +139,7 @@ def _overridden_in(module: str, registry: dict[Any, Any]) -> set[type]:
 
 def _walked_natively(registry: dict[type, Any]) -> set[type]:
     """Returns the natively walked types in a registry, to which other threads may add."""
-    return {ty for ty in _WALKED_NATIVELY if ty in registry}
+    return {ty for ty in WALKED_NATIVELY if ty in registry}
 
 
 def is_from(function: Any, module: str) -> bool:

@@ -40,6 +40,8 @@ _BUILTIN = (str, bytes, int, float, bool, complex, type(None))
 
 def classify(value: Any, left_out: LeftOut | None = None) -> Class:
     """Returns the class of a value, which depends only on its type and on `left_out`."""
+    if isinstance(value, (np.ndarray, np.generic)):
+        return Class.NODE if kind_of(value) is not None else _class_of_array(value)
     if msgpack.is_ext(value):
         return Class.EXT
     if msgpack.is_timestamp(value):
@@ -50,12 +52,6 @@ def classify(value: Any, left_out: LeftOut | None = None) -> Class:
         return Class.CODE  # it has no leaves, so a save would store nothing
     if kind_of(value) is not None:
         return Class.NODE
-    if isinstance(value, np.ma.MaskedArray):
-        return Class.MASKED
-    if isinstance(value, np.ndarray):
-        return Class.ARRAY
-    if isinstance(value, np.generic):
-        return Class.SCALAR
     if _prng.is_key(value):
         return Class.PRNG_KEY
     if _jax.is_array(value) and not _jax.is_tracer(value):
@@ -70,6 +66,12 @@ def classify(value: Any, left_out: LeftOut | None = None) -> Class:
     if may_skip and not (_jax.is_tracer(value) or holds_data(value)):
         return Class.CODE
     return Class.UNSUPPORTED
+
+
+def _class_of_array(value: np.ndarray | np.generic) -> Class:
+    if isinstance(value, np.ma.MaskedArray):
+        return Class.MASKED
+    return Class.ARRAY if isinstance(value, np.ndarray) else Class.SCALAR
 
 
 def explain(value: Any) -> str:

@@ -24,6 +24,7 @@ from treepack._src.interop import flax
 from treepack._src.interop.jax import is_array
 from treepack._src.interop.libraries import LIBRARIES, PLAIN_BYTES, is_marker, library_of_type
 from treepack._src.pytree.containers import fields_of, is_namedtuple
+from treepack._src.pytree.handlers import WALKED_NATIVELY
 from treepack._src.pytree.kinds import kind_of
 from treepack._src.pytree.leaves import classify, has_array_protocol
 from treepack._src.pytree.prng import is_key
@@ -60,9 +61,9 @@ def is_code(value: Any) -> bool:
 
 def check_is_tree(target: Any) -> None:
     """Raises a TypeError if a template is an object without leaves, such as code that makes it."""
-    if kind_of(target) is not None:
-        return
     ty = type(target)
+    if ty in WALKED_NATIVELY or kind_of(target) is not None:
+        return
     name = getattr(target, "__name__", ty.__name__)
     if flax.is_linen_module(target):
         remedy = "pass its variables, such as jax.eval_shape(module.init, key, x)"

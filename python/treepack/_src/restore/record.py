@@ -56,15 +56,8 @@ def assembled(
         absent=absent,
         at=[*at],
         parts=parts,
-        **flags(reading),
+        everywhere=reading.everywhere,
+        unknown_as_dict=reading.unknown == "dict",
+        plain=reading.containers == "plain",
+        static=reading.static,
     )
-
-
-def flags(reading: Reading) -> dict[str, Any]:
-    """Returns the options that `_core.assemble` and `_core.restore_recorded` share."""
-    return {
-        "static": reading.static,
-        "everywhere": reading.everywhere,
-        "unknown_as_dict": reading.unknown == "dict",
-        "plain": reading.containers == "plain",
-    }

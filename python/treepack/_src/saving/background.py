@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 
 from treepack._src.options import Progress, progress_bar
 from treepack._src.printable import Completing
-from treepack._src.storage.place import real, shown
+from treepack._src.storage.place import absolute, real, shown
 from treepack._src.tasks import Milestone, Thread
 from treepack.errors import TreepackError
 
@@ -279,14 +279,17 @@ def run(
       at_once: Whether to call it before this returns even if `background`.
       abandon: Called with the error if no thread can be started; `write` is never called then.
     """
-    place = place or real(path)
     if not background:
-        wait_at(place)  # for saves that a signal handler began since the call of `save`
+        # For saves that a signal handler began since the call of `save`.
+        if place is None:
+            wait_for(path)
+        else:
+            wait_at(place)
         write(progress)
         return None
     saving = Saving(os.fspath(path), write, progress)
     del write  # so that no reference remains after the call
-    begin(place, saving, at_once=at_once, abandon=abandon)
+    begin(place or real(path), saving, at_once=at_once, abandon=abandon)
     return saving
 
 
@@ -357,7 +360,9 @@ atexit.register(_end)
 
 def wait_for(path: str | os.PathLike[str]) -> None:
     """Waits until current saves to a path have ended."""
-    wait_at(real(path))
+    absolute(path)  # raises if the working directory was removed
+    if _under_way:  # to resolve links takes as long as to save a small file
+        wait_at(real(path))
 
 
 def wait_at(place: Hashable, until: LoggedFuture[Any] | None = None) -> None:

@@ -36,11 +36,8 @@ class Chunks:
 
 def plain_layout(tree: Any, align: int, **options: Any) -> core.Layout:
     """Lays out a tree of dicts, lists and tuples; see `_core.walk` for the options."""
-    return _walk(tree, align, state_dict=False, **options)
-
-
-def _walk(tree: Any, align: int, **options: Any) -> core.Layout:
-    return core.walk(tree, align=align, max_chunk_size=Chunks.max_nbytes(), **options)
+    chunk_size = Chunks.max_nbytes()
+    return core.walk(tree, align=align, max_chunk_size=chunk_size, state_dict=False, **options)
 
 
 Base = core.Layout | core.Content | core.Catalog
@@ -56,6 +53,8 @@ def base_of(base: Any, static: Static = "skip", max_size: int | None = None) -> 
       TreepackError: If it is neither a tree nor one file of treepack or flax; see `not_a_base`.
       TypeError: If it is a file object.
     """
+    if base is None:
+        return None
     base = resolved(base)
     if isinstance(base, list) and base and all(isinstance(frame, _FRAMES) for frame in base):
         base = b"".join(base)
@@ -69,7 +68,7 @@ def base_of(base: Any, static: Static = "skip", max_size: int | None = None) -> 
             if reader.format is not None:
                 raise not_a_base(f"a checkpoint of {reader.format}")
         return reader.catalog
-    if base is None or isinstance(base, Base):
+    if isinstance(base, Base):
         return base
     if is_source(base) and kind_of(base) is None:
         raise TypeError("the base is a file object: pass treepack.open(file), or its bytes")
@@ -81,7 +80,14 @@ _FRAMES = (bytes, bytearray, memoryview)
 
 def state_layout(target: Any, align: int, **options: Any) -> core.Layout:
     """Lays out the state of a tree; see `_core.walk` for the options."""
-    return _walk(target, align, state_dict=True, overridden=handlers.overridden(), **options)
+    return core.walk(
+        target,
+        align=align,
+        max_chunk_size=Chunks.max_nbytes(),
+        state_dict=True,
+        overridden=handlers.overridden(),
+        **options,
+    )
 
 
 def described_layout(
@@ -92,9 +98,10 @@ def described_layout(
     Only files can have an `index`, which finds leaves without reading all headers, and `checksums`.
     """
     left_out = LeftOut(static)
-    layout = _walk(
+    layout = core.walk(
         tree,
-        align,
+        align=align,
+        max_chunk_size=Chunks.max_nbytes(),
         state_dict=True,
         structure=True,
         left_out=left_out,

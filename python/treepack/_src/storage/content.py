@@ -62,7 +62,7 @@ def read_whole(
             content = _remote.downloaded(url, tell)
         if content.nbytes == 0 and not may_be_empty:
             raise _empty()
-        if content.is_compressed():
+        if core.is_compressed(content):
             content = content.inflate(
                 max_size=opening.max_size, threads=opening.threads, progress=tell
             )
@@ -137,20 +137,12 @@ def _empty() -> DecodeError:
 
 def inflated(data: Buffer, opening: Opening) -> core.Content | Buffer:
     """Returns data, decompressed if they are gzip, and joined with the base if they are a patch."""
-    if isinstance(data, (str, os.PathLike)):
-        raise TypeError(
-            f"expected a bytes-like object, got the path {shown(data)!r}: use treepack.load for "
-            "files"
-        )
     try:
-        view = memoryview(data)
+        is_compressed = core.is_compressed(data)
     except TypeError:
-        raise TypeError(
-            f"expected a bytes-like object, such as dumps returns, got {type(data).__name__}"
-        ) from None
-    if not view.contiguous:
-        return data
-    if core.Content.lent(data).is_compressed():
+        _check_is_bytes(data)
+        raise  # it is not contiguous
+    if is_compressed:
         with progress_bar(opening.progress, "load") as tell:
             data = core.decompress(
                 data, max_size=opening.max_size, threads=opening.threads, progress=tell
@@ -158,6 +150,21 @@ def inflated(data: Buffer, opening: Opening) -> core.Content | Buffer:
     if not core.is_patch(data):
         return data
     return _joined(core.Content.lent(data), opening, None)
+
+
+def _check_is_bytes(data: Any) -> None:
+    """Raises a TypeError if data are not a bytes-like object."""
+    if isinstance(data, (str, os.PathLike)):
+        raise TypeError(
+            f"expected a bytes-like object, got the path {shown(data)!r}: use treepack.load for "
+            "files"
+        )
+    try:
+        memoryview(data)
+    except TypeError:
+        raise TypeError(
+            f"expected a bytes-like object, such as dumps returns, got {type(data).__name__}"
+        ) from None
 
 
 def _joined(patch: core.Content, opening: Opening, path: Openable | None) -> core.Content:
@@ -203,7 +210,7 @@ def record_of_patch(source: Openable, max_size: int | None) -> bytes | None:
     """Returns the record of the structure in a patch; `None` for other or damaged data."""
     try:
         content, _ = _raw(source)
-        if content.is_compressed():
+        if core.is_compressed(content):
             content = content.inflate(max_size=max_size, threads=None, progress=None)
         return core.patch_parts(content)[1] if core.is_patch(content) else None
     except (TreepackError, OSError):
@@ -262,7 +269,7 @@ def open_parts(
     content, blocks = _raw(source, mmap, regular)
     if content.nbytes == 0 and not salvage and isinstance(source, (str, os.PathLike)):
         raise _empty()
-    if salvage or content.is_compressed():
+    if salvage or core.is_compressed(content):
         found = _inflated_parts(content, blocks, salvage, max_size)
     else:
         found = Opened(content, blocks=blocks, nbytes=content.nbytes)
@@ -278,7 +285,7 @@ def _inflated_parts(
     if salvage and (found := content.mended(max_size=max_size)) is not None:
         return Opened(found, _DAMAGED_HEADER, found.nbytes, blocks, content.nbytes)
     # Of a damaged file, the same is salvaged here and elsewhere.
-    if not content.is_compressed(by_start=salvage):
+    if not core.is_compressed(content, by_start=salvage):
         return Opened(content, blocks=blocks, nbytes=content.nbytes)
     found = content.indexed(max_size=max_size)
     if found is not None:
@@ -493,7 +500,7 @@ def _local_content(
       IsADirectoryError: If it is a directory, unless `regular`.
     """
     try:
-        found = Path(path).stat()
+        found = os.stat(path)  # noqa: PTH116  # a `Path` takes a tenth of a small load
     except ValueError:  # an invalid name, for which the core raises an error
         return core.Content.read(path, progress=tell)
     if stat.S_ISDIR(found.st_mode) and not regular:

@@ -107,6 +107,8 @@ def resolved_beside(source: Any, storage_options: Mapping[str, Any] | None) -> A
 
     Only a URL without options of its own takes those of the call.
     """
+    if source is None:
+        return None
     is_path = isinstance(source, (str, os.PathLike)) and url_of(source) is not None
     has_own = getattr(source, "storage_options", None) is not None
     return resolved(source, storage_options if is_path and not has_own else None)

@@ -1,0 +1,78 @@
+"""Small messages need few calls of Python functions, which would take most of their time."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import flax.serialization  # noqa: F401  # its types need further looks
+import jax  # noqa: F401
+import numpy as np
+import pytest
+
+import treepack
+from treepack import serialization
+
+ARRAY = np.arange(24, dtype=np.float32)
+STEP = {"obs": ARRAY, "action": ARRAY[:6], "reward": 1.5, "done": False, "step": 123_456}
+NESTED = {"obs": {"pos": ARRAY, "image": ARRAY}, "info": {"id": 7, "tags": ["a"], "goal": (1, 2.5)}}
+TREES = {"5 leaves": STEP, "1 leaf": ARRAY, "nested": NESTED}
+
+
+def calls(call: Callable[[], Any]) -> list[str]:
+    """Returns the names of the functions that `call` calls, once everything is imported."""
+    call()
+    found: list[str] = []
+
+    def note(frame: Any, event: str, _: Any) -> None:
+        if event == "call":
+            found.append(frame.f_code.co_qualname)
+
+    sys.setprofile(note)
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+    return found[1:]
+
+
+@pytest.mark.parametrize("name", TREES)
+@pytest.mark.parametrize(
+    ("most", "verb"),
+    [
+        (20, lambda tree, data: treepack.dumps(tree)),
+        (20, lambda tree, data: treepack.loads(data)),
+        (20, lambda tree, data: treepack.loads(data, arrays="numpy")),
+        (20, lambda tree, data: treepack.loads(data, tree)),
+        (20, lambda tree, data: treepack.loads(memoryview(data))),
+        (35, lambda tree, data: treepack.open(data)),
+        (10, lambda tree, data: serialization.to_bytes(tree)),
+        (10, lambda tree, data: serialization.from_bytes(tree, data)),
+        (10, lambda tree, data: serialization.msgpack_restore(data)),
+    ],
+)
+def test_calls_of_a_message(name: str, most: int, verb: Callable[[Any, bytes], Any]) -> None:
+    tree = TREES[name]
+    data = treepack.dumps(tree)
+    found = calls(lambda: verb(tree, data))
+    assert len(found) <= most, found
+
+
+@pytest.mark.parametrize(
+    ("most", "verb"),
+    [
+        (85, lambda path: treepack.save(path, STEP, durable=False)),
+        (60, lambda path: treepack.load(path)),
+        (60, lambda path: treepack.load(path, STEP)),
+        (65, lambda path: treepack.open(path)["obs"]),
+        (35, lambda path: serialization.save_to_file(STEP, path, durable=False)),
+        (50, lambda path: serialization.load_from_file(STEP, path)),
+    ],
+)
+def test_calls_of_a_small_file(tmp_path: Path, most: int, verb: Callable[[str], Any]) -> None:
+    path = f"{tmp_path}/step.treepack"
+    treepack.save(path, STEP)
+    found = calls(lambda: verb(path))
+    assert len(found) <= most, found
