@@ -78,7 +78,7 @@ test: $(VENV)/.rust
 
 ## make test-all      everything, with more examples; campaigns of faults, kills and large arrays; other systems; docs
 test-all: $(VENV)/.rust
-	$(call at_once,$(VENV)/.built $(VENV)/.transport)
+	$(call at_once,$(VENV)/.built $(VENV)/.packages)
 	$(call at_once,TIER=all test-python test-rust lint types-all lint-rust-core)
 	$(call at_once,docs check-systems)
 
@@ -154,7 +154,7 @@ TIER_all := -m '' --hypothesis-profile=all --durations=40 --junitxml=target/test
 TIER_nightly := -m '' --hypothesis-profile=nightly --durations=40
 CASES_quick := PROPTEST_CASES=16
 PROGRAMS_quick := --lib --test core
-test-python: $(VENV)/.testable $(VENV)/$(if $(filter quick,$(TIER)),.packages,.transport)
+test-python: $(VENV)/.testable $(VENV)/$(if $(filter nightly,$(TIER)),.transport,.packages)
 	$(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 8 --dist worksteal $(TIER_$(TIER))
 
 test-rust: $(VENV)/.rust

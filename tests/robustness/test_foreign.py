@@ -208,8 +208,10 @@ def test_directories_at_urls() -> None:
         for place in ("foreign", "foreign/3", "foreign/3/state"):
             with pytest.raises(treepack.DecodeError, match=rf"'memory://{place}': .* of Orbax"):
                 verb(f"memory://{place}")
+    for verb in (treepack.load, treepack.open):
         with pytest.raises(treepack.DecodeError, match="index of safetensors"):
             verb("memory://weights")
+    assert "index of safetensors" in str(treepack.verify("memory://weights").damage)
 
 
 READ_POINTER: dict[str, Callable[[Path], object]] = {

@@ -506,7 +506,8 @@ def _local_content(
     if stat.S_ISDIR(found.st_mode) and not regular:
         check_name(path)
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
-    if stat.S_ISCHR(found.st_mode) or stat.S_ISBLK(found.st_mode):  # it may have no end
+    is_device = stat.S_ISCHR(found.st_mode) or stat.S_ISBLK(found.st_mode)
+    if is_device and not regular:  # it may have no end
         raise DecodeError("it is a device, not a file: write its bytes to a file")
     if (
         mmap and stat.S_ISREG(found.st_mode) and found.st_size > 0

@@ -30,7 +30,7 @@ _MAX_RATIO = 1032
 
 # The beginning and the size of the end of an archive without a comment, and its number of members
 # where 16 bits are too few: APPNOTE.TXT of PKWARE, section 4.3.16.
-END, END_BYTES, _MANY = b"PK\5\6", 22, 0xFFFF
+_END, _END_BYTES, _MANY = b"PK\5\6", 22, 0xFFFF
 
 # Compression methods, APPNOTE.TXT of PKWARE, section 4.4.5.
 _STORED, _DEFLATED = 0, 8
@@ -82,16 +82,27 @@ def read_npz(content: core.Content, max_size: int | None = None) -> dict[str, An
     return arrays
 
 
+def lists_arrays(content: core.Content) -> bool:
+    """Returns whether data end as an archive, without a comment, whose directory names an array."""
+    end = content.read_range(max(0, content.nbytes - _END_BYTES), content.nbytes)
+    if not end.startswith(_END):
+        return False
+    size, start = struct.unpack_from("<II", end, 12)
+    if start + size > content.nbytes:  # of 64 bits, or damaged: the beginning decides
+        return False
+    return b".npy" in content.read_range(start, start + min(size, _PART_BYTES))
+
+
 def _check_count(content: core.Content, archive: zipfile.ZipFile) -> None:
     """Compares the number of members with the one at the end, as zipfile does not.
 
     A damaged length of one entry hides others.
     """
-    start = content.nbytes - END_BYTES - len(archive.comment)
-    end = content.read_range(max(start, 0), max(start, 0) + END_BYTES)
+    start = content.nbytes - _END_BYTES - len(archive.comment)
+    end = content.read_range(max(start, 0), max(start, 0) + _END_BYTES)
     (count,) = struct.unpack_from("<H", end, 10)
     found = len(archive.infolist())
-    if end.startswith(END) and count not in (found, _MANY):
+    if end.startswith(_END) and count not in (found, _MANY):
         raise ValueError(f"its directory is damaged: expected {count} members, found {found}")
 
 
