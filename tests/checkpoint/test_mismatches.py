@@ -257,3 +257,28 @@ def test_stacked_layers_that_are_not_transposed(saved: Saved) -> None:
     _, first, *_ = refused(load, template, rename={"w": treepack.stack("layers/*/w")}).split("\nPa")
     assert first.startswith("ss transpose=True to treepack.stack")
     assert load(template, rename={"w": treepack.stack("layers/*/w", transpose=True)})["w"][0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("there", "here", "renamed"),
+    [
+        ("model/params", "params", "{'model/params': 'params'}"),
+        ("params", "model/params", "{'params': 'model/params'}"),
+        ("model/params", "modle/params", "{'model': 'modle'}"),
+    ],
+)
+def test_leaves_that_stay_though_the_file_has_them_elsewhere(
+    tmp_path: Path, there: str, here: str, renamed: str
+) -> None:
+    def tree(path: str, value: float) -> Any:
+        found: Any = {"w": np.full(2, value)}
+        for name in reversed(path.split("/")):
+            found = {name: found}
+        return {**found, "step": int(value)}
+
+    treepack.save(tmp_path / "x", tree(there, 1))
+    with pytest.warns(UserWarning, match=re.escape(f"pass rename={renamed} if")):
+        kept = treepack.load(tmp_path / "x", tree(here, 0), missing="target")
+    assert kept["step"] == 1
+    loaded = treepack.load(tmp_path / "x", tree(here, 0), rename=eval(renamed))
+    assert str(loaded) == str(tree(here, 1))

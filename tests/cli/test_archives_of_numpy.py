@@ -243,3 +243,31 @@ def test_damaged_arrays(folder: Path, save: Any) -> None:
         call("convert", "some.npz", "new.treepack")
     assert call("salvage", "some.npz", "rest.treepack", status=1)
     assert treepack.load("rest.treepack")["b"].tolist() == [1] * 5
+
+
+@pytest.mark.parametrize(("place", "bit"), [(10, 1), (10, 16), (8, 1), (8, 32), (8, 64)])
+def test_damaged_flags_and_methods_are_damage(folder: Path, place: int, bit: int) -> None:
+    """Which a limit of treepack would look like, without the header of the member."""
+    path = folder / "x.npz"
+    np.savez(path, a=np.arange(3), b=np.ones(2))
+    data = bytearray(path.read_bytes())
+    data[data.index(b"PK\1\2") + place] ^= bit
+    path.write_bytes(data)
+    assert treepack.verify(path).corrupt == ["a"]
+    assert str(treepack.load(path, on_corrupt="skip")) == str({"b": np.ones(2)})
+
+
+def test_archives_are_recognised_by_their_end(folder: Path) -> None:
+    path = folder / "x.npz"
+    np.savez(path, a=np.arange(3), b=np.ones(2))
+    path.write_bytes(b"\0" + path.read_bytes()[1:])
+    assert treepack.verify(path).corrupt == ["a"]
+    with pytest.raises(CorruptionError, match="the array a is damaged"):
+        treepack.load(path)
+    assert str(treepack.load(path, select="b")) == str({"b": np.ones(2)})
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("data.pkl", b"")
+        archive.writestr("b.npy", npy(np.ones(2)))
+    for verb in (treepack.load, treepack.open, treepack.abstract):
+        with pytest.raises(DecodeError, match="PyTorch"):
+            verb(path)

@@ -17,7 +17,6 @@ from treepack._src.options import check
 from treepack._src.storage.content import Openable, Opened, open_parts
 from treepack._src.storage.entries import exists
 from treepack._src.storage.foreign import ORBAX_STEP, other_format
-from treepack._src.storage.npz import lists_arrays
 from treepack._src.storage.orbax import item_in
 from treepack._src.storage.place import joined
 from treepack._src.storage.safetensors import SUFFIXES, has_suffix
@@ -97,10 +96,8 @@ def _only_item(source: Any, names: Sequence[str]) -> str | None:
 
 def _other(found: Opened) -> type[Reader] | None:
     """Returns the reader of data in another format, or `None`."""
-    content = found.content
     with contextlib.suppress(TreepackError):
-        # The beginning of an archive may be damaged: its directory is at the end.
-        return NpzReader if lists_arrays(content) else _READERS.get(other_format(content))
+        return _READERS.get(other_format(found.content))
     return None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import itertools
 from collections.abc import Callable, Collection, Iterable
 from typing import Any, NamedTuple
@@ -178,6 +179,13 @@ class Coverage:
                 f'missing="target" keeps all of {name}, as the file has only other leaves there: '
                 f"pass rename= if they have other names, or exclude={name!r} to keep it"
             )
+        elif moved := _moved(kept, unused):
+            new, old = (path_end(printable(path)) for path in moved)
+            warn(
+                f'missing="target" keeps {new}, and the file has leaves at {old} that are not '
+                f"used: pass rename={{{old!r}: {new!r}}} if they are the same, or "
+                f"exclude={new!r} to keep it"
+            )
 
     def wanted(self, corrupt: Collection[str] = ()) -> list[Mismatch]:
         """Returns the leaves that stay although they are to be loaded."""
@@ -197,6 +205,37 @@ class Coverage:
             corrupt,
             unverified,
         )
+
+
+def _moved(ours: Collection[str], theirs: Collection[str]) -> tuple[str, str] | None:
+    """Returns a path of each side if one has the other's leaves one or two levels deeper.
+
+    Or below a similar name; `None` if there are no such paths.
+    """
+    for deep, flat in ((theirs, ours), (ours, theirs)):
+        for path in deep:
+            rest = path.partition("/")[2]
+            for tail in (rest, rest.partition("/")[2]):
+                if "/" in tail and tail in flat:
+                    return _without_tail(*((tail, path) if deep is theirs else (path, tail)))
+    heads: dict[str, list[str]] = {}
+    for path in theirs:
+        head, _, rest = path.partition("/")
+        heads.setdefault(rest, []).append(head)
+    for path in ours:
+        head, _, rest = path.partition("/")
+        near = difflib.get_close_matches(head, heads.get(rest, [])[:10], n=1, cutoff=0.8)
+        if rest and near and len(head) <= _MOST_PATH:
+            return head, near[0]
+    return None
+
+
+def _without_tail(one: str, other: str) -> tuple[str, str]:
+    """Removes the names at the end that two paths share, except the first of the shorter one."""
+    ours, theirs = one.split("/"), other.split("/")
+    while min(len(ours), len(theirs)) > 1 and ours[-1] == theirs[-1]:
+        del ours[-1], theirs[-1]
+    return "/".join(ours), "/".join(theirs)
 
 
 # The maximum number of paths in each list of a report's repr.

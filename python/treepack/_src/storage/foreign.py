@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import struct
 from collections.abc import Callable
 
 import treepack._core as core
@@ -33,7 +34,29 @@ def other_format(data: core.Content | Buffer) -> str | None:
     """Returns the format of data that are read without being msgpack, or `None`."""
     content = data if isinstance(data, core.Content) else core.Content.lent(data)
     found = core.convertible(content)
+    if found in (None, "stream") and _lists_arrays(content):
+        return "npz"
     return None if found == "stream" else found
+
+
+# The beginning of an archive; that of its end, and its size without a comment: APPNOTE.TXT of
+# PKWARE, sections 4.3.7 and 4.3.16.
+ARCHIVE, ARCHIVE_END, ARCHIVE_END_BYTES = b"PK\3\4", b"PK\5\6", 22
+
+# The number of bytes of a directory in which the name of an array is looked for.
+_DIRECTORY_BYTES = 1 << 20
+
+
+def _lists_arrays(content: core.Content) -> bool:
+    """Returns whether data are an archive with a damaged beginning, whose end lists an array."""
+    if content.nbytes < ARCHIVE_END_BYTES or content.read_range(0, 4) == ARCHIVE:
+        return False
+    end = content.read_range(content.nbytes - ARCHIVE_END_BYTES, content.nbytes)
+    if not end.startswith(ARCHIVE_END):
+        return False
+    size, start = struct.unpack_from("<II", end, 12)
+    size = min(size, _DIRECTORY_BYTES)
+    return start + size <= content.nbytes and b".npy" in content.read_range(start, start + size)
 
 
 def substitute(data: core.Content | Buffer) -> str | None:

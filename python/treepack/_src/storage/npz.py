@@ -20,6 +20,7 @@ from treepack._src import dtypes as _dtypes
 from treepack._src.printable import printable, short_repr
 from treepack._src.storage.content import file_of
 from treepack._src.storage.deferred import Computed, Held
+from treepack._src.storage.foreign import ARCHIVE_END, ARCHIVE_END_BYTES
 from treepack.errors import CorruptionError, DecodeError, TreepackError
 
 if TYPE_CHECKING:
@@ -28,9 +29,11 @@ if TYPE_CHECKING:
 # The maximum compression ratio of deflate (https://zlib.net/zlib_tech.html).
 _MAX_RATIO = 1032
 
-# The beginning and the size of the end of an archive without a comment, and its number of members
-# where 16 bits are too few: APPNOTE.TXT of PKWARE, section 4.3.16.
-_END, _END_BYTES, _MANY = b"PK\5\6", 22, 0xFFFF
+# The number of members where 16 bits are too few: APPNOTE.TXT of PKWARE, section 4.4.22.
+_MANY = 0xFFFF
+
+# Bits of flags that change how a member is read: APPNOTE.TXT, section 4.4.4.
+_FLAGS = 0x61
 
 # Compression methods, APPNOTE.TXT of PKWARE, section 4.4.5.
 _STORED, _DEFLATED = 0, 8
@@ -82,27 +85,16 @@ def read_npz(content: core.Content, max_size: int | None = None) -> dict[str, An
     return arrays
 
 
-def lists_arrays(content: core.Content) -> bool:
-    """Returns whether data end as an archive, without a comment, whose directory names an array."""
-    end = content.read_range(max(0, content.nbytes - _END_BYTES), content.nbytes)
-    if not end.startswith(_END):
-        return False
-    size, start = struct.unpack_from("<II", end, 12)
-    if start + size > content.nbytes:  # of 64 bits, or damaged: the beginning decides
-        return False
-    return b".npy" in content.read_range(start, start + min(size, _PART_BYTES))
-
-
 def _check_count(content: core.Content, archive: zipfile.ZipFile) -> None:
     """Compares the number of members with the one at the end, as zipfile does not.
 
     A damaged length of one entry hides others.
     """
-    start = content.nbytes - _END_BYTES - len(archive.comment)
-    end = content.read_range(max(start, 0), max(start, 0) + _END_BYTES)
+    start = content.nbytes - ARCHIVE_END_BYTES - len(archive.comment)
+    end = content.read_range(max(start, 0), max(start, 0) + ARCHIVE_END_BYTES)
     (count,) = struct.unpack_from("<H", end, 10)
     found = len(archive.infolist())
-    if end.startswith(_END) and count not in (found, _MANY):
+    if end.startswith(ARCHIVE_END) and count not in (found, _MANY):
         raise ValueError(f"its directory is damaged: expected {count} members, found {found}")
 
 
@@ -128,7 +120,7 @@ def _member(content: core.Content, archive: zipfile.ZipFile, member: zipfile.Zip
     One that cannot be read raises when it is used.
     """
     try:
-        _check_sizes(member)
+        _check_header(content, member)
         try:
             return _array(content, archive, member)
         except _UnsupportedError as error:
@@ -154,7 +146,17 @@ def _refuse(name: str, reason: str, is_limit: bool, *_: int) -> bytes:
     raise CorruptionError(f"the array {name} is damaged: {reason}")
 
 
-def _check_sizes(member: zipfile.ZipInfo) -> None:
+def _check_header(content: core.Content, member: zipfile.ZipInfo) -> None:
+    """Checks that a member can be read.
+
+    Raises:
+      NotImplementedError: If it has a compression that is not read.
+      ValueError: If its directory entry differs from its own header, or its size cannot be true.
+    """
+    header = content.read_range(member.header_offset + 6, member.header_offset + 10)
+    flags, method = struct.unpack("<HH", header)
+    if method != member.compress_type or (flags ^ member.flag_bits) & _FLAGS:
+        raise ValueError("the directory of the archive and the header of the member differ")
     is_stored = member.compress_type == _STORED
     if not is_stored and member.compress_type != _DEFLATED:
         raise NotImplementedError(f"unsupported zip compression method {member.compress_type}")
