@@ -264,7 +264,7 @@ def test_stacked_layers_that_are_not_transposed(saved: Saved) -> None:
     [
         ("model/params", "params", "{'model/params': 'params'}"),
         ("params", "model/params", "{'params': 'model/params'}"),
-        ("model/params", "modle/params", "{'model': 'modle'}"),
+        ("model/params", "models/params", "{'model': 'models'}"),
     ],
 )
 def test_leaves_that_stay_though_the_file_has_them_elsewhere(
