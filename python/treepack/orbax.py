@@ -28,10 +28,10 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 try:
     import orbax.checkpoint as ocp  # type: ignore[import-untyped]
-except ImportError as error:
+except ImportError as _error:
     raise ImportError(
         "treepack.orbax is for Orbax's managers: pip install orbax-checkpoint"
-    ) from error
+    ) from _error
 
 from treepack import serialization
 from treepack._src import paths as _paths

@@ -182,6 +182,15 @@ pub fn framing(align: i64, limit: f64) -> Framing {
     }
 }
 
+#[test]
+fn a_list_of_aligned_arrays_may_be_the_root() {
+    let tree = Tree::List(vec![Tree::Array(vec![1.0; 900])]);
+    let source = encoded(&tree, Encoder::indexed(framing(16, 1e9), false));
+    let file = Opened::new(source).unwrap();
+    assert_eq!(file.leaves().count(), 1);
+    assert_eq!(file.damage(), None);
+}
+
 proptest! {
     #[test]
     fn trees_come_back(

@@ -313,10 +313,11 @@ def test_a_call_that_fails_or_a_full_disk_leaves_the_old_or_the_new(
 ) -> None:
     is_composed = kind in COMPOSED
     each = tiers.either(False, kind in ("file", "directory"), nightly=True)
-    calls = f"each={each}, stride={tiers.either(7, 19, nightly=1) if is_composed else 1}"
+    stride = tiers.either(7, 19, nightly=1) if is_composed else 1
+    calls = f"each={each}, stride="
     folder = "pathlib.Path(sys.argv[1])"
-    call = f"fail_each({kind!r}, {folder}, list(it.ERRORS), {calls})"
-    call += f"; it.fail_each({kind!r}, {folder}, [it.FULL], {calls})"
+    call = f"fail_each({kind!r}, {folder}, list(it.ERRORS), {calls}{stride})"
+    call += f"; it.fail_each({kind!r}, {folder}, [it.FULL], {calls}{min(stride, 7)})"
     print(run(__name__, call, in_memory)[0])
 
 

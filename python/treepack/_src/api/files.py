@@ -497,6 +497,7 @@ def load(
                 mmap=opening.mmap,
                 max_size=opening.max_size,
                 base=opening.base,
+                place=path,
             )
             reader.given = path
             with contextlib.closing(reader):

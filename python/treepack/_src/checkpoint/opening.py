@@ -36,12 +36,13 @@ def open_reader(
     salvage: bool | Literal["alone"] = False,
     max_size: int | None = None,
     base: Any = None,
+    place: Openable | None = None,
     **options: Any,
 ) -> Reader:
     """Opens a file, or the directory of a sharded checkpoint, of safetensors or of Orbax.
 
-    See `treepack.open`. With `is_directory` the source is known to be a directory. `base` is the
-    base of a patch; see `open_parts`. With `salvage`, shards whose manifest is damaged are opened;
+    See `treepack.open`. With `is_directory` the source is known to be a directory. For `base`
+    and `place` see `open_parts`. With `salvage`, shards whose manifest is damaged are opened;
     with `"alone"`, also shards without one.
     """
     check("max_size", max_size)
@@ -51,7 +52,7 @@ def open_reader(
             # A file of treepack is first read at its end.
             if has_suffix(source, SUFFIXES):
                 return RepositoryReader(source, **options)
-            found = open_parts(source, base=base, **options)
+            found = open_parts(source, base=base, place=place, **options)
             other = _other(found) if salvage else None
             if other is None:
                 try:

@@ -246,6 +246,7 @@ def open_parts(
     regular: bool = False,
     base: Any = None,
     join: bool = True,
+    place: Openable | None = None,
 ) -> Opened:
     """Opens a file or buffer to read it in parts, decompressed if it is gzip.
 
@@ -258,6 +259,7 @@ def open_parts(
       regular: Whether a local file must be a regular one.
       base: The base if it is a patch; `None` is the file that the patch names.
       join: Whether a patch is joined with its base.
+      place: The file, if `source` is its content.
 
     Raises:
       NoIndexError: A GzipError, if gzip can only be read whole.
@@ -275,7 +277,7 @@ def open_parts(
         found = Opened(content, blocks=blocks, nbytes=content.nbytes)
     if not join or not core.is_patch(found.content):
         return found
-    content = _joined(found.content, Opening(base=base, max_size=max_size), source)
+    content = _joined(found.content, Opening(base=base, max_size=max_size), place or source)
     return Opened(content, found.damage, content.nbytes, nbytes=found.nbytes, is_patch=True)
 
 
