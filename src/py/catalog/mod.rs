@@ -278,10 +278,16 @@ impl Catalog {
         read
     }
 
-    fn path_of(&self, value: usize, start: usize) -> PyResult<String> {
+    fn path_of<'py>(
+        &self,
+        py: Python<'py>,
+        value: usize,
+        start: usize,
+    ) -> PyResult<Bound<'py, PyString>> {
         self.check(value)?;
         self.check(start)?;
-        Ok(grow::display(&self.catalog.path_below(start, value)?)?)
+        let text = grow::display(&self.catalog.path_below(start, value)?)?;
+        new_string(py, text.as_bytes())
     }
 
     fn select(&self, py: Python<'_>, value: usize, selector: &Selector) -> PyResult<Marks> {
