@@ -110,7 +110,7 @@ def _loaded(pieces: list[Any]) -> Any:
 
 
 class Sender:
-    """What a learner keeps from send to send: memory for the encoding of its policy."""
+    """The memory of a learner, which it uses again for each encoding of its policy."""
 
     def __init__(self, tree: Any):
         self.tree = tree

@@ -135,7 +135,7 @@ impl<P: Payload> Encoder<P> {
 
     fn untyped(&mut self, head: Head) -> Result<()> {
         self.begin(!self.is_described())?;
-        self.key = None; // of the root, which is not that of its first array
+        self.key = None; // the key of the root, not of the first array in it
         self.pause(Kind::Plain, LeafKind::Container)?;
         head.write(self.layout.headers());
         Ok(())

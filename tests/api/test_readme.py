@@ -90,7 +90,7 @@ def test_each_example_needs_only_the_first_of_its_page(
 @pytest.mark.campaign
 @pytest.mark.parametrize("at", range(1, len(blocks("python", TEXTS[OF_PROCESSES]))))
 def test_each_example_that_starts_processes(at: int, tmp_path: Path):
-    """At night those of Ray and gRPC, too, which the other tiers do not install."""
+    """Runs the examples of Ray and gRPC only at night: other tiers do not install them."""
     found = [code for _, code in blocks("python", TEXTS[OF_PROCESSES])]
     for module in {"ray", "grpc"} & {*found[at].split()}:
         pytest.importorskip(module)

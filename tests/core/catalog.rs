@@ -138,7 +138,7 @@ fn damage_of_any_byte_is_found() {
                 "{name} {at}"
             );
         }
-        // What cannot be inflated tells of no leaf.
+        // No leaf is found in data that cannot be inflated.
         assert_eq!(found >= 320, !name.ends_with("gz"), "{name} {found}");
     }
 }

@@ -21,7 +21,7 @@ def by_name(rows: Mapping[str, str]) -> dict[str, str]:
 
 
 class _Option(NamedTuple):
-    """What replaces options of other libraries.
+    """A hint at an option of treepack, for options of other libraries.
 
     Attributes:
       names: The options.

@@ -189,7 +189,7 @@ def similar(typo: str, paths: Iterable[str]) -> str:
 
 
 def with_escapes(pattern: str, paths: Iterable[str]) -> str | None:
-    """Returns a pattern without escapes with those of the first path that it then matches.
+    """Adds escapes to a pattern so that it matches a path; the first such path decides.
 
     So `mlp/~/linear_*/w` becomes `mlp~1~0~1linear_*/w`. `None` if it matches none.
     """

@@ -184,7 +184,10 @@ class Commit:
                     self.abandon(error)
                 raise
             # The directory of a sharded one has a lease of its own.
-            write(progress) if self._is_sharded else write(progress, directory.check)
+            if self._is_sharded:
+                write(progress)
+            else:
+                write(progress, directory.check)
             del write  # and the arrays with it
             self.then()
             has_saved(self._checkpoints, self._summary, self._keep, directory)

@@ -39,8 +39,8 @@ def other_format(data: core.Content | Buffer) -> str | None:
     return None if found == "stream" else found
 
 
-# The beginning of an archive; that of its end, and its size without a comment: APPNOTE.TXT of
-# PKWARE, sections 4.3.7 and 4.3.16.
+# The signatures of the first member and of the end record, and the size in bytes of an end record
+# without a comment: APPNOTE.TXT of PKWARE, sections 4.3.7 and 4.3.16.
 ARCHIVE, ARCHIVE_END, ARCHIVE_END_BYTES = b"PK\3\4", b"PK\5\6", 22
 
 # The number of bytes of a directory in which the name of an array is looked for.
