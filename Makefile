@@ -7,13 +7,8 @@ BIN := $(VENV)/$(SCRIPTS)
 export PYTHONDONTWRITEBYTECODE :=
 SOURCES := $(shell find src -name '*.rs') build.rs Cargo.toml Cargo.lock pyproject.toml
 
-.PHONY: help demo example test test-all lint format bench docs clean \
-  test-python test-rust lint-rust lint-python lint-packages types types-all lint-rust-core \
-  fuzz fuzz-core fuzz-python fuzz-coverage fuzz-minimize audit audit-offline soak breaches licenses \
-  sanitize sanitize-miri sanitize-address sanitize-thread sanitize-extension sanitize-threads sanitize-written \
-  wheels wheels-linux wheel sdist check-packages try-wheels try-sdist \
-  check-targets check-systems test-aarch64 test-aarch64-wheel test-windows test-oldest test-newest test-bare \
-  python-free-threaded test-free-threaded
+.PHONY: help demo example test test-all lint format bench docs clean check-systems \
+  test-python test-rust lint-rust lint-python lint-packages types types-all
 help:
 	@sed -n 's/^## //p' $(MAKEFILE_LIST)
 
@@ -34,9 +29,9 @@ $(VENV)/.made: pyproject.toml tools/environment.sh tools/common.sh
 
 # Puts Rust on the PATH of a recipe that begins with $(RUST): the one there, or a fetched one.
 RUST = . $(VENV)/.rust &&
-$(VENV)/.rust: FORCE | $(VENV)/.made
+.PHONY: $(VENV)/.rust
+$(VENV)/.rust: | $(VENV)/.made
 	@$(BIN)/python tools/rust.py $@
-FORCE:
 
 # What the demo and the tests need; groups are those of pyproject.toml.
 $(VENV)/.packages: pyproject.toml | $(VENV)/.made
@@ -71,15 +66,15 @@ demo: $(VENV)/.rust
 	$(call at_once,$(VENV)/.built $(VENV)/.packages)
 	$(BIN)/python examples/demo.py
 
-## make test          every behaviour once: Rust, Python, lint, types; three minutes on two cores, longer the first time
+## make test          every behaviour once: Rust, Python, formats, types; three minutes on two cores, longer the first time
 test: $(VENV)/.rust
 	$(call at_once,$(VENV)/.testable $(VENV)/.packages)
-	$(call at_once,test-python test-rust lint)
+	$(call at_once,test-python test-rust lint-python lint-packages types)
 
 ## make test-all      everything, with more examples; campaigns of faults, kills and large arrays; other systems; docs
 test-all: $(VENV)/.rust
 	$(call at_once,$(VENV)/.built $(VENV)/.packages)
-	$(call at_once,TIER=all test-python test-rust lint types-all lint-rust-core)
+	$(call at_once,TIER=all test-python test-rust lint-python lint-packages types-all lint-rust)
 	$(call at_once,docs check-systems)
 
 ## make lint          formatting and lints of both languages, types, prose, workflows, licences
@@ -110,41 +105,12 @@ example: $(VENV)/.built $(VENV)/.packages
 clean:
 	rm -rf $(VENV) target dist site
 
-# They find Rust in .venv/.rust.
-fuzz fuzz-core fuzz-python fuzz-coverage fuzz-minimize sanitize sanitize-miri sanitize-address sanitize-thread \
-  sanitize-extension sanitize-threads sanitize-written audit audit-offline wheels wheels-linux wheel sdist try-sdist \
-  check-targets test-aarch64 test-aarch64-wheel test-windows check-systems test-oldest test-newest \
-  test-free-threaded soak licenses lint-packages: | $(VENV)/.rust
-
-## Scripts of tools/, each with its targets: audit.sh, bare.sh (a machine without Rust), breaches.py, free_threaded.sh (Python without the GIL), fuzz.sh,
-##                    newest.sh and oldest.sh (versions of other packages),
-##                    packages.sh (wheels, sdist), sanitize.sh, soak.sh, systems.sh (other systems)
-fuzz fuzz-core fuzz-python fuzz-coverage fuzz-minimize:
-	@sh tools/fuzz.sh $(@:fuzz-%=%)
-sanitize sanitize-miri sanitize-address sanitize-thread sanitize-extension sanitize-threads sanitize-written:
-	@sh tools/sanitize.sh $(@:sanitize-%=%)
-audit audit-offline:
-	@sh tools/audit.sh $(@:audit-%=%)
-wheels wheels-linux wheel sdist check-packages try-wheels try-sdist:
-	@sh tools/packages.sh $@
-check-targets test-aarch64 test-aarch64-wheel test-windows:
-	@sh tools/systems.sh $@
+## sh tools/NAME.sh   audit, bare (a machine without Rust), breaches (unsafe code), free_threaded (Python without the GIL),
+##                    fuzz, newest and oldest (versions of other packages), packages (wheels, sdist), sanitize, soak,
+##                    systems (other systems). Each script begins with its arguments.
 # Each system, libc and architecture once.
-check-systems:
+check-systems: $(VENV)/.rust
 	@sh tools/systems.sh check-targets aarch64-unknown-linux-musl aarch64-apple-darwin x86_64-pc-windows-gnu
-test-oldest test-newest:
-	@sh tools/$(@:test-%=%).sh
-# CPython without the GIL, from its source; the tests on it.
-python-free-threaded test-free-threaded:
-	@sh tools/free_threaded.sh $(@:%-free-threaded=%)
-soak:
-	@sh tools/soak.sh
-test-bare:
-	@PYTHON=$(PYTHON) sh tools/bare.sh $(ARGS)
-breaches: $(VENV)/.testable $(VENV)/.packages
-	$(RUST) $(BIN)/python -u tools/breaches.py $(ARGS)
-licenses:
-	$(RUST) $(PYTHON) tools/third_party.py
 
 # The parts of `make test`. A process for each core, each with jax and a gigabyte of memory, and one
 # more, since many tests wait.
@@ -153,22 +119,20 @@ TIER := quick
 TIER_all := -m '' --hypothesis-profile=all --durations=40 --junitxml=target/tests.xml
 TIER_nightly := -m '' --hypothesis-profile=nightly --durations=40
 CASES_quick := PROPTEST_CASES=16
-PROGRAMS_quick := --lib --test core
+PROGRAMS_quick := --lib
 test-python: $(VENV)/.testable $(VENV)/$(if $(filter nightly,$(TIER)),.transport,.packages)
 	$(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 8 --dist worksteal $(TIER_$(TIER))
 
 test-rust: $(VENV)/.rust
-	$(call quietly,Builds and runs the tests of Rust.,$(RUST) MAKEFLAGS= $(CASES_$(TIER)) cargo test --quiet $(PROGRAMS_$(TIER)))
+	$(call quietly,Builds and runs the tests of Rust.,$(RUST) $(call if_there,fmt,cargo fmt --check) && MAKEFLAGS= $(CASES_$(TIER)) cargo test --quiet $(PROGRAMS_$(TIER)))
 
-# A Rust of the system may lack them.
-LINTERS = if ! { cargo fmt --version && cargo clippy --version; } > /dev/null 2>&1; then \
-  echo "skipped: rustfmt or clippy is missing (with rustup: rustup component add rustfmt clippy)"; exit; fi;
+# $(call if_there,fmt|clippy,command): a Rust of the system may lack them.
+if_there = if cargo $(1) --version > /dev/null 2>&1; then $(2); \
+  else echo "skipped: cargo $(1) is missing (with rustup: rustup component add rustfmt clippy)"; fi
+CLIPPY = cargo clippy --quiet
+# The extension, then the core without Python, some parts of which are not used then, with tests and benchmarks.
 lint-rust: $(VENV)/.rust
-	$(call quietly,Lints Rust.,$(RUST) $(LINTERS) cargo fmt --check && PYO3_PYTHON=$(CURDIR)/$(BIN)/python cargo clippy --quiet --lib --features python -- -D warnings)
-
-# Tests and benchmarks; without Python some parts of the core are not used.
-lint-rust-core: $(VENV)/.rust
-	$(call quietly,Lints the core without Python.,$(RUST) $(LINTERS) cargo clippy --quiet --all-targets --features bench -- -D warnings)
+	$(call quietly,Lints Rust.,$(RUST) $(call if_there,fmt,cargo fmt --check) && $(call if_there,clippy,PYO3_PYTHON=$(CURDIR)/$(BIN)/python $(CLIPPY) --lib --features python -- -D warnings && $(CLIPPY) --all-targets --features bench -- -D warnings))
 
 lint-python: $(VENV)/.packages
 	@$(BIN)/ruff format --quiet --check .

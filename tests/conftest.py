@@ -60,6 +60,7 @@ def pytest_configure(config: pytest.Config) -> None:
         config.add_cleanup(functools.partial(shutil.rmtree, folder, ignore_errors=True))
 
 
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
     """One more than cores in `make test-all`, whose campaigns wait for servers and disks."""
     return None if config.option.markexpr else (os.cpu_count() or 1) + 1

@@ -1,4 +1,4 @@
-"""`make sanitize` leaves out what is there, and tells what it ran only if nothing was found."""
+"""`tools/sanitize.sh` leaves out what is there, and tells what it ran only if nothing was found."""
 
 from __future__ import annotations
 

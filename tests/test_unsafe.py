@@ -66,7 +66,7 @@ def test_the_list_names_existing_tests() -> None:
 
 
 def test_what_is_taken_away_is_there() -> None:
-    """`make breaches`, which builds each."""
+    """`sh tools/breaches.sh`, which builds each."""
     command = [sys.executable, ROOT / "tools" / "breaches.py", "--check"]
     assert "arguments" in subprocess.check_output(command, text=True)
 

@@ -1,4 +1,4 @@
-"""Removes arguments for unsafe code, one at a time, and expects a test to fail: `make breaches`.
+"""Removes arguments for unsafe code, one at a time, and expects a test to fail; see `breaches.sh`.
 
 `breaches.toml` has the edits that remove them, `unsafe.toml` the tests. It works in a copy of the
 files that git tracks, built without optimisations and with the checks of the standard library.

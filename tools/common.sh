@@ -7,8 +7,14 @@ bin=$PWD/.venv/$scripts
 target=${CARGO_TARGET_DIR:-target}
 case $target in /*) ;; *) target=$PWD/$target ;; esac
 
-# Rust, where PATH has none that is new enough (tools/rust.py).
-test ! -f .venv/.rust || . .venv/.rust
+# Rust, fetched where PATH has none that is new enough (tools/rust.py), except while make makes its environment.
+case $0 in
+  */environment.sh) ;;
+  *)
+    test -f .venv/.rust || make --no-print-directory .venv/.rust
+    . .venv/.rust
+    ;;
+esac
 
 fail() { echo "$*" >&2 && exit 1; }
 

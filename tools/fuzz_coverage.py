@@ -1,7 +1,7 @@
 """Prints the lines of the core that the corpora of fuzz targets reach, and unreached functions.
 
-`make fuzz-coverage` runs it: `fuzz_coverage.py tests/fuzz folder-of-programs target...`. Each
-program was built with `-Cinstrument-coverage`, and runs over its corpus, and nothing else.
+`sh tools/fuzz.sh coverage` runs it: `fuzz_coverage.py tests/fuzz folder-of-programs target...`.
+Each program was built with `-Cinstrument-coverage`, and runs over its corpus, and nothing else.
 """
 
 from __future__ import annotations

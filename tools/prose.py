@@ -3,7 +3,7 @@
     python tools/prose.py            # checks the bounds
     python tools/prose.py --show     # also prints the lines with a pattern
 
-CONTRIBUTING, "Text", has the rules that exclude the patterns, and examples. Blocks of code do not
+docs/words.md has the rules that exclude the patterns, and examples. Blocks of code do not
 count.
 """
 
@@ -93,7 +93,7 @@ def main() -> None:
                 failed = True
                 print(
                     f"{kind}: {name!r} {rate:.2f} times in 1,000 words, at most {BOUNDS[kind]}: "
-                    "see the rules in CONTRIBUTING, and `python tools/prose.py --show`"
+                    "see docs/words.md, and `python tools/prose.py --show`"
                 )
     sys.exit(failed)
 

@@ -1,7 +1,7 @@
 """Collects the licences of the crates that are linked into the extension.
 
-`THIRD_PARTY_LICENSES` is in wheels and sdists. `make licenses` writes it; `make lint` runs this
-with `--check`, which compares it with `Cargo.lock`.
+`THIRD_PARTY_LICENSES` is in wheels and sdists. `python3 tools/third_party.py` writes it;
+`make lint` runs this with `--check`, which compares it with `Cargo.lock`.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ ROOT = Path(__file__).parents[1]
 COLLECTED = ROOT / "THIRD_PARTY_LICENSES"
 
 HEAD = """\
-Licences of what is linked into the extension of treepack, on any system. `make licenses` writes
-this file. treepack itself is under the Apache License 2.0, which is in LICENSE, as is Rust's
-standard library ("MIT OR Apache-2.0", The Rust Project Contributors).
+Licences of what is linked into the extension of treepack, on any system, written by
+`python3 tools/third_party.py`. treepack itself is under the Apache License 2.0,
+which is in LICENSE, as is Rust's standard library ("MIT OR Apache-2.0", The Rust Project Contributors).
 """
 
 # Those that wheels are for.
@@ -90,7 +90,7 @@ def main() -> None:
     if "--check" not in sys.argv:
         COLLECTED.write_text(text, encoding="utf-8")
     elif COLLECTED.read_text(encoding="utf-8") != text:
-        sys.exit(f"{COLLECTED.name} differs from Cargo.lock: run `make licenses`")
+        sys.exit(f"{COLLECTED.name} differs from Cargo.lock: run `python3 tools/third_party.py`")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Saves, loads, opens, selects and verifies random trees for long, and watches what stays behind.
 
-    make soak CYCLES=100000 THREADS=24 MINUTES=20
+    CYCLES=100000 THREADS=24 MINUTES=20 sh tools/soak.sh
 
 Each cycle makes a tree from its number, saves it in the next of `FORMS`, and compares all that
 comes back with the tree. After each round, when no cycle runs, `measure` counts what the process
