@@ -20,7 +20,8 @@ COLLECTED = ROOT / "THIRD_PARTY_LICENSES"
 HEAD = """\
 Licences of what is linked into the extension of treepack, on any system, written by
 `python3 tools/third_party.py`. treepack itself is under the Apache License 2.0,
-which is in LICENSE, as is Rust's standard library ("MIT OR Apache-2.0", The Rust Project Contributors).
+which is in LICENSE, as is Rust's standard library ("MIT OR Apache-2.0", The Rust Project
+Contributors).
 """
 
 # Those that wheels are for.
