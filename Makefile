@@ -8,7 +8,7 @@ export PYTHONDONTWRITEBYTECODE :=
 SOURCES := $(shell find src -name '*.rs') build.rs Cargo.toml Cargo.lock pyproject.toml
 
 .PHONY: help demo example test test-all lint format bench docs clean check-systems \
-  test-python test-rust lint-rust lint-python lint-packages types types-all
+  test-python compile-tests test-rust lint-rust lint-python types types-all
 help:
 	@sed -n 's/^## //p' $(MAKEFILE_LIST)
 
@@ -63,22 +63,22 @@ at_once = +@$(BIN)/python tools/jobs.py $(1)
 
 ## make demo          train a small model, move it between flax and treepack, compare on 0.5 GB
 demo: $(VENV)/.rust
-	$(call at_once,$(VENV)/.built $(VENV)/.packages)
+	$(call at_once,$(VENV)/.built $(VENV)/.packages compile-tests)
 	$(BIN)/python examples/demo.py
 
 ## make test          every behaviour once: Rust, Python, formats, types; three minutes on two cores, longer the first time
 test: $(VENV)/.rust
 	$(call at_once,$(VENV)/.testable $(VENV)/.packages)
-	$(call at_once,test-python test-rust lint-python lint-packages types)
+	$(call at_once,test-python test-rust lint-python types)
 
 ## make test-all      everything, with more examples; campaigns of faults, kills and large arrays; other systems; docs
 test-all: $(VENV)/.rust
 	$(call at_once,$(VENV)/.built $(VENV)/.packages)
-	$(call at_once,TIER=all test-python test-rust lint-python lint-packages types-all lint-rust)
+	$(call at_once,TIER=all test-python test-rust lint-python types-all lint-rust)
 	$(call at_once,docs check-systems)
 
 ## make lint          formatting and lints of both languages, types, prose, workflows, licences
-lint: lint-python lint-packages types lint-rust
+lint: lint-python types lint-rust
 
 ## make format        formats both languages
 format: $(VENV)/.packages $(VENV)/.rust
@@ -123,6 +123,10 @@ PROGRAMS_quick := --lib
 test-python: $(VENV)/.testable $(VENV)/$(if $(filter nightly,$(TIER)),.transport,.packages)
 	$(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 8 --dist worksteal $(TIER_$(TIER))
 
+# For `make test`, while `make demo` waits for the network, or for the one core that links treepack.
+compile-tests: $(VENV)/.rust
+	$(call quietly,Compiles the tests of Rust.,$(RUST) MAKEFLAGS= nice cargo test --quiet $(PROGRAMS_quick) --no-run)
+
 test-rust: $(VENV)/.rust
 	$(call quietly,Builds and runs the tests of Rust.,$(RUST) $(call if_there,fmt,cargo fmt --check) && MAKEFLAGS= $(CASES_$(TIER)) cargo test --quiet $(PROGRAMS_$(TIER)))
 
@@ -139,8 +143,6 @@ lint-python: $(VENV)/.packages
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/python tools/prose.py
 	@$(BIN)/typos
-
-lint-packages: $(VENV)/.packages
 	@sh tools/lint_packages.sh
 
 types: $(VENV)/.packages

@@ -82,6 +82,7 @@ print("done")
 """
 
 
+@pytest.mark.campaign
 def test_a_function_with_its_parameters(tmp_path: Path) -> None:
     params = {"layer": NODES["struct"]}
     apply = jax.jit(lambda params, x: params["layer"].w * x)

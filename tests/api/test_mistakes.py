@@ -573,6 +573,7 @@ def names(folder: None) -> dict[str, Any]:
     }
 
 
+@pytest.mark.all_cases
 @pytest.mark.parametrize(("mistake", "message", "cures"), ROWS, ids=[row[0] for row in ROWS])
 def test_the_cure_works(
     names: dict[str, Any], mistake: str, message: str, cures: list[str]

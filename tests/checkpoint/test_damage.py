@@ -132,6 +132,7 @@ def test_files_of_flax_are_unchecked() -> None:
     assert not treepack.verify(flax.serialization.to_bytes({"a": np.zeros(3)})[:-1]).ok
 
 
+@pytest.mark.campaign
 @tiers.parametrize("described", [False, True])
 def test_files_that_are_cut_short(tmp_path: Path, described: bool) -> None:
     path = tmp_path / "saved"

@@ -158,6 +158,7 @@ assert treepack.verify(path).ok  # though devices have used its memory in place
 )
 
 
+@pytest.mark.campaign
 def test_processes_share_out_what_they_read(tmp_path: Path) -> None:
     path = tmp_path / "checkpoint"
     processes.run(SHARED_OUT, 4, path)

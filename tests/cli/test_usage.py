@@ -74,6 +74,7 @@ ROWS: list[tuple[str, str, list[tuple[str, int]]]] = [
 ]  # fmt: skip
 
 
+@pytest.mark.all_cases
 @pytest.mark.parametrize(("mistake", "message", "cures"), ROWS, ids=[row[0] for row in ROWS])
 def test_the_cure_works(mistake: str, message: str, cures: list[tuple[str, int]]) -> None:
     # An error of usage is wrapped in a box.

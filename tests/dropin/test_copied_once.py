@@ -8,6 +8,7 @@ import sys
 from typing import Any
 
 import numpy as np
+import pytest
 from flax import serialization as flax
 from hypothesis import given
 from hypothesis import strategies as st
@@ -101,6 +102,7 @@ for count in (1, 400, 405, 395, 440, 3000, 400, 20000, 20001):
 """
 
 
+@pytest.mark.campaign
 @tiers.parametrize("allocator", ["default", "debug", "malloc_debug"])
 def test_what_is_returned_is_like_any_bytes(allocator: str) -> None:
     environment = {**os.environ, "PYTHONMALLOC": allocator}

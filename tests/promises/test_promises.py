@@ -17,6 +17,7 @@ SHARE = 150
 ALL = table.covering([*table.PAIRS, *tiers.either([], [], table.TRIPLES)])
 
 
+@pytest.mark.all_cases
 @pytest.mark.parametrize("cell", tiers.either(random.Random(0).sample(ALL, SHARE), ALL), ids=str)
 def test_the_promise_is_kept(cell: Cell, tmp_path: Path) -> None:
     table.run(cell, tmp_path)

@@ -97,6 +97,7 @@ def test_a_restored_state_needs_no_new_compilation() -> None:
     assert len(traced) == 1
 
 
+@pytest.mark.campaign
 def test_arrays_of_many_shapes_compile_nothing(caplog: pytest.LogCaptureFixture) -> None:
     shapes = [(0, size) for size in range(1, 40)] + [(size,) for size in range(1, 20)]
     made = [jnp.full(shape, 1.5) for shape in shapes]

@@ -131,6 +131,7 @@ def test_containers_change_while_they_are_saved() -> None:
     at_once([*saves, lengthen, lengthen, *([turn, turn] if HAS_GIL else [])])
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("threads", [2, 16])
 def test_each_thread_gets_the_bytes_of_one_thread(threads: int, tmp_path: Path) -> None:
     def tree(number: int) -> dict[str, Any]:

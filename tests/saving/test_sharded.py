@@ -165,6 +165,7 @@ else:
 )
 
 
+@pytest.mark.campaign
 def test_directories_that_are_not_the_same_are_noticed(tmp_path: Path) -> None:
     processes.run(ONE_PROCESS_ALONE, 2, tmp_path / "checkpoint")
 
@@ -543,6 +544,7 @@ for path in args:
 """
 
 
+@pytest.mark.campaign
 def test_nothing_but_arrays_is_in_gaps(tmp_path: Path) -> None:
     for skeleton in (
         b"\xdd\xff\xff\xff\xff",  # a list of what would be in the gap
@@ -851,6 +853,7 @@ def test_damage_is_found(checkpoint: Path) -> None:
         assert opened["step"] == 3
 
 
+@pytest.mark.campaign
 def test_files_of_another_checkpoint_are_not_taken(saved: Path, checkpoint: Path) -> None:
     other = checkpoint.parent / "other"
     processes.run(SAVE, 1, other, "[4, 2]", "background", devices=8)
@@ -1740,6 +1743,7 @@ assert len(found.addressable_shards) == 2 * (jax.process_index() == 0)
 """
 
 
+@pytest.mark.campaign
 def test_processes_that_get_nothing_of_an_array(tmp_path: Path) -> None:
     processes.run(ONE_HAS_ALL, 2, tmp_path / "checkpoint", devices=2)
 

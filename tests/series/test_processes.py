@@ -137,6 +137,7 @@ print("healed")
 )
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("behind", [1, pytest.param(0, marks=pytest.mark.campaign)])
 def test_a_missed_save_heals_at_the_next_one(tmp_path: Path, behind: int) -> None:
     assert "healed" in processes.run(MISSES, 2, tmp_path / "run", behind, devices=2)
@@ -160,6 +161,7 @@ assert run.steps() == [2]
 )
 
 
+@pytest.mark.campaign
 def test_all_processes_report_what_one_cannot_save(tmp_path: Path) -> None:
     processes.run(UNSAVED, 2, tmp_path / "run", devices=2)
 

@@ -99,6 +99,7 @@ def test_listing_takes_few_rounds_and_bytes(
     assert sum(fetched) <= most_bytes
 
 
+@pytest.mark.campaign
 @tiers.parametrize("at_once", [1, 4, 32])
 def test_wrong_or_failed_foresight_changes_nothing(at_once: int) -> None:
     random_ = random.Random(at_once)

@@ -108,6 +108,7 @@ def test_which_names_are_hidden() -> None:
     assert not any(map(is_hidden, shown))
 
 
+@pytest.mark.campaign
 @pytest.mark.skipif(sys.platform != "linux", reason="it lists descriptors and mappings")
 @pytest.mark.parametrize("form", FORMS)
 def test_files_are_released(tmp_path: Path, form: Callable[[Path], Path]) -> None:

@@ -150,6 +150,7 @@ def differences(case: Case, path: Path, stores: dict[str, Store]) -> Iterator[st
                 yield f"seed {case.seed}, {case.container}, {name} over {kind}: {remote} != {local}"
 
 
+@pytest.mark.campaign
 def test_hostile_files_in_stores_are_those_on_the_disk(
     tmp_path: Path, stores: dict[str, Store]
 ) -> None:

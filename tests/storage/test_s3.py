@@ -350,6 +350,7 @@ def test_an_upload_that_fails_leaves_nothing(server: s3.Server) -> None:
     assert treepack.load(url, storage_options=options)["w"].nbytes == 24 << 20
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("fault", ["lost", 503])
 def test_an_upload_whose_answer_is_lost_is_looked_for(server: s3.Server, fault: Any) -> None:
     """Its repetition finds no upload; an older file of the same size is not taken for it."""
