@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import io
 import os
@@ -64,30 +65,32 @@ def test_archives_that_are_refused(folder: Path, method: int) -> None:
     np.testing.assert_array_equal(treepack.load("bad.npz")["folder"]["a"], np.ones(20))
 
 
-def check_others() -> None:
-    """Reads the member `good` beside `a` in each way."""
+def check_others(*, is_refused: bool) -> None:
+    """Reads the member `good` beside `a`, which may be refused at its use, in each way."""
     for found in (treepack.load("bad.npz", select="good"), treepack.load("bad.npz", TEMPLATE)):
         np.testing.assert_array_equal(found["good"], np.ones(20))
     with treepack.open("bad.npz") as file:
         np.testing.assert_array_equal(file["good"], np.ones(20))
-    assert treepack.abstract("bad.npz")["good"].shape == (20,)
+    told = pytest.warns(UserWarning, match=r"bad\.npz': a is damaged or unsupported")
+    with told if is_refused else contextlib.nullcontext():
+        assert treepack.abstract("bad.npz")["good"].shape == (20,)
     assert "good" in call("ls", "bad.npz")
     call("convert", "bad.npz", "rest.treepack", "--skip", "a")
     np.testing.assert_array_equal(treepack.load("rest.treepack")["good"], np.ones(20))
 
 
 BYTES = {
-    "V5_packed": npy(np.zeros(3, [("x", "<f4"), ("y", "i1")])),
-    "V4_packed": npy(np.zeros(3, "V4")),
-    "V1000_packed": npy(np.zeros(3, "V1000")),
-    "U1_packed": npy(np.array(["\ud800"])),
-    "U1_packed, many": npy(np.zeros(5, "U1")).replace(
-        b"(5,), }" + b" " * 16, b"(%d,0), }" % (1 << 50)
-    ),
-    "U1_packed, deep": header(*[1] * 65),
-    "U1_packed, long": header(10**20, 0),
-    "U1_packed, large": header(1 << 62, 1 << 62, 0),
-    "NPY_packed": b"what is no array",
+    "structure": npy(np.zeros(3, [("x", "<f4"), ("y", "i1")])),
+    "void": npy(np.zeros(3, "V4")),
+    "long void": npy(np.zeros(3, "V1000")),
+    "surrogate": npy(np.array(["\ud800"])),
+    "above Unicode": npy(np.full(2, 0x110000, np.uint32).view("U1")),
+    "like valid UTF-8": npy(np.full(2, 1 << 26 | 0x10000, np.uint32).view("U1")),
+    "many": npy(np.zeros(5, "U1")).replace(b"(5,), }" + b" " * 16, b"(%d,0), }" % (1 << 50)),
+    "deep": header(*[1] * 65),
+    "long": header(10**20, 0),
+    "large": header(1 << 62, 1 << 62, 0),
+    "no array": b"what is no array",
 }
 
 
@@ -97,17 +100,22 @@ def test_members_that_no_tree_can_hold_are_bytes(folder: Path, method: int, name
     """NumPy reads these bytes."""
     data = BYTES[name]
     archive_of(("good.npy", GOOD), ("a.npy", data), method=method)
-    check_others()
+    check_others(is_refused=False)
     with treepack.open("bad.npz") as file:
-        assert file["a"].dtype.metadata == {"treepack.packed": name.split(",")[0]}
+        assert file["a"].dtype.metadata == {"treepack.packed": "NPY_packed"}
     assert treepack.load("bad.npz")["a"].tobytes() == data
     assert treepack.abstract("bad.npz")["a"].shape == (len(data),)
     assert dict(treepack.verify("bad.npz").leaves) == {"good": "ok", "a": "ok"}
-    if name == "V5_packed":
+    if name == "structure":
         raw = io.BytesIO(treepack.load("bad.npz")["a"].tobytes())
         assert np.load(raw).dtype.names == ("x", "y")
     call("convert", "bad.npz", "all.treepack")
     assert treepack.load("all.treepack")["a"].tobytes() == data
+    call("get", "all.treepack", "a", "a.npy")
+    assert Path("a.npy").read_bytes() == data
+    call("get", "bad.npz", "a", "a.npz")
+    with zipfile.ZipFile("a.npz") as archive:
+        assert archive.read("a.npy") == data
 
 
 @METHODS
@@ -118,29 +126,70 @@ def test_damaged_members_are_refused_at_their_use(folder: Path, method: int) -> 
         GOOD.replace(b"(20,)", b"(-2,)"),
     ):
         archive_of(("good.npy", GOOD), ("a.npy", data), method=method)
-        check_others()
+        check_others(is_refused=True)
         for options in ({}, {"verify": True}, {"select": "a"}):
             with pytest.raises(CorruptionError, match="a is damaged"):
                 treepack.load("bad.npz", **options)
         assert dict(treepack.verify("bad.npz").leaves) == {"good": "ok", "a": "corrupt"}
+        assert "DAMAGED_packed" in call("ls", "bad.npz")
 
 
-@pytest.mark.parametrize("kind", ["objects", "compression"])
+@METHODS
+@pytest.mark.parametrize("name", ["a.npy", "a"])
+def test_damaged_sizes_in_the_directory(folder: Path, method: int, name: str) -> None:
+    for data in (GOOD, b"what is no array" * 9):
+        archive_of(("good.npy", GOOD), (name, data), method=method)
+        archive = bytearray(Path("bad.npz").read_bytes())
+        archive[archive.rindex(b"PK\1\2") + 24] ^= 0x80
+        Path("bad.npz").write_bytes(archive)
+        assert treepack.verify("bad.npz").corrupt == ["a"]
+        assert treepack.load("bad.npz", on_corrupt="skip").keys() == {"good"}
+
+
+KINDS: dict[str, tuple[int, int, bytes, str]] = {
+    "objects": (0, 0, npy(np.array([{}], object)), "pickled objects, which are never read"),
+    "compression": (zipfile.ZIP_LZMA, 0, GOOD, "method 14"),
+    "encryption": (0, 1, GOOD, "password required"),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_what_is_never_read_is_no_damage(folder: Path, kind: str) -> None:
+    method, flags, data, reason = KINDS[kind]
     archive_of(("good.npy", GOOD))
-    is_compression = kind == "compression"
-    with zipfile.ZipFile("bad.npz", "a", zipfile.ZIP_LZMA if is_compression else 0) as archive:
-        archive.writestr("a.npy", GOOD if is_compression else npy(np.array([{}], object)))
-    check_others()
-    reason = "method 14" if is_compression else "pickled objects, which are never read"
-    with pytest.raises(DecodeError, match=f"array a cannot be read: .*{reason}: select= loads"):
+    with zipfile.ZipFile("bad.npz", "a", method) as archive:
+        archive.writestr("a.npy", data)
+    data = bytearray(Path("bad.npz").read_bytes())
+    data[data.rindex(b"PK\3\4") + 6] |= flags
+    data[data.rindex(b"PK\1\2") + 8] |= flags
+    Path("bad.npz").write_bytes(data)
+    check_others(is_refused=True)
+    with pytest.raises(DecodeError, match=f"array a cannot be read: .*{reason}.*: select= loads"):
         treepack.load("bad.npz")
     with pytest.raises(DecodeError, match=reason):
         call("convert", "bad.npz", "all.treepack")
     found = treepack.verify("bad.npz")
-    assert (found.ok, dict(found.leaves)) == (True, {"good": "ok", "a": "unchecked"})
-    with pytest.raises(CorruptionError, match=r"^'bad\.npz': a is not verified"):
+    assert (found.ok, dict(found.leaves)) == (False, {"good": "ok", "a": "unreadable"})
+    assert (found.corrupt, found.unreadable, found.damage) == ([], ["a"], None)
+    assert "1 ok, 1 unreadable" in call("verify", "bad.npz", status=2)
+    with pytest.raises(CorruptionError, match=r"^'bad\.npz': a is not readable by treepack: pass"):
         treepack.load("bad.npz", verify=True)
+    assert treepack.load("bad.npz", on_corrupt="skip").keys() == {"good"}
+    assert "UNREADABLE_packed" in call("ls", "bad.npz")
+    for target in ("rest.npz", "rest.treepack"):
+        assert "left out an unreadable leaf: a" in call("salvage", "bad.npz", target, status=1)
+        assert str(treepack.load(target)) == str({"good": np.ones(20)})
+
+
+def test_empty_archives(folder: Path) -> None:
+    np.savez("empty.npz")
+    assert dict(np.load("empty.npz")) == treepack.load("empty.npz") == {}
+    assert treepack.abstract("empty.npz") == {}
+    assert treepack.is_checkpoint("empty.npz")
+    assert treepack.verify("empty.npz").ok
+    for target in ("other.npz", "other.treepack"):
+        call("convert", "empty.npz", target)
+        assert treepack.load(target) == {}
 
 
 def test_members_inside_each_other_are_refused(folder: Path) -> None:
@@ -265,6 +314,12 @@ def test_archives_are_recognised_by_their_end(folder: Path) -> None:
     with pytest.raises(CorruptionError, match="the array a is damaged"):
         treepack.load(path)
     assert str(treepack.load(path, select="b")) == str({"b": np.ones(2)})
+    data = path.read_bytes()
+    for place in (26, 30, 34):  # the length and name of the first member
+        changed = bytearray(b"P" + data[1:])
+        changed[place] ^= 1
+        path.write_bytes(changed)
+        assert treepack.verify(path).corrupt == ["a"]
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("data.pkl", b"")
         archive.writestr("b.npy", npy(np.ones(2)))

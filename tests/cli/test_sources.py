@@ -267,7 +267,7 @@ def test_bfloat16_of_npz() -> None:
         np.testing.assert_array_equal(loaded["w"], array)
         np.testing.assert_array_equal(loaded["f"], array)
     np.savez("one.npz", w=array.astype(ml_dtypes.float8_e4m3fn))
-    assert "V1_packed" in call("ls", "one.npz")
+    assert "NPY_packed" in call("ls", "one.npz")
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import typer
 
@@ -12,6 +12,7 @@ import treepack
 from treepack._cli import output, piped, runs, values
 from treepack._cli.listing import FILE, KINDS, MAX_SIZE, flag
 from treepack._cli.sources import opened
+from treepack._src.options import Status
 from treepack._src.storage.place import shown
 
 
@@ -29,7 +30,7 @@ def verify(
     """Compares files with their checksums.
 
     For a run, compares all of its checkpoints. Exit status: 1 if a file is damaged,
-    otherwise 2 if a file cannot be read, or a newer version of treepack wrote it.
+    otherwise 2 if a file or a leaf cannot be read, or a newer version of treepack wrote it.
     """
     damaged = newer = failed = False
     results: list[dict[str, Any]] = []
@@ -43,6 +44,7 @@ def verify(
             results.append({"file": shown(file), "ok": False, "error": str(error)})
             continue
         damaged |= found.damage is not None or bool(found.corrupt)
+        failed |= bool(found.unreadable)
         newer |= found.newer is not None
         fields = {**found._asdict(), "leaves": dict(found.leaves)}
         results.append({"file": shown(file), "ok": found.ok, **fields})
@@ -52,12 +54,12 @@ def verify(
             output.line(f"{shown(file)}: not checked: {found.newer}", "yellow")
             continue
         counts = Counter(found.leaves.values())
-        texts = [f"{counts[key]} {key}" for key in ("ok", "corrupt", "unchecked") if counts[key]]
+        texts = [f"{counts[key]} {key}" for key in get_args(Status) if counts[key]]
         is_checked = not counts["unchecked"]
         style = "red" if not found.ok else "green" if is_checked else "yellow"
         output.line(f"{shown(file)}: {', '.join(texts) or 'no leaves'}", style)
-        for path in found.corrupt:
-            output.rows([(("  corrupt", path), ("bold red", ""))])
+        for key, paths in (("corrupt", found.corrupt), ("unreadable", found.unreadable)):
+            output.rows(((f"  {key}", path), ("bold red", "")) for path in paths)
         if found.damage is not None:
             output.line(f"  damaged: {found.damage}", "bold red")
         if not is_checked:

@@ -37,7 +37,7 @@ from treepack._src.saving.safetensors import named, without_dtype, write_of
 from treepack._src.storage.content import open_parts
 from treepack._src.storage.deferred import Computed, Deferred, InContent
 from treepack._src.storage.foreign import reference_text
-from treepack._src.storage.npz import read_npz
+from treepack._src.storage.npz import NPY, read_npz
 from treepack._src.storage.safetensors import nested
 from treepack._src.storage.write import pieces, replacing, save_layout
 from treepack.errors import CorruptionError, DecodeError, TreepackError
@@ -418,12 +418,13 @@ def _check_dtype(array: Any, name: str, format: str) -> None:
 
 
 def _write_array(file: Any, array: Any) -> None:
-    head = {
-        "descr": np.lib.format.dtype_to_descr(array.dtype),
-        "fortran_order": False,
-        "shape": array.shape,
-    }
-    np.lib.format.write_array_header_1_0(file, head)
+    if _dtypes.shown(array.dtype) != NPY:  # which has its header
+        head = {
+            "descr": np.lib.format.dtype_to_descr(array.dtype),
+            "fortran_order": False,
+            "shape": array.shape,
+        }
+        np.lib.format.write_array_header_1_0(file, head)
     file.writelines(pieces(_content(array)))
 
 

@@ -148,7 +148,10 @@ def get(
 
 
 def salvage(source: FILE, target: TARGET, sep: SEP = ".", max_size: MAX_SIZE = None) -> None:
-    """Copies the undamaged leaves of a file to a new file. Exit status 1: the file is damaged."""
+    """Copies the undamaged leaves of a file to a new file.
+
+    Exit status 1: the file is damaged, or has leaves that treepack cannot read.
+    """
     _check_other(target, source)
     with open(source, salvage=True, max_size=max_size, unknown="dict") as file, naming(source):
         reader = place_of(file).reader
@@ -157,13 +160,15 @@ def salvage(source: FILE, target: TARGET, sep: SEP = ".", max_size: MAX_SIZE = N
             raise NewerVersionError(str(catalog.damage))
         with output.bar("verify") as progress:
             statuses, damage = reader.verify(threads=None, progress=progress)
-        lost = {value for value, status in statuses.items() if status == "corrupt"}
+        unreadable = {value for value, status in statuses.items() if status == "unreadable"}
+        lost = unreadable | {value for value, status in statuses.items() if status == "corrupt"}
         lost.update(*reader.lists_of(lost))
-        corrupt = [value for value in statuses if value in lost]
-        count = len(statuses) - len(corrupt)
-        is_damaged = bool(corrupt) or damage is not None
-        for value in corrupt:
-            output.line(f"left out a damaged leaf: {catalog.path_of(value, 0)}", "yellow")
+        left = [value for value in statuses if value in lost]
+        count = len(statuses) - len(left)
+        is_damaged = bool(left) or damage is not None
+        for value in left:
+            fault = "an unreadable" if value in unreadable else "a damaged"
+            output.line(f"left out {fault} leaf: {catalog.path_of(value, 0)}", "yellow")
         if damage is not None:
             output.line(f"damaged: {damage.replace(SALVAGE_ADVICE, '')}", "yellow")
         if is_damaged and count == 0:

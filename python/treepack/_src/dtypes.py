@@ -47,8 +47,8 @@ def describe(dtype: np.dtype) -> tuple[str | None, bool]:
 _PACKED = "treepack.packed"
 
 
-# The names of `src/safetensors/header.rs`, and codes of NumPy's dtypes.
-_PACKED_NAME = re.compile(r"[A-Z]{1,4}\d{0,9}(?:_E\dM\d(?:FN)?(?:UZ)?)?_packed")
+# The names of `src/safetensors/header.rs` and `storage/npz.py`.
+_PACKED_NAME = re.compile(r"[A-Z]{1,10}\d{0,9}(?:_E\dM\d(?:FN)?(?:UZ)?)?_packed")
 
 
 def packed(name: str) -> np.dtype:

@@ -105,7 +105,7 @@ OnCorrupt = Literal["error", "skip"]
 Format = Literal["safetensors"] | None
 """The format of a save: safetensors, or treepack's own unless the suffix is of safetensors."""
 
-Status = Literal["ok", "corrupt", "unchecked"]
+Status = Literal["ok", "corrupt", "unreadable", "unchecked"]
 """The result of checking a leaf: `unchecked` if the file has no checksum for it."""
 
 

@@ -27,7 +27,7 @@ from treepack._src.options import (
     check,
     takes,
 )
-from treepack._src.printable import MOST_ROWS, cells, padded, path_end, printable, shortened
+from treepack._src.printable import MOST_ROWS, cells, padded, path_end, printable, shortened, warn
 from treepack._src.registry.static import metadata_in
 from treepack._src.storage.content import Openable
 from treepack._src.storage.naming import name_file, naming
@@ -263,7 +263,13 @@ class Tree(Hinting, Mapping[str, Any]):
         """Returns the tree with `jax.ShapeDtypeStruct`s for arrays; see `treepack.abstract`."""
         check("unknown", unknown)
         check("containers", containers)
-        with naming(self._place.reader.given):
+        reader = self._place.reader
+        if lost := reader.unknown(self._place.value):
+            warn(
+                f"{reader.name}: {reader.listed(lost)} damaged or unsupported, and described as "
+                "bytes"
+            )
+        with naming(reader.given):
             state = self._catalog.read(self._place.value, copy=None, threads=None, abstract=True)
             return core.assemble(
                 state,

@@ -407,13 +407,13 @@ def _corrupt(
     if damage is not None and selection.on_corrupt == "error":
         raise CorruptionError(f"the file is damaged: {damage}")
     inside = set(catalog.leaf_values(place.value))
-    found: dict[Status, dict[int, str]] = {"corrupt": {}, "unchecked": {}, "ok": {}}
+    found: dict[Status, dict[int, str]] = {"corrupt": {}, "unreadable": {}, "unchecked": {}}
     room = Room()
     for value, status in statuses.items():
         if status != "ok" and value in inside and (marks is None or value in marks):
             path = room.text(catalog.path_of(value, place.value))
             found[status][value] = path if renamed is None else renamed[path]
-    bad, unverified = found["corrupt"], found["unchecked"]
+    bad, unverified = found["corrupt"] | found["unreadable"], found["unchecked"]
     # Of files that never had checksums, only `verify=` leaves them out.
     is_lost = damage is None or place.reader.is_summed or selection.verify
     if damage is not None:
@@ -425,8 +425,9 @@ def _corrupt(
         warn(warning)
     if not is_lost:
         return bad, unverified
-    fault = "damaged" if bad else "not verified, for lack of checksums"
-    bad = bad or unverified
+    fault = "damaged" if found["corrupt"] else "not readable by treepack"
+    if not bad:
+        bad, fault = unverified, "not verified, for lack of checksums"
     if bad and selection.on_corrupt == "error":
         raise CorruptionError(
             f"{listed([*bad.values()])} {fault}: pass on_corrupt='skip' to treepack.load "

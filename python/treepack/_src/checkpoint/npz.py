@@ -14,7 +14,7 @@ from treepack._src.checkpoint.reader import Reader, Verified
 from treepack._src.options import Status, Tell
 from treepack._src.pytree.state_dict import leaves_of
 from treepack._src.storage.content import Openable, Opened
-from treepack._src.storage.npz import Packed, Stored, read_npz
+from treepack._src.storage.npz import Packed, Refused, Stored, read_npz
 from treepack._src.storage.safetensors import SEPARATOR, nested
 from treepack.errors import CorruptionError, DecodeError
 
@@ -42,6 +42,12 @@ class NpzReader(Reader):
         super().close()
         self._arrays = {}
 
+    def unknown(self, value: int) -> list[int]:
+        """Returns the leaves below a value whose shape and dtype cannot be read."""
+        catalog = self.catalog
+        found = ((leaf, catalog.path_of(leaf, 0)) for leaf in catalog.leaf_values(value))
+        return [leaf for leaf, path in found if isinstance(self._arrays.get(path), Refused)]
+
     @property
     def is_summed(self) -> bool:
         """Whether there are checksums to verify."""
@@ -60,8 +66,8 @@ class NpzReader(Reader):
                 array.check()
             except CorruptionError:
                 found[value] = "corrupt"
-            except DecodeError:  # of a kind that cannot be read
-                found[value] = "unchecked"
+            except DecodeError:  # of a kind that treepack lacks
+                found[value] = "unreadable"
             done += array.nbytes
             if progress is not None:
                 progress(done, total)

@@ -157,6 +157,10 @@ class Reader:
             return []
         return self.catalog.leaf_values(0)[self.catalog.summed :]
 
+    def unknown(self, value: int) -> list[int]:
+        """Returns the leaves below a value whose shape and dtype cannot be read."""
+        return []
+
     def lists_of(self, leaves: Collection[int]) -> list[range]:
         """Returns the values of the lists that have some of these leaves: lists are read whole."""
         catalog = self.catalog
@@ -319,7 +323,7 @@ class Reader:
         if damage is None and rest == "corrupt":
             damage = DAMAGED_REST
         damage = damage or lacking([*catalog.dtypes, *sorted(inner)]) or self.damaged_record()
-        found = dict(zip(catalog.leaf_values(0), statuses, strict=True))
+        found: dict[int, Status] = dict(zip(catalog.leaf_values(0), statuses, strict=True))
         found.update(dict.fromkeys(self._other_bytes(inner), "corrupt"))
         return found, damage
 

@@ -85,7 +85,8 @@ class Verification(NamedTuple):
     """The result of `verify`.
 
     Attributes:
-      leaves: The status of each leaf by path: `"ok"`, `"corrupt"`, or `"unchecked"`.
+      leaves: The status of each leaf by path: `"ok"`, `"corrupt"`, `"unchecked"`, or
+        `"unreadable"` for what treepack does not support, such as pickled objects in npz.
       damage: A description of damage outside of leaves, or `None`: a truncated file, or damage to
         its record, to the bytes between leaves and record, or to the gzip stream. For a file of
         another format, a description of that format; for a patch, of the problem with its base.
@@ -120,12 +121,17 @@ class Verification(NamedTuple):
         Leaves without checksums, as in files of other libraries, are `"unchecked"`.
         """
         is_known = self.damage is None and self.newer is None
-        return is_known and "corrupt" not in self.leaves.values()
+        return is_known and {"corrupt", "unreadable"}.isdisjoint(self.leaves.values())
 
     @property
     def corrupt(self) -> list[str]:
         """The paths of the damaged leaves."""
         return _with_status(self.leaves, "corrupt")
+
+    @property
+    def unreadable(self) -> list[str]:
+        """The paths of the leaves that treepack does not support; they may be undamaged."""
+        return _with_status(self.leaves, "unreadable")
 
     @property
     def unchecked(self) -> list[str]:

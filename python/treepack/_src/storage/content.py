@@ -383,10 +383,11 @@ class _Raw(io.RawIOBase):
         return True
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        self._at = offset + (0, self._at, self._content.nbytes)[whence]
-        if self._at < 0:
-            raise ValueError("cannot seek before the start")
-        return self._at
+        at = offset + (0, self._at, self._content.nbytes)[whence]
+        if at < 0:
+            raise OSError(errno.EINVAL, "cannot seek before the start")
+        self._at = at
+        return at
 
     def readinto(self, target: Any) -> int:
         stop = max(self._at, min(self._content.nbytes, self._at + len(target)))

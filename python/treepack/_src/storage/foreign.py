@@ -39,24 +39,30 @@ def other_format(data: core.Content | Buffer) -> str | None:
     return None if found == "stream" else found
 
 
-# The signatures of the first member and of the end record, and the size in bytes of an end record
-# without a comment: APPNOTE.TXT of PKWARE, sections 4.3.7 and 4.3.16.
-ARCHIVE, ARCHIVE_END, ARCHIVE_END_BYTES = b"PK\3\4", b"PK\5\6", 22
-
-# The number of bytes of a directory in which the name of an array is looked for.
-_DIRECTORY_BYTES = 1 << 20
+# The signature of the end record, and its size in bytes without a comment; the same of an entry of
+# the directory without a name: APPNOTE.TXT of PKWARE, sections 4.3.16 and 4.3.12.
+ARCHIVE_END, ARCHIVE_END_BYTES = b"PK\5\6", 22
+_ENTRY, _ENTRY_BYTES = b"PK\1\2", 46
 
 
 def _lists_arrays(content: core.Content) -> bool:
-    """Returns whether data are an archive with a damaged beginning, whose end lists an array."""
-    if content.nbytes < ARCHIVE_END_BYTES or content.read_range(0, 4) == ARCHIVE:
+    """Returns whether data are an archive with a damaged beginning, whose first entry is an array.
+
+    The first entry of PyTorch's is none.
+    """
+    if content.nbytes < ARCHIVE_END_BYTES:
         return False
     end = content.read_range(content.nbytes - ARCHIVE_END_BYTES, content.nbytes)
     if not end.startswith(ARCHIVE_END):
         return False
-    size, start = struct.unpack_from("<II", end, 12)
-    size = min(size, _DIRECTORY_BYTES)
-    return start + size <= content.nbytes and b".npy" in content.read_range(start, start + size)
+    (start,) = struct.unpack_from("<I", end, 16)
+    if start + _ENTRY_BYTES > content.nbytes - ARCHIVE_END_BYTES:
+        return False
+    entry = content.read_range(start, start + _ENTRY_BYTES)
+    (length,) = struct.unpack_from("<H", entry, 28)
+    first = start + _ENTRY_BYTES
+    name = content.read_range(first, min(first + length, content.nbytes))
+    return entry.startswith(_ENTRY) and name.endswith(b".npy")
 
 
 def substitute(data: core.Content | Buffer) -> str | None:

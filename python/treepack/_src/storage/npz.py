@@ -9,6 +9,7 @@ import functools
 import itertools
 import math
 import struct
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -26,6 +27,9 @@ from treepack.errors import CorruptionError, DecodeError, TreepackError
 if TYPE_CHECKING:
     import zipfile
 
+NPY = "NPY_packed"
+"""The dtype of members that no array of a tree can hold: the bytes of a `.npy` file."""
+
 # The maximum compression ratio of deflate (https://zlib.net/zlib_tech.html).
 _MAX_RATIO = 1032
 
@@ -38,6 +42,9 @@ _FLAGS = 0x61
 # Compression methods, APPNOTE.TXT of PKWARE, section 4.4.5.
 _STORED, _DEFLATED = 0, 8
 
+# The upper bits of surrogates, U+D800 to U+DFFF.
+_SURROGATES = 0xD800 >> 11
+
 # The size in bytes of the blocks in which checksums are computed.
 _PART_BYTES = 8 << 20
 
@@ -46,8 +53,8 @@ def read_npz(content: core.Content, max_size: int | None = None) -> dict[str, An
     """Reads the headers of an archive; arrays are read, and compared with their CRC, when used.
 
     Arrays of strings, for which trees have no form, are read now as lists. Other members that no
-    array of a tree can hold, such as structures, are the bytes of their file; pickled objects raise
-    an error when they are used.
+    array of a tree can hold, such as structures, are the bytes of their file. Members that are
+    damaged or not supported, such as pickled objects, raise an error when they are used.
 
     Raises:
       DecodeError: If the data have another format, or the directory of the archive is damaged.
@@ -103,15 +110,7 @@ class _TooLargeError(TreepackError):
 
 
 class _UnsupportedError(ValueError):
-    """No array of a tree can hold a member.
-
-    Attributes:
-      dtype: The code of its dtype, as far as known.
-    """
-
-    def __init__(self, reason: str, dtype: str = "NPY"):
-        super().__init__(reason)
-        self.dtype = dtype
+    """No array of a tree can hold a member."""
 
 
 def _member(content: core.Content, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Any:
@@ -123,17 +122,17 @@ def _member(content: core.Content, archive: zipfile.ZipFile, member: zipfile.Zip
         _check_header(content, member)
         try:
             return _array(content, archive, member)
-        except _UnsupportedError as error:
-            dtype = _dtypes.packed(f"{error.dtype}_packed")
+        except _UnsupportedError:
             read = functools.partial(_read, archive, member)
-            return Packed((member.file_size,), dtype, read, 0, "C")
+            return Packed((member.file_size,), _dtypes.packed(NPY), read, 0, "C")
     except (OSError, MemoryError):
         raise
     except Exception as error:  # of zipfile, zlib and NumPy
         # zipfile raises these, too, for what it lacks: methods of compression, passwords.
         is_limit = isinstance(error, RuntimeError)
         refuse = functools.partial(_refuse, printable(_name(member)), str(error), is_limit)
-        return Packed((member.compress_size,), _dtypes.packed("NPY_packed"), refuse, 0, "C")
+        dtype = _dtypes.packed("UNREADABLE_packed" if is_limit else "DAMAGED_packed")
+        return Refused((member.compress_size,), dtype, refuse, 0, "C")
 
 
 def _name(member: zipfile.ZipInfo) -> str:
@@ -182,22 +181,21 @@ def _array(content: core.Content, archive: zipfile.ZipFile, member: zipfile.ZipI
     if dtype.hasobject:
         raise NotImplementedError("it has pickled objects, which are never read")
     is_text = dtype.kind in "SU"
-    code = dtype.str[1:].upper()
     # NumPy stores dtypes of other libraries as a size: two bytes are bfloat16, as `recover_dtype`
     # of big_vision reads them; one byte is ambiguous.
     if dtype.type is np.void and dtype.str == "|V2" and dtype.names is None:
         dtype = np.dtype(ml_dtypes.bfloat16)
     if not is_text and _dtypes.resolve(dtype.name.encode()) is None:
-        raise _UnsupportedError(_dtypes.unsupported(dtype.name), code)
+        raise _UnsupportedError(_dtypes.unsupported(dtype.name))
     if min(shape, default=0) < 0 or before + math.prod(shape) * dtype.itemsize > member.file_size:
         raise ValueError(f"short read: the file ends before an array of shape {short_repr(shape)}")
     try:
         np.broadcast_to(np.zeros((), dtype), shape)
     except (ValueError, OverflowError) as error:
-        raise _UnsupportedError(f"unsupported shape: {error}", code) from error
+        raise _UnsupportedError(f"unsupported shape: {error}") from error
     # Empty strings and lists take memory, too.
     if is_text and math.prod(itertools.takewhile(bool, shape)) > member.file_size:
-        raise _UnsupportedError("too many empty strings", code)
+        raise _UnsupportedError("too many empty strings")
     read = functools.partial(_read, archive, member)
     is_stored = member.compress_type == _STORED
     if is_stored and not fortran and dtype.isnative and not is_text:
@@ -205,16 +203,16 @@ def _array(content: core.Content, archive: zipfile.ZipFile, member: zipfile.ZipI
         start = member.header_offset + 30 + sum(struct.unpack("<HH", lengths)) + before
         return Stored(shape, dtype, read, content, start)
     made = Packed(shape, dtype, read, before, "F" if fortran else "C")
-    return _texts(made.make(), code) if is_text else made
+    return _texts(made.make()) if is_text else made
 
 
-def _texts(array: np.ndarray, code: str) -> Any:
+def _texts(array: np.ndarray) -> Any:
     """Returns an array of strings as a list."""
-    if array.dtype.kind == "U":
-        try:
-            "".join(array.ravel().tolist()).encode()
-        except UnicodeEncodeError as error:
-            raise _UnsupportedError(f"a string is not valid Unicode: {error}", code) from error
+    if array.dtype.kind == "U" and array.nbytes:
+        # Above the last, CPython makes strings that break later.
+        points = np.ravel(array).view(np.uint32)
+        if ((points > sys.maxunicode) | (points >> 11 == _SURROGATES)).any():
+            raise _UnsupportedError("a string is not valid Unicode")
     return array.tolist()
 
 
@@ -266,6 +264,10 @@ class Packed(Held):
         return self.make().reshape(-1)
 
 
+class Refused(Packed):
+    """The bytes of a member that is damaged or not supported; `check` raises the error."""
+
+
 def _read(
     archive: zipfile.ZipFile, member: zipfile.ZipInfo, start: int = 0, nbytes: int = 0
 ) -> bytes:
@@ -278,10 +280,12 @@ def _read(
         with archive.open(member) as file:
             file.read(start)
             data = file.read(nbytes)
-            if len(data) < nbytes:
-                raise ValueError(f"short read: expected {nbytes} bytes, found {len(data)}")
             while file.read(_PART_BYTES):
                 pass
+            if file.tell() < member.file_size:
+                raise ValueError(
+                    f"short read: expected {member.file_size} bytes, found {file.tell()}"
+                )
     except (OSError, MemoryError):
         raise
     except Exception as error:  # of zipfile and zlib
