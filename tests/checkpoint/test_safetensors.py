@@ -442,22 +442,61 @@ def test_unknown_dtypes_are_left_out_beside_empty_containers() -> None:
     np.testing.assert_array_equal(loaded["v"], tree["v"])
 
 
-@pytest.mark.parametrize("harm", ["header", "index", "missing"])
-def test_verify_reports_damage_of_a_directory(tmp_path: Path, harm: str) -> None:
+PIPE = ["pipe"] if hasattr(os, "mkfifo") else []  # Windows has none
+
+
+@pytest.mark.parametrize("has_index", [True, False])
+@pytest.mark.parametrize("harm", ["header", "index", "missing", "name", *PIPE])
+def test_leaves_of_undamaged_parts(tmp_path: Path, harm: str, has_index: bool) -> None:
     tree = {name: np.ones(300, np.float32) for name in "abc"}
-    treepack.save(tmp_path / "model", tree, format="safetensors", max_shard_size=2000)
-    part = next((tmp_path / "model").glob("model-*"))
+    folder = tmp_path / "model"
+    treepack.save(folder, tree, format="safetensors", max_shard_size=2000)
+    index = json.loads((folder / INDEX).read_text())
+    part = folder / index["weight_map"]["b"]
+    named, left = part.name, {"a", "c"}
     if harm == "header":
         part.write_bytes(b"\0" + part.read_bytes()[1:])
     elif harm == "index":
-        (tmp_path / "model" / INDEX).write_bytes(b"{")
+        (folder / INDEX).write_bytes(b"{")
+        named, left = INDEX, {*"abc"}
+    elif harm == "name":
+        index["weight_map"]["d"] = part.name
+        (folder / INDEX).write_text(json.dumps(index))
+        left = {*"abc"}
     else:
         part.unlink()
-    with pytest.raises(treepack.DecodeError):
-        treepack.load(tmp_path / "model")
-    found = treepack.verify(tmp_path / "model")
-    assert not found.ok
-    assert (INDEX if harm == "index" else part.name) in str(found.damage)
+        if harm == "pipe":
+            os.mkfifo(part)
+    if not has_index:
+        if left != {"a", "c"}:
+            return  # only an index can be damaged so
+        (folder / INDEX).unlink()
+    with pytest.raises(DecodeError, match=named):
+        treepack.load(folder)
+    found = treepack.verify(folder)
+    assert (found.ok, {*found.leaves}) == (False, left)
+    assert named in str(found.damage)
+    with treepack.open(folder, salvage=True) as file:
+        assert {*file} == left
+        assert named in str(file.damage)
+        np.testing.assert_array_equal(file["a"], tree["a"])
+    with pytest.warns(UserWarning, match=named):
+        check_same(treepack.load(folder, on_corrupt="skip"), {name: tree[name] for name in left})
+    assert named in call("salvage", str(folder), str(tmp_path / "rest.treepack"), status=1)
+    check_same(treepack.load(tmp_path / "rest.treepack"), {name: tree[name] for name in left})
+
+
+def test_repositories_without_an_undamaged_part(tmp_path: Path) -> None:
+    for has_index in (True, False):
+        folder = write_repository(tmp_path / f"{has_index}", has_index=has_index)
+        parts = [*folder.glob("model-*")]
+        for part in parts:
+            part.write_bytes(bytes(99))
+        found = treepack.verify(folder)
+        assert not found.leaves
+        assert all(part.name in str(found.damage) for part in parts)
+        with pytest.raises(DecodeError, match=parts[0].name):
+            treepack.open(folder, salvage=True)
 
 
 @pytest.mark.parametrize("kind", ["data", "file", "directory", "URL"])

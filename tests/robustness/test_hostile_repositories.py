@@ -103,7 +103,7 @@ def archive(path: Path, own: random.Random) -> None:
         path.write_bytes(with_other_bytes(path.read_bytes(), own))
 
 
-@pytest.mark.filterwarnings("ignore:Duplicate name")
+@pytest.mark.filterwarnings("ignore:Duplicate name", "ignore:.* damaged or unsupported")
 def test_archives_of_numpy(in_memory: Path) -> None:
     taken = refused = 0
     measured = limits.Limits()

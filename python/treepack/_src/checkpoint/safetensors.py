@@ -80,6 +80,18 @@ class RepositoryReader(Unchecked, ShardedReader):
     separator = SEPARATOR
     has_types = False
 
+    def __init__(self, source: Openable, *, salvage: bool = False, **options: Any):
+        """With `salvage`, reads the files that are intact; `options` as for `ShardedReader`."""
+        self._lost: list[DamagedFileError] | None = [] if salvage else None
+        super().__init__(source, salvage=salvage, **options)
+        self._damage = "; ".join(error.reason for error in self._lost or ()) or None
+
+    def _lose(self, error: DamagedFileError) -> None:
+        """Notes damage of a file for a salvage; others raise it."""
+        if self._lost is None:
+            raise error
+        self._lost.append(error)
+
     @property
     def nbytes(self) -> int:
         """The size of the files with arrays."""
@@ -95,31 +107,37 @@ class RepositoryReader(Unchecked, ShardedReader):
             name = os.path.basename(self._path)  # noqa: PTH119
             self._path = beside(self._path, "")
         names = [] if has_suffix(source) else names_in(self._path)
-        index = _read_index(self._path, names, name)
-        files = sorted(set(index.values())) or _files_in(names) or [_ITSELF]
-        opened = self._open_all(files)
-        self._opened = dict(zip(files, opened, strict=True))
+        index = _read_index(self._path, names, name, self._lose)
+        files = sorted(set(index.values())) or _files_in(names, self._lose) or [_ITSELF]
+        self._opened = opened = self._open_all(files)
+        if self._lost:
+            index = {array: file for array, file in index.items() if file in opened}
         metadata: dict[str, str] = {}
-        for _, header in opened:
+        for _, header in opened.values():
             metadata.update(header.metadata or {})
-        contents = [found.content for found, _ in opened]
-        try:
-            manifest, layout = core.Tensors.manifest(
-                [header for _, header in opened],
+        contents = [found.content for found, _ in opened.values()]
+
+        def joined_by(index: dict[str, str]) -> tuple[core.Manifest, core.Layout]:
+            return core.Tensors.manifest(
+                [header for _, header in opened.values()],
                 contents,
-                [(file, found.nbytes) for file, (found, _) in zip(files, opened, strict=True)],
+                [(file, found.nbytes) for file, (found, _) in opened.items()],
                 index,
                 core.encode_value(metadata) if metadata else None,
                 max_size=self._max_size,
             )
+
+        try:
+            manifest, layout = joined_by(index)
         except DecodeError as error:
             if not index:  # files of several models have the same names
                 raise
-            raise DamagedFileError(error.reason, error.offset, error.path) from error
+            self._lose(DamagedFileError(error.reason, error.offset, error.path))
+            there = {file: {row[0] for row in one.arrays()} for file, (_, one) in opened.items()}
+            index = {array: file for array, file in index.items() if array in there[file]}
+            manifest, layout = joined_by(index)
         self._laid = core.Content.laid(layout, contents)
-        identity = [
-            (file, header.checksum) for file, (_, header) in zip(files, opened, strict=True)
-        ]
+        identity = [(file, header.checksum) for file, (_, header) in opened.items()]
         return repr(identity).encode(), manifest
 
     def _encoding(self) -> core.Content:
@@ -165,29 +183,38 @@ class RepositoryReader(Unchecked, ShardedReader):
         super().close()
         self._opened = {}
 
-    def _open_all(self, names: list[str]) -> list[tuple[Opened, core.Tensors]]:
+    def _open_all(self, names: list[str]) -> dict[str, tuple[Opened, core.Tensors]]:
         """Opens all files and reads their headers, of remote ones many at a time."""
         store, _ = store_of(self._path)
-        opening: list[Callable[[], tuple[Opened, core.Tensors]]]
+        opening: list[Callable[[], tuple[Opened, core.Tensors] | DamagedFileError]]
         opening = [functools.partial(self._open, name) for name in names]
-        opened = run(opening, store.at_once if isinstance(store, RemoteStore) else 1)
-        inflated = sum(found.inflated for found, _ in opened)
+        opened = {}
+        found = run(opening, store.at_once if isinstance(store, RemoteStore) else 1)
+        for name, one in zip(names, found, strict=True):
+            if isinstance(one, DamagedFileError):
+                self._lose(one)
+            else:
+                opened[name] = one
+        if not opened:
+            raise DamagedFileError("; ".join(error.reason for error in self._lost or ()))
+        inflated = sum(one.inflated for one, _ in opened.values())
         if self._max_size is not None and inflated > self._max_size:
             raise TreepackError(f"the decompressed files exceed max_size={self._max_size} bytes")
         return opened
 
-    def _open(self, name: str) -> tuple[Opened, core.Tensors]:
+    def _open(self, name: str) -> tuple[Opened, core.Tensors] | DamagedFileError:
+        """Opens a file of a directory, or the file itself; returns the damage of the former."""
         place = self._place(name)
         with naming(place):
-            found = open_parts(
-                place, mmap=self._mmap, max_size=self._max_size, regular=name != _ITSELF
-            )
             try:
+                found = open_parts(
+                    place, mmap=self._mmap, max_size=self._max_size, regular=name != _ITSELF
+                )
                 return found, _header_of(found.content)
             except DecodeError as error:
                 if name == _ITSELF:
                     raise
-                raise DamagedFileError(f"{name}: {error.reason}", error.offset) from error
+                return DamagedFileError(f"{name}: {error.reason}", error.offset)
 
     def _checked(self, name: str, nbytes: int, record: int) -> Reader:
         place = self._place(name)
@@ -210,14 +237,11 @@ _PARTED_BYTES = 1 << 20
 _NUMBERED = re.compile(r"(.*)-(\d{5,})-of-(\d{5,})\.safetensors")
 
 
-def _files_in(names: list[str]) -> list[str]:
+def _files_in(names: list[str], lose: Callable[[DamagedFileError], None]) -> list[str]:
     """Returns the safetensors files of a directory without an index.
 
     Adapters, variants and other models beside `model.safetensors`, or beside its parts, are left
-    out: each is read by its own path.
-
-    Raises:
-      DecodeError: If some parts are missing.
+    out: each is read by its own path. `lose` is called if some parts are missing.
     """
     if WHOLE in names:  # beside it, parts are of a save that was interrupted
         return [WHOLE]
@@ -231,23 +255,25 @@ def _files_in(names: list[str]) -> list[str]:
         for number in range(1, int(count) + 1):
             other = f"{before}-{number:0{width}}-of-{count}.safetensors"
             if other not in found:
-                raise DamagedFileError(
-                    f"the directory has {name}, but lacks {other} and an index: its save or "
-                    "download has not finished"
-                )
+                text = f"the directory has {name}, but lacks {other} and an index: its save or "
+                lose(DamagedFileError(f"{text}download has not finished"))
+                return found
     return found
 
 
-def _read_index(path: str, names: list[str], given: str | None) -> dict[str, str]:
+def _read_index(
+    path: str, names: list[str], given: str | None, lose: Callable[[DamagedFileError], None]
+) -> dict[str, str]:
     """Returns the file of each array by the index of a directory; empty if it has none.
 
     Args:
       path: The directory.
       names: The names in it.
       given: The name of the index, or `None`.
+      lose: Is called if it is damaged, or names files that are not there.
 
     Raises:
-      DecodeError: If there are several, or one cannot be read.
+      DecodeError: If there are several.
     """
     found = [name for name in names if name.endswith(INDEX_SUFFIX)]
     if given is not None or INDEX in found:
@@ -265,15 +291,16 @@ def _read_index(path: str, names: list[str], given: str | None) -> dict[str, str
             raise TypeError("weight_map must be a map of strings to strings")
     except (ValueError, TypeError, LookupError, RecursionError) as error:
         text = substitute(data) or f"not an index of safetensors: {error}"
-        raise DamagedFileError(f"{found[0]} is {text}") from error
-    there = {"": names}
+        lose(DamagedFileError(f"{found[0]} is {text}"))
+        return {}
+    there, missing = {"": names}, set()
     for file in sorted(set(files.values())):
         folder, _, name = file.rpartition("/")
         if folder not in there:
             is_inside = {"", ".", ".."}.isdisjoint(folder.split("/"))
             there[folder] = names_in(joined(path, folder)) if is_inside else []
         if name not in there[folder]:
-            raise DamagedFileError(
-                f"{found[0]} names {file}, which is not in the directory: download it, too"
-            )
-    return files
+            text = f"{found[0]} names {file}, which is not in the directory: download it, too"
+            lose(DamagedFileError(text))
+            missing.add(file)
+    return {array: file for array, file in files.items() if file not in missing}
