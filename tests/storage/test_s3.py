@@ -22,11 +22,12 @@ import tiers
 import treepack
 from support import processes, s3
 from treepack import checkpoints
-from treepack._src.storage import fetch
-from treepack._src.storage.entries import entries, listed
+from treepack._src.storage import fetch, write
+from treepack._src.storage.entries import entries, exists, listed
 from treepack._src.storage.place import resolved
 from treepack._src.storage.store import ABSENT, ConditionError
 from treepack._src.storage.stores import store_of
+from treepack.errors import BusyError
 
 pytest.importorskip("obstore")
 pytest.importorskip("moto")
@@ -85,6 +86,30 @@ def test_all_verbs(server: s3.Server, sharded: bool, compress: bool) -> None:
         same(file["layer_7/kernel"][3:9, ::2], TREE["layer_7"]["kernel"][3:9, ::2])
     if sharded:
         assert len(entries(resolved(url, options))) == 2, "the files of the first save are deleted"
+
+
+@pytest.mark.parametrize("nbytes", [0, 1000, 20 << 20])
+@pytest.mark.parametrize("scheme", ["s3", "memory", "file"])
+def test_a_copy_whose_check_fails_gets_no_name(
+    server: s3.Server, tmp_path: Path, scheme: str, nbytes: int
+) -> None:
+    """The check comes after the last byte, which may have taken long."""
+    urls = {"s3": server.url("checked"), "memory": "memory://checked", "file": str(tmp_path)}
+    (tmp_path / "source").write_bytes(bytes(nbytes))
+    path = resolved(f"{urls[scheme]}/{nbytes}", server.options if scheme == "s3" else None)
+    calls = []
+
+    def check() -> None:
+        calls.append(1)
+        if len(calls) == 1:
+            raise BusyError("another job saves there")
+
+    with pytest.raises(BusyError):
+        write.copy_file(tmp_path / "source", path, check)
+    assert not exists(path)
+    assert write.copy_file(tmp_path / "source", path, check) == nbytes
+    assert exists(path)
+    assert len(calls) == 2
 
 
 def test_requests_of_a_file(server: s3.Server) -> None:

@@ -25,6 +25,7 @@ from treepack._src.storage.store import (
     RemoteStore,
     Stored,
 )
+from treepack.errors import TreepackError
 
 T = TypeVar("T")
 
@@ -381,7 +382,7 @@ class ObjectStore(RemoteStore):
                 translated = self._error(errno.ENOENT, path)
                 translated.add_note(_first_line(error))
                 raise translated from None
-            except ConditionError:
+            except TreepackError:  # of the code that yields the parts
                 raise
             except ValueError as error:  # a name that obstore rejects
                 raise BadNameError(f"{self._shown(path)}: {_first_line(error)}") from error

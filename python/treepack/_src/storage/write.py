@@ -80,7 +80,7 @@ def write_small(path: str | os.PathLike[str], data: bytes, *, durable: bool) -> 
 
 
 def copy_file(
-    source: str | os.PathLike[str], path: str | os.PathLike[str], check: Check = lambda: None
+    source: str | os.PathLike[str], path: str | os.PathLike[str], check: Check | None = None
 ) -> int:
     """Copies a local file to a path or URL, atomically; returns its number of bytes."""
     content = core.Content.map(source)
@@ -93,17 +93,22 @@ def write_content(
     content: core.Content,
     *,
     durable: bool,
-    check: Check = lambda: None,
+    check: Check | None = None,
 ) -> None:
     """Writes a file of any size atomically, local or remote."""
+
+    def parts() -> Iterator[bytes]:
+        yield from pieces(content)
+        if check is not None:
+            check()
+
     url = url_of(path)
     if url is None:
         with replacing(path, durable=durable) as file:
-            file.writelines(pieces(content))
-            check()
+            file.writelines(parts())
     else:
         store, place = file_at(url)
-        store.upload(place, pieces(content), content.nbytes)
+        store.upload(place, parts(), content.nbytes)
 
 
 def pieces(content: core.Content) -> Iterator[bytes]:
