@@ -450,6 +450,9 @@ def test_every_command_reads_and_writes_pipes() -> None:
     assert piped("ls", "-", given=b"hello", status=1) == (b"", "")
     for options in (["--numbers", "--gzip"], ["--max-shard-size", "1MB"]):
         assert piped("convert", "model", "-", *options, status=1)[0] == b""
+    with Path("/dev/null").open() as device, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "stdin", device)
+        assert "a device: pipe a file into it" in call("info", "-", status=2)
     Path("-").write_bytes(data)
     assert b"./-: 2 leaves" in piped("ls", "./-")[0]
 

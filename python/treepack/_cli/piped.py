@@ -7,6 +7,8 @@ Files are read in any order, and are replaced as a whole.
 
 from __future__ import annotations
 
+import contextlib
+import os
 import shutil
 import sys
 import tempfile
@@ -16,6 +18,7 @@ from typing import Any
 import typer
 
 from treepack._cli import output
+from treepack._src.storage.content import is_device
 
 _NAME = "-"
 _ELSE = "./- is a file of this name"
@@ -32,6 +35,9 @@ def read(context: typer.Context, given: Any) -> Any:
     context.meta[__name__] = True
     if sys.stdin.isatty():
         context.fail(f"- is standard input, a terminal: pipe a file into it ({_ELSE})")
+    with contextlib.suppress(OSError):  # it need not have a descriptor
+        if is_device(os.fstat(sys.stdin.fileno()).st_mode):
+            context.fail(f"- is standard input, a device: pipe a file into it ({_ELSE})")
     path = _temporary(context)
     with path.open("wb") as file:
         shutil.copyfileobj(sys.stdin.buffer, file, 1 << 20)

@@ -72,10 +72,10 @@ def format_text(reader: Reader) -> str:
     name = "msgpack, as of flax" if reader.catalog.record is None else "treepack"
     if not reader.inflated:
         return name
+    if not reader.is_patch:
+        return f"{name}, compressed"
     content = open_parts(reader.given, join=False).content
-    if core.is_patch(content):
-        return f"{name}, a patch of {printable(core.patch_parts(content)[0])}"
-    return f"{name}, compressed"
+    return f"{name}, a patch of {printable(core.patch_parts(content)[0])}"
 
 
 def others_in(file: File) -> list[str]:

@@ -462,6 +462,11 @@ def is_special(path: str | os.PathLike[str]) -> bool:
     return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
 
 
+def is_device(mode: int) -> bool:
+    """Returns whether a file of this mode is a device, which may have no end."""
+    return stat.S_ISCHR(mode) or stat.S_ISBLK(mode)
+
+
 def size_of(path: str | os.PathLike[str]) -> int:
     """Returns the size of a local or remote file in bytes."""
     url = url_of(path)
@@ -509,8 +514,7 @@ def _local_content(
     if stat.S_ISDIR(found.st_mode) and not regular:
         check_name(path)
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
-    is_device = stat.S_ISCHR(found.st_mode) or stat.S_ISBLK(found.st_mode)
-    if is_device and not regular:  # it may have no end
+    if is_device(found.st_mode) and not regular:
         raise DecodeError("it is a device, not a file: write its bytes to a file")
     if (
         mmap and stat.S_ISREG(found.st_mode) and found.st_size > 0
