@@ -405,7 +405,8 @@ def test_leaves_without_damage_are_salvaged_wherever_it_is(in_memory: Path, name
         is_small = size < 1 << 14
         every = range(size) if is_small else range(0, size, 4001)
         flips = tiers.either([], _structure(case), nightly=every)
-        _campaign(case, flips, range(0, size, SECTOR if is_small else 128 * SECTOR))
+        apart = (1 if is_small else 128) * tiers.either(1, 3, nightly=1)
+        _campaign(case, flips, range(0, size, apart * SECTOR))
 
 
 @pytest.mark.parametrize("name", ["plain", "sharded"])

@@ -409,6 +409,6 @@ sys.exit(failed > 0)
 
 def test_there_is_a_memory_error_where_keys_are_long() -> None:
     """Errors have paths, for which there may be no memory."""
-    command = [sys.executable, "-c", HELPERS + LONG_KEYS, tiers.either("3", "3", nightly="1")]
+    command = [sys.executable, "-c", HELPERS + LONG_KEYS, tiers.either("7", "7", nightly="1")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=1800)
     assert done.returncode == 0, done.stdout + done.stderr

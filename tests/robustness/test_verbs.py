@@ -241,7 +241,7 @@ def forked(path: Path, call: Callable[[], object], point: int) -> None:
     at(point, fork, call)
 
 
-FORKS = tiers.either(POINTS, 4, nightly=POINTS)
+FORKS = tiers.either(POINTS, 2, nightly=POINTS)
 
 
 def fork_everywhere(folder: Path) -> None:

@@ -142,7 +142,7 @@ def test_a_program_that_is_killed_at_any_request_leaves_whole_ones(
 ) -> None:
     """Never two steps in one checkpoint, and never fewer whole ones than `last`."""
     options = {name: it for name, it in server.options.items() if name != "retry_config"}
-    for turn in range(0, 60, tiers.either(3, 3, nightly=1)):
+    for turn in range(0, 60, tiers.either(7, 7, nightly=1)):
         after = bool(turn % 2)
         run = run_of(server, keep=treepack.Keep(last=2), sharded=sharded)
         for step in (1, 2, 3):

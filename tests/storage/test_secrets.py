@@ -123,7 +123,7 @@ def failure_of(work: Callable[[str], object], url: str) -> BaseException | None:
 
 
 @pytest.mark.campaign
-@pytest.mark.parametrize("status", [401, 403, 404, 405, 418])
+@pytest.mark.parametrize("status", tiers.either([], [403, 404], nightly=[401, 403, 404, 405, 418]))
 def test_errors_of_web_servers(
     server: int, status: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
