@@ -132,6 +132,10 @@ OTHER = {"head": {"kernel": np.ones((3, 9))}}
         ({"opt": MOMENTS}, {}, "", {}),
         ({"x": PARAMS | {"old": PARAMS["one"]}}, {"x": PARAMS | HEAD}, "", {}),
         ({"opt": {"trace": PARAMS}}, {"opt": MOMENTS}, "", {"return_report": True}),
+        ({"hand": PARAMS}, HEAD, "", {"select": "params"}),
+        ({"heads": HEAD["head"]}, HEAD, "keeps head, .* at heads", {"select": ["params", "head"]}),
+        ({"x": OTHER}, {"x": HEAD}, "keeps all of x,", {"select": ["params", "x/head/w"]}),
+        (HEAD, {"y": 1}, "", {"select": ["params", "y"]}),
     ],
 )
 def test_a_subtree_that_stays_beside_unused_leaves_is_a_warning(
@@ -141,6 +145,19 @@ def test_a_subtree_that_stays_beside_unused_leaves_is_a_warning(
     expected = pytest.warns(UserWarning, match=warning) if warning else contextlib.nullcontext()
     with expected:
         treepack.load(data, template, missing="target", **options)
+
+
+def test_a_selection_of_which_the_file_has_nothing(saved: Any) -> None:
+    data, template = saved({"params": PARAMS}), {"params": PARAMS, **HEAD}
+    with pytest.raises(treepack.MismatchError, match=r"nothing is loaded: .* head/w, the file .*"):
+        treepack.load(data, template, select="head", missing="target")
+    found, report = treepack.load(
+        data, template, select="head", missing="target", return_report=True
+    )
+    same(found, template)
+    assert (report.loaded, len(report.kept)) == ([], 3)
+    same(treepack.load(saved({}), template, select="head", missing="target"), template)
+    same(treepack.load(data, template, exclude=["params", "head"], missing="target"), template)
 
 
 def test_a_node_without_leaves_takes_none(saved: Any) -> None:

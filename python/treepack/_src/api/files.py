@@ -358,8 +358,8 @@ def load(
         (`"target"`). `None` in the file, as of `equinox.filter`, and empty nodes, as of
         `optax.masked`, count as missing. An error if they are `ShapeDtypeStruct`s; a warning if
         every leaf of the file is loaded, since it may be one of several. Unless a report is
-        returned, also an error if nothing is loaded, and a warning if the file has them elsewhere,
-        or only others in their subtree.
+        returned, also an error if nothing is loaded, as where `select` takes only what the file
+        lacks, and a warning if the file has them elsewhere, or only others in their subtree.
       mismatched: Whether arrays whose shape differs from the target's are an error, or the target's
         stay unchanged (`"target"`), with the same errors.
       unexpected: Whether leaves of the file that the target lacks are an error (`"error"`) or

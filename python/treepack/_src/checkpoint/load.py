@@ -83,6 +83,10 @@ def load_part(
         if keeps:
             partial.check_values(found.corrupt)
         if keeps and not (selection.return_report or found.corrupt):
+            marks = None if selection.select is None else found.marks
+            if marks is not None and partial.wanted():
+                leaves = Room().all(place.catalog.leaves(place.value))
+                partial.left(path for path, value in leaves if value not in marks)
             partial.check_loads(target)
             partial.warn_of_unlike()
         report = partial.report(found.corrupt, found.unverified)

@@ -68,6 +68,7 @@ class Coverage:
         self._kept: dict[str, Any] = {}  # with the leaves
         self._unexpected: dict[str, None] = {}
         self._cast: dict[str, None] = {}
+        self._left: dict[str, None] = {}
 
     def _note(self, noted: dict[str, None], paths: Iterable[str | Trail]) -> None:
         if self.notes:
@@ -120,6 +121,10 @@ class Coverage:
             self._note(self._unexpected, itertools.chain([first], found))
         return first is not None
 
+    def left(self, paths: Iterable[str]) -> None:
+        """Records leaves of the state that are not selected."""
+        self._note(self._left, paths)
+
     def check_values(self, corrupt: Collection[str]) -> None:
         """Checks that the leaves that stay, except damaged ones, have values.
 
@@ -146,7 +151,8 @@ class Coverage:
           MismatchError: If the target comes back unchanged.
         """
         kept = self.wanted()
-        there = [*self._unexpected, *(f"{path} of another shape" for path in self.skipped)]
+        skipped = (f"{path} of another shape" for path in self.skipped)
+        there = [*self._unexpected, *skipped] or [*self._left]
         stays = kept and there and not self._loaded
         if stays and all(
             _paths.text(parts) in self._kept or is_opaque(leaf)
@@ -165,7 +171,9 @@ class Coverage:
 
         They are one or two levels deep.
         """
-        kept, unused = {leaf.path for leaf in self.wanted()}, {*self._unexpected}
+        kept = {leaf.path for leaf in self.wanted()}
+        ours = self._kept.keys() | self._loaded.keys()
+        unused = self._unexpected.keys() | self._left.keys() - ours
         names: list[str] = []
         for depth in (1, 2):
             ours, theirs, loaded = (
