@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 
 import treepack
+from hostile import patches
+from hostile.changes import packed, unpacked
 from trees import assert_same
 
 
@@ -236,6 +238,21 @@ def test_every_verb_refuses_a_base_in_another_form(form: str, tmp_path: Path):
         for verb in verbs.values():
             with pytest.raises(TypeError, match=r"file object: pass treepack.open\(file\)"):
                 verb(stream)
+
+
+@pytest.mark.parametrize("name", ["", "..", "/etc/passwd", "a/b", "a\0b"])
+def test_a_patch_names_a_file_in_its_directory(tmp_path: Path, name: str) -> None:
+    held = {"w": np.zeros(9)}
+    treepack.save(tmp_path / "held", held)
+    treepack.save(tmp_path / "new", {"w": np.ones(9)}, base=tmp_path / "held")
+    tree, record = patches.taken((tmp_path / "new").read_bytes())
+    renamed = patches.sealed(tree, packed({**unpacked(record), "base": name}))
+    (tmp_path / "new").write_bytes(renamed)
+    for read in (treepack.load, treepack.open, treepack.abstract):
+        with pytest.raises(treepack.BaseMismatchError, match="this is a patch: pass base="):
+            read(tmp_path / "new")
+    assert "this is a patch: pass base=" in str(treepack.verify(tmp_path / "new").damage)
+    np.testing.assert_array_equal(treepack.load(tmp_path / "new", base=held)["w"], np.ones(9))
 
 
 def test_the_base_is_no_pipe_and_no_larger_than_max_size(tmp_path: Path):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 import treepack
+from hostile.cases import Case
 from treepack import errors
 
 HOW: dict[str, Any] = {"arrays": "numpy", "unknown": "dict"}
@@ -126,6 +128,42 @@ def check(data: bytes, path: str, max_size: int, use: Use, *, compare: bool) -> 
     if not is_damaged and data[:2] == b"\x1f\x8b":
         stock = use("gzip", lambda: treepack.serialization.decompress_bytes(data))
         found += [] if stock.is_ok else [f"verify is ok; decompress_bytes: {stock}"]
+    return found
+
+
+def check_patch(case: Case, path: str, use: Use) -> list[str]:
+    """Loads a patch with its base by each form of `base=`; returns where the results differ."""
+    max_size, beside = case.max_size, str(Path(path).with_name("base"))
+    options: dict[str, Any] = {"max_size": max_size, **HOW}
+
+    def with_open_base() -> Any:
+        with treepack.open(beside, max_size=max_size, unknown="dict") as base:
+            return treepack.load(path, base=base, **options)
+
+    outcomes = {
+        "load": use("load", lambda: treepack.load(path, **options)),
+        "base=path": use("load, base", lambda: treepack.load(path, base=beside, **options)),
+        "base=File": use("load, open base", with_open_base),
+    }
+    if isinstance(case.base, bytes):
+        base = case.base
+        outcomes["base=bytes"] = use("loads, base", lambda: treepack.loads(
+            case.data, base=base, **options
+        ))  # fmt: skip
+    verified = use("verify", lambda: treepack.verify(path, max_size=max_size))
+    opened = use("open.load", lambda: _opened(path, max_size))
+    selected = use("load, selected", lambda: treepack.load(path, select="**", **options))
+    found = []
+    [first, *others] = [it for it in outcomes.items() if it[1].is_ok] or [("", Outcome())]
+    for name, other in others:
+        if content(other.value) != content(first[1].value):
+            found.append(f"{first[0]} and {name} tell different trees")
+    is_ok = verified.is_ok and verified.value.ok
+    for name, other in {**outcomes, "open": opened, "select": selected}.items():
+        if is_ok and not other.is_ok and not _is_of_program(other.error):
+            found.append(f"verify is ok; {name}: {other}")
+    if is_ok and opened.is_ok and content(opened.value) != content(first[1].value):
+        found.append("verify is ok, but load and open tell different trees")
     return found
 
 

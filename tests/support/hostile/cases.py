@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from hostile import directories, files, frames, values
+from hostile import directories, files, frames, patches, values
 from hostile.changes import with_other_bytes
 
 
@@ -17,12 +17,13 @@ class Case(NamedTuple):
     Attributes:
       seed: What it is made of.
       container: What it is: `file`, `bytes`, `flax`, `gzip`, `numbers`, `stream`, `directory`,
-        `values`.
+        `values`, `patch`.
       name: The name of the tree that it was.
       template: That tree.
       paths: Paths that were in it.
       data: The bytes of a file, or of the files of a directory by their names.
       max_size: What may be inside, if it is compressed.
+      base: The file or directory `base` beside it, of a patch.
     """
 
     seed: int
@@ -32,17 +33,21 @@ class Case(NamedTuple):
     paths: list[str]
     data: bytes | dict[str, bytes]
     max_size: int
+    base: bytes | dict[str, bytes] | None = None
 
     @property
     def size(self) -> int:
         """How many bytes there are."""
-        return sum(map(len, [self.data] if isinstance(self.data, bytes) else self.data.values()))
+        return sum(
+            sum(map(len, [data] if isinstance(data, bytes) else data.values()))
+            for data in (self.data, self.base or b"")
+        )
 
 
 # Which containers, and of a hundred cases how many are in each.
 CONTAINERS = {
-    "file": 34, "bytes": 12, "flax": 6, "gzip": 15, "numbers": 10, "stream": 6, "directory": 5,
-    "values": 12,
+    "file": 30, "bytes": 12, "flax": 6, "gzip": 14, "numbers": 9, "stream": 6, "directory": 5,
+    "values": 12, "patch": 6,
 }  # fmt: skip
 
 MAX_SIZE = 1 << 20
@@ -71,6 +76,11 @@ class Cases:
         return values.Values()
 
     @functools.cached_property
+    def patches(self) -> patches.Patches:
+        """What cases of patches are made of."""
+        return patches.Patches(self.sources)
+
+    @functools.cached_property
     def directories(self) -> directories.Directories:
         """What cases of directories are made of."""
         return directories.Directories()
@@ -86,6 +96,12 @@ class Cases:
         if container == "values":
             template, data = self.values.case(rng)
             return Case(seed, container, "", template, ["a", "b"], data, MAX_SIZE)
+        if container == "patch":
+            patch, base = self.patches.case(rng)
+            paths = self._paths[patch.name]
+            return Case(
+                seed, container, patch.name, patch.template, paths, patch.data, MAX_SIZE, base
+            )
         name = rng.choice([*self.sources])
         if name in ("large", "long") and rng.random() < 0.9:
             name = "params"

@@ -109,6 +109,8 @@ def _remote(verb: Any, **options: Any) -> Work:
         try:
             for name, data in files.items():
                 _MEMORY.pipe_file(f"/hostile/file/{name}".rstrip("/"), data)
+            if isinstance(case.base, bytes):
+                _MEMORY.pipe_file("/hostile/base", case.base)
             return verb("memory://hostile/file", **options)
         finally:
             _MEMORY.rm("/hostile", recursive=True)

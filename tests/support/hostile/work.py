@@ -77,7 +77,11 @@ class Work:
 
     def _use(self, case: Case, path: str, *, every: bool) -> None:
         rng = random.Random(case.seed)
-        if isinstance(case.data, bytes):
+        if case.base is not None:
+            for problem in agreement.check_patch(case, path, self.use):
+                self._found("agreement", problem)
+            choice, count = uses.USES | uses.FILES, USES
+        elif isinstance(case.data, bytes):
             is_plain = case.container != "values"
             found = agreement.check(case.data, path, case.max_size, self.use, compare=is_plain)
             if is_plain and rng.random() < 0.2:
@@ -93,17 +97,17 @@ class Work:
             self.use(name, functools.partial(choice[name], case, path, str(self.folder / "out")))
 
     def _written(self, case: Case) -> str:
-        path = self.folder / "in" / "file"
-        if path.is_dir():
-            shutil.rmtree(path)
-        if isinstance(case.data, bytes):
+        for name, found in (("base", case.base), ("file", case.data)):
+            path = self.folder / "in" / name
+            if path.is_dir():
+                shutil.rmtree(path)
             path.unlink(missing_ok=True)  # the old one may be mapped
-            path.write_bytes(case.data)
-        else:
-            path.unlink(missing_ok=True)
-            path.mkdir()
-            for name, data in case.data.items():
-                (path / name).write_bytes(data)
+            if isinstance(found, bytes):
+                path.write_bytes(found)
+            elif found is not None:
+                path.mkdir()
+                for inner, data in found.items():
+                    (path / inner).write_bytes(data)
         return str(path)
 
     def use(self, name: str, call: Callable[[], Any]) -> Outcome:
@@ -146,7 +150,7 @@ class Work:
             Path(entry.path).unlink()
         for name, expected in (
             ("", ["in", "out", "output", "tmp"]),
-            ("in", ["file"]),
+            ("in", ["file"] if case.base is None else ["base", "file"]),
             ("tmp", []),
         ):
             there = sorted(os.listdir(self.folder / name))  # noqa: PTH208

@@ -182,7 +182,7 @@ def _joined(patch: core.Content, opening: Opening, path: Openable | None) -> cor
     if base is None:
         name, _ = core.patch_parts(patch)
         # A file may only name others in its own directory.
-        is_name = name not in {"", ".", ".."} and "/" not in name and os.sep not in name
+        is_name = name not in {"", ".", ".."} and not any(it in name for it in ("/", os.sep, "\0"))
         if not isinstance(path, (str, os.PathLike)) or not is_name:
             raise BaseMismatchError(
                 "this is a patch: pass base=, the tree or data that it was made against, to load "
