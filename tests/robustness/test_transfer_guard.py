@@ -80,6 +80,8 @@ def files(path: Path, **options: Any) -> None:
     treepack.load(path, TREE, missing="target", return_report=True)
     treepack.verify(path)
     treepack.diff(path, TREE)
+    treepack.read_metadata(path)
+    assert treepack.is_checkpoint(path)
     treepack.load(path, treepack.abstract(path))
 
 
@@ -99,6 +101,13 @@ def patches(path: Path) -> None:
     treepack.save(path, TREE)
     treepack.save(f"{path}-patch", TREE, base=path)
     treepack.load(f"{path}-patch", TREE, base=path)
+    treepack.apply_delta(data, bytearray(treepack.dumps(TREE)))
+
+
+def streams(path: Path) -> None:
+    treepack.write_stream(path, TREE["a"].items())
+    for _ in treepack.read_stream(path):
+        pass
 
 
 def pieces(_: Path) -> None:
@@ -167,7 +176,8 @@ VERBS: dict[str, Callable[[Path], object]] = {
     **{
         function.__name__: function
         for function in (
-            *(opened, patches, pieces, published, dropin, exported, safetensors, npz, static_data),
+            *(opened, patches, pieces, streams, published, dropin, exported, safetensors, npz),
+            static_data,
         )
     },
 }
