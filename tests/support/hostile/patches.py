@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import encodings.cp437  # noqa: F401  # of zipfile, which imports it late
 import gzip
 import io
 import random
