@@ -108,9 +108,9 @@ def type_of(module: str, name: str) -> Any:
             raise not_registered("type", name, "import its library")
         return node
     if module in _MODULES and not name.startswith("_"):
-        found = found_in(module, name)
-        if isinstance(found, type):
-            return found
+        value = found_in(module, name)
+        if isinstance(value, type):
+            return value
     raise ValueError(f"{module}.{name} is not a type that static data may have")
 
 

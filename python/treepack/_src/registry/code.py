@@ -83,8 +83,8 @@ def check_is_tree(target: Any) -> None:
 def _is_unknown(value: Any) -> bool:
     """Returns whether a value is neither a leaf nor a placeholder of one."""
     is_array = hasattr(value, "shape") and hasattr(value, "dtype")
-    known = type(value) in _PLAIN or is_array or value is ...
-    return not known and classify(value) is Class.UNSUPPORTED
+    is_plain = type(value) in _PLAIN or is_array or value is ...
+    return not is_plain and classify(value) is Class.UNSUPPORTED
 
 
 def holds_arrays(value: Any) -> bool:
@@ -98,14 +98,14 @@ _MOST_HELD = 20_000
 
 def _walk(value: Any, parts: Callable[[Any], Iterable[Any] | None]) -> Iterator[Any]:
     """Yields a value, its parts, and their parts, each once."""
-    found = [value]
+    left = [value]
     seen = {}
-    while found:
-        value = found.pop()
+    while left:
+        value = left.pop()
         if id(value) not in seen:
             seen[id(value)] = value  # keeps temporary objects alive, so that ids stay unique
             yield value
-            found.extend(parts(value) or ())
+            left.extend(parts(value) or ())
 
 
 def _parts(value: Any) -> Iterable[Any] | None:

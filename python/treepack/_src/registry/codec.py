@@ -36,14 +36,14 @@ class Codec(NamedTuple):
         """Makes a value of parts, which may be any value of a hostile file."""
         if type(self.types) is tuple:
             return self.make(*as_parts(self.types, parts))
-        return self.make(parts if self.types is object else one(self.types, parts))
+        return self.make(parts if self.types is object else exactly(self.types, parts))
 
 
 def instance(ty: type) -> Callable[[object], bool]:
     return lambda value: isinstance(value, ty)
 
 
-def one(ty: type, value: Any) -> Any:
+def exactly(ty: type, value: Any) -> Any:
     """Returns a value after checking that its type is exactly `ty`."""
     if type(value) is not ty:
         raise ValueError(f"expected a {ty.__name__}, found a {type(value).__name__}")
@@ -52,7 +52,7 @@ def one(ty: type, value: Any) -> Any:
 
 def as_parts(types_of_parts: tuple[Any, ...], parts: Any) -> Any:
     """Returns a tuple of parts after checking each with a type, a tuple of types, or `object`."""
-    if len(one(tuple, parts)) != len(types_of_parts):
+    if len(exactly(tuple, parts)) != len(types_of_parts):
         raise ValueError(f"expected {len(types_of_parts)} parts, found {len(parts)}")
     for expected, part in zip(types_of_parts, parts, strict=True):
         if expected is object:
@@ -64,13 +64,13 @@ def as_parts(types_of_parts: tuple[Any, ...], parts: Any) -> Any:
 
 def counts(parts: Any) -> tuple[int, ...]:
     """Returns a tuple of counts after checking them."""
-    for part in one(tuple, parts):
+    for part in exactly(tuple, parts):
         if type(part) is not int or not 0 <= part < 2**63:
             raise ValueError(
                 f"expected a count from 0 to 2**63 - 1, found a value of type {type(part).__name__}"
             )
-    found: tuple[int, ...] = parts
-    return found
+    checked: tuple[int, ...] = parts
+    return checked
 
 
 def checked_factory(factory: Any) -> Any:
@@ -89,12 +89,12 @@ def found_in(module: str, name: str) -> Any:
     Raises:
       UnregisteredTypeError: If the module is not imported or lacks the attribute.
     """
-    found = found_at(module, name)
-    if found is None:
+    value = found_at(module, name)
+    if value is None:
         raise UnregisteredTypeError(
             f"cannot find {module}.{name}: import {module}, in a version that has it", name
         )
-    return found
+    return value
 
 
 def codec(name: str, fits: Any, encode: Any, types: Any, make: Callable[..., Any]) -> Codec:
@@ -136,7 +136,7 @@ def of_class(
     def fits(value: object) -> bool:
         return type(value) is getattr(imported(module), attribute, None)
 
-    def made(*parts: Any) -> Any:
+    def rebuild(*parts: Any) -> Any:
         return make(found_in(module, attribute), *parts)
 
-    return codec(name or path, fits, encode, types, made)
+    return codec(name or path, fits, encode, types, rebuild)

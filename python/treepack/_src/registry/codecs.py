@@ -41,11 +41,11 @@ from treepack._src.registry.codec import (
     as_parts,
     codec,
     counts,
+    exactly,
     found_in,
     instance,
     of_class,
     of_value,
-    one,
 )
 from treepack._src.registry.holes import Hole
 from treepack._src.registry.inert import checked_keys, is_member
@@ -63,16 +63,16 @@ def encode(value: Any) -> tuple[str, Any] | None:
     Raises:
       TypeError: If its codec cannot encode it.
     """
-    found = _BY_TYPE.get(type(value))
-    if found is None:
-        found = next((codec for codec in _BY_PREDICATE if codec.fits(value)), None)
-    return None if found is None else (found.name, found.encode(value))
+    codec = _BY_TYPE.get(type(value))
+    if codec is None:
+        codec = next((codec for codec in _BY_PREDICATE if codec.fits(value)), None)
+    return None if codec is None else (codec.name, codec.encode(value))
 
 
 def decoder(name: str) -> Callable[[Any], Any] | None:
     """Returns the function that decodes values with this name, or `None`."""
-    found = _BY_NAME.get(name)
-    return None if found is None else found.decode
+    codec = _BY_NAME.get(name)
+    return None if codec is None else codec.decode
 
 
 def _treedef_parts(treedef: Any) -> Any:
@@ -96,8 +96,8 @@ def _treedef(parts: Any) -> Any:
         return structure(0)
     name, auxdata, children = as_parts((str, object, list), parts)
     # JAX reads out of bounds if there are too few children or auxdata.
-    found = TYPES.by_name(name) or of_library(name)
-    ty = _TREEDEF_TYPES.get(name) or getattr(found, "ty", None)
+    entry = TYPES.by_name(name) or of_library(name)
+    ty = _TREEDEF_TYPES.get(name) or getattr(entry, "ty", None)
     if ty is None:
         library = library_of(name)
         is_here = library is None or imported(library)
@@ -109,8 +109,8 @@ def _treedef(parts: Any) -> Any:
         fits = type(auxdata) is list and len(auxdata) == len(children) == len(_set(auxdata))
     elif is_namedtuple(ty) and is_plain_namedtuple(ty):
         fits = len(children) == len(getattr(ty, "_fields", ()))
-    elif found is not None and found.fields is not None and found.checked:
-        data, meta = found.fields
+    elif entry is not None and entry.fields is not None and entry.checked:
+        data, meta = entry.fields
         static = type(auxdata) is tuple and len(auxdata) == len(meta)
         fits = len(data) == len(children) and (not meta or static)
     else:
@@ -119,8 +119,8 @@ def _treedef(parts: Any) -> Any:
         raise ValueError(f"invalid children or static data for a node of the type {name}")
     if ty is type(None):
         return structure(None)
-    if found is not None:
-        found.check(auxdata)  # unflattening the treedef rebuilds nodes from it
+    if entry is not None:
+        entry.check(auxdata)  # unflattening the treedef rebuilds nodes from it
     return treedef_with(ty, auxdata, [_treedef(child) for child in children])
 
 
@@ -176,7 +176,7 @@ def _named_sharding(ty: Any, parts: tuple[Any, ...]) -> Any:
         raise ValueError(f"invalid mesh sizes {sizes}")
     if not len({*names}) == len(names) == len(sizes) <= MOST_DIMENSIONS:
         raise ValueError(f"a mesh must have one size per axis, found {sizes} for {names}")
-    axis_types = tuple(jax.sharding.AxisType[one(str, ty)] for part in more for ty in part)
+    axis_types = tuple(jax.sharding.AxisType[exactly(str, ty)] for part in more for ty in part)
     if len(axis_types) not in (0, len(names)):
         raise ValueError(f"a mesh must have one type per axis, found {axis_types} for {names}")
     options = {"axis_types": axis_types} if axis_types else {}
@@ -194,10 +194,10 @@ def _is_jax_array(value: Any) -> bool:
 
 def _jax_array(*parts: Any) -> Any:
     saved = array_of(*parts)
-    made = found_in("jax", "device_put")(saved)  # `asarray` compiles a copy for each shape
-    if made.dtype != saved.dtype:
-        raise ValueError(f"JAX would convert {saved.dtype} to {made.dtype}: set jax_enable_x64")
-    return made
+    array = found_in("jax", "device_put")(saved)  # `asarray` compiles a copy for each shape
+    if array.dtype != saved.dtype:
+        raise ValueError(f"JAX would convert {saved.dtype} to {array.dtype}: set jax_enable_x64")
+    return array
 
 
 def _struct_parts(struct: Any) -> tuple[Any, ...]:

@@ -36,7 +36,7 @@ class Auxdata(NamedTuple):
     by_code: bool = False
 
 
-AUXDATA: Names[Auxdata] = Names("auxdata", lambda found: found._replace(decode=reads_nothing))
+AUXDATA: Names[Auxdata] = Names("auxdata", lambda entry: entry._replace(decode=reads_nothing))
 
 FUNCTIONS: Names[Any] = Names("function", lambda _: None)
 

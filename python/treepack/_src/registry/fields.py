@@ -20,10 +20,12 @@ class Fields(NamedTuple):
     @classmethod
     def marked(cls, fields: Iterable[dataclasses.Field[Any]]) -> Fields:
         """Splits fields of a dataclass by their marks for JAX."""
-        found = cls([], [])
+        by_mark = cls([], [])
         for field in fields:
-            (found.meta if field.metadata.get("static", False) else found.data).append(field.name)
-        return found
+            (by_mark.meta if field.metadata.get("static", False) else by_mark.data).append(
+                field.name
+            )
+        return by_mark
 
     @classmethod
     def of(cls, nodetype: type) -> Fields | None:
@@ -59,8 +61,8 @@ class Fields(NamedTuple):
         meta = [name_of.get(id(value)) for value in static]
         if not children and not meta:
             return None
-        found = [name for name in meta if name is not None]
-        return cls(list(children), found) if len(found) == len(meta) else None
+        known = [name for name in meta if name is not None]
+        return cls(list(children), known) if len(known) == len(meta) else None
 
     def make(self, ty: type, auxdata: Any, children: Sequence[Any]) -> Any:
         """Creates a node without calling its `__init__`, which might reject placeholders."""

@@ -62,18 +62,18 @@ class FixedFields(NamedTuple):
 def fixed_fields(node: Any) -> FixedFields | None:
     """Returns the attributes that all nodes of a node's type have; `None` if they differ."""
     kind = kind_of(node)
-    found = None if kind is None else _of_kind(kind, node)
-    if kind is None or found is None:
+    fields = None if kind is None else _of_kind(kind, node)
+    if kind is None or fields is None:
         return None
 
     def make(target: Any, new: list[Any]) -> Any:
-        return kind.make(target, dict(zip(found.names, new, strict=True)))
+        return kind.make(target, dict(zip(fields.names, new, strict=True)))
 
-    known = TYPES.entry_of(type(node)) or unregistered(type(node), kind)
-    if known is not None:
-        fits = not known.checked or known.fields == (found.names, found.static)
-        known = known if fits and known.writes_auxdata and found.static is not None else None
-    return found._replace(make=found.make or make, pytree=kind is PYTREE, type=known)
+    entry = TYPES.entry_of(type(node)) or unregistered(type(node), kind)
+    if entry is not None:
+        fits = not entry.checked or entry.fields == (fields.names, fields.static)
+        entry = entry if fits and entry.writes_auxdata and fields.static is not None else None
+    return fields._replace(make=fields.make or make, pytree=kind is PYTREE, type=entry)
 
 
 def _of_kind(kind: NodeKind, node: Any) -> FixedFields | None:
@@ -86,14 +86,14 @@ def _of_kind(kind: NodeKind, node: Any) -> FixedFields | None:
         return FixedFields(data_fields(node))
     if kind is STRUCT:
         names = struct_fields(node)
-        known = _of_pytree(node)
-        if known is None or known.static is None or known.names != names:
+        fields = _of_pytree(node)
+        if fields is None or fields.static is None or fields.names != names:
             return FixedFields(names)
         # Like `replace`, in fewer steps. A struct may override `replace`, and `__init__` may take
         # parameters that are not fields.
         has_only_fields = len(ty.__dataclass_fields__) == len(dataclasses.fields(ty))
         by_fields = has_only_fields and handlers.is_from(node.replace, "flax.struct")
-        return FixedFields(names, known.static, known.make if by_fields else None)
+        return FixedFields(names, fields.static, fields.make if by_fields else None)
     return _of_pytree(node) if kind is PYTREE else None
 
 
@@ -102,12 +102,12 @@ def _has_elements_as_fields(ty: Any) -> bool:
     marks = [object() for _ in ty._fields]
     node: Any = tuple.__new__(ty, marks)
     try:
-        found = [getattr(node, name) for name in ty._fields]
+        elements = [getattr(node, name) for name in ty._fields]
     except Exception:  # code of the program may raise anything
         return False
     finally:
         _jax.retire(node)
-    same = all(map(operator.is_, found, marks))
+    same = all(map(operator.is_, elements, marks))
     return same and ty.__getattribute__ is tuple.__getattribute__
 
 
@@ -122,17 +122,17 @@ def _of_pytree(node: Any) -> FixedFields | None:
         return _known[ty]
     functions = _jax.node_functions(ty)
     if functions is None or is_namedtuple(ty):
-        found = None
+        fields = None
     elif equinox.is_module(node):
-        found = _of_module(node, *functions)
-        if found is None:
+        fields = _of_module(node, *functions)
+        if fields is None:
             return None  # other nodes of its type may be complete
     elif _jax.is_by_dataclass(functions[0]):
-        found = _of_dataclass(ty)
+        fields = _of_dataclass(ty)
     else:
-        found = None
-    _known[ty] = found
-    return found
+        fields = None
+    _known[ty] = fields
+    return fields
 
 
 def _of_dataclass(ty: type) -> FixedFields | None:
@@ -161,8 +161,8 @@ def _of_module(module: Any, flatten: Any, unflatten: Any) -> FixedFields | None:
         *head,
         *(attributes[name] for name in rest),
     ]
-    found = [*children, *auxdata]
-    if len(found) != len(expected) or any(a is not b for a, b in zip(found, expected, strict=True)):
+    parts = [*children, *auxdata]
+    if len(parts) != len(expected) or any(a is not b for a, b in zip(parts, expected, strict=True)):
         return None
 
     def make(target: Any, new: list[Any]) -> Any:

@@ -51,7 +51,7 @@ def _check_has_no_arrays(value: Any) -> None:
     """Raises a TypeError if code holds arrays, which would be lost with it."""
     if holds_arrays(value):
         raise TypeError(
-            f"{_described(value)} holds arrays, which would be lost if it were left out as code: "
+            f"{_text_of(value)} holds arrays, which would be lost if it were left out as code: "
             "make them leaves of the tree, such as arguments of a jax.tree_util.Partial, or "
             "replace it with None"
         )
@@ -62,7 +62,7 @@ def _check_has_no_data(value: Any, left_out: LeftOut) -> None:
     _check_has_no_arrays(value)
     if left_out.static != "skip" and not is_code(value):
         raise TypeError(
-            f"{_described(value)} has data, which would be lost if it were left out as code: make "
+            f"{_text_of(value)} has data, which would be lost if it were left out as code: make "
             f"them leaves of the tree, such as arguments of a jax.tree_util.Partial{OR_SKIP}"
         )
 
@@ -76,10 +76,10 @@ def with_holes(values: dict[str, Any], left_out: LeftOut, where: str = "") -> di
 
 def storable(values: dict[str, Any], left_out: LeftOut, where: str = "") -> dict[str, Any]:
     """Returns values with placeholders; raises a TypeError for one that cannot be stored."""
-    found = with_holes(values, left_out, where)
-    for field, value in found.items():
+    held = with_holes(values, left_out, where)
+    for field, value in held.items():
         check_field(field, value, where)
-    return found
+    return held
 
 
 def in_place_of(field: str, code: Any, left_out: LeftOut) -> Hole:
@@ -89,7 +89,7 @@ def in_place_of(field: str, code: Any, left_out: LeftOut) -> Hole:
       TypeError: If code must not be left out, or has data.
     """
     if left_out.static == "error":
-        raise TypeError(f"the field {field!r}: cannot save {_described(code)}{OR_SKIP}")
+        raise TypeError(f"the field {field!r}: cannot save {_text_of(code)}{OR_SKIP}")
     _check_has_no_data(code, left_out)
     return _hole(code, [field])
 
@@ -151,7 +151,7 @@ def _with_holes(value: Any, path: list[str], left_out: LeftOut, where: str) -> A
 
 
 def _hole(value: Any, path: list[str]) -> Hole:
-    return Hole(_text(path), _described(value))
+    return Hole(_text(path), _text_of(value))
 
 
 def _text(path: list[str]) -> str:
@@ -213,7 +213,7 @@ def _labels(auxdata: Any, fields: Sequence[str] | None, nodetype: type | None) -
     return _Labels(fields, nested=False)
 
 
-def _described(value: Any) -> str:
+def _text_of(value: Any) -> str:
     """Describes a value, with the same text in each run of a program."""
     try:
         text = " ".join(re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value)).split())

@@ -200,10 +200,10 @@ class _Marked(NamedTuple):
 
     def merge(self, names: list[str], children: list[Any]) -> tuple[Any, list[str], list[Any]]:
         """Returns the static data, and the names and values of all children."""
-        found = dict(zip(names, children, strict=True)) | (self.functions or {})
-        if found.keys() != set(self.names):
-            raise ValueError(f"expected the children {self.names}, found {list(found)}")
-        return self.static, self.names, [found[name] for name in self.names]
+        all_children = dict(zip(names, children, strict=True)) | (self.functions or {})
+        if all_children.keys() != set(self.names):
+            raise ValueError(f"expected the children {self.names}, found {list(all_children)}")
+        return self.static, self.names, [all_children[name] for name in self.names]
 
 
 def _marked(data: bytes) -> _Marked | None:
@@ -211,10 +211,10 @@ def _marked(data: bytes) -> _Marked | None:
     if not any(mark.encode() in data for mark in (_VARIABLE, _FUNCTIONS)):  # nearly always
         return None
     match core.decode_value(data):
-        case (mark, bytes(), list()) as found if mark == _VARIABLE:
-            return _Marked(*found[1:])
-        case (mark, bytes(), list(), dict()) as found if mark == _FUNCTIONS:
-            return _Marked(*found[1:])
+        case (mark, bytes(), list()) as parts if mark == _VARIABLE:
+            return _Marked(*parts[1:])
+        case (mark, bytes(), list(), dict()) as parts if mark == _FUNCTIONS:
+            return _Marked(*parts[1:])
     return None
 
 
@@ -230,11 +230,11 @@ def holds_code(data: bytes) -> bool:
     if _HOLE in data:
         return True
     try:
-        found = _marked(data)
-        static = core.decode_value(data if found is None else found.static)
+        marked = _marked(data)
+        static = core.decode_value(data if marked is None else marked.static)
     except TreepackError:
         return True
-    return (found is not None and found.functions is not None) or not is_inert(static)
+    return (marked is not None and marked.functions is not None) or not is_inert(static)
 
 
 def encode_auxdata(

@@ -62,9 +62,9 @@ def find(name: str, fits: Callable[[type], bool] = is_node) -> type | None:
         return None
     path = name[len(library) + 1 :]
     parts = path.split(".")
-    found = _at(library, parts, fits)
-    if found is not None:
-        return found
+    ty = _at(library, parts, fits)
+    if ty is not None:
+        return ty
     # Under another path; if several match, the name is ambiguous.
     modules = map(sys.modules.get, _modules(library, len(sys.modules)).get(parts[-1], ()))
     named = [vars(module).get(parts[-1]) for module in modules if module is not None]
@@ -111,16 +111,16 @@ _MAX_NAME = 500
 def _at(library: str, parts: list[str], fits: Callable[[type], bool]) -> type | None:
     """Looks up a path below a library, without calling a module's `__getattr__`."""
     for count in range(len(parts), 0, -1):
-        found: Any = sys.modules.get(".".join([library, *parts[: count - 1]]))
+        value: Any = sys.modules.get(".".join([library, *parts[: count - 1]]))
         for part in parts[count - 1 :]:
-            found = vars(found).get(part) if isinstance(found, (ModuleType, type)) else None
-        if _typed(library, found, fits) is not None:
-            return found  # type: ignore[no-any-return]
+            value = vars(value).get(part) if isinstance(value, (ModuleType, type)) else None
+        if _typed(library, value, fits) is not None:
+            return value  # type: ignore[no-any-return]
     return None
 
 
-def _typed(library: str, found: Any, fits: Callable[[type], bool]) -> type | None:
+def _typed(library: str, value: Any, fits: Callable[[type], bool]) -> type | None:
     """Returns a value if it is an acceptable type that the library defines."""
-    if not isinstance(found, type) or library_of_type(found) != library:
+    if not isinstance(value, type) or library_of_type(value) != library:
         return None
-    return found if fits(found) else None
+    return value if fits(value) else None

@@ -89,14 +89,14 @@ class Lookups:
         """
         name, fields, version = self._types[number]
         try:
-            found = by_name(name) or self._type_in_static(name)
-            if found is None:
+            entry = by_name(name) or self._type_in_static(name)
+            if entry is None:
                 raise _unknown({name: fields is not None})
-            self._checks[found.ty] = found.check
-            is_same = found.fields == fields and found.version == version
-            if is_same and (found.checked or not (found.split or TYPES.by_name(name) is found)):
-                return found
-            return evolved(found, None if fields is None else Fields(*fields), version)
+            self._checks[entry.ty] = entry.check
+            is_same = entry.fields == fields and entry.version == version
+            if is_same and (entry.checked or not (entry.split or TYPES.by_name(name) is entry)):
+                return entry
+            return evolved(entry, None if fields is None else Fields(*fields), version)
         except UnregisteredTypeError:
             if self._unknown_as_dict:
                 return None
@@ -115,13 +115,13 @@ class Lookups:
         if self._types_in_static is None:
             self._types_in_static = {}
             _collect_types(self.static, self._types_in_static, {})
-        found = self._types_in_static.get(name, [])
-        if len(found) > 1:
+        entries = self._types_in_static.get(name, [])
+        if len(entries) > 1:
             raise UnregisteredTypeError(
-                f"{len(found)} types in static= have the name {name!r}: pass the tree as target",
+                f"{len(entries)} types in static= have the name {name!r}: pass the tree as target",
                 name,
             )
-        return found[0] if found else None
+        return entries[0] if entries else None
 
     def below(self, node: Any, parts: Sequence[str]) -> tuple[Any] | None:
         """Returns the node at a path below another one, in a 1-tuple; `None` if it is missing."""
@@ -153,7 +153,7 @@ class Lookups:
             the file has combined.
         """
         filling = _Filling(self, path, ty)
-        found = filling.fill(static)
+        filled = filling.fill(static)
         if filling.missing and self._unknown_as_dict:
             raise HoleError(
                 "static data were not saved: pass a target or static= that supplies them"
@@ -161,8 +161,8 @@ class Lookups:
         for hole, inside in filling.missing:
             self._describe(hole, _paths.text([*path, *inside]), ty)
         if not filling.missing and library_of_type(ty) is not None:
-            self._checks[ty](found)
-        return found, not filling.missing
+            self._checks[ty](filled)
+        return filled, not filling.missing
 
     def _describe(self, hole: Hole, place: str, ty: type) -> None:
         """Describes a placeholder without a value."""
@@ -190,7 +190,6 @@ class Lookups:
             self._hints[f"; is {near!r} in static= meant for {path}?"] = None
 
     def hole_error(self) -> HoleError:
-        """Returns the error about all placeholders without values."""
         lines = _joined(self._lines, "; ", self._unfilled)
         values = _joined(self._suggestions, ", ", self._unfilled)
         hints = "".join(itertools.islice(self._hints, _MOST_SHOWN))
@@ -208,11 +207,11 @@ def _collect_types(
     if ty not in seen:
         kind = seen[ty] = kind_of(tree)
         if kind is not None and ty not in BY_JAX and own(ty) is None:
-            found = type_of(ty, kind)
-            if found is not None:
+            entry = type_of(ty, kind)
+            if entry is not None:
                 is_registered = TYPES.name_of(ty) is not None
-                name = library_name(ty) or default_name(ty) if is_registered else found.name
-                types.setdefault(name, []).append(found)
+                name = library_name(ty) or default_name(ty) if is_registered else entry.name
+                types.setdefault(name, []).append(entry)
     kind = seen[ty]
     if kind is None or kind.final:
         return
@@ -292,12 +291,12 @@ class _Filling:
         if type(value) is Hole:
             inside = _paths.parts(value.field) if value.field else []
             parts = self.fill(value.parts)
-            if value.name is not None and (known := known_type(value.name, value.parts, parts)):
-                return known[0]
-            found = self._by_path(value, inside)
-            found = found or self._in_template(value, inside, self.lookups.static, -1)
-            if found is not None:
-                return _like(found[0], value.name, parts)
+            if value.name is not None and (rebuilt := known_type(value.name, value.parts, parts)):
+                return rebuilt[0]
+            match = self._by_path(value, inside)
+            match = match or self._in_template(value, inside, self.lookups.static, -1)
+            if match is not None:
+                return _like(match[0], value.name, parts)
             self.missing.append((value, inside))
             return value
         if isinstance(value, tuple):
@@ -317,13 +316,13 @@ class _Filling:
                 continue
             value = values[whole[:count]]
             if count > len(self.parts):
-                found = _inside(value, inside[count - len(self.parts) :])
+                match = _inside(value, inside[count - len(self.parts) :])
             else:
-                found = self._in_template(hole, inside, value, count)
-                if found is None and count == len(whole) and hole.field == "":
-                    found = (value,)  # all static data of a node, or a leaf
-            if found is not None:
-                return found
+                match = self._in_template(hole, inside, value, count)
+                if match is None and count == len(whole) and hole.field == "":
+                    match = (value,)  # all static data of a node, or a leaf
+            if match is not None:
+                return match
         return None
 
     def _in_template(
@@ -339,10 +338,10 @@ class _Filling:
         """
         if count not in self._templates:
             self._templates[count] = self._node_in(template, max(count, 0))
-        found = self._templates[count]
-        if found is None:
+        pair = self._templates[count]
+        if pair is None:
             return None
-        node, static = found
+        node, static = pair
         if self.ty is Code:
             return (node,) if kind_of(node) is None or is_code(node) else None
         if hole.field is None:
@@ -364,11 +363,11 @@ class _Filling:
         return node, {} if described is None else described.static_of(node)
 
 
-def _like(found: Any, name: str | None, parts: Any) -> Any:
-    """Returns the value found; rebuilds it from saved parts if they have the same type."""
-    ty = type(found)
+def _like(value: Any, name: str | None, parts: Any) -> Any:
+    """Returns the value; rebuilds it from saved parts if they have the same type."""
+    ty = type(value)
     if default_name(ty) != name or not is_definition(ty):
-        return found
+        return value
     try:
         return made_of(ty, parts)
     except Exception as error:  # another definition of the type may raise anything
@@ -382,8 +381,8 @@ def _inside(value: Any, parts: Sequence[str]) -> tuple[Any] | None:
     attribute of an object of the program.
     """
     for part in parts:
-        found = part_of(value, part)
-        if found is None:
+        child = part_of(value, part)
+        if child is None:
             return None
-        (value,) = found
+        (value,) = child
     return (value,)

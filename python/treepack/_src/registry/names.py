@@ -125,7 +125,6 @@ class Names(Generic[T]):
         registering.watch(self)
 
     def copy(self) -> tuple[dict[Any, Any], ...]:
-        """Copies all tables, for `put_back`."""
         return self._by_name.copy(), self._aliases.copy(), self._names.copy()
 
     def put_back(self, before: tuple[dict[Any, Any], ...]) -> None:
@@ -144,21 +143,21 @@ class Names(Generic[T]):
         for claimed in (name, *aliases):
             if not isinstance(claimed, str) or not claimed:
                 raise ValueError(f"a {self._sort} name must be a non-empty string, got {claimed!r}")
-        known = self.name_of(thing)
-        if known is not None and known != name:
+        current = self.name_of(thing)
+        if current is not None and current != name:
             raise ValueError(
-                f"{_label(thing)} is already registered as {self._sort} with the name {known!r}: "
+                f"{_label(thing)} is already registered as {self._sort} with the name {current!r}: "
                 f"it cannot also have the name {name!r}"
             )
         for claimed in (name, *aliases):
-            found = self._by_name.get(self._aliases.get(claimed, claimed))
-            if found is not None and not _replaces(found.thing, thing):
+            owner = self._by_name.get(self._aliases.get(claimed, claimed))
+            if owner is not None and not _replaces(owner.thing, thing):
                 cure = f"choose another name for {_label(thing)}"
                 if claimed != name:
                     cure = "an alias is the name of a type that is gone: restart without that type"
                 raise ValueError(
                     f"the {self._sort} name {claimed!r} is already registered for "
-                    f"{_label(found.thing)}: {cure}"
+                    f"{_label(owner.thing)}: {cure}"
                 )
 
     def add(self, thing: Any, name: str, entry: T, aliases: Iterable[str] = ()) -> None:
@@ -181,45 +180,41 @@ class Names(Generic[T]):
         """Chooses the name of an object: the given name, its registered name, or a default."""
         if given is not None:
             return given
-        known = self.name_of(thing)
-        if known is None:
-            known = default_name(thing)
+        name = self.name_of(thing)
+        if name is None:
+            name = default_name(thing)
             if is_unstable(thing):
-                warn(unstable_text(known, "pass serialized_name="))
-        return known
+                warn(unstable_text(name, "pass serialized_name="))
+        return name
 
     def name_of(self, thing: Any) -> str | None:
-        """Returns the name of an object, or `None`."""
         return (self.named(thing) or (None,))[0]
 
     def entry_of(self, thing: Any) -> T | None:
-        """Returns the entry of an object, or `None`."""
         return (self.named(thing) or (None, None))[1]
 
     def named(self, thing: Any) -> tuple[str, T] | None:
-        """Returns the name and the entry of an object, or `None`."""
         name = self._names.get(id(thing))
         if name is None:
             return None
-        found = self._by_name.get(name)  # another thread may have removed or reassigned it
-        return None if found is None or found.thing is not thing else (name, found.entry)
+        row = self._by_name.get(name)  # another thread may have removed or reassigned it
+        return None if row is None or row.thing is not thing else (name, row.entry)
 
     def by_name(self, name: str) -> T | None:
         """Returns the entry for a name or an alias, or `None`."""
-        found = self._by_name.get(self._aliases.get(name, name))
-        return None if found is None else found.entry
+        row = self._by_name.get(self._aliases.get(name, name))
+        return None if row is None else row.entry
 
     def older(self, thing: Any) -> tuple[str, T] | None:
         """Returns the name that an object lost to a newer definition, and an entry that writes it.
 
         It is written as before, and read as the newer definition.
         """
-        found = self._older.get(id(thing))
-        return None if found is None or found[0]() is not thing else found[1:]
+        row = self._older.get(id(thing))
+        return None if row is None or row[0]() is not thing else row[1:]
 
     def things(self) -> dict[str, Any]:
-        """Returns all objects by name."""
-        return {name: found.thing for name, found in self._by_name.copy().items()}
+        return {name: row.thing for name, row in self._by_name.copy().items()}
 
 
 def function_name(function: Any) -> str | None:
@@ -291,12 +286,12 @@ def _replaces(old: Any, new: Any) -> bool:
 
 def _held(module: str, qualname: str) -> Any:
     """Looks up a qualified name in a module, without calling the module's `__getattr__`."""
-    found: Any = vars(sys.modules[module]) if module in sys.modules else {}
+    value: Any = vars(sys.modules[module]) if module in sys.modules else {}
     first, *rest = qualname.split(".")
-    found = found.get(first)
+    value = value.get(first)
     for part in rest:
-        found = getattr(found, part, None)
-    return found
+        value = getattr(value, part, None)
+    return value
 
 
 def _is_running(module: str) -> bool:

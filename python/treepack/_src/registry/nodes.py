@@ -19,7 +19,7 @@ from treepack._src.pytree.state_dict import leaves_of, to_state_dict
 from treepack._src.registry import holes as _holes
 from treepack._src.registry import static as _static
 from treepack._src.registry.code import is_code
-from treepack._src.registry.codec import as_parts, checked_factory, one
+from treepack._src.registry.codec import as_parts, checked_factory, exactly
 from treepack._src.registry.fields import Fields
 from treepack._src.registry.inert import checked_keys
 from treepack._src.registry.names import default_name
@@ -62,28 +62,28 @@ def flatten_node(
     """
     ty = type(node)
     left_out.meet(node)
-    found = TYPES.entry_of(ty) or own(ty)
+    entry = TYPES.entry_of(ty) or own(ty)
     handled = handlers.find(ty) is not None
-    kind = kind_of(node) if handled or found is None else None
-    if found is None:
+    kind = kind_of(node) if handled or entry is None else None
+    if entry is None:
         if _jax.is_array(node):
             return None
         if kind is None or flax.is_graph_definition(node):
             return _CODE, None, 0, _code_left_out(node, left_out), {}, False
-        found = unregistered(ty, kind)
-        if found is None:
+        entry = unregistered(ty, kind)
+        if entry is None:
             return _UNNAMED, None, 0, *_flatten_unnamed(node, kind), kind.final
-    data, children = found.flatten(node, left_out)
+    data, children = entry.flatten(node, left_out)
     if kind is not None and kind.final:
         # Like `to_bytes`, so that the same template restores both.
         state = kind.children(node)
         if type(state) is not dict or state.keys() != children.keys() or _has_lists(state):
             named = _named_by_handler(state, children)
             # Checked children have JAX's names.
-            if named is not None and not (found.checked or equinox.is_module(node)):
-                return found.name, found.fields, found.version, data, named, False
+            if named is not None and not (entry.checked or equinox.is_module(node)):
+                return entry.name, entry.fields, entry.version, data, named, False
             return _UNNAMED, None, 0, *_flatten_unnamed(node, kind), True
-    return found.name, found.fields, found.version, data, children, False
+    return entry.name, entry.fields, entry.version, data, children, False
 
 
 def _named_by_handler(state: Any, children: dict[str, Any]) -> dict[str, Any] | None:
@@ -102,10 +102,10 @@ def _is_state_of(state: Any, child: Any) -> bool:
     if kind_of(child) is None or type(state) is not dict:
         return False
     expanded = to_state_dict(child)
-    found, expected = list(leaves_of(state, ())), list(leaves_of(expanded, ()))
-    return len(found) == len(expected) and all(
+    paths, expected = list(leaves_of(state, ())), list(leaves_of(expanded, ()))
+    return len(paths) == len(expected) and all(
         path == other and leaf is same
-        for (path, leaf), (other, same) in zip(found, expected, strict=True)
+        for (path, leaf), (other, same) in zip(paths, expected, strict=True)
     )
 
 
@@ -136,8 +136,8 @@ def is_named(ty: type, name: str) -> bool:
         return flax.is_graph_definition_type(ty)  # other code is not a container
     if name == _UNNAMED:
         return ty not in BY_JAX  # the type is unknown
-    found = by_name(name)
-    return found.ty is ty if found is not None else name == default_name(ty)
+    entry = by_name(name)
+    return entry.ty is ty if entry is not None else name == default_name(ty)
 
 
 def by_name(name: str) -> NodeType | None:
@@ -215,12 +215,12 @@ def _decode_pruned(data: bytes) -> Any:
 def _unflatten_pruned(static: Any, names: list[str], children: list[Any]) -> Any:
     kind, keys, functions = static
     core.check_hashes(keys)
-    found = functions | dict(zip(names, children, strict=True))
+    values = functions | dict(zip(names, children, strict=True))
     if kind not in _PRUNED or [str(key) for key in keys] != [
-        name for name in map(str, keys) if name in found
+        name for name in map(str, keys) if name in values
     ]:
         raise ValueError("expected a container with functions")
-    return joined(_PRUNED[kind], keys, [found[str(key)] for key in keys])
+    return joined(_PRUNED[kind], keys, [values[str(key)] for key in keys])
 
 
 _PRUNED: dict[str, type] = {"list": list, "tuple": tuple, "dict": dict}
@@ -241,7 +241,7 @@ def _flatten_unnamed(node: Any, kind: NodeKind) -> tuple[bytes, dict[str, Any]]:
 
 def _decode_hole(data: bytes) -> Any:
     """Decodes the static data of a node that only the program can supply."""
-    hole = one(_holes.Hole, core.decode_value(data))
+    hole = exactly(_holes.Hole, core.decode_value(data))
     if hole.name is not None:
         raise ValueError("expected a placeholder without parts")
     return hole
@@ -315,7 +315,7 @@ def _own_by_name(name: str) -> type | None:
     module, _, attribute = name.rpartition(".")
     if attribute in _ELSEWHERE and _ELSEWHERE[attribute][0] == module:
         return found_at(module, attribute)  # type: ignore[no-any-return]
-    return next((ty for ty, found in _own.copy().items() if found.name == name), None)
+    return next((ty for ty, entry in _own.copy().items() if entry.name == name), None)
 
 
 def own(ty: Any) -> NodeType | None:

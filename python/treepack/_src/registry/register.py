@@ -14,7 +14,7 @@ from treepack._src.pytree.kinds import is_plain_namedtuple
 from treepack._src.registry import jax_export as _jax_export
 from treepack._src.registry import nodes as _nodes
 from treepack._src.registry import static as _static
-from treepack._src.registry.codec import one
+from treepack._src.registry.codec import exactly
 from treepack._src.registry.fields import Fields
 from treepack._src.registry.inert import decode_given
 from treepack._src.registry.jax_nodes import encode_auxdata, jax_node_type, plain_type
@@ -323,7 +323,7 @@ def register_namedtuple(
 
 def _decode_bytes(decode: Callable[[bytes], Any], data: bytes) -> Any:
     """Decodes auxdata that a function of the program encoded as bytes."""
-    return decode(one(bytes, core.decode_value(data)))
+    return decode(exactly(bytes, core.decode_value(data)))
 
 
 def _check_is_type(nodetype: Any) -> None:
@@ -355,16 +355,16 @@ def _check_dropped(nodetype: type, dropped: Sequence[str]) -> None:
 
 def _adopted(nodetype: type, given: Fields | None, dropped: Sequence[str]) -> Fields | None:
     """Returns the fields of a type that JAX knows; raises if other fields are given."""
-    found = Fields.of(nodetype)
-    known = TYPES.entry_of(nodetype)
-    if found is None and known is not None and known.checked:
-        found = known.fields
-    if (given is not None and given != found) or (
-        found is not None and {*dropped} & {*found.data, *found.meta}
+    current = Fields.of(nodetype)
+    entry = TYPES.entry_of(nodetype)
+    if current is None and entry is not None and entry.checked:
+        current = entry.fields
+    if (given is not None and given != current) or (
+        current is not None and {*dropped} & {*current.data, *current.meta}
     ):
-        fields = "unknown fields" if found is None else fields_text(found)
+        fields = "unknown fields" if current is None else fields_text(current)
         raise ValueError(
             f"{default_name(nodetype)} is already registered with JAX with {fields}: pass the "
             "same fields, or leave out data_fields, meta_fields and drop_fields"
         )
-    return found
+    return current

@@ -149,8 +149,8 @@ def register_fields(ty: Any, name: str, aliases: Sequence[str] = ()) -> None:
 
     Its fields are stored by name.
     """
-    known = AUXDATA.entry_of(ty)
-    if known is not None and known.by_program:
+    entry = AUXDATA.entry_of(ty)
+    if entry is not None and entry.by_program:
         return
     try:
         AUXDATA.check(ty, name, aliases)

@@ -86,8 +86,8 @@ class NodeType(NamedTuple):
         return self.checked or self.split is not None
 
 
-def _writing(found: NodeType) -> NodeType:
-    return found._replace(ty=object, unflatten=reads_nothing, unflatten_abstract=reads_nothing)
+def _writing(entry: NodeType) -> NodeType:
+    return entry._replace(ty=object, unflatten=reads_nothing, unflatten_abstract=reads_nothing)
 
 
 TYPES: Names[NodeType] = Names("node type", _writing)
@@ -109,7 +109,6 @@ def registered_types() -> dict[str, type]:
 
 
 def check_children(expected: list[str], names: list[str]) -> None:
-    """Raises unless a node has the children of its type."""
     if names != expected:
         raise ValueError(f"expected the children {expected}, found {names}")
 
@@ -124,98 +123,98 @@ def check_static(expected: list[str], static: Any) -> None:
 
 def upgrades(name: str, version: int) -> bool:
     """Returns whether loading upgrades nodes that were saved in a version of their type."""
-    found = TYPES.by_name(name)
-    return found is not None and found.upgrade is not None and version < found.version
+    entry = TYPES.by_name(name)
+    return entry is not None and entry.upgrade is not None and version < entry.version
 
 
-def evolved(found: NodeType, saved: Fields | None, version: int) -> NodeType:
+def evolved(entry: NodeType, saved: Fields | None, version: int) -> NodeType:
     """Returns a type that rebuilds nodes which were saved with other fields.
 
     Raises:
       UnregisteredTypeError: If the saved fields cannot be converted.
     """
-    if version != found.version:
-        if found.upgrade is None or version > found.version:
+    if version != entry.version:
+        if entry.upgrade is None or version > entry.version:
             raise _refusal(
-                found,
-                f"was saved in version {version}, and is registered in version {found.version}"
-                + ("" if found.upgrade else ", without upgrade="),
+                entry,
+                f"was saved in version {version}, and is registered in version {entry.version}"
+                + ("" if entry.upgrade else ", without upgrade="),
             )
-    elif saved is not None and found.fields is not None:
-        _check_fields(found, saved, found.fields)
-    elif saved != found.fields:
+    elif saved is not None and entry.fields is not None:
+        _check_fields(entry, saved, entry.fields)
+    elif saved != entry.fields:
         raise _refusal(
-            found, f"was saved with {fields_text(saved)}, and now has {fields_text(found.fields)}"
+            entry, f"was saved with {fields_text(saved)}, and now has {fields_text(entry.fields)}"
         )
-    convert = _converter(found, saved, version, found.upgrade)
-    abstractly = None if found.upgrade is None else _on_structs(found.upgrade)
-    convert_abstract = _converter(found, saved, version, abstractly)
+    convert = _converter(entry, saved, version, entry.upgrade)
+    abstractly = None if entry.upgrade is None else _on_structs(entry.upgrade)
+    convert_abstract = _converter(entry, saved, version, abstractly)
 
     def unflatten(static: Any, names: list[str], children: list[Any]) -> Any:
-        node = found.unflatten(*convert(static, names, children))
-        if version == found.version and not found.by_field and handlers.find(found.ty) is None:
-            _check_made(node, found, names, None if saved == found.fields else children)
+        node = entry.unflatten(*convert(static, names, children))
+        if version == entry.version and not entry.by_field and handlers.find(entry.ty) is None:
+            _check_made(node, entry, names, None if saved == entry.fields else children)
         return node
 
-    return found._replace(
+    return entry._replace(
         unflatten=unflatten,
-        unflatten_abstract=lambda *parts: found.unflatten_abstract(*convert_abstract(*parts)),
+        unflatten_abstract=lambda *parts: entry.unflatten_abstract(*convert_abstract(*parts)),
         order=None,
     )
 
 
-def _check_made(node: Any, found: NodeType, names: list[str], children: list[Any] | None) -> None:
+def _check_made(node: Any, entry: NodeType, names: list[str], children: list[Any] | None) -> None:
     """Raises unless code of the type, which gets the children in order, kept their names.
 
     If the type is unchanged, `children` is `None`, since its code may convert them: only names are
     compared then.
     """
-    made, _ = flatten(node)
+    rebuilt, _ = flatten(node)
     if children is None:
-        same = list(made) == names
+        same = list(rebuilt) == names
     else:
-        same = all(made.get(name) is child for name, child in zip(names, children, strict=True))
+        same = all(rebuilt.get(name) is child for name, child in zip(names, children, strict=True))
     if not same:
-        reason = f"was saved with the children {names}, and now has the children {list(made)}"
-        raise _refusal(found, reason)
+        reason = f"was saved with the children {names}, and now has the children {list(rebuilt)}"
+        raise _refusal(entry, reason)
 
 
 def _converter(
-    found: NodeType, saved: Fields | None, version: int, upgrade: Upgrade | None
+    entry: NodeType, saved: Fields | None, version: int, upgrade: Upgrade | None
 ) -> Callable[[Any, list[str], list[Any]], Parts]:
     """Returns a function that converts the parts of a node to the current version."""
-    upgrade = upgrade if version != found.version else None
+    upgrade = upgrade if version != entry.version else None
 
     def upgraded(static: Any, children: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         if upgrade is None:
             return static, children
-        made = upgrade(static, children, version)
+        pair = upgrade(static, children, version)
         try:
-            static, children = made
+            static, children = pair
             return static, dict(children)
         except (TypeError, ValueError):
-            reason = f"upgrade= must return a pair of static data and children, got {made!r:.100}"
+            reason = f"upgrade= must return a pair of static data and children, got {pair!r:.100}"
             raise TypeError(reason) from None
 
     def convert(static: Any, names: list[str], children: list[Any]) -> Parts:
-        if saved is None or found.fields is None or not found.by_field:
+        if saved is None or entry.fields is None or not entry.by_field:
             # The static data have a form that only the type knows.
             static, values = upgraded(static, dict(zip(names, children, strict=True)))
             return static, list(values), list(values.values())
-        was, now = saved, found.fields
-        if found.split is not None:
-            was, now, (static, names, children) = found.split(was, (static, names, children))
+        was, now = saved, entry.fields
+        if entry.split is not None:
+            was, now, (static, names, children) = entry.split(was, (static, names, children))
         check_static(was.meta, static)
-        if version == found.version:
+        if version == entry.version:
             if was == now:
                 return static, names, children
-            _check_fields(found, was, now)
+            _check_fields(entry, was, now)
         data = dict(zip(was.meta, static, strict=True))
         head = {name: data.pop(name) for name in was.meta if name == ""}
         data, values = upgraded(data, dict(zip(names, children, strict=True)))
         _check_upgraded(now, data, values)
-        values = {name: _value(found, name, values) for name in now.data}
-        data = {name: _value(found, name, data | head) for name in now.meta}
+        values = {name: _value(entry, name, values) for name in now.data}
+        data = {name: _value(entry, name, data | head) for name in now.meta}
         return tuple(data.values()), list(values), list(values.values())
 
     return convert
@@ -232,18 +231,18 @@ def _on_structs(upgrade: Upgrade) -> Upgrade:
 
         structs: list[Any] = []
         map_tree(lambda leaf: structs.append(leaf) if _jax.is_traceable(leaf) else None, children)
-        made: Any = None
+        result: Any = None
         same: dict[int, Any] = {}
 
         def traced(arrays: list[Any]) -> list[Any]:
-            nonlocal made
+            nonlocal result
             left = iter(arrays)
             same.update(zip(map(id, arrays), structs, strict=True))
             given = map_tree(lambda leaf: next(left) if _jax.is_traceable(leaf) else leaf, children)
-            made = upgrade(static, given, version)
+            result = upgrade(static, given, version)
             results: list[Any] = []
             with contextlib.suppress(TypeError, ValueError):  # the caller raises for such a result
-                _, after = made
+                _, after = result
                 map_tree(lambda leaf: results.append(leaf) if _jax.is_array(leaf) else None, after)
             return results
 
@@ -262,9 +261,9 @@ def _on_structs(upgrade: Upgrade) -> Upgrade:
             return struct_type(leaf.shape, leaf.dtype) if is_array else leaf
 
         try:
-            after, values = made
+            after, values = result
         except (TypeError, ValueError):
-            return made
+            return result
         return after, map_tree(struct, values)
 
     return upgraded
@@ -274,8 +273,8 @@ def _check_upgraded(fields: Fields, data: Any, values: dict[str, Any]) -> None:
     """Raises for values that do not belong to a field."""
     if not isinstance(data, dict):
         raise TypeError(f"upgrade= must return static data as a dict by name, got {data!r:.100}")
-    for names, made in zip(fields, (values, data), strict=True):
-        more = made.keys() - set(names)
+    for names, parts in zip(fields, (values, data), strict=True):
+        more = parts.keys() - set(names)
         if more:
             raise ValueError(
                 f"upgrade= returned values for unknown fields {sorted(map(str, more))}: the "
@@ -283,7 +282,7 @@ def _check_upgraded(fields: Fields, data: Any, values: dict[str, Any]) -> None:
             )
 
 
-def _check_fields(found: NodeType, saved: Fields, now: Fields) -> None:
+def _check_fields(entry: NodeType, saved: Fields, now: Fields) -> None:
     """Raises unless nodes with the saved fields can become nodes with the current ones."""
     before, after = (
         dict.fromkeys(fields.data, "child") | dict.fromkeys(fields.meta, "static")
@@ -291,38 +290,37 @@ def _check_fields(found: NodeType, saved: Fields, now: Fields) -> None:
     )
     for name, kind in before.items():
         if name not in after:
-            raise _refusal(found, f"was saved with the field {name!r}, which it no longer has")
+            raise _refusal(entry, f"was saved with the field {name!r}, which it no longer has")
         if after[name] != kind:
             raise _refusal(
-                found,
+                entry,
                 f"was saved with {name!r} as a {kind} field, and now has it as a {after[name]} "
                 "field",
             )
     for name in after:
-        if name not in before and not default_of(found.ty, name):
-            raise _refusal(found, f"was saved without the field {name!r}, which has no default")
+        if name not in before and not default_of(entry.ty, name):
+            raise _refusal(entry, f"was saved without the field {name!r}, which has no default")
 
 
-def _value(found: NodeType, name: str, values: dict[str, Any]) -> Any:
+def _value(entry: NodeType, name: str, values: dict[str, Any]) -> Any:
     if name in values:
         return values[name]
-    default = default_of(found.ty, name)
+    default = default_of(entry.ty, name)
     if not default:
         raise ValueError(f"missing the field {name!r}, which has no default")
     return default[0]()
 
 
-def _refusal(found: NodeType, reason: str) -> UnregisteredTypeError:
+def _refusal(entry: NodeType, reason: str) -> UnregisteredTypeError:
     return UnregisteredTypeError(
-        f"the type {found.name!r} {reason}: register it with version= and upgrade=, load into a "
+        f"the type {entry.name!r} {reason}: register it with version= and upgrade=, load into a "
         'template with load(..., target, missing="target", unexpected="ignore"), or pass '
         'unknown="dict"',
-        found.name,
+        entry.name,
     )
 
 
 def fields_text(fields: Fields | None) -> str:
-    """Describes the fields of a type."""
     if fields is None:
         return "no fixed fields"
     static = f" and the static fields {fields.meta}" if fields.meta else ""

@@ -20,14 +20,12 @@ from treepack._src.registry.names import default_name
 from treepack._src.registry.types import TYPES, NodeType
 
 # Cached types of JAX nodes, which JAX keeps alive as well. Threads may add the same entry at once,
-# here and in `_found`.
+# here and in `_rows`.
 _known: weakref.WeakKeyDictionary[type, NodeType] = weakref.WeakKeyDictionary()
 
 # The names of types, `None` if another type is registered under the name, and their fields; with
 # the number of changes of the registered names for which they are valid.
-_found: weakref.WeakKeyDictionary[type, tuple[int, str | None, Fields]] = (
-    weakref.WeakKeyDictionary()
-)
+_rows: weakref.WeakKeyDictionary[type, tuple[int, str | None, Fields]] = weakref.WeakKeyDictionary()
 
 
 def unregistered(ty: type, kind: NodeKind) -> NodeType | None:
@@ -37,21 +35,21 @@ def unregistered(ty: type, kind: NodeKind) -> NodeType | None:
       The description; `None` if only a template can rebuild such nodes, or if another type is
       registered under the name.
     """
-    found = _found.get(ty)
-    if found is None or found[0] != TYPES.changes:
+    row = _rows.get(ty)
+    if row is None or row[0] != TYPES.changes:
         changes = TYPES.changes  # read before the lookups: another thread may register a type
         older = TYPES.older(ty)
         if older is not None:
             return older[1]
         name = library_name(ty) or default_name(ty)
         is_taken = TYPES.by_name(name) is not None
-        found = _found[ty] = changes, None if is_taken else name, _fields(ty)
-    _, known, fields = found
-    if known is None:
+        row = _rows[ty] = changes, None if is_taken else name, _fields(ty)
+    _, free_name, fields = row
+    if free_name is None:
         return None
     if kind is NAMEDTUPLE or kind is DATACLASS:  # a dataclass may be registered with JAX later
-        return plain_type(ty, known, fields)
-    return _described(ty, known) if is_node_type(ty) else None
+        return plain_type(ty, free_name, fields)
+    return _jax_type(ty, free_name) if is_node_type(ty) else None
 
 
 def _fields(ty: Any) -> Fields:
@@ -59,8 +57,7 @@ def _fields(ty: Any) -> Fields:
     return Fields([*ty._fields], []) if is_namedtuple(ty) else Fields.marked(dataclass_fields(ty))
 
 
-def _described(ty: type, name: str) -> NodeType:
-    """Describes a node of JAX."""
+def _jax_type(ty: type, name: str) -> NodeType:
     if ty not in _known:
         _known[ty] = jax_node_type(ty, name, Fields.of(ty))
     return _known[ty]
@@ -71,8 +68,8 @@ def of_library(name: str) -> NodeType | None:
     ty = find(name)
     if ty is None:
         return None
-    if (known := TYPES.entry_of(ty)) is not None:
-        return known
+    if (entry := TYPES.entry_of(ty)) is not None:
+        return entry
     if is_plain_namedtuple(ty):
         return plain_type(ty, name, _fields(ty))
-    return _described(ty, library_name(ty) or default_name(ty))
+    return _jax_type(ty, library_name(ty) or default_name(ty))
