@@ -74,7 +74,6 @@ def check_unique_keys(mapping: Mapping[Any, Any]) -> None:
 
 
 def is_namedtuple(ty: type) -> bool:
-    """Returns whether a type is a namedtuple."""
     return issubclass(ty, tuple) and hasattr(ty, "_fields")
 
 
@@ -90,11 +89,11 @@ def namedtuple_of(ty: Any, values: Iterable[Any]) -> Any:
     make = getattr(ty, "_make", None)
     if make is not None and not is_from(make, "collections") and library_of_type(ty) is None:
         return make(values)
-    made = tuple.__new__(ty, values)
-    if tuple.__len__(made) != len(ty._fields):
+    node = tuple.__new__(ty, values)
+    if tuple.__len__(node) != len(ty._fields):
         fields = f"{len(ty._fields)} fields"
-        raise TypeError(f"{ty.__name__} has {fields}, got {tuple.__len__(made)} values")
-    return made
+        raise TypeError(f"{ty.__name__} has {fields}, got {tuple.__len__(node)} values")
+    return node
 
 
 # dict and its subclasses
@@ -110,13 +109,13 @@ def _make_dict(target: Any, new: dict[str, Any]) -> Any:
     if type(target) is dict:
         return {key: new[str(key)] for key in target}
     # A copy keeps other attributes of a subclass, such as a default factory.
-    made = _copied(target)
+    container = _copied(target)
     # The methods of a subclass may do more than set items (Counter adds on update), or raise.
     ordered = isinstance(target, collections.OrderedDict)
     put: Any = collections.OrderedDict.__setitem__ if ordered else dict.__setitem__
     for key, _ in target.items():
-        put(made, key, new[str(key)])
-    return made
+        put(container, key, new[str(key)])
+    return container
 
 
 def _copied(target: Any) -> Any:
@@ -125,18 +124,18 @@ def _copied(target: Any) -> Any:
         return copy.copy(target)
     except Exception:  # code of the program may raise anything
         ty: Any = type(target)
-        made = ty.__new__(ty)
+        container = ty.__new__(ty)
         if hasattr(target, "__dict__"):
-            made.__dict__.update(target.__dict__)
-        return made
+            container.__dict__.update(target.__dict__)
+        return container
 
 
-def dict_in_words(found: Difference) -> str:
+def dict_in_words(difference: Difference) -> str:
     """Describes the missing keys."""
     return (
         "The target dict keys and state dict keys do not match, target dict"
-        f" contains keys {set(found.expected).difference(found.state.keys())} which are not"
-        f" present in state dict at path {found.path}"
+        f" contains keys {set(difference.expected).difference(difference.state.keys())} which"
+        f" are not present in state dict at path {difference.path}"
     )
 
 
@@ -151,27 +150,27 @@ def list_children(sequence: Any) -> dict[str, Any]:
 def _make_list(target: Any, new: dict[str, Any]) -> Any:
     if type(target) is list:
         return list(new.values())
-    made = _copied(target)
-    list.__setitem__(made, slice(None), list(new.values()))
-    return made
+    container = _copied(target)
+    list.__setitem__(container, slice(None), list(new.values()))
+    return container
 
 
-def _list_in_words(found: Difference) -> str:
-    if len(found.state) == len(found.expected):
-        return children_in_words(found)
+def _list_in_words(difference: Difference) -> str:
+    if len(difference.state) == len(difference.expected):
+        return children_in_words(difference)
     return (
         "The size of the list and the state dict do not match,"
-        f" got {len(found.expected)} and {len(found.state)} "
-        f"at path {found.path}"
+        f" got {len(difference.expected)} and {len(difference.state)} "
+        f"at path {difference.path}"
     )
 
 
-def children_in_words(found: Difference) -> str:
+def children_in_words(difference: Difference) -> str:
     """Describes the names of all children."""
     return (
-        f"The children of the target {type(found.target).__name__} and of the state do not "
-        f"match, got {sorted(found.expected)} and {sorted(map(str, found.state))} at path "
-        f"{found.path}"
+        f"The children of the target {type(difference.target).__name__} and of the state do not "
+        f"match, got {sorted(difference.expected)} and {sorted(map(str, difference.state))} at "
+        f"path {difference.path}"
     )
 
 
@@ -188,10 +187,10 @@ def _upgrade_namedtuple(state: Mapping[str, Any]) -> Mapping[str, Any]:
     return {name: values[index] for index, name in names.items() if index in values}
 
 
-def _namedtuple_in_words(found: Difference) -> str:
+def _namedtuple_in_words(difference: Difference) -> str:
     return (
         "The field names of the state dict and the named tuple do not match,"
-        f" got {set(found.state)} and {set(found.expected)} at path {found.path}"
+        f" got {set(difference.state)} and {set(difference.expected)} at path {difference.path}"
     )
 
 
@@ -241,27 +240,27 @@ def make_dataclass(target: Any, new: dict[str, Any]) -> Any:
     """Returns a copy of a dataclass with new values in some fields."""
     # Runs neither __init__ nor __post_init__: the fields were saved after these. Other attributes,
     # such as cached properties, stay with the template.
-    made = object.__new__(type(target))
+    copied = object.__new__(type(target))
     for field in dataclasses.fields(target):
         if field.name in new:
-            object.__setattr__(made, field.name, new[field.name])
+            object.__setattr__(copied, field.name, new[field.name])
         elif hasattr(target, field.name):
-            object.__setattr__(made, field.name, getattr(target, field.name))
-    return made
+            object.__setattr__(copied, field.name, getattr(target, field.name))
+    return copied
 
 
-def _dataclass_in_words(found: Difference) -> str:
-    ty = type(found.target).__name__
-    for name in found.expected:
-        if name not in found.state:
+def _dataclass_in_words(difference: Difference) -> str:
+    ty = type(difference.target).__name__
+    for name in difference.expected:
+        if name not in difference.state:
             return (
                 f"Missing field {name} in state dict while restoring"
-                f" an instance of {ty}, at path {found.path}"
+                f" an instance of {ty}, at path {difference.path}"
             )
-    unknown = [str(name) for name in found.state if name not in found.expected]
+    unknown = [str(name) for name in difference.state if name not in difference.expected]
     return (
         f'Unknown field(s) "{",".join(unknown)}" in state dict while'
-        f" restoring an instance of {ty} at path {found.path}"
+        f" restoring an instance of {ty} at path {difference.path}"
     )
 
 
@@ -295,9 +294,9 @@ def from_fields(ty: Any, fields: dict[str, Any]) -> Any:
     defaults = {name: default_of(ty, name) for name in names if name not in fields}
     if not fields.keys() <= set(names) or not all(defaults.values()):
         raise ValueError(f"expected the fields {sorted(names)}, found {sorted(fields)}")
-    found = {name: fields[name] if name in fields else defaults[name][0]() for name in names}
+    values = {name: fields[name] if name in fields else defaults[name][0]() for name in names}
     is_tuple = issubclass(ty, tuple)
-    return namedtuple_of(ty, found.values()) if is_tuple else with_attributes(ty, found)
+    return namedtuple_of(ty, values.values()) if is_tuple else with_attributes(ty, values)
 
 
 # The default factories that a file may cause to run by naming a type: they are cheap.
@@ -338,8 +337,8 @@ def is_generated(function: Any) -> bool:
 
 def has_setter(ty: type, name: str) -> bool:
     """Returns whether setting an attribute runs code of the type; slots do not."""
-    found = next((vars(base)[name] for base in ty.__mro__ if name in vars(base)), None)
-    return hasattr(type(found), "__set__") and not isinstance(found, MemberDescriptorType)
+    attribute = next((vars(base)[name] for base in ty.__mro__ if name in vars(base)), None)
+    return hasattr(type(attribute), "__set__") and not isinstance(attribute, MemberDescriptorType)
 
 
 def with_attributes(ty: type, attributes: dict[str, Any]) -> Any:

@@ -81,8 +81,8 @@ def register_serialization_state(
         _handlers[ty] = new
         return
     # Only one of several threads that register a type at once succeeds.
-    known = is_builtin(ty) or ty in _registry_of("flax.serialization")
-    if known or _handlers.setdefault(ty, new) is not new:
+    is_taken = is_builtin(ty) or ty in _registry_of("flax.serialization")
+    if is_taken or _handlers.setdefault(ty, new) is not new:
         raise ValueError(
             f'a serialization handler for "{ty.__name__}" is already registered: pass '
             "override=True to replace it"
@@ -103,15 +103,15 @@ def find(ty: type) -> Handlers | None:
     if own is not None:
         return own
     for module in _FOREIGN:
-        found = _registry_of(module).get(ty) if module in sys.modules else None
-        if found is not None and not (is_builtin(ty) and is_from(found[0], module)):
-            return Handlers(*found)
+        functions = _registry_of(module).get(ty) if module in sys.modules else None
+        if functions is not None and not (is_builtin(ty) and is_from(functions[0], module)):
+            return Handlers(*functions)
     return None
 
 
 def overridden() -> list[type]:
     """Returns the natively walked types that have handlers."""
-    found = _walked_natively(_handlers) if _handlers else None
+    types = _walked_natively(_handlers) if _handlers else None
     # Runs in every call, nearly always with the same result.
     modules = sys.modules
     for module in _FOREIGN:
@@ -122,10 +122,10 @@ def overridden() -> list[type]:
         if seen != _default.get(module):
             others = _overridden_in(module, registry)
             if others:
-                found = others | (found or set())
+                types = others | (types or set())
             else:
                 _default[module] = seen
-    return list(found) if found else []
+    return list(types) if types else []
 
 
 def _overridden_in(module: str, registry: dict[Any, Any]) -> set[type]:

@@ -26,8 +26,8 @@ def validate_serializable(pytree: Any) -> tuple[bool, list[str]]:
       >>> valid, issues[0][:34]
       (False, 'a: cannot serialize a leaf of type')
     """
-    found = core.problems(pytree, overridden=handlers.overridden())
-    return not found, [f"{path}: {reason}" for path, reason in found]
+    problems = core.problems(pytree, overridden=handlers.overridden())
+    return not problems, [f"{path}: {reason}" for path, reason in problems]
 
 
 def get_serialization_info(pytree: Any) -> dict[str, Any]:

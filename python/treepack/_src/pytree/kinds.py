@@ -119,13 +119,12 @@ class Pruned:
 
     def make(self, new: dict[str, Any]) -> Any:
         """Returns a container with new children and the same functions."""
-        found = self.functions() | new
-        values = [found[name] for name in _items(self.container)]
+        items = self.functions() | new
+        values = [items[name] for name in _items(self.container)]
         return joined(type(self.container), self.keys(), values)
 
 
 def joined(ty: type, keys: list[Any], values: list[Any]) -> Any:
-    """Builds a list, tuple or dict."""
     return dict(zip(keys, values, strict=True)) if ty is dict else ty(values)
 
 
@@ -182,14 +181,14 @@ def kind_of(value: Any) -> NodeKind | None:
     ty = type(value)
     if issubclass(ty, type):
         return None
-    found = handlers.find(ty)
-    if found is not None:
-        return _by_handlers(found)
-    known = BUILTIN.get(ty) or _known.get(ty)
+    functions = handlers.find(ty)
+    if functions is not None:
+        return _by_handlers(functions)
+    kind = BUILTIN.get(ty) or _known.get(ty)
     if ty is Pruned:
         return PRUNED
-    if known is not None:
-        return known
+    if kind is not None:
+        return kind
     kind = _without_handlers(value)
     if kind in (
         PARTIAL,
@@ -200,11 +199,11 @@ def kind_of(value: Any) -> NodeKind | None:
     return kind
 
 
-def _by_handlers(found: handlers.Handlers) -> NodeKind:
+def _by_handlers(functions: handlers.Handlers) -> NodeKind:
     for module, kind in _OF_FLAX.items():
-        if handlers.is_from(found.to_state, module):
+        if handlers.is_from(functions.to_state, module):
             return kind
-    return NodeKind(found.to_state, found.from_state, children_in_words, final=True)
+    return NodeKind(functions.to_state, functions.from_state, children_in_words, final=True)
 
 
 def _without_handlers(value: Any) -> NodeKind | None:

@@ -99,8 +99,8 @@ def as_plain(value: Any) -> tuple[str, Callable[[Any], Any]] | None:
     if _is_namespace(value) or isinstance(value, types.SimpleNamespace):
         return "vars(...) of it", vars
     methods = ("model_dump", "to_dict")  # pydantic's models, ConfigDict
-    found = next((name for name in methods if callable(getattr(type(value), name, None))), None)
-    return None if found is None else (f"its .{found}()", operator.methodcaller(found))
+    method = next((name for name in methods if callable(getattr(type(value), name, None))), None)
+    return None if method is None else (f"its .{method}()", operator.methodcaller(method))
 
 
 _is_namespace = instance_of("argparse", "Namespace")

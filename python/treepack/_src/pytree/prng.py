@@ -50,7 +50,7 @@ def unwrap(key: jax.Array) -> tuple[str, jax.Array]:
 def key_text(dtype: Any) -> str:
     """Formats a dtype of keys as in files: `key<threefry2x32>`, which JAX abbreviates."""
     for impl in ("threefry2x32", "rbg", "unsafe_rbg"):
-        if (known := _implementation(impl)) is not None and known[0] == dtype:
+        if (form := _implementation(impl)) is not None and form[0] == dtype:
             return f"key<{impl}>"
     return str(dtype)
 
@@ -72,9 +72,9 @@ def wrap(impl: Any, data: Any) -> jax.Array | jax.ShapeDtypeStruct | None:
     try:
         # A copy, because JAX may keep the memory, which may be a buffer of the program.
         copied = np.array(data)
-        known = _implementation(impl) if _wrapped.get(impl, 0) >= _FEW else None
+        form = _implementation(impl) if _wrapped.get(impl, 0) >= _FEW else None
         with _jax.explicit():
-            if known is not None and copied.shape == known[1]:
+            if form is not None and copied.shape == form[1]:
                 copied = _identity()(copied)
             key: jax.Array = jax.random.wrap_key_data(copied, impl=impl)  # type: ignore[arg-type]
     except (TypeError, ValueError):
@@ -100,14 +100,14 @@ def _identity() -> Any:
 
 def _abstract(impl: str, shape: tuple[int, ...]) -> jax.ShapeDtypeStruct | None:
     """Returns the abstract key array for data of a shape, or `None`."""
-    known = _implementation(impl)
-    if known is None:
+    form = _implementation(impl)
+    if form is None:
         return None
     import jax
 
-    dtype, one = known
-    dims = len(shape) - len(one)
-    if dims < 0 or shape[dims:] != one:
+    dtype, key_shape = form
+    dims = len(shape) - len(key_shape)
+    if dims < 0 or shape[dims:] != key_shape:
         return None
     return jax.ShapeDtypeStruct(shape[:dims], dtype)  # type: ignore[no-untyped-call]
 

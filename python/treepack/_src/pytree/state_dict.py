@@ -88,12 +88,12 @@ def map_leaves(f: Callable[[Any], Any], state: Any, absent: Any = _NOTHING) -> A
     """
     ty = type(state)
     if ty is dict:
-        found = {}  # no comprehension: it would add a frame per level
+        kept = {}  # no comprehension: it would add a frame per level
         for key, child in state.items():
-            made = map_leaves(f, child, absent)
-            if made is not absent:
-                found[key] = made
-        return found if found or not state else absent
+            result = map_leaves(f, child, absent)
+            if result is not absent:
+                kept[key] = result
+        return kept if kept or not state else absent
     if ty is list or ty is tuple:
         children = []
         for child in state:

@@ -66,7 +66,7 @@ def tied(tree: Any, ties: Iterable[Tie], above: Sequence[str] = ()) -> Any:
         if [*above] == first[:below] == again[:below]:
             root.at(again[below:]).first = root.at(first[below:])
     root.attach(tree)
-    return root.made()
+    return root.tied_node()
 
 
 class _Branch:
@@ -86,11 +86,10 @@ class _Branch:
         self._is_open = False
 
     def at(self, parts: Iterable[str]) -> _Branch:
-        """Returns the branch at a path."""
-        found = self
+        branch = self
         for part in parts:
-            found = found._below.setdefault(part, _Branch())
-        return found
+            branch = branch._below.setdefault(part, _Branch())
+        return branch
 
     def attach(self, node: Any) -> None:
         """Enters the nodes of a tree."""
@@ -102,7 +101,7 @@ class _Branch:
                 if name in children:
                     branch.attach(children[name])
 
-    def made(self) -> Any:
+    def tied_node(self) -> Any:
         """Returns the node of this place, with the tied nodes below it."""
         if not self._made:
             if self._is_open:
@@ -116,8 +115,8 @@ class _Branch:
         (node,) = self._node
         first = self.first
         if first is not None and first.first is None and first._is_like(node):
-            return first.made()
-        new = {name: branch.made() for name, branch in self._below.items() if branch._node}
+            return first.tied_node()
+        new = {name: branch.tied_node() for name, branch in self._below.items() if branch._node}
         if not new:
             return node
         kind = kind_of(node)
