@@ -42,11 +42,11 @@ class Trail:
     @property
     def parts(self) -> list[str]:
         """The parts, from the root."""
-        found, at = [], self
+        parts, at = [], self
         while at.above is not None:
-            found.append(at.part)
+            parts.append(at.part)
             at = at.above
-        return found[::-1]
+        return parts[::-1]
 
     def __str__(self) -> str:
         return text(self.parts)
@@ -81,11 +81,11 @@ class Room:
         """Returns whether another path fits, and counts it if it does."""
         size = len(path) if path.isascii() else 4 * len(path)
         if size > _FREE_TEXT:
-            found = path.split("/")
-            pairs = zip(found, self._before, strict=False)
-            known = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
-            self._left += _FREE_TEXT + 8 * sum(map(len, found[known:])) - size
-            self._before = found
+            parts = path.split("/")
+            pairs = zip(parts, self._before, strict=False)
+            shared = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+            self._left += _FREE_TEXT + 8 * sum(map(len, parts[shared:])) - size
+            self._before = parts
         return self._left >= 0
 
     def text(self, path: str | Trail) -> str:
@@ -94,14 +94,14 @@ class Room:
         Raises:
           TreepackError: If it does not fit.
         """
-        made = str(path)
-        if not self.takes(made):
+        formatted = str(path)
+        if not self.takes(formatted):
             raise TreepackError(
-                f"at {printable(made[:_FREE_TEXT])}...: long keys above many leaves make all "
+                f"at {printable(formatted[:_FREE_TEXT])}...: long keys above many leaves make all "
                 "paths together much longer than the file: open the container below such a key, "
                 "such as treepack.open(path)[key], whose paths are relative"
             )
-        return made
+        return formatted
 
     def all(self, paths: Iterable[tuple[str, T]]) -> Iterator[tuple[str, T]]:
         """Yields paths with their values; raises if they do not fit."""
@@ -120,7 +120,6 @@ def text(parts: Iterable[str]) -> str:
 
 
 def join(path: str, part: str) -> str:
-    """Appends a part to a path."""
     return _escaped(part) if path == ROOT else f"{path}/{_escaped(part)}"
 
 
@@ -166,10 +165,10 @@ def literal(
       The matching places with the parts of their paths; and, by path, the parts of places on the
       way whose keys contain slashes.
     """
-    found: list[tuple[N, list[str]]] = []
+    matches: list[tuple[N, list[str]]] = []
     near: dict[str, list[str]] = {}
     if "/" not in text and "~" not in text:
-        return found, near
+        return matches, near
     # Each place occurs at most once, since it has one path.
     left: list[tuple[N, list[str], str]] = [(root, [], text)]
     while left:
@@ -178,10 +177,10 @@ def literal(
             if "/" in name and len(near) < _MOST_NAMES:
                 near["/".join([*parts, name])] = [*parts, name]
             if name == rest:
-                found.append((place, [*parts, name]))
+                matches.append((place, [*parts, name]))
             elif rest.startswith(name) and rest[len(name)] == "/":
                 left.append((place, [*parts, name], rest[len(name) + 1 :]))
-    return found, near
+    return matches, near
 
 
 # Limits the search for similar names, which is slow.
@@ -196,15 +195,15 @@ def meant(typo: str, paths: Iterable[str]) -> str | None:
     match.
     """
     wanted = _folded(typo)
-    found: dict[str, int] = {}
+    depths: dict[str, int] = {}
     for path in itertools.islice(paths, _MOST_NAMES):
         names = path.split("/") if len(path) <= _MOST_LENGTH else []
         for count in range(1, len(names) + 1):
             above = "/".join(names[:count])
             if _folded(above)[-len(wanted) :] == wanted:
-                found[above] = count
-    least = min(found.values(), default=0)
-    nearest = [path for path, count in found.items() if count == least]
+                depths[above] = count
+    least = min(depths.values(), default=0)
+    nearest = [path for path, count in depths.items() if count == least]
     return nearest[0] if len(nearest) == 1 else None
 
 

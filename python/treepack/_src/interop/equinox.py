@@ -40,5 +40,5 @@ def _missing(equinox: Any) -> Any:
     auxdata = treedef.node_data()[1]
     if type(auxdata) is not tuple:  # before version 0.13.3
         return None
-    found = [value for value in auxdata if type(value).__name__ == "_Missing"]
-    return found[0] if found else None
+    markers = [value for value in auxdata if type(value).__name__ == "_Missing"]
+    return markers[0] if markers else None

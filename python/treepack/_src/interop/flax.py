@@ -56,9 +56,9 @@ is_frozen_dict = instance_of("flax.core", "FrozenDict")
 def hashable_mapping() -> Any:
     """Returns the mapping type in static data of nnx modules, or `None`."""
     for name in ("flax.typing", "flax.nnx.graph"):  # the second before 0.12.3
-        found = getattr(imported(name), "HashableMapping", None)
-        if found is not None:
-            return found
+        mapping = getattr(imported(name), "HashableMapping", None)
+        if mapping is not None:
+            return mapping
     return None
 
 

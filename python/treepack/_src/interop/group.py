@@ -117,8 +117,8 @@ class _Rounds:
 
     def _waiting(self) -> list[tuple[int, Group]]:
         """Returns the saves without a round, in the order of their calls."""
-        found = ((call, group()) for call, group in sorted(self._groups.copy().items()))
-        return [(call, group) for call, group in found if group is not None]
+        groups = ((call, group()) for call, group in sorted(self._groups.copy().items()))
+        return [(call, group) for call, group in groups if group is not None]
 
     def leave(self, group: Group) -> int:
         """Removes a save without a round; returns the round that it should take."""
@@ -312,17 +312,17 @@ class Group:
     def gather(self) -> Messages:
         """Waits for all others; for process 0."""
         until = time.monotonic() + self._timeout
-        found = self._hear_group(0, until)
+        messages = self._hear_group(0, until)
         for first in range(self._size, self.count, self._size):
             heard, is_all = self._hear_about(first, until)
-            found |= heard
+            messages |= heard
             if not is_all:
-                found |= self._hear_group(first, until)
+                messages |= self._hear_group(first, until)
         if self.count > 1:  # the store keeps messages in memory, and this one is obsolete
             self._client.key_value_delete(f"treepack/{self._folder}/done/")
-            if self._old is not None and not any(message.error for message in found.values()):
+            if self._old is not None and not any(message.error for message in messages.values()):
                 self.forget(self._old)
-        return found
+        return messages
 
     def forget(self, folder: str) -> None:
         """Deletes the messages in a folder, which no process waits for any more; for process 0."""
@@ -330,10 +330,10 @@ class Group:
 
     def _hear_group(self, first: int, until: float) -> Messages:
         """Waits for all processes of a group except its first."""
-        found: Messages = {}
+        messages: Messages = {}
         for index in range(first + 1, min(first + self._size, self.count)):
-            found |= self._hear_about(index, until)[0]
-        return found
+            messages |= self._hear_about(index, until)[0]
+        return messages
 
     def _hear_about(self, index: int, until: float) -> tuple[Messages, bool]:
         """Waits for the message of a process; returns also whether it covers its whole group."""
@@ -439,11 +439,11 @@ def _encoded(messages: Messages, *, is_all: bool = True) -> str:
 
 def _decoded(text: str) -> tuple[Messages, bool]:
     is_all, messages = json.loads(text)
-    found = {
+    decoded = {
         index: Message(None if written is None else tuple(written), error, differs)
         for index, written, error, differs in messages
     }
-    return found, is_all
+    return decoded, is_all
 
 
 def text_of(error: BaseException) -> str:

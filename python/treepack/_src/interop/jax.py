@@ -64,10 +64,10 @@ def like(array: np.ndarray) -> Any:
     try:
         import jax
 
-        made = jax.device_put(array)  # `asarray` compiles a copy for each shape
+        placed = jax.device_put(array)  # `asarray` compiles a copy for each shape
     except (ImportError, TypeError):
         return array
-    return made if made.dtype == array.dtype else array
+    return placed if placed.dtype == array.dtype else array
 
 
 def weak(array: jax.Array) -> jax.Array:
@@ -85,15 +85,17 @@ def weak(array: jax.Array) -> jax.Array:
     if not array.is_fully_addressable:
         return array
     # JAX's functions that make weak arrays compile for each shape, of which files may have many.
-    found: Any = array
+    untyped: Any = array
     is_whole = len(array.sharding.device_set) == 1
-    shards = [found] if is_whole else [shard.data for shard in array.addressable_shards]
+    shards = [untyped] if is_whole else [shard.data for shard in array.addressable_shards]
     try:
-        weak_aval = found.aval.update(weak_type=True)
-        made: jax.Array = type(found)(weak_aval, array.sharding, shards, committed=array.committed)
+        weak_aval = untyped.aval.update(weak_type=True)
+        weak_array: jax.Array = type(untyped)(
+            weak_aval, array.sharding, shards, committed=array.committed
+        )
     except (AttributeError, TypeError):  # another version of JAX
         return array
-    return made
+    return weak_array
 
 
 _starts: ContextVar[bool] = ContextVar("starts", default=True)
@@ -197,7 +199,6 @@ def is_node(value: object) -> bool:
 
 
 def is_partial_type(ty: object) -> bool:
-    """Returns whether a type is `jax.tree_util.Partial`."""
     jax = imported("jax")
     return jax is not None and ty is jax.tree_util.Partial
 
@@ -265,12 +266,12 @@ def is_plain_namedtuple(ty: Any) -> bool:
     fields = [object() for _ in ty._fields]
     node: Any = tuple.__new__(ty, fields)
     try:
-        found, treedef = tree_flatten(node, is_leaf=lambda part: part is not node)
+        parts, treedef = tree_flatten(node, is_leaf=lambda part: part is not node)
     except Exception:  # a flatten function may raise anything for unexpected values
         return False
     finally:
         retire(node)
-    same = len(found) == len(fields) and all(map(operator.is_, found, fields))
+    same = len(parts) == len(fields) and all(map(operator.is_, parts, fields))
     definition: Any = treedef
     return same and definition.node_data()[1] is None
 
@@ -279,8 +280,8 @@ def children(node: Any) -> Sequence[Any]:
     """Returns the children of a node of JAX's registry."""
     from jax.tree_util import default_registry
 
-    found, _ = default_registry.flatten_one_level(node)
-    return tuple(found)
+    parts, _ = default_registry.flatten_one_level(node)
+    return tuple(parts)
 
 
 def treedef_with(ty: type, auxdata: Any, children: Sequence[Any]) -> jax.tree_util.PyTreeDef:
@@ -309,8 +310,8 @@ def node_functions(ty: type) -> tuple[Any, Any] | None:
     try:
         from jax._src.tree_util import _registry
 
-        found = _registry[ty]
-        return found.to_iter, found.from_iter
+        entry = _registry[ty]
+        return entry.to_iter, entry.from_iter
     except (ImportError, AttributeError, KeyError):
         return None
 
@@ -329,12 +330,12 @@ def argument_order(ty: type, fields: Sequence[str]) -> list[int] | None:
     functions = node_functions(ty)
     if functions is None or not is_by_dataclass(functions[0]):
         return None
-    found: Any = ty
-    if found.__new__ is not object.__new__ or type(found).__call__ is not type.__call__:
+    untyped: Any = ty
+    if untyped.__new__ is not object.__new__ or type(untyped).__call__ is not type.__call__:
         return None
-    if type(found.__init__) is not FunctionType:
+    if type(untyped.__init__) is not FunctionType:
         return None
-    code = found.__init__.__code__
+    code = untyped.__init__.__code__
     if code.co_posonlyargcount > 1:
         return None
     names = code.co_varnames[1 : code.co_argcount][: len(fields)]

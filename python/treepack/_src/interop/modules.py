@@ -35,8 +35,8 @@ def instance_of(module: str, name: str) -> Callable[[object], bool]:
     """Returns an `isinstance` check for a class of a module that may not be imported."""
 
     def is_instance(value: object) -> bool:
-        found = getattr(imported(module), name, None)
-        return found is not None and isinstance(value, found)
+        ty = getattr(imported(module), name, None)
+        return ty is not None and isinstance(value, ty)
 
     return is_instance
 
@@ -45,8 +45,8 @@ def subclass_of(module: str, name: str) -> Callable[[type], bool]:
     """Returns an `issubclass` check for a class of a module that may not be imported."""
 
     def is_subclass(ty: type) -> bool:
-        found = getattr(imported(module), name, None)
-        return found is not None and issubclass(ty, found)
+        base = getattr(imported(module), name, None)
+        return base is not None and issubclass(ty, base)
 
     return is_subclass
 

@@ -46,9 +46,9 @@ def make(code: int, data: bytes) -> Any:
       ValueError: If msgpack does not allow such a value.
     """
     if code == ORBAX_TUPLE_CODE:
-        found = _tuple(data)
-        if found is not None:
-            return found
+        items = _tuple(data)
+        if items is not None:
+            return items
     if code == LARGE_INT_CODE:
         return int.from_bytes(data, "big", signed=True)
     msgpack = sys.modules["msgpack"] if "msgpack" in sys.modules else _search()
@@ -70,12 +70,12 @@ def _tuple(data: bytes) -> tuple[Any, ...] | None:
         raise ValueError(f"tuples of Orbax exceed {_MAX_NESTING} nested levels")
     _local.nesting += 1
     try:
-        found = core.restore(data, None, 1)
+        items = core.restore(data, None, 1)
     except TreepackError:
         return None
     finally:
         _local.nesting -= 1
-    return tuple(found) if type(found) is list else None
+    return tuple(items) if type(items) is list else None
 
 
 @functools.cache
@@ -95,5 +95,4 @@ _is_ext_type = instance_of("msgpack", "ExtType")
 
 
 def is_ext(value: object) -> bool:
-    """Returns whether a value is an extension value."""
     return isinstance(value, ExtType) or _is_ext_type(value)

@@ -49,13 +49,13 @@ def resolve(mesh: list[tuple[str, int, bool]], spec: list[list[str]], memory: li
         return None
     if not {*used} <= {*names}:
         return None
-    found = _mesh(mesh)
-    if found is None:
+    device_mesh = _mesh(mesh)
+    if device_mesh is None:
         return None
     entries = [axes[0] if len(axes) == 1 else tuple(axes) or None for axes in spec]
-    kinds = {kind.kind for kind in _device(found).addressable_memories()}
+    kinds = {kind.kind for kind in _device(device_mesh).addressable_memories()}
     kind = next((kind for kind in memory if kind in kinds), None)
-    return NamedSharding(found, PartitionSpec(*entries), memory_kind=kind)  # type: ignore[no-untyped-call]
+    return NamedSharding(device_mesh, PartitionSpec(*entries), memory_kind=kind)  # type: ignore[no-untyped-call]
 
 
 def _device(mesh: Any) -> Any:
