@@ -50,8 +50,8 @@ def file_name(name: str, process: int) -> str:
 
 def process_of(name: str) -> int:
     """Returns the number of the process that has written a file; -1 if its name has none."""
-    found = _FILE_OF.fullmatch(name)
-    return -1 if found is None else int(found[1])
+    match = _FILE_OF.fullmatch(name)
+    return -1 if match is None else int(match[1])
 
 
 def is_unfinished(names: Iterable[str]) -> bool:
@@ -218,13 +218,13 @@ class Directory(abc.ABC):
           DecodeError: If it is damaged, or is not a regular file.
         """
         with naming(self.file(name)):
-            found = open_parts(self.file(name), regular=True)
-            record = core.Catalog.open(found.content, salvage=False).record
+            parts = open_parts(self.file(name), regular=True)
+            record = core.Catalog.open(parts.content, salvage=False).record
             if record is None:
                 raise DecodeError("the file has no record of the tree's structure")
         about = metadata_in(record, unknown_as_dict=False)
         plan = about.get("plan") if isinstance(about, dict) else None
-        return Written(name, found.nbytes, zlib.crc32(record), plan)
+        return Written(name, parts.nbytes, zlib.crc32(record), plan)
 
 
 def _files_of(manifest: bytes | None) -> set[str] | None:
@@ -343,10 +343,10 @@ class RemoteDirectory(Directory):
     def _manifest(self) -> tuple[Any, bytes | None]:
         """Returns the version of the manifest, or `ABSENT`, and its content."""
         try:
-            found = self._store.get(self._at(MANIFEST))
+            response = self._store.get(self._at(MANIFEST))
         except FileNotFoundError:
             return ABSENT, None
-        return found.version, bytes(found.data)
+        return response.version, bytes(response.data)
 
     def _is_file(self) -> bool:
         """Returns whether a file has this name; it would be read instead of the directory."""
@@ -381,9 +381,9 @@ class RemoteDirectory(Directory):
             elif isinstance(error, ConditionError):
                 self._name = name
                 version, data = self._manifest()
-                found = version, _hash_of(data)
-                if found in self._overtaken and found != replaced:
-                    self._overtaken.append(found)
+                current = version, _hash_of(data)
+                if current in self._overtaken and current != replaced:
+                    self._overtaken.append(current)
                     return self.commit(manifest, names, durable=True)
                 raise self._busy() from error
             else:

@@ -71,29 +71,29 @@ class Identity(NamedTuple):
     def differences(self, process: int, text: str) -> str:
         """Describes how the save of another process differs from process 0's, which is this one."""
         other = Identity(**json.loads(text))
-        found = []
+        problems = []
         if self.step != other.step:
-            found.append(
+            problems.append(
                 f"process {process} saves {_step(other.step)}, process 0 {_step(self.step)}"
             )
         if not _is_one_place(self.paths, other.paths):
-            found.append(
+            problems.append(
                 f"process {process} saves to {shown(other.paths[0])!r}, process 0 to "
                 f"{shown(self.paths[0])!r}: all processes must write to the same directory"
             )
-        found += [
+        problems += [
             f"process {process} saves with {name}={other.options.get(name)!r}, process 0 with "
             f"{name}={value!r}"
             for name, value in self.options.items()
             if other.options.get(name) != value
         ]
         if self.metadata != other.metadata:
-            found.append(f"process {process} saves different metadata than process 0")
+            problems.append(f"process {process} saves different metadata than process 0")
         if self.tree != other.tree:
-            found.append(_ANOTHER_TREE.format(process))
+            problems.append(_ANOTHER_TREE.format(process))
         else:
-            found += self._differing_leaves(process, other)
-        return "; ".join(found or [_ANOTHER_TREE.format(process)])
+            problems += self._differing_leaves(process, other)
+        return "; ".join(problems or [_ANOTHER_TREE.format(process)])
 
     def _differing_leaves(self, process: int, other: Identity) -> list[str]:
         mine, theirs = dict(self.leaves), dict(other.leaves)
@@ -156,18 +156,18 @@ def _leaf_sums(manifest: core.Manifest, sums: list[str | None]) -> list[tuple[st
     """Returns the paths and checksums of leaves outside of shards."""
     content = manifest.content
     catalog = core.Catalog.open(content, salvage=False)
-    found = []
+    leaf_sums = []
     chars = 0
     for path, value in catalog.leaves(0):
         _, _, start, stop, _ = catalog.leaf(value)
         array = manifest.array_of(catalog, value)
-        known = _sum_of(content.read_range(start, stop)) if array is None else sums[array]
-        if known is not None:
-            found.append((path, known))
+        checksum = _sum_of(content.read_range(start, stop)) if array is None else sums[array]
+        if checksum is not None:
+            leaf_sums.append((path, checksum))
             chars += len(path)
-        if len(found) == _NAMED or chars > _NAMED_CHARS:
+        if len(leaf_sums) == _NAMED or chars > _NAMED_CHARS:
             break
-    return found
+    return leaf_sums
 
 
 def _checksum(array: Any) -> str | None:
@@ -183,10 +183,10 @@ def _checksum(array: Any) -> str | None:
 
 def _sum_of(*parts: Buffer) -> str:
     """Returns a hash of bytes; a CRC would be constant for data that end with their own CRC."""
-    found = hashlib.blake2b(digest_size=8)
+    digest = hashlib.blake2b(digest_size=8)
     for part in parts:
-        found.update(part)
-    return found.hexdigest()
+        digest.update(part)
+    return digest.hexdigest()
 
 
 def _is_one_place(mine: list[str], theirs: list[str]) -> bool:

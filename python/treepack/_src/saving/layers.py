@@ -42,14 +42,14 @@ def renamed(leaves: Leaves, rename: Any, *, snapshot: bool) -> Leaves:
             raise TreepackError(f"rename: the tree has no array at {path}, for {source}{near}")
         ours = matching | ours  # the first match counts
     renaming = Renaming(names, values=values_in(paths))
-    found: list[tuple[tuple[str, ...], Any]] = []
+    arrays: list[tuple[tuple[str, ...], Any]] = []
     for path, leaf in paths.items():
         if path in ours:
-            found += _arrays_of(path, leaf, ours[path], snapshot=snapshot)
+            arrays += _arrays_of(path, leaf, ours[path], snapshot=snapshot)
         else:
-            found.append((tuple(_paths.parts(renaming(path))), leaf))
+            arrays.append((tuple(_paths.parts(renaming(path))), leaf))
     renaming.check(paths, "tree")
-    return found
+    return arrays
 
 
 def _arrays_of(
@@ -109,18 +109,18 @@ class _Layer(Held):
 
     def _make(self) -> np.ndarray:
         held, at = self._held, self._at
-        found = _from_shards(held, at) if hasattr(held, "addressable_shards") else held[at]
-        made = np.empty(self.shape, self.dtype)
-        turned = made.transpose(np.argsort(self._order))
-        copy(np.asarray(found).astype(self.dtype, copy=False), turned)
-        return made.reshape(-1)
+        part = _from_shards(held, at) if hasattr(held, "addressable_shards") else held[at]
+        layer = np.empty(self.shape, self.dtype)
+        turned = layer.transpose(np.argsort(self._order))
+        copy(np.asarray(part).astype(self.dtype, copy=False), turned)
+        return layer.reshape(-1)
 
 
 def _from_shards(array: Any, at: tuple[Any, ...]) -> np.ndarray:
     """Returns a part of an array on devices, from its shards."""
     axis = len(at) - 1
     shape = [size for at_axis, size in enumerate(array.shape) if at_axis != axis]
-    made = np.empty(shape, array.dtype)
+    part = np.empty(shape, array.dtype)
     for shard in array.addressable_shards:
         index = [*shard.index]
         within = at
@@ -129,5 +129,5 @@ def _from_shards(array: Any, at: tuple[Any, ...]) -> np.ndarray:
             if at[axis] not in layers:
                 continue
             within = (*at[:axis], at[axis] - layers.start)
-        made[tuple(index)] = shard.data[within]
-    return made
+        part[tuple(index)] = shard.data[within]
+    return part

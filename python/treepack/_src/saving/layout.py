@@ -141,8 +141,8 @@ def _plain(value: Any, path: str) -> Any:
         parts = [_plain(value[name], _paths.join(path, str(name))) for name in names]
         if any(part is not value[name] for name, part in zip(names, parts, strict=True)):
             return dict(zip(names, parts, strict=True)) if names is value else type(value)(parts)
-    elif (found := plain_parts(value)) is not None:
-        return _plain(found, path)
+    elif (plain := plain_parts(value)) is not None:
+        return _plain(plain, path)
     raise TypeError(f"at {path}: {reason}") from reason.__cause__
 
 

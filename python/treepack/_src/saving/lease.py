@@ -118,18 +118,18 @@ class Lease(Permit):
         """
         # The file gets its name when it is locked and written: a process that is killed leaves no
         # empty one.
-        made = self._path.with_name(f".{FILE}.treepack-{secrets.token_hex(8)}.tmp")
+        temporary = self._path.with_name(f".{FILE}.treepack-{secrets.token_hex(8)}.tmp")
         try:
             try:
-                self._take(made, name)
+                self._take(temporary, name)
             finally:
-                made.unlink(missing_ok=True)
+                temporary.unlink(missing_ok=True)
         except BaseException:
             self.release()
             raise
 
-    def _take(self, made: Path, name: str) -> None:
-        self._files.append(os.open(made, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666))
+    def _take(self, temporary: Path, name: str) -> None:
+        self._files.append(os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666))
         about = {
             "host": socket.gethostname(),
             "pid": os.getpid(),
@@ -144,7 +144,7 @@ class Lease(Permit):
         self._data = json.dumps(about).encode()
         self._write()
         _held.add(self)
-        self._take_name(made)
+        self._take_name(temporary)
         with contextlib.suppress(RuntimeError, MemoryError):  # then the lock must be enough
             target = self._files[0] if os.utime in os.supports_fd else self._path
             self._renewer = Thread(functools.partial(_renew, target, self._stopped))
@@ -154,13 +154,13 @@ class Lease(Permit):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path))
         os.close(os.dup(self._files[0]))  # which is when NFS shows it to other hosts
 
-    def _take_name(self, made: Path) -> None:
+    def _take_name(self, temporary: Path) -> None:
         """Gives the file its final name, which only one job can do."""
         busy = BusyError(f"{self._path.parent} is being saved to by several other jobs")
         for _ in range(_ATTEMPTS):
             try:
                 try:
-                    os.link(made, self._path)
+                    os.link(temporary, self._path)
                 except FileExistsError:
                     raise
                 except OSError:  # no links here
@@ -263,9 +263,9 @@ class Lease(Permit):
         return text
 
     def check(self) -> None:
-        found = self._found()
-        if found != self._data:
-            by = f"{_holder(_about(found))} saves there now" if found else "it was removed"
+        current = self._content()
+        if current != self._data:
+            by = f"{_holder(_about(current))} saves there now" if current else "it was removed"
             raise BusyError(
                 f"the lease of this process on {self._path.parent} is gone: {by}. It was not "
                 f"renewed for more than {EXPIRY_S:.0f} s, or removed by hand"
@@ -273,10 +273,9 @@ class Lease(Permit):
 
     @property
     def is_held(self) -> bool:  # type: ignore[override]
-        return bool(self._data) and self._found() == self._data
+        return bool(self._data) and self._content() == self._data
 
-    def _found(self) -> bytes:
-        """Returns the content of the current lease."""
+    def _content(self) -> bytes:
         if not self._files:
             return b""  # this is a fork of its holder
         with contextlib.suppress(OSError):
@@ -394,10 +393,10 @@ def _lock(file: int, *, wait: bool = False) -> bool | None:
 def _about(data: bytes) -> dict[str, Any]:
     """Decodes a lease; empty if it is not written yet."""
     try:
-        found = json.loads(data)
+        about = json.loads(data)
     except (ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return about if isinstance(about, dict) else {}
 
 
 def utc(seconds: float) -> str:

@@ -205,16 +205,16 @@ class ShardedWrite:
         files = []
         there = directory.names()
         for process in self._processes:
-            written = messages[process].written
-            found = None if written is None else Written(*written)
-            if found is None or found.name not in there:
-                found = self._look(directory, name, process)  # listings may be stale
-            if found.plan != self._plan:
+            row = messages[process].written
+            written = None if row is None else Written(*row)
+            if written is None or written.name not in there:
+                written = self._look(directory, name, process)  # listings may be stale
+            if written.plan != self._plan:
                 raise TreepackError(
                     f"process {process} saved a different tree than process 0, or arrays that are "
                     "only on its own devices"
                 )
-            files.append((found.name, found.nbytes, found.record))
+            files.append((written.name, written.nbytes, written.record))
         data = self._draft.with_files(files, writer())
         directory.commit(data, there, durable=self._writing.durable)
 
@@ -231,13 +231,13 @@ class ShardedWrite:
 def _array_paths(manifest: core.Manifest, count: int) -> list[list[str]]:
     """Returns the parts of the paths of all arrays; equal parts are one object."""
     catalog = core.Catalog.open(manifest.content, salvage=False)
-    found: list[list[str]] = [[] for _ in range(count)]
-    known: dict[str, str] = {}
+    paths: list[list[str]] = [[] for _ in range(count)]
+    interned: dict[str, str] = {}
     for path, value in catalog.leaves(0):
         array = manifest.array_of(catalog, value)
         if array is not None:
-            found[array] = [known.setdefault(part, part) for part in _paths.parts(path)]
-    return found
+            paths[array] = [interned.setdefault(part, part) for part in _paths.parts(path)]
+    return paths
 
 
 def _shards(
@@ -251,17 +251,17 @@ def _shards(
     counts, is_host = grid
     if is_host or not wanted:
         return [([], array)] if wanted else []
-    found = {}
+    shards = {}
     cells = core.ShardGrid(array.shape, counts)
     missing = {*wanted}
     for shard in array.addressable_shards:
         cell = cells.shard_at(start_of(shard.index))
         if cell in missing:
-            found[cell] = shard.data
+            shards[cell] = shard.data
             missing.discard(cell)
     if missing:  # JAX was interrupted while creating them
         raise TreepackError(
             f"at {_paths.text(path)}: the array is incomplete: expected {len(wanted)} shards in "
-            f"process {process}, found {len(found)}. Create the array again"
+            f"process {process}, found {len(shards)}. Create the array again"
         )
-    return [([cells.name(cell)], data) for cell, data in found.items()]
+    return [([cells.name(cell)], data) for cell, data in shards.items()]
