@@ -143,8 +143,8 @@ def loads(
         reading.base = base_of(base, max_size=reading.max_size)
     encoded = inflated(b"".join(data) if isinstance(data, list) else data, reading)
     held = device_leaves(base, reading.unchanged) if reading.unchanged else {}
-    found: Template = restore_described(encoded, target, reading, held=held)
-    return found
+    tree: Template = restore_described(encoded, target, reading, held=held)
+    return tree
 
 
 def packed_size(

@@ -86,15 +86,15 @@ def diff(one: Any, other: Any, *, rtol: float = 0.0, atol: float = 0.0) -> Diffe
     """
     with _opened(one) as left, _opened(other) as right:
         ours, theirs = dict(left.leaves()), dict(right.leaves())
-        found = Differences()
+        differences = Differences()
         paths = dict.fromkeys([*ours, *theirs])
         for path in paths:
             pair = ours.get(path, _NOTHING), theirs.get(path, _NOTHING)
             if (text := _difference(*pair, rtol, atol)) is not None:
-                found.append(Difference(path, *text))
-        found.leaves = len(paths)
-        found.extend(_static(left, right))
-    return found
+                differences.append(Difference(path, *text))
+        differences.leaves = len(paths)
+        differences.extend(_static(left, right))
+    return differences
 
 
 def _static(one: Tree, other: Tree) -> Iterator[Difference]:
@@ -131,13 +131,13 @@ def _difference(one: Any, other: Any, rtol: float, atol: float) -> tuple[str, st
     if isinstance(one, LazyArray) and isinstance(other, LazyArray):
         if one.shape != other.shape:
             return "shape", f"{_kind(one)} and {_kind(other)}"
-        found = compared(one, other)
-        is_near = found.absolute <= atol or found.relative <= rtol
+        distance = compared(one, other)
+        is_near = distance.absolute <= atol or distance.relative <= rtol
         names = _dtypes.shown(one.dtype), _dtypes.shown(other.dtype)
         if names[0] != names[1]:
-            apart = "" if found.elements == 0 else f", {_apart(found)}"
+            apart = "" if distance.elements == 0 else f", {_apart(distance)}"
             return "dtype", f"{names[0]} and {names[1]}{apart}"
-        return None if found.elements == 0 or is_near else ("values", _apart(found))
+        return None if distance.elements == 0 or is_near else ("values", _apart(distance))
     if type(one) is type(other) and _equal(one, other):
         return None
     texts = [_text(one), _text(other)]
@@ -149,11 +149,11 @@ def _difference(one: Any, other: Any, rtol: float, atol: float) -> tuple[str, st
     return "value", " and ".join(texts)
 
 
-def _apart(found: Apart) -> str:
-    count = f"{found.elements} element{'s' * (found.elements != 1)}"
-    if math.isinf(found.absolute):
+def _apart(distance: Apart) -> str:
+    count = f"{distance.elements} element{'s' * (distance.elements != 1)}"
+    if math.isinf(distance.absolute):
         return f"{count}, some of them NaN or infinite in one only"
-    return f"{count}, by {found.absolute:.3g} at most, relative {found.relative:.3g}"
+    return f"{count}, by {distance.absolute:.3g} at most, relative {distance.relative:.3g}"
 
 
 def _equal(one: Any, other: Any) -> bool:
@@ -192,15 +192,15 @@ def blocks(array: LazyArray) -> Iterator[np.ndarray]:
 
 def _native(array: LazyArray) -> Iterator[np.ndarray]:
     for start in range(0, array.size, _READ):
-        found = array.flat_range(start, min(array.size, start + _READ))
-        if _dtypes.is_packed(found.dtype):
-            found = found.view(np.uint8)
-        for at in range(0, found.size, _BLOCK):
-            yield found[at : at + _BLOCK]
+        elements = array.flat_range(start, min(array.size, start + _READ))
+        if _dtypes.is_packed(elements.dtype):
+            elements = elements.view(np.uint8)
+        for at in range(0, elements.size, _BLOCK):
+            yield elements[at : at + _BLOCK]
 
 
-def _floats(found: np.ndarray) -> np.ndarray:
-    return found.astype(np.complex128 if _dtypes.is_complex(found.dtype) else np.float64)
+def _floats(elements: np.ndarray) -> np.ndarray:
+    return elements.astype(np.complex128 if _dtypes.is_complex(elements.dtype) else np.float64)
 
 
 def pairs(one: LazyArray, other: LazyArray) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
@@ -218,27 +218,27 @@ def pairs(one: LazyArray, other: LazyArray) -> Iterator[tuple[np.ndarray, np.nda
 
 def _exact(left: np.ndarray, right: np.ndarray) -> np.ndarray:
     low, high = np.minimum(left, right), np.maximum(left, right)
-    found: np.ndarray
+    distances: np.ndarray
     if low.dtype.kind == "f":  # int64 and uint64
-        found = np.maximum(high - low, 1.0)
-        found[left == right] = 0.0
-        return found
+        distances = np.maximum(high - low, 1.0)
+        distances[left == right] = 0.0
+        return distances
     unsigned = f"u{low.dtype.itemsize}"
-    found = (high.view(unsigned) - low.view(unsigned)).astype(np.float64)
+    distances = (high.view(unsigned) - low.view(unsigned)).astype(np.float64)
     if low.dtype.kind in "mM":
-        found[np.isnat(left) != np.isnat(right)] = np.inf
-    return found
+        distances[np.isnat(left) != np.isnat(right)] = np.inf
+    return distances
 
 
 def _inexact(left: np.ndarray, right: np.ndarray) -> np.ndarray:
-    found = np.zeros(left.shape)
+    distances = np.zeros(left.shape)
     differ = (left != right) & ~(np.isnan(left) & np.isnan(right))
     if differ.any():
         left, right = left[differ], right[differ]
         most = np.where(np.isfinite(left) & np.isfinite(right), np.finfo(np.float64).max, np.inf)
         distance = np.abs(left - right)
-        found[differ] = np.where(np.isnan(distance), np.inf, np.minimum(distance, most))
-    return found
+        distances[differ] = np.where(np.isnan(distance), np.inf, np.minimum(distance, most))
+    return distances
 
 
 class Apart(NamedTuple):

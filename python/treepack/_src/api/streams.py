@@ -98,7 +98,7 @@ def spooled(leaves: Iterable[tuple[Any, Any]], path: str | os.PathLike[str]) -> 
 
 
 def _collected(leaves: Iterable[tuple[Any, Any]], file: Any, path: Any) -> Any:
-    found: list[tuple[list[str], Any, int | None]] = []
+    rows: list[tuple[list[str], Any, int | None]] = []
     for pair in leaves:
         if not isinstance(pair, (tuple, list)) or len(pair) != 2:
             raise TypeError(
@@ -107,20 +107,20 @@ def _collected(leaves: Iterable[tuple[Any, Any]], file: Any, path: Any) -> Any:
             )
         key, leaf = pair
         if isinstance(leaf, Deferred) or not _is_large(leaf):
-            found.append((_paths.parts(key), leaf, None))
+            rows.append((_paths.parts(key), leaf, None))
             continue
         array = np.ascontiguousarray(leaf)
         array = array.astype(array.dtype.newbyteorder("="), copy=False)
-        found.append((_paths.parts(key), Signature(array.shape, array.dtype), file.tell()))
+        rows.append((_paths.parts(key), Signature(array.shape, array.dtype), file.tell()))
         file.write(array.reshape(-1).view(np.uint8).data)
     with naming(path):
         file.flush()
         content = core.Content.map(file.name) if file.tell() else None
     tree: dict[str, Any] = {}
-    for parts, leaf, start in found:
+    for parts, leaf, start in rows:
         if start is not None and content is not None:
             leaf = InContent(leaf.shape, leaf.dtype, content, start)
-        if not parts and len(found) == 1:
+        if not parts and len(rows) == 1:
             return leaf
         _paths.put(tree, parts, leaf)
     return tree
