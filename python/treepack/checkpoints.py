@@ -396,10 +396,10 @@ def restore_checkpoint(
                         where, target, orbax_checkpointer, orbax_transforms, strict=reading.strict
                     )
             content = read_whole(path, opening)
-            found = restore_encoded(target, content, reading)
+            tree = restore_encoded(target, content, reading)
             if not allow_partial_mpa_restoration:
-                _flax.check_placeholders(found)
-            return found
+                _flax.check_placeholders(tree)
+            return tree
 
     if step is not None:
         path = joined(directory, f"{prefix}{step}")

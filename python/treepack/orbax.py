@@ -263,10 +263,10 @@ _STEP = re.compile(r"(\d+)(\.orbax-checkpoint-tmp|$)")
 def step_of(directory: Any) -> int | None:
     """Returns the step of an item from the path of its directory, or `None`."""
     path = Path(os.fspath(directory))
-    found = _STEP.search(path.parent.name)
-    if found is None or (not found[2] and ".orbax-checkpoint-tmp" in path.name):
+    match = _STEP.search(path.parent.name)
+    if match is None or (not match[2] and ".orbax-checkpoint-tmp" in path.name):
         return None  # what is renamed is the item alone
-    return int(found[1])
+    return int(match[1])
 
 
 # Files of older versions of Orbax
@@ -346,8 +346,8 @@ def load_aggregate(
 
 
 def _read_json(file: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(read_all(file)) if exists(file) else {}
-    return found
+    content: dict[str, Any] = json.loads(read_all(file)) if exists(file) else {}
+    return content
 
 
 def __dir__() -> list[str]:

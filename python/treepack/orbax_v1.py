@@ -117,10 +117,10 @@ class TreepackHandler:
 
 def _option(path: str) -> Any:
     """Returns an option of Orbax's context, or `None` if this version of Orbax lacks it."""
-    found = sys.modules[ocp.Context.__module__].get_context()  # has no public name
+    option = sys.modules[ocp.Context.__module__].get_context()  # has no public name
     for name in path.split("."):
-        found = getattr(found, name, None)
-    return found
+        option = getattr(option, name, None)
+    return option
 
 
 def _check_processes() -> None:
@@ -137,12 +137,12 @@ def _check_processes() -> None:
 
 def _check_storage(tree: Any) -> None:
     """Raises a TreepackError if an option asks for other dtypes than the arrays have."""
-    found = [("storage_options", _option("array.saving.storage_options"))]
+    named_options = [("storage_options", _option("array.saving.storage_options"))]
     scoped = _option("array.saving.scoped_storage_options_creator")
     if scoped is not None:
         leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
-        found += [("scoped_storage_options_creator", scoped(*leaf)) for leaf in leaves]
-    for name, options in found:
+        named_options += [("scoped_storage_options_creator", scoped(*leaf)) for leaf in leaves]
+    for name, options in named_options:
         if getattr(options, "dtype", None) is not None:
             raise TreepackError(
                 "treepack saves arrays with their own dtypes: cast them before saving, and leave "
@@ -222,16 +222,16 @@ def registry(
     # Orbax instantiates it without arguments.
     handler = type("TreepackHandler", (TreepackHandler,), own)
     names = {*names}
-    made = ocp.handlers.local_registry(include_global_registry=False)
+    registry = ocp.handlers.local_registry(include_global_registry=False)
     others = ocp.handlers.global_registry()
     for other, name in others.get_all_entries():
         if name not in names:
             aliases = others.get_secondary_typestrs(other)
-            made.add(other, checkpointable_name=name, secondary_typestrs=aliases)
-    made.add(handler, secondary_typestrs=[TreepackV0Handler.typestr()])
+            registry.add(other, checkpointable_name=name, secondary_typestrs=aliases)
+    registry.add(handler, secondary_typestrs=[TreepackV0Handler.typestr()])
     for name in sorted(names):
-        made.add(handler, checkpointable_name=name)
-    return made
+        registry.add(handler, checkpointable_name=name)
+    return registry
 
 
 def __dir__() -> list[str]:

@@ -137,8 +137,8 @@ def from_bytes(
         w: expected float64[3,2], found float64[2,3]
       Pass strict=False to take the shapes and dtypes of the file.
     """
-    found: Template = restore_encoded(target, encoded_bytes, restoring(strict, copy, threads))
-    return found
+    tree: Template = restore_encoded(target, encoded_bytes, restoring(strict, copy, threads))
+    return tree
 
 
 def msgpack_serialize(
@@ -299,8 +299,8 @@ def load_from_file(
                 "treepack.load reads directories; containers='plain' gives dicts and lists"
             )
             raise
-        found: Template = restore_encoded(target, content, reading)
-        return found
+        tree: Template = restore_encoded(target, content, reading)
+        return tree
 
 
 def compress_bytes(
@@ -438,8 +438,8 @@ def from_compressed_bytes(
     content = decompress_bytes(
         compressed_data, max_size=max_size, threads=threads, progress=progress
     )
-    found: Template = restore_encoded(target, content, reading)
-    return found
+    tree: Template = restore_encoded(target, content, reading)
+    return tree
 
 
 def patch(*, strict: Strict = True) -> Patch:
