@@ -391,11 +391,11 @@ def job(turn, sender):
                 os.kill(os.getpid(), 9)
         return trace
     from treepack._src.series.fast import Fast
-    drain = Fast._run_drain
+    copy_all = Fast._copy_all
     def traced(*args):
         sys.settrace(trace)
-        drain(*args)
-    Fast._run_drain = traced
+        copy_all(*args)
+    Fast._copy_all = traced
     sys.settrace(trace)
     run = series(fast=folder / "fast")
     found = run.resume()

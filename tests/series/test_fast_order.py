@@ -252,7 +252,7 @@ def test_reading_copies_nothing(tmp_path: Path, gate: Gate) -> None:
         (tmp_path / name / fast_module.FILE).write_text("0123")
     run = run_at(tmp_path)
     check(run, 2)
-    assert not run._fast._drains  # type: ignore[union-attr]
+    assert not run._fast._copies  # type: ignore[union-attr]
     assert steps_in(tmp_path / "run") == []
     run.wait()
     assert steps_in(tmp_path / "run") == [2]

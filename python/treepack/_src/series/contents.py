@@ -49,7 +49,7 @@ _DAMAGE = (*DAMAGE, CorruptionError, FileNotFoundError, EOFError)
 
 
 def is_damage(error: BaseException) -> bool:
-    """Returns whether an error in reading means that the checkpoint is not whole.
+    """Returns whether an error in reading means that the checkpoint is damaged.
 
     Not damage are a type or version that the program lacks, a store that does not answer, and gzip
     of another program, which cannot be read in parts.
@@ -76,17 +76,17 @@ def numbers(metrics: Any) -> dict[str, float]:
         raise TypeError(
             f'metrics must be numbers by name, such as {{"loss": loss}}, got {metrics!r:.100}'
         )
-    found = {}
+    floats = {}
     for name, value in metrics.items():
         try:
             if isinstance(value, (str, bytes, bytearray)):
                 raise TypeError("it is text, which float() takes as well")
-            found[str(name)] = float(value)
+            floats[str(name)] = float(value)
         except (TypeError, ValueError, OverflowError) as error:
             raise TypeError(
                 f"metrics[{name!r:.100}] must be a number, got {value!r:.100}: pass float(value)"
             ) from error
-    return found
+    return floats
 
 
 def _encoded(local: Any) -> bytes:
@@ -126,20 +126,21 @@ class Contents:
         if isinstance(reader, ShardedReader):
             processes = (process_of(name) for name, _, _ in reader.manifest.files)
             self._files = {each: partial(reader.file, at) for at, each in enumerate(processes)}
-        found = _metadata(reader)
+        metadata = _metadata(reader)
         self._is_ours = (
-            isinstance(found, dict)
-            and found.keys() == {_KEY, "metadata"}
-            and isinstance(found[_KEY], dict)
+            isinstance(metadata, dict)
+            and metadata.keys() == {_KEY, "metadata"}
+            and isinstance(metadata[_KEY], dict)
         )
         catalog = reader.catalog
         if catalog.record is None and catalog.children(0) is None:
             raise CorruptionError("it is a single value without a record: it may be truncated")
-        self._series: dict[str, Any] = found[_KEY] if self._is_ours else {}
-        found = self._series.get("step", step)
-        if type(found) is not int or found != step:
+        self._series: dict[str, Any] = metadata[_KEY] if self._is_ours else {}
+        saved_step = self._series.get("step", step)
+        if type(saved_step) is not int or saved_step != step:
             raise CorruptionError(
-                f"it is the checkpoint of step {short_repr(found)}, with the name of step {step}"
+                f"it is the checkpoint of step {short_repr(saved_step)}, with the name of step "
+                f"{step}"
             )
 
     def load(self, template: Any, **options: Unpack[PartOptions]) -> Any:
@@ -153,7 +154,6 @@ class Contents:
 
     @property
     def nbytes(self) -> int:
-        """The number of bytes of its files."""
         if isinstance(self._reader, ShardedReader):
             return sum(nbytes for _, nbytes, _ in self._reader.manifest.files)
         return self._reader.nbytes
@@ -164,17 +164,16 @@ class Contents:
         Raises:
           UnregisteredTypeError: If a type in them is not registered.
         """
-        found = _metadata(self._reader, unknown_as_dict=False)
-        return found["metadata"] if self._is_ours else found
+        metadata = _metadata(self._reader, unknown_as_dict=False)
+        return metadata["metadata"] if self._is_ours else metadata
 
     def summary(self) -> Summary:
-        """Returns the step, the time and the metrics."""
         own = self._own(0)
         time, metrics = own.get("time"), own.get("metrics")
         items = metrics.items() if isinstance(metrics, dict) else ()
         is_time = isinstance(time, float) and 0 <= time < _END_OF_TIME
-        known = {key: item for key, item in items if type(key) is str and isinstance(item, float)}
-        return Summary(self.step, time if is_time else None, known)
+        metrics = {key: item for key, item in items if type(key) is str and isinstance(item, float)}
+        return Summary(self.step, time if is_time else None, metrics)
 
     def locals(self, index: int, count: int) -> tuple[Any, int]:
         """Returns the local item of a process; a list of all if the number of processes differs.
@@ -214,8 +213,8 @@ class Contents:
             return self._series
         if process not in self._files:
             return {}
-        found = _metadata(self._files[process]())
-        mine = found.get("own") if isinstance(found, dict) else None
+        metadata = _metadata(self._files[process]())
+        mine = metadata.get("own") if isinstance(metadata, dict) else None
         return mine if isinstance(mine, dict) else {}
 
 

@@ -2,11 +2,11 @@
 
     save ──▶ room ──▶ commit in the fast directory ──▶ return
                             │
-    drain, a thread         └──▶ copy, commit in the durable directory ──▶ rules of `Keep`
+    a thread                └──▶ copy, commit in the durable directory ──▶ rules of `Keep`
 
-The drain copies the oldest first. A checkpoint counts as drained if the durable directory has a
-whole one of a later step, or of its step that was not saved before it. Nothing else is recorded, so
-a killed program leaves nothing to repair; the next save, or `Series.wait`, continues its copies.
+The thread copies the oldest first. A checkpoint counts as copied if the durable directory has an
+intact one of a later step, or of its step that was not saved before it. Nothing else is recorded,
+so a killed program leaves nothing to repair; the next save, or `Series.wait`, continues its copies.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ FILE = "fast.treepack"
 _MOST = 2
 
 
-class _Drain(LoggedFuture[None]):
-    """A drain in its thread.
+class _Copying(LoggedFuture[None]):
+    """Copies to the durable directory, in a thread.
 
     Attributes:
       has_looked: Whether it may miss checkpoints that are committed from now on.
@@ -70,8 +70,8 @@ class Fast:
     def __init__(self, directory: str, durable: Checkpoints, keep: Keep | None):
         self.checkpoints = Checkpoints(Folder(directory, durable.folder.begin))
         self._durable, self._keep = durable, keep
-        self._place = "drain", real(durable.folder.directory)
-        self._drains: list[_Drain] = []
+        self._place = "copies", real(durable.folder.directory)
+        self._copies: list[_Copying] = []
         self._run: str | None = None  # the random name of the run, once it is known
         self._saved = self._copied = -1  # the last step that was saved here, and that was copied
 
@@ -79,7 +79,7 @@ class Fast:
         return shown(self.checkpoints.folder.directory)
 
     def save(self, commit: Commit, progress: Progress) -> None:
-        """Saves a checkpoint here, and begins to drain it.
+        """Saves a checkpoint here, and begins to copy it.
 
         Raises:
           InvalidCheckpointError: If a later one is in either directory.
@@ -91,7 +91,7 @@ class Fast:
         self._make_room()
         commit(progress)
         self._saved = commit.step
-        self.drain()
+        self.begin_copying()
 
     def now(self, step: int) -> float:
         """Returns the time for a save of a step: after all its previous saves.
@@ -100,13 +100,13 @@ class Fast:
         """
         tiers = [Checkpoints(tier.folder) for tier in self._unknown()]  # others may have saved it
         summaries = [tier.summary(step) for tier in tiers if step in tier.steps()]
-        times = [one.time for one in summaries if one is not None and one.time is not None]
+        times = [each.time for each in summaries if each is not None and each.time is not None]
         return max([time.time(), *(math.nextafter(seconds, math.inf) for seconds in times)])
 
     def _unknown(self) -> list[Checkpoints]:
         """Returns the directories that may have later checkpoints.
 
-        While the last saved one is whole in the fast directory, the durable directory has no later
+        While the last saved one is intact in the fast directory, the durable directory has no later
         one, and looking would take requests to a store.
         """
         saved, fast = self._saved, self.checkpoints
@@ -142,15 +142,15 @@ class Fast:
 
     def steps(self) -> list[int]:
         """Returns the steps of the checkpoints of both directories, in order."""
-        # In this order, since a drain may move one meanwhile.
+        # In this order, since one may be copied and removed meanwhile.
         return sorted({*self.checkpoints.steps()} | {*self._durable.steps()})
 
     def holder(self, step: int) -> Checkpoints:
-        """Returns the directory from which to read a step: the durable one if it is drained."""
+        """Returns the directory from which to read a step: the durable one if it is copied."""
         if step not in self.checkpoints.steps():
             return self._durable
-        is_drained = all(summary.step != step for summary in self._undrained(self._whole()))
-        return self._durable if is_drained and step in self._durable.steps() else self.checkpoints
+        is_copied = all(summary.step != step for summary in self._uncopied(self._intact()))
+        return self._durable if is_copied and step in self._durable.steps() else self.checkpoints
 
     def is_older(self, step: int) -> bool:
         """Returns whether the durable directory has a later save of a step than this directory."""
@@ -159,21 +159,21 @@ class Fast:
         mine, other = (Checkpoints(tier.folder).summary(step) for tier in both)
         return mine is not None and other is not None and (other.time or 0) > (mine.time or 0)
 
-    def drain(self) -> None:
-        """Begins to copy, in a thread, all checkpoints that are not drained."""
+    def begin_copying(self) -> None:
+        """Begins to copy, in a thread, all checkpoints that are not copied."""
         if self.checkpoints.steps():
             with contextlib.suppress(RuntimeError, MemoryError):  # no thread: the next one does it
                 self._begin()
 
     def _begin(self) -> None:
-        if any(not drain.has_looked and not drain.done() for drain in self._drains):
+        if any(not copying.has_looked and not copying.done() for copying in self._copies):
             return
-        drain = _Drain(shown(self._durable.folder.directory), lambda: self._run_drain(drain))
-        begin(self._place, drain, waits=False)
-        self._drains.append(drain)
+        copying = _Copying(shown(self._durable.folder.directory), lambda: self._copy_all(copying))
+        begin(self._place, copying, waits=False)
+        self._copies.append(copying)
 
     def finish(self) -> None:
-        """Waits until all checkpoints are drained.
+        """Waits until all checkpoints are copied.
 
         Raises:
           Exception: If it cannot be copied.
@@ -181,43 +181,43 @@ class Fast:
         if self.checkpoints.steps():
             self._begin()
         wait_at(self._place)
-        drains = self._take(are_done=False)
-        for drain in drains[:-1]:
-            drain.exception()  # the last has tried again
-        if drains:
-            drains[-1].result()
+        copies = self._take(are_done=False)
+        for copying in copies[:-1]:
+            copying.exception()  # the last has tried again
+        if copies:
+            copies[-1].result()
 
     def warn(self) -> None:
-        """Warns of errors of drains that have ended."""
-        for drain in self._take(are_done=True):
-            if drain.has_unretrieved_error:
+        """Warns of errors in copying."""
+        for copying in self._take(are_done=True):
+            if copying.has_unretrieved_error:
                 warn(
                     f"{self} could not be copied to {shown(self._durable.folder.directory)}: "
-                    f"{drain.exception()!r}; later saves try again"
+                    f"{copying.exception()!r}; later saves try again"
                 )
 
-    def _take(self, *, are_done: bool) -> list[_Drain]:
-        """Removes and returns the drains: all, or those that have ended."""
+    def _take(self, *, are_done: bool) -> list[_Copying]:
+        """Removes and returns the tasks that copy: all, or those that have ended."""
         taken = []
-        for drain in [*self._drains]:
-            if drain.done() or not are_done:
+        for copying in [*self._copies]:
+            if copying.done() or not are_done:
                 with contextlib.suppress(ValueError):  # another thread took it
-                    self._drains.remove(drain)
-                    taken.append(drain)
+                    self._copies.remove(copying)
+                    taken.append(copying)
         return taken
 
-    def _run_drain(self, drain: _Drain) -> None:
-        """Copies the checkpoints that are not drained, the oldest first, and removes old ones."""
-        wait_at(self._place, drain)
-        drain.has_looked = True
+    def _copy_all(self, copying: _Copying) -> None:
+        """Copies the uncopied checkpoints, the oldest first, and removes old ones."""
+        wait_at(self._place, copying)
+        copying.has_looked = True
         self.check(bind=self._run is not None, afresh=True)
         tried: set[tuple[int, float | None]] = set()
         errors: list[BaseException] = []
-        while left := [summary for summary in self._tidy(spared=0) if summary[:2] not in tried]:
+        while left := [summary for summary in self._tidy(protected=0) if summary[:2] not in tried]:
             try:
                 self._copy(left[0])
             except FileNotFoundError:
-                if left[0][:2] in (summary[:2] for summary in self._whole()):
+                if left[0][:2] in (summary[:2] for summary in self._intact()):
                     raise
                 continue  # it was removed, or saved again, meanwhile
             except TreepackError as error:  # of this one, such as that it has come too late
@@ -234,7 +234,7 @@ class Fast:
             return
         check_last(self._durable, step, self.checkpoints)
         error = self.checkpoints.damaged.get(step)
-        if error is not None and not self._durable.whole(step):
+        if error is not None and not self._durable.intact(step):
             raise error
 
     def _copy(self, summary: Summary) -> None:
@@ -261,29 +261,33 @@ class Fast:
             has_saved(self._durable, summary, self._keep, directory)
         self._copied = step
 
-    def _whole(self) -> list[Summary]:
+    def _intact(self) -> list[Summary]:
         self.checkpoints.refresh()
-        return self.checkpoints.whole()
+        return self.checkpoints.intact()
 
-    def _undrained(self, there: Sequence[Summary]) -> list[Summary]:
+    def _uncopied(self, there: Sequence[Summary]) -> list[Summary]:
         """Returns the checkpoints that the durable directory lacks."""
         if not there:
             return []
-        later = self._durable.whole(there[0].step)
-        return [one for one in there if not any(map(functools.partial(_replaces, one), later))]
+        later = self._durable.intact(there[0].step)
+        return [
+            summary
+            for summary in there
+            if not any(map(functools.partial(_replaces, summary), later))
+        ]
 
-    def _tidy(self, *, spared: int) -> list[Summary]:
-        """Removes drained checkpoints except the newest, and those between that only `last` keeps.
+    def _tidy(self, *, protected: int) -> list[Summary]:
+        """Removes copied checkpoints except the newest, and those between that only `last` keeps.
 
         Args:
-          spared: The number of the first checkpoints that stay, as a drain may be copying them.
+          protected: The number of the first checkpoints that stay, as another thread may copy them.
 
         Returns:
-          Those that are not drained.
+          Those that are not copied.
         """
-        there = self._whole()
-        left = self._undrained(there)
-        between = left[spared:-1]
+        there = self._intact()
+        left = self._uncopied(there)
+        between = left[protected:-1]
         wanted = self._wanted(there) if between else set()
         dropped = [summary for summary in between if summary.step not in wanted]
         left = [summary for summary in left if summary not in dropped]
@@ -294,7 +298,7 @@ class Fast:
         """Returns the steps that rules keep, over both directories; the last step is among them."""
         if self._keep is None:
             return {summary.step for summary in there}
-        both = {summary.step: summary for summary in (*self._durable.whole(), *there)}
+        both = {summary.step: summary for summary in (*self._durable.intact(), *there)}
         keep = dataclasses.replace(self._keep, last=1)
         kept = keep.kept([both[step] for step in sorted(both)])
         return kept | self._durable.folder.listing().pinned()
@@ -304,34 +308,34 @@ class Fast:
         folder = self.checkpoints.folder
         listing = folder.listing()
         numbered = listing.numbered()
-        newest = max((summary.step for summary in self.checkpoints.whole()), default=0)
+        newest = max((summary.step for summary in self.checkpoints.intact()), default=0)
         bad = [
             step
-            for step, found in numbered.items()
-            if step < newest and step in self.checkpoints.damaged and not found.is_foreign
+            for step, entry in numbered.items()
+            if step < newest and step in self.checkpoints.damaged and not entry.is_foreign
         ]
-        unfinished = [at for at, found in numbered.items() if at < newest and not found.is_complete]
+        unfinished = [at for at, entry in numbered.items() if at < newest and not entry.is_complete]
         sweep(listing, map(folder.name, (*bad, *steps)), map(folder.name, unfinished))
 
     def _make_room(self) -> None:
-        """Makes room for one more checkpoint: drops some, waits for drains, or drops more.
+        """Makes room for one more checkpoint: drops some, waits for copies, or drops more.
 
         Warns:
-          UserWarning: If drains have failed, and checkpoints are dropped that are not copied.
+          UserWarning: If copying has failed, and checkpoints are dropped that are not copied.
         """
         for is_first in (True, False):
             if self._has_room():
                 return
             if not is_first:
-                self.drain()
+                self.begin_copying()
                 wait_at(self._place)
             with contextlib.suppress(OSError, TreepackError):  # of the durable directory
-                self._tidy(spared=1)
+                self._tidy(protected=1)
         if self._has_room():
             return
-        left = there = self._whole()
+        left = there = self._intact()
         with contextlib.suppress(OSError, TreepackError):
-            left = self._undrained(there)
+            left = self._uncopied(there)
         if dropped := [summary.step for summary in left[:-1]]:
             warn(
                 f"{self} is full: removed steps {', '.join(map(str, dropped))}, perhaps before "

@@ -30,8 +30,8 @@ MP_ARRAY_PH = FLAX_REFERENCE
 
 def directory_of(given: Any, storage_options: StorageOptions = None) -> str:
     """Returns the path or URL of a directory as flax normalizes it: `a/../b` is `b`."""
-    found = _directory_of(given, storage_options)
-    return like(found, safe_normpath(found))
+    directory = _directory_of(given, storage_options)
+    return like(directory, safe_normpath(directory))
 
 
 class StepPath:
@@ -96,8 +96,8 @@ def convert_pre_linen(params: Any) -> Any:
     renamed: dict[str, Any] = {}
     counts: dict[str, Iterator[int]] = collections.defaultdict(itertools.count)
     for name in natural_sort(params):
-        found = MODULE_NUM_RE.match(name)
-        new = name if found is None else f"{found[1]}_{next(counts[found[1]])}"
+        match = MODULE_NUM_RE.match(name)
+        new = name if match is None else f"{match[1]}_{next(counts[match[1]])}"
         renamed[new] = convert_pre_linen(params[name])
     return type(params)(renamed) if is_frozen_dict(params) else renamed
 

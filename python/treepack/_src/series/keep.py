@@ -92,7 +92,7 @@ class Keep:
         check_mode((*best, None)[2], f"best=({quoted(best[0])}, {best[1]}, ")
 
     def kept(self, checkpoints: Sequence[Summary]) -> set[int]:
-        """Returns the steps that stay, of whole checkpoints in the order of their steps."""
+        """Returns the steps that stay, of intact checkpoints in the order of their steps."""
         steps = {each.step for each in checkpoints[-self.last :]}
         if self.every is not None:
             steps.update(spaced(((each.step, each.step) for each in checkpoints), self.every))
@@ -107,7 +107,9 @@ class Keep:
 
     def is_unseen(self, checkpoints: Sequence[Summary]) -> bool:
         """Returns whether no checkpoint has the metric of `best`, perhaps a typo."""
-        return self.best is not None and not any(self.best[0] in one.metrics for one in checkpoints)
+        return self.best is not None and not any(
+            self.best[0] in summary.metrics for summary in checkpoints
+        )
 
 
 if not TYPE_CHECKING:  # `help` would show the signature of `__new__`
@@ -159,5 +161,5 @@ def best_steps(
 ) -> list[int]:
     sign = 1 if mode == "min" else -1
     values = ((each.metrics.get(name, math.nan), each.step) for each in checkpoints)
-    found = sorted((sign * value, -step) for value, step in values if not math.isnan(value))
-    return [-step for _, step in found[:count]]
+    ranked = sorted((sign * value, -step) for value, step in values if not math.isnan(value))
+    return [-step for _, step in ranked[:count]]

@@ -84,9 +84,9 @@ def safe_normpath(path: str) -> str:
     """
     if "::" in path and "://" in path:
         return path  # a chain of URLs
-    found = SCHEME_RE.fullmatch(path)
-    assert found is not None
-    return (found["scheme"] or "") + os.path.normpath(found["path"])
+    match = SCHEME_RE.fullmatch(path)
+    assert match is not None
+    return (match["scheme"] or "") + os.path.normpath(match["path"])
 
 
 # Numbers with more digits are not found in names.
@@ -102,10 +102,10 @@ def checked(name: str, number: Any, text: str) -> int:
     """
     if not hasattr(number, "__index__"):
         raise TypeError(f"{name} must be an integer, {text}")
-    found = operator.index(number)
-    if not 0 <= found < _MOST_NUMBER:
-        raise ValueError(f"{name} must be an integer from 0 to 10**18 - 1, got {found}")
-    return found
+    integer = operator.index(number)
+    if not 0 <= integer < _MOST_NUMBER:
+        raise ValueError(f"{name} must be an integer from 0 to 10**18 - 1, got {integer}")
+    return integer
 
 
 def directory_of(given: Any, storage_options: StorageOptions = None) -> str:
@@ -131,11 +131,9 @@ class Folder:
         return store_of(self.directory)[0].is_local
 
     def name(self, step: object) -> str:
-        """Returns the name of the checkpoint of a step."""
         return f"{self.begin}{step}"
 
     def path(self, name: str) -> str:
-        """Returns the path or URL of an entry."""
         return joined(self.directory, name)
 
     def step(self, name: str) -> int | None:
@@ -149,12 +147,11 @@ class Folder:
         return sort_key(name.removeprefix(self.begin))
 
     def listing(self) -> Listing:
-        """Lists the directory."""
         return Listing(self, entries(self.directory, hidden=self.begin.startswith(".")))
 
     def names(self) -> list[str]:
         """Returns the names of all complete checkpoints, in order."""
-        return [found.name for found in self.listing().checkpoints if found.is_complete]
+        return [entry.name for entry in self.listing().checkpoints if entry.is_complete]
 
     def steps(self) -> list[str]:
         """Returns the steps of all complete checkpoints, in order."""
@@ -208,7 +205,7 @@ class Listing:
 
     def __init__(self, folder: Folder, entries: list[Entry]):
         self.folder, self.entries = folder, entries
-        found = [
+        checkpoints = [
             Found(folder, entry)
             for entry in entries
             if entry.name.startswith(folder.begin)
@@ -217,7 +214,7 @@ class Listing:
             and _ORBAX_TEMPORARY not in entry.name
             and not OWN_TEMPORARY.fullmatch(entry.name)
         ]
-        self.checkpoints = sorted(found, key=lambda checkpoint: folder.key(checkpoint.name))
+        self.checkpoints = sorted(checkpoints, key=lambda checkpoint: folder.key(checkpoint.name))
 
     def numbered(self) -> dict[int, Found]:
         """Returns the entries that are named by the prefix and an integer, by step, in order.
@@ -226,9 +223,9 @@ class Listing:
         a store has a file and a directory of one name, the file is the one that is read.
         """
         numbered: dict[int, Found] = {}
-        for found in sorted(self.checkpoints, key=lambda checkpoint: checkpoint.is_directory):
-            if (step := self.folder.step(found.name)) is not None:
-                numbered.setdefault(step, found)
+        for entry in sorted(self.checkpoints, key=lambda entry: entry.is_directory):
+            if (step := self.folder.step(entry.name)) is not None:
+                numbered.setdefault(step, entry)
         return dict(sorted(numbered.items()))
 
     def pinned(self) -> set[int]:
@@ -239,19 +236,19 @@ class Listing:
 
     def others(self) -> dict[str, str]:
         """Returns the names of the last steps of other prefixes, by prefix."""
-        found: dict[str, str] = {}
+        last_names: dict[str, str] = {}
         for name in natural_sort((entry.name for entry in self.entries), signed=False):
             if (numbered := _NUMBERED.fullmatch(name)) and numbered[1] != self.folder.begin:
-                found[numbered[1]] = name
-        return found
+                last_names[numbered[1]] = name
+        return last_names
 
     def newest(self) -> Found | None:
         """Returns the last complete checkpoint."""
-        return next((found for found in reversed(self.checkpoints) if found.is_complete), None)
+        return next((entry for entry in reversed(self.checkpoints) if entry.is_complete), None)
 
     def unfinished(self) -> list[str]:
         """Returns the names of sharded checkpoints whose save has not ended."""
-        return [found.name for found in self.checkpoints if not found.is_complete]
+        return [entry.name for entry in self.checkpoints if not entry.is_complete]
 
     def like(self, name: str, *, earlier: bool = True) -> list[str]:
         """Returns the names of the complete checkpoints that differ from a name in numbers alone.
@@ -263,10 +260,10 @@ class Listing:
           earlier: Whether the names before it are among the result.
         """
         key = self.folder.key(name)
-        keys = [(self.folder.key(found.name), found) for found in self.checkpoints]
+        keys = [(self.folder.key(entry.name), entry) for entry in self.checkpoints]
         similar = [
-            (other, found.name == name, found.name)
-            for other, found in keys
-            if other[::2] == key[::2] and (earlier or other >= key) and found.is_complete
+            (other, entry.name == name, entry.name)
+            for other, entry in keys
+            if other[::2] == key[::2] and (earlier or other >= key) and entry.is_complete
         ]
-        return [found for _, _, found in sorted(similar)]
+        return [entry for _, _, entry in sorted(similar)]

@@ -64,7 +64,7 @@ class Version(NamedTuple):
         return _number(self.name)
 
 
-class Held(NamedTuple):
+class LoadedVersion(NamedTuple):
     """A version in memory: its name and its encoding."""
 
     name: str
@@ -93,9 +93,8 @@ class Head(NamedTuple):
 
     @classmethod
     def of(cls, directory: str, versions: Sequence[Version]) -> Head:
-        """Encodes the head of these versions."""
-        found = {"treepack_versions": _FORMAT, "writer": writer()}
-        data = json.dumps({**found, "versions": [version._asdict() for version in versions]})
+        header = {"treepack_versions": _FORMAT, "writer": writer()}
+        data = json.dumps({**header, "versions": [version._asdict() for version in versions]})
         return Head(directory, tuple(versions), data.encode())
 
     @classmethod
@@ -110,19 +109,19 @@ class Head(NamedTuple):
         store, place = store_of(path)
         try:
             with of_directory():
-                found = store.get(place)
+                response = store.get(place)
         except FileNotFoundError:
             return Head(directory, (), None)
-        data = bytes(found.data)
+        data = bytes(response.data)
         with naming(path):
-            return Head(directory, _versions(data), data, found.version)
+            return Head(directory, _versions(data), data, response.version)
 
     @property
     def newest(self) -> str:
         """The newest version as text."""
         return f"version {self.versions[-1].number}" if self.versions else "no version"
 
-    def assembled(self, held: Held | None, max_size: int | None) -> Held:
+    def assembled(self, held: LoadedVersion | None, max_size: int | None) -> LoadedVersion:
         """Returns the newest version, assembled from the fewest bytes; there must be one.
 
         Args:
@@ -143,7 +142,7 @@ class Head(NamedTuple):
             with naming(path):
                 opening = Opening(mmap=False, base=content, max_size=max_size)
                 content = read_whole(path, opening)
-        return Held(self.versions[-1].name, content)
+        return LoadedVersion(self.versions[-1].name, content)
 
 
 def _number(name: str) -> int:
@@ -157,49 +156,49 @@ def sum_of(content: core.Content) -> int:
 
 def _versions(data: bytes) -> tuple[Version, ...]:
     try:
-        found = json.loads(data)
-        if found["treepack_versions"] > _FORMAT:
+        head = json.loads(data)
+        if head["treepack_versions"] > _FORMAT:
             raise NewerVersionError("a newer treepack wrote it: upgrade treepack")
-        versions = tuple(map(_version, found["versions"]))
+        versions = tuple(map(_version, head["versions"]))
     except (ValueError, TypeError, LookupError, RecursionError) as error:
         if isinstance(error, NewerVersionError):
             raise
         text = f"it is {substitute(data) or f'not a head of published versions: {error}'}"
         raise CorruptionError(text) from error
     numbers = [version.number for version in versions]
-    is_sorted = all(one < two for one, two in itertools.pairwise(numbers))
+    is_sorted = all(earlier < later for earlier, later in itertools.pairwise(numbers))
     if not versions or versions[0].anchor is None or not is_sorted:
         raise CorruptionError("the head of published versions is damaged: publish to a new place")
     return versions
 
 
-def _version(found: dict[str, Any]) -> Version:
-    name, patch, anchor = found["name"], found["patch"], found["anchor"]
+def _version(fields: dict[str, Any]) -> Version:
+    name, patch, anchor = fields["name"], fields["patch"], fields["anchor"]
     sizes = [*([] if patch is None else [patch]), *([] if anchor is None else anchor)]
     # A name leads to a path, so it must not lead elsewhere.
     is_valid = re.fullmatch(NAME, name) and all(type(size) is int and size >= 0 for size in sizes)
     if not is_valid or not sizes:
-        raise ValueError(f"a version is malformed: {found!r:.200}")
+        raise ValueError(f"a version is malformed: {fields!r:.200}")
     return Version(name, patch, None if anchor is None else Anchor(*anchor))
 
 
-def _start(versions: Sequence[Version], held: Held | None) -> tuple[int, bool]:
+def _start(versions: Sequence[Version], held: LoadedVersion | None) -> tuple[int, bool]:
     """Returns the index of the version to start at, and whether to read its anchor."""
-    found: list[tuple[int, int, bool]] = []
+    starts: list[tuple[int, int, bool]] = []
     patches = 0
     for at, version in reversed([*enumerate(versions)]):
         if held is not None and version.name == held.name:
-            found.append((patches, at, False))
+            starts.append((patches, at, False))
         if version.anchor is not None:
-            found.append((patches + version.anchor.nbytes, at, True))
+            starts.append((patches + version.anchor.nbytes, at, True))
         if version.patch is None:
             break
         patches += version.patch
-    _, at, is_anchor = min(found)
+    _, at, is_anchor = min(starts)
     return at, is_anchor
 
 
-def _read_anchor(directory: str, version: Version, max_size: int | None) -> Held:
+def _read_anchor(directory: str, version: Version, max_size: int | None) -> LoadedVersion:
     path = joined(directory, f"{version.name}.treepack")
     with naming(path):
         content = read_whole(path, Opening(mmap=False, max_size=max_size))
@@ -208,4 +207,4 @@ def _read_anchor(directory: str, version: Version, max_size: int | None) -> Held
                 f"the anchor is damaged: expected the size and CRC-32 {version.anchor}, found "
                 f"{content.nbytes} bytes; wait for the next one"
             )
-    return Held(version.name, content)
+    return LoadedVersion(version.name, content)

@@ -28,7 +28,7 @@ from treepack._src.saving.layout import described_layout
 from treepack._src.saving.lease import FILE as LEASE
 from treepack._src.saving.lease import Permit, leased
 from treepack._src.series.names import checked, directory_of
-from treepack._src.series.published import HEAD, NAME, Anchor, Head, Held, Version, sum_of
+from treepack._src.series.published import HEAD, NAME, Anchor, Head, LoadedVersion, Version, sum_of
 from treepack._src.storage.entries import entries, exists
 from treepack._src.storage.place import Location, absolute, joined, located, shown
 from treepack._src.storage.store import ConditionError
@@ -83,8 +83,8 @@ class Publisher(Hinting):
       >>> for step in range(3):
       ...     policy["w"][step] = 1
       ...     publisher.push(policy, version=step)
-      >>> version, found = subscriber.latest()
-      >>> version, found["w"].sum()
+      >>> version, tree = subscriber.latest()
+      >>> version, tree["w"].sum()
       (2, np.float32(3.0))
     """
 
@@ -103,11 +103,11 @@ class Publisher(Hinting):
         self._directory = _directory(path, storage_options)
         self._anchor_every, self._durable = anchor_every, durable
         self._head = Head.read(self._directory)
-        self._held: Held | None = None
+        self._held: LoadedVersion | None = None
         self._has_tidied = False
         self._turns = Turns()
         # The head and version of a push whose outcome is unknown.
-        self._unknown: tuple[Head, Held] | None = None
+        self._unknown: tuple[Head, LoadedVersion] | None = None
 
     @advised
     @takes()
@@ -159,7 +159,7 @@ class Publisher(Hinting):
                 return
             name = f"version_{number}-{secrets.token_hex(8)}"
             versions = self._write(name, None if held is None else patch, data)
-            self._commit(permit, Head.of(self._directory, versions), Held(name, data))
+            self._commit(permit, Head.of(self._directory, versions), LoadedVersion(name, data))
             if not permit.is_held:  # then another publisher tidies
                 return
             if versions[-1].anchor is not None or not self._has_tidied:
@@ -174,16 +174,16 @@ class Publisher(Hinting):
         Raises:
           BusyError: If another publisher has pushed.
         """
-        found = Head.read(self._directory)
+        current = Head.read(self._directory)
         is_repeated = False
-        if self._unknown is not None and found.data == self._unknown[0].data:
+        if self._unknown is not None and current.data == self._unknown[0].data:
             self._head, self._held = self._unknown
             is_repeated = self._head.versions[-1].number == number
         self._unknown = None
-        if found.data != self._head.data:
-            raise self._busy(found)
-        self._head = found
-        newest = found.versions[-1].number if found.versions else -1
+        if current.data != self._head.data:
+            raise self._busy(current)
+        self._head = current
+        newest = current.versions[-1].number if current.versions else -1
         if number <= newest and not is_repeated:
             raise TreepackError(
                 f"version {number} is not newer than version {newest}, the newest in "
@@ -191,7 +191,7 @@ class Publisher(Hinting):
             )
         return is_repeated
 
-    def _base(self) -> Held | None:
+    def _base(self) -> LoadedVersion | None:
         """Returns the newest version, read once; `None` if there is none, or it is damaged."""
         if self._held is None and self._head.versions:
             with contextlib.suppress(TreepackError, FileNotFoundError):  # then comes an anchor
@@ -201,7 +201,9 @@ class Publisher(Hinting):
     def _write(self, name: str, patch: core.Content | None, data: core.Content) -> list[Version]:
         """Writes the objects of a version; returns the versions that stay with it."""
         old = self._head.versions
-        since = next((at for at, one in enumerate(reversed(old)) if one.anchor is not None), 0)
+        since = next(
+            (at for at, version in enumerate(reversed(old)) if version.anchor is not None), 0
+        )
         anchor = None
         if patch is None or since + 1 >= self._anchor_every:
             anchor = Anchor(data.nbytes, sum_of(data))
@@ -213,26 +215,26 @@ class Publisher(Hinting):
         versions = versions[anchors[-_ANCHORS:][0] :]
         return [versions[0]._replace(patch=None), *versions[1:]]
 
-    def _commit(self, permit: Permit, head: Head, held: Held) -> None:
+    def _commit(self, permit: Permit, head: Head, held: LoadedVersion) -> None:
         """Replaces the head, on the condition that it has not changed."""
         self._unknown = head, held
         try:
             place = joined(self._directory, HEAD)
             permit.commit(place, head.data or b"", self._head.stored, durable=self._durable)
         except Exception as error:
-            found = None
+            current = None
             with contextlib.suppress(Exception):  # the next push looks again
-                found = Head.read(self._directory)
-            if found is None or found.data != head.data:
+                current = Head.read(self._directory)
+            if current is None or current.data != head.data:
                 if isinstance(error, ConditionError):
-                    raise self._busy(found or self._head) from error
+                    raise self._busy(current or self._head) from error
                 raise
         self._unknown, self._head, self._held = None, head, held
 
-    def _busy(self, found: Head) -> BusyError:
+    def _busy(self, current: Head) -> BusyError:
         return BusyError(
-            f"another publisher has changed {shown(self._directory)}, where {found.newest} is the "
-            "newest now: only one may push; a new Publisher continues after that version"
+            f"another publisher has changed {shown(self._directory)}, where {current.newest} is "
+            "the newest now: only one may push; a new Publisher continues after that version"
         )
 
     def _tidy(self) -> None:
@@ -264,7 +266,7 @@ class Subscriber(Hinting):
 
     It keeps the newest received version in memory, encoded. For a newer one it reads the patches
     since then, or an anchor and the patches after it, whichever are fewer bytes. Each version is
-    whole: all bytes are compared with checksums. Threads may share a subscriber.
+    intact: all bytes are compared with checksums. Threads may share a subscriber.
 
     Args:
       path: The directory, or its URL.
@@ -292,7 +294,7 @@ class Subscriber(Hinting):
     ):
         check("max_size", max_size)
         self._directory, self._max_size = _directory(path, storage_options), max_size
-        self._held: Held | None = None
+        self._held: LoadedVersion | None = None
 
     @takes(ChoiceOptions)
     def latest(
@@ -369,7 +371,7 @@ class Subscriber(Hinting):
             pause = min(2 * pause, _MOST_PAUSE_S)
 
     def _restored(
-        self, held: Held | None, head: Head, template: Any, options: ChoiceOptions
+        self, held: LoadedVersion | None, head: Head, template: Any, options: ChoiceOptions
     ) -> tuple[int, Any]:
         """Reads the newest version, unless it is held, and restores it.
 
@@ -386,12 +388,12 @@ class Subscriber(Hinting):
                     held = head.assembled(held, self._max_size)
                 break
             except FileNotFoundError as error:
-                found = Head.read(self._directory)  # later versions may have come
-                if not left or found.data == head.data or not found.versions:
+                newer = Head.read(self._directory)  # later versions may have come
+                if not left or newer.data == head.data or not newer.versions:
                     raise CorruptionError(
                         f"{shown(self._directory)} lacks an object that its head names: {error}"
                     ) from error
-                head = found
+                head = newer
         assert held is not None
         newest = self._held
         if newest is before or newest is None or newest.number < held.number:
@@ -405,8 +407,8 @@ class Subscriber(Hinting):
 
     def __repr__(self) -> str:
         held = self._held
-        found = "no version" if held is None else f"version {held.number}"
-        return f"<treepack.Subscriber {shown(self._directory)!r}: {found} received>"
+        text = "no version" if held is None else f"version {held.number}"
+        return f"<treepack.Subscriber {shown(self._directory)!r}: {text} received>"
 
 
 def _directory(path: Location, storage_options: StorageOptions) -> str:

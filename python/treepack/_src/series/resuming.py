@@ -1,6 +1,6 @@
 """Finds the newest intact checkpoint of a series, and loads it.
 
-process 0     a step ──▶ all          loads ──▶ whole, damaged, or an error ──▶ the next step,
+process 0     a step ──▶ all          loads ──▶ intact, damaged, or an error ──▶ the next step,
 all others              ──▶ load, tell process 0                               or the end ──▶ all
 """
 
@@ -68,7 +68,7 @@ class Resuming:
       mmap: Whether files are mapped; `None` maps the files of a directory.
       max_size: The maximum decompressed size.
       options: Options of `load`.
-      skipped: The checkpoints that are not whole so far, with their errors, the latest first.
+      skipped: The checkpoints that are not intact so far, with their errors, the latest first.
     """
 
     checkpoints: Checkpoints
@@ -91,24 +91,24 @@ class Resuming:
           The checkpoint; `None` if none was ever completed.
 
         Raises:
-          CorruptionError: If there are checkpoints, and none of them is whole.
+          CorruptionError: If there are checkpoints, and none of them is intact.
         """
         if self.fast is not None:
             self.fast.check()
         meeting = _meeting(self.timeout)
-        found = self._lead(meeting) if self._index == 0 else self._follow(meeting)
+        loaded = self._lead(meeting) if self._index == 0 else self._follow(meeting)
         directory = shown(self.checkpoints.folder.directory)
-        if found is None and not self.skipped and self._index == 0:
+        if loaded is None and not self.skipped and self._index == 0:
             self._warn_of_others(directory)
         for step, error in self.skipped:
             if not isinstance(error, UnfinishedError):
                 warn(f"step {step} of {directory} is skipped: {error}")
-        if found is not None and found.local is not None and found.saved != self._count:
+        if loaded is not None and loaded.local is not None and loaded.saved != self._count:
             warn(
-                f"{found.saved} processes have saved step {found.step}, and {self._count} resume "
+                f"{loaded.saved} processes have saved step {loaded.step}, and {self._count} resume "
                 "it: local is a list of the items of all"
             )
-        return found
+        return loaded
 
     def _warn_of_others(self, directory: str) -> None:
         """Warns of checkpoints whose names begin with another prefix."""
@@ -129,7 +129,7 @@ class Resuming:
                 try:
                     if not entry.is_complete:
                         raise UnfinishedError("its save has not ended: there is no manifest")
-                    found = attempt(step, checkpoints, entry.is_directory)
+                    loaded = attempt(step, checkpoints, entry.is_directory)
                 except Exception as error:
                     if not is_damage(error):
                         raise
@@ -141,7 +141,7 @@ class Resuming:
                 else:
                     checkpoints.damaged.pop(step, None)
                     self._forgive(step, checkpoints)
-                    return found
+                    return loaded
             else:
                 break
         if all(isinstance(error, UnfinishedError) for _, error in self.skipped):
@@ -155,19 +155,23 @@ class Resuming:
     def _candidates(self) -> list[tuple[int, Checkpoints, Found]]:
         """Returns the checkpoints of all directories, the latest first, and the fast one first."""
         tiers = [self.checkpoints]
-        if self.fast is not None:  # in this order, since a drain may move one meanwhile
+        if self.fast is not None:  # in this order, since one may be copied and removed meanwhile
             tiers.insert(0, self.fast.checkpoints)
-        found = [(at, tier, one) for tier in tiers for at, one in tier.folder.numbered().items()]
-        steps = [step for step, _, _ in found]
+        candidates = [
+            (at, tier, entry) for tier in tiers for at, entry in tier.folder.numbered().items()
+        ]
+        steps = [step for step, _, _ in candidates]
         older = {
             step
             for step in steps
             if self.fast is not None and steps.count(step) > 1 and self.fast.is_older(step)
         }
-        return sorted(found, key=lambda one: (-one[0], one[0] in older and one[1] is not tiers[-1]))
+        return sorted(
+            candidates, key=lambda row: (-row[0], row[0] in older and row[1] is not tiers[-1])
+        )
 
     def _forgive(self, step: int, checkpoints: Checkpoints) -> None:
-        """Removes a step that another directory has whole from the skipped ones."""
+        """Removes a step that another directory has intact from the skipped ones."""
         for skipped, error in self.skipped:
             if skipped == step and not isinstance(error, UnfinishedError):
                 warn(f"step {step} is taken from {shown(checkpoints.path(step))}: {error}")
@@ -177,7 +181,7 @@ class Resuming:
         """Loads the checkpoint of a step.
 
         Raises:
-          Exception: If it is not whole; see `is_damage`.
+          Exception: If it is not intact; see `is_damage`.
         """
         options = self.options
         with opened(
@@ -213,16 +217,16 @@ class Resuming:
             return _result(mine)
 
         try:
-            found = self._search(attempt)
+            loaded = self._search(attempt)
         except BaseException as error:
             next(meeting).announce(json.dumps({"error": text_of(error)}))
             raise
         skipped = [
             [step, str(error), isinstance(error, UnfinishedError)] for step, error in self.skipped
         ]
-        end = {"found": None if found is None else found.step, "skipped": skipped}
+        end = {"found": None if loaded is None else loaded.step, "skipped": skipped}
         next(meeting).announce(json.dumps(end))
-        return found
+        return loaded
 
     def _follow(self, meeting: Iterator[Group]) -> Loaded | None:
         mine: Loaded | Exception | None = None
@@ -277,10 +281,10 @@ def _message(outcome: Loaded | Exception | None) -> Message:
 
 def _is_gone(checkpoints: Checkpoints, step: int, error: Exception) -> bool:
     """Returns whether a checkpoint that cannot be read has been removed."""
-    found = checkpoints.folder.numbered().get(step)
-    if found is None or isinstance(error, UnfinishedError):
-        return found is None
-    return not found.is_complete or isinstance(error, FileNotFoundError)
+    entry = checkpoints.folder.numbered().get(step)
+    if entry is None or isinstance(error, UnfinishedError):
+        return entry is None
+    return not entry.is_complete or isinstance(error, FileNotFoundError)
 
 
 # The number of resumes of all processes.

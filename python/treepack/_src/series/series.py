@@ -69,7 +69,7 @@ class Series(Hinting):
       storage_options: See `save`.
 
     Attributes:
-      skipped: The checkpoints that the last `resume` skipped because they are not whole: pairs of a
+      skipped: The checkpoints that the last `resume` skipped because they are damaged: pairs of a
         step and its error, the latest first.
       local: The data that this process passed as `local=` to the save of the resumed step. If
         another number of processes saved it, the list of the data of all of them.
@@ -170,7 +170,7 @@ class Series(Hinting):
         background, the next save warns and continues; `wait` and the `Saving` raise the error.
 
         Args:
-          step: The step, not less than the step of any whole checkpoint.
+          step: The step, not less than the step of any intact checkpoint.
           state: Any tree; see `treepack.save`.
           metrics: Numbers by name, such as `{"loss": loss}`, for `metrics` and for rules of `Keep`.
             Of several processes, process 0 provides them.
@@ -262,7 +262,7 @@ class Series(Hinting):
           `step, state = run.resume(state) or (0, state)` begins or resumes.
 
         Raises:
-          CorruptionError: A ValueError. If there are checkpoints, but no whole one; it names all.
+          CorruptionError: A ValueError. If there are checkpoints, but no intact one; it names all.
           MismatchError: A ValueError. If the checkpoint does not fit the template; earlier ones are
             not tried then.
           UnregisteredTypeError: See `treepack.load`, also for other errors except damage.
@@ -287,11 +287,11 @@ class Series(Hinting):
             options=options,
         )
         try:
-            found = resuming()
+            loaded = resuming()
         finally:
             self.skipped = resuming.skipped
-        self.local = None if found is None else found.local
-        return None if found is None else (found.step, found.state)
+        self.local = None if loaded is None else loaded.local
+        return None if loaded is None else (loaded.step, loaded.state)
 
     @called
     def steps(self) -> list[int]:
@@ -349,16 +349,16 @@ class Series(Hinting):
                 'best() requires a metric, as in best("loss", "min"), or '
                 'keep=Keep(best=("loss", 1, "min"))'
             )
-        found = []
+        summaries = []
         for step in self.steps():
             with contextlib.suppress(TreepackError):  # damaged, or removed meanwhile
-                found.append(self._read(step, Contents.summary))
-        names = {name for summary in found for name in summary.metrics}
+                summaries.append(self._read(step, Contents.summary))
+        names = {name for summary in summaries for name in summary.metrics}
         if names and rule[0] not in names:
             raise TreepackError(
                 f"no checkpoint has the metric {quoted(rule[0])}: {_near(rule[0], names)}"
             )
-        return next(iter(best_steps(found, rule[0], 1, rule[2])), None)
+        return next(iter(best_steps(summaries, rule[0], 1, rule[2])), None)
 
     def keep(self, step: int) -> None:
         """Keeps a checkpoint regardless of the rules, also after a restart.
@@ -508,12 +508,12 @@ class Series(Hinting):
 
 def _checked_fast(fast: str | os.PathLike[str], directory: str) -> str:
     """Returns the absolute path of the fast directory of the series in a directory."""
-    found = directory_of(located(fast))
-    if not Folder(found, "").is_local:
-        raise ValueError(f"fast must be a local directory, not the URL {shown(found)!r}")
-    if real(found) == real(directory):
+    path = directory_of(located(fast))
+    if not Folder(path, "").is_local:
+        raise ValueError(f"fast must be a local directory, not the URL {shown(path)!r}")
+    if real(path) == real(directory):
         raise ValueError(f"fast must be another directory than path, {shown(directory)!r}")
-    return absolute(found)
+    return absolute(path)
 
 
 def _near(metric: str, names: Collection[str]) -> str:
@@ -524,7 +524,6 @@ def _near(metric: str, names: Collection[str]) -> str:
 
 
 def _checked(step: Any) -> int:
-    """Returns a step as an integer."""
     if step is None:
         raise TypeError(
             "step must be an integer, got None, as best() returns while no checkpoint has metrics: "

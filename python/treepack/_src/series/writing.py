@@ -45,7 +45,7 @@ class Checkpoints:
 
     Attributes:
       folder: Their directory.
-      damaged: Those that are not whole, with the error of each.
+      damaged: The errors of those that are damaged, by step.
     """
 
     def __init__(self, folder: Folder):
@@ -54,31 +54,30 @@ class Checkpoints:
         self._summaries: dict[int, Summary] = {}
 
     def path(self, step: int) -> str:
-        """Returns the path or URL of the checkpoint of a step."""
         return self.folder.path(self.folder.name(step))
 
     def steps(self) -> list[int]:
         """Returns the steps of the checkpoints whose save has ended, in order."""
-        return [step for step, found in self.folder.numbered().items() if found.is_complete]
+        return [step for step, entry in self.folder.numbered().items() if entry.is_complete]
 
     def complete(self, numbered: Mapping[int, Found], first: int = 0) -> list[int]:
         """Returns `steps` from `first` on, without looking again into known ones.
 
         In a store, each look takes a request.
         """
-        known = {} if self.folder.is_local else self._summaries
-        found = ((step, found) for step, found in numbered.items() if step >= first)
-        return [step for step, found in found if step in known or found.is_complete]
+        seen = {} if self.folder.is_local else self._summaries
+        entries = ((step, entry) for step, entry in numbered.items() if step >= first)
+        return [step for step, entry in entries if step in seen or entry.is_complete]
 
-    def whole(self, first: int = 0) -> list[Summary]:
-        """Returns the whole checkpoints from a step on, in order."""
+    def intact(self, first: int = 0) -> list[Summary]:
+        """Returns the intact checkpoints from a step on, in order."""
         numbered = self.folder.numbered()
         return self.summaries(numbered, self.complete(numbered, first))
 
     def summaries(self, numbered: Mapping[int, Found], steps: Iterable[int]) -> list[Summary]:
-        """Returns the summaries of the whole checkpoints."""
-        found = (self.summary(step, is_directory=numbered[step].is_directory) for step in steps)
-        return [summary for summary in found if summary is not None]
+        """Returns the summaries of the intact checkpoints."""
+        summaries = (self.summary(step, is_directory=numbered[step].is_directory) for step in steps)
+        return [summary for summary in summaries if summary is not None]
 
     def refresh(self) -> None:
         """Forgets the contents read so far: others may have replaced the checkpoints."""
@@ -90,7 +89,7 @@ class Checkpoints:
         self.damaged.pop(summary.step, None)
 
     def summary(self, step: int, *, is_directory: bool = False) -> Summary | None:
-        """Returns a checkpoint, which is read once; `None` if it is not whole.
+        """Returns a checkpoint, which is read once; `None` if it is damaged.
 
         With `is_directory` it is known to be a directory.
 
@@ -99,23 +98,23 @@ class Checkpoints:
         """
         if step in self.damaged:
             return None
-        found = self._summaries.get(step)
-        if found is None:
+        summary = self._summaries.get(step)
+        if summary is None:
             try:
                 with opened(self.path(step), step, is_directory=is_directory) as contents:
-                    found = self._summaries[step] = contents.summary()
+                    summary = self._summaries[step] = contents.summary()
             except Exception as error:
                 if not is_damage(error):
                     raise
                 self.damaged[step] = error.with_traceback(None)
-        return found
+        return summary
 
     def forget(self, steps: Collection[int]) -> None:
         """Forgets checkpoints of other steps than these, which are gone."""
-        for known in (self._summaries, self.damaged):
-            for step in [*known]:  # in one step: a signal handler may save meanwhile
+        for cache in (self._summaries, self.damaged):
+            for step in [*cache]:  # in one step: a signal handler may save meanwhile
                 if step not in steps:
-                    known.pop(step, None)
+                    cache.pop(step, None)
 
 
 class Commit:
@@ -286,7 +285,7 @@ def has_saved(
     """Adds a checkpoint that was committed, and removes those that no rule keeps any more.
 
     None is removed if another job holds the claim of the directory by now. An error is a warning,
-    since the save has succeeded. A damaged one is removed once `keep.last` later ones are whole.
+    since the save has succeeded. A damaged one is removed once `keep.last` later ones are intact.
     """
     checkpoints.add(summary)
     if keep is None:
@@ -297,11 +296,11 @@ def has_saved(
         listing = folder.listing()
         numbered = listing.numbered()
         complete = checkpoints.complete(numbered)
-        whole = checkpoints.summaries(numbered, (each for each in complete if each <= saved))
-        if not whole or whole[-1].step != saved:
+        intact = checkpoints.summaries(numbered, (each for each in complete if each <= saved))
+        if not intact or intact[-1].step != saved:
             return  # another job has removed it
-        kept = keep.kept(whole) | listing.pinned()
-        oldest = whole[-keep.last :][0].step if len(whole) >= keep.last else 0
+        kept = keep.kept(intact) | listing.pinned()
+        oldest = intact[-keep.last :][0].step if len(intact) >= keep.last else 0
         gone = [step for step in complete if step <= saved and step not in kept]
         gone = [
             step
@@ -312,8 +311,8 @@ def has_saved(
         directory.check()
         sweep(listing, map(folder.name, gone), map(folder.name, unfinished))
         checkpoints.forget(numbered.keys() - gone)
-        if keep.best is not None and whole[-1].metrics and keep.is_unseen(whole):
-            has = ", ".join(f"{name!r:.100}" for name in sorted(whole[-1].metrics)[:_MOST_NAMES])
+        if keep.best is not None and intact[-1].metrics and keep.is_unseen(intact):
+            has = ", ".join(f"{name!r:.100}" for name in sorted(intact[-1].metrics)[:_MOST_NAMES])
             warn(
                 f"metrics has {has}, keep asks for {keep.best[0]!r:.100}: until a checkpoint has "
                 "it, none with metrics is removed"
