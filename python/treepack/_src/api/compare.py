@@ -122,29 +122,29 @@ def _opened(source: Any) -> Iterator[Tree]:
 _NOTHING = object()
 
 
-def _difference(one: Any, other: Any, rtol: float, atol: float) -> tuple[str, str] | None:
+def _difference(left: Any, right: Any, rtol: float, atol: float) -> tuple[str, str] | None:
     """Returns the kind and a description of the difference of two leaves, or `None`."""
-    if one is _NOTHING or other is _NOTHING:
-        return ("only in the second" if one is _NOTHING else "only in the first"), _kind(
-            other if one is _NOTHING else one
+    if left is _NOTHING or right is _NOTHING:
+        return ("only in the second" if left is _NOTHING else "only in the first"), _kind(
+            right if left is _NOTHING else left
         )
-    if isinstance(one, LazyArray) and isinstance(other, LazyArray):
-        if one.shape != other.shape:
-            return "shape", f"{_kind(one)} and {_kind(other)}"
-        distance = compared(one, other)
+    if isinstance(left, LazyArray) and isinstance(right, LazyArray):
+        if left.shape != right.shape:
+            return "shape", f"{_kind(left)} and {_kind(right)}"
+        distance = compared(left, right)
         is_near = distance.absolute <= atol or distance.relative <= rtol
-        names = _dtypes.shown(one.dtype), _dtypes.shown(other.dtype)
+        names = _dtypes.shown(left.dtype), _dtypes.shown(right.dtype)
         if names[0] != names[1]:
             apart = "" if distance.elements == 0 else f", {_apart(distance)}"
             return "dtype", f"{names[0]} and {names[1]}{apart}"
         return None if distance.elements == 0 or is_near else ("values", _apart(distance))
-    if type(one) is type(other) and _equal(one, other):
+    if type(left) is type(right) and _equal(left, right):
         return None
-    texts = [_text(one), _text(other)]
-    if isinstance(one, LazyArray) != isinstance(other, LazyArray):
+    texts = [_text(left), _text(right)]
+    if isinstance(left, LazyArray) != isinstance(right, LazyArray):
         texts = [
             text if isinstance(leaf, LazyArray) else f"{_kind(leaf)} {text}"
-            for text, leaf in zip(texts, (one, other), strict=True)
+            for text, leaf in zip(texts, (left, right), strict=True)
         ]
     return "value", " and ".join(texts)
 
@@ -156,15 +156,15 @@ def _apart(distance: Apart) -> str:
     return f"{count}, by {distance.absolute:.3g} at most, relative {distance.relative:.3g}"
 
 
-def _equal(one: Any, other: Any) -> bool:
-    if is_key(one) and is_key(other):
-        (name, one), (other_name, other) = unwrap(one), unwrap(other)
-        return name == other_name and bool(np.array_equal(one, other))
-    if isinstance(one, np.ndarray):  # read whole, since its header has no shape
-        return one.dtype == other.dtype and bool(np.array_equal(one, other))
-    if isinstance(one, dict):  # a PRNG key that this process cannot make
-        return one.keys() == other.keys() and all(_equal(one[key], other[key]) for key in one)
-    return bool(one == other or (one != one and other != other))  # NaN
+def _equal(left: Any, right: Any) -> bool:
+    if is_key(left) and is_key(right):
+        (name, left), (other_name, right) = unwrap(left), unwrap(right)
+        return name == other_name and bool(np.array_equal(left, right))
+    if isinstance(left, np.ndarray):  # read whole, since its header has no shape
+        return left.dtype == right.dtype and bool(np.array_equal(left, right))
+    if isinstance(left, dict):  # a PRNG key that this process cannot make
+        return left.keys() == right.keys() and all(_equal(left[key], right[key]) for key in left)
+    return bool(left == right or (left != left and right != right))  # NaN
 
 
 def _kind(leaf: Any) -> str:

@@ -49,7 +49,6 @@ def explicit() -> Iterator[None]:
 
 
 def on_host(array: Any) -> np.ndarray:
-    """Returns an array in host memory."""
     import numpy as np
 
     with explicit() if is_array(array) else contextlib.nullcontext():
@@ -277,7 +276,6 @@ def is_plain_namedtuple(ty: Any) -> bool:
 
 
 def children(node: Any) -> Sequence[Any]:
-    """Returns the children of a node of JAX's registry."""
     from jax.tree_util import default_registry
 
     parts, _ = default_registry.flatten_one_level(node)
@@ -293,7 +291,6 @@ def treedef_with(ty: type, auxdata: Any, children: Sequence[Any]) -> jax.tree_ut
 
 
 def unflatten(ty: type, auxdata: Any, children: Sequence[Any]) -> Any:
-    """Unflattens a node from its children, as JAX does."""
     from jax.tree_util import tree_structure
 
     if hasattr(ty, "_fields") and not is_plain_namedtuple(ty):

@@ -110,7 +110,6 @@ class Pruned:
         return _split(_items(self.container))[0]
 
     def functions(self) -> dict[str, Any]:
-        """Returns the functions, by name."""
         return _split(_items(self.container))[1]
 
     def keys(self) -> list[Any]:
@@ -254,7 +253,7 @@ def is_plain_namedtuple(ty: type) -> bool:
 
 
 def is_container_type(ty: type) -> bool:
-    """Returns whether objects of a type are containers, as far as the type alone shows."""
+    """Returns whether objects of a type are containers, judged by the type alone."""
     return (
         handlers.find(ty) is not None
         or ty in BUILTIN

@@ -26,7 +26,6 @@ class LeftOut:
         self._has_ties = False
 
     def meet(self, node: Any) -> None:
-        """Notes a node of the tree."""
         if is_shareable(node):
             self._has_ties |= id(node) in self._met
             self._met.add(id(node))

@@ -70,7 +70,6 @@ def encode(value: Any) -> tuple[str, Any] | None:
 
 
 def decoder(name: str) -> Callable[[Any], Any] | None:
-    """Returns the function that decodes values with this name, or `None`."""
     codec = _BY_NAME.get(name)
     return None if codec is None else codec.decode
 

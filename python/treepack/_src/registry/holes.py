@@ -68,7 +68,7 @@ def _check_has_no_data(value: Any, left_out: LeftOut) -> None:
 
 
 def with_holes(values: dict[str, Any], left_out: LeftOut, where: str = "") -> dict[str, Any]:
-    """Replaces values that cannot be stored with placeholders, as far as they may be left out."""
+    """Replaces values that cannot be stored with placeholders where `static=` permits."""
     if left_out.static == "error":
         return values
     return {field: _with_holes(value, [field], left_out, where) for field, value in values.items()}

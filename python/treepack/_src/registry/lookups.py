@@ -165,7 +165,6 @@ class Lookups:
         return filled, not filling.missing
 
     def _describe(self, hole: Hole, place: str, ty: type) -> None:
-        """Describes a placeholder without a value."""
         self._unfilled += 1
         description, path = _brief(hole.description), _brief(place)
         if hole.name is None:

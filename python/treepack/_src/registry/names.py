@@ -251,7 +251,6 @@ def is_unstable(thing: Any) -> bool:
 
 
 def unstable_text(name: str, remedy: str) -> str:
-    """Returns the warning about a name that `is_unstable`."""
     return f"{name!r} may name another type or function in other programs: {remedy}"
 
 

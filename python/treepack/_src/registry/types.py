@@ -153,7 +153,7 @@ def evolved(entry: NodeType, saved: Fields | None, version: int) -> NodeType:
     def unflatten(static: Any, names: list[str], children: list[Any]) -> Any:
         node = entry.unflatten(*convert(static, names, children))
         if version == entry.version and not entry.by_field and handlers.find(entry.ty) is None:
-            _check_made(node, entry, names, None if saved == entry.fields else children)
+            _check_rebuilt(node, entry, names, None if saved == entry.fields else children)
         return node
 
     return entry._replace(
@@ -163,7 +163,9 @@ def evolved(entry: NodeType, saved: Fields | None, version: int) -> NodeType:
     )
 
 
-def _check_made(node: Any, entry: NodeType, names: list[str], children: list[Any] | None) -> None:
+def _check_rebuilt(
+    node: Any, entry: NodeType, names: list[str], children: list[Any] | None
+) -> None:
     """Raises unless code of the type, which gets the children in order, kept their names.
 
     If the type is unchanged, `children` is `None`, since its code may convert them: only names are

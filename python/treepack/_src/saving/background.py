@@ -64,7 +64,7 @@ class LoggedFuture(Future[T], metaclass=Completing):
 
     @property
     def is_suspended(self) -> bool:
-        """Whether a signal handler in this thread has interrupted the work: it goes on later."""
+        """Whether a signal handler in this thread has interrupted the work, which resumes later."""
         return self._claims.get("first") == (threading.get_ident(),) and not self.done()
 
     @property

@@ -123,7 +123,6 @@ class Directory(abc.ABC):
         return shown(self._path)
 
     def file(self, name: str) -> str:
-        """Returns the path or URL of a file in the directory."""
         return joined(self._path, name)
 
     def claim(self, name: str) -> None:
@@ -207,7 +206,6 @@ class Directory(abc.ABC):
         _claimed.pop(id(self), None)
 
     def names(self) -> set[str]:
-        """Returns the names of all files."""
         return {entry.name for entry in entries(self._path)}
 
     def look(self, name: str) -> Written:
@@ -259,8 +257,16 @@ class LocalDirectory(Directory):
             try:
                 self._lease.take(name)
             except OwnBusyError:
-                interrupted = [one for one in self._interrupted if isinstance(one, LocalDirectory)]
-                if not (held := [one._lease for one in interrupted if one._lease.is_held]):
+                interrupted = [
+                    directory
+                    for directory in self._interrupted
+                    if isinstance(directory, LocalDirectory)
+                ]
+                if not (
+                    held := [
+                        directory._lease for directory in interrupted if directory._lease.is_held
+                    ]
+                ):
                     raise
                 self._lease, self._is_shared = held[0], True
             data = self._manifest()
@@ -397,7 +403,7 @@ class RemoteDirectory(Directory):
                 self._has_committed((version, _hash_of(now)))
 
     def _is_there(self, manifest: bytes) -> bool:
-        """Returns whether a manifest is the current one, as far as it can be read."""
+        """Returns whether a manifest is the current one; false if it cannot be read."""
         with contextlib.suppress(Exception):
             return self._manifest()[1] == manifest
         return False
@@ -438,7 +444,6 @@ _MOST_NAMES = 10
 
 
 def directory_at(path: str | os.PathLike[str]) -> Directory:
-    """Returns the directory at a path or URL."""
     store, place = store_of(path)
     return LocalDirectory(place) if store.is_local else RemoteDirectory(os.fspath(path))
 

@@ -400,7 +400,6 @@ def _about(data: bytes) -> dict[str, Any]:
 
 
 def utc(seconds: float) -> str:
-    """Formats a time in UTC."""
     return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(seconds))
 
 

@@ -125,7 +125,9 @@ class Contents:
         self._files: dict[int, Callable[[], Reader]] = {0: lambda: reader}
         if isinstance(reader, ShardedReader):
             processes = (process_of(name) for name, _, _ in reader.manifest.files)
-            self._files = {each: partial(reader.file, at) for at, each in enumerate(processes)}
+            self._files = {
+                process: partial(reader.file, at) for at, process in enumerate(processes)
+            }
         metadata = _metadata(reader)
         self._is_ours = (
             isinstance(metadata, dict)

@@ -234,7 +234,7 @@ def check_last(checkpoints: Checkpoints, step: int, *others: Checkpoints) -> Map
     """
     numbered = checkpoints.folder.numbered()
     later = reversed(checkpoints.complete(numbered, step + 1))
-    last = next((other for other in later if checkpoints.summaries(numbered, [other])), None)
+    last = next((number for number in later if checkpoints.summaries(numbered, [number])), None)
     if last is None:
         return numbered
     paths = [
@@ -296,7 +296,7 @@ def has_saved(
         listing = folder.listing()
         numbered = listing.numbered()
         complete = checkpoints.complete(numbered)
-        intact = checkpoints.summaries(numbered, (each for each in complete if each <= saved))
+        intact = checkpoints.summaries(numbered, (step for step in complete if step <= saved))
         if not intact or intact[-1].step != saved:
             return  # another job has removed it
         kept = keep.kept(intact) | listing.pinned()
