@@ -318,7 +318,7 @@ mod tests {
                 dtype: "uint16",
                 itemsize: 2,
             };
-            encoder.key(&grid.name(shard).unwrap()).unwrap();
+            encoder.key(&grid.name(shard).unwrap().unwrap()).unwrap();
             encoder
                 .array(&array, Kind::Plain, |out, range| {
                     out.push(data[range].to_vec())

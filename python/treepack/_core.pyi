@@ -807,10 +807,10 @@ class Catalog:
     def dtypes(self) -> list[str]:
         """The names of all dtypes of leaves."""
 
-    def inner_dtypes(self) -> set[str]:
+    def inner_dtypes(self) -> list[str]:
         """Returns the dtypes of arrays inside of readable leaves: typed keys, lists and maps."""
 
-    def other_dtypes(self, inner: set[str]) -> set[str]:
+    def other_dtypes(self, inner: list[str]) -> list[str]:
         """Returns the dtypes, of leaves and in `inner`, whose element size the core lacks."""
 
     def leaf_values(self, value: int, least: int = 0) -> list[int]:

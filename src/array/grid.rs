@@ -64,10 +64,13 @@ impl ShardGrid {
     }
 
     /// The key of a shard in its file, such as `[0:4,8:16]`.
-    pub fn name(&self, shard: usize) -> Option<String> {
+    pub fn name(&self, shard: usize) -> Result<Option<String>> {
         let mut name = String::new();
-        (shard < self.len()).then(|| self.write_name(shard, &mut name).ok())??;
-        Some(name)
+        if shard >= self.len() {
+            return Ok(None);
+        }
+        self.write_name(shard, &mut name)?;
+        Ok(Some(name))
     }
 
     /// Replaces `name` by the key of a shard.
@@ -353,8 +356,8 @@ pub(crate) mod tests {
         let grid = ShardGrid::new(&[4, 6], &[2, 3]).unwrap();
         assert_eq!(grid.len(), 6);
         assert_eq!(grid.bounds(4), Some(vec![2..4, 2..4]));
-        assert_eq!(grid.name(4).unwrap(), "[2:4,2:4]");
-        assert_eq!((grid.bounds(6), grid.name(6)), (None, None));
+        assert_eq!(grid.name(4).unwrap().unwrap(), "[2:4,2:4]");
+        assert_eq!((grid.bounds(6), grid.name(6).unwrap()), (None, None));
         assert_eq!(grid.shard_at(&[2, 2]), Some(4));
         for start in [&[2, 1][..], &[4, 0], &[2]] {
             assert_eq!(grid.shard_at(start), None);
@@ -368,6 +371,6 @@ pub(crate) mod tests {
         let whole = ShardGrid::new(&[], &[]).unwrap();
         assert_eq!(whole.parts(&[]).unwrap().len(), 1);
         assert_eq!((whole.len(), whole.shard_at(&[])), (1, Some(0)));
-        assert_eq!(whole.name(0).unwrap(), "[]");
+        assert_eq!(whole.name(0).unwrap().unwrap(), "[]");
     }
 }

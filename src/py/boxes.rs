@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use pyo3::exceptions::{PyIndexError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::{PyList, PyTuple};
+use pyo3::types::{PyList, PyString, PyTuple};
 
 use super::catalog::Catalog;
-use super::grid::{BoxBounds, bounds_of, missing, tuples};
+use super::grid::{BoxBounds, bounds_of, missing, name_in, tuples};
 use super::memory::{Writable, keep_reserve, list_of_results, new_uint, row};
 use super::options::{self, Int};
 use super::watch::Watcher;
@@ -30,8 +30,8 @@ impl Shards {
         list_of_results(py, files.map(|number| new_uint(py, (*number).into())))
     }
 
-    fn name(&self, shard: usize) -> PyResult<String> {
-        self.0.grid().name(shard).ok_or_else(missing)
+    fn name<'py>(&self, py: Python<'py>, shard: usize) -> PyResult<Bound<'py, PyString>> {
+        name_in(py, self.0.grid(), shard)
     }
 
     fn find(&self, shard: usize, catalog: &Catalog) -> PyResult<Option<usize>> {

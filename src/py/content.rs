@@ -9,10 +9,10 @@ use std::sync::{Arc, Weak};
 use pyo3::exceptions::{PyIndexError, PyValueError};
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyTuple};
+use pyo3::types::{PyBytes, PyString, PyTuple};
 
 use super::layout::Layout;
-use super::memory::{Borrowed, Owned, new_bytes, row};
+use super::memory::{Borrowed, Owned, new_bytes, new_string, row};
 use super::options::Int;
 use super::watch::Watcher;
 use super::{errors, gzip};
@@ -27,7 +27,7 @@ use crate::raw::{AsRaw, Filling, RawBytes, Uninit};
 use crate::source::{Source, as_inner, bytes_of};
 use crate::structure::MARK;
 use crate::watch::Watch;
-use crate::{Error, Result};
+use crate::{Error, Result, grow};
 
 impl Source for Borrowed {
     fn len(&self) -> usize {
@@ -432,13 +432,18 @@ impl Content {
     }
 
     #[pyo3(signature = (*, max_size))]
-    fn salvage(&self, py: Python<'_>, max_size: Option<Int>) -> PyResult<(Self, Option<String>)> {
+    fn salvage<'py>(
+        &self,
+        py: Python<'py>,
+        max_size: Option<Int>,
+    ) -> PyResult<(Self, Option<Bound<'py, PyString>>)> {
         let (pages, damage) = gzip::salvage(py, self.source(), max_size)?;
         Ok(match damage {
             None => (Self::made(pages), None),
             Some(damage) => {
                 let content = Self::of(Arc::new(pages), Kind::Plain);
-                (content, Some(damage.to_string()))
+                let text = grow::display(&damage)?;
+                (content, Some(new_string(py, text.as_bytes())?))
             }
         })
     }

@@ -3,12 +3,13 @@
 use std::num::NonZero;
 
 use pyo3::prelude::*;
+use pyo3::types::{PyList, PyTuple};
 
 use super::catalog::Catalog;
 use super::content::Content;
 use super::gzip::{check_size, limit};
 use super::layout::Layout;
-use super::memory::{Borrowed, Writable, keep_reserve};
+use super::memory::{Borrowed, Writable, copied, keep_reserve, list_of_results, new_string, row};
 use super::options::{self, Int};
 use super::walk::LeafPayload;
 use super::watch::Watcher;
@@ -85,7 +86,7 @@ pub fn is_patch(data: &Bound<'_, PyAny>) -> PyResult<bool> {
 
 /// See `_core.pyi`.
 #[pyfunction]
-pub fn patch_parts(patch: &Bound<'_, Content>) -> PyResult<(String, Option<Vec<u8>>)> {
+pub fn patch_parts<'py>(patch: &Bound<'py, Content>) -> PyResult<Bound<'py, PyTuple>> {
     let source = patch.get().source();
     let parts = |bytes: &[u8]| {
         let (found, tree) = delta::record_of(bytes)?;
@@ -95,7 +96,10 @@ pub fn patch_parts(patch: &Bound<'_, Content>) -> PyResult<(String, Option<Vec<u
         let record = start.map(|start| grow::to_vec(&tree[start..]));
         Ok((found.base, record.transpose()?))
     };
-    Ok(patch.py().detach(|| with_bytes(source, parts))?)
+    let py = patch.py();
+    let (base, record) = py.detach(|| with_bytes(source, parts))?;
+    let record = record.map(|record| copied(py, &record)).transpose()?;
+    row!(py, base, record)
 }
 
 /// See `_core.pyi`.
@@ -106,7 +110,7 @@ pub fn join(
     base: &Bound<'_, PyAny>,
     max_size: Option<Int>,
     threads: Option<Int>,
-) -> PyResult<(Content, Vec<String>)> {
+) -> PyResult<(Content, Py<PyList>)> {
     let source = patch.get().source();
     let watcher = Watcher::signals();
     let threads = threads_for(threads, usize::MAX)?;
@@ -123,7 +127,9 @@ pub fn join(
             Ok((pages, join.unchanged()?))
         })
     })?;
-    Ok((Content::made(pages), unchanged))
+    let py = patch.py();
+    let paths = unchanged.iter().map(|path| new_string(py, path.as_bytes()));
+    Ok((Content::made(pages), list_of_results(py, paths)?.unbind()))
 }
 
 /// See `_core.pyi`.

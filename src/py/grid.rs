@@ -4,9 +4,9 @@ use std::ops::Range;
 
 use pyo3::exceptions::{PyIndexError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::PyList;
+use pyo3::types::{PyList, PyString};
 
-use super::memory::{list_of_results, new_tuple};
+use super::memory::{list_of_results, new_string, new_tuple};
 use crate::array::{self, Bounds, Runs};
 use crate::{Result, grow};
 
@@ -44,9 +44,18 @@ impl ShardGrid {
         ranges(py, &bounds)
     }
 
-    fn name(&self, shard: usize) -> PyResult<String> {
-        self.0.name(shard).ok_or_else(missing)
+    fn name<'py>(&self, py: Python<'py>, shard: usize) -> PyResult<Bound<'py, PyString>> {
+        name_in(py, &self.0, shard)
     }
+}
+
+pub fn name_in<'py>(
+    py: Python<'py>,
+    grid: &array::ShardGrid,
+    shard: usize,
+) -> PyResult<Bound<'py, PyString>> {
+    let name = grid.name(shard)?.ok_or_else(missing)?;
+    new_string(py, name.as_bytes())
 }
 
 #[pyfunction]

@@ -5,7 +5,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyList, PyTuple};
 
 use super::content::{Content, Memory};
-use super::memory::{Borrowed, keep_reserve, list_of_results, new_string, row};
+use super::memory::{Borrowed, Item, keep_reserve, list_of_results, new_string, row};
 use super::objects::{Objects, build_like, build_recorded};
 use super::options::Int;
 use super::restore::{Matching, Options};
@@ -115,17 +115,17 @@ fn with_source<'py>(
 }
 
 #[pyfunction]
-pub fn convertible(content: &Bound<'_, Content>) -> PyResult<Option<&'static str>> {
+pub fn convertible<'py>(content: &Bound<'py, Content>) -> PyResult<Bound<'py, PyAny>> {
     let source = content.get().source();
     let sample = content.py().detach(|| Sample::of(source))?;
-    Ok(sample.convertible())
+    sample.convertible().item(content.py())
 }
 
 #[pyfunction]
-pub fn described(content: &Bound<'_, Content>) -> PyResult<Option<String>> {
+pub fn described<'py>(content: &Bound<'py, Content>) -> PyResult<Bound<'py, PyAny>> {
     let source = content.get().source();
     let sample = content.py().detach(|| Sample::of(source))?;
-    Ok(sample.describe())
+    sample.describe().item(content.py())
 }
 
 #[pyfunction]

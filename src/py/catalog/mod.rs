@@ -15,7 +15,7 @@ mod paths;
 mod selected;
 mod state;
 
-use std::collections::{BTreeSet, HashSet};
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use pyo3::gc::{PyTraverseError, PyVisit};
@@ -28,7 +28,7 @@ use self::paths::Paths;
 use super::content::Content;
 use super::grid::{BoxBounds, ranges};
 use super::memory::{
-    Writable, copied, keep_reserve, list_of_results, new_list_of, new_string, new_uint, row,
+    Item, Writable, copied, keep_reserve, list_of_results, new_list_of, new_string, new_uint, row,
 };
 use super::objects::CopyMode;
 use super::options::{self, Int};
@@ -167,8 +167,8 @@ impl Catalog {
     }
 
     #[getter]
-    fn stream_damage(&self) -> Option<&'static str> {
-        self.content.get().source().damage()
+    fn stream_damage<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        self.content.get().source().damage().item(py)
     }
 
     fn check_record(&self, py: Python<'_>) -> PyResult<()> {
@@ -202,18 +202,29 @@ impl Catalog {
     }
 
     #[getter]
-    fn dtypes(&self) -> Vec<&str> {
-        self.catalog.dtypes().collect()
+    fn dtypes<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
+        let names = self.catalog.dtypes();
+        list_of_results(py, names.map(|name| new_string(py, name.as_bytes())))
     }
 
-    fn inner_dtypes(&self, py: Python<'_>) -> PyResult<BTreeSet<String>> {
+    fn inner_dtypes<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
         let source = self.content.get().source();
-        Watcher::signals().detached(py, |watch| self.catalog.inner_dtypes(source, watch))
+        let find = |watch: &Watcher| self.catalog.inner_dtypes(source, watch);
+        let found = Watcher::signals().detached(py, find)?;
+        list_of_results(py, found.iter().map(|name| new_string(py, name.as_bytes())))
     }
 
-    fn other_dtypes(&self, inner: BTreeSet<String>) -> BTreeSet<String> {
-        let names = self.catalog.dtypes().map(str::to_owned).chain(inner);
-        names.filter(|name| itemsize(name).is_none()).collect()
+    fn other_dtypes<'py>(
+        &self,
+        py: Python<'py>,
+        inner: Vec<String>,
+    ) -> PyResult<Bound<'py, PyList>> {
+        let names = self
+            .catalog
+            .dtypes()
+            .chain(inner.iter().map(String::as_str));
+        let others = names.filter(|name| itemsize(name).is_none());
+        list_of_results(py, others.map(|name| new_string(py, name.as_bytes())))
     }
 
     #[pyo3(signature = (value, least=0))]

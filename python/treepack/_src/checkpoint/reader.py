@@ -322,12 +322,12 @@ class Reader:
         damage = self.damage or catalog.stream_damage
         if damage is None and rest == "corrupt":
             damage = DAMAGED_REST
-        damage = damage or lacking([*catalog.dtypes, *sorted(inner)]) or self.damaged_record()
+        damage = damage or lacking([*catalog.dtypes, *inner]) or self.damaged_record()
         found: dict[int, Status] = dict(zip(catalog.leaf_values(0), statuses, strict=True))
         found.update(dict.fromkeys(self._other_bytes(inner), "corrupt"))
         return found, damage
 
-    def _other_bytes(self, inner: set[str]) -> Iterator[int]:
+    def _other_bytes(self, inner: list[str]) -> Iterator[int]:
         """Yields the leaves whose bytes do not fit a dtype that only NumPy knows.
 
         `inner` has the dtypes of arrays inside of leaves.
@@ -336,7 +336,7 @@ class Reader:
         others = catalog.other_dtypes(inner)
         if not others:
             return
-        with_others = () if inner.isdisjoint(others) else ("prng_key", "container", "other")
+        with_others = () if {*inner}.isdisjoint(others) else ("prng_key", "container", "other")
         for value in catalog.leaf_values(0):
             kind = catalog.leaf(value)[1]
             if kind[0] in with_others or (kind[0] in ("array", "scalar") and kind[1] in others):
