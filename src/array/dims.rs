@@ -72,7 +72,7 @@ pub fn resolve(
         return Err(fail());
     }
     let mut shape = SmallVec::with_capacity(dims.len());
-    let mut known: u64 = 1;
+    let mut product: u64 = 1;
     // NumPy requires the product to fit even where another dimension is zero.
     let mut size = itemsize;
     let mut open = None;
@@ -85,10 +85,10 @@ pub fn resolve(
             continue;
         };
         shape.push(dim);
-        known = if dim == 0 {
+        product = if dim == 0 {
             0
         } else {
-            known.saturating_mul(dim as u64)
+            product.saturating_mul(dim as u64)
         };
         size = size.saturating_mul(dim.max(1));
     }
@@ -97,9 +97,9 @@ pub fn resolve(
     }
     let total = (nbytes / itemsize) as u64;
     match open {
-        None if known == total => Ok(shape),
-        Some(axis) if known > 0 && total.is_multiple_of(known) => {
-            shape[axis] = usize::try_from(total / known).map_err(|_| fail())?;
+        None if product == total => Ok(shape),
+        Some(axis) if product > 0 && total.is_multiple_of(product) => {
+            shape[axis] = usize::try_from(total / product).map_err(|_| fail())?;
             Ok(shape)
         }
         _ => Err(fail()),

@@ -154,7 +154,7 @@ impl ShardParts {
 
     pub fn each<E>(
         &self,
-        mut found: impl FnMut(&ShardPart) -> std::result::Result<(), E>,
+        mut visit: impl FnMut(&ShardPart) -> std::result::Result<(), E>,
     ) -> std::result::Result<(), E> {
         let mut part = ShardPart {
             shard: 0,
@@ -172,7 +172,7 @@ impl ShardParts {
                 part.local[at] = piece.local;
                 part.target[at] = piece.target;
             }
-            found(&part)?;
+            visit(&part)?;
         }
         Ok(())
     }
@@ -243,12 +243,12 @@ pub(crate) mod tests {
     }
 
     pub(crate) fn elements(shape: &[usize], indices: &[Vec<usize>]) -> Vec<usize> {
-        let mut found = vec![0];
+        let mut numbers = vec![0];
         for (len, indices) in shape.iter().zip(indices) {
             let more = |at: usize| indices.iter().map(move |index| at * len + index);
-            found = found.into_iter().flat_map(more).collect();
+            numbers = numbers.into_iter().flat_map(more).collect();
         }
-        found
+        numbers
     }
 
     pub(crate) fn indices(bounds: &[Bounds]) -> Vec<Vec<usize>> {
@@ -261,13 +261,13 @@ pub(crate) mod tests {
     }
 
     fn all(parts: &ShardParts) -> Vec<ShardPart> {
-        let mut found = Vec::new();
+        let mut collected = Vec::new();
         let added = parts.each(|part| {
-            found.push(part.clone());
+            collected.push(part.clone());
             Ok::<_, ()>(())
         });
         added.unwrap();
-        found
+        collected
     }
 
     fn naive(
@@ -275,7 +275,7 @@ pub(crate) mod tests {
         counts: &[usize],
         bounds: &[Bounds],
     ) -> Vec<(usize, Vec<Vec<usize>>)> {
-        let mut found = vec![(0, vec![])];
+        let mut shards = vec![(0, vec![])];
         for ((len, count), bounds) in shape.iter().zip(counts).zip(bounds) {
             let size = len / count;
             let mut pieces: Vec<(usize, Vec<usize>)> = Vec::new();
@@ -291,9 +291,9 @@ pub(crate) mod tests {
                     (shard * count + piece, [&inside[..], &[indices]].concat())
                 })
             };
-            found = found.into_iter().flat_map(with).collect();
+            shards = shards.into_iter().flat_map(with).collect();
         }
-        found
+        shards
     }
 
     proptest! {
@@ -301,8 +301,8 @@ pub(crate) mod tests {
         fn parts_are_those_of_all_indices((shape, counts, bounds) in boxes()) {
             let grid = ShardGrid::new(&shape, &counts).unwrap();
             let parts = grid.parts(&bounds).unwrap();
-            let found: Vec<_> = all(&parts).into_iter().map(|part| (part.shard, indices(&part.local))).collect();
-            prop_assert_eq!(&found, &naive(&shape, &counts, &bounds));
+            let shards: Vec<_> = all(&parts).into_iter().map(|part| (part.shard, indices(&part.local))).collect();
+            prop_assert_eq!(&shards, &naive(&shape, &counts, &bounds));
         }
 
         #[test]
@@ -328,7 +328,7 @@ pub(crate) mod tests {
             for dim in (1..shape.len()).rev() {
                 strides[dim - 1] = strides[dim] * bounds[dim].count.max(1);
             }
-            let mut found = vec![0_u8; expected.len()];
+            let mut memory = vec![0_u8; expected.len()];
             let mut nbytes = 0;
             let parts = grid.parts(&bounds).unwrap();
             let all = all(&parts);
@@ -337,12 +337,12 @@ pub(crate) mod tests {
             for part in all {
                 let (start, runs) = grid.runs(&part, itemsize, &strides).unwrap();
                 let bytes = read(&runs, &shards[part.shard]);
-                let target = found[start..].iter_mut();
-                target.zip(bytes).for_each(|(found, byte)| *found = found.wrapping_add(byte));
+                let target = memory[start..].iter_mut();
+                target.zip(bytes).for_each(|(sum, byte)| *sum = sum.wrapping_add(byte));
                 nbytes += runs.nbytes();
             }
             prop_assert_eq!(nbytes, expected.len());
-            prop_assert_eq!(found, expected);
+            prop_assert_eq!(memory, expected);
         }
 
     }

@@ -10,9 +10,9 @@ mod frame;
 pub(crate) mod grid;
 mod headers;
 mod recent;
-mod repeat;
 mod runs;
 mod shards;
+mod strides;
 mod transposed;
 
 pub use dims::{Dims, resolve};

@@ -13,7 +13,7 @@ use crate::{Result, grow};
 #[derive(Debug, Default)]
 pub struct RecentHeaders {
     /// A ring: entry `n` is at `n % COUNT`.
-    known: Vec<KnownHeaders>,
+    entries: Vec<KnownHeaders>,
     added: usize,
     last: Option<Like>,
 }
@@ -67,16 +67,16 @@ impl RecentHeaders {
     const COUNT: usize = 4;
 
     pub(super) fn write(&mut self, out: &mut Buffer, array: &Array<'_>) -> Result<()> {
-        let known = self.find(array);
-        if let Some(place) = known.and_then(|index| self.known[index].place.clone()) {
+        let existing = self.find(array);
+        if let Some(place) = existing.and_then(|index| self.entries[index].place.clone()) {
             self.last = Some(Like::Same(place.clone()));
             out.extend_from_within(place);
             return Ok(());
         }
         let start = out.len();
         write_ext(out, array)?;
-        let index = known.unwrap_or_else(|| self.add(array));
-        self.known[index].place = Some(start..out.len());
+        let index = existing.unwrap_or_else(|| self.add(array));
+        self.entries[index].place = Some(start..out.len());
         self.last = Some(Like::Same(start..out.len()));
         Ok(())
     }
@@ -101,9 +101,9 @@ impl RecentHeaders {
                 Some((Head::Str(key).width(), range.clone()))
             }
             Like::Aligned(number) => {
-                let known = &self.known[number % Self::COUNT];
+                let entry = &self.entries[number % Self::COUNT];
                 let place = RecentPlace::of(offset, key, may_box);
-                (known.number == *number).then(|| known.aligned_at(place))?
+                (entry.number == *number).then(|| entry.aligned_at(place))?
             }
         }
     }
@@ -118,8 +118,8 @@ impl RecentHeaders {
         place: RecentPlace,
     ) -> Option<(usize, Range<usize>)> {
         let index = self.find(array)?;
-        self.last = Some(Like::Aligned(self.known[index].number));
-        self.known[index].aligned_at(place)
+        self.last = Some(Like::Aligned(self.entries[index].number));
+        self.entries[index].aligned_at(place)
     }
 
     pub(super) fn add_aligned(
@@ -133,7 +133,7 @@ impl RecentHeaders {
             return Ok(());
         };
         let index = self.find(array).unwrap_or_else(|| self.add(array));
-        let aligned = &mut self.known[index].aligned;
+        let aligned = &mut self.entries[index].aligned;
         if aligned.is_empty() {
             *aligned = grow::filled(None, RecentPlace::COUNT)?;
         }
@@ -142,17 +142,17 @@ impl RecentHeaders {
     }
 
     fn find(&self, array: &Array<'_>) -> Option<usize> {
-        self.known.iter().position(|known| {
-            known.shape[..] == *array.shape
-                && known.dtype[..] == *array.dtype.as_bytes()
-                && (known.code, known.itemsize) == (array.code, array.itemsize)
+        self.entries.iter().position(|entry| {
+            entry.shape[..] == *array.shape
+                && entry.dtype[..] == *array.dtype.as_bytes()
+                && (entry.code, entry.itemsize) == (array.code, array.itemsize)
         })
     }
 
     fn add(&mut self, array: &Array<'_>) -> usize {
         let number = self.added;
         self.added += 1;
-        let known = KnownHeaders {
+        let entry = KnownHeaders {
             number,
             code: array.code,
             itemsize: array.itemsize,
@@ -161,12 +161,12 @@ impl RecentHeaders {
             place: None,
             aligned: Vec::new(),
         };
-        if self.known.len() < Self::COUNT {
-            self.known.push(known);
-            return self.known.len() - 1;
+        if self.entries.len() < Self::COUNT {
+            self.entries.push(entry);
+            return self.entries.len() - 1;
         }
         let index = number % Self::COUNT;
-        self.known[index] = known;
+        self.entries[index] = entry;
         index
     }
 }

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use smallvec::SmallVec;
 
-use super::repeat::{Repeat, Rest, each};
+use super::strides::{Repeat, Rest, each};
 use super::transposed;
 use crate::raw::{RawBytes, Room, Uninit};
 use crate::source::{Source, read_to};
@@ -141,20 +141,20 @@ impl Runs {
 
     /// The ranges of the array to read, joined where closer than `near`.
     pub fn ranges(&self, near: usize) -> Result<Vec<Range<usize>>> {
-        let mut found: Vec<Range<usize>> = Vec::new();
+        let mut ranges: Vec<Range<usize>> = Vec::new();
         if self.nbytes == 0 {
-            return Ok(found);
+            return Ok(ranges);
         }
         let nest = self.nest(near, usize::MAX);
         each(nest.outer, self.start, 0, &mut |start, _| {
             let end = start + nest.extent;
-            match found.last_mut() {
+            match ranges.last_mut() {
                 Some(last) if start - last.end <= near => last.end = end,
-                _ => grow::push(&mut found, start..end)?,
+                _ => grow::push(&mut ranges, start..end)?,
             }
             Ok(())
         })?;
-        Ok(found)
+        Ok(ranges)
     }
 
     pub fn span(&self) -> usize {
@@ -516,11 +516,11 @@ pub(super) mod tests {
 
     #[allow(unsafe_code)]
     pub fn read(runs: &Runs, array: &dyn Source) -> Vec<u8> {
-        let mut found = vec![MaybeUninit::new(0); runs.extent()];
+        let mut memory = vec![MaybeUninit::new(0); runs.extent()];
         let threads = NonZero::new(2).unwrap();
-        runs.read(array, &mut found, threads, || Ok(())).unwrap();
+        runs.read(array, &mut memory, threads, || Ok(())).unwrap();
         // SAFETY: all of it was zeroed before.
-        unsafe { found.assume_init_ref() }.to_vec()
+        unsafe { memory.assume_init_ref() }.to_vec()
     }
 
     type Box = (Vec<usize>, Vec<Bounds>, Vec<usize>, usize);
@@ -528,8 +528,8 @@ pub(super) mod tests {
     /// Boxes of arrays of up to `most` indices in each dimension, in any order in memory.
     fn boxes(most: usize, ndim: usize) -> impl Strategy<Value = Box> {
         let dim = (1..=most, 0usize..4, any::<u8>()).prop_flat_map(move |(len, room, order)| {
-            let found = (0..len, 1usize..4, 0..=most);
-            found.prop_map(move |(start, step, most)| {
+            let limits = (0..len, 1usize..4, 0..=most);
+            limits.prop_map(move |(start, step, most)| {
                 let count = most.min((len - start).div_ceil(step));
                 (
                     len,
@@ -562,7 +562,7 @@ pub(super) mod tests {
         strides: &[usize],
         itemsize: usize,
     ) -> Vec<(usize, usize)> {
-        let mut found = vec![(0, 0)];
+        let mut places = vec![(0, 0)];
         let mut stride = itemsize * shape.iter().product::<usize>();
         for ((len, bounds), target) in shape.iter().zip(bounds).zip(strides) {
             stride /= len;
@@ -572,9 +572,9 @@ pub(super) mod tests {
                     (from + index * stride, to + at * target)
                 })
             };
-            found = found.into_iter().flat_map(more).collect();
+            places = places.into_iter().flat_map(more).collect();
         }
-        found
+        places
     }
 
     /// Compares a box with its elements, copied one by one.
@@ -600,19 +600,19 @@ pub(super) mod tests {
 
     proptest! {
         #[test]
-        fn all_elements_come_to_where_they_belong(found in boxes(6, 5), near in 0usize..40) {
-            check(found, near);
+        fn all_elements_come_to_where_they_belong(sample in boxes(6, 5), near in 0usize..40) {
+            check(sample, near);
         }
 
         #[test]
         #[cfg_attr(miri, ignore = "takes minutes")]
         fn all_elements_of_many_tiles_come_to_where_they_belong(
-            found in boxes(150, 4).prop_filter("small", |(shape, ..)| {
+            sample in boxes(150, 4).prop_filter("small", |(shape, ..)| {
                 shape.iter().product::<usize>() < 1 << 15
             }),
             near in prop_oneof![0usize..40, 0usize..10_000],
         ) {
-            check(found, near);
+            check(sample, near);
         }
     }
 
@@ -672,11 +672,12 @@ pub(super) mod tests {
                 count: 3,
                 step: 1,
             };
-            let one = Bounds { count: 1, ..all };
-            Runs::new(&[3, width], 4, &[all, one], &[4, 4]).unwrap()
+            let single = Bounds { count: 1, ..all };
+            Runs::new(&[3, width], 4, &[all, single], &[4, 4]).unwrap()
         };
-        let one = |runs: Runs, range| runs.ranges(NEAR).unwrap().into_iter().eq(iter::once(range));
-        assert!(one(column(1000), 0..8004));
+        let reads_once =
+            |runs: Runs, range| runs.ranges(NEAR).unwrap().into_iter().eq(iter::once(range));
+        assert!(reads_once(column(1000), 0..8004));
         assert_eq!(
             column(100_000).ranges(NEAR).unwrap(),
             [0..4, 400_000..400_004, 800_000..800_004]
@@ -688,7 +689,7 @@ pub(super) mod tests {
         };
         let runs = Runs::new(&[9, 500], 4, &[rows(2, 3), rows(0, 500)], &[2000, 4]).unwrap();
         assert!(runs.repeats.is_empty());
-        assert!(one(runs, 4000..10_000));
+        assert!(reads_once(runs, 4000..10_000));
     }
 
     #[test]

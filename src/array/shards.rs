@@ -173,10 +173,10 @@ mod tests {
             let step = if cfg!(miri) { 47 } else { 1 }; // Miri takes a thousand times as long
             for start in (0..=len).step_by(step) {
                 for end in (start..=len).step_by(step) {
-                    let mut found = Vec::new();
-                    append_with(&mut found, end - start, |target| array.copy_to(start, target)).unwrap();
+                    let mut bytes = Vec::new();
+                    append_with(&mut bytes, end - start, |target| array.copy_to(start, target)).unwrap();
                     let expected: Vec<u8> = (start..end).map(|byte| byte as u8).collect();
-                    prop_assert_eq!(found, expected);
+                    prop_assert_eq!(bytes, expected);
                 }
             }
         }

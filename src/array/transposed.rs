@@ -9,7 +9,7 @@ use std::num::NonZero;
 
 use smallvec::SmallVec;
 
-use super::repeat::{Repeat, Rest, each};
+use super::strides::{Repeat, Rest, each};
 use crate::raw::{RawBytes, Uninit};
 use crate::{Result, grow, parallel};
 

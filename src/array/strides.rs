@@ -1,4 +1,4 @@
-//! Equal distances between parts of memory, in the array and in the target.
+//! Runs at a constant stride.
 
 use std::mem;
 
@@ -28,14 +28,14 @@ pub fn each(
     repeats: &[Repeat],
     source: usize,
     target: usize,
-    found: &mut impl FnMut(usize, usize) -> Result<()>,
+    visit: &mut impl FnMut(usize, usize) -> Result<()>,
 ) -> Result<()> {
     match repeats.split_first() {
-        None => found(source, target),
+        None => visit(source, target),
         Some((outer, inner)) => {
             for at in 0..outer.count {
                 let (source, target) = (source + at * outer.source, target + at * outer.target);
-                each(inner, source, target, found)?;
+                each(inner, source, target, visit)?;
             }
             Ok(())
         }
