@@ -41,8 +41,8 @@ impl<'a> Base<'a> {
         let Some(value) = partners[of.value] else {
             return Ok(None);
         };
-        let found = array(&self.catalog, self.headers, value)?;
-        Ok(found.filter(|found| found.is_like(of)))
+        let partner = array(&self.catalog, self.headers, value)?;
+        Ok(partner.filter(|partner| partner.is_like(of)))
     }
 }
 

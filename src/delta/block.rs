@@ -85,9 +85,9 @@ impl Encoder {
         for at in (start..start + len).step_by(TILE_BYTES) {
             let tile = at..(start + len).min(at + TILE_BYTES);
             let tiles = sums.read(new, base, tile, (&mut self.new, &mut self.base))?;
-            let known = self.changes.len();
+            let before = self.changes.len();
             collect(elements, tiles.0, tiles.1, &mut self.changes)?;
-            frequencies.add(&self.changes, known);
+            frequencies.add(&self.changes, before);
             if self.changes.len() > most {
                 return self.dense(elements, new, base, start, len);
             }
@@ -118,9 +118,9 @@ impl Encoder {
         for at in (start..start + len).step_by(TILE_BYTES) {
             let tile = at..(start + len).min(at + TILE_BYTES);
             let (new, base) = sums.read(new, base, tile, (&mut self.new, &mut self.base))?;
-            let known = self.differences.len();
+            let before = self.differences.len();
             grow::extend(&mut self.differences, new)?;
-            subtract(elements, &mut self.differences[known..], base);
+            subtract(elements, &mut self.differences[before..], base);
             order::add_exponents(elements, base, &mut self.exponents)?;
         }
         let (kind, bytes) = self.shorter(elements)?;
@@ -166,8 +166,8 @@ impl Dense {
         for part in differences.chunks(DENSE_BYTES) {
             let checksum = crc32fast::hash(part);
             let (gzip, coded) = (&mut self.gzip, &mut self.coded);
-            let found = self.numbers.encode(part, 0, checksum, gzip, coded)?;
-            grow::extend(&mut bytes, &self.coded[..found.len])?;
+            let encoded = self.numbers.encode(part, 0, checksum, gzip, coded)?;
+            grow::extend(&mut bytes, &self.coded[..encoded.len])?;
         }
         Ok(bytes)
     }
@@ -243,16 +243,16 @@ pub struct Decoder {
 impl Decoder {
     /// Decodes a block of `len` bytes for [`Decoder::change`]; an ordered one needs
     /// [`Decoder::unsort`] before. Returns false if it is malformed.
-    pub fn read(&mut self, elements: Elements, found: Block<'_>, len: usize) -> Result<bool> {
+    pub fn read(&mut self, elements: Elements, block: Block<'_>, len: usize) -> Result<bool> {
         self.changes.clear();
         self.differences.clear();
-        let is_whole = match found.kind {
+        let is_whole = match block.kind {
             Kind::Equal | Kind::Stored => true,
             Kind::Sparse => {
                 let sparse = grow::kept(&mut self.sparse, sparse::Decoder::new)?;
-                sparse.read(found.bytes, len / elements.width, &mut self.changes)?
+                sparse.read(block.bytes, len / elements.width, &mut self.changes)?
             }
-            Kind::Dense | Kind::Ordered => self.decode(found.bytes, len)?,
+            Kind::Dense | Kind::Ordered => self.decode(block.bytes, len)?,
         };
         self.rewind();
         Ok(is_whole)
@@ -272,7 +272,6 @@ impl Decoder {
         }
     }
 
-    /// Returns to the first part of the block.
     fn rewind(&mut self) {
         let gap = self.changes.gaps().first().copied().unwrap_or(0);
         self.next = (0, gap as usize);
@@ -300,7 +299,7 @@ impl Decoder {
         self.differences.try_reserve(len)?;
         while self.differences.len() < len {
             let part = (len - self.differences.len()).min(DENSE_BYTES);
-            let Some((number_block, rest)) = numbers::split(bytes, part) else {
+            let Some((number_block, rest)) = numbers::split_first(bytes, part) else {
                 return Ok(false);
             };
             let differences = &mut self.differences;
@@ -308,8 +307,9 @@ impl Decoder {
             let whole = numbers::decode(&number_block, &mut self.dense, |piece| {
                 differences.extend_from_slice(piece);
             })?;
-            let found = &differences[end - part..];
-            if !whole || found.len() != part || crc32fast::hash(found) != number_block.checksum {
+            let decoded = &differences[end - part..];
+            if !whole || decoded.len() != part || crc32fast::hash(decoded) != number_block.checksum
+            {
                 return Ok(false);
             }
             bytes = rest;

@@ -171,8 +171,8 @@ pub(super) use for_elements;
 pub fn collect(elements: Elements, new: &[u8], base: &[u8], changes: &mut Changes) -> Result<()> {
     let before = changes.gap;
     let (gaps, values) = changes.room(new.len() / elements.width + LANES)?;
-    let (found, after) = for_elements!(elements, collect_of(new, base, before, gaps, values));
-    changes.take(found);
+    let (count, after) = for_elements!(elements, collect_of(new, base, before, gaps, values));
+    changes.take(count);
     changes.gap = after;
     Ok(())
 }
@@ -200,12 +200,12 @@ fn collect_of<E: Element, const FLOATS: bool>(
     values: &mut [u64],
 ) -> (usize, u32) {
     assert_eq!(new.len(), base.len());
-    let found = places_of::<E>(new, base, gaps);
-    gaps[found..][..LANES].fill(0);
+    let count = places_of::<E>(new, base, gaps);
+    gaps[count..][..LANES].fill(0);
     let mut next = before.wrapping_neg();
-    let end = gaps[..found].last().map_or(next, |last| last + 1);
+    let end = gaps[..count].last().map_or(next, |last| last + 1);
     let element = |bytes: &[u8], place: u32| E::load(&bytes[place as usize * E::WIDTH..]);
-    for at in (0..found).step_by(LANES) {
+    for at in (0..count).step_by(LANES) {
         let mut pairs = [(E::cut(0), E::cut(0)); LANES];
         for (pair, gap) in pairs.iter_mut().zip(&mut gaps[at..][..LANES]) {
             let place = *gap;
@@ -217,7 +217,7 @@ fn collect_of<E: Element, const FLOATS: bool>(
             *value = new.minus::<FLOATS>(base).number().wrapping_sub(1);
         }
     }
-    (found, elements_in::<E>(new.len()).wrapping_sub(end))
+    (count, elements_in::<E>(new.len()).wrapping_sub(end))
 }
 
 /// Writes the numbers of elements that differ; returns how many.
@@ -225,7 +225,7 @@ fn collect_of<E: Element, const FLOATS: bool>(
 #[allow(clippy::inline_always)] // for the caller's instruction set
 fn places_of<E: Element>(new: &[u8], base: &[u8], places: &mut [u32]) -> usize {
     let (run_bytes, group_bytes) = (GROUPS * GROUP * E::WIDTH, GROUP * E::WIDTH);
-    let (mut found, mut first) = (0, 0);
+    let (mut count, mut first) = (0, 0);
     for (new, base) in new.chunks(run_bytes).zip(base.chunks(run_bytes)) {
         let (mut groups, mut differing) = ([0; GROUPS], 0_u32);
         let pairs = new.chunks(group_bytes).zip(base.chunks(group_bytes));
@@ -241,7 +241,7 @@ fn places_of<E: Element>(new: &[u8], base: &[u8], places: &mut [u32]) -> usize {
             let number = differing.trailing_zeros();
             differing &= differing - 1;
             let (first, mut left) = (first + u64::BITS * number, groups[number as usize]);
-            let (mut at, end) = (found, found + left.count_ones() as usize);
+            let (mut at, end) = (count, count + left.count_ones() as usize);
             while at < end {
                 for place in &mut places[at..][..STEP] {
                     *place = first + left.trailing_zeros() % u64::BITS;
@@ -249,11 +249,11 @@ fn places_of<E: Element>(new: &[u8], base: &[u8], places: &mut [u32]) -> usize {
                 }
                 at += STEP;
             }
-            found = end;
+            count = end;
         }
         first += elements_in::<E>(new.len());
     }
-    found
+    count
 }
 
 #[allow(clippy::cast_possible_truncation)] // of at most a block

@@ -53,8 +53,8 @@ impl<'a> Join<'a> {
         let (mut missing, mut unchanged) = (Mismatches::default(), Vec::new());
         for array in arrays(&catalog, &patch.skeleton) {
             let array = array?;
-            let found = grow::collect(array.parts().iter().map(|part| patch.at(part)))?;
-            if found.iter().all(Option::is_none) {
+            let numbers = grow::collect(array.parts().iter().map(|part| patch.at(part)))?;
+            if numbers.iter().all(Option::is_none) {
                 continue;
             }
             let partner = base.partner(&array, &of_base)?;
@@ -64,11 +64,11 @@ impl<'a> Join<'a> {
             let is_equal = |number: &Option<usize>| {
                 number.is_some_and(|number| patch.differences[number].is_equal())
             };
-            if found.iter().all(is_equal) && last[array.value] == Some(array.value) {
+            if numbers.iter().all(is_equal) && last[array.value] == Some(array.value) {
                 grow::push(&mut unchanged, array.value)?;
             }
             let mut done = 0;
-            for (part, number) in array.parts().iter().zip(&found) {
+            for (part, number) in array.parts().iter().zip(&numbers) {
                 let range = done..done + part.len();
                 done = range.end;
                 if let Some(number) = *number {
@@ -87,8 +87,8 @@ impl<'a> Join<'a> {
             let reason = "the patch is damaged: its arrays have more bytes than the base";
             return Err(Error::Structure(reason.into()));
         }
-        let found = patch.differences.iter().zip(partners);
-        let partners = found.map(|(difference, partner)| {
+        let pairs = patch.differences.iter().zip(partners);
+        let partners = pairs.map(|(difference, partner)| {
             partner.ok_or_else(|| {
                 let reason = "a difference is not an array of the tree";
                 Error::malformed(difference.offset, reason)
@@ -187,16 +187,16 @@ impl<'a> Join<'a> {
         mismatches: &Mutex<Mismatches>,
     ) -> Result<&'t mut [u8]> {
         let difference = &self.patch.differences[number];
-        let found = difference.blocks[block];
+        let encoded = difference.blocks[block];
         let parts = &self.partners[number].1;
         let base = SourcePieces {
             source: base,
             parts,
         };
-        if !decoder.read(difference.elements, found, memory.len())? {
+        if !decoder.read(difference.elements, encoded, memory.len())? {
             return Err(malformed(difference));
         }
-        let is_ordered = found.kind == Kind::Ordered;
+        let is_ordered = encoded.kind == Kind::Ordered;
         let (mut sum, mut filling) = (Hasher::new(), Filling::new(memory));
         let mut at = 0;
         while filling.left() > 0 {
@@ -211,7 +211,7 @@ impl<'a> Join<'a> {
             })?;
             at += len;
         }
-        if sum.finalize() != found.crc {
+        if sum.finalize() != encoded.crc {
             let mut mismatches = mismatches.lock().expect(NO_PANIC);
             mismatches.add(self.partners[number].0)?;
         }

@@ -45,7 +45,6 @@ impl<P: Payload + Sync> Source for Headers<'_, P> {
 
 /// An array, or a chunk of one, that has a partner in the base.
 struct Unit {
-    /// Its extension in the layout.
     extension: Extension,
     /// Its elements in the layout.
     place: Range<usize>,
@@ -94,8 +93,8 @@ pub fn make<P: Payload + Sync>(
         grow::push(&mut blocks, encoded?)?;
         let unit = &units[jobs[job].0];
         if jobs[job].1 + BLOCK_BYTES >= unit.place.len() {
-            let found = replacement(unit, &layout, mem::take(&mut blocks))?;
-            grow::add_all(&mut replaced, found)?;
+            let replacements = replacement(unit, &layout, mem::take(&mut blocks))?;
+            grow::add_all(&mut replaced, replacements)?;
         }
         watch.check()
     };
@@ -111,7 +110,7 @@ fn units<P: Payload + Sync>(
     watch: &dyn Watch,
 ) -> Result<Vec<Unit>> {
     let headers = Headers(layout);
-    let known = extensions(&headers, 0..layout.len(), EXT_NDARRAY, watch)?;
+    let extensions = extensions(&headers, 0..layout.len(), EXT_NDARRAY, watch)?;
     let catalog = Catalog::open(&headers, false, watch)?;
     let partners = base.partners(&catalog, watch)?;
     let mut units = Vec::new();
@@ -126,11 +125,11 @@ fn units<P: Payload + Sync>(
             let range = done..done + part.len();
             done = range.end;
             // The elements are the last bytes of an extension.
-            let found = known.partition_point(|known| known.body.end < part.end);
-            let found = known
-                .get(found)
-                .filter(|found| found.body.end == part.end && found.body.start <= part.start);
-            if let Some(extension) = found.filter(|_| part.len() >= MIN_BYTES) {
+            let at = extensions.partition_point(|extension| extension.body.end < part.end);
+            let extension = extensions.get(at).filter(|extension| {
+                extension.body.end == part.end && extension.body.start <= part.start
+            });
+            if let Some(extension) = extension.filter(|_| part.len() >= MIN_BYTES) {
                 let unit = Unit {
                     extension: extension.clone(),
                     place: part.clone(),
@@ -226,12 +225,12 @@ fn assemble<P: Payload>(
     name: &str,
     watch: &dyn Watch,
 ) -> Result<Layout<P>> {
-    let mut made = Assembly {
+    let mut assembly = Assembly {
         out: LayoutBuilder::default(),
         sum: Hasher::new(),
         tile: Vec::new(),
     };
-    made.bytes(&START)?;
+    assembly.bytes(&START)?;
     let nbytes = layout.len();
     let mut replaced = replaced.into_iter().peekable();
     // Offsets in the layout: of the next byte, and of the end of the last replaced array.
@@ -244,26 +243,26 @@ fn assemble<P: Payload>(
                     at = at.max(gone).min(end);
                     let next = replaced.next_if(|next| next.0.start < end);
                     let until = next.as_ref().map_or(end, |next| next.0.start);
-                    made.bytes(&bytes[at - start..until - start])?;
+                    assembly.bytes(&bytes[at - start..until - start])?;
                     at = until;
                     let Some(Replaced(range, difference)) = next else {
                         break;
                     };
-                    made.bytes(&difference)?;
+                    assembly.bytes(&difference)?;
                     gone = range.end;
                 }
             }
             Taken::Payload(payload) => {
                 let end = at + payload.len();
                 if at >= gone {
-                    made.payload(payload, watch)?;
+                    assembly.payload(payload, watch)?;
                 }
                 at = end;
             }
         }
         Ok(())
     })?;
-    let tail = tail(nbytes, name, &mut made.sum)?;
-    made.out.extend(&tail)?;
-    Ok(made.out.finish())
+    let tail = tail(nbytes, name, &mut assembly.sum)?;
+    assembly.out.extend(&tail)?;
+    Ok(assembly.out.finish())
 }

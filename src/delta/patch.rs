@@ -93,18 +93,18 @@ pub fn extensions(
     code: i8,
     watch: &dyn Watch,
 ) -> Result<Vec<Extension>> {
-    let mut found = Vec::new();
+    let mut extensions = Vec::new();
     let cursor = read_value(
         source,
         part,
         watch,
-        |start, body, found_code| match found_code {
-            _ if found_code == code => grow::push(&mut found, Extension { start, body }),
+        |start, body, ext_code| match ext_code {
+            _ if ext_code == code => grow::push(&mut extensions, Extension { start, body }),
             _ => Ok(()),
         },
     )?;
     cursor.finish()?;
-    Ok(found)
+    Ok(extensions)
 }
 
 /// The length of the value at the start of a source.
@@ -198,16 +198,16 @@ impl<'a> Patch<'a> {
     /// The number of the difference at a place in the encoding.
     pub fn at(&self, place: &Range<usize>) -> Option<usize> {
         let differences = &self.differences;
-        let number = differences.partition_point(|found| found.place.start < place.start);
-        let found = differences
+        let number = differences.partition_point(|difference| difference.place.start < place.start);
+        let difference = differences
             .get(number)
-            .filter(|found| found.place == *place);
-        found.map(|_| number)
+            .filter(|difference| difference.place == *place);
+        difference.map(|_| number)
     }
 
     pub fn read(bytes: &'a [u8], watch: &dyn Watch) -> Result<Self> {
         let (record, tree) = record_of(bytes)?;
-        let found = extensions(&RawBytes::from(bytes), tree.clone(), EXT_DELTA, watch)?;
+        let extensions = extensions(&RawBytes::from(bytes), tree.clone(), EXT_DELTA, watch)?;
         let mut differences = Vec::new();
         let mut skeleton = Skeleton {
             bytes,
@@ -215,7 +215,7 @@ impl<'a> Patch<'a> {
             len: 0,
         };
         let mut at = tree.start;
-        for Extension { start, body } in found {
+        for Extension { start, body } in extensions {
             skeleton.push(at..start)?;
             at = body.end;
             let offset = start;
@@ -248,9 +248,9 @@ pub fn record_of(bytes: &[u8]) -> Result<(Record, Range<usize>)> {
     if footer[8..] != MARK {
         return damaged("it does not end with its mark");
     }
-    let found = crc32fast::hash(before);
-    if found != word(0) {
-        return damaged(&structure::mismatch(word(0), found));
+    let checksum = crc32fast::hash(before);
+    if checksum != word(0) {
+        return damaged(&structure::mismatch(word(0), checksum));
     }
     let len = word(4) as usize;
     let mut header = Vec::new();

@@ -156,7 +156,7 @@ impl Coder {
 
     fn matches(&mut self, data: &[u8], level: u32, out: &mut Vec<u8>) -> Result<()> {
         let zlib = match &mut self.zlib {
-            Some((known, zlib)) if *known == level => {
+            Some((kept_level, zlib)) if *kept_level == level => {
                 zlib.reset();
                 zlib
             }
@@ -303,8 +303,8 @@ mod tests {
         let mut out = b"from before".to_vec();
         let encoded = Coder::default().encode(data, method, &mut out).unwrap();
         out.truncate(encoded.len);
-        let found = oracle::inflate(&out).unwrap();
-        assert_eq!(found, data);
+        let inflated = oracle::inflate(&out).unwrap();
+        assert_eq!(inflated, data);
         (out, encoded.literal)
     }
 

@@ -13,7 +13,7 @@ use crate::{Result, grow, zlib};
 pub struct Decoders {
     interleaved: Option<Interleaved>,
     streams: Option<streams::Decoder>,
-    made: Vec<u8>,
+    scratch: Vec<u8>,
     other: Option<(Decompressor, Probe)>,
     input: Vec<u8>,
     block: Vec<u8>,
@@ -30,11 +30,11 @@ impl Decoders {
 
     /// Scratch memory with arbitrary content; return it with `keep`.
     pub fn memory(&mut self) -> Vec<u8> {
-        mem::take(&mut self.made)
+        mem::take(&mut self.scratch)
     }
 
     pub fn keep(&mut self, memory: Vec<u8>) {
-        self.made = memory;
+        self.scratch = memory;
     }
 
     /// Inflates a piece of a stream that must yield `len` bytes and end at a block boundary, so
@@ -55,9 +55,9 @@ impl Decoders {
         self.input.extend_from_slice(&header);
         self.input.extend_from_slice(probe);
         grow::resize(&mut self.block, len + PROBE_BYTES, 0)?;
-        let made = other.deflate_decompress(&self.input, &mut self.block);
+        let inflated = other.deflate_decompress(&self.input, &mut self.block);
         let (block, rest) = self.block.split_at(len);
-        Ok((made == Ok(len + PROBE_BYTES) && rest == probe).then_some(block))
+        Ok((inflated == Ok(len + PROBE_BYTES) && rest == probe).then_some(block))
     }
 }
 

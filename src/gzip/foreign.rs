@@ -35,7 +35,7 @@ pub fn claimed_size(stream: &dyn Source) -> Result<usize> {
 #[must_use]
 #[allow(unsafe_code)] // the safe binding hides the number of consumed bytes
 pub fn inflate_at_once<'t>(stream: &[u8], out: &'t mut Uninit) -> Option<&'t mut [u8]> {
-    let (mut taken, mut made) = (0, 0);
+    let (mut taken, mut written) = (0, 0);
     // SAFETY: only this call uses the decompressor, and frees it once. The function reads at most
     // the length of the stream, and writes at most the length of `out` without reading it first. If
     // the stream changes, other symbols are decoded; each byte is loaded once and checked then.
@@ -51,14 +51,14 @@ pub fn inflate_at_once<'t>(stream: &[u8], out: &'t mut Uninit) -> Option<&'t mut
             out.as_mut_ptr().cast(),
             out.len(),
             &raw mut taken,
-            &raw mut made,
+            &raw mut written,
         );
         libdeflate::libdeflate_free_decompressor(decompressor);
         status
     };
     let whole = status == libdeflate::libdeflate_result_LIBDEFLATE_SUCCESS
         && taken == stream.len()
-        && made == out.len();
+        && written == out.len();
     // SAFETY: all bytes were written.
     whole.then(|| unsafe { out.assume_init_mut() })
 }
@@ -131,25 +131,25 @@ fn inflate_members(
             let most = max_size.map_or(usize::MAX, |most| (most - out.len()).saturating_add(1));
             let room = out.room(STEP_BYTES.min(most))?;
             let room_bytes = room.len().min(most).min(STEP_BYTES);
-            let made = match member.read(&mut room[..room_bytes]) {
+            let written = match member.read(&mut room[..room_bytes]) {
                 Ok(0) => break,
-                Ok(made) => made,
+                Ok(written) => written,
                 Err(error) => {
-                    let made = usize::try_from(member.total_out()).unwrap_or(usize::MAX);
-                    out.add(made.saturating_sub(out.len() - begin).min(room_bytes));
+                    let written = usize::try_from(member.total_out()).unwrap_or(usize::MAX);
+                    out.add(written.saturating_sub(out.len() - begin).min(room_bytes));
                     return Err(explain(error));
                 }
             };
-            out.add(made);
-            checksum.update(&out.as_slice()[out.len() - made..]);
+            out.add(written);
+            checksum.update(&out.as_slice()[out.len() - written..]);
             let done = member.get_ref().offset();
             watch.done(done.min(stream.len().saturating_sub(1)))?;
         }
         drop(member);
         let claimed = [input.next()?, input.next()?].map(u32::from_le_bytes);
-        let found = checksum.finalize();
-        if claimed[0] != found {
-            return Err(Error::Gzip(structure::mismatch(claimed[0], found)));
+        let crc = checksum.finalize();
+        if claimed[0] != crc {
+            return Err(Error::Gzip(structure::mismatch(claimed[0], crc)));
         }
         #[allow(clippy::cast_possible_truncation)] // modulo 2^32, as in the format
         let size = (out.len() - begin) as u32;
@@ -365,26 +365,26 @@ mod tests {
         let stream = [gzip(b"one"), gzip(&data)].concat();
         let whole = [b"one", &data[..]].concat();
         let salvaged = |stream: &[u8], max_size| salvage(&stream.to_vec(), max_size, &());
-        let (found, damage) = salvaged(&stream, None).unwrap();
-        assert!(found.as_slice() == whole && damage.is_none());
+        let (pages, damage) = salvaged(&stream, None).unwrap();
+        assert!(pages.as_slice() == whole && damage.is_none());
         let mut longest = 0;
         for end in (0..stream.len()).step_by(997) {
-            let (found, damage) = salvaged(&stream[..end], None).unwrap();
+            let (pages, damage) = salvaged(&stream[..end], None).unwrap();
             assert!(end == 0 || matches!(damage, Some(Error::GzipTruncated)));
-            assert!(whole.starts_with(found.as_slice()) && found.len() >= longest);
-            longest = found.len();
+            assert!(whole.starts_with(pages.as_slice()) && pages.len() >= longest);
+            longest = pages.len();
         }
         assert!(longest > data.len() * 9 / 10, "{longest}");
         let mut is_found = false;
         for at in (stream.len() / 2..stream.len()).step_by(997) {
             let mut damaged = stream.clone();
             damaged[at] ^= 0x55;
-            let (found, damage) = salvaged(&damaged, None).unwrap();
+            let (pages, damage) = salvaged(&damaged, None).unwrap();
             is_found |= matches!(damage, Some(Error::Gzip(_)));
             let (sound, _) = salvaged(&stream[..at], None).unwrap();
             let sound = &sound.as_slice()[..sound.len() - 300];
             assert!(
-                damage.is_some() && found.as_slice().starts_with(sound),
+                damage.is_some() && pages.as_slice().starts_with(sound),
                 "{at}"
             );
         }

@@ -148,10 +148,10 @@ impl BlockIndex {
         };
         let members = bytes_of(stream, end..len)?;
         let mut entries = BlockEntries(grow::with_room(count * ENTRY_BYTES)?);
-        let listed = &members[..members.len() - TAIL_BYTES];
-        for member in listed.chunks(MEMBER_ENTRIES * ENTRY_BYTES + EMPTY_BYTES) {
-            let listed = &member[HEADER.len() + 2 + 4..member.len() - END_BYTES];
-            entries.0.extend_from_slice(listed);
+        let index_members = &members[..members.len() - TAIL_BYTES];
+        for member in index_members.chunks(MEMBER_ENTRIES * ENTRY_BYTES + EMPTY_BYTES) {
+            let member_entries = &member[HEADER.len() + 2 + 4..member.len() - END_BYTES];
+            entries.0.extend_from_slice(member_entries);
         }
         if entries.members(bytes, block_bytes)? != members {
             return Ok(None);
@@ -231,8 +231,8 @@ mod tests {
         let index = BlockIndex::read(&stream).unwrap().unwrap();
         assert_eq!((index.block_bytes, index.bytes), (10, 25));
         assert_eq!(index.checksum, 0x0403_0201);
-        let found: Vec<_> = index.blocks.iter().map(|b| (b.len, b.literal)).collect();
-        assert_eq!(found, blocks);
+        let entries: Vec<_> = index.blocks.iter().map(|b| (b.len, b.literal)).collect();
+        assert_eq!(entries, blocks);
         assert_eq!(index.blocks[2].start, HEADER.len() + 107);
         assert_eq!(index.blocks[2].checksum, 2);
         for cut in 0..stream.len() {

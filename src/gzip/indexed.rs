@@ -334,7 +334,7 @@ mod tests {
         let mut out = [MaybeUninit::uninit(); DATA.len()];
         let whole = indexed.inflate(&mut out, NonZero::<usize>::MIN, &());
         let whole = whole.unwrap().is_some_and(|out| out == DATA);
-        assert_eq!(indexed.read(0..24).is_ok_and(|found| found == DATA), whole);
+        assert_eq!(indexed.read(0..24).is_ok_and(|bytes| bytes == DATA), whole);
         if whole {
             let held = indexed.last.lock().unwrap();
             assert_eq!(indexed.read(0..5).unwrap(), DATA[..5]);

@@ -266,10 +266,10 @@ mod tests {
     }
 
     fn decode_all(blocks: &[&[u8]], len: usize) -> Option<Vec<Vec<u8>>> {
-        let mut found = vec![Vec::new(); blocks.len()];
-        let mut take = |lane: usize, piece: &[u8]| found[lane].extend_from_slice(piece);
+        let mut lanes = vec![Vec::new(); blocks.len()];
+        let mut take = |lane: usize, piece: &[u8]| lanes[lane].extend_from_slice(piece);
         let well = Interleaved::new().unwrap().decode(blocks, len, &mut take);
-        well.then_some(found)
+        well.then_some(lanes)
     }
 
     fn decode(block: &[u8], len: usize) -> Option<Vec<u8>> {
@@ -333,9 +333,9 @@ mod tests {
             prop_assert_eq!(decode(&block[..at % block.len()], data.len()), None);
             let at = at % block.len();
             block[at] ^= flip;
-            if let Some(found) = decode(&block, data.len()) {
+            if let Some(decoded) = decode(&block, data.len()) {
                 // The checksum detects another literal.
-                prop_assert_eq!(found.len(), data.len());
+                prop_assert_eq!(decoded.len(), data.len());
             }
         }
     }

@@ -193,7 +193,7 @@ mod tests {
         let data: Vec<u8> = (0..1003_u32).map(|i| (i * i % 251) as u8).collect();
         let counts = count(&data);
         for byte in 0..=255 {
-            let expected = data.split(|&found| found == byte).count() - 1;
+            let expected = data.split(|&other| other == byte).count() - 1;
             assert_eq!(counts[usize::from(byte)] as usize, expected);
         }
     }

@@ -73,12 +73,12 @@ impl Source for Mended {
     }
 
     fn read_at<'t>(&self, offset: usize, target: &'t mut Uninit) -> Result<&'t mut [u8]> {
-        let found = self.stream.read_at(offset, target)?;
+        let bytes = self.stream.read_at(offset, target)?;
         let header = self.header.get(offset..).unwrap_or_default();
-        for (byte, mended) in found.iter_mut().zip(header) {
+        for (byte, mended) in bytes.iter_mut().zip(header) {
             *byte = *mended;
         }
-        Ok(found)
+        Ok(bytes)
     }
 
     as_inner!(self, self.stream);

@@ -217,7 +217,7 @@ fn lengths(header: &[u8]) -> Option<(usize, usize)> {
 }
 
 /// Parses the first block of `bytes`, with `len` bytes of content; returns the rest, too.
-pub fn split(bytes: &[u8], len: usize) -> Option<(NumberBlock<'_>, &[u8])> {
+pub fn split_first(bytes: &[u8], len: usize) -> Option<(NumberBlock<'_>, &[u8])> {
     let (_, stored) = lengths(bytes)?;
     let (block, rest) = bytes.split_at_checked(BLOCK_HEADER_BYTES + stored)?;
     Some((NumberBlock::read(block, len)?, rest))
@@ -229,8 +229,8 @@ impl<'a> NumberBlock<'a> {
         let (header, mut rest) = block.split_first_chunk::<BLOCK_HEADER_BYTES>()?;
         let [width, phase, coded, literal] = *header.first_chunk()?;
         let (width, phase) = (usize::from(width), usize::from(phase));
-        let known = matches!(width, 1 | 2 | 4 | 8) && phase < width;
-        let sound = known && literal & !coded == 0 && u32::from(coded) >> width == 0;
+        let is_valid = matches!(width, 1 | 2 | 4 | 8) && phase < width;
+        let sound = is_valid && literal & !coded == 0 && u32::from(coded) >> width == 0;
         if !sound || lengths(header)? != (len, rest.len()) {
             return None;
         }
@@ -276,15 +276,15 @@ pub fn decode(
     mut take: impl FnMut(&[u8]),
 ) -> Result<bool> {
     let count = block.count;
-    let mut made = decoders.memory();
-    if made.len() < block.width * count {
-        grow::resize(&mut made, block.width * count, 0)?;
+    let mut scratch = decoders.memory();
+    if scratch.len() < block.width * count {
+        grow::resize(&mut scratch, block.width * count, 0)?;
     }
     for (number, plane) in block.planes.iter().enumerate() {
         let (Plane::Literal(coded) | Plane::Deflate(coded)) = *plane else {
             continue;
         };
-        let room = &mut made[number * count..][..count];
+        let room = &mut scratch[number * count..][..count];
         let whole = if let Plane::Literal(_) = plane {
             decoders.streams()?.decode(coded, room)
         } else {
@@ -300,7 +300,7 @@ pub fn decode(
     }
     let mut planes: [&[u8]; MAX_WIDTH] = std::array::from_fn(|number| match block.planes[number] {
         Plane::Stored(plane) => plane,
-        _ => &made[number * count..][..count],
+        _ => &scratch[number * count..][..count],
     });
     take(block.before);
     let (mut joined, mut left) = ([0; JOINED_BYTES], count);
@@ -313,7 +313,7 @@ pub fn decode(
         left -= now;
     }
     take(block.after);
-    decoders.keep(made);
+    decoders.keep(scratch);
     Ok(true)
 }
 

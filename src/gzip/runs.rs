@@ -221,10 +221,10 @@ fn next_run(data: &[u8], from: usize, distance: usize) -> Range<usize> {
         let Some(other) = other(start) else {
             let mut last = start..(data.len() + 1).saturating_sub(MIN_RUN);
             let begins = |&at: &usize| (at..at + MIN_RUN).all(|at| is_alike(&at));
-            let Some(found) = last.find(begins) else {
+            let Some(first) = last.find(begins) else {
                 return data.len()..data.len();
             };
-            start = found;
+            start = first;
             break;
         };
         let alike = zero_bytes(other);
@@ -275,19 +275,19 @@ mod tests {
     const DISTANCES: [Distance; 3] = [Distance::Byte, Distance::Four, Distance::Eight];
 
     fn runs(data: &[u8], distance: usize) -> Vec<Range<usize>> {
-        let mut found = Vec::new();
+        let mut runs = Vec::new();
         let mut len = 0;
         for at in distance..=data.len() {
             if at < data.len() && data[at] == data[at - distance] {
                 len += 1;
             } else {
                 if len >= MIN_RUN {
-                    found.push(at - len..at);
+                    runs.push(at - len..at);
                 }
                 len = 0;
             }
         }
-        found
+        runs
     }
 
     proptest! {
@@ -295,12 +295,12 @@ mod tests {
         #[cfg_attr(miri, ignore = "takes minutes")]
         fn blocks_are_read_back_by_others(data in data()) {
             for distance in DISTANCES {
-                let found = RunBlock::find(&data, distance, None).unwrap();
+                let block = RunBlock::find(&data, distance, None).unwrap();
                 let mut out = b"from before".to_vec();
-                let len = found.encode(&data, &mut out).unwrap();
+                let len = block.encode(&data, &mut out).unwrap();
                 prop_assert_eq!(oracle::inflate(&out[..len]).unwrap(), &data[..]);
-                prop_assert!(len.abs_diff(found.size()) < 120, "{} {}", len, found.size());
-                prop_assert_eq!(found.counts, literal::count(&data));
+                prop_assert!(len.abs_diff(block.size()) < 120, "{} {}", len, block.size());
+                prop_assert_eq!(block.counts, literal::count(&data));
                 let another = RunBlock::find(b"another", Distance::Byte, None).unwrap();
                 let again = RunBlock::find(&data, distance, Some(another)).unwrap();
                 prop_assert_eq!(again.encode(&data, &mut out).unwrap(), len);
@@ -335,9 +335,9 @@ mod tests {
             for bit in 0..8 * (len - 5) {
                 let mut damaged = [&out[..len], &[3, 0]].concat();
                 damaged[bit / 8] ^= 1 << (bit % 8);
-                let mut found = vec![0; data.len()];
-                let made = inflater.deflate_decompress(&damaged, &mut found);
-                let same = made == Ok(data.len()) && found == data;
+                let mut inflated = vec![0; data.len()];
+                let result = inflater.deflate_decompress(&damaged, &mut inflated);
+                let same = result == Ok(data.len()) && inflated == data;
                 assert!(!same || oracle::inflate(&damaged[..len]).is_ok(), "{bit}");
             }
         }
@@ -347,7 +347,7 @@ mod tests {
     #[cfg_attr(miri, ignore = "takes minutes")]
     fn all_lengths_are_written_as_the_format_has_them() {
         for (length, entry) in LENGTHS.iter().enumerate().skip(MIN_RUN) {
-            let known = [
+            let symbols = [
                 (3, 257),
                 (10, 264),
                 (11, 265),
@@ -355,7 +355,7 @@ mod tests {
                 (227, 284),
                 (258, 285),
             ];
-            for (first, symbol) in known {
+            for (first, symbol) in symbols {
                 if length == first {
                     assert_eq!((entry.symbol, entry.extra), (symbol, 0), "{length}");
                 }

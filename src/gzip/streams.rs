@@ -178,11 +178,11 @@ impl Decoder {
         let mut parts: [&mut [u8]; STREAMS] =
             std::array::from_fn(|_| parts.next().unwrap_or_default());
         let mut done = [0; STREAMS];
-        run(looks, &mut readers, &mut parts, &mut done);
+        decode_parts(looks, &mut readers, &mut parts, &mut done);
         for stream in 0..STREAMS {
             let (reader, part) = (&mut readers[stream], &mut parts[stream]);
             let mut at = [done[stream]];
-            run(
+            decode_parts(
                 looks,
                 std::array::from_mut(reader),
                 std::array::from_mut(part),
@@ -206,23 +206,23 @@ impl Decoder {
 
 fn look(table: &Table, looks: &mut Looks) {
     for (bits, look) in looks.iter_mut().enumerate() {
-        let (mut bytes, mut taken, mut found) = (0_u64, 0, 0);
-        while found < MOST {
+        let (mut bytes, mut taken, mut count) = (0_u64, 0, 0);
+        while count < MOST {
             let entry = table[bits >> taken];
             let length = usize::from(entry & 0xff);
             if taken + length > MAX_BITS {
                 break; // or `END`
             }
-            bytes |= u64::from(entry >> 8) << (8 * found);
-            (taken, found) = (taken + length, found + 1);
+            bytes |= u64::from(entry >> 8) << (8 * count);
+            (taken, count) = (taken + length, count + 1);
         }
-        *look = bytes | (taken as u64) << 48 | (found as u64) << 56;
+        *look = bytes | (taken as u64) << 48 | (count as u64) << 56;
     }
 }
 
 /// Decodes parts from their current positions, until a part or stream is near its end.
 #[multiversion(targets("x86_64+bmi1+bmi2+lzcnt"))]
-fn run<const N: usize>(
+fn decode_parts<const N: usize>(
     looks: &Looks,
     readers: &mut [BitReader<'_>; N],
     parts: &mut [&mut [u8]; N],
@@ -303,14 +303,14 @@ mod tests {
             prop_assert_eq!(decoded(&stored, plane.len()), Some(plane.clone()));
             let at = |at: usize| u32::from_le_bytes(*stored[at..].first_chunk().unwrap()) as usize;
             let (head, mut rest) = stored[LENGTHS_BYTES..].split_at(at(0));
-            let mut found = Vec::new();
+            let mut inflated = Vec::new();
             for stream in 1..=STREAMS {
                 let len = if stream < STREAMS { at(4 * stream) } else { rest.len() };
                 let block = [head, &rest[..len]].concat();
-                found.extend(oracle::inflate_some(&block));
+                inflated.extend(oracle::inflate_some(&block));
                 rest = &rest[len..];
             }
-            prop_assert_eq!(found, plane);
+            prop_assert_eq!(inflated, plane);
         }
 
         #[test]
@@ -323,9 +323,9 @@ mod tests {
             let at = at.index(stored.len());
             prop_assert!(decoded(&stored[..at], plane.len()).is_none());
             stored[at] ^= flip;
-            if let Some(found) = decoded(&stored, plane.len()) {
+            if let Some(bytes) = decoded(&stored, plane.len()) {
                 // The checksum detects another byte.
-                prop_assert_eq!(found.len(), plane.len());
+                prop_assert_eq!(bytes.len(), plane.len());
             }
         }
     }

@@ -137,15 +137,15 @@ mod tests {
         #[cfg_attr(miri, ignore = "takes minutes")]
         fn changes_are_read_back(pairs in changes(), more in 0..100_usize) {
             let (changes, out, elements) = coded(&pairs);
-            let (mut found, mut decoder) = (Changes::default(), Decoder::new().unwrap());
-            prop_assert!(decoder.read(&out, elements + more, &mut found).unwrap());
-            prop_assert_eq!(found.gaps(), changes.gaps());
-            prop_assert_eq!(found.values(), changes.values());
+            let (mut decoded, mut decoder) = (Changes::default(), Decoder::new().unwrap());
+            prop_assert!(decoder.read(&out, elements + more, &mut decoded).unwrap());
+            prop_assert_eq!(decoded.gaps(), changes.gaps());
+            prop_assert_eq!(decoded.values(), changes.values());
             // One element fewer, and one byte more or fewer.
-            prop_assert!(!decoder.read(&out, elements - 1, &mut found).unwrap());
+            prop_assert!(!decoder.read(&out, elements - 1, &mut decoded).unwrap());
             let longer = [&out[..], &[0]].concat();
-            prop_assert!(!decoder.read(&longer, elements, &mut found).unwrap());
-            prop_assert!(!decoder.read(&out[..out.len() - 1], elements + 9, &mut found).unwrap());
+            prop_assert!(!decoder.read(&longer, elements, &mut decoded).unwrap());
+            prop_assert!(!decoder.read(&out[..out.len() - 1], elements + 9, &mut decoded).unwrap());
         }
 
         #[test]
@@ -154,9 +154,9 @@ mod tests {
             let (_, mut out, elements) = coded(&pairs);
             let at = at.index(out.len());
             out[at] ^= flip;
-            let mut found = Changes::default();
-            if Decoder::new().unwrap().read(&out, elements, &mut found).unwrap() {
-                let needed: usize = found.gaps().iter().map(|gap| *gap as usize + 1).sum();
+            let mut decoded = Changes::default();
+            if Decoder::new().unwrap().read(&out, elements, &mut decoded).unwrap() {
+                let needed: usize = decoded.gaps().iter().map(|gap| *gap as usize + 1).sum();
                 prop_assert!(needed <= elements);
             }
         }
@@ -191,10 +191,10 @@ mod tests {
         let (rate, elements) = (0.01_f64, f64::from(1 << 20));
         let positions = -rate * rate.log2() - (1.0 - rate) * (1.0 - rate).log2();
         let bound = elements * (positions + rate) / 8.0;
-        let found = f64::from(u32::try_from(coded(&pairs).1.len()).unwrap());
+        let size = f64::from(u32::try_from(coded(&pairs).1.len()).unwrap());
         assert!(
-            found < 1.02 * bound,
-            "{found} bytes, and {bound} are the entropy"
+            size < 1.02 * bound,
+            "{size} bytes, and {bound} are the entropy"
         );
     }
 }

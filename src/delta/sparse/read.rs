@@ -82,35 +82,35 @@ impl Decoder {
         &mut self,
         coded: &[u8],
         unchanged: usize,
-        found_gaps: &mut [u32],
-        found_values: &mut [u64],
+        out_gaps: &mut [u32],
+        out_values: &mut [u64],
     ) -> Option<()> {
         let rest = read_table(coded, &mut self.gaps)?;
         let rest = read_table(rest, &mut self.values)?;
         let gaps: &Table = self.gaps.first_chunk()?;
         let values: &Table = self.values.first_chunk()?;
         let whole: &mut Whole = self.whole.first_chunk_mut()?;
-        if found_gaps.len() < MANY {
+        if out_gaps.len() < MANY {
             whole.fill(LONG);
         } else {
             set_whole(whole, gaps, values);
         }
         let mut reader = BitReader::new(rest);
         let tables = Tables(gaps, values, whole);
-        read_numbers(&mut reader, &tables, found_gaps, found_values)?;
-        let found = found_gaps.iter().map(|gap| u64::from(*gap)).sum::<u64>();
-        (found <= unchanged as u64 && reader.ends()).then_some(())
+        read_numbers(&mut reader, &tables, out_gaps, out_values)?;
+        let skipped = out_gaps.iter().map(|gap| u64::from(*gap)).sum::<u64>();
+        (skipped <= unchanged as u64 && reader.ends()).then_some(())
     }
 }
 
 fn set_whole(whole: &mut Whole, gaps: &Table, values: &Table) {
     for (bits, place) in whole.iter_mut().enumerate() {
-        let found = number_in(bits, gaps).and_then(|(gap, gap_bits)| {
+        let entry = number_in(bits, gaps).and_then(|(gap, gap_bits)| {
             let (value, value_bits) = number_in(bits >> gap_bits, values)?;
             let bits = gap_bits + value_bits;
             (bits as usize <= MAX_BITS).then_some(value << (4 + NUMBER_BITS) | gap << 4 | bits)
         });
-        *place = found.unwrap_or(LONG);
+        *place = entry.unwrap_or(LONG);
     }
 }
 
@@ -133,20 +133,20 @@ struct Tables<'a>(&'a Table, &'a Table, &'a Whole);
 fn read_numbers(
     reader: &mut BitReader<'_>,
     tables: &Tables<'_>,
-    found_gaps: &mut [u32],
-    found_values: &mut [u64],
+    out_gaps: &mut [u32],
+    out_values: &mut [u64],
 ) -> Option<()> {
     /// Whole changes in the 56 bits that are ready.
     const FIT: usize = 5;
     let Tables(gaps, values, whole) = tables;
     let firsts: [u64; CLASSES] = std::array::from_fn(|class| first_of(class).0);
     let mut now = *reader;
-    let groups = found_gaps.chunks_mut(FIT).zip(found_values.chunks_mut(FIT));
+    let groups = out_gaps.chunks_mut(FIT).zip(out_values.chunks_mut(FIT));
     for (gap_group, value_group) in groups {
         now.refill();
         for (gap, value) in gap_group.iter_mut().zip(value_group) {
-            let found = whole[now.peek() as usize & ((1 << MAX_BITS) - 1)];
-            let bits = found & 0xf;
+            let entry = whole[now.peek() as usize & ((1 << MAX_BITS) - 1)];
+            let bits = entry & 0xf;
             if bits == LONG {
                 now.refill();
                 *gap = u32::try_from(take(&mut now, gaps, &firsts)).ok()?;
@@ -154,8 +154,8 @@ fn read_numbers(
                 now.refill();
             } else {
                 now.skip(bits as u16);
-                *gap = found >> 4 & ((1 << NUMBER_BITS) - 1);
-                *value = (found >> (4 + NUMBER_BITS)).into();
+                *gap = entry >> 4 & ((1 << NUMBER_BITS) - 1);
+                *value = (entry >> (4 + NUMBER_BITS)).into();
             }
         }
     }

@@ -55,17 +55,17 @@ impl Counts {
 }
 
 #[multiversion(targets("x86_64+bmi1+bmi2+lzcnt"))]
-fn count(found: &mut Frequencies, gaps: &[u32], values: &[u64]) {
+fn count(frequencies: &mut Frequencies, gaps: &[u32], values: &[u64]) {
     for (at, (&gap, &value)) in gaps.iter().zip(values).enumerate() {
         count_one(
             gap.into(),
-            &mut found.gaps.small[at % 2],
-            &mut found.gaps.classes,
+            &mut frequencies.gaps.small[at % 2],
+            &mut frequencies.gaps.classes,
         );
         count_one(
             value,
-            &mut found.values.small[at % 2],
-            &mut found.values.classes,
+            &mut frequencies.values.small[at % 2],
+            &mut frequencies.values.classes,
         );
     }
 }
@@ -121,9 +121,9 @@ pub struct Coded<'a> {
 
 impl<'a> Coded<'a> {
     /// Codes at least one change.
-    pub fn new(changes: &'a Changes, found: &Frequencies) -> Self {
-        let (gaps, gap_bits) = lengths_of(&found.gaps.of_classes());
-        let (values, value_bits) = lengths_of(&found.values.of_classes());
+    pub fn new(changes: &'a Changes, frequencies: &Frequencies) -> Self {
+        let (gaps, gap_bits) = lengths_of(&frequencies.gaps.of_classes());
+        let (values, value_bits) = lengths_of(&frequencies.values.of_classes());
         Self {
             changes,
             gaps,
