@@ -59,9 +59,9 @@ impl Footer {
             return Err(damaged("its length does not match its footer"));
         }
         let sealed = &bytes[..bytes.len() - Self::BYTES];
-        let found = crc32fast::hash(sealed);
-        if found != footer.crc {
-            return Err(damaged(mismatch(footer.crc, found)));
+        let checksum = crc32fast::hash(sealed);
+        if checksum != footer.crc {
+            return Err(damaged(mismatch(footer.crc, checksum)));
         }
         Ok(sealed.split_at(footer.record))
     }

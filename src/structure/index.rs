@@ -14,7 +14,7 @@ use crate::watch::Watch;
 use crate::wire::Head;
 use crate::{Error, Result};
 
-/// The kind of a leaf, as far as known without its bytes.
+/// The kind of a leaf as the index records it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LeafKind {
@@ -58,8 +58,8 @@ impl LeafKind {
             Self::Scalar(_) => "scalar",
             Self::PrngKey(..) => "prng_key",
             _ => {
-                let named = PLAIN.iter().find(|(kind, _)| kind == self);
-                named.map_or("other", |(_, name)| name)
+                let plain = PLAIN.iter().find(|(kind, _)| kind == self);
+                plain.map_or("other", |(_, name)| name)
             }
         }
     }
@@ -104,8 +104,8 @@ impl<'de> Visitor<'de> for KindVisitor {
     }
 
     fn visit_str<E: serde::de::Error>(self, name: &str) -> std::result::Result<LeafKind, E> {
-        let known = PLAIN.into_iter().find(|(_, known)| *known == name);
-        Ok(known.map_or(LeafKind::Other, |(kind, _)| kind))
+        let plain = PLAIN.into_iter().find(|(_, plain)| *plain == name);
+        Ok(plain.map_or(LeafKind::Other, |(kind, _)| kind))
     }
 
     others! {
@@ -201,19 +201,19 @@ impl Keys {
     /// A new key gets the next number.
     fn number(&mut self, key: &str) -> Result<Option<u32>> {
         let index = index_of(key).filter(|&index| index <= self.indices.len());
-        let known = match index {
+        let existing = match index {
             Some(index) if index < self.indices.len() => Some(self.indices[index]),
             _ => self.others.get(key).copied(),
         };
-        let number = known.map_or_else(|| count_of(self.count), Ok)?;
+        let number = existing.map_or_else(|| count_of(self.count), Ok)?;
         if index == Some(self.indices.len()) {
             grow::push(&mut self.indices, number)?;
-        } else if known.is_none() {
+        } else if existing.is_none() {
             self.others.try_reserve(1)?;
             self.others.insert(grow::to_string(key)?.into(), number);
         }
-        self.count += usize::from(known.is_none());
-        Ok(known)
+        self.count += usize::from(existing.is_none());
+        Ok(existing)
     }
 }
 
@@ -302,12 +302,12 @@ mod tests {
             keys in prop::collection::vec("[a0-9]?[0-9]?|[0-2]|99999999999999999999", 0..100),
         ) {
             let mut expected = HashMap::new();
-            let mut found = Keys::default();
+            let mut numbered = Keys::default();
             for key in &keys {
                 let count = u32::try_from(expected.len()).unwrap();
-                let known = expected.get(key.as_str()).copied();
+                let earlier = expected.get(key.as_str()).copied();
                 expected.entry(key.as_str()).or_insert(count);
-                prop_assert_eq!(found.number(key).unwrap(), known);
+                prop_assert_eq!(numbered.number(key).unwrap(), earlier);
             }
         }
     }

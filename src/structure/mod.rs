@@ -6,14 +6,14 @@
 //! | file | content |
 //! |---|---|
 //! | `value.rs` | typed values: static data of nodes, keys, metadata |
-//! | `apart.rs` | differences of typed values |
+//! | `diff.rs` | differences of typed values |
 //! | `sharding.rs` | how arrays were split over devices |
 //! | `record.rs` | the record |
 //! | `recorder.rs` | building the record during the walk |
 //! | `index.rs` | the index of the leaves |
 //! | `footer.rs` | after the record: checksums, its length, a mark |
 
-mod apart;
+mod diff;
 mod footer;
 mod index;
 mod record;
@@ -21,7 +21,7 @@ mod recorder;
 mod sharding;
 mod value;
 
-pub use apart::{HOLE, apart, short, short_name};
+pub use diff::{HOLE, apart, short, short_name};
 pub use footer::{Footer, MARK, PartialSums, Regions, Seal, Sums, checksums_of, mismatch};
 pub use index::{Index, LeafKind, Listing};
 pub use record::{Kind, Node, NodeType, Record, Repeat, Tie, check_version};

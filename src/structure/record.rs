@@ -150,10 +150,10 @@ impl Record {
     }
 
     pub fn sharding_of(&self, node: usize) -> Option<usize> {
-        let found = self
+        let position = self
             .split
             .binary_search_by_key(&node, |split| split.0 as usize);
-        found.ok().map(|at| self.split[at].1 as usize)
+        position.ok().map(|at| self.split[at].1 as usize)
     }
 
     pub fn read(bytes: &[u8]) -> Result<Self> {
@@ -226,12 +226,13 @@ impl Record {
     }
 }
 
-pub fn check_version(part: &str, found: u32, known: u32) -> Result<()> {
-    if found == known {
+pub fn check_version(part: &str, found: u32, supported: u32) -> Result<()> {
+    if found == supported {
         return Ok(());
     }
-    if found > known {
-        let reason = format!("{part} has version {found}, and this treepack reads version {known}");
+    if found > supported {
+        let reason =
+            format!("{part} has version {found}, and this treepack reads version {supported}");
         return Err(Error::Newer { reason });
     }
     let reason = format!("{part} is damaged: it has the unknown version {found}");

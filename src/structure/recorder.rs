@@ -108,9 +108,9 @@ impl Recorder {
         debug_assert!(
             matches!(root[..], [Repeat(1, root)] if root as usize + 1 == self.nodes.0.len())
         );
-        let found = self.nodes.in_order()?;
+        let ordered = self.nodes.in_order()?;
         let (mut nodes, mut split) = (Vec::new(), Vec::new());
-        for (number, (node, sharding)) in (0..).zip(found) {
+        for (number, (node, sharding)) in (0..).zip(ordered) {
             if let Some(sharding) = sharding {
                 grow::push(&mut split, Split(number, sharding))?;
             }

@@ -15,10 +15,10 @@ const MAX_NAME: usize = 100;
 /// The first innermost parts that differ. Code is not compared.
 pub fn apart<'a>(one: &'a Value, other: &'a Value) -> Result<Option<(&'a Value, &'a Value)>> {
     let first = |pairs: &mut dyn Iterator<Item = (&'a Value, &'a Value)>| {
-        let found = pairs.map(|(one, other)| apart(one, other));
-        found
+        let differences = pairs.map(|(one, other)| apart(one, other));
+        differences
             .map(Result::transpose)
-            .find_map(|found| found)
+            .find_map(|difference| difference)
             .transpose()
     };
     match (one, other) {
@@ -48,7 +48,7 @@ pub fn apart<'a>(one: &'a Value, other: &'a Value) -> Result<Option<(&'a Value, 
 fn sorted(pairs: &[(Value, Value)]) -> Result<Vec<(Vec<u8>, &Value)>> {
     let keyed = pairs.iter().map(|(key, value)| Ok((key.encode()?, value)));
     let mut keyed = grow::try_collect(keyed)?;
-    keyed.sort_unstable_by(|one, other| one.0.cmp(&other.0));
+    keyed.sort_unstable_by(|a, b| a.0.cmp(&b.0));
     Ok(keyed)
 }
 
@@ -62,23 +62,23 @@ pub fn short_name(name: &str) -> Result<String> {
 }
 
 fn written(room: usize, write: impl FnOnce(&mut Short) -> fmt::Result) -> Result<String> {
-    let made = grow::with_room(room + 3)?;
-    let mut text = Short { made, room };
+    let bytes = grow::with_room(room + 3)?;
+    let mut text = Short { bytes, room };
     if write(&mut text).is_err() {
-        text.made.extend_from_slice(b"...");
+        text.bytes.extend_from_slice(b"...");
     }
-    grow::to_string(&String::from_utf8_lossy(&text.made))
+    grow::to_string(&String::from_utf8_lossy(&text.bytes))
 }
 
 struct Short {
-    made: Vec<u8>,
+    bytes: Vec<u8>,
     room: usize,
 }
 
 impl Write for Short {
     fn write_str(&mut self, more: &str) -> fmt::Result {
-        let end = more.floor_char_boundary(self.room - self.made.len());
-        self.made.extend_from_slice(&more.as_bytes()[..end]);
+        let end = more.floor_char_boundary(self.room - self.bytes.len());
+        self.bytes.extend_from_slice(&more.as_bytes()[..end]);
         if end < more.len() {
             Err(fmt::Error)
         } else {
@@ -151,8 +151,8 @@ mod tests {
         let one = Value::Tuple(vec![nan.clone(), dict(1), Value::Int(3)]);
         let other = Value::Tuple(vec![nan, dict(5), Value::Int(4)]);
         assert_eq!(apart(&one, &one).unwrap(), None);
-        let found = apart(&one, &other).unwrap();
-        assert_eq!(found, Some((&Value::Int(1), &Value::Int(5))));
+        let pair = apart(&one, &other).unwrap();
+        assert_eq!(pair, Some((&Value::Int(1), &Value::Int(5))));
         let Value::Dict(mut pairs) = dict(1) else {
             unreachable!()
         };
@@ -161,8 +161,8 @@ mod tests {
         let hole = |name| named(HOLE, text(name));
         assert_eq!(apart(&hole("f"), &hole("g")).unwrap(), None);
         let (relu, gelu) = (named("jax.nn", text("relu")), named("jax.nn", text("gelu")));
-        let found = apart(&relu, &gelu).unwrap().unwrap();
-        assert_eq!(short(found.0).unwrap(), "'relu'");
+        let pair = apart(&relu, &gelu).unwrap().unwrap();
+        assert_eq!(short(pair.0).unwrap(), "'relu'");
         assert!(
             apart(&relu, &named("other", text("relu")))
                 .unwrap()
