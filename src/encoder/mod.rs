@@ -302,7 +302,7 @@ impl<P: Payload> Encoder<P> {
             &framing,
             content,
         )?;
-        if let Some((_, pending)) = self.listing().and_then(|found| found.pending.as_mut()) {
+        if let Some((_, pending)) = self.listing().and_then(|listing| listing.pending.as_mut()) {
             *pending = start; // the key's header may have become wider
         }
         Ok(())
@@ -364,8 +364,8 @@ impl<P: Payload> Encoder<P> {
     /// Begins a typed PRNG key: a map whose last value is the next array.
     pub fn prng_key(&mut self, name: &str) -> Result<()> {
         self.begin(false)?;
-        let listed = LeafKind::PrngKey(grow::to_string(name)?, Vec::new());
-        self.pause(Kind::Jax, listed)?;
+        let leaf_kind = LeafKind::PrngKey(grow::to_string(name)?, Vec::new());
+        self.pause(Kind::Jax, leaf_kind)?;
         Head::Map(2).write(self.layout.headers());
         self.enter(4, false)?;
         self.begin(true)?;
@@ -406,7 +406,7 @@ impl<P: Payload> Encoder<P> {
     #[inline]
     fn leaf(&mut self, head: Head, kind: Kind) -> Result<()> {
         self.begin(false)?;
-        let listed = || {
+        let leaf_kind = || {
             Ok(match head {
                 Head::Nil => LeafKind::None,
                 Head::Bool(_) => LeafKind::Bool,
@@ -419,7 +419,7 @@ impl<P: Payload> Encoder<P> {
                 Head::Array(_) | Head::Map(_) => LeafKind::Container,
             })
         };
-        self.record_leaf(kind, listed)?;
+        self.record_leaf(kind, leaf_kind)?;
         head.write(self.layout.headers());
         Ok(())
     }
@@ -522,9 +522,9 @@ mod tests {
         assert!(encoder.plain(Head::Nil).is_err());
         assert!(encoder.map(1).is_err());
         let layout = encoder.finish(None).unwrap();
-        let mut found = Vec::new();
-        crate::source::read_to(&layout, 0..layout.len(), &mut found).unwrap();
-        assert_eq!(found, b"head\x01\x02\x03\x01\x02\x03");
+        let mut bytes = Vec::new();
+        crate::source::read_to(&layout, 0..layout.len(), &mut bytes).unwrap();
+        assert_eq!(bytes, b"head\x01\x02\x03\x01\x02\x03");
     }
 
     #[test]

@@ -43,7 +43,7 @@ impl<P: Payload> Encoder<P> {
     pub(super) fn record_leaf(
         &mut self,
         kind: Kind,
-        listed: impl FnOnce() -> Result<LeafKind>,
+        leaf_kind: impl FnOnce() -> Result<LeafKind>,
     ) -> Result<()> {
         match (self.recorder(), kind) {
             (None, _) => {}
@@ -52,7 +52,7 @@ impl<P: Payload> Encoder<P> {
         }
         let start = self.layout.len();
         if let Some(listing) = self.listing() {
-            listing.pending = Some((listed()?, start));
+            listing.pending = Some((leaf_kind()?, start));
         }
         Ok(())
     }
@@ -66,19 +66,19 @@ impl<P: Payload> Encoder<P> {
         {
             *data = shape()?;
         }
-        let listed = || {
+        let leaf_kind = || {
             let dtype = grow::to_string(array.dtype)?;
             Ok(match array.code {
                 wire::EXT_NPSCALAR => LeafKind::Scalar(dtype),
                 _ => LeafKind::Array(dtype, shape()?),
             })
         };
-        self.record_leaf(kind, listed)
+        self.record_leaf(kind, leaf_kind)
     }
 
     /// Records the next container as a leaf.
-    pub(super) fn pause(&mut self, kind: Kind, listed: LeafKind) -> Result<()> {
-        self.record_leaf(kind, || Ok(listed))?;
+    pub(super) fn pause(&mut self, kind: Kind, leaf_kind: LeafKind) -> Result<()> {
+        self.record_leaf(kind, || Ok(leaf_kind))?;
         if self.is_described() {
             self.paused = Some(self.open.len());
         }
