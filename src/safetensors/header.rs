@@ -158,9 +158,9 @@ impl Header {
             array.start += start;
         }
         if start + end != len {
-            let found = start + end;
-            let reason = format!("the arrays end at byte {found}, but the file at byte {len}");
-            return Err(Error::malformed(found.min(len), reason));
+            let arrays_end = start + end;
+            let reason = format!("the arrays end at byte {arrays_end}, but the file at byte {len}");
+            return Err(Error::malformed(arrays_end.min(len), reason));
         }
         Ok(())
     }
@@ -173,14 +173,14 @@ fn at(name: &str, error: Error) -> Error {
 }
 
 fn metadata(entry: &RawValue, offset: usize) -> Result<Option<Vec<(String, String)>>> {
-    let found: Option<Object<Text>> = read(entry.get(), offset, |reason| {
+    let object: Option<Object<Text>> = read(entry.get(), offset, |reason| {
         format!("invalid __metadata__: expected a map of strings to strings: {reason}")
     })?;
-    let texts = |found: Object<Text>| {
-        let pairs = found.0.into_iter();
+    let texts = |object: Object<Text>| {
+        let pairs = object.0.into_iter();
         grow::collect(pairs.map(|(Key(key), Text(text))| (key.into_owned(), text)))
     };
-    found.map(texts).transpose()
+    object.map(texts).transpose()
 }
 
 #[derive(Deserialize)]

@@ -62,21 +62,21 @@ impl<'de, V: Deserialize<'de>> Visitor<'de> for Entries<V> {
         mut map: A,
     ) -> std::result::Result<Self::Value, A::Error> {
         let full = |_| A::Error::custom(Error::OutOfMemory);
-        let mut found = SmallVec::new();
+        let mut entries = SmallVec::new();
         while let Some(entry) = map.next_entry()? {
-            found.try_reserve(1).map_err(full)?;
-            found.push(entry);
+            entries.try_reserve(1).map_err(full)?;
+            entries.push(entry);
         }
         let mut keys = SmallVec::<[&str; 4]>::new();
-        keys.try_reserve(found.len()).map_err(full)?;
-        keys.extend(found.iter().map(|(Key(key), _): &(Key<'_>, V)| &**key));
+        keys.try_reserve(entries.len()).map_err(full)?;
+        keys.extend(entries.iter().map(|(Key(key), _): &(Key<'_>, V)| &**key));
         keys.sort_unstable();
         if let Some(pair) = keys.windows(2).find(|pair| pair[0] == pair[1]) {
             let reason = format!("duplicate key '{}'", shortened(pair[0]));
             return Err(A::Error::custom(reason));
         }
         drop(keys);
-        Ok(Object(found))
+        Ok(Object(entries))
     }
 }
 

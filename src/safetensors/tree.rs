@@ -16,7 +16,7 @@ const SEPARATOR: char = '.';
 /// The last of them is the rest of a longer name.
 const MOST_KEYS: usize = MAX_DEPTH - 1;
 
-struct Node<'a> {
+struct NameNode<'a> {
     key: &'a str,
     /// Its position among the names, if it is an array.
     array: Option<usize>,
@@ -63,7 +63,7 @@ pub fn encode<'a, P: Payload>(
 }
 
 struct Nodes<'a> {
-    all: Vec<Node<'a>>,
+    all: Vec<NameNode<'a>>,
     by_key: HashMap<(usize, &'a str), usize>,
     /// The nodes of the last name: most names share theirs.
     path: Vec<usize>,
@@ -71,17 +71,17 @@ struct Nodes<'a> {
 
 impl<'a> Nodes<'a> {
     fn new() -> Result<Self> {
-        let mut made = Self {
+        let mut nodes = Self {
             all: Vec::new(),
             by_key: HashMap::new(),
             path: Vec::new(),
         };
-        made.push("")?;
-        Ok(made)
+        nodes.push("")?;
+        Ok(nodes)
     }
 
     fn push(&mut self, key: &'a str) -> Result<usize> {
-        let node = Node {
+        let node = NameNode {
             key,
             array: None,
             children: Vec::new(),
@@ -98,9 +98,9 @@ impl<'a> Nodes<'a> {
         let mut count = 0;
         for (level, key) in name.splitn(most, SEPARATOR).enumerate() {
             is_apart &= self.all[above].array.is_none();
-            let known = self.path.get(level).copied();
-            let known = known.filter(|node| is_shared && self.all[*node].key == key);
-            above = if let Some(node) = known {
+            let previous = self.path.get(level).copied();
+            let previous = previous.filter(|node| is_shared && self.all[*node].key == key);
+            above = if let Some(node) = previous {
                 node
             } else {
                 is_shared = false;
@@ -130,13 +130,13 @@ impl<'a> Nodes<'a> {
 
     fn child(&mut self, above: usize, key: &'a str) -> Result<usize> {
         self.by_key.try_reserve(1)?;
-        if let Some(found) = self.by_key.get(&(above, key)) {
-            return Ok(*found);
+        if let Some(node) = self.by_key.get(&(above, key)) {
+            return Ok(*node);
         }
-        let made = self.push(key)?;
-        self.by_key.insert((above, key), made);
-        grow::push(&mut self.all[above].children, made)?;
-        Ok(made)
+        let node = self.push(key)?;
+        self.by_key.insert((above, key), node);
+        grow::push(&mut self.all[above].children, node)?;
+        Ok(node)
     }
 }
 
