@@ -46,9 +46,10 @@ impl Shards {
     #[pyo3(name = "box")]
     fn box_of(&self, bounds: BoxBounds) -> PyResult<ShardBox> {
         keep_reserve()?;
-        let found = boxes::ShardBox::new(self.0.clone(), &bounds_of(bounds)?);
-        let found = found.ok_or_else(|| PyIndexError::new_err("the array has no such box"))?;
-        Ok(ShardBox(found))
+        let shard_box = boxes::ShardBox::new(self.0.clone(), &bounds_of(bounds)?);
+        let shard_box =
+            shard_box.ok_or_else(|| PyIndexError::new_err("the array has no such box"))?;
+        Ok(ShardBox(shard_box))
     }
 }
 
@@ -74,10 +75,10 @@ impl ShardBox {
     fn missing(&self, catalogs: &Bound<'_, PyList>) -> PyResult<Option<usize>> {
         let files = self.open(catalogs)?;
         let watcher = Watcher::signals();
-        let found = catalogs
+        let missing = catalogs
             .py()
             .detach(|| self.0.missing(&files.open()?, &watcher));
-        found.map_err(|failed| watcher.explain(failed.error, PyErr::from))
+        missing.map_err(|failed| watcher.explain(failed.error, PyErr::from))
     }
 
     /// File number, leaf, and indices in the leaf, for each part of the box.

@@ -37,40 +37,40 @@ pub type ByType<'py, T> = Vec<(Bound<'py, PyType>, T)>;
 /// Returns the answer for the type of a value, which `make` gives for the first value.
 #[inline]
 pub fn by_type<'py, T: Clone>(
-    known: &mut ByType<'py, T>,
+    answers: &mut ByType<'py, T>,
     value: &Bound<'py, PyAny>,
     make: impl FnOnce() -> PyResult<T>,
 ) -> PyResult<T> {
     let class = value.get_type();
-    if let Some((_, answer)) = known.iter().find(|(known, _)| known.is(&class)) {
+    if let Some((_, answer)) = answers.iter().find(|(key, _)| key.is(&class)) {
         return Ok(answer.clone());
     }
     let answer = make()?;
-    known.push((class, answer.clone()));
+    answers.push((class, answer.clone()));
     Ok(answer)
 }
 
 #[derive(Default)]
 pub struct Classes<'py> {
-    known: ByType<'py, Class>,
+    answers: ByType<'py, Class>,
     left_out: Option<Bound<'py, PyAny>>,
 }
 
 impl<'py> Classes<'py> {
     pub fn new(left_out: Option<Bound<'py, PyAny>>) -> Self {
         Self {
-            known: Vec::new(),
+            answers: Vec::new(),
             left_out,
         }
     }
 
     /// Returns whether there were values that only Python classifies.
     pub fn has_asked(&self) -> bool {
-        !self.known.is_empty()
+        !self.answers.is_empty()
     }
 
     pub fn of(&mut self, value: &Bound<'py, PyAny>) -> PyResult<Class> {
-        by_type(&mut self.known, value, || {
+        by_type(&mut self.answers, value, || {
             let classify = Hooks::get(value.py())?.classify.bind(value.py());
             Ok(classify.call1((value, &self.left_out))?.extract()?)
         })

@@ -111,20 +111,20 @@ impl Source for Elsewhere {
         let mut filling = Filling::new(target);
         while filling.left() > 0 {
             let done = len - filling.left();
-            let found = Python::attach(|py| {
-                let found = self.read.bind(py).call1((offset + done, len - done))?;
-                let found = Borrowed::buffer(&found)?;
-                let count = found.as_raw().len();
+            let buffer = Python::attach(|py| {
+                let object = self.read.bind(py).call1((offset + done, len - done))?;
+                let buffer = Borrowed::buffer(&object)?;
+                let count = buffer.as_raw().len();
                 if count == 0 || count > len - done {
                     let reason =
                         format!("read returned {count} bytes, expected 1 to {}", len - done);
                     return Err(PyValueError::new_err(reason));
                 }
-                Ok(found)
+                Ok(buffer)
             });
             // The copy to `target` runs detached.
-            let found = found.map_err(|error| Error::Payload(Box::new(error)))?;
-            let bytes = found.as_raw();
+            let buffer = buffer.map_err(|error| Error::Payload(Box::new(error)))?;
+            let bytes = buffer.as_raw();
             filling.fill(bytes.len(), |now| bytes.read_at(0, now))?;
         }
         Ok(filling.finish())
@@ -353,7 +353,7 @@ impl Content {
         let mended = Watcher::signals().detached(py, |watch| mended(&source, watch))?;
         let content = mended.map(|contained| match contained {
             Contained::Indexed(indexed) => self.gzip(indexed),
-            Contained::Whole(pages) => Self::made(pages),
+            Contained::Whole(pages) => Self::checked(pages),
         });
         if let Some(content) = &content {
             gzip::check_size(content.nbytes(), gzip::limit(max_size))?;
@@ -396,10 +396,10 @@ impl Content {
         stop: usize,
     ) -> PyResult<Bound<'py, PyBytes>> {
         let range = self.range(start, stop)?;
-        let made = new_bytes(py, range.len(), true, |target| {
+        let bytes = new_bytes(py, range.len(), true, |target| {
             self.source().read_at(start, target)
         })?;
-        Ok(made?)
+        Ok(bytes?)
     }
 
     /// Reads all bytes into memory, which arrays then view.
@@ -428,7 +428,7 @@ impl Content {
         progress: Option<Py<PyAny>>,
     ) -> PyResult<Self> {
         let pages = gzip::inflate_to_pages(py, self.source(), max_size, threads, progress)?;
-        Ok(Self::made(pages))
+        Ok(Self::checked(pages))
     }
 
     #[pyo3(signature = (*, max_size))]
@@ -439,7 +439,7 @@ impl Content {
     ) -> PyResult<(Self, Option<Bound<'py, PyString>>)> {
         let (pages, damage) = gzip::salvage(py, self.source(), max_size)?;
         Ok(match damage {
-            None => (Self::made(pages), None),
+            None => (Self::checked(pages), None),
             Some(damage) => {
                 let content = Self::of(Arc::new(pages), Kind::Plain);
                 let text = grow::display(&damage)?;
@@ -483,7 +483,7 @@ impl Content {
         Ok(start..stop)
     }
 
-    pub fn made(pages: Pages) -> Self {
+    pub fn checked(pages: Pages) -> Self {
         Self::of(Arc::new(pages), Kind::Checked)
     }
 

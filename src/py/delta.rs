@@ -89,12 +89,12 @@ pub fn is_patch(data: &Bound<'_, PyAny>) -> PyResult<bool> {
 pub fn patch_parts<'py>(patch: &Bound<'py, Content>) -> PyResult<Bound<'py, PyTuple>> {
     let source = patch.get().source();
     let parts = |bytes: &[u8]| {
-        let (found, tree) = delta::record_of(bytes)?;
+        let (patch_record, tree) = delta::record_of(bytes)?;
         let tree = &bytes[tree];
         let whole = Footer::find(tree).and_then(|footer| footer.whole());
         let start = whole.and_then(|whole| tree.len().checked_sub(whole));
         let record = start.map(|start| grow::to_vec(&tree[start..]));
-        Ok((found.base, record.transpose()?))
+        Ok((patch_record.base, record.transpose()?))
     };
     let py = patch.py();
     let (base, record) = py.detach(|| with_bytes(source, parts))?;
@@ -129,7 +129,7 @@ pub fn join(
     })?;
     let py = patch.py();
     let paths = unchanged.iter().map(|path| new_string(py, path.as_bytes()));
-    Ok((Content::made(pages), list_of_results(py, paths)?.unbind()))
+    Ok((Content::checked(pages), list_of_results(py, paths)?.unbind()))
 }
 
 /// See `_core.pyi`.

@@ -19,14 +19,14 @@ pub struct Dtype {
 }
 
 /// A program has few dtypes, but may have many objects of one.
-const MAX_KNOWN: usize = 64;
+const MAX_CACHED: usize = 64;
 
-static KNOWN: Mutex<Known> = Mutex::new(Known {
+static CACHE: Mutex<Cache> = Mutex::new(Cache {
     dtypes: Vec::new(),
     names: Vec::new(),
 });
 
-struct Known {
+struct Cache {
     dtypes: Vec<Arc<Dtype>>,
     /// Names in files, several per dtype.
     names: Vec<(Box<[u8]>, Arc<Dtype>)>,
@@ -34,8 +34,8 @@ struct Known {
 
 impl Dtype {
     pub fn of(object: &Bound<'_, PyArrayDescr>) -> Walked<Arc<Self>> {
-        if let Some(found) = Self::described(object)? {
-            return Ok(found);
+        if let Some(dtype) = Self::describe(object)? {
+            return Ok(dtype);
         }
         let has_fields = !object.getattr("names")?.is_none();
         let or_fields = if has_fields {
@@ -51,62 +51,62 @@ impl Dtype {
     }
 
     pub fn named(py: Python<'_>, name: &[u8]) -> PyResult<Option<Arc<Self>>> {
-        let known = lock();
-        if let Some((_, found)) = known.names.iter().find(|(known, _)| **known == *name) {
-            return Ok(Some(found.clone()));
+        let cache = lock();
+        if let Some((_, dtype)) = cache.names.iter().find(|(key, _)| **key == *name) {
+            return Ok(Some(dtype.clone()));
         }
-        drop(known);
+        drop(cache);
         let resolve = Hooks::get(py)?.resolve_dtype.bind(py);
         let object = resolve.call1((copied(py, name)?,))?;
         if object.is_none() {
             return Ok(None);
         }
-        let found = Self::described(&object.cast_into()?)?;
-        if let Some(found) = &found {
-            remember(|known| &mut known.names, (name.into(), found.clone()));
+        let dtype = Self::describe(&object.cast_into()?)?;
+        if let Some(dtype) = &dtype {
+            remember(|cache| &mut cache.names, (name.into(), dtype.clone()));
         }
-        Ok(found)
+        Ok(dtype)
     }
 
     /// `None` if files cannot hold the dtype.
-    fn described(object: &Bound<'_, PyArrayDescr>) -> PyResult<Option<Arc<Self>>> {
-        let known = lock();
-        if let Some(found) = known.dtypes.iter().find(|known| known.object.is(object)) {
-            return Ok(Some(found.clone()));
+    fn describe(object: &Bound<'_, PyArrayDescr>) -> PyResult<Option<Arc<Self>>> {
+        let cache = lock();
+        if let Some(dtype) = cache.dtypes.iter().find(|dtype| dtype.object.is(object)) {
+            return Ok(Some(dtype.clone()));
         }
-        drop(known);
+        drop(cache);
         let describe = Hooks::get(object.py())?.describe_dtype.bind(object.py());
         let (name, native): (Option<String>, bool) = describe.call1((object,))?.extract()?;
         let Some(name) = name else {
             return Ok(None);
         };
-        let found = Arc::new(Self {
+        let dtype = Arc::new(Self {
             name,
             native,
             itemsize: object.itemsize(),
             alignment: object.alignment().max(1),
             object: object.clone().unbind(),
         });
-        remember(|known| &mut known.dtypes, found.clone());
-        Ok(Some(found))
+        remember(|cache| &mut cache.dtypes, dtype.clone());
+        Ok(Some(dtype))
     }
 }
 
-fn lock() -> MutexGuard<'static, Known> {
-    KNOWN
+fn lock() -> MutexGuard<'static, Cache> {
+    CACHE
         .lock()
         .unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
-fn remember<T>(list: impl FnOnce(&mut Known) -> &mut Vec<T>, new: T) {
-    let mut known = lock();
-    let list = list(&mut known);
-    let older = if list.len() == MAX_KNOWN {
+fn remember<T>(list: impl FnOnce(&mut Cache) -> &mut Vec<T>, new: T) {
+    let mut cache = lock();
+    let list = list(&mut cache);
+    let older = if list.len() == MAX_CACHED {
         std::mem::take(list)
     } else {
         Vec::new()
     };
     list.push(new);
-    drop(known);
+    drop(cache);
     drop(older); // dropping a dtype can call Python
 }

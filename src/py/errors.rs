@@ -8,7 +8,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyType;
 
 use super::hooks::Hooks;
-use super::memory::{Item, list_of_results, new_string, new_tuple};
+use super::memory::{TupleItem, list_of_results, new_string, new_tuple};
 use crate::error::Reason;
 use crate::{Error, grow};
 
@@ -16,18 +16,18 @@ use crate::{Error, grow};
 pub fn make<'py, const N: usize>(
     py: Python<'py>,
     name: &str,
-    arguments: [&dyn Item<'py>; N],
+    arguments: [&dyn TupleItem<'py>; N],
 ) -> PyErr {
-    made(py, Hooks::error(py, name), arguments)
+    new_error(py, Hooks::error(py, name), arguments)
 }
 
-fn made<'py, const N: usize>(
+fn new_error<'py, const N: usize>(
     py: Python<'py>,
     class: PyResult<Bound<'py, PyAny>>,
-    arguments: [&dyn Item<'py>; N],
+    arguments: [&dyn TupleItem<'py>; N],
 ) -> PyErr {
-    let made = class.and_then(|class| class.call1(new_tuple(py, &arguments)?));
-    made.map_or_else(|error| error, PyErr::from_value)
+    let instance = class.and_then(|class| class.call1(new_tuple(py, &arguments)?));
+    instance.map_or_else(|error| error, PyErr::from_value)
 }
 
 /// `…` if allocation fails.
@@ -65,13 +65,13 @@ pub fn stays(py: Python<'_>, error: &PyErr) -> bool {
 
 /// Converts an error; `path` is its place in the tree, unless it has one.
 pub fn to_py(py: Python<'_>, error: Error, path: Option<&str>) -> PyErr {
-    let (error, known) = error.split();
+    let (error, own_path) = error.split();
     if matches!(error, Error::OutOfMemory) {
         // A message would need memory.
         return PyMemoryError::new_err(());
     }
-    let known = known.map(|path| path_text(&path));
-    let path = known.as_deref().or(path);
+    let own_path = own_path.map(|path| path_text(&path));
+    let path = own_path.as_deref().or(path);
     let Ok(message) = grow::display(&Reason(&error)) else {
         return PyMemoryError::new_err(());
     };
@@ -79,7 +79,7 @@ pub fn to_py(py: Python<'_>, error: Error, path: Option<&str>) -> PyErr {
     let decode = |class, offset: Option<usize>| make(py, class, [&message, &offset, &path]);
     let msgpack = |class: &str, offset: usize| {
         let hook = Hooks::get(py).map(|hooks| hooks.decode_error.bind(py).clone());
-        made(py, hook, [&class, &message, &offset, &path])
+        new_error(py, hook, [&class, &message, &offset, &path])
     };
     match error {
         Error::Truncated { offset, .. } => decode("DecodeError", Some(offset)),
@@ -138,13 +138,13 @@ fn os_error(error: &io::Error, text: Option<&str>, path: Option<&Path>) -> PyErr
         };
     };
     Python::attach(|py| {
-        let known = || {
+        let strerror = || {
             let text = py.import("os")?.call_method1("strerror", (number,))?;
             text.extract::<String>()
         };
         let text = match text {
             Some(text) => text.to_owned(),
-            None => known().unwrap_or_else(|_| error.to_string()),
+            None => strerror().unwrap_or_else(|_| error.to_string()),
         };
         match path {
             Some(path) => PyOSError::new_err((number, text, path.as_os_str().to_owned())),

@@ -101,13 +101,13 @@ pub struct TypeRecord<'py> {
 impl<'py> FromPyObject<'_, 'py> for TypeRecord<'py> {
     type Error = PyErr;
 
-    fn extract(found: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
-        let py = found.py();
+    fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        let py = object.py();
         Ok(Self {
             node_type: NodeType {
-                name: found.getattr(intern!(py, "name"))?.extract()?,
-                fields: found.getattr(intern!(py, "fields"))?.extract()?,
-                version: found.getattr(intern!(py, "version"))?.extract()?,
+                name: object.getattr(intern!(py, "name"))?.extract()?,
+                fields: object.getattr(intern!(py, "fields"))?.extract()?,
+                version: object.getattr(intern!(py, "version"))?.extract()?,
             },
             number: OnceCell::new(),
             last: RefCell::default(),

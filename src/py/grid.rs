@@ -25,9 +25,9 @@ pub struct ShardGrid(array::ShardGrid);
 impl ShardGrid {
     #[new]
     fn new(shape: Vec<usize>, counts: Vec<usize>) -> PyResult<Self> {
-        let found = array::ShardGrid::new(&shape, &counts);
+        let grid = array::ShardGrid::new(&shape, &counts);
         let error = || PyValueError::new_err("the shards of the array do not have one shape");
-        found.map(Self).ok_or_else(error)
+        grid.map(Self).ok_or_else(error)
     }
 
     fn __len__(&self) -> usize {
@@ -35,8 +35,8 @@ impl ShardGrid {
     }
 
     fn shard_at(&self, start: Vec<usize>) -> PyResult<usize> {
-        let found = self.0.shard_at(&start);
-        found.ok_or_else(|| PyValueError::new_err("no shard begins there"))
+        let shard = self.0.shard_at(&start);
+        shard.ok_or_else(|| PyValueError::new_err("no shard begins there"))
     }
 
     fn bounds<'py>(&self, py: Python<'py>, shard: usize) -> PyResult<Bound<'py, PyList>> {
@@ -71,8 +71,11 @@ pub fn ranges_of_box(
     ranges(py, &runs.ranges(near)?)
 }
 
-pub(super) fn ranges<'py>(py: Python<'py>, found: &[Range<usize>]) -> PyResult<Bound<'py, PyList>> {
-    tuples(py, found.iter().map(|range| [range.start, range.end]))
+pub(super) fn ranges<'py>(
+    py: Python<'py>,
+    ranges: &[Range<usize>],
+) -> PyResult<Bound<'py, PyList>> {
+    tuples(py, ranges.iter().map(|range| [range.start, range.end]))
 }
 
 pub(super) fn tuples<const N: usize>(

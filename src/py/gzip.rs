@@ -45,12 +45,12 @@ pub fn decompress<'py>(
         check_size(indexed.len(), max_size)?;
         let threads = self::threads(threads, indexed.len())?;
         let watcher = Watcher::new(progress.take(), indexed.len());
-        let made = new_bytes(py, indexed.len(), false, |out| {
+        let inflated = new_bytes(py, indexed.len(), false, |out| {
             let whole = indexed.inflate(out, threads, &watcher)?;
             whole.ok_or(Error::GzipTruncated)
         })?;
-        if !matches!(made, Err(Error::GzipTruncated)) {
-            return watcher.raise(made);
+        if !matches!(inflated, Err(Error::GzipTruncated)) {
+            return watcher.raise(inflated);
         }
         // The next decoder explains the damage, and reports no progress.
     }
@@ -88,7 +88,7 @@ fn inflate_in_steps<'py>(
         gzip::inflate_in_steps(source, 0, max_size, watch)
     })?;
     let len = pages.len();
-    let made = new_bytes(py, len, false, |target| {
+    let copied = new_bytes(py, len, false, |target| {
         // Frees pages while copying, so that the content is never in memory twice.
         const PART: usize = 16 << 20;
         let mut filling = Filling::new(target);
@@ -100,7 +100,7 @@ fn inflate_in_steps<'py>(
         }
         Ok(filling.finish())
     })?;
-    watcher.raise(made)
+    watcher.raise(copied)
 }
 
 /// Output up to this size needs no progress.
@@ -114,15 +114,15 @@ fn inflate_at_once(
     size: usize,
 ) -> PyResult<Option<Bound<'_, PyBytes>>> {
     if size <= SHORT_BYTES {
-        let made = new_bytes(py, size, false, |out| {
+        let inflated = new_bytes(py, size, false, |out| {
             inflate_stable(&source, out).ok_or(Error::Stopped)
         });
-        return Ok(made.ok().and_then(Result::ok));
+        return Ok(inflated.ok().and_then(Result::ok));
     }
     let watcher = Watcher::signals();
-    let made = new_bytes_elsewhere(py, size, &watcher, move |out| inflate_stable(&source, out));
-    match made {
-        Ok(made) => watcher.raise(made),
+    let inflated = new_bytes_elsewhere(py, size, &watcher, move |out| inflate_stable(&source, out));
+    match inflated {
+        Ok(inflated) => watcher.raise(inflated),
         Err(_) => Ok(None),
     }
 }
@@ -145,7 +145,7 @@ pub fn inflate_to_pages(
         check_size(indexed.len(), max_size)?;
         let threads = self::threads(threads, indexed.len())?;
         let watcher = Watcher::new(progress.take(), indexed.len());
-        let made = py.detach(|| {
+        let inflated = py.detach(|| {
             let mut pages = Pages::with_room(indexed.len())?;
             pages.fill(indexed.len(), |out| {
                 let whole = indexed.inflate(out, threads, &watcher)?;
@@ -153,8 +153,8 @@ pub fn inflate_to_pages(
             })?;
             Ok(pages)
         });
-        if !matches!(made, Err(Error::GzipTruncated)) {
-            return watcher.raise(made);
+        if !matches!(inflated, Err(Error::GzipTruncated)) {
+            return watcher.raise(inflated);
         }
     }
     let at_once = progress.is_none();

@@ -94,9 +94,9 @@ static HOOKS: PyOnceLock<Hooks> = PyOnceLock::new();
 
 #[pyfunction]
 pub fn set_hooks(hooks: &Bound<'_, PyAny>, errors: Bound<'_, PyAny>) -> PyResult<()> {
-    let found = Hooks::of(hooks, errors)?;
+    let resolved = Hooks::of(hooks, errors)?;
     // Walks hold the hooks of the first import, which stay.
-    drop(HOOKS.set(hooks.py(), found));
+    drop(HOOKS.set(hooks.py(), resolved));
     Ok(())
 }
 

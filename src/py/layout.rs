@@ -35,8 +35,8 @@ impl Layout {
             Slice::Payload(LeafPayload::Source(leaf), _, range) => leaf.stored(range),
             _ => Vec::new(),
         });
-        let joined = ranges.reduce(|a, b| a.start.min(b.start)..a.end.max(b.end));
-        joined.unwrap_or(0..0)
+        let span = ranges.reduce(|a, b| a.start.min(b.start)..a.end.max(b.end));
+        span.unwrap_or(0..0)
     }
 
     /// Returns the content that has a range of the encoding in one piece, and the start of the range there.

@@ -113,8 +113,8 @@ impl Manifest {
 
     /// `None` if the bytes are in the manifest.
     fn array_of(&self, py: Python<'_>, catalog: &Catalog, value: usize) -> PyResult<Option<usize>> {
-        let found = self.elsewhere(py, catalog, value)?;
-        Ok(found.map(|(number, _)| number))
+        let elsewhere = self.elsewhere(py, catalog, value)?;
+        Ok(elsewhere.map(|(number, _)| number))
     }
 
     fn shards(
@@ -135,15 +135,15 @@ impl Manifest {
         };
         let (grid, shape) = (self.array(number)?, array.shape());
         let place = (catalog.catalog.clone(), value);
-        let made = ShardedArray::new(grid, shape, place, name.to_owned(), dtype.itemsize)?;
-        let made = made.ok_or_else(|| {
+        let array = ShardedArray::new(grid, shape, place, name.to_owned(), dtype.itemsize)?;
+        let array = array.ok_or_else(|| {
             let counts = &grid.counts;
             let reason = format!(
                 "the manifest is damaged: it splits the shape {shape:?} into {counts:?} shards"
             );
             catalog.at(py, Error::Structure(reason).into(), value)
         })?;
-        Ok(Some((Shards(Arc::new(made)), grid.host)))
+        Ok(Some((Shards(Arc::new(array)), grid.host)))
     }
 
     #[getter]
@@ -167,9 +167,9 @@ impl Manifest {
         let array = catalog.array(py, value)?;
         // A leaf elsewhere has one gap, as large as its array.
         let missing = range.len() - self.encoding.present(range);
-        let found = self.encoding.array_of(array.parts().iter().cloned());
-        match found.filter(|_| missing == array.nbytes()) {
-            Some(found) => Ok(Some((found, array))),
+        let number = self.encoding.array_of(array.parts().iter().cloned());
+        match number.filter(|_| missing == array.nbytes()) {
+            Some(number) => Ok(Some((number, array))),
             None => Err(catalog.at(py, source::missing(place.start).into(), value)),
         }
     }

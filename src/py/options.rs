@@ -15,13 +15,13 @@ impl<'py> FromPyObject<'_, 'py> for Int {
     type Error = PyErr;
 
     fn extract(value: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
-        let found = value.extract().or_else(|error: PyErr| {
+        let number = value.extract().or_else(|error: PyErr| {
             if !error.is_instance_of::<PyOverflowError>(value.py()) {
                 return Err(error);
             }
             Ok(if value.lt(0)? { i64::MIN } else { i64::MAX })
         });
-        found.map(Self)
+        number.map(Self)
     }
 }
 

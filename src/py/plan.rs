@@ -54,9 +54,9 @@ impl ShardPlan {
         process: u32,
     ) -> PyResult<Bound<'py, PyList>> {
         let plan = &self.0;
-        let found: Result<Vec<_>> =
+        let shards: Result<Vec<_>> =
             py.detach(|| grow::collect(plan.shards_of(array, process).map(|shard| shard as u64)));
-        numbers(py, found?.into_iter())
+        numbers(py, shards?.into_iter())
     }
 }
 

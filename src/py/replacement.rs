@@ -20,8 +20,8 @@ impl Replacement {
     fn with<T>(&self, get: impl FnOnce(&sink::Replacement) -> io::Result<T>) -> PyResult<T> {
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let closed = || io::ErrorKind::NotFound.into();
-        let got = state.as_ref().ok_or_else(closed).and_then(get);
-        got.map_err(|error| file_error(error.into(), &self.path))
+        let result = state.as_ref().ok_or_else(closed).and_then(get);
+        result.map_err(|error| file_error(error.into(), &self.path))
     }
 
     fn take(&self) -> Option<sink::Replacement> {
@@ -85,13 +85,14 @@ impl Replacement {
 
 #[pyfunction]
 pub fn make_directories(py: Python<'_>, path: PathBuf) -> PyResult<()> {
-    let made = py.detach(|| make_durable(&path));
-    made.map_err(|error| file_error(error.into(), &path))
+    let result = py.detach(|| make_durable(&path));
+    result.map_err(|error| file_error(error.into(), &path))
 }
 
 fn make_durable(directory: &Path) -> io::Result<()> {
-    let made = sink::make_directories(directory)?;
-    made.iter()
+    let created = sink::make_directories(directory)?;
+    created
+        .iter()
         .try_for_each(|changed: &PathBuf| sink::sync_directory(changed))
 }
 

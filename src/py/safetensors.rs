@@ -53,12 +53,12 @@ impl Tensors {
         let Some(metadata) = &self.0.metadata else {
             return Ok(None);
         };
-        let found = new_dict(py)?;
+        let dict = new_dict(py)?;
         for (key, text) in metadata {
             let key = new_string(py, key.as_bytes())?;
-            found.set_item(key, new_string(py, text.as_bytes())?)?;
+            dict.set_item(key, new_string(py, text.as_bytes())?)?;
         }
-        Ok(Some(found))
+        Ok(Some(dict))
     }
 
     fn arrays<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
@@ -188,10 +188,10 @@ fn is_in(index: &Bound<'_, PyDict>, name: &str, file: &str) -> PyResult<bool> {
 }
 
 fn check_once(arrays: &[(&Tensor, u32)], files: &[(String, u64)]) -> Result<()> {
-    let mut known: HashMap<&str, u32> = HashMap::new();
-    known.try_reserve(arrays.len())?;
+    let mut numbers: HashMap<&str, u32> = HashMap::new();
+    numbers.try_reserve(arrays.len())?;
     for (array, number) in arrays {
-        if let Some(other) = known.insert(&array.name, *number) {
+        if let Some(other) = numbers.insert(&array.name, *number) {
             let [other, file] = [other, *number].map(|number| &files[number as usize].0);
             let reason = format!(
                 "the array is in two files: {other} and {file}: load one of them by its path"
@@ -204,11 +204,11 @@ fn check_once(arrays: &[(&Tensor, u32)], files: &[(String, u64)]) -> Result<()> 
 
 /// Names the first array of an index that is not in its file.
 fn missing(arrays: &[(&Tensor, u32)], index: &Bound<'_, PyDict>) -> PyResult<PyErr> {
-    let mut known = grow::collect(arrays.iter().map(|(array, _)| array.name.as_str()))?;
-    known.sort_unstable();
+    let mut names = grow::collect(arrays.iter().map(|(array, _)| array.name.as_str()))?;
+    names.sort_unstable();
     for (name, file) in index {
         let name = name.cast::<PyString>()?.to_string_lossy();
-        if known.binary_search(&&*name).is_err() {
+        if names.binary_search(&&*name).is_err() {
             let reason = format!("the array is not in {file}, where the index has it");
             return Ok(misplaced(&name, reason).into());
         }

@@ -139,10 +139,10 @@ impl Layout {
                 return Ok(bytes);
             }
         }
-        let made = new_bytes(py, self.output.len(), self.needs_python, |memory| {
+        let bytes = new_bytes(py, self.output.len(), self.needs_python, |memory| {
             pour(&self.output, memory, Caching::Usual, threads, &watcher)
         })?;
-        watcher.raise(made)
+        watcher.raise(bytes)
     }
 
     #[pyo3(signature = (buffer, *, offset, threads))]
@@ -227,12 +227,12 @@ impl Layout {
         let method = py_gzip::method(level, numbers)?;
         let threads = py_gzip::threads(threads, size)?;
         let watcher = Watcher::new(progress, size);
-        let made = new_bytes_at_most(py, gzip::bound(size), self.needs_python, |memory| {
+        let compressed = new_bytes_at_most(py, gzip::bound(size), self.needs_python, |memory| {
             let mut stream = Filling::new(memory);
             gzip::compress(&self.output, method, threads, &mut stream, &watcher)?;
             Ok(stream.finish())
         })?;
-        watcher.raise(made)
+        watcher.raise(compressed)
     }
 
     #[pyo3(signature = (place, *, compress, level, durable, threads, progress))]

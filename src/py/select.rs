@@ -35,12 +35,12 @@ impl Selector {
     }
 
     fn matching(&self, keys: Vec<String>) -> Vec<usize> {
-        let mut found: Vec<_> = Vec::new();
+        let mut numbers: Vec<_> = Vec::new();
         if keys.is_empty() {
-            found.extend(self.0.ended(&self.0.root()));
+            numbers.extend(self.0.ended(&self.0.root()));
         }
-        self.through(&keys, |state| found.extend(self.0.ended(state)));
-        found
+        self.through(&keys, |state| numbers.extend(self.0.ended(state)));
+        numbers
     }
 }
 

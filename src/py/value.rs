@@ -67,11 +67,11 @@ fn to_value(value: &Bound<'_, PyAny>, depth: usize, signals: &Signals<'_>) -> Py
     // Takes a copy first: Python code called for an item may add others.
     let each = |values: &Bound<'_, PyAny>| -> PyResult<Vec<_>> {
         let len = values.len()?;
-        let mut found = grow::with_room(len)?;
+        let mut items = grow::with_room(len)?;
         for item in values.try_iter()?.take(len) {
-            found.push(below(&item?)?);
+            items.push(below(&item?)?);
         }
-        Ok(found)
+        Ok(items)
     };
     // Exact types only: subclasses are types of their own, found by name.
     Ok(if value.is_none() {
@@ -156,12 +156,12 @@ impl<'py> Values<'py> {
     }
 
     fn each(&self, values: &[Value]) -> Walked<Vec<Bound<'py, PyAny>>> {
-        let mut found = grow::with_room(values.len())?;
+        let mut objects = grow::with_room(values.len())?;
         for (index, value) in values.iter().enumerate() {
             let value = self.of(value);
-            found.push(value.map_err(|failure| failure.below(index.to_string()))?);
+            objects.push(value.map_err(|failure| failure.below(index.to_string()))?);
         }
-        Ok(found)
+        Ok(objects)
     }
 
     #[inline(never)]
@@ -173,8 +173,8 @@ impl<'py> Values<'py> {
             let key = self.key(self.of(key)?)?;
             let value = self.of(value);
             let value = value.map_err(|failure| failure.below(key.to_string()))?;
-            let known = pairs.len() <= Hashes::MOST;
-            let set = if known { Ok(()) } else { hashes.add(&key) };
+            let is_small = pairs.len() <= Hashes::MOST;
+            let set = if is_small { Ok(()) } else { hashes.add(&key) };
             set.and_then(|()| dict.set_item(key, value))
                 .map_err(|error| hashing(py, error))?;
         }
@@ -195,7 +195,7 @@ impl<'py> Values<'py> {
                 dict.set_item(new_string(py, name.as_bytes())?, parts)?;
                 Ok(dict.into_any())
             }
-            made => Ok(made?),
+            rebuilt => Ok(rebuilt?),
         }
     }
 

@@ -90,7 +90,7 @@ impl Watcher {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn run(&self, call: impl FnOnce(Python<'_>) -> PyResult<()>) -> Result<()> {
+    fn call_python(&self, call: impl FnOnce(Python<'_>) -> PyResult<()>) -> Result<()> {
         let called = Python::attach(call);
         self.state().looked = Instant::now();
         called.map_err(|error| {
@@ -106,7 +106,7 @@ impl Watch for Watcher {
         if self.state().looked.elapsed() < self.often {
             return Ok(());
         }
-        self.run(|py| {
+        self.call_python(|py| {
             look_at_signals(py)?;
             let checked = self.check.as_ref().map(|check| check.call0(py));
             checked.transpose().map(drop)
@@ -125,7 +125,7 @@ impl Watch for Watcher {
             return self.check();
         }
         self.state().reported = done;
-        self.run(|py| {
+        self.call_python(|py| {
             callback.call1(py, (done, self.total))?;
             look_at_signals(py)
         })

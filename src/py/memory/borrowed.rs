@@ -110,7 +110,6 @@ impl Borrowed {
         self.stable.then(bytes)
     }
 
-    /// Borrows a part.
     #[inline]
     pub fn part(&self, py: Python<'_>, range: Range<usize>) -> Self {
         let part = self.as_raw().slice(range);

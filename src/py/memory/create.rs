@@ -90,13 +90,13 @@ pub fn list_of_results<'py, T>(
     Ok(list)
 }
 
-pub trait Item<'py> {
+pub trait TupleItem<'py> {
     fn item(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>>;
 }
 
 macro_rules! item {
     ($($kind:ty: $self:ident => $new:ident($value:expr);)*) => {$(
-        impl<'py> Item<'py> for $kind {
+        impl<'py> TupleItem<'py> for $kind {
             #[inline]
             fn item(&$self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
                 Ok($new(py, $value)?.into_any())
@@ -112,20 +112,20 @@ item! {
     u64: self => new_uint(*self);
 }
 
-impl<'py, T: Item<'py>> Item<'py> for Option<T> {
+impl<'py, T: TupleItem<'py>> TupleItem<'py> for Option<T> {
     fn item(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let item = self.as_ref().map(|item| item.item(py));
         item.unwrap_or_else(|| Ok(py.None().into_bound(py)))
     }
 }
 
-impl<'py, T> Item<'py> for Bound<'py, T> {
+impl<'py, T> TupleItem<'py> for Bound<'py, T> {
     fn item(&self, _: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         Ok(self.as_any().clone())
     }
 }
 
-impl<'py> Item<'py> for &dyn Item<'py> {
+impl<'py> TupleItem<'py> for &dyn TupleItem<'py> {
     fn item(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         (**self).item(py)
     }
@@ -133,19 +133,22 @@ impl<'py> Item<'py> for &dyn Item<'py> {
 
 macro_rules! row {
     ($py:expr, $($item:expr),+) => {{
-        use $crate::py::memory::{Item, new_tuple_of};
-        new_tuple_of($py, [$(Item::item(&$item, $py)?),+])
+        use $crate::py::memory::{TupleItem, new_tuple_of};
+        new_tuple_of($py, [$(TupleItem::item(&$item, $py)?),+])
     }};
 }
 pub(crate) use row;
 
 #[inline]
-pub fn new_tuple<'py>(py: Python<'py>, items: &[impl Item<'py>]) -> PyResult<Bound<'py, PyTuple>> {
-    let mut found: SmallVec<[_; 6]> = SmallVec::new();
+pub fn new_tuple<'py>(
+    py: Python<'py>,
+    items: &[impl TupleItem<'py>],
+) -> PyResult<Bound<'py, PyTuple>> {
+    let mut objects: SmallVec<[_; 6]> = SmallVec::new();
     for item in items {
-        found.push(item.item(py)?);
+        objects.push(item.item(py)?);
     }
-    new_tuple_of(py, found)
+    new_tuple_of(py, objects)
 }
 
 create_of! {

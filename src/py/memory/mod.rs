@@ -18,13 +18,13 @@
 //! | `create.rs`, `bytes.rs` | creating objects; filling `bytes` |
 //! | `arrays.rs`, `pages.rs` | NumPy arrays: views, and fresh ones; their pages |
 //! | `borrowed.rs`, `writable.rs` | reading memory of objects; writing to a caller's buffer |
-//! | `dict.rs`, `alike.rs` | iterating over dicts; similar arrays in them |
+//! | `dict.rs`, `batch.rs` | iterating over dicts; similar arrays in them |
 //! | `detached.rs`, `collector.rs` | running without Python; without its collector of cycles |
 //! | `reserve.rs` | a reserve for errors |
 #![allow(unsafe_code)]
 
-mod alike;
 mod arrays;
+mod batch;
 mod borrowed;
 mod bytes;
 mod collector;
@@ -35,8 +35,8 @@ mod pages;
 mod reserve;
 mod writable;
 
-pub use alike::write_alike;
 pub use arrays::{Alike, ArrayParts, FreshArray, Owned, SmallCopies, fresh_memory, view};
+pub use batch::write_alike;
 pub use borrowed::{Borrowed, exported};
 pub use bytes::{
     BytesLender, copied, lent_bytes, new_bytes, new_bytes_at_most, new_bytes_elsewhere,
@@ -45,7 +45,7 @@ pub use bytes::{
 pub use collector::Uncollected;
 pub(crate) use create::row;
 pub use create::{
-    Item, list_of_results, new_complex, new_dict, new_float, new_int, new_list, new_list_of,
+    TupleItem, list_of_results, new_complex, new_dict, new_float, new_int, new_list, new_list_of,
     new_string, new_tuple, new_tuple_of, new_uint,
 };
 pub use detached::detached;

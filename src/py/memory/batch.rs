@@ -1,4 +1,4 @@
-//! Writes arrays of a dict that have the same dtype and shape.
+//! Fast path: batches arrays of one dtype and shape in a dict.
 
 use std::ptr;
 use std::slice;
