@@ -82,9 +82,9 @@ impl<'a> Filling<'a> {
         &mut self,
         fill: impl for<'t> FnOnce(&'t mut Uninit) -> Result<&'t mut [u8]>,
     ) -> Result<usize> {
-        let found = filled_of(&mut self.memory[self.filled..], fill)?;
-        self.filled += found;
-        Ok(found)
+        let len = filled_of(&mut self.memory[self.filled..], fill)?;
+        self.filled += len;
+        Ok(len)
     }
 
     pub fn finish(self) -> &'a mut [u8] {

@@ -28,7 +28,7 @@ pub fn replace_file(
     watch: &dyn Watch,
     write: impl FnOnce(&mut Output<'_>) -> Result<()>,
 ) -> Result<u64> {
-    if fs::metadata(path).is_ok_and(|found| !found.is_file()) {
+    if fs::metadata(path).is_ok_and(|metadata| !metadata.is_file()) {
         return write_pipe(&open_pipe(path, watch)?, watch, write);
     }
     let replacement = Replacement::begin(path, false)?;
@@ -48,14 +48,14 @@ pub struct Replacement {
     temporary: NamedTempFile,
     path: PathBuf,
     old: Option<fs::Metadata>,
-    made: Vec<PathBuf>,
+    new_directories: Vec<PathBuf>,
 }
 
 impl Replacement {
     /// Creates a temporary file beside `path`, and missing directories. Follows a symbolic link.
     /// With `private`, or if there is an old file, only the owner can open it.
     pub fn begin(path: &Path, private: bool) -> Result<Self> {
-        let made = make_directories(directory_of(path))?;
+        let new_directories = make_directories(directory_of(path))?;
         let (path, old) = destination(path)?;
         let name = path
             .file_name()
@@ -65,7 +65,7 @@ impl Replacement {
             temporary,
             path,
             old,
-            made,
+            new_directories,
         })
     }
 
@@ -86,8 +86,8 @@ impl Replacement {
         temporary::persist(self.temporary, &self.path)?;
         if durable {
             sync_directory(directory_of(&self.path)).map_err(Error::NotDurable)?;
-            for made in self.made {
-                sync_directory(&made).map_err(Error::NotDurable)?;
+            for directory in self.new_directories {
+                sync_directory(&directory).map_err(Error::NotDurable)?;
             }
         }
         Ok(())
@@ -215,17 +215,17 @@ fn destination(path: &Path) -> io::Result<(PathBuf, Option<fs::Metadata>)> {
     let mut path = path.to_path_buf();
     for _ in 0..MAX_LINKS {
         match fs::symlink_metadata(&path) {
-            Ok(found) if found.is_symlink() => {
+            Ok(metadata) if metadata.is_symlink() => {
                 let target = fs::read_link(&path)?;
                 path = path.parent().unwrap_or(Path::new("")).join(target);
             }
-            Ok(found) => return Ok((path, Some(found))),
+            Ok(metadata) => return Ok((path, Some(metadata))),
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok((path, None)),
             Err(error) => return Err(error),
         }
     }
     // For the system's own error about a loop of links.
-    fs::metadata(&path).map(|found| (path, Some(found)))
+    fs::metadata(&path).map(|metadata| (path, Some(metadata)))
 }
 
 /// Reserves room, so that a full disk fails early and blocks are contiguous.

@@ -189,10 +189,10 @@ fn remove_leftovers(directory: &Path, prefix: &OsStr) {
     });
 }
 
-/// Calls `found` with the readable names in a directory. (`read_dir` panics if closing the
+/// Calls `visit` with the readable names in a directory. (`read_dir` panics if closing the
 /// directory fails, rustix's when out of memory.)
 #[cfg(target_os = "linux")]
-fn each_name(directory: &Path, mut found: impl FnMut(&OsStr)) {
+fn each_name(directory: &Path, mut visit: impl FnMut(&OsStr)) {
     use rustix::fs::{Mode, OFlags, RawDir, open};
     use std::os::unix::ffi::OsStrExt;
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
@@ -202,14 +202,14 @@ fn each_name(directory: &Path, mut found: impl FnMut(&OsStr)) {
     let mut room = [const { MaybeUninit::uninit() }; 8 << 10];
     let mut entries = RawDir::new(opened, &mut room);
     while let Some(Ok(entry)) = entries.next() {
-        found(OsStr::from_bytes(entry.file_name().to_bytes()));
+        visit(OsStr::from_bytes(entry.file_name().to_bytes()));
     }
 }
 
 #[cfg(not(target_os = "linux"))]
-fn each_name(directory: &Path, mut found: impl FnMut(&OsStr)) {
+fn each_name(directory: &Path, mut visit: impl FnMut(&OsStr)) {
     for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
-        found(&entry.file_name());
+        visit(&entry.file_name());
     }
 }
 

@@ -98,7 +98,7 @@ impl<'a> Cursor<'a> {
         let bytes = self.peek()?;
         let left = self.left();
         let (head, width) = match Head::read(&bytes, left) {
-            Ok(found) => found,
+            Ok(header) => header,
             Err(width) => return Err(self.no_head(width)),
         };
         // Each element takes at least one byte, which bounds the count.

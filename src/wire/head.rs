@@ -432,11 +432,11 @@ mod tests {
     #[test]
     fn every_first_byte_matches_the_reference() {
         for first in 0..=255 {
-            let known = rmp::Marker::from_u8(first) != rmp::Marker::Reserved;
-            let found = read(&[first, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
-            assert_eq!(found.is_ok(), known, "{first:#x}");
-            if !known {
-                assert_eq!(found, Err(0));
+            let is_valid = rmp::Marker::from_u8(first) != rmp::Marker::Reserved;
+            let head = read(&[first, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
+            assert_eq!(head.is_ok(), is_valid, "{first:#x}");
+            if !is_valid {
+                assert_eq!(head, Err(0));
             }
         }
     }
