@@ -127,13 +127,13 @@ impl ShardedArray {
         name: &mut String,
         watch: &dyn Watch,
     ) -> Result<Option<usize>> {
-        let found = if self.is_host {
+        let candidate = if self.is_host {
             Some(around)
         } else {
             self.grid.write_name(shard, name)?;
             catalog.find(around, [name.as_str()], watch)?
         };
-        Ok(found.filter(|value| {
+        Ok(candidate.filter(|value| {
             catalog.leaf(*value).is_some_and(|leaf| {
                 let place = catalog.place(leaf);
                 *catalog.kind(leaf) == self.kind && place.end - place.start >= self.shard_bytes
@@ -195,13 +195,13 @@ impl ShardBox {
         Ok(missing)
     }
 
-    /// Calls `found` with each part in shard order: the index of its file in `files` (ascending
+    /// Calls `visit` with each part in shard order: the index of its file in `files` (ascending
     /// numbers), the leaf of its shard, and the part.
     pub fn each(
         &self,
         files: &[OpenFile<'_>],
         watch: &dyn Watch,
-        mut found: impl FnMut(usize, Option<usize>, &ShardPart) -> Result<()>,
+        mut visit: impl FnMut(usize, Option<usize>, &ShardPart) -> Result<()>,
     ) -> std::result::Result<(), Failed> {
         let array = &*self.array;
         let mut around = grow::filled(None::<Option<usize>>, files.len())?;
@@ -214,17 +214,17 @@ impl ShardBox {
                 let place = files.binary_search_by_key(&number, |file| file.number);
                 at = place.map_err(|_| Error::Structure("a file is not open".into()))?;
             }
-            let (catalog, known) = (files[at].catalog, &mut around[at]);
+            let (catalog, cached) = (files[at].catalog, &mut around[at]);
             let mut value = None;
             let mut work = || {
-                let around = match known {
-                    Some(known) => *known,
-                    None => *known.insert(array.around(catalog, watch)?),
+                let around = match cached {
+                    Some(cached) => *cached,
+                    None => *cached.insert(array.around(catalog, watch)?),
                 };
                 if let Some(around) = around {
                     value = array.find_in(part.shard, catalog, around, &mut name, watch)?;
                 }
-                found(at, value, part)
+                visit(at, value, part)
             };
             work().map_err(|error| Failed {
                 file: Some(at),
@@ -237,8 +237,8 @@ impl ShardBox {
     pub fn place(&self, file: &OpenFile<'_>, value: Option<usize>) -> Result<Arc<ArrayPlace>> {
         let value =
             value.ok_or_else(|| Error::Structure("a shard is missing from its file".into()))?;
-        if let Some(known) = file.arrays.known(value) {
-            return Ok(known);
+        if let Some(place) = file.arrays.known(value) {
+            return Ok(place);
         }
         let itemsize = Some(self.array.itemsize);
         file.arrays.find(file.catalog, file.source, value, itemsize)
@@ -363,8 +363,8 @@ mod tests {
     ) -> std::result::Result<(Option<usize>, Vec<u8>), Failed> {
         let numbers = &division.files;
         let array = ShardedArray::new(division, shape, place(&KEYS), "uint16".into(), 2);
-        let found = ShardBox::new(Arc::new(array.unwrap().unwrap()), bounds).unwrap();
-        let needed = found.files().unwrap();
+        let shard_box = ShardBox::new(Arc::new(array.unwrap().unwrap()), bounds).unwrap();
+        let needed = shard_box.files().unwrap();
         let total: usize = bounds.iter().map(|bound| bound.count).product();
         assert_eq!(needed.iter().map(|file| file.1).sum::<usize>(), 2 * total);
         assert!(needed.is_sorted_by(|a, b| a.0 < b.0));
@@ -397,10 +397,10 @@ mod tests {
         for dim in (1..bounds.len()).rev() {
             strides[dim - 1] = strides[dim] * bounds[dim].count.max(1);
         }
-        let missing = found.missing(&files, &())?;
+        let missing = shard_box.missing(&files, &())?;
         let mut memory = vec![MaybeUninit::new(0); 2 * total];
         let threads = NonZero::new(2).unwrap();
-        found.read(&files, &mut memory, &strides, threads, &())?;
+        shard_box.read(&files, &mut memory, &strides, threads, &())?;
         // SAFETY: all of it was zeroed before.
         Ok((missing, unsafe { memory.assume_init_ref() }.to_vec()))
     }
@@ -413,9 +413,9 @@ mod tests {
         ) {
             let grid = ShardGrid::new(&shape, &counts).unwrap();
             let division = division(&counts, &numbers[..grid.len()]);
-            let (missing, found) = read(&grid, &shape, &division, &bounds, None).unwrap();
+            let (missing, content) = read(&grid, &shape, &division, &bounds, None).unwrap();
             prop_assert_eq!(missing, None);
-            prop_assert_eq!(found, bytes(&elements(&shape, &indices(&bounds))));
+            prop_assert_eq!(content, bytes(&elements(&shape, &indices(&bounds))));
         }
 
         #[test]
@@ -434,10 +434,10 @@ mod tests {
                 Ok::<_, ()>(())
             }).unwrap();
             match read(&grid, &shape, &division, &bounds, Some(lacks)) {
-                Ok((missing, found)) => {
+                Ok((missing, content)) => {
                     prop_assert!(!is_needed);
                     prop_assert_eq!(missing, None);
-                    prop_assert_eq!(found, bytes(&elements(&shape, &indices(&bounds))));
+                    prop_assert_eq!(content, bytes(&elements(&shape, &indices(&bounds))));
                 }
                 Err(failed) => {
                     prop_assert!(is_needed);
@@ -466,8 +466,8 @@ mod tests {
         assert_eq!(find(&[4], "uint16", 2, &["params", "v"]), None);
         for (shape, files) in [(4, &[0][..]), (5, &[0, 0])] {
             let division = division(&[2], files);
-            let made = ShardedArray::new(&division, &[shape], place(&[]), "uint16".into(), 2);
-            assert!(made.unwrap().is_none());
+            let array = ShardedArray::new(&division, &[shape], place(&[]), "uint16".into(), 2);
+            assert!(array.unwrap().is_none());
         }
     }
 }

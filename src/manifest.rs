@@ -75,7 +75,7 @@ pub struct Manifest {
 }
 
 #[derive(Serialize)]
-struct Fields<'a> {
+struct ManifestFields<'a> {
     version: u32,
     files: &'a [ShardFile],
     arrays: &'a [Grid],
@@ -98,14 +98,14 @@ impl Manifest {
         files: Vec<ShardFile>,
         arrays: Vec<Grid>,
     ) -> Result<Self> {
-        let made = Self::compressed(layout, &gap, Compression::default())?;
-        let gaps: u64 = made.0.iter().map(|gap| gap.nbytes).sum();
+        let encoded = Self::compressed(layout, &gap, Compression::default())?;
+        let gaps: u64 = encoded.0.iter().map(|gap| gap.nbytes).sum();
         let nbytes = layout.len() as u64 - gaps;
         // A skeleton that inflates beyond the default limit is stored with zeros for gaps.
-        let (gaps, skeleton) = if nbytes > most_inflated(made.1.len()) as u64 {
+        let (gaps, skeleton) = if nbytes > most_inflated(encoded.1.len()) as u64 {
             Self::compressed(layout, &gap, Compression::none())?
         } else {
-            made
+            encoded
         };
         Ok(Self {
             gaps,
@@ -144,7 +144,7 @@ impl Manifest {
 
     /// Encodes the manifest with these files and this program.
     pub fn encode_with(&self, files: &[ShardFile], writer: &str) -> Result<Vec<u8>> {
-        let fields = Fields {
+        let fields = ManifestFields {
             version: self.version,
             files,
             arrays: &self.arrays,
@@ -184,12 +184,12 @@ impl Manifest {
         let is_split = |grid: &Grid| {
             let count = |product: usize, &count: &u32| product.checked_mul(count as usize);
             let shards = grid.counts.iter().try_fold(1, count);
-            let known = |&file: &u32| (file as usize) < manifest.files.len();
+            let is_file = |&file: &u32| (file as usize) < manifest.files.len();
             let is_one = !grid.host || grid.files.len() == 1;
             shards == Some(grid.files.len())
                 && shards != Some(0)
                 && is_one
-                && grid.files.iter().all(known)
+                && grid.files.iter().all(is_file)
         };
         if !manifest.arrays.iter().all(is_split) {
             return damaged("an array does not have one file per shard");
@@ -294,10 +294,10 @@ impl Sparse {
         Self::new(bytes, &gaps)
     }
 
-    fn new(bytes: Vec<u8>, found: &[Gap]) -> Result<Self> {
+    fn new(bytes: Vec<u8>, manifest_gaps: &[Gap]) -> Result<Self> {
         let (mut len, mut there) = (0_usize, 0_usize);
-        let mut gaps = grow::with_room(found.len())?;
-        for gap in found {
+        let mut gaps = grow::with_room(manifest_gaps.len())?;
+        for gap in manifest_gaps {
             let sizes = usize::try_from(gap.before)
                 .and_then(|before| Ok((before, usize::try_from(gap.nbytes)?)));
             let Ok((before, nbytes)) = sizes else {
@@ -332,16 +332,16 @@ impl Sparse {
     /// The array that fills these parts of the encoding; `None` if they are not gaps, or of several
     /// arrays.
     pub fn array_of(&self, parts: impl IntoIterator<Item = Range<usize>>) -> Option<usize> {
-        let mut found = None;
+        let mut array = None;
         for part in parts.into_iter().filter(|part| !part.is_empty()) {
             let gap = self.gaps.get(self.gaps_before(part.start))?;
-            let is_other = found.is_some_and(|array| array != gap.array);
+            let is_other = array.is_some_and(|array| array != gap.array);
             if gap.place != part || is_other {
                 return None;
             }
-            found = Some(gap.array);
+            array = Some(gap.array);
         }
-        found
+        array
     }
 
     /// The number of gaps that end at `offset` or before.
@@ -421,7 +421,7 @@ mod tests {
 
     const GAP: u8 = 0xc1;
 
-    fn manifest(parts: &[Part]) -> (Manifest, Vec<u8>) {
+    fn manifest_of(parts: &[Part]) -> (Manifest, Vec<u8>) {
         let mut builder = LayoutBuilder::default();
         let mut whole = Vec::new();
         let mut arrays = Vec::new();
@@ -451,24 +451,24 @@ mod tests {
             nbytes: 5,
             record: 7,
         };
-        let made = Manifest::new(&builder.finish(), gap, vec![file], arrays).unwrap();
-        (made, whole)
+        let manifest = Manifest::new(&builder.finish(), gap, vec![file], arrays).unwrap();
+        (manifest, whole)
     }
 
     #[test]
     fn another_version_is_refused_in_both_forms_of_a_record() {
-        let made = Manifest {
+        let manifest = Manifest {
             version: VERSION + 1,
-            ..manifest(&[]).0
+            ..manifest_of(&[]).0
         };
         let fields = (
-            made.version,
-            &made.files,
-            &made.arrays,
-            &made.gaps,
-            &made.skeleton,
+            manifest.version,
+            &manifest.files,
+            &manifest.arrays,
+            &manifest.gaps,
+            &manifest.skeleton,
         );
-        let map = made.encode().unwrap();
+        let map = manifest.encode().unwrap();
         let map = map[..map.len() - 12].to_vec(); // without its checksum and mark
         for mut bytes in [rmp_serde::to_vec(&fields).unwrap(), map] {
             bytes.extend(crc32fast::hash(&bytes).to_le_bytes());
@@ -487,9 +487,9 @@ mod tests {
                 0..6,
             ),
         ) {
-            let (made, whole) = manifest(&parts);
-            let read = Manifest::decode(&made.encode().unwrap()).unwrap();
-            prop_assert_eq!(&read, &made);
+            let (manifest, whole) = manifest_of(&parts);
+            let read = Manifest::decode(&manifest.encode().unwrap()).unwrap();
+            prop_assert_eq!(&read, &manifest);
             let encoding = read.encoding(None).unwrap();
             prop_assert_eq!(encoding.len(), whole.len());
             for start in 0..=whole.len() {
@@ -500,15 +500,15 @@ mod tests {
                     let present = expected.iter().filter(|byte| **byte != GAP).count();
                     prop_assert_eq!(encoding.present(start..end), present);
                     prop_assert_eq!(encoding.is_whole(start..end), present == end - start);
-                    let mut found = Vec::new();
-                    let read = read_to(&encoding, start..end, &mut found);
+                    let mut bytes = Vec::new();
+                    let read = read_to(&encoding, start..end, &mut bytes);
                     let mut target = vec![MaybeUninit::uninit(); end - start];
                     prop_assert_eq!(encoding.read_at(start, &mut target).is_ok(), read.is_ok());
                     if end - start <= run {
-                        prop_assert_eq!(&found, expected);
+                        prop_assert_eq!(&bytes, expected);
                     } else {
                         prop_assert_eq!(read.unwrap_err().offset(), Some(start + run));
-                        prop_assert_eq!(found.capacity(), 0);
+                        prop_assert_eq!(bytes.capacity(), 0);
                     }
                 }
             }
@@ -518,8 +518,8 @@ mod tests {
     #[test]
     fn gaps_are_found_by_where_they_are() {
         let there = |byte| (vec![byte], None, 10);
-        let (made, _) = manifest(&[there(1), there(2)]);
-        let encoding = made.encoding(None).unwrap();
+        let (manifest, _) = manifest_of(&[there(1), there(2)]);
+        let encoding = manifest.encoding(None).unwrap();
         assert_eq!(encoding.array_of(once(1..11)), Some(0));
         assert_eq!(encoding.array_of([5..5, 12..22]), Some(1));
         for no_gap in [
@@ -536,7 +536,7 @@ mod tests {
             assert_eq!(encoding.array_of(once(no_gap)), None);
         }
         assert_eq!(encoding.array_of([1..11, 12..22]), None);
-        let mut same = made.clone();
+        let mut same = manifest.clone();
         same.gaps[1].array = 0;
         let encoding = same.encoding(None).unwrap();
         assert_eq!(encoding.array_of([1..11, 12..22]), Some(0));
@@ -544,9 +544,9 @@ mod tests {
 
     fn read_before_a_gap(header: &[u8], gap: usize) -> Result<Events> {
         let header = [&[0x92], header].concat();
-        let (mut made, _) = manifest(&[(header, None, 1), (vec![0x01], Some(vec![]), 0)]);
-        made.gaps[0].nbytes = gap as u64;
-        let encoding = made.encoding(None).unwrap();
+        let (mut manifest, _) = manifest_of(&[(header, None, 1), (vec![0x01], Some(vec![]), 0)]);
+        manifest.gaps[0].nbytes = gap as u64;
+        let encoding = manifest.encoding(None).unwrap();
         Events::read(&encoding)
     }
 
@@ -574,26 +574,26 @@ mod tests {
 
     #[test]
     fn the_skeleton_is_limited() {
-        let (made, _) = manifest(&[(vec![0x01; 1000], None, 10)]);
-        assert!(made.encoding(Some(1000)).is_ok());
-        let refused = made.encoding(Some(999));
+        let (manifest, _) = manifest_of(&[(vec![0x01; 1000], None, 10)]);
+        assert!(manifest.encoding(Some(1000)).is_ok());
+        let refused = manifest.encoding(Some(999));
         assert!(matches!(refused, Err(Error::OutputLimit { max_size: 999 })));
         let zeros = vec![0; 2 << 20];
-        let (mut made, _) = manifest(&[(zeros.clone(), None, 10)]);
-        assert!(made.skeleton.len() > zeros.len());
-        assert!(made.encoding(None).is_ok());
+        let (mut manifest, _) = manifest_of(&[(zeros.clone(), None, 10)]);
+        assert!(manifest.skeleton.len() > zeros.len());
+        assert!(manifest.encoding(None).is_ok());
         let mut encoder = ZlibEncoder::new(Vec::new(), Compression::default());
         encoder.write_all(&zeros).unwrap();
-        made.skeleton = encoder.finish().unwrap().into();
-        let refused = made.encoding(None).unwrap_err().to_string();
+        manifest.skeleton = encoder.finish().unwrap().into();
+        let refused = manifest.encoding(None).unwrap_err().to_string();
         assert!(refused.contains("pass max_size="), "{refused}");
-        assert!(made.encoding(Some(2 << 20)).is_ok());
+        assert!(manifest.encoding(Some(2 << 20)).is_ok());
     }
 
     #[test]
     fn damage_is_found() {
-        let (made, _) = manifest(&[(vec![1, 2], None, 10)]);
-        let bytes = made.encode().unwrap();
+        let (manifest, _) = manifest_of(&[(vec![1, 2], None, 10)]);
+        let bytes = manifest.encode().unwrap();
         for at in 0..bytes.len() {
             let mut damaged = bytes.clone();
             damaged[at] ^= 1;
@@ -601,7 +601,7 @@ mod tests {
             assert!(Manifest::decode(&bytes[..at]).is_err());
         }
         let broken = |change: fn(&mut Manifest)| {
-            let mut broken = made.clone();
+            let mut broken = manifest.clone();
             change(&mut broken);
             Manifest::decode(&broken.encode().unwrap())
                 .and_then(|read| read.encoding(None).map(|_| ()))

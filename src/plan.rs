@@ -126,7 +126,7 @@ impl ShardPlan {
     pub fn shards_of(&self, array: usize, process: u32) -> impl Iterator<Item = usize> + '_ {
         let file = self.processes.binary_search(&process).ok();
         let files = file.map_or(&[][..], |_| self.arrays[array].files.as_slice());
-        let is_mine = move |(_, found): &(usize, &u32)| Some(**found as usize) == file;
+        let is_mine = move |(_, number): &(usize, &u32)| Some(**number as usize) == file;
         files.iter().enumerate().filter(is_mine).map(|(at, _)| at)
     }
 
@@ -157,15 +157,15 @@ mod tests {
     use super::*;
 
     fn plan(arrays: &[(u64, &[&[u32]])]) -> ShardPlan {
-        let mut known: Vec<&[&[u32]]> = arrays.iter().map(|(_, holders)| *holders).collect();
-        known.dedup();
+        let mut distinct: Vec<&[&[u32]]> = arrays.iter().map(|(_, holders)| *holders).collect();
+        distinct.dedup();
         let splits = arrays.iter().map(|(nbytes, holders)| Split {
             counts: vec![u32::try_from(holders.len()).unwrap()],
-            holders: known.iter().position(|other| other == holders).unwrap(),
+            holders: distinct.iter().position(|other| other == holders).unwrap(),
             nbytes: *nbytes,
             host: false,
         });
-        let holders = known.iter().map(|shards| {
+        let holders = distinct.iter().map(|shards| {
             let shards = shards.iter().map(|holders| holders.iter().copied());
             Holders::new(shards).unwrap()
         });
@@ -197,8 +197,8 @@ mod tests {
     #[test]
     fn arrays_that_are_split_alike_share_the_answer() {
         let first: (u64, &[&[u32]]) = (7, &[&[0], &[1], &[1]]);
-        let made = plan(&[first; 3]);
-        assert!(Arc::ptr_eq(&made.arrays[0].files, &made.arrays[2].files));
+        let alike = plan(&[first; 3]);
+        assert!(Arc::ptr_eq(&alike.arrays[0].files, &alike.arrays[2].files));
         let other = plan(&[(7, &[&[0], &[1], &[0]])]);
         assert_ne!(plan(&[first]).checksum(), other.checksum());
     }
