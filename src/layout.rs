@@ -398,17 +398,17 @@ mod tests {
             join_max in 1usize..9,
         ) {
             let (layout, whole) = layout(&parts, &[]);
-            let mut found = Vec::new();
+            let mut content = Vec::new();
             for piece in layout.pieces(join_max).unwrap() {
                 match piece {
                     OutputPiece::Payload(number) => {
                         prop_assert!(layout.payload(number).len() >= join_max);
-                        found.extend_from_slice(layout.payload(number));
+                        content.extend_from_slice(layout.payload(number));
                     }
-                    OutputPiece::Joined(range) => found.extend(bytes(&layout, range)),
+                    OutputPiece::Joined(range) => content.extend(bytes(&layout, range)),
                 }
             }
-            prop_assert_eq!(found, whole);
+            prop_assert_eq!(content, whole);
         }
     }
 

@@ -153,7 +153,7 @@ pub struct Mapping {
     len: usize,
     pages: Option<Mmap>,
     #[cfg(target_os = "linux")]
-    found: Metadata,
+    metadata: Metadata,
     #[cfg(target_os = "linux")]
     last_cold: LastCold,
 }
@@ -161,8 +161,8 @@ pub struct Mapping {
 impl Mapping {
     pub fn open(path: &Path) -> Result<Self> {
         let file = open_regular(path)?;
-        let found = file.metadata()?;
-        let len = usize::try_from(found.len()).map_err(|_| Error::OutOfMemory)?;
+        let metadata = file.metadata()?;
+        let len = usize::try_from(metadata.len()).map_err(|_| Error::OutOfMemory)?;
         let mut options = MmapOptions::new();
         options.len(len);
         // Some file systems allow only private mappings. On Windows those take memory for all
@@ -179,7 +179,7 @@ impl Mapping {
             len,
             pages: pages.ok(),
             #[cfg(target_os = "linux")]
-            found,
+            metadata,
             #[cfg(target_os = "linux")]
             last_cold: LastCold(AtomicUsize::new(usize::MAX)),
         })
@@ -192,7 +192,8 @@ impl Mapping {
             return Ok(());
         };
         let now = file.metadata()?;
-        let is_same = now.len() == self.found.len() && now.modified()? == self.found.modified()?;
+        let is_same =
+            now.len() == self.metadata.len() && now.modified()? == self.metadata.modified()?;
         if is_same {
             Ok(())
         } else {
@@ -244,7 +245,7 @@ impl Mapping {
         use rustix::io::{Errno, ReadWriteFlags, preadv2};
         let mut filling = Filling::new(target);
         let mut is_cold = false;
-        let there = filling.fill_some(|target| {
+        let resident = filling.fill_some(|target| {
             let bytes = zeroed(target);
             let mut target = [io::IoSliceMut::new(bytes)];
             match preadv2(file, &mut target, offset as u64, ReadWriteFlags::NOWAIT) {
@@ -255,7 +256,7 @@ impl Mapping {
                 }
             }
         })?;
-        let read = read_on(file, offset + there, filling)?;
+        let read = read_on(file, offset + resident, filling)?;
         if is_cold {
             self.last_cold.note(file, offset);
         }
@@ -434,8 +435,8 @@ mod tests {
                 scope.spawn(move || {
                     for number in (first..256).step_by(4) {
                         let mut room = [MaybeUninit::uninit(); 256];
-                        let found = read_at(file, number * 256, &mut room).unwrap();
-                        assert!(found.iter().all(|&byte| usize::from(byte) == number));
+                        let bytes = read_at(file, number * 256, &mut room).unwrap();
+                        assert!(bytes.iter().all(|&byte| usize::from(byte) == number));
                     }
                 });
             }

@@ -282,8 +282,8 @@ mod tests {
                 7 => Err(Error::Option("stop".into())),
                 _ => add(item),
             };
-            let found = for_each((1..=1000).collect(), threads, fail, || Ok(()));
-            assert!(matches!(found, Err(Error::Option(_))));
+            let result = for_each((1..=1000).collect(), threads, fail, || Ok(()));
+            assert!(matches!(result, Err(Error::Option(_))));
             let (caller, begun) = (thread::current().id(), AtomicBool::new(false));
             let wait = |item| {
                 while thread::current().id() != caller && !begun.load(Ordering::Relaxed) {
@@ -292,8 +292,8 @@ mod tests {
                 begun.store(true, Ordering::Relaxed);
                 add(item)
             };
-            let found = for_each((1..=1000).collect(), threads, wait, || Err(Error::Stopped));
-            assert!(matches!(found, Err(Error::Stopped)));
+            let result = for_each((1..=1000).collect(), threads, wait, || Err(Error::Stopped));
+            assert!(matches!(result, Err(Error::Stopped)));
         }
     }
 
@@ -311,13 +311,13 @@ mod tests {
                 }
                 index * 3
             };
-            let mut found = Vec::new();
+            let mut results = Vec::new();
             in_order(count, threads, 8, work, |index, result| {
-                found.push((index, result));
+                results.push((index, result));
                 Ok(())
             })
             .unwrap();
-            assert!(found.iter().copied().eq((0..count).map(|i| (i, 3 * i))));
+            assert!(results.iter().copied().eq((0..count).map(|i| (i, 3 * i))));
             assert_eq!(worked_on.swap(0, Ordering::Relaxed), count);
 
             let error = in_order(count, threads, 8, work, |index, _| match index {

@@ -122,40 +122,40 @@ pub struct State {
 impl Selector {
     /// A `literal` pattern has no wildcards.
     pub fn patterns<'a>(patterns: impl IntoIterator<Item = (&'a str, bool)>) -> Result<Self> {
-        let mut made = Self::empty();
+        let mut selector = Self::empty();
         let mut count = 0;
         for (number, (pattern, literal)) in patterns.into_iter().enumerate() {
             count = number + 1;
             let wildcard = pattern.find(['*', '?']).filter(|_| !literal);
             let Some(wildcard) = wildcard else {
                 let parts = (pattern != ".").then(|| pattern.split('/'));
-                let node = made.insert(parts.into_iter().flatten())?;
-                made.rules[node].pattern = Some(number);
+                let node = selector.insert(parts.into_iter().flatten())?;
+                selector.rules[node].pattern = Some(number);
                 continue;
             };
             let slash = pattern[..wildcard].rfind('/');
             let (before, rest) = pattern.split_at(slash.unwrap_or(0));
-            let node = made.insert(slash.map(|_| before.split('/')).into_iter().flatten())?;
-            grow::push(&mut made.rules[node].begin, made.tokens.len())?;
-            made.tokens.try_reserve(rest.len() + 1)?;
-            made.tokens.extend(tokens(rest));
-            made.tokens.push(Token::End(number));
+            let node = selector.insert(slash.map(|_| before.split('/')).into_iter().flatten())?;
+            grow::push(&mut selector.rules[node].begin, selector.tokens.len())?;
+            selector.tokens.try_reserve(rest.len() + 1)?;
+            selector.tokens.extend(tokens(rest));
+            selector.tokens.push(Token::End(number));
         }
-        made.patterns = Some(count);
-        Ok(made)
+        selector.patterns = Some(count);
+        Ok(selector)
     }
 
     /// Selects leaves by the nearest bool at or above them, given by its keys.
     pub fn bools<'a, K: IntoIterator<Item = &'a str>>(
         bools: impl IntoIterator<Item = (K, bool)>,
     ) -> Result<Self> {
-        let mut made = Self::empty();
+        let mut selector = Self::empty();
         for (keys, bool) in bools {
             let parts: Vec<_> = keys.into_iter().map(escaped).collect();
-            let node = made.insert(parts.iter().map(AsRef::as_ref))?;
-            made.rules[node].bool = Some(bool);
+            let node = selector.insert(parts.iter().map(AsRef::as_ref))?;
+            selector.rules[node].bool = Some(bool);
         }
-        Ok(made)
+        Ok(selector)
     }
 
     fn empty() -> Self {
@@ -294,7 +294,7 @@ pub fn captures<'p>(pattern: &str, path: &'p str) -> Result<Option<(Vec<&'p str>
     if !matches[0] {
         return Ok(None);
     }
-    let mut found = Vec::new();
+    let mut texts = Vec::new();
     let (mut at, mut position) = (0, 0);
     while let Some(token) = tokens.get(position) {
         let next = position + skips(*token).unwrap_or(1);
@@ -315,11 +315,11 @@ pub fn captures<'p>(pattern: &str, path: &'p str) -> Result<Option<(Vec<&'p str>
             }
         }
         if !matches!(token, Token::Char(_)) {
-            found.push(&path[byte(start)..byte(at)]);
+            texts.push(&path[byte(start)..byte(at)]);
         }
         position = next;
     }
-    Ok(Some((found, &path[byte(at)..])))
+    Ok(Some((texts, &path[byte(at)..])))
 }
 
 #[cfg(test)]
@@ -378,9 +378,9 @@ mod tests {
             let expected = patterns.iter().any(|pattern| naive(pattern, &path));
             assert_eq!(selected(&selector.unwrap(), &path) == Some(true), expected);
             for pattern in &patterns {
-                let found = captures(pattern, &path).unwrap();
-                assert_eq!(found.is_some(), naive(pattern, &path), "{pattern} {path}");
-                let Some((wildcards, rest)) = found else { continue };
+                let captured = captures(pattern, &path).unwrap();
+                assert_eq!(captured.is_some(), naive(pattern, &path), "{pattern} {path}");
+                let Some((wildcards, rest)) = captured else { continue };
                 let mut wildcards = wildcards.into_iter();
                 let text = tokens(pattern).filter(|token| *token != Token::InPart).map(|token| match token {
                     Token::Char(char) => char.to_string(),
@@ -394,13 +394,13 @@ mod tests {
 
     #[test]
     fn wildcards_take_as_much_as_they_can() {
-        let found = |pattern, path| captures(pattern, path).unwrap();
-        assert_eq!(found("*a*", "aaa/b"), Some((vec!["aa", ""], "/b")));
-        assert_eq!(found("**/w", "a/w/w/w"), Some((vec!["a/w/w/"], "")));
-        assert_eq!(found("a/**", "a/b/c"), Some((vec!["b/c"], "")));
-        assert_eq!(found("?/?", "a/b/c"), Some((vec!["a", "b"], "/c")));
-        assert_eq!(found("*", "a/b"), Some((vec!["a"], "/b")));
-        assert_eq!(found("b", "ab"), None);
+        let captured = |pattern, path| captures(pattern, path).unwrap();
+        assert_eq!(captured("*a*", "aaa/b"), Some((vec!["aa", ""], "/b")));
+        assert_eq!(captured("**/w", "a/w/w/w"), Some((vec!["a/w/w/"], "")));
+        assert_eq!(captured("a/**", "a/b/c"), Some((vec!["b/c"], "")));
+        assert_eq!(captured("?/?", "a/b/c"), Some((vec!["a", "b"], "/c")));
+        assert_eq!(captured("*", "a/b"), Some((vec!["a"], "/b")));
+        assert_eq!(captured("b", "ab"), None);
     }
 
     #[test]

@@ -69,7 +69,7 @@ impl<'a> Sample<'a> {
 
     pub fn describe(&self) -> Option<String> {
         let start = self.start.as_slice();
-        let known = self.convertible().map(|known| match known {
+        let convertible = self.convertible().map(|format| match format {
             "safetensors" => "a safetensors file: read it with treepack.load",
             "npz" => "an npz archive of NumPy: read it with treepack.load",
             _ => {
@@ -82,7 +82,7 @@ impl<'a> Sample<'a> {
             bytes.is_some_and(|bytes| bytes.starts_with(magic))
         };
         let ends = |(magic, _): &&(&[u8], &str)| self.end.ends_with(magic);
-        let found = known
+        let description = convertible
             .or_else(|| self.zipped().map(zip_of))
             .or_else(|| MAGICS.iter().find(begins).map(|magic| magic.2))
             .or_else(|| ENDS.iter().find(ends).map(|magic| magic.1))
@@ -96,8 +96,10 @@ impl<'a> Sample<'a> {
                     .any(|window| window == MLIR)
                     .then_some("a function of jax.export: read it with jax.export.deserialize")
             });
-        let found = found.map(String::from);
-        found.or_else(|| self.zeros()).or_else(|| text_of(start))
+        let description = description.map(String::from);
+        description
+            .or_else(|| self.zeros())
+            .or_else(|| text_of(start))
     }
 
     /// Describes data that begin with zeros, of which it reads at most [`ZERO_BYTES`].
@@ -321,7 +323,7 @@ fn text_of(start: &[u8]) -> Option<String> {
         let start = text.as_bytes().get(..prefix.len());
         start.is_some_and(|start| start.eq_ignore_ascii_case(prefix.as_bytes()))
     };
-    let known = if begins("version https://git-lfs") {
+    let description = if begins("version https://git-lfs") {
         // https://github.com/git-lfs/git-lfs/blob/main/docs/spec.md, "The Pointer"
         "a git-LFS pointer: run `git lfs pull` to get the real file"
     } else if begins("<!doctype") || begins("<html") {
@@ -354,7 +356,7 @@ fn text_of(start: &[u8]) -> Option<String> {
             "{kind} that begins with {shown:?}: read it as text, and check the path"
         ));
     };
-    Some(known.into())
+    Some(description.into())
 }
 
 #[cfg(test)]

@@ -11,10 +11,8 @@ use crate::{Error, Result, grow};
 ///
 /// Readers copy what they parse, and read large payloads only on demand.
 pub trait Source: Sync {
-    /// The number of bytes.
     fn len(&self) -> usize;
 
-    /// Returns whether there are no bytes.
     fn is_empty(&self) -> bool {
         self.len() == 0
     }

@@ -195,14 +195,14 @@ mod tests {
         }
         for round in 1..3 {
             for (number, array) in arrays.iter().enumerate() {
-                let mut found = Vec::new();
+                let mut bytes = Vec::new();
                 for range in [0..array.len() / 3, array.len() / 3..array.len()] {
-                    append_with(&mut found, range.len(), |target| {
+                    append_with(&mut bytes, range.len(), |target| {
                         window.copy_to(number, range.start, target)
                     })
                     .unwrap();
                 }
-                assert_eq!(found, *array);
+                assert_eq!(bytes, *array);
                 if number == 0 {
                     assert!(counts.started.load(Ordering::Relaxed) > 20 * (round - 1) + 1);
                 }

@@ -53,8 +53,8 @@ mod tests {
             }
         }));
         silence_panics();
-        let made = state(|| -> () { panic!("no memory") });
-        assert!(matches!(made, Err(Error::OutOfMemory)));
+        let result = state(|| -> () { panic!("no memory") });
+        assert!(matches!(result, Err(Error::OutOfMemory)));
         assert_eq!(count.load(Ordering::Relaxed), 0);
         assert!(catch_unwind(|| panic!("a fault")).is_err());
         assert_eq!(count.load(Ordering::Relaxed), 1);
