@@ -129,7 +129,10 @@ pub fn join(
     })?;
     let py = patch.py();
     let paths = unchanged.iter().map(|path| new_string(py, path.as_bytes()));
-    Ok((Content::checked(pages), list_of_results(py, paths)?.unbind()))
+    Ok((
+        Content::checked(pages),
+        list_of_results(py, paths)?.unbind(),
+    ))
 }
 
 /// See `_core.pyi`.

@@ -5,7 +5,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyList, PyTuple};
 
 use super::content::{Content, Memory};
-use super::memory::{Borrowed, Item, keep_reserve, list_of_results, new_string, row};
+use super::memory::{Borrowed, TupleItem, keep_reserve, list_of_results, new_string, row};
 use super::objects::{Objects, build_like, build_recorded};
 use super::options::Int;
 use super::restore::{Matching, Options};

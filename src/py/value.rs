@@ -195,7 +195,7 @@ impl<'py> Values<'py> {
                 dict.set_item(new_string(py, name.as_bytes())?, parts)?;
                 Ok(dict.into_any())
             }
-            rebuilt => Ok(rebuilt?),
+            value => Ok(value?),
         }
     }
 

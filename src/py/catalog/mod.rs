@@ -28,7 +28,8 @@ use self::paths::Paths;
 use super::content::Content;
 use super::grid::{BoxBounds, ranges};
 use super::memory::{
-    Item, Writable, copied, keep_reserve, list_of_results, new_list_of, new_string, new_uint, row,
+    TupleItem, Writable, copied, keep_reserve, list_of_results, new_list_of, new_string, new_uint,
+    row,
 };
 use super::objects::CopyMode;
 use super::options::{self, Int};
