@@ -8,12 +8,21 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "python" / "treepack"
 
-# A room imports only from rooms before it, and its own modules not in a circle.
+# A room imports only from rooms before it, and its own modules not in a circle. Below stands the
+# face of `formats`, which finds its folders by listing them; they are above the rooms they use.
 ROOMS = [
     *("_src.printable", "errors", "_src.paths", "_src.dtypes", "_src.elsewhere", "_src.options"),
-    *("_src.tasks", "_src.forks", "_src.interop", "_src.storage", "_src.pytree"),
-    *("_src.registry", "_src.restore", "_src.hooks", "_src.checkpoint", "_src.saving"),
-    *("_src.api", "_src.series", "serialization", "checkpoints", "__init__"),
+    *("_src.tasks", "_src.forks", "_src.interop", "_src.formats.__init__", "_src.storage"),
+    *("_src.pytree", "_src.registry", "_src.restore", "_src.hooks", "_src.checkpoint"),
+    *(
+        "_src.saving",
+        "_src.formats",
+        "_src.api",
+        "_src.series",
+        "serialization",
+        "checkpoints",
+        "__init__",
+    ),
     *("orbax", "orbax_v1", "_cli", "__main__"),
 ]
 
@@ -63,9 +72,12 @@ def imports_of(tree: ast.AST) -> list[tuple[ast.stmt, str]]:
             continue
         for name in names:
             parts = name.split(".")[1:]
-            while parts and ".".join(parts) not in MODULES and parts != ["_core"]:
+            while parts and not {".".join(parts), ".".join([*parts, "__init__"])} & {*MODULES}:
+                if parts == ["_core"]:
+                    break
                 parts.pop()
-            found.append((node, ".".join(parts) or "__init__"))
+            is_module = ".".join(parts) in MODULES or parts == ["_core"]
+            found.append((node, ".".join(parts if is_module else [*parts, "__init__"])))
     return [(node, module) for node, module in found if module != "_core"]
 
 
@@ -84,7 +96,11 @@ def test_a_room_imports_only_rooms_below_it() -> None:
 def test_the_map_names_every_room_and_every_module_of_the_core() -> None:
     core, rooms = (ROOT / "CONTRIBUTING.md").read_text().split("Python has everything about")
     listed = re.findall(r"`(\w+)/?`", " ".join(re.findall(r"^\* (.*?):", rooms, re.M)))
-    known = [room.removeprefix("_src.") for room in ROOMS if room != "__main__"]
+    known = [
+        room.removeprefix("_src.")
+        for room in ROOMS
+        if room not in ("__main__", "_src.formats.__init__")
+    ]
     assert listed == known
     named = {*re.findall(r"`(\w+)`", core), "lib"}
     assert {path.stem for path in (ROOT / "src").iterdir()} <= named
@@ -114,13 +130,32 @@ def test_only_storage_tells_a_path_from_a_url() -> None:
     assert {module.rpartition(".")[0] for module in telling} == {"_src.storage"}
 
 
+def folders() -> list[str]:
+    """Returns the folders of formats."""
+    return sorted(
+        {name.split(".")[2] for name in MODULES if name.count(".") > 2 and ".formats." in name}
+    )
+
+
+def test_nobody_imports_a_format() -> None:
+    """So that a folder can be deleted, and a new one needs no other change."""
+    assert len(folders()) >= 3
+    for module, tree in trees().items():
+        for _, imported in imports_of(tree):
+            inside = [
+                name for name in folders() if f"{imported}.".startswith(f"_src.formats.{name}.")
+            ]
+            assert all(module.startswith(f"_src.formats.{name}.") for name in inside), module
+
+
 def test_imports_stand_at_the_top() -> None:
     """Whoever needs one elsewhere, or for type checkers alone, holds too much."""
     for module, tree in trees().items():
         if module != "__main__":  # which tells what the command line lacks
             assert {*(node for node, _ in imports_of(tree))} <= {*tree.body}, module
         names = {ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.expr)}
-        if module != "_src.options":  # whose `OnUse` imports other libraries by their names
+        # Which import other libraries by their names, and the folders that are there.
+        if module not in ("_src.options", "_src.formats.__init__"):
             assert not names & {"importlib.import_module", "__import__"}, module
 
 

@@ -11,7 +11,7 @@ from typing import ForwardRef
 
 import treepack._core as core
 from treepack import checkpoints, errors, serialization
-from treepack._src import hooks
+from treepack._src import formats, hooks
 from treepack._src.api.bytes import apply_delta, buffers, dumps, loads, pack_into, packed_size
 from treepack._src.api.compare import diff
 from treepack._src.api.export import LoadedExported, load_exported, save_exported
@@ -51,6 +51,8 @@ del ForwardRef, _public, _name, _hint, _text
 
 register_pytree_node_serialization = register_node
 """`register_node` under JAX's name for it."""
+
+formats.known()  # imports the folders now, not within the first call
 
 __all__ = [
     "Arrays",

@@ -58,7 +58,7 @@ from treepack._src.registry.code import check_is_tree
 from treepack._src.saving.sharded import ShardedWrite
 from treepack._src.storage.content import read_all
 from treepack._src.storage.entries import exists, is_directory
-from treepack._src.storage.foreign import ORBAX_REFERENCES
+from treepack._src.storage.foreign import REFERENCES
 from treepack._src.storage.naming import naming
 from treepack._src.storage.place import Location, beside, joined, located
 from treepack.errors import TreepackError
@@ -326,7 +326,7 @@ def load_aggregate(
                 return {key: resolved(child, (*parts, key)) for key, child in value.items()}
             if isinstance(value, list):
                 return [resolved(child, (*parts, str(at))) for at, child in enumerate(value)]
-            if not isinstance(value, str) or not value.startswith(ORBAX_REFERENCES):
+            if not isinstance(value, str) or not value.startswith(REFERENCES):
                 return value
             make, name = _EMPTY.get(types.get(parts, "")), ".".join(parts)
             if make is None and name not in strings:

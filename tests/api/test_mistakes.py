@@ -130,8 +130,6 @@ PATHS: list[Row] = [
     ("load('page')", "an HTML page: the download went wrong; look at it", ["bytes_of('page')"]),
     ("loads(bytes_of('a.npz'))", r"^[^;]*npz archive of NumPy: read it with treepack.load \(", [
         "load('a.npz')"]),
-    ("load('a.npy')", r"^[^;]*\.npy file: load it with numpy.load, and save the array \(", [
-        "save('c.treepack', {'a': np.load('a.npy')})"]),
     ("load('sharded/manifest.treepack')", "give the directory", ["load('sharded')"]),
     ("load('absent')", "No such file.*'absent'", ["save('absent', TREE)", "load('absent')"]),
     ("load(None)", "expected a path, a URL, a bytes-like object or a file object", [

@@ -27,8 +27,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 import treepack
 from commands import call, refused
 from treepack import CorruptionError, DecodeError
-from treepack._src.checkpoint import orbax as reader
-from treepack._src.storage import orbax as storage
+from treepack._src.formats.orbax import item as storage
+from treepack._src.formats.orbax import reading as reader
 from treepack.orbax import load_aggregate
 
 Moments = collections.namedtuple("Moments", "mu nu")

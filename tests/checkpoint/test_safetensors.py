@@ -36,7 +36,7 @@ from treepack import (
     UnserializableLeafError,
     serialization,
 )
-from treepack._src.storage.safetensors import SAFETENSORS
+from treepack._src.formats.safetensors.header import SAFETENSORS
 from trees import nested
 
 INDEX = "model.safetensors.index.json"

@@ -29,7 +29,7 @@ import treepack._core as core
 from commands import call
 from treepack import serialization
 from treepack._src.checkpoint.shards import MANIFEST
-from treepack._src.storage.safetensors import INDEX
+from treepack._src.formats.safetensors.header import INDEX
 
 SECTOR = 512
 

@@ -21,9 +21,8 @@ import safetensors.numpy
 import treepack.__main__
 from commands import TREE, call, refused
 from treepack import CorruptionError, TreepackError, serialization
-from treepack._cli import convert as _convert
 from treepack._src.checkpoint.file import place_of, value_at
-from treepack._src.storage.safetensors import SAFETENSORS
+from treepack._src.formats.safetensors.header import SAFETENSORS
 from trees import ML_DTYPES
 
 
@@ -272,11 +271,10 @@ def test_nothing_is_salvaged_of_other_files(folder: Path) -> None:
     Path("empty").write_bytes(b"")
     with zipfile.ZipFile("weights.pt", "w") as archive:
         archive.writestr("archive/data.pkl", b"\x80\x02}q\x00.")
-    # The first bytes of these would be a map and a list.
+    # Its first byte would be a map.
     Path("weights.h5").write_bytes(b"\x89HDF\r\n\x1a\n" + bytes(3000))
-    np.save("array.npy", np.ones(30))
     messages = {"empty": "(0 bytes)"}
-    for name in ("empty", "weights.pt", "weights.h5", "array.npy"):
+    for name in ("empty", "weights.pt", "weights.h5"):
         message = messages.get(name, "looks like a")
         text = call("salvage", name, "new", status=1)
         assert message in text
@@ -346,17 +344,19 @@ def test_files_may_be_larger_than_memory(folder: Path) -> None:
 
 
 def test_names_that_other_formats_cannot_have(folder: Path) -> None:
-    for tree, write, message in (
-        ({"a": {"b": 1}, "ab": 2}, _convert.write_safetensors, "two arrays"),
-        ({"a": {"b": 1}, "ab": 2}, _convert.write_npz, "two arrays"),
-        ({"__metadata__": 1}, _convert.write_safetensors, "__metadata__"),
-        ({"a\0b": 1}, _convert.write_npz, "no NUL"),
-        ({"a" * 65_532: 1}, _convert.write_npz, "at most"),
+    for tree, path, message in (
+        ({"a": {"b": 1}, "ab": 2}, "new.safetensors", "two arrays"),
+        ({"a": {"b": 1}, "ab": 2}, "new.npz", "two arrays"),
+        ({"__metadata__": 1}, "new.safetensors", "__metadata__"),
+        ({"a\0b": 1}, "new.npz", "no NUL"),
+        ({"a" * 65_532: 1}, "new.npz", "at most"),
     ):
+        treepack.save("old.treepack", tree)
         with pytest.raises(TreepackError, match=message):
-            write(_convert.State(tree, None), "new", "")
-    _convert.write_npz(_convert.State({"a" * 65_531: 1}, None), "new", "")
-    with np.load("new") as archive:
+            call("convert", "old.treepack", path, "--sep", "")
+    treepack.save("old.treepack", {"a" * 65_531: 1})
+    call("convert", "old.treepack", "new.npz")
+    with np.load("new.npz") as archive:
         assert archive["a" * 65_531] == 1
 
 

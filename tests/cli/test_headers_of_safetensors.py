@@ -17,8 +17,9 @@ import treepack.__main__
 from commands import call, refused
 from hostile.headers import PACKED, mutated, packed
 from treepack import DecodeError
-from treepack._cli import convert as _convert
-from treepack._src.storage.safetensors import SAFETENSORS
+from treepack._src.formats.safetensors import FORMAT
+from treepack._src.formats.safetensors.header import SAFETENSORS
+from treepack._src.storage.content import open_parts
 
 ARRAY: dict[str, Any] = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
 
@@ -75,6 +76,11 @@ def hostile_headers() -> dict[str, bytes]:
     }
 
 
+def read(path: str, separator: str) -> Any:
+    tree, _ = FORMAT.tree_of(open_parts(path).content, separator, None)
+    return tree
+
+
 @pytest.mark.parametrize("name", hostile_headers())
 def test_what_safetensors_refuses_is_refused(folder: Path, name: str) -> None:
     data = hostile_headers()[name]
@@ -82,7 +88,7 @@ def test_what_safetensors_refuses_is_refused(folder: Path, name: str) -> None:
         safetensors.deserialize(data)
     Path("hostile.safetensors").write_bytes(data)
     with pytest.raises(DecodeError):
-        _convert.read_named("hostile.safetensors", "safetensors", ".")
+        read("hostile.safetensors", ".")
 
 
 def test_the_command_line_refuses_hostile_headers(folder: Path) -> None:
@@ -118,10 +124,10 @@ def test_any_header_is_read_as_safetensors_reads_it(folder: Path) -> None:
         except safetensors.SafetensorError:
             refused += 1
             with pytest.raises(DecodeError):
-                _convert.read_named("any.safetensors", "safetensors", "")
+                read("any.safetensors", "")
             continue
         try:
-            found = _convert.read_named("any.safetensors", "safetensors", "").tree
+            found = read("any.safetensors", "")
         except DecodeError as error:
             if not re.search(NOT_TAKEN, str(error)):
                 raise

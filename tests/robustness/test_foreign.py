@@ -42,12 +42,6 @@ def npz() -> bytes:
     return found.getvalue()
 
 
-def npy() -> bytes:
-    found = io.BytesIO()
-    np.save(found, np.ones(3))
-    return found.getvalue()
-
-
 def tarred() -> bytes:
     found = io.BytesIO()
     with tarfile.open(fileobj=found, mode="w") as archive:
@@ -84,7 +78,6 @@ FILES: dict[str, tuple[Callable[[], bytes] | bytes, str]] = {
     "legacy torch": (TORCH_LEGACY, "PyTorch: load it with torch"),
     "keras": (zipped("metadata.json", "model.weights.h5"), "Keras"),
     "hdf5": (b"\x89HDF\r\n\x1a\n" + bytes(40), "HDF5 file, such as weights of Keras"),
-    "npy": (npy, r"\.npy file"),
     "zip": (zipped("a.txt"), "zip archive: unpack it"),
     "lfs": (b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 5\n", "git lfs pull"),
     "html": (b"\n<html><body>404</body></html>", "HTML page"),

@@ -1,4 +1,4 @@
-"""Converts files between msgpack, safetensors and npz, one array at a time.
+"""Converts files between msgpack and formats of other libraries, one array at a time.
 
 A source is represented by its *state*: nested dicts with string keys, whose arrays are read when
 they are written. So files may be larger than memory.
@@ -10,10 +10,9 @@ import dataclasses
 import json
 import os
 import re
-import zipfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -23,28 +22,19 @@ from treepack._src import dtypes as _dtypes
 from treepack._src import paths as _paths
 from treepack._src.checkpoint import sources
 from treepack._src.checkpoint.file import File, place_of
-from treepack._src.checkpoint.npz import NpzReader
 from treepack._src.checkpoint.reader import LazyArray, Reader
-from treepack._src.checkpoint.safetensors import RepositoryReader, SafetensorsReader
 from treepack._src.checkpoint.select import Renaming, twice, values_in
+from treepack._src.formats import Format, Remedies
 from treepack._src.options import Progress, Saved, Writing
 from treepack._src.printable import printable
 from treepack._src.pytree.state_dict import leaves_of, map_leaves, state_leaves
 from treepack._src.restore.report import ABSENT
 from treepack._src.saving import layers
 from treepack._src.saving.layout import file_layout, plain_layout
-from treepack._src.saving.safetensors import named, without_dtype, write_of
-from treepack._src.storage.content import open_parts
-from treepack._src.storage.deferred import Computed, Deferred, InContent
+from treepack._src.storage.deferred import Computed, Deferred, elements_of
 from treepack._src.storage.foreign import reference_text
-from treepack._src.storage.npz import NPY, read_npz
-from treepack._src.storage.safetensors import nested
-from treepack._src.storage.write import pieces, replacing, save_layout
+from treepack._src.storage.write import save_layout
 from treepack.errors import CorruptionError, DecodeError, TreepackError
-
-Format = Literal["msgpack", "safetensors", "npz", "npy"]
-
-_SUFFIXES: dict[str, Format] = {".safetensors": "safetensors", ".npz": "npz", ".npy": "npy"}
 
 
 class State(NamedTuple):
@@ -66,13 +56,7 @@ class State(NamedTuple):
 class Converted(Reader):
     """A file that `treepack.open` does not read, laid out anew."""
 
-
-_FOREIGN = (Converted, NpzReader, SafetensorsReader, RepositoryReader)
-
-
-def format_of(path: str | os.PathLike[str]) -> Format:
-    """Returns the format that the suffix of a file stands for; by default msgpack."""
-    return _SUFFIXES.get(Path(path).suffix.lower(), "msgpack")
+    separator = ""
 
 
 # Reading
@@ -94,8 +78,8 @@ def state_of(file: File, value: int = 0, marks: core.Marks | None = None) -> Sta
         except (CorruptionError, DecodeError) as error:
             return error
 
-    # The record of a file in another format is made while the file is opened.
-    record = None if isinstance(place.reader, _FOREIGN) else place.catalog.record
+    # The record of arrays with names is made while their file is opened.
+    record = place.catalog.record if place.reader.separator is None else None
     state = place.state(leaf, marks)
     if marks is not None:
         state = map_leaves(lambda leaf: leaf, state, ABSENT)
@@ -154,25 +138,6 @@ def listed(paths: list[str]) -> str:
 _MOST_PATHS = 5
 
 
-def read_named(source: str, format: Format, separator: str, max_size: int | None = None) -> State:
-    """Reads the headers of a file of safetensors, or of an archive of NumPy.
-
-    Raises:
-      DecodeError: If the file is damaged, or has another format.
-      TreepackError: If the decompressed arrays are larger than `max_size`.
-    """
-    content = open_parts(source).content
-    if format == "npz":
-        return State(nested(read_npz(content, max_size), separator), None)
-    header = core.Tensors.read(content)
-    arrays = {}
-    for name, dtype, shape, start in header.arrays():
-        is_packed = dtype.endswith("_packed")
-        found = _dtypes.packed(dtype) if is_packed else np.dtype(dtype)
-        arrays[name] = InContent(shape, found, content, start)
-    return State(nested(arrays, separator), None, header.metadata)
-
-
 # Changing
 
 
@@ -195,7 +160,7 @@ def with_dtype(tree: Any, dtype: np.dtype[Any]) -> Any:
     def cast(leaf: Any, path: _paths.Trail) -> Any:
         if not isinstance(leaf, (Deferred, np.ndarray)) or not _dtypes.is_float(leaf.dtype):
             return leaf
-        content, size = _content(leaf), leaf.dtype.itemsize
+        content, size = elements_of(leaf), leaf.dtype.itemsize
 
         def flat_range(start: int, stop: int) -> np.ndarray:
             found = np.frombuffer(content.read_range(start * size, stop * size), leaf.dtype)
@@ -206,12 +171,6 @@ def with_dtype(tree: Any, dtype: np.dtype[Any]) -> Any:
         return Computed(leaf.shape, dtype, flat_range)
 
     return below(tree, _paths.Trail())
-
-
-def _content(array: Any) -> core.Content:
-    """Returns the bytes of an array in C order."""
-    layout = core.lay_raw(b"", [array], snapshot=False)
-    return core.Content.laid(layout, [])
 
 
 def renamed(
@@ -345,30 +304,33 @@ def write_msgpack(
     save_layout(layout, path, writing, progress)
 
 
-def write_safetensors(
+def write_arrays(
     state: State,
-    path: str | os.PathLike[str],
+    path: str,
+    format: Format,
     separator: str,
-    max_shard_size: int | None = None,
+    max_shard_size: str | None = None,
     progress: Progress = None,
 ) -> None:
-    """Writes the arrays of a state as safetensors, byte for byte as its own writer.
+    """Writes the arrays of a state in a format of another library; numbers become arrays.
 
-    With `max_shard_size`, it writes a directory of files of at most this many bytes.
+    With `max_shard_size`, it writes a directory of files of at most this size.
+
+    Raises:
+      TreepackError: If two arrays have the same name, or the format cannot hold a leaf.
     """
-    write = write_of(
+    write = format.write(
         path,
-        _named(state.tree, separator),
-        None if state.metadata is None else _text_map(state.metadata),
-        Writing(),
-        max_shard_size,
-        remedy=_FLOAT_REMEDY,
+        _arrays(state.tree),
+        metadata=None if state.metadata is None else _text_map(state.metadata),
+        separator=separator,
+        max_shard_size=max_shard_size,
+        remedies=_REMEDIES,
     )
     write(progress)
 
 
-# The remedy for floats of a dtype that a format lacks.
-_FLOAT_REMEDY = "convert it with --dtype"
+_REMEDIES = Remedies("choose another one with --sep", "convert it with --dtype")
 
 
 def _text_map(metadata: Any) -> dict[str, str]:
@@ -379,62 +341,6 @@ def _text_map(metadata: Any) -> dict[str, str]:
         key: value if isinstance(value, str) else json.dumps(jsonable(value))
         for key, value in metadata.items()
     }
-
-
-_MAX_ZIP_NAME = (1 << 16) - 1 - len(".npy")
-
-
-def write_npz(state: State, path: str | os.PathLike[str], separator: str) -> None:
-    """Writes the arrays of a state to a file that `numpy.load` reads."""
-    with replacing(path) as file, zipfile.ZipFile(file, "w", allowZip64=True) as archive:
-        for name, array in _named(state.tree, separator).items():
-            if "\0" in name or len(name.encode()) > _MAX_ZIP_NAME:
-                raise TreepackError(
-                    f"at {printable(name[:100])}: invalid name: npz allows no NUL and at most "
-                    f"{_MAX_ZIP_NAME} bytes"
-                )
-            _check_dtype(array, name, "npz")
-            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
-                _write_array(member, array)
-
-
-def write_npy(state: State, path: str | os.PathLike[str]) -> None:
-    """Writes an array to a file that `numpy.load` reads."""
-    if isinstance(state.tree, (dict, list)):
-        raise TreepackError(
-            "a .npy file has one array: get one by its path, or choose .npz for several"
-        )
-    [(_, array)] = _arrays(state.tree)
-    _check_dtype(array, _paths.ROOT, "npy")
-    with replacing(path) as file:
-        _write_array(file, array)
-
-
-def _check_dtype(array: Any, name: str, format: str) -> None:
-    if array.dtype.isbuiltin == 2:
-        # Of ml_dtypes: NumPy would read it as another dtype, or not at all.
-        text = without_dtype(format, array, _FLOAT_REMEDY)
-        raise TreepackError(f"at {printable(name)}: {text}")
-
-
-def _write_array(file: Any, array: Any) -> None:
-    if _dtypes.shown(array.dtype) != NPY:  # which has its header
-        head = {
-            "descr": np.lib.format.dtype_to_descr(array.dtype),
-            "fortran_order": False,
-            "shape": array.shape,
-        }
-        np.lib.format.write_array_header_1_0(file, head)
-    file.writelines(pieces(_content(array)))
-
-
-def _named(tree: Any, separator: str) -> dict[str, Any]:
-    """Returns the arrays of a state by their names; numbers become arrays.
-
-    Raises:
-      TreepackError: If two arrays have the same name, or a leaf is not an array.
-    """
-    return named(_arrays(tree), separator, "choose another one with --sep")
 
 
 def _arrays(tree: Any) -> Iterator[tuple[tuple[str, ...], Any]]:

@@ -14,6 +14,7 @@ import treepack._core as core
 from treepack._cli import output, piped, runs, sources, values
 from treepack._cli.output import jsonable
 from treepack._src import dtypes as _dtypes
+from treepack._src import formats
 from treepack._src import paths as _paths
 from treepack._src.checkpoint.file import (
     Tree,
@@ -26,14 +27,16 @@ from treepack._src.checkpoint.file import (
     value_at,
 )
 from treepack._src.checkpoint.reader import LazyArray
-from treepack._src.printable import printable, printable_lines, safe_repr
-from treepack._src.saving.safetensors import bytes_of
+from treepack._src.printable import bytes_of, either, printable, printable_lines, safe_repr
 from treepack._src.storage.place import shown
 from treepack.errors import MissingPathError
 
+_FILES = [each.kind for each in formats.known() if each.suffixes]
+_NAMED = [each.name for each in formats.known() if each.has_names]
+_FOLDERS = [each.directories for each in formats.known() if each.directories]
 KINDS = (
-    "A file of treepack, flax, eformer, safetensors or NumPy (npz), or a directory of treepack, "
-    "Hugging Face or Orbax"
+    f"A file of {either(['treepack', 'flax', 'eformer', *_FILES])}, or a directory of "
+    f"{either(['treepack', *_FOLDERS])}"
 )
 FILE = Annotated[
     str, typer.Argument(metavar="FILE", help=f"{KINDS}; - is standard input.", callback=piped.read)
@@ -51,7 +54,8 @@ PATH = Annotated[
     typer.Argument(metavar="PATH", help="A path in the file, such as params/layers/0/kernel."),
 ]
 SEP = Annotated[
-    str, typer.Option("--sep", help="The separator between keys in names of safetensors and npz.")
+    str,
+    typer.Option("--sep", help=f"The separator between keys in names of {either(_NAMED)}."),
 ]
 MAX_SIZE = Annotated[
     int | None,
@@ -87,7 +91,7 @@ def ls(
         typer.Option(
             "--prefix",
             help="The prefix of the names of a run's checkpoints.",
-            show_default="step_, checkpoint_, or none for Orbax",
+            show_default="step_, checkpoint_, or none",
         ),
     ] = None,
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from treepack._cli import output
+from treepack._src import formats
 from treepack._src.checkpoint.file import size_text
 from treepack._src.checkpoint.shards import MANIFEST
 from treepack._src.printable import printable
@@ -12,7 +13,6 @@ from treepack._src.saving.lease import utc
 from treepack._src.series.contents import is_damage, opened
 from treepack._src.series.names import Folder, Found, directory_of
 from treepack._src.storage.entries import entries, is_directory
-from treepack._src.storage.foreign import orbax_items
 from treepack._src.storage.place import absolute, joined, shown
 from treepack.errors import CorruptionError
 
@@ -35,7 +35,7 @@ def found_at(path: str, prefix: str | None) -> Folder | None:
         return None
     for begin, folder in folders.items():
         is_run = any(folder.step(name) is not None for name in names)
-        if is_run and (begin or prefix is not None or orbax_items(path) == []):
+        if is_run and (begin or prefix is not None or formats.is_run(path)):
             return folder
     return None
 

@@ -2,7 +2,7 @@
 
 | format | how it is recognised |
 |---|---|
-| safetensors, npz | by the suffix, or by the first bytes |
+| those of the folders of `formats` | by the suffix, or by the content |
 | streams of EasyLM and EasyDeL | by the first bytes |
 | everything that `treepack.open` reads | by default |
 """
@@ -12,20 +12,21 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import treepack._core as core
 from treepack import read_stream
 from treepack._cli import convert as _convert
 from treepack._cli import output
 from treepack._cli.convert import State
+from treepack._src import formats
 from treepack._src import paths as _paths
 from treepack._src.checkpoint.file import File, open, place_of
 from treepack._src.checkpoint.laid import layout_of
 from treepack._src.checkpoint.load import listed
 from treepack._src.checkpoint.reader import Reader
-from treepack._src.checkpoint.safetensors import RepositoryReader
 from treepack._src.checkpoint.select import chosen, compiled, ends_of
+from treepack._src.formats import SEPARATOR
 from treepack._src.options import Opening
 from treepack._src.printable import printable
 from treepack._src.saving.layout import base_of
@@ -33,7 +34,6 @@ from treepack._src.storage.content import Opened, open_parts, read_whole
 from treepack._src.storage.entries import entries, is_directory
 from treepack._src.storage.naming import naming
 from treepack._src.storage.place import check_name, local, resolved
-from treepack._src.storage.safetensors import SEPARATOR
 from treepack._src.storage.stores import store_of
 from treepack.errors import CorruptionError, DecodeError, NoIndexError
 
@@ -79,15 +79,19 @@ def format_text(reader: Reader) -> str:
 
 
 def others_in(file: File) -> list[str]:
-    """Returns the checkpoints of other formats in a directory that is read as safetensors."""
+    """Returns the checkpoints of other formats in a directory of files with named arrays."""
     reader = place_of(file).reader
-    if not isinstance(reader, RepositoryReader) or not is_directory(reader.given):
+    if reader.is_one_file or reader.separator is None or not is_directory(reader.given):
         return []
     names = sorted(entry.name for entry in entries(reader.given) if not entry.is_directory)
-    return [name for name in names if name.lower().removesuffix(".gz").endswith(_OTHERS)]
 
+    def is_other(name: str) -> bool:
+        name = name.lower().removesuffix(".gz")
+        format = formats.of_suffix(name)
+        is_own = format is not None and format.name == reader.format
+        return name.endswith(formats.readable_suffixes()) and not is_own
 
-_OTHERS = (".treepack", ".msgpack", ".npz")
+    return [*filter(is_other, names)]
 
 
 @contextlib.contextmanager
@@ -114,16 +118,19 @@ def copying(file: File) -> Iterator[None]:
 
 def _converted(source: str, separator: str, max_size: int | None) -> State | None:
     """Returns the state of a file of a format that `treepack.open` does not read, or `None`."""
-    format: _convert.Format | Literal["stream"] | None = _convert.format_of(source)
-    if format == "msgpack" and store_of(source)[0].is_local:
+    format, content = formats.of_suffix(source), None
+    if format is None and store_of(source)[0].is_local:
         place = Path(local(source))
         if place.is_file() and place.stat().st_size:
-            format = core.convertible(core.Content.map(place))
-    if format == "npz" or format == "safetensors":
+            content = core.Content.map(place)
+            format = formats.of_content(content)
+    if format is not None:
         # With other separators, paths differ from the reader's.
-        is_usual = separator == SEPARATOR
-        return None if is_usual else _convert.read_named(source, format, separator, max_size)
-    if format == "stream":
+        if separator == SEPARATOR or not format.has_names:
+            return None
+        named, metadata = format.tree_of(open_parts(source).content, separator, max_size)
+        return State(named, None, metadata)
+    if content is not None and core.convertible(content) == "stream":
         with contextlib.suppress(DecodeError):  # a list in flax's format may begin like a stream
             tree: dict[str, Any] = {}
             for key, leaf in read_stream(source):

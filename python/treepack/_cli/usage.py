@@ -10,6 +10,7 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from treepack._src import formats
 from treepack._src.elsewhere import by_name
 
 _COMMANDS = by_name(
@@ -27,6 +28,8 @@ _COMMANDS = by_name(
     }
 )
 
+_EXAMPLE = next((each.suffixes[0] for each in formats.known() if each.is_saved), ".msgpack")
+
 # Options of other tools, by the command that they are tried with; `None` for all.
 _OPTIONS: dict[str | None, dict[str, str]] = {
     "ls": by_name(
@@ -39,7 +42,7 @@ _OPTIONS: dict[str | None, dict[str, str]] = {
     "diff": by_name({"--tolerance --tol": "use --rtol or --atol"}),
     None: by_name(
         {
-            "--to --format -f -t": "the suffix of TARGET selects the format, as in out.safetensors",
+            "--to --format -f -t": f"the suffix of TARGET selects the format, as in out{_EXAMPLE}",
             "--output --out -o": "name the new file after FILE, as TARGET",
             "--compress --compression -z": "use --gzip, or --numbers",
             "--exclude --ignore": "use --skip",
@@ -52,8 +55,6 @@ _OPTIONS: dict[str | None, dict[str, str]] = {
 
 # The options of the form ONE=OTHER.
 _PAIRS = ("--rename", "--stack", "--unstack")
-
-_SUFFIXES = (".treepack", ".msgpack", ".safetensors", ".npz", ".gz")
 
 _Usage: Any = typer.BadParameter.__mro__[1]  # typer has click in it, or beside it
 
@@ -77,6 +78,10 @@ class Command(TyperCommand):
             raise
 
 
+def _is_file_name(text: str) -> bool:
+    return text.endswith((*formats.readable_suffixes(), ".gz"))
+
+
 def _extra(command: str, args: Sequence[str]) -> str:
     """Returns a hint at an argument too many."""
     for option in _PAIRS:
@@ -84,7 +89,7 @@ def _extra(command: str, args: Sequence[str]) -> str:
         if at + 1 < len(args) and "=" not in args[at]:
             return f"write {option} {shlex.quote(f'{args[at]}={args[at + 1]}')}"
     files = [arg for arg in args if arg[:1] != "-"]
-    if command == "diff" and (Path(files[-1]).exists() or files[-1].endswith(_SUFFIXES)):
+    if command == "diff" and (Path(files[-1]).exists() or _is_file_name(files[-1])):
         return "compare two files at a time"
     if command == "diff":
         return f"it compares whole files: for a part, add | grep {shlex.quote(f'^{files[-1]}')}"

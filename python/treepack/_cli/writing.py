@@ -9,18 +9,18 @@ import typer
 from treepack._cli import convert as _convert
 from treepack._cli import output, piped, sources
 from treepack._cli.listing import ANY_FILE, FILE, MAX_SIZE, PATH, SEP, flag
+from treepack._src import formats
 from treepack._src import paths as _paths
 from treepack._src.checkpoint.file import count_text, open, place_of, size_text, value_at
 from treepack._src.checkpoint.load import listed
 from treepack._src.checkpoint.reader import SALVAGE_ADVICE
 from treepack._src.checkpoint.select import ends_of
 from treepack._src.options import Compress, Export, Writing, float_dtype
-from treepack._src.saving.safetensors import size_of as shard_size
+from treepack._src.printable import either
 from treepack._src.storage.content import size_of
 from treepack._src.storage.entries import entries
 from treepack._src.storage.naming import naming
 from treepack._src.storage.place import check_suffix, has_gzip_suffix, joined, real, resolved, shown
-from treepack._src.storage.safetensors import has_suffix
 from treepack.errors import NewerVersionError
 
 TARGET = Annotated[
@@ -40,9 +40,10 @@ NUMBERS = Annotated[
 ]
 LEVEL = Annotated[int | None, typer.Option(help="The gzip level from 0 (stored) to 9 (smallest).")]
 ALIGN = Annotated[int, typer.Option(help="The alignment of arrays in bytes.")]
+_SPLIT = [each for each in formats.known() if each.is_split]
 SHARDS = (
-    "Write a directory of safetensors as on Hugging Face, in files of at most this size, such as "
-    "5GB."
+    f"Write a directory of {either(each.name for each in _SPLIT)}, in files of at most this "
+    "size, such as 5GB."
 )
 DTYPE = Annotated[
     str | None, typer.Option(help="Cast float arrays to this dtype, such as bfloat16.")
@@ -141,7 +142,8 @@ def get(
             state = _convert.state_of(file, 0 if path == "." else value_at(file, path))
             state = sources.selected(state, [], skip or [])
             state = _convert.check_whole(state)
-            needs_name = _convert.format_of(target) in ("safetensors", "npz")
+            format = formats.of_suffix(target)
+            needs_name = format is not None and format.has_names
             if needs_name and not isinstance(state.tree, (dict, list)):
                 state = state._replace(tree={_paths.parts(path)[-1]: state.tree})
         _write(state, target, gzip, numbers, level, align, dtype, sep)
@@ -221,25 +223,19 @@ def _write(
     if dtype is not None:
         state = state._replace(tree=_convert.with_dtype(state.tree, float_dtype(dtype)))
     path = resolved(target)
-    format = _convert.format_of(path)
-    size = None
+    format = formats.of_suffix(path)
     if max_shard_size is not None:
-        size = shard_size(max_shard_size)
-        Export(format="safetensors", max_shard_size=size).check({}, is_file=has_suffix(path))
-        format = "safetensors"
-    if format != "msgpack" and (gzip or numbers or level is not None):
+        format = _SPLIT[0]
+        format.check(path, Export(max_shard_size=max_shard_size), {})
+    if format is not None and (gzip or numbers or level is not None):
         raise ValueError(
-            f"--gzip, --numbers and --level apply only to msgpack, and the target is {format}"
+            f"--gzip, --numbers and --level apply only to msgpack, and the target is {format.name}"
         )
     if numbers and (gzip or level is not None):
         raise ValueError("--numbers excludes --gzip and --level: pass only one kind of compression")
-    if format == "safetensors":
+    if format is not None:
         with output.bar("write") as progress:
-            _convert.write_safetensors(state, path, sep, size, progress)
-    elif format == "npy":
-        _convert.write_npy(state, path)
-    elif format == "npz":
-        _convert.write_npz(state, path, sep)
+            _convert.write_arrays(state, path, format, sep, max_shard_size, progress)
     else:
         check_suffix(path)
         compress = has_gzip_suffix(path) if gzip is None else gzip
@@ -250,6 +246,7 @@ def _write(
         with output.bar("write") as progress:
             _convert.write_msgpack(state, path, writing, progress)
     files = [path]
-    if size is not None:
-        files = [joined(path, entry.name) for entry in entries(path) if has_suffix(entry.name)]
+    if max_shard_size is not None:
+        names = [entry.name for entry in entries(path)]
+        files = [joined(path, name) for name in names if name.endswith(_SPLIT[0].suffixes[0])]
     output.line(f"{shown(target)}: {size_text(sum(map(size_of, files)))}", "green")

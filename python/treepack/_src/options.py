@@ -30,6 +30,7 @@ import numpy as np
 
 from treepack._src.dtypes import is_float, resolve
 from treepack._src.elsewhere import advise, unknown_option
+from treepack._src.printable import either
 
 if TYPE_CHECKING:
     import typing_extensions
@@ -102,9 +103,6 @@ TIMEOUT_S = 3600.0
 OnCorrupt = Literal["error", "skip"]
 """Whether leaves that do not match their checksums are an error, or count as missing."""
 
-Format = Literal["safetensors"] | None
-"""The format of a save: safetensors, or treepack's own unless the suffix is of safetensors."""
-
 Status = Literal["ok", "corrupt", "unreadable", "unchecked"]
 """The result of checking a leaf: `unchecked` if the file has no checksum for it."""
 
@@ -128,7 +126,6 @@ _CHOICES = {
     "on_corrupt": _values(OnCorrupt),
     "static": _values(Static),
     "replicas": _values(Replicas),
-    "format": (None, "safetensors"),
     "cast": _values(Cast),
     **dict.fromkeys(("copy", "sharded"), (True, False, None)),
     **dict.fromkeys(("background", "durable", "mmap", "return_report", "verify"), _values(bool)),
@@ -156,10 +153,7 @@ def check(name: str, value: Any) -> None:
     if value is None and name in _OPTIONAL:
         return
     if (choices := _CHOICES.get(name)) is not None:
-        # Other types may compare in any way, such as arrays.
-        if not isinstance(value, _OF_CHOICES) or value not in choices:
-            *texts, last = map(repr, choices)
-            raise ValueError(f"{name} must be {', '.join(texts)} or {last}, got {value!r:.100}")
+        check_choice(name, value, choices)
     elif (number := _NUMBERS.get(name)) is not None:
         text, typed, least = number
         error: type[Exception] = TypeError
@@ -169,6 +163,13 @@ def check(name: str, value: Any) -> None:
                     return
                 error = ValueError
         raise error(f"{name} must be {text}, got {value!r:.100}")
+
+
+def check_choice(name: str, value: Any, choices: Sequence[Any]) -> None:
+    """Raises a ValueError if the value of an option is none of its choices."""
+    # Other types may compare in any way, such as arrays.
+    if not isinstance(value, _OF_CHOICES) or value not in choices:
+        raise ValueError(f"{name} must be {either(map(repr, choices))}, got {value!r:.100}")
 
 
 _OF_CHOICES = (bool, str, type(None), np.bool_)
@@ -342,44 +343,9 @@ class Saved(_Options):
 class Export(_Options):
     """How a tree is saved in another format; see `save`."""
 
-    format: Format = None
+    format: str | None = None
     max_shard_size: int | str | None = None
     rename: Any = None
-
-    def check(self, options: Mapping[str, Any], *, is_file: bool) -> None:
-        """Sets the format of a file, and raises a ValueError for options that do not apply to it.
-
-        Args:
-          options: The options of `save`.
-          is_file: Whether the suffix of the path is of a single safetensors file.
-        """
-        if is_file:
-            self.format = "safetensors"
-        if self.format is None:
-            for name in ("max_shard_size", "rename"):
-                if getattr(self, name) is not None:
-                    raise ValueError(
-                        f"{name}= applies only to safetensors: pass format='safetensors', or leave "
-                        "it out"
-                    )
-            return
-        for name, reason in _NOT_FOR_SAFETENSORS.items():
-            if options.get(name) not in (None, False):
-                raise ValueError(f"{name}= does not apply to safetensors, {reason}: leave it out")
-        if is_file and self.max_shard_size is not None:
-            raise ValueError(
-                "max_shard_size= applies to directories, and the suffix .safetensors is for one "
-                "file: choose another path"
-            )
-
-
-_NOT_FOR_SAFETENSORS = {
-    "compress": "which are never compressed",
-    "level": "which are never compressed",
-    "align": "which are aligned to 8 bytes",
-    "base": "which have no differences",
-    "sharded": "which one process writes",
-}
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -567,7 +533,7 @@ class SaveOptions(FileOptions, total=False):
     timeout: float
     select: Any
     base: Any
-    format: Format
+    format: str | None
     max_shard_size: int | str | None
     rename: Any
 

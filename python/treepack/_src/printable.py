@@ -7,6 +7,7 @@ line breaks, and characters that reverse text or are invisible.
 from __future__ import annotations
 
 import itertools
+import re
 import sys
 import unicodedata
 import warnings
@@ -73,6 +74,12 @@ def short_repr(value: object) -> str:
     return safe_repr(value)[:100]
 
 
+def either(texts: Iterable[str]) -> str:
+    """Joins texts as a choice: `a, b or c`."""
+    found = [*texts]
+    return " or ".join(filter(None, [", ".join(found[:-1]), *found[-1:]]))
+
+
 def cells(text: str) -> int:
     """Returns the width of printable text in terminal cells."""
     return len(text) if text.isascii() else sum(map(_cells, text))
@@ -99,3 +106,22 @@ def warn(text: str) -> None:
     while frame.f_back is not None and _is_ours(frame.f_globals):
         level, frame = level + 1, frame.f_back
     warnings.warn(text, UserWarning, stacklevel=level)
+
+
+_UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([KMGT]?B)", re.IGNORECASE)
+
+
+def bytes_of(size: str) -> int:
+    """Returns a size such as `1GB` or `1000` in bytes; units are powers of 1000.
+
+    Raises:
+      ValueError: If it has another form.
+    """
+    found = _SIZE.fullmatch(size.strip())
+    if found:
+        return int(float(found[1]) * _UNITS[found[2].upper()])
+    if size.strip().isdecimal():
+        return int(size)
+    raise ValueError(f"expected a number of bytes, or a text such as '1GB', got {size!r:.100}")

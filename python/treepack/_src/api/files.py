@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterator
 from typing import Any, Literal, Unpack, overload
 
+from treepack._src import formats
 from treepack._src.api.streams import spooled
 from treepack._src.checkpoint.file import File, place_of
 from treepack._src.checkpoint.load import load_part, restore_described
@@ -16,6 +17,7 @@ from treepack._src.checkpoint.placement import sharing
 from treepack._src.checkpoint.reader import Place
 from treepack._src.checkpoint.select import chosen
 from treepack._src.checkpoint.sharded import unless_replaced
+from treepack._src.formats import Format
 from treepack._src.options import (
     Export,
     LoadOptions,
@@ -37,10 +39,8 @@ from treepack._src.restore.report import Report
 from treepack._src.saving.background import Saving, run, wait_for
 from treepack._src.saving.directory import interrupted
 from treepack._src.saving.layout import base_of, file_layout, state_layout
-from treepack._src.saving.safetensors import safetensors_write
 from treepack._src.saving.sharded import ShardedWrite, is_distributed
 from treepack._src.storage.content import Openable, content_of, downloaded, is_source
-from treepack._src.storage.foreign import other_format
 from treepack._src.storage.naming import filename_of, naming
 from treepack._src.storage.place import (
     Location,
@@ -54,12 +54,8 @@ from treepack._src.storage.place import (
     resolved,
     resolved_beside,
 )
-from treepack._src.storage.safetensors import SUFFIXES, has_suffix
 from treepack._src.storage.write import save_layout
-from treepack.errors import (
-    DecodeError,
-    TreepackError,
-)
+from treepack.errors import DecodeError
 
 
 @overload
@@ -196,13 +192,15 @@ def save(
         for_file="pass its path, or write the result of dumps(tree) to it",
     )
     saved.base = resolved_beside(saved.base, options.get("storage_options"))
-    export.check(options, is_file=has_suffix(place))
+    format = formats.to_save(place, export)
+    if format is not None:
+        format.check(place, export, options)
     if isinstance(tree, Iterator):
         check_iterator(saved, background=background)
     else:
         tree = chosen(tree, saved.select)
-    if export.format is not None:
-        return _exported(place, tree, saved, export, options, background=background)
+    if format is not None:
+        return _saved(format, place, tree, saved, export, options, background=background)
     check_suffix(place)
     if saved.sharded is None and not isinstance(tree, Iterator):
         saved.sharded = is_distributed(tree)
@@ -247,23 +245,25 @@ def save(
     return run(place, write, progress, background=background)
 
 
-def _exported(
-    place: Any, tree: Any, saved: Saved, export: Export, options: Any, *, background: bool
+def _saved(
+    format: Format,
+    place: Any,
+    tree: Any,
+    saved: Saved,
+    export: Export,
+    options: Any,
+    *,
+    background: bool,
 ) -> Saving | None:
-    """Saves a tree as safetensors."""
-    if saved.sharded is None and not isinstance(tree, Iterator) and is_distributed(tree):
-        raise TreepackError(
-            "safetensors are written by one process, and arrays have shards on devices of others: "
-            "gather them, as by jax.experimental.multihost_utils.process_allgather"
-        )
+    """Saves a tree in a format of another library."""
     writing = Writing.of({**options, "compress": False})
     wait_for(place)
-    write = functools.partial(safetensors_write, place, saved=saved, writing=writing, export=export)
     if isinstance(tree, Iterator):
         with spooled(tree, place) as tree:
-            write(tree=tree, snapshot=False)(options.get("progress"))
+            write = format.save(place, tree, saved, writing, export, snapshot=False)
+            write(options.get("progress"))
         return None
-    together = write(tree=tree, snapshot=background)
+    together = format.save(place, tree, saved, writing, export, snapshot=background)
     return run(place, together, options.get("progress"), background=background)
 
 
@@ -323,7 +323,7 @@ def load(
         a file object; see `open`. Without a target, files of flax and of `treepack.serialization`
         become dicts and lists. Safetensors, a file or a directory, become dicts of NumPy arrays,
         whose names have a dot between keys. Directories of Orbax become dicts and lists of NumPy
-        arrays. Gzip is recognised by its first bytes.
+        arrays. A file of `numpy.save` becomes an array. Gzip is recognised by its first bytes.
       target: A template. The result has its containers. Only shape, dtype and sharding of its
         leaves matter, so `jax.ShapeDtypeStruct`s suffice (from `jax.eval_shape` or `abstract`).
         Where the target has JAX arrays or `ShapeDtypeStruct`s, arrays become JAX arrays on the same
@@ -473,7 +473,7 @@ def load(
         nonlocal is_directory
         with sharing(target, reading, together) as group:
             source = path
-            is_other = is_directory or has_suffix(path, SUFFIXES)
+            is_other = is_directory or formats.of_path(path) is not None
             if selection.is_whole and not is_other:
                 try:
                     source = content_of(path, opening)
@@ -483,7 +483,7 @@ def load(
                     try:
                         return restore_described(source, target, reading)
                     except DecodeError:
-                        if other_format(source) is None:
+                        if formats.of_content(source) is None:
                             raise
             if selection.verifies and selection.select is None and not is_other:
                 try:  # once, so that exactly the verified bytes are loaded

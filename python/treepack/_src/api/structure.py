@@ -107,8 +107,8 @@ def is_checkpoint(path_or_data: Openable, *, storage_options: StorageOptions = N
     """Returns whether a path, URL or data are a checkpoint that treepack reads.
 
     Such a checkpoint is a file of treepack, flax or eformer, with or without gzip, the directory of
-    a sharded checkpoint or of Orbax, a file or directory of safetensors, or an archive of NumPy
-    (npz). Files of newer versions count, and so do files whose arrays are damaged (see `verify`).
+    a sharded checkpoint or of Orbax, a file or directory of safetensors, or a file of NumPy (npz,
+    npy). Files of newer versions count, and so do files whose arrays are damaged (see `verify`).
     Reads no array, and only the first bytes of gzip from other programs.
 
     Args:

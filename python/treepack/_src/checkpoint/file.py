@@ -451,8 +451,8 @@ def open(
 
     Args:
       source: A path or URL (`str`, `PathLike` or `UPath`), bytes, or a seekable file object, with
-        msgpack of treepack, flax or eformer, gzip of treepack, safetensors, or npz of NumPy. Or a
-        directory: a sharded checkpoint, or one of safetensors or Orbax.
+        msgpack of treepack, flax or eformer, gzip of treepack, safetensors, or npz or npy of
+        NumPy. Or a directory: a sharded checkpoint, or one of safetensors or Orbax.
       salvage: Whether to open a truncated or damaged file, too, with the leaves that are intact.
         Leaves are compared with their checksums, arrays as a whole. `File.damage` describes the
         damage outside of leaves.

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import treepack._core as core
+from treepack._src import formats
 from treepack._src.forks import Locked
 from treepack._src.options import Buffer, Opening, Progress, Tell, progress_bar
 from treepack._src.storage import remote as _remote
 from treepack._src.storage.fetch import Blocks
-from treepack._src.storage.foreign import other_format
 from treepack._src.storage.naming import naming
 from treepack._src.storage.place import beside, check_name, shown, url_of
 from treepack._src.storage.stores import store_of
@@ -85,17 +85,12 @@ def whole_content(base: Openable, max_size: int | None = None) -> core.Content:
             content = open_parts(base, max_size=max_size, join=False).content
         except IsADirectoryError:
             raise not_a_base("a directory") from None
-        form = "a patch itself" if core.is_patch(content) else _FORMATS.get(other_format(content))
-        if form is not None:
-            raise not_a_base(form)
+        if core.is_patch(content):
+            raise not_a_base("a patch itself")
+        if (format := formats.of_content(content)) is not None:
+            raise not_a_base(format.title)
         core.Catalog.open(content, salvage=False)
     return content
-
-
-_FORMATS: dict[str | None, str] = {
-    "safetensors": "a safetensors file",
-    "npz": "an npz archive of NumPy",
-}
 
 
 def not_a_base(form: str) -> TreepackError:

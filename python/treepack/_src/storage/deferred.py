@@ -102,6 +102,11 @@ class Held(Computed):
         raise NotImplementedError
 
 
+def elements_of(array: Any) -> core.Content:
+    """Returns the elements of an array in C order as bytes, which are read when they are used."""
+    return core.Content.laid(core.lay_raw(b"", [array], snapshot=False), [])
+
+
 class InContent(Deferred):
     """An array in one range of other data, such as a member of an archive."""
 

@@ -5,64 +5,21 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import struct
 from collections.abc import Callable
 
 import treepack._core as core
+from treepack._src import formats
+from treepack._src.formats import Look
 from treepack._src.options import Buffer
 from treepack._src.printable import printable
 from treepack._src.storage.entries import entries
 from treepack._src.storage.place import joined, shown
-
-# Files that every Orbax item has: `PYTREE_METADATA_FILE` in `path/format_utils.py` of Orbax, and
-# the manifest of OCDBT, in which TensorStore keeps its arrays.
-ORBAX_TREE = "_METADATA"
-_ORBAX_ITEM = frozenset((ORBAX_TREE, "manifest.ocdbt"))
-
-# Files of a step: `_STEP_METADATA_FILENAME` in `metadata/checkpoint.py`, and with version 1 of
-# Orbax's API `ORBAX_CHECKPOINT_INDICATOR_FILE` in `layout/checkpoint_layout.py`.
-ORBAX_STEP = frozenset(("_CHECKPOINT_METADATA", "orbax.checkpoint", *_ORBAX_ITEM))
 
 # The maximum number of names in an error.
 _MOST_NAMES = 5
 
 # Names of checkpoints of flax and of `Series` by default; groups: the step.
 _STEP = re.compile(r"(?:checkpoint|step)_(\d+)")
-
-
-def other_format(data: core.Content | Buffer) -> str | None:
-    """Returns the format of data that are read without being msgpack, or `None`."""
-    content = data if isinstance(data, core.Content) else core.Content.lent(data)
-    found = core.convertible(content)
-    if found in (None, "stream") and _lists_arrays(content):
-        return "npz"
-    return None if found == "stream" else found
-
-
-# The signature of the end record, and its size in bytes without a comment; the same of an entry of
-# the directory without a name: APPNOTE.TXT of PKWARE, sections 4.3.16 and 4.3.12.
-ARCHIVE_END, ARCHIVE_END_BYTES = b"PK\5\6", 22
-_ENTRY, _ENTRY_BYTES = b"PK\1\2", 46
-
-
-def _lists_arrays(content: core.Content) -> bool:
-    """Returns whether data are an archive with a damaged beginning, whose first entry is an array.
-
-    The first entry of PyTorch's is none.
-    """
-    if content.nbytes < ARCHIVE_END_BYTES:
-        return False
-    end = content.read_range(content.nbytes - ARCHIVE_END_BYTES, content.nbytes)
-    if not end.startswith(ARCHIVE_END):
-        return False
-    (start,) = struct.unpack_from("<I", end, 16)
-    if start + _ENTRY_BYTES > content.nbytes - ARCHIVE_END_BYTES:
-        return False
-    entry = content.read_range(start, start + _ENTRY_BYTES)
-    (length,) = struct.unpack_from("<H", entry, 28)
-    first = start + _ENTRY_BYTES
-    name = content.read_range(first, min(first + length, content.nbytes))
-    return entry.startswith(_ENTRY) and name.endswith(b".npy")
 
 
 def substitute(data: core.Content | Buffer) -> str | None:
@@ -84,29 +41,8 @@ def names_in(path: str | os.PathLike[str]) -> list[str]:
     return []
 
 
-# Returns the names in a directory.
-_Look = Callable[[str | os.PathLike[str]], list[str]]
-
-
-def orbax_items(path: str | os.PathLike[str], look: _Look = names_in) -> list[str] | None:
-    """Returns the items of Orbax in a directory: `.` if it is one; `None` if it is not Orbax's.
-
-    Both APIs of Orbax store an item, a tree, in a directory: the checkpoint itself, or one of its
-    subdirectories. `look` returns the names in a directory.
-    """
-    names = look(path)
-    if ORBAX_TREE in names:
-        return ["."]
-    inside = {name: set(look(joined(path, name))) for name in names[:_MOST_LISTED]}
-    items = [name for name, found in inside.items() if ORBAX_TREE in found]
-    if items or not ORBAX_STEP.isdisjoint(names):
-        return items
-    # A manager's directory of steps.
-    return [] if any(not ORBAX_STEP.isdisjoint(found) for found in inside.values()) else None
-
-
 # Prefixes with which Orbax, T5X and flax refer to a value in another file.
-ORBAX_REFERENCES = ("PLACEHOLDER://", "AGGREGATED://")
+REFERENCES = ("PLACEHOLDER://", "AGGREGATED://")
 FLAX_REFERENCE = "//GDAPlaceholder:"
 
 
@@ -115,7 +51,7 @@ def reference_text(leaf: object) -> str | None:
 
     The leaf may be a dict: T5X keeps the specification of an array for TensorStore.
     """
-    if isinstance(leaf, str) and leaf.startswith(ORBAX_REFERENCES):
+    if isinstance(leaf, str) and leaf.startswith(REFERENCES):
         return (
             "references of Orbax or T5X to files beside it: restore it with that library, or with "
             "treepack.orbax.load_aggregate if it has all arrays, and save the result"
@@ -136,11 +72,8 @@ def reference_text(leaf: object) -> str | None:
 # The maximum number of subdirectories to search for a checkpoint of treepack.
 _MOST_TRIED = 20
 
-# The maximum number to search for a checkpoint of Orbax.
-_MOST_LISTED = 100
 
-
-def contained(path: str | os.PathLike[str], manifest: str, look: _Look) -> str | None:
+def contained(path: str | os.PathLike[str], manifest: str, look: Look) -> str | None:
     """Returns a checkpoint of treepack in a directory, as in a step of Orbax, or `None`.
 
     Args:
@@ -164,7 +97,7 @@ def _steps(names: list[str]) -> dict[int, str]:
     return {int(found[1]): name for name in names if (found := _STEP.fullmatch(name))}
 
 
-def directory_text(path: str | os.PathLike[str], inside: str | None, look: _Look) -> str:
+def directory_text(path: str | os.PathLike[str], inside: str | None, look: Look) -> str:
     """Describes a directory without a manifest, with a remedy.
 
     Args:
@@ -181,8 +114,9 @@ def directory_text(path: str | os.PathLike[str], inside: str | None, look: _Look
     for fits, text in _KNOWN:
         if any(map(fits, names)):
             return text
-    if orbax_items(path, look) is not None:
-        return _ORBAX
+    for format in formats.known():
+        if (described := format.describe(path, look)) is not None:
+            return described
     if not names:
         return "it is empty, or its save has not finished"
     more = ", …" if len(names) > _MOST_NAMES else ""
@@ -190,18 +124,12 @@ def directory_text(path: str | os.PathLike[str], inside: str | None, look: _Look
     return f"it is not a checkpoint, or its save has not finished. It contains {listed}{more}"
 
 
-_ORBAX = (
-    "it looks like a checkpoint of Orbax, which is read from local directories: download it; see "
-    "docs/orbax.md. treepack.orbax saves with Orbax's managers"
-)
-
 _T = Callable[[str], object]
 
 # Names, and descriptions of directories that contain one; the first match counts. Names of Hugging
 # Face are from `utils/constants.py` of huggingface_hub, SavedModel and checkpoint names from
 # https://www.tensorflow.org/guide, names of Zarr from https://zarr-specs.readthedocs.io.
 _KNOWN: list[tuple[_T, str]] = [
-    (ORBAX_STEP.__contains__, _ORBAX),
     (
         re.compile(r"flax_model.*\.msgpack").fullmatch,
         "it looks like a model of Hugging Face in flax: load its files flax_model*.msgpack",

@@ -12,6 +12,7 @@ import re
 import shlex
 from typing import Any
 
+from treepack._src import formats
 from treepack._src.storage.place import shown
 from treepack._src.storage.store import is_hidden
 from treepack.errors import MissingPathError, TreepackError
@@ -111,10 +112,8 @@ def _inside(source: Any) -> str:
 def _stem(name: str) -> str:
     """Returns the name of a file without a suffix that says that treepack reads it."""
     name = name.removesuffix(".gz")
-    return next((name.removesuffix(end) for end in _SUFFIXES if name.endswith(end)), name)
-
-
-_SUFFIXES = (".treepack", ".msgpack", ".safetensors", ".npz")
+    suffixes = formats.readable_suffixes()
+    return next((name.removesuffix(end) for end in suffixes if name.endswith(end)), name)
 
 
 def _listed(folder: str, names: list[str]) -> str:

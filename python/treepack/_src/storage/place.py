@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+from treepack._src import formats
+
 # fsspec chains URLs: `simplecache::s3://bucket/model`, `zip://model::s3://bucket/models.zip`.
 _URL = re.compile(r"(?:[a-zA-Z][a-zA-Z0-9+.-]+::)*[a-zA-Z][a-zA-Z0-9+.-]+:/")
 
@@ -148,8 +150,6 @@ def has_gzip_suffix(path: str | os.PathLike[str]) -> bool:
 
 # The suffixes of other formats.
 _FORMATS = {
-    "safetensors": ".safetensors",
-    "NumPy": ".npz .npy",
     "PyTorch": ".pt .pth",
     "HDF5": ".h5 .hdf5",
     "Keras": ".keras",
@@ -171,20 +171,22 @@ _FORMATS = {
 }
 _FOREIGN = {suffix: name for name, suffixes in _FORMATS.items() for suffix in suffixes.split()}
 
-# A suffix that `treepack convert` writes, and `save` does not.
-_CONVERTED = (".npz",)
-
 
 def check_suffix(path: str | os.PathLike[str]) -> None:
     """Raises a ValueError if a file name for msgpack has the suffix of another format."""
     suffix = os.path.splitext(os.fsdecode(path).lower().removesuffix(".gz"))[1]  # noqa: PTH122
-    if suffix in _FOREIGN:
-        hint = ", and run `treepack convert` on it" if suffix in _CONVERTED else ""
-        arrays = "" if suffix == ".safetensors" else ", or .safetensors for arrays alone"
-        raise ValueError(
-            f"{shown(path)!r}: cannot write msgpack to a {suffix} file, which is for "
-            f"{_FOREIGN[suffix]}: choose .treepack or .msgpack{arrays}{hint}"
-        )
+    format = formats.of_suffix(suffix)
+    library = _FOREIGN.get(suffix) if format is None else format.library
+    if library is None:
+        return
+    others = [each for each in formats.known() if each.is_saved and each is not format]
+    arrays = "".join(f", or {each.suffixes[0]} for arrays alone" for each in others)
+    is_converted = format is not None and not format.is_saved
+    hint = ", and run `treepack convert` on it" if is_converted else ""
+    raise ValueError(
+        f"{shown(path)!r}: cannot write msgpack to a {suffix} file, which is for {library}: "
+        f"choose .treepack or .msgpack{arrays}{hint}"
+    )
 
 
 def has_flax_suffix(path: str | os.PathLike[str]) -> bool:

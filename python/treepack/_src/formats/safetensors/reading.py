@@ -22,20 +22,20 @@ from treepack._src import paths as _paths
 from treepack._src.checkpoint.laid import Unchecked
 from treepack._src.checkpoint.reader import DamagedFileError, Place, Reader, StayLazy
 from treepack._src.checkpoint.sharded import ShardedReader
+from treepack._src.formats import SEPARATOR
+from treepack._src.formats.safetensors.header import (
+    INDEX,
+    INDEX_SUFFIX,
+    SHARD,
+    WHOLE,
+    has_suffix,
+)
 from treepack._src.options import Reading
 from treepack._src.restore.report import ABSENT
 from treepack._src.storage.content import Openable, Opened, open_parts, read_all
 from treepack._src.storage.foreign import names_in, substitute
 from treepack._src.storage.naming import naming
 from treepack._src.storage.place import beside, joined
-from treepack._src.storage.safetensors import (
-    INDEX,
-    INDEX_SUFFIX,
-    SEPARATOR,
-    SHARD,
-    WHOLE,
-    has_suffix,
-)
 from treepack._src.storage.store import RemoteStore
 from treepack._src.storage.stores import store_of
 from treepack._src.tasks import run
@@ -108,7 +108,9 @@ class RepositoryReader(Unchecked, ShardedReader):
             self._path = beside(self._path, "")
         names = [] if has_suffix(source) else names_in(self._path)
         index = _read_index(self._path, names, name, self._lose)
-        files = sorted(set(index.values())) or _files_in(names, self._lose) or [_ITSELF]
+        files = sorted(set(index.values())) or _files_in(names, self._lose)
+        if not files and has_suffix(source):
+            files = [_ITSELF]
         self._opened = opened = self._open_all(files)
         if self._lost:
             index = {array: file for array, file in index.items() if file in opened}
@@ -196,7 +198,8 @@ class RepositoryReader(Unchecked, ShardedReader):
             else:
                 opened[name] = one
         if not opened:
-            raise DamagedFileError("; ".join(error.reason for error in self._lost or ()))
+            reasons = [error.reason for error in self._lost or ()]
+            raise DamagedFileError("; ".join(reasons) or "the directory has no safetensors file")
         inflated = sum(one.inflated for one, _ in opened.values())
         if self._max_size is not None and inflated > self._max_size:
             raise TreepackError(f"the decompressed files exceed max_size={self._max_size} bytes")

@@ -10,16 +10,12 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import treepack._core as core
-from treepack._src import paths as _paths
 from treepack.errors import TreepackError
 
 # NumPy's dtypes to dtypes of safetensors, in the order in which its writer sorts arrays.
 SAFETENSORS = dict(core.Tensors.dtypes())
 
 ORDER = {dtype: place for place, dtype in enumerate(SAFETENSORS)}
-
-# The separator of keys in names.
-SEPARATOR = "."
 
 # The names of files in a directory, as huggingface_hub writes them: one file, or parts and the
 # index with the file of each array. The parts of a later save have a random text in their names.
@@ -81,28 +77,3 @@ def encode_header(arrays: Iterable[tuple[str, Any]], metadata: Mapping[str, str]
             f"most {MAX_HEADER_BYTES}: save parts of the tree to several files"
         )
     return struct.pack("<Q", len(text)) + text
-
-
-def nested(flat: Mapping[str, Any], separator: str) -> Any:
-    """Nests values with names such as `a.b.c` in dicts, as `src/safetensors/tree.rs` does."""
-    most = core.MAX_DEPTH - 1 if separator else 1
-    ends: dict[str | None, Any] = {}
-    for name in flat:
-        node = ends
-        for part in _keys(name, separator, most):
-            node = node.setdefault(part, {})
-        node[None] = True
-    tree: dict[str, Any] = {}
-    for name, value in flat.items():
-        node, count = ends, 0
-        for part in _keys(name, separator, most):
-            node, count = node[part], count + 1
-            if None in node:  # here this name ends, or one that begins it
-                break
-        _paths.put(tree, _keys(name, separator, count), value)
-    return tree
-
-
-def _keys(name: str, separator: str, most: int) -> list[str]:
-    """Splits a name into at most `most` keys, of which the last is the rest."""
-    return name.split(separator, most - 1) if most > 1 else [name]

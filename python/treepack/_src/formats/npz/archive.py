@@ -1,34 +1,31 @@
-"""Reads archives of `numpy.savez`, one array at a time.
-
-The format is in https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html.
-"""
+"""Reads archives of `numpy.savez`, one array at a time."""
 
 from __future__ import annotations
 
 import functools
-import itertools
-import math
 import struct
-import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-import ml_dtypes
 import numpy as np
 
 import treepack._core as core
 from treepack._src import dtypes as _dtypes
-from treepack._src.printable import printable, short_repr
+from treepack._src.formats.numpy_arrays import (
+    NPY,
+    Header,
+    UnsupportedError,
+    array_of,
+    read_header,
+    texts,
+)
+from treepack._src.printable import printable
 from treepack._src.storage.content import file_of
 from treepack._src.storage.deferred import Computed, Held
-from treepack._src.storage.foreign import ARCHIVE_END, ARCHIVE_END_BYTES
 from treepack.errors import CorruptionError, DecodeError, TreepackError
 
 if TYPE_CHECKING:
     import zipfile
-
-NPY = "NPY_packed"
-"""The dtype of members that no array of a tree can hold: the bytes of a `.npy` file."""
 
 # The maximum compression ratio of deflate (https://zlib.net/zlib_tech.html).
 _MAX_RATIO = 1032
@@ -36,17 +33,39 @@ _MAX_RATIO = 1032
 # The number of members where 16 bits are too few: APPNOTE.TXT of PKWARE, section 4.4.22.
 _MANY = 0xFFFF
 
+# The signature of the end record, and its size in bytes without a comment; the same of an entry of
+# the directory without a name: APPNOTE.TXT of PKWARE, sections 4.3.16 and 4.3.12.
+_END, _END_BYTES = b"PK\5\6", 22
+_ENTRY, _ENTRY_BYTES = b"PK\1\2", 46
+
 # Bits of flags that change how a member is read: APPNOTE.TXT, section 4.4.4.
 _FLAGS = 0x61
 
 # Compression methods, APPNOTE.TXT of PKWARE, section 4.4.5.
 _STORED, _DEFLATED = 0, 8
 
-# The upper bits of surrogates, U+D800 to U+DFFF.
-_SURROGATES = 0xD800 >> 11
-
 # The size in bytes of the blocks in which checksums are computed.
 _PART_BYTES = 8 << 20
+
+
+def is_archive(content: core.Content) -> bool:
+    """Returns whether data are an archive with a damaged beginning, whose first entry is an array.
+
+    The first entry of PyTorch's is none.
+    """
+    if content.nbytes < _END_BYTES:
+        return False
+    end = content.read_range(content.nbytes - _END_BYTES, content.nbytes)
+    if not end.startswith(_END):
+        return False
+    (start,) = struct.unpack_from("<I", end, 16)
+    if start + _ENTRY_BYTES > content.nbytes - _END_BYTES:
+        return False
+    entry = content.read_range(start, start + _ENTRY_BYTES)
+    (length,) = struct.unpack_from("<H", entry, 28)
+    first = start + _ENTRY_BYTES
+    name = content.read_range(first, min(first + length, content.nbytes))
+    return entry.startswith(_ENTRY) and name.endswith(b".npy")
 
 
 def read_npz(content: core.Content, max_size: int | None = None) -> dict[str, Any]:
@@ -97,20 +116,16 @@ def _check_count(content: core.Content, archive: zipfile.ZipFile) -> None:
 
     A damaged length of one entry hides others.
     """
-    start = content.nbytes - ARCHIVE_END_BYTES - len(archive.comment)
-    end = content.read_range(max(start, 0), max(start, 0) + ARCHIVE_END_BYTES)
+    start = content.nbytes - _END_BYTES - len(archive.comment)
+    end = content.read_range(max(start, 0), max(start, 0) + _END_BYTES)
     (count,) = struct.unpack_from("<H", end, 10)
     found = len(archive.infolist())
-    if end.startswith(ARCHIVE_END) and count not in (found, _MANY):
+    if end.startswith(_END) and count not in (found, _MANY):
         raise ValueError(f"its directory is damaged: expected {count} members, found {found}")
 
 
 class _TooLargeError(TreepackError):
     """Arrays are larger than `max_size` allows."""
-
-
-class _UnsupportedError(ValueError):
-    """No array of a tree can hold a member."""
 
 
 def _member(content: core.Content, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Any:
@@ -122,9 +137,9 @@ def _member(content: core.Content, archive: zipfile.ZipFile, member: zipfile.Zip
         _check_header(content, member)
         try:
             return _array(content, archive, member)
-        except _UnsupportedError:
-            read = functools.partial(_read, archive, member)
-            return Packed((member.file_size,), _dtypes.packed(NPY), read, 0, "C")
+        except UnsupportedError:
+            header = Header((member.file_size,), "C", _dtypes.packed(NPY), 0)
+            return Packed(header, functools.partial(_read, archive, member))
     except (OSError, MemoryError):
         raise
     except Exception as error:  # of zipfile, zlib and NumPy
@@ -132,7 +147,7 @@ def _member(content: core.Content, archive: zipfile.ZipFile, member: zipfile.Zip
         is_limit = isinstance(error, RuntimeError)
         refuse = functools.partial(_refuse, printable(_name(member)), str(error), is_limit)
         dtype = _dtypes.packed("UNREADABLE_packed" if is_limit else "DAMAGED_packed")
-        return Refused((member.compress_size,), dtype, refuse, 0, "C")
+        return Refused(Header((member.compress_size,), "C", dtype, 0), refuse)
 
 
 def _name(member: zipfile.ZipInfo) -> str:
@@ -169,51 +184,17 @@ def _array(content: core.Content, archive: zipfile.ZipFile, member: zipfile.ZipI
     """Returns an array of an archive, or a list of strings.
 
     Raises:
-      _UnsupportedError: If no array of a tree can hold it.
+      UnsupportedError: If no array of a tree can hold it.
     """
     with archive.open(member) as file:
-        try:
-            version = np.lib.format.read_magic(file)
-            shape, fortran, dtype = _HEADERS[version](file)
-        except (KeyError, ValueError, SyntaxError) as error:
-            raise _UnsupportedError(f"unsupported header: {error}") from error
-        before = file.tell()
-    if dtype.hasobject:
-        raise NotImplementedError("it has pickled objects, which are never read")
-    is_text = dtype.kind in "SU"
-    # NumPy stores dtypes of other libraries as a size: two bytes are bfloat16, as `recover_dtype`
-    # of big_vision reads them; one byte is ambiguous.
-    if dtype.type is np.void and dtype.str == "|V2" and dtype.names is None:
-        dtype = np.dtype(ml_dtypes.bfloat16)
-    if not is_text and _dtypes.resolve(dtype.name.encode()) is None:
-        raise _UnsupportedError(_dtypes.unsupported(dtype.name))
-    if min(shape, default=0) < 0 or before + math.prod(shape) * dtype.itemsize > member.file_size:
-        raise ValueError(f"short read: the file ends before an array of shape {short_repr(shape)}")
-    try:
-        np.broadcast_to(np.zeros((), dtype), shape)
-    except (ValueError, OverflowError) as error:
-        raise _UnsupportedError(f"unsupported shape: {error}") from error
-    # Empty strings and lists take memory, too.
-    if is_text and math.prod(itertools.takewhile(bool, shape)) > member.file_size:
-        raise _UnsupportedError("too many empty strings")
+        header = read_header(file, member.file_size)
     read = functools.partial(_read, archive, member)
-    is_stored = member.compress_type == _STORED
-    if is_stored and not fortran and dtype.isnative and not is_text:
+    if member.compress_type == _STORED and header.is_plain:
         lengths = content.read_range(member.header_offset + 26, member.header_offset + 30)
-        start = member.header_offset + 30 + sum(struct.unpack("<HH", lengths)) + before
-        return Stored(shape, dtype, read, content, start)
-    made = Packed(shape, dtype, read, before, "F" if fortran else "C")
-    return _texts(made.make()) if is_text else made
-
-
-def _texts(array: np.ndarray) -> Any:
-    """Returns an array of strings as a list."""
-    if array.dtype.kind == "U" and array.nbytes:
-        # Above the last, CPython makes strings that break later.
-        points = np.ravel(array).view(np.uint32)
-        if ((points > sys.maxunicode) | (points >> 11 == _SURROGATES)).any():
-            raise _UnsupportedError("a string is not valid Unicode")
-    return array.tolist()
+        start = member.header_offset + 30 + sum(struct.unpack("<HH", lengths)) + header.nbytes
+        return Stored(header.shape, header.dtype, read, content, start)
+    array = Packed(header, read)
+    return texts(array.make()) if header.is_text else array
 
 
 class Stored(Computed):
@@ -242,23 +223,13 @@ class Stored(Computed):
 class Packed(Held):
     """An array that is compressed, or lies in another order; `check` compares it with its CRC."""
 
-    def __init__(
-        self,
-        shape: tuple[int, ...],
-        dtype: np.dtype[Any],
-        read: Callable[..., bytes],
-        before: int,
-        order: Literal["C", "F"],
-    ):
-        """The elements lie after `before` bytes, in `order` and in the byte order of `dtype`."""
-        super().__init__(shape, dtype.newbyteorder("="))
-        self.check, self._before, self._order, self._there = read, before, order, dtype
+    def __init__(self, header: Header, read: Callable[..., bytes]):
+        super().__init__(header.shape, header.dtype.newbyteorder("="))
+        self.check, self._header = read, header
 
     def make(self) -> np.ndarray:
         """Returns the array."""
-        data = self.check(self._before, self.nbytes)
-        found = np.ndarray(self.shape, self._there, data, order=self._order)
-        return found.astype(self.dtype, copy=False)
+        return array_of(self._header, self.check(self._header.nbytes, self.nbytes))
 
     def _make(self) -> np.ndarray:
         return self.make().reshape(-1)
@@ -293,9 +264,3 @@ def _read(
             f"the array {printable(_name(member))} is damaged: {error}"
         ) from error
     return data
-
-
-_HEADERS: dict[tuple[int, int], Callable[[Any], Any]] = {
-    (1, 0): np.lib.format.read_array_header_1_0,
-    (2, 0): np.lib.format.read_array_header_2_0,
-}

@@ -20,27 +20,20 @@ import numpy as np
 
 import treepack._core as core
 from treepack._src import paths as _paths
-from treepack._src.printable import printable
+from treepack._src.formats.orbax.finding import DATABASE, TREE
 from treepack._src.storage.content import read_all
-from treepack._src.storage.entries import entries, exists
-from treepack._src.storage.foreign import ORBAX_STEP, ORBAX_TREE, names_in, orbax_items, substitute
-from treepack._src.storage.place import joined, shown
-from treepack._src.storage.stores import store_of
+from treepack._src.storage.entries import exists
+from treepack._src.storage.foreign import names_in, substitute
+from treepack._src.storage.place import joined
 from treepack.errors import CorruptionError, DecodeError
 
 T = TypeVar("T")
 
 # The name of a database of OCDBT, of files and of a folder in an item. `AGGREGATE` has the values
 # of older versions, in MessagePack.
-_DATABASE = "manifest.ocdbt"
-_DATA = frozenset((_DATABASE, "_sharding"))
 _STRINGS = "_strings.json"
 _KEYS = "array_metadatas"
 AGGREGATE = "checkpoint"
-
-# A part of the names of directories whose save has not finished: `TMP_DIR_SUFFIX` in `path/step.py`
-# of Orbax.
-_UNFINISHED = ".orbax-checkpoint-tmp"
 
 # The types of leaves: `serialization/type_handlers.py` and `metadata/empty_values.py` of Orbax. It
 # writes `None` for an empty namedtuple as well.
@@ -106,48 +99,6 @@ class Item(NamedTuple):
     keys: dict[str, str]
 
 
-def item_in(path: str | os.PathLike[str]) -> str | None:
-    """Returns the only item of a local directory of Orbax, or the directory itself, or `None`.
-
-    Raises:
-      DecodeError: If it has several items or none; the message names them.
-    """
-    items = orbax_items(path) if store_of(path)[0].is_local else None
-    if items is None:
-        return None
-    if _UNFINISHED in os.path.basename(os.path.normpath(path)):  # noqa: PTH119
-        raise DecodeError("the directory is from a save of Orbax that has not finished")
-    items = [name for name in items if _UNFINISHED not in name]
-    if len(items) == 1:
-        return os.fspath(path) if items[0] == "." else joined(path, items[0])
-    raise DecodeError(_refused(path, sorted(items)))
-
-
-def _refused(path: str | os.PathLike[str], items: list[str]) -> str:
-    """Returns why a directory of several items or none is refused, with a remedy."""
-    names = [
-        entry.name
-        for entry in entries(path)
-        if entry.is_directory and _UNFINISHED not in entry.name
-    ]
-    for name in () if items else (".", *names):
-        place = os.fspath(path) if name == "." else joined(path, name)
-        if not _DATA.isdisjoint(names_in(place)):
-            return (
-                f"{shown(place)!r} has arrays of Orbax, but lacks {ORBAX_TREE}, which names their "
-                "tree: restore it with a template, as by orbax.checkpoint.StandardCheckpointer()"
-                ".restore(path, template), and save the result"
-            )
-    inside = items or sorted(names, key=lambda name: (len(name), name))  # the newest step last
-    listed = ", ".join(map(printable, inside)) or "nothing"
-    if not items and not ORBAX_STEP.isdisjoint(names_in(path)):
-        return f"a checkpoint of Orbax without a tree: it contains {listed}"
-    example = printable(shown(joined(path, (inside or ["STEP"])[-1])))
-    which = "its path," if len(inside) == 1 else "the path of one of them, such as"
-    steps = "the step " if len(inside) == 1 and inside[0].isdigit() else ""
-    return f"a directory of Orbax with {steps}{listed}: pass {which} {example}"
-
-
 def read_item(path: str) -> Item:
     """Reads the metadata of an item.
 
@@ -155,17 +106,17 @@ def read_item(path: str) -> Item:
       DecodeError: If they are damaged.
       CorruptionError: If the database of the arrays is missing.
     """
-    described = _json(path, ORBAX_TREE)
-    with _parsing(ORBAX_TREE):
+    described = _json(path, TREE)
+    with _parsing(TREE):
         leaves = [_leaf(entry) for entry in described["tree_metadata"].values()]
         driver = "zarr3" if described.get("use_zarr3") else "zarr"
         fills = not described.get("store_array_data_equal_to_fill_value", False)
         in_database = described.get("use_ocdbt")
         metadata = described.get("custom_metadata")
     names = names_in(path)
-    if in_database and _DATABASE not in names and any(leaf.type in ARRAYS for leaf in leaves):
+    if in_database and DATABASE not in names and any(leaf.type in ARRAYS for leaf in leaves):
         raise CorruptionError(
-            f"{_DATABASE}, which lists the arrays, is missing: the save or a copy has not finished"
+            f"{DATABASE}, which lists the arrays, is missing: the save or a copy has not finished"
         )
     options = {"driver": driver, "fill_missing_data_reads": fills}
     keys: dict[str, str] = {}
@@ -225,8 +176,8 @@ def tree_of(leaves: Sequence[Leaf], values: Iterable[Any]) -> Any:
             return value
         for level, is_index in enumerate(leaf.are_indices):
             if containers.setdefault(leaf.parts[:level], is_index) != is_index:
-                raise DecodeError(f"{ORBAX_TREE} has a node with indices and names", path=leaf.path)
-        with _parsing(ORBAX_TREE):
+                raise DecodeError(f"{TREE} has a node with indices and names", path=leaf.path)
+        with _parsing(TREE):
             _paths.put(tree, leaf.parts, value)
     root = {"": tree}
     for parts in sorted(
@@ -238,7 +189,7 @@ def tree_of(leaves: Sequence[Leaf], values: Iterable[Any]) -> Any:
         last = parts[-1] if parts else ""
         found = above[last]
         if found.keys() != {str(at) for at in range(len(found))}:
-            raise DecodeError(f"{ORBAX_TREE} lacks elements of a list", path=_paths.text(parts))
+            raise DecodeError(f"{TREE} lacks elements of a list", path=_paths.text(parts))
         above[last] = [found[str(at)] for at in range(len(found))]
     return root[""]
 
@@ -262,7 +213,7 @@ def open_arrays(item: Item, leaves: Sequence[Leaf]) -> list[Any]:
             "reading checkpoints of Orbax requires TensorStore: pip install tensorstore"
         ) from error
     context = tensorstore.Context({"cache_pool#ocdbt": {"total_bytes_limit": _CACHE_BYTES}})
-    is_database = exists(joined(item.path, _DATABASE))
+    is_database = exists(joined(item.path, DATABASE))
     opening = []
     for leaf in leaves:
         spec = {**item.options, "kvstore": _kvstore(item, leaf, is_database)}

@@ -25,31 +25,28 @@ import numpy as np
 
 import treepack._core as core
 from treepack._core import Class
-from treepack._src import dtypes as _dtypes
 from treepack._src import paths as _paths
 from treepack._src.checkpoint.shards import MANIFEST
-from treepack._src.options import Export, Progress, Saved, Static, Tell, Writing, progress_bar
-from treepack._src.printable import printable
-from treepack._src.pytree.leaves import classify, explain, holds_data
-from treepack._src.pytree.state_dict import leaves_of
-from treepack._src.registry.code import is_code
-from treepack._src.restore.compare import signature
-from treepack._src.saving.directory import warn_of_kept
-from treepack._src.saving.layers import Leaves, renamed
-from treepack._src.saving.lease import Permit, leased
-from treepack._src.storage.entries import entries, remove_file
-from treepack._src.storage.place import absolute, joined, shown
-from treepack._src.storage.safetensors import (
+from treepack._src.formats import Write
+from treepack._src.formats.named import without_dtype
+from treepack._src.formats.safetensors.header import (
     INDEX,
     INDEX_SUFFIX,
     ORDER,
     SAFETENSORS,
-    SEPARATOR,
     SHARD,
     WHOLE,
     encode_header,
-    has_suffix,
 )
+from treepack._src.options import Progress, Static, Tell, Writing, progress_bar
+from treepack._src.printable import bytes_of, printable
+from treepack._src.pytree.leaves import classify, explain, holds_data
+from treepack._src.pytree.state_dict import leaves_of
+from treepack._src.registry.code import is_code
+from treepack._src.saving.directory import warn_of_kept
+from treepack._src.saving.lease import Permit, leased
+from treepack._src.storage.entries import entries, remove_file
+from treepack._src.storage.place import absolute, joined, shown
 from treepack._src.storage.write import save_layout
 from treepack.errors import CorruptionError, TreepackError, UnserializableLeafError
 
@@ -87,34 +84,6 @@ def leaves_to_save(tree: Any, static: Static) -> Iterator[tuple[tuple[str, ...],
             raise UnserializableLeafError(reason, _paths.text(parts))
 
 
-def named(leaves: Leaves, separator: str, remedy: str) -> dict[str, Any]:
-    """Returns leaves by their names, the keys of their paths with a separator between them.
-
-    A key may contain the separator, as in a flat dict; readers split it.
-
-    Args:
-      leaves: The paths and leaves.
-      separator: The separator; may be empty.
-      remedy: The remedy for ambiguous names, for errors.
-
-    Raises:
-      TreepackError: If two leaves have the same name, or long keys make the names together much
-        longer than the keys.
-    """
-    found: dict[str, Any] = {}
-    room = _paths.Room()
-    for parts, leaf in leaves:
-        room.text(_paths.text(parts))
-        name = separator.join(parts)
-        if name in found:
-            raise TreepackError(
-                f"at {printable(name)}: two arrays would have this name with the separator "
-                f"{separator!r}: {remedy}"
-            )
-        found[name] = leaf
-    return found
-
-
 class Part(NamedTuple):
     """The content of one file: a header, and the arrays after it in the order of their bytes."""
 
@@ -143,14 +112,7 @@ class Part(NamedTuple):
             raise
 
 
-_CAST = "cast it, as by array.astype(numpy.float32)"
-
-
-def part_of(
-    arrays: Mapping[str, Any],
-    metadata: Mapping[str, str] | None,
-    remedy: str = _CAST,
-) -> Part:
+def part_of(arrays: Mapping[str, Any], metadata: Mapping[str, str] | None, remedy: str) -> Part:
     """Sorts the arrays of a file as safetensors does: by dtype, then by name.
 
     Args:
@@ -173,22 +135,6 @@ def part_of(
     return Part(encode_header(ordered, metadata), dict(ordered))
 
 
-def without_dtype(form: str, array: Any, remedy: str) -> str:
-    """Describes an array whose dtype a format lacks, with the remedy for floats or another one."""
-    kind = signature(array)
-    if kind is None or kind.kind != "float":
-        is_complex = array.dtype.kind == "c"
-        remedy = "save its parts .real and .imag" if is_complex else _OTHER_DTYPE
-    if _dtypes.is_packed(array.dtype):
-        remedy = _BYTES
-    return f"{form} does not support dtype {_dtypes.shown(array.dtype)}: {remedy}"
-
-
-_BYTES = "save its bytes, as array.view(numpy.uint8), or save to a .treepack file"
-
-_OTHER_DTYPE = "save it with another dtype, as by array.astype"
-
-
 def text_metadata(metadata: Any) -> Mapping[str, str]:
     """Returns metadata of `save`; by default `{"format": "flax"}`.
 
@@ -204,25 +150,6 @@ def text_metadata(metadata: Any) -> Mapping[str, str]:
             f"other values, as by json.dumps, got {metadata!r:.100}"
         )
     return found
-
-
-_UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
-
-_SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([KMGT]?B)", re.IGNORECASE)
-
-
-def bytes_of(size: str) -> int:
-    """Returns a size such as `1GB` or `1000` in bytes; units are powers of 1000.
-
-    Raises:
-      ValueError: If it has another form.
-    """
-    found = _SIZE.fullmatch(size.strip())
-    if found:
-        return int(float(found[1]) * _UNITS[found[2].upper()])
-    if size.strip().isdecimal():
-        return int(size)
-    raise ValueError(f"expected a number of bytes, or a text such as '1GB', got {size!r:.100}")
 
 
 DEFAULT_SIZE = "5GB"
@@ -269,27 +196,6 @@ def split(arrays: Mapping[str, Any], max_shard_size: int) -> list[dict[str, Any]
     return [*parts, current] if current or not parts else parts
 
 
-def safetensors_write(
-    path: str | os.PathLike[str],
-    tree: Any,
-    saved: Saved,
-    writing: Writing,
-    export: Export,
-    *,
-    snapshot: bool,
-) -> Callable[[Progress], None]:
-    """Returns a function that writes a tree as safetensors.
-
-    A path that ends with `.safetensors` becomes one file, another one a directory.
-    """
-    leaves = renamed(leaves_to_save(tree, saved.static), export.rename, snapshot=snapshot)
-    arrays = named(leaves, SEPARATOR, "give it another path with rename=")
-    metadata = text_metadata(saved.metadata)
-    size = DEFAULT_SIZE if export.max_shard_size is None else export.max_shard_size
-    most = None if has_suffix(path) else size_of(size)
-    return write_of(path, arrays, metadata, writing, most, snapshot=snapshot)
-
-
 def write_of(
     path: str | os.PathLike[str],
     arrays: Mapping[str, Any],
@@ -297,9 +203,9 @@ def write_of(
     writing: Writing,
     max_shard_size: int | None,
     *,
-    remedy: str = _CAST,
+    remedy: str,
     snapshot: bool = False,
-) -> Callable[[Progress], None]:
+) -> Write:
     """Returns a function that writes arrays to a file, or with `max_shard_size` to a directory.
 
     See `part_of` for errors and `remedy`.

@@ -1,0 +1,221 @@
+"""Formats of other libraries: a folder has all that is known of one.
+
+    path, data, directory ──▶ of_path, of_content, in_directory ──▶ Format ──▶ Reader
+    tree ──▶ to_save ──▶ Format.save ──▶ files
+
+The folders are listed, so a new one needs no other change. This face is below the rooms that use
+it; the folders are above the rooms that they use.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import os
+import pkgutil
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import treepack._core as core
+from treepack._src.options import Buffer, Export, Progress, Saved, Writing, check_choice
+
+SEPARATOR = "."
+"""The separator between the keys of a path in the name of an array, by default."""
+
+Look = Callable[[str | os.PathLike[str]], list[str]]
+"""Returns the names in a directory."""
+
+Write = Callable[[Progress], None]
+"""Writes files."""
+
+
+class Remedies(NamedTuple):
+    """The ends of errors: how the caller changes what a format cannot hold.
+
+    Attributes:
+      name: For two arrays of one name.
+      dtype: For floats of a dtype that the format lacks.
+    """
+
+    name: str = "give it another path with rename="
+    dtype: str = "cast it, as by array.astype(numpy.float32)"
+
+
+class Format:
+    """A format of another library. A folder has an instance of a subclass, `FORMAT`.
+
+    Each promise that all forms keep (normal paths, leases, bounds, closed files) is kept below, by
+    `Reader`, `Opened` and `storage`. A format that lacks an ability inherits the method.
+
+    Attributes:
+      name: Its name in messages, and as `format=` of `save`.
+      library: The library that it is of, in messages.
+      title: One file of it, in messages; by default of its name.
+      suffixes: The suffixes of its files.
+      rank: Formats of a lower rank are asked first.
+      reads_paths: Whether a path with one of its suffixes is opened by this format alone.
+      has_names: Whether each array has a name, which the separator divides into keys.
+      is_saved: Whether `save` writes it, to files with the first suffix or by its name.
+      is_split: Whether `max_shard_size` makes a directory of several files of it.
+      directories: What its directories are called in help, if it has some.
+    """
+
+    name: str
+    library: str
+    title = ""
+    suffixes: tuple[str, ...] = ()
+    rank = 0
+    reads_paths = has_names = is_saved = is_split = False
+    directories = ""
+
+    @property
+    def kind(self) -> str:
+        """Its name with its library, in help."""
+        return self.name if self.name == self.library else f"{self.library} ({self.name})"
+
+    def recognizes(self, content: core.Content) -> bool:
+        """Returns whether data have this format."""
+        return False
+
+    def open(self, source: Any, found: Any, **options: Any) -> Any:
+        """Returns the `Reader` of a file.
+
+        Args:
+          source: The file, as for `treepack.open`.
+          found: Its data, an `Opened`; `None` if `reads_paths`.
+          options: The options of the reader.
+        """
+        raise NotImplementedError
+
+    def find(
+        self, path: str | os.PathLike[str], names: Sequence[str], *, has_checkpoint: bool
+    ) -> Callable[..., Any] | None:
+        """Returns a function that opens a directory, of the options of a `Reader`.
+
+        Args:
+          path: The directory, which is no sharded checkpoint.
+          names: The names in it.
+          has_checkpoint: Whether a subdirectory is one.
+
+        Raises:
+          DecodeError: If the directory has this format, but is no checkpoint.
+        """
+        return None
+
+    def describe(self, path: str | os.PathLike[str], look: Look) -> str | None:
+        """Describes a directory of this format that cannot be opened, with a remedy."""
+        return None
+
+    def is_run(self, path: str | os.PathLike[str]) -> bool:
+        """Returns whether a directory has checkpoints of this format by steps."""
+        return False
+
+    def check(self, path: str, export: Export, options: Mapping[str, Any]) -> None:
+        """Raises a ValueError for options of `save` that do not apply to this format."""
+
+    def save(
+        self,
+        path: str,
+        tree: Any,
+        saved: Saved,
+        writing: Writing,
+        export: Export,
+        *,
+        snapshot: bool,
+    ) -> Write:
+        """Returns a function that saves a tree.
+
+        With `snapshot`, the tree may change before it is called.
+        """
+        raise NotImplementedError
+
+    def write(
+        self,
+        path: str,
+        leaves: Iterable[tuple[tuple[str, ...], Any]],
+        *,
+        metadata: Mapping[str, str] | None,
+        separator: str,
+        max_shard_size: int | str | None,
+        remedies: Remedies,
+    ) -> Write:
+        """Returns a function that writes arrays by their paths; `treepack convert` calls it."""
+        raise NotImplementedError
+
+    def tree_of(self, content: core.Content, separator: str, max_size: int | None) -> Any:
+        """Returns the tree of arrays in data by another separator than usual, and the metadata."""
+        raise NotImplementedError
+
+
+@functools.cache
+def known() -> tuple[Format, ...]:
+    """Returns the formats of all folders."""
+    names = [each.name for each in pkgutil.iter_modules(__path__) if each.ispkg]
+    found: list[Format] = [importlib.import_module(f"{__name__}.{name}").FORMAT for name in names]
+    return tuple(sorted(found, key=lambda format: (format.rank, format.name)))
+
+
+def of_path(source: Any) -> Format | None:
+    """Returns the format that opens a path by its suffix, or `None`."""
+    if not isinstance(source, (str, os.PathLike)):
+        return None
+    name = os.fsdecode(source).lower()
+    return next((each for each in known() if each.reads_paths and _ends(name, each)), None)
+
+
+def of_suffix(path: str | os.PathLike[str]) -> Format | None:
+    """Returns the format of the files with the suffix of a path, or `None`."""
+    name = os.fsdecode(path).lower()
+    return next((each for each in known() if _ends(name, each)), None)
+
+
+def _ends(name: str, format: Format) -> bool:
+    return name.endswith(format.suffixes)
+
+
+def readable_suffixes() -> tuple[str, ...]:
+    """Returns the suffixes of all files that are read, without that of gzip."""
+    return (".treepack", ".msgpack", *(suffix for each in known() for suffix in each.suffixes))
+
+
+def of_content(data: core.Content | Buffer) -> Format | None:
+    """Returns the format of data, or `None` for msgpack and what is not read."""
+    content = data if isinstance(data, core.Content) else core.Content.lent(data)
+    return next((each for each in known() if each.recognizes(content)), None)
+
+
+def in_directory(
+    path: str | os.PathLike[str], names: Sequence[str], *, has_checkpoint: bool
+) -> Callable[..., Any] | None:
+    """Returns the function that opens a directory, or `None`; see `Format.find`."""
+    for each in known():
+        if (opening := each.find(path, names, has_checkpoint=has_checkpoint)) is not None:
+            return opening
+    return None
+
+
+def is_run(path: str | os.PathLike[str]) -> bool:
+    """Returns whether a directory has checkpoints of a format by steps."""
+    return any(each.is_run(path) for each in known())
+
+
+def to_save(path: str, export: Export) -> Format | None:
+    """Returns the format of a save; `None` is treepack's own, or flax's.
+
+    Raises:
+      ValueError: If `format` is none, or an option applies only to these formats.
+    """
+    saved = [each for each in known() if each.is_saved]
+    names = [each.name for each in saved]
+    check_choice("format", export.format, (None, *names))
+    for each in saved:
+        is_at = export.format is None and path.lower().endswith(each.suffixes[0])
+        if is_at or export.format == each.name:
+            return each
+    for name in ("max_shard_size", "rename"):
+        if getattr(export, name) is not None:
+            raise ValueError(
+                f"{name}= applies only to {' and '.join(names) or 'other formats'}: "
+                f"{''.join(f'pass format={each!r}, or ' for each in names)}leave it out"
+            )
+    return None

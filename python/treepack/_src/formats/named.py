@@ -1,0 +1,83 @@
+"""Trees as arrays with names: what several formats share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import treepack._core as core
+from treepack._src import dtypes as _dtypes
+from treepack._src import paths as _paths
+from treepack._src.printable import printable
+from treepack._src.restore.compare import signature
+from treepack._src.saving.layers import Leaves
+from treepack.errors import TreepackError
+
+
+def nested(flat: Mapping[str, Any], separator: str) -> Any:
+    """Nests values with names such as `a.b.c` in dicts, as `src/safetensors/tree.rs` does."""
+    most = core.MAX_DEPTH - 1 if separator else 1
+    ends: dict[str | None, Any] = {}
+    for name in flat:
+        node = ends
+        for part in _keys(name, separator, most):
+            node = node.setdefault(part, {})
+        node[None] = True
+    tree: dict[str, Any] = {}
+    for name, value in flat.items():
+        node, count = ends, 0
+        for part in _keys(name, separator, most):
+            node, count = node[part], count + 1
+            if None in node:  # here this name ends, or one that begins it
+                break
+        _paths.put(tree, _keys(name, separator, count), value)
+    return tree
+
+
+def _keys(name: str, separator: str, most: int) -> list[str]:
+    """Splits a name into at most `most` keys, of which the last is the rest."""
+    return name.split(separator, most - 1) if most > 1 else [name]
+
+
+def named(leaves: Leaves, separator: str, remedy: str) -> dict[str, Any]:
+    """Returns leaves by their names, the keys of their paths with a separator between them.
+
+    A key may contain the separator, as in a flat dict; readers split it.
+
+    Args:
+      leaves: The paths and leaves.
+      separator: The separator; may be empty.
+      remedy: The remedy for ambiguous names, for errors.
+
+    Raises:
+      TreepackError: If two leaves have the same name, or long keys make the names together much
+        longer than the keys.
+    """
+    found: dict[str, Any] = {}
+    room = _paths.Room()
+    for parts, leaf in leaves:
+        room.text(_paths.text(parts))
+        name = separator.join(parts)
+        if name in found:
+            raise TreepackError(
+                f"at {printable(name)}: two arrays would have this name with the separator "
+                f"{separator!r}: {remedy}"
+            )
+        found[name] = leaf
+    return found
+
+
+def without_dtype(form: str, array: Any, remedy: str) -> str:
+    """Describes an array whose dtype a format lacks, with the remedy for floats or another one."""
+    kind = signature(array)
+    if kind is None or kind.kind != "float":
+        is_complex = array.dtype.kind == "c"
+        remedy = "save its parts .real and .imag" if is_complex else _OTHER_DTYPE
+    if _dtypes.is_packed(array.dtype):
+        remedy = _BYTES
+    return f"{form} does not support dtype {_dtypes.shown(array.dtype)}: {remedy}"
+
+
+_BYTES = "save its bytes, as array.view(numpy.uint8), or save to a .treepack file"
+
+_OTHER_DTYPE = "save it with another dtype, as by array.astype"

@@ -1,0 +1,116 @@
+"""Files of `numpy.save`: one array, which is the tree."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+import treepack._core as core
+from treepack._src import paths as _paths
+from treepack._src.checkpoint.laid import Unchecked, layout_of
+from treepack._src.formats import Format, Remedies, Write
+from treepack._src.formats import numpy_arrays as _arrays
+from treepack._src.options import Progress
+from treepack._src.storage.content import Openable, Opened, file_of
+from treepack._src.storage.deferred import Held, InContent
+from treepack._src.storage.write import replacing
+from treepack.errors import DecodeError, TreepackError
+
+_MAGIC = np.lib.format.MAGIC_PREFIX
+
+
+class NpyReader(Unchecked):
+    """A file of one array, which is read where it lies if NumPy stored it in C order."""
+
+    format = "npy of NumPy"
+    has_types = False
+    bytes_after = 0  # the header is in memory
+
+    def __init__(self, source: Openable, found: Opened, **options: Any):
+        """`found` is the content of `source`; `options` reopen it."""
+        laid = core.Content.laid(layout_of(_tree_in(found.content), None), [])
+        super().__init__(source, found._replace(content=laid, blocks=None), **options)
+
+
+def _tree_in(content: core.Content) -> Any:
+    """Returns the array in a file, or the list of its strings.
+
+    Raises:
+      DecodeError: If it is damaged, or no array of a tree can hold it.
+    """
+    try:
+        header = _arrays.read_header(file_of(content), content.nbytes)
+        stop = header.nbytes + math.prod(header.shape) * header.dtype.itemsize
+        if stop < content.nbytes:
+            raise ValueError(f"{content.nbytes - stop} bytes follow the array")
+        if header.is_plain:
+            return InContent(header.shape, header.dtype, content, header.nbytes)
+        array = _Reordered(header, content)
+        return _arrays.texts(array.make()) if header.is_text else array
+    except (OSError, MemoryError):
+        raise
+    except Exception as error:  # of NumPy
+        raise DecodeError(f"the .npy file cannot be read: {error}") from error
+
+
+class _Reordered(Held):
+    """An array in another order of elements or bytes than in memory."""
+
+    def __init__(self, header: _arrays.Header, content: core.Content):
+        super().__init__(header.shape, header.dtype.newbyteorder("="))
+        self._header, self._content = header, content
+
+    def make(self) -> np.ndarray:
+        """Returns the array."""
+        start = self._header.nbytes
+        return _arrays.array_of(self._header, self._content.read_range(start, start + self.nbytes))
+
+    def _make(self) -> np.ndarray:
+        return self.make().reshape(-1)
+
+
+class Npy(Format):
+    """Files of one array."""
+
+    name = "npy"
+    library = "NumPy"
+    title = "a .npy file of NumPy"
+    suffixes = (".npy",)
+
+    def recognizes(self, content: core.Content) -> bool:
+        """Returns whether data begin as `numpy.save` writes them."""
+        return content.read_range(0, min(len(_MAGIC), content.nbytes)) == _MAGIC
+
+    def open(self, source: Openable, found: Opened, **options: Any) -> NpyReader:
+        """Opens a file."""
+        return NpyReader(source, found, **options)
+
+    def write(
+        self,
+        path: str,
+        leaves: Iterable[tuple[tuple[str, ...], Any]],
+        *,
+        metadata: Mapping[str, str] | None,
+        separator: str,
+        max_shard_size: int | str | None,
+        remedies: Remedies,
+    ) -> Write:
+        """Returns a function that writes the array of a tree that is one."""
+        arrays = dict(leaves)
+        if [*arrays] != [()]:
+            raise TreepackError(
+                "a .npy file has one array: get one by its path, or choose .npz for several"
+            )
+        _arrays.check_dtype(arrays[()], _paths.ROOT, self.name, remedies.dtype)
+
+        def write(_: Progress) -> None:
+            with replacing(path) as file:
+                _arrays.write_array(file, arrays[()])
+
+        return write
+
+
+FORMAT = Npy()

@@ -1,0 +1,51 @@
+"""Directories of Orbax: items, and the steps of its managers.
+
+| module | content |
+|---|---|
+| `finding` | the items in a directory |
+| `item` | the metadata of an item, and its arrays by TensorStore |
+| `reading` | an item as a checkpoint |
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from treepack._src.checkpoint.sharded import ShardedReader
+from treepack._src.formats import Format, Look
+from treepack._src.formats.orbax.finding import item_in, items_in, step_item
+from treepack._src.formats.orbax.reading import OrbaxReader
+
+
+class Orbax(Format):
+    """Local directories, whose arrays TensorStore reads."""
+
+    name = library = directories = "Orbax"
+    rank = 1  # it looks into subdirectories
+
+    def find(
+        self, path: str | os.PathLike[str], names: Sequence[str], *, has_checkpoint: bool
+    ) -> Callable[..., Any] | None:
+        """Finds the only item of a directory; in a step, also one of `treepack.orbax`."""
+        item = step_item(path, names) if has_checkpoint else item_in(path)
+        reader = ShardedReader if has_checkpoint else OrbaxReader
+        return None if item is None else functools.partial(reader, item)
+
+    def describe(self, path: str | os.PathLike[str], look: Look) -> str | None:
+        """Describes a directory that is not read, such as a remote one."""
+        if items_in(path, look) is None:
+            return None
+        return (
+            "it looks like a checkpoint of Orbax, which is read from local directories: download "
+            "it; see docs/orbax.md. treepack.orbax saves with Orbax's managers"
+        )
+
+    def is_run(self, path: str | os.PathLike[str]) -> bool:
+        """Returns whether a directory is a manager's, of steps."""
+        return items_in(path) == []
+
+
+FORMAT = Orbax()

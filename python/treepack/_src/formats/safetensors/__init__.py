@@ -1,0 +1,143 @@
+"""Safetensors: files, and directories of them as on Hugging Face.
+
+| module | content |
+|---|---|
+| `header` | names of files, headers |
+| `reading` | files and directories as checkpoints |
+| `writing` | files and directories of arrays |
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+import treepack._core as core
+from treepack._src import dtypes as _dtypes
+from treepack._src.formats import SEPARATOR, Format, Remedies, Write
+from treepack._src.formats.named import named, nested
+from treepack._src.formats.safetensors.header import SUFFIXES, has_suffix
+from treepack._src.formats.safetensors.reading import RepositoryReader, SafetensorsReader
+from treepack._src.formats.safetensors.writing import (
+    DEFAULT_SIZE,
+    leaves_to_save,
+    size_of,
+    text_metadata,
+    write_of,
+)
+from treepack._src.options import Export, Saved, Writing
+from treepack._src.saving.layers import renamed
+from treepack._src.saving.sharded import is_distributed
+from treepack._src.storage.content import Openable, Opened
+from treepack._src.storage.deferred import InContent
+from treepack.errors import TreepackError
+
+
+class Safetensors(Format):
+    """Files of named arrays without checksums."""
+
+    name = library = "safetensors"
+    title = "a safetensors file"
+    suffixes = SUFFIXES
+    reads_paths = has_names = is_saved = is_split = True
+    directories = "Hugging Face"
+
+    def recognizes(self, content: core.Content) -> bool:
+        """Returns whether data begin with a header of this format."""
+        return core.convertible(content) == self.name
+
+    def open(self, source: Openable, found: Opened | None, **options: Any) -> Any:
+        """Opens a file, or the file or index at a path, of which each device reads its part."""
+        if found is None:
+            return RepositoryReader(source, **options)
+        return SafetensorsReader(source, found, **options)
+
+    def find(
+        self, path: str | os.PathLike[str], names: Sequence[str], *, has_checkpoint: bool
+    ) -> Callable[..., Any] | None:
+        """Finds a directory of such files."""
+        is_one = any(has_suffix(name, SUFFIXES) for name in names)
+        return functools.partial(RepositoryReader, path) if is_one else None
+
+    def check(self, path: str, export: Export, options: Mapping[str, Any]) -> None:
+        """Raises a ValueError for options of `save` that do not apply to safetensors."""
+        for name, reason in _NOT_HERE.items():
+            if options.get(name) not in (None, False):
+                raise ValueError(f"{name}= does not apply to safetensors, {reason}: leave it out")
+        if has_suffix(path) and export.max_shard_size is not None:
+            raise ValueError(
+                "max_shard_size= applies to directories, and the suffix .safetensors is for one "
+                "file: choose another path"
+            )
+
+    def save(
+        self,
+        path: str,
+        tree: Any,
+        saved: Saved,
+        writing: Writing,
+        export: Export,
+        *,
+        snapshot: bool,
+    ) -> Write:
+        """Returns a function that saves the arrays of a tree.
+
+        A path that ends with `.safetensors` becomes one file, another one a directory.
+        """
+        if saved.sharded is None and is_distributed(tree):
+            raise TreepackError(
+                "safetensors are written by one process, and arrays have shards on devices of "
+                "others: gather them, as by jax.experimental.multihost_utils.process_allgather"
+            )
+        remedies = Remedies()
+        leaves = renamed(leaves_to_save(tree, saved.static), export.rename, snapshot=snapshot)
+        arrays = named(leaves, SEPARATOR, remedies.name)
+        metadata = text_metadata(saved.metadata)
+        size = DEFAULT_SIZE if export.max_shard_size is None else export.max_shard_size
+        most = None if has_suffix(path) else size_of(size)
+        return write_of(
+            path, arrays, metadata, writing, most, remedy=remedies.dtype, snapshot=snapshot
+        )
+
+    def write(
+        self,
+        path: str,
+        leaves: Iterable[tuple[tuple[str, ...], Any]],
+        *,
+        metadata: Mapping[str, str] | None,
+        separator: str,
+        max_shard_size: int | str | None,
+        remedies: Remedies,
+    ) -> Write:
+        """Returns a function that writes arrays, byte for byte as the library.
+
+        With `max_shard_size`, it writes a directory of files of at most this size.
+        """
+        most = None if max_shard_size is None else size_of(max_shard_size)
+        arrays = named(leaves, separator, remedies.name)
+        return write_of(path, arrays, metadata, Writing(), most, remedy=remedies.dtype)
+
+    def tree_of(self, content: core.Content, separator: str, max_size: int | None) -> Any:
+        """Returns the tree of the arrays in a file, and its metadata."""
+        header = core.Tensors.read(content)
+        arrays = {}
+        for name, dtype, shape, start in header.arrays():
+            is_packed = dtype.endswith("_packed")
+            found = _dtypes.packed(dtype) if is_packed else np.dtype(dtype)
+            arrays[name] = InContent(shape, found, content, start)
+        return nested(arrays, separator), header.metadata
+
+
+_NOT_HERE = {
+    "compress": "which are never compressed",
+    "level": "which are never compressed",
+    "align": "which are aligned to 8 bytes",
+    "base": "which have no differences",
+    "sharded": "which one process writes",
+}
+
+FORMAT = Safetensors()

@@ -1,0 +1,151 @@
+"""All that is known of a format is in its folder, which can be taken out."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import treepack
+
+PACKAGE = Path(treepack.__file__).parent
+TESTS = Path(__file__).parents[1]
+FORMATS = PACKAGE / "_src" / "formats"
+FOLDERS = sorted(path.parent.name for path in FORMATS.glob("*/__init__.py"))
+
+# The forms of a folder's format in the promises, if they are called otherwise.
+WORDS = {"safetensors": "safetensors or repository"}
+
+# What other modules say of libraries, not of the formats that folders read.
+OTHERS = {
+    "_src/elsewhere.py": "hints at names that users of Orbax try",
+    "_src/interop/libraries.py": "the libraries whose types are read by name",
+    "_src/interop/msgpack.py": "a code of Orbax in flax's format",
+    "_src/series/flax.py": "parameters and constants of flax's API",
+    "_src/series/names.py": "unfinished steps of Orbax's managers, which treepack.orbax fills",
+    "_src/storage/foreign.py": "references in flax's format, as Orbax and T5X write them",
+    "checkpoints.py": "parameters and constants of flax's API",
+    "orbax.py": "the handler for Orbax's managers, which writes files of treepack",
+    "orbax_v1.py": "the same for its newer API",
+}
+
+
+def words_of(tree: ast.Module) -> set[str]:
+    """Returns the names, and the texts other than docstrings, of a module."""
+    bodies = [node.body for node in ast.walk(tree) if isinstance(getattr(node, "body", None), list)]
+    texts = {id(it.value) for body in bodies for it in body if isinstance(it, ast.Expr)}
+    found = {
+        node.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in texts
+    }
+    for node in ast.walk(tree):
+        for field in ("id", "attr", "name", "arg", "module"):
+            found.add(str(getattr(node, field, "")))
+    return found
+
+
+def test_nobody_else_names_a_format() -> None:
+    names = re.compile("|".join(FOLDERS), re.IGNORECASE)
+    naming = {
+        path.relative_to(PACKAGE).as_posix()
+        for path in PACKAGE.rglob("*.py")
+        if FORMATS not in path.parents
+        if any(map(names.search, words_of(ast.parse(path.read_text()))))
+    }
+    assert naming == {*OTHERS}
+
+
+def test_a_format_may_be_small() -> None:
+    files = [*(FORMATS / "npy").rglob("*.py")]
+    assert sum(len(path.read_text().splitlines()) for path in files) <= 120
+
+
+def copied(to: Path, *without: str) -> dict[str, str]:
+    """Copies the package without some folders; returns the environment of programs that use it."""
+    made = shutil.copytree(
+        PACKAGE, to / "treepack", ignore=shutil.ignore_patterns("__pycache__", "*.pyi")
+    )
+    for name in without:
+        shutil.rmtree(made / "_src" / "formats" / name)
+    return {**os.environ, "PYTHONPATH": str(to)}
+
+
+PROGRAM = """
+import numpy as np, treepack
+from treepack._cli import app
+from treepack._src import formats
+assert formats.known() == ()
+treepack.save("model.treepack", {"w": np.ones(3), "step": 2}, metadata={"step": 2})
+treepack.serialization.save_to_file({"w": np.ones(3)}, "flax.msgpack")
+for path in ("model.treepack", "flax.msgpack"):
+    assert treepack.load(path)["w"].sum() == 3
+    assert treepack.load(path, {"w": np.zeros(3)})["w"].sum() == 3
+    assert treepack.is_checkpoint(path)
+    with treepack.open(path) as file:
+        assert file["w"][1] == 1
+assert treepack.verify("model.treepack").ok
+np.savez("arrays.npz", w=np.ones(3))
+for options in ({"format": "safetensors"}, {"max_shard_size": 10}):
+    try:
+        treepack.save("other", {"w": np.ones(3)}, **options)
+    except ValueError as error:
+        print(error)
+try:
+    treepack.load("arrays.npz")
+except treepack.DecodeError as error:
+    print(error)
+for command in ("ls model.treepack", "convert model.treepack plain.msgpack", "ls plain.msgpack"):
+    app(command.split(), standalone_mode=False)
+"""
+
+
+def test_without_any_of_them(tmp_path: Path) -> None:
+    found = subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        env=copied(tmp_path, *FOLDERS),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert found.returncode == 0, found.stderr
+    format, option, other, *lines = found.stdout.splitlines()
+    assert format.startswith("format must be None, got 'safetensors'")
+    assert option == "max_shard_size= applies only to other formats: leave it out"
+    assert "npz archive" in other
+    assert sum("float64[3]" in line for line in lines) == 2
+
+
+def naming(folder: str, files: list[Path]) -> list[str]:
+    """Returns the tests in files that name a format."""
+    return [
+        f"--deselect={path.relative_to(TESTS.parent)}::{it.name}"
+        for path in files
+        for it in ast.parse(path.read_text()).body
+        if isinstance(it, ast.FunctionDef) and re.search(folder, ast.unparse(it), re.IGNORECASE)
+    ]
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_all_else_works_without_one(folder: str, tmp_path: Path) -> None:
+    """Runs the promises of other forms, and tests of flax's format and of commands."""
+    files = [TESTS / "dropin" / "test_semantics_wire.py", TESTS / "cli" / "test_inspecting.py"]
+    found = subprocess.run(
+        [
+            *(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"),
+            *(str(TESTS / "promises"), *map(str, files), *naming(folder, files)),
+            *("-k", f"not ({WORDS.get(folder, folder)})"),
+        ],
+        env=copied(tmp_path, folder),
+        cwd=TESTS.parent,
+        capture_output=True,
+        text=True,
+    )
+    assert found.returncode == 0, found.stdout[-5000:]
