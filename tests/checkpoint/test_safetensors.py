@@ -255,6 +255,13 @@ def test_files_are_mapped_only_on_request(tmp_path: Path, mmap: bool) -> None:
         del loaded
 
 
+def test_an_index_without_files_is_damage(tmp_path: Path) -> None:
+    (tmp_path / INDEX).write_text(json.dumps({"weight_map": {}}))
+    with pytest.raises(DecodeError, match="the directory has no safetensors file"):
+        treepack.load(tmp_path)
+    assert "has no safetensors file" in str(treepack.verify(tmp_path).damage)
+
+
 def test_what_is_wrong_with_a_repository(tmp_path: Path) -> None:
     folder = write_repository(tmp_path / "it", has_index=True)
     index = json.loads((folder / INDEX).read_text())

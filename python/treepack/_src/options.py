@@ -10,7 +10,7 @@ import importlib
 import inspect
 import math
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import (
     TYPE_CHECKING,
@@ -153,7 +153,9 @@ def check(name: str, value: Any) -> None:
     if value is None and name in _OPTIONAL:
         return
     if (choices := _CHOICES.get(name)) is not None:
-        check_choice(name, value, choices)
+        # Other types may compare in any way, such as arrays.
+        if not isinstance(value, _OF_CHOICES) or value not in choices:
+            raise no_choice(name, value, choices)
     elif (number := _NUMBERS.get(name)) is not None:
         text, typed, least = number
         error: type[Exception] = TypeError
@@ -165,11 +167,9 @@ def check(name: str, value: Any) -> None:
         raise error(f"{name} must be {text}, got {value!r:.100}")
 
 
-def check_choice(name: str, value: Any, choices: Sequence[Any]) -> None:
-    """Raises a ValueError if the value of an option is none of its choices."""
-    # Other types may compare in any way, such as arrays.
-    if not isinstance(value, _OF_CHOICES) or value not in choices:
-        raise ValueError(f"{name} must be {either(map(repr, choices))}, got {value!r:.100}")
+def no_choice(name: str, value: Any, choices: Iterable[Any]) -> ValueError:
+    """Returns the error for the value of an option that is none of its choices."""
+    return ValueError(f"{name} must be {either(map(repr, choices))}, got {value!r:.100}")
 
 
 _OF_CHOICES = (bool, str, type(None), np.bool_)

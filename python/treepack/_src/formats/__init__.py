@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import treepack._core as core
-from treepack._src.options import Buffer, Export, Progress, Saved, Writing, check_choice
+from treepack._src.options import Buffer, Export, Progress, Saved, Writing, no_choice
 
 SEPARATOR = "."
 """The separator between the keys of a path in the name of an array, by default."""
@@ -50,7 +50,7 @@ class Format:
     Attributes:
       name: Its name in messages, and as `format=` of `save`.
       library: The library that it is of, in messages.
-      title: One file of it, in messages; by default of its name.
+      title: One file of it, in messages.
       suffixes: The suffixes of its files.
       rank: Formats of a lower rank are asked first.
       reads_paths: Whether a path with one of its suffixes is opened by this format alone.
@@ -155,22 +155,24 @@ def known() -> tuple[Format, ...]:
     return tuple(sorted(found, key=lambda format: (format.rank, format.name)))
 
 
+@functools.cache
+def _read_by_path() -> tuple[str, ...]:
+    """Returns the suffixes of paths that formats open alone; each load asks."""
+    return tuple(suffix for each in known() if each.reads_paths for suffix in each.suffixes)
+
+
 def of_path(source: Any) -> Format | None:
     """Returns the format that opens a path by its suffix, or `None`."""
     if not isinstance(source, (str, os.PathLike)):
         return None
     name = os.fsdecode(source).lower()
-    return next((each for each in known() if each.reads_paths and _ends(name, each)), None)
+    return of_suffix(name) if name.endswith(_read_by_path()) else None
 
 
 def of_suffix(path: str | os.PathLike[str]) -> Format | None:
     """Returns the format of the files with the suffix of a path, or `None`."""
     name = os.fsdecode(path).lower()
-    return next((each for each in known() if _ends(name, each)), None)
-
-
-def _ends(name: str, format: Format) -> bool:
-    return name.endswith(format.suffixes)
+    return next((each for each in known() if name.endswith(each.suffixes)), None)
 
 
 def readable_suffixes() -> tuple[str, ...]:
@@ -205,17 +207,18 @@ def to_save(path: str, export: Export) -> Format | None:
     Raises:
       ValueError: If `format` is none, or an option applies only to these formats.
     """
-    saved = [each for each in known() if each.is_saved]
-    names = [each.name for each in saved]
-    check_choice("format", export.format, (None, *names))
-    for each in saved:
-        is_at = export.format is None and path.lower().endswith(each.suffixes[0])
-        if is_at or export.format == each.name:
+    saved = {each.name: each for each in known() if each.is_saved}
+    if export.format is not None:
+        if not isinstance(export.format, str) or export.format not in saved:
+            raise no_choice("format", export.format, (None, *saved))
+        return saved[export.format]
+    for each in saved.values():
+        if path.lower().endswith(each.suffixes[0]):
             return each
     for name in ("max_shard_size", "rename"):
         if getattr(export, name) is not None:
             raise ValueError(
-                f"{name}= applies only to {' and '.join(names) or 'other formats'}: "
-                f"{''.join(f'pass format={each!r}, or ' for each in names)}leave it out"
+                f"{name}= applies only to {' and '.join(saved) or 'other formats'}: "
+                f"{''.join(f'pass format={each!r}, or ' for each in saved)}leave it out"
             )
     return None
