@@ -327,17 +327,18 @@ def test_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_only_save_writes_to_urls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from treepack._cli import convert as _convert
+    from commands import call
 
     monkeypatch.chdir(tmp_path)
-    state = _convert.State({"w": np.ones(3)}, None)
-    for write in (
+    treepack.save("model", {"w": np.ones(3)})
+    writes: list[Callable[[str], object]] = [
         lambda url: treepack.write_stream(url, [("w", np.ones(3))]),
-        lambda url: _convert.write_npz(state, url, "."),
-    ):
+        lambda url: call("convert", "model", f"{url}.npz"),
+    ]
+    for write in writes:
         with pytest.raises(ValueError, match="is a URL"):
             write("memory://folder/file")
-    assert not list(tmp_path.iterdir())
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
 def test_the_command_line_converts_to_urls(tmp_path: Path) -> None:
