@@ -42,6 +42,7 @@ machine() {
     rm -rf "$root.new"
     debootstrap --variant=minbase --include=make,ca-certificates "$suite" "$root.new"
     cp /etc/resolv.conf "$root.new/etc/"
+    echo "127.0.1.1 $(uname -n)" >> "$root.new/etc/hosts"  # as Debian's installer does
   fi
   rm -rf "$root" && cp -a "$root.new" "$root" && mkdir -p "$root$home"
   cp -r /etc/ssl/certs "$root/etc/ssl/" # of proxies, too

@@ -509,7 +509,7 @@ def _local_content(
     if stat.S_ISDIR(found.st_mode) and not regular:
         check_name(path)
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
-    if is_device(found.st_mode) and not regular:
+    if not stat.S_ISREG(found.st_mode) and is_device(found.st_mode) and not regular:
         raise DecodeError("it is a device, not a file: write its bytes to a file")
     if (
         mmap and stat.S_ISREG(found.st_mode) and found.st_size > 0
