@@ -267,30 +267,30 @@ def open_parts(
     if content.nbytes == 0 and not salvage and isinstance(source, (str, os.PathLike)):
         raise _empty()
     if salvage or core.is_compressed(content):
-        found = _inflated_parts(content, blocks, salvage, max_size)
+        opened = _inflated_parts(content, blocks, salvage, max_size)
     else:
-        found = Opened(content, blocks=blocks, nbytes=content.nbytes)
-    if not join or not core.is_patch(found.content):
-        return found
-    content = _joined(found.content, Opening(base=base, max_size=max_size), place or source)
-    return Opened(content, found.damage, content.nbytes, nbytes=found.nbytes, is_patch=True)
+        opened = Opened(content, blocks=blocks, nbytes=content.nbytes)
+    if not join or not core.is_patch(opened.content):
+        return opened
+    content = _joined(opened.content, Opening(base=base, max_size=max_size), place or source)
+    return Opened(content, opened.damage, content.nbytes, nbytes=opened.nbytes, is_patch=True)
 
 
 def _inflated_parts(
     content: core.Content, blocks: Blocks | None, salvage: bool, max_size: int | None
 ) -> Opened:
-    if salvage and (found := content.mended(max_size=max_size)) is not None:
-        return Opened(found, _DAMAGED_HEADER, found.nbytes, blocks, content.nbytes)
+    if salvage and (mended := content.mended(max_size=max_size)) is not None:
+        return Opened(mended, _DAMAGED_HEADER, mended.nbytes, blocks, content.nbytes)
     # Of a damaged file, the same is salvaged here and elsewhere.
     if not core.is_compressed(content, by_start=salvage):
         return Opened(content, blocks=blocks, nbytes=content.nbytes)
-    found = content.indexed(max_size=max_size)
-    if found is not None:
-        return Opened(found, None, found.nbytes, blocks, content.nbytes)
+    indexed = content.indexed(max_size=max_size)
+    if indexed is not None:
+        return Opened(indexed, None, indexed.nbytes, blocks, content.nbytes)
     damage = _DAMAGED_INDEX if content.has_traces_of_index() else None
     if salvage:
-        found, cut = content.salvage(max_size=max_size)
-        return Opened(found, cut or damage, found.nbytes, nbytes=content.nbytes)
+        salvaged, cut = content.salvage(max_size=max_size)
+        return Opened(salvaged, cut or damage, salvaged.nbytes, nbytes=content.nbytes)
     if content.nbytes > _SMALL_BYTES:
         if damage is not None:
             raise GzipCorruptionError(
@@ -304,8 +304,8 @@ def _inflated_parts(
             "this gzip file has no index, so it cannot be read in parts: load it whole, or "
             "convert it with `treepack convert` or gunzip"
         )
-    found = content.inflate(max_size=max_size, threads=None, progress=None)
-    return Opened(found, damage, found.nbytes, nbytes=content.nbytes)
+    decompressed = content.inflate(max_size=max_size, threads=None, progress=None)
+    return Opened(decompressed, damage, decompressed.nbytes, nbytes=content.nbytes)
 
 
 def _raw(
@@ -503,16 +503,16 @@ def _local_content(
       IsADirectoryError: If it is a directory, unless `regular`.
     """
     try:
-        found = os.stat(path)  # noqa: PTH116  # a `Path` takes a tenth of a small load
+        status = os.stat(path)  # noqa: PTH116  # a `Path` takes a tenth of a small load
     except ValueError:  # an invalid name, for which the core raises an error
         return core.Content.read(path, progress=tell)
-    if stat.S_ISDIR(found.st_mode) and not regular:
+    if stat.S_ISDIR(status.st_mode) and not regular:
         check_name(path)
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
-    if not stat.S_ISREG(found.st_mode) and is_device(found.st_mode) and not regular:
+    if not stat.S_ISREG(status.st_mode) and is_device(status.st_mode) and not regular:
         raise DecodeError("it is a device, not a file: write its bytes to a file")
     if (
-        mmap and stat.S_ISREG(found.st_mode) and found.st_size > 0
+        mmap and stat.S_ISREG(status.st_mode) and status.st_size > 0
     ):  # files in /proc cannot be mapped
         content = core.Content.map(path)
         if content.has_memory or not whole:

@@ -64,9 +64,9 @@ class Computed(Deferred):
     def _read(self, start: int, length: int) -> Buffer:
         itemsize = self.dtype.itemsize
         first, last = start // itemsize, -(-(start + length) // itemsize)
-        made: Any = self._elements(first, last).view(np.uint8)
+        data: Any = self._elements(first, last).view(np.uint8)
         skipped = start - first * itemsize
-        part: Buffer = made[skipped : skipped + length]
+        part: Buffer = data[skipped : skipped + length]
         return part
 
     def _elements(self, start: int, stop: int) -> np.ndarray:
@@ -82,20 +82,20 @@ class Held(Computed):
 
     def __init__(self, shape: tuple[int, ...], dtype: np.dtype[Any]):
         self.shape, self.dtype = shape, dtype
-        self._made: np.ndarray | None = None
+        self._array: np.ndarray | None = None
         self._left = 0
         self._lock = threading.Lock()
 
     def _elements(self, start: int, stop: int) -> np.ndarray:
         """Returns a range of elements in C order; drops the array once all were returned."""
         with self._lock:
-            if self._made is None:
-                self._made, self._left = self._make(), self.size
-            made = self._made
+            if self._array is None:
+                self._array, self._left = self._make(), self.size
+            array = self._array
             self._left -= stop - start  # threads read in any order
             if self._left <= 0:
-                self._made = None
-        return made[start:stop]
+                self._array = None
+        return array[start:stop]
 
     def _make(self) -> np.ndarray:
         """Returns all elements in C order."""

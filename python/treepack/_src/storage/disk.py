@@ -38,8 +38,10 @@ class Disk(Store):
     def entries(self, path: str) -> list[Entry]:
         while True:
             try:
-                with os.scandir(path) as found:
-                    return [Entry(os.fsdecode(entry.name), _is_directory(entry)) for entry in found]
+                with os.scandir(path) as listing:
+                    return [
+                        Entry(os.fsdecode(entry.name), _is_directory(entry)) for entry in listing
+                    ]
             except FileNotFoundError:
                 return []
             except InterruptedError:  # by a signal; Python repeats `open`, but not this call

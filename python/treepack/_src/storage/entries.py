@@ -20,8 +20,8 @@ def entries(directory: _Path, *, hidden: bool = False) -> list[Entry]:
     """
     store, path = store_of(directory)
     with of_directory():
-        found = store.entries(path)
-    return [entry for entry in found if hidden or not is_hidden(entry.name)]
+        all_entries = store.entries(path)
+    return [entry for entry in all_entries if hidden or not is_hidden(entry.name)]
 
 
 @contextlib.contextmanager
@@ -37,8 +37,12 @@ def of_directory() -> Iterator[None]:
 def listed(directory: _Path) -> list[Entry] | None:
     """Returns the entries of a directory; `None` if it is missing or may not be listed."""
     store, path = store_of(directory)
-    found = store.listed(path)
-    return None if found is None else [entry for entry in found if not is_hidden(entry.name)]
+    all_entries = store.listed(path)
+    return (
+        None
+        if all_entries is None
+        else [entry for entry in all_entries if not is_hidden(entry.name)]
+    )
 
 
 def exists(path: _Path) -> bool:

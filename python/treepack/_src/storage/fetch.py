@@ -119,14 +119,14 @@ class Blocks(Locked):
         """Returns between 1 and `length` bytes from an offset on."""
         if self._end is not None and start >= self.length - len(self._end):
             return self._end[start - self.length + len(self._end) :][:length]
-        found = self._fetched(start)
+        fetch = self._fetched(start)
         # The headers of large leaves are read long before the leaves.
-        if found is not None and (length >= self.LEAST or found.is_due()):
-            if start + length >= found.stop:
-                found.on_end()
-            data = found.result()
+        if fetch is not None and (length >= self.LEAST or fetch.is_due()):
+            if start + length >= fetch.stop:
+                fetch.on_end()
+            data = fetch.result()
             if data is not None:  # else another thread dropped it
-                return memoryview(data).cast("B")[start - found.start :][:length]
+                return memoryview(data).cast("B")[start - fetch.start :][:length]
         if length < self.LEAST and self._end is None and start >= self.length - self.LEAST:
             return self._read_end(start, length)
         with self.lock:
@@ -162,13 +162,13 @@ class Blocks(Locked):
         more = [(max(first, stop), min(end, last)) for first, end in foreseen]
         ranges = [(start, stop), *joined(more, self._nearer)]
         works = [functools.partial(self._fetch_block, *some) for some in ranges]
-        found = []
+        prefetched = []
         with started(works[1:], len(works)) as others:
             block = works[0]()
             for other in others:
                 with contextlib.suppress(Exception):  # a failed prefetch is not an error
-                    found.append(other.result())
-        self._blocks = [block, *found, *kept]
+                    prefetched.append(other.result())
+        self._blocks = [block, *prefetched, *kept]
         return block[1][:length]
 
     def _fetch_block(self, start: int, stop: int) -> tuple[int, memoryview]:
@@ -191,9 +191,9 @@ class Blocks(Locked):
 
     def fetches_of(self, start: int, stop: int) -> Iterator[Fetch]:
         """Yields the prepared requests that overlap a range."""
-        while start < stop and (found := self._fetched(start)) is not None:
-            yield found
-            start = found.stop
+        while start < stop and (fetch := self._fetched(start)) is not None:
+            yield fetch
+            start = fetch.stop
 
     def expect(self, ranges: Iterable[Range]) -> list[Fetch]:
         """Prepares requests for ranges, which reads use until `forget`.
@@ -201,13 +201,13 @@ class Blocks(Locked):
         Returns:
           The requests, in the order of the file.
         """
-        known = self.length if self._end is None else self.length - len(self._end)
-        ranges = [(start, min(stop, known)) for start, stop in ranges]
+        last = self.length if self._end is None else self.length - len(self._end)
+        ranges = [(start, min(stop, last)) for start, stop in ranges]
         parts = [part for whole in joined(ranges, self.near) for part in parted(whole, _PART_BYTES)]
         with self.lock:
-            found = [Fetch(self._fetch, *part) for part in parts if not self._fetched(part[0])]
-            self._fetches = sorted([*self._fetches, *found], key=_START)
-        return found
+            fetches = [Fetch(self._fetch, *part) for part in parts if not self._fetched(part[0])]
+            self._fetches = sorted([*self._fetches, *fetches], key=_START)
+        return fetches
 
     def forget(self, fetches: Iterable[Fetch]) -> None:
         """Drops requests and their data."""
@@ -233,12 +233,12 @@ class _Remembering(Locked):
         last = min(self._length, stop + -stop % _COMPARED_BYTES)
         data = memoryview(self._fetch(first, last)).cast("B")
         for at in range(first, last, _COMPARED_BYTES):
-            found = zlib.crc32(data[at - first :][:_COMPARED_BYTES])
+            crc = zlib.crc32(data[at - first :][:_COMPARED_BYTES])
             number = at // _COMPARED_BYTES
             with self.lock:
-                known = self._sums[number]
-                self._sums[number] = found
-            if known not in (-1, found):
+                previous = self._sums[number]
+                self._sums[number] = crc
+            if previous not in (-1, crc):
                 raise CorruptionError(
                     f"bytes {at} and following changed since they were verified: the store has "
                     "inconsistent copies, or they were changed in transit. Try again"
@@ -248,13 +248,13 @@ class _Remembering(Locked):
 
 def joined(ranges: Iterable[Range], near: int) -> list[Range]:
     """Joins ranges that are at most `near` bytes apart; returns them in order."""
-    found: list[Range] = []
+    merged: list[Range] = []
     for start, stop in sorted(extent for extent in ranges if extent[0] < extent[1]):
-        if found and start <= found[-1][1] + near:
-            found[-1] = found[-1][0], max(stop, found[-1][1])
+        if merged and start <= merged[-1][1] + near:
+            merged[-1] = merged[-1][0], max(stop, merged[-1][1])
         else:
-            found.append((start, stop))
-    return found
+            merged.append((start, stop))
+    return merged
 
 
 def parted(whole: Range, most: int) -> Iterator[Range]:
@@ -331,14 +331,14 @@ def fetching(wanted: Iterable[tuple[Blocks, Range]]) -> Iterator[None]:
     ranges: dict[Blocks, list[Range]] = defaultdict(list)
     for blocks, extent in wanted:
         ranges[blocks].append(extent)
-    found = {blocks: blocks.expect(some) for blocks, some in ranges.items()}
+    requests = {blocks: blocks.expect(some) for blocks, some in ranges.items()}
     order: dict[Fetch, None] = {}  # an ordered set
-    mine = {fetch for fetches in found.values() for fetch in fetches}
+    mine = {fetch for fetches in requests.values() for fetch in fetches}
     for blocks, (start, stop) in wanted:
         order.update(
             dict.fromkeys(fetch for fetch in blocks.fetches_of(start, stop) if fetch in mine)
         )
-    most = max((blocks.at_once for blocks in found), default=0)
+    most = max((blocks.at_once for blocks in requests), default=0)
     flight = _Flight([*order], most)
     process = os.getpid()
     try:
@@ -349,5 +349,5 @@ def fetching(wanted: Iterable[tuple[Blocks, Range]]) -> Iterator[None]:
     finally:
         if os.getpid() == process:  # a forked process lacks the threads
             flight.stop()
-        for blocks, fetches in found.items():
+        for blocks, fetches in requests.items():
             blocks.forget(fetches)

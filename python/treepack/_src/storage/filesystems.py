@@ -54,16 +54,16 @@ def file_system(url: str) -> tuple[Any, str]:
     options = options_of(url) if given is None else {}
     with hiding(url):
         try:
-            found, path = url_to_fs(str(url), **options)
+            fs, path = url_to_fs(str(url), **options)
         except ValueError as error:  # an unknown protocol
             raise ValueError(f"{shown(url)!r}: {error}") from error
         except ImportError as error:
             raise ImportError(f"{shown(url)!r}: {error}") from error
-        found = given or found
-        _check_options(found, url, options)
-        for layer in _layers(found):
+        fs = given or fs
+        _check_options(fs, url, options)
+        for layer in _layers(fs):
             _drop_listings(layer, path)
-    return found, path
+    return fs, path
 
 
 def _check_options(fs: Any, url: str, options: Mapping[str, Any]) -> None:
@@ -157,8 +157,8 @@ class FileSystem(Locked, RemoteStore):
     @_hiding
     def range(self, path: str, start: int, stop: int, version: Any) -> Buffer:
         with self.lock if self.at_once == 1 else contextlib.nullcontext():
-            found: bytes = self._fs.cat_file(path, start=start, end=stop)
-        return found
+            data: bytes = self._fs.cat_file(path, start=start, end=stop)
+        return data
 
     @_hiding
     def _upload(self, path: str, parts: Iterator[bytes], nbytes: int) -> None:
@@ -179,15 +179,17 @@ class FileSystem(Locked, RemoteStore):
             file.close()
         self._forget(path)
         _drop_listings(fs, path)  # which may be from before the upload
-        found = None
+        size = None
         with contextlib.suppress(OSError, NotImplementedError):  # it may not be looked at
-            found = fs.info(path).get("size")
-        self._check_size(count, found)
+            size = fs.info(path).get("size")
+        self._check_size(count, size)
 
-    def _check_size(self, expected: int, found: Any) -> None:
+    def _check_size(self, expected: int, written: Any) -> None:
         """Raises an OSError if fewer bytes were written than expected; `None` is unknown."""
-        if found is not None and found < expected:
-            raise OSError(f"{shown(self.url)}: short write: expected {expected} bytes, got {found}")
+        if written is not None and written < expected:
+            raise OSError(
+                f"{shown(self.url)}: short write: expected {expected} bytes, got {written}"
+            )
 
     @_hiding
     def put(self, path: str, data: bytes, before: Any = None, *, durable: bool = True) -> None:

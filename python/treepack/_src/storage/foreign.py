@@ -94,7 +94,7 @@ def contained(path: str | os.PathLike[str], manifest: str, look: Look) -> str | 
 
 def _steps(names: list[str]) -> dict[int, str]:
     """Returns the checkpoints of a series by their steps."""
-    return {int(found[1]): name for name in names if (found := _STEP.fullmatch(name))}
+    return {int(match[1]): name for name in names if (match := _STEP.fullmatch(name))}
 
 
 def directory_text(path: str | os.PathLike[str], inside: str | None, look: Look) -> str:

@@ -61,21 +61,21 @@ class Foresight:
         if not ways:
             return []
         first = _repeats_from(ways)
-        at, found = starts[-1], []
+        at, ranges = starts[-1], []
         for number in range(count):
             way = first + number % (len(ways) - first)
             at += ways[way]
             like = way + 1 if way + 1 < len(ways) else first  # the last place was just reached
             nbytes = stops[like] - starts[like]
             nbytes = min(max(nbytes, _LEAST_BYTES), _MOST_BYTES)
-            found.append((at - _AROUND_BYTES, at + nbytes + _AROUND_BYTES))
-        return found
+            ranges.append((at - _AROUND_BYTES, at + nbytes + _AROUND_BYTES))
+        return ranges
 
 
 def _repeats_from(ways: list[int]) -> int:
     """Returns the index after the longest run that equals the last distances."""
     last = len(ways) - 1
-    found, longest = last, 0
+    index, longest = last, 0
     for at in range(last - 1, -1, -1):
         count = 0
         while count <= at and abs(ways[at - count] - ways[last - count]) < _ALIKE_BYTES:
@@ -83,5 +83,5 @@ def _repeats_from(ways: list[int]) -> int:
             if count == _MOST_ALIKE:
                 return at + 1
         if count >= max(longest, 1):
-            found, longest = at + 1, count
-    return found
+            index, longest = at + 1, count
+    return index

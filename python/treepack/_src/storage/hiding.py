@@ -15,19 +15,19 @@ def hiding(url: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        found = _cleaned(error, lambda text: without_secrets(text, url), {})
-        if found is error:
+        cleaned = _cleaned(error, lambda text: without_secrets(text, url), {})
+        if cleaned is error:
             raise
-        raise found from found.__cause__
+        raise cleaned from cleaned.__cause__
 
 
 def _cleaned(
-    error: BaseException, hide: Callable[[str], str], known: dict[int, BaseException]
+    error: BaseException, hide: Callable[[str], str], memo: dict[int, BaseException]
 ) -> BaseException:
     """Returns an error without secrets: the same object, or a substitute of a builtin class."""
-    if id(error) in known:
-        return known[id(error)]
-    known[id(error)] = error
+    if id(error) in memo:
+        return memo[id(error)]
+    memo[id(error)] = error
     with contextlib.suppress(Exception):  # some classes raise
         for name in ("filename", "filename2"):
             value = getattr(error, name, None)
@@ -41,29 +41,29 @@ def _cleaned(
         notes = getattr(error, "__notes__", [])
         notes[:] = map(hide, notes)
     text = "".join(traceback.format_exception_only(error))
-    found = error
+    cleaned = error
     if isinstance(error, BaseExceptionGroup):
-        inner = [_cleaned(inner, hide, known) for inner in error.exceptions]
+        inner = [_cleaned(inner, hide, memo) for inner in error.exceptions]
         is_same = all(a is b for a, b in zip(inner, error.exceptions, strict=True))
         if not is_same or hide(error.message) != error.message:
             group = BaseExceptionGroup(hide(error.message), inner)  # or one of Exceptions
-            found = known[id(error)] = group.with_traceback(error.__traceback__)
+            cleaned = memo[id(error)] = group.with_traceback(error.__traceback__)
     elif hide(text) != text:  # its class computes the message differently
-        found = known[id(error)] = _substitute(error, hide)
+        cleaned = memo[id(error)] = _substitute(error, hide)
     cause, context = error.__cause__, error.__context__
     if cause is not None:
-        found.__cause__ = _cleaned(cause, hide, known)  # also handles the next cause
+        cleaned.__cause__ = _cleaned(cause, hide, memo)  # also handles the next cause
     if context is not None:
-        found.__context__ = _cleaned(context, hide, known)
-    found.__suppress_context__ = error.__suppress_context__
-    return found
+        cleaned.__context__ = _cleaned(context, hide, memo)
+    cleaned.__suppress_context__ = error.__suppress_context__
+    return cleaned
 
 
 def _substitute(error: BaseException, hide: Callable[[str], str]) -> BaseException:
     text = f"{type(error).__name__}: {hide(str(error))}"
     kind = next(base for base in type(error).__mro__ if base.__module__ == "builtins")
     try:
-        found: BaseException = kind(text)
+        substitute: BaseException = kind(text)
     except TypeError:  # such as a UnicodeDecodeError
-        found = ValueError(text) if isinstance(error, ValueError) else Exception(text)
-    return found.with_traceback(error.__traceback__)
+        substitute = ValueError(text) if isinstance(error, ValueError) else Exception(text)
+    return substitute.with_traceback(error.__traceback__)

@@ -65,8 +65,8 @@ def _size_of(source: Any) -> str:
 def _is_repository(source: Any) -> bool:
     """Returns whether a source looks like the id of a repository, not a file in a folder."""
     form = r"(\w[\w.-]*)/(?!.*\.[A-Za-z]\w+$)\w[\w.-]*"
-    found = re.fullmatch(form, source) if isinstance(source, str) else None
-    return found is not None and not os.path.lexists(found[1])
+    match = re.fullmatch(form, source) if isinstance(source, str) else None
+    return match is not None and not os.path.lexists(match[1])
 
 
 def _hint(source: Any) -> str:
@@ -77,8 +77,8 @@ def _hint(source: Any) -> str:
             f"for a repository of Hugging Face, load huggingface_hub.snapshot_download({source!r})"
         )
     try:
-        with os.scandir(folder or os.curdir) as found:
-            names = [entry.name for entry in itertools.islice(found, _MOST_NAMES)]
+        with os.scandir(folder or os.curdir) as listing:
+            names = [entry.name for entry in itertools.islice(listing, _MOST_NAMES)]
     except (OSError, ValueError):  # a URL, or no such folder
         return ""
     names = [near for near in names if near != name]  # it is there, but may not be seen

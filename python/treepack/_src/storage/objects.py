@@ -90,11 +90,11 @@ _STREAM_TIMEOUT_S = 60
 
 def handles(url: str) -> bool:
     """Returns whether obstore supports the kind of a URL."""
-    found = _URL.fullmatch(url)
-    if found is None or all(found[1].lower() not in known for known in _SCHEMES.values()):
+    match = _URL.fullmatch(url)
+    if match is None or all(match[1].lower() not in names for names in _SCHEMES.values()):
         return False
     # A presigned URL has a query, which paths of obstore cannot have.
-    return not (found[1].lower().startswith("http") and ("?" in found[3] or "#" in found[3]))
+    return not (match[1].lower().startswith("http") and ("?" in match[3] or "#" in match[3]))
 
 
 def path_of(url: str) -> str:
@@ -105,9 +105,9 @@ def path_of(url: str) -> str:
 
 
 def _split(url: str) -> tuple[str, str, str]:
-    found = _URL.fullmatch(url)
-    assert found is not None, "`handles` has matched it"
-    return found[1].lower(), found[2], found[3]
+    match = _URL.fullmatch(url)
+    assert match is not None, "`handles` has matched it"
+    return match[1].lower(), match[2], match[3]
 
 
 class ObjectStore(RemoteStore):
@@ -181,18 +181,18 @@ class ObjectStore(RemoteStore):
     def get(self, path: str) -> Stored:
         with self._translated(path):
             try:
-                _, found = self._read(path, {})
+                _, stored = self._read(path, {})
             except self._failures as error:
                 if _NO_SIZE not in str(error):
                     raise
                 return self._streamed(path)
-            count = memoryview(found.data).nbytes
-            if count != found.nbytes:
+            count = memoryview(stored.data).nbytes
+            if count != stored.nbytes:
                 raise OSError(
-                    f"{self._shown(path)}: wrong response: expected {found.nbytes} bytes, got "
+                    f"{self._shown(path)}: wrong response: expected {stored.nbytes} bytes, got "
                     f"{count}"
                 )
-            return found
+            return stored
 
     def _streamed(self, path: str) -> Stored:
         """Reads a file of a web server whose response has no size, which obstore rejects."""
@@ -207,15 +207,15 @@ class ObjectStore(RemoteStore):
 
     def _end(self, path: str, part: Any, count: int) -> Stored:
         """Reads the end of a file."""
-        start, found = self._read(path, {"range": part})
-        found_count = memoryview(found.data).nbytes
-        expected = min(count, found.nbytes or 0)
-        if start + found_count != found.nbytes or found_count != expected:
+        start, stored = self._read(path, {"range": part})
+        nbytes = memoryview(stored.data).nbytes
+        expected = min(count, stored.nbytes or 0)
+        if start + nbytes != stored.nbytes or nbytes != expected:
             raise OSError(
                 f"{self._shown(path)}: wrong response: expected the last {expected} of "
-                f"{found.nbytes} bytes, got {found_count} from {start} on"
+                f"{stored.nbytes} bytes, got {nbytes} from {start} on"
             )
-        return found
+        return stored
 
     def range(self, path: str, start: int, stop: int, version: Any) -> Buffer:
         options: dict[str, Any] = {"range": (start, stop)}
@@ -229,10 +229,10 @@ class ObjectStore(RemoteStore):
         """Reads a file or a part of it; returns its start as well."""
 
         def read() -> tuple[int, Stored]:
-            found = self._obstore.get(self._store, path, options=options)
-            meta = found.meta
-            data = found.bytes()
-            return found.range[0], Stored(meta["size"], _version_in(meta), data)
+            response = self._obstore.get(self._store, path, options=options)
+            meta = response.meta
+            data = response.bytes()
+            return response.range[0], Stored(meta["size"], _version_in(meta), data)
 
         return self._again(read)
 
@@ -309,12 +309,12 @@ class ObjectStore(RemoteStore):
 
         Consoles mark a directory by an empty object `name/`, which obstore shows as `name`.
         """
-        found = self._again(lambda: self._obstore.list_with_delimiter(self._store, path))
-        objects = [entry["path"] for entry in found["objects"]]
-        if not objects and not found["common_prefixes"]:
+        listing = self._again(lambda: self._obstore.list_with_delimiter(self._store, path))
+        objects = [entry["path"] for entry in listing["objects"]]
+        if not objects and not listing["common_prefixes"]:
             return None
         names = [Entry(_name(name), False) for name in objects if name != path]
-        return [*names, *(Entry(_name(prefix), True) for prefix in found["common_prefixes"])]
+        return [*names, *(Entry(_name(prefix), True) for prefix in listing["common_prefixes"])]
 
     def listed(self, path: str) -> list[Entry] | None:
         return self._unless_hidden(path, lambda: self._listed(path))
@@ -404,17 +404,19 @@ class ObjectStore(RemoteStore):
 
 def _endpoint(options: Mapping[str, Any]) -> str:
     names = ("endpoint", "endpoint_url", "aws_endpoint", "aws_endpoint_url")
-    found = next((options[name] for name in names if name in options), None)
-    return str(found or os.environ.get("AWS_ENDPOINT_URL") or os.environ.get("AWS_ENDPOINT") or "")
+    endpoint = next((options[name] for name in names if name in options), None)
+    return str(
+        endpoint or os.environ.get("AWS_ENDPOINT_URL") or os.environ.get("AWS_ENDPOINT") or ""
+    )
 
 
 def _with_login(headers: Mapping[str, Any] | None, login: str) -> dict[str, Any]:
     """Returns headers with the login of a URL, unless they already have a login."""
-    found = {**(headers or {})}
-    if all(name.lower() != "authorization" for name in found):
+    updated = {**(headers or {})}
+    if all(name.lower() != "authorization" for name in updated):
         text = base64.b64encode(unquote(login if ":" in login else f"{login}:").encode())
-        found["authorization"] = f"Basic {text.decode()}"
-    return found
+        updated["authorization"] = f"Basic {text.decode()}"
+    return updated
 
 
 def _first_line(error: BaseException) -> str:
@@ -452,9 +454,9 @@ def store_at(url: str, options: Mapping[str, Any]) -> ObjectStore:
     )
     key = scheme, host, repr(sorted(options.items())), tuple(environment), os.getpid()
     with _turns.lock:
-        found = _stores.get(key)
-        if found is None:
+        store = _stores.get(key)
+        if store is None:
             if len(_stores) >= _MOST_STORES:
                 _stores.clear()
-            found = _stores[key] = ObjectStore(url, options)
-        return found
+            store = _stores[key] = ObjectStore(url, options)
+        return store

@@ -127,14 +127,14 @@ def located(
       TypeError: If `path` has another type.
       FileNotFoundError: If it is empty.
     """
-    found = resolved(path, storage_options)
-    if not isinstance(found, str):
+    location = resolved(path, storage_options)
+    if not isinstance(location, str):
         remedy = "the path comes first, as in save(path, tree)"
         if hasattr(path, "write"):
             remedy = for_file
         raise TypeError(f"expected a path or a URL, got {type(path).__name__}: {remedy}")
-    check_name(found)
-    return found
+    check_name(location)
+    return location
 
 
 def check_name(path: str | os.PathLike[str]) -> None:
@@ -302,11 +302,11 @@ _LEAST_PASSWORD = 4
 _LEAST_VALUE = 8
 
 
-def _without_login(found: re.Match[str]) -> str:
-    scheme, login = found[1], found[2]
+def _without_login(match: re.Match[str]) -> str:
+    scheme, login = match[1], match[2]
     # For other schemes, a name alone is not a login: `abfs://container@account…`.
     is_name = ":" not in login and not _WEB.fullmatch(scheme.rstrip("/") + "/")
-    return found[0] if is_name else f"{scheme}{_HIDDEN}@"
+    return match[0] if is_name else f"{scheme}{_HIDDEN}@"
 
 
 def _secrets(url: str) -> list[str]:
@@ -315,13 +315,13 @@ def _secrets(url: str) -> list[str]:
 
     if not _URL.match(url) or _FILE.match(url):
         return []
-    logins = [found[2] for found in _LOGIN.finditer(url) if _without_login(found) != found[0]]
+    logins = [match[2] for match in _LOGIN.finditer(url) if _without_login(match) != match[0]]
     passwords = [login.partition(":")[2] or login for login in logins]
     _, _, query = url.partition("?")
-    values = [found[0][1:] for found in _VALUE.finditer(query)]
-    found = {password for password in passwords if len(password) >= _LEAST_PASSWORD}
-    found |= {value for value in values if len(value) >= _LEAST_VALUE}
-    return sorted(found | {unquote(secret) for secret in found}, key=len, reverse=True)
+    values = [match[0][1:] for match in _VALUE.finditer(query)]
+    secrets = {password for password in passwords if len(password) >= _LEAST_PASSWORD}
+    secrets |= {value for value in values if len(value) >= _LEAST_VALUE}
+    return sorted(secrets | {unquote(secret) for secret in secrets}, key=len, reverse=True)
 
 
 def absolute(path: str | os.PathLike[str]) -> str:

@@ -42,11 +42,11 @@ def _blocks(url: str) -> Blocks:
     """Opens the blocks of a remote file, or reads it if the server does not report its size."""
     store, path = file_at(url)
     with _reading(url, "the last bytes"):
-        found = store.head(path, Blocks.END)
-        if found.nbytes is None:
-            found = store.get(path)
-    version, near, at_once = found.version, store.near, store.at_once
-    length = memoryview(found.data).nbytes if found.nbytes is None else found.nbytes
+        stored = store.head(path, Blocks.END)
+        if stored.nbytes is None:
+            stored = store.get(path)
+    version, near, at_once = stored.version, store.near, store.at_once
+    length = memoryview(stored.data).nbytes if stored.nbytes is None else stored.nbytes
 
     def fetch(start: int, stop: int) -> Buffer:
         part = f"bytes {start} to {stop}"
@@ -60,7 +60,7 @@ def _blocks(url: str) -> Blocks:
             )
         return data
 
-    return Blocks(fetch, length, near=near, at_once=at_once, end=found.data)
+    return Blocks(fetch, length, near=near, at_once=at_once, end=stored.data)
 
 
 @contextlib.contextmanager

@@ -191,13 +191,13 @@ class RemoteStore(Store):
     def _holds(self, path: str, sent: _Sent) -> bool:
         """Returns whether a file is the one that was sent, as far as it can be read."""
         with contextlib.suppress(Exception):
-            found = self.head(path, 1)
-            if found.nbytes != sent.nbytes:
+            stored = self.head(path, 1)
+            if stored.nbytes != sent.nbytes:
                 return False
             crc = 0
             for start in range(0, sent.nbytes, _READ_BYTES):
                 stop = min(start + _READ_BYTES, sent.nbytes)
-                crc = zlib.crc32(self.range(path, start, stop, found.version), crc)
+                crc = zlib.crc32(self.range(path, start, stop, stored.version), crc)
             return crc == sent.crc
         return False
 
