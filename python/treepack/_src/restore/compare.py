@@ -57,8 +57,8 @@ class Signature(NamedTuple):
     def kind(self) -> str:
         """The kind of its elements: `bool`, `int`, `float`, `complex`, or the dtype's name."""
         name = getattr(self.dtype, "name", str(self.dtype))
-        found = _KIND.match(name)
-        return str(name) if found is None else found[1]
+        match = _KIND.match(name)
+        return str(name) if match is None else match[1]
 
 
 _KIND = re.compile(r"[bu]?(bool|int|float|complex)")
@@ -82,9 +82,9 @@ def signature(leaf: Any) -> Signature | None:
 
 def described(value: Any) -> str:
     """Describes a leaf or a subtree of a state, for messages."""
-    found = signature(value)
-    if found is not None:
-        return str(found)
+    value_signature = signature(value)
+    if value_signature is not None:
+        return str(value_signature)
     if isinstance(value, Mapping):
         if not value:
             return "nothing: an empty container or code"
@@ -126,13 +126,13 @@ def difference(
     return None if same else (described(target), described(state))
 
 
-def like_scalar(target: Any, found: Any) -> Any:
+def like_scalar(target: Any, value: Any) -> Any:
     """Returns a 0-d array as a number of NumPy or Python where the template has one."""
-    if not isinstance(found, np.ndarray) or found.ndim > 0:
-        return found
+    if not isinstance(value, np.ndarray) or value.ndim > 0:
+        return value
     if isinstance(target, np.generic):
-        return found[()]
-    return found.item() if type(target) in _NUMBERS else found
+        return value[()]
+    return value.item() if type(target) in _NUMBERS else value
 
 
 def is_opaque(leaf: Any) -> bool:

@@ -36,12 +36,12 @@ _KEYS = {
 
 
 def about_names(
-    found: list[Mismatch], deeper: tuple[Trail, Trail] | None, refuses_more: bool
+    mismatches: list[Mismatch], deeper: tuple[Trail, Trail] | None, refuses_more: bool
 ) -> Iterator[str]:
     """Yields hints about names that differ.
 
     Args:
-      found: All mismatches.
+      mismatches: All mismatches.
       deeper: See `Restore`.
       refuses_more: Whether leaves that the template lacks are an error by `unexpected="error"`.
     """
@@ -55,63 +55,75 @@ def about_names(
             f"Pass rename={{{printable(old)!r}: {printable(new)!r}}} and so on to treepack.load, "
             f"or {function}: one side has its leaves one level deeper."
         )
-    shapes = (_SHAPE.fullmatch(one.expected) for one in found)
+    shapes = (_SHAPE.fullmatch(mismatch.expected) for mismatch in mismatches)
     for shape in filter(None, shapes):
         yield f"A tuple is a subtree: for a shape, pass jax.ShapeDtypeStruct({shape[1]}, dtype)."
         break
-    for one in found:
-        if one.similar and not one.expected.startswith("a subtree"):
-            old, new = printable(one.similar), printable(one.path)
+    for mismatch in mismatches:
+        if mismatch.similar and not mismatch.expected.startswith("a subtree"):
+            old, new = printable(mismatch.similar), printable(mismatch.path)
             yield f"Pass rename={{{old!r}: {new!r}}} to treepack.load if this is its new name."
             break
     else:
-        if {NOTHING} <= {one.found for one in found} & {one.expected for one in found}:
+        if {NOTHING} <= {mismatch.found for mismatch in mismatches} & {
+            mismatch.expected for mismatch in mismatches
+        }:
             yield "Pass rename= to treepack.load if leaves have other names in the file."
-    lengths = [(_LENGTH.match(one.expected), _LENGTH.match(one.found)) for one in found]
+    lengths = [
+        (_LENGTH.match(mismatch.expected), _LENGTH.match(mismatch.found)) for mismatch in mismatches
+    ]
     more = [int(ours[1]) - int(theirs[1]) for ours, theirs in lengths if ours and theirs]
-    if max(more, default=0) > 0 or any(one.found == NOTHING for one in found):
+    if max(more, default=0) > 0 or any(mismatch.found == NOTHING for mismatch in mismatches):
         yield 'Pass missing="target" to treepack.load to keep leaves that the file lacks.'
-    elif any(one.found == "None" for one in found):
+    elif any(mismatch.found == "None" for mismatch in mismatches):
         yield 'Pass missing="target" to treepack.load to keep leaves that are None in the file.'
-    is_more = min(more, default=0) < 0 or any(one.expected == NOTHING for one in found)
+    is_more = min(more, default=0) < 0 or any(
+        mismatch.expected == NOTHING for mismatch in mismatches
+    )
     if is_more and not refuses_more:
         yield (
             'Pass unexpected="ignore" to treepack.load to ignore leaves that the template lacks, '
             "or select= to load fewer leaves."
         )
-    for one in found:
-        if one.expected == "None" and one.found != NOTHING:
+    for mismatch in mismatches:
+        if mismatch.expected == "None" and mismatch.found != NOTHING:
             yield (
-                f"Pass exclude={printable(one.path)!r} to treepack.load to keep this part of the "
-                "template."
+                f"Pass exclude={printable(mismatch.path)!r} to treepack.load to keep this part of "
+                "the template."
             )
             break
 
 
-def about_keys(found: list[Mismatch]) -> Iterator[str]:
+def about_keys(mismatches: list[Mismatch]) -> Iterator[str]:
     """Yields a hint if a key of one side is its data on the other."""
     for (ours, theirs), hint in _KEYS.items():
-        if any(one.expected.startswith(ours) and one.found.startswith(theirs) for one in found):
+        if any(
+            mismatch.expected.startswith(ours) and mismatch.found.startswith(theirs)
+            for mismatch in mismatches
+        ):
             yield hint
 
 
-def about_ties(found: list[Mismatch]) -> Iterator[str]:
+def about_ties(mismatches: list[Mismatch]) -> Iterator[str]:
     """Yields hints if only one side has one node in several places."""
-    if any(one.found.startswith(NODE_OF) for one in found):
+    if any(mismatch.found.startswith(NODE_OF) for mismatch in mismatches):
         yield (
             "JAX copies shared nodes of nnx: make the template without jax.tree.map and jax.jit, "
             "or with jax.eval_shape, whose nodes are joined as in the file."
         )
-    ours, theirs = ([one.expected for one in found], [one.found for one in found])
+    ours, theirs = (
+        [mismatch.expected for mismatch in mismatches],
+        [mismatch.found for mismatch in mismatches],
+    )
     if any(side.startswith((NODE_OF, VALUES_OF)) for side in (*ours, *theirs)):
         yield "Pass strict=False to restore them as separate nodes."
 
 
-def about_axes(found: list[Mismatch], is_renamed: bool) -> Iterator[str]:
+def about_axes(mismatches: list[Mismatch], is_renamed: bool) -> Iterator[str]:
     """Yields a hint about arrays whose axes have another order in the file."""
     sources, unclear = {}, []
-    for one in found:
-        path, ours, theirs = one.path, _sizes(one.expected), _sizes(one.found)
+    for mismatch in mismatches:
+        path, ours, theirs = mismatch.path, _sizes(mismatch.expected), _sizes(mismatch.found)
         if ours is None or theirs is None or ours == theirs or sorted(ours) != sorted(theirs):
             continue
         if len({*ours}) < len(ours):
@@ -131,22 +143,25 @@ def about_axes(found: list[Mismatch], is_renamed: bool) -> Iterator[str]:
         yield "Pass transpose=True to treepack.stack, or treepack.transpose(path) in rename=."
 
 
-def is_reshaped(one: Mismatch) -> bool:
+def is_reshaped(mismatch: Mismatch) -> bool:
     """Returns whether two arrays have as many elements, and dimensions of other sizes."""
-    ours, theirs = _sizes(one.expected), _sizes(one.found)
+    ours, theirs = _sizes(mismatch.expected), _sizes(mismatch.found)
     is_same = ours is None or theirs is None or sorted(ours) == sorted(theirs)
     return not is_same and math.prod(ours or ()) == math.prod(theirs or ())
 
 
 def _sizes(text: str) -> list[int] | None:
     """Returns the shape in the description of an array; `None` for other descriptions."""
-    found = _ARRAY.fullmatch(text)
-    return found and [int(size) for size in found[1][1:-1].split(",") if size]
+    match = _ARRAY.fullmatch(text)
+    return match and [int(size) for size in match[1][1:-1].split(",") if size]
 
 
-def about_leaves(found: list[Mismatch]) -> Iterator[str]:
+def about_leaves(mismatches: list[Mismatch]) -> Iterator[str]:
     """Yields hints about arrays of other shapes, and of another dtype of floats or integers."""
-    shapes = [(_sizes(one.expected), _sizes(one.found), is_reshaped(one)) for one in found]
+    shapes = [
+        (_sizes(mismatch.expected), _sizes(mismatch.found), is_reshaped(mismatch))
+        for mismatch in mismatches
+    ]
     for ours, theirs, is_same_size in shapes:
         if is_same_size:
             yield (
@@ -161,7 +176,10 @@ def about_leaves(found: list[Mismatch]) -> Iterator[str]:
             'Pass mismatched="target" to treepack.load to keep arrays whose shape differs in the '
             "file."
         )
-    numbers = [(_CASTABLE.fullmatch(one.expected), _CASTABLE.fullmatch(one.found)) for one in found]
+    numbers = [
+        (_CASTABLE.fullmatch(mismatch.expected), _CASTABLE.fullmatch(mismatch.found))
+        for mismatch in mismatches
+    ]
     same = [
         ours for ours, theirs in numbers if ours and theirs and ours.groups() == theirs.groups()
     ]

@@ -93,8 +93,8 @@ class Coverage:
 
         def watched(leaves: list[Any]) -> list[Any]:
             converted = convert(leaves)
-            for (path, _, found, *_), made in zip(leaves, converted, strict=True):
-                before, after = signature(found), signature(made)
+            for (path, _, old, *_), new in zip(leaves, converted, strict=True):
+                before, after = signature(old), signature(new)
                 if before is not None and after is not None and before.dtype != after.dtype:
                     self.was_cast(path)
             return converted
@@ -115,10 +115,10 @@ class Coverage:
 
     def unexpected(self, state: Any, path: Trail) -> bool:
         """Records leaves of the state that the template lacks; returns whether there are any."""
-        found = (leaf for leaf, value in state_leaves(state, path) if value is not ABSENT)
-        first = next(found, None)
+        leaves = (leaf for leaf, value in state_leaves(state, path) if value is not ABSENT)
+        first = next(leaves, None)
         if first is not None:
-            self._note(self._unexpected, itertools.chain([first], found))
+            self._note(self._unexpected, itertools.chain([first], leaves))
         return first is not None
 
     def left(self, paths: Iterable[str]) -> None:

@@ -54,9 +54,9 @@ class Restore:
       path: The names from the root to the current node.
       mismatches: The differences so far, one for each path.
       sentence: flax's message for the first difference in structure.
-      found: The leaves to convert, while it collects them.
-      cells: For each of `found`, a one-element list that receives its conversion.
-      made: Of `found` and their conversions, those that are not in `converted`.
+      collected: The leaves to convert, while it collects them.
+      cells: For each of `collected`, a one-element list that receives its conversion.
+      conversions: Leaves and their conversions that are not in `converted` yet.
       converted: Leaves and their conversions by path, once another walk looks one up.
       deeper: Old and new path of a leaf that is one level deeper in the state, or in the template.
       has_shareable: Whether the template has nodes that may be in several places; see `ties.py`.
@@ -81,9 +81,9 @@ class Restore:
         self.path: list[str] = []
         self.mismatches: dict[str, Mismatch] = {}
         self.sentence: str | None = None
-        self.found: list[Leaf] | None = None
+        self.collected: list[Leaf] | None = None
         self.cells: list[list[Any]] = []
-        self.made: list[tuple[Leaf, Any]] = []
+        self.conversions: list[tuple[Leaf, Any]] = []
         self.converted: dict[Trail, list[tuple[Any, Any]]] | None = None
         self.deeper: tuple[Trail, Trail] | None = None
         self.has_shareable = False
@@ -104,32 +104,35 @@ class Restore:
 
     def error(self) -> MismatchError:
         """Returns the error with all differences so far."""
-        found = list(self.mismatches.values())
+        mismatches = list(self.mismatches.values())
         singular, plural = ("leaf", "leaves") if self.sentence is None else ("place", "places")
-        count = f"1 {singular} does" if len(found) == 1 else f"{len(found)} {plural} do"
+        count = f"1 {singular} does" if len(mismatches) == 1 else f"{len(mismatches)} {plural} do"
         count = f"at least {count}" if self._is_cut else count
-        lines = [f"\n  {printable(_line(mismatch))}" for mismatch in found[:_MOST_LINES]]
-        if len(found) > _MOST_LINES:
-            lines.append(f"\n  and {len(found) - _MOST_LINES} more, in the error's mismatches")
+        lines = [f"\n  {printable(_line(mismatch))}" for mismatch in mismatches[:_MOST_LINES]]
+        if len(mismatches) > _MOST_LINES:
+            lines.append(f"\n  and {len(mismatches) - _MOST_LINES} more, in the error's mismatches")
         text = f"{count} not match the template:{''.join(lines)}"
-        if found[0].path == _paths.ROOT and found[0].expected.endswith(("str", "(str)")):
+        if mismatches[0].path == _paths.ROOT and mismatches[0].expected.endswith(("str", "(str)")):
             hint = "The second argument is a template: for a part of the file, pass select=."
-            return MismatchError(f"{text}\n{hint}", found)
+            return MismatchError(f"{text}\n{hint}", mismatches)
         is_native = not self.reading.is_drop_in  # the drop-in functions have fewer options
         refuses_more = self.partial is not None and self.partial.takes_more is False
-        hints = [*about_names(found, self.deeper, refuses_more)] if is_native else []
-        hints += about_keys(found)
-        hints += about_ties(found)
+        hints = [*about_names(mismatches, self.deeper, refuses_more)] if is_native else []
+        hints += about_keys(mismatches)
+        hints += about_ties(mismatches)
         is_renamed = self.partial is not None and self.partial.renames
-        hints += about_axes(found, is_renamed) if is_native else ()
+        hints += about_axes(mismatches, is_renamed) if is_native else ()
         if self.sentence is None:
-            hints += about_leaves(found) if is_native else ()
-            if not any(NOTHING in one[1:3] or (is_native and is_reshaped(one)) for one in found):
+            hints += about_leaves(mismatches) if is_native else ()
+            if not any(
+                NOTHING in mismatch[1:3] or (is_native and is_reshaped(mismatch))
+                for mismatch in mismatches
+            ):
                 hints.append("Pass strict=False to take the shapes and dtypes of the file.")
         text = "\n".join([text, *hints])
         if self.sentence is None or is_native:
-            return MismatchError(text, found)
-        error = MismatchError(self.sentence, found)
+            return MismatchError(text, mismatches)
+        error = MismatchError(self.sentence, mismatches)
         error.add_note(text)
         return error
 
@@ -162,34 +165,34 @@ class Restore:
         """Collects leaves until `convert_found` converts them; a no-op without `convert`."""
         if self.convert is None:
             return contextlib.nullcontext()
-        return self._with(found=[], cells=[], made=[], converted=None)
+        return self._with(collected=[], cells=[], conversions=[], converted=None)
 
     def convert_found(self) -> None:
         """Converts the collected leaves."""
-        assert self.found is not None
+        assert self.collected is not None
         assert self.convert is not None
-        self.converted, made = {}, self.convert(self.found)
-        for cell, value in zip(self.cells, made, strict=True):
+        self.converted, conversions = {}, self.convert(self.collected)
+        for cell, value in zip(self.cells, conversions, strict=True):
             cell[0] = value
-        self.made, self.found = [*zip(self.found, made, strict=True)], None
+        self.conversions, self.collected = [*zip(self.collected, conversions, strict=True)], None
 
     def settle(self, leaves: list[Leaf]) -> list[Any]:
         """Compares leaves; returns them or their conversions, or the cells of collected leaves."""
         for path, target, state in leaves:
-            found = difference(target, state, self.strict, cast=self.reading.casts)
-            if found is not None:
-                self.note_at(path, *found)
+            texts = difference(target, state, self.strict, cast=self.reading.casts)
+            if texts is not None:
+                self.note_at(path, *texts)
         return [self._settled(*leaf) for leaf in leaves]
 
     @property
     def converts(self) -> bool:
         """Whether leaves are converted, so that the walk must not skip any."""
-        return self.found is not None or self.converted is not None
+        return self.collected is not None or self.converted is not None
 
     @property
     def collects(self) -> bool:
         """Whether it only compares and collects leaves, without running code of the types."""
-        return self.found is not None
+        return self.collected is not None
 
     @contextlib.contextmanager
     def part(self, strict: Strict) -> Iterator[None]:
@@ -198,12 +201,12 @@ class Restore:
         Drops the mismatches of a part that raises: the handler that catches the error may try
         something else.
         """
-        sentence, found = self.sentence, dict(self.mismatches)
+        sentence, mismatches = self.sentence, dict(self.mismatches)
         try:
             with self._with(strict=strict):
                 yield
         except BaseException:
-            self.mismatches, self.sentence = found, sentence
+            self.mismatches, self.sentence = mismatches, sentence
             raise
 
     def path_of(self, name: str) -> Trail:
@@ -214,10 +217,10 @@ class Restore:
         """Returns the path of the current node."""
         trails = self._trails
         pairs = zip(trails, self.path, strict=False)
-        known = sum(1 for _ in itertools.takewhile(lambda pair: pair[0][0] is pair[1], pairs))
-        del trails[known:]
+        shared = sum(1 for _ in itertools.takewhile(lambda pair: pair[0][0] is pair[1], pairs))
+        del trails[shared:]
         trail = trails[-1][1] if trails else Trail()
-        for part in self.path[known:]:
+        for part in self.path[shared:]:
             trail = _below(trail, part)
             trails.append((part, trail))
         return trail
@@ -253,25 +256,25 @@ class Restore:
         return self._settled(self.path_of(name), target, state)
 
     def _settled(self, path: Trail, target: Any, state: Any) -> Any:
-        made = state if self.reading.is_drop_in else like_scalar(target, state)
+        value = state if self.reading.is_drop_in else like_scalar(target, state)
         is_array = self.converts and signature(target) is not None
-        if self.found is not None:
-            cell = [made]
+        if self.collected is not None:
+            cell = [value]
             if is_array:
-                self.found.append((path, target, state))
+                self.collected.append((path, target, state))
                 self.cells.append(cell)
             return cell
         if self.converted is not None and is_array:
-            for (place, _, found), other in self.made:
-                self.converted.setdefault(place, []).append((found, other))
-            self.made = []
+            for (place, _, leaf), conversion in self.conversions:
+                self.converted.setdefault(place, []).append((leaf, conversion))
+            self.conversions = []
             pairs = self.converted.get(path, ())
-            return next((other for found, other in pairs if found is state), made)
-        return made
+            return next((conversion for leaf, conversion in pairs if leaf is state), value)
+        return value
 
-    def as_found(self) -> AbstractContextManager[None]:
+    def without_conversion(self) -> AbstractContextManager[None]:
         """Suspends the conversion of leaves."""
-        return self._with(convert=None, found=None, converted=None)
+        return self._with(convert=None, collected=None, converted=None)
 
     @contextlib.contextmanager
     def _with(self, **values: Any) -> Iterator[None]:
@@ -331,13 +334,13 @@ _MOST_LINES = 50
 _MOST_PATH = 1000
 
 
-def _line(found: Mismatch) -> str:
-    path = found.path
+def _line(mismatch: Mismatch) -> str:
+    path = mismatch.path
     if len(path) > _MOST_PATH:
         path = f"{path[: _MOST_PATH // 2]}…{path[-_MOST_PATH // 2 :]}"
-    if found.found == NOTHING:
-        hint = f"; is it {found.similar}?" if found.similar else ""
-        return f"{path}: missing (expected {found.expected}){hint}"
-    if found.expected == NOTHING:
-        return f"{path}: unexpected (found {found.found})"
-    return f"{path}: expected {found.expected}, found {found.found}"
+    if mismatch.found == NOTHING:
+        hint = f"; is it {mismatch.similar}?" if mismatch.similar else ""
+        return f"{path}: missing (expected {mismatch.expected}){hint}"
+    if mismatch.expected == NOTHING:
+        return f"{path}: unexpected (found {mismatch.found})"
+    return f"{path}: expected {mismatch.expected}, found {mismatch.found}"

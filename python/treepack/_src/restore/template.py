@@ -167,7 +167,7 @@ def restore_selected(
     restore = Restore(reading, core.restore_state, convert=convert, partial=partial)
     with restore:
         with restore.conversion():
-            made = core.restore_selected(
+            tree = core.restore_selected(
                 catalog,
                 value,
                 target,
@@ -179,7 +179,7 @@ def restore_selected(
                 threads=reading.threads,
             )
         return joined(
-            target, made, restore, catalog.record, _paths.parts(catalog.path_of(value, 0))
+            target, tree, restore, catalog.record, _paths.parts(catalog.path_of(value, 0))
         )
 
 
@@ -209,8 +209,8 @@ def restore_tree(
       above: The parts of that position's path.
     """
     if target is None or core.RECORD_KEY not in _keys(target):
-        state, found = split(state)
-        record = (found, []) if type(found) is bytes else record
+        state, saved_record = split(state)
+        record = (saved_record, []) if type(saved_record) is bytes else record
     if target is None:
         return state
     name = as_part(name)
@@ -225,8 +225,8 @@ def restore_tree(
         reading, child, partial=partial, kinds=kinds if is_exact else None, convert=convert
     )
     with restore:
-        made = restore.whole(target, state, name)
-        return joined(target, made, restore, None if record is None else record[0], above)
+        tree = restore.whole(target, state, name)
+        return joined(target, tree, restore, None if record is None else record[0], above)
 
 
 def _keys(target: Any) -> Any:
@@ -300,33 +300,33 @@ def _restore_node(kind: NodeKind, target: Any, state: Any, restore: Restore) -> 
                 kind.in_words(Difference(target, state, list(children), "/".join(restore.path)))
             )
         _note_names(target, state, children, missing, restore)
-    found = {
+    restored = {
         name: restore.below(child, state[name], name)
         for name, child in children.items()
         if name in state
     }
     # Code of the type might fail for mismatched children; the mismatch is an error anyway.
-    return target if restore.mismatches or restore.collects else make(found)
+    return target if restore.mismatches or restore.collects else make(restored)
 
 
 def _is_empty(child: Any) -> bool:
     return kind_of(child) is not None and not any(leaves_of(child, ()))
 
 
-def _compare_kinds(target: Any, found: str | None, restore: Restore) -> None:
+def _compare_kinds(target: Any, saved: str | None, restore: Restore) -> None:
     """Records a difference if a container of another kind was saved here."""
     ty = type(target)
     expected = _PLAIN_KINDS.get(ty)
     if ty is dict and not all(type(key) is str for key in target):
         expected = "keys"
-    if found is None or found == expected or (expected is None and is_named(ty, found)):
+    if saved is None or saved == expected or (expected is None and is_named(ty, saved)):
         return
     names = {"keys": "dict with keys other than strings"}
     expected = names.get(expected, expected) if expected else TYPES.name_of(ty) or default_name(ty)
-    found = names.get(found, found)
-    restore.note_here(f"a container of the type {expected}", found)
+    saved = names.get(saved, saved)
+    restore.note_here(f"a container of the type {expected}", saved)
     restore.say(
-        f"The target has a {expected} where a {found} was saved, at path {'/'.join(restore.path)}"
+        f"The target has a {expected} where a {saved} was saved, at path {'/'.join(restore.path)}"
     )
 
 
@@ -345,9 +345,9 @@ def _partial_names(
         for name in state
         if name not in children and partial.unexpected(state[name], restore.path_of(str(name)))
     }
-    known = {name: state[name] for name in state if name in children or name in more}
-    known |= dict.fromkeys(kept, ABSENT)
-    return known, [name for name in missing if name not in kept], [*more]
+    marked = {name: state[name] for name in state if name in children or name in more}
+    marked |= dict.fromkeys(kept, ABSENT)
+    return marked, [name for name in missing if name not in kept], [*more]
 
 
 def _counted(elements: Sized) -> str:
@@ -398,8 +398,8 @@ def _restore_by_handler(
     returns for the template. That may fail, since templates may be incomplete.
     """
     strict = restore.strict
-    known = strict or restore.converts or restore.partial is not None
-    expected = _expected_of(kind, target) if known else ()
+    is_compared = strict or restore.converts or restore.partial is not None
+    expected = _expected_of(kind, target) if is_compared else ()
     for template in expected:
         # A copy of the dicts, since the handler may change them.
         state = _compared(template, state, name, restore)
@@ -411,7 +411,7 @@ def _restore_by_handler(
     try:
         with (
             restore.part(strict),
-            restore.as_found() if expected else contextlib.nullcontext(),
+            restore.without_conversion() if expected else contextlib.nullcontext(),
             handlers.foreign_path(restore.path),
         ):
             return kind.make(target, given)
@@ -456,9 +456,9 @@ def _restore_leaf(target: Any, state: Any, name: str, restore: Restore) -> Any:
     if isinstance(state, Mapping) and _prng.MARKER in state and _prng.is_key_like(target):
         key = _prng.wrap(state[_prng.MARKER], state.get("data"))
         state = state if key is None else key
-    found = difference(target, state, restore.strict, cast=restore.reading.casts)
-    if found is not None:
-        restore.note(name, *found)
+    texts = difference(target, state, restore.strict, cast=restore.reading.casts)
+    if texts is not None:
+        restore.note(name, *texts)
         if isinstance(state, Mapping) and len(state) == 1 and target is not None:
             path = restore.path_of(name)
             restore.deeper = restore.deeper or (_paths.Trail(path, str(*state)), path)
@@ -532,15 +532,14 @@ def _converted(template: Any, state: Any, name: str, restore: Restore) -> Any:
         if _are_lists(template, state):
             pairs = enumerate(zip(template, state, strict=True))
             return type(state)(
-                _converted(expected, found, str(index), restore)
-                for index, (expected, found) in pairs
+                _converted(expected, item, str(index), restore) for index, (expected, item) in pairs
             )
         if isinstance(template, Mapping) and type(state) is dict:
             return {
-                key: _converted(template[key], found, str(key), restore)
+                key: _converted(template[key], value, str(key), restore)
                 if key in template
-                else found
-                for key, found in state.items()
+                else value
+                for key, value in state.items()
             }
     finally:
         restore.path.pop()

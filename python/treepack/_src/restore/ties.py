@@ -20,7 +20,7 @@ from treepack._src.restore.session import Restore
 
 
 def joined(
-    target: Any, made: Any, restore: Restore, record: bytes | None, above: Sequence[str]
+    target: Any, tree: Any, restore: Restore, record: bytes | None, above: Sequence[str]
 ) -> Any:
     """Returns a restored tree with the ties of its template and of the file.
 
@@ -31,18 +31,18 @@ def joined(
 
     Args:
       target: The template.
-      made: The restored tree.
+      tree: The restored tree.
       restore: The restore, which receives the mismatches.
       record: The record of the file's structure.
       above: The parts of the tree's path in the file.
     """
     if restore.mismatches or not restore.has_shareable:
-        return made
+        return tree
     ours = ties_of(target)
     theirs = [] if record is None else _below(core.record_ties(record), above)
     if not ours and not theirs:
-        return made
-    return _Joining(target, made, restore, _Groups(theirs)).joined(ours, theirs)
+        return tree
+    return _Joining(target, tree, restore, _Groups(theirs)).joined(ours, theirs)
 
 
 def _below(ties: list[Tie], above: Sequence[str]) -> list[Tie]:
@@ -85,12 +85,12 @@ class _Groups:
 
 
 class _Joining:
-    def __init__(self, target: Any, made: Any, restore: Restore, saved: _Groups):
-        self.made = made
+    def __init__(self, target: Any, tree: Any, restore: Restore, saved: _Groups):
+        self.tree = tree
         self.restore = restore
         self.saved = saved
         self.old, self.new = (
-            {str(trail): node for trail, node in shareable(tree)} for tree in (target, made)
+            {str(trail): node for trail, node in shareable(root)} for root in (target, tree)
         )
 
     def joined(self, ours: list[Tie], theirs: list[Tie]) -> Any:
@@ -106,16 +106,19 @@ class _Joining:
             differ += [path for path in more if not self._agree(first, path)]
         differ.sort()
         groups = _Groups([pair for pair in pairs if not _paths.has(differ, pair[1])])
-        known = _Groups(ours)
+        our_groups = _Groups(ours)
         for first, again in theirs:
-            if known.first(first) == known.first(again) or not {first, again} <= self.new.keys():
+            if (
+                our_groups.first(first) == our_groups.first(again)
+                or not {first, again} <= self.new.keys()
+            ):
                 continue
             if self._is_abstract(again):
                 groups.join(first, again)
             elif self.restore.strict and self._is_loaded(first) and self._is_loaded(again):
                 expected = "a node of its own, as in the template"
                 self._note(again, expected, f"{NODE_OF}{first}")
-        return self.made if self.restore.mismatches else tied(self.made, groups.ties())
+        return self.tree if self.restore.mismatches else tied(self.tree, groups.ties())
 
     def _is_abstract(self, path: str) -> bool:
         return any(_jax.is_struct(leaf) for _, leaf in leaves_of(self.old[path], ()))
