@@ -11,7 +11,7 @@ from treepack._src.checkpoint.shards import MANIFEST
 from treepack._src.printable import printable
 from treepack._src.saving.lease import utc
 from treepack._src.series.contents import is_damage, opened
-from treepack._src.series.names import Folder, Found, directory_of
+from treepack._src.series.names import CheckpointEntry, Folder, directory_of
 from treepack._src.storage.entries import entries, is_directory
 from treepack._src.storage.place import absolute, joined, shown
 from treepack.errors import CorruptionError
@@ -62,7 +62,7 @@ def show(name: str, folder: Folder, *, as_json: bool) -> None:
     output.rows((_cells(row) for row in found), frozenset({1}))
 
 
-def _row(folder: Folder, step: int, entry: Found, *, is_pinned: bool) -> dict[str, Any]:
+def _row(folder: Folder, step: int, entry: CheckpointEntry, *, is_pinned: bool) -> dict[str, Any]:
     """Describes a checkpoint: its size, time and metrics if it can be read, or its damage."""
     row: dict[str, Any] = {
         **{"step": step, "name": entry.name, "nbytes": None, "saved": None, "metrics": {}},

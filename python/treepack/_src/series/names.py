@@ -157,12 +157,12 @@ class Folder:
         """Returns the steps of all complete checkpoints, in order."""
         return [name.removeprefix(self.begin) for name in self.names()]
 
-    def numbered(self) -> dict[int, Found]:
+    def numbered(self) -> dict[int, CheckpointEntry]:
         """Returns the numbered entries of a new listing."""
         return self.listing().numbered()
 
 
-class Found:
+class CheckpointEntry:
     """An entry that is, or will be, a checkpoint; a directory is listed on first use.
 
     Attributes:
@@ -206,7 +206,7 @@ class Listing:
     def __init__(self, folder: Folder, entries: list[Entry]):
         self.folder, self.entries = folder, entries
         checkpoints = [
-            Found(folder, entry)
+            CheckpointEntry(folder, entry)
             for entry in entries
             if entry.name.startswith(folder.begin)
             and entry.name != folder.name(TEMPORARY)
@@ -216,13 +216,13 @@ class Listing:
         ]
         self.checkpoints = sorted(checkpoints, key=lambda checkpoint: folder.key(checkpoint.name))
 
-    def numbered(self) -> dict[int, Found]:
+    def numbered(self) -> dict[int, CheckpointEntry]:
         """Returns the entries that are named by the prefix and an integer, by step, in order.
 
         Entries with other names, such as `step_7.bak` or `step_007`, are not of the series. Where
         a store has a file and a directory of one name, the file is the one that is read.
         """
-        numbered: dict[int, Found] = {}
+        numbered: dict[int, CheckpointEntry] = {}
         for entry in sorted(self.checkpoints, key=lambda entry: entry.is_directory):
             if (step := self.folder.step(entry.name)) is not None:
                 numbered.setdefault(step, entry)
@@ -242,7 +242,7 @@ class Listing:
                 last_names[numbered[1]] = name
         return last_names
 
-    def newest(self) -> Found | None:
+    def newest(self) -> CheckpointEntry | None:
         """Returns the last complete checkpoint."""
         return next((entry for entry in reversed(self.checkpoints) if entry.is_complete), None)
 

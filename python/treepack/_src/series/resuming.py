@@ -22,7 +22,7 @@ from treepack._src.options import ChoiceOptions
 from treepack._src.printable import printable, warn
 from treepack._src.series.contents import is_damage, opened
 from treepack._src.series.fast import Fast
-from treepack._src.series.names import Found
+from treepack._src.series.names import CheckpointEntry
 from treepack._src.series.writing import Checkpoints
 from treepack._src.storage.place import shown
 from treepack.errors import CorruptionError, TreepackError
@@ -152,7 +152,7 @@ class Resuming:
             "Copy the intact leaves with `treepack salvage`, or begin a run in another directory"
         )
 
-    def _candidates(self) -> list[tuple[int, Checkpoints, Found]]:
+    def _candidates(self) -> list[tuple[int, Checkpoints, CheckpointEntry]]:
         """Returns the checkpoints of all directories, the latest first, and the fast one first."""
         tiers = [self.checkpoints]
         if self.fast is not None:  # in this order, since one may be copied and removed meanwhile

@@ -24,7 +24,7 @@ from treepack._src.saving.lease import OwnBusyError
 from treepack._src.saving.sharded import ShardedWrite
 from treepack._src.series.contents import is_damage, metadata_of, numbers, opened, own
 from treepack._src.series.keep import Keep, Summary
-from treepack._src.series.names import Folder, Found
+from treepack._src.series.names import CheckpointEntry, Folder
 from treepack._src.series.retention import sweep
 from treepack._src.storage.content import is_special
 from treepack._src.storage.entries import remove
@@ -60,7 +60,7 @@ class Checkpoints:
         """Returns the steps of the checkpoints whose save has ended, in order."""
         return [step for step, entry in self.folder.numbered().items() if entry.is_complete]
 
-    def complete(self, numbered: Mapping[int, Found], first: int = 0) -> list[int]:
+    def complete(self, numbered: Mapping[int, CheckpointEntry], first: int = 0) -> list[int]:
         """Returns `steps` from `first` on, without looking again into known ones.
 
         In a store, each look takes a request.
@@ -74,7 +74,9 @@ class Checkpoints:
         numbered = self.folder.numbered()
         return self.summaries(numbered, self.complete(numbered, first))
 
-    def summaries(self, numbered: Mapping[int, Found], steps: Iterable[int]) -> list[Summary]:
+    def summaries(
+        self, numbered: Mapping[int, CheckpointEntry], steps: Iterable[int]
+    ) -> list[Summary]:
         """Returns the summaries of the intact checkpoints."""
         summaries = (self.summary(step, is_directory=numbered[step].is_directory) for step in steps)
         return [summary for summary in summaries if summary is not None]
@@ -225,7 +227,9 @@ def room_for(checkpoints: Checkpoints, step: int, is_sharded: bool) -> Iterator[
         yield directory
 
 
-def check_last(checkpoints: Checkpoints, step: int, *others: Checkpoints) -> Mapping[int, Found]:
+def check_last(
+    checkpoints: Checkpoints, step: int, *others: Checkpoints
+) -> Mapping[int, CheckpointEntry]:
     """Returns the checkpoints of a directory, after checking that none of a later step is there.
 
     Raises:
