@@ -37,33 +37,35 @@ def verify(
     for file in [path for given in files for path in runs.files_of(given)]:
         try:
             with output.bar("verify") as progress:
-                found = treepack.verify(file, max_size=max_size, progress=progress)
+                report = treepack.verify(file, max_size=max_size, progress=progress)
         except OSError as error:
             failed = True
             output.error(error)
             results.append({"file": shown(file), "ok": False, "error": str(error)})
             continue
-        damaged |= found.damage is not None or bool(found.corrupt)
-        failed |= bool(found.unreadable)
-        newer |= found.newer is not None
-        fields = {**found._asdict(), "leaves": dict(found.leaves)}
-        results.append({"file": shown(file), "ok": found.ok, **fields})
+        damaged |= report.damage is not None or bool(report.corrupt)
+        failed |= bool(report.unreadable)
+        newer |= report.newer is not None
+        fields = {**report._asdict(), "leaves": dict(report.leaves)}
+        results.append({"file": shown(file), "ok": report.ok, **fields})
         if quiet or as_json:
             continue
-        if found.newer is not None:
-            output.line(f"{shown(file)}: not checked: {found.newer}", "yellow")
+        if report.newer is not None:
+            output.line(f"{shown(file)}: not checked: {report.newer}", "yellow")
             continue
-        counts = Counter(found.leaves.values())
+        counts = Counter(report.leaves.values())
         texts = [f"{counts[key]} {key}" for key in get_args(Status) if counts[key]]
         is_checked = not counts["unchecked"]
-        style = "red" if not found.ok else "green" if is_checked else "yellow"
+        style = "red" if not report.ok else "green" if is_checked else "yellow"
         output.line(f"{shown(file)}: {', '.join(texts) or 'no leaves'}", style)
-        for key, paths in (("corrupt", found.corrupt), ("unreadable", found.unreadable)):
+        for key, paths in (("corrupt", report.corrupt), ("unreadable", report.unreadable)):
             output.rows(((f"  {key}", path), ("bold red", "")) for path in paths)
-        if found.damage is not None:
-            output.line(f"  damaged: {found.damage}", "bold red")
+        if report.damage is not None:
+            output.line(f"  damaged: {report.damage}", "bold red")
         if not is_checked:
-            why = "the file has no checksums" if found.damage is None else "no checksums were found"
+            why = (
+                "the file has no checksums" if report.damage is None else "no checksums were found"
+            )
             output.line(f"  unchecked: {why}; only its headers were read", "dim")
     if as_json and not quiet:
         output.json(output.jsonable({"files": results}))
@@ -90,24 +92,24 @@ def diff(
     Exit status 1: they differ.
     """
     with opened(one, max_size) as left, opened(other, max_size) as right:
-        found = treepack.diff(left, right, rtol=rtol, atol=atol)
+        differences = treepack.diff(left, right, rtol=rtol, atol=atol)
         modules = values.changes(left, right) if stats else {}
     if as_json:
         result: dict[str, Any] = {
             "files": [shown(one), shown(other)],
-            "leaves": found.leaves,
-            "differences": [difference._asdict() for difference in found],
+            "leaves": differences.leaves,
+            "differences": [difference._asdict() for difference in differences],
         }
         if stats:
             rows = {path: dataclasses.asdict(change) for path, change in modules.items()}
             result["modules"] = output.jsonable(rows)
         output.json(result)
-        raise typer.Exit(int(bool(found)))
-    output.rows((tuple(difference), ("", "yellow", "")) for difference in found)
+        raise typer.Exit(int(bool(differences)))
+    output.rows((tuple(difference), ("", "yellow", "")) for difference in differences)
     if modules:
         output.rows([(_STATS, ("dim",) * len(_STATS)), *map(_stats_row, modules.items())], _RIGHT)
-    output.line(repr(found).partition("\n")[0], "yellow" if found else "green")
-    raise typer.Exit(int(bool(found)))
+    output.line(repr(differences).partition("\n")[0], "yellow" if differences else "green")
+    raise typer.Exit(int(bool(differences)))
 
 
 _STATS = ("module", "arrays", "norm", "other norm", "change", "largest", "NaN", "other NaN")

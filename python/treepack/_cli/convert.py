@@ -112,20 +112,20 @@ def references(state: State) -> dict[str, list[str]]:
     Raises:
       CorruptionError: If a leaf is damaged.
     """
-    found: dict[str, list[str]] = {}
+    paths: dict[str, list[str]] = {}
 
     def look(node: Any, parts: tuple[str, ...]) -> None:
         if isinstance(node, Exception):
             raise node
         text = reference_text(node)
         if text is not None:
-            found.setdefault(text, []).append(_paths.text(parts))
+            paths.setdefault(text, []).append(_paths.text(parts))
         elif isinstance(node, (dict, list)):
             for key, child in node.items() if isinstance(node, dict) else enumerate(node):
                 look(child, (*parts, str(key)))
 
     look(state.tree, ())
-    return found
+    return paths
 
 
 def listed(paths: list[str]) -> str:
@@ -163,10 +163,10 @@ def with_dtype(tree: Any, dtype: np.dtype[Any]) -> Any:
         content, size = elements_of(leaf), leaf.dtype.itemsize
 
         def flat_range(start: int, stop: int) -> np.ndarray:
-            found = np.frombuffer(content.read_range(start * size, stop * size), leaf.dtype)
-            made = np.empty(found.shape, dtype)
-            _dtypes.cast(found, made, path, remedy="or choose a --dtype of a larger range")
-            return made
+            elements = np.frombuffer(content.read_range(start * size, stop * size), leaf.dtype)
+            target = np.empty(elements.shape, dtype)
+            _dtypes.cast(elements, target, path, remedy="or choose a --dtype of a larger range")
+            return target
 
         return Computed(leaf.shape, dtype, flat_range)
 
@@ -199,8 +199,8 @@ def renamed(
     for path, pattern in stacks.items():
         source = sources.stack(pattern)
         sources.check_wildcards(path, source)
-        for new, (one, found) in sources.resolve(path, source, leaves).items():
-            arrays = [_array(leaves.pop(name), name) for name in found]
+        for new, (stacking, paths) in sources.resolve(path, source, leaves).items():
+            arrays = [_array(leaves.pop(name), name) for name in paths]
             kinds = [*dict.fromkeys(f"{array.dtype}{[*array.shape]}" for array in arrays)]
             if len(kinds) > 1:
                 raise TreepackError(
@@ -209,7 +209,7 @@ def renamed(
                 )
             if new in leaves:
                 raise TreepackError(f"--stack: there is a leaf at {new} already")
-            leaves[new] = stacked[new] = one, arrays
+            leaves[new] = stacked[new] = stacking, arrays
     new_names = Renaming(names or None, [*leaves], values=values_in(leaves))
     renaming = {path: new_names(path) for path in leaves}
     new_names.check(leaves, "file")
@@ -217,9 +217,9 @@ def renamed(
     def spread(path: str, source: sources.Source) -> dict[str, Any]:
         """Returns sources by new names, for a path before or after renaming."""
         sources.check_wildcards(path, source)
-        found = sources.spread(path, source, renaming)
-        if found:
-            return {renaming[old]: one for old, one in found.items()}
+        matches = sources.spread(path, source, renaming)
+        if matches:
+            return {renaming[old]: match for old, match in matches.items()}
         return sources.spread(path, source, {*renaming.values()}) or {path: source}
 
     ours: dict[str, Any] = {}
@@ -250,23 +250,23 @@ def renamed(
 
 def _pairs(option: str, given: Iterable[str]) -> dict[str, str]:
     """Parses options of the form `ONE=OTHER`."""
-    found: dict[str, str] = {}
+    pairs: dict[str, str] = {}
     for text in given:
         one, equals, other = text.partition("=")
         if not (one and equals and other):
             raise ValueError(f"{option} takes two paths with = between them, got {text!r}")
-        found[_paths.text(_paths.parts(one))] = other
-    return found
+        pairs[_paths.text(_paths.parts(one))] = other
+    return pairs
 
 
 def _turned(text: str) -> tuple[str, tuple[int, ...] | None]:
     """Parses an option of the form `PATH` or `PATH=AXES`."""
-    if (found := re.fullmatch(r"(.+)=(\d+(?:,\d+)*)", text)) is None:
+    if (match := re.fullmatch(r"(.+)=(\d+(?:,\d+)*)", text)) is None:
         return _paths.text(_paths.parts(text)), None
-    axes = tuple(map(int, found[2].split(",")))
+    axes = tuple(map(int, match[2].split(",")))
     if sorted(axes) != [*range(len(axes))]:
         raise ValueError(f"--transpose takes a permutation of all axes, got {text!r}")
-    return _paths.text(_paths.parts(found[1])), axes
+    return _paths.text(_paths.parts(match[1])), axes
 
 
 def _array(leaf: Any, path: str) -> LazyArray:

@@ -102,7 +102,7 @@ def ls(
     if nan:
         _list_nan(file, path, max_size, as_json=as_json)
         return
-    if path == "." and (run := runs.found_at(file, prefix)) is not None:
+    if path == "." and (run := runs.run_at(file, prefix)) is not None:
         runs.show(file, run, as_json=as_json)
         return
     with sources.opened_any(file, sep, max_size) as opened:
@@ -134,24 +134,24 @@ def ls(
 
 def _list_nan(file: str, path: str, max_size: int | None, *, as_json: bool) -> None:
     """Prints a row for each array with elements that are not finite."""
-    found = []
+    arrays = []
     with sources.opened(file, max_size) as opened:
         tree = opened if path == _paths.ROOT else opened[path]
         leaves = tree.leaves() if isinstance(tree, Tree) else [(path, tree)]
         for name, leaf in leaves:
             if isinstance(leaf, LazyArray) and any(counts := values.not_finite(leaf)):
-                found.append((name, leaf, *counts))
+                arrays.append((name, leaf, *counts))
     if as_json:
         entries = [
-            {**_array(leaf, name), "nan": nan, "infinite": inf} for name, leaf, nan, inf in found
+            {**_array(leaf, name), "nan": nan, "infinite": inf} for name, leaf, nan, inf in arrays
         ]
         output.json({"file": shown(file), "leaves": entries})
         return
     output.rows(
         ((name, _kind_of(leaf), values.not_finite_text(nan, inf)), ("", "cyan", "red"))
-        for name, leaf, nan, inf in found
+        for name, leaf, nan, inf in arrays
     )
-    output.line(f"{shown(file)}: {count_text(len(found))} with NaN or infinity", "bold")
+    output.line(f"{shown(file)}: {count_text(len(arrays))} with NaN or infinity", "bold")
 
 
 def _kind_of(array: LazyArray) -> str:
@@ -176,7 +176,7 @@ def info(
         dtypes: Counter[str] = Counter()
         for kind, count, _ in catalog.kinds(0):
             dtypes[kind[1] if kind[0] == "array" else kind[0]] += count
-        found = {
+        summary = {
             "file": shown(file),
             "format": sources.format_text(reader),
             "stored": reader.nbytes or None,
@@ -188,17 +188,21 @@ def info(
             "metadata": opened.metadata,
         }
     if as_json:
-        output.json(jsonable(found))
+        output.json(jsonable(summary))
         return
-    listed = ", ".join(f"{printable(name)} ({count})" for name, count in found["leaves_of"].items())
-    metadata = "" if found["metadata"] is None else printable(safe_repr(found["metadata"]))[:_TEXT]
+    listed = ", ".join(
+        f"{printable(name)} ({count})" for name, count in summary["leaves_of"].items()
+    )
+    metadata = (
+        "" if summary["metadata"] is None else printable(safe_repr(summary["metadata"]))[:_TEXT]
+    )
     rows = [
-        ("format", found["format"]),
-        *([("stored", size_text(found["stored"]))] if found["stored"] else []),
-        ("content", f"{count_text(found['leaves'])}, {size_text(found['nbytes'])}"),
-        ("parameters", f"{found['parameters']:,}"),
+        ("format", summary["format"]),
+        *([("stored", size_text(summary["stored"]))] if summary["stored"] else []),
+        ("content", f"{count_text(summary['leaves'])}, {size_text(summary['nbytes'])}"),
+        ("parameters", f"{summary['parameters']:,}"),
         ("leaves of", listed),
-        ("checksums", "yes" if found["checksums"] else "no"),
+        ("checksums", "yes" if summary["checksums"] else "no"),
         ("metadata", metadata or "none"),
     ]
     output.line(shown(file), "bold")
@@ -221,19 +225,19 @@ _kind_text = functools.lru_cache(kind_text)  # few kinds, of many leaves
 
 def _tree(catalog: core.Catalog, value: int, level: int, depth: int | None) -> list[output.Row]:
     """Returns the rows of a container, each followed by the rows of its children."""
-    found: list[output.Row] = []
+    rows: list[output.Row] = []
     if level == depth:
-        return found
+        return rows
     for name, child in catalog.children(value) or ():
         indented = f"{'  ' * level}{name}"
         if catalog.children(child) is None:
-            found.append(_row(catalog, indented, child))
+            rows.append(_row(catalog, indented, child))
             continue
         count, nbytes = totals(catalog, child)
         row = indented, count_text(count), size_text(nbytes)
-        found.append((row, ("bold", "dim", "green")))
-        found.extend(_tree(catalog, child, level + 1, depth))
-    return found
+        rows.append((row, ("bold", "dim", "green")))
+        rows.extend(_tree(catalog, child, level + 1, depth))
+    return rows
 
 
 def _as_json(catalog: core.Catalog, name: str, value: int, metadata: Any) -> dict[str, Any]:
@@ -255,29 +259,29 @@ def show(
 ) -> None:
     """Shows a leaf: its statistics, a histogram, and its first elements."""
     with sources.opened(file, max_size) as opened:
-        found = opened[path]
-        if isinstance(found, Tree):
+        leaf = opened[path]
+        if isinstance(leaf, Tree):
             raise ValueError(
-                f"{path} is a container with {len(found)} children: list them with `treepack ls "
+                f"{path} is a container with {len(leaf)} children: list them with `treepack ls "
                 f"{shown(file)} {path}`"
             )
-        if not isinstance(found, LazyArray):
+        if not isinstance(leaf, LazyArray):
             if as_json:
-                kind = {"kind": type(found).__name__, "value": jsonable(found)}
+                kind = {"kind": type(leaf).__name__, "value": jsonable(leaf)}
                 output.json({"file": shown(file), "path": path, **kind})
                 return
-            output.line(f"{path}: {type(found).__name__}", "bold")
-            print(printable_lines(safe_repr(found)))
+            output.line(f"{path}: {type(leaf).__name__}", "bold")
+            print(printable_lines(safe_repr(leaf)))
             return
-        known = values.statistics(found, 40) if values.is_numeric(found) else None
+        stats = values.statistics(leaf, 40) if values.is_numeric(leaf) else None
         if as_json:
-            statistics = None if known is None else dataclasses.asdict(known)
+            statistics = None if stats is None else dataclasses.asdict(stats)
             output.json(
-                {"file": shown(file), **_array(found, path), "statistics": jsonable(statistics)}
+                {"file": shown(file), **_array(leaf, path), "statistics": jsonable(statistics)}
             )
             return
-        output.line(f"{path}: {_kind_of(found)}, {size_text(found.nbytes)}", "bold")
-        if known is not None:
-            output.rows([(row, ("dim", "")) for row in known.rows()])
-            output.line(known.bars(), "cyan")
-        print(printable_lines(values.preview(found)))
+        output.line(f"{path}: {_kind_of(leaf)}, {size_text(leaf.nbytes)}", "bold")
+        if stats is not None:
+            output.rows([(row, ("dim", "")) for row in stats.rows()])
+            output.line(stats.bars(), "cyan")
+        print(printable_lines(values.preview(leaf)))

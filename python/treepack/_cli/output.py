@@ -34,8 +34,8 @@ _SPELLED = {
 def _spell(error: UnicodeError) -> tuple[str | bytes, int]:
     if not isinstance(error, UnicodeEncodeError):
         raise error
-    found = error.object[error.start : error.end]
-    return "".join(_SPELLED.get(char) or ascii(char)[1:-1] for char in found), error.end
+    chars = error.object[error.start : error.end]
+    return "".join(_SPELLED.get(char) or ascii(char)[1:-1] for char in chars), error.end
 
 
 def print_anywhere() -> None:
@@ -47,23 +47,25 @@ def print_anywhere() -> None:
 
 def rows(lines: Iterable[Row], right: frozenset[int] = frozenset()) -> None:
     """Prints rows in columns, those in `right` right-aligned; in pipes without truncation."""
-    found = [([printable(cell) for cell in row], styles) for row, styles in lines]
-    if not found:
+    styled = [([printable(cell) for cell in row], styles) for row, styles in lines]
+    if not styled:
         return
-    sizes = [[*map(cells, row)] for row, _ in found]
+    sizes = [[*map(cells, row)] for row, _ in styled]
     columns = [*zip(*sizes, strict=True)]
     # One long cell does not make all others as wide: many rows would take the square of its size.
-    widths = [max((one for one in column if one <= _MOST_WIDTH), default=0) for column in columns]
+    widths = [
+        max((size for size in column if size <= _MOST_WIDTH), default=0) for column in columns
+    ]
     is_cut = sys.stdout.isatty()
     if is_cut:
         others = sum(widths[1:]) + 2 * len(widths[1:])
         left = max(shutil.get_terminal_size().columns - others, 20)
         widths[0] = min(max(columns[0]), left)
     console = Console(soft_wrap=True, highlight=False)
-    used = {style for _, styles in found for style in styles}
+    used = {style for _, styles in styled for style in styles}
     escapes = {style: _escapes(console, style) for style in used}
-    made = []
-    for (row, styles), lengths in zip(found, sizes, strict=True):
+    texts = []
+    for (row, styles), lengths in zip(styled, sizes, strict=True):
         if is_cut:
             row[0] = _end(row[0], widths[0])
             lengths[0] = cells(row[0])
@@ -73,8 +75,8 @@ def rows(lines: Iterable[Row], right: frozenset[int] = frozenset()) -> None:
             before, after = escapes[style]
             text = f"{before}{cell}{after}"
             parts.append(room + text if at in right else text + room)
-        made.append("  ".join(parts).rstrip())
-    print("\n".join(made))
+        texts.append("  ".join(parts).rstrip())
+    print("\n".join(texts))
 
 
 def _escapes(console: Console, style: str) -> tuple[str, str]:

@@ -20,7 +20,7 @@ from treepack.errors import CorruptionError
 _PREFIXES = ("step_", "checkpoint_", "")
 
 
-def found_at(path: str, prefix: str | None) -> Folder | None:
+def run_at(path: str, prefix: str | None) -> Folder | None:
     """Returns the series in a directory, unless it is a checkpoint or has none.
 
     Without a prefix, it finds those of the libraries.
@@ -42,8 +42,10 @@ def found_at(path: str, prefix: str | None) -> Folder | None:
 
 def files_of(path: str) -> list[str]:
     """Returns the paths of the checkpoints of a run, or the path itself."""
-    run = found_at(path, None)
-    return [path] if run is None else [joined(path, one.name) for one in run.numbered().values()]
+    run = run_at(path, None)
+    return (
+        [path] if run is None else [joined(path, entry.name) for entry in run.numbered().values()]
+    )
 
 
 def show(name: str, folder: Folder, *, as_json: bool) -> None:
@@ -51,15 +53,15 @@ def show(name: str, folder: Folder, *, as_json: bool) -> None:
     listing = folder.listing()
     pins = listing.pinned()
     rows = listing.numbered().items()
-    found = [_row(folder, step, entry, is_pinned=step in pins) for step, entry in rows]
+    checkpoints = [_row(folder, step, entry, is_pinned=step in pins) for step, entry in rows]
     if as_json:
-        output.json({"run": shown(name), "checkpoints": output.jsonable(found)})
+        output.json({"run": shown(name), "checkpoints": output.jsonable(checkpoints)})
         return
-    whole = sum(row["damage"] is None for row in found)
-    nbytes = sum(row["nbytes"] or 0 for row in found)
-    summary = f"{whole} of {len(found)} checkpoints are complete, {size_text(nbytes)}"
+    complete = sum(row["damage"] is None for row in checkpoints)
+    nbytes = sum(row["nbytes"] or 0 for row in checkpoints)
+    summary = f"{complete} of {len(checkpoints)} checkpoints are complete, {size_text(nbytes)}"
     output.line(f"{shown(name)}: {summary} (leaves not verified)", "bold")
-    output.rows((_cells(row) for row in found), frozenset({1}))
+    output.rows((_cells(row) for row in checkpoints), frozenset({1}))
 
 
 def _row(folder: Folder, step: int, entry: CheckpointEntry, *, is_pinned: bool) -> dict[str, Any]:

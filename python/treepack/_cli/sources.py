@@ -57,10 +57,10 @@ def opened_any(source: str, separator: str, max_size: int | None, base: str | No
     """Opens a file of any format; a patch with its `base`."""
     with naming(source):
         check_name(source)
-        found = _converted(resolved(source), separator, max_size)
-    if found is None:
+        state = _converted(resolved(source), separator, max_size)
+    if state is None:
         return opened(source, max_size, base)
-    layout = layout_of(found.tree, found.metadata)
+    layout = layout_of(state.tree, state.metadata)
     content = core.Content.laid(layout, [])
     return File(_convert.Converted(source, Opened(content), salvage=False))
 
@@ -107,10 +107,10 @@ def copying(file: File) -> Iterator[None]:
     except (CorruptionError, DecodeError) as error:
         with naming(reader.given):
             statuses, _ = reader.verify(threads=None, progress=None)
-            found = [value for value, status in statuses.items() if status == "corrupt"]
-            if not found:
+            corrupt = [value for value, status in statuses.items() if status == "corrupt"]
+            if not corrupt:
                 raise
-            paths = [reader.catalog.path_of(value, 0) for value in found]
+            paths = [reader.catalog.path_of(value, 0) for value in corrupt]
             raise CorruptionError(
                 f"{listed(paths)} damaged: `treepack salvage` copies the intact leaves"
             ) from error

@@ -102,12 +102,12 @@ class Commands(TyperGroup):
     """Commands of which unknown ones, and options before them, are errors with hints."""
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        found = super().get_command(ctx, cmd_name)
-        if found is None and Path(cmd_name).exists():
+        command = super().get_command(ctx, cmd_name)
+        if command is None and Path(cmd_name).exists():
             ctx.fail(f"{cmd_name} is a file: list it with `treepack ls {cmd_name}`")
-        if found is None and cmd_name in _COMMANDS:
+        if command is None and cmd_name in _COMMANDS:
             ctx.fail(f"No such command {cmd_name!r}: {_COMMANDS[cmd_name]}")
-        return found
+        return command
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         try:

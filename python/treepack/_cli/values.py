@@ -52,14 +52,14 @@ class Statistics:
 
     def rows(self) -> list[tuple[str, str]]:
         """Returns them as text."""
-        found = [
+        rows = [
             (f"{self.symbol} from", f"{self.minimum:.6g} to {self.maximum:.6g}"),
             ("mean", f"{self.mean:.6g} ± {self.std:.6g}"),
             ("zeros", f"{self.zeros} of {self.size}"),
         ]
         if self.nan or self.infinite:
-            found.append(("not finite", not_finite_text(self.nan, self.infinite)))
-        return found
+            rows.append(("not finite", not_finite_text(self.nan, self.infinite)))
+        return rows
 
     def bars(self) -> str:
         """Returns the histogram as text."""
@@ -153,15 +153,15 @@ class Change:
 def changes(one: Tree, other: Tree) -> dict[str, Change]:
     """Compares the modules of two trees, the containers of arrays, by path."""
     theirs = dict(other.leaves())
-    found: dict[str, Change] = {}
+    by_module: dict[str, Change] = {}
     for path, array in one.leaves():
         match = theirs.get(path)
         if not isinstance(array, LazyArray) or not isinstance(match, LazyArray):
             continue
         if array.shape == match.shape and is_numeric(array) and is_numeric(match):
             module = _paths.text(_paths.parts(path)[:-1])
-            found.setdefault(module, Change()).add(array, match)
-    return found
+            by_module.setdefault(module, Change()).add(array, match)
+    return by_module
 
 
 def preview(array: LazyArray) -> str:
@@ -169,5 +169,5 @@ def preview(array: LazyArray) -> str:
     if array.size == 0:
         return "[]"
     index = tuple(slice(0, 6) for _ in array.shape[-2:])
-    found: Any = array[(0,) * max(0, array.ndim - 2) + index] if array.ndim else array[()]
-    return np.array2string(np.asarray(found), max_line_width=78, precision=4)
+    elements: Any = array[(0,) * max(0, array.ndim - 2) + index] if array.ndim else array[()]
+    return np.array2string(np.asarray(elements), max_line_width=78, precision=4)
