@@ -145,15 +145,15 @@ def _largest(dtype: np.dtype) -> tuple[float, int]:
 
 def overflow_error(
     counts: Mapping[Any, object],
-    found: np.dtype,
+    source: np.dtype,
     dtype: np.dtype,
     remedy: str = OVERFLOW_REMEDY,
 ) -> TreepackError:
     """Returns the error for floats that overflow, with their number by path."""
     paths = [f"{path} ({count})" for path, count in counts.items()]
     return TreepackError(
-        f"floats of {found.name} overflow {dtype.name} at {shortened(paths, len(paths))}: keep "
-        f"them as {found.name}, {remedy}"
+        f"floats of {source.name} overflow {dtype.name} at {shortened(paths, len(paths))}: keep "
+        f"them as {source.name}, {remedy}"
     )
 
 

@@ -69,8 +69,8 @@ def unknown_option(verb: Callable[..., Any], name: str) -> TypeError:
     """Returns the error for an option that a verb lacks."""
     names = [each for each in inspect.signature(verb).parameters if each != "self"]
     near = difflib.get_close_matches(name, names, n=1)
-    found = (row.hint for row in _OPTIONS if name in row.names.split() and row.needed in names)
-    hint = next(found, f"is it {near[0]!r}?" if near else "")
+    hints = (row.hint for row in _OPTIONS if name in row.names.split() and row.needed in names)
+    hint = next(hints, f"is it {near[0]!r}?" if near else "")
     end = f": {hint}" if hint else f"; it has {', '.join(names)}"
     return TypeError(f"{_name_of(verb)}() got an unexpected keyword argument {name!r}{end}")
 

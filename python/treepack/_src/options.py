@@ -208,11 +208,11 @@ def check_plain(saved: Saved, *, is_whole: bool) -> None:
 
 def float_dtype(dtype: Any) -> np.dtype[Any]:
     """Returns a float dtype; raises a ValueError for any other dtype."""
-    found = resolve(dtype.encode()) if isinstance(dtype, str) else np.dtype(dtype)
-    if found is None or not is_float(found):
-        text = repr(dtype) if found is None else found.name
+    resolved_dtype = resolve(dtype.encode()) if isinstance(dtype, str) else np.dtype(dtype)
+    if resolved_dtype is None or not is_float(resolved_dtype):
+        text = repr(dtype) if resolved_dtype is None else resolved_dtype.name
         raise ValueError(f"dtype= must be a float dtype such as bfloat16, got {text}")
-    return found
+    return resolved_dtype
 
 
 @dataclasses.dataclass
@@ -232,15 +232,15 @@ class _Options:
         Its class has the others, as defaults: to set and check these would take most of the time
         of small messages.
         """
-        made = cls.__new__(cls)
+        instance = cls.__new__(cls)
         if options:
-            fields, given = cls.__dataclass_fields__, vars(made)
+            fields, given = cls.__dataclass_fields__, vars(instance)
             for name in options:
                 if name in fields:
                     given[name] = options[name]
             if given:
-                made.__post_init__()
-        return made
+                instance.__post_init__()
+        return instance
 
 
 V = TypeVar("V", bound=Callable[..., Any])
@@ -269,7 +269,7 @@ def takes(types: Any = None, **defaults: Any) -> Callable[[V], V]:
     ]
 
     def shown(verb: V) -> V:
-        def known(*args: Any, **options: Any) -> Any:
+        def wrapper(*args: Any, **options: Any) -> Any:
             if not names.issuperset(options):
                 check_known(checked, options)
             try:
@@ -278,7 +278,7 @@ def takes(types: Any = None, **defaults: Any) -> Callable[[V], V]:
                 advise(verb, error, options)
                 raise
 
-        checked: Any = functools.wraps(verb)(known) if types else verb
+        checked: Any = functools.wraps(verb)(wrapper) if types else verb
         signature = inspect.signature(verb)
         hidden = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
         given = [each for each in signature.parameters.values() if each.kind not in hidden]
@@ -291,8 +291,8 @@ def takes(types: Any = None, **defaults: Any) -> Callable[[V], V]:
 
 def check_known(verb: Callable[..., Any], options: Mapping[str, Any]) -> None:
     """Raises a TypeError, as Python does, for an option that a verb lacks."""
-    known: Any = verb
-    if unknown := options.keys() - known.__signature__.parameters.keys():
+    signed: Any = verb
+    if unknown := options.keys() - signed.__signature__.parameters.keys():
         name = min(unknown)
         if verb.__name__ == "loads" and unknown <= LoadOptions.__annotations__.keys():
             raise TypeError(f"loads() has no {name}=: treepack.load(data, ...) takes it")
