@@ -77,12 +77,12 @@ class Format:
         """Returns whether data have this format."""
         return False
 
-    def open(self, source: Any, found: Any, **options: Any) -> Any:
+    def open(self, source: Any, opened: Any, **options: Any) -> Any:
         """Returns the `Reader` of a file.
 
         Args:
           source: The file, as for `treepack.open`.
-          found: Its data, an `Opened`; `None` if `reads_paths`.
+          opened: Its data, an `Opened`; `None` if `reads_paths`.
           options: The options of the reader.
         """
         raise NotImplementedError
@@ -151,8 +151,8 @@ class Format:
 def known() -> tuple[Format, ...]:
     """Returns the formats of all folders."""
     names = [each.name for each in pkgutil.iter_modules(__path__) if each.ispkg]
-    found: list[Format] = [importlib.import_module(f"{__name__}.{name}").FORMAT for name in names]
-    return tuple(sorted(found, key=lambda format: (format.rank, format.name)))
+    formats: list[Format] = [importlib.import_module(f"{__name__}.{name}").FORMAT for name in names]
+    return tuple(sorted(formats, key=lambda format: (format.rank, format.name)))
 
 
 @functools.cache

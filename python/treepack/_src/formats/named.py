@@ -53,18 +53,18 @@ def named(leaves: Leaves, separator: str, remedy: str) -> dict[str, Any]:
       TreepackError: If two leaves have the same name, or long keys make the names together much
         longer than the keys.
     """
-    found: dict[str, Any] = {}
+    by_name: dict[str, Any] = {}
     room = _paths.Room()
     for parts, leaf in leaves:
         room.text(_paths.text(parts))
         name = separator.join(parts)
-        if name in found:
+        if name in by_name:
             raise TreepackError(
                 f"at {printable(name)}: two arrays would have this name with the separator "
                 f"{separator!r}: {remedy}"
             )
-        found[name] = leaf
-    return found
+        by_name[name] = leaf
+    return by_name
 
 
 def without_dtype(form: str, array: Any, remedy: str) -> str:

@@ -78,8 +78,8 @@ def read_header(file: Any, nbytes: int) -> Header:
     # of big_vision reads them; one byte is ambiguous.
     if dtype.type is np.void and dtype.str == "|V2" and dtype.names is None:
         dtype = np.dtype(ml_dtypes.bfloat16)
-    found = Header(shape, "F" if fortran else "C", dtype, before)
-    if not found.is_text and _dtypes.resolve(dtype.name.encode()) is None:
+    header = Header(shape, "F" if fortran else "C", dtype, before)
+    if not header.is_text and _dtypes.resolve(dtype.name.encode()) is None:
         raise UnsupportedError(_dtypes.unsupported(dtype.name))
     if min(shape, default=0) < 0 or before + math.prod(shape) * dtype.itemsize > nbytes:
         raise ValueError(f"short read: the file ends before an array of shape {short_repr(shape)}")
@@ -88,9 +88,9 @@ def read_header(file: Any, nbytes: int) -> Header:
     except (ValueError, OverflowError) as error:
         raise UnsupportedError(f"unsupported shape: {error}") from error
     # Empty strings and lists take memory, too.
-    if found.is_text and math.prod(itertools.takewhile(bool, shape)) > nbytes:
+    if header.is_text and math.prod(itertools.takewhile(bool, shape)) > nbytes:
         raise UnsupportedError("too many empty strings")
-    return found
+    return header
 
 
 _HEADERS: dict[tuple[int, int], Callable[[Any], Any]] = {
@@ -101,8 +101,8 @@ _HEADERS: dict[tuple[int, int], Callable[[Any], Any]] = {
 
 def array_of(header: Header, data: Any) -> np.ndarray:
     """Returns an array of its elements, in native byte order."""
-    found = np.ndarray(header.shape, header.dtype, data, order=header.order)
-    return found.astype(header.dtype.newbyteorder("="), copy=False)
+    array = np.ndarray(header.shape, header.dtype, data, order=header.order)
+    return array.astype(header.dtype.newbyteorder("="), copy=False)
 
 
 def texts(array: np.ndarray) -> Any:

@@ -29,10 +29,10 @@ class NpyReader(Unchecked):
     has_types = False
     bytes_after = 0  # the header is in memory
 
-    def __init__(self, source: Openable, found: Opened, **options: Any):
-        """`found` is the content of `source`; `options` reopen it."""
-        laid = core.Content.laid(layout_of(_tree_in(found.content), None), [])
-        super().__init__(source, found._replace(content=laid, blocks=None), **options)
+    def __init__(self, source: Openable, opened: Opened, **options: Any):
+        """`opened` is the content of `source`; `options` reopen it."""
+        laid = core.Content.laid(layout_of(_tree_in(opened.content), None), [])
+        super().__init__(source, opened._replace(content=laid, blocks=None), **options)
 
 
 def _tree_in(content: core.Content) -> Any:
@@ -84,9 +84,9 @@ class Npy(Format):
         """Returns whether data begin as `numpy.save` writes them."""
         return content.read_range(0, min(len(_MAGIC), content.nbytes)) == _MAGIC
 
-    def open(self, source: Openable, found: Opened, **options: Any) -> NpyReader:
+    def open(self, source: Openable, opened: Opened, **options: Any) -> NpyReader:
         """Opens a file."""
-        return NpyReader(source, found, **options)
+        return NpyReader(source, opened, **options)
 
     def write(
         self,

@@ -37,12 +37,12 @@ class Npz(Format):
 
     def recognizes(self, content: core.Content) -> bool:
         """Returns whether data are an archive with an array."""
-        found = core.convertible(content)
-        return found == self.name or (found in (None, "stream") and is_archive(content))
+        form = core.convertible(content)
+        return form == self.name or (form in (None, "stream") and is_archive(content))
 
-    def open(self, source: Openable, found: Opened, **options: Any) -> NpzReader:
+    def open(self, source: Openable, opened: Opened, **options: Any) -> NpzReader:
         """Opens an archive."""
-        return NpzReader(source, found, **options)
+        return NpzReader(source, opened, **options)
 
     def write(
         self,

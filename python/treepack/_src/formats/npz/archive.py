@@ -119,9 +119,9 @@ def _check_count(content: core.Content, archive: zipfile.ZipFile) -> None:
     start = content.nbytes - _END_BYTES - len(archive.comment)
     end = content.read_range(max(start, 0), max(start, 0) + _END_BYTES)
     (count,) = struct.unpack_from("<H", end, 10)
-    found = len(archive.infolist())
-    if end.startswith(_END) and count not in (found, _MANY):
-        raise ValueError(f"its directory is damaged: expected {count} members, found {found}")
+    listed = len(archive.infolist())
+    if end.startswith(_END) and count not in (listed, _MANY):
+        raise ValueError(f"its directory is damaged: expected {count} members, found {listed}")
 
 
 class _TooLargeError(TreepackError):

@@ -27,16 +27,16 @@ class NpzReader(Reader):
     has_types = False
     bytes_after = 0  # the headers around arrays are in memory
 
-    def __init__(self, source: Openable, found: Opened, **options: Any):
-        """`found` is the content of `source`; `options` reopen it."""
-        arrays = read_npz(found.content, options["max_size"])
+    def __init__(self, source: Openable, opened: Opened, **options: Any):
+        """`opened` is the content of `source`; `options` reopen it."""
+        arrays = read_npz(opened.content, options["max_size"])
         has_paths = any("/" in name for name in arrays) and not any("." in name for name in arrays)
         self.separator = "/" if has_paths else SEPARATOR
         tree = nested(arrays, self.separator)
         leaves = ((_paths.text(parts), leaf) for parts, leaf in leaves_of(tree, ()))
         self._arrays = {path: leaf for path, leaf in leaves if isinstance(leaf, (Stored, Packed))}
         laid = core.Content.laid(layout_of(tree, None), [])
-        super().__init__(source, found._replace(content=laid, blocks=None), **options)
+        super().__init__(source, opened._replace(content=laid, blocks=None), **options)
 
     def close(self) -> None:
         """Closes the file. Arrays that view it stay valid."""
@@ -46,8 +46,8 @@ class NpzReader(Reader):
     def unknown(self, value: int) -> list[int]:
         """Returns the leaves below a value whose shape and dtype cannot be read."""
         catalog = self.catalog
-        found = ((leaf, catalog.path_of(leaf, 0)) for leaf in catalog.leaf_values(value))
-        return [leaf for leaf, path in found if isinstance(self._arrays.get(path), Refused)]
+        paths = ((leaf, catalog.path_of(leaf, 0)) for leaf in catalog.leaf_values(value))
+        return [leaf for leaf, path in paths if isinstance(self._arrays.get(path), Refused)]
 
     @property
     def is_summed(self) -> bool:
@@ -56,20 +56,20 @@ class NpzReader(Reader):
 
     def verify(self, *, threads: int | None, progress: Tell | None) -> Verified:
         """Compares the arrays with their CRCs in the archive."""
-        found: dict[int, Status] = {}
+        statuses: dict[int, Status] = {}
         done, total = 0, sum(array.nbytes for array in self._arrays.values())
         for value in self.catalog.leaf_values(0):
-            found[value] = "ok"
+            statuses[value] = "ok"
             array = self._arrays.get(self.catalog.path_of(value, 0))
             if array is None:  # a string, which was compared when it was read
                 continue
             try:
                 array.check()
             except CorruptionError:
-                found[value] = "corrupt"
+                statuses[value] = "corrupt"
             except DecodeError:  # of a kind that treepack lacks
-                found[value] = "unreadable"
+                statuses[value] = "unreadable"
             done += array.nbytes
             if progress is not None:
                 progress(done, total)
-        return found, self.damage
+        return statuses, self.damage

@@ -45,11 +45,11 @@ def items_in(path: str | os.PathLike[str], look: Look = names_in) -> list[str] |
     if TREE in names:
         return ["."]
     inside = {name: set(look(joined(path, name))) for name in names[:_MOST_LISTED]}
-    items = [name for name, found in inside.items() if TREE in found]
+    items = [name for name, inner in inside.items() if TREE in inner]
     if items or not STEP.isdisjoint(names):
         return items
     # A manager's directory of steps.
-    return [] if any(not STEP.isdisjoint(found) for found in inside.values()) else None
+    return [] if any(not STEP.isdisjoint(inner) for inner in inside.values()) else None
 
 
 def item_in(path: str | os.PathLike[str]) -> str | None:
@@ -99,5 +99,5 @@ def step_item(path: str | os.PathLike[str], names: Sequence[str]) -> str | None:
     if STEP.isdisjoint(names):
         return None
     paths = [joined(path, name) for name in names]
-    found = [item for item in paths if exists(joined(item, MANIFEST))]
-    return found[0] if len(found) == 1 else None
+    items = [item for item in paths if exists(joined(item, MANIFEST))]
+    return items[0] if len(items) == 1 else None

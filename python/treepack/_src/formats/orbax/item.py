@@ -187,10 +187,10 @@ def tree_of(leaves: Sequence[Leaf], values: Iterable[Any]) -> Any:
         for part in ("", *parts)[:-1]:
             above = above[part]
         last = parts[-1] if parts else ""
-        found = above[last]
-        if found.keys() != {str(at) for at in range(len(found))}:
+        elements = above[last]
+        if elements.keys() != {str(at) for at in range(len(elements))}:
             raise DecodeError(f"{TREE} lacks elements of a list", path=_paths.text(parts))
-        above[last] = [found[str(at)] for at in range(len(found))]
+        above[last] = [elements[str(at)] for at in range(len(elements))]
     return root[""]
 
 

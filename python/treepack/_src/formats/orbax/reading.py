@@ -83,10 +83,10 @@ class OrbaxReader(Unchecked):
         started: dict[int, Any] = {}
 
         def begin(value: int, parts: list[str]) -> None:
-            found = self.leaf(value, parts)
-            is_needed = isinstance(found, _Array) and reading.copy is not False
+            saved = self.leaf(value, parts)
+            is_needed = isinstance(saved, _Array) and reading.copy is not False
             if is_needed and not waits(parts[len(place.parts) :]):
-                started[value] = found.start([range(size) for size in found.shape])
+                started[value] = saved.start([range(size) for size in saved.shape])
 
         def waits(parts: list[str]) -> bool:
             return reading.everywhere if stays is None else stays(parts)
@@ -94,10 +94,10 @@ class OrbaxReader(Unchecked):
         def leaf(value: int, parts: list[str]) -> Any:
             if value in started:
                 return np.asarray(_orbax.result(started.pop(value), _paths.text(parts)))
-            found = self.leaf(value, parts)
-            if isinstance(found, LazyArray) and not waits(parts[len(place.parts) :]):
-                return found.__array__(copy=reading.copy)
-            return found
+            saved = self.leaf(value, parts)
+            if isinstance(saved, LazyArray) and not waits(parts[len(place.parts) :]):
+                return saved.__array__(copy=reading.copy)
+            return saved
 
         place.state(begin, marks)
         return place.state(leaf, marks)
@@ -130,13 +130,13 @@ def _sizes_in(folder: str) -> list[int]:
     sizes: list[int] = []
     folders, seen = [folder], set()
     while folders:
-        found = folders.pop()
-        status = Path(found).stat()
+        current = folders.pop()
+        status = Path(current).stat()
         if (status.st_dev, status.st_ino) in seen:  # by links in a circle
             continue
         seen.add((status.st_dev, status.st_ino))
-        for entry in entries(found, hidden=True):
-            path = joined(found, entry.name)
+        for entry in entries(current, hidden=True):
+            path = joined(current, entry.name)
             if entry.is_directory:
                 folders.append(path)
             elif exists(path):  # not a link to nothing

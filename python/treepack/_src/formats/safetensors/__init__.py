@@ -50,11 +50,11 @@ class Safetensors(Format):
         """Returns whether data begin with a header of this format."""
         return core.convertible(content) == self.name
 
-    def open(self, source: Openable, found: Opened | None, **options: Any) -> Any:
+    def open(self, source: Openable, opened: Opened | None, **options: Any) -> Any:
         """Opens a file, or the file or index at a path, of which each device reads its part."""
-        if found is None:
+        if opened is None:
             return RepositoryReader(source, **options)
-        return SafetensorsReader(source, found, **options)
+        return SafetensorsReader(source, opened, **options)
 
     def find(
         self, path: str | os.PathLike[str], names: Sequence[str], *, has_checkpoint: bool
@@ -127,8 +127,8 @@ class Safetensors(Format):
         arrays = {}
         for name, dtype, shape, start in header.arrays():
             is_packed = dtype.endswith("_packed")
-            found = _dtypes.packed(dtype) if is_packed else np.dtype(dtype)
-            arrays[name] = InContent(shape, found, content, start)
+            numpy_dtype = _dtypes.packed(dtype) if is_packed else np.dtype(dtype)
+            arrays[name] = InContent(shape, numpy_dtype, content, start)
         return nested(arrays, separator), header.metadata
 
 

@@ -60,14 +60,14 @@ class SafetensorsReader(Reader):
     bytes_after = 0  # the headers around arrays are in memory
 
     def __init__(
-        self, source: Openable, found: Opened, header: core.Tensors | None = None, **options: Any
+        self, source: Openable, opened: Opened, header: core.Tensors | None = None, **options: Any
     ):
-        """`found` is the content of `source`, `header` its header; `options` reopen it."""
-        header = _header_of(found.content) if header is None else header
+        """`opened` is the content of `source`, `header` its header; `options` reopen it."""
+        header = _header_of(opened.content) if header is None else header
         metadata = header.metadata
         encoded = None if metadata is None else core.encode_value(metadata)
-        laid = core.Content.laid(header.layout(found.content, encoded), [found.content])
-        super().__init__(source, found._replace(content=laid), **options)
+        laid = core.Content.laid(header.layout(opened.content, encoded), [opened.content])
+        super().__init__(source, opened._replace(content=laid), **options)
 
 
 class RepositoryReader(Unchecked, ShardedReader):
@@ -117,13 +117,13 @@ class RepositoryReader(Unchecked, ShardedReader):
         metadata: dict[str, str] = {}
         for _, header in opened.values():
             metadata.update(header.metadata or {})
-        contents = [found.content for found, _ in opened.values()]
+        contents = [data.content for data, _ in opened.values()]
 
         def joined_by(index: dict[str, str]) -> tuple[core.Manifest, core.Layout]:
             return core.Tensors.manifest(
                 [header for _, header in opened.values()],
                 contents,
-                [(file, found.nbytes) for file, (found, _) in opened.items()],
+                [(file, data.nbytes) for file, (data, _) in opened.items()],
                 index,
                 core.encode_value(metadata) if metadata else None,
                 max_size=self._max_size,
@@ -135,7 +135,9 @@ class RepositoryReader(Unchecked, ShardedReader):
             if not index:  # files of several models have the same names
                 raise
             self._lose(DamagedFileError(error.reason, error.offset, error.path))
-            there = {file: {row[0] for row in one.arrays()} for file, (_, one) in opened.items()}
+            there = {
+                file: {row[0] for row in header.arrays()} for file, (_, header) in opened.items()
+            }
             index = {array: file for array, file in index.items() if array in there[file]}
             manifest, layout = joined_by(index)
         self._laid = core.Content.laid(layout, contents)
@@ -156,13 +158,13 @@ class RepositoryReader(Unchecked, ShardedReader):
             return None
         if reading.arrays == "numpy" or (stays is None and not reading.everywhere):
             return {}
-        catalog, found = self.catalog, {}
+        catalog, arrays = self.catalog, {}
         for value in catalog.leaf_values(place.value, _PARTED_BYTES):
             if marks is None or value in marks:
                 parts = _paths.parts(catalog.path_of(value, place.value))
                 if stays is None or stays(parts):
-                    found[value] = self.leaf(value, [*place.parts, *parts])
-        return found
+                    arrays[value] = self.leaf(value, [*place.parts, *parts])
+        return arrays
 
     def read(
         self, place: Place, reading: Reading, marks: core.Marks | None, stays: StayLazy | None
@@ -191,16 +193,16 @@ class RepositoryReader(Unchecked, ShardedReader):
         opening: list[Callable[[], tuple[Opened, core.Tensors] | DamagedFileError]]
         opening = [functools.partial(self._open, name) for name in names]
         opened = {}
-        found = run(opening, store.at_once if isinstance(store, RemoteStore) else 1)
-        for name, one in zip(names, found, strict=True):
-            if isinstance(one, DamagedFileError):
-                self._lose(one)
+        results = run(opening, store.at_once if isinstance(store, RemoteStore) else 1)
+        for name, result in zip(names, results, strict=True):
+            if isinstance(result, DamagedFileError):
+                self._lose(result)
             else:
-                opened[name] = one
+                opened[name] = result
         if not opened:
             reasons = [error.reason for error in self._lost or ()]
             raise DamagedFileError("; ".join(reasons) or "the directory has no safetensors file")
-        inflated = sum(one.inflated for one, _ in opened.values())
+        inflated = sum(data.inflated for data, _ in opened.values())
         if self._max_size is not None and inflated > self._max_size:
             raise TreepackError(f"the decompressed files exceed max_size={self._max_size} bytes")
         return opened
@@ -210,10 +212,10 @@ class RepositoryReader(Unchecked, ShardedReader):
         place = self._place(name)
         with naming(place):
             try:
-                found = open_parts(
+                opened = open_parts(
                     place, mmap=self._mmap, max_size=self._max_size, regular=name != _ITSELF
                 )
-                return found, _header_of(found.content)
+                return opened, _header_of(opened.content)
             except DecodeError as error:
                 if name == _ITSELF:
                     raise
@@ -223,10 +225,10 @@ class RepositoryReader(Unchecked, ShardedReader):
         place = self._place(name)
         if name not in self._opened:  # another thread has closed it
             raise ValueError(f"the file {self.name} is closed")
-        found, header = self._opened[name]
+        opened, header = self._opened[name]
         with naming(place):
             options = self._options | {"salvage": False, "max_size": None}
-            return SafetensorsReader(place, found, header, **options)
+            return SafetensorsReader(place, opened, header, **options)
 
 
 # The name of a file that is the checkpoint itself.
@@ -248,20 +250,20 @@ def _files_in(names: list[str], lose: Callable[[DamagedFileError], None]) -> lis
     """
     if WHOLE in names:  # beside it, parts are of a save that was interrupted
         return [WHOLE]
-    found = [name for name in names if has_suffix(name)]
-    found = [name for name in found if SHARD.fullmatch(name)] or found
-    for name in found:
+    files = [name for name in names if has_suffix(name)]
+    files = [name for name in files if SHARD.fullmatch(name)] or files
+    for name in files:
         numbered = _NUMBERED.fullmatch(name)
         if numbered is None:
             continue
         before, width, count = numbered[1], len(numbered[2]), numbered[3]
         for number in range(1, int(count) + 1):
-            other = f"{before}-{number:0{width}}-of-{count}.safetensors"
-            if other not in found:
-                text = f"the directory has {name}, but lacks {other} and an index: its save or "
+            part = f"{before}-{number:0{width}}-of-{count}.safetensors"
+            if part not in files:
+                text = f"the directory has {name}, but lacks {part} and an index: its save or "
                 lose(DamagedFileError(f"{text}download has not finished"))
-                return found
-    return found
+                return files
+    return files
 
 
 def _read_index(
@@ -278,23 +280,23 @@ def _read_index(
     Raises:
       DecodeError: If there are several.
     """
-    found = [name for name in names if name.endswith(INDEX_SUFFIX)]
-    if given is not None or INDEX in found:
-        found = [given or INDEX]
-    elif not found or WHOLE in names:
+    indices = [name for name in names if name.endswith(INDEX_SUFFIX)]
+    if given is not None or INDEX in indices:
+        indices = [given or INDEX]
+    elif not indices or WHOLE in names:
         return {}
-    if len(found) > 1:
+    if len(indices) > 1:
         raise DecodeError(
-            f"the directory has several indices: {', '.join(found)}: load one of them by its path"
+            f"the directory has several indices: {', '.join(indices)}: load one of them by its path"
         )
-    data = read_all(joined(path, found[0]))
+    data = read_all(joined(path, indices[0]))
     try:
         files = json.loads(data)["weight_map"]
         if not isinstance(files, dict) or not {*map(type, files.values())} <= {str}:
             raise TypeError("weight_map must be a map of strings to strings")
     except (ValueError, TypeError, LookupError, RecursionError) as error:
         text = substitute(data) or f"not an index of safetensors: {error}"
-        lose(DamagedFileError(f"{found[0]} is {text}"))
+        lose(DamagedFileError(f"{indices[0]} is {text}"))
         return {}
     there, missing = {"": names}, set()
     for file in sorted(set(files.values())):
@@ -303,7 +305,7 @@ def _read_index(
             is_inside = {"", ".", ".."}.isdisjoint(folder.split("/"))
             there[folder] = names_in(joined(path, folder)) if is_inside else []
         if name not in there[folder]:
-            text = f"{found[0]} names {file}, which is not in the directory: download it, too"
+            text = f"{indices[0]} names {file}, which is not in the directory: download it, too"
             lose(DamagedFileError(text))
             missing.add(file)
     return {array: file for array, file in files.items() if file not in missing}

@@ -143,13 +143,13 @@ def text_metadata(metadata: Any) -> Mapping[str, str]:
     """
     if metadata is None:
         return {"format": "flax"}
-    found: dict[Any, Any] = dict(metadata) if isinstance(metadata, Mapping) else {None: None}
-    if not all(isinstance(text, str) for pair in found.items() for text in pair):
+    texts: dict[Any, Any] = dict(metadata) if isinstance(metadata, Mapping) else {None: None}
+    if not all(isinstance(text, str) for pair in texts.items() for text in pair):
         raise TypeError(
             "the metadata of safetensors must be a dict with strings as keys and values: encode "
             f"other values, as by json.dumps, got {metadata!r:.100}"
         )
-    return found
+    return texts
 
 
 DEFAULT_SIZE = "5GB"
