@@ -67,13 +67,13 @@ class _Array(Computed):
 
     def _range(self, start: int, stop: int) -> np.ndarray:
         """Reads a small array."""
-        made = np.empty(self.shape, self.dtype)
+        array = np.empty(self.shape, self.dtype)
         for shard in self.shards:
             index: Any = tuple(slice(*part) for part in shard.place or ())
             file = self._files[shard.file]
             file.compare(shard.value, [*self.parts])
-            made[(*index, ...)] = file.leaf(shard.value, [*self.parts])
-        return made.reshape(-1)[start:stop]
+            array[(*index, ...)] = file.leaf(shard.value, [*self.parts])
+        return array.reshape(-1)[start:stop]
 
 
 def _kind(shard: _Shard) -> tuple[str, tuple[int, ...], bool]:
@@ -110,9 +110,11 @@ class ShardsReader(ShardedReader):
             for parts, shard in _shards_in(number, file):
                 shards[parts].append(shard)
         tree: dict[str, Any] = {}
-        for parts, found in shards.items():
+        for parts, array_shards in shards.items():
             try:
-                array = _Array(files, parts, sorted(found, key=lambda shard: shard.place or ()))
+                array = _Array(
+                    files, parts, sorted(array_shards, key=lambda shard: shard.place or ())
+                )
                 _insert(tree, array)
             except CorruptionError as error:
                 self._lost.append(str(error))
@@ -147,13 +149,13 @@ class ShardsReader(ShardedReader):
         # Web servers list nothing.
         there = [name for name in names_in(self._path) if FILE.fullmatch(name)] or named
         saves = {name.split("-")[0] for name in there}
-        known = [save for name in named if (save := name.split("-")[0]) in saves]
-        if len(saves) > 1 and not known:
+        named_saves = [save for name in named if (save := name.split("-")[0]) in saves]
+        if len(saves) > 1 and not named_saves:
             raise CorruptionError(
                 f"{self._lost[0]}, and the directory has files of {len(saves)} saves: move those "
                 "of other saves away"
             )
-        save = Counter(known).most_common(1)[0][0] if known else "".join(saves)
+        save = Counter(named_saves).most_common(1)[0][0] if named_saves else "".join(saves)
         missing = [name for name in named if name.startswith(save) and name not in there]
         self._lost += [f"{name} is missing" for name in missing]
         return [name for name in there if name.startswith(save)]
@@ -168,10 +170,10 @@ class ShardsReader(ShardedReader):
 
     def array(self, value: int, parts: list[str], kind: tuple[Any, ...]) -> LazyArray:
         """Returns a `LazyArray`, which loads as a NumPy array: shards have no type of arrays."""
-        found = super().array(value, parts, kind)
-        if isinstance(found, ShardedArray):
-            found.is_host = True
-        return found
+        array = super().array(value, parts, kind)
+        if isinstance(array, ShardedArray):
+            array.is_host = True
+        return array
 
     def _checked(self, name: str, nbytes: int, record: int) -> Reader:
         return self._opened[name]
@@ -189,8 +191,8 @@ def _shards_in(number: int, file: Reader) -> Iterator[tuple[tuple[str, ...], _Sh
             continue
         _, dtype, shape = kind
         place = None
-        if parts and (found := _PLACE.fullmatch(parts[-1])):
-            ranges = [part.split(":") for part in (found[1] or "").split(",") if part]
+        if parts and (match := _PLACE.fullmatch(parts[-1])):
+            ranges = [part.split(":") for part in (match[1] or "").split(",") if part]
             place = tuple((int(start), int(stop)) for start, stop in ranges)
             if tuple(stop - start for start, stop in place) == shape:
                 parts = parts[:-1]

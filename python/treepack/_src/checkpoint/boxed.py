@@ -33,14 +33,14 @@ def aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
 
 
 def blocks(
-    box: Sequence[range], made: np.ndarray, axis: int
+    box: Sequence[range], target: np.ndarray, axis: int
 ) -> Iterator[tuple[Sequence[range], np.ndarray]]:
     """Splits a box along an axis; yields boxes of blocks, and their places in the result."""
-    if made.ndim == 0:
-        yield box, made
+    if target.ndim == 0:
+        yield box, target
         return
-    count = max(1, CAST_BYTES * len(box[axis]) // max(1, made.nbytes))
-    inside = np.moveaxis(made, axis, 0)
+    count = max(1, CAST_BYTES * len(box[axis]) // max(1, target.nbytes))
+    inside = np.moveaxis(target, axis, 0)
     for start in range(0, len(box[axis]), count):
         part = slice(start, start + count)
         block = [*box[:axis], box[axis][part], *box[axis + 1 :]]
@@ -118,8 +118,8 @@ class _Cast(BoxedArray):
         self._array.begin(index)
 
     def _read(self, box: Sequence[range]) -> np.ndarray:
-        made = aligned(tuple(map(len, box)), self.dtype)
-        for block, target in blocks(box, made, self._array.outer):
-            found = self._array._read(block)
-            _dtypes.cast(found, target, self.path, overflow=self._overflow)
-        return made
+        array = aligned(tuple(map(len, box)), self.dtype)
+        for block, target in blocks(box, array, self._array.outer):
+            elements = self._array._read(block)
+            _dtypes.cast(elements, target, self.path, overflow=self._overflow)
+        return array

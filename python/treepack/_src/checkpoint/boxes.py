@@ -132,11 +132,11 @@ class Box:
         if view is not None and view.ctypes.data % align == 0:
             return view
         if self.memory is None:
-            made = aligned(self._shape, self.array.dtype)
+            elements = aligned(self._shape, self.array.dtype)
         else:
-            made = self.memory.view(self.array.dtype).reshape(self._shape)
-        self.read_to(made, threads, stopped)
-        return made
+            elements = self.memory.view(self.array.dtype).reshape(self._shape)
+        self.read_to(elements, threads, stopped)
+        return elements
 
     def _view(self) -> np.ndarray | None:
         [(number, value, local)] = self.places()
@@ -184,10 +184,10 @@ class Box:
                 return
             axis = next((axis for axis, part in enumerate(self._box) if len(part) > 1), 0)
             for block, part in blocks(self._box, target, axis):
-                made = np.empty(part.shape, array.stored)
-                fill(array.shards_in(block), made)
+                uncast = np.empty(part.shape, array.stored)
+                fill(array.shards_in(block), uncast)
                 path = functools.reduce(Trail, array.parts, Trail())
-                _dtypes.cast(made, part, path, overflow=array.overflow)
+                _dtypes.cast(uncast, part, path, overflow=array.overflow)
 
     def prefetch(self) -> None:
         """Starts to read the source from the disk; later calls do nothing."""
@@ -332,9 +332,9 @@ class ShardedArray(BoxedArray):
         """Returns the elements of a box."""
 
         def read(plan: Box) -> np.ndarray:
-            made = np.empty(tuple(map(len, box)), self.dtype)
-            plan.read_to(made)
-            return made
+            elements = np.empty(tuple(map(len, box)), self.dtype)
+            plan.read_to(elements)
+            return elements
 
         return self._using(box, read)
 
@@ -361,8 +361,8 @@ class ShardedArray(BoxedArray):
         """Returns the status of a shard from the statuses of the leaves of its file."""
         if not statuses:
             return "corrupt"
-        found = self._shards.find(cell, self.reader.file(number).catalog)
-        return "corrupt" if found is None else statuses[found]
+        value = self._shards.find(cell, self.reader.file(number).catalog)
+        return "corrupt" if value is None else statuses[value]
 
     def is_in(self, leaves: Mapping[int, Collection[int]]) -> bool:
         """Returns whether leaves, by the numbers of their files, have some of its shards."""
@@ -386,11 +386,11 @@ class ShardedArray(BoxedArray):
         return shard
 
     def _read_all(self, copy: bool | None) -> np.ndarray:
-        found = self.box([slice(None)] * self.ndim)
-        if copy is False and found.flags.writeable:  # views of files are read-only
+        array = self.box([slice(None)] * self.ndim)
+        if copy is False and array.flags.writeable:  # views of files are read-only
             why = "it lies in several shards, or its file is not mapped"
             raise ValueError(f"{self.path} must be copied: {why}. Pass copy=None")
-        return np.array(found) if copy and not found.flags.writeable else found
+        return np.array(array) if copy and not array.flags.writeable else array
 
     def compare(self) -> None:
         """Compares its shards with their checksums.

@@ -78,17 +78,17 @@ class _Casts:
         self._work: list[Callable[[], None]] = []
         self._lost: dict[tuple[np.dtype[Any], np.dtype[Any]], Counter[Trail]] = {}
 
-    def add(self, source: np.ndarray, made: np.ndarray, path: Trail) -> None:
+    def add(self, source: np.ndarray, target: np.ndarray, path: Trail) -> None:
         """Adds a part of an array."""
-        self._work.append(lambda: self.now(source, made, path))
+        self._work.append(lambda: self.now(source, target, path))
 
-    def now(self, source: np.ndarray | np.generic, made: np.ndarray, path: Trail) -> None:
+    def now(self, source: np.ndarray | np.generic, target: np.ndarray, path: Trail) -> None:
         """Casts a part of an array at once."""
-        _dtypes.cast(source, made, path, overflow=True)
-        if not self.overflow and _dtypes.is_float(made.dtype):
-            count = _dtypes.overflows(source, made)
+        _dtypes.cast(source, target, path, overflow=True)
+        if not self.overflow and _dtypes.is_float(target.dtype):
+            count = _dtypes.overflows(source, target)
             if count:
-                self._lost.setdefault((source.dtype, made.dtype), Counter())[path] += count
+                self._lost.setdefault((source.dtype, target.dtype), Counter())[path] += count
 
     def run(self) -> None:
         """Does the work, and drops the source arrays.
@@ -165,22 +165,22 @@ def cast_floats(state: Any, reading: Reading, note: Callable[[Trail], None]) -> 
     return root[0]
 
 
-def number_to_array(target: Any, found: Any) -> Any:
+def number_to_array(target: Any, leaf: Any) -> Any:
     """Returns a number as an array where the template has a JAX array of its kind.
 
     A number that does not fit the dtype stays a number.
     """
-    if type(found) not in (bool, int, float, complex) or not _jax.is_abstract(target):
-        return found
+    if type(leaf) not in (bool, int, float, complex) or not _jax.is_abstract(target):
+        return leaf
     expected = signature(target)
-    if expected is None or expected.shape != () or expected.kind != type(found).__name__:
-        return found
+    if expected is None or expected.shape != () or expected.kind != type(leaf).__name__:
+        return leaf
     try:
         with np.errstate(over="ignore"):
-            made = np.asarray(found, expected.dtype)
+            array = np.asarray(leaf, expected.dtype)
     except OverflowError:
-        return found
-    return made if np.isfinite(made) or not np.isfinite(found) else found
+        return leaf
+    return array if np.isfinite(array) or not np.isfinite(leaf) else leaf
 
 
 def _cast(source: Any, dtype: np.dtype[Any], work: _Casts, path: Trail) -> Any:
@@ -194,9 +194,9 @@ def _cast(source: Any, dtype: np.dtype[Any], work: _Casts, path: Trail) -> Any:
         scalar = np.empty((), dtype)
         work.now(source, scalar, path)
         return scalar[()]
-    made = aligned(source.shape, dtype)
-    flat = np.asarray(source).reshape(-1), made.reshape(-1)
-    for start in range(0, made.size, _CAST_ELEMENTS):
+    target = aligned(source.shape, dtype)
+    flat = np.asarray(source).reshape(-1), target.reshape(-1)
+    for start in range(0, target.size, _CAST_ELEMENTS):
         part = slice(start, start + _CAST_ELEMENTS)
         work.add(flat[0][part], flat[1][part], path)
-    return made
+    return target

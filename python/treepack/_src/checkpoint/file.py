@@ -76,7 +76,7 @@ class Tree(Hinting, Mapping[str, Any]):
         catalog = reader.catalog
         value = catalog.find(parts, start)
         if value is None:
-            value, parts = self._found_literally(path, parts)
+            value, parts = self._find_literally(path, parts)
         parts = [*above, *parts]
         if catalog.children(value) is None:
             try:
@@ -101,14 +101,14 @@ class Tree(Hinting, Mapping[str, Any]):
         if not isinstance(path, str):
             return None, {}
         children = self._catalog.children
-        found, near = _paths.literal(path, self._place.value, lambda value: children(value) or ())
-        return (found[0] if len(found) == 1 else None), near
+        matches, near = _paths.literal(path, self._place.value, lambda value: children(value) or ())
+        return (matches[0] if len(matches) == 1 else None), near
 
-    def _found_literally(self, path: Any, parts: list[str]) -> tuple[int, list[str]]:
-        found, names = self._literally(path)
-        if found is None:
+    def _find_literally(self, path: Any, parts: list[str]) -> tuple[int, list[str]]:
+        match, names = self._literally(path)
+        if match is None:
             raise self._missing(path, parts, names)
-        return found
+        return match
 
     def _missing(
         self, path: Any, parts: list[str], names: dict[str, list[str]]
@@ -189,10 +189,12 @@ class Tree(Hinting, Mapping[str, Any]):
         reader, start, parts = self._place
         before: list[str] = []
         for path, value in _paths.Room().all(reader.catalog.leaves(start)):
-            found = _paths.parts(path)
+            relative = _paths.parts(path)
             # Leaves below a long key share the string.
-            shared = [old if old == new else new for old, new in zip(before, found, strict=False)]
-            before = shared + found[len(shared) :]
+            shared = [
+                old if old == new else new for old, new in zip(before, relative, strict=False)
+            ]
+            before = shared + relative[len(shared) :]
             try:
                 with naming(reader.given):
                     if reader.salvages:
@@ -326,8 +328,8 @@ class Tree(Hinting, Mapping[str, Any]):
 
     def _rows(self) -> list[tuple[str, str, str]]:
         catalog = self._catalog
-        found = itertools.islice(catalog.leaves(self._place.value), MOST_ROWS)
-        return [(path_end(printable(path)), *leaf_text(catalog, value)) for path, value in found]
+        leaves = itertools.islice(catalog.leaves(self._place.value), MOST_ROWS)
+        return [(path_end(printable(path)), *leaf_text(catalog, value)) for path, value in leaves]
 
     def _and_more(self) -> str:
         more = self._catalog.totals(self._place.value)[0] - MOST_ROWS
@@ -357,7 +359,7 @@ def value_at(tree: Tree, path: str) -> int:
     """
     parts = _paths.parts(path)
     value = tree._catalog.find(parts, tree._place.value)
-    return tree._found_literally(path, parts)[0] if value is None else value
+    return tree._find_literally(path, parts)[0] if value is None else value
 
 
 class File(Tree):
@@ -400,11 +402,11 @@ class File(Tree):
         otherwise only a damaged index of a small gzip file.
         """
         reader = self._place.reader
-        if (found := reader.damage) is None:
+        if (damage := reader.damage) is None:
             return None
         if unverified := reader.unverified():
-            found += f"; {reader.listed(unverified)} not verified, for lack of checksums"
-        return found.replace(SALVAGE_ADVICE, _INTACT)
+            damage += f"; {reader.listed(unverified)} not verified, for lack of checksums"
+        return damage.replace(SALVAGE_ADVICE, _INTACT)
 
     @property
     def unverified(self) -> list[str]:

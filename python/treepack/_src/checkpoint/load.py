@@ -56,40 +56,40 @@ def load_part(
         selection = dataclasses.replace(selection, rename=_by_name(target, separator))
     if selection.on_corrupt == "skip":
         place = place._replace(reader=place.reader.salvaging())
-    found = _choose(place, target, selection, reading)
+    choice = _choose(place, target, selection, reading)
     if target is not None:
-        found = _without_unfit(place, target, found, selection)
+        choice = _without_unfit(place, target, choice, selection)
     keeps = target is not None and "target" in (selection.missing, selection.mismatched)
     partial = Coverage(
-        found.selector.means,
-        selection.missing == "target" or found.is_cut,
+        choice.selector.means,
+        selection.missing == "target" or choice.is_cut,
         {None: None, "ignore": True, "error": False}[selection.unexpected],
         notes=selection.return_report or keeps,
-        renames=found.renamed is not None,
+        renames=choice.renamed is not None,
     )
-    partial.skipped.update(found.corrupt, found.mismatched)
+    partial.skipped.update(choice.corrupt, choice.mismatched)
     convert = converter(reading, may_change=place.reader.may_change, group=group)
     if convert is not None and selection.return_report:
         convert = partial.watching(convert)
     if target is None:
-        loaded = _part(place, found.marks, convert, reading, partial.was_cast, selection)
-        report = partial.report(found.corrupt, found.unverified)
+        loaded = _part(place, choice.marks, convert, reading, partial.was_cast, selection)
+        report = partial.report(choice.corrupt, choice.unverified)
         if selection.return_report:
-            marks, leaves = found.marks, Room().all(place.catalog.leaves(place.value))
+            marks, leaves = choice.marks, Room().all(place.catalog.leaves(place.value))
             paths = (path for path, value in leaves if marks is None or value in marks)
             report = report._replace(loaded=list(dict.fromkeys(paths)))
     else:
-        loaded = _restored(place, target, found, partial, convert, reading)
+        loaded = _restored(place, target, choice, partial, convert, reading)
         if keeps:
-            partial.check_values(found.corrupt)
-        if keeps and not (selection.return_report or found.corrupt):
-            marks = None if selection.select is None else found.marks
+            partial.check_values(choice.corrupt)
+        if keeps and not (selection.return_report or choice.corrupt):
+            marks = None if selection.select is None else choice.marks
             if marks is not None and partial.wanted():
                 leaves = Room().all(place.catalog.leaves(place.value))
                 partial.left(path for path, value in leaves if value not in marks)
             partial.check_loads(target)
             partial.warn_of_unlike()
-        report = partial.report(found.corrupt, found.unverified)
+        report = partial.report(choice.corrupt, choice.unverified)
     return (loaded, report) if selection.return_report else loaded
 
 
@@ -126,37 +126,37 @@ def _check_reached(renamed: Mapping[str, str], targets: Collection[str]) -> None
 
 
 def _restored(
-    place: Place, target: Any, found: _Choice, partial: Coverage, convert: Any, reading: Reading
+    place: Place, target: Any, choice: _Choice, partial: Coverage, convert: Any, reading: Reading
 ) -> Any:
     """Returns the target with chosen leaves from a file."""
     catalog = place.catalog
     whole = catalog.record
-    if found.renamed is not None:
+    if choice.renamed is not None:
         if whole is not None and core.has_older_types(whole):
             raise TreepackError(  # upgrades may change names
                 "rename= does not support files with nodes of older versions: load the file "
                 "without rename=, and save it again"
             )
         record = None
-        state = _renamed_state(place, found, reading, _stay_lazy(target, reading))
+        state = _renamed_state(place, choice, reading, _stay_lazy(target, reading))
     else:
         stays = _stay_lazy(target, reading)
         if not needs_state(target, whole, reading):
-            given = place.reader.lazily(place, reading, found.marks, stays)
+            given = place.reader.lazily(place, reading, choice.marks, stays)
             if given is not None:
-                with place.reader.fetching(place.value, found.marks):
+                with place.reader.fetching(place.value, choice.marks):
                     return restore_selected(
                         target,
                         catalog,
                         place.value,
                         reading,
-                        marks=found.marks,
+                        marks=choice.marks,
                         given=given,
                         partial=partial,
                         convert=convert,
                     )
         record = None if whole is None else (whole, place.positions())
-        state = place.reader.read(place, reading, found.marks, stays)
+        state = place.reader.read(place, reading, choice.marks, stays)
     return restore_tree(
         target,
         place.reader.fitted(state, target),
@@ -176,7 +176,7 @@ class _Choice(NamedTuple):
       selector: The compiled `select=`.
       marks: The leaves and empty containers to load; `None` for all.
       renamed: The new paths of all leaves and empty containers, if `rename=` is given.
-      made: Arrays assembled from others, by their new paths.
+      arrays: Arrays assembled from others, by their new paths.
       corrupt: The new paths of damaged leaves that are left out.
       unverified: The new paths of leaves of a damaged file that have no checksums.
       mismatched: The new paths of arrays that are left out for their shape.
@@ -186,7 +186,7 @@ class _Choice(NamedTuple):
     selector: Selector
     marks: core.Marks | None
     renamed: dict[str, str] | None
-    made: dict[str, SourceArray]
+    arrays: dict[str, SourceArray]
     corrupt: list[str]
     unverified: list[str]
     is_cut: bool
@@ -196,14 +196,14 @@ class _Choice(NamedTuple):
 def _choose(place: Place, target: Any, selection: Selection, reading: Reading) -> _Choice:
     catalog = place.catalog
     selector = Selector(selection.select)
-    renamed, made = (None, {}) if selection.rename is None else _renamed(place, target, selection)
+    renamed, arrays = (None, {}) if selection.rename is None else _renamed(place, target, selection)
     names = [] if renamed is None else [*dict.fromkeys(renamed.values())]
 
     def mark() -> tuple[core.Marks | None, list[int]]:
         if renamed is None:
             marks = selector.mark(catalog, place.value)
             return marks, [] if marks is None else marks.unmatched
-        names_read = {path: new for path, new in renamed.items() if new not in made}
+        names_read = {path: new for path, new in renamed.items() if new not in arrays}
         marks = _mark_renamed(catalog, place.value, names_read, selector)
         return marks, selector.unmatched(names)
 
@@ -225,7 +225,7 @@ def _choose(place: Place, target: Any, selection: Selection, reading: Reading) -
         if renamed is not None and marks is not None:
             ends = catalog.ends(place.value)
             ends = ((renamed[path], value) for path, value in ends if path in renamed)
-            taken = {value for new, value in ends if new in made and selector.means(new)}
+            taken = {value for new, value in ends if new in arrays and selector.means(new)}
             verified = catalog.mark({*marks.values, *taken})
         corrupt, unverified = _corrupt(place, verified, renamed, selection, reading)
     if corrupt:
@@ -233,7 +233,7 @@ def _choose(place: Place, target: Any, selection: Selection, reading: Reading) -
         marks = catalog.mark(set(values) - corrupt.keys())
     is_cut = selection.on_corrupt == "skip" and catalog.damage is not None
     bad, lost = ([*dict.fromkeys(paths.values())] for paths in (corrupt, unverified))
-    return _Choice(selector, marks, renamed, made, bad, lost, is_cut)
+    return _Choice(selector, marks, renamed, arrays, bad, lost, is_cut)
 
 
 def _check_begins(patterns: Sequence[str], target: dict[Any, Any]) -> None:
@@ -261,21 +261,21 @@ def _renamed(
     paths = list(ends)
     targets = dict.fromkeys(leaf_paths(target, _paths.ROOT))
     renaming = Renaming(names, paths, targets)
-    made, taken = arrays_of(sources, place, ends, targets)
+    arrays, taken = arrays_of(sources, place, ends, targets)
     renamed = {path: renaming(path) for path in paths}
     renaming.check(renamed, "file")
     for path in taken:  # the template may have a leaf twice, as tied embeddings
         new = renamed.pop(path)
-        if new in targets and new not in made:
-            made[new] = array_of(Source(path), place, [path])
+        if new in targets and new not in arrays:
+            arrays[new] = array_of(Source(path), place, [path])
     # An empty container is left out where leaves move to its place.
     empty = {path for path in renamed if place.catalog.children(ends[path]) is not None}
-    full = sorted([*made, *(new for path, new in renamed.items() if path not in empty)])
+    full = sorted([*arrays, *(new for path, new in renamed.items() if path not in empty)])
     for path in empty:
         if _paths.has(full, renamed[path]):
             del renamed[path]
-    if len({*renamed.values(), *made}) < len(renamed) + len(made):
-        pairs = (*renamed.items(), *((str(array.source), new) for new, array in made.items()))
+    if len({*renamed.values(), *arrays}) < len(renamed) + len(arrays):
+        pairs = (*renamed.items(), *((str(array.source), new) for new, array in arrays.items()))
         raise TreepackError(
             "rename= maps two leaves to the same path: choose other names, with the wildcards of "
             f"the pattern where they differ; it maps {twice(pairs)}"
@@ -283,7 +283,7 @@ def _renamed(
     # Without `missing="target"` the other leaves are a mismatch.
     if selection.missing == "target":
         _check_reached(renamed, targets)
-    return renamed | taken, made
+    return renamed | taken, arrays
 
 
 def _mark_renamed(
@@ -327,7 +327,7 @@ def _outline(node: Any) -> _Outline | None:
     return {str(name): _outline(child) for name, child in kind.children(node).items()}
 
 
-def _without_unfit(place: Place, target: Any, found: _Choice, selection: Selection) -> _Choice:
+def _without_unfit(place: Place, target: Any, choice: _Choice, selection: Selection) -> _Choice:
     """Leaves out leaves that do not fit the template, as the options allow.
 
     Those are arrays of dtypes that NumPy lacks where the template has nothing for them, with
@@ -341,16 +341,16 @@ def _without_unfit(place: Place, target: Any, found: _Choice, selection: Selecti
         lacking = set()
     keeps = selection.missing == "target"
     if not (lacking or keeps or selection.mismatched == "target"):
-        return found
+        return choice
     leaves = dict(leaves_of(target, ()))
     marked, mismatched = set(), []
     for path, value in Room().all(catalog.ends(place.value)):
-        if found.marks is not None and value not in found.marks:
+        if choice.marks is not None and value not in choice.marks:
             continue
         marked.add(value)
         children = catalog.children(value)
         kind = catalog.leaf(value)[1] if children is None else ("",)
-        new = (found.renamed or {}).get(path, path)
+        new = (choice.renamed or {}).get(path, path)
         parts = tuple(_paths.parts(new))
         if keeps and kind[0] == "none" and leaves.get(parts, ABSENT) is not None:
             marked.remove(value)
@@ -366,7 +366,7 @@ def _without_unfit(place: Place, target: Any, found: _Choice, selection: Selecti
             above = (parts[:count] for count in range(len(parts) + 1))
             if leaves.keys().isdisjoint(above):
                 marked.remove(value)
-    return found._replace(marks=catalog.mark(marked), mismatched=mismatched)
+    return choice._replace(marks=catalog.mark(marked), mismatched=mismatched)
 
 
 class UnsummedError(TreepackError):
@@ -411,13 +411,13 @@ def _corrupt(
     if damage is not None and selection.on_corrupt == "error":
         raise CorruptionError(f"the file is damaged: {damage}")
     inside = set(catalog.leaf_values(place.value))
-    found: dict[Status, dict[int, str]] = {"corrupt": {}, "unreadable": {}, "unchecked": {}}
+    by_status: dict[Status, dict[int, str]] = {"corrupt": {}, "unreadable": {}, "unchecked": {}}
     room = Room()
     for value, status in statuses.items():
         if status != "ok" and value in inside and (marks is None or value in marks):
             path = room.text(catalog.path_of(value, place.value))
-            found[status][value] = path if renamed is None else renamed[path]
-    bad, unverified = found["corrupt"] | found["unreadable"], found["unchecked"]
+            by_status[status][value] = path if renamed is None else renamed[path]
+    bad, unverified = by_status["corrupt"] | by_status["unreadable"], by_status["unchecked"]
     # Of files that never had checksums, only `verify=` leaves them out.
     is_lost = damage is None or place.reader.is_summed or selection.verify
     if damage is not None:
@@ -429,7 +429,7 @@ def _corrupt(
         warn(warning)
     if not is_lost:
         return bad, unverified
-    fault = "damaged" if found["corrupt"] else "not readable by treepack"
+    fault = "damaged" if by_status["corrupt"] else "not readable by treepack"
     if not bad:
         bad, fault = unverified, "not verified, for lack of checksums"
     if bad and selection.on_corrupt == "error":
@@ -469,10 +469,10 @@ def _part(
         state = place.reader.read(place, reading, marks, None)
         state = cast_floats(state, reading, note)
         record, at = place.catalog.record, place.positions()
-        found = assembled(
+        tree = assembled(
             state, record, reading, convert=convert, absent=ABSENT, at=at, parts=place.parts
         )
-        return {} if found is ABSENT else found
+        return {} if tree is ABSENT else tree
 
     try:
         return built(reading)
@@ -484,7 +484,7 @@ def _part(
 
 def _renamed_state(place: Place, choice: _Choice, reading: Reading, stays: StayLazy) -> Any:
     """Reads the state of a tree under new paths."""
-    renamed, marks, made = choice.renamed or {}, choice.marks, choice.made
+    renamed, marks, arrays = choice.renamed or {}, choice.marks, choice.arrays
 
     def goes(parts: Sequence[str]) -> bool:
         return stays(_paths.parts(renamed[_paths.text(parts)]))
@@ -492,8 +492,8 @@ def _renamed_state(place: Place, choice: _Choice, reading: Reading, stays: StayL
     state: Any = {}
     root: list[Any] = []
     ordered = sorted(renamed)
-    found = place.reader.read(place, reading, marks, goes)
-    for trail, leaf in state_leaves(found, Trail(), ends=True):
+    saved = place.reader.read(place, reading, marks, goes)
+    for trail, leaf in state_leaves(saved, Trail(), ends=True):
         path = str(trail)
         if leaf is ABSENT:  # a leaf or container that is not loaded
             continue
@@ -504,7 +504,7 @@ def _renamed_state(place: Place, choice: _Choice, reading: Reading, stays: StayL
             root.append(leaf)
         else:
             _paths.put(state, _paths.parts(new), leaf)
-    for new, array in made.items():
+    for new, array in arrays.items():
         if choice.selector.means(new) and new not in choice.corrupt:
             parts = _paths.parts(new)
             is_placed = stays(parts) or (reading.everywhere and reading.arrays != "numpy")
@@ -543,7 +543,7 @@ def restore_described(
         check_is_tree(target)
         return restore_encoded(target, data, reading, convert=convert)
     if reading.dtype is None:  # casting requires a state
-        found = core.restore_recorded(
+        restored = core.restore_recorded(
             data,
             reading.copy,
             reading.threads,
@@ -553,8 +553,8 @@ def restore_described(
             plain=reading.containers == "plain",
             static=reading.static,
         )
-        if found is not None:
-            return found[0]
+        if restored is not None:
+            return restored[0]
     state, record = take(core.restore(data, reading.copy, reading.threads))
     if record is None:  # a damaged key is found here
         catalog_of(data)

@@ -45,15 +45,15 @@ def open_reader(
             # A file of treepack is first read at its end.
             if (format := formats.of_path(source)) is not None:
                 return cast(Reader, format.open(source, None, **options))
-            found = open_parts(source, base=base, place=place, **options)
-            format = _recognized(found) if salvage else None
+            opened = open_parts(source, base=base, place=place, **options)
+            format = _recognized(opened) if salvage else None
             if format is None:
                 try:
-                    return Reader(source, found, **options)
+                    return Reader(source, opened, **options)
                 except DecodeError:
-                    if (format := _recognized(found)) is None:
+                    if (format := _recognized(opened)) is None:
                         raise
-            return cast(Reader, format.open(source, found, **options))
+            return cast(Reader, format.open(source, opened, **options))
     try:
         return ShardedReader(source, **options)
     except NewerVersionError:
@@ -75,8 +75,8 @@ def open_reader(
     return reader
 
 
-def _recognized(found: Opened) -> Format | None:
+def _recognized(opened: Opened) -> Format | None:
     """Returns the format of data that are not msgpack, or `None`."""
     with contextlib.suppress(TreepackError):
-        return formats.of_content(found.content)
+        return formats.of_content(opened.content)
     return None

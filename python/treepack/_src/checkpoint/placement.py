@@ -52,9 +52,9 @@ def _processes(target: Any, sharding: Any, count: int) -> Sequence[int]:
         places = (getattr(leaf, "sharding", None) for _, leaf in leaves_of(target, ()))
     else:
         places = (leaf for _, leaf in leaves_of(sharding, ()))
-    found = {_concrete(place) for place in places if isinstance(place, jax.sharding.Sharding)}
-    found.discard(None)
-    return sorted({device.process_index for place in found for device in place.device_set})
+    shardings = {_concrete(place) for place in places if isinstance(place, jax.sharding.Sharding)}
+    shardings.discard(None)
+    return sorted({device.process_index for place in shardings for device in place.device_set})
 
 
 def converter(
@@ -132,11 +132,11 @@ def _where(reading: Reading) -> Where:
     if () in shardings:
         return lambda *_: given
 
-    def found(path: Trail, _: Any, is_needed: bool) -> Any:
+    def lookup(path: Trail, _: Any, is_needed: bool) -> Any:
         missing = "shardings" if is_needed else None
         return _paths.at_or_above(shardings, path, missing)
 
-    return found
+    return lookup
 
 
 def _wrapped(leaf: Any) -> str:
@@ -196,16 +196,16 @@ def _place(
     for place, group in groups.items():
         with _jax.explicit():
             put = transfer(group, place, may_change, reading.threads, together)
-            for item, made in zip(group, put, strict=True):
-                found = item.leaf
-                _check_integers(item.path, found, made)
-                if not _jax.is_abstract(item.target) and made.dtype != found.dtype:
-                    others = "arrays='numpy'" if where is None else "neither device= nor sharding="
+            for item, on_device in zip(group, put, strict=True):
+                leaf = item.leaf
+                _check_integers(item.path, leaf, on_device)
+                if not _jax.is_abstract(item.target) and on_device.dtype != leaf.dtype:
+                    remedy = "arrays='numpy'" if where is None else "neither device= nor sharding="
                     raise TreepackError(
-                        f"at {item.path}: JAX would convert {found.dtype.name} to "
-                        f"{made.dtype.name}: set jax_enable_x64, or load with {others}"
+                        f"at {item.path}: JAX would convert {leaf.dtype.name} to "
+                        f"{on_device.dtype.name}: set jax_enable_x64, or load with {remedy}"
                     )
-                item.leaf, item.boxes = _jax.weak(made) if _is_weak(item) else made, {}
+                item.leaf, item.boxes = _jax.weak(on_device) if _is_weak(item) else on_device, {}
 
 
 def device_leaves(base: Any, paths: Sequence[str]) -> dict[str, Any]:
@@ -213,8 +213,8 @@ def device_leaves(base: Any, paths: Sequence[str]) -> dict[str, Any]:
     chosen = {*paths}
     if not chosen or isinstance(base, (core.Layout, core.Content, core.Catalog)):
         return {}
-    found = ((_paths.text(parts), leaf) for parts, leaf in leaves_of(base, ()))
-    return {path: leaf for path, leaf in found if path in chosen and _jax.is_array(leaf)}
+    leaves = ((_paths.text(parts), leaf) for parts, leaf in leaves_of(base, ()))
+    return {path: leaf for path, leaf in leaves if path in chosen and _jax.is_array(leaf)}
 
 
 def _is_like(array: jax.Array, item: Item) -> bool:
@@ -282,15 +282,15 @@ def _is_on_cpu(place: Any) -> bool:
     return all(device.platform == "cpu" for device in devices)
 
 
-def _check_integers(path: Trail, found: Any, made: Any) -> None:
+def _check_integers(path: Trail, leaf: Any, on_device: Any) -> None:
     """Raises if 64-bit integers overflow 32 bits."""
-    if found.dtype == made.dtype or found.dtype.kind not in "iu" or found.size == 0:
+    if leaf.dtype == on_device.dtype or leaf.dtype.kind not in "iu" or leaf.size == 0:
         return
-    limits = np.iinfo(made.dtype)
-    found = np.asarray(found)
-    if found.min() < limits.min or found.max() > limits.max:
+    limits = np.iinfo(on_device.dtype)
+    leaf = np.asarray(leaf)
+    if leaf.min() < limits.min or leaf.max() > limits.max:
         raise TreepackError(
-            f"at {path}: integers of {found.dtype.name} do not fit into {made.dtype.name}: set "
+            f"at {path}: integers of {leaf.dtype.name} do not fit into {on_device.dtype.name}: set "
             "jax_enable_x64, or load with arrays='numpy'"
         )
 

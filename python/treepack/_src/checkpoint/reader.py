@@ -82,8 +82,8 @@ class Reader:
     has_types = True
     bytes_after = _AHEAD_BYTES
 
-    def __init__(self, source: Openable, found: Opened, *, salvage: bool = False, **options: Any):
-        """`found` is the content of `source`; `options` are used to reopen it."""
+    def __init__(self, source: Openable, opened: Opened, *, salvage: bool = False, **options: Any):
+        """`opened` is the content of `source`; `options` are used to reopen it."""
         is_path = isinstance(source, (str, os.PathLike))
         # The working directory may change, or differ where a pickle is loaded.
         self._source = absolute(source) if is_path else source
@@ -92,14 +92,14 @@ class Reader:
         self.given = source
         is_fixed = is_path or isinstance(source, (bytes, core.Content)) or hasattr(source, "read")
         self.may_change: bool = not is_fixed
-        self.inflated: int = found.inflated
-        self._nbytes = found.nbytes
-        self._blocks = found.blocks
-        self.is_local: bool = found.blocks is None or hasattr(source, "read")
-        self._content = None if self.is_local else found.content
-        self._damage = found.damage
-        self.is_patch = found.is_patch
-        self._catalog: core.Catalog | None = core.Catalog.open(found.content, salvage=salvage)
+        self.inflated: int = opened.inflated
+        self._nbytes = opened.nbytes
+        self._blocks = opened.blocks
+        self.is_local: bool = opened.blocks is None or hasattr(source, "read")
+        self._content = None if self.is_local else opened.content
+        self._damage = opened.damage
+        self.is_patch = opened.is_patch
+        self._catalog: core.Catalog | None = core.Catalog.open(opened.content, salvage=salvage)
 
     @property
     def filename(self) -> str | None:
@@ -164,15 +164,15 @@ class Reader:
     def lists_of(self, leaves: Collection[int]) -> list[range]:
         """Returns the values of the lists that have some of these leaves: lists are read whole."""
         catalog = self.catalog
-        found: list[range] = []
+        lists: list[range] = []
         last = -1
         for value in range(catalog.values) if leaves else ():
             if value > last and catalog.is_list(value):
                 inside = [end for _, end in catalog.ends(value)]
                 last = max(inside, default=value)
                 if any(end in leaves for end in inside):
-                    found.append(range(value, last + 1))
-        return found
+                    lists.append(range(value, last + 1))
+        return lists
 
     def listed(self, values: Sequence[int]) -> str:
         """Lists the paths of leaves with a verb: `a, b and 3 more are`."""
@@ -185,12 +185,12 @@ class Reader:
         """Returns a reader of the same file with its intact leaves, as with `salvage=True`."""
         if self.salvages:
             return self
-        made = object.__new__(type(self))  # `copy.copy` would open the file again
-        made.__dict__.update(self.__dict__)
-        made._options = {**self._options, "salvage": True}
-        made.salvages = True
-        made._catalog = self.catalog.salvaging()
-        return made
+        reader = object.__new__(type(self))  # `copy.copy` would open the file again
+        reader.__dict__.update(self.__dict__)
+        reader._options = {**self._options, "salvage": True}
+        reader.salvages = True
+        reader._catalog = self.catalog.salvaging()
+        return reader
 
     def close(self) -> None:
         """Closes the file. Arrays that view it stay valid."""
@@ -230,10 +230,10 @@ class Reader:
         Raises:
           CorruptionError: If the leaf is not an array and is damaged.
         """
-        found = self.leaf(value, parts)
-        if not isinstance(found, LazyArray):
+        leaf = self.leaf(value, parts)
+        if not isinstance(leaf, LazyArray):
             self.compare(value, parts)
-        return found
+        return leaf
 
     def compare(self, value: int, parts: list[str]) -> None:
         """Compares a leaf with its checksum.
@@ -323,9 +323,9 @@ class Reader:
         if damage is None and rest == "corrupt":
             damage = DAMAGED_REST
         damage = damage or lacking([*catalog.dtypes, *inner]) or self.damaged_record()
-        found: dict[int, Status] = dict(zip(catalog.leaf_values(0), statuses, strict=True))
-        found.update(dict.fromkeys(self._other_bytes(inner), "corrupt"))
-        return found, damage
+        by_value: dict[int, Status] = dict(zip(catalog.leaf_values(0), statuses, strict=True))
+        by_value.update(dict.fromkeys(self._other_bytes(inner), "corrupt"))
+        return by_value, damage
 
     def _other_bytes(self, inner: list[str]) -> Iterator[int]:
         """Yields the leaves whose bytes do not fit a dtype that only NumPy knows.
@@ -414,12 +414,12 @@ class Place(NamedTuple):
 
     def positions(self) -> list[tuple[int, int]]:
         """Returns the child's index and the number of children of each container from the root."""
-        found, value = [], 0
+        positions, value = [], 0
         for part in self.parts:
             names = dict(self.catalog.children(value) or ())
-            found.append((list(names).index(part), len(names)))
+            positions.append((list(names).index(part), len(names)))
             value = names[part]
-        return found
+        return positions
 
     def state(self, leaf: ReadLeaf, marks: core.Marks | None = None) -> Any:
         """Builds the state: dicts and lists of the leaves that `leaf` returns.
@@ -431,10 +431,10 @@ class Place(NamedTuple):
             return ABSENT
         if children is None:
             return leaf(self.value, self.parts)
-        found = {}  # no comprehension: it would add a frame per level
+        state = {}  # no comprehension: it would add a frame per level
         for name, child in children:
-            found[name] = self.below(child, [name]).state(leaf, marks)
-        return list(found.values()) if self.catalog.is_list(self.value) else found
+            state[name] = self.below(child, [name]).state(leaf, marks)
+        return list(state.values()) if self.catalog.is_list(self.value) else state
 
 
 # For each dimension of a box: the first index, the count, and the step.
@@ -469,10 +469,10 @@ class LazyArray(Hinting, ArrayLike, Deferred, metaclass=Completing):  # type: ig
         self.value = value
         self.parts = parts
         dtype, shape = dtype_and_shape(kind)
-        found = _dtypes.resolve(dtype.encode())
-        if found is None:
+        resolved_dtype = _dtypes.resolve(dtype.encode())
+        if resolved_dtype is None:
             raise DecodeError(_dtypes.unsupported(dtype), path=self.path)
-        self.dtype: np.dtype[Any] = found
+        self.dtype: np.dtype[Any] = resolved_dtype
         self.shape = shape
 
     @property
@@ -494,8 +494,8 @@ class LazyArray(Hinting, ArrayLike, Deferred, metaclass=Completing):  # type: ig
                 f"copy=False requires dtype {array.dtype.name}, got {np.dtype(dtype).name}: pass "
                 "copy=None"
             )
-        other: np.ndarray = array.astype(dtype)
-        return other
+        converted: np.ndarray = array.astype(dtype)
+        return converted
 
     def _read_all(self, copy: bool | None) -> np.ndarray:
         """Returns the array; `copy` is NumPy's."""
@@ -556,8 +556,8 @@ class LazyArray(Hinting, ArrayLike, Deferred, metaclass=Completing):  # type: ig
         # A damaged index may have a larger array than the leaf; reading the leaf raises the error.
         is_there = self.nbytes <= stop - start
         size = self.dtype.itemsize
-        found = core.ranges_of_box(self.shape, size, bounds, near) if is_there else []
-        inside = [(data + first, min(stop, data + last)) for first, last in found]
+        offsets = core.ranges_of_box(self.shape, size, bounds, near) if is_there else []
+        inside = [(data + first, min(stop, data + last)) for first, last in offsets]
         yield from self.reader.stored(joined([(start, max(data, start + 1)), *inside], near))
 
     def begin(self, index: Sequence[slice]) -> None:
@@ -583,14 +583,14 @@ class LazyArray(Hinting, ArrayLike, Deferred, metaclass=Completing):  # type: ig
     def flat_range(self, start: int, stop: int) -> np.ndarray:
         """Reads only a range of elements, counted in C order."""
         boxes = [*boxes_of(self.shape, start, stop)]
-        made, at = np.empty(stop - start, self.dtype), 0
+        elements, at = np.empty(stop - start, self.dtype), 0
         with fetching(each for box in boxes for each in self.ranges(bounds_of(box))):
             for box in boxes:
                 shape = [*map(len, box)]
-                part = made[at : at + math.prod(shape)]
+                part = elements[at : at + math.prod(shape)]
                 self.read_to(box, part.reshape(shape))
                 at += part.size
-        return made
+        return elements
 
     def compare(self) -> None:
         """Compares it with its checksum, if it has one.

@@ -133,12 +133,12 @@ def together(members: Sequence[int], timeout: float) -> Iterator[Together | None
     if len(members) < 2 or _jax.processes()[0] not in members:
         yield None
         return
-    found = Together(members, timeout)
+    group = Together(members, timeout)
     try:
-        yield found
+        yield group
     except BaseException as error:
         with contextlib.suppress(Exception):  # the error of this process is more useful
-            found.fail(error)
+            group.fail(error)
         raise
 
 
@@ -169,12 +169,12 @@ def _replicas(sharding: Any, shape: tuple[int, ...]) -> Replicas | None:
     if sharding.memory_kind not in (None, kind):
         return None
     try:
-        _, _, found = division(sharding, shape)
+        _, _, devices = division(sharding, shape)
     except Exception:  # placing the array raises the proper error
         return None
-    is_shared = any(len({device.process_index for device in row}) > 1 for row in found)
-    is_even = len({len(row) for row in found}) == 1
-    return tuple(map(tuple, found)) if is_shared and is_even else None
+    is_shared = any(len({device.process_index for device in row}) > 1 for row in devices)
+    is_even = len({len(row) for row in devices}) == 1
+    return tuple(map(tuple, devices)) if is_shared and is_even else None
 
 
 def share(group: Together, items: Iterable[Item]) -> None:
@@ -238,12 +238,12 @@ def spread(
             for item in items
         ]
     kinds = tuple((item.leaf.dtype, item.leaf.ndim) for item in items)
-    made = _summing(replicas, kinds)(parts)
+    sums = _summing(replicas, kinds)(parts)
     return [
         jax.make_array_from_single_device_arrays(
             item.leaf.shape, item.place, [shard.data for shard in whole.addressable_shards]
         )
-        for item, whole in zip(items, made, strict=True)
+        for item, whole in zip(items, sums, strict=True)
     ]
 
 
@@ -258,16 +258,16 @@ def _parts(
     boxes = (items[at].boxes[index_key(items[at].sources[device])] for at, device in sources)
     read_here = [_words(read(box)) for box in boxes]
     put = jax.device_put(read_here, [device for _, device in sources])
-    found = dict(zip(sources, put, strict=True))
+    by_source = dict(zip(sources, put, strict=True))
     shapes = tuple(map(_word_shape, items))
-    made = []
+    arrays = []
     for number, zeros in enumerate(_zeros(tuple(here), shapes)()):
         parts = {shard.device: shard.data for shard in zeros.addressable_shards}
-        parts |= {device: part for (at, device), part in found.items() if at == number}
+        parts |= {device: part for (at, device), part in by_source.items() if at == number}
         shape = (_mesh(replicas).size, *zeros.shape[1:])
         where = jax.sharding.NamedSharding(_mesh(replicas), _spec(_EACH))
-        made.append(jax.make_array_from_single_device_arrays(shape, where, [*parts.values()]))
-    return made
+        arrays.append(jax.make_array_from_single_device_arrays(shape, where, [*parts.values()]))
+    return arrays
 
 
 @functools.lru_cache(maxsize=64)

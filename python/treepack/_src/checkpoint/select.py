@@ -99,10 +99,10 @@ class Selector:
             return bool(self._predicate(path))
         if self.selector is None:
             return True
-        found = self.selector.means(_paths.parts(path))
-        if found is None:
+        is_selected = self.selector.means(_paths.parts(path))
+        if is_selected is None:
             raise _no_bool(path)
-        return found
+        return is_selected
 
     def unmatched(self, paths: Iterable[str]) -> list[int]:
         """Returns the numbers of patterns that match none of the paths."""
@@ -118,11 +118,11 @@ class Selector:
         `unmatched` has the numbers of patterns that match nothing. Replaces those that match
         exactly one path without escapes.
         """
-        found = dict(self._given)
+        given = dict(self._given)
         for text in map(self.patterns.__getitem__, unmatched):
-            if found[text] == text:
-                found[text] = _literal(text, paths) or text
-        return Selector([*found.values()])
+            if given[text] == text:
+                given[text] = _literal(text, paths) or text
+        return Selector([*given.values()])
 
     def without(self, other: Selector) -> Selector:
         """Returns the selection without the leaves of another one."""
@@ -157,15 +157,15 @@ def _literal(text: str, paths: Iterable[str]) -> tuple[str, ...] | None:
     """
     if "/" not in text and "~" not in text:
         return None
-    found: set[tuple[str, ...]] = set()
+    candidates: set[tuple[str, ...]] = set()
     for path in paths:
         if "~" in path:
             parts = tuple(_paths.parts(path))
             ends = itertools.accumulate(len(part) + 1 for part in parts)
             if f"{'/'.join(parts)}/".startswith(f"{text}/"):
                 counts = (at + 1 for at, end in enumerate(ends) if end == len(text) + 1)
-                found.update(parts[:count] for count in counts)
-    return found.pop() if len(found) == 1 else None
+                candidates.update(parts[:count] for count in counts)
+    return candidates.pop() if len(candidates) == 1 else None
 
 
 def similar(typo: str, paths: Iterable[str]) -> str:
@@ -197,12 +197,12 @@ def with_escapes(pattern: str, paths: Iterable[str]) -> str | None:
         if "~" not in path or len(path) > _MOST_TEXT:
             continue
         pieces = [at for part in _paths.parts(path) for at, _ in enumerate(part.split("/"))]
-        found = ""
+        escaped = ""
         for at, text in zip(pieces, pattern.split("/"), strict=False):
             rest = "*/**" if at and text == "**" else text.replace("~", "~0")
-            found += f"{'~1' if at else '/'}{rest}"
-        if not Selector(found[1:]).unmatched([path]):
-            return found[1:]
+            escaped += f"{'~1' if at else '/'}{rest}"
+        if not Selector(escaped[1:]).unmatched([path]):
+            return escaped[1:]
     return None
 
 
@@ -240,15 +240,15 @@ def _patterns_in(select: Any) -> dict[str, Any] | None:
         select = [select]
     if not isinstance(select, (list, set, frozenset)):
         return None
-    found: dict[str, Any] = {}
+    patterns: dict[str, Any] = {}
     for pattern in select:
         if isinstance(pattern, str):
-            found[pattern] = pattern
+            patterns[pattern] = pattern
         elif _is_path(pattern):  # it has no wildcards
-            found.setdefault(_text(pattern), pattern)
+            patterns.setdefault(_text(pattern), pattern)
         else:
             return None
-    return found
+    return patterns
 
 
 def _is_path(value: Any) -> bool:
@@ -300,15 +300,15 @@ def chosen(tree: Any, select: Any) -> Any:
     def below(node: Any, parts: tuple[str, ...]) -> Any:
         if parts not in losing:
             return node
-        found = {}  # no comprehension: this goes as deep as a tree
+        kept = {}  # no comprehension: this goes as deep as a tree
         for name, child in _children(node).items():
             if (*parts, str(name)) in keeping:
-                found[str(name)] = below(child, (*parts, str(name)))
+                kept[str(name)] = below(child, (*parts, str(name)))
         kind = kind_of(node)
-        if kind is None or kind.final or len(found) < len(_children(node)):
+        if kind is None or kind.final or len(kept) < len(_children(node)):
             is_dict = type(node) is dict  # it keeps its keys
-            return {key: found[str(key)] for key in node if str(key) in found} if is_dict else found
-        return kind.make(node, found)  # it keeps all its children, even if these lose some
+            return {key: kept[str(key)] for key in node if str(key) in kept} if is_dict else kept
+        return kind.make(node, kept)  # it keeps all its children, even if these lose some
 
     return below(tree, ()) if wanted else {}
 
@@ -423,10 +423,10 @@ class Renaming:
                 )
             return new
         for number, (pattern, literal, replacement) in enumerate(self._rules):
-            found = _match(pattern, literal, path)
-            if found is not None:
+            match = _match(pattern, literal, path)
+            if match is not None:
                 self._unmatched.pop(number, None)
-                wildcards, rest = found
+                wildcards, rest = match
                 new = filled(replacement, wildcards)
                 if path in self._values and rest == _VALUE:
                     return new
@@ -544,9 +544,11 @@ def matches(path: Any, leaves: Collection[str]) -> dict[str, list[str]]:
     if _is_literal(path):
         leaf = leaf_at(_text(path), leaves)
         return {} if leaf is None else {leaf: []}
-    found = {leaf: core.captures(path, leaf) for leaf in leaves}
+    captures = {leaf: core.captures(path, leaf) for leaf in leaves}
     return {
-        leaf: one[0] for leaf, one in found.items() if one is not None and one[1] in ("", _VALUE)
+        leaf: captured[0]
+        for leaf, captured in captures.items()
+        if captured is not None and captured[1] in ("", _VALUE)
     }
 
 

@@ -119,8 +119,8 @@ class ShardedReader(Files):
             raise DecodeError(
                 f"the manifest is damaged: its arrays cannot fit into files of {nbytes} bytes"
             )
-        found = Opened(self._encoding(), inflated=self.manifest.inflated, nbytes=nbytes)
-        super().__init__(source, found, mmap=mmap, max_size=max_size, **options)
+        opened = Opened(self._encoding(), inflated=self.manifest.inflated, nbytes=nbytes)
+        super().__init__(source, opened, mmap=mmap, max_size=max_size, **options)
         self.is_local = store_of(self._path)[0].is_local
         self._remembers = False
         self._files: list[Task[Reader] | None] = [None] * len(self._expected)
@@ -158,12 +158,12 @@ class ShardedReader(Files):
 
     def salvaging(self) -> Reader:
         """Returns a reader of the same checkpoint with its intact leaves."""
-        made = super().salvaging()
-        if isinstance(made, ShardedReader) and made is not self:
-            made._locked = Locked()
-            made._files = [None] * len(self._expected)
-            made.catalogs = [None] * len(self._expected)
-        return made
+        reader = super().salvaging()
+        if isinstance(reader, ShardedReader) and reader is not self:
+            reader._locked = Locked()
+            reader._files = [None] * len(self._expected)
+            reader.catalogs = [None] * len(self._expected)
+        return reader
 
     def file(self, number: int) -> Reader:
         """Returns a file after checking that it matches the manifest.
@@ -214,14 +214,14 @@ class ShardedReader(Files):
     def _checked(self, name: str, nbytes: int, record: int) -> Reader:
         place = self._place(name)
 
-        def check_size(found: int) -> None:
-            if found == nbytes:
+        def check_size(size: int) -> None:
+            if size == nbytes:
                 return
-            is_small = found < _MOST_FOREIGN_BYTES
+            is_small = size < _MOST_FOREIGN_BYTES
             if is_small and (text := core.described(core.Content.lent(read_all(place)))):
                 raise CorruptionError(f"{name} is {text}")
             raise CorruptionError(
-                f"{name} has the wrong size: expected {nbytes} bytes, found {found}"
+                f"{name} has the wrong size: expected {nbytes} bytes, found {size}"
             )
 
         salvages = self._options["salvage"]
@@ -247,11 +247,11 @@ class ShardedReader(Files):
             self.inflated += file.inflated
             if self._remembers:
                 file.remember()
-        found = file.catalog.record
-        if salvages and found is None and file.damage is not None:
+        file_record = file.catalog.record
+        if salvages and file_record is None and file.damage is not None:
             return file  # with leaves that are not verified, or have checksums of their own
         check_size(file.nbytes)
-        if zlib.crc32(found or b"") != record:
+        if zlib.crc32(file_record or b"") != record:
             raise CorruptionError(
                 f"{name} is not the file that was saved: its record does not match the manifest"
             )
@@ -268,14 +268,14 @@ class ShardedReader(Files):
         """Converts an error in reading a file to an error that names the file."""
         name, _, _ = self._expected[number]
         if isinstance(error, FileNotFoundError):
-            made: CorruptionError = self.gone(name)
+            corruption: CorruptionError = self.gone(name)
         elif isinstance(error, DAMAGE):
-            made = CorruptionError(f"{name} is damaged: {error.reason}")
+            corruption = CorruptionError(f"{name} is damaged: {error.reason}")
         else:
             name_file(error, self._place(name))
             return error
-        made.__cause__ = error
-        return made
+        corruption.__cause__ = error
+        return corruption
 
     def close(self) -> None:
         """Closes the files. Arrays that view them stay valid."""
@@ -316,16 +316,16 @@ class ShardedReader(Files):
         for number in range(len(self._expected)):
             with contextlib.suppress(CorruptionError):
                 lost[number] = {*self.file(number).unverified()}
-        found = []
+        values = []
 
         def note(value: int, parts: list[str]) -> None:
             array = self._sharded(value, parts)
             if array is not None and array.is_in(lost):
-                found.append(value)
+                values.append(value)
 
         if any(lost.values()):
             Place(self, 0, []).state(note)
-        return found
+        return values
 
     @property
     def is_summed(self) -> bool:
@@ -355,9 +355,9 @@ class ShardedReader(Files):
         data = self.array(value, parts, kind)
         if not isinstance(data, ShardedArray):
             return super().prng_key(value, parts, kind)
-        found = np.asarray(data)
-        key = _prng.wrap(kind[1], found)
-        return {_prng.MARKER: kind[1], "data": found} if key is None else key
+        array = np.asarray(data)
+        key = _prng.wrap(kind[1], array)
+        return {_prng.MARKER: kind[1], "data": array} if key is None else key
 
     def read(
         self, place: Place, reading: Reading, marks: core.Marks | None, stays: StayLazy | None
@@ -384,10 +384,10 @@ class ShardedReader(Files):
                 read_now.append(array)
 
         def leaf(value: int, parts: list[str]) -> Any:
-            found = self.leaf(value, parts)
-            if isinstance(found, LazyArray) and not waits(found):
-                return found.__array__(copy=reading.copy)
-            return found
+            saved = self.leaf(value, parts)
+            if isinstance(saved, LazyArray) and not waits(saved):
+                return saved.__array__(copy=reading.copy)
+            return saved
 
         if not self.is_local:
             place.state(expected, marks)
@@ -423,11 +423,11 @@ class ShardedReader(Files):
                 arrays[value] = array
 
         Place(self, 0, []).state(note)
-        found, damage = self._verify_files(arrays, threads, progress or (lambda *_: None))
+        array_statuses, damage = self._verify_files(arrays, threads, progress or (lambda *_: None))
         own = [super().damage, self.damaged_record(), damage]
         damage = "; ".join(filter(None, own)) or None
         # Other leaves are in the manifest, whose checksum was compared.
-        statuses = {value: found.get(value, "ok") for value in leaves}
+        statuses = {value: array_statuses.get(value, "ok") for value in leaves}
         for number in catalog.unlike_index():
             if number < len(leaves):
                 statuses[leaves[number]] = "corrupt"

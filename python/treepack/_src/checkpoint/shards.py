@@ -43,14 +43,14 @@ def readers_of(arrays: Iterable[tuple[tuple[int, ...], int, Any]]) -> core.Shard
 @functools.lru_cache(maxsize=4)  # the next save has the same arrays
 def _plan(arrays: tuple[tuple[tuple[int, ...], int, Any, bool], ...]) -> core.ShardPlan:
     splits = []
-    known: dict[int, tuple[int, _Holders]] = {}
+    numbered: dict[int, tuple[int, _Holders]] = {}
     for shape, nbytes, sharding, is_local in arrays:
         counts, holders = _split(sharding, shape)
         if is_local:
             holders = _shared(((0,),) * len(holders))
-        number, _ = known.setdefault(id(holders), (len(known), holders))
+        number, _ = numbered.setdefault(id(holders), (len(numbered), holders))
         splits.append((counts, number, nbytes // len(holders), sharding is None))
-    return core.ShardPlan(splits, [holders for _, holders in known.values()])
+    return core.ShardPlan(splits, [holders for _, holders in numbered.values()])
 
 
 _Holders = tuple[tuple[int, ...], ...]
@@ -62,8 +62,8 @@ def _split(sharding: Any, shape: tuple[int, ...]) -> tuple[tuple[int, ...], _Hol
     """Returns the number of shards in each dimension, and their holders."""
     if sharding is None:
         return (1,) * len(shape), ((0,),)
-    _, counts, found = division(sharding, shape)
-    processes = (sorted({device.process_index for device in devices}) for devices in found)
+    _, counts, by_shard = division(sharding, shape)
+    processes = (sorted({device.process_index for device in devices}) for devices in by_shard)
     return counts, _shared(tuple(map(tuple, processes)))
 
 
@@ -80,17 +80,17 @@ def division(
     places = sharding.devices_indices_map(shape)
     try:
         grid = core.ShardGrid(shape, counts)
-        found: list[list[Any]] = [[] for _ in range(len(grid))]
+        devices: list[list[Any]] = [[] for _ in range(len(grid))]
         for device, index in places.items():
-            found[grid.shard_at(start_of(index))].append(device)
+            devices[grid.shard_at(start_of(index))].append(device)
     except ValueError:
-        found = [[]]
-    if not all(found):
+        devices = [[]]
+    if not all(devices):
         raise TreepackError(
             f"the sharding {sharding} does not split the shape {shape} evenly: use a sharding that "
             "does"
         )
-    return grid, counts, found
+    return grid, counts, devices
 
 
 @functools.lru_cache(maxsize=64)  # arrays of different shapes often share a division

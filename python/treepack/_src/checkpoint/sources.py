@@ -141,15 +141,15 @@ def split(rename: Any) -> tuple[Any, dict[Any, Source]]:
     for key, path in rename.items():
         if isinstance(key, Source):
             raise TypeError(f"rename= maps the path to the source: pass {{{path!r}: {key}}}")
-    found = {
+    sources = {
         _paths.text(_paths.parts(path)) if isinstance(path, str) else path: source
         for path, source in rename.items()
         if isinstance(source, Source)
     }
-    for path, source in found.items():
+    for path, source in sources.items():
         check_wildcards(path, source)
     names = {path: source for path, source in rename.items() if not isinstance(source, Source)}
-    return (names or None), found
+    return (names or None), sources
 
 
 def check_wildcards(path: Any, source: Source) -> None:
@@ -188,12 +188,12 @@ def resolve(
     Raises:
       TreepackError: If there are none, or a layer is missing.
     """
-    found: dict[tuple[str, ...], list[tuple[float, str]]] = {}
+    layers: dict[tuple[str, ...], list[tuple[float, str]]] = {}
     for leaf, captured in matches(source.pattern, paths).items():
         layer = "0" if source.axis is None else captured.pop()
         if layer.isdecimal():  # of any number of digits
-            found.setdefault(tuple(captured), []).append((float(layer), leaf))
-    if not found:
+            layers.setdefault(tuple(captured), []).append((float(layer), leaf))
+    if not layers:
         near = similar(source.pattern.replace("*", "0"), paths)
         if source.axis is not None:  # the number of a layer
             near = re.sub(r"(?<=['/])\d+(?=['/])", "*", near)
@@ -206,8 +206,8 @@ def resolve(
             )
         way = "; load stacks arrays, and save splits them" if source.name == "unstack" else ""
         raise TreepackError(f"{source} matches nothing in the file{near}{way}")
-    made: dict[str, tuple[Source, list[str]]] = {}
-    for texts, numbers in found.items():
+    resolved: dict[str, tuple[Source, list[str]]] = {}
+    for texts, numbers in layers.items():
         numbers.sort()
         for at, (number, leaf) in enumerate(numbers):
             if number < at:
@@ -217,16 +217,16 @@ def resolve(
                 raise TreepackError(
                     f"{source}: the file lacks {named}, although it has layer {numbers[-1][0]:.0f}"
                 )
-        made[filled(path, texts)] = _one(source, texts), [leaf for _, leaf in numbers]
-    return made
+        resolved[filled(path, texts)] = _filled_source(source, texts), [leaf for _, leaf in numbers]
+    return resolved
 
 
 def spread(path: Any, source: Source, leaves: Collection[str]) -> dict[str, Source]:
     """Returns the sources without wildcards of the leaves of a tree that a path matches."""
-    return {leaf: _one(source, texts) for leaf, texts in matches(path, leaves).items()}
+    return {leaf: _filled_source(source, texts) for leaf, texts in matches(path, leaves).items()}
 
 
-def _one(source: Source, wildcards: Iterable[str]) -> Source:
+def _filled_source(source: Source, wildcards: Iterable[str]) -> Source:
     """Replaces the wildcards of a source, without the layer's."""
     return dataclasses.replace(source, pattern=filled(source.pattern, [*wildcards, "*"]))
 
@@ -282,26 +282,26 @@ def arrays_of(
     Raises:
       TreepackError: If a source matches no leaf of the file, or reaches none of the target.
     """
-    made: dict[str, SourceArray] = {}
+    arrays: dict[str, SourceArray] = {}
     taken: dict[str, str] = {}
     for pattern, source in sources.items():
-        found = {
+        resolved = {
             leaf_at(path, targets) or path: value
             for path, value in resolve(pattern, source, paths).items()
         }
-        if not any(path in targets for path in found):
-            path = next(iter(found))
+        if not any(path in targets for path in resolved):
+            path = next(iter(resolved))
             below = next((target for target in targets if target.startswith(f"{path}/")), None)
             near = similar(path, targets) if below is None else f"; is it {below!r}?"
             raise TreepackError(
                 f"rename= has {source} for {printable(_paths.text(_paths.parts(pattern)))}, which "
                 f"is not a leaf of the target{near}"
             )
-        for path, (one, leaves) in found.items():
-            if path in targets and path not in made:
-                made[path] = array_of(one, place, leaves)
+        for path, (filled_source, leaves) in resolved.items():
+            if path in targets and path not in arrays:
+                arrays[path] = array_of(filled_source, place, leaves)
                 taken.update(dict.fromkeys(leaves, path))
-    return made, taken
+    return arrays, taken
 
 
 def array_of(source: Source, place: Place, paths: Sequence[str]) -> SourceArray:
@@ -347,9 +347,9 @@ class SourceArray(BoxedArray):
 
     def _read(self, box: Sequence[range]) -> np.ndarray:
         """Returns the elements of a box, in memory that JAX on CPU can use in place."""
-        made = aligned(tuple(map(len, box)), self.dtype)
-        self.read_to(box, made)
-        return made
+        elements = aligned(tuple(map(len, box)), self.dtype)
+        self.read_to(box, elements)
+        return elements
 
     def read_to(
         self, box: Sequence[range], target: np.ndarray, *, threads: int | None = None
@@ -359,17 +359,17 @@ class SourceArray(BoxedArray):
             array.read_to(inside, part, threads=threads)
 
     def _parts(
-        self, box: Sequence[range], made: np.ndarray
+        self, box: Sequence[range], result: np.ndarray
     ) -> Iterator[tuple[LazyArray, np.ndarray, list[range]]]:
         """Yields each array that a box needs, its place in the result, and its own box."""
         order = np.argsort(self._axes)
         if self._axis is None:
-            yield self._arrays[0], made.transpose(order), [box[at] for at in order]
+            yield self._arrays[0], result.transpose(order), [box[at] for at in order]
             return
         inner = [*box]
         layers = inner.pop(self._axis)
         for at, layer in enumerate(layers):
-            target = np.moveaxis(made, self._axis, 0)[at]
+            target = np.moveaxis(result, self._axis, 0)[at]
             yield self._arrays[layer], target.transpose(order), [inner[axis] for axis in order]
 
     def compare(self) -> None:

@@ -67,14 +67,14 @@ def transfer(
         boxes = [box for item in batch for box in item.boxes.values()]
         with fetching(ranges_of(boxes)), reading(boxes, core.thread_count(threads)) as read:
             if together is not None and items[0].replicas is not None:
-                made = spread(together, batch, read)
+                placed = spread(together, batch, read)
             elif _is_split(place):
-                made = [_put_parts(item, place, read) for item in batch]
+                placed = [_put_parts(item, place, read) for item in batch]
             else:
-                made = _put_whole(batch, place, read)
+                placed = _put_whole(batch, place, read)
         jax.block_until_ready(before)  # type: ignore[no-untyped-call]
-        before = made
-        yield from made
+        before = placed
+        yield from placed
     if items[0].replicas is not None:  # raises errors of other processes here, not at the first use
         jax.block_until_ready(before)  # type: ignore[no-untyped-call]
 
@@ -91,16 +91,16 @@ def _put_whole(batch: list[Item], place: Any, read: Callable[[Box], np.ndarray])
     arrays = [whole(item) for item in batch]
     # PRNG keys are already on the default device, and slow to move.
     rest = [at for at, array in enumerate(arrays) if place is not None or not _jax.is_array(array)]
-    made: list[Any] = list(arrays)
+    placed: list[Any] = list(arrays)
     try:
         for at, put in zip(rest, jax.device_put([arrays[at] for at in rest], place), strict=True):
-            made[at] = put
+            placed[at] = put
     except Exception as error:
         if len(batch) == 1:
             raise _misplaced(batch[0].path, batch[0].leaf, place, error) from error
         # One by one, to find the array that fails.
         return [_put_whole([item], place, read)[0] for item in batch]
-    return made
+    return placed
 
 
 def _put_parts(item: Item, place: Any, read: Callable[[Box], np.ndarray]) -> Any:

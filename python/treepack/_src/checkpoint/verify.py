@@ -36,11 +36,11 @@ class Statuses(Mapping[str, Status]):
 
     def __getitem__(self, path: str) -> Status:
         if isinstance(path, str):
-            found = self._catalog.find(_paths.parts(path), 0)
-            if found is not None and found in self._statuses:
-                return self._statuses[found]
-            for known, status in self.items():  # lookups do not find the first of equal keys
-                if known == path:
+            value = self._catalog.find(_paths.parts(path), 0)
+            if value is not None and value in self._statuses:
+                return self._statuses[value]
+            for leaf_path, status in self.items():  # lookups do not find the first of equal keys
+                if leaf_path == path:
                     return status
         raise KeyError(path)
 
@@ -60,7 +60,7 @@ class Statuses(Mapping[str, Status]):
 
     def with_status(self, status: Status) -> list[str]:
         """Returns the paths of the leaves with a status."""
-        values = [value for value, known in self._statuses.items() if known == status]
+        values = [value for value, leaf_status in self._statuses.items() if leaf_status == status]
         room = Room()
         return [room.text(self._catalog.path_of(value, 0)) for value in values]
 
@@ -97,8 +97,8 @@ class Verification(NamedTuple):
       >>> import tempfile, treepack
       >>> path = f"{tempfile.mkdtemp()}/state.treepack"
       >>> treepack.save(path, {"step": 7})
-      >>> found = treepack.verify(path)
-      >>> found.ok, dict(found.leaves), found.damage
+      >>> result = treepack.verify(path)
+      >>> result.ok, dict(result.leaves), result.damage
       (True, {'step': 'ok'}, None)
     """
 
@@ -142,7 +142,7 @@ class Verification(NamedTuple):
 def _with_status(leaves: Mapping[str, Status], status: Status) -> list[str]:
     if isinstance(leaves, Statuses):
         return leaves.with_status(status)
-    return [path for path, known in leaves.items() if known == status]
+    return [path for path, leaf_status in leaves.items() if leaf_status == status]
 
 
 @advised
