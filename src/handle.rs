@@ -142,17 +142,20 @@ impl Id {
         Ok(Self::in_metadata(&std::fs::symlink_metadata(path)?))
     }
 
-    fn in_metadata(found: &std::fs::Metadata) -> Self {
+    fn in_metadata(metadata: &std::fs::Metadata) -> Self {
         use std::os::unix::fs::MetadataExt;
-        Self(found.dev(), found.ino())
+        Self(metadata.dev(), metadata.ino())
     }
 }
 
 #[cfg(windows)]
 impl Id {
     pub fn of(file: &File) -> io::Result<Self> {
-        let found = winapi_util::file::information(file)?;
-        Ok(Self(found.volume_serial_number(), found.file_index()))
+        let information = winapi_util::file::information(file)?;
+        Ok(Self(
+            information.volume_serial_number(),
+            information.file_index(),
+        ))
     }
 
     /// Does not follow a symbolic link.

@@ -94,7 +94,7 @@ impl Catalog {
     /// # Panics
     /// If the value is not a leaf.
     pub fn array(&self, source: &dyn Source, value: usize) -> Result<ArrayPlace> {
-        self.array_of(source, value, |found| found.itemsize())
+        self.array_of(source, value, |array| array.itemsize())
     }
 
     fn array_of(
@@ -105,21 +105,21 @@ impl Catalog {
     ) -> Result<ArrayPlace> {
         let events = self.events_of(source, value)?;
         let leaf = self.leaf(value).expect("the value is a leaf");
-        let found = array_in(&events, self.kind(leaf));
-        let (Some(found), Some((dtype, expected))) = (found, self.dtype_and_shape(leaf)) else {
+        let event = array_in(&events, self.kind(leaf));
+        let (Some(event), Some((dtype, expected))) = (event, self.dtype_and_shape(leaf)) else {
             return Err(self.is_another(value));
         };
         let is_expected = |shape: &SmallVec<[usize; 6]>| {
             let dims = shape.iter().map(|dim| *dim as u64);
             dims.eq(expected.iter().copied())
         };
-        let shape = Some(found)
-            .filter(|found| found.dtype == dtype.as_bytes())
+        let shape = Some(event)
+            .filter(|event| event.dtype == dtype.as_bytes())
             .and_then(itemsize_of)
-            .and_then(|itemsize| resolve(found.dims, found.nbytes(), itemsize, found.offset).ok())
+            .and_then(|itemsize| resolve(event.dims, event.nbytes(), itemsize, event.offset).ok())
             .filter(is_expected)
             .ok_or_else(|| self.is_another(value))?;
-        let parts = grow::collect(found.spans.iter().map(|span| span.range()))?;
+        let parts = grow::collect(event.spans.iter().map(|span| span.range()))?;
         let parts = Pieces::new(parts)?;
         Ok(ArrayPlace { shape, parts })
     }
@@ -165,8 +165,8 @@ impl FoundArrays {
         value: usize,
         itemsize: Option<usize>,
     ) -> Result<Arc<ArrayPlace>> {
-        let found = Arc::new(catalog.array_of(source, value, |_| itemsize)?);
-        let chunks = found.parts().len();
+        let array = Arc::new(catalog.array_of(source, value, |_| itemsize)?);
+        let chunks = array.parts().len();
         if chunks > 1
             && let Ok(mut chunked) = self.0.try_lock()
         {
@@ -174,11 +174,11 @@ impl FoundArrays {
                 *chunked = Chunked::default();
             }
             chunked.known.try_reserve(1)?;
-            if chunked.known.insert(value, found.clone()).is_none() {
+            if chunked.known.insert(value, array.clone()).is_none() {
                 chunked.chunks += chunks;
             }
         }
-        Ok(found)
+        Ok(array)
     }
 }
 
@@ -307,18 +307,18 @@ mod tests {
             let source = source(true, chunk);
             let catalog = Catalog::open(&source, false, &()).unwrap();
             let value = catalog.find(0, ["w"], &()).unwrap().unwrap();
-            let found = FoundArrays::default();
-            assert!(found.known(value).is_none());
-            let itemsize = |itemsize| found.find(&catalog, &source, value, itemsize);
+            let cache = FoundArrays::default();
+            assert!(cache.known(value).is_none());
+            let itemsize = |itemsize| cache.find(&catalog, &source, value, itemsize);
             assert!(itemsize(None).is_err());
             assert!(itemsize(Some(4)).is_err());
             {
-                let _held = found.0.lock().unwrap();
+                let _held = cache.0.lock().unwrap();
                 assert_eq!(itemsize(Some(2)).unwrap().shape(), SHAPE);
-                assert!(found.known(value).is_none());
+                assert!(cache.known(value).is_none());
             }
             assert_eq!(itemsize(Some(2)).unwrap().shape(), SHAPE);
-            assert_eq!(found.known(value).is_some(), is_known);
+            assert_eq!(cache.known(value).is_some(), is_known);
         }
     }
 }

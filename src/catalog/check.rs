@@ -74,9 +74,9 @@ impl Catalog {
         is_selected: impl Fn(usize) -> bool,
         watch: &dyn Watch,
     ) -> Result<Vec<usize>> {
-        let mut found = Vec::new();
+        let mut changed = Vec::new();
         if !self.is_indexed {
-            return Ok(found);
+            return Ok(changed);
         }
         let mut reader = Reader::new(source);
         let mut first = 0;
@@ -94,7 +94,7 @@ impl Catalog {
                 let done = self.compare_head(reader.cursor(), head, region..start);
                 let done = done.and_then(|()| self.read_next(&mut reader, entry.head));
                 if is_damaged(done.and_then(|events| expect(has_shapes(events))))? {
-                    found.push(entry.head);
+                    changed.push(entry.head);
                 }
             }
         }
@@ -102,16 +102,16 @@ impl Catalog {
             let place = self.rest.start..self.record_key;
             let head = first..self.entries.len();
             if is_damaged(self.compare_head(reader.cursor(), head, place))? {
-                found.push(self.len());
+                changed.push(self.len());
             }
         }
-        Ok(found)
+        Ok(changed)
     }
 
     /// The dtypes of arrays inside leaves: typed keys, lists, maps with arbitrary keys, unknown
     /// kinds. Skips unreadable leaves.
     pub fn inner_dtypes(&self, source: &dyn Source, watch: &dyn Watch) -> Result<BTreeSet<String>> {
-        let mut found = BTreeSet::new();
+        let mut paths = BTreeSet::new();
         let mut reader = Reader::new(source);
         for (number, leaf) in self.leaves.iter().enumerate() {
             if !matches!(
@@ -129,13 +129,13 @@ impl Catalog {
             for event in events.as_slice() {
                 if let Event::Array(inner) | Event::Scalar(inner) = event {
                     let name = String::from_utf8_lossy(events.array(*inner).dtype);
-                    if !found.contains(&*name) {
-                        found.insert(grow::to_string(&name)?);
+                    if !paths.contains(&*name) {
+                        paths.insert(grow::to_string(&name)?);
                     }
                 }
             }
         }
-        Ok(found)
+        Ok(paths)
     }
 
     /// Compares the keys and containers before a leaf, or before the record.
@@ -245,11 +245,11 @@ fn is_kind(events: &Events, list: &[Event], kind: &LeafKind) -> bool {
             [
                 Event::PrngKey(_),
                 _,
-                Event::Str(found),
+                Event::Str(key),
                 _,
                 Event::Array(number),
             ],
-        ) => events.text(*found) == name && has_shape(&events.array(*number), shape),
+        ) => events.text(*key) == name && has_shape(&events.array(*number), shape),
         (kind, [event]) => plain_kind(event).as_ref() == Some(kind),
         _ => false,
     }
@@ -270,25 +270,25 @@ pub(super) fn plain_kind(event: &Event) -> Option<LeafKind> {
     })
 }
 
-fn is_array(found: &ArrayEvent<'_>, dtype: &str, shape: &[u64]) -> bool {
-    found.dtype == dtype.as_bytes() && has_shape(found, shape)
+fn is_array(array: &ArrayEvent<'_>, dtype: &str, shape: &[u64]) -> bool {
+    array.dtype == dtype.as_bytes() && has_shape(array, shape)
 }
 
-fn has_shape(found: &ArrayEvent<'_>, shape: &[u64]) -> bool {
-    if let Some(found) = found.shape() {
-        return found
+fn has_shape(array: &ArrayEvent<'_>, shape: &[u64]) -> bool {
+    if let Some(known) = array.shape() {
+        return known
             .iter()
             .map(|dim| *dim as u64)
             .eq(shape.iter().copied());
     }
-    let dims = found.dims.iter().map(|dim| u64::try_from(*dim).ok());
+    let dims = array.dims.iter().map(|dim| u64::try_from(*dim).ok());
     let elements = shape
         .iter()
         .try_fold(1, |all: u64, dim| all.checked_mul(*dim));
     let fits = match elements {
-        Some(0) => found.nbytes() == 0,
-        Some(elements) => (found.nbytes() as u64).is_multiple_of(elements),
+        Some(0) => array.nbytes() == 0,
+        Some(elements) => (array.nbytes() as u64).is_multiple_of(elements),
         None => false,
     };
-    !found.has_known_size() && fits && dims.eq(shape.iter().copied().map(Some))
+    !array.has_known_size() && fits && dims.eq(shape.iter().copied().map(Some))
 }

@@ -103,8 +103,8 @@ mod tests {
             let source = map((0..2 * count).map(|at| (at % count).to_string()));
             let catalog = Catalog::open(&source, false, &()).unwrap();
             for at in 0..count {
-                let found = catalog.find(0, [at.to_string().as_str()], &()).unwrap();
-                assert_eq!(found, Some(1 + count + at));
+                let value = catalog.find(0, [at.to_string().as_str()], &()).unwrap();
+                assert_eq!(value, Some(1 + count + at));
             }
             assert_eq!(catalog.find(0, ["no"], &()).unwrap(), None);
             assert_eq!(catalog.find(0, ["0", "no"], &()).unwrap(), None);
@@ -156,8 +156,8 @@ mod tests {
         }
         let source = map((0..CHECK_CHILDREN).map(|at| at.to_string()));
         let catalog = Catalog::open(&source, false, &()).unwrap();
-        let found = catalog.find(0, ["7"], &Stop(&catalog));
-        assert!(matches!(found, Err(Error::Stopped)));
+        let result = catalog.find(0, ["7"], &Stop(&catalog));
+        assert!(matches!(result, Err(Error::Stopped)));
         assert_eq!(catalog.find(0, ["7"], &Stop(&catalog)).unwrap(), Some(8));
     }
 }

@@ -138,14 +138,14 @@ impl Catalog {
         keys: impl IntoIterator<Item = &'a str>,
         watch: &dyn Watch,
     ) -> Result<Option<usize>> {
-        let mut found = value;
+        let mut entry = value;
         for key in keys {
-            let Some(child) = self.child(found, key, watch)? else {
+            let Some(child) = self.child(entry, key, watch)? else {
                 return Ok(None);
             };
-            found = child;
+            entry = child;
         }
-        Ok(Some(found))
+        Ok(Some(entry))
     }
 
     /// Empty if out of memory.
@@ -192,9 +192,9 @@ impl Catalog {
         let inside = &self.entries[value..self.entries[value].end];
         let leaves = inside.iter().filter(|entry| entry.is_leaf);
         let places = leaves.map(|leaf| self.leaves[leaf.head]);
-        let mut found = grow::collect(places.map(|at| (at.kind, 1, at.end - at.start)))?;
-        found.sort_unstable_by_key(|(kind, ..)| *kind);
-        found.dedup_by(|next, first| {
+        let mut kinds = grow::collect(places.map(|at| (at.kind, 1, at.end - at.start)))?;
+        kinds.sort_unstable_by_key(|(kind, ..)| *kind);
+        kinds.dedup_by(|next, first| {
             let is_same = next.0 == first.0;
             if is_same {
                 first.1 += 1;
@@ -202,7 +202,7 @@ impl Catalog {
             }
             is_same
         });
-        let named = found.into_iter();
+        let named = kinds.into_iter();
         grow::collect(named.map(|(kind, count, bytes)| (&self.kinds[kind], count, bytes)))
     }
 

@@ -32,15 +32,15 @@ impl Catalog {
     /// Finds all leaves. With `salvage`, skips damaged leaves and notes the reason in
     /// [`Catalog::damage`].
     pub fn open(source: &dyn Source, salvage: bool, watch: &dyn Watch) -> Result<Self> {
-        let mut found = Self::default();
+        let mut catalog = Self::default();
         match Self::recorded(source, salvage, watch) {
-            Ok(Some(found)) => return Ok(found),
+            Ok(Some(catalog)) => return Ok(catalog),
             Ok(None) => {}
             Err(error) if !salvage || error.is_no_damage() => return Err(error),
-            Err(error) => found.damage = Some(error), // the headers may have more
+            Err(error) => catalog.damage = Some(error), // the headers may have more
         }
-        let done = found.scan(source, watch).and_then(|()| {
-            let Some(record) = &found.record else {
+        let done = catalog.scan(source, watch).and_then(|()| {
+            let Some(record) = &catalog.record else {
                 return Ok(());
             };
             Record::read(record).map(drop)
@@ -49,33 +49,33 @@ impl Catalog {
         match done {
             Err(error) if error.is_no_damage() => return Err(error),
             Err(error) if !salvage => return Err(or_missing(error, source)),
-            Err(error) => found.damage = Some(or_missing(error, source)),
+            Err(error) => catalog.damage = Some(or_missing(error, source)),
             Ok(()) => {}
         }
-        if found.damage.is_some() && found.entries.first().is_none_or(|root| root.is_leaf) {
+        if catalog.damage.is_some() && catalog.entries.first().is_none_or(|root| root.is_leaf) {
             // Not even the root was readable: any byte below 128 is a number.
-            found = found.emptied()?;
+            catalog = catalog.emptied()?;
         }
-        if found.damage.is_some() {
+        if catalog.damage.is_some() {
             if is_misread {
-                unless_damaged(found.drop_misread(source))?;
+                unless_damaged(catalog.drop_misread(source))?;
             }
-            unless_damaged(found.keep_checksums(source))?;
+            unless_damaged(catalog.keep_checksums(source))?;
             if is_misread {
-                found.record = None;
+                catalog.record = None;
             }
         }
-        found.unwrap_root();
-        Ok(found)
+        catalog.unwrap_root();
+        Ok(catalog)
     }
 
     pub fn emptied(self) -> Result<Self> {
-        let mut found = Self {
+        let mut catalog = Self {
             damage: self.damage,
             ..Self::default()
         };
-        found.add_entry(&[], (0, 0), false, false, 0)?;
-        Ok(found)
+        catalog.add_entry(&[], (0, 0), false, false, 0)?;
+        Ok(catalog)
     }
 
     /// Drops values that were read from damage, such as zeros.

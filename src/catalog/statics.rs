@@ -28,12 +28,12 @@ impl Catalog {
         other_start: usize,
         watch: &dyn Watch,
     ) -> Result<StaticDifferences> {
-        let mut found = (Vec::new(), Vec::new());
+        let mut differences = (Vec::new(), Vec::new());
         let (Some(one_bytes), Some(other_bytes)) = (&self.record, &other.record) else {
-            return Ok(found);
+            return Ok(differences);
         };
         if one_bytes == other_bytes && (start, other_start) == (0, 0) {
-            return Ok(found);
+            return Ok(differences);
         }
         let (one_record, other_record) = (Record::read(one_bytes)?, Record::read(other_bytes)?);
         let mut left = Side::new(self, &one_record)?;
@@ -58,20 +58,20 @@ impl Catalog {
                 let apart = node_apart(&mut left, key.0, &mut right, key.1)
                     .map_err(|error| error.of_data_at(|| self.path_of(value)))?;
                 known.try_reserve(1)?;
-                known.insert(key, (!apart.is_empty()).then_some(found.0.len()));
+                known.insert(key, (!apart.is_empty()).then_some(differences.0.len()));
                 if !apart.is_empty() {
-                    grow::push(&mut found.0, apart)?;
+                    grow::push(&mut differences.0, apart)?;
                 }
             }
             if let Some(at) = known[&key] {
-                grow::push(&mut found.1, (value, at))?;
+                grow::push(&mut differences.1, (value, at))?;
             }
             for child in self.children(value) {
                 let same = other.child(pair, self.key(child), watch)?;
                 pairs[child - start] = same.unwrap_or(NONE);
             }
         }
-        Ok(found)
+        Ok(differences)
     }
 }
 
@@ -113,7 +113,7 @@ fn node_apart(
     right: &mut Side<'_>,
     other_node: usize,
 ) -> Result<Vec<StaticDifference>> {
-    let mut found = Vec::new();
+    let mut differences = Vec::new();
     let (kind, other_kind) = (
         &left.record.nodes[node].0,
         &right.record.nodes[other_node].0,
@@ -122,14 +122,14 @@ fn node_apart(
     if let Some((one, other)) = types.filter(|(one, other)| one != other) {
         let (one, other) = (short_name(one)?, short_name(other)?);
         let field = None;
-        grow::push(&mut found, StaticDifference { field, one, other })?;
-        return Ok(found);
+        grow::push(&mut differences, StaticDifference { field, one, other })?;
+        return Ok(differences);
     }
     let (Kind::Typed(class, one), Kind::Typed(other_class, other)) = (kind, other_kind) else {
-        return Ok(found);
+        return Ok(differences);
     };
     if one == other {
-        return Ok(found);
+        return Ok(differences);
     }
     left.decode(node, one)?;
     right.decode(other_node, other)?;
@@ -138,7 +138,7 @@ fn node_apart(
         if let Some((one, other)) = apart(one, other)? {
             let field = field.map(grow::to_string).transpose()?;
             let (one, other) = (short(one)?, short(other)?);
-            grow::push(&mut found, StaticDifference { field, one, other })?;
+            grow::push(&mut differences, StaticDifference { field, one, other })?;
         }
         Result::Ok(())
     };
@@ -158,7 +158,7 @@ fn node_apart(
     } else {
         add(None, one, other)?;
     }
-    Ok(found)
+    Ok(differences)
 }
 
 fn type_name<'a>(record: &'a Record, kind: &Kind) -> Option<&'a str> {

@@ -34,24 +34,24 @@ impl Catalog {
         watch: &dyn Watch,
     ) -> Result<Vec<Status>> {
         let count = self.leaves.len() + 1;
-        let mut found = if self.is_summed() || checks_itself {
+        let mut statuses = if self.is_summed() || checks_itself {
             self.compare_sums(source, checks_itself, block_bytes, threads, watch)?
         } else {
             grow::filled(Status::Unchecked, count)?
         };
-        let is_selected = |number: usize| found[number] != Status::Corrupt;
+        let is_selected = |number: usize| statuses[number] != Status::Corrupt;
         for number in self.unlike_index(source, is_selected, watch)? {
-            found[number] = Status::Corrupt;
+            statuses[number] = Status::Corrupt;
         }
         if !self.is_indexed {
             // Without an index, headers may claim other lengths than the data have.
             for (number, leaf) in self.leaves.iter().enumerate() {
                 if self.kinds[leaf.kind] == LeafKind::Other {
-                    found[number] = Status::Corrupt;
+                    statuses[number] = Status::Corrupt;
                 }
             }
         }
-        Ok(found)
+        Ok(statuses)
     }
 
     fn compare_sums(
@@ -72,9 +72,9 @@ impl Catalog {
             ends[count - 1]
         };
         let regions = Regions::new(ends);
-        let mut found = grow::filled(Status::Ok, count)?;
+        let mut statuses = grow::filled(Status::Ok, count)?;
         if !checks_itself {
-            found[self.checksums.len()..].fill(Status::Unchecked);
+            statuses[self.checksums.len()..].fill(Status::Unchecked);
         }
         let mut sums = Sums::default();
         let work = |block: &mut Vec<u8>, index: usize| {
@@ -90,7 +90,7 @@ impl Catalog {
                 Ok(parts) => sums.add(parts)?,
                 Err(Error::Gzip(_)) => {
                     for (number, _) in regions.parts(range) {
-                        found[number] = Status::Corrupt;
+                        statuses[number] = Status::Corrupt;
                     }
                 }
                 Err(error) => return Err(error),
@@ -106,9 +106,9 @@ impl Catalog {
                 .get(number)
                 .is_some_and(|expected| *expected != sum)
             {
-                found[number] = Status::Corrupt;
+                statuses[number] = Status::Corrupt;
             }
         }
-        Ok(found)
+        Ok(statuses)
     }
 }

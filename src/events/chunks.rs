@@ -65,18 +65,18 @@ impl Events {
         let Event::Map(container) = self.list[map] else {
             return Err(fail());
         };
-        let mut found = HashMap::new();
+        let mut chunks = HashMap::new();
         let mut key = map + 1;
         while key < container.end {
             let value = self.after(key);
             let Event::Str(name) = self.list[key] else {
                 return Err(fail());
             };
-            found.try_reserve(1)?;
-            found.insert(self.text_bytes(name), self.list[value]);
+            chunks.try_reserve(1)?;
+            chunks.insert(self.text_bytes(name), self.list[value]);
             key = self.after(value);
         }
-        let value = |index: usize| found.get(index.to_string().as_bytes()).copied();
-        grow::try_collect((0..found.len()).map(|index| value(index).ok_or_else(fail)))
+        let value = |index: usize| chunks.get(index.to_string().as_bytes()).copied();
+        grow::try_collect((0..chunks.len()).map(|index| value(index).ok_or_else(fail)))
     }
 }

@@ -53,16 +53,16 @@ impl Catalog {
         let watcher = Watcher::signals();
         let source = content.get().source();
         let opened = content.py().detach(|| {
-            let found = catalog::Catalog::open(source, salvage, &watcher)?;
+            let catalog = catalog::Catalog::open(source, salvage, &watcher)?;
             // Some bytes with which other formats begin are maps and lists.
-            if salvage && found.damage.is_some() {
+            if salvage && catalog.damage.is_some() {
                 match Sample::of(source).map(|sample| sample.is_foreign()) {
-                    Ok(true) => return found.emptied(),
+                    Ok(true) => return catalog.emptied(),
                     Err(error) if error.is_no_damage() => return Err(error),
                     Ok(false) | Err(_) => {}
                 }
             }
-            Ok(found)
+            Ok(catalog)
         });
         let mut catalog = opened
             .map_err(|error| watcher.explain(error, |error| PyErr::from(explain(error, source))))?;
@@ -189,15 +189,17 @@ impl Catalog {
         let compare = |watch: &Watcher| {
             (self.catalog).static_differences(value, &other.catalog, other_value, watch)
         };
-        let (found, places) = Watcher::signals().detached(py, compare)?;
-        let rows = places
-            .iter()
-            .flat_map(|(value, at)| found[*at].iter().map(|found| (*value, found)));
+        let (differences, places) = Watcher::signals().detached(py, compare)?;
+        let rows = places.iter().flat_map(|(value, at)| {
+            differences[*at]
+                .iter()
+                .map(|difference| (*value, difference))
+        });
         list_of_results(
             py,
-            rows.map(|(value, found)| {
-                let field = found.field.as_deref().unwrap_or_default();
-                row!(py, value, field, found.one, found.other)
+            rows.map(|(value, difference)| {
+                let field = difference.field.as_deref().unwrap_or_default();
+                row!(py, value, field, difference.one, difference.other)
             }),
         )
     }
@@ -211,8 +213,8 @@ impl Catalog {
     fn inner_dtypes<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
         let source = self.content.get().source();
         let find = |watch: &Watcher| self.catalog.inner_dtypes(source, watch);
-        let found = Watcher::signals().detached(py, find)?;
-        list_of_results(py, found.iter().map(|name| new_string(py, name.as_bytes())))
+        let names = Watcher::signals().detached(py, find)?;
+        list_of_results(py, names.iter().map(|name| new_string(py, name.as_bytes())))
     }
 
     fn other_dtypes<'py>(
@@ -397,7 +399,7 @@ impl Catalog {
         } else {
             BLOCK_BYTES
         };
-        let found = watcher.detached(py, |watch| {
+        let statuses = watcher.detached(py, |watch| {
             self.catalog.verify(source, checks, block, threads, watch)
         })?;
         let word = |word: &str| new_string(py, word.as_bytes());
@@ -408,7 +410,7 @@ impl Catalog {
             Status::Corrupt => corrupt.clone(),
             Status::Unchecked => unchecked.clone(),
         };
-        new_list_of(py, found.into_iter().map(word))
+        new_list_of(py, statuses.into_iter().map(word))
     }
 
     fn unlike_index(&self, py: Python<'_>) -> PyResult<Vec<usize>> {

@@ -20,21 +20,21 @@ impl<'py> Objects<'_, 'py> {
     /// Makes an array, as a view if possible and permitted.
     #[inline(never)]
     pub(super) fn array(&mut self, number: u32, copy: CopyMode) -> Built<'py> {
-        let found = self.reader.events().array(number);
-        let known = self.dtypes.get(found.dtype_number);
+        let event = self.reader.events().array(number);
+        let known = self.dtypes.get(event.dtype_number);
         let Some(Some(dtype)) = known else {
             self.find_dtype(number)?;
             return self.array(number, copy);
         };
-        let nbytes = found.nbytes();
+        let nbytes = event.nbytes();
         let same = [
-            found.dims_start,
-            found.dims.len(),
-            found.dtype_number,
+            event.dims_start,
+            event.dims.len(),
+            event.dtype_number,
             nbytes,
         ];
         if self.resolved.0 != same {
-            let shape = resolve(found.dims, nbytes, dtype.itemsize, found.offset)?;
+            let shape = resolve(event.dims, nbytes, dtype.itemsize, event.offset)?;
             self.resolved = (same, shape);
         }
         let shape = &self.resolved.1;
@@ -47,7 +47,7 @@ impl<'py> Objects<'_, 'py> {
             && copy != CopyMode::Always
         {
             let descr = dtype.object.bind(self.py);
-            let made = memory.view(found.spans, |memory, start| {
+            let made = memory.view(event.spans, |memory, start| {
                 let address = memory.memory().as_ptr().addr() + start;
                 if address.is_multiple_of(dtype.alignment) {
                     return view(descr, shape, memory, start).map(Some);
@@ -76,18 +76,18 @@ impl<'py> Objects<'_, 'py> {
         shape: &[usize],
         copy: CopyMode,
     ) -> Built<'py> {
-        let found = self.reader.events().array(number);
-        let nbytes = found.nbytes();
+        let event = self.reader.events().array(number);
+        let nbytes = event.nbytes();
         if copy == CopyMode::Never && nbytes > 0 {
             return Err(Error::malformed(
-                found.offset,
+                event.offset,
                 "copy=False, but this array must be copied: its bytes are in several chunks, not \
                  aligned for its dtype, or not mapped; pass copy=None",
             )
             .into());
         }
         let writable = copy == CopyMode::Always;
-        let later = self.source.len().saturating_sub(found.offset);
+        let later = self.source.len().saturating_sub(event.offset);
         let mut fresh = match self.fresh_pages.take(nbytes, later) {
             Some(pages) => FreshArray::over(pages, dtype, shape, writable),
             None => FreshArray::new(dtype, shape, writable),
@@ -95,16 +95,16 @@ impl<'py> Objects<'_, 'py> {
         let object = fresh.object().clone();
         if self.at_once || nbytes < LATER_MIN_BYTES {
             let mut rest = fresh.memory();
-            for span in found.spans {
+            for span in event.spans {
                 let (now, later) = rest.split_at_mut(span.len as usize);
                 self.source.read_at(span.start, now)?;
                 rest = later;
             }
         } else {
             let mut spans = SmallVec::new();
-            let room = spans.try_reserve(found.spans.len());
+            let room = spans.try_reserve(event.spans.len());
             room.map_err(|_| Error::OutOfMemory)?;
-            spans.extend_from_slice(found.spans);
+            spans.extend_from_slice(event.spans);
             grow::push(&mut self.copies, (fresh, spans))?;
         }
         Ok(object)
@@ -112,14 +112,14 @@ impl<'py> Objects<'_, 'py> {
 
     #[inline(never)]
     fn find_dtype(&mut self, number: u32) -> Walked {
-        let found = self.reader.events().array(number);
-        let Some(dtype) = Dtype::named(self.py, found.dtype)? else {
-            return Err(no_dtype(found.dtype, found.offset).into());
+        let event = self.reader.events().array(number);
+        let Some(dtype) = Dtype::named(self.py, event.dtype)? else {
+            return Err(no_dtype(event.dtype, event.offset).into());
         };
-        if self.dtypes.len() <= found.dtype_number {
-            grow::resize(&mut self.dtypes, found.dtype_number + 1, None)?;
+        if self.dtypes.len() <= event.dtype_number {
+            grow::resize(&mut self.dtypes, event.dtype_number + 1, None)?;
         }
-        self.dtypes[found.dtype_number] = Some(dtype);
+        self.dtypes[event.dtype_number] = Some(dtype);
         Ok(())
     }
 }

@@ -31,13 +31,13 @@ struct Arguments<'py> {
 }
 
 impl<'py> Known<'py> {
-    pub(super) fn of(found: &Bound<'py, PyAny>, is_abstract: bool) -> PyResult<Self> {
-        let py = found.py();
-        let order = found.getattr(intern!(py, "order"))?;
+    pub(super) fn of(entry: &Bound<'py, PyAny>, is_abstract: bool) -> PyResult<Self> {
+        let py = entry.py();
+        let order = entry.getattr(intern!(py, "order"))?;
         let arguments = if order.is_none() || is_abstract {
             None
         } else {
-            let fields = found.getattr(intern!(py, "fields"))?;
+            let fields = entry.getattr(intern!(py, "fields"))?;
             let (children, fields): (Vec<_>, Vec<Bound<'_, PyAny>>) = fields.extract()?;
             let order: Vec<usize> = order.extract()?;
             let count = children.len() + fields.len();
@@ -49,14 +49,14 @@ impl<'py> Known<'py> {
             })
         };
         Ok(Self {
-            class: found.getattr(intern!(py, "ty"))?,
-            decode: found.getattr(intern!(py, "decode"))?,
-            make: found.getattr(if is_abstract {
+            class: entry.getattr(intern!(py, "ty"))?,
+            decode: entry.getattr(intern!(py, "decode"))?,
+            make: entry.getattr(if is_abstract {
                 "unflatten_abstract"
             } else {
                 "unflatten"
             })?,
-            foreign: found.getattr(intern!(py, "foreign"))?.is_truthy()?,
+            foreign: entry.getattr(intern!(py, "foreign"))?.is_truthy()?,
             arguments,
         })
     }
@@ -109,14 +109,14 @@ fn are_keys<'py>(
     keys: &mut [Bound<'py, PyAny>],
 ) -> PyResult<bool> {
     for (name, key) in names.zip(keys) {
-        let found = name.object(py)?;
-        if found.is(&*key) {
+        let text = name.object(py)?;
+        if text.is(&*key) {
             continue;
         }
-        if !found.eq(&*key)? {
+        if !text.eq(&*key)? {
             return Ok(false);
         }
-        *key = found;
+        *key = text;
     }
     Ok(true)
 }
