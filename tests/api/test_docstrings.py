@@ -72,3 +72,23 @@ def test_functions_and_constants_are_documented() -> None:
         for name, value in PUBLIC.items()
         if not (inspect.getdoc(value) if isinstance(value, kinds) else name in constants)
     ] == []
+
+
+def verbs() -> Iterator[tuple[str, Any]]:
+    """Yields public functions, and methods of public classes, that describe their arguments."""
+    for name, value in PUBLIC.items():
+        members = vars(value).items() if value in CLASSES else [("", value)]
+        for part, it in members:
+            if part[:1] != "_" and inspect.isfunction(it) and "Args:" in (it.__doc__ or ""):
+                yield f"{name}.{part}".rstrip("."), it
+
+
+def test_every_option_is_documented() -> None:
+    found = dict(verbs())
+    assert len(found) > 50
+    for name, verb in found.items():
+        text = inspect.getdoc(verb) or ""
+        if "also for other options." in text:  # the named verb documents them
+            continue
+        for option in {*inspect.signature(verb).parameters} - {"self"}:
+            assert re.search(rf"^  (?:\S+, )*\*?{option}(?:, \S+)*: ", text, re.M), (name, option)

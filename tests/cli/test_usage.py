@@ -8,9 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import safetensors.numpy
+import typer
 
 import treepack
 from commands import call, refused
+from treepack._cli import app
 
 
 @pytest.fixture(autouse=True)
@@ -87,3 +89,12 @@ def test_the_cure_works(mistake: str, message: str, cures: list[tuple[str, int]]
 def test_rows_of_a_difference_begin_with_their_paths() -> None:
     rows = call("diff", "a.treepack", "b.treepack", status=1).splitlines()
     assert [row.split()[0] for row in rows if re.match("params", row)] == ["params/b"]
+
+
+def test_the_page_names_every_option() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "cli.md").read_text()
+    commands = typer.main.get_group(app).commands
+    assert len(commands) > 7
+    for name, command in commands.items():
+        for option in (it for each in command.params for it in each.opts if it.startswith("--")):
+            assert re.search(rf"`{option}\b", page), (name, option)
