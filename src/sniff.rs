@@ -201,11 +201,7 @@ const MAGICS: &[(usize, &[u8], &str)] = &[
         "an HDF5 file, such as weights of Keras: load it with Keras or h5py, and save its arrays",
     ),
     // https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html
-    (
-        0,
-        b"\x93NUMPY",
-        "a .npy file: load it with numpy.load, and save the array",
-    ),
+    (0, b"\x93NUMPY", "a .npy file: read it with treepack.load"),
     // The pickled magic number of torch.save before 1.6
     // (https://github.com/pytorch/pytorch/blob/main/torch/serialization.py, MAGIC_NUMBER)
     (0, b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19.", TORCH),

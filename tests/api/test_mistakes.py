@@ -130,6 +130,8 @@ PATHS: list[Row] = [
     ("load('page')", "an HTML page: the download went wrong; look at it", ["bytes_of('page')"]),
     ("loads(bytes_of('a.npz'))", r"^[^;]*npz archive of NumPy: read it with treepack.load \(", [
         "load('a.npz')"]),
+    ("loads(bytes_of('a.npy'))", r"^[^;]*a .npy file: read it with treepack.load \(", [
+        "load('a.npy')"]),
     ("load('sharded/manifest.treepack')", "give the directory", ["load('sharded')"]),
     ("load('absent')", "No such file.*'absent'", ["save('absent', TREE)", "load('absent')"]),
     ("load(None)", "expected a path, a URL, a bytes-like object or a file object", [
