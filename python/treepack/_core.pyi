@@ -8,8 +8,6 @@ from typing import Any, ClassVar, Literal, final
 import numpy as np
 from typing_extensions import Buffer
 
-from treepack._src.paths import Trail
-
 __all__ = [
     "CHUNKED_MARKER",
     "MAX_DEPTH",
@@ -1023,29 +1021,33 @@ def restore(
 def restore_encoded(
     data: Buffer | Content,
     target: Any,
-    settle: Callable[[list[tuple[Trail, Any, Any]]], list[Any]],
-    strict: bool | Literal["exact"],
-    converts: bool,
+    name: str,
+    reading: Any,
+    convert: Callable[..., Any] | None,
+    strict: bool,
     everywhere: bool,
+    text_keys: bool,
     copy: bool | None,
     threads: int | None,
-) -> tuple[Any] | None:
-    """Restores a template from encoded bytes of the same structure, in one pass.
+) -> tuple[Any, Any, bytes | None] | None:
+    """Restores a template from encoded bytes: one pass over their headers, one over the template.
 
     Args:
       data: The bytes.
       target: The template.
-      settle: Takes the path, template leaf and found leaf of each leaf that does not plainly match;
-        returns the leaves of the tree.
+      name: The name of the root.
+      reading: The options of a `Restore`, which begins only if leaves do not plainly match, or if
+        only Python knows a container.
+      convert: Converts the leaves that the `Restore` collects.
       strict: Whether to compare leaves.
-      converts: Whether to settle arrays that become JAX arrays.
-      everywhere: Whether these are all arrays.
+      everywhere: Whether to convert NumPy arrays of the template, too.
+      text_keys: Whether keys that are not strings count as their texts.
       copy: See `restore`.
       threads: See `restore`.
 
     Returns:
-      The tree. `None` if the data have other containers than the template, other keys or another
-      order of keys, if only Python knows a container, and for all errors of the data.
+      The tree, and if a `Restore` has begun, that, exited, and the record beside the tree. `None`
+      for errors of the data, and if nodes have older versions of their types.
     """
 
 def restore_recorded(

@@ -200,8 +200,9 @@ impl Events {
         self.complex.clear();
     }
 
+    /// Returns the index of the event after a value.
     #[inline]
-    fn after(&self, event: usize) -> usize {
+    pub fn after(&self, event: usize) -> usize {
         match self.list[event] {
             Event::List(container) | Event::Map(container) | Event::PrngKey(container) => {
                 container.end

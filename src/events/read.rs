@@ -37,6 +37,9 @@ pub enum Closed {
     PrngKey,
 }
 
+/// The events of a small message.
+const FEW: usize = 32;
+
 /// Reads events one by one; the caller closes containers.
 pub struct Reader<'a> {
     pub(super) cursor: Cursor<'a>,
@@ -94,17 +97,27 @@ impl<'a> Reader<'a> {
         self.needing = 0;
         self.found.clear();
         self.cursor.seek(part);
-        self.keep_all = true;
-        loop {
-            self.next()?;
-            while self.open.last().is_some_and(|open| open.left == 0) {
-                self.close()?;
-            }
-            if self.open.is_empty() {
-                self.finish()?;
-                return Ok(&self.found);
-            }
+        while self.keep_next()? {}
+        Ok(&self.found)
+    }
+
+    /// Keeps the next event; returns whether more follow in the part.
+    #[inline]
+    pub fn keep_next(&mut self) -> Result<bool> {
+        if !self.keep_all {
+            self.keep_all = true;
+            self.found.list.try_reserve(FEW)?; // at once, since most messages are small
+            self.found.arrays.try_reserve(FEW / 2)?;
+            self.found.spans.try_reserve(FEW / 2)?;
         }
+        self.next()?;
+        while self.open.last().is_some_and(|open| open.left == 0) {
+            self.close()?;
+        }
+        if self.open.is_empty() {
+            self.finish()?;
+        }
+        Ok(!self.open.is_empty())
     }
 
     /// The cursor, to read headers around a part.

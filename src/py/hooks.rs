@@ -56,6 +56,8 @@ hooks! {
     expand,
     /// `fixed_fields(node) -> FixedFields | None`.
     fixed_fields,
+    /// `begin_restore(reading, convert) -> Restore`: enters it.
+    begin_restore,
     /// `restore_child(target, state, name, restore)`, for any kind.
     restore_child,
     /// `is_abstract_array(value) -> bool`.

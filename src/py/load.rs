@@ -2,13 +2,13 @@
 
 use pyo3::exceptions::PyIndexError;
 use pyo3::prelude::*;
-use pyo3::types::{PyList, PyTuple};
+use pyo3::types::{PyList, PyString, PyTuple};
 
 use super::content::{Content, Memory};
 use super::memory::{Borrowed, TupleItem, keep_reserve, list_of_results, new_string, row};
-use super::objects::{Objects, build_like, build_recorded};
+use super::objects::{Like, Objects, build_like, build_recorded};
 use super::options::Int;
-use super::restore::{Matching, Options};
+use super::restore::{Matching, Options, Session};
 use super::watch::{Signals, Watcher};
 use crate::catalog::stream_items as items;
 use crate::sniff::{Sample, explain};
@@ -30,24 +30,26 @@ pub fn restore<'py>(
     Ok(tree.expect("the data are a tree"))
 }
 
-/// `None` unless data and template have the same structure.
+/// `None` if only a state dict will do.
 #[pyfunction]
 #[allow(clippy::too_many_arguments)] // as in Python
 pub fn restore_encoded<'py>(
     data: &Bound<'py, PyAny>,
     target: &Bound<'py, PyAny>,
-    settle: &Bound<'py, PyAny>,
-    strict: &Bound<'py, PyAny>,
-    converts: bool,
+    name: &Bound<'py, PyString>,
+    reading: Bound<'py, PyAny>,
+    convert: Bound<'py, PyAny>,
+    strict: bool,
     everywhere: bool,
+    text_keys: bool,
     copy: Option<bool>,
     threads: Option<Int>,
-) -> PyResult<Option<(Bound<'py, PyAny>,)>> {
-    let matching = Matching::new(data.py(), strict.is_truthy()?, converts, everywhere);
-    let tree = with_source(data, copy, threads, None, |objects| {
-        build_like(target, settle, matching, objects)
-    })?;
-    Ok(tree.map(|tree| (tree,)))
+) -> PyResult<Option<Like<'py>>> {
+    let matching = Matching::new(data.py(), strict, !convert.is_none(), everywhere);
+    let session = Session::later(reading, convert, name);
+    with_source(data, copy, threads, None, |objects| {
+        build_like(target, session, matching, text_keys, objects)
+    })
 }
 
 /// `None` unless the data have a record.
@@ -85,13 +87,13 @@ pub fn restore_recorded<'py>(
 
 /// Calls `build` with the objects of a bytes-like object or a [`Content`], or of a part of it.
 /// Releases its pages if `build` returns a tree.
-fn with_source<'py>(
+fn with_source<'py, T>(
     data: &Bound<'py, PyAny>,
     copy: Option<bool>,
     threads: Option<Int>,
     part: Option<(usize, usize)>,
-    build: impl FnOnce(Objects<'_, 'py>) -> PyResult<Option<Bound<'py, PyAny>>>,
-) -> PyResult<Option<Bound<'py, PyAny>>> {
+    build: impl FnOnce(Objects<'_, 'py>) -> PyResult<Option<T>>,
+) -> PyResult<Option<T>> {
     let build = |source: &dyn Source, memory: Option<Memory<'_, 'py>>| {
         let (start, end) = part.unwrap_or((0, source.len()));
         if start > end || end > source.len() {

@@ -165,6 +165,12 @@ impl Record {
         grow::encode_named(self, watch)
     }
 
+    /// Returns whether an encoded record certainly has no types, as most do.
+    pub fn is_untyped(bytes: &[u8]) -> bool {
+        let fields = bytes.get(1..).unwrap_or_default();
+        fields.starts_with(b"\xa7version\x01\xa5types\x90")
+    }
+
     /// Reads a record, and checks its references.
     pub fn decode(bytes: &[u8]) -> Result<Self> {
         #[derive(Deserialize)]

@@ -36,4 +36,4 @@ from treepack._src.registry.lookups import Lookups as lookups  # noqa: N813
 from treepack._src.registry.nodes import flatten_node, is_named
 from treepack._src.registry.static import rebuild_value, reduce_value
 from treepack._src.registry.types import upgrades
-from treepack._src.restore.template import is_abstract_array, restore_child
+from treepack._src.restore.template import begin_restore, is_abstract_array, restore_child

@@ -9,9 +9,7 @@ use pyo3::types::{PyDict, PyString};
 use super::super::failure::Walked;
 use super::super::objects::Objects;
 use super::super::options::Int;
-use super::super::restore::{
-    Child, Container, Cursor, Found, Name, Named, Session, TemplateChild, Walk,
-};
+use super::super::restore::{Container, Cursor, Found, Named, Session, TemplateChild, Walk};
 use super::super::select::Marks;
 use super::file::Catalog;
 use crate::catalog;
@@ -56,9 +54,9 @@ pub fn restore_selected<'py>(
         takes_more,
         notes: session.notes,
     };
-    let tree = Walk::new(py, cursor, matching, Some(session)).restore(value, target);
+    let tree = Walk::new(py, cursor, matching, session).restore(value, target);
     file.content.get().release();
-    tree
+    tree.map_err(|failure| failure.into_py(py, "restoring"))
 }
 
 struct Entries<'a, 'py> {
@@ -139,18 +137,6 @@ impl<'py> Cursor<'py> for Entries<'_, 'py> {
         Ok(Found::Leaf(read?))
     }
 
-    fn is_empty(&self, node: &Node) -> bool {
-        self.catalog.children(node.value).next().is_none()
-    }
-
-    fn leave(&mut self, _: &Node) -> Walked<bool> {
-        Ok(true)
-    }
-
-    fn state(&mut self, node: Node) -> Walked<Option<Bound<'py, PyAny>>> {
-        Ok(Some(self.read(node.value)?))
-    }
-
     fn copy(&mut self) -> PyResult<()> {
         self.objects.copy_all()
     }
@@ -186,8 +172,16 @@ impl<'py> Named<'py> for Entries<'_, 'py> {
             || self.takes_others(node.value, children, matches!(container, Container::Dict))?)
     }
 
-    fn child(&mut self, node: &mut Node, index: usize, _: &Name<'py>) -> Walked<Child<usize>> {
-        Ok(node.children[index].map_or(Child::Kept, Child::At))
+    fn child(&self, node: &Node, index: usize) -> Option<usize> {
+        node.children[index]
+    }
+
+    fn is_empty(&self, node: &Node) -> bool {
+        self.catalog.children(node.value).next().is_none()
+    }
+
+    fn state(&mut self, node: Node) -> Walked<Bound<'py, PyAny>> {
+        Ok(self.read(node.value)?)
     }
 }
 

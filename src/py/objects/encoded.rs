@@ -1,66 +1,21 @@
-//! Encoded bytes as a cursor, which reads them once, in order.
+//! Encoded bytes as a cursor for a record, which reads them once, in order.
 //!
 //! At the first mismatch the walk ends, and the caller reads the data in another form, whose walk
 //! reports it.
 
-use std::mem;
 use std::ops::Range;
 
-use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 
 use super::super::failure::{Failure, Walked};
-use super::super::memory::new_list_of;
-use super::super::restore::{
-    Child, Container, Cursor, Found, Here, Matching, Name, Named, Options, Ordered, RecordWalk,
-    TemplateChild, Walk, has_older_types,
-};
+use super::super::restore::{Cursor, Found, Here, Name, Options, Ordered, RecordWalk};
 use super::values::{Built, Objects};
 use crate::Error;
 use crate::events::{Closed, Event};
 use crate::source::{Source, bytes_of};
 use crate::structure::{Footer, RECORD_KEY, ROOT_KEY, Record};
 use crate::wire::Head;
-
-/// Restores a template; `None` unless the bytes have its structure. `settle` compares and converts
-/// leaves that do not match exactly.
-pub fn build_like<'py>(
-    template: &Bound<'py, PyAny>,
-    settle: &Bound<'py, PyAny>,
-    matching: Matching<'py>,
-    objects: Objects<'_, 'py>,
-) -> PyResult<Option<Bound<'py, PyAny>>> {
-    let py = template.py();
-    if has_record(template)? {
-        return Ok(None);
-    }
-    let cursor = Encoded {
-        objects,
-        record: None,
-        at_root: true,
-        is_wrapped: false,
-    };
-    let mut walk = Walk::new(py, cursor, matching, None);
-    let plan = walk
-        .value((), template, &Here::root(None))
-        .and_then(|plan| {
-            let is_whole = plan.is_some() && walk.cursor.is_whole()?;
-            Ok(plan.filter(|_| is_whole))
-        });
-    let has_raised = walk.signals.has_raised() || walk.cursor.objects.signals.has_raised();
-    let Some(plan) = unless_wrong(py, plan, has_raised, "restoring")? else {
-        return Ok(None);
-    };
-    let open = mem::take(&mut walk.open);
-    walk.cursor.copy()?;
-    let settled: Vec<_> = if open.is_empty() {
-        Vec::new()
-    } else {
-        settle.call1((new_list_of(py, open)?,))?.extract()?
-    };
-    plan.tree(py, &settled, None).map(Some)
-}
 
 /// Restores encoded bytes by the record at their end; `None` unless there is one that they match.
 pub fn build_recorded<'py>(
@@ -74,7 +29,7 @@ pub fn build_recorded<'py>(
     let nbytes = place.len();
     let cursor = Encoded {
         objects,
-        record: Some(place),
+        record: place,
         at_root: true,
         is_wrapped: false,
     };
@@ -83,25 +38,18 @@ pub fn build_recorded<'py>(
     let plan = walk.value((), root, &Here::root(None));
     let plan = plan.and_then(|plan| Ok(walk.cursor.is_whole()?.then_some(plan)));
     let has_raised = walk.has_raised() || walk.cursor.objects.signals.has_raised();
-    let Some(plan) = unless_wrong(py, plan, has_raised, "loading")? else {
+    let plan = match plan {
+        // Errors of signals, and those that are not an `Exception`.
+        Err(failure) if has_raised || failure.must_be_raised(py) => {
+            return Err(failure.into_py(py, "loading"));
+        }
+        plan => plan.unwrap_or(None),
+    };
+    let Some(plan) = plan else {
         return Ok(None);
     };
     walk.cursor.copy()?;
     walk.tree(Ok(plan)).map(Some)
-}
-
-/// Returns `None` after an error of the data. Raises errors of signals, and those that are not an
-/// `Exception`.
-fn unless_wrong<P>(
-    py: Python<'_>,
-    plan: Walked<Option<P>>,
-    has_raised: bool,
-    doing: &str,
-) -> PyResult<Option<P>> {
-    match plan {
-        Err(failure) if has_raised || failure.must_be_raised(py) => Err(failure.into_py(py, doing)),
-        plan => Ok(plan.unwrap_or(None)),
-    }
 }
 
 /// Returns the record at the end and its position; `None` if it is absent or damaged.
@@ -117,22 +65,16 @@ fn recorded(source: &dyn Source) -> PyResult<Option<(Record, Range<usize>)>> {
     }
 }
 
-fn has_record(template: &Bound<'_, PyAny>) -> PyResult<bool> {
-    template.cast_exact::<PyDict>().map_or(Ok(false), |dict| {
-        dict.contains(intern!(dict.py(), RECORD_KEY))
-    })
-}
-
 struct Encoded<'a, 'py> {
     objects: Objects<'a, 'py>,
-    /// The position of the record, if there must be one.
-    record: Option<Range<usize>>,
+    /// The position of the record.
+    record: Range<usize>,
     at_root: bool,
     /// Whether the tree is a value in a map, beside its record.
     is_wrapped: bool,
 }
 
-/// The number of children of a map, and whether the record follows them, or may be the last.
+/// The number of children of a map, and whether the record follows them.
 type Node = (usize, bool);
 
 impl<'py> Encoded<'_, 'py> {
@@ -169,8 +111,7 @@ impl<'py> Encoded<'_, 'py> {
         let record = record
             .as_ref()
             .and_then(|record| record.cast::<PyBytes>().ok());
-        let expected = self.record.as_ref().map(ExactSizeIterator::len);
-        if record.map(|record| record.as_bytes().len()) != expected {
+        if record.map(|record| record.as_bytes().len()) != Some(self.record.len()) {
             return Err(Failure::structure("the record is not in its place"));
         }
         dict.del_item(RECORD_KEY)?;
@@ -195,15 +136,8 @@ impl<'py> Encoded<'_, 'py> {
             let Event::Bin(span) = objects.reader.next()? else {
                 return Ok(false);
             };
-            if let Some(record) = &self.record {
-                if *record != span.range() {
-                    return Ok(false);
-                }
-            } else {
-                let record = bytes_of(objects.source, span.range())?;
-                if has_older_types(objects.py, &record)? {
-                    return Ok(false);
-                }
+            if self.record != span.range() {
+                return Ok(false);
             }
         }
         Ok(objects.reader.close()? == Closed::Same)
@@ -228,53 +162,19 @@ impl<'py> Cursor<'py> for Encoded<'_, 'py> {
         }
         if let Event::Map(map) = event {
             let as_leaf = as_leaf()?;
-            if is_described && as_leaf && self.record.is_some() {
+            if is_described && as_leaf {
                 return Ok(Found::Leaf(self.undescribed(event)?));
             }
             if is_described || !as_leaf {
-                let described = usize::from(is_described && self.record.is_some());
-                let count = (map.len as usize).saturating_sub(described);
+                let count = (map.len as usize).saturating_sub(usize::from(is_described));
                 return Ok(Found::Node((count, is_described)));
             }
         }
         Ok(Found::Leaf(self.objects.object(event)?))
     }
 
-    fn is_empty(&self, (count, _): &Node) -> bool {
-        *count == 0
-    }
-
-    fn leave(&mut self, (_, has_record): &Node) -> Walked<bool> {
-        self.ends(*has_record)
-    }
-
-    fn state(&mut self, _: Node) -> Walked<Option<Bound<'py, PyAny>>> {
-        Ok(None) // already read in part
-    }
-
     fn copy(&mut self) -> PyResult<()> {
         self.objects.copy_all()
-    }
-}
-
-impl<'py> Named<'py> for Encoded<'_, 'py> {
-    fn pair(
-        &mut self,
-        (count, has_record): &mut Node,
-        children: &[TemplateChild<'py>],
-        _: &Container<'py>,
-    ) -> Walked<bool> {
-        *has_record &= *count == children.len() + 1;
-        Ok(*count == children.len() + usize::from(*has_record))
-    }
-
-    #[inline]
-    fn child(&mut self, node: &mut Node, _: usize, name: &Name<'py>) -> Walked<Child<()>> {
-        Ok(if self.next_is(node, name)?.is_some() {
-            Child::At(())
-        } else {
-            Child::Elsewhere
-        })
     }
 }
 
@@ -318,5 +218,8 @@ impl<'py> Ordered<'py> for Encoded<'_, 'py> {
             },
         };
         Ok(is_next.then_some(()))
+    }
+    fn leave(&mut self, (_, has_record): &Node) -> Walked<bool> {
+        self.ends(*has_record)
     }
 }

@@ -8,13 +8,15 @@
 //! | `values.rs` | objects from single events |
 //! | `arrays.rs`, `copies.rs` | arrays; copying large arrays at the end |
 //! | `keys.rs` | map keys |
-//! | `encoded.rs` | encoded bytes as a cursor for the walks that restore |
+//! | `encoded.rs`, `listed.rs` | encoded bytes as cursors for records, for templates |
 
 mod arrays;
 mod copies;
 mod encoded;
 mod keys;
+mod listed;
 mod values;
 
-pub use self::encoded::{build_like, build_recorded};
+pub use self::encoded::build_recorded;
+pub use self::listed::{Like, build_like};
 pub use self::values::{CopyMode, Objects};

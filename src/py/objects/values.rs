@@ -61,8 +61,12 @@ pub struct Objects<'a, 'py> {
     /// Leaves that are not read, by their values in a catalog.
     pub given: Option<Bound<'py, PyDict>>,
     pub copy: CopyMode,
+    /// Whether keys that are not strings become their texts, as in a catalog.
+    pub(super) text_keys: bool,
     pub(super) threads: Option<Int>,
     pub(super) reader: Reader<'a>,
+    /// The next event, if kept events are decoded.
+    again: Option<usize>,
     pub(super) keys: KeyCache<'py>,
     /// By index of the name.
     pub(super) dtypes: Vec<Option<Arc<Dtype>>>,
@@ -97,9 +101,11 @@ impl<'a, 'py> Objects<'a, 'py> {
             memory,
             given: None,
             copy,
+            text_keys: false,
             dtypes: Vec::new(),
             fresh_pages: FreshPages::new(nbytes),
             reader: Reader::within(source, part),
+            again: None,
             keys: KeyCache::default(),
             resolved: ([usize::MAX; 4], SmallVec::new()),
             copies: Vec::new(),
@@ -143,6 +149,14 @@ impl<'a, 'py> Objects<'a, 'py> {
         })
     }
 
+    /// Reads the events of the current part, for `kept`.
+    pub(super) fn keep(&mut self) -> Walked {
+        while self.reader.keep_next()? {
+            self.signals.check(self.py)?;
+        }
+        Ok(())
+    }
+
     pub fn copy_all(&mut self) -> PyResult<()> {
         if self.copies.is_empty() {
             return Ok(());
@@ -162,8 +176,24 @@ impl<'a, 'py> Objects<'a, 'py> {
 impl<'py> Objects<'_, 'py> {
     fn value(&mut self) -> Built<'py> {
         self.signals.check(self.py)?;
-        let event = self.reader.next()?;
+        let event = self.next()?;
         self.object(event)
+    }
+
+    #[inline]
+    fn next(&mut self) -> crate::Result<Event> {
+        let Some(at) = &mut self.again else {
+            return self.reader.next();
+        };
+        *at += 1;
+        Ok(self.reader.events().as_slice()[*at - 1])
+    }
+
+    /// Decodes the value that begins with a kept event.
+    #[inline]
+    pub(super) fn kept(&mut self, at: usize) -> Built<'py> {
+        self.again = Some(at + 1);
+        self.object(self.reader.events().as_slice()[at])
     }
 
     #[inline]
@@ -192,6 +222,10 @@ impl<'py> Objects<'_, 'py> {
                 new_complex(py, real, imaginary)?.into_any()
             }
             Event::Bin(span) => self.bytes(span)?,
+            Event::PrngKey(map) => {
+                let dict = self.map(map.len)?;
+                self.prng_key(dict.cast_into()?)?
+            }
             Event::Scalar(number) => {
                 // The scalar is read from its array, which must have its bytes.
                 let at_once = mem::replace(&mut self.at_once, true);
@@ -245,11 +279,13 @@ impl<'py> Objects<'_, 'py> {
         let dict = new_dict(self.py)?;
         let mut hashes = None;
         for index in 0..pairs {
-            let key = self.reader.next()?;
+            let key = self.next()?;
             let object = if let Event::Str(text) = key {
                 let text = self.reader.events().text_bytes(text);
                 self.at_once |= index == 0 && text == wire::PRNG_MARKER.as_bytes();
                 self.keys.get_of(self.py, text, pairs.into())?.into_any()
+            } else if self.text_keys {
+                new_string(self.py, self.reader.key_text(key)?.as_bytes())?.into_any()
             } else {
                 let object = self.object(key)?;
                 if let Event::Ext(_, span) = key {

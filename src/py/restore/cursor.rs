@@ -20,14 +20,6 @@ pub trait Cursor<'py> {
         as_leaf: impl FnOnce() -> PyResult<bool>,
     ) -> Walked<Found<'py, Self::Node>>;
 
-    fn is_empty(&self, node: &Self::Node) -> bool;
-
-    /// Leaves a container after its last child; returns false if it has more.
-    fn leave(&mut self, node: &Self::Node) -> Walked<bool>;
-
-    /// Returns the state dict of an entered container, if possible.
-    fn state(&mut self, node: Self::Node) -> Walked<Option<Bound<'py, PyAny>>>;
-
     /// Copies the bytes of arrays read so far.
     fn copy(&mut self) -> PyResult<()>;
 }
@@ -43,12 +35,13 @@ pub trait Named<'py>: Cursor<'py> {
         container: &Container<'py>,
     ) -> Walked<bool>;
 
-    fn child(
-        &mut self,
-        node: &mut Self::Node,
-        index: usize,
-        name: &Name<'py>,
-    ) -> Walked<Child<Self::Place>>;
+    /// Returns where a child of the template was saved; `None` if the template's child stays.
+    fn child(&self, node: &Self::Node, index: usize) -> Option<Self::Place>;
+
+    fn is_empty(&self, node: &Self::Node) -> bool;
+
+    /// Returns the state dict of an entered container.
+    fn state(&mut self, node: Self::Node) -> Walked<Bound<'py, PyAny>>;
 }
 
 /// Reads children in saved order.
@@ -67,6 +60,9 @@ pub trait Ordered<'py>: Cursor<'py> {
 
     /// Returns the position of the next child, if its name is `name`.
     fn next_is(&mut self, node: &mut Self::Node, name: &Name<'py>) -> Walked<Option<Self::Place>>;
+
+    /// Leaves a container after its last child; returns false if it has more.
+    fn leave(&mut self, node: &Self::Node) -> Walked<bool>;
 }
 
 pub enum Found<'py, N> {
@@ -89,12 +85,3 @@ pub enum Container<'py> {
 }
 
 pub type TemplateChild<'py> = (Name<'py>, Bound<'py, PyAny>);
-
-/// Where a child of the template was saved.
-pub enum Child<P> {
-    At(P),
-    /// Not selected: the template's child stays.
-    Kept,
-    /// Not where this form reads next.
-    Elsewhere,
-}

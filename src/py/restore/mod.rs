@@ -5,7 +5,7 @@
 //! | file | contents |
 //! |---|---|
 //! | `cursor.rs` | the traits that walks read saved data through |
-//! | `state.rs` | cursor over state dicts (others: `../objects/encoded.rs`, `../catalog/selected.rs`) |
+//! | `state.rs` | cursor over state dicts (others: `../objects/listed.rs`, `encoded.rs`, `../catalog/selected.rs`) |
 //! | `template.rs`, `matching.rs` | the walk over a template; comparing leaves without Python |
 //! | `record.rs` | the walk over a record |
 //! | `plan.rs`, `assembly.rs` | its plan; making nodes from that |
@@ -25,7 +25,7 @@ mod record;
 mod state;
 mod template;
 
-pub use self::cursor::{Child, Container, Cursor, Found, Named, Ordered, TemplateChild};
+pub use self::cursor::{Container, Cursor, Found, Named, Ordered, TemplateChild};
 pub use self::keys::{Here, Name};
 pub use self::matching::Matching;
 pub use self::older::{has_older_types, mark_older};

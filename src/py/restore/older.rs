@@ -42,6 +42,9 @@ pub fn mark_older<'py>(
 /// False if the record is damaged.
 #[pyfunction]
 pub fn has_older_types(py: Python<'_>, record: &[u8]) -> PyResult<bool> {
+    if Record::is_untyped(record) {
+        return Ok(false); // saves decoding it
+    }
     let types = Record::read(record).map_or(Vec::new(), |record| record.types);
     for class in types {
         if is_older(py, &class)? {

@@ -7,7 +7,7 @@ use pyo3::{ffi, intern};
 use super::super::failure::Walked;
 use super::super::hooks::Hooks;
 use super::super::memory::dict_next;
-use super::cursor::{Child, Container, Cursor, Found, Named, Ordered, TemplateChild};
+use super::cursor::{Container, Cursor, Found, Named, Ordered, TemplateChild};
 use super::keys::Name;
 use super::nodes::damaged;
 use super::template::{Session, Walk};
@@ -30,7 +30,8 @@ pub fn restore_state<'py>(
         absent,
         kinds: restore.getattr(intern!(py, "kinds"))?.extract()?,
     };
-    Walk::new(py, cursor, matching, Some(session)).restore(state, target)
+    let made = Walk::new(py, cursor, matching, session).restore(state, target);
+    made.map_err(|failure| failure.into_py(py, "restoring"))
 }
 
 pub(super) struct State<'py> {
@@ -62,18 +63,6 @@ impl<'py> Cursor<'py> for State<'py> {
             Ok(dict) => Ok(Found::Leaf(dict.into_any())),
             Err(error) => Ok(Found::Leaf(error.into_inner())),
         }
-    }
-
-    fn is_empty(&self, node: &Node<'py>) -> bool {
-        node.0.is_empty()
-    }
-
-    fn leave(&mut self, _: &Node<'py>) -> Walked<bool> {
-        Ok(true)
-    }
-
-    fn state(&mut self, node: Node<'py>) -> Walked<Option<Bound<'py, PyAny>>> {
-        Ok(Some(node.0.into_any()))
     }
 
     fn copy(&mut self) -> PyResult<()> {
@@ -111,13 +100,16 @@ impl<'py> Named<'py> for State<'py> {
         Ok(true)
     }
 
-    fn child(
-        &mut self,
-        node: &mut Node<'py>,
-        index: usize,
-        _: &Name<'py>,
-    ) -> Walked<Child<Self::Place>> {
-        Ok(Child::At(node.1[index].clone()))
+    fn child(&self, node: &Node<'py>, index: usize) -> Option<Self::Place> {
+        Some(node.1[index].clone())
+    }
+
+    fn is_empty(&self, node: &Node<'py>) -> bool {
+        node.0.is_empty()
+    }
+
+    fn state(&mut self, node: Node<'py>) -> Walked<Bound<'py, PyAny>> {
+        Ok(node.0.into_any())
     }
 }
 
@@ -160,5 +152,9 @@ impl<'py> Ordered<'py> for State<'py> {
         }
         let key = found.object(value.py())?;
         damaged(format!("an element of a list has the key {key}"))
+    }
+
+    fn leave(&mut self, _: &Node<'py>) -> Walked<bool> {
+        Ok(true)
     }
 }

@@ -6,9 +6,12 @@
 //!
 //! Matching leaves are taken; Python compares and converts the others, in batches. Rust handles
 //! exact dicts, lists, tuples and types with fixed fields, if the saved container has their
-//! children. Python restores all other parts (`template.restore_child`).
+//! children. Python restores all other parts (`template.restore_child`). Most data of templates need no
+//! `Restore`, so it may begin during the walk.
 
-use pyo3::exceptions::PyValueError;
+use std::cell::OnceCell;
+
+use pyo3::exceptions::{PyException, PyValueError};
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyString, PyTuple};
@@ -17,16 +20,13 @@ use super::super::failure::Walked;
 use super::super::hooks::Hooks;
 use super::super::memory::{dict_next, new_dict, new_list_of, new_tuple_of};
 use super::super::watch::Signals;
-use super::cursor::{Child, Container, Found, Named, TemplateChild};
+use super::cursor::{Container, Found, Named, TemplateChild};
 use super::keys::{Here, Name};
 use super::matching::Matching;
 use crate::grow;
 use crate::wire::MAX_DEPTH;
 
-/// `None` if the walk cannot go on.
-type Fit<'py> = Walked<Option<Plan<'py>>>;
-
-pub enum Plan<'py> {
+enum Plan<'py> {
     Keep(Bound<'py, PyAny>),
     /// A finished part.
     Ready(Bound<'py, PyAny>),
@@ -45,9 +45,10 @@ type PlannedNode<'py> = (Container<'py>, Vec<Name<'py>>, Vec<Plan<'py>>);
 
 /// The `Restore` of `restore/session.py` that a walk is part of.
 pub struct Session<'py> {
-    restore: Bound<'py, PyAny>,
-    /// The list that `current_path` joins; `depth` is its length at the root of the walk.
-    path: Bound<'py, PyList>,
+    restore: OnceCell<Bound<'py, PyAny>>,
+    /// If the walk begins it: its options, and what converts leaves.
+    later: Option<(Bound<'py, PyAny>, Bound<'py, PyAny>)>,
+    /// The length of its path at the root of the walk.
     depth: usize,
     name: Bound<'py, PyString>,
     /// Whether Python collects leaves, to convert all before nodes are made.
@@ -67,7 +68,6 @@ impl<'py> Session<'py> {
         keeps_plan: bool,
     ) -> PyResult<Self> {
         let py = restore.py();
-        let path: Bound<'py, PyList> = restore.getattr(intern!(py, "path"))?.cast_into()?;
         let partial = restore.getattr(intern!(py, "partial"))?;
         let partial = (!partial.is_none()).then_some(partial);
         let notes = match &partial {
@@ -75,20 +75,50 @@ impl<'py> Session<'py> {
             None => false,
         };
         Ok(Self {
-            depth: path.len(),
-            path,
+            depth: restore.getattr(intern!(py, "path"))?.len()?,
             name: name.clone(),
             collects: restore.getattr(intern!(py, "collects"))?.is_truthy()?,
             keeps_plan,
             partial,
             notes,
-            restore: restore.clone(),
+            restore: OnceCell::from(restore.clone()),
+            later: None,
         })
     }
 
+    /// Begins a `Restore` of a whole tree once the walk needs it.
+    pub fn later(
+        reading: Bound<'py, PyAny>,
+        convert: Bound<'py, PyAny>,
+        name: &Bound<'py, PyString>,
+    ) -> Self {
+        Self {
+            restore: OnceCell::new(),
+            depth: 0,
+            name: name.clone(),
+            collects: !convert.is_none(),
+            later: Some((reading, convert)),
+            keeps_plan: true,
+            partial: None,
+            notes: false,
+        }
+    }
+
+    fn restore(&self) -> PyResult<&Bound<'py, PyAny>> {
+        if self.restore.get().is_none()
+            && let Some(later) = &self.later
+        {
+            let py = self.name.py();
+            let begin = Hooks::get(py)?.begin_restore.bind(py);
+            let _ = self.restore.set(begin.call1(later.clone())?);
+        }
+        Ok(self.restore.get().expect("it has begun"))
+    }
+
     pub fn matching(&self) -> PyResult<Matching<'py>> {
-        let py = self.restore.py();
-        let flag = |name| self.restore.getattr(name)?.is_truthy();
+        let restore = self.restore()?;
+        let py = restore.py();
+        let flag = |name| restore.getattr(name)?.is_truthy();
         Ok(Matching::new(
             py,
             flag(intern!(py, "strict"))?,
@@ -108,19 +138,23 @@ impl<'py> Session<'py> {
         template: &Bound<'py, PyAny>,
         state: &Bound<'py, PyAny>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let restore_child = Hooks::get(template.py())?.restore_child.bind(template.py());
+        let py = template.py();
+        let restore = self.restore()?;
+        // The list that `current_path` joins.
+        let path: Bound<'py, PyList> = restore.getattr(intern!(py, "path"))?.cast_into()?;
+        let restore_child = Hooks::get(py)?.restore_child.bind(py);
         let (name, above) = match keys.split_last() {
             Some((last, above)) => {
-                self.path.append(&self.name)?;
+                path.append(&self.name)?;
                 (last.clone(), above)
             }
             None => (self.name.clone().into_any(), keys),
         };
         let restored = above
             .iter()
-            .try_for_each(|key| self.path.append(key))
-            .and_then(|()| restore_child.call1((template, state, name, &self.restore)));
-        self.path.del_slice(self.depth, self.path.len())?;
+            .try_for_each(|key| path.append(key))
+            .and_then(|()| restore_child.call1((template, state, name, restore)));
+        path.del_slice(self.depth, path.len())?;
         restored
     }
 }
@@ -128,16 +162,14 @@ impl<'py> Session<'py> {
 pub struct Walk<'py, C> {
     py: Python<'py>,
     pub cursor: C,
-    pub matching: Matching<'py>,
-    /// Without one, the walk ends where it needs Python.
-    session: Option<Session<'py>>,
-    notes: bool,
-    pub signals: Signals<'py>,
+    matching: Matching<'py>,
+    session: Session<'py>,
+    signals: Signals<'py>,
     /// Stacks of children and plans under way, which save small containers an allocation.
     children: Vec<TemplateChild<'py>>,
     plans: Vec<Plan<'py>>,
     /// Leaves that Python has not settled: trail, template, saved leaf.
-    pub open: Vec<Bound<'py, PyAny>>,
+    open: Vec<Bound<'py, PyAny>>,
     settled: Vec<Bound<'py, PyAny>>,
     /// Trails of loaded leaves; trails and templates of kept parts.
     loaded: Vec<Bound<'py, PyAny>>,
@@ -145,17 +177,11 @@ pub struct Walk<'py, C> {
 }
 
 impl<'py, C: Named<'py>> Walk<'py, C> {
-    pub fn new(
-        py: Python<'py>,
-        cursor: C,
-        matching: Matching<'py>,
-        session: Option<Session<'py>>,
-    ) -> Self {
+    pub fn new(py: Python<'py>, cursor: C, matching: Matching<'py>, session: Session<'py>) -> Self {
         Self {
             py,
             cursor,
             matching,
-            notes: session.as_ref().is_some_and(|session| session.notes),
             session,
             signals: Signals::new(py),
             children: Vec::new(),
@@ -168,38 +194,45 @@ impl<'py, C: Named<'py>> Walk<'py, C> {
     }
 
     pub fn restore(
-        mut self,
+        &mut self,
         place: C::Place,
         template: &Bound<'py, PyAny>,
-    ) -> PyResult<Bound<'py, PyAny>> {
-        let plan = self.value(place, template, &Here::root(None));
-        let plan = plan.map_err(|failure| failure.into_py(self.py, "restoring"))?;
-        let plan = plan.expect("a walk with a session goes to the end");
+    ) -> Walked<Bound<'py, PyAny>> {
+        let plan = self.value(place, template, &Here::root(None))?;
         self.flush()?;
         self.cursor.copy()?;
-        let session = self.session.as_ref().expect("see above");
-        let mismatches = session.restore.getattr(intern!(self.py, "mismatches"))?;
+        let (py, session) = (self.py, &self.session);
+        let Some(restore) = session.restore.get() else {
+            return Ok(plan.tree(py, &self.settled, session)?);
+        };
+        let mismatches = restore.getattr(intern!(py, "mismatches"))?;
         if mismatches.is_truthy()? || (session.collects && !session.keeps_plan) {
             return Ok(template.clone()); // an error follows, or another walk
         }
         if session.collects {
-            session
-                .restore
-                .call_method0(intern!(self.py, "convert_found"))?;
+            restore.call_method0(intern!(py, "convert_found"))?;
             for cell in &mut self.settled {
                 *cell = cell.get_item(0)?;
             }
         }
-        plan.tree(self.py, &self.settled, Some(session))
+        Ok(plan.tree(py, &self.settled, session)?)
+    }
+
+    /// Exits the `Restore` that the walk has begun, without an error, and returns it.
+    pub fn exit(&self) -> PyResult<Option<Bound<'py, PyAny>>> {
+        let Some(restore) = self.session.restore.get() else {
+            return Ok(None);
+        };
+        let kind = self.py.get_type::<PyException>();
+        restore.call_method1(intern!(self.py, "__exit__"), (kind,))?;
+        Ok(Some(restore.clone()))
     }
 
     /// Lets Python settle open leaves, and reports notes, which keeps the order.
     #[inline(never)]
     fn flush(&mut self) -> PyResult<()> {
         let py = self.py;
-        let Some(session) = &self.session else {
-            return Ok(());
-        };
+        let session = &self.session;
         if let Some(partial) = &session.partial
             && session.notes
         {
@@ -212,9 +245,8 @@ impl<'py, C: Named<'py>> Walk<'py, C> {
         }
         let count = self.open.len();
         let open = new_list_of(py, std::mem::take(&mut self.open))?;
-        let settled = session
-            .restore
-            .call_method1(intern!(py, "settle"), (open,))?;
+        let restore = session.restore()?;
+        let settled = restore.call_method1(intern!(py, "settle"), (open,))?;
         let settled = settled.cast_into::<PyList>()?;
         assert!(settled.len() == count, "each leaf is settled");
         for leaf in settled {
@@ -224,12 +256,12 @@ impl<'py, C: Named<'py>> Walk<'py, C> {
     }
 
     /// Plans a part of the template. Recurses through `node`.
-    pub fn value(
+    fn value(
         &mut self,
         place: C::Place,
         template: &Bound<'py, PyAny>,
         here: &Here<'_, 'py>,
-    ) -> Fit<'py> {
+    ) -> Walked<Plan<'py>> {
         self.signals.check(self.py)?;
         // A map in the place of an array is an array in chunks.
         let matching = &self.matching;
@@ -238,7 +270,7 @@ impl<'py, C: Named<'py>> Walk<'py, C> {
             Found::Node(node) => self.node(node, template, here),
             Found::Kept(_) if self.matching.is_leaf(template)? => self.keep(template, here),
             Found::State(state) | Found::Absent(state) | Found::Kept(state) => {
-                self.delegate(Some(state), template, here)
+                self.delegate(&state, template, here)
             }
         }
     }
@@ -249,65 +281,59 @@ impl<'py, C: Named<'py>> Walk<'py, C> {
         found: Bound<'py, PyAny>,
         template: &Bound<'py, PyAny>,
         here: &Here<'_, 'py>,
-    ) -> Fit<'py> {
+    ) -> Walked<Plan<'py>> {
         let is_taken = self.matching.leaf(template, &found)?;
         let is_leaf = |value| self.matching.is_leaf(value);
         if !(is_taken || is_leaf(template)? && is_leaf(&found)?) {
-            return self.delegate(Some(found), template, here);
+            return self.delegate(&found, template, here);
         }
-        if self.notes {
+        if self.session.notes {
             let trail = self.trail(here)?;
             grow::push(&mut self.loaded, trail)?;
         }
         if is_taken {
-            return Ok(Some(Plan::Ready(found)));
+            return Ok(Plan::Ready(found));
         }
         let open = [self.trail(here)?, template.clone(), found];
         grow::push(&mut self.open, new_tuple_of(self.py, open)?.into_any())?;
-        Ok(Some(Plan::Open(self.settled.len() + self.open.len() - 1)))
+        Ok(Plan::Open(self.settled.len() + self.open.len() - 1))
     }
 
     #[inline(never)]
-    fn keep(&mut self, template: &Bound<'py, PyAny>, here: &Here<'_, 'py>) -> Fit<'py> {
-        if self.notes {
+    fn keep(&mut self, template: &Bound<'py, PyAny>, here: &Here<'_, 'py>) -> Walked<Plan<'py>> {
+        if self.session.notes {
             let kept = new_tuple_of(self.py, [self.trail(here)?, template.clone()])?;
             grow::push(&mut self.kept, kept.into_any())?;
         }
-        Ok(Some(Plan::Keep(template.clone())))
+        Ok(Plan::Keep(template.clone()))
     }
 
     fn trail(&self, here: &Here<'_, 'py>) -> PyResult<Bound<'py, PyAny>> {
-        let (py, session) = (self.py, &self.session);
-        here.trail_from(py, || match session {
-            Some(session) => {
-                let path_of = intern!(py, "path_of");
-                session.restore.call_method1(path_of, (&session.name,))
-            }
-            None => Hooks::get(py)?.trail.bind(py).call0(),
+        here.trail_from(self.py, || {
+            let path_of = intern!(self.py, "path_of");
+            let session = &self.session;
+            session.restore()?.call_method1(path_of, (&session.name,))
         })
     }
 
-    /// Restores a part in Python, if there is a session and a state.
+    /// Restores a part in Python.
     #[inline(never)]
     fn delegate(
         &mut self,
-        state: Option<Bound<'py, PyAny>>,
+        state: &Bound<'py, PyAny>,
         template: &Bound<'py, PyAny>,
         here: &Here<'_, 'py>,
-    ) -> Fit<'py> {
-        let Some(state) = state.filter(|_| self.session.is_some()) else {
-            return Ok(None);
-        };
+    ) -> Walked<Plan<'py>> {
         self.flush()?;
         self.cursor.copy()?; // Python may look at arrays
-        let session = self.session.as_ref().expect("checked above");
+        let session = &self.session;
         let keys = here.names(self.py)?;
-        let restored = session.restore_child(&keys, template, &state)?;
-        Ok(Some(if session.collects && session.keeps_plan {
-            Plan::Later(Box::new((keys, template.clone(), state)))
+        let restored = session.restore_child(&keys, template, state)?;
+        Ok(if session.collects && session.keeps_plan {
+            Plan::Later(Box::new((keys, template.clone(), state.clone())))
         } else {
             Plan::Ready(restored)
-        }))
+        })
     }
 
     #[inline(never)] // most values are leaves
@@ -316,39 +342,27 @@ impl<'py, C: Named<'py>> Walk<'py, C> {
         mut node: C::Node,
         template: &Bound<'py, PyAny>,
         here: &Here<'_, 'py>,
-    ) -> Fit<'py> {
+    ) -> Walked<Plan<'py>> {
         if self.cursor.is_empty(&node) && self.matching.is_code(template)? {
-            let whole = self.cursor.leave(&node)?;
-            return if whole {
-                self.keep(template, here)
-            } else {
-                Ok(None)
-            };
+            return self.keep(template, here);
         }
         let (first_child, first_plan) = (self.children.len(), self.plans.len());
         let Some(container) = self.opened(&mut node, template, here)? else {
             self.children.truncate(first_child);
             let state = self.cursor.state(node)?;
-            return self.delegate(state, template, here);
+            return self.delegate(&state, template, here);
         };
         for index in 0..self.children.len() - first_child {
             let (name, child) = &self.children[first_child + index].clone();
-            let plan = match self.cursor.child(&mut node, index, name)? {
-                Child::At(place) => self.value(place, child, &here.below(name))?,
-                Child::Kept => self.keep(child, &here.below(name))?,
-                Child::Elsewhere => None,
-            };
-            let Some(plan) = plan else {
-                return Ok(None);
+            let plan = match self.cursor.child(&node, index) {
+                Some(place) => self.value(place, child, &here.below(name))?,
+                None => self.keep(child, &here.below(name))?,
             };
             grow::push(&mut self.plans, plan)?;
         }
-        if !self.cursor.leave(&node)? {
-            return Ok(None);
-        }
         let plan = self.planned(template, container, first_child, first_plan)?;
         self.children.truncate(first_child);
-        Ok(Some(plan))
+        Ok(plan)
     }
 
     /// Pushes the children of a container; `None` unless it is of a known kind, and was saved with
@@ -364,8 +378,7 @@ impl<'py, C: Named<'py>> Walk<'py, C> {
         let Some(container) = add_children(template, &self.matching, &mut self.children)? else {
             return Ok(None);
         };
-        let depth = self.session.as_ref().map_or(0, |session| session.depth);
-        if depth + here.depth >= MAX_DEPTH {
+        if self.session.depth + here.depth >= MAX_DEPTH {
             return Err(PyValueError::new_err(format!(
                 "the tree is nested more than {MAX_DEPTH} levels deep, or contains itself"
             ))
@@ -385,10 +398,7 @@ impl<'py, C: Named<'py>> Walk<'py, C> {
         first_plan: usize,
     ) -> PyResult<Plan<'py>> {
         let plans = &self.plans[first_plan..];
-        let is_partial = self
-            .session
-            .as_ref()
-            .is_some_and(|session| session.partial.is_some());
+        let is_partial = self.session.partial.is_some();
         let is_kept = |plan: &Plan<'_>| matches!(plan, Plan::Keep(_));
         if is_partial && !plans.is_empty() && plans.iter().all(is_kept) {
             self.plans.truncate(first_plan);
@@ -474,11 +484,11 @@ fn add_children<'py>(
 }
 
 impl<'py> Plan<'py> {
-    pub fn tree(
+    fn tree(
         self,
         py: Python<'py>,
         settled: &[Bound<'py, PyAny>],
-        session: Option<&Session<'py>>,
+        session: &Session<'py>,
     ) -> PyResult<Bound<'py, PyAny>> {
         match self {
             Self::Keep(part) | Self::Ready(part) => Ok(part),
@@ -492,7 +502,6 @@ impl<'py> Plan<'py> {
                 made(py, &container, names.iter(), parts.into_iter())
             }
             Self::Later(later) => {
-                let session = session.expect("only a walk with a session has such plans");
                 let (keys, template, state) = *later;
                 session.restore_child(&keys, &template, &state)
             }

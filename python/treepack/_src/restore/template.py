@@ -33,13 +33,13 @@ from treepack._src.registry.names import default_name
 from treepack._src.registry.nodes import is_named
 from treepack._src.registry.types import TYPES
 from treepack._src.restore.compare import NOTHING, described, difference, is_opaque, signature
-from treepack._src.restore.record import catalog_of, split
+from treepack._src.restore.record import split
 from treepack._src.restore.report import ABSENT, Convert, Coverage
-from treepack._src.restore.session import Leaf, Restore, as_part, current
+from treepack._src.restore.session import Restore, as_part, current
 from treepack._src.restore.ties import joined
 from treepack._src.restore.versions import Older, RecordAt, mark_older
 from treepack._src.storage.deferred import Deferred
-from treepack.errors import MismatchError, TreepackError
+from treepack.errors import MismatchError
 
 T = TypeVar("T")
 
@@ -107,39 +107,36 @@ def restore_encoded(
 ) -> Any:
     """Restores encoded bytes as `restore_tree` does."""
     if target is not None and reading.strict != "exact" and not handlers.overridden():
-
-        def settle(leaves: list[Leaf]) -> list[Any]:
-            restore = Restore(reading, core.restore_state, convert=convert)
-            with restore, restore.conversion():
-                settled = restore.settle(leaves)
-                if convert is None or restore.mismatches:  # they become an error
-                    return settled
-                restore.convert_found()
-                return [cell[0] for cell in settled]
-
-        # Most data match the target exactly.
-        restored = core.restore_encoded(
+        found = core.restore_encoded(
             data,
             target,
-            settle,
+            _ROOT,
+            reading,
+            convert,
             reading.strict,
-            convert is not None,
-            reading.everywhere,
+            convert is not None and reading.everywhere,
+            not reading.is_drop_in,
             reading.copy,
             reading.threads,
         )
-        if restored is not None:
-            return restored[0]
-    if not reading.is_drop_in and target is not None:
-        try:
-            catalog = catalog_of(data)
-        except TreepackError:
-            pass  # the data are damaged, which a full read explains
-        else:
-            if not needs_state(target, catalog.record, reading):
-                return restore_selected(target, catalog, 0, reading, convert=convert)
+        if found is not None:
+            made, restore, record = found
+            if restore is None:  # most data match the target
+                return made
+            with restore:
+                return joined(target, made, restore, record, ())
     state = core.restore(data, reading.copy, reading.threads)
     return restore_tree(target, state, _paths.ROOT, reading, convert=convert)
+
+
+_ROOT = as_part(_paths.ROOT)
+
+
+def begin_restore(reading: Reading, convert: Convert | None) -> Restore:
+    """Begins the restore of a whole tree; the caller exits it."""
+    restore = Restore(reading, core.restore_state, convert=convert)
+    restore.collected = None if convert is None else []
+    return restore.__enter__()
 
 
 def needs_state(target: Any, record: bytes | None, reading: Reading) -> bool:
@@ -171,7 +168,7 @@ def restore_selected(
                 catalog,
                 value,
                 target,
-                as_part(_paths.ROOT),
+                _ROOT,
                 restore,
                 marks=marks,
                 given=given,
