@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import pickle
 import random
+import tracemalloc
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +122,23 @@ def test_damaged_files_are_read_as_numpy_reads_them_or_refused() -> None:
         read += 1
         np.testing.assert_array_equal(found, expected)
     assert read > 10
+
+
+@pytest.mark.parametrize("verb", [treepack.load, treepack.abstract, treepack.verify])
+def test_long_headers_are_refused_before_they_are_read(folder: Path, verb: Any) -> None:
+    long = b"\x93NUMPY\2\0" + (size := 64 << 20).to_bytes(4, "little")
+    with Path("long.npy").open("wb") as file:
+        file.write(long)
+        file.truncate(size + 100)
+    with zipfile.ZipFile("long.npz", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("a.npy", long + b" " * size)
+    path = "long.npz" if verb is treepack.abstract else "long.npy"
+    tracemalloc.start()
+    with contextlib.suppress(DecodeError):
+        verb(path)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < size // 8
 
 
 def test_commands(folder: Path) -> None:

@@ -67,8 +67,9 @@ def read_header(file: Any, nbytes: int) -> Header:
       ValueError: If the file is too short.
     """
     try:
-        version = np.lib.format.read_magic(file)
-        shape, fortran, dtype = _HEADERS[version](file)
+        head = _Head(file)
+        version = np.lib.format.read_magic(head)
+        shape, fortran, dtype = _HEADERS[version](head)
     except (KeyError, ValueError, SyntaxError) as error:
         raise UnsupportedError(f"unsupported header: {error}") from error
     before = file.tell()
@@ -91,6 +92,24 @@ def read_header(file: Any, nbytes: int) -> Header:
     if header.is_text and math.prod(itertools.takewhile(bool, shape)) > nbytes:
         raise UnsupportedError("too many empty strings")
     return header
+
+
+class _Head:
+    """The beginning of a file: NumPy reads a header of any length before it refuses it."""
+
+    def __init__(self, file: Any):
+        self._file = file
+
+    def read(self, nbytes: int = 0, /) -> bytes:
+        """Reads bytes of the header."""
+        if nbytes > _MAX_HEADER_BYTES:
+            raise ValueError(f"it has {nbytes} bytes, at most {_MAX_HEADER_BYTES} are read")
+        found: bytes = self._file.read(nbytes)
+        return found
+
+
+# As `max_header_size` of NumPy, which parses each with Python's own parser.
+_MAX_HEADER_BYTES = 10_000
 
 
 _HEADERS: dict[tuple[int, int], Callable[[Any], Any]] = {
