@@ -70,7 +70,7 @@ def open_reader(
             raise
         with contextlib.suppress(CorruptionError):
             return ShardsReader(source, lost=error.reason, **options)
-        raise DamagedFileError(error.reason, error.offset) from error
+        raise DamagedFileError(error.message, error.offset, error.path) from error
     reader: Reader = opening(**options)
     return reader
 

@@ -223,5 +223,4 @@ def verify(
         is_folder = is_path and (os.fspath(source).endswith("/") or is_directory(source))
         if is_folder and not isinstance(error, DamagedFileError):
             raise
-        at = "" if error.path is None else f" (at {error.path})"
-        return Verification({}, f"{error.reason}{at}")
+        return Verification({}, error.reason)

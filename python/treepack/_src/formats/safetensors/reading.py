@@ -15,6 +15,7 @@ import json
 import os
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import treepack._core as core
@@ -134,7 +135,7 @@ class RepositoryReader(Unchecked, ShardedReader):
         except DecodeError as error:
             if not index:  # files of several models have the same names
                 raise
-            self._lose(DamagedFileError(error.reason, error.offset, error.path))
+            self._lose(DamagedFileError(error.message, error.offset, error.path))
             there = {
                 file: {row[0] for row in header.arrays()} for file, (_, header) in opened.items()
             }
@@ -219,7 +220,14 @@ class RepositoryReader(Unchecked, ShardedReader):
             except DecodeError as error:
                 if name == _ITSELF:
                     raise
-                return DamagedFileError(f"{name}: {error.reason}", error.offset)
+                return DamagedFileError(f"{name}: {error.message}", error.offset, error.path)
+            except FileNotFoundError:
+                # Of huggingface_hub's cache, which has links; other files may have been replaced.
+                if name == _ITSELF or not Path(place).is_symlink():
+                    raise
+                return DamagedFileError(
+                    f"{name} is a link to a file that is not there: download it, too"
+                )
 
     def _checked(self, name: str, nbytes: int, record: int) -> Reader:
         place = self._place(name)
