@@ -215,6 +215,21 @@ def test_what_cannot_be_saved(
     assert [*tmp_path.iterdir()] == []
 
 
+@pytest.mark.parametrize(
+    "name", ["a.npz", "a.npy", "a.treepack", "a.msgpack", "a.safetensors", INDEX]
+)
+def test_names_of_files_are_not_given_to_directories(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ValueError, match="choose another path"):
+        treepack.save(tmp_path / name, tree(), format="safetensors", max_shard_size="1MB")
+    treepack.save(tmp_path / "tree", {"a": np.ones(1)})
+    split = ["--max-shard-size", "1MB"]
+    for options in (split, []) if name == INDEX else (split,):
+        assert "choose another path" in refused(
+            "convert", str(tmp_path / "tree"), str(tmp_path / name), *options
+        )
+    assert [path.name for path in tmp_path.iterdir()] == ["tree"]
+
+
 @pytest.mark.parametrize("metadata", [{"step": 3}, {3: "a"}, "text", [("a", "b")]])
 def test_metadata_are_strings(tmp_path: Path, metadata: Any) -> None:
     with pytest.raises(TypeError, match="dict with strings as keys and values"):

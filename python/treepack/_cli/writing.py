@@ -226,6 +226,7 @@ def _write(
     format = formats.of_suffix(path)
     if max_shard_size is not None:
         format = _SPLIT[0]
+    if format is not None:
         format.check(path, Export(max_shard_size=max_shard_size), {})
     if format is not None and (gzip or numbers or level is not None):
         raise ValueError(

@@ -18,9 +18,9 @@ import numpy as np
 
 import treepack._core as core
 from treepack._src import dtypes as _dtypes
-from treepack._src.formats import SEPARATOR, Format, Remedies, Write
+from treepack._src.formats import SEPARATOR, Format, Remedies, Write, readable_suffixes
 from treepack._src.formats.named import named, nested
-from treepack._src.formats.safetensors.header import SUFFIXES, has_suffix
+from treepack._src.formats.safetensors.header import INDEX_SUFFIX, SUFFIXES, has_suffix
 from treepack._src.formats.safetensors.reading import RepositoryReader, SafetensorsReader
 from treepack._src.formats.safetensors.writing import (
     DEFAULT_SIZE,
@@ -68,11 +68,16 @@ class Safetensors(Format):
         for name, reason in _NOT_HERE.items():
             if options.get(name) not in (None, False):
                 raise ValueError(f"{name}= does not apply to safetensors, {reason}: leave it out")
-        if has_suffix(path) and export.max_shard_size is not None:
-            raise ValueError(
-                "max_shard_size= applies to directories, and the suffix .safetensors is for one "
-                "file: choose another path"
-            )
+        if has_suffix(path, (INDEX_SUFFIX,)):
+            raise ValueError(f"{INDEX_SUFFIX} is the suffix of an index: choose another path")
+        if export.max_shard_size is None:
+            return
+        for suffix in readable_suffixes():
+            if has_suffix(path, (suffix,)):
+                raise ValueError(
+                    f"max_shard_size= applies to directories, and the suffix {suffix} is for one "
+                    "file: choose another path"
+                )
 
     def save(
         self,
