@@ -141,6 +141,19 @@ def test_long_headers_are_refused_before_they_are_read(folder: Path, verb: Any) 
     assert peak < size // 8
 
 
+@pytest.mark.parametrize("name", ["a.npy", "a.npz"])
+def test_files_cut_anywhere_are_damaged(folder: Path, name: str) -> None:
+    array = np.arange(3)
+    np.save(name, array) if name == "a.npy" else np.savez(name, a=array)
+    data = Path(name).read_bytes()
+    for size in range(len(data)):
+        Path(name).write_bytes(data[:size])
+        assert not treepack.verify(name).ok
+        for verb in (treepack.load, treepack.abstract):
+            with pytest.raises(DecodeError):
+                verb(name)
+
+
 def test_commands(folder: Path) -> None:
     np.save("a.npy", np.arange(6.0).reshape(2, 3))
     assert "float64[2,3]" in call("ls", "a.npy")

@@ -49,10 +49,17 @@ def open_reader(
             format = _recognized(opened) if salvage else None
             if format is None:
                 try:
-                    return Reader(source, opened, **options)
+                    reader = Reader(source, opened, **options)
                 except DecodeError:
                     if (format := _recognized(opened)) is None:
                         raise
+                else:
+                    # A few first bytes of another format may be a whole value of msgpack.
+                    if (named := formats.named_by(source)) and _recognized(opened) is None:
+                        raise DecodeError(
+                            f"not {named.title}, as its name says: copy it again, or rename it"
+                        )
+                    return reader
             return cast(Reader, format.open(source, opened, **options))
     try:
         return ShardedReader(source, **options)
@@ -71,8 +78,8 @@ def open_reader(
         with contextlib.suppress(CorruptionError):
             return ShardsReader(source, lost=error.reason, **options)
         raise DamagedFileError(error.message, error.offset, error.path) from error
-    reader: Reader = opening(**options)
-    return reader
+    found: Reader = opening(**options)
+    return found
 
 
 def _recognized(opened: Opened) -> Format | None:

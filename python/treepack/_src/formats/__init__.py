@@ -175,6 +175,11 @@ def of_suffix(path: str | os.PathLike[str]) -> Format | None:
     return next((each for each in known() if name.endswith(each.suffixes)), None)
 
 
+def named_by(source: Any) -> Format | None:
+    """Returns the format of the files with the suffix of a source, or `None`."""
+    return of_suffix(source) if isinstance(source, (str, os.PathLike)) else None
+
+
 def readable_suffixes() -> tuple[str, ...]:
     """Returns the suffixes of all files that are read, without that of gzip."""
     return (".treepack", ".msgpack", *(suffix for each in known() for suffix in each.suffixes))
