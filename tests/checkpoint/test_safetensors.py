@@ -489,6 +489,7 @@ def test_leaves_of_undamaged_parts(tmp_path: Path, harm: str, has_index: bool) -
     with treepack.open(folder, salvage=True) as file:
         assert {*file} == left
         assert named in str(file.damage)
+        assert {*file.unverified} == left
         np.testing.assert_array_equal(file["a"], tree["a"])
     with pytest.warns(UserWarning, match=named):
         check_same(treepack.load(folder, on_corrupt="skip"), {name: tree[name] for name in left})

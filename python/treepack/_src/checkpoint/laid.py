@@ -34,6 +34,10 @@ class Unchecked(Reader):
         """Whether there are checksums to verify."""
         return False
 
+    def unverified(self) -> list[int]:
+        """Returns all leaves of a damaged checkpoint; see `Reader.unverified`."""
+        return [] if self.damage is None else self.catalog.leaf_values(0)
+
     def verify(self, *, threads: int | None, progress: Tell | None) -> Verified:
         """Marks all leaves as unchecked; see `Reader.verify`."""
         damage = self.damage or lacking(self.catalog.dtypes)
