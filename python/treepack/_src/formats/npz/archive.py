@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import struct
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -97,13 +98,14 @@ def read_npz(content: core.Content, max_size: int | None = None) -> dict[str, An
         )
         if max_size is not None and nbytes > max_size:
             raise _TooLargeError(f"the decompressed arrays exceed max_size={max_size} bytes")
+        strings = _Strings(_FREE_STRINGS + content.nbytes)
         for member in archive.infolist():
             name = member.filename.removesuffix(".npy")
             if member.is_dir():
                 continue
             if name in arrays:
                 raise ValueError("two arrays in the archive have this name")
-            arrays[name] = _member(content, archive, member)
+            arrays[name] = _member(content, archive, member, strings)
     except (OSError, MemoryError, _TooLargeError):
         raise
     except Exception as error:  # zipfile may raise any type
@@ -128,7 +130,26 @@ class _TooLargeError(TreepackError):
     """Arrays are larger than `max_size` allows."""
 
 
-def _member(content: core.Content, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Any:
+# The strings of an archive that may be leaves, beside one for each of its bytes.
+_FREE_STRINGS = 1 << 16
+
+
+class _Strings:
+    """Bounds the strings of an archive: each is a leaf, and few bytes may expand to many."""
+
+    def __init__(self, left: int):
+        self._left = left
+
+    def take(self, count: int) -> None:
+        """Raises an UnsupportedError if this many are too many."""
+        if count > self._left:
+            raise UnsupportedError("many strings in few bytes")
+        self._left -= count
+
+
+def _member(
+    content: core.Content, archive: zipfile.ZipFile, member: zipfile.ZipInfo, strings: _Strings
+) -> Any:
     """Returns an array, a list of strings, or an array of the bytes of a member that is neither.
 
     One that cannot be read raises when it is used.
@@ -136,7 +157,7 @@ def _member(content: core.Content, archive: zipfile.ZipFile, member: zipfile.Zip
     try:
         _check_header(content, member)
         try:
-            return _array(content, archive, member)
+            return _array(content, archive, member, strings)
         except UnsupportedError:
             header = Header((member.file_size,), "C", _dtypes.packed(NPY), 0)
             return Packed(header, functools.partial(_read, archive, member))
@@ -180,7 +201,9 @@ def _check_header(content: core.Content, member: zipfile.ZipInfo) -> None:
         )
 
 
-def _array(content: core.Content, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Any:
+def _array(
+    content: core.Content, archive: zipfile.ZipFile, member: zipfile.ZipInfo, strings: _Strings
+) -> Any:
     """Returns an array of an archive, or a list of strings.
 
     Raises:
@@ -194,7 +217,10 @@ def _array(content: core.Content, archive: zipfile.ZipFile, member: zipfile.ZipI
         start = member.header_offset + 30 + sum(struct.unpack("<HH", lengths)) + header.nbytes
         return Stored(header.shape, header.dtype, read, content, start)
     array = Packed(header, read)
-    return texts(array.make()) if header.is_text else array
+    if not header.is_text:
+        return array
+    strings.take(math.prod(header.shape))
+    return texts(array.make())
 
 
 class Stored(Computed):
