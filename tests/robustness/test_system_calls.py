@@ -312,13 +312,12 @@ def test_a_call_that_fails_or_a_full_disk_leaves_the_old_or_the_new(
     kind: str, in_memory: Path
 ) -> None:
     is_composed = kind in COMPOSED
-    each = tiers.either(False, kind == "file", nightly=True)
-    stride = tiers.either(7, 41, nightly=1) if is_composed else tiers.either(1, 3, nightly=1)
+    each = tiers.either(False, kind in ("file", "directory"), nightly=True)
+    stride = tiers.either(7, 19, nightly=1) if is_composed else 1
     calls = f"each={each}, stride="
     folder = "pathlib.Path(sys.argv[1])"
     call = f"fail_each({kind!r}, {folder}, list(it.ERRORS), {calls}{stride})"
-    stride = min(stride, tiers.either(7, 11, nightly=7))
-    call += f"; it.fail_each({kind!r}, {folder}, [it.FULL], {calls}{stride})"
+    call += f"; it.fail_each({kind!r}, {folder}, [it.FULL], {calls}{min(stride, 7)})"
     print(run(__name__, call, in_memory)[0])
 
 

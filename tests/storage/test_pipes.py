@@ -22,7 +22,7 @@ READS: dict[str, Callable[[Path], Any]] = {
     "open": lambda path: treepack.open(path)["w"],
     "salvage": lambda path: treepack.open(path, salvage=True)["w"],
     "abstract": lambda path: treepack.abstract(path)["w"].shape == (9999,),
-    "read_metadata": lambda path: treepack.read_metadata(path) is None,
+    "read_metadata": lambda path: treepack.read_metadata(path) in (None, {"format": "flax"}),
     "is_checkpoint": treepack.is_checkpoint,
     "verify": lambda path: treepack.verify(path).ok,
     "diff": lambda path: treepack.diff(path, {"w": np.arange(9999.0)}) == [],

@@ -473,7 +473,7 @@ def load(
         nonlocal is_directory
         with sharing(target, reading, together) as group:
             source = path
-            is_other = is_directory or formats.named_by(path) is not None
+            is_other = is_directory or formats.of_suffix(path) is not None
             if selection.is_whole and not is_other:
                 try:
                     source = content_of(path, opening)

@@ -43,8 +43,9 @@ def open_reader(
     if not is_directory:
         with contextlib.suppress(IsADirectoryError):
             # A file of treepack is first read at its end.
-            if (format := formats.of_path(source)) is not None:
-                return cast(Reader, format.open(source, None, **options))
+            named = formats.of_suffix(source)
+            if named is not None and named.reads_paths:
+                return cast(Reader, named.open(source, None, **options))
             opened = open_parts(source, base=base, place=place, **options)
             format = _recognized(opened) if salvage else None
             if format is None:
@@ -55,7 +56,7 @@ def open_reader(
                         raise
                 else:
                     # A few first bytes of another format may be a whole value of msgpack.
-                    if (named := formats.named_by(source)) and _recognized(opened) is None:
+                    if named is not None and _recognized(opened) is None:
                         raise DecodeError(
                             f"not {named.title}, as its name says: copy it again, or rename it"
                         )

@@ -1,6 +1,6 @@
 """Formats of other libraries: a folder has all that is known of one.
 
-    path, data, directory ──▶ of_path, of_content, in_directory ──▶ Format ──▶ Reader
+    path, data, directory ──▶ of_suffix, of_content, in_directory ──▶ Format ──▶ Reader
     tree ──▶ to_save ──▶ Format.save ──▶ files
 
 The folders are listed, so a new one needs no other change. This face is below the rooms that use
@@ -155,29 +155,14 @@ def known() -> tuple[Format, ...]:
     return tuple(sorted(formats, key=lambda format: (format.rank, format.name)))
 
 
-@functools.cache
-def _read_by_path() -> tuple[str, ...]:
-    """Returns the suffixes of paths that formats open alone; each load asks."""
-    return tuple(suffix for each in known() if each.reads_paths for suffix in each.suffixes)
-
-
-def of_path(source: Any) -> Format | None:
-    """Returns the format that opens a path by its suffix, or `None`."""
-    if not isinstance(source, (str, os.PathLike)):
-        return None
-    name = os.fsdecode(source).lower()
-    return of_suffix(name) if name.endswith(_read_by_path()) else None
-
-
-def of_suffix(path: str | os.PathLike[str]) -> Format | None:
-    """Returns the format of the files with the suffix of a path, or `None`."""
-    name = os.fsdecode(path).lower()
-    return next((each for each in known() if name.endswith(each.suffixes)), None)
-
-
-def named_by(source: Any) -> Format | None:
-    """Returns the format of the files with the suffix of a source, or `None`."""
-    return of_suffix(source) if isinstance(source, (str, os.PathLike)) else None
+def of_suffix(source: Any) -> Format | None:
+    """Returns the format of the files with the suffix of a path, or `None`; of no other source."""
+    if isinstance(source, (str, os.PathLike)):
+        name = os.fsdecode(source).lower()
+        for each in known():
+            if name.endswith(each.suffixes):
+                return each
+    return None
 
 
 def readable_suffixes() -> tuple[str, ...]:

@@ -380,7 +380,7 @@ class _Raw(io.RawIOBase):
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
         at = offset + (0, self._at, self._content.nbytes)[whence]
         if at < 0:
-            raise OSError(errno.EINVAL, "cannot seek before the start")
+            raise io.UnsupportedOperation("cannot seek before the start")
         self._at = at
         return at
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import io
 import math
 import struct
 from collections.abc import Callable
@@ -106,9 +107,10 @@ def read_npz(content: core.Content, max_size: int | None = None) -> dict[str, An
             if name in arrays:
                 raise ValueError("two arrays in the archive have this name")
             arrays[name] = _member(content, archive, member, strings)
-    except (OSError, MemoryError, _TooLargeError):
+    except _TooLargeError:
         raise
     except Exception as error:  # zipfile may raise any type
+        _raise_of_system(error)
         raise DecodeError(f"not a readable file of numpy.savez: {error}", path=name) from error
     return arrays
 
@@ -124,6 +126,12 @@ def _check_count(content: core.Content, archive: zipfile.ZipFile) -> None:
     listed = len(archive.infolist())
     if end.startswith(_END) and count not in (listed, _MANY):
         raise ValueError(f"its directory is damaged: expected {count} members, found {listed}")
+
+
+def _raise_of_system(error: Exception) -> None:
+    """Raises errors of the system again; damage leads zipfile to places before the start."""
+    if isinstance(error, (OSError, MemoryError)) and not isinstance(error, io.UnsupportedOperation):
+        raise error
 
 
 class _TooLargeError(TreepackError):
@@ -161,9 +169,8 @@ def _member(
         except UnsupportedError:
             header = Header((member.file_size,), "C", _dtypes.packed(NPY), 0)
             return Packed(header, functools.partial(_read, archive, member))
-    except (OSError, MemoryError):
-        raise
     except Exception as error:  # of zipfile, zlib and NumPy
+        _raise_of_system(error)
         # zipfile raises these, too, for what it lacks: methods of compression, passwords.
         is_limit = isinstance(error, RuntimeError)
         refuse = functools.partial(_refuse, printable(_name(member)), str(error), is_limit)
@@ -283,9 +290,8 @@ def _read(
                 raise ValueError(
                     f"short read: expected {member.file_size} bytes, found {file.tell()}"
                 )
-    except (OSError, MemoryError):
-        raise
     except Exception as error:  # of zipfile and zlib
+        _raise_of_system(error)
         raise CorruptionError(
             f"the array {printable(_name(member))} is damaged: {error}"
         ) from error
