@@ -54,9 +54,6 @@ def pytest_configure(config: pytest.Config) -> None:
     # Texts of 70,000 bytes are in some examples.
     config.addinivalue_line("filterwarnings", "ignore:Generating overly large repr")
     if not hasattr(config, "workerinput"):  # workers inherit it
-        os.environ.pop("TREEPACK_TESTS_ALL", None)
-        if config.args_source is not config.ArgsSource.ARGS and not config.option.keyword:
-            os.environ["TREEPACK_TESTS_ALL"] = "1"
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
         folder = os.environ["TMPDIR"] = tempfile.tempdir = tempfile.mkdtemp(
             prefix="treepack-tests-"
@@ -76,16 +73,18 @@ _MOST_CASES = 2
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leaves a share of the cases of each test where all tests are collected for `make test`."""
-    if config.option.markexpr != "not campaign" or "TREEPACK_TESTS_ALL" not in os.environ:
+    is_everything = config.args == config.getini("testpaths") and not config.option.keyword
+    if config.option.markexpr != "not campaign" or not is_everything:
         return
     cases: dict[str, list[pytest.Item]] = {}
     for item in items:
         if not item.get_closest_marker("campaign") and not item.get_closest_marker("all_cases"):
             cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
     left_out = set()
-    for of_one in cases.values():
+    for of_test in cases.values():
         # The same ones in every run, in an order without meaning.
-        left_out.update(sorted(of_one, key=lambda it: zlib.crc32(it.nodeid.encode()))[_MOST_CASES:])
+        by_number = sorted(of_test, key=lambda it: zlib.crc32(it.nodeid.encode()))
+        left_out.update(by_number[_MOST_CASES:])
     config.hook.pytest_deselected(items=[it for it in items if it in left_out])
     items[:] = [it for it in items if it not in left_out]
 

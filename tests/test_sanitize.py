@@ -1,4 +1,4 @@
-"""`tools/sanitize.sh` leaves out what is there, and tells what it ran only if nothing was found."""
+"""`tools/sanitize.sh` leaves out existing tests, and reports its run only without findings."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from treepack._src.checkpoint import sources
 from treepack._src.checkpoint.file import File, place_of
 from treepack._src.checkpoint.reader import LazyArray, Reader
 from treepack._src.checkpoint.select import Renaming, twice, values_in
-from treepack._src.formats import Format, Remedies
+from treepack._src.formats import Conversion, Format, Remedies
 from treepack._src.options import Progress, Saved, Writing
 from treepack._src.printable import printable
 from treepack._src.pytree.state_dict import leaves_of, map_leaves, state_leaves
@@ -319,15 +319,9 @@ def write_arrays(
     Raises:
       TreepackError: If two arrays have the same name, or the format cannot hold a leaf.
     """
-    write = format.write(
-        path,
-        _arrays(state.tree),
-        metadata=None if state.metadata is None else _text_map(state.metadata),
-        separator=separator,
-        max_shard_size=max_shard_size,
-        remedies=_REMEDIES,
-    )
-    write(progress)
+    metadata = None if state.metadata is None else _text_map(state.metadata)
+    conversion = Conversion(metadata, separator, max_shard_size, _REMEDIES)
+    format.write(path, _arrays(state.tree), conversion)(progress)
 
 
 _REMEDIES = Remedies("choose another one with --sep", "convert it with --dtype")

@@ -228,10 +228,11 @@ def _write(
         format = _SPLIT[0]
     if format is not None:
         format.check(path, Export(max_shard_size=max_shard_size), {})
-    if format is not None and (gzip or numbers or level is not None):
-        raise ValueError(
-            f"--gzip, --numbers and --level apply only to msgpack, and the target is {format.name}"
-        )
+        if gzip or numbers or level is not None:
+            raise ValueError(
+                "--gzip, --numbers and --level apply only to msgpack, and the target is "
+                f"{format.name}"
+            )
     if numbers and (gzip or level is not None):
         raise ValueError("--numbers excludes --gzip and --level: pass only one kind of compression")
     if format is not None:

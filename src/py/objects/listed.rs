@@ -127,11 +127,11 @@ impl<'py> Listed<'_, 'py> {
         }
     }
 
-    /// Finds the template's children among those of a map; returns false if it lacks one.
+    /// Finds the template's children in a map; returns false if one is missing.
     #[inline(never)]
     fn find(&mut self, map: usize, children: &[TemplateChild<'py>]) -> Result<bool> {
-        let mut known: HashMap<Cow<'_, str>, usize> = HashMap::new();
-        known.try_reserve(self.count(map))?;
+        let mut by_key: HashMap<Cow<'_, str>, usize> = HashMap::new();
+        by_key.try_reserve(self.count(map))?;
         let reader = &self.objects.reader;
         let events = reader.events();
         for (key, value) in pairs(events, map, self.record) {
@@ -140,11 +140,11 @@ impl<'py> Listed<'_, 'py> {
                 key if self.objects.text_keys => reader.key_text(key)?,
                 _ => continue,
             };
-            known.insert(key, value); // of equal keys the last, as in a dict
+            by_key.insert(key, value); // of equal keys the last, as in a dict
         }
         let values = children.iter().map_while(|(name, _)| {
             let name = name.text()?;
-            known.get(&*name).copied()
+            by_key.get(&*name).copied()
         });
         let before = self.values.len();
         self.values.extend(values);

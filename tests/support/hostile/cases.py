@@ -77,12 +77,12 @@ class Cases:
 
     @functools.cached_property
     def patches(self) -> patches.Patches:
-        """What cases of patches are made of."""
+        """The parts of cases of patches."""
         return patches.Patches(self.sources)
 
     @functools.cached_property
     def directories(self) -> directories.Directories:
-        """What cases of directories are made of."""
+        """The parts of cases of directories."""
         return directories.Directories()
 
     def case(self, seed: int, only: tuple[str, ...] = ()) -> Case:

@@ -79,8 +79,7 @@ def open_reader(
         with contextlib.suppress(CorruptionError):
             return ShardsReader(source, lost=error.reason, **options)
         raise DamagedFileError(error.message, error.offset, error.path) from error
-    found: Reader = opening(**options)
-    return found
+    return cast(Reader, opening(**options))
 
 
 def _recognized(opened: Opened) -> Format | None:

@@ -41,6 +41,26 @@ class Remedies(NamedTuple):
     dtype: str = "cast it, as by array.astype(numpy.float32)"
 
 
+Leaves = Iterable[tuple[tuple[str, ...], Any]]
+"""Leaves with the keys of their paths."""
+
+
+class Conversion(NamedTuple):
+    """How `treepack convert` writes a tree.
+
+    Attributes:
+      metadata: The metadata as strings, or `None`.
+      separator: The separator between keys in names.
+      max_shard_size: The maximum size of a file of a directory; `None` writes one file.
+      remedies: The ends of errors.
+    """
+
+    metadata: Mapping[str, str] | None
+    separator: str
+    max_shard_size: int | str | None
+    remedies: Remedies
+
+
 class Format:
     """A format of another library. A folder has an instance of a subclass, `FORMAT`.
 
@@ -129,16 +149,7 @@ class Format:
         """
         raise NotImplementedError
 
-    def write(
-        self,
-        path: str,
-        leaves: Iterable[tuple[tuple[str, ...], Any]],
-        *,
-        metadata: Mapping[str, str] | None,
-        separator: str,
-        max_shard_size: int | str | None,
-        remedies: Remedies,
-    ) -> Write:
+    def write(self, path: str, leaves: Leaves, conversion: Conversion) -> Write:
         """Returns a function that writes arrays by their paths; `treepack convert` calls it."""
         raise NotImplementedError
 
@@ -166,7 +177,7 @@ def of_suffix(source: Any) -> Format | None:
 
 
 def readable_suffixes() -> tuple[str, ...]:
-    """Returns the suffixes of all files that are read, without that of gzip."""
+    """Returns the suffixes of all files that are read, without `.gz`."""
     return (".treepack", ".msgpack", *(suffix for each in known() for suffix in each.suffixes))
 
 

@@ -8,9 +8,9 @@ from typing import Any
 import treepack._core as core
 from treepack._src import dtypes as _dtypes
 from treepack._src import paths as _paths
+from treepack._src.formats import Leaves
 from treepack._src.printable import printable
 from treepack._src.restore.compare import signature
-from treepack._src.saving.layers import Leaves
 from treepack.errors import TreepackError
 
 

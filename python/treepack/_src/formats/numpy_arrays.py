@@ -104,8 +104,8 @@ class _Head:
         """Reads bytes of the header."""
         if nbytes > _MAX_HEADER_BYTES:
             raise ValueError(f"it has {nbytes} bytes, at most {_MAX_HEADER_BYTES} are read")
-        found: bytes = self._file.read(nbytes)
-        return found
+        data: bytes = self._file.read(nbytes)
+        return data
 
 
 # As `max_header_size` of NumPy, which parses each with Python's own parser.

@@ -107,7 +107,7 @@ def restore_encoded(
 ) -> Any:
     """Restores encoded bytes as `restore_tree` does."""
     if target is not None and reading.strict != "exact" and not handlers.overridden():
-        found = core.restore_encoded(
+        restored = core.restore_encoded(
             data,
             target,
             _ROOT,
@@ -119,12 +119,12 @@ def restore_encoded(
             reading.copy,
             reading.threads,
         )
-        if found is not None:
-            made, restore, record = found
+        if restored is not None:
+            tree, restore, record = restored
             if restore is None:  # most data match the target
-                return made
+                return tree
             with restore:
-                return joined(target, made, restore, record, ())
+                return joined(target, tree, restore, record, ())
     state = core.restore(data, reading.copy, reading.threads)
     return restore_tree(target, state, _paths.ROOT, reading, convert=convert)
 

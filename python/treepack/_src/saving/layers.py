@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -13,12 +13,10 @@ from treepack._src.checkpoint.boxed import copy
 from treepack._src.checkpoint.reader import LazyArray
 from treepack._src.checkpoint.select import Renaming, similar, values_in
 from treepack._src.checkpoint.sources import Source, axes_of, split, spread
+from treepack._src.formats import Leaves
 from treepack._src.pytree.leaves import host_view
 from treepack._src.storage.deferred import Deferred, Held
 from treepack.errors import TreepackError
-
-Leaves = Iterable[tuple[tuple[str, ...], Any]]
-"""Paths and arrays."""
 
 
 def renamed(leaves: Leaves, rename: Any, *, snapshot: bool) -> Leaves:

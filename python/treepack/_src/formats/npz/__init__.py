@@ -8,11 +8,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from typing import Any
 
 import treepack._core as core
-from treepack._src.formats import Format, Remedies, Write
+from treepack._src.formats import Conversion, Format, Leaves, Write
 from treepack._src.formats.named import named, nested
 from treepack._src.formats.npz.archive import is_archive, read_npz
 from treepack._src.formats.npz.reading import NpzReader
@@ -44,20 +43,12 @@ class Npz(Format):
         """Opens an archive."""
         return NpzReader(source, opened, **options)
 
-    def write(
-        self,
-        path: str,
-        leaves: Iterable[tuple[tuple[str, ...], Any]],
-        *,
-        metadata: Mapping[str, str] | None,
-        separator: str,
-        max_shard_size: int | str | None,
-        remedies: Remedies,
-    ) -> Write:
+    def write(self, path: str, leaves: Leaves, conversion: Conversion) -> Write:
         """Returns a function that writes an archive, without metadata."""
         import zipfile  # takes milliseconds of the start of every program
 
-        arrays = named(leaves, separator, remedies.name)
+        remedies = conversion.remedies
+        arrays = named(leaves, conversion.separator, remedies.name)
 
         def write(_: Progress) -> None:
             with replacing(path) as file, zipfile.ZipFile(file, "w", allowZip64=True) as archive:

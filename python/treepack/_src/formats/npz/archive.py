@@ -101,7 +101,7 @@ def read_npz(content: core.Content, max_size: int | None = None) -> dict[str, An
             raise _TooLargeError(f"the decompressed arrays exceed max_size={max_size} bytes")
         strings = _Strings(_FREE_STRINGS + content.nbytes)
         for member in archive.infolist():
-            name = member.filename.removesuffix(".npy")
+            name = _name(member)
             if member.is_dir():
                 continue
             if name in arrays:

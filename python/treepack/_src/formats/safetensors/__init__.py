@@ -11,14 +11,22 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 import treepack._core as core
 from treepack._src import dtypes as _dtypes
-from treepack._src.formats import SEPARATOR, Format, Remedies, Write, readable_suffixes
+from treepack._src.formats import (
+    SEPARATOR,
+    Conversion,
+    Format,
+    Leaves,
+    Remedies,
+    Write,
+    readable_suffixes,
+)
 from treepack._src.formats.named import named, nested
 from treepack._src.formats.safetensors.header import INDEX_SUFFIX, SUFFIXES, has_suffix
 from treepack._src.formats.safetensors.reading import RepositoryReader, SafetensorsReader
@@ -108,20 +116,12 @@ class Safetensors(Format):
             path, arrays, metadata, writing, most, remedy=remedies.dtype, snapshot=snapshot
         )
 
-    def write(
-        self,
-        path: str,
-        leaves: Iterable[tuple[tuple[str, ...], Any]],
-        *,
-        metadata: Mapping[str, str] | None,
-        separator: str,
-        max_shard_size: int | str | None,
-        remedies: Remedies,
-    ) -> Write:
+    def write(self, path: str, leaves: Leaves, conversion: Conversion) -> Write:
         """Returns a function that writes arrays, byte for byte as the library.
 
         With `max_shard_size`, it writes a directory of files of at most this size.
         """
+        metadata, separator, max_shard_size, remedies = conversion
         most = None if max_shard_size is None else size_of(max_shard_size)
         arrays = named(leaves, separator, remedies.name)
         return write_of(path, arrays, metadata, Writing(), most, remedy=remedies.dtype)
