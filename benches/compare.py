@@ -319,7 +319,11 @@ def main() -> None:
     parser.add_argument("--full", action="store_true", help="all libraries, and write results/")
     parser.add_argument("--size", type=int, help="MiB of the large workloads")
     parser.add_argument("--rounds", type=int, default=7, help="how often each is measured")
-    parser.add_argument("--only", default="", help="workloads whose names contain this")
+    parser.add_argument(
+        "--only",
+        default="",
+        help="workloads whose names contain this; with --full, the others keep their results",
+    )
     parser.add_argument("--directory", type=Path, help="where files are written")
     parser.add_argument("--memory", action="store_true", help="only memory; writes it to results/")
     parser.add_argument("--one", nargs="+", help=argparse.SUPPRESS)
@@ -334,10 +338,22 @@ def main() -> None:
             path.write_text(json.dumps(results, indent=1) + "\n")
         else:
             results = run_all(arguments)
-            if arguments.full and not arguments.only:
-                RESULTS.mkdir(exist_ok=True)
-                text = json.dumps(results, indent=1)
-                (RESULTS / "results.json").write_text(text + "\n")
+            if arguments.full:
+                write(results)
+
+
+def write(results: dict[str, Any]) -> None:
+    """Writes results; those of some workloads (`--only`) replace their rows of the same machine."""
+    path = RESULTS / "results.json"
+    before = json.loads(path.read_text()) if path.exists() else {}
+    same = ("machine", "python", "versions", "size_mib", "rounds", "settings")
+    if all(before.get(key) == results[key] for key in same):
+        rows = {each["workload"]: each for each in (*before["workloads"], *results["workloads"])}
+        order = [title.format(size=results["size_mib"]) for title in WORKLOADS]
+        results["workloads"] = [rows[title] for title in order if title in rows]
+        results["memory"] = results["memory"] or before["memory"]
+    RESULTS.mkdir(exist_ok=True)
+    path.write_text(json.dumps(results, indent=1) + "\n")
 
 
 def measure_one(arguments: argparse.Namespace, directory: Path) -> Any:
