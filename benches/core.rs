@@ -13,14 +13,14 @@ use std::num::NonZero;
 
 use divan::Bencher;
 use divan::counter::{BytesCount, ItemsCount};
-use treepack::array::{Alignment, Array, ChunkLimit, Framing, Shard, Sharded};
-use treepack::encoder::Encoder;
-use treepack::events::Events;
-use treepack::gzip::{self, Indexed, Method};
-use treepack::layout::{Caching, Layout, LayoutBuilder, Payload};
-use treepack::sink::pour;
-use treepack::structure::Kind;
-use treepack::wire::EXT_NDARRAY;
+use treepack::codec::gzip::{self, Indexed, Method};
+use treepack::files::sink::pour;
+use treepack::format::array::{Alignment, Array, ChunkLimit, Framing, Shard, Sharded};
+use treepack::format::layout::{Caching, Layout, LayoutBuilder, Payload};
+use treepack::format::structure::Kind;
+use treepack::format::wire::EXT_NDARRAY;
+use treepack::grammar::encoder::Encoder;
+use treepack::grammar::events::Events;
 
 fn main() {
     divan::main();
@@ -200,7 +200,7 @@ fn compress_by<const THREADS: usize>(bencher: Bencher, corpus: Corpus, method: M
     let threads = NonZero::new(THREADS).unwrap();
     let mut memory = vec![MaybeUninit::new(0); gzip::bound(layout.len())];
     let mut compress = || {
-        let mut stream = treepack::raw::Filling::new(&mut memory);
+        let mut stream = treepack::base::raw::Filling::new(&mut memory);
         gzip::compress(&layout, method, threads, &mut stream, &()).unwrap();
         stream.finish().len()
     };

@@ -13,63 +13,23 @@
 // `py` uses more of the core than the tests do.
 #![cfg_attr(not(feature = "python"), allow(dead_code, unused_imports))]
 
-mod error;
+pub mod base;
 
-pub mod watch;
+pub mod format;
 
-mod grow;
+pub mod grammar;
 
-mod zlib;
-
-pub mod raw;
-
-mod system;
-
-pub mod source;
-
-pub mod wire;
-
-pub mod structure;
-
-mod parallel;
-
-mod stream;
-
-pub mod layout;
-
-mod window;
-
-pub mod array;
-
-pub mod encoder;
-
-pub mod events;
-
-mod select;
+pub mod files;
 
 pub mod catalog;
 
-pub mod manifest;
+pub mod codec;
 
-pub mod boxes;
+pub mod sharding;
 
-pub mod plan;
-
-mod handle;
-
-pub mod mapping;
-
-pub mod sink;
-
-pub mod gzip;
-
-pub mod delta;
-
-pub mod sniff;
-
-pub mod safetensors;
+pub mod foreign;
 
 #[cfg(feature = "python")]
 mod py;
 
-pub use error::{Error, Path, Result};
+pub use base::error::{Error, Path, Result};

@@ -7,17 +7,17 @@ use std::num::NonZero;
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicIsize, Ordering};
 
-use treepack::array::{Alignment, Array, ChunkLimit, Framing};
+use treepack::base::source::bytes_of;
 use treepack::catalog::{BLOCK_BYTES, Catalog, stream_items};
-use treepack::encoder::Encoder;
-use treepack::events::Events;
-use treepack::gzip::{self, Indexed};
-use treepack::layout::{self, LayoutBuilder};
-use treepack::manifest::{Grid, Manifest};
-use treepack::sink::replace_file;
-use treepack::source::bytes_of;
-use treepack::structure::{Kind, Value};
-use treepack::wire::EXT_NDARRAY;
+use treepack::codec::gzip::{self, Indexed};
+use treepack::files::sink::replace_file;
+use treepack::format::array::{Alignment, Array, ChunkLimit, Framing};
+use treepack::format::layout::{self, LayoutBuilder};
+use treepack::format::structure::{Kind, Value};
+use treepack::format::wire::EXT_NDARRAY;
+use treepack::grammar::encoder::Encoder;
+use treepack::grammar::events::Events;
+use treepack::sharding::manifest::{Grid, Manifest};
 use treepack::{Error, Result};
 
 /// Smaller allocations are those of things that are there once.
@@ -185,7 +185,7 @@ fn manifests() {
         .arrays
         .iter_mut()
         .for_each(|it| it.files = vec![0].into());
-    manifest.files = vec![treepack::manifest::ShardFile {
+    manifest.files = vec![treepack::sharding::manifest::ShardFile {
         name: "0".into(),
         nbytes: 1,
         record: 1,

@@ -410,7 +410,7 @@ class Content:
 
 @final
 class Manifest:
-    """The list of the files and arrays of a sharded checkpoint; see `src/manifest.rs`."""
+    """The list of the files and arrays of a sharded checkpoint; see `src/sharding/manifest.rs`."""
 
     @staticmethod
     def planned(layout: Layout, plan: ShardPlan) -> Manifest:
@@ -486,7 +486,7 @@ class Manifest:
 
 @final
 class ShardPlan:
-    """The assignment of shards to processes that write them; see `src/plan.rs`.
+    """The assignment of shards to processes that write them; see `src/sharding/plan.rs`.
 
     It is the same in all processes. The bytes of processes are balanced as far as possible.
     """
@@ -548,7 +548,7 @@ class ShardGrid:
 
 @final
 class Shards:
-    """The shards of an array, and the number of the file of each; see `src/boxes.rs`."""
+    """The shards of an array, and the number of the file of each; see `src/sharding/boxes.rs`."""
 
     def __len__(self) -> int: ...
     @property

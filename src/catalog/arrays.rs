@@ -9,12 +9,12 @@ use smallvec::SmallVec;
 
 use super::Catalog;
 use super::check::OTHER_LEAF;
-use crate::array::{Bounds, Runs, resolve};
-use crate::events::{ArrayEvent, Event, Events};
-use crate::raw::Uninit;
-use crate::source::{Pieces, Source, SourcePieces};
-use crate::structure::LeafKind;
-use crate::{Error, Result, grow};
+use crate::base::raw::Uninit;
+use crate::base::source::{Pieces, Source, SourcePieces};
+use crate::format::array::{Bounds, Runs, resolve};
+use crate::format::structure::LeafKind;
+use crate::grammar::events::{ArrayEvent, Event, Events};
+use crate::{Error, Result, base::grow};
 
 /// Across a larger gap, a second disk request is faster.
 const NEAR_BYTES: usize = 32 << 10;
@@ -186,12 +186,12 @@ impl FoundArrays {
 #[allow(clippy::cast_possible_truncation)] // bytes may repeat
 mod tests {
     use super::*;
-    use crate::array::{Alignment, Array, ChunkLimit, Framing};
-    use crate::encoder::Encoder;
-    use crate::layout::Caching;
-    use crate::raw::append_with;
-    use crate::structure::Kind;
-    use crate::wire::{EXT_NDARRAY, Head};
+    use crate::base::raw::append_with;
+    use crate::format::array::{Alignment, Array, ChunkLimit, Framing};
+    use crate::format::layout::Caching;
+    use crate::format::structure::Kind;
+    use crate::format::wire::{EXT_NDARRAY, Head};
+    use crate::grammar::encoder::Encoder;
 
     const SHAPE: [usize; 3] = [4, 5, 6];
 

@@ -4,12 +4,12 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 
 use super::{Catalog, LeafSpan};
-use crate::events::{ArrayEvent, Event, Events, Reader};
-use crate::source::Source;
-use crate::structure::{LeafKind, RECORD_KEY, ROOT_KEY};
-use crate::watch::Watch;
-use crate::wire::{Cursor, Head};
-use crate::{Error, Result, grow};
+use crate::base::source::Source;
+use crate::base::watch::Watch;
+use crate::format::structure::{LeafKind, RECORD_KEY, ROOT_KEY};
+use crate::format::wire::{Cursor, Head};
+use crate::grammar::events::{ArrayEvent, Event, Events, Reader};
+use crate::{Error, Result, base::grow};
 
 const CHECK_LEAVES: usize = 1 << 10;
 

@@ -6,9 +6,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use crc32fast::Hasher;
 
 use super::{BLOCK_BYTES, Catalog};
-use crate::error::Path;
-use crate::raw::Uninit;
-use crate::source::{Source, as_inner, read_to};
+use crate::base::error::Path;
+use crate::base::raw::Uninit;
+use crate::base::source::{Source, as_inner, read_to};
 use crate::{Error, Result};
 
 /// A source that sums one leaf as it is read. On a checksum mismatch, the last read fails.

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use super::Catalog;
 use super::tables::Table;
-use crate::watch::{Steps, Watch};
-use crate::{Result, grow};
+use crate::base::watch::{Steps, Watch};
+use crate::{Result, base::grow};
 
 /// Up to this number of children a table is not faster.
 const FEW: usize = 16;

@@ -3,11 +3,11 @@
 use std::collections::{HashMap, HashSet};
 
 use super::Catalog;
-use crate::events::Event;
-use crate::source::Source;
-use crate::structure::{Kind, LeafKind, Node, Record, Value};
-use crate::watch::{Steps, Watch};
-use crate::{Error, Result, grow};
+use crate::base::source::Source;
+use crate::base::watch::{Steps, Watch};
+use crate::format::structure::{Kind, LeafKind, Node, Record, Value};
+use crate::grammar::events::Event;
+use crate::{Error, Result, base::grow};
 
 const CHECK_VALUES: usize = 1 << 14;
 
@@ -174,7 +174,7 @@ fn other<T>(reason: impl std::fmt::Display) -> Result<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::structure::{Recorder, Regions, Seal};
+    use crate::format::structure::{Recorder, Regions, Seal};
 
     fn check(kind: Kind, leaf: Kind, container: Kind, metadata: &[u8]) -> Result<()> {
         let mut recorder = Recorder::default();

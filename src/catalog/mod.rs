@@ -22,6 +22,7 @@ mod check;
 mod compared;
 mod find;
 mod fits;
+pub(crate) mod patterns;
 mod read;
 mod scan;
 mod select;
@@ -40,10 +41,10 @@ pub use stream::{stream_item, stream_items};
 pub use verify::{BLOCK_BYTES, Status};
 
 use self::tables::Tables;
-use crate::error::Path;
-use crate::grow;
-use crate::structure::LeafKind;
-use crate::watch::Watch;
+use crate::base::error::Path;
+use crate::base::grow;
+use crate::base::watch::Watch;
+use crate::format::structure::LeafKind;
 use crate::{Error, Result};
 
 type Key = (usize, usize);

@@ -6,12 +6,12 @@ use crc32fast::Hasher;
 
 use super::check::compare_record_key;
 use super::{BLOCK_BYTES, Catalog, Entry, Key, LeafSpan};
-use crate::events::{Event, Reader};
-use crate::source::{Source, bytes_of, missing, read_to};
-use crate::structure::{Footer, Index, RECORD_KEY, ROOT_KEY, Record, checksums_of};
-use crate::watch::{Steps, Watch};
-use crate::wire::Cursor;
-use crate::{Error, Result, grow};
+use crate::base::source::{Source, bytes_of, missing, read_to};
+use crate::base::watch::{Steps, Watch};
+use crate::format::structure::{Footer, Index, RECORD_KEY, ROOT_KEY, Record, checksums_of};
+use crate::format::wire::Cursor;
+use crate::grammar::events::{Event, Reader};
+use crate::{Error, Result, base::grow};
 
 pub(super) const CHECK_VALUES: usize = 1 << 14;
 

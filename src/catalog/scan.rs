@@ -5,13 +5,13 @@ use std::ops::Range;
 use super::check::plain_kind;
 use super::read::{CHECK_VALUES, Open};
 use super::{Catalog, Entry, Key};
-use crate::error::Path;
-use crate::events::{Closed, Event, Reader};
-use crate::source::{Source, bytes_of};
-use crate::structure::{Footer, Index, LeafKind, RECORD_KEY};
-use crate::watch::{Steps, Watch};
-use crate::wire::{CHUNKED_MARKER, PRNG_MARKER};
-use crate::{Error, Result, grow};
+use crate::base::error::Path;
+use crate::base::source::{Source, bytes_of};
+use crate::base::watch::{Steps, Watch};
+use crate::format::structure::{Footer, Index, LeafKind, RECORD_KEY};
+use crate::format::wire::{CHUNKED_MARKER, PRNG_MARKER};
+use crate::grammar::events::{Closed, Event, Reader};
+use crate::{Error, Result, base::grow};
 
 impl Catalog {
     pub(super) fn scan(&mut self, source: &dyn Source, watch: &dyn Watch) -> Result<()> {

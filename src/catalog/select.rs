@@ -1,9 +1,9 @@
 //! Marks selected leaves.
 
 use super::Catalog;
-use crate::select::{Selector, State};
-use crate::watch::{Steps, Watch};
-use crate::{Result, grow};
+use crate::base::watch::{Steps, Watch};
+use crate::catalog::patterns::{Selector, State};
+use crate::{Result, base::grow};
 
 const CHECK_VALUES: usize = 1 << 12;
 

@@ -4,9 +4,9 @@ use std::collections::HashMap;
 
 use super::Catalog;
 use super::fits::NONE;
-use crate::structure::{Kind, NodeType, Record, Value, apart, short, short_name};
-use crate::watch::Watch;
-use crate::{Result, grow};
+use crate::base::watch::Watch;
+use crate::format::structure::{Kind, NodeType, Record, Value, apart, short, short_name};
+use crate::{Result, base::grow};
 
 const CHECK_VALUES: usize = 1 << 12;
 

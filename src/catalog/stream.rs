@@ -3,10 +3,10 @@
 
 use std::ops::Range;
 
-use crate::events::{Event, Reader};
-use crate::source::Source;
-use crate::watch::Watch;
-use crate::{Error, Result, grow};
+use crate::base::source::Source;
+use crate::base::watch::Watch;
+use crate::grammar::events::{Event, Reader};
+use crate::{Error, Result, base::grow};
 
 type Item = (Vec<String>, Range<usize>);
 

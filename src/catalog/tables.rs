@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::{Error, Result, grow};
+use crate::{Error, Result, base::grow};
 
 /// One table per large container, with at most four slots per value in all.
 #[derive(Debug, Default)]

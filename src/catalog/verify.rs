@@ -4,10 +4,10 @@ use std::num::NonZero;
 use std::ops::Range;
 
 use super::Catalog;
-use crate::source::{Source, read_to};
-use crate::structure::{LeafKind, PartialSums, Regions, Sums};
-use crate::watch::Watch;
-use crate::{Error, Result, grow, parallel};
+use crate::base::source::{Source, read_to};
+use crate::base::watch::Watch;
+use crate::format::structure::{LeafKind, PartialSums, Regions, Sums};
+use crate::{Error, Result, base::grow, base::parallel};
 
 /// Bytes summed at a time: a gzip block, which fits the caches.
 pub const BLOCK_BYTES: usize = 256 << 10;

@@ -11,9 +11,9 @@ use super::grid::{BoxBounds, bounds_of, missing, name_in, tuples};
 use super::memory::{Writable, keep_reserve, list_of_results, new_uint, row};
 use super::options::{self, Int};
 use super::watch::Watcher;
-use crate::array::Bounds;
-use crate::boxes::{self, Failed, OpenFile};
-use crate::{Error, Result, grow, parallel};
+use crate::format::array::Bounds;
+use crate::sharding::boxes::{self, Failed, OpenFile};
+use crate::{Error, Result, base::grow, base::parallel};
 
 #[pyclass(frozen, module = "treepack._core")]
 pub struct Shards(pub(super) Arc<boxes::ShardedArray>);

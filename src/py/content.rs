@@ -16,18 +16,18 @@ use super::memory::{Borrowed, Owned, new_bytes, new_string, row};
 use super::options::Int;
 use super::watch::Watcher;
 use super::{errors, gzip};
+use crate::base::raw::{AsRaw, Filling, RawBytes, Uninit};
+use crate::base::source::{Source, as_inner, bytes_of};
+use crate::base::watch::Watch;
 use crate::catalog::Compared;
-use crate::events::Span;
-use crate::gzip::{Contained, Indexed, MAGIC_BYTES, has_traces, mended};
-use crate::handle;
-use crate::layout::Slice;
-use crate::manifest::Sparse;
-use crate::mapping::{self, Mapping, Pages};
-use crate::raw::{AsRaw, Filling, RawBytes, Uninit};
-use crate::source::{Source, as_inner, bytes_of};
-use crate::structure::MARK;
-use crate::watch::Watch;
-use crate::{Error, Result, grow};
+use crate::codec::gzip::{Contained, Indexed, MAGIC_BYTES, has_traces, mended};
+use crate::files::handle;
+use crate::files::mapping::{self, Mapping, Pages};
+use crate::format::layout::Slice;
+use crate::format::structure::MARK;
+use crate::grammar::events::Span;
+use crate::sharding::manifest::Sparse;
+use crate::{Error, Result, base::grow};
 
 impl Source for Borrowed {
     fn len(&self) -> usize {
@@ -254,7 +254,7 @@ pub fn is_compressed(data: &Bound<'_, PyAny>, by_start: bool) -> PyResult<bool> 
     let starts_so = |source: &dyn Source| {
         // A read, since a page fault in a mapping would read many pages ahead.
         let start = bytes_of(source, 0..source.len().min(MAGIC_BYTES))?;
-        Ok(crate::gzip::is_compressed(&start))
+        Ok(crate::codec::gzip::is_compressed(&start))
     };
     let Ok(content) = data.cast::<Content>() else {
         return starts_so(&Borrowed::buffer(data)?);

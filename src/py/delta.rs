@@ -13,14 +13,14 @@ use super::memory::{Borrowed, Writable, copied, keep_reserve, list_of_results, n
 use super::options::{self, Int};
 use super::walk::LeafPayload;
 use super::watch::Watcher;
-use crate::delta::{self, Base, Headers, Join, Patch};
-use crate::layout as core_layout;
-use crate::mapping::Pages;
-use crate::raw::RawBytes;
-use crate::sniff::{Sample, explain};
-use crate::source::{Source, bytes_of};
-use crate::structure::Footer;
-use crate::{Result, grow, parallel};
+use crate::base::raw::RawBytes;
+use crate::base::source::{Source, bytes_of};
+use crate::codec::delta::{self, Base, Headers, Join, Patch};
+use crate::files::mapping::Pages;
+use crate::foreign::sniff::{Sample, explain};
+use crate::format::layout as core_layout;
+use crate::format::structure::Footer;
+use crate::{Result, base::grow, base::parallel};
 
 /// Fewer bytes are compared faster by one thread.
 const MIN_PARALLEL_BYTES: usize = 4 << 20;

@@ -9,8 +9,8 @@ use pyo3::types::PyType;
 
 use super::hooks::Hooks;
 use super::memory::{TupleItem, list_of_results, new_string, new_tuple};
-use crate::error::Reason;
-use crate::{Error, grow};
+use crate::base::error::Reason;
+use crate::{Error, base::grow};
 
 /// Makes an exception; a `MemoryError` if allocation fails.
 pub fn make<'py, const N: usize>(

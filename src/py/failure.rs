@@ -9,8 +9,8 @@ use pyo3::types::PyString;
 use super::errors;
 use super::hooks::Hooks;
 use super::memory::new_string;
-use crate::error::Path;
-use crate::{Error, grow};
+use crate::base::error::Path;
+use crate::{Error, base::grow};
 
 pub struct Failure {
     cause: Cause,

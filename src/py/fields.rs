@@ -14,8 +14,8 @@ use super::classes::{ByType, by_type};
 use super::hooks::Hooks;
 use super::memory::new_tuple_of;
 use super::value;
-use crate::grow;
-use crate::structure::NodeType;
+use crate::base::grow;
+use crate::format::structure::NodeType;
 
 /// See `fixed_fields.FixedFields`.
 #[derive(FromPyObject)]

@@ -7,8 +7,8 @@ use pyo3::prelude::*;
 use pyo3::types::{PyList, PyString};
 
 use super::memory::{list_of_results, new_string, new_tuple};
-use crate::array::{self, Bounds, Runs};
-use crate::{Result, grow};
+use crate::format::array::{self, Bounds, Runs};
+use crate::{Result, base::grow};
 
 /// Start, count and step for each dimension.
 pub type BoxBounds = Vec<(usize, usize, usize)>;

@@ -8,12 +8,12 @@ use pyo3::types::PyBytes;
 use super::memory::{Borrowed, new_bytes, new_bytes_elsewhere};
 use super::options::{self, Int};
 use super::watch::Watcher;
-use crate::gzip::{self, Indexed, Method};
-use crate::mapping::Pages;
-use crate::raw::{Filling, Uninit};
-use crate::source::{Source, read_to};
-use crate::watch::Watch;
-use crate::{Error, Result, parallel};
+use crate::base::raw::{Filling, Uninit};
+use crate::base::source::{Source, read_to};
+use crate::base::watch::Watch;
+use crate::codec::gzip::{self, Indexed, Method};
+use crate::files::mapping::Pages;
+use crate::{Error, Result, base::parallel};
 
 pub fn threads(requested: Option<Int>, bytes: usize) -> Result<NonZero<usize>> {
     super::memory::keep_reserve()?;

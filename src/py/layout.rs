@@ -5,7 +5,7 @@ use std::ops::Range;
 use pyo3::prelude::*;
 
 use super::walk::LeafPayload;
-use crate::layout::{self, Slice};
+use crate::format::layout::{self, Slice};
 
 /// A tree that is ready to be written: small headers, and borrowed array memory.
 #[pyclass(frozen, module = "treepack._core")]

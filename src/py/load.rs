@@ -10,9 +10,9 @@ use super::objects::{Like, Objects, build_like, build_recorded};
 use super::options::Int;
 use super::restore::{Matching, Options, Session};
 use super::watch::{Signals, Watcher};
+use crate::base::source::Source;
 use crate::catalog::stream_items as items;
-use crate::sniff::{Sample, explain};
-use crate::source::Source;
+use crate::foreign::sniff::{Sample, explain};
 
 /// Decodes the tree of a bytes-like object or a [`Content`].
 #[pyfunction]

@@ -15,11 +15,11 @@ use super::layout::Layout;
 use super::memory::{copied, keep_reserve, list_of_results, new_string, new_uint, row};
 use super::options::Int;
 use super::plan::ShardPlan;
-use crate::boxes::ShardedArray;
+use crate::base::source::{self, Source as _};
 use crate::catalog::ArrayPlace;
-use crate::manifest::{self, Grid, ShardFile, Sparse};
-use crate::source::{self, Source as _};
-use crate::{Error, grow};
+use crate::sharding::boxes::ShardedArray;
+use crate::sharding::manifest::{self, Grid, ShardFile, Sparse};
+use crate::{Error, base::grow};
 
 #[pyclass(frozen, module = "treepack._core")]
 pub struct Manifest {

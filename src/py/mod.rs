@@ -24,7 +24,7 @@
 //! **Locks**, with and without the GIL. No lock is held while Python may run, for example to drop a
 //! reference, so every wait is short. Locks that are held while bytes are read, perhaps by Python,
 //! are only tried (`try_lock`); only detached threads wait for the lock of
-//! [`crate::window::Window`]. A reference borrowed from a list or dict becomes owned while the
+//! [`crate::format::window::Window`]. A reference borrowed from a list or dict becomes owned while the
 //! container is locked (`memory/dict.rs`; pyo3's iterators of dicts panic if another thread changes
 //! them).
 //!
@@ -65,13 +65,13 @@ mod watch;
 #[pyo3::pymodule(gil_used = false)]
 mod _core {
     #[pymodule_export]
-    const CHUNKED_MARKER: &str = crate::wire::CHUNKED_MARKER;
+    const CHUNKED_MARKER: &str = crate::format::wire::CHUNKED_MARKER;
     #[pymodule_export]
-    const RECORD_KEY: &str = crate::structure::RECORD_KEY;
+    const RECORD_KEY: &str = crate::format::structure::RECORD_KEY;
     #[pymodule_export]
-    const ROOT_KEY: &str = crate::structure::ROOT_KEY;
+    const ROOT_KEY: &str = crate::format::structure::ROOT_KEY;
     #[pymodule_export]
-    const MAX_DEPTH: usize = crate::wire::MAX_DEPTH;
+    const MAX_DEPTH: usize = crate::format::wire::MAX_DEPTH;
     #[pymodule_export]
     use super::{
         boxes::{ShardBox, Shards},
@@ -103,7 +103,7 @@ mod _core {
     #[pymodule_init]
     #[allow(clippy::unnecessary_wraps)] // as PyO3 expects
     fn init(module: &pyo3::Bound<'_, pyo3::types::PyModule>) -> pyo3::PyResult<()> {
-        crate::zlib::silence_panics();
+        crate::codec::zlib::silence_panics();
         // Looks up the functions of NumPy: at the end of the program nothing can be imported.
         numpy::dtype::<u8>(pyo3::Bound::py(module));
         Ok(())

@@ -5,7 +5,7 @@ use std::num::NonZero;
 use pyo3::exceptions::PyOverflowError;
 use pyo3::prelude::*;
 
-use crate::{Result, parallel};
+use crate::{Result, base::parallel};
 
 /// An integer; one outside `i64` is the nearest bound, which later checks reject.
 #[derive(Clone, Copy)]

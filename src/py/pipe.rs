@@ -14,8 +14,8 @@ use pyo3::types::PyBytes;
 
 use super::memory::new_bytes_at_most;
 use super::watch::Watcher;
-use crate::mapping::wait_for_input;
-use crate::raw::{Filling, zeroed};
+use crate::base::raw::{Filling, zeroed};
+use crate::files::mapping::wait_for_input;
 use crate::{Error, Result};
 
 #[derive(FromPyObject)]

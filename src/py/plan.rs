@@ -4,8 +4,8 @@ use pyo3::prelude::*;
 use pyo3::types::PyList;
 
 use super::memory::{keep_reserve, list_of_results, new_uint};
-use crate::plan::{self, Holders, Split};
-use crate::{Result, grow};
+use crate::sharding::plan::{self, Holders, Split};
+use crate::{Result, base::grow};
 
 #[pyclass(frozen, module = "treepack._core")]
 pub struct ShardPlan(pub(super) plan::ShardPlan);

@@ -8,7 +8,7 @@ use pyo3::prelude::*;
 
 use super::errors::file_error;
 use super::watch::Watcher;
-use crate::sink;
+use crate::files::sink;
 
 #[pyclass(frozen, module = "treepack._core")]
 pub struct Replacement {

@@ -14,14 +14,14 @@ use super::manifest::Manifest;
 use super::memory::{keep_reserve, list_of_results, new_dict, new_string, new_tuple, row};
 use super::options::Int;
 use super::walk::{InSource, LeafPayload};
-use crate::array::{Array, Framing};
-use crate::encoder::Encoder;
-use crate::error::Path;
-use crate::manifest::{self, Grid, ShardFile, Sparse};
-use crate::safetensors::{DTYPES, Header, Tensor, encode};
-use crate::source::{Pieces, Source as _};
-use crate::structure::Kind;
-use crate::{Error, Result, grow, wire};
+use crate::base::error::Path;
+use crate::base::source::{Pieces, Source as _};
+use crate::foreign::safetensors::{DTYPES, Header, Tensor, encode};
+use crate::format::array::{Array, Framing};
+use crate::format::structure::Kind;
+use crate::grammar::encoder::Encoder;
+use crate::sharding::manifest::{self, Grid, ShardFile, Sparse};
+use crate::{Error, Result, base::grow, format::wire};
 
 #[pyclass(frozen, module = "treepack._core")]
 pub struct Tensors(Header);

@@ -16,15 +16,15 @@ use super::pipe::Destination;
 use super::walk::{LeafPayload, Options, layout_of, problems_of, raw_layout_of, snapshot};
 use super::watch::Watcher;
 use super::{delta, errors, gzip as py_gzip};
-use crate::array::{Alignment, ChunkLimit, Framing};
-use crate::encoder::Encoder;
-use crate::gzip;
-use crate::layout::{Caching, OutputPiece, Payload};
-use crate::manifest::{Grid, Manifest, ShardFile};
-use crate::raw::Filling;
-use crate::sink::{Output, pour, replace_file, write_pipe};
-use crate::structure::Record;
-use crate::{Result, parallel};
+use crate::base::raw::Filling;
+use crate::codec::gzip;
+use crate::files::sink::{Output, pour, replace_file, write_pipe};
+use crate::format::array::{Alignment, ChunkLimit, Framing};
+use crate::format::layout::{Caching, OutputPiece, Payload};
+use crate::format::structure::Record;
+use crate::grammar::encoder::Encoder;
+use crate::sharding::manifest::{Grid, Manifest, ShardFile};
+use crate::{Result, base::parallel};
 
 /// `buffers` joins smaller pieces: a copy costs less than sending one more piece.
 const JOIN_MAX_BYTES: usize = 4 << 10;

@@ -3,18 +3,18 @@
 use pyo3::exceptions::PyIndexError;
 use pyo3::prelude::*;
 
+use crate::catalog::patterns::{self, State};
 use crate::catalog::{self, Catalog};
-use crate::select::{self, State};
 
 #[pyclass(frozen, module = "treepack._core")]
-pub struct Selector(pub select::Selector);
+pub struct Selector(pub patterns::Selector);
 
 #[pymethods]
 impl Selector {
     #[staticmethod]
     fn patterns(patterns: Vec<(String, bool)>) -> PyResult<Self> {
         let patterns = patterns.iter().map(|(text, literal)| (&**text, *literal));
-        Ok(Self(select::Selector::patterns(patterns)?))
+        Ok(Self(patterns::Selector::patterns(patterns)?))
     }
 
     #[staticmethod]
@@ -22,7 +22,7 @@ impl Selector {
         let bools = bools
             .iter()
             .map(|(keys, bool)| (keys.iter().map(String::as_str), *bool));
-        Ok(Self(select::Selector::bools(bools)?))
+        Ok(Self(patterns::Selector::bools(bools)?))
     }
 
     fn means(&self, keys: Vec<String>) -> Option<bool> {
@@ -98,5 +98,5 @@ impl Marks {
 
 #[pyfunction]
 pub fn captures<'p>(pattern: &str, path: &'p str) -> PyResult<Option<(Vec<&'p str>, &'p str)>> {
-    Ok(select::captures(pattern, path)?)
+    Ok(patterns::captures(pattern, path)?)
 }

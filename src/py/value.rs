@@ -16,8 +16,8 @@ use super::memory::{
     new_tuple_of,
 };
 use super::watch::Signals;
-use crate::structure::Value;
-use crate::{Error, grow};
+use crate::format::structure::Value;
+use crate::{Error, base::grow};
 
 #[pyfunction]
 pub fn encode_value<'py>(value: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyBytes>> {

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use pyo3::prelude::*;
 
 use super::memory::{Uncollected, has_reserve, keep_reserve};
-use crate::watch::Watch;
+use crate::base::watch::Watch;
 use crate::{Error, Result};
 
 /// Reports the bytes done and the total to a callable, and checks signals often enough for Ctrl-C.

@@ -9,15 +9,15 @@
 )]
 
 use proptest::prelude::*;
-use treepack::array::{
+use treepack::format::array::{
     ALIGN_MIN_BYTES, Alignment, Array, ChunkLimit, Dims, Framing, KeyPlace, RecentHeaders, frame,
     resolve,
 };
-use treepack::encoder::Encoder;
-use treepack::events::{Event, Events};
-use treepack::layout::{Caching, Layout, LayoutBuilder};
-use treepack::structure::Kind;
-use treepack::wire::{CHUNKED_MARKER, Cursor, EXT_NDARRAY, EXT_NPSCALAR, Head};
+use treepack::format::layout::{Caching, Layout, LayoutBuilder};
+use treepack::format::structure::Kind;
+use treepack::format::wire::{CHUNKED_MARKER, Cursor, EXT_NDARRAY, EXT_NPSCALAR, Head};
+use treepack::grammar::encoder::Encoder;
+use treepack::grammar::events::{Event, Events};
 
 /// What one framed array looks like to a reader.
 struct Read {
@@ -434,7 +434,7 @@ fn limits_that_nobody_means_do_no_harm() {
 /// So many bytes, of which there are none.
 struct Huge(usize);
 
-impl treepack::layout::Payload for Huge {
+impl treepack::format::layout::Payload for Huge {
     fn len(&self) -> usize {
         self.0
     }

@@ -4,12 +4,12 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use treepack::Error;
-use treepack::encoder::Encoder;
-use treepack::events::Event;
-use treepack::gzip::{self, Method};
-use treepack::layout::LayoutBuilder;
-use treepack::mapping::Mapping;
-use treepack::source::bytes_of;
+use treepack::base::source::bytes_of;
+use treepack::codec::gzip::{self, Method};
+use treepack::files::mapping::Mapping;
+use treepack::format::layout::LayoutBuilder;
+use treepack::grammar::encoder::Encoder;
+use treepack::grammar::events::Event;
 
 use crate::opened::Opened;
 use crate::round_trip::{Tree, encoded, framing};

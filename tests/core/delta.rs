@@ -4,12 +4,12 @@ use std::num::NonZero;
 
 use proptest::prelude::*;
 use treepack::Error;
-use treepack::array::{Alignment, Array, ChunkLimit, Framing};
-use treepack::delta::{BLOCK_BYTES, Base, Headers, Join, Patch, apply, is_patch, make};
-use treepack::encoder::Encoder;
-use treepack::layout::{Layout, LayoutBuilder, Payload};
-use treepack::structure::Kind;
-use treepack::wire::{EXT_NDARRAY, Head};
+use treepack::codec::delta::{BLOCK_BYTES, Base, Headers, Join, Patch, apply, is_patch, make};
+use treepack::format::array::{Alignment, Array, ChunkLimit, Framing};
+use treepack::format::layout::{Layout, LayoutBuilder, Payload};
+use treepack::format::structure::Kind;
+use treepack::format::wire::{EXT_NDARRAY, Head};
+use treepack::grammar::encoder::Encoder;
 
 const ONE: NonZero<usize> = NonZero::<usize>::MIN;
 
@@ -280,6 +280,9 @@ fn payloads_of_the_layout_are_not_read_for_headers() {
     let new = layout(&new, 64, 1e9);
     let headers = Headers(&new);
     let payload = new.len() / 3;
-    assert_eq!(treepack::source::Source::at_hand(&headers, payload), 0);
-    assert!(treepack::source::Source::at_hand(&headers, 0) > 20);
+    assert_eq!(
+        treepack::base::source::Source::at_hand(&headers, payload),
+        0
+    );
+    assert!(treepack::base::source::Source::at_hand(&headers, 0) > 20);
 }

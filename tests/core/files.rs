@@ -5,8 +5,8 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use treepack::sink::{Append, replace_file};
-use treepack::watch::Watch;
+use treepack::base::watch::Watch;
+use treepack::files::sink::{Append, replace_file};
 use treepack::{Error, Result};
 
 fn save(path: &Path, content: &[u8]) -> Result<()> {
@@ -153,7 +153,7 @@ fn writing_to_a_pipe_can_be_stopped() {
     let stopped = replace_file(&path, false, 0, &watch, |file| file.append(b"x"));
     assert!(matches!(stopped, Err(Error::Stopped)));
     // Somebody has opened it, and reads nothing.
-    let reader = treepack::mapping::open(&path).unwrap();
+    let reader = treepack::files::mapping::open(&path).unwrap();
     let watch = StopAfter(AtomicUsize::new(3));
     let much = vec![0; 1 << 20];
     let stopped = replace_file(&path, false, 0, &watch, |file| file.append(&much));

@@ -9,10 +9,10 @@ use std::num::NonZero;
 use std::sync::Mutex;
 
 use proptest::prelude::*;
-use treepack::gzip::{Indexed, Method, bound, compress, inflate_in_steps, method};
-use treepack::layout::{Layout, LayoutBuilder};
-use treepack::raw::Filling;
-use treepack::watch::Watch;
+use treepack::base::raw::Filling;
+use treepack::base::watch::Watch;
+use treepack::codec::gzip::{Indexed, Method, bound, compress, inflate_in_steps, method};
+use treepack::format::layout::{Layout, LayoutBuilder};
 use treepack::{Error, Result};
 
 use crate::streams::{BLOCK, by_index, check_ranges, in_order};

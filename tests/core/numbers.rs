@@ -12,9 +12,9 @@ use std::sync::LazyLock;
 
 use proptest::prelude::*;
 use treepack::Error;
-use treepack::encoder::Encoder;
-use treepack::gzip::{Indexed, Method, bound, compress, inflate_in_steps, salvage};
-use treepack::layout::{Layout, LayoutBuilder};
+use treepack::codec::gzip::{Indexed, Method, bound, compress, inflate_in_steps, salvage};
+use treepack::format::layout::{Layout, LayoutBuilder};
+use treepack::grammar::encoder::Encoder;
 
 use crate::opened::Opened;
 use crate::round_trip::{Tree, encoded, framing};

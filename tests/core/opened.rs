@@ -3,11 +3,11 @@
 use std::num::NonZero;
 use std::sync::Arc;
 
+use treepack::base::source::{Source, bytes_of};
 use treepack::catalog::{BLOCK_BYTES, Catalog, Status};
-use treepack::gzip::{Indexed, MAGIC_BYTES, has_traces, inflate_in_steps, is_compressed};
-use treepack::sniff::explain;
-use treepack::source::{Source, bytes_of};
-use treepack::structure::LeafKind;
+use treepack::codec::gzip::{Indexed, MAGIC_BYTES, has_traces, inflate_in_steps, is_compressed};
+use treepack::foreign::sniff::explain;
+use treepack::format::structure::LeafKind;
 use treepack::{Error, Result};
 
 pub struct Opened<'a> {

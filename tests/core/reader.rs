@@ -12,10 +12,10 @@ use std::mem::MaybeUninit;
 
 use proptest::prelude::*;
 use rmpv::Value;
-use treepack::events::{Event, Events};
-use treepack::raw::RawBytes;
-use treepack::source::Source;
-use treepack::wire::{Cursor, Head, MAX_DEPTH};
+use treepack::base::raw::RawBytes;
+use treepack::base::source::Source;
+use treepack::format::wire::{Cursor, Head, MAX_DEPTH};
+use treepack::grammar::events::{Event, Events};
 use treepack::{Error, Result};
 
 /// Reads a value with everything in it.

@@ -5,13 +5,13 @@ use std::num::NonZero;
 
 use proptest::prelude::*;
 use treepack::Result;
-use treepack::array::{Alignment, Array, ChunkLimit, Framing};
-use treepack::encoder::Encoder;
-use treepack::events::{Event, Events};
-use treepack::layout::{Caching, Layout};
-use treepack::sink::append_blocks;
-use treepack::structure::{Kind, LeafKind, Record};
-use treepack::wire::{Complex, EXT_NDARRAY, Head};
+use treepack::files::sink::append_blocks;
+use treepack::format::array::{Alignment, Array, ChunkLimit, Framing};
+use treepack::format::layout::{Caching, Layout};
+use treepack::format::structure::{Kind, LeafKind, Record};
+use treepack::format::wire::{Complex, EXT_NDARRAY, Head};
+use treepack::grammar::encoder::Encoder;
+use treepack::grammar::events::{Event, Events};
 
 use crate::opened::Opened;
 

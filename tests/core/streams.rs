@@ -4,9 +4,9 @@ use std::mem::MaybeUninit;
 use std::num::NonZero;
 
 use treepack::Result;
-use treepack::gzip::{Indexed, inflate_in_steps};
+use treepack::codec::gzip::{Indexed, inflate_in_steps};
 
-use treepack::source::Source as _;
+use treepack::base::source::Source as _;
 /// The length of a block of input in bytes.
 pub const BLOCK: usize = 256 << 10;
 

@@ -75,7 +75,7 @@ def _rapidgzip(stream: bytes) -> bytes:
 
 def _size(stream: bytes) -> int:
     """Returns the size that a stream of ours tells: in its last member, or at its end."""
-    tail = stream[-66:]  # as it is described in src/gzip/index.rs
+    tail = stream[-66:]  # as it is described in src/codec/gzip/index.rs
     if tail[12:14] == b"TE":
         return int(struct.unpack("<Q", tail[24:32])[0])
     return int(struct.unpack("<I", stream[-4:])[0])

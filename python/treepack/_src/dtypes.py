@@ -47,7 +47,7 @@ def describe(dtype: np.dtype) -> tuple[str | None, bool]:
 _PACKED = "treepack.packed"
 
 
-# The names of `src/safetensors/header.rs` and `formats/npz/archive.py`.
+# The names of `src/foreign/safetensors/header.rs` and `formats/npz/archive.py`.
 _PACKED_NAME = re.compile(r"[A-Z]{1,10}\d{0,9}(?:_E\dM\d(?:FN)?(?:UZ)?)?_packed")
 
 

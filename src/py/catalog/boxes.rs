@@ -13,11 +13,11 @@ use super::super::memory::{Borrowed, FreshArray, Writable, detached};
 use super::super::options::{self, Int};
 use super::super::watch::Watcher;
 use super::file::Catalog;
-use crate::array::{Bounds, Runs};
+use crate::base::raw::{AsRaw as _, Uninit};
+use crate::base::watch::Watch as _;
 use crate::catalog::ArrayPlace;
-use crate::raw::{AsRaw as _, Uninit};
-use crate::watch::Watch as _;
-use crate::{Result, parallel};
+use crate::format::array::{Bounds, Runs};
+use crate::{Result, base::parallel};
 
 type Read<'a> = &'a (dyn Fn(&mut Uninit) -> Result<()> + Sync);
 

@@ -9,8 +9,8 @@ use pyo3::prelude::*;
 use super::super::content::Content;
 use super::super::errors;
 use super::super::memory::keep_reserve;
-use crate::boxes::OpenFile;
 use crate::catalog::{self, Compared, FoundArrays};
+use crate::sharding::boxes::OpenFile;
 
 #[pyclass(frozen, module = "treepack._core")]
 #[allow(clippy::struct_field_names)] // the core's catalog

@@ -36,9 +36,9 @@ use super::options::{self, Int};
 use super::select::{Marks, Selector};
 use super::watch::{Signals, Watcher};
 use crate::catalog::{self, BLOCK_BYTES, Status};
-use crate::events::itemsize;
-use crate::sniff::{Sample, explain};
-use crate::{Error, Result, grow, parallel};
+use crate::foreign::sniff::{Sample, explain};
+use crate::grammar::events::itemsize;
+use crate::{Error, Result, base::grow, base::parallel};
 
 pub use self::boxes::copy_array;
 pub use self::file::Catalog;

@@ -8,8 +8,8 @@ use pyo3::types::PyTuple;
 
 use super::super::memory::row;
 use super::file::Catalog;
+use crate::base::grow;
 use crate::catalog;
-use crate::grow;
 
 /// Yields paths of values, made on demand: together they may be much larger than the data.
 #[pyclass(module = "treepack._core")]

@@ -13,7 +13,7 @@ use super::super::restore::{Container, Cursor, Found, Named, Session, TemplateCh
 use super::super::select::Marks;
 use super::file::Catalog;
 use crate::catalog;
-use crate::{Error, grow};
+use crate::{Error, base::grow};
 
 #[pyfunction]
 #[pyo3(signature = (

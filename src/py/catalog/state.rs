@@ -10,11 +10,11 @@ use super::super::memory::{new_dict, new_list, new_string, new_tuple};
 use super::super::objects::{CopyMode, Objects};
 use super::super::options::Int;
 use super::file::Catalog;
-use crate::array::MAX_NDIM;
-use crate::events::no_dtype;
-use crate::structure::LeafKind;
-use crate::wire::PRNG_MARKER;
-use crate::{Error, catalog, source};
+use crate::format::array::MAX_NDIM;
+use crate::format::structure::LeafKind;
+use crate::format::wire::PRNG_MARKER;
+use crate::grammar::events::no_dtype;
+use crate::{Error, base::source, catalog};
 
 impl Catalog {
     pub fn objects<'a, 'py>(

@@ -19,7 +19,7 @@ use smallvec::SmallVec;
 use super::create::{created, list_of_results, raised};
 use super::keep_reserve;
 use super::pages::{FreshPages, OwnPages};
-use crate::raw::{Filling, RawBytes, Uninit};
+use crate::base::raw::{Filling, RawBytes, Uninit};
 
 pub struct FreshArray<'py> {
     array: Bound<'py, PyAny>,

@@ -11,7 +11,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyMemoryView, PyString};
 
 use super::arrays::{ArrayParts, Owned};
-use crate::raw::{AsRaw, RawBytes};
+use crate::base::raw::{AsRaw, RawBytes};
 
 /// Borrowed bytes, and the object that keeps them in place.
 pub struct Borrowed {

@@ -16,10 +16,10 @@ use pyo3::types::PyBytes;
 use super::create::created;
 use super::detached::detached;
 use super::pages::advise_huge;
-use crate::array::HEADERS_MAX_BYTES;
-use crate::raw::{Buffer, Filling, Lender, Loan, Uninit};
-use crate::watch::Watch;
-use crate::{Error, Result, parallel};
+use crate::base::raw::{Buffer, Filling, Lender, Loan, Uninit};
+use crate::base::watch::Watch;
+use crate::format::array::HEADERS_MAX_BYTES;
+use crate::{Error, Result, base::parallel};
 
 /// Smaller allocations may reuse memory, instead of fresh memory from the system.
 const MIN_FRESH_BYTES: usize = 1 << 20;

@@ -5,7 +5,7 @@
 //!
 //! 1. A reference to the owner keeps borrowed memory, and an export keeps a buffer from being
 //!    resized. Addresses stay valid.
-//! 2. Such memory is never lent as a slice (see [`crate::raw`]): it is copied, or the system writes
+//! 2. Such memory is never lent as a slice (see [`crate::base::raw`]): it is copied, or the system writes
 //!    it to a file. Only copies are parsed. The content of `bytes` and `str` never changes, and is
 //!    lent.
 //! 3. Lengths are computed here or compared with the memory, never trusted.

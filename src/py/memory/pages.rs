@@ -9,10 +9,10 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 
 use super::create::raised;
+use crate::base::raw::Uninit;
 #[cfg(unix)]
-use crate::mapping::GIVE_BACK;
-use crate::mapping::fresh_pages;
-use crate::raw::Uninit;
+use crate::files::mapping::GIVE_BACK;
+use crate::files::mapping::fresh_pages;
 
 /// The size from which huge pages pay.
 #[cfg(target_os = "linux")]

@@ -10,7 +10,7 @@ use pyo3::exceptions::{PyBufferError, PyValueError};
 use pyo3::prelude::*;
 
 use super::detached::detached;
-use crate::raw::{RawBytes, Uninit};
+use crate::base::raw::{RawBytes, Uninit};
 
 pub struct Writable {
     /// Keeps the memory in place.

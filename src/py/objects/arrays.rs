@@ -8,10 +8,10 @@ use super::super::dtypes::Dtype;
 use super::super::failure::Walked;
 use super::super::memory::{FreshArray, SmallCopies, new_tuple, view};
 use super::values::{Built, CopyMode, Objects};
-use crate::array::resolve;
-use crate::events::no_dtype;
-use crate::source::Source;
-use crate::{Error, grow};
+use crate::base::source::Source;
+use crate::format::array::resolve;
+use crate::grammar::events::no_dtype;
+use crate::{Error, base::grow};
 
 /// Size from which arrays are copied together at the end.
 const LATER_MIN_BYTES: usize = 64 << 10;

@@ -6,11 +6,11 @@ use smallvec::SmallVec;
 use super::super::memory::{FreshArray, detached};
 use super::super::options::{self, Int};
 use super::super::watch::Watcher;
-use crate::events::Span;
-use crate::parallel;
-use crate::raw::Uninit;
-use crate::source::Source;
-use crate::watch::Watch;
+use crate::base::parallel;
+use crate::base::raw::Uninit;
+use crate::base::source::Source;
+use crate::base::watch::Watch;
+use crate::grammar::events::Span;
 
 /// Arrays to fill, and the positions of their bytes in the source.
 pub(super) type Copies<'py> = Vec<(FreshArray<'py>, SmallVec<[Span; 1]>)>;

@@ -12,10 +12,10 @@ use super::super::failure::{Failure, Walked};
 use super::super::restore::{Cursor, Found, Here, Name, Options, Ordered, RecordWalk};
 use super::values::{Built, Objects};
 use crate::Error;
-use crate::events::{Closed, Event};
-use crate::source::{Source, bytes_of};
-use crate::structure::{Footer, RECORD_KEY, ROOT_KEY, Record};
-use crate::wire::Head;
+use crate::base::source::{Source, bytes_of};
+use crate::format::structure::{Footer, RECORD_KEY, ROOT_KEY, Record};
+use crate::format::wire::Head;
+use crate::grammar::events::{Closed, Event};
 
 /// Restores encoded bytes by the record at their end; `None` unless there is one that they match.
 pub fn build_recorded<'py>(

@@ -13,9 +13,9 @@ use super::super::restore::{
     Container, Cursor, Found, Matching, Name, Named, Session, TemplateChild, Walk, has_older_types,
 };
 use super::values::{Built, Objects};
-use crate::events::{Event, Events};
-use crate::source::bytes_of;
-use crate::structure::{RECORD_KEY, ROOT_KEY};
+use crate::base::source::bytes_of;
+use crate::format::structure::{RECORD_KEY, ROOT_KEY};
+use crate::grammar::events::{Event, Events};
 use crate::{Error, Result};
 
 /// A tree; if the walk has begun a `Restore`, that and the record beside the tree.

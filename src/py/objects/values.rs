@@ -22,10 +22,10 @@ use super::super::options::{self, Int};
 use super::super::watch::{Signals, Watcher};
 use super::copies::{Copies, copy_all};
 use super::keys::KeyCache;
-use crate::events::{Closed, Event, Events, Reader, Span};
-use crate::sniff::explain;
-use crate::source::Source;
-use crate::{Error, wire};
+use crate::base::source::Source;
+use crate::foreign::sniff::explain;
+use crate::grammar::events::{Closed, Event, Events, Reader, Span};
+use crate::{Error, format::wire};
 
 /// How arrays are made; the first three are NumPy 2's `copy=`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

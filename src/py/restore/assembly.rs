@@ -17,8 +17,8 @@ use super::keys::Here;
 use super::known::{Known, is_constant};
 use super::nodes::damaged;
 use super::plan::{Names, Options, Parts, Plan, PlannedNode, below};
-use crate::grow;
-use crate::structure::{self, Kind, Node, Record, Repeat, Value};
+use crate::base::grow;
+use crate::format::structure::{self, Kind, Node, Record, Repeat, Value};
 
 /// Part of all encoded placeholders; see `registry/holes.py`.
 const HOLE: &[u8] = structure::HOLE.as_bytes();

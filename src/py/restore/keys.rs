@@ -9,7 +9,7 @@ use smallvec::SmallVec;
 
 use super::super::hooks::Hooks;
 use super::super::memory::new_string;
-use crate::grow;
+use crate::base::grow;
 
 #[derive(Clone)]
 pub enum Name<'py> {

@@ -3,7 +3,7 @@
 use std::iter::repeat_n;
 
 use super::super::failure::{Failure, Walked};
-use crate::structure::{Kind, Node, Record};
+use crate::format::structure::{Kind, Node, Record};
 
 pub(super) fn damaged<T>(reason: impl Into<String>) -> Walked<T> {
     Err(Failure::structure(reason))

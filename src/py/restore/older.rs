@@ -9,8 +9,8 @@ use super::super::memory::{dict_next, new_dict};
 use super::super::watch::Signals;
 use super::assembly::Assembled;
 use super::nodes::{check_count, damaged, node_at, numbers};
-use crate::grow;
-use crate::structure::{Kind, NodeType, Record};
+use crate::base::grow;
+use crate::format::structure::{Kind, NodeType, Record};
 
 /// Also returns the kinds of containers by the identity of their state.
 #[pyfunction]

@@ -9,7 +9,7 @@ use super::super::failure::{Failure, Walked};
 use super::super::memory::new_dict;
 use super::keys::Name;
 use super::nodes::damaged;
-use crate::{Result, grow};
+use crate::{Result, base::grow};
 
 /// Options of restoring by a record; see `assemble` in `_core.pyi`.
 #[allow(clippy::struct_excessive_bools)] // as in Python

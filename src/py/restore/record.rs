@@ -28,8 +28,8 @@ use super::keys::{Here, Name};
 use super::nodes::{check_count, damaged, node_at, numbers};
 use super::plan::{Names, Options, Parts, Plan, below};
 use super::state::State;
-use crate::grow;
-use crate::structure::{Axis, Kind, Record, Sharding, Tie};
+use crate::base::grow;
+use crate::format::structure::{Axis, Kind, Record, Sharding, Tie};
 
 #[pyfunction]
 #[pyo3(signature = (

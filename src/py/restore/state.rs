@@ -11,7 +11,7 @@ use super::cursor::{Container, Cursor, Found, Named, Ordered, TemplateChild};
 use super::keys::Name;
 use super::nodes::damaged;
 use super::template::{Session, Walk};
-use crate::grow;
+use crate::base::grow;
 
 #[pyfunction]
 pub fn restore_state<'py>(

@@ -23,8 +23,8 @@ use super::super::watch::Signals;
 use super::cursor::{Container, Found, Named, TemplateChild};
 use super::keys::{Here, Name};
 use super::matching::Matching;
-use crate::grow;
-use crate::wire::MAX_DEPTH;
+use crate::base::grow;
+use crate::format::wire::MAX_DEPTH;
 
 enum Plan<'py> {
     Keep(Bound<'py, PyAny>),

@@ -16,12 +16,12 @@ use super::super::memory::{Alike, ArrayParts, Borrowed, exported};
 use super::devices::DeviceArray;
 use super::payload::{InSource, LeafPayload, OnDevice};
 use super::state::{KnownDtype, LastSmall, Walk};
-use crate::array::ALIGN_MIN_BYTES;
-use crate::grow;
-use crate::layout::LayoutBuilder;
-use crate::source::{Pieces, Source};
-use crate::structure::{Axes, Axis, Kind, Sharding};
-use crate::wire;
+use crate::base::grow;
+use crate::base::source::{Pieces, Source};
+use crate::format::array::ALIGN_MIN_BYTES;
+use crate::format::layout::LayoutBuilder;
+use crate::format::structure::{Axes, Axis, Kind, Sharding};
+use crate::format::wire;
 
 /// A tree has few dtypes, but may have many objects of one.
 const MAX_DTYPES: usize = 64;

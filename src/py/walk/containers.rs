@@ -13,8 +13,8 @@ use super::super::memory::{dict_next, has_string_keys, write_alike};
 use super::super::value;
 use super::super::watch::Signals;
 use super::state::{Position, Walk};
-use crate::structure::Kind;
-use crate::{grow, wire};
+use crate::format::structure::Kind;
+use crate::{base::grow, format::wire};
 
 impl<'py> Walk<'py> {
     pub fn root(&mut self, value: &Bound<'py, PyAny>) -> Walked {

@@ -7,9 +7,9 @@ use pyo3::types::PyList;
 
 use super::super::hooks::Hooks;
 use super::super::memory::{ArrayParts, Borrowed};
-use crate::array::{Shard, Sharded};
-use crate::window::{Fetch, Window};
-use crate::{Error, Result, grow};
+use crate::format::array::{Shard, Sharded};
+use crate::format::window::{Fetch, Window};
+use crate::{Error, Result, base::grow};
 
 /// The size of arrays in host memory or in transfer at a time.
 pub const WINDOW_BYTES: usize = 256 << 20;

@@ -9,9 +9,9 @@ use super::super::failure::{Failure, Walked};
 use super::super::memory::Borrowed;
 use super::payload::LeafPayload;
 use super::state::Walk;
-use crate::layout::LayoutBuilder;
-use crate::structure::Kind;
-use crate::wire::{self, Head};
+use crate::format::layout::LayoutBuilder;
+use crate::format::structure::Kind;
+use crate::format::wire::{self, Head};
 
 /// Smaller blobs are copied among the headers, because a payload takes more memory.
 const INLINE_MAX_BYTES: usize = 64;

@@ -30,10 +30,10 @@ pub use self::snapshot::snapshot;
 pub use self::state::Options;
 use self::state::Walk;
 use super::watch::Watcher;
-use crate::encoder::Encoder;
-use crate::grow;
-use crate::layout::Layout;
-use crate::structure::{Record, Tie};
+use crate::base::grow;
+use crate::format::layout::Layout;
+use crate::format::structure::{Record, Tie};
+use crate::grammar::encoder::Encoder;
 
 /// Returns the layout of `tree`, and the arrays that it leaves out. A `record` replaces the record
 /// of the tree.

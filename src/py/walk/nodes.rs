@@ -9,8 +9,8 @@ use super::super::errors;
 use super::super::failure::{Failure, Walked};
 use super::super::fields::{Attributes, Fields};
 use super::state::{Position, Walk};
-use crate::grow;
-use crate::structure::{Kind, NodeType};
+use crate::base::grow;
+use crate::format::structure::{Kind, NodeType};
 
 type Reduced<'py> = (Bound<'py, PyDict>, bool, Kind);
 

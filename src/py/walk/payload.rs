@@ -8,10 +8,10 @@ use pyo3::{Py, PyAny};
 use super::super::memory::Borrowed;
 use super::devices::Devices;
 use crate::Result;
-use crate::layout::Payload;
-use crate::mapping::Pages;
-use crate::raw::{AsRaw, RawBytes, Uninit, zeroed};
-use crate::source::{Pieces, Source, SourcePieces};
+use crate::base::raw::{AsRaw, RawBytes, Uninit, zeroed};
+use crate::base::source::{Pieces, Source, SourcePieces};
+use crate::files::mapping::Pages;
+use crate::format::layout::Payload;
 
 pub enum LeafPayload {
     Memory(Borrowed),

@@ -7,11 +7,11 @@ use pyo3::prelude::*;
 use super::super::memory::detached;
 use super::super::watch::Watcher;
 use super::payload::LeafPayload;
-use crate::layout::{Caching, Layout, LayoutBuilder};
-use crate::mapping::Pages;
-use crate::parallel;
-use crate::raw::RawBytes;
-use crate::sink::pour;
+use crate::base::parallel;
+use crate::base::raw::RawBytes;
+use crate::files::mapping::Pages;
+use crate::files::sink::pour;
+use crate::format::layout::{Caching, Layout, LayoutBuilder};
 
 /// Copies memory that may change, and fetches arrays on devices.
 ///

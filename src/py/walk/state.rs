@@ -17,10 +17,10 @@ use super::super::watch::Signals;
 use super::devices::{Devices, WINDOW_BYTES};
 use super::payload::LeafPayload;
 use crate::Error;
-use crate::array::{Array, Like};
-use crate::encoder::Encoder;
-use crate::structure::Kind;
-use crate::wire;
+use crate::format::array::{Array, Like};
+use crate::format::structure::Kind;
+use crate::format::wire;
+use crate::grammar::encoder::Encoder;
 
 #[allow(clippy::struct_excessive_bools)] // they have names in Python
 #[derive(Default)]
@@ -80,7 +80,7 @@ pub(super) struct LastSmall {
     pub alike: Alike,
     /// Whether it was like the array before.
     pub is_repeated: bool,
-    /// See [`crate::encoder::Encoder::last_headers`].
+    /// See [`crate::grammar::encoder::Encoder::last_headers`].
     pub headers: Like,
 }
 

@@ -4,9 +4,9 @@ use std::io::Read;
 use std::mem::MaybeUninit;
 
 use treepack::Error;
-use treepack::gzip::{Indexed, claimed_size, inflate_at_once, inflate_in_steps, salvage};
-use treepack::mapping::Pages;
-use treepack::source::Source;
+use treepack::base::source::Source;
+use treepack::codec::gzip::{Indexed, claimed_size, inflate_at_once, inflate_in_steps, salvage};
+use treepack::files::mapping::Pages;
 
 use super::frame::{Frame, NUMBERS};
 use super::{Noise, Windowed, threads};

@@ -3,11 +3,11 @@
 
 use std::mem::MaybeUninit;
 
-use treepack::gzip::{
+use treepack::base::source::Source;
+use treepack::codec::gzip::{
     Indexed, Method, bound, claimed_size, compress, inflate_at_once, inflate_in_steps, method,
 };
-use treepack::layout::LayoutBuilder;
-use treepack::source::Source;
+use treepack::format::layout::LayoutBuilder;
 
 use super::frame::{Block, Frame, elements};
 use super::{Noise, threads};

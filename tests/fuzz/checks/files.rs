@@ -3,11 +3,11 @@
 
 use std::mem::MaybeUninit;
 
-use treepack::array::Bounds;
 use treepack::catalog::{ArrayPlace, BLOCK_BYTES, Catalog};
-use treepack::events::Events;
-use treepack::gzip::Method;
-use treepack::structure::{Footer, Record, Regions, Seal, Value};
+use treepack::codec::gzip::Method;
+use treepack::format::array::Bounds;
+use treepack::format::structure::{Footer, Record, Regions, Seal, Value};
+use treepack::grammar::events::Events;
 
 use super::compressing::small_blocks;
 use super::opened::Opened;

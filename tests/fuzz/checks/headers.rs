@@ -1,10 +1,10 @@
 //! Any bytes are the header of a safetensors file, whose arrays fill it, or an error.
 
-use treepack::array::{Alignment, ChunkLimit, Framing};
-use treepack::encoder::Encoder;
-use treepack::raw::RawBytes;
-use treepack::safetensors::{Header, encode};
-use treepack::wire::Head;
+use treepack::base::raw::RawBytes;
+use treepack::foreign::safetensors::{Header, encode};
+use treepack::format::array::{Alignment, ChunkLimit, Framing};
+use treepack::format::wire::Head;
+use treepack::grammar::encoder::Encoder;
 
 /// Checks a file whose header has these bytes, with as many bytes of arrays as it needs.
 pub fn safetensors(text: &[u8]) {

@@ -24,8 +24,8 @@ use std::mem::MaybeUninit;
 use std::num::NonZero;
 
 use treepack::Result;
-use treepack::raw::RawBytes;
-use treepack::source::Source;
+use treepack::base::raw::RawBytes;
+use treepack::base::source::Source;
 
 /// Between the parts of an input that has several.
 pub const CUT: &[u8] = b"\xc1cut\xc1";

@@ -4,12 +4,12 @@
 use std::mem::MaybeUninit;
 
 use treepack::Result;
-use treepack::array::{Alignment, Array, ChunkLimit, Framing};
-use treepack::delta::{Base, Join, Patch, apply, make, value_len};
-use treepack::encoder::Encoder;
-use treepack::layout::{Layout, LayoutBuilder};
-use treepack::structure::Kind;
-use treepack::wire::EXT_NDARRAY;
+use treepack::codec::delta::{Base, Join, Patch, apply, make, value_len};
+use treepack::format::array::{Alignment, Array, ChunkLimit, Framing};
+use treepack::format::layout::{Layout, LayoutBuilder};
+use treepack::format::structure::Kind;
+use treepack::format::wire::EXT_NDARRAY;
+use treepack::grammar::encoder::Encoder;
 
 use super::{parts, threads};
 

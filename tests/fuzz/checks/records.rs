@@ -1,10 +1,10 @@
 //! Any bytes are events, a structure, an index, a value, items of a stream, or an error.
 
 use treepack::Result;
-use treepack::array::resolve;
 use treepack::catalog::stream_items;
-use treepack::events::{Event, Events};
-use treepack::structure::{Index, Record, Value};
+use treepack::format::array::resolve;
+use treepack::format::structure::{Index, Record, Value};
+use treepack::grammar::events::{Event, Events};
 
 use super::Windowed;
 

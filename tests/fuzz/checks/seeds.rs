@@ -6,10 +6,10 @@ use std::path::Path;
 
 use flate2::Compression;
 use flate2::write::GzEncoder;
-use treepack::gzip::{Method, method};
-use treepack::manifest::{MARK, Manifest};
-use treepack::source::{Source, read_to};
-use treepack::structure::{Footer, Kind, Record};
+use treepack::base::source::{Source, read_to};
+use treepack::codec::gzip::{Method, method};
+use treepack::format::structure::{Footer, Kind, Record};
+use treepack::sharding::manifest::{MARK, Manifest};
 
 use super::compressing::{small_blocks, stream_of};
 use super::frame::Frame;

@@ -4,11 +4,11 @@
 use std::mem::MaybeUninit;
 use std::sync::Arc;
 
-use treepack::array::Bounds;
-use treepack::boxes::{ManifestPlace, OpenFile, ShardBox, ShardedArray};
+use treepack::base::source::{Source, read_to};
 use treepack::catalog::{Catalog, FoundArrays};
-use treepack::manifest::{MARK, Manifest};
-use treepack::source::{Source, read_to};
+use treepack::format::array::Bounds;
+use treepack::sharding::boxes::{ManifestPlace, OpenFile, ShardBox, ShardedArray};
+use treepack::sharding::manifest::{MARK, Manifest};
 
 use super::{files, parts, threads};
 

@@ -31,7 +31,7 @@ from treepack.errors import DecodeError, MissingPathError, NewerVersionError
 # NumPy's maximum.
 _MOST_NDIM = 64
 
-# After a leaf, the core reads ahead (`src/wire/cursor.rs`).
+# After a leaf, the core reads ahead (`src/format/wire/cursor.rs`).
 _AHEAD_BYTES = 64 << 10
 
 # The maximum number of leaves in a list.

@@ -32,7 +32,7 @@ Range = tuple[int, int]
 _PART_BYTES = 16 << 20
 
 # Headers that are close together are read in windows: the maximum size of a window, and of a gap
-# between headers, in bytes (`src/wire/cursor.rs`).
+# between headers, in bytes (`src/format/wire/cursor.rs`).
 _WINDOW_BYTES = 1 << 20
 _SKIPPED_BYTES = 16 << 10
 

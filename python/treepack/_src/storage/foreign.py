@@ -28,7 +28,7 @@ def substitute(data: core.Content | Buffer) -> str | None:
     return text if text and text.startswith(_SUBSTITUTES) else None
 
 
-# The descriptions of `src/sniff.rs` begin so.
+# The descriptions of `src/foreign/sniff.rs` begin so.
 _SUBSTITUTES = ("a git-LFS pointer", "an HTML page", "an XML document")
 
 

@@ -30,7 +30,7 @@ pub fn check(program: &str, data: &[u8]) {
 
 fn start(program: &str) -> Py<PyAny> {
     // What makes names refer to the crate is that it is linked.
-    let _ = treepack::wire::MAX_DEPTH;
+    let _ = treepack::format::wire::MAX_DEPTH;
     // SAFETY: no interpreter runs yet, and the name lives forever.
     unsafe { pyo3::ffi::PyImport_AppendInittab(c"treepack._core".as_ptr(), Some(PyInit__core)) };
     Python::initialize();

@@ -1,0 +1,17 @@
+//! What every room stands on: errors, interruption, memory, threads, system calls, encoded bytes.
+
+pub(crate) mod error;
+
+pub mod watch;
+
+pub(crate) mod grow;
+
+pub mod raw;
+
+pub(crate) mod system;
+
+pub mod source;
+
+pub(crate) mod parallel;
+
+pub(crate) mod stream;

@@ -1,0 +1,266 @@
+//! Joins a patch and its base to the encoding.
+//!
+//! The checksum of the patch was compared before. Each block of the base is compared with its
+//! checksum while it is copied, in one pass.
+
+use std::num::NonZero;
+use std::ops::Range;
+use std::sync::Mutex;
+
+use crc32fast::Hasher;
+
+use super::base::{Base, arrays};
+use super::block::{BLOCK_BYTES, Decoder, Kind, PART_BYTES};
+use super::elements::Direction;
+use super::order::add_exponents;
+use super::patch::{Difference, Patch};
+use crate::base::raw::{Filling, Room, Uninit};
+use crate::base::source::{Pieces, Source, SourcePieces};
+use crate::base::watch::Watch;
+use crate::catalog::Catalog;
+use crate::{Error, Result, base::grow, base::parallel};
+
+pub(super) const NO_PANIC: &str = "nothing panics while it holds the lock";
+
+const MOST_PATHS: usize = 100;
+
+/// A patch whose differences have partners in a base.
+pub struct Join<'a> {
+    pub(super) patch: &'a Patch<'a>,
+    pub(super) catalog: Catalog,
+    /// For each difference, its leaf in the catalog, and the base's elements.
+    pub(super) partners: Vec<(usize, Pieces)>,
+    unchanged: Vec<usize>,
+}
+
+pub(super) enum Part<'a> {
+    /// Of the skeleton, or of a stored block.
+    Bytes(&'a [u8]),
+    /// The number of a difference, and of its block.
+    Block(usize, usize),
+}
+
+impl<'a> Join<'a> {
+    /// Finds the base's array for each difference.
+    ///
+    /// Fails with [`Error::BaseMismatch`] if it has none of the same dtype and shape.
+    pub fn new(patch: &'a Patch<'a>, base: &Base<'_>, watch: &dyn Watch) -> Result<Self> {
+        let catalog = Catalog::open(&patch.skeleton, false, watch)?;
+        let mut partners = grow::filled(None, patch.differences.len())?;
+        let of_base = base.partners(&catalog, watch)?;
+        // Of leaves with equal paths, the last counts.
+        let last = catalog.partners(&catalog, watch)?;
+        let (mut missing, mut unchanged) = (Mismatches::default(), Vec::new());
+        for array in arrays(&catalog, &patch.skeleton) {
+            let array = array?;
+            let numbers = grow::collect(array.parts().iter().map(|part| patch.at(part)))?;
+            if numbers.iter().all(Option::is_none) {
+                continue;
+            }
+            let partner = base.partner(&array, &of_base)?;
+            if partner.is_none() {
+                missing.add(array.value)?;
+            }
+            let is_equal = |number: &Option<usize>| {
+                number.is_some_and(|number| patch.differences[number].is_equal())
+            };
+            if numbers.iter().all(is_equal) && last[array.value] == Some(array.value) {
+                grow::push(&mut unchanged, array.value)?;
+            }
+            let mut done = 0;
+            for (part, number) in array.parts().iter().zip(&numbers) {
+                let range = done..done + part.len();
+                done = range.end;
+                if let Some(number) = *number {
+                    let pieces = partner.as_ref().map(|partner| partner.pieces(range));
+                    let pieces = pieces.transpose()?.unwrap_or_default();
+                    partners[number] = Some((array.value, pieces));
+                }
+            }
+        }
+        missing.check(&catalog)?;
+        let needed = patch
+            .differences
+            .iter()
+            .map(|difference| difference.place.len());
+        if needed.sum::<usize>() > base.bytes.len() {
+            let reason = "the patch is damaged: its arrays have more bytes than the base";
+            return Err(Error::Structure(reason.into()));
+        }
+        let pairs = patch.differences.iter().zip(partners);
+        let partners = pairs.map(|(difference, partner)| {
+            partner.ok_or_else(|| {
+                let reason = "a difference is not an array of the tree";
+                Error::malformed(difference.offset, reason)
+            })
+        });
+        Ok(Self {
+            patch,
+            partners: grow::try_collect(partners)?,
+            catalog,
+            unchanged,
+        })
+    }
+
+    /// The paths of arrays that stay as in the base; below long keys, only as many as fit the
+    /// length of the encoding.
+    pub fn unchanged(&self) -> Result<Vec<String>> {
+        let mut left = self.len();
+        let paths = self.unchanged.iter();
+        let paths = paths.map(|value| self.catalog.path_of(*value).to_string());
+        grow::collect(paths.map_while(|path| {
+            left = left.checked_sub(path.len())?;
+            Some(path)
+        }))
+    }
+
+    pub fn len(&self) -> usize {
+        self.patch.skeleton.len()
+    }
+
+    /// All parts of the encoding, with their places, in order.
+    pub(super) fn parts(&self) -> Result<Vec<(Range<usize>, Part<'a>)>> {
+        const PIECE_BYTES: usize = parallel::BLOCK;
+        let mut parts = Vec::new();
+        for (place, bytes) in self.patch.skeleton.pieces() {
+            for (number, piece) in bytes.chunks(PIECE_BYTES).enumerate() {
+                let start = place.start + number * PIECE_BYTES;
+                grow::push(&mut parts, (start..start + piece.len(), Part::Bytes(piece)))?;
+            }
+        }
+        for (number, difference) in self.patch.differences.iter().enumerate() {
+            for (at, block) in difference.blocks.iter().enumerate() {
+                let start = difference.place.start + at * BLOCK_BYTES;
+                let end = difference.place.end.min(start + BLOCK_BYTES);
+                let part = match block.kind {
+                    Kind::Stored => Part::Bytes(block.bytes),
+                    _ => Part::Block(number, at),
+                };
+                grow::push(&mut parts, (start..end, part))?;
+            }
+        }
+        parts.sort_unstable_by_key(|(place, _)| place.start);
+        Ok(parts)
+    }
+
+    /// Fills memory of the encoding's length, and returns it.
+    ///
+    /// # Panics
+    /// If the lengths differ.
+    pub fn fill<'t>(
+        &self,
+        base: &dyn Source,
+        memory: &'t mut Uninit,
+        threads: NonZero<usize>,
+        watch: &dyn Watch,
+    ) -> Result<&'t mut [u8]> {
+        assert_eq!(memory.len(), self.len());
+        let mismatches = Mutex::default();
+        let ((), whole) = Room::share(memory, |room| {
+            let (mut rest, mut items) = (room, Vec::new());
+            for (place, part) in self.parts()? {
+                let (now, after) = rest.split(place.len());
+                rest = after;
+                grow::push(&mut items, (part, now))?;
+            }
+            let work = |decoder: &mut Decoder, (part, room): (Part<'_>, Room<'_>)| {
+                room.fill(|memory| match part {
+                    Part::Bytes(bytes) => Ok(memory.write_copy_of_slice(bytes)),
+                    Part::Block(number, block) => {
+                        self.fill_block(base, number, block, memory, decoder, &mismatches)
+                    }
+                })
+            };
+            parallel::for_each_with(items, threads, work, || watch.check())
+        })?;
+        self.check(mismatches)?;
+        Ok(whole.expect("the parts cover the encoding"))
+    }
+
+    fn fill_block<'t>(
+        &self,
+        base: &dyn Source,
+        number: usize,
+        block: usize,
+        memory: &'t mut Uninit,
+        decoder: &mut Decoder,
+        mismatches: &Mutex<Mismatches>,
+    ) -> Result<&'t mut [u8]> {
+        let difference = &self.patch.differences[number];
+        let encoded = difference.blocks[block];
+        let parts = &self.partners[number].1;
+        let base = SourcePieces {
+            source: base,
+            parts,
+        };
+        if !decoder.read(difference.elements, encoded, memory.len())? {
+            return Err(malformed(difference));
+        }
+        let is_ordered = encoded.kind == Kind::Ordered;
+        let (mut sum, mut filling) = (Hasher::new(), Filling::new(memory));
+        let mut at = 0;
+        while filling.left() > 0 {
+            let len = filling.left().min(PART_BYTES);
+            filling.fill(len, |part| {
+                let part = base.read_at(block * BLOCK_BYTES + at, part)?;
+                sum.update(part);
+                if !is_ordered {
+                    decoder.change(difference.elements, at, part, Direction::Forth);
+                }
+                Ok(part)
+            })?;
+            at += len;
+        }
+        if sum.finalize() != encoded.crc {
+            let mut mismatches = mismatches.lock().expect(NO_PANIC);
+            mismatches.add(self.partners[number].0)?;
+        }
+        let memory = filling.finish();
+        if is_ordered {
+            let mut exponents = Vec::new();
+            add_exponents(difference.elements, memory, &mut exponents)?;
+            decoder.unsort(difference.elements, &exponents)?;
+            decoder.change_all(difference.elements, memory, Direction::Forth);
+        }
+        Ok(memory)
+    }
+
+    pub(super) fn check(&self, mismatches: Mutex<Mismatches>) -> Result<()> {
+        mismatches
+            .into_inner()
+            .expect(NO_PANIC)
+            .check(&self.catalog)
+    }
+}
+
+pub(super) fn malformed(difference: &Difference<'_>) -> Error {
+    Error::malformed(
+        difference.offset,
+        "a block of this difference cannot be decoded",
+    )
+}
+
+/// Values of leaves that do not match the base that a patch needs, once for each block.
+#[derive(Default)]
+pub(super) struct Mismatches(Vec<usize>);
+
+impl Mismatches {
+    pub fn add(&mut self, value: usize) -> Result<()> {
+        grow::push(&mut self.0, value)
+    }
+
+    fn check(mut self, catalog: &Catalog) -> Result<()> {
+        if self.0.is_empty() {
+            return Ok(());
+        }
+        self.0.sort_unstable();
+        self.0.dedup();
+        let more = self.0.len().saturating_sub(MOST_PATHS);
+        self.0.truncate(MOST_PATHS);
+        let paths = self.0.iter().map(|value| catalog.path_below(0, *value));
+        Err(Error::BaseMismatch {
+            paths: grow::try_collect(paths)?,
+            more,
+        })
+    }
+}

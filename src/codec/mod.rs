@@ -1,0 +1,7 @@
+//! Compression, numbers included, and differences between trees.
+
+pub(crate) mod zlib;
+
+pub mod gzip;
+
+pub mod delta;

@@ -1,0 +1,7 @@
+//! Open files, their pages, and replacing files.
+
+pub(crate) mod handle;
+
+pub mod mapping;
+
+pub mod sink;

@@ -1,0 +1,194 @@
+//! Writes to a file or a pipe, with a watch that can stop it.
+
+use std::fs::File;
+use std::io;
+use std::num::NonZero;
+use std::sync::Mutex;
+
+use crate::base::raw::{RawBytes, Uninit, append_with};
+use crate::base::watch::Watch;
+use crate::format::layout::{Caching, Layout, Payload};
+use crate::format::structure::{PartialSums, Seal, Sums};
+use crate::{Result, base::parallel, base::system};
+
+/// Smaller pieces are joined: copying is cheaper than a system call.
+const JOIN_BYTES: usize = 64 << 10;
+
+/// The most bytes of a call, so that the watch is checked often.
+const WRITE_BYTES: usize = 8 << 20;
+
+/// Bytes copied at a time, which stay in the caches until they are written.
+const BLOCK_BYTES: usize = 1 << 20;
+
+const NO_PANIC: &str = "nothing panics while it holds the lock";
+
+pub struct Output<'a> {
+    file: &'a File,
+    joined: Vec<u8>,
+    /// Whether it may accept no bytes for a while, as a pipe does.
+    may_block: bool,
+    /// Whether the disk starts on written ranges at once.
+    write_back: bool,
+    written: u64,
+    watch: &'a dyn Watch,
+}
+
+impl<'a> Output<'a> {
+    pub fn new(file: &'a File, may_block: bool, write_back: bool, watch: &'a dyn Watch) -> Self {
+        Self {
+            file,
+            joined: Vec::new(),
+            may_block,
+            write_back,
+            written: 0,
+            watch,
+        }
+    }
+
+    /// Writes a layout. If its leaves are summed, `threads` threads sum them.
+    pub fn layout<P: Payload + Sync>(
+        &mut self,
+        layout: &Layout<P>,
+        threads: NonZero<usize>,
+    ) -> Result<()> {
+        match layout.seal() {
+            None => self.unsealed(layout)?,
+            Some(_) => append_blocks(layout, threads, self, self.watch)?,
+        }
+        self.flush()?;
+        self.watch.done(layout.len())
+    }
+
+    fn unsealed<P: Payload>(&mut self, layout: &Layout<P>) -> Result<()> {
+        let mut position = 0;
+        for slice in layout.slices(0..layout.len()) {
+            let len = slice.len();
+            let memory = slice.memory().filter(|_| len >= JOIN_BYTES);
+            let most = memory.map_or(BLOCK_BYTES, |_| WRITE_BYTES);
+            for start in (0..len).step_by(most) {
+                let end = len.min(start + most);
+                match memory {
+                    Some(memory) => self.direct(memory.slice(start..end))?,
+                    None => self.join(end - start, |target| slice.copy_to(start, target))?,
+                }
+                self.watch.done(position + end)?;
+            }
+            position += len;
+        }
+        Ok(())
+    }
+
+    fn join(
+        &mut self,
+        len: usize,
+        fill: impl for<'t> FnOnce(&'t mut Uninit) -> Result<&'t mut [u8]>,
+    ) -> Result<()> {
+        append_with(&mut self.joined, len, fill)?;
+        if self.joined.len() >= JOIN_BYTES {
+            self.flush()?;
+        }
+        Ok(())
+    }
+
+    pub fn flush(&mut self) -> Result<()> {
+        let joined = std::mem::take(&mut self.joined);
+        self.write(joined.as_slice().into())?;
+        self.joined = joined;
+        self.joined.clear();
+        Ok(())
+    }
+
+    fn direct(&mut self, bytes: RawBytes<'_>) -> Result<()> {
+        self.flush()?;
+        self.write(bytes)
+    }
+
+    pub fn finish(mut self) -> Result<u64> {
+        self.flush()?;
+        Ok(self.written)
+    }
+
+    fn write(&mut self, mut bytes: RawBytes<'_>) -> Result<()> {
+        while !bytes.is_empty() {
+            if self.may_block {
+                wait_until_ready(self.file, self.watch)?;
+            }
+            match system::write(self.file, bytes) {
+                Ok(0) => return Err(io::Error::from(io::ErrorKind::WriteZero).into()),
+                Ok(written) => {
+                    bytes = bytes.slice(written..bytes.len());
+                    if self.write_back {
+                        system::write_back(self.file, self.written, written as u64);
+                    }
+                    self.written += written as u64;
+                }
+                Err(error) => match error.kind() {
+                    io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock => self.watch.check()?,
+                    _ => return Err(error.into()),
+                },
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Append for Output<'_> {
+    fn append(&mut self, bytes: &[u8]) -> Result<()> {
+        if bytes.len() >= JOIN_BYTES {
+            return self.direct(bytes.into());
+        }
+        self.join(bytes.len(), |target| Ok(target.write_copy_of_slice(bytes)))
+    }
+}
+
+/// A sink of bytes.
+pub trait Append {
+    fn append(&mut self, bytes: &[u8]) -> Result<()>;
+}
+
+/// Appends a layout whose leaves are summed, block by block, and sums the same copy.
+///
+/// # Panics
+/// If the layout has no seal.
+pub fn append_blocks<P: Payload + Sync>(
+    layout: &Layout<P>,
+    threads: NonZero<usize>,
+    out: &mut impl Append,
+    watch: &dyn Watch,
+) -> Result<()> {
+    let seal = layout.seal().expect("a seal for the sums");
+    let regions = seal.regions();
+    let end = layout.len() - Seal::bytes(regions.len());
+    let spare = Mutex::new(Vec::new());
+    let work = |(): &mut (), index: usize| {
+        let mut block: Vec<u8> = spare.lock().expect(NO_PANIC).pop().unwrap_or_default();
+        block.clear();
+        let start = index * BLOCK_BYTES;
+        append_with(&mut block, BLOCK_BYTES.min(end - start), |target| {
+            layout.copy_to(start, target, Caching::Usual)
+        })?;
+        let sums = regions.sum(start, &block)?;
+        Ok((block, sums))
+    };
+    let mut sums = Sums::default();
+    let each = |index: usize, done: Result<(Vec<u8>, PartialSums)>| {
+        let (block, parts) = done?;
+        sums.add(parts)?;
+        out.append(&block)?;
+        spare.lock().expect(NO_PANIC).push(block);
+        watch.done(end.min((index + 1) * BLOCK_BYTES))
+    };
+    let ahead = threads.get().saturating_mul(4);
+    parallel::in_order(end.div_ceil(BLOCK_BYTES), threads, ahead, work, each)?;
+    out.append(&seal.close(&sums.finish(regions.len())?)?)
+}
+
+#[cfg(unix)]
+fn wait_until_ready(file: &File, watch: &dyn Watch) -> Result<()> {
+    system::poll(file, rustix::event::PollFlags::OUT, watch)
+}
+
+#[cfg(not(unix))]
+fn wait_until_ready(_: &File, watch: &dyn Watch) -> Result<()> {
+    watch.check()
+}

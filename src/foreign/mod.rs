@@ -1,0 +1,5 @@
+//! Recognition of other formats, and headers of safetensors.
+
+pub mod sniff;
+
+pub mod safetensors;

@@ -1,0 +1,11 @@
+//! MessagePack as flax writes it, and the record at the end of a file; headers and payloads in order.
+
+pub mod wire;
+
+pub mod structure;
+
+pub mod layout;
+
+pub(crate) mod window;
+
+pub mod array;

@@ -1,0 +1,443 @@
+//! Headers of values, written and read by one table.
+//!
+//! flax writes the smallest form of each; [`crate::format::array`] uses wider ones to align payloads.
+
+// Most callers know the kind of header, which leaves little of these functions.
+#![allow(clippy::inline_always)]
+
+use crate::base::raw::{Buffer, Tail};
+use crate::{Error, Result};
+
+pub trait Out {
+    fn extend_from_slice(&mut self, bytes: &[u8]);
+}
+
+impl Out for Vec<u8> {
+    #[inline]
+    fn extend_from_slice(&mut self, bytes: &[u8]) {
+        self.extend_from_slice(bytes);
+    }
+}
+
+impl Out for Buffer {
+    #[inline]
+    fn extend_from_slice(&mut self, bytes: &[u8]) {
+        self.extend_from_slice(bytes);
+    }
+}
+
+impl Out for Tail<'_> {
+    #[inline]
+    fn extend_from_slice(&mut self, bytes: &[u8]) {
+        self.append(bytes.into());
+    }
+}
+
+/// The header of one value, without its bytes or elements.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Head {
+    Nil,
+    Bool(bool),
+    /// Negative, or in a signed format.
+    Int(i64),
+    Uint(u64),
+    /// A float; 32 bits are only read.
+    Float(f64),
+    Str(u32),
+    Bin(u32),
+    Array(u32),
+    Map(u32),
+    /// The type, and the bytes of the body.
+    Ext(i8, u32),
+}
+
+/// A first byte, then a big-endian field.
+#[derive(Clone, Copy)]
+struct Form {
+    /// Without a field, the value is added to it.
+    first: u8,
+    field: u8,
+    max: u64,
+}
+
+const fn fix(first: u8, max: u64) -> Form {
+    Form {
+        first,
+        field: 0,
+        max,
+    }
+}
+
+const fn field(first: u8, field: u8) -> Form {
+    Form {
+        first,
+        field,
+        max: u64::MAX >> (64 - 8 * field as u32),
+    }
+}
+
+// The forms of each family, from narrow to wide (the format's specification, "Formats"). `INT`
+// holds two's complement, so its limits are elsewhere.
+const STR: &[Form] = &[
+    fix(0xa0, 31),
+    field(0xd9, 1),
+    field(0xda, 2),
+    field(0xdb, 4),
+];
+const BIN: &[Form] = &[field(0xc4, 1), field(0xc5, 2), field(0xc6, 4)];
+const ARRAY: &[Form] = &[fix(0x90, 15), field(0xdc, 2), field(0xdd, 4)];
+const MAP: &[Form] = &[fix(0x80, 15), field(0xde, 2), field(0xdf, 4)];
+const UINT: &[Form] = &[
+    fix(0x00, 0x7f),
+    field(0xcc, 1),
+    field(0xcd, 2),
+    field(0xce, 4),
+    field(0xcf, 8),
+];
+const INT: &[Form] = &[
+    fix(0xe0, 31),
+    field(0xd0, 1),
+    field(0xd1, 2),
+    field(0xd2, 4),
+    field(0xd3, 8),
+];
+const FLOAT: &[Form] = &[field(0xca, 4), field(0xcb, 8)];
+const SIMPLE: &[Form] = &[fix(0xc0, 0), fix(0xc2, 1)];
+const EXT: &[Form] = &[field(0xc7, 1), field(0xc8, 2), field(0xc9, 4)];
+/// Extensions of 1, 2, 4, 8 and 16 bytes have a form without a field, before the others.
+const FIXED_EXT: &[&[Form]] = &[
+    &[fix(0xd4, u64::MAX), EXT[0], EXT[1], EXT[2]],
+    &[fix(0xd5, u64::MAX), EXT[0], EXT[1], EXT[2]],
+    &[fix(0xd6, u64::MAX), EXT[0], EXT[1], EXT[2]],
+    &[fix(0xd7, u64::MAX), EXT[0], EXT[1], EXT[2]],
+    &[fix(0xd8, u64::MAX), EXT[0], EXT[1], EXT[2]],
+];
+
+#[derive(Clone, Copy, PartialEq)]
+enum Family {
+    Never,
+    Nil,
+    Bool,
+    Uint,
+    Int,
+    F32,
+    F64,
+    Str,
+    Bin,
+    Array,
+    Map,
+    Ext,
+    FixedExt,
+}
+
+#[derive(Clone, Copy)]
+struct First {
+    family: Family,
+    field: u8,
+    value: u8,
+}
+
+/// The table, inverted.
+static FIRST: [First; 256] = {
+    let mut all = [First {
+        family: Family::Never,
+        field: 0,
+        value: 0,
+    }; 256];
+    let families = [
+        (Family::Str, STR),
+        (Family::Bin, BIN),
+        (Family::Array, ARRAY),
+        (Family::Map, MAP),
+        (Family::Uint, UINT),
+        (Family::Int, INT),
+        (Family::F32, &[FLOAT[0]]),
+        (Family::F64, &[FLOAT[1]]),
+        (Family::Nil, &[SIMPLE[0]]),
+        (Family::Bool, &[SIMPLE[1]]),
+        (Family::Ext, EXT),
+    ];
+    let mut family = 0;
+    while family < families.len() {
+        let mut form = 0;
+        while form < families[family].1.len() {
+            let Form { first, field, max } = families[family].1[form];
+            let last = if field == 0 { max } else { 0 };
+            let mut value = 0;
+            while value <= last {
+                #[allow(clippy::cast_possible_truncation)] // 127 at most
+                let value_byte = value as u8;
+                all[(first + value_byte) as usize] = First {
+                    family: families[family].0,
+                    field,
+                    value: value_byte,
+                };
+                value += 1;
+            }
+            form += 1;
+        }
+        family += 1;
+    }
+    let mut power = 0;
+    while power < FIXED_EXT.len() {
+        all[FIXED_EXT[power][0].first as usize] = First {
+            family: Family::FixedExt,
+            field: 0,
+            value: 1 << power,
+        };
+        power += 1;
+    }
+    all
+};
+
+impl Head {
+    pub const MAX_BYTES: usize = 9;
+
+    #[inline(always)]
+    fn forms(self) -> (&'static [Form], u64) {
+        match self {
+            Self::Nil => (&SIMPLE[..1], 0),
+            Self::Bool(value) => (&SIMPLE[1..], value.into()),
+            Self::Int(value) if value >= 0 => (UINT, value.cast_unsigned()),
+            Self::Int(value) => {
+                let limits = [-32, i8::MIN.into(), i16::MIN.into(), i32::MIN.into()];
+                let narrow = limits.iter().take_while(|&&limit| value < limit).count();
+                let form = &INT[narrow..=narrow];
+                let field = value.cast_unsigned();
+                // Without a field, the five lowest bits are added to the first byte.
+                (form, if narrow == 0 { field & 0x1f } else { field })
+            }
+            Self::Uint(value) => (UINT, value),
+            Self::Float(value) => (&FLOAT[1..], value.to_bits()),
+            Self::Str(len) => (STR, len.into()),
+            Self::Bin(len) => (BIN, len.into()),
+            Self::Array(len) => (ARRAY, len.into()),
+            Self::Map(len) => (MAP, len.into()),
+            Self::Ext(_, len @ (1 | 2 | 4 | 8 | 16)) => {
+                (FIXED_EXT[len.trailing_zeros() as usize], len.into())
+            }
+            Self::Ext(_, len) => (EXT, len.into()),
+        }
+    }
+
+    #[inline(always)]
+    fn fixed_bytes(self) -> usize {
+        match self {
+            Self::Ext(..) => 2, // the type is after the length
+            _ => 1,
+        }
+    }
+
+    /// In bytes, ascending.
+    #[inline(always)]
+    pub fn widths(self) -> impl Iterator<Item = usize> {
+        let (forms, value) = self.forms();
+        let fits = move |form: &&Form| value <= form.max || forms.len() == 1;
+        let fixed = self.fixed_bytes();
+        let width = move |form: &Form| form.field as usize + fixed;
+        forms.iter().filter(fits).map(width)
+    }
+
+    /// The smallest width, which flax writes.
+    #[inline(always)]
+    pub fn width(self) -> usize {
+        self.widths().next().unwrap_or(Self::MAX_BYTES)
+    }
+
+    #[inline(always)]
+    pub fn write(self, out: &mut impl Out) {
+        let (forms, value) = self.forms();
+        for form in forms {
+            if value <= form.max || forms.len() == 1 {
+                return self.write_form(*form, value, out);
+            }
+        }
+    }
+
+    /// `width` must be one of [`Head::widths`].
+    #[inline]
+    pub fn write_wide(self, width: usize, out: &mut impl Out) {
+        debug_assert!(self.widths().any(|w| w == width), "{self:?} at {width}");
+        let (forms, value) = self.forms();
+        let field = width - self.fixed_bytes();
+        for form in forms {
+            if form.field as usize == field {
+                return self.write_form(*form, value, out);
+            }
+        }
+    }
+
+    // Copies of a constant length are a store or two.
+    #[inline(always)]
+    #[allow(clippy::cast_possible_truncation)] // a value without a field is small
+    fn write_form(self, form: Form, value: u64, out: &mut impl Out) {
+        let first = form.first;
+        let be = value.to_be_bytes();
+        if let Self::Ext(code, _) = self {
+            let code = code.cast_unsigned();
+            return match form.field {
+                0 => out.extend_from_slice(&[first, code]),
+                1 => out.extend_from_slice(&[first, be[7], code]),
+                2 => out.extend_from_slice(&[first, be[6], be[7], code]),
+                _ => out.extend_from_slice(&[first, be[4], be[5], be[6], be[7], code]),
+            };
+        }
+        match form.field {
+            0 => out.extend_from_slice(&[first + value as u8]),
+            1 => out.extend_from_slice(&[first, be[7]]),
+            2 => out.extend_from_slice(&[first, be[6], be[7]]),
+            4 => out.extend_from_slice(&[first, be[4], be[5], be[6], be[7]]),
+            _ => out.extend_from_slice(&[
+                first, be[0], be[1], be[2], be[3], be[4], be[5], be[6], be[7],
+            ]),
+        }
+    }
+
+    /// Reads a header and its width from the first `available` of `bytes`. Does not check lengths.
+    ///
+    /// `Err` is the width if more bytes are needed, or 0 for a byte that starts no value.
+    #[inline(always)]
+    #[allow(clippy::cast_possible_truncation)] // the field has four bytes
+    pub fn read(bytes: &[u8; 16], available: usize) -> std::result::Result<(Self, usize), usize> {
+        let First {
+            family,
+            field,
+            value,
+        } = FIRST[bytes[0] as usize];
+        let mut width = 1 + field as usize;
+        if matches!(family, Family::Ext | Family::FixedExt) {
+            width += 1;
+        }
+        if available < width {
+            return Err(width);
+        }
+        let wide = u64::from_be_bytes([
+            bytes[1], bytes[2], bytes[3], bytes[4], bytes[5], bytes[6], bytes[7], bytes[8],
+        ]);
+        let (value, signed) = match field {
+            0 => (u64::from(value), i64::from(value) - 32),
+            bytes => {
+                let unused = 64 - 8 * u32::from(bytes);
+                (wide >> unused, wide.cast_signed() >> unused)
+            }
+        };
+        let head = match family {
+            Family::Never => return Err(0),
+            Family::Nil => Self::Nil,
+            Family::Bool => Self::Bool(value != 0),
+            Family::Uint => Self::Uint(value),
+            Family::Int => Self::Int(signed),
+            Family::F32 => Self::Float(f32::from_bits(value as u32).into()),
+            Family::F64 => Self::Float(f64::from_bits(value)),
+            Family::Str => Self::Str(value as u32),
+            Family::Bin => Self::Bin(value as u32),
+            Family::Array => Self::Array(value as u32),
+            Family::Map => Self::Map(value as u32),
+            Family::Ext => Self::Ext(bytes[width - 1].cast_signed(), value as u32),
+            Family::FixedExt => Self::Ext(bytes[1].cast_signed(), value as u32),
+        };
+        Ok((head, width))
+    }
+}
+
+/// `kind` is for the error.
+#[inline]
+pub fn length(kind: &'static str, len: usize) -> Result<u32> {
+    u32::try_from(len).map_err(|_| Error::TooLarge { kind, len })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(bytes: &[u8]) -> std::result::Result<(Head, usize), usize> {
+        let mut padded = [0; 16];
+        padded[..bytes.len()].copy_from_slice(bytes);
+        Head::read(&padded, bytes.len())
+    }
+
+    fn edges() -> impl Iterator<Item = u64> {
+        let last = [0, 7, 15, 31, 127, 255, 0xffff, 0xffff_ffff, u64::MAX - 1];
+        last.into_iter().flat_map(|last| [last, last + 1])
+    }
+
+    #[test]
+    fn every_width_reads_back_as_the_same_header() {
+        let mut heads = vec![Head::Nil, Head::Bool(true), Head::Bool(false)];
+        heads.extend([0.0, -1.5, f64::MAX].map(Head::Float));
+        for value in edges() {
+            heads.push(Head::Uint(value));
+            let negative = (value >> 1).cast_signed().wrapping_neg();
+            heads.extend(
+                [negative - 1, negative]
+                    .into_iter()
+                    .filter(|&n| n < 0)
+                    .map(Head::Int),
+            );
+            if let Ok(len) = u32::try_from(value) {
+                heads.extend([
+                    Head::Str(len),
+                    Head::Bin(len),
+                    Head::Array(len),
+                    Head::Map(len),
+                ]);
+                heads.extend([Head::Ext(7, len), Head::Ext(-1, len)]);
+            }
+        }
+        for head in heads {
+            assert!(head.widths().is_sorted());
+            for width in head.widths() {
+                let mut out = Vec::new();
+                head.write_wide(width, &mut out);
+                assert_eq!(out.len(), width);
+                assert_eq!(read(&out), Ok((head, width)));
+                for cut in 1..width {
+                    assert_eq!(read(&out[..cut]), Err(width));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn the_smallest_width_matches_the_reference() {
+        let mut ours = Vec::new();
+        let mut theirs = Vec::new();
+        for value in edges() {
+            let signed = (value >> 1).cast_signed().wrapping_neg();
+            Head::Uint(value).write(&mut ours);
+            rmp::encode::write_uint(&mut theirs, value).unwrap();
+            for signed in [signed, signed - 1, -signed] {
+                Head::Int(signed).write(&mut ours);
+                rmp::encode::write_sint(&mut theirs, signed).unwrap();
+            }
+            let Ok(len) = u32::try_from(value) else {
+                continue;
+            };
+            Head::Str(len).write(&mut ours);
+            Head::Bin(len).write(&mut ours);
+            Head::Array(len).write(&mut ours);
+            Head::Map(len).write(&mut ours);
+            Head::Ext(1, len).write(&mut ours);
+            Head::Float(f64::from(len)).write(&mut ours);
+            rmp::encode::write_str_len(&mut theirs, len).unwrap();
+            rmp::encode::write_bin_len(&mut theirs, len).unwrap();
+            rmp::encode::write_array_len(&mut theirs, len).unwrap();
+            rmp::encode::write_map_len(&mut theirs, len).unwrap();
+            rmp::encode::write_ext_meta(&mut theirs, len, 1).unwrap();
+            rmp::encode::write_f64(&mut theirs, f64::from(len)).unwrap();
+        }
+        assert_eq!(ours, theirs);
+    }
+
+    #[test]
+    fn every_first_byte_matches_the_reference() {
+        for first in 0..=255 {
+            let is_valid = rmp::Marker::from_u8(first) != rmp::Marker::Reserved;
+            let head = read(&[first, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
+            assert_eq!(head.is_ok(), is_valid, "{first:#x}");
+            if !is_valid {
+                assert_eq!(head, Err(0));
+            }
+        }
+    }
+}
