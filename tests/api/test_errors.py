@@ -271,9 +271,9 @@ def of_files(folder: Path) -> list[tuple[Any, str, list[Any]]]:
         (lambda: treepack.open(path)["a.b/b"], "nothing at", [lambda: treepack.open(path)["a/b"]]),
         (lambda: run("convert", path, folder / "sep.npz", "--sep", "."), "choose another", [
             lambda: run("convert", path, folder / "sep.npz", "--sep", "|")]),
-        (lambda: run("convert", path, folder / "sep.safetensors"), "--sep", [
+        (lambda: run("convert", path, folder / "sep.safetensors"), "separator=", [
             lambda: run("convert", path, folder / "sep.safetensors", "--sep", "|")]),
-        (lambda: run("convert", half, folder / "half.npz"), "--dtype", [
+        (lambda: run("convert", half, folder / "half.npz"), "dtype=", [
             lambda: run("convert", half, folder / "half.npz", "--dtype", "float32")]),
         (lambda: run("convert", odd, folder / "odd.safetensors"), r"\.real and \.imag", [
             lambda: treepack.save(odd, {"re": np.ones(2, complex).real, "im": np.zeros(2)}),

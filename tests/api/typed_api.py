@@ -130,6 +130,12 @@ def opened(folder: Path) -> None:
         assert lazy[1:].shape == (3, 2)
         assert file["w"].load(select="0")[0].shape == (4, 2)
         assert [name for name, _ in file.leaves()] == ["w/0"]
+        treepack.save(folder / "copy.npz", file, exclude="more", separator="/", dtype="float16")
+        about: tuple[str, int, bool, list[str]] = (
+            *(file.format, file.stored_nbytes),
+            *(file.has_checksums, file.others),
+        )
+        assert about == ("treepack", path.stat().st_size, True, [])
     report: treepack.Report
     loaded, report = treepack.load(
         path,
@@ -211,7 +217,7 @@ def remote() -> None:
 def data() -> None:
     tree = (Layer(jnp.ones(2)), [1, 2.0])
     encoded: bytes = treepack.dumps(tree, static="skip", select="**", align=16, threads=1)
-    treepack.loads(encoded, dtype=jnp.bfloat16)
+    treepack.loads(encoded, dtype="float16")
     same: tuple[Layer, list[float]] = treepack.loads(encoded, tree)
     layer: Layer = treepack.loads(treepack.dumps(tree[0]), tree[0])
     assert layer.act == "relu"

@@ -23,8 +23,8 @@ from upath import UPath
 
 import treepack
 from treepack import checkpoints, orbax, serialization
-from treepack._cli.convert import state_of
-from treepack._cli.sources import opened, opened_any
+from treepack._src.api.anything import open_anything
+from treepack._src.saving.copying import Copy
 from trees import record_of, sealed
 
 TREE = {"w": np.arange(3000.0), "b": {"c": np.zeros(7), "step": 3}}
@@ -129,8 +129,8 @@ READS_PATHS: dict[str, Callable[[Any], Any]] = {
     "checkpoints other": lambda path: checkpoints.restore_checkpoint(path, OTHER, strict=True),
     "stream": lambda path: list(treepack.read_stream(path)),
     "aggregate": orbax.load_aggregate,
-    "command ls": lambda path: opened(os.fspath(path), None).metadata,
-    "command convert": lambda path: state_of(opened_any(os.fspath(path), ".", None)),
+    "command ls": lambda path: open_anything(os.fspath(path)).metadata,
+    "command convert": lambda path: Copy.of(open_anything(os.fspath(path))),
 }
 
 

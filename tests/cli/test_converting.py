@@ -315,7 +315,7 @@ MEMORY = """
 import sys
 from pathlib import Path
 from treepack._cli import app, output
-import numpy as np, zipfile, json, treepack._cli.convert
+import numpy as np, zipfile, json
 def memory(field):
     return int(Path("/proc/self/status").read_text().split(field)[1].split()[1])
 Path("/proc/self/clear_refs").write_text("5")  # what the process that started this one had

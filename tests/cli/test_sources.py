@@ -162,6 +162,16 @@ def test_what_a_directory_of_orbax_has() -> None:
     assert "requires TensorStore: pip install tensorstore" in done.stderr
 
 
+def test_streams_are_read_by_all_commands_that_list_or_copy() -> None:
+    write_stream("stream")
+    call("convert", "stream", "saved")
+    assert "float32[2,3], 24 B" in call("show", "stream", "params/w")
+    assert "stream of EasyLM" in call("info", "stream")
+    assert call("diff", "stream", "saved") == "0 of 3 leaves differ\n"
+    call("get", "stream", "params", "part.treepack")
+    assert treepack.load("part.treepack")["b"].sum() == 3
+
+
 def test_lists_that_begin_like_streams() -> None:
     Path("list").write_bytes(flax.serialization.msgpack_serialize([["a"], b"\xff\xff"]))
     lines = [line.split()[:2] for line in call("ls", "list", "--flat").splitlines()]
@@ -355,7 +365,7 @@ def test_the_version() -> None:
 def test_errors_of_treepack_itself_are_no_damage() -> None:
     write_flax("one")
     code = (
-        "import sys, treepack._cli.sources as s, treepack.__main__ as m; "
+        "import sys, treepack._cli.listing as s, treepack.__main__ as m; "
         "s.opened = None; sys.argv = ['treepack', 'ls', 'one']; m.main()"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

@@ -37,7 +37,7 @@ def test_a_warning_is_one_line(folder: Path) -> None:
     names = ["--rename", "a=b", "--rename", "absent=c"]
     command = [sys.executable, "-m", "treepack", "convert", "saved", "made", *names]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert done.stderr == "treepack: rename matches nothing in the file: absent; it has a\n"
+    assert done.stderr == "treepack: --rename matches nothing in the file: absent; it has a\n"
 
 
 @pytest.mark.campaign

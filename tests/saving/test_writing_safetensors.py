@@ -115,7 +115,7 @@ def test_any_arrays_are_written_as_safetensors_does(data: st.DataObject) -> None
         for name, (dtype, shape) in spec.items()
         if name != "__metadata__"
     }
-    part = saving.part_of(arrays, FLAX, "cast it")
+    part = saving.part_of(arrays, FLAX)
     made = part.layout(snapshot=False).to_bytes(threads=None)
     assert len(made) == part.nbytes
     assert made == safetensors.numpy.save(arrays, FLAX)
@@ -456,7 +456,7 @@ def test_an_open_file_is_copied_array_by_array(tmp_path: Path) -> None:
 def test_large_headers_are_refused() -> None:
     arrays = {"a" * 60_000_000: np.ones(1), "b" * 60_000_000: np.ones(1)}
     with pytest.raises(TreepackError, match="safetensors allows at most 100000000"):
-        saving.part_of(arrays, None, "cast it")
+        saving.part_of(arrays, None)
 
 
 def test_the_command_writes_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,8 +7,6 @@
 | `checking` | `verify`, `diff` |
 | `writing` | `convert`, `get`, `salvage` |
 | `values` | statistics of arrays, a block at a time |
-| `sources` | files and directories of any format that is read |
-| `convert` | the formats of files, and changes of their content |
 | `piped` | standard input and output |
 | `usage` | hints in errors of usage |
 | `output` | rows, lines and progress bars |

@@ -10,9 +10,9 @@ import typer
 
 import treepack
 from treepack._cli import output, piped, runs, values
-from treepack._cli.listing import FILE, KINDS, MAX_SIZE, flag
-from treepack._cli.sources import opened
+from treepack._cli.listing import FILE, KINDS, MAX_SIZE, flag, opened
 from treepack._src.options import Status
+from treepack._src.printable import jsonable
 from treepack._src.storage.place import shown
 
 
@@ -68,7 +68,7 @@ def verify(
             )
             output.line(f"  unchecked: {why}; only its headers were read", "dim")
     if as_json and not quiet:
-        output.json(output.jsonable({"files": results}))
+        output.json(jsonable({"files": results}))
     raise typer.Exit(1 if damaged else 2 if newer or failed else 0)
 
 
@@ -102,7 +102,7 @@ def diff(
         }
         if stats:
             rows = {path: dataclasses.asdict(change) for path, change in modules.items()}
-            result["modules"] = output.jsonable(rows)
+            result["modules"] = jsonable(rows)
         output.json(result)
         raise typer.Exit(int(bool(differences)))
     output.rows((tuple(difference), ("", "yellow", "")) for difference in differences)

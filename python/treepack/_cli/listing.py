@@ -11,12 +11,13 @@ from typing import Annotated, Any
 import typer
 
 import treepack._core as core
-from treepack._cli import output, piped, runs, sources, values
-from treepack._cli.output import jsonable
+from treepack._cli import output, piped, runs, values
 from treepack._src import dtypes as _dtypes
 from treepack._src import formats
 from treepack._src import paths as _paths
+from treepack._src.api.anything import open_anything
 from treepack._src.checkpoint.file import (
+    File,
     Tree,
     count_text,
     kind_text,
@@ -27,7 +28,14 @@ from treepack._src.checkpoint.file import (
     value_at,
 )
 from treepack._src.checkpoint.reader import LazyArray
-from treepack._src.printable import bytes_of, either, printable, printable_lines, safe_repr
+from treepack._src.printable import (
+    bytes_of,
+    either,
+    jsonable,
+    printable,
+    printable_lines,
+    safe_repr,
+)
 from treepack._src.storage.place import shown
 from treepack.errors import MissingPathError
 
@@ -73,6 +81,12 @@ def flag(name: str, effect: str) -> Any:
     return typer.Option(name, help=effect)
 
 
+def opened(source: str, max_size: int | None, sep: str = ".", base: str | None = None) -> File:
+    """Opens a file of any format."""
+    with output.bar("decompress") as progress:
+        return open_anything(source, separator=sep, max_size=max_size, base=base, progress=progress)
+
+
 def ls(
     file: ANY_FILE,
     path: PATH = ".",
@@ -105,16 +119,16 @@ def ls(
     if path == "." and (run := runs.run_at(file, prefix)) is not None:
         runs.show(file, run, as_json=as_json)
         return
-    with sources.opened_any(file, sep, max_size) as opened:
+    with opened(file, max_size, sep) as found:
         try:
-            value = value_at(opened, path)
+            value = value_at(found, path)
         except MissingPathError as error:
             if not error.hint and Path(path).is_file():
                 error.hint = "it is another file: list one file at a time"
             raise
-        catalog = place_of(opened).catalog
+        catalog = place_of(found).catalog
         if as_json:
-            output.json(_as_json(catalog, file, value, opened.metadata))
+            output.json(_as_json(catalog, file, value, found.metadata))
             return
         if catalog.children(value) is None:
             output.rows([_row(catalog, path, value)], _SIZES)
@@ -124,19 +138,19 @@ def ls(
         else:
             count, nbytes = totals(catalog, value)
             output.line(f"{shown(file)}: {count_text(count)}, {size_text(nbytes)}", "bold")
-            if opened.metadata is not None and path == _paths.ROOT:
-                text = printable(safe_repr(opened.metadata))
+            if found.metadata is not None and path == _paths.ROOT:
+                text = printable(safe_repr(found.metadata))
                 output.line(f"metadata: {text[:_TEXT]}{'…' if len(text) > _TEXT else ''}", "dim")
             output.rows(_tree(catalog, value, 0, depth), _SIZES)
-        if others := sources.others_in(opened):
+        if others := found.others:
             output.line(f"also there, in other formats: {', '.join(map(printable, others))}")
 
 
 def _list_nan(file: str, path: str, max_size: int | None, *, as_json: bool) -> None:
     """Prints a row for each array with elements that are not finite."""
     arrays = []
-    with sources.opened(file, max_size) as opened:
-        tree = opened if path == _paths.ROOT else opened[path]
+    with opened(file, max_size) as found:
+        tree = found if path == _paths.ROOT else found[path]
         leaves = tree.leaves() if isinstance(tree, Tree) else [(path, tree)]
         for name, leaf in leaves:
             if isinstance(leaf, LazyArray) and any(counts := values.not_finite(leaf)):
@@ -170,22 +184,21 @@ def info(
     max_size: MAX_SIZE = None,
 ) -> None:
     """Summarizes a file: its format, sizes, dtypes, checksums, and metadata. Reads no array."""
-    with sources.opened(file, max_size) as opened:
-        place = place_of(opened)
-        reader, catalog = place.reader, place.catalog
+    with opened(file, max_size) as found:
+        catalog = place_of(found).catalog
         dtypes: Counter[str] = Counter()
         for kind, count, _ in catalog.kinds(0):
             dtypes[kind[1] if kind[0] == "array" else kind[0]] += count
         summary = {
             "file": shown(file),
-            "format": sources.format_text(reader),
-            "stored": reader.nbytes or None,
+            "format": found.format,
+            "stored": found.stored_nbytes or None,
             "leaves": sum(dtypes.values()),
-            "nbytes": opened.nbytes,
-            "parameters": opened.num_params,
+            "nbytes": found.nbytes,
+            "parameters": found.num_params,
             "leaves_of": dict(dtypes.most_common()),
-            "checksums": reader.is_summed,
-            "metadata": opened.metadata,
+            "checksums": found.has_checksums,
+            "metadata": found.metadata,
         }
     if as_json:
         output.json(jsonable(summary))
@@ -258,8 +271,8 @@ def show(
     max_size: MAX_SIZE = None,
 ) -> None:
     """Shows a leaf: its statistics, a histogram, and its first elements."""
-    with sources.opened(file, max_size) as opened:
-        leaf = opened[path]
+    with opened(file, max_size) as found:
+        leaf = found[path]
         if isinstance(leaf, Tree):
             raise ValueError(
                 f"{path} is a container with {len(leaf)} children: list them with `treepack ls "

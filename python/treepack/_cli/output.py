@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import codecs
 import contextlib
+import functools
 import io
 import json as _json
-import math
+import re
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -15,7 +16,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from treepack._src.printable import cells, printable, printable_lines, safe_repr
+from treepack._src.printable import cells, printable, printable_lines
 
 # The cells of a row and their styles.
 Row = tuple[Sequence[str], Sequence[str]]
@@ -101,20 +102,6 @@ def _end(cell: str, width: int) -> str:
     return f"…{cell[start:]}"
 
 
-def jsonable(value: Any) -> Any:
-    """Returns a value in types of JSON; `nan`, infinities and other types become texts."""
-    if isinstance(value, dict):
-        return {
-            key if isinstance(key, str) else safe_repr(key): jsonable(child)
-            for key, child in value.items()
-        }
-    if isinstance(value, (list, tuple)):
-        return [jsonable(child) for child in value]
-    if isinstance(value, float):
-        return value if math.isfinite(value) else str(value)
-    return value if value is None or isinstance(value, (int, str)) else safe_repr(value)
-
-
 def line(text: str, style: str = "") -> None:
     """Prints a line."""
     console = Console(soft_wrap=True, highlight=False, stderr=_on_stderr)
@@ -129,8 +116,24 @@ def json(value: Any) -> None:
 def error(error: Exception | str) -> None:
     """Prints an error with its notes to standard error."""
     text = "\n".join([f"treepack: {error}", *getattr(error, "__notes__", [])])
+    text = _OPTIONS.sub(lambda match: _FLAGS.get(match[1], f"--{match[1]}"), text)
     print(printable_lines(_shown(text)), file=sys.stderr)
 
+
+# Options as messages to programs write them.
+_OPTIONS = re.compile(
+    r"\b(align|base|compress|dtype|exclude|level|max_shard_size|max_size|rename|select|separator|"
+    r"stack)(?:=(?:True(?: \(gzip\))?)?(?=[\s:,;.)]|$)|(?=: | matches | requires ))"
+)
+
+# The flags that have other names.
+_FLAGS = {
+    "compress": "--gzip",
+    "exclude": "--skip",
+    "max_shard_size": "--max-shard-size",
+    "max_size": "--max-size",
+    "separator": "--sep",
+}
 
 # Paths that are shown under another name.
 _names: dict[str, str] = {}
@@ -164,14 +167,22 @@ def _shown(text: str) -> str:
 
 @contextlib.contextmanager
 def bar(label: str) -> Iterator[Callable[[int, int], object] | None]:
-    """Yields a progress callable that draws a bar on terminals."""
-    if not sys.stderr.isatty():
-        yield None
-        return
-    from rich import progress as bars  # takes a tenth of the time of a short command
+    """Yields a progress callable that draws a bar on terminals, once it is called."""
+    with contextlib.ExitStack() as stack:
+        update: Callable[..., object] | None = None
 
-    sizes = bars.DownloadColumn(binary_units=True), bars.TransferSpeedColumn()
-    columns = *bars.Progress.get_default_columns(), *sizes
-    with bars.Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task(label)
-        yield lambda done, total: progress.update(task, completed=done, total=total)
+        def tell(done: int, total: int) -> None:
+            nonlocal update
+            if update is None:
+                from rich import progress as bars  # takes a tenth of the time of a short command
+
+                sizes = bars.DownloadColumn(binary_units=True), bars.TransferSpeedColumn()
+                columns = *bars.Progress.get_default_columns(), *sizes
+                console = Console(stderr=True)
+                drawn = stack.enter_context(
+                    bars.Progress(*columns, console=console, transient=True)
+                )
+                update = functools.partial(drawn.update, drawn.add_task(label))
+            update(completed=done, total=total)
+
+        yield tell if sys.stderr.isatty() else None

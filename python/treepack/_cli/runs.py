@@ -8,7 +8,7 @@ from treepack._cli import output
 from treepack._src import formats
 from treepack._src.checkpoint.file import size_text
 from treepack._src.checkpoint.shards import MANIFEST
-from treepack._src.printable import printable
+from treepack._src.printable import jsonable, printable
 from treepack._src.saving.lease import utc
 from treepack._src.series.contents import is_damage, opened
 from treepack._src.series.names import CheckpointEntry, Folder, directory_of
@@ -55,7 +55,7 @@ def show(name: str, folder: Folder, *, as_json: bool) -> None:
     rows = listing.numbered().items()
     checkpoints = [_row(folder, step, entry, is_pinned=step in pins) for step, entry in rows]
     if as_json:
-        output.json({"run": shown(name), "checkpoints": output.jsonable(checkpoints)})
+        output.json({"run": shown(name), "checkpoints": jsonable(checkpoints)})
         return
     complete = sum(row["damage"] is None for row in checkpoints)
     nbytes = sum(row["nbytes"] or 0 for row in checkpoints)

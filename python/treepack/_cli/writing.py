@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any
 
 import typer
 
-from treepack._cli import convert as _convert
-from treepack._cli import output, piped, sources
-from treepack._cli.listing import ANY_FILE, FILE, MAX_SIZE, PATH, SEP, flag
+import treepack
+from treepack._cli import output, piped
+from treepack._cli.listing import ANY_FILE, FILE, MAX_SIZE, PATH, SEP, flag, opened
 from treepack._src import formats
-from treepack._src import paths as _paths
-from treepack._src.checkpoint.file import count_text, open, place_of, size_text, value_at
-from treepack._src.checkpoint.load import listed
-from treepack._src.checkpoint.reader import SALVAGE_ADVICE
-from treepack._src.checkpoint.select import ends_of
-from treepack._src.options import Compress, Export, Writing, float_dtype
+from treepack._src.checkpoint.file import count_text, size_text
 from treepack._src.printable import either
+from treepack._src.saving.copying import Copy, Salvaged
 from treepack._src.storage.content import size_of
 from treepack._src.storage.entries import entries
-from treepack._src.storage.naming import naming
-from treepack._src.storage.place import check_suffix, has_gzip_suffix, joined, real, resolved, shown
-from treepack.errors import NewerVersionError
+from treepack._src.storage.place import joined, real, resolved, shown
 
 TARGET = Annotated[
     str,
@@ -112,14 +107,36 @@ def convert(
     memory.
     """
     _check_other(target, source, base)
-    with sources.opened_any(source, sep, max_size, base) as file, sources.copying(file):
-        with naming(source):
-            state = sources.selected(_convert.state_of(file), select or [], skip or [])
-            state = _convert.renamed(
-                state, rename or [], stack or [], unstack or [], transpose or []
-            )
-            state = _convert.check_whole(state)
-        _write(state, target, gzip, numbers, level, align, dtype, sep, max_shard_size)
+    with opened(source, max_size, sep, base) as file:
+        copy = Copy.of(file).chosen(select or None, skip or None)
+        copy = copy.rearranged(
+            rename=_pairs("--rename", rename),
+            stack=_pairs("--stack", stack),
+            unstack=_pairs("--unstack", unstack),
+            transpose=dict(map(_turned, transpose or ())),
+        )
+        _save(target, copy, gzip, numbers, level, align, dtype, sep, max_shard_size)
+
+
+def _pairs(option: str, given: Texts) -> dict[str, str]:
+    """Parses options of the form `ONE=OTHER`."""
+    pairs: dict[str, str] = {}
+    for text in given or ():
+        one, equals, other = text.partition("=")
+        if not (one and equals and other):
+            raise ValueError(f"{option} takes two paths with = between them, got {text!r}")
+        pairs[one] = other
+    return pairs
+
+
+def _turned(text: str) -> tuple[str, tuple[int, ...] | None]:
+    """Parses an option of the form `PATH` or `PATH=AXES`."""
+    if (match := re.fullmatch(r"(.+)=(\d+(?:,\d+)*)", text)) is None:
+        return text, None
+    axes = tuple(map(int, match[2].split(",")))
+    if sorted(axes) != [*range(len(axes))]:
+        raise ValueError(f"--transpose takes a permutation of all axes, got {text!r}")
+    return match[1], axes
 
 
 def get(
@@ -137,16 +154,9 @@ def get(
 ) -> None:
     """Copies a part of a file to a new file, as plain dicts and arrays."""
     _check_other(target, source)
-    with sources.opened(source, max_size) as file, sources.copying(file):
-        with naming(source):
-            state = _convert.state_of(file, 0 if path == "." else value_at(file, path))
-            state = sources.selected(state, [], skip or [])
-            state = _convert.check_whole(state)
-            format = formats.of_suffix(target)
-            needs_name = format is not None and format.has_names
-            if needs_name and not isinstance(state.tree, (dict, list)):
-                state = state._replace(tree={_paths.parts(path)[-1]: state.tree})
-        _write(state, target, gzip, numbers, level, align, dtype, sep)
+    with opened(source, max_size) as file:
+        copy = Copy.of(file, path).chosen(None, skip or None)
+        _save(target, copy, gzip, numbers, level, align, dtype, sep)
 
 
 def salvage(source: FILE, target: TARGET, sep: SEP = ".", max_size: MAX_SIZE = None) -> None:
@@ -155,48 +165,19 @@ def salvage(source: FILE, target: TARGET, sep: SEP = ".", max_size: MAX_SIZE = N
     Exit status 1: the file is damaged, or has leaves that treepack cannot read.
     """
     _check_other(target, source)
-    with open(source, salvage=True, max_size=max_size, unknown="dict") as file, naming(source):
-        reader = place_of(file).reader
-        catalog = reader.catalog
-        if catalog.is_newer:
-            raise NewerVersionError(str(catalog.damage))
+    with treepack.open(source, salvage=True, max_size=max_size, unknown="dict") as file:
         with output.bar("verify") as progress:
-            statuses, damage = reader.verify(threads=None, progress=progress)
-        unreadable = {value for value, status in statuses.items() if status == "unreadable"}
-        lost = unreadable | {value for value, status in statuses.items() if status == "corrupt"}
-        lost.update(*reader.lists_of(lost))
-        left = [value for value in statuses if value in lost]
-        count = len(statuses) - len(left)
-        is_damaged = bool(left) or damage is not None
-        for value in left:
-            fault = "an unreadable" if value in unreadable else "a damaged"
-            output.line(f"left out {fault} leaf: {catalog.path_of(value, 0)}", "yellow")
-        if damage is not None:
-            output.line(f"damaged: {damage.replace(SALVAGE_ADVICE, '')}", "yellow")
-        if is_damaged and count == 0:
+            found = Salvaged.of(file, progress)
+        for text in found.texts:
+            output.line(text, "yellow")
+        if found.is_damaged and found.leaves == 0:
             output.line("no leaf is intact: nothing was written", "yellow")
             raise typer.Exit(1)
-        marks = catalog.mark(set(range(catalog.values)) - lost) if lost else None
-        state = _convert.state_of(file, marks=marks)
-        if reader.damaged_record() is not None:
-            state = state._replace(record=None)
-        references = _convert.references(state)
-        for text, paths in references.items():
-            output.line(
-                f"left out, as not in the file: {_convert.listed(paths)} are {text}", "yellow"
-            )
-        state = sources.selected(
-            state, [], [path for listed in references.values() for path in listed]
-        )
-        if references:
-            is_damaged, count = True, len(list(ends_of(state.tree)))
-        _write(state, target, sep=sep)
-        unchecked = min(count, sum(status == "unchecked" for status in statuses.values()))
-        if is_damaged and (unverified := file.unverified):
-            output.line(f"{listed(unverified)} not verified, for lack of checksums", "yellow")
-        more = f", {unchecked} of them without checksums" if is_damaged and unchecked else ""
-        output.line(f"saved {count_text(count)}{more}", "green")
-    raise typer.Exit(int(is_damaged))
+        _save(target, found.copy, sep=sep)
+    more = f", {found.unchecked} of them without checksums"
+    more = more if found.is_damaged and found.unchecked else ""
+    output.line(f"saved {count_text(found.leaves)}{more}", "green")
+    raise typer.Exit(int(found.is_damaged))
 
 
 def _check_other(target: str, *read: str | None) -> None:
@@ -208,9 +189,9 @@ def _check_other(target: str, *read: str | None) -> None:
             )
 
 
-def _write(
-    state: _convert.State,
+def _save(
     target: str,
+    copy: Copy,
     gzip: bool | None = None,
     numbers: bool = False,
     level: int | None = None,
@@ -219,34 +200,22 @@ def _write(
     sep: str = ".",
     max_shard_size: str | None = None,
 ) -> None:
-    """Writes a state in the format of the suffix of the target, and prints the file size."""
-    if dtype is not None:
-        state = state._replace(tree=_convert.with_dtype(state.tree, float_dtype(dtype)))
-    path = resolved(target)
-    format = formats.of_suffix(path)
-    if max_shard_size is not None:
-        format = _SPLIT[0]
-    if format is not None:
-        format.check(path, Export(max_shard_size=max_shard_size), {})
-        if gzip or numbers or level is not None:
-            raise ValueError(
-                "--gzip, --numbers and --level apply only to msgpack, and the target is "
-                f"{format.name}"
-            )
+    """Saves a copy in the format of the suffix of the target, and prints the file size."""
     if numbers and (gzip or level is not None):
         raise ValueError("--numbers excludes --gzip and --level: pass only one kind of compression")
-    if format is not None:
-        with output.bar("write") as progress:
-            _convert.write_arrays(state, path, format, sep, max_shard_size, progress)
-    else:
-        check_suffix(path)
-        compress = has_gzip_suffix(path) if gzip is None else gzip
-        if level is not None and not compress:
-            raise ValueError("--level requires --gzip, or a target that ends with .gz")
-        method: Compress = "numbers" if numbers else compress
-        writing = Writing(compress=method, level=level, align=align)
-        with output.bar("write") as progress:
-            _convert.write_msgpack(state, path, writing, progress)
+    options: dict[str, Any] = {"level": level, "dtype": dtype, "max_shard_size": max_shard_size}
+    options |= {} if align == 64 else {"align": align}
+    with output.bar("write") as progress:
+        treepack.save(
+            target,
+            copy,
+            compress="numbers" if numbers else gzip,
+            format=None if max_shard_size is None else _SPLIT[0].name,
+            separator=sep,
+            progress=progress,
+            **options,
+        )
+    path = resolved(target)
     files = [path]
     if max_shard_size is not None:
         names = [entry.name for entry in entries(path)]

@@ -46,11 +46,7 @@ _OPTIONS = [
         "background",
         "pass background=True to write in a thread",
     ),
-    _Option(
-        "exclude ignore skip_keys",
-        "select",
-        'pass the paths to keep, as in select=lambda path: not path.startswith("opt_state")',
-    ),
+    _Option("ignore skip skip_keys", "exclude", "pass exclude="),
     _Option("exclude select ignore", "state", "pass a part of the state"),
     _Option("filter_spec filter include", "select", "pass select="),
     _Option("compression gzip zip", "compress", "pass compress=True"),

@@ -186,8 +186,11 @@ def check_compress(compress: Compress, level: int | None) -> None:
 
 def check_iterator(saved: Saved, *, background: bool) -> None:
     """Raises a ValueError for options that require a whole tree instead of an iterator."""
-    if saved.select is not None:
-        raise ValueError("select= requires a tree: let the iterator yield only the leaves to save")
+    for name in ("select", "exclude"):
+        if getattr(saved, name) is not None:
+            raise ValueError(
+                f"{name}= requires a tree: let the iterator yield only the leaves to save"
+            )
     if background or saved.sharded:
         raise ValueError(
             "an iterator cannot be saved with background=True or sharded=True: leave them out, or "
@@ -330,6 +333,8 @@ class Saved(_Options):
     metadata: Any = None
     static: Static = "skip-code"
     select: Any = None
+    exclude: Any = None
+    dtype: Any = None
     own: Callable[[], Any] | None = None
     base: Any = None
 
@@ -337,6 +342,8 @@ class Saved(_Options):
         _Options.__post_init__(self)
         if self.step is not None:
             self.step = operator.index(self.step)
+        if self.dtype is not None:
+            self.dtype = float_dtype(self.dtype)
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -346,6 +353,12 @@ class Export(_Options):
     format: str | None = None
     max_shard_size: int | str | None = None
     rename: Any = None
+    separator: str = "."
+
+    def __post_init__(self) -> None:
+        _Options.__post_init__(self)
+        if not isinstance(self.separator, str):
+            raise TypeError(f"separator must be a text, such as '/', got {self.separator!r:.100}")
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -532,10 +545,13 @@ class SaveOptions(FileOptions, total=False):
     step: int | None
     timeout: float
     select: Any
+    exclude: Any
+    dtype: Any
     base: Any
     format: str | None
     max_shard_size: int | str | None
     rename: Any
+    separator: str
 
 
 class ReadOptions(TypedDict, total=False):

@@ -7,6 +7,7 @@ line breaks, and characters that reverse text or are invisible.
 from __future__ import annotations
 
 import itertools
+import math
 import re
 import sys
 import unicodedata
@@ -67,6 +68,20 @@ def safe_repr(value: object) -> str:
         return repr(value)
     except Exception:
         return f"<{type(value).__name__}>"
+
+
+def jsonable(value: Any) -> Any:
+    """Returns a value in types of JSON; `nan`, infinities and other types become texts."""
+    if isinstance(value, dict):
+        return {
+            key if isinstance(key, str) else safe_repr(key): jsonable(child)
+            for key, child in value.items()
+        }
+    if isinstance(value, (list, tuple)):
+        return [jsonable(child) for child in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    return value if value is None or isinstance(value, (int, str)) else safe_repr(value)
 
 
 def short_repr(value: object) -> str:

@@ -30,6 +30,7 @@ def dumps(
     metadata: Any = None,
     static: Static = "skip-code",
     select: Any = None,
+    exclude: Any = None,
     compress: Compress = False,
     level: int | None = None,
     align: int = 16,
@@ -46,6 +47,7 @@ def dumps(
       metadata: Any value to store with the tree.
       static: How to treat static data that cannot be stored; see `save`.
       select: The leaves to encode; see `save`.
+      exclude: The leaves not to encode; see `save`.
       compress: `True` compresses with gzip, `"numbers"` by the exponents of floats; see `save`.
       level: The gzip level from 0 (stored) to 9 (smallest).
       align: The alignment of arrays in bytes; see `save`. Memory of `bytes` objects is aligned to
@@ -73,7 +75,7 @@ def dumps(
       (True, True)
     """
     check_compress(compress, level)
-    tree = chosen(tree, select)
+    tree = chosen(tree, select, exclude)
     layout = described_layout(
         tree,
         align,

@@ -5,19 +5,19 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal, Unpack, overload
 
 from treepack._src import formats
 from treepack._src.api.streams import spooled
-from treepack._src.checkpoint.file import File, place_of
+from treepack._src.checkpoint.file import File, Tree, place_of
 from treepack._src.checkpoint.load import load_part, restore_described
 from treepack._src.checkpoint.opening import open_reader
 from treepack._src.checkpoint.placement import sharing
 from treepack._src.checkpoint.reader import Place
 from treepack._src.checkpoint.select import chosen
 from treepack._src.checkpoint.sharded import unless_replaced
-from treepack._src.formats import Format
+from treepack._src.formats import Format, Leaves, Write
 from treepack._src.options import (
     Export,
     LoadOptions,
@@ -37,7 +37,9 @@ from treepack._src.options import (
 from treepack._src.pytree.left_out import LeftOut
 from treepack._src.restore.report import Report
 from treepack._src.saving.background import Saving, run, wait_for
+from treepack._src.saving.copying import Copy
 from treepack._src.saving.directory import interrupted
+from treepack._src.saving.layers import renamed
 from treepack._src.saving.layout import base_of, file_layout, state_layout
 from treepack._src.saving.sharded import ShardedWrite, is_distributed
 from treepack._src.storage.content import Openable, content_of, downloaded, is_source
@@ -106,7 +108,11 @@ def save(
       tree: Any tree of dicts, lists, tuples, registered nodes and leaves. Or an iterator of pairs
         of a path and a leaf, for trees larger than memory: they become nested dicts, whose arrays
         are spooled to a temporary file beside `path`. Arrays of an open file are read last, so it
-        must stay open until `save` returns.
+        must stay open until `save` returns. Or an open `File`, which is copied an array at a time
+        with its types and metadata, or a `Tree` of one, which becomes dicts. With the suffix `.npz`
+        or `.npy`, its arrays become a file of NumPy; without a known suffix, the new file has an
+        index and a record if the old one has. Damage is an error, unless the file was opened with
+        `salvage=True`: then the intact leaves are copied.
       background: Whether to write in a thread, and return a `Saving` as soon as the program may
         change the tree: once NumPy arrays are copied and arrays on accelerators are fetched (JAX
         arrays on CPU are immutable and only referenced). The next save to the same path waits for
@@ -130,6 +136,8 @@ def save(
       select: The leaves to save, such as `"**/lora_*"`, in the form that `select` of `load` takes.
         Containers that lose children become dicts. `load(path, target, missing="target")` takes the
         other leaves from a target.
+      exclude: The leaves not to save, in the form of `select`.
+      dtype: For an open file: the dtype to which its float arrays are cast.
       base: Data that readers have: a file of `save` (its path, URL or an open `File`), a tree or
         encoded bytes. Arrays that are also in it (same path, dtype and shape) are written as
         differences; see docs/pipelines.md. `load` and `open` find a file in the same
@@ -143,6 +151,7 @@ def save(
       rename: For safetensors: maps paths in the tree to paths in the file, as `rename` of `load`
         maps paths of the file. A path in the tree may also map to `unstack(...)` or
         `transpose(...)` of paths in the file.
+      separator: For safetensors and npz: the text between the keys of a path in a name.
       compress: `True` compresses with gzip. `None` does so if the file name ends with `.gz`, except
         in sharded saves. `"numbers"` compresses the exponents of floats: it is smaller and faster
         for weights, but only treepack reads the file; see docs/guide.md.
@@ -192,13 +201,21 @@ def save(
         for_file="pass its path, or write the result of dumps(tree) to it",
     )
     saved.base = resolved_beside(saved.base, options.get("storage_options"))
+    if isinstance(tree, (Tree, Copy)):
+        _copy(place, tree, saved, export, options, background=background)
+        return None
+    if saved.dtype is not None:
+        raise ValueError(
+            "dtype= casts the arrays of an open file: those of a tree are cast before, as by "
+            "jax.tree.map"
+        )
     format = formats.to_save(place, export)
     if format is not None:
         format.check(place, export, options)
     if isinstance(tree, Iterator):
         check_iterator(saved, background=background)
     else:
-        tree = chosen(tree, saved.select)
+        tree = chosen(tree, saved.select, saved.exclude)
     if format is not None:
         return _saved(format, place, tree, saved, export, options, background=background)
     check_suffix(place)
@@ -256,15 +273,61 @@ def _saved(
     background: bool,
 ) -> Saving | None:
     """Saves a tree in a format of another library."""
-    writing = Writing.of({**options, "compress": False})
     wait_for(place)
     if isinstance(tree, Iterator):
         with spooled(tree, place) as tree:
-            write = format.save(place, tree, saved, writing, export, snapshot=False)
-            write(options.get("progress"))
+            content = format.content_of(tree, saved)
+            _export(format, place, *content, export, options)(options.get("progress"))
         return None
-    together = format.save(place, tree, saved, writing, export, snapshot=background)
+    content = format.content_of(tree, saved)
+    together = _export(format, place, *content, export, options, snapshot=background)
     return run(place, together, options.get("progress"), background=background)
+
+
+def _export(
+    format: Format,
+    place: Any,
+    leaves: Leaves,
+    metadata: Mapping[str, str] | None,
+    export: Export,
+    options: Any,
+    *,
+    snapshot: bool = False,
+) -> Write:
+    """Returns a function that writes leaves in a format of another library."""
+    writing = Writing.of({**options, "compress": False})
+    leaves = renamed(leaves, export.rename, snapshot=snapshot)
+    return format.write(place, leaves, metadata, writing, export, snapshot=snapshot)
+
+
+def _copy(
+    place: Any, source: Tree | Copy, saved: Saved, export: Export, options: Any, *, background: bool
+) -> None:
+    """Saves an open file, or a part of it."""
+    for name, given in (
+        *(("background", background), ("sharded", saved.sharded)),
+        *(("base", saved.base is not None), ("metadata", saved.metadata is not None)),
+    ):
+        if given:
+            raise ValueError(f"{name}= does not apply to an open file: leave it out")
+    progress = options.get("progress")
+    format = formats.to_save(place, export, is_open=True)
+    if format is not None:
+        format.check(place, export, options)
+    else:
+        check_suffix(place)
+    copy = source if isinstance(source, Copy) else Copy.of(source)
+    with copy.reading():
+        copy = copy.chosen(saved.select, saved.exclude).cast(saved.dtype)
+        copy.check()
+        wait_for(place)
+        if format is not None:
+            _export(format, place, *copy.exported(format), export, options)(progress)
+            return
+        if options.get("compress") is None:
+            options["compress"] = has_gzip_suffix(place)
+        writing = Writing.of(options)
+        save_layout(copy.layout(place, writing), place, writing, progress)
 
 
 def _name_beside(base: Any, place: Any) -> str:

@@ -10,6 +10,7 @@ from typing import Any, Never, Unpack
 
 import treepack._core as core
 from treepack._src import dtypes as _dtypes
+from treepack._src import formats
 from treepack._src import paths as _paths
 from treepack._src.checkpoint.load import load_part
 from treepack._src.checkpoint.opening import open_reader
@@ -29,7 +30,8 @@ from treepack._src.options import (
 )
 from treepack._src.printable import MOST_ROWS, cells, padded, path_end, printable, shortened, warn
 from treepack._src.registry.static import metadata_in
-from treepack._src.storage.content import Openable
+from treepack._src.storage.content import Openable, open_parts
+from treepack._src.storage.entries import entries, is_directory
 from treepack._src.storage.naming import name_file, naming
 from treepack._src.storage.place import resolved
 from treepack.errors import CorruptionError, DecodeError, MissingPathError
@@ -416,6 +418,46 @@ class File(Tree):
         """
         reader, room = self._place.reader, _paths.Room()
         return [room.text(reader.catalog.path_of(value, 0)) for value in reader.unverified()]
+
+    @property
+    def format(self) -> str:
+        """The format in words, such as `treepack, compressed` or `safetensors`."""
+        reader = self._place.reader
+        if reader.format is not None:
+            return reader.format
+        name = "msgpack, as of flax" if self._catalog.record is None else "treepack"
+        if not reader.inflated:
+            return name
+        if not reader.is_patch:
+            return f"{name}, compressed"
+        content = open_parts(reader.given, join=False).content
+        return f"{name}, a patch of {printable(core.patch_parts(content)[0])}"
+
+    @property
+    def stored_nbytes(self) -> int:
+        """The size of its files in bytes, as they are stored."""
+        return self._place.reader.nbytes
+
+    @property
+    def has_checksums(self) -> bool:
+        """Whether it has checksums, which `verify` compares."""
+        return self._place.reader.is_summed
+
+    @property
+    def others(self) -> list[str]:
+        """The names of checkpoints of other formats in a directory of files with named arrays."""
+        reader = self._place.reader
+        if reader.is_one_file or reader.separator is None or not is_directory(reader.given):
+            return []
+        names = sorted(entry.name for entry in entries(reader.given) if not entry.is_directory)
+
+        def is_other(name: str) -> bool:
+            name = name.lower().removesuffix(".gz")
+            format = formats.of_suffix(name)
+            is_own = format is not None and format.name == reader.format
+            return name.endswith(formats.readable_suffixes()) and not is_own
+
+        return [*filter(is_other, names)]
 
     @property
     def path(self) -> str | None:

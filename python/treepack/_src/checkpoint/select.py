@@ -264,20 +264,25 @@ def _text(path: Any) -> str:
     return path if isinstance(path, str) else _paths.text(_paths.parts(path))
 
 
-def compiled(select: Any, where: str, paths: Collection[str], name: str = "select") -> Selector:
-    """Compiles a selection of paths; see `Selector.check` for the others.
+def compiled(select: Any, where: str, paths: Collection[str], exclude: Any = None) -> Selector:
+    """Compiles a selection of paths without others; see `Selector.check` for `where`.
 
     Raises:
       TreepackError: If a pattern matches none of the paths.
     """
-    selector = Selector(select)
-    if unmatched := selector.unmatched(paths):
-        selector = selector.settled(unmatched, paths)
-        selector.check(where, paths, name)
-    return selector
+
+    def one(given: Any, name: str) -> Selector:
+        selector = Selector(given)
+        if unmatched := selector.unmatched(paths):
+            selector = selector.settled(unmatched, paths)
+            selector.check(where, paths, name)
+        return selector
+
+    selector = one(select, "select")
+    return selector if exclude is None else selector.without(one(exclude, "exclude"))
 
 
-def chosen(tree: Any, select: Any) -> Any:
+def chosen(tree: Any, select: Any, exclude: Any = None, where: str = "tree") -> Any:
     """Returns a tree with only the selected leaves, as `load(select=...)` returns it.
 
     A complete container stays the same object; a container that loses children becomes a dict.
@@ -285,12 +290,12 @@ def chosen(tree: Any, select: Any) -> Any:
     Raises:
       ValueError: If a pattern matches nothing, or a tree of bools has no bool for a leaf.
     """
-    if select is None:
+    if select is None and exclude is None:
         return tree
     ends = dict(ends_of(tree))
     room = _paths.Room()
     paths = {parts: room.text(_paths.text(parts)) for parts in ends}
-    selector = compiled(select, "tree", paths.values())
+    selector = compiled(select, where, paths.values(), exclude)
     meant = meant_of({paths[parts]: is_leaf for parts, is_leaf in ends.items()}, selector)
     wanted = {parts for parts in ends if paths[parts] in meant}
     # The containers that lose leaves, and the containers that keep leaves.

@@ -1,7 +1,7 @@
 """Formats of other libraries: a folder has all that is known of one.
 
     path, data, directory ──▶ of_suffix, of_content, in_directory ──▶ Format ──▶ Reader
-    tree ──▶ to_save ──▶ Format.save ──▶ files
+    leaves of a tree or an open file ──▶ to_save ──▶ Format.write ──▶ files
 
 The folders are listed, so a new one needs no other change. This face is below the rooms that use
 it; the folders are above the rooms that they use.
@@ -14,12 +14,12 @@ import importlib
 import os
 import pkgutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import treepack._core as core
 from treepack._src.options import Buffer, Export, Progress, Saved, Writing, no_choice
 
-SEPARATOR = "."
+SEPARATOR = Export.separator
 """The separator between the keys of a path in the name of an array, by default."""
 
 Look = Callable[[str | os.PathLike[str]], list[str]]
@@ -29,36 +29,8 @@ Write = Callable[[Progress], None]
 """Writes files."""
 
 
-class Remedies(NamedTuple):
-    """The ends of errors: how the caller changes what a format cannot hold.
-
-    Attributes:
-      name: For two arrays of one name.
-      dtype: For floats of a dtype that the format lacks.
-    """
-
-    name: str = "give it another path with rename="
-    dtype: str = "cast it, as by array.astype(numpy.float32)"
-
-
 Leaves = Iterable[tuple[tuple[str, ...], Any]]
 """Leaves with the keys of their paths."""
-
-
-class Conversion(NamedTuple):
-    """How `treepack convert` writes a tree.
-
-    Attributes:
-      metadata: The metadata as strings, or `None`.
-      separator: The separator between keys in names.
-      max_shard_size: The maximum size of a file of a directory; `None` writes one file.
-      remedies: The ends of errors.
-    """
-
-    metadata: Mapping[str, str] | None
-    separator: str
-    max_shard_size: int | str | None
-    remedies: Remedies
 
 
 class Format:
@@ -75,7 +47,8 @@ class Format:
       rank: Formats of a lower rank are asked first.
       reads_paths: Whether a path with one of its suffixes is opened by this format alone.
       has_names: Whether each array has a name, which the separator divides into keys.
-      is_saved: Whether `save` writes it, to files with the first suffix or by its name.
+      is_saved: Whether `save` writes trees in it, to files with the first suffix or by its name;
+        open files are copied to each format with suffixes.
       is_split: Whether `max_shard_size` makes a directory of several files of it.
       directories: What its directories are called in help, if it has some.
     """
@@ -132,25 +105,30 @@ class Format:
 
     def check(self, path: str, export: Export, options: Mapping[str, Any]) -> None:
         """Raises a ValueError for options of `save` that do not apply to this format."""
+        if any(options.get(name) not in (None, False) for name in ("compress", "level", "align")):
+            raise ValueError(
+                "compress=, level= and align= apply only to msgpack, and the target is "
+                f"{self.name}: leave them out"
+            )
 
-    def save(
+    def content_of(self, tree: Any, saved: Saved) -> tuple[Leaves, Mapping[str, str] | None]:
+        """Returns the arrays of a tree that is saved, and the metadata as strings."""
+        raise NotImplementedError
+
+    def write(
         self,
         path: str,
-        tree: Any,
-        saved: Saved,
+        leaves: Leaves,
+        metadata: Mapping[str, str] | None,
         writing: Writing,
         export: Export,
         *,
-        snapshot: bool,
+        snapshot: bool = False,
     ) -> Write:
-        """Returns a function that saves a tree.
+        """Returns a function that writes arrays by their paths.
 
-        With `snapshot`, the tree may change before it is called.
+        With `snapshot`, they may change before it is called.
         """
-        raise NotImplementedError
-
-    def write(self, path: str, leaves: Leaves, conversion: Conversion) -> Write:
-        """Returns a function that writes arrays by their paths; `treepack convert` calls it."""
         raise NotImplementedError
 
     def tree_of(self, content: core.Content, separator: str, max_size: int | None) -> Any:
@@ -202,8 +180,8 @@ def is_run(path: str | os.PathLike[str]) -> bool:
     return any(each.is_run(path) for each in known())
 
 
-def to_save(path: str, export: Export) -> Format | None:
-    """Returns the format of a save; `None` is treepack's own, or flax's.
+def to_save(path: str, export: Export, *, is_open: bool = False) -> Format | None:
+    """Returns the format of a save, of a tree or an open file; `None` is treepack's, or flax's.
 
     Raises:
       ValueError: If `format` is none, or an option applies only to these formats.
@@ -213,6 +191,8 @@ def to_save(path: str, export: Export) -> Format | None:
         if not isinstance(export.format, str) or export.format not in saved:
             raise no_choice("format", export.format, (None, *saved))
         return saved[export.format]
+    if is_open and (format := of_suffix(path)) is not None:
+        return format
     for each in saved.values():
         if path.lower().endswith(each.suffixes[0]):
             return each

@@ -11,6 +11,7 @@ from treepack._src import paths as _paths
 from treepack._src.formats import Leaves
 from treepack._src.printable import printable
 from treepack._src.restore.compare import signature
+from treepack._src.storage.deferred import Deferred
 from treepack.errors import TreepackError
 
 
@@ -39,7 +40,7 @@ def _keys(name: str, separator: str, most: int) -> list[str]:
     return name.split(separator, most - 1) if most > 1 else [name]
 
 
-def named(leaves: Leaves, separator: str, remedy: str) -> dict[str, Any]:
+def named(leaves: Leaves, separator: str) -> dict[str, Any]:
     """Returns leaves by their names, the keys of their paths with a separator between them.
 
     A key may contain the separator, as in a flat dict; readers split it.
@@ -47,7 +48,6 @@ def named(leaves: Leaves, separator: str, remedy: str) -> dict[str, Any]:
     Args:
       leaves: The paths and leaves.
       separator: The separator; may be empty.
-      remedy: The remedy for ambiguous names, for errors.
 
     Raises:
       TreepackError: If two leaves have the same name, or long keys make the names together much
@@ -61,14 +61,18 @@ def named(leaves: Leaves, separator: str, remedy: str) -> dict[str, Any]:
         if name in by_name:
             raise TreepackError(
                 f"at {printable(name)}: two arrays would have this name with the separator "
-                f"{separator!r}: {remedy}"
+                f"{separator!r}: choose another one with separator=, or give it another path with "
+                "rename="
             )
         by_name[name] = leaf
     return by_name
 
 
-def without_dtype(form: str, array: Any, remedy: str) -> str:
-    """Describes an array whose dtype a format lacks, with the remedy for floats or another one."""
+def without_dtype(form: str, array: Any) -> str:
+    """Describes an array whose dtype a format lacks, with a remedy."""
+    remedy = "cast it, as by array.astype(numpy.float32)"
+    if isinstance(array, Deferred):  # of an open file
+        remedy = "convert it with dtype="
     kind = signature(array)
     if kind is None or kind.kind != "float":
         is_complex = array.dtype.kind == "c"

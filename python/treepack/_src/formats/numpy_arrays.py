@@ -138,11 +138,11 @@ def texts(array: np.ndarray) -> Any:
     return array.tolist()
 
 
-def check_dtype(array: Any, name: str, form: str, remedy: str) -> None:
+def check_dtype(array: Any, name: str, form: str) -> None:
     """Raises a TreepackError for a dtype that NumPy's files lack; see `without_dtype`."""
     if array.dtype.isbuiltin == 2:
         # Of ml_dtypes: NumPy would read it as another dtype, or not at all.
-        raise TreepackError(f"at {printable(name)}: {without_dtype(form, array, remedy)}")
+        raise TreepackError(f"at {printable(name)}: {without_dtype(form, array)}")
 
 
 def write_array(file: Any, array: Any) -> None:

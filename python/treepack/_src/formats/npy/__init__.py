@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -10,9 +11,9 @@ import numpy as np
 import treepack._core as core
 from treepack._src import paths as _paths
 from treepack._src.checkpoint.laid import Unchecked, layout_of
-from treepack._src.formats import Conversion, Format, Leaves, Write
+from treepack._src.formats import Format, Leaves, Write
 from treepack._src.formats import numpy_arrays as _arrays
-from treepack._src.options import Progress
+from treepack._src.options import Export, Progress, Writing
 from treepack._src.storage.content import Openable, Opened, file_of
 from treepack._src.storage.deferred import Held, InContent
 from treepack._src.storage.write import replacing
@@ -87,14 +88,23 @@ class Npy(Format):
         """Opens a file."""
         return NpyReader(source, opened, **options)
 
-    def write(self, path: str, leaves: Leaves, conversion: Conversion) -> Write:
+    def write(
+        self,
+        path: str,
+        leaves: Leaves,
+        metadata: Mapping[str, str] | None,
+        writing: Writing,
+        export: Export,
+        *,
+        snapshot: bool = False,
+    ) -> Write:
         """Returns a function that writes the array of a tree that is one."""
         arrays = dict(leaves)
         if [*arrays] != [()]:
             raise TreepackError(
                 "a .npy file has one array: get one by its path, or choose .npz for several"
             )
-        _arrays.check_dtype(arrays[()], _paths.ROOT, self.name, conversion.remedies.dtype)
+        _arrays.check_dtype(arrays[()], _paths.ROOT, self.name)
 
         def write(_: Progress) -> None:
             with replacing(path) as file:

@@ -8,15 +8,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import treepack._core as core
-from treepack._src.formats import Conversion, Format, Leaves, Write
+from treepack._src.formats import Format, Leaves, Write
 from treepack._src.formats.named import named, nested
 from treepack._src.formats.npz.archive import is_archive, read_npz
 from treepack._src.formats.npz.reading import NpzReader
 from treepack._src.formats.numpy_arrays import check_dtype, write_array
-from treepack._src.options import Progress
+from treepack._src.options import Export, Progress, Writing
 from treepack._src.printable import printable
 from treepack._src.storage.content import Openable, Opened
 from treepack._src.storage.write import replacing
@@ -43,12 +44,20 @@ class Npz(Format):
         """Opens an archive."""
         return NpzReader(source, opened, **options)
 
-    def write(self, path: str, leaves: Leaves, conversion: Conversion) -> Write:
+    def write(
+        self,
+        path: str,
+        leaves: Leaves,
+        metadata: Mapping[str, str] | None,
+        writing: Writing,
+        export: Export,
+        *,
+        snapshot: bool = False,
+    ) -> Write:
         """Returns a function that writes an archive, without metadata."""
         import zipfile  # takes milliseconds of the start of every program
 
-        remedies = conversion.remedies
-        arrays = named(leaves, conversion.separator, remedies.name)
+        arrays = named(leaves, export.separator)
 
         def write(_: Progress) -> None:
             with replacing(path) as file, zipfile.ZipFile(file, "w", allowZip64=True) as archive:
@@ -58,7 +67,7 @@ class Npz(Format):
                             f"at {printable(name[:100])}: invalid name: npz allows no NUL and at "
                             f"most {_MAX_NAME} bytes"
                         )
-                    check_dtype(array, name, self.name, remedies.dtype)
+                    check_dtype(array, name, self.name)
                     with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
                         write_array(member, array)
 

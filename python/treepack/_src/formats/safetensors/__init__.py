@@ -18,15 +18,7 @@ import numpy as np
 
 import treepack._core as core
 from treepack._src import dtypes as _dtypes
-from treepack._src.formats import (
-    SEPARATOR,
-    Conversion,
-    Format,
-    Leaves,
-    Remedies,
-    Write,
-    readable_suffixes,
-)
+from treepack._src.formats import Format, Leaves, Write, readable_suffixes
 from treepack._src.formats.named import named, nested
 from treepack._src.formats.safetensors.header import INDEX_SUFFIX, SUFFIXES, has_suffix
 from treepack._src.formats.safetensors.reading import RepositoryReader, SafetensorsReader
@@ -38,7 +30,6 @@ from treepack._src.formats.safetensors.writing import (
     write_of,
 )
 from treepack._src.options import Export, Saved, Writing
-from treepack._src.saving.layers import renamed
 from treepack._src.saving.sharded import is_distributed
 from treepack._src.storage.content import Openable, Opened
 from treepack._src.storage.deferred import InContent
@@ -87,44 +78,33 @@ class Safetensors(Format):
                     "file: choose another path"
                 )
 
-    def save(
-        self,
-        path: str,
-        tree: Any,
-        saved: Saved,
-        writing: Writing,
-        export: Export,
-        *,
-        snapshot: bool,
-    ) -> Write:
-        """Returns a function that saves the arrays of a tree.
-
-        A path that ends with `.safetensors` becomes one file, another one a directory.
-        """
+    def content_of(self, tree: Any, saved: Saved) -> tuple[Leaves, Mapping[str, str] | None]:
+        """Returns the arrays of a tree, and the metadata."""
         if saved.sharded is None and is_distributed(tree):
             raise TreepackError(
                 "safetensors are written by one process, and arrays have shards on devices of "
                 "others: gather them, as by jax.experimental.multihost_utils.process_allgather"
             )
-        remedies = Remedies()
-        leaves = renamed(leaves_to_save(tree, saved.static), export.rename, snapshot=snapshot)
-        arrays = named(leaves, SEPARATOR, remedies.name)
-        metadata = text_metadata(saved.metadata)
-        size = DEFAULT_SIZE if export.max_shard_size is None else export.max_shard_size
-        most = None if has_suffix(path) else size_of(size)
-        return write_of(
-            path, arrays, metadata, writing, most, remedy=remedies.dtype, snapshot=snapshot
-        )
+        return leaves_to_save(tree, saved.static), text_metadata(saved.metadata)
 
-    def write(self, path: str, leaves: Leaves, conversion: Conversion) -> Write:
+    def write(
+        self,
+        path: str,
+        leaves: Leaves,
+        metadata: Mapping[str, str] | None,
+        writing: Writing,
+        export: Export,
+        *,
+        snapshot: bool = False,
+    ) -> Write:
         """Returns a function that writes arrays, byte for byte as the library.
 
-        With `max_shard_size`, it writes a directory of files of at most this size.
+        A path that ends with `.safetensors` becomes one file, another one a directory.
         """
-        metadata, separator, max_shard_size, remedies = conversion
-        most = None if max_shard_size is None else size_of(max_shard_size)
-        arrays = named(leaves, separator, remedies.name)
-        return write_of(path, arrays, metadata, Writing(), most, remedy=remedies.dtype)
+        arrays = named(leaves, export.separator)
+        size = DEFAULT_SIZE if export.max_shard_size is None else export.max_shard_size
+        most = None if has_suffix(path) else size_of(size)
+        return write_of(path, arrays, metadata, writing, most, snapshot=snapshot)
 
     def tree_of(self, content: core.Content, separator: str, max_size: int | None) -> Any:
         """Returns the tree of the arrays in a file, and its metadata."""

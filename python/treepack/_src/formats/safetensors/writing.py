@@ -112,13 +112,12 @@ class Part(NamedTuple):
             raise
 
 
-def part_of(arrays: Mapping[str, Any], metadata: Mapping[str, str] | None, remedy: str) -> Part:
+def part_of(arrays: Mapping[str, Any], metadata: Mapping[str, str] | None) -> Part:
     """Sorts the arrays of a file as safetensors does: by dtype, then by name.
 
     Args:
       arrays: The arrays by their names.
       metadata: The metadata, or `None`.
-      remedy: The remedy for floats of other dtypes, for errors.
 
     Raises:
       UnserializableLeafError: If safetensors lack a dtype.
@@ -130,7 +129,7 @@ def part_of(arrays: Mapping[str, Any], metadata: Mapping[str, str] | None, remed
                 f"at {name}: safetensors reserves this name: rename the leaf, or leave it out"
             )
         if array.dtype.name not in SAFETENSORS:
-            raise UnserializableLeafError(without_dtype("safetensors", array, remedy), name)
+            raise UnserializableLeafError(without_dtype("safetensors", array), name)
     ordered = sorted(arrays.items(), key=lambda item: (ORDER[item[1].dtype.name], item[0]))
     return Part(encode_header(ordered, metadata), dict(ordered))
 
@@ -203,15 +202,14 @@ def write_of(
     writing: Writing,
     max_shard_size: int | None,
     *,
-    remedy: str,
     snapshot: bool = False,
 ) -> Write:
     """Returns a function that writes arrays to a file, or with `max_shard_size` to a directory.
 
-    See `part_of` for errors and `remedy`.
+    See `part_of` for errors.
     """
     several = [arrays] if max_shard_size is None else split(arrays, max_shard_size)
-    parts = [part_of(part, metadata, remedy) for part in several]
+    parts = [part_of(part, metadata) for part in several]
     total = sum(part.nbytes for part in parts)
     layouts = (part.layout(snapshot=snapshot) for part in parts)
     if snapshot:

@@ -1,0 +1,97 @@
+"""Opens files that `open` leaves to their readers' choice.
+
+| file | how it is recognised |
+|---|---|
+| names divided by another separator | by the suffix, or by the content |
+| streams of EasyLM and EasyDeL | by the first bytes |
+| patches with a base elsewhere; gzip without an index | read whole |
+"""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Any
+
+import treepack._core as core
+from treepack._src import formats
+from treepack._src import paths as _paths
+from treepack._src.api.streams import read_stream
+from treepack._src.checkpoint.file import File, open, place_of
+from treepack._src.checkpoint.laid import layout_of
+from treepack._src.checkpoint.reader import Reader
+from treepack._src.formats import SEPARATOR
+from treepack._src.options import Opening, Progress
+from treepack._src.saving.layout import base_of
+from treepack._src.storage.content import Opened, open_parts, read_whole
+from treepack._src.storage.naming import naming
+from treepack._src.storage.place import check_name, local, resolved
+from treepack._src.storage.stores import store_of
+from treepack.errors import DecodeError, NoIndexError
+
+
+class _Named(Reader):
+    """A file whose arrays were laid out anew."""
+
+    separator = ""
+
+    def __init__(self, source: str, layout: core.Layout, format: str):
+        super().__init__(source, Opened(core.Content.laid(layout, [])))
+        self.format = format
+
+
+def open_anything(
+    source: str,
+    *,
+    separator: str = SEPARATOR,
+    max_size: int | None = None,
+    base: str | None = None,
+    progress: Progress = None,
+) -> File:
+    """Opens a file of any format.
+
+    Args:
+      source: Its path or URL.
+      separator: The separator between the keys in names of arrays.
+      max_size: See `treepack.open`.
+      base: The base of a patch, unless it is beside it.
+      progress: See `treepack.save`; for files that are read whole.
+    """
+    given, source = source, resolved(source)
+    with naming(given):
+        check_name(given)
+        if (laid := _laid_out(source, separator, max_size)) is not None:
+            return File(_Named(given, *laid))
+    if base is None:
+        with contextlib.suppress(NoIndexError):
+            return open(given, max_size=max_size, unknown="dict")
+    with naming(source):
+        opening = Opening(
+            max_size=max_size, progress=progress, base=base_of(base, max_size=max_size)
+        )
+        file = open(read_whole(source, opening), max_size=max_size, unknown="dict")
+    place_of(file).reader.given = source
+    return file
+
+
+def _laid_out(source: str, separator: str, max_size: int | None) -> tuple[core.Layout, str] | None:
+    """Lays out a file that `open` does not read, or reads in another way; names its format."""
+    format, content = formats.of_suffix(source), None
+    if format is None and store_of(source)[0].is_local:
+        place = Path(local(source))
+        if place.is_file() and place.stat().st_size:
+            content = core.Content.map(place)
+            format = formats.of_content(content)
+    if format is not None:
+        # With other separators, paths differ from the reader's.
+        if separator == SEPARATOR or not format.has_names:
+            return None
+        named = format.tree_of(open_parts(source).content, separator, max_size)
+        return layout_of(*named), format.name
+    if content is not None and core.convertible(content) == "stream":
+        with contextlib.suppress(DecodeError):  # a list in flax's format may begin like a stream
+            tree: dict[str, Any] = {}
+            for key, leaf in read_stream(source):
+                _paths.put(tree, key, leaf)
+            return layout_of(tree, None), "stream of EasyLM"
+    return None

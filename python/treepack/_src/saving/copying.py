@@ -1,0 +1,333 @@
+"""Copies open files, or parts of them: `save` of a `File` or `Tree`.
+
+    File, Tree ──▶ Copy ──▶ layout of msgpack, or arrays by their paths for another format
+
+A file is represented by its *state*: nested dicts and lists with strings as keys, whose arrays are
+read when they are written. So files may be larger than memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import treepack._core as core
+from treepack._src import dtypes as _dtypes
+from treepack._src import paths as _paths
+from treepack._src.checkpoint.file import File, Tree, place_of, value_at
+from treepack._src.checkpoint.reader import SALVAGE_ADVICE, Place, Reader
+from treepack._src.checkpoint.select import chosen, ends_of
+from treepack._src.formats import Format, Leaves
+from treepack._src.options import Progress, Saved, Status, Writing, progress_bar
+from treepack._src.printable import jsonable, printable
+from treepack._src.pytree.state_dict import leaves_of, map_leaves
+from treepack._src.restore.report import ABSENT
+from treepack._src.saving.layout import file_layout, plain_layout
+from treepack._src.saving.rearranging import rearranged
+from treepack._src.storage.deferred import Computed, Deferred, elements_of
+from treepack._src.storage.foreign import reference_text
+from treepack._src.storage.naming import naming
+from treepack._src.storage.place import has_flax_suffix
+from treepack.errors import CorruptionError, DecodeError, NewerVersionError, TreepackError
+
+
+class Copy(NamedTuple):
+    """The content of an open file, or of a part of it.
+
+    Attributes:
+      source: The file, for its metadata.
+      reader: Its reader.
+      tree: The state; a damaged leaf is the error.
+      record: The record of the structure with the bytes after it; `None` for a part.
+      described: Whether the file has a record, even if this part of it has none.
+      name: The last part of the path of a part.
+    """
+
+    source: Tree
+    reader: Reader
+    tree: Any
+    record: bytes | None
+    described: bool
+    name: str | None = None
+
+    @classmethod
+    def of(cls, tree: Tree, path: str = _paths.ROOT) -> Copy:
+        """Returns the content at a path; of a file that is open for salvage, the intact leaves."""
+        place = place_of(tree)
+        if path != _paths.ROOT:
+            value = value_at(tree, path)
+            place = place.below(value, _paths.parts(place.catalog.path_of(value, place.value)))
+        if place.reader.salvages and not place.value:
+            return Salvaged.of(tree).copy
+        with naming(place.reader.given):
+            return _read(tree, place)
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[None]:
+        """Raises an error with all damaged leaves of the file if one of them is read in a block.
+
+        Raises:
+          CorruptionError: If leaves are damaged.
+        """
+        try:
+            yield
+        except (CorruptionError, DecodeError) as error:
+            reader = self.reader
+            with naming(reader.given):
+                statuses, _ = reader.verify(threads=None, progress=None)
+                corrupt = [value for value, status in statuses.items() if status == "corrupt"]
+                if not corrupt:
+                    raise
+                raise CorruptionError(
+                    f"{reader.listed(corrupt)} damaged: `treepack salvage` copies the intact leaves"
+                ) from error
+
+    def chosen(self, select: Any, exclude: Any) -> Copy:
+        """Returns the selected leaves; see `save`."""
+        if select is None and exclude is None:
+            return self
+        with naming(self.reader.given):
+            tree = chosen(self.tree, select, exclude, where="file")
+        return self._replace(tree=tree, record=None)
+
+    def rearranged(self, **options: Any) -> Copy:
+        """Returns the leaves with other names and layers; see `rearranging.rearranged`."""
+        if not any(options.values()):
+            return self
+        with self.reading(), naming(self.reader.given):
+            return self._replace(tree=rearranged(self.tree, **options), record=None)
+
+    def check(self) -> None:
+        """Checks that all leaves are there.
+
+        Raises:
+          TreepackError: If leaves are references to other files.
+          CorruptionError: If a leaf is damaged.
+        """
+        with naming(self.reader.given):
+            for text, paths in self.references().items():
+                raise TreepackError(
+                    f"not all values are in the file: {_listed(paths)} are {text}. exclude= leaves "
+                    "them out"
+                )
+
+    def references(self) -> dict[str, list[str]]:
+        """Returns the paths of references to other files, grouped by a description of their kind.
+
+        Raises:
+          CorruptionError: If a leaf is damaged.
+        """
+        paths: dict[str, list[str]] = {}
+
+        def look(node: Any, parts: tuple[str, ...]) -> None:
+            if isinstance(node, Exception):
+                raise node
+            text = reference_text(node)
+            if text is not None:
+                paths.setdefault(text, []).append(_paths.text(parts))
+            elif isinstance(node, (dict, list)):
+                for key, child in node.items() if isinstance(node, dict) else enumerate(node):
+                    look(child, (*parts, str(key)))
+
+        look(self.tree, ())
+        return paths
+
+    def cast(self, dtype: np.dtype[Any] | None) -> Copy:
+        """Returns a copy whose float arrays have another dtype, unless it is `None`."""
+        return self if dtype is None else self._replace(tree=_cast(self.tree, dtype))
+
+    def layout(self, path: str, writing: Writing) -> core.Layout:
+        """Lays out a file of msgpack in the form that its suffix stands for.
+
+        `.treepack` files have a record, a new one if necessary. `.msgpack` files have none, as flax
+        writes them. Other files have a record if the source has one.
+        """
+        is_plain = has_flax_suffix(path)  # structs of flax reject unknown keys
+        is_ours = path.lower().removesuffix(".gz").endswith(".treepack")
+        record = None if is_plain else self.record
+        if record is None and not is_plain and (is_ours or self.described):
+            return file_layout(self.tree, Saved(metadata=self._metadata()), writing)
+        described = record is not None
+        return plain_layout(
+            self.tree,
+            writing.align,
+            structure=described,
+            index=described,
+            checksums=described and not writing.compress,
+            record=record,
+            threads=writing.threads,
+        )
+
+    def exported(self, format: Format) -> tuple[Leaves, Mapping[str, str] | None]:
+        """Returns the arrays for a format of another library, and the metadata as texts."""
+        tree = self.tree
+        if format.has_names and self.name is not None and not isinstance(tree, (dict, list)):
+            tree = {self.name: tree}
+        metadata = self._metadata()
+        return _arrays(tree), None if metadata is None else _texts(metadata)
+
+    def _metadata(self) -> Any:
+        return self.source.metadata if isinstance(self.source, File) and self.name is None else None
+
+
+def _read(
+    tree: Tree, place: Place, marks: core.Marks | None = None, *, is_whole: bool = True
+) -> Copy:
+    """Reads the state at a place, or of marked leaves.
+
+    Leaves are compared with their checksums: arrays when they are copied, other leaves now.
+    """
+
+    def leaf(value: int, parts: list[str]) -> Any:
+        try:
+            return place.reader.undamaged_leaf(value, parts)
+        except (CorruptionError, DecodeError) as error:
+            return error
+
+    # The record of arrays with names is made while their file is opened.
+    record = place.catalog.record if place.reader.separator is None else None
+    state = place.state(leaf, marks)
+    if marks is not None:
+        state = map_leaves(lambda leaf: leaf, state, ABSENT)
+    is_whole = is_whole and not place.value and marks is None
+    return Copy(
+        tree,
+        place.reader,
+        {} if state is ABSENT else state,
+        record if is_whole else None,
+        record is not None,
+        place.parts[-1] if place.parts else None,
+    )
+
+
+# The most paths in a message.
+_MOST_PATHS = 5
+
+
+def _listed(paths: list[str]) -> str:
+    """Returns the first of these paths as text."""
+    more = ", ..." if len(paths) > _MOST_PATHS else ""
+    return f"{', '.join(map(printable, paths[:_MOST_PATHS]))}{more}"
+
+
+def _cast(tree: Any, dtype: np.dtype[Any]) -> Any:
+    def below(node: Any, path: _paths.Trail) -> Any:
+        if type(node) is dict:
+            named = {}  # no comprehension: it would add a frame per level
+            for name, child in node.items():
+                named[name] = below(child, _paths.Trail(path, str(name)))
+            return named
+        if type(node) is list or type(node) is tuple:
+            numbered = []
+            for index, child in enumerate(node):
+                numbered.append(below(child, _paths.Trail(path, str(index))))
+            return numbered if type(node) is list else tuple(numbered)
+        return cast(node, path)
+
+    def cast(leaf: Any, path: _paths.Trail) -> Any:
+        if not isinstance(leaf, (Deferred, np.ndarray)) or not _dtypes.is_float(leaf.dtype):
+            return leaf
+        content, size = elements_of(leaf), leaf.dtype.itemsize
+
+        def flat_range(start: int, stop: int) -> np.ndarray:
+            elements = np.frombuffer(content.read_range(start * size, stop * size), leaf.dtype)
+            target = np.empty(elements.shape, dtype)
+            _dtypes.cast(elements, target, path, remedy="or choose a dtype= of a larger range")
+            return target
+
+        return Computed(leaf.shape, dtype, flat_range)
+
+    return below(tree, _paths.Trail())
+
+
+def _texts(metadata: Any) -> dict[str, str]:
+    """Returns metadata as a map of strings to strings, with other values as JSON."""
+    if not isinstance(metadata, dict) or not all(isinstance(key, str) for key in metadata):
+        metadata = {"metadata": metadata}
+    return {
+        key: value if isinstance(value, str) else json.dumps(jsonable(value))
+        for key, value in metadata.items()
+    }
+
+
+def _arrays(tree: Any) -> Leaves:
+    """Yields the arrays of a state; numbers become arrays.
+
+    Raises:
+      TreepackError: If there is another leaf.
+    """
+    for parts, leaf in leaves_of(tree, ()):
+        if leaf is None:
+            continue
+        if isinstance(leaf, (bool, int, float, complex, np.generic)):
+            leaf = np.asarray(leaf)  # a 0-d array
+        if not isinstance(leaf, (Deferred, np.ndarray)):
+            raise TreepackError(
+                f"at {printable(_paths.text(parts))}: expected an array, found "
+                f"{type(leaf).__name__}: leave it out with exclude="
+            )
+        yield parts, leaf
+
+
+class Salvaged(NamedTuple):
+    """The intact leaves of a file.
+
+    Attributes:
+      copy: The leaves.
+      leaves: Their number.
+      unchecked: The number of these that have no checksums.
+      is_damaged: Whether anything is lost or damaged.
+      texts: Descriptions of what is lost or not verified.
+    """
+
+    copy: Copy
+    leaves: int
+    unchecked: int
+    is_damaged: bool
+    texts: list[str]
+
+    @classmethod
+    def of(cls, tree: Tree, progress: Progress = None) -> Salvaged:
+        """Verifies a file that is open for salvage.
+
+        Raises:
+          NewerVersionError: If a newer version of treepack wrote it.
+        """
+        place = place_of(tree)
+        reader, catalog = place.reader, place.catalog
+        with naming(reader.given):
+            if catalog.is_newer:
+                raise NewerVersionError(str(catalog.damage))
+            with progress_bar(progress, "verify") as tell:
+                statuses, damage = reader.verify(threads=None, progress=tell)
+            lost = {value for value, status in statuses.items() if status in _LOST}
+            lost.update(*reader.lists_of(lost))
+            left = [value for value in statuses if value in lost]
+            texts = [
+                f"left out {_LOST.get(statuses[value], _LOST['corrupt'])} leaf: "
+                f"{catalog.path_of(value, 0)}"
+                for value in left
+            ]
+            if damage is not None:
+                texts.append(f"damaged: {damage.replace(SALVAGE_ADVICE, '')}")
+            marks = catalog.mark(set(range(catalog.values)) - lost) if lost else None
+            copy = _read(tree, place, marks, is_whole=reader.damaged_record() is None)
+            references = copy.references()
+            for text, paths in references.items():
+                texts.append(f"left out, as not in the file: {_listed(paths)} are {text}")
+            count = len(statuses) - len(left)
+            if references:
+                copy = copy.chosen(None, [path for paths in references.values() for path in paths])
+                count = len([*ends_of(copy.tree)])
+            is_damaged = bool(texts)
+            unchecked = min(count, sum(status == "unchecked" for status in statuses.values()))
+            if is_damaged and (unverified := reader.unverified()):
+                texts.append(f"{reader.listed(unverified)} not verified, for lack of checksums")
+        return cls(copy, count, unchecked, is_damaged, texts)
+
+
+_LOST: dict[Status, str] = {"corrupt": "a damaged", "unreadable": "an unreadable"}
