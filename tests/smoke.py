@@ -130,6 +130,8 @@ def in_files(folder: Path) -> None:
     file: treepack.File
     with treepack.open(path) as file:
         tree: treepack.Tree = file["layer"]
+        info: treepack.Info = tree.info()
+        assert info.kind == "container"
         rows: treepack.LazyArray = tree["w"]
         np.testing.assert_array_equal(rows[1:3], [[2, 3], [4, 5]])
     treepack.save(folder / "model.treepack.gz", TREE, progress=progress)

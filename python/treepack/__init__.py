@@ -19,6 +19,7 @@ from treepack._src.api.files import load, save
 from treepack._src.api.streams import read_stream, write_stream
 from treepack._src.api.structure import abstract, is_checkpoint, read_metadata
 from treepack._src.checkpoint.file import File, Tree, open
+from treepack._src.checkpoint.info import Info
 from treepack._src.checkpoint.reader import LazyArray
 from treepack._src.checkpoint.sources import stack, transpose, unstack
 from treepack._src.checkpoint.verify import Verification, verify
@@ -39,7 +40,7 @@ core.set_hooks(hooks, errors)
 del core, hooks
 
 for _public in (
-    *(File, Tree, LazyArray, LoadedExported, Report, Saving, Verification),
+    *(File, Tree, Info, LazyArray, LoadedExported, Report, Saving, Verification),
     *(Keep, Publisher, Series, Subscriber),
 ):
     for _name, _hint in _public.__annotations__.items():
@@ -57,6 +58,7 @@ formats.known()  # imports the folders now, not within the first call
 __all__ = [
     "Arrays",
     "File",
+    "Info",
     "Keep",
     "LazyArray",
     "LoadedExported",

@@ -31,7 +31,7 @@ def completed(value: Any) -> set[str]:
 
 OF_ARRAYS = {
     *("T", "astype", "dtype", "max", "mean", "min", "nbytes", "ndim", "numpy", "path", "shape"),
-    *("size", "std", "sum"),
+    *("size", "statistics", "std", "sum"),
 }
 
 

@@ -135,6 +135,12 @@ def opened(folder: Path) -> None:
             *(file.format, file.stored_nbytes),
             *(file.has_checksums, file.others),
         )
+        infos: list[treepack.Info] = [file.info("w"), *file.infos()]
+        assert [str(info) for info in infos] == ["1 leaf", "float32[4,2]"]
+        assert [(at, key) for at, key, _ in file.levels(depth=1)] == [(0, "w"), (0, "more")]
+        numbers = lazy.statistics(bins=4)
+        assert numbers is not None
+        assert numbers.mean == 1.0
         assert about == ("treepack", path.stat().st_size, True, [])
     report: treepack.Report
     loaded, report = treepack.load(
@@ -155,7 +161,7 @@ def opened(folder: Path) -> None:
     assert [key for key, _ in treepack.read_stream(folder / "stream")] == [("a", "b"), ("c",)]
     treepack.save(path, treepack.read_stream(folder / "stream"))
     found: treepack.Verification = treepack.verify(path, threads=1)
-    assert [it.kind for it in treepack.diff(path, path, rtol=0.1)] == []
+    assert [it.kind for it in treepack.diff(path, path, rtol=0.1, stats=True)] == []
     assert found.ok
 
 

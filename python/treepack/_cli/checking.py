@@ -9,7 +9,7 @@ from typing import Annotated, Any, get_args
 import typer
 
 import treepack
-from treepack._cli import output, piped, runs, values
+from treepack._cli import output, piped, runs
 from treepack._cli.listing import FILE, KINDS, MAX_SIZE, flag, opened
 from treepack._src.options import Status
 from treepack._src.printable import jsonable
@@ -92,8 +92,8 @@ def diff(
     Exit status 1: they differ.
     """
     with opened(one, max_size) as left, opened(other, max_size) as right:
-        differences = treepack.diff(left, right, rtol=rtol, atol=atol)
-        modules = values.changes(left, right) if stats else {}
+        differences = treepack.diff(left, right, rtol=rtol, atol=atol, stats=stats)
+    modules = differences.modules
     if as_json:
         result: dict[str, Any] = {
             "files": [shown(one), shown(other)],
@@ -116,7 +116,7 @@ _STATS = ("module", "arrays", "norm", "other norm", "change", "largest", "NaN", 
 _RIGHT = frozenset(range(1, len(_STATS)))
 
 
-def _stats_row(module: tuple[str, values.Change]) -> output.Row:
+def _stats_row(module: tuple[str, Any]) -> output.Row:
     path, change = module
     cells = (f"{number:.4g}" for number in dataclasses.astuple(change))
     style = "red" if change.nan or change.other_nan else ""

@@ -3,31 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections import Counter
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-import treepack._core as core
+import treepack
 from treepack._cli import output, piped, runs, values
-from treepack._src import dtypes as _dtypes
 from treepack._src import formats
-from treepack._src import paths as _paths
 from treepack._src.api.anything import open_anything
-from treepack._src.checkpoint.file import (
-    File,
-    Tree,
-    count_text,
-    kind_text,
-    nbytes_of,
-    place_of,
-    size_text,
-    totals,
-    value_at,
-)
-from treepack._src.checkpoint.reader import LazyArray
+from treepack._src.checkpoint.info import count_text, size_text
 from treepack._src.printable import (
     bytes_of,
     either,
@@ -36,8 +22,6 @@ from treepack._src.printable import (
     printable_lines,
     safe_repr,
 )
-from treepack._src.storage.place import shown
-from treepack.errors import MissingPathError
 
 _FILES = [each.kind for each in formats.known() if each.suffixes]
 _NAMED = [each.name for each in formats.known() if each.has_names]
@@ -76,12 +60,18 @@ MAX_SIZE = Annotated[
 ]
 
 
+_ROOT = "."
+"""The path of the whole tree."""
+
+
 def flag(name: str, effect: str) -> Any:
     """Declares an option without a value."""
     return typer.Option(name, help=effect)
 
 
-def opened(source: str, max_size: int | None, sep: str = ".", base: str | None = None) -> File:
+def opened(
+    source: str, max_size: int | None, sep: str = ".", base: str | None = None
+) -> treepack.File:
     """Opens a file of any format."""
     with output.bar("decompress") as progress:
         return open_anything(source, separator=sep, max_size=max_size, base=base, progress=progress)
@@ -121,27 +111,29 @@ def ls(
         return
     with opened(file, max_size, sep) as found:
         try:
-            value = value_at(found, path)
-        except MissingPathError as error:
+            info = found.info(path)
+        except treepack.MissingPathError as error:
             if not error.hint and Path(path).is_file():
                 error.hint = "it is another file: list one file at a time"
             raise
-        catalog = place_of(found).catalog
+        is_leaf = info.kind != "container"
+        part = found if path == _ROOT or is_leaf else found[path]
         if as_json:
-            output.json(_as_json(catalog, file, value, found.metadata))
+            leaves = [info] if is_leaf else part.infos()
+            content = {"metadata": jsonable(found.metadata), "leaves": [*map(_entry, leaves)]}
+            output.json({"file": found.path, **content})
             return
-        if catalog.children(value) is None:
-            output.rows([_row(catalog, path, value)], _SIZES)
+        if is_leaf:
+            output.rows([_row(info, path)], _SIZES)
         elif flat:
-            leaves = _paths.Room().all(catalog.leaves(value))
-            output.rows([_row(catalog, *leaf) for leaf in leaves], _SIZES)
+            output.rows((_row(leaf, leaf.path) for leaf in part.infos()), _SIZES)
         else:
-            count, nbytes = totals(catalog, value)
-            output.line(f"{shown(file)}: {count_text(count)}, {size_text(nbytes)}", "bold")
-            if found.metadata is not None and path == _paths.ROOT:
+            output.line(f"{found.path}: {info}, {size_text(info.nbytes)}", "bold")
+            if found.metadata is not None and path == _ROOT:
                 text = printable(safe_repr(found.metadata))
                 output.line(f"metadata: {text[:_TEXT]}{'…' if len(text) > _TEXT else ''}", "dim")
-            output.rows(_tree(catalog, value, 0, depth), _SIZES)
+            rows = (_row(info, f"{'  ' * at}{key}") for at, key, info in part.levels(depth))
+            output.rows(rows, _SIZES)
         if others := found.others:
             output.line(f"also there, in other formats: {', '.join(map(printable, others))}")
 
@@ -150,32 +142,26 @@ def _list_nan(file: str, path: str, max_size: int | None, *, as_json: bool) -> N
     """Prints a row for each array with elements that are not finite."""
     arrays = []
     with opened(file, max_size) as found:
-        tree = found if path == _paths.ROOT else found[path]
-        leaves = tree.leaves() if isinstance(tree, Tree) else [(path, tree)]
+        tree = found if path == _ROOT else found[path]
+        leaves = tree.leaves() if isinstance(tree, treepack.Tree) else [(path, tree)]
         for name, leaf in leaves:
-            if isinstance(leaf, LazyArray) and any(counts := values.not_finite(leaf)):
-                arrays.append((name, leaf, *counts))
-    if as_json:
-        entries = [
-            {**_array(leaf, name), "nan": nan, "infinite": inf} for name, leaf, nan, inf in arrays
-        ]
-        output.json({"file": shown(file), "leaves": entries})
-        return
-    output.rows(
-        ((name, _kind_of(leaf), values.not_finite_text(nan, inf)), ("", "cyan", "red"))
-        for name, leaf, nan, inf in arrays
-    )
-    output.line(f"{shown(file)}: {count_text(len(arrays))} with NaN or infinity", "bold")
-
-
-def _kind_of(array: LazyArray) -> str:
-    return kind_text(("array", _dtypes.shown(array.dtype), array.shape))
-
-
-def _array(array: LazyArray, path: str) -> dict[str, Any]:
-    """Returns an array as JSON, without its elements."""
-    kind = {"kind": "array", "dtype": _dtypes.shown(array.dtype), "shape": list(array.shape)}
-    return {"path": path, **kind, "nbytes": array.nbytes}
+            if not isinstance(leaf, treepack.LazyArray) or leaf.dtype.kind in "biumM":
+                continue
+            stats = leaf.statistics(bins=0)
+            if stats is not None and (stats.nan or stats.infinite):
+                arrays.append((dataclasses.replace(found.info(leaf.path), trail=name), stats))
+        if as_json:
+            entries = [
+                {**_entry(leaf), "nan": stats.nan, "infinite": stats.infinite}
+                for leaf, stats in arrays
+            ]
+            output.json({"file": found.path, "leaves": entries})
+            return
+        output.rows(
+            ((leaf.path, str(leaf), values.not_finite(stats)), ("", "cyan", "red"))
+            for leaf, stats in arrays
+        )
+        output.line(f"{found.path}: {count_text(len(arrays))} with NaN or infinity", "bold")
 
 
 def info(
@@ -185,18 +171,16 @@ def info(
 ) -> None:
     """Summarizes a file: its format, sizes, dtypes, checksums, and metadata. Reads no array."""
     with opened(file, max_size) as found:
-        catalog = place_of(found).catalog
-        dtypes: Counter[str] = Counter()
-        for kind, count, _ in catalog.kinds(0):
-            dtypes[kind[1] if kind[0] == "array" else kind[0]] += count
+        leaves = (it.dtype if it.kind == "array" else it.kind for it in found.infos())
+        content = found.info()
         summary = {
-            "file": shown(file),
+            "file": found.path,
             "format": found.format,
             "stored": found.stored_nbytes or None,
-            "leaves": sum(dtypes.values()),
-            "nbytes": found.nbytes,
+            "leaves": content.leaves,
+            "nbytes": content.nbytes,
             "parameters": found.num_params,
-            "leaves_of": dict(dtypes.most_common()),
+            "leaves_of": dict(Counter(leaves).most_common()),
             "checksums": found.has_checksums,
             "metadata": found.metadata,
         }
@@ -206,19 +190,17 @@ def info(
     listed = ", ".join(
         f"{printable(name)} ({count})" for name, count in summary["leaves_of"].items()
     )
-    metadata = (
-        "" if summary["metadata"] is None else printable(safe_repr(summary["metadata"]))[:_TEXT]
-    )
+    metadata = summary["metadata"]
     rows = [
         ("format", summary["format"]),
         *([("stored", size_text(summary["stored"]))] if summary["stored"] else []),
-        ("content", f"{count_text(summary['leaves'])}, {size_text(summary['nbytes'])}"),
+        ("content", f"{count_text(content.leaves)}, {size_text(content.nbytes)}"),
         ("parameters", f"{summary['parameters']:,}"),
         ("leaves of", listed),
         ("checksums", "yes" if summary["checksums"] else "no"),
-        ("metadata", metadata or "none"),
+        ("metadata", "none" if metadata is None else printable(safe_repr(metadata))[:_TEXT]),
     ]
-    output.line(shown(file), "bold")
+    output.line(summary["file"], "bold")
     output.rows([(row, ("dim", "")) for row in rows])
 
 
@@ -228,40 +210,18 @@ _SIZES = frozenset({2})
 _TEXT = 500
 
 
-def _row(catalog: core.Catalog, path: str, value: int) -> output.Row:
-    _, kind, start, end, _ = catalog.leaf(value)
-    return (path, _kind_text(kind), size_text(nbytes_of(kind, end - start))), ("", "cyan", "green")
+def _row(info: treepack.Info, name: str) -> output.Row:
+    style = "cyan" if info.kind != "container" else "dim"
+    cells = name, str(info), size_text(info.nbytes)
+    return cells, ("bold" if style == "dim" else "", style, "green")
 
 
-_kind_text = functools.lru_cache(kind_text)  # few kinds, of many leaves
-
-
-def _tree(catalog: core.Catalog, value: int, level: int, depth: int | None) -> list[output.Row]:
-    """Returns the rows of a container, each followed by the rows of its children."""
-    rows: list[output.Row] = []
-    if level == depth:
-        return rows
-    for name, child in catalog.children(value) or ():
-        indented = f"{'  ' * level}{name}"
-        if catalog.children(child) is None:
-            rows.append(_row(catalog, indented, child))
-            continue
-        count, nbytes = totals(catalog, child)
-        row = indented, count_text(count), size_text(nbytes)
-        rows.append((row, ("bold", "dim", "green")))
-        rows.extend(_tree(catalog, child, level + 1, depth))
-    return rows
-
-
-def _as_json(catalog: core.Catalog, name: str, value: int, metadata: Any) -> dict[str, Any]:
-    leaves = []
-    for path, below in _paths.Room().all(catalog.leaves(value)):
-        _, kind, start, end, _ = catalog.leaf(below)
-        entry: dict[str, Any] = {"path": path, "kind": kind[0]}
-        if kind[0] in ("array", "scalar"):
-            entry |= {"dtype": kind[1], "shape": list(kind[2])}
-        leaves.append(entry | {"offset": start, "nbytes": nbytes_of(kind, end - start)})
-    return {"file": shown(name), "metadata": jsonable(metadata), "leaves": leaves}
+def _entry(info: treepack.Info) -> dict[str, Any]:
+    """Returns a leaf as JSON."""
+    entry: dict[str, Any] = {"path": info.path, "kind": info.kind}
+    if info.kind in ("array", "scalar"):
+        entry |= {"dtype": info.dtype, "shape": info.shape}
+    return entry | {"offset": info.offset, "nbytes": info.nbytes}
 
 
 def show(
@@ -273,28 +233,27 @@ def show(
     """Shows a leaf: its statistics, a histogram, and its first elements."""
     with opened(file, max_size) as found:
         leaf = found[path]
-        if isinstance(leaf, Tree):
+        if isinstance(leaf, treepack.Tree):
             raise ValueError(
                 f"{path} is a container with {len(leaf)} children: list them with `treepack ls "
-                f"{shown(file)} {path}`"
+                f"{found.path} {path}`"
             )
-        if not isinstance(leaf, LazyArray):
+        if not isinstance(leaf, treepack.LazyArray):
             if as_json:
                 kind = {"kind": type(leaf).__name__, "value": jsonable(leaf)}
-                output.json({"file": shown(file), "path": path, **kind})
+                output.json({"file": found.path, "path": path, **kind})
                 return
             output.line(f"{path}: {type(leaf).__name__}", "bold")
             print(printable_lines(safe_repr(leaf)))
             return
-        stats = values.statistics(leaf, 40) if values.is_numeric(leaf) else None
+        info = found.info(path)
+        stats = leaf.statistics()
         if as_json:
             statistics = None if stats is None else dataclasses.asdict(stats)
-            output.json(
-                {"file": shown(file), **_array(leaf, path), "statistics": jsonable(statistics)}
-            )
+            output.json({"file": found.path, **_entry(info), "statistics": jsonable(statistics)})
             return
-        output.line(f"{path}: {_kind_of(leaf)}, {size_text(leaf.nbytes)}", "bold")
-        if stats is not None:
-            output.rows([(row, ("dim", "")) for row in stats.rows()])
-            output.line(stats.bars(), "cyan")
+        output.line(f"{path}: {info}, {size_text(info.nbytes)}", "bold")
+        if stats is not None and any(stats.histogram):
+            output.rows([(row, ("dim", "")) for row in values.rows(stats)])
+            output.line(values.bars(stats), "cyan")
         print(printable_lines(values.preview(leaf)))

@@ -6,7 +6,7 @@ from typing import Any
 
 from treepack._cli import output
 from treepack._src import formats
-from treepack._src.checkpoint.file import size_text
+from treepack._src.checkpoint.info import size_text
 from treepack._src.checkpoint.shards import MANIFEST
 from treepack._src.printable import jsonable, printable
 from treepack._src.saving.lease import utc

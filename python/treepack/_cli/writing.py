@@ -11,7 +11,7 @@ import treepack
 from treepack._cli import output, piped
 from treepack._cli.listing import ANY_FILE, FILE, MAX_SIZE, PATH, SEP, flag, opened
 from treepack._src import formats
-from treepack._src.checkpoint.file import count_text, size_text
+from treepack._src.checkpoint.info import count_text, size_text
 from treepack._src.printable import either
 from treepack._src.saving.copying import Copy, Salvaged
 from treepack._src.storage.content import size_of

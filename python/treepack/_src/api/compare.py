@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from treepack._src import dtypes as _dtypes
 from treepack._src.api.bytes import dumps
-from treepack._src.checkpoint.file import Tree, count_text, kind_text, open, place_of
+from treepack._src.checkpoint.file import Tree, open, place_of
+from treepack._src.checkpoint.info import count_text, kind_text
 from treepack._src.checkpoint.reader import LazyArray
+from treepack._src.checkpoint.statistics import as_floats, has_numbers, native_blocks
 from treepack._src.elsewhere import advised
-from treepack._src.paths import Room, join
+from treepack._src.paths import Room, join, parts, text
 from treepack._src.printable import MOST_ROWS, path_end, printable
 from treepack._src.pytree.prng import is_key, key_text, unwrap
 from treepack._src.storage.content import is_source
@@ -36,14 +39,53 @@ class Difference(NamedTuple):
     text: str
 
 
+@dataclasses.dataclass
+class Change:
+    """The change of a module between two files.
+
+    Attributes:
+      arrays: The number of arrays of the same shape in both.
+      norm: The Euclidean norm of the first version.
+      other_norm: The Euclidean norm of the second version.
+      change: The Euclidean norm of their difference.
+      largest: The largest absolute difference of two elements.
+      nan: The number of NaNs in the first version.
+      other_nan: The number of NaNs in the second version.
+    """
+
+    arrays: int = 0
+    norm: float = 0.0
+    other_norm: float = 0.0
+    change: float = 0.0
+    largest: float = 0.0
+    nan: int = 0
+    other_nan: int = 0
+
+    def add(self, one: LazyArray, other: LazyArray) -> None:
+        """Adds two arrays of the same shape; norms and differences leave out NaNs."""
+        self.arrays += 1
+        for left, right, apart in pairs(one, other):
+            nans = np.isnan(left), np.isnan(right)
+            self.nan += int(nans[0].sum())
+            self.other_nan += int(nans[1].sum())
+            left, right = np.where(nans[0], 0, left), np.where(nans[1], 0, right)
+            apart[nans[0] | nans[1]] = 0
+            self.norm = math.hypot(self.norm, float(np.linalg.norm(left)))
+            self.other_norm = math.hypot(self.other_norm, float(np.linalg.norm(right)))
+            self.change = math.hypot(self.change, float(np.linalg.norm(apart)))
+            self.largest = max(self.largest, float(apart.max(initial=0.0)))
+
+
 class Differences(list[Difference]):
     """The differences between two checkpoints, the result of `diff`; empty if they are equal.
 
     Attributes:
       leaves: The number of leaves that were compared.
+      modules: With `stats=True`, the changes of the modules, the containers of arrays, by path.
     """
 
     leaves: int = 0
+    modules: Mapping[str, Change] = {}  # replaced, not changed
 
     def __repr__(self) -> str:
         rows = map(_row, self[:MOST_ROWS])
@@ -63,7 +105,9 @@ def _row(difference: Difference) -> str:
 
 
 @advised
-def diff(one: Any, other: Any, *, rtol: float = 0.0, atol: float = 0.0) -> Differences:
+def diff(
+    one: Any, other: Any, *, rtol: float = 0.0, atol: float = 0.0, stats: bool = False
+) -> Differences:
     """Compares names, shapes, dtypes, values and static data of two checkpoints or trees.
 
     Reads arrays a block at a time. Code in static data is not compared; types of containers, such
@@ -74,6 +118,7 @@ def diff(one: Any, other: Any, *, rtol: float = 0.0, atol: float = 0.0) -> Diffe
       other: Likewise.
       rtol: The relative tolerance for values.
       atol: The absolute tolerance for values.
+      stats: Whether to compute norms, changes and NaNs of each module; see `Differences.modules`.
 
     Returns:
       A list of the differences.
@@ -94,7 +139,22 @@ def diff(one: Any, other: Any, *, rtol: float = 0.0, atol: float = 0.0) -> Diffe
                 differences.append(Difference(path, *text))
         differences.leaves = len(paths)
         differences.extend(_static(left, right))
+        if stats:
+            differences.modules = _changes(ours, theirs)
     return differences
+
+
+def _changes(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Change]:
+    """Compares the arrays of two trees by their modules."""
+    by_module: dict[str, Change] = {}
+    for path, array in one.items():
+        match = other.get(path)
+        if not isinstance(array, LazyArray) or not isinstance(match, LazyArray):
+            continue
+        if array.shape == match.shape and has_numbers(array) and has_numbers(match):
+            module = text(parts(path)[:-1])
+            by_module.setdefault(module, Change()).add(array, match)
+    return by_module
 
 
 def _static(one: Tree, other: Tree) -> Iterator[Difference]:
@@ -179,39 +239,15 @@ def _text(leaf: Any) -> str:
     return _kind(leaf) if isinstance(leaf, LazyArray) else f"{leaf!r:.40}"
 
 
-# The number of elements that are read at a time, and in a block: computing takes eight times the
-# memory of small elements.
-_READ = 4 << 20
-_BLOCK = 1 << 18
-
-
-def blocks(array: LazyArray) -> Iterator[np.ndarray]:
-    """Yields the elements of an array as float64 or complex128, block by block."""
-    return map(_floats, _native(array))
-
-
-def _native(array: LazyArray) -> Iterator[np.ndarray]:
-    for start in range(0, array.size, _READ):
-        elements = array.flat_range(start, min(array.size, start + _READ))
-        if _dtypes.is_packed(elements.dtype):
-            elements = elements.view(np.uint8)
-        for at in range(0, elements.size, _BLOCK):
-            yield elements[at : at + _BLOCK]
-
-
-def _floats(elements: np.ndarray) -> np.ndarray:
-    return elements.astype(np.complex128 if _dtypes.is_complex(elements.dtype) else np.float64)
-
-
 def pairs(one: LazyArray, other: LazyArray) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Yields blocks of two arrays, as `blocks`, and their absolute differences as float64.
+    """Yields blocks of two arrays as float64 or complex128, and their absolute differences.
 
     Differences are 0 only for equal elements and two NaNs, and infinite if one is NaN or infinite.
     """
-    for left, right in zip(_native(one), _native(other), strict=True):
+    for left, right in zip(native_blocks(one), native_blocks(other), strict=True):
         kinds = left.dtype.kind + right.dtype.kind
         is_exact = not kinds.strip("iu") or (kinds in ("mm", "MM") and left.dtype == right.dtype)
-        floats = _floats(left), _floats(right)
+        floats = as_floats(left), as_floats(right)
         with np.errstate(all="ignore"):
             yield *floats, _exact(left, right) if is_exact else _inexact(*floats)
 

@@ -9,9 +9,9 @@ from collections.abc import Iterator, KeysView, Mapping
 from typing import Any, Never, Unpack
 
 import treepack._core as core
-from treepack._src import dtypes as _dtypes
 from treepack._src import formats
 from treepack._src import paths as _paths
+from treepack._src.checkpoint.info import Info, count_text, levels, size_text, totals
 from treepack._src.checkpoint.load import load_part
 from treepack._src.checkpoint.opening import open_reader
 from treepack._src.checkpoint.placement import sharing
@@ -208,6 +208,51 @@ class Tree(Hinting, Mapping[str, Any]):
                 continue
             yield path, leaf
 
+    def info(self, path: Any = _paths.ROOT) -> Info:
+        """Describes the leaf or container at a path, by default this one, without reading it.
+
+        Raises:
+          MissingPathError: A KeyError, if the file has no value at the path.
+        """
+        value = self._place.value if path == _paths.ROOT else value_at(self, path)
+        return Info.at(self._catalog, value, _paths.text(_paths.parts(path)))
+
+    def infos(self) -> Iterator[Info]:
+        """Describes the leaves below this container in the order of the file, without reading them.
+
+        Examples:
+          >>> import numpy as np, treepack
+          >>> data = treepack.dumps({"params": {"w": np.zeros((3, 4), np.float32)}, "step": 7})
+          >>> with treepack.open(data) as file:
+          ...     for info in file.infos():
+          ...         print(info.path, info, info.nbytes)
+          params/w float32[3,4] 48
+          step int 1
+        """
+        for path, value in _paths.Room().all(self._catalog.leaves(self._place.value)):
+            yield Info.at(self._catalog, value, path)
+
+    def levels(self, depth: int | None = None) -> Iterator[tuple[int, str, Info]]:
+        """Describes the containers and leaves below, each container before its children.
+
+        Args:
+          depth: The number of levels; all by default.
+
+        Yields:
+          The level, which begins with 0, the key, and the description.
+
+        Examples:
+          >>> import numpy as np, treepack
+          >>> data = treepack.dumps({"params": {"w": np.zeros((3, 4), np.float32)}, "step": 7})
+          >>> with treepack.open(data) as file:
+          ...     for level, key, info in file.levels():
+          ...         print("  " * level + key, info)
+          params 1 leaf
+            w float32[3,4]
+          step int
+        """
+        return levels(self._catalog, self._place.value, 0, depth, _paths.Trail())
+
     @property
     def nbytes(self) -> int:
         """The total size of its leaves in bytes, uncompressed and without headers of arrays."""
@@ -331,7 +376,8 @@ class Tree(Hinting, Mapping[str, Any]):
     def _rows(self) -> list[tuple[str, str, str]]:
         catalog = self._catalog
         leaves = itertools.islice(catalog.leaves(self._place.value), MOST_ROWS)
-        return [(path_end(printable(path)), *leaf_text(catalog, value)) for path, value in leaves]
+        infos = (Info.at(catalog, value, path) for path, value in leaves)
+        return [(path_end(printable(it.path)), str(it), size_text(it.nbytes)) for it in infos]
 
     def _and_more(self) -> str:
         more = self._catalog.totals(self._place.value)[0] - MOST_ROWS
@@ -542,56 +588,3 @@ def open(
     except Exception as error:
         name_file(error, source)
         raise
-
-
-def leaf_text(catalog: core.Catalog, value: int) -> tuple[str, str]:
-    """Returns the kind and the size of a leaf as text."""
-    _, kind, start, end, _ = catalog.leaf(value)
-    return kind_text(kind), size_text(nbytes_of(kind, end - start))
-
-
-def nbytes_of(kind: tuple[Any, ...], encoded: int) -> int:
-    """Returns the size of a leaf in bytes; for an array, of its elements without headers.
-
-    Args:
-      kind: The kind of the leaf; see `Catalog.leaf`.
-      encoded: Its encoded size in bytes.
-    """
-    if kind[0] not in ("array", "prng_key", "scalar"):
-        return encoded
-    name, shape = (kind[1], ()) if kind[0] == "scalar" else dtype_and_shape(kind)
-    dtype = _dtypes.resolve(name.encode())
-    return encoded if dtype is None else math.prod((dtype.itemsize, *shape))
-
-
-def totals(catalog: core.Catalog, value: int) -> tuple[int, int]:
-    """Returns the number of leaves in a value, and their size in bytes; see `nbytes_of`."""
-    count = nbytes = 0
-    for kind, leaves, encoded in catalog.kinds(value):
-        count += leaves
-        each = nbytes_of(kind, -1)
-        nbytes += encoded if each < 0 else leaves * each
-    return count, nbytes
-
-
-def kind_text(kind: tuple[Any, ...]) -> str:
-    """Formats the kind of a leaf: `float32[3,4]`, `int`."""
-    if kind[0] == "array":
-        return f"{printable(kind[1])}[{','.join(map(str, kind[2]))}]"
-    if kind[0] == "prng_key":
-        return f"key<{printable(kind[1])}>"
-    return f"{printable(kind[1])}[]" if kind[0] == "scalar" else str(kind[0])
-
-
-def count_text(leaves: int) -> str:
-    """Formats a number of leaves: `1 leaf`, `2 leaves`."""
-    return f"{leaves} {'leaf' if leaves == 1 else 'leaves'}"
-
-
-def size_text(nbytes: float) -> str:
-    """Formats a number of bytes: `1.5 KiB`."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if nbytes < 1024:
-            return f"{nbytes:.0f} {unit}" if unit == "B" else f"{nbytes:.1f} {unit}"
-        nbytes /= 1024
-    return f"{nbytes:.1f} TiB"

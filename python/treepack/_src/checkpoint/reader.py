@@ -16,6 +16,7 @@ import treepack._core as core
 from treepack._src import dtypes as _dtypes
 from treepack._src import paths as _paths
 from treepack._src.checkpoint.arraylike import ArrayLike
+from treepack._src.checkpoint.statistics import Statistics, has_numbers, statistics
 from treepack._src.elsewhere import Hinting
 from treepack._src.options import Reading, Status, Tell
 from treepack._src.printable import Completing
@@ -461,7 +462,7 @@ class LazyArray(Hinting, ArrayLike, Deferred, metaclass=Completing):  # type: ig
 
     _shown = (
         *("path", "shape", "dtype", "ndim", "size", "nbytes", "T"),
-        *("astype", "numpy", "max", "mean", "min", "std", "sum"),
+        *("astype", "numpy", "max", "mean", "min", "statistics", "std", "sum"),
     )
 
     def __init__(self, reader: Reader, value: int, parts: list[str], kind: tuple[Any, ...]):
@@ -591,6 +592,25 @@ class LazyArray(Hinting, ArrayLike, Deferred, metaclass=Completing):  # type: ig
                 self.read_to(box, part.reshape(shape))
                 at += part.size
         return elements
+
+    def statistics(self, bins: int = 40) -> Statistics | None:
+        """Describes the elements, a block at a time: extremes, mean, NaNs, and a histogram.
+
+        Args:
+          bins: The number of intervals of the histogram; with 0, the array is read once.
+
+        Returns:
+          The statistics; `None` for dates and packed elements, which are no numbers.
+
+        Examples:
+          >>> import numpy as np, treepack
+          >>> data = treepack.dumps({"w": np.array([1.0, 3.0, np.nan])})
+          >>> with treepack.open(data) as file:
+          ...     found = file["w"].statistics(bins=2)
+          ...     print(found.mean, found.nan, found.histogram)
+          2.0 1 [1, 1]
+        """
+        return statistics(self, bins) if has_numbers(self) else None
 
     def compare(self) -> None:
         """Compares it with its checksum, if it has one.

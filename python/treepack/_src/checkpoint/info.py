@@ -1,0 +1,126 @@
+"""Describes the leaves and containers of open files, without reading them."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import treepack._core as core
+from treepack._src import dtypes as _dtypes
+from treepack._src import paths as _paths
+from treepack._src.checkpoint.reader import dtype_and_shape
+from treepack._src.printable import printable
+
+
+@dataclasses.dataclass(frozen=True)
+class Info:
+    """A leaf or container of an open file, which is not read; see `Tree.infos`.
+
+    Attributes:
+      trail: Its path, relative to the container that was asked.
+      kind: `"array"`, `"scalar"` of NumPy, `"prng_key"`, another type of a leaf, such as `"int"`,
+        or `"container"`.
+      dtype: The dtype of an array or scalar, or the implementation of a PRNG key.
+      shape: The shape of an array, or of the data of a PRNG key.
+      nbytes: The size of the leaf, or of all leaves, in bytes; see `Tree.nbytes`.
+      offset: The first byte of a leaf in the file, once it is decompressed.
+      leaves: The number of leaves in a container; 1 for a leaf.
+
+    Examples:
+      >>> import numpy as np, treepack
+      >>> with treepack.open(treepack.dumps({"w": np.zeros((3, 4), np.float32), "n": 7})) as file:
+      ...     info = file.info("w")
+      ...     print(info.kind, info.dtype, info.shape, info.nbytes)
+      ...     print(info, "in", file.info())
+      array float32 (3, 4) 48
+      float32[3,4] in 2 leaves
+    """
+
+    trail: str | _paths.Trail = dataclasses.field(repr=False)
+    kind: str
+    dtype: str | None
+    shape: tuple[int, ...] | None
+    nbytes: int
+    offset: int | None
+    leaves: int
+
+    def __str__(self) -> str:
+        if self.kind == "container":
+            return count_text(self.leaves)
+        return kind_text((self.kind, self.dtype, self.shape))
+
+    @property
+    def path(self) -> str:
+        """Its path as text."""
+        return str(self.trail)
+
+    @classmethod
+    def at(cls, catalog: core.Catalog, value: int, path: str | _paths.Trail) -> Info:
+        """Describes a value of a file."""
+        if catalog.children(value) is not None:
+            leaves, nbytes = totals(catalog, value)
+            return cls(path, "container", None, None, nbytes, None, leaves)
+        _, kind, start, end, _ = catalog.leaf(value)
+        name, dtype, shape = (*kind, None, None)[:3]
+        return cls(path, name, dtype, shape, nbytes_of(kind, end - start), start, 1)
+
+
+def levels(
+    catalog: core.Catalog, value: int, level: int, depth: int | None, above: _paths.Trail
+) -> Iterator[tuple[int, str, Info]]:
+    """Describes the children of a value, each with its own after it; see `Tree.levels`."""
+    for key, child in (catalog.children(value) or ()) if level != depth else ():
+        trail = _paths.Trail(above, key)
+        yield level, key, Info.at(catalog, child, trail)
+        yield from levels(catalog, child, level + 1, depth, trail)
+
+
+def nbytes_of(kind: tuple[Any, ...], encoded: int) -> int:
+    """Returns the size of a leaf in bytes; for an array, of its elements without headers.
+
+    Args:
+      kind: The kind of the leaf; see `Catalog.leaf`.
+      encoded: Its encoded size in bytes.
+    """
+    if kind[0] not in ("array", "prng_key", "scalar"):
+        return encoded
+    name, shape = (kind[1], ()) if kind[0] == "scalar" else dtype_and_shape(kind)
+    dtype = _dtypes.resolve(name.encode())
+    return encoded if dtype is None else math.prod((dtype.itemsize, *shape))
+
+
+def totals(catalog: core.Catalog, value: int) -> tuple[int, int]:
+    """Returns the number of leaves in a value, and their size in bytes; see `nbytes_of`."""
+    count = nbytes = 0
+    for kind, leaves, encoded in catalog.kinds(value):
+        count += leaves
+        each = nbytes_of(kind, -1)
+        nbytes += encoded if each < 0 else leaves * each
+    return count, nbytes
+
+
+@functools.lru_cache  # few kinds, of many leaves
+def kind_text(kind: tuple[Any, ...]) -> str:
+    """Formats the kind of a leaf: `float32[3,4]`, `int`."""
+    if kind[0] == "array":
+        return f"{printable(kind[1])}[{','.join(map(str, kind[2]))}]"
+    if kind[0] == "prng_key":
+        return f"key<{printable(kind[1])}>"
+    return f"{printable(kind[1])}[]" if kind[0] == "scalar" else str(kind[0])
+
+
+def count_text(leaves: int) -> str:
+    """Formats a number of leaves: `1 leaf`, `2 leaves`."""
+    return f"{leaves} {'leaf' if leaves == 1 else 'leaves'}"
+
+
+def size_text(nbytes: float) -> str:
+    """Formats a number of bytes: `1.5 KiB`."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if nbytes < 1024:
+            return f"{nbytes:.0f} {unit}" if unit == "B" else f"{nbytes:.1f} {unit}"
+        nbytes /= 1024
+    return f"{nbytes:.1f} TiB"

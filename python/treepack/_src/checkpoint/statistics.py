@@ -1,0 +1,101 @@
+"""Computes statistics of arrays in blocks, so that files may be larger than memory."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from treepack._src import dtypes as _dtypes
+
+# The number of elements that are read at a time, and in a block: computing takes eight times the
+# memory of small elements.
+_READ = 4 << 20
+_BLOCK = 1 << 18
+
+
+@dataclasses.dataclass
+class Statistics:
+    """Statistics of the finite elements of an array; see `LazyArray.statistics`.
+
+    Attributes:
+      symbol: `x`, or `|x|` if they are of the magnitudes of complex numbers.
+      minimum: The least one; NaN if there are none, and likewise the next ones.
+      maximum: The greatest one.
+      mean: Their mean.
+      std: Their standard deviation.
+      zeros: The number of zeros.
+      nan: The number of NaNs.
+      infinite: The number of infinities.
+      size: The number of all elements.
+      histogram: The numbers of elements in intervals of one size between the extremes.
+    """
+
+    symbol: str
+    minimum: float
+    maximum: float
+    mean: float
+    std: float
+    zeros: int
+    nan: int
+    infinite: int
+    size: int
+    histogram: list[int]
+
+
+def has_numbers(array: Any) -> bool:
+    """Returns whether an array has numbers."""
+    return array.dtype.kind not in "mM" and not _dtypes.is_packed(array.dtype)
+
+
+def statistics(array: Any, bins: int) -> Statistics:
+    """Describes the elements of an array of numbers; see `LazyArray.statistics`."""
+    minimum, maximum = math.inf, -math.inf
+    zeros = infinite = nan = count = 0
+    mean = squares = 0.0  # of the differences from the mean
+    for block in _magnitudes(array):
+        nan += int(np.isnan(block).sum())
+        infinite += int(np.isinf(block).sum())
+        finite = block[np.isfinite(block)]
+        zeros += int((finite == 0).sum())
+        if finite.size:
+            minimum = min(minimum, float(finite.min()))
+            maximum = max(maximum, float(finite.max()))
+            # https://en.wikipedia.org/wiki/Algorithms_for_calculating_variance#Parallel_algorithm
+            mean_here = float(finite.mean())
+            apart, count_before, count = mean_here - mean, count, count + finite.size
+            squares += float(np.square(finite - mean_here).sum())
+            squares += apart * apart * count_before * finite.size / count
+            mean += apart * finite.size / count
+    counts = np.zeros(bins, np.int64)
+    for block in _magnitudes(array) if count and bins else ():
+        counts += np.histogram(block[np.isfinite(block)], bins, (minimum, maximum))[0]
+    symbol = "|x|" if _dtypes.is_complex(array.dtype) else "x"
+    if not count:
+        minimum = maximum = mean = squares = math.nan
+    std = math.sqrt(squares / max(count, 1))
+    others = zeros, nan, infinite, array.size, counts.tolist()
+    return Statistics(symbol, minimum, maximum, mean, std, *others)
+
+
+def _magnitudes(array: Any) -> Iterator[np.ndarray]:
+    for block in map(as_floats, native_blocks(array)):
+        yield np.abs(block) if block.dtype.kind == "c" else block
+
+
+def native_blocks(array: Any) -> Iterator[np.ndarray]:
+    """Yields the elements of a `LazyArray`, block by block; of packed ones the bytes."""
+    for start in range(0, array.size, _READ):
+        elements = array.flat_range(start, min(array.size, start + _READ))
+        if _dtypes.is_packed(elements.dtype):
+            elements = elements.view(np.uint8)
+        for at in range(0, elements.size, _BLOCK):
+            yield elements[at : at + _BLOCK]
+
+
+def as_floats(elements: np.ndarray) -> np.ndarray:
+    """Returns elements as float64 or complex128."""
+    return elements.astype(np.complex128 if _dtypes.is_complex(elements.dtype) else np.float64)
