@@ -9,10 +9,11 @@ from typing import Annotated, Any, get_args
 import typer
 
 import treepack
-from treepack._cli import output, piped, runs
+from treepack._cli import output, piped
 from treepack._cli.listing import FILE, KINDS, MAX_SIZE, flag, opened
 from treepack._src.options import Status
 from treepack._src.printable import jsonable
+from treepack._src.series.listing import run_at
 from treepack._src.storage.place import shown
 
 
@@ -34,7 +35,8 @@ def verify(
     """
     damaged = newer = failed = False
     results: list[dict[str, Any]] = []
-    for file in [path for given in files for path in runs.files_of(given)]:
+    runs = [(given, run_at(given)) for given in files]
+    for file in [path for given, run in runs for path in (run.paths if run else [given])]:
         try:
             with output.bar("verify") as progress:
                 report = treepack.verify(file, max_size=max_size, progress=progress)

@@ -22,6 +22,7 @@ from treepack._src.printable import (
     printable_lines,
     safe_repr,
 )
+from treepack._src.series.listing import run_at
 
 _FILES = [each.kind for each in formats.known() if each.suffixes]
 _NAMED = [each.name for each in formats.known() if each.has_names]
@@ -106,7 +107,7 @@ def ls(
     if nan:
         _list_nan(file, path, max_size, as_json=as_json)
         return
-    if path == "." and (run := runs.run_at(file, prefix)) is not None:
+    if path == "." and (run := run_at(file, prefix)) is not None:
         runs.show(file, run, as_json=as_json)
         return
     with opened(file, max_size, sep) as found:

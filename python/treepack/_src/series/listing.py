@@ -1,0 +1,93 @@
+"""Lists a run that any of the libraries has saved, without a `Series` of it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from treepack._src import formats
+from treepack._src.checkpoint.shards import MANIFEST
+from treepack._src.saving.lease import utc
+from treepack._src.series.contents import is_damage, opened
+from treepack._src.series.names import CheckpointEntry, Folder, directory_of
+from treepack._src.storage.entries import entries, is_directory
+from treepack._src.storage.place import absolute, joined
+from treepack.errors import CorruptionError
+
+# The prefixes of `treepack.Series`, flax's checkpoints and Orbax's managers.
+_PREFIXES = ("step_", "checkpoint_", "")
+
+
+class Checkpoint(NamedTuple):
+    """A checkpoint of a run.
+
+    Attributes:
+      step: Its step.
+      name: Its name.
+      nbytes: Its size in bytes, and likewise the next ones, if it can be read.
+      saved: When it was saved.
+      metrics: Its metrics.
+      pinned: Whether the rules of the run keep it.
+      damage: Why it cannot be read.
+    """
+
+    step: int
+    name: str
+    nbytes: int | None
+    saved: str | None
+    metrics: dict[str, float]
+    pinned: bool
+    damage: str | None
+
+
+class Run:
+    """A directory of checkpoints by steps.
+
+    Attributes:
+      paths: The paths of its checkpoints.
+    """
+
+    def __init__(self, path: str, folder: Folder):
+        self._folder, self._listing = folder, folder.listing()
+        self.paths = [joined(path, entry.name) for entry in self._listing.numbered().values()]
+
+    def checkpoints(self) -> list[Checkpoint]:
+        """Describes the checkpoints. Only their records are read and checked."""
+        pins = self._listing.pinned()
+        rows = self._listing.numbered().items()
+        return [self._described(step, entry, is_pinned=step in pins) for step, entry in rows]
+
+    def _described(self, step: int, entry: CheckpointEntry, *, is_pinned: bool) -> Checkpoint:
+        row = Checkpoint(step, entry.name, None, None, {}, is_pinned, None)
+        try:
+            if not entry.is_complete:
+                raise CorruptionError("its save has not ended")
+            with opened(self._folder.path(entry.name), step) as contents:
+                summary = contents.summary()
+                saved = None if summary.time is None else utc(summary.time)
+                return row._replace(
+                    nbytes=contents.nbytes, saved=saved, metrics={**summary.metrics}
+                )
+        except Exception as error:
+            if not is_damage(error):
+                raise
+            return row._replace(damage=getattr(error, "reason", None) or str(error))
+
+
+def run_at(path: str, prefix: str | None = None) -> Run | None:
+    """Returns the run in a directory, unless it is a checkpoint or has none.
+
+    Without a prefix of its names, it finds those of the libraries.
+    """
+    if not is_directory(path):
+        return None
+    begins = _PREFIXES if prefix is None else (prefix,)
+    folders = {begin: Folder(absolute(directory_of(path)), begin) for begin in begins}
+    # A prefix may name a directory inside; prefixes of libraries do not.
+    names = {entry.name for entry in entries(folders[begins[0]].directory)}
+    if MANIFEST in names:
+        return None
+    for begin, folder in folders.items():
+        is_run = any(folder.step(name) is not None for name in names)
+        if is_run and (begin or prefix is not None or formats.is_run(path)):
+            return Run(path, folder)
+    return None
