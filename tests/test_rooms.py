@@ -32,6 +32,9 @@ MODULES = {
 }
 
 
+PACKAGES = {name.removesuffix(".__init__") for name in MODULES if name.endswith(".__init__")}
+
+
 @functools.cache
 def trees() -> dict[str, ast.Module]:
     """Returns the modules by name; a second of parsing that other tests do without."""
@@ -104,6 +107,39 @@ def test_the_map_names_every_room_and_every_module_of_the_core() -> None:
     assert listed == known
     named = {*re.findall(r"`(\w+)`", core), "lib"}
     assert {path.stem for path in (ROOT / "src").iterdir()} <= named
+
+
+def taken_by(room: str) -> set[str]:
+    """Returns the internal names that a room takes, those of imported modules included."""
+    taken: set[str] = set()
+    for module in (name for name in MODULES if f"{name}.".startswith(f"{room}.")):
+        nodes = [*ast.walk(trees()[module])]
+        inside: dict[str, str] = {}
+        for node in nodes:
+            if isinstance(node, ast.Import):
+                inside |= {it.asname or it.name: it.name for it in node.names}
+            elif isinstance(node, ast.ImportFrom) and f"{node.module}.".startswith(
+                "treepack._src."
+            ):
+                names = {it.asname or it.name: f"{node.module}.{it.name}" for it in node.names}
+                modules = {f"treepack.{name}" for name in (*MODULES, *PACKAGES)}
+                inside |= {name: path for name, path in names.items() if path in modules}
+                taken |= {*names.values()} - modules
+        for node in nodes:
+            if isinstance(node, ast.Attribute) and (
+                path := inside.get(ast.unparse(node.value), "")
+            ):
+                taken |= {f"{path}.{node.attr}"} if path.startswith("treepack._") else set()
+    return {name.removeprefix("treepack._src.") for name in taken}
+
+
+def test_the_command_line_uses_the_verbs() -> None:
+    """Which it calls as any program does; beside them, it takes at most ten names."""
+    assert taken_by("_cli") == {
+        *("api.anything.open_anything", "saving.copying.Copy", "series.listing.run_at"),
+        *("checkpoint.info.size_text", "formats.known", "storage.place.shown"),
+        *(f"printable.{name}" for name in ("bytes_of", "jsonable", "printable", "safe_repr")),
+    }
 
 
 def test_no_imports_run_in_a_circle() -> None:

@@ -273,8 +273,8 @@ def test_arrays_that_are_not_finite(folder: Path) -> None:
         ["a/h", "bfloat16[4]", "1", "NaN,", "2", "infinite"],
         ["a/c", "complex128[1]", "1", "NaN,", "0", "infinite"],
     ]
-    assert listed[2] == "one: 2 leaves with NaN or infinity"
-    assert call("ls", "--nan", "one", "i") == "one: 0 leaves with NaN or infinity\n"
+    assert listed[2] == "one: arrays with NaN or infinity: 2"
+    assert call("ls", "--nan", "one", "i") == "one: arrays with NaN or infinity: 0\n"
 
 
 def size_on_disk(path: Path) -> int:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any
 
 import typer
 
 import treepack
 from treepack._cli import output, piped
-from treepack._cli.listing import FILE, KINDS, MAX_SIZE, flag, opened
-from treepack._src.options import Status
+from treepack._cli.listing import ANY_FILE, KINDS, MAX_SIZE, flag, opened
 from treepack._src.printable import jsonable
 from treepack._src.series.listing import run_at
 from treepack._src.storage.place import shown
@@ -56,7 +55,7 @@ def verify(
             output.line(f"{shown(file)}: not checked: {report.newer}", "yellow")
             continue
         counts = Counter(report.leaves.values())
-        texts = [f"{counts[key]} {key}" for key in get_args(Status) if counts[key]]
+        texts = [f"{counts[key]} {key}" for key in _STATUSES if counts[key]]
         is_checked = not counts["unchecked"]
         style = "red" if not report.ok else "green" if is_checked else "yellow"
         output.line(f"{shown(file)}: {', '.join(texts) or 'no leaves'}", style)
@@ -74,11 +73,13 @@ def verify(
     raise typer.Exit(1 if damaged else 2 if newer or failed else 0)
 
 
+_STATUSES = ("ok", "corrupt", "unreadable", "unchecked")
+
 _STATS_HELP = "Print norms, the norm of the change, the largest change and NaNs of each module."
 
 
 def diff(
-    one: FILE,
+    one: ANY_FILE,
     other: Annotated[
         str,
         typer.Argument(metavar="OTHER", help="Another one, of any format.", callback=piped.read),

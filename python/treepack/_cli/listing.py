@@ -13,13 +13,11 @@ import treepack
 from treepack._cli import output, piped, runs, values
 from treepack._src import formats
 from treepack._src.api.anything import open_anything
-from treepack._src.checkpoint.info import count_text, size_text
+from treepack._src.checkpoint.info import size_text
 from treepack._src.printable import (
     bytes_of,
-    either,
     jsonable,
     printable,
-    printable_lines,
     safe_repr,
 )
 from treepack._src.series.listing import run_at
@@ -28,8 +26,8 @@ _FILES = [each.kind for each in formats.known() if each.suffixes]
 _NAMED = [each.name for each in formats.known() if each.has_names]
 _FOLDERS = [each.directories for each in formats.known() if each.directories]
 KINDS = (
-    f"A file of {either(['treepack', 'flax', 'eformer', *_FILES])}, or a directory of "
-    f"{either(['treepack', *_FOLDERS])}"
+    f"A file ({', '.join(['treepack', 'flax', 'eformer', *_FILES])}) or a directory "
+    f"({', '.join(['treepack', *_FOLDERS])})"
 )
 FILE = Annotated[
     str, typer.Argument(metavar="FILE", help=f"{KINDS}; - is standard input.", callback=piped.read)
@@ -48,7 +46,7 @@ PATH = Annotated[
 ]
 SEP = Annotated[
     str,
-    typer.Option("--sep", help=f"The separator between keys in names of {either(_NAMED)}."),
+    typer.Option("--sep", help=f"The separator between keys in names of {' or '.join(_NAMED)}."),
 ]
 MAX_SIZE = Annotated[
     int | None,
@@ -162,11 +160,11 @@ def _list_nan(file: str, path: str, max_size: int | None, *, as_json: bool) -> N
             ((leaf.path, str(leaf), values.not_finite(stats)), ("", "cyan", "red"))
             for leaf, stats in arrays
         )
-        output.line(f"{found.path}: {count_text(len(arrays))} with NaN or infinity", "bold")
+        output.line(f"{found.path}: arrays with NaN or infinity: {len(arrays)}", "bold")
 
 
 def info(
-    file: FILE,
+    file: ANY_FILE,
     as_json: Annotated[bool, flag("--json", "Print the summary as JSON.")] = False,
     max_size: MAX_SIZE = None,
 ) -> None:
@@ -195,7 +193,7 @@ def info(
     rows = [
         ("format", summary["format"]),
         *([("stored", size_text(summary["stored"]))] if summary["stored"] else []),
-        ("content", f"{count_text(content.leaves)}, {size_text(content.nbytes)}"),
+        ("content", f"{content}, {size_text(content.nbytes)}"),
         ("parameters", f"{summary['parameters']:,}"),
         ("leaves of", listed),
         ("checksums", "yes" if summary["checksums"] else "no"),
@@ -226,7 +224,7 @@ def _entry(info: treepack.Info) -> dict[str, Any]:
 
 
 def show(
-    file: FILE,
+    file: ANY_FILE,
     path: PATH,
     as_json: Annotated[bool, flag("--json", "Print the statistics as JSON.")] = False,
     max_size: MAX_SIZE = None,
@@ -245,7 +243,7 @@ def show(
                 output.json({"file": found.path, "path": path, **kind})
                 return
             output.line(f"{path}: {type(leaf).__name__}", "bold")
-            print(printable_lines(safe_repr(leaf)))
+            output.lines(safe_repr(leaf))
             return
         info = found.info(path)
         stats = leaf.statistics()
@@ -257,4 +255,4 @@ def show(
         if stats is not None and any(stats.histogram):
             output.rows([(row, ("dim", "")) for row in values.rows(stats)])
             output.line(values.bars(stats), "cyan")
-        print(printable_lines(values.preview(leaf)))
+        output.lines(values.preview(leaf))

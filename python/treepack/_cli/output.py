@@ -13,10 +13,11 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from treepack._src.printable import cells, printable, printable_lines
+from treepack._src.printable import printable
 
 # The cells of a row and their styles.
 Row = tuple[Sequence[str], Sequence[str]]
@@ -51,7 +52,7 @@ def rows(lines: Iterable[Row], right: frozenset[int] = frozenset()) -> None:
     styled = [([printable(cell) for cell in row], styles) for row, styles in lines]
     if not styled:
         return
-    sizes = [[*map(cells, row)] for row, _ in styled]
+    sizes = [[*map(cell_len, row)] for row, _ in styled]
     columns = [*zip(*sizes, strict=True)]
     # One long cell does not make all others as wide: many rows would take the square of its size.
     widths = [
@@ -69,7 +70,7 @@ def rows(lines: Iterable[Row], right: frozenset[int] = frozenset()) -> None:
     for (row, styles), lengths in zip(styled, sizes, strict=True):
         if is_cut:
             row[0] = _end(row[0], widths[0])
-            lengths[0] = cells(row[0])
+            lengths[0] = cell_len(row[0])
         parts = []
         for at, (cell, length, style) in enumerate(zip(row, lengths, styles, strict=True)):
             room = " " * (widths[at] - length)  # none beside a longer cell
@@ -94,10 +95,10 @@ _MOST_WIDTH = 200
 
 def _end(cell: str, width: int) -> str:
     """Truncates a text to a width, keeping its end."""
-    if cells(cell) <= width:
+    if cell_len(cell) <= width:
         return cell
     start = max(0, len(cell) - width)  # an upper bound: few characters have no width
-    while cells(cell[start:]) > width - 1:
+    while cell_len(cell[start:]) > width - 1:
         start += 1
     return f"…{cell[start:]}"
 
@@ -106,6 +107,11 @@ def line(text: str, style: str = "") -> None:
     """Prints a line."""
     console = Console(soft_wrap=True, highlight=False, stderr=_on_stderr)
     console.print(Text(printable(_shown(text)), style))
+
+
+def lines(text: str, file: Any = None) -> None:
+    """Prints text of several lines."""
+    print(*map(printable, text.split("\n")), sep="\n", file=file)
 
 
 def json(value: Any) -> None:
@@ -117,7 +123,7 @@ def error(error: Exception | str) -> None:
     """Prints an error with its notes to standard error."""
     text = "\n".join([f"treepack: {error}", *getattr(error, "__notes__", [])])
     text = _OPTIONS.sub(lambda match: _FLAGS.get(match[1], f"--{match[1]}"), text)
-    print(printable_lines(_shown(text)), file=sys.stderr)
+    lines(_shown(text), sys.stderr)
 
 
 # Options as messages to programs write them.

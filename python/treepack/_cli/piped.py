@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import stat
 import sys
 import tempfile
 from pathlib import Path
@@ -18,7 +19,6 @@ from typing import Any
 import typer
 
 from treepack._cli import output
-from treepack._src.storage.content import is_device
 
 _NAME = "-"
 _ELSE = "./- is a file of this name"
@@ -36,7 +36,7 @@ def read(context: typer.Context, given: Any) -> Any:
     if sys.stdin.isatty():
         context.fail(f"- is standard input, a terminal: pipe a file into it ({_ELSE})")
     with contextlib.suppress(OSError):  # it need not have a descriptor
-        if is_device(os.fstat(sys.stdin.fileno()).st_mode):
+        if stat.S_ISCHR(os.fstat(sys.stdin.fileno()).st_mode):
             context.fail(f"- is standard input, a device: pipe a file into it ({_ELSE})")
     path = _temporary(context)
     with path.open("wb") as file:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,47 +11,46 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from treepack._src import formats
-from treepack._src.elsewhere import by_name
 
-_COMMANDS = by_name(
-    {
-        "cat print": "use `treepack show`",
-        "list": "use `treepack ls`",
-        "check": "use `treepack verify`",
-        "compare": "use `treepack diff`",
-        "extract": "use `treepack get`",
-        "cp": "use `treepack convert`",
-        "rename mv": "use `treepack convert --rename`",
-        "stack": "use `treepack convert --stack`",
-        "transpose": "use `treepack convert --transpose`",
-        "help": "use `treepack --help`, or after a command, such as `treepack ls --help`",
-    }
-)
+_COMMANDS = {
+    "cat print": "use `treepack show`",
+    "list": "use `treepack ls`",
+    "check": "use `treepack verify`",
+    "compare": "use `treepack diff`",
+    "extract": "use `treepack get`",
+    "cp": "use `treepack convert`",
+    "rename mv": "use `treepack convert --rename`",
+    "stack": "use `treepack convert --stack`",
+    "transpose": "use `treepack convert --transpose`",
+    "help": "use `treepack --help`, or after a command, such as `treepack ls --help`",
+}
 
 _EXAMPLE = next((each.suffixes[0] for each in formats.known() if each.is_saved), ".msgpack")
 
 # Options of other tools, by the command that they are tried with; `None` for all.
-_OPTIONS: dict[str | None, dict[str, str]] = {
-    "ls": by_name(
-        {
-            "-l -a -la -lh --long": "leave it out: shapes and sizes are always listed, and --json "
-            "adds offsets",
-            "-R -r --recursive": "leave it out: all levels are listed unless --depth limits them",
-        }
-    ),
-    "diff": by_name({"--tolerance --tol": "use --rtol or --atol"}),
-    None: by_name(
-        {
-            "--to --format -f -t": f"the suffix of TARGET selects the format, as in out{_EXAMPLE}",
-            "--output --out -o": "name the new file after FILE, as TARGET",
-            "--compress --compression -z": "use --gzip, or --numbers",
-            "--exclude --ignore": "use --skip",
-            "--include --filter": "use --select",
-            "--cast --precision": "use --dtype",
-            "--force --overwrite -y": "leave it out: files are always replaced",
-        }
-    ),
+_OPTIONS = {
+    "ls": {
+        "-l -a -la -lh --long": "leave it out: shapes and sizes are always listed, and --json adds "
+        "offsets",
+        "-R -r --recursive": "leave it out: all levels are listed unless --depth limits them",
+    },
+    "diff": {"--tolerance --tol": "use --rtol or --atol"},
+    None: {
+        "--to --format -f -t": f"the suffix of TARGET selects the format, as in out{_EXAMPLE}",
+        "--output --out -o": "name the new file after FILE, as TARGET",
+        "--compress --compression -z": "use --gzip, or --numbers",
+        "--exclude --ignore": "use --skip",
+        "--include --filter": "use --select",
+        "--cast --precision": "use --dtype",
+        "--force --overwrite -y": "leave it out: files are always replaced",
+    },
 }
+
+
+def _hint(rows: Mapping[str, str], name: str) -> str:
+    """Returns the hint at a name, from hints by several names with spaces between them."""
+    return next((hint for names, hint in rows.items() if name in names.split()), "")
+
 
 # The options of the form ONE=OTHER.
 _PAIRS = ("--rename", "--stack", "--unstack")
@@ -70,16 +69,12 @@ class Command(TyperCommand):
             option = getattr(error, "option_name", None)
             hint = ""
             if option is not None:
-                hint = _OPTIONS.get(self.name, {}).get(option) or _OPTIONS[None].get(option, "")
+                hint = _hint(_OPTIONS.get(self.name, {}) | _OPTIONS[None], option)
             elif "extra argument" in error.message:
                 hint = _extra(str(self.name), given)
             if hint:
                 error.message, error.possibilities = f"{error.message}: {hint}", None
             raise
-
-
-def _is_file_name(text: str) -> bool:
-    return text.endswith((*formats.readable_suffixes(), ".gz"))
 
 
 def _extra(command: str, args: Sequence[str]) -> str:
@@ -89,7 +84,7 @@ def _extra(command: str, args: Sequence[str]) -> str:
         if at + 1 < len(args) and "=" not in args[at]:
             return f"write {option} {shlex.quote(f'{args[at]}={args[at + 1]}')}"
     files = [arg for arg in args if arg[:1] != "-"]
-    if command == "diff" and (Path(files[-1]).exists() or _is_file_name(files[-1])):
+    if command == "diff" and (Path(files[-1]).exists() or Path(files[-1]).suffix):
         return "compare two files at a time"
     if command == "diff":
         return f"it compares whole files: for a part, add | grep {shlex.quote(f'^{files[-1]}')}"
@@ -105,8 +100,8 @@ class Commands(TyperGroup):
         command = super().get_command(ctx, cmd_name)
         if command is None and Path(cmd_name).exists():
             ctx.fail(f"{cmd_name} is a file: list it with `treepack ls {cmd_name}`")
-        if command is None and cmd_name in _COMMANDS:
-            ctx.fail(f"No such command {cmd_name!r}: {_COMMANDS[cmd_name]}")
+        if command is None and (hint := _hint(_COMMANDS, cmd_name)):
+            ctx.fail(f"No such command {cmd_name!r}: {hint}")
         return command
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -11,12 +12,9 @@ import treepack
 from treepack._cli import output, piped
 from treepack._cli.listing import ANY_FILE, FILE, MAX_SIZE, PATH, SEP, flag, opened
 from treepack._src import formats
-from treepack._src.checkpoint.info import count_text, size_text
-from treepack._src.printable import either
-from treepack._src.saving.copying import Copy, Salvaged
-from treepack._src.storage.content import size_of
-from treepack._src.storage.entries import entries
-from treepack._src.storage.place import joined, real, resolved, shown
+from treepack._src.checkpoint.info import size_text
+from treepack._src.saving.copying import Copy
+from treepack._src.storage.place import shown
 
 TARGET = Annotated[
     str,
@@ -35,11 +33,8 @@ NUMBERS = Annotated[
 ]
 LEVEL = Annotated[int | None, typer.Option(help="The gzip level from 0 (stored) to 9 (smallest).")]
 ALIGN = Annotated[int, typer.Option(help="The alignment of arrays in bytes.")]
-_SPLIT = [each for each in formats.known() if each.is_split]
-SHARDS = (
-    f"Write a directory of {either(each.name for each in _SPLIT)}, in files of at most this "
-    "size, such as 5GB."
-)
+_SPLIT = [each.name for each in formats.known() if each.is_split]
+SHARDS = f"Write a directory of {' or '.join(_SPLIT)}, in files of at most this size, such as 5GB."
 DTYPE = Annotated[
     str | None, typer.Option(help="Cast float arrays to this dtype, such as bfloat16.")
 ]
@@ -106,7 +101,6 @@ def convert(
     .treepack and .safetensors keep the metadata. Files may be larger than
     memory.
     """
-    _check_other(target, source, base)
     with opened(source, max_size, sep, base) as file:
         copy = Copy.of(file).chosen(select or None, skip or None)
         copy = copy.rearranged(
@@ -140,7 +134,7 @@ def _turned(text: str) -> tuple[str, tuple[int, ...] | None]:
 
 
 def get(
-    source: FILE,
+    source: ANY_FILE,
     path: PATH,
     target: TARGET,
     skip: SKIP = None,
@@ -153,7 +147,6 @@ def get(
     max_size: MAX_SIZE = None,
 ) -> None:
     """Copies a part of a file to a new file, as plain dicts and arrays."""
-    _check_other(target, source)
     with opened(source, max_size) as file:
         copy = Copy.of(file, path).chosen(None, skip or None)
         _save(target, copy, gzip, numbers, level, align, dtype, sep)
@@ -164,29 +157,19 @@ def salvage(source: FILE, target: TARGET, sep: SEP = ".", max_size: MAX_SIZE = N
 
     Exit status 1: the file is damaged, or has leaves that treepack cannot read.
     """
-    _check_other(target, source)
     with treepack.open(source, salvage=True, max_size=max_size, unknown="dict") as file:
         with output.bar("verify") as progress:
-            found = Salvaged.of(file, progress)
+            copy = Copy.of(file, progress=progress)
+        found = copy.salvage
+        assert found is not None
         for text in found.texts:
             output.line(text, "yellow")
         if found.is_damaged and found.leaves == 0:
             output.line("no leaf is intact: nothing was written", "yellow")
             raise typer.Exit(1)
-        _save(target, found.copy, sep=sep)
-    more = f", {found.unchecked} of them without checksums"
-    more = more if found.is_damaged and found.unchecked else ""
-    output.line(f"saved {count_text(found.leaves)}{more}", "green")
+        _save(target, copy, sep=sep)
+    output.line(str(found), "green")
     raise typer.Exit(int(found.is_damaged))
-
-
-def _check_other(target: str, *read: str | None) -> None:
-    """Raises a ValueError if a target is one of the files that are read."""
-    for path in read:
-        if path is not None and real(resolved(path)) == real(resolved(target)):
-            raise ValueError(
-                f"the target {shown(target)} is the file to read: pass another, then move it"
-            )
 
 
 def _save(
@@ -210,14 +193,18 @@ def _save(
             target,
             copy,
             compress="numbers" if numbers else gzip,
-            format=None if max_shard_size is None else _SPLIT[0].name,
+            format=None if max_shard_size is None else _SPLIT[0],
             separator=sep,
             progress=progress,
             **options,
         )
-    path = resolved(target)
-    files = [path]
-    if max_shard_size is not None:
-        names = [entry.name for entry in entries(path)]
-        files = [joined(path, name) for name in names if name.endswith(_SPLIT[0].suffixes[0])]
-    output.line(f"{shown(target)}: {size_text(sum(map(size_of, files)))}", "green")
+    output.line(f"{shown(target)}: {size_text(_size_of(target))}", "green")
+
+
+def _size_of(target: str) -> int:
+    """Returns the size of a new file or directory in bytes."""
+    path = Path(target).expanduser()
+    if path.is_file():
+        return path.stat().st_size
+    with treepack.open(target) as file:
+        return file.stored_nbytes

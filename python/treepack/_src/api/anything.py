@@ -70,7 +70,8 @@ def open_anything(
             max_size=max_size, progress=progress, base=base_of(base, max_size=max_size)
         )
         file = open(read_whole(source, opening), max_size=max_size, unknown="dict")
-    place_of(file).reader.given = source
+    reader = place_of(file).reader
+    reader.given, reader.base = source, base
     return file
 
 

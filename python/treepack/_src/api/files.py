@@ -319,7 +319,7 @@ def _copy(
     copy = source if isinstance(source, Copy) else Copy.of(source)
     with copy.reading():
         copy = copy.chosen(saved.select, saved.exclude).cast(saved.dtype)
-        copy.check()
+        copy.check(place)
         wait_for(place)
         if format is not None:
             _export(format, place, *copy.exported(format), export, options)(progress)

@@ -64,6 +64,7 @@ class Reader:
     object: unpickling opens the file again.
 
     Attributes:
+      base: The base of a patch that the caller passed.
       format: The format in words; `None` for treepack's and flax's.
       given: The source as the caller passed it.
       may_change: Whether the source is memory that other code may change.
@@ -82,6 +83,7 @@ class Reader:
     separator: str | None = None
     has_types = True
     bytes_after = _AHEAD_BYTES
+    base: Any = None
 
     def __init__(self, source: Openable, opened: Opened, *, salvage: bool = False, **options: Any):
         """`opened` is the content of `source`; `options` are used to reopen it."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -19,10 +20,11 @@ import treepack._core as core
 from treepack._src import dtypes as _dtypes
 from treepack._src import paths as _paths
 from treepack._src.checkpoint.file import File, Tree, place_of, value_at
+from treepack._src.checkpoint.info import count_text
 from treepack._src.checkpoint.reader import SALVAGE_ADVICE, Place, Reader
 from treepack._src.checkpoint.select import chosen, ends_of
 from treepack._src.formats import Format, Leaves
-from treepack._src.options import Progress, Saved, Status, Writing, progress_bar
+from treepack._src.options import Progress, Saved, Writing, progress_bar
 from treepack._src.printable import jsonable, printable
 from treepack._src.pytree.state_dict import leaves_of, map_leaves
 from treepack._src.restore.report import ABSENT
@@ -31,8 +33,29 @@ from treepack._src.saving.rearranging import rearranged
 from treepack._src.storage.deferred import Computed, Deferred, elements_of
 from treepack._src.storage.foreign import reference_text
 from treepack._src.storage.naming import naming
-from treepack._src.storage.place import has_flax_suffix
+from treepack._src.storage.place import has_flax_suffix, real, shown
 from treepack.errors import CorruptionError, DecodeError, NewerVersionError, TreepackError
+
+
+class Salvage(NamedTuple):
+    """The intact rest of a file that is open for salvage.
+
+    Attributes:
+      leaves: The number of intact leaves.
+      unchecked: The number of these that have no checksums.
+      is_damaged: Whether anything is lost or damaged.
+      texts: Descriptions of lost leaves and of those that are not verified.
+    """
+
+    leaves: int
+    unchecked: int
+    is_damaged: bool
+    texts: list[str]
+
+    def __str__(self) -> str:
+        more = self.is_damaged and self.unchecked
+        unchecked = f", {self.unchecked} of them without checksums" if more else ""
+        return f"saved {count_text(self.leaves)}{unchecked}"
 
 
 class Copy(NamedTuple):
@@ -45,6 +68,7 @@ class Copy(NamedTuple):
       record: The record of the structure with the bytes after it; `None` for a part.
       described: Whether the file has a record, even if this part of it has none.
       name: The last part of the path of a part.
+      salvage: The state of a file that is open for salvage.
     """
 
     source: Tree
@@ -53,17 +77,18 @@ class Copy(NamedTuple):
     record: bytes | None
     described: bool
     name: str | None = None
+    salvage: Salvage | None = None
 
     @classmethod
-    def of(cls, tree: Tree, path: str = _paths.ROOT) -> Copy:
+    def of(cls, tree: Tree, path: str = _paths.ROOT, progress: Progress = None) -> Copy:
         """Returns the content at a path; of a file that is open for salvage, the intact leaves."""
         place = place_of(tree)
         if path != _paths.ROOT:
             value = value_at(tree, path)
             place = place.below(value, _paths.parts(place.catalog.path_of(value, place.value)))
-        if place.reader.salvages and not place.value:
-            return Salvaged.of(tree).copy
         with naming(place.reader.given):
+            if place.reader.salvages and not place.value:
+                return _salvaged(tree, place, progress)
             return _read(tree, place)
 
     @contextlib.contextmanager
@@ -101,13 +126,19 @@ class Copy(NamedTuple):
         with self.reading(), naming(self.reader.given):
             return self._replace(tree=rearranged(self.tree, **options), record=None)
 
-    def check(self) -> None:
-        """Checks that all leaves are there.
+    def check(self, place: str) -> None:
+        """Checks that all leaves are there, and that the file may be saved at a place.
 
         Raises:
+          ValueError: If it is the file itself, or its base.
           TreepackError: If leaves are references to other files.
           CorruptionError: If a leaf is damaged.
         """
+        for read in (self.reader.given, self.reader.base):
+            if isinstance(read, (str, os.PathLike)) and real(read) == real(place):
+                raise ValueError(
+                    f"the target {shown(place)} is the file to read: pass another, then move it"
+                )
         with naming(self.reader.given):
             for text, paths in self.references().items():
                 raise TreepackError(
@@ -174,9 +205,7 @@ class Copy(NamedTuple):
         return self.source.metadata if isinstance(self.source, File) and self.name is None else None
 
 
-def _read(
-    tree: Tree, place: Place, marks: core.Marks | None = None, *, is_whole: bool = True
-) -> Copy:
+def _read(tree: Tree, place: Place, marks: core.Marks | None = None) -> Copy:
     """Reads the state at a place, or of marked leaves.
 
     Leaves are compared with their checksums: arrays when they are copied, other leaves now.
@@ -193,12 +222,11 @@ def _read(
     state = place.state(leaf, marks)
     if marks is not None:
         state = map_leaves(lambda leaf: leaf, state, ABSENT)
-    is_whole = is_whole and not place.value and marks is None
     return Copy(
         tree,
         place.reader,
         {} if state is ABSENT else state,
-        record if is_whole else None,
+        None if place.value or marks is not None else record,
         record is not None,
         place.parts[-1] if place.parts else None,
     )
@@ -273,61 +301,40 @@ def _arrays(tree: Any) -> Leaves:
         yield parts, leaf
 
 
-class Salvaged(NamedTuple):
-    """The intact leaves of a file.
+def _salvaged(tree: Tree, place: Place, progress: Progress) -> Copy:
+    """Verifies a file that is open for salvage, and reads its intact leaves.
 
-    Attributes:
-      copy: The leaves.
-      leaves: Their number.
-      unchecked: The number of these that have no checksums.
-      is_damaged: Whether anything is lost or damaged.
-      texts: Descriptions of what is lost or not verified.
+    Raises:
+      NewerVersionError: If a newer version of treepack wrote it.
     """
-
-    copy: Copy
-    leaves: int
-    unchecked: int
-    is_damaged: bool
-    texts: list[str]
-
-    @classmethod
-    def of(cls, tree: Tree, progress: Progress = None) -> Salvaged:
-        """Verifies a file that is open for salvage.
-
-        Raises:
-          NewerVersionError: If a newer version of treepack wrote it.
-        """
-        place = place_of(tree)
-        reader, catalog = place.reader, place.catalog
-        with naming(reader.given):
-            if catalog.is_newer:
-                raise NewerVersionError(str(catalog.damage))
-            with progress_bar(progress, "verify") as tell:
-                statuses, damage = reader.verify(threads=None, progress=tell)
-            lost = {value for value, status in statuses.items() if status in _LOST}
-            lost.update(*reader.lists_of(lost))
-            left = [value for value in statuses if value in lost]
-            texts = [
-                f"left out {_LOST.get(statuses[value], _LOST['corrupt'])} leaf: "
-                f"{catalog.path_of(value, 0)}"
-                for value in left
-            ]
-            if damage is not None:
-                texts.append(f"damaged: {damage.replace(SALVAGE_ADVICE, '')}")
-            marks = catalog.mark(set(range(catalog.values)) - lost) if lost else None
-            copy = _read(tree, place, marks, is_whole=reader.damaged_record() is None)
-            references = copy.references()
-            for text, paths in references.items():
-                texts.append(f"left out, as not in the file: {_listed(paths)} are {text}")
-            count = len(statuses) - len(left)
-            if references:
-                copy = copy.chosen(None, [path for paths in references.values() for path in paths])
-                count = len([*ends_of(copy.tree)])
-            is_damaged = bool(texts)
-            unchecked = min(count, sum(status == "unchecked" for status in statuses.values()))
-            if is_damaged and (unverified := reader.unverified()):
-                texts.append(f"{reader.listed(unverified)} not verified, for lack of checksums")
-        return cls(copy, count, unchecked, is_damaged, texts)
-
-
-_LOST: dict[Status, str] = {"corrupt": "a damaged", "unreadable": "an unreadable"}
+    reader, catalog = place.reader, place.catalog
+    if catalog.is_newer:
+        raise NewerVersionError(str(catalog.damage))
+    with progress_bar(progress, "verify") as tell:
+        statuses, damage = reader.verify(threads=None, progress=tell)
+    unreadable = {value for value, status in statuses.items() if status == "unreadable"}
+    lost = unreadable | {value for value, status in statuses.items() if status == "corrupt"}
+    lost.update(*reader.lists_of(lost))
+    texts = [
+        f"left out {'an unreadable' if value in unreadable else 'a damaged'} leaf: "
+        f"{catalog.path_of(value, 0)}"
+        for value in statuses
+        if value in lost
+    ]
+    leaves = len(statuses) - len(texts)
+    if damage is not None:
+        texts.append(f"damaged: {damage.replace(SALVAGE_ADVICE, '')}")
+    marks = catalog.mark(set(range(catalog.values)) - lost) if lost else None
+    copy = _read(tree, place, marks)
+    if reader.damaged_record() is not None:
+        copy = copy._replace(record=None)
+    if references := copy.references():
+        for text, paths in references.items():
+            texts.append(f"left out, as not in the file: {_listed(paths)} are {text}")
+        copy = copy.chosen(None, [path for paths in references.values() for path in paths])
+        leaves = len([*ends_of(copy.tree)])
+    unchecked = min(leaves, sum(status == "unchecked" for status in statuses.values()))
+    salvage = Salvage(leaves, unchecked, bool(texts), texts)
+    if texts and (unverified := reader.unverified()):
+        texts.append(f"{reader.listed(unverified)} not verified, for lack of checksums")
+    return copy._replace(salvage=salvage)
