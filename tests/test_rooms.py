@@ -32,9 +32,6 @@ MODULES = {
 }
 
 
-PACKAGES = {name.removesuffix(".__init__") for name in MODULES if name.endswith(".__init__")}
-
-
 @functools.cache
 def trees() -> dict[str, ast.Module]:
     """Returns the modules by name; a second of parsing that other tests do without."""
@@ -112,25 +109,22 @@ def test_the_map_names_every_room_and_every_module_of_the_core() -> None:
 def taken_by(room: str) -> set[str]:
     """Returns the internal names that a room takes, those of imported modules included."""
     taken: set[str] = set()
+    modules = {f"treepack.{name.removesuffix('.__init__')}" for name in MODULES}
     for module in (name for name in MODULES if f"{name}.".startswith(f"{room}.")):
         nodes = [*ast.walk(trees()[module])]
         inside: dict[str, str] = {}
         for node in nodes:
             if isinstance(node, ast.Import):
                 inside |= {it.asname or it.name: it.name for it in node.names}
-            elif isinstance(node, ast.ImportFrom) and f"{node.module}.".startswith(
-                "treepack._src."
-            ):
+            elif isinstance(node, ast.ImportFrom):
                 names = {it.asname or it.name: f"{node.module}.{it.name}" for it in node.names}
-                modules = {f"treepack.{name}" for name in (*MODULES, *PACKAGES)}
                 inside |= {name: path for name, path in names.items() if path in modules}
                 taken |= {*names.values()} - modules
         for node in nodes:
-            if isinstance(node, ast.Attribute) and (
-                path := inside.get(ast.unparse(node.value), "")
-            ):
-                taken |= {f"{path}.{node.attr}"} if path.startswith("treepack._") else set()
-    return {name.removeprefix("treepack._src.") for name in taken}
+            if isinstance(node, ast.Attribute) and ast.unparse(node.value) in inside:
+                taken.add(f"{inside[ast.unparse(node.value)]}.{node.attr}")
+    internal = {name for name in taken if name.startswith(("treepack._src", "treepack._core"))}
+    return {name.removeprefix("treepack._src.") for name in internal}
 
 
 def test_the_command_line_uses_the_verbs() -> None:

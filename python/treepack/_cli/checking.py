@@ -73,7 +73,7 @@ def verify(
     raise typer.Exit(1 if damaged else 2 if newer or failed else 0)
 
 
-_STATUSES = ("ok", "corrupt", "unreadable", "unchecked")
+_STATUSES: tuple[Any, ...] = ("ok", "corrupt", "unreadable", "unchecked")
 
 _STATS_HELP = "Print norms, the norm of the change, the largest change and NaNs of each module."
 

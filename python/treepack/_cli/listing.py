@@ -148,7 +148,7 @@ def _list_nan(file: str, path: str, max_size: int | None, *, as_json: bool) -> N
                 continue
             stats = leaf.statistics(bins=0)
             if stats is not None and (stats.nan or stats.infinite):
-                arrays.append((dataclasses.replace(found.info(leaf.path), trail=name), stats))
+                arrays.append((found.info(leaf.path)._replace(trail=name), stats))
         if as_json:
             entries = [
                 {**_entry(leaf), "nan": stats.nan, "infinite": stats.infinite}

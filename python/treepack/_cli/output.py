@@ -52,7 +52,7 @@ def rows(lines: Iterable[Row], right: frozenset[int] = frozenset()) -> None:
     styled = [([printable(cell) for cell in row], styles) for row, styles in lines]
     if not styled:
         return
-    sizes = [[*map(cell_len, row)] for row, _ in styled]
+    sizes = [[*map(_width, row)] for row, _ in styled]
     columns = [*zip(*sizes, strict=True)]
     # One long cell does not make all others as wide: many rows would take the square of its size.
     widths = [
@@ -70,7 +70,7 @@ def rows(lines: Iterable[Row], right: frozenset[int] = frozenset()) -> None:
     for (row, styles), lengths in zip(styled, sizes, strict=True):
         if is_cut:
             row[0] = _end(row[0], widths[0])
-            lengths[0] = cell_len(row[0])
+            lengths[0] = _width(row[0])
         parts = []
         for at, (cell, length, style) in enumerate(zip(row, lengths, styles, strict=True)):
             room = " " * (widths[at] - length)  # none beside a longer cell
@@ -79,6 +79,11 @@ def rows(lines: Iterable[Row], right: frozenset[int] = frozenset()) -> None:
             parts.append(room + text if at in right else text + room)
         texts.append("  ".join(parts).rstrip())
     print("\n".join(texts))
+
+
+def _width(text: str) -> int:
+    """Returns the width of printable text in terminal cells."""
+    return len(text) if text.isascii() else cell_len(text)
 
 
 def _escapes(console: Console, style: str) -> tuple[str, str]:
@@ -95,10 +100,10 @@ _MOST_WIDTH = 200
 
 def _end(cell: str, width: int) -> str:
     """Truncates a text to a width, keeping its end."""
-    if cell_len(cell) <= width:
+    if _width(cell) <= width:
         return cell
     start = max(0, len(cell) - width)  # an upper bound: few characters have no width
-    while cell_len(cell[start:]) > width - 1:
+    while _width(cell[start:]) > width - 1:
         start += 1
     return f"…{cell[start:]}"
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import treepack._core as core
 from treepack._src import dtypes as _dtypes
@@ -15,8 +14,7 @@ from treepack._src.checkpoint.reader import dtype_and_shape
 from treepack._src.printable import printable
 
 
-@dataclasses.dataclass(frozen=True)
-class Info:
+class Info(NamedTuple):
     """A leaf or container of an open file, which is not read; see `Tree.infos`.
 
     Attributes:
@@ -39,7 +37,7 @@ class Info:
       float32[3,4] in 2 leaves
     """
 
-    trail: str | _paths.Trail = dataclasses.field(repr=False)
+    trail: str | _paths.Trail
     kind: str
     dtype: str | None
     shape: tuple[int, ...] | None
