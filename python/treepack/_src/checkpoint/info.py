@@ -72,8 +72,10 @@ def levels(
     """Describes the children of a value, each with its own after it; see `Tree.levels`."""
     for key, child in (catalog.children(value) or ()) if level != depth else ():
         trail = _paths.Trail(above, key)
-        yield level, key, Info.at(catalog, child, trail)
-        yield from levels(catalog, child, level + 1, depth, trail)
+        info = Info.at(catalog, child, trail)
+        yield level, key, info
+        if info.kind == "container":
+            yield from levels(catalog, child, level + 1, depth, trail)
 
 
 def nbytes_of(kind: tuple[Any, ...], encoded: int) -> int:
