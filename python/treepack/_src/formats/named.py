@@ -16,7 +16,7 @@ from treepack.errors import TreepackError
 
 
 def nested(flat: Mapping[str, Any], separator: str) -> Any:
-    """Nests values with names such as `a.b.c` in dicts, as `src/foreign/safetensors/tree.rs` does."""
+    """Nests values with names such as `a.b.c` in dicts, as `foreign/safetensors/tree.rs` does."""
     most = core.MAX_DEPTH - 1 if separator else 1
     ends: dict[str | None, Any] = {}
     for name in flat:
