@@ -254,8 +254,10 @@ class Tensors:
     """The header of a safetensors file."""
 
     @staticmethod
-    def read(content: Content) -> Tensors:
+    def read(content: Content, *, salvage: bool = False) -> Tensors:
         """Reads the header, and no array.
+
+        With `salvage`, a file that ends too early or too late has the arrays that are whole in it.
 
         Raises:
           DecodeError: A ValueError. If the reader of safetensors would refuse the file.
@@ -271,6 +273,10 @@ class Tensors:
     @property
     def checksum(self) -> int:
         """The CRC-32 of the header."""
+
+    @property
+    def damage(self) -> str | None:
+        """Where a file ends too early or too late, and the arrays that it lacks; or `None`."""
 
     @property
     def metadata(self) -> dict[str, str] | None:

@@ -42,9 +42,12 @@ class TreepackError(ValueError):
     Attributes:
       filename: The file that was read, as the caller named it (a URL without its secrets). `None`
         for data in memory, and when nothing was read.
+      means_damage: Whether the bytes of the file, or of its base, are wrong, as opposed to the
+        call, a limit, or a version, type or kind of leaf that this program lacks.
     """
 
     filename: str | None = None
+    means_damage: bool = False
 
     @property
     def reason(self) -> str:
@@ -68,6 +71,8 @@ class DecodeError(TreepackError):
       path: The path of the leaf or node, such as `params/Dense_0/kernel`.
     """
 
+    means_damage = True
+
     def __init__(self, message: str, offset: int | None = None, path: str | None = None):
         self.message = message
         self.offset = offset
@@ -88,6 +93,8 @@ class NewerVersionError(DecodeError):
 
     The data are not damaged: upgrade treepack to read them.
     """
+
+    means_damage = False
 
 
 class Mismatch(NamedTuple):
@@ -137,6 +144,7 @@ class NoManifestError(DecodeError):
       is_above: Whether it contains a directory with a manifest.
     """
 
+    means_damage = False
     names: Sequence[str] = ()
     is_above: bool = False
 
@@ -162,6 +170,8 @@ class BaseMismatchError(TreepackError):
       ['w']
     """
 
+    means_damage = True
+
     def __init__(self, message: str, paths: list[str]):
         self.paths = paths
         super().__init__(message)
@@ -173,9 +183,13 @@ class BaseMismatchError(TreepackError):
 class CorruptionError(TreepackError):
     """Stored data are damaged, or do not match their checksums."""
 
+    means_damage = True
+
 
 class GzipError(TreepackError, gzip.BadGzipFile):
     """A gzip stream cannot be read. Python's own `gzip` raises a `BadGzipFile`."""
+
+    means_damage = True
 
 
 class GzipCorruptionError(CorruptionError, GzipError):
@@ -187,6 +201,8 @@ class NoIndexError(GzipError):
 
     The stream is not damaged: `load` reads it, `open` cannot.
     """
+
+    means_damage = False
 
 
 class GzipTruncatedError(CorruptionError, EOFError):
@@ -226,6 +242,8 @@ class UnregisteredTypeError(DecodeError):
     Attributes:
       name: The name in the file.
     """
+
+    means_damage = False
 
     def __init__(self, message: str, name: str = "", path: str | None = None):
         self.name = name

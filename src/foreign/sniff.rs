@@ -129,16 +129,29 @@ impl<'a> Sample<'a> {
             && u64::from_le_bytes(*len) <= (self.source.len() - 8) as u64
     }
 
+    /// The name of the first file in an archive, before which may be folders, which have no data.
+    ///
     /// APPNOTE.TXT of PKWARE, section 4.3.7
     fn zipped(&self) -> Option<&[u8]> {
-        let start = self.start.as_slice();
-        if !start.starts_with(b"PK\x03\x04") {
-            return None;
+        let mut entry = self.start.as_slice();
+        let mut first = None;
+        while entry.starts_with(b"PK\x03\x04") {
+            let rest = entry.get(30..)?;
+            let name = length_at(entry, 26)?;
+            let file = &rest[..rest.len().min(name)];
+            first = Some(file);
+            if !file.ends_with(b"/") {
+                break;
+            }
+            entry = rest.get(name + length_at(entry, 28)?..).unwrap_or_default();
         }
-        let [low, high] = *start.get(26..28)?.first_chunk()?;
-        let name = start.get(30..)?;
-        Some(&name[..name.len().min(u16::from_le_bytes([low, high]).into())])
+        first
     }
+}
+
+fn length_at(entry: &[u8], at: usize) -> Option<usize> {
+    let length = entry.get(at..)?.first_chunk()?;
+    Some(u16::from_le_bytes(*length).into())
 }
 
 /// The start of an archive without members, APPNOTE.TXT of PKWARE, section 4.3.16

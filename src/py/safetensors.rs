@@ -29,10 +29,11 @@ pub struct Tensors(Header);
 #[pymethods]
 impl Tensors {
     #[staticmethod]
-    fn read(content: &Bound<'_, Content>) -> PyResult<Self> {
+    #[pyo3(signature = (content, *, salvage=false))]
+    fn read(content: &Bound<'_, Content>, salvage: bool) -> PyResult<Self> {
         keep_reserve()?;
         let source = content.get().source();
-        Ok(Self(content.py().detach(|| Header::read(source))?))
+        Ok(Self(content.py().detach(|| Header::read(source, salvage))?))
     }
 
     /// Returns the names of NumPy's dtypes with their names in safetensors.
@@ -45,6 +46,15 @@ impl Tensors {
     #[getter]
     fn checksum(&self) -> u32 {
         self.0.checksum
+    }
+
+    /// In a salvage, a description of a file that ends too early or too late, or `None`.
+    #[getter]
+    fn damage<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyString>>> {
+        let damage = self.0.damage.as_ref();
+        damage
+            .map(|text| new_string(py, text.as_bytes()))
+            .transpose()
     }
 
     /// Returns the texts under `__metadata__`, or `None`.

@@ -497,6 +497,47 @@ def test_leaves_of_undamaged_parts(tmp_path: Path, harm: str, has_index: bool) -
     check_same(treepack.load(tmp_path / "rest.treepack"), {name: tree[name] for name in left})
 
 
+@pytest.mark.parametrize("form", ["file", "data", "index", "no index", "gzip"])
+def test_arrays_before_the_end_of_a_truncated_file(tmp_path: Path, form: str) -> None:
+    """Also where a byte is added. Others are named."""
+    tree = {name: np.full(10, number, np.float64) for number, name in enumerate("abcd")}
+    tree["e"] = np.zeros(0)
+    path = tmp_path / "x.safetensors"
+    treepack.save(path, tree)
+    if form in ("index", "no index"):
+        path = write_repository(tmp_path / "folder", has_index=form == "index", flat=tree)
+    for file in sorted(path.glob("model-*")) if path.is_dir() else [path]:
+        whole = file.read_bytes()
+        start = 8 + int.from_bytes(whole[:8], "little")
+        entries = json.loads(whole[8:start])
+        entries.pop("__metadata__", None)
+        ends = {name: entry["data_offsets"][1] for name, entry in entries.items()}
+        for size in (start, start + 80, start + 81, len(whole) - 1, len(whole) + 1):
+            data = whole[:size] + b"?" * (size - len(whole))
+            file.write_bytes(data)
+            source: Any = path
+            if form == "data":
+                source = data
+            elif form == "gzip":
+                source = tmp_path / "x.gz"
+                source.write_bytes(gzip.compress(data))
+            lost = sorted((name for name in ends if start + ends[name] > size), key=ends.get)
+            left = {name: tree[name] for name in tree if name not in lost}
+            with pytest.raises(DecodeError, match="the arrays end at byte"):
+                treepack.load(source)
+            found = treepack.verify(source)
+            assert (found.ok, {*found.leaves}) == (False, {*left})
+            assert (f", without all bytes of {', '.join(lost)}" in str(found.damage)) == bool(lost)
+            with treepack.open(source, salvage=True) as opened:
+                assert {*opened} == {*opened.unverified} == {*left}
+                for name, array in left.items():
+                    np.testing.assert_array_equal(opened[name], array)
+            if left:
+                with pytest.warns(UserWarning, match="the arrays end at byte"):
+                    check_same(treepack.load(source, on_corrupt="skip"), left)
+        file.write_bytes(whole)
+
+
 def test_repositories_without_an_undamaged_part(tmp_path: Path) -> None:
     for has_index in (True, False):
         folder = write_repository(tmp_path / f"{has_index}", has_index=has_index)

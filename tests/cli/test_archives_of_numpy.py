@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import copy
 import io
+import json
 import os
 import pickle
+import re
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ import numpy as np
 import pytest
 
 import treepack
-from commands import call
+from commands import call, refused
 from treepack import CorruptionError, DecodeError
 
 
@@ -149,7 +151,7 @@ def test_damaged_sizes_in_the_directory(folder: Path, method: int, name: str) ->
 KINDS: dict[str, tuple[int, int, bytes, str]] = {
     "objects": (0, 0, npy(np.array([{}], object)), "pickled objects, which are never read"),
     "compression": (zipfile.ZIP_LZMA, 0, GOOD, "method 14"),
-    "encryption": (0, 1, GOOD, "password required"),
+    "encryption": (0, 1, GOOD, "it is encrypted"),
 }
 
 
@@ -333,6 +335,86 @@ def test_many_strings_in_few_bytes_are_the_bytes_of_their_file(folder: Path) -> 
     np.savez_compressed(folder / "x.npz", **empty)
     tree = treepack.load(folder / "x.npz")
     assert tree["a"] == [b""] * 40_000
-    for name in "bc":  # 65,536 strings are free, and one for each byte
+    for name in "bc":  # 65,536 strings are free, and one for four bytes
         assert np.array_equal(np.load(io.BytesIO(tree[name].tobytes())), empty[name])
     assert treepack.verify(folder / "x.npz").ok
+
+
+def test_folders_in_an_archive_are_skipped(folder: Path) -> None:
+    archive_of(("a/", b""), ("a/b/", b""), ("a/b/w.npy", GOOD))
+    data = Path("bad.npz").read_bytes()
+    for damaged in (data, b"\0" + data[1:]):
+        Path("bad.npz").write_bytes(damaged)
+        assert str(treepack.load("bad.npz")) == str({"a": {"b": {"w": np.ones(20)}}})
+        assert treepack.verify("bad.npz").ok
+        assert "npz of NumPy" in call("info", "bad.npz")
+    with pytest.raises(DecodeError, match=r"an npz archive of NumPy: read it with treepack\.load"):
+        treepack.loads(data)
+
+
+UNREADABLE = {
+    "objects": (npy(np.array([{}], object)), None, 2, "a cannot be read: .* --skip leaves it out"),
+    "damage": (npy(np.zeros(20)), -1, 1, "a is damaged: `treepack salvage`|array a is damaged"),
+}
+
+
+@pytest.mark.parametrize("kind", UNREADABLE)
+@pytest.mark.parametrize("target", ["new.safetensors", "new.npz", "new.treepack", "new.msgpack"])
+@pytest.mark.parametrize("options", [(), ("--sep", "/")])
+@pytest.mark.filterwarnings("error")
+def test_members_that_cannot_be_copied(
+    folder: Path, kind: str, target: str, options: tuple[str, ...]
+) -> None:
+    """Not their bytes, nor advice for another dtype."""
+    data, flipped, status, message = UNREADABLE[kind]
+    archive_of(("a.npy", data), ("good.npy", GOOD))
+    if flipped is not None:
+        raw = bytearray(Path("bad.npz").read_bytes())
+        raw[raw.index(b"NUMPY") + 130] ^= 1
+        Path("bad.npz").write_bytes(raw)
+    text = refused("convert", "bad.npz", target, *options, status=status)
+    assert re.search(message, text)
+    assert not Path(target).exists()
+    call("convert", "bad.npz", target, *options, "--skip", "a")
+    np.testing.assert_array_equal(treepack.load(target)["good"], np.ones(20))
+
+
+def test_bytes_that_stand_for_elements_are_no_array_of_numpy(folder: Path) -> None:
+    head = json.dumps({"a": {"dtype": "F4", "shape": [4], "data_offsets": [0, 2]}}).encode()
+    Path("a.safetensors").write_bytes(len(head).to_bytes(8, "little") + head + b"ab")
+    assert "npz does not support dtype F4_packed: save its bytes" in refused(
+        "convert", "a.safetensors", "a.npz"
+    )
+
+
+@pytest.mark.parametrize(
+    "names", [["a/b", "a/c"], ["a.b", "a.c"], ["a/b.c", "a/c"], ["a/b", "w"], ["w"]]
+)
+def test_names_of_arrays_stay_as_they_are(folder: Path, names: list[str]) -> None:
+    np.savez("old.npz", **{name: np.ones(2) for name in names})
+    for command in (["convert", "old.npz"], ["salvage", "old.npz"]):
+        call(*command, "new.npz")
+        assert np.load("new.npz").files == names
+    call("convert", "old.npz", "new.npz", "--sep", "-")
+    assert np.load("new.npz").files == names
+    call("convert", "old.npz", "new.safetensors")
+    assert not treepack.diff("old.npz", "new.safetensors")
+
+
+def test_only_elements_of_arrays_are_parameters(folder: Path) -> None:
+    structure = npy(np.zeros(3, [("x", "<f4")]))
+    archive_of(("good.npy", GOOD), ("a.npy", structure), ("b.npy", npy(np.array([{}], object))))
+    with treepack.open("bad.npz") as file:
+        assert file.num_params == 20
+    assert json.loads(call("info", "bad.npz", "--json"))["parameters"] == 20
+    head = {
+        name: {"dtype": dtype, "shape": [4, *[1] * dims], "data_offsets": [start, start + size]}
+        for name, dtype, dims, start, size in (
+            ("f4", "F4", 0, 0, 2), ("f6", "F6_E2M3", 0, 2, 3), ("deep", "F32", 70, 5, 16),
+            ("bools", "BOOL", 70, 21, 4), ("deep8", "F8_E4M3", 70, 25, 4),
+        )
+    }  # fmt: skip
+    text = json.dumps(head).encode()
+    Path("a.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + bytes(29))
+    with treepack.open("a.safetensors") as file:
+        assert file.num_params == 20

@@ -132,7 +132,7 @@ def test_what_cannot_be_converted(folder: Path) -> None:
     ):
         assert re.search(message, refused(*args))
     Path("bad.safetensors").write_bytes(b"\xff" * 20)
-    assert "does not fit" in refused("convert", "bad.safetensors", "x")
+    assert "does not fit" in refused("convert", "bad.safetensors", "x", status=1)
     Path("keys").write_bytes(serialization.to_bytes({"a.b": np.ones(2), "a": {"b": 1.0}}))
     assert "choose another one with --sep" in refused("convert", "keys", "x.npz")
     treepack.save("large", {"n": 2**70})

@@ -93,7 +93,7 @@ def test_what_safetensors_refuses_is_refused(folder: Path, name: str) -> None:
 
 def test_the_command_line_refuses_hostile_headers(folder: Path) -> None:
     Path("hostile.safetensors").write_bytes(hostile_headers()["negative"])
-    assert "[-8, 0]" in refused("convert", "hostile.safetensors", "new")
+    assert "[-8, 0]" in refused("convert", "hostile.safetensors", "new", status=1)
     assert not Path("new").exists()
     twice = json.dumps({"a": ARRAY})[1:-1]
     Path("hostile.safetensors").write_bytes(packed(f"{{{twice},{twice}}}".encode(), bytes(8)))

@@ -112,9 +112,16 @@ def test_what_files_bring_is_escaped(folder: Path) -> None:
         text = refused(*args)
         check_harmless(text)
     Path("hostile.safetensors").write_bytes(packed({HOSTILE: ARRAY | {"shape": [3]}}, bytes(8)))
-    text = refused("convert", "hostile.safetensors", "new")
+    text = refused("convert", "hostile.safetensors", "new", status=1)
     check_harmless(text)
     assert SEEN in text
+    array = ARRAY | {"shape": [3], "data_offsets": [0, 12]}
+    Path("cut.safetensors").write_bytes(packed({HOSTILE: array}, bytes(8)))
+    for args in (("verify", "cut.safetensors"), ("salvage", "cut.safetensors", "new")):
+        text = call(*args, status=1)
+        check_harmless(text)
+        assert SEEN in text
+    check_harmless(str(treepack.verify(Path("cut.safetensors").read_bytes()).damage))
 
 
 class Terminal(io.StringIO):

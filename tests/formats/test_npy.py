@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import io
 import pickle
 import random
+import re
 import tracemalloc
 import zipfile
 from pathlib import Path
@@ -152,6 +154,87 @@ def test_files_cut_anywhere_are_damaged(folder: Path, name: str) -> None:
         for verb in (treepack.load, treepack.abstract):
             with pytest.raises(DecodeError):
                 verb(name)
+
+
+HEADERS = {
+    "no dict": b"1 + 1",
+    "syntax": b"{'descr': ",
+    "deep": b"(" * 3000,
+    "deeper": b"-" * 9000 + b"1",
+    "keys": b"{'descr': '<f8'}",
+    "NUL": b"{'descr': '<f8\0', 'fortran_order': False, 'shape': (1,)}",
+    "dtype": b"{'descr': 'zz', 'fortran_order': False, 'shape': (1,)}",
+    "no dtype": b"{'descr': {'a': 1}, 'fortran_order': False, 'shape': (1,)}",
+    "unhashable": b"{[]: 1}",
+    "order": b"{'descr': '<f8', 'fortran_order': 3, 'shape': (1,)}",
+    "bool": b"{'descr': '<f8', 'fortran_order': False, 'shape': (True,)}",
+    "no tuple": b"{'descr': '<f8', 'fortran_order': False, 'shape': 1}",
+    "dimensions": b"{'descr': '<f8', 'fortran_order': False, 'shape': (%s)}" % (b"1," * 70),
+    "empty": b"{'descr': '<f8', 'fortran_order': False, 'shape': (0, %d)}" % 10**20,
+    "long number": b"{'descr': %s, 'fortran_order': False, 'shape': (1,)}" % (b"9" * 5000),
+    "version": b"\3",
+    "short": b"",
+}
+
+
+@pytest.mark.parametrize("name", HEADERS)
+@pytest.mark.filterwarnings("error")
+def test_errors_of_hostile_headers_have_no_text_of_python(folder: Path, name: str) -> None:
+    text = HEADERS[name]
+    data = b"\x93NUMPY\1\0" + len(text).to_bytes(2, "little") + text + bytes(8)
+    if name == "version":
+        data = data.replace(b"NUMPY\1", b"NUMPY\3")
+    Path("a.npy").write_bytes(data)
+    with zipfile.ZipFile("a.npz", "w") as archive:
+        archive.writestr("a.npy", data)
+    for verb in (treepack.load, treepack.open):
+        with pytest.raises(DecodeError) as caught:
+            verb("a.npy")
+        ways = "header: it is damaged, or of another version: copy", r"shape \([\w, …]*\)?: read it"
+        assert re.match(
+            rf"'a\.npy': the \.npy file cannot be read: unsupported ({'|'.join(ways)}) ",
+            str(caught.value),
+        )
+    found = treepack.load("a.npz")["a"]
+    assert found.tobytes() == data
+
+
+@pytest.mark.parametrize("name", ["a.npy", "a.npz"])
+def test_strings_are_bounded_by_the_bytes_of_the_file(folder: Path, name: str) -> None:
+    """A leaf takes hundreds of bytes: eight megabytes took a quarter of a minute."""
+    few, many = np.full(1 << 16, b"a", "S1"), np.full(1 << 17, b"a", "S1")
+    for array, is_read in ((few, True), (many, False), (many.astype("S4"), True)):
+        np.save(name, array) if name == "a.npy" else np.savez(name, a=array)
+        if is_read:
+            found = treepack.load(name)
+            assert (found if name == "a.npy" else found["a"]) == array.tolist()
+        elif name == "a.npy":
+            message = "it has 131072 strings, more than 98336: read it with numpy.load"
+            with pytest.raises(DecodeError, match=message):
+                treepack.load(name)
+        else:
+            found = treepack.load(name)["a"].tobytes()
+            np.testing.assert_array_equal(np.load(io.BytesIO(found)), array)
+
+
+@pytest.mark.parametrize("name", ["a.npy", "a.npz", "a.safetensors"])
+def test_truncated_gzip_is_named(folder: Path, name: str) -> None:
+    array = np.random.default_rng(0).random(1000)
+    np.save(name, array) if name == "a.npy" else np.savez(name, a=array)
+    if name == "a.safetensors":
+        treepack.save(name, {"a": array, "b": array})
+    packed = gzip.compress(Path(name).read_bytes())
+    path = f"{name}.gz"
+    for size in (3, 12, len(packed) // 2, len(packed) - 9, len(packed) - 1):
+        Path(path).write_bytes(packed[:size])
+        for verb in (treepack.load, treepack.open, treepack.abstract):
+            with pytest.raises(treepack.GzipTruncatedError):
+                verb(path)
+        assert str(treepack.verify(path).damage).startswith("compressed file ended before")
+        with contextlib.suppress(DecodeError), treepack.open(path, salvage=True) as file:
+            assert "compressed file ended" in str(file.damage)
+        told = call("salvage", path, "new.treepack", status=1)
+        assert told.splitlines()[0].startswith("damaged: compressed file ended before")
 
 
 def test_commands(folder: Path) -> None:

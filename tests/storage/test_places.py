@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import functools
 import io
 import itertools
 import os
@@ -388,3 +389,40 @@ def test_no_file_is_saved_at_the_url_of_a_directory(url: str) -> None:
     with pytest.raises(IsADirectoryError, match="directory: 'memory://"):
         treepack.save(url, TREE)
     assert not treepack.is_checkpoint("memory://bucket-like/folder")
+
+
+@pytest.mark.parametrize(
+    "path", ["folder/a\0b", "a\0.safetensors", "a\0/", "file:///a\0b", "a\0.npz"]
+)
+def test_paths_with_nul_are_refused_by_each_verb(folder: Path, path: str) -> None:
+    """Python and Rust have other words for each."""
+    treepack.save("other", TREE)
+    arrays = {"w": np.ones(3)}
+    calls: list[Any] = [
+        *[functools.partial(read, path) for read in READS],
+        *(lambda: treepack.open(path, salvage=True), lambda: treepack.diff("other", path)),
+        lambda: treepack.save(path, arrays, format="safetensors"),
+        lambda: treepack.save("new", TREE, base=path),
+        lambda: treepack.load("other", base=path),
+        lambda: treepack.load_exported(path),
+        lambda: list(treepack.read_stream(path)),
+        lambda: treepack.Series(path),
+        lambda: treepack.Publisher(path),
+        lambda: treepack.Subscriber(path),
+        lambda: checkpoints.restore_checkpoint(path, None),
+        lambda: checkpoints.save_checkpoint(path, TREE, 1),
+        lambda: checkpoints.latest_checkpoint(path),
+    ]
+    if "npz" not in path and "safetensors" not in path:
+        calls += [
+            lambda: treepack.save(path, TREE),
+            lambda: treepack.save(path, TREE, sharded=True),
+            lambda: treepack.save(path, TREE, background=True),
+            lambda: treepack.write_stream(path, []),
+            lambda: serialization.save_to_file(TREE, path),
+        ]
+    for call in calls:
+        with pytest.raises(
+            ValueError, match=r"\\x00.* contains NUL, which no path has: leave it out"
+        ):
+            call()

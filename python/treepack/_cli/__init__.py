@@ -24,7 +24,7 @@ import typer
 
 import treepack
 from treepack._cli import checking, listing, output, usage, writing
-from treepack.errors import CorruptionError, MissingPathError, UnserializableLeafError
+from treepack.errors import MissingPathError, UnserializableLeafError
 
 
 class _Commands(usage.Commands):
@@ -103,4 +103,4 @@ _TOLD = (OSError, ValueError, OverflowError, ImportError, MissingPathError, Unse
 def _fail(error: Exception | str) -> int:
     """Prints an error; returns the exit status."""
     output.error(error)
-    return 1 if isinstance(error, CorruptionError) else 2
+    return 1 if isinstance(error, treepack.TreepackError) and error.means_damage else 2

@@ -29,8 +29,9 @@ def verify(
 ) -> None:
     """Compares files with their checksums.
 
-    For a run, compares all of its checkpoints. Exit status: 1 if a file is damaged,
-    otherwise 2 if a file or a leaf cannot be read, or a newer version of treepack wrote it.
+    For a run, compares all of its checkpoints. Exit status: 1 if a file is damaged or of
+    another format, otherwise 2 if a file or a leaf cannot be read, or a newer version of
+    treepack wrote it.
     """
     damaged = newer = failed = False
     results: list[dict[str, Any]] = []

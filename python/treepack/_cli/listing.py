@@ -23,7 +23,7 @@ from treepack._src.printable import (
 from treepack._src.series.listing import run_at
 
 _FILES = [each.kind for each in formats.known() if each.suffixes]
-_NAMED = [each.name for each in formats.known() if each.has_names]
+_NAMED = [each.name for each in formats.known() if each.separators]
 _FOLDERS = [each.directories for each in formats.known() if each.directories]
 KINDS = (
     f"A file ({', '.join(['treepack', 'flax', 'eformer', *_FILES])}) or a directory "
@@ -45,8 +45,12 @@ PATH = Annotated[
     typer.Argument(metavar="PATH", help="A path in the file, such as params/layers/0/kernel."),
 ]
 SEP = Annotated[
-    str,
-    typer.Option("--sep", help=f"The separator between keys in names of {' or '.join(_NAMED)}."),
+    str | None,
+    typer.Option(
+        "--sep",
+        help=f"The separator between keys in names of {' or '.join(_NAMED)}.",
+        show_default="that of the source, or a dot",
+    ),
 ]
 MAX_SIZE = Annotated[
     int | None,
@@ -69,7 +73,7 @@ def flag(name: str, effect: str) -> Any:
 
 
 def opened(
-    source: str, max_size: int | None, sep: str = ".", base: str | None = None
+    source: str, max_size: int | None, sep: str | None = None, base: str | None = None
 ) -> treepack.File:
     """Opens a file of any format."""
     with output.bar("decompress") as progress:
@@ -87,7 +91,7 @@ def ls(
     nan: Annotated[
         bool, flag("--nan", "List only the arrays with NaN or infinity; reads the arrays.")
     ] = False,
-    sep: SEP = ".",
+    sep: SEP = None,
     max_size: MAX_SIZE = None,
     prefix: Annotated[
         str | None,

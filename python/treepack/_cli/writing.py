@@ -88,7 +88,7 @@ def convert(
             callback=piped.read,
         ),
     ] = None,
-    sep: SEP = ".",
+    sep: SEP = None,
     max_size: MAX_SIZE = None,
 ) -> None:
     """Converts the format, compression or float dtype of a file; all leaves or some.
@@ -143,7 +143,7 @@ def get(
     level: LEVEL = None,
     align: ALIGN = 64,
     dtype: DTYPE = None,
-    sep: SEP = ".",
+    sep: SEP = None,
     max_size: MAX_SIZE = None,
 ) -> None:
     """Copies a part of a file to a new file, as plain dicts and arrays."""
@@ -152,12 +152,12 @@ def get(
         _save(target, copy, gzip, numbers, level, align, dtype, sep)
 
 
-def salvage(source: FILE, target: TARGET, sep: SEP = ".", max_size: MAX_SIZE = None) -> None:
+def salvage(source: FILE, target: TARGET, sep: SEP = None, max_size: MAX_SIZE = None) -> None:
     """Copies the undamaged leaves of a file to a new file.
 
     Exit status 1: the file is damaged, or has leaves that treepack cannot read.
     """
-    with treepack.open(source, salvage=True, max_size=max_size, unknown="dict") as file:
+    with _salvaging(source, max_size) as file:
         with output.bar("verify") as progress:
             copy = Copy.of(file, progress=progress)
         found = copy.salvage
@@ -165,11 +165,27 @@ def salvage(source: FILE, target: TARGET, sep: SEP = ".", max_size: MAX_SIZE = N
         for text in found.texts:
             output.line(text, "yellow")
         if found.is_damaged and found.leaves == 0:
-            output.line("no leaf is intact: nothing was written", "yellow")
-            raise typer.Exit(1)
+            raise _nothing_left()
         _save(target, copy, sep=sep)
     output.line(str(found), "green")
     raise typer.Exit(int(found.is_damaged))
+
+
+def _salvaging(source: str, max_size: int | None) -> treepack.File:
+    """Opens a file that may be damaged; ends the command if it has no leaf."""
+    try:
+        return treepack.open(source, salvage=True, max_size=max_size, unknown="dict")
+    except (treepack.TreepackError, FileNotFoundError) as error:
+        damage = treepack.verify(source, max_size=max_size).damage
+        if damage is None:
+            raise
+        output.line(f"damaged: {damage}", "yellow")
+        raise _nothing_left() from error
+
+
+def _nothing_left() -> typer.Exit:
+    output.line("no leaf is intact: nothing was written", "yellow")
+    return typer.Exit(1)
 
 
 def _save(
@@ -180,7 +196,7 @@ def _save(
     level: int | None = None,
     align: int = 64,
     dtype: str | None = None,
-    sep: str = ".",
+    sep: str | None = None,
     max_shard_size: str | None = None,
 ) -> None:
     """Saves a copy in the format of the suffix of the target, and prints the file size."""

@@ -59,6 +59,22 @@ def packed(name: str) -> np.dtype:
     return np.dtype((np.void, 1), metadata={_PACKED: name})
 
 
+def elements_in(name: str, size: int) -> int:
+    """Returns the number of elements in an array of `size`, by the name of its dtype.
+
+    It differs for bytes of `packed`: those of a file have none.
+    """
+    if not _PACKED_NAME.fullmatch(name):
+        return size
+    if (bits := _BITS.match(name)) is not None:
+        return size * 8 // int(bits[1])
+    return size if name == "BOOL_packed" else 0
+
+
+# The bits of an element in a name of `packed`.
+_BITS = re.compile(r"[A-Z]+([1-9]\d*)")
+
+
 def is_packed(dtype: np.dtype) -> bool:
     """Returns whether a dtype is of `packed`."""
     return dtype.type is np.void

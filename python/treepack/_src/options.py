@@ -353,11 +353,11 @@ class Export(_Options):
     format: str | None = None
     max_shard_size: int | str | None = None
     rename: Any = None
-    separator: str = "."
+    separator: str | None = None
 
     def __post_init__(self) -> None:
         _Options.__post_init__(self)
-        if not isinstance(self.separator, str):
+        if not isinstance(self.separator, str | None):
             raise TypeError(f"separator must be a text, such as '/', got {self.separator!r:.100}")
 
 
@@ -551,7 +551,7 @@ class SaveOptions(FileOptions, total=False):
     format: str | None
     max_shard_size: int | str | None
     rename: Any
-    separator: str
+    separator: str | None
 
 
 class ReadOptions(TypedDict, total=False):

@@ -21,6 +21,9 @@ const LENGTH_BYTES: usize = 8;
 /// The most memory that a byte of JSON takes.
 const VALUE_BYTES: usize = 64;
 
+/// The most arrays that a description of damage names.
+const MOST_LISTED: usize = 10;
+
 const METADATA: &str = "__metadata__";
 
 /// Each dtype's name in safetensors, NumPy's name, and the bits of an element. Its writer sorts
@@ -73,10 +76,13 @@ pub struct Header {
     pub metadata: Option<Vec<(String, String)>>,
     /// The CRC-32 of its text.
     pub checksum: u32,
+    /// In a salvage, where the file ends too early or too late, and the arrays that it lacks.
+    pub damage: Option<String>,
 }
 
 impl Header {
-    pub fn read(source: &dyn Source) -> Result<Self> {
+    /// With `salvage`, a file of another size than its arrays has those that are whole in it.
+    pub fn read(source: &dyn Source, salvage: bool) -> Result<Self> {
         let len = source.len();
         if len < LENGTH_BYTES {
             let reason = "not a safetensors file: it ends before the size of its header";
@@ -101,7 +107,7 @@ impl Header {
         let text = bytes_of(source, LENGTH_BYTES..start)?;
         let mut header = Self::parse(&text)?;
         header.checksum = crc32fast::hash(&text);
-        header.place(start, len)?;
+        header.place(start, len, salvage)?;
         Ok(header)
     }
 
@@ -138,7 +144,7 @@ impl Header {
     }
 
     /// Sorts the arrays, and checks that they fill the file.
-    fn place(&mut self, start: usize, len: usize) -> Result<()> {
+    fn place(&mut self, start: usize, len: usize, salvage: bool) -> Result<()> {
         let order = |array: &Tensor| (array.start, array.nbytes);
         if !self.arrays.is_sorted_by_key(order) {
             // Equal places have equal names in the order of the header.
@@ -157,11 +163,30 @@ impl Header {
             end += array.nbytes;
             array.start += start;
         }
-        if start + end != len {
-            let arrays_end = start + end;
-            let reason = format!("the arrays end at byte {arrays_end}, but the file at byte {len}");
-            return Err(Error::malformed(arrays_end.min(len), reason));
+        let end = start + end;
+        if end == len {
+            return Ok(());
         }
+        let reason = format!("the arrays end at byte {end}, but the file at byte {len}");
+        let error = Error::malformed(end.min(len), reason);
+        if !salvage {
+            return Err(error);
+        }
+        let is_whole = |array: &Tensor| array.start + array.nbytes <= len;
+        let whole = self.arrays.partition_point(is_whole);
+        let lost = &self.arrays[whole..];
+        let few = lost.iter().take(MOST_LISTED);
+        let names: Vec<_> = few.map(|array| shortened(&array.name)).collect();
+        let more = match lost.len() - names.len() {
+            0 => String::new(),
+            more => format!(" and {more} more"),
+        };
+        let mut damage = error.to_string();
+        if !names.is_empty() {
+            damage = format!("{damage}, without all bytes of {}{more}", names.join(", "));
+        }
+        self.damage = Some(damage);
+        self.arrays.truncate(whole);
         Ok(())
     }
 }

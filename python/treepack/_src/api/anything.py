@@ -43,7 +43,7 @@ class _Named(Reader):
 def open_anything(
     source: str,
     *,
-    separator: str = SEPARATOR,
+    separator: str | None = None,
     max_size: int | None = None,
     base: str | None = None,
     progress: Progress = None,
@@ -52,7 +52,7 @@ def open_anything(
 
     Args:
       source: Its path or URL.
-      separator: The separator between the keys in names of arrays.
+      separator: The separator between the keys in names of arrays, unless it is the usual one.
       max_size: See `treepack.open`.
       base: The base of a patch, unless it is beside it.
       progress: See `treepack.save`; for files that are read whole.
@@ -75,7 +75,9 @@ def open_anything(
     return file
 
 
-def _laid_out(source: str, separator: str, max_size: int | None) -> tuple[core.Layout, str] | None:
+def _laid_out(
+    source: str, separator: str | None, max_size: int | None
+) -> tuple[core.Layout, str] | None:
     """Lays out a file that `open` does not read, or reads in another way; names its format."""
     format, content = formats.of_suffix(source), None
     if format is None and store_of(source)[0].is_local:
@@ -85,7 +87,7 @@ def _laid_out(source: str, separator: str, max_size: int | None) -> tuple[core.L
             format = formats.of_content(content)
     if format is not None:
         # With other separators, paths differ from the reader's.
-        if separator == SEPARATOR or not format.has_names:
+        if separator in (None, SEPARATOR) or not format.separators:
             return None
         named = format.tree_of(open_parts(source).content, separator, max_size)
         return layout_of(*named), format.name

@@ -151,7 +151,8 @@ def save(
       rename: For safetensors: maps paths in the tree to paths in the file, as `rename` of `load`
         maps paths of the file. A path in the tree may also map to `unstack(...)` or
         `transpose(...)` of paths in the file.
-      separator: For safetensors and npz: the text between the keys of a path in a name.
+      separator: For safetensors and npz: the text between the keys of a path in a name. `None` is a
+        dot; for an open npz that is saved as npz, the text there.
       compress: `True` compresses with gzip. `None` does so if the file name ends with `.gz`, except
         in sharded saves. `"numbers"` compresses the exponents of floats: it is smaller and faster
         for weights, but only treepack reads the file; see docs/guide.md.
@@ -322,6 +323,8 @@ def _copy(
         copy.check(place)
         wait_for(place)
         if format is not None:
+            if export.separator is None and copy.reader.separator in format.separators:
+                export.separator = copy.reader.separator  # so that names stay as they are
             _export(format, place, *copy.exported(format), export, options)(progress)
             return
         if options.get("compress") is None:

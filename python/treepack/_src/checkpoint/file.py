@@ -9,6 +9,7 @@ from collections.abc import Iterator, KeysView, Mapping
 from typing import Any, Never, Unpack
 
 import treepack._core as core
+from treepack._src import dtypes as _dtypes
 from treepack._src import formats
 from treepack._src import paths as _paths
 from treepack._src.checkpoint.info import Info, count_text, levels, size_text, totals
@@ -260,10 +261,16 @@ class Tree(Hinting, Mapping[str, Any]):
 
     @property
     def num_params(self) -> int:
-        """The number of elements of its arrays."""
+        """The number of elements of its arrays.
+
+        Of bytes that stand for elements, such as `F4_packed`, the number of these; bytes of members
+        of npz that no array can hold, or that cannot be read, are none.
+        """
         kinds = self._catalog.kinds(self._place.value)
-        arrays = [(kind, count) for kind, count, _ in kinds if kind[0] == "array"]
-        return sum(count * math.prod(dtype_and_shape(kind)[1]) for kind, count in arrays)
+        arrays = [(*dtype_and_shape(kind), count) for kind, count, _ in kinds if kind[0] == "array"]
+        return sum(
+            count * _dtypes.elements_in(dtype, math.prod(shape)) for dtype, shape, count in arrays
+        )
 
     def to_dict(self) -> Any:
         """Loads it into dicts and lists of NumPy arrays.

@@ -211,8 +211,8 @@ def _choose(place: Place, target: Any, selection: Selection, reading: Reading) -
     if unmatched or selection.exclude is not None:
         ends = Room().all(catalog.ends(place.value)) if renamed is None else ()
         there = [*(dict(ends) if renamed is None else names)]
-        there += () if target is None else leaf_paths(target, _paths.ROOT)
-        selector = compiled(selection.select, "file", there, selection.exclude)
+        ours = [] if target is None else [*leaf_paths(target, _paths.ROOT)]
+        selector = compiled(selection.select, "file", there, selection.exclude, ours)
         marks, _ = mark()
     if type(target) is dict and selection.missing == "error" and selection.unexpected is None:
         _check_begins(selector.patterns, target)

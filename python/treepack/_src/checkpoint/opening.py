@@ -61,7 +61,13 @@ def open_reader(
                             f"not {named.title}, as its name says: copy it again, or rename it"
                         )
                     return reader
-            return cast(Reader, format.open(source, opened, **options))
+            try:
+                return cast(Reader, format.open(source, opened, **options))
+            except DecodeError as error:
+                if opened.damage is None:
+                    raise
+                reason = f"{opened.damage}, and of what is left: {error.message}"
+                raise DecodeError(reason, error.offset, error.path) from error
     try:
         return ShardedReader(source, **options)
     except NewerVersionError:

@@ -57,6 +57,12 @@ class DamagedFileError(DecodeError):
     """A file of a directory is damaged, so that the directory cannot be opened."""
 
 
+class UnreadableError(DecodeError):
+    """A leaf that may be undamaged is of a kind that treepack does not support."""
+
+    means_damage = False
+
+
 class Reader:
     """Reads parts of an open file, using a catalog of its leaves.
 

@@ -128,15 +128,18 @@ class Selector:
         """Returns the selection without the leaves of another one."""
         return Selector(lambda path: self.means(path) and not other.means(path))
 
-    def check(self, where: str, paths: Collection[str], name: str) -> None:
+    def check(
+        self, where: str, paths: Collection[str], name: str, others: Collection[str] = ()
+    ) -> None:
         """Raises a TreepackError if patterns match none of the paths.
 
         Args:
           where: A description of the searched tree, for the error.
           paths: All paths of the tree.
           name: The name of the option in the error.
+          others: Further paths that patterns may match.
         """
-        typos = [self.patterns[number] for number in self.unmatched(paths)]
+        typos = [self.patterns[number] for number in self.unmatched([*paths, *others])]
         if not typos:
             return
         error = (
@@ -264,8 +267,16 @@ def _text(path: Any) -> str:
     return path if isinstance(path, str) else _paths.text(_paths.parts(path))
 
 
-def compiled(select: Any, where: str, paths: Collection[str], exclude: Any = None) -> Selector:
-    """Compiles a selection of paths without others; see `Selector.check` for `where`.
+def compiled(
+    select: Any,
+    where: str,
+    paths: Collection[str],
+    exclude: Any = None,
+    others: Collection[str] = (),
+) -> Selector:
+    """Compiles a selection without another, of paths and of `others`, which errors do not list.
+
+    See `Selector.check` for `where` and `paths`.
 
     Raises:
       TreepackError: If a pattern matches none of the paths.
@@ -273,9 +284,9 @@ def compiled(select: Any, where: str, paths: Collection[str], exclude: Any = Non
 
     def one(given: Any, name: str) -> Selector:
         selector = Selector(given)
-        if unmatched := selector.unmatched(paths):
-            selector = selector.settled(unmatched, paths)
-            selector.check(where, paths, name)
+        if unmatched := selector.unmatched([*paths, *others]):
+            selector = selector.settled(unmatched, [*paths, *others])
+            selector.check(where, paths, name, others)
         return selector
 
     selector = one(select, "select")

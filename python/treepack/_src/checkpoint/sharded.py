@@ -62,6 +62,8 @@ _MOST_INFLATED = 1032
 class ReplacedError(CorruptionError):
     """The files of a checkpoint are missing because it was saved again."""
 
+    means_damage = False
+
 
 def unless_replaced(work: Callable[[], T]) -> T:
     """Calls `work`, and retries if the checkpoint that it reads is replaced."""

@@ -10,17 +10,18 @@ from typing import NamedTuple
 import treepack._core as core
 from treepack._src import paths as _paths
 from treepack._src.checkpoint.opening import open_reader
-from treepack._src.checkpoint.reader import DamagedFileError
 from treepack._src.checkpoint.sharded import unless_replaced
 from treepack._src.elsewhere import advised
 from treepack._src.options import Progress, Status, StorageOptions, progress_bar
 from treepack._src.paths import Room
 from treepack._src.printable import path_end, shortened
 from treepack._src.storage.content import Openable, record_of_patch
-from treepack._src.storage.entries import is_directory
 from treepack._src.storage.naming import naming
 from treepack._src.storage.place import resolved
-from treepack.errors import BaseMismatchError, DecodeError, NewerVersionError, NoManifestError
+from treepack.errors import (
+    NewerVersionError,
+    TreepackError,
+)
 
 
 class Statuses(Mapping[str, Status]):
@@ -209,18 +210,10 @@ def verify(
             return unless_replaced(attempt)
     except NewerVersionError as error:  # raised for a manifest
         return Verification({}, None, error.reason)
-    except NoManifestError:
+    except (TreepackError, FileNotFoundError) as error:
+        if isinstance(error, TreepackError):
+            if error.means_damage:
+                return Verification({}, error.reason)
+        elif record_of_patch(source, max_size) is not None:  # without its base
+            return Verification({}, f"{error.strerror}: {error.filename!r}")
         raise
-    except BaseMismatchError as error:
-        return Verification({}, error.reason)
-    except FileNotFoundError as error:
-        if record_of_patch(source, max_size) is None:
-            raise
-        return Verification({}, f"{error.strerror}: {error.filename!r}")  # without its base
-    except DecodeError as error:  # the header of safetensors
-        is_path = isinstance(source, (str, os.PathLike))
-        # Web servers do not tell.
-        is_folder = is_path and (os.fspath(source).endswith("/") or is_directory(source))
-        if is_folder and not isinstance(error, DamagedFileError):
-            raise
-        return Verification({}, error.reason)

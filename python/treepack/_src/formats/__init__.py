@@ -19,7 +19,7 @@ from typing import Any
 import treepack._core as core
 from treepack._src.options import Buffer, Export, Progress, Saved, Writing, no_choice
 
-SEPARATOR = Export.separator
+SEPARATOR = "."
 """The separator between the keys of a path in the name of an array, by default."""
 
 Look = Callable[[str | os.PathLike[str]], list[str]]
@@ -46,7 +46,8 @@ class Format:
       suffixes: The suffixes of its files.
       rank: Formats of a lower rank are asked first.
       reads_paths: Whether a path with one of its suffixes is opened by this format alone.
-      has_names: Whether each array has a name, which the separator divides into keys.
+      separators: What divides the names of its arrays into keys when it is read, the usual one
+        first; empty if arrays have no names.
       is_saved: Whether `save` writes trees in it, to files with the first suffix or by its name;
         open files are copied to each format with suffixes.
       is_split: Whether `max_shard_size` makes a directory of several files of it.
@@ -58,7 +59,8 @@ class Format:
     title = ""
     suffixes: tuple[str, ...] = ()
     rank = 0
-    reads_paths = has_names = is_saved = is_split = False
+    separators: tuple[str, ...] = ()
+    reads_paths = is_saved = is_split = False
     directories = ""
 
     @property

@@ -8,10 +8,10 @@ from typing import Any
 import treepack._core as core
 from treepack._src import dtypes as _dtypes
 from treepack._src import paths as _paths
-from treepack._src.formats import Leaves
+from treepack._src.formats import SEPARATOR, Leaves
 from treepack._src.printable import printable
 from treepack._src.restore.compare import signature
-from treepack._src.storage.deferred import Deferred
+from treepack._src.storage.deferred import Deferred, elements_of
 from treepack.errors import TreepackError
 
 
@@ -40,19 +40,20 @@ def _keys(name: str, separator: str, most: int) -> list[str]:
     return name.split(separator, most - 1) if most > 1 else [name]
 
 
-def named(leaves: Leaves, separator: str) -> dict[str, Any]:
+def named(leaves: Leaves, separator: str | None) -> dict[str, Any]:
     """Returns leaves by their names, the keys of their paths with a separator between them.
 
     A key may contain the separator, as in a flat dict; readers split it.
 
     Args:
       leaves: The paths and leaves.
-      separator: The separator; may be empty.
+      separator: The separator; may be empty. `None` is the usual one.
 
     Raises:
       TreepackError: If two leaves have the same name, or long keys make the names together much
         longer than the keys.
     """
+    separator = SEPARATOR if separator is None else separator
     by_name: dict[str, Any] = {}
     room = _paths.Room()
     for parts, leaf in leaves:
@@ -69,7 +70,11 @@ def named(leaves: Leaves, separator: str) -> dict[str, Any]:
 
 
 def without_dtype(form: str, array: Any) -> str:
-    """Describes an array whose dtype a format lacks, with a remedy."""
+    """Describes an array whose dtype a format lacks, with a remedy.
+
+    Raises:
+      TreepackError: If the array cannot be read.
+    """
     remedy = "cast it, as by array.astype(numpy.float32)"
     if isinstance(array, Deferred):  # of an open file
         remedy = "convert it with dtype="
@@ -78,6 +83,7 @@ def without_dtype(form: str, array: Any) -> str:
         is_complex = array.dtype.kind == "c"
         remedy = "save its parts .real and .imag" if is_complex else _OTHER_DTYPE
     if _dtypes.is_packed(array.dtype):
+        elements_of(array).read_range(0, min(array.nbytes, 1))  # only its error helps
         remedy = _BYTES
     return f"{form} does not support dtype {_dtypes.shown(array.dtype)}: {remedy}"
 

@@ -70,8 +70,10 @@ def read_header(file: Any, nbytes: int) -> Header:
         head = _Head(file)
         version = np.lib.format.read_magic(head)
         shape, fortran, dtype = _HEADERS[version](head)
-    except (KeyError, ValueError, SyntaxError) as error:
-        raise UnsupportedError(f"unsupported header: {error}") from error
+    except (OSError, MemoryError, UnsupportedError):
+        raise
+    except Exception as error:  # of NumPy, and of Python's own parser
+        raise UnsupportedError(_UNSUPPORTED) from error
     before = file.tell()
     if dtype.hasobject:
         raise NotImplementedError("it has pickled objects, which are never read")
@@ -86,8 +88,10 @@ def read_header(file: Any, nbytes: int) -> Header:
         raise ValueError(f"short read: the file ends before an array of shape {short_repr(shape)}")
     try:
         np.broadcast_to(np.zeros((), dtype), shape)
-    except (ValueError, OverflowError) as error:
-        raise UnsupportedError(f"unsupported shape: {error}") from error
+    except (TypeError, ValueError, OverflowError) as error:
+        raise UnsupportedError(
+            f"unsupported shape {short_repr(shape)}: read it with numpy.load"
+        ) from error
     # Empty strings and lists take memory, too.
     if header.is_text and math.prod(itertools.takewhile(bool, shape)) > nbytes:
         raise UnsupportedError("too many empty strings")
@@ -103,13 +107,25 @@ class _Head:
     def read(self, nbytes: int = 0, /) -> bytes:
         """Reads bytes of the header."""
         if nbytes > _MAX_HEADER_BYTES:
-            raise ValueError(f"it has {nbytes} bytes, at most {_MAX_HEADER_BYTES} are read")
+            raise UnsupportedError(
+                f"its header has {nbytes} bytes, at most {_MAX_HEADER_BYTES} are read"
+            )
         data: bytes = self._file.read(nbytes)
+        if sum(map(data.count, (b"+", b"-", b"~"))) > _MOST_SIGNS:
+            raise UnsupportedError(_UNSUPPORTED)
         return data
 
 
 # As `max_header_size` of NumPy, which parses each with Python's own parser.
 _MAX_HEADER_BYTES = 10_000
+
+# Python's parser raises a MemoryError for a number with thousands of signs.
+_MOST_SIGNS = 1000
+
+_UNSUPPORTED = (
+    "unsupported header: it is damaged, or of another version: copy the file again, or write it "
+    "with numpy.save"
+)
 
 
 _HEADERS: dict[tuple[int, int], Callable[[Any], Any]] = {
@@ -122,6 +138,28 @@ def array_of(header: Header, data: Any) -> np.ndarray:
     """Returns an array of its elements, in native byte order."""
     array = np.ndarray(header.shape, header.dtype, data, order=header.order)
     return array.astype(header.dtype.newbyteorder("="), copy=False)
+
+
+# The strings of a file that may be leaves, and the bytes of it for each one more: a leaf takes
+# hundreds of bytes, and a byte of a compressed file may expand to many.
+_FREE_STRINGS = 1 << 16
+_STRING_BYTES = 4
+
+
+class Strings:
+    """Bounds the strings of a file of `nbytes` bytes, each of which is a leaf."""
+
+    def __init__(self, nbytes: int):
+        self._left = _FREE_STRINGS + nbytes // _STRING_BYTES
+
+    def take(self, header: Header) -> None:
+        """Raises an UnsupportedError if the strings of an array are too many."""
+        count = math.prod(header.shape)
+        if count > self._left:
+            raise UnsupportedError(
+                f"it has {count} strings, more than {self._left}: read it with numpy.load"
+            )
+        self._left -= count
 
 
 def texts(array: np.ndarray) -> Any:
@@ -140,8 +178,9 @@ def texts(array: np.ndarray) -> Any:
 
 def check_dtype(array: Any, name: str, form: str) -> None:
     """Raises a TreepackError for a dtype that NumPy's files lack; see `without_dtype`."""
-    if array.dtype.isbuiltin == 2:
-        # Of ml_dtypes: NumPy would read it as another dtype, or not at all.
+    is_other = _dtypes.is_packed(array.dtype) and _dtypes.shown(array.dtype) != NPY
+    if is_other or array.dtype.isbuiltin == 2:
+        # Of safetensors or ml_dtypes: NumPy would read it as another dtype, or not at all.
         raise TreepackError(f"at {printable(name)}: {without_dtype(form, array)}")
 
 

@@ -21,7 +21,7 @@ from treepack._src import dtypes as _dtypes
 from treepack._src import paths as _paths
 from treepack._src.checkpoint.file import File, Tree, place_of, value_at
 from treepack._src.checkpoint.info import count_text
-from treepack._src.checkpoint.reader import SALVAGE_ADVICE, Place, Reader
+from treepack._src.checkpoint.reader import SALVAGE_ADVICE, Place, Reader, UnreadableError
 from treepack._src.checkpoint.select import chosen, ends_of
 from treepack._src.formats import Format, Leaves
 from treepack._src.options import Progress, Saved, Writing, progress_bar
@@ -103,6 +103,8 @@ class Copy(NamedTuple):
         except (CorruptionError, DecodeError) as error:
             reader = self.reader
             with naming(reader.given):
+                if isinstance(error, UnreadableError):
+                    raise
                 statuses, _ = reader.verify(threads=None, progress=None)
                 corrupt = [value for value, status in statuses.items() if status == "corrupt"]
                 if not corrupt:
@@ -196,7 +198,7 @@ class Copy(NamedTuple):
     def exported(self, format: Format) -> tuple[Leaves, Mapping[str, str] | None]:
         """Returns the arrays for a format of another library, and the metadata as texts."""
         tree = self.tree
-        if format.has_names and self.name is not None and not isinstance(tree, (dict, list)):
+        if format.separators and self.name is not None and not isinstance(tree, (dict, list)):
             tree = {self.name: tree}
         metadata = self._metadata()
         return _arrays(tree), None if metadata is None else _texts(metadata)

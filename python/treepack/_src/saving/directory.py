@@ -365,7 +365,7 @@ class RemoteDirectory(Directory):
         return f"{self._place.rstrip('/')}/{name}" if self._place else name
 
     def check(self) -> None:
-        pass  # conditions decide
+        """Does nothing: no claim is held, and the condition in `commit` tells the later job."""
 
     def commit(self, manifest: bytes, names: set[str], *, durable: bool) -> None:
         del durable  # stores are always durable

@@ -78,7 +78,7 @@ def resolved(source: Any, storage_options: Mapping[str, Any] | None = None) -> A
 
     Raises:
       TypeError: If the options are not a mapping.
-      ValueError: If there are options, but the source is not a URL.
+      ValueError: If a path contains NUL, or there are options, but the source is not a URL.
     """
     if storage_options is not None and not isinstance(storage_options, Mapping):
         # Shows only the type: the value may be a secret.
@@ -92,6 +92,8 @@ def resolved(source: Any, storage_options: Mapping[str, Any] | None = None) -> A
         return Url(str(source), own, getattr(source, "fs", None))
     url = None
     if isinstance(source, (str, os.PathLike)):
+        if "\0" in os.fsdecode(source):
+            raise ValueError(f"{shown(source)!r} contains NUL, which no path has: leave it out")
         url = url_of(source)
         # Path.expanduser raises for unknown users.
         source = os.path.expanduser(local(source)) if url is None else url  # noqa: PTH111

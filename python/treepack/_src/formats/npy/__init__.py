@@ -31,12 +31,12 @@ class NpyReader(Unchecked):
 
     def __init__(self, source: Openable, opened: Opened, **options: Any):
         """`opened` is the content of `source`; `options` reopen it."""
-        laid = core.Content.laid(layout_of(_tree_in(opened.content), None), [])
+        laid = core.Content.laid(layout_of(_tree_in(opened.content, opened.nbytes), None), [])
         super().__init__(source, opened._replace(content=laid, blocks=None), **options)
 
 
-def _tree_in(content: core.Content) -> Any:
-    """Returns the array in a file, or the list of its strings.
+def _tree_in(content: core.Content, nbytes: int) -> Any:
+    """Returns the array in a file of `nbytes` stored bytes, or the list of its strings.
 
     Raises:
       DecodeError: If it is damaged, or no array of a tree can hold it.
@@ -49,7 +49,10 @@ def _tree_in(content: core.Content) -> Any:
         if header.is_plain:
             return InContent(header.shape, header.dtype, content, header.nbytes)
         array = _Reordered(header, content)
-        return _arrays.texts(array.make()) if header.is_text else array
+        if not header.is_text:
+            return array
+        _arrays.Strings(nbytes).take(header)
+        return _arrays.texts(array.make())
     except (OSError, MemoryError):
         raise
     except Exception as error:  # of NumPy

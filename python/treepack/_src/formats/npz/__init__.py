@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import treepack._core as core
-from treepack._src.formats import Format, Leaves, Write
+from treepack._src.formats import SEPARATOR, Format, Leaves, Write
 from treepack._src.formats.named import named, nested
 from treepack._src.formats.npz.archive import is_archive, read_npz
 from treepack._src.formats.npz.reading import NpzReader
@@ -33,7 +33,7 @@ class Npz(Format):
     library = "NumPy"
     title = "an npz archive of NumPy"
     suffixes = (".npz",)
-    has_names = True
+    separators = SEPARATOR, "/"
 
     def recognizes(self, content: core.Content) -> bool:
         """Returns whether data are an archive with an array."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import io
-import math
 import struct
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -13,9 +12,11 @@ import numpy as np
 
 import treepack._core as core
 from treepack._src import dtypes as _dtypes
+from treepack._src.checkpoint.reader import UnreadableError
 from treepack._src.formats.numpy_arrays import (
     NPY,
     Header,
+    Strings,
     UnsupportedError,
     array_of,
     read_header,
@@ -40,6 +41,9 @@ _MANY = 0xFFFF
 _END, _END_BYTES = b"PK\5\6", 22
 _ENTRY, _ENTRY_BYTES = b"PK\1\2", 46
 
+# The end of the name of a folder, an entry without data.
+_FOLDER = b"/"
+
 # Bits of flags that change how a member is read: APPNOTE.TXT, section 4.4.4.
 _FLAGS = 0x61
 
@@ -51,9 +55,9 @@ _PART_BYTES = 8 << 20
 
 
 def is_archive(content: core.Content) -> bool:
-    """Returns whether data are an archive with a damaged beginning, whose first entry is an array.
+    """Returns whether data are an archive with a damaged beginning, whose first file is an array.
 
-    The first entry of PyTorch's is none.
+    The first file of PyTorch's is none.
     """
     if content.nbytes < _END_BYTES:
         return False
@@ -61,13 +65,17 @@ def is_archive(content: core.Content) -> bool:
     if not end.startswith(_END):
         return False
     (start,) = struct.unpack_from("<I", end, 16)
-    if start + _ENTRY_BYTES > content.nbytes - _END_BYTES:
-        return False
-    entry = content.read_range(start, start + _ENTRY_BYTES)
-    (length,) = struct.unpack_from("<H", entry, 28)
-    first = start + _ENTRY_BYTES
-    name = content.read_range(first, min(first + length, content.nbytes))
-    return entry.startswith(_ENTRY) and name.endswith(b".npy")
+    while start + _ENTRY_BYTES <= content.nbytes - _END_BYTES:
+        entry = content.read_range(start, start + _ENTRY_BYTES)
+        if not entry.startswith(_ENTRY):
+            break
+        length, *others = struct.unpack_from("<HHH", entry, 28)
+        first = start + _ENTRY_BYTES
+        name = content.read_range(first, min(first + length, content.nbytes))
+        if not name.endswith(_FOLDER):
+            return name.endswith(b".npy")
+        start = first + length + sum(others)
+    return False
 
 
 def read_npz(content: core.Content, max_size: int | None = None) -> dict[str, Any]:
@@ -91,7 +99,9 @@ def read_npz(content: core.Content, max_size: int | None = None) -> dict[str, An
         # Members inside each other would take the same bytes many times.
         packed = sum(member.compress_size for member in archive.infolist())
         if packed > content.nbytes:
-            raise ValueError(f"its members overlap: they have {packed} of {content.nbytes} bytes")
+            raise _ArchiveError(
+                f"its members overlap: they have {packed} of {content.nbytes} bytes"
+            )
         nbytes = sum(
             member.file_size
             for member in archive.infolist()
@@ -99,19 +109,22 @@ def read_npz(content: core.Content, max_size: int | None = None) -> dict[str, An
         )
         if max_size is not None and nbytes > max_size:
             raise _TooLargeError(f"the decompressed arrays exceed max_size={max_size} bytes")
-        strings = _Strings(_FREE_STRINGS + content.nbytes)
+        strings = Strings(content.nbytes)
         for member in archive.infolist():
             name = _name(member)
             if member.is_dir():
                 continue
             if name in arrays:
-                raise ValueError("two arrays in the archive have this name")
+                raise _ArchiveError("two arrays in the archive have this name")
             arrays[name] = _member(content, archive, member, strings)
     except _TooLargeError:
         raise
     except Exception as error:  # zipfile may raise any type
         _raise_of_system(error)
-        raise DecodeError(f"not a readable file of numpy.savez: {error}", path=name) from error
+        reason = "its directory is damaged or missing: copy it again"
+        if isinstance(error, _ArchiveError):
+            reason = str(error)
+        raise DecodeError(f"not a readable file of numpy.savez: {reason}", path=name) from error
     return arrays
 
 
@@ -125,7 +138,7 @@ def _check_count(content: core.Content, archive: zipfile.ZipFile) -> None:
     (count,) = struct.unpack_from("<H", end, 10)
     listed = len(archive.infolist())
     if end.startswith(_END) and count not in (listed, _MANY):
-        raise ValueError(f"its directory is damaged: expected {count} members, found {listed}")
+        raise _ArchiveError(f"its directory is damaged: expected {count} members, found {listed}")
 
 
 def _raise_of_system(error: Exception) -> None:
@@ -134,29 +147,16 @@ def _raise_of_system(error: Exception) -> None:
         raise error
 
 
+class _ArchiveError(ValueError):
+    """An archive is read by zipfile, but is not one of NumPy."""
+
+
 class _TooLargeError(TreepackError):
     """Arrays are larger than `max_size` allows."""
 
 
-# The strings of an archive that may be leaves, beside one for each of its bytes.
-_FREE_STRINGS = 1 << 16
-
-
-class _Strings:
-    """Bounds the strings of an archive: each is a leaf, and few bytes may expand to many."""
-
-    def __init__(self, left: int):
-        self._left = left
-
-    def take(self, count: int) -> None:
-        """Raises an UnsupportedError if this many are too many."""
-        if count > self._left:
-            raise UnsupportedError("many strings in few bytes")
-        self._left -= count
-
-
 def _member(
-    content: core.Content, archive: zipfile.ZipFile, member: zipfile.ZipInfo, strings: _Strings
+    content: core.Content, archive: zipfile.ZipFile, member: zipfile.ZipInfo, strings: Strings
 ) -> Any:
     """Returns an array, a list of strings, or an array of the bytes of a member that is neither.
 
@@ -184,7 +184,10 @@ def _name(member: zipfile.ZipInfo) -> str:
 
 def _refuse(name: str, reason: str, is_limit: bool, *_: int) -> bytes:
     if is_limit:
-        raise DecodeError(f"the array {name} cannot be read: {reason}: select= loads the others")
+        raise UnreadableError(
+            f"the array {name} cannot be read: {reason}: select= loads the others, and --skip "
+            "leaves it out of a conversion"
+        )
     raise CorruptionError(f"the array {name} is damaged: {reason}")
 
 
@@ -199,6 +202,8 @@ def _check_header(content: core.Content, member: zipfile.ZipInfo) -> None:
     flags, method = struct.unpack("<HH", header)
     if method != member.compress_type or (flags ^ member.flag_bits) & _FLAGS:
         raise ValueError("the directory of the archive and the header of the member differ")
+    if flags & _FLAGS:
+        raise NotImplementedError("it is encrypted or a patch of another one")
     is_stored = member.compress_type == _STORED
     if not is_stored and member.compress_type != _DEFLATED:
         raise NotImplementedError(f"unsupported zip compression method {member.compress_type}")
@@ -209,7 +214,7 @@ def _check_header(content: core.Content, member: zipfile.ZipInfo) -> None:
 
 
 def _array(
-    content: core.Content, archive: zipfile.ZipFile, member: zipfile.ZipInfo, strings: _Strings
+    content: core.Content, archive: zipfile.ZipFile, member: zipfile.ZipInfo, strings: Strings
 ) -> Any:
     """Returns an array of an archive, or a list of strings.
 
@@ -226,7 +231,7 @@ def _array(
     array = Packed(header, read)
     if not header.is_text:
         return array
-    strings.take(math.prod(header.shape))
+    strings.take(header)
     return texts(array.make())
 
 

@@ -10,14 +10,14 @@ from typing import Any
 import treepack._core as core
 from treepack._src import paths as _paths
 from treepack._src.checkpoint.laid import layout_of
-from treepack._src.checkpoint.reader import Reader, Verified
+from treepack._src.checkpoint.reader import Reader, UnreadableError, Verified
 from treepack._src.formats import SEPARATOR
 from treepack._src.formats.named import nested
 from treepack._src.formats.npz.archive import Packed, Refused, Stored, read_npz
 from treepack._src.options import Status, Tell
 from treepack._src.pytree.state_dict import leaves_of
 from treepack._src.storage.content import Openable, Opened
-from treepack.errors import CorruptionError, DecodeError
+from treepack.errors import CorruptionError
 
 
 class NpzReader(Reader):
@@ -32,10 +32,13 @@ class NpzReader(Reader):
         arrays = read_npz(opened.content, options["max_size"])
         has_paths = any("/" in name for name in arrays) and not any("." in name for name in arrays)
         self.separator = "/" if has_paths else SEPARATOR
-        tree = nested(arrays, self.separator)
-        leaves = ((_paths.text(parts), leaf) for parts, leaf in leaves_of(tree, ()))
-        self._arrays = {path: leaf for path, leaf in leaves if isinstance(leaf, (Stored, Packed))}
-        laid = core.Content.laid(layout_of(tree, None), [])
+        laid = core.Content.laid(layout_of(nested(arrays, self.separator), None), [])
+        # Strings are not visited: one member may have millions.
+        visited = {name: None if type(leaf) is list else leaf for name, leaf in arrays.items()}
+        leaves = leaves_of(nested(visited, self.separator), ())
+        self._arrays = {
+            _paths.text(parts): leaf for parts, leaf in leaves if isinstance(leaf, (Stored, Packed))
+        }
         super().__init__(source, opened._replace(content=laid, blocks=None), **options)
 
     def close(self) -> None:
@@ -67,7 +70,7 @@ class NpzReader(Reader):
                 array.check()
             except CorruptionError:
                 statuses[value] = "corrupt"
-            except DecodeError:  # of a kind that treepack lacks
+            except UnreadableError:
                 statuses[value] = "unreadable"
             done += array.nbytes
             if progress is not None:

@@ -12,7 +12,7 @@ from treepack._src.storage.entries import entries, exists
 from treepack._src.storage.foreign import names_in
 from treepack._src.storage.place import joined, shown
 from treepack._src.storage.stores import store_of
-from treepack.errors import DecodeError
+from treepack.errors import NoManifestError
 
 # Files that every item has: `PYTREE_METADATA_FILE` in `path/format_utils.py` of Orbax, and the
 # manifest of OCDBT, the database in which TensorStore keeps its arrays. Folders in an item have
@@ -56,17 +56,17 @@ def item_in(path: str | os.PathLike[str]) -> str | None:
     """Returns the only item of a local directory of Orbax, or the directory itself, or `None`.
 
     Raises:
-      DecodeError: If it has several items or none; the message names them.
+      NoManifestError: If it has several items or none; the message names them.
     """
     items = items_in(path) if store_of(path)[0].is_local else None
     if items is None:
         return None
     if _UNFINISHED in os.path.basename(os.path.normpath(path)):  # noqa: PTH119
-        raise DecodeError("the directory is from a save of Orbax that has not finished")
+        raise NoManifestError("the directory is from a save of Orbax that has not finished")
     items = [name for name in items if _UNFINISHED not in name]
     if len(items) == 1:
         return os.fspath(path) if items[0] == "." else joined(path, items[0])
-    raise DecodeError(_refused(path, sorted(items)))
+    raise NoManifestError(_refused(path, sorted(items)))
 
 
 def _refused(path: str | os.PathLike[str], items: list[str]) -> str:

@@ -18,7 +18,7 @@ import numpy as np
 
 import treepack._core as core
 from treepack._src import dtypes as _dtypes
-from treepack._src.formats import Format, Leaves, Write, readable_suffixes
+from treepack._src.formats import SEPARATOR, Format, Leaves, Write, readable_suffixes
 from treepack._src.formats.named import named, nested
 from treepack._src.formats.safetensors.header import INDEX_SUFFIX, SUFFIXES, has_suffix
 from treepack._src.formats.safetensors.reading import RepositoryReader, SafetensorsReader
@@ -42,7 +42,8 @@ class Safetensors(Format):
     name = library = "safetensors"
     title = "a safetensors file"
     suffixes = SUFFIXES
-    reads_paths = has_names = is_saved = is_split = True
+    separators = (SEPARATOR,)
+    reads_paths = is_saved = is_split = True
     directories = "Hugging Face"
 
     def recognizes(self, content: core.Content) -> bool:

@@ -14,7 +14,7 @@ import functools
 import json
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ from treepack._src.formats.safetensors.header import (
     has_suffix,
 )
 from treepack._src.options import Reading
+from treepack._src.printable import printable
 from treepack._src.restore.report import ABSENT
 from treepack._src.storage.content import Openable, Opened, open_parts, read_all
 from treepack._src.storage.foreign import names_in, substitute
@@ -40,16 +41,20 @@ from treepack._src.storage.place import beside, joined
 from treepack._src.storage.store import RemoteStore
 from treepack._src.storage.stores import store_of
 from treepack._src.tasks import run
-from treepack.errors import DecodeError, TreepackError
+from treepack.errors import DecodeError, NoManifestError, TreepackError
 
 
-def _header_of(content: core.Content) -> core.Tensors:
+def _header_of(content: core.Content, *, salvage: bool) -> core.Tensors:
     try:
-        return core.Tensors.read(content)
+        return core.Tensors.read(content, salvage=salvage)
     except DecodeError as error:
         if (text := substitute(content)) is None:
             raise
         raise DecodeError(f"it is {text}; {error.reason}") from error
+
+
+def _damage_of(header: core.Tensors) -> str | None:
+    return None if header.damage is None else printable(header.damage)
 
 
 class SafetensorsReader(Reader):
@@ -64,11 +69,13 @@ class SafetensorsReader(Reader):
         self, source: Openable, opened: Opened, header: core.Tensors | None = None, **options: Any
     ):
         """`opened` is the content of `source`, `header` its header; `options` reopen it."""
-        header = _header_of(opened.content) if header is None else header
+        if header is None:
+            header = _header_of(opened.content, salvage=options.get("salvage", False))
         metadata = header.metadata
         encoded = None if metadata is None else core.encode_value(metadata)
         laid = core.Content.laid(header.layout(opened.content, encoded), [opened.content])
-        super().__init__(source, opened._replace(content=laid), **options)
+        opened = opened._replace(content=laid, damage=opened.damage or _damage_of(header))
+        super().__init__(source, opened, **options)
 
 
 class RepositoryReader(Unchecked, ShardedReader):
@@ -98,6 +105,9 @@ class RepositoryReader(Unchecked, ShardedReader):
         """The size of the files with arrays."""
         return sum(nbytes for _, nbytes, _ in self._expected)
 
+    def _damage_of_files(self) -> Iterator[str]:
+        return iter(())  # noted when their headers are read
+
     def _place(self, name: str) -> str:
         return joined(self._path, name) if name else self._path
 
@@ -114,7 +124,7 @@ class RepositoryReader(Unchecked, ShardedReader):
             files = [_ITSELF]
         self._opened = opened = self._open_all(files)
         if self._lost:
-            index = {array: file for array, file in index.items() if file in opened}
+            index = _those_in(opened, index)
         metadata: dict[str, str] = {}
         for _, header in opened.values():
             metadata.update(header.metadata or {})
@@ -136,11 +146,7 @@ class RepositoryReader(Unchecked, ShardedReader):
             if not index:  # files of several models have the same names
                 raise
             self._lose(DamagedFileError(error.message, error.offset, error.path))
-            there = {
-                file: {row[0] for row in header.arrays()} for file, (_, header) in opened.items()
-            }
-            index = {array: file for array, file in index.items() if array in there[file]}
-            manifest, layout = joined_by(index)
+            manifest, layout = joined_by(_those_in(opened, index))
         self._laid = core.Content.laid(layout, contents)
         identity = [(file, header.checksum) for file, (_, header) in opened.items()]
         return repr(identity).encode(), manifest
@@ -198,8 +204,10 @@ class RepositoryReader(Unchecked, ShardedReader):
         for name, result in zip(names, results, strict=True):
             if isinstance(result, DamagedFileError):
                 self._lose(result)
-            else:
-                opened[name] = result
+                continue
+            data, header = opened[name] = result
+            if damage := data.damage or _damage_of(header):
+                self._lose(DamagedFileError(": ".join(filter(None, [name, damage]))))
         if not opened:
             reasons = [error.reason for error in self._lost or ()]
             raise DamagedFileError("; ".join(reasons) or "the directory has no safetensors file")
@@ -213,10 +221,15 @@ class RepositoryReader(Unchecked, ShardedReader):
         place = self._place(name)
         with naming(place):
             try:
+                salvage = self._lost is not None
                 opened = open_parts(
-                    place, mmap=self._mmap, max_size=self._max_size, regular=name != _ITSELF
+                    place,
+                    mmap=self._mmap,
+                    salvage=salvage,
+                    max_size=self._max_size,
+                    regular=name != _ITSELF,
                 )
-                return opened, _header_of(opened.content)
+                return opened, _header_of(opened.content, salvage=salvage)
             except DecodeError as error:
                 if name == _ITSELF:
                     raise
@@ -244,6 +257,14 @@ _ITSELF = ""
 
 # Smaller arrays are read whole.
 _PARTED_BYTES = 1 << 20
+
+
+def _those_in(
+    opened: Mapping[str, tuple[Opened, core.Tensors]], index: dict[str, str]
+) -> dict[str, str]:
+    """Returns an index without the arrays that are not in their files."""
+    there = {file: {row[0] for row in header.arrays()} for file, (_, header) in opened.items()}
+    return {array: file for array, file in index.items() if array in there.get(file, ())}
 
 
 # Names of several files without an index, and the number of these files.
@@ -286,7 +307,7 @@ def _read_index(
       lose: Is called if it is damaged, or names files that are not there.
 
     Raises:
-      DecodeError: If there are several.
+      NoManifestError: If there are several.
     """
     indices = [name for name in names if name.endswith(INDEX_SUFFIX)]
     if given is not None or INDEX in indices:
@@ -294,7 +315,7 @@ def _read_index(
     elif not indices or WHOLE in names:
         return {}
     if len(indices) > 1:
-        raise DecodeError(
+        raise NoManifestError(
             f"the directory has several indices: {', '.join(indices)}: load one of them by its path"
         )
     data = read_all(joined(path, indices[0]))
